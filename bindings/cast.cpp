@@ -29,6 +29,7 @@ using OptionalInt = tvm::ffi::Optional<int64_t>;
 struct Target {
   const OptionalTensor& given_scale;
   const OptionalTensor& channel_scale;
+  const OptionalTensor& amax;
   const OptionalTensor& data;
   const OptionalTensor& scale;
   const OptionalText& granularity;
@@ -47,6 +48,7 @@ std::optional<CastTarget> target_of(const std::string& argument, const Target& t
   result.format.dtype = result.data.dtype;
   result.channel_scale =
       kCast.optional(argument + ".channel_scale", target.channel_scale, "float32");
+  result.amax = kCast.optional(argument + ".amax", target.amax, "float32");
   return result;
 }
 
@@ -94,8 +96,9 @@ void run(const CastSource& source, const Arguments& arguments, Stream stream) {
 }  // namespace
 
 void cast_plain(tvm::ffi::TensorView x, OptionalTensor rows_scale,
-                OptionalTensor rows_channel_scale, OptionalTensor transposed_scale,
-                OptionalTensor transposed_channel_scale, OptionalTensor offsets, OptionalTensor out,
+                OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
+                OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
+                OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
                 OptionalTensor out_scale, OptionalTensor out_transposed,
                 OptionalTensor out_transposed_scale, OptionalTensor sums, OptionalTensor amax,
                 OptionalTensor workspace, OptionalText rows, OptionalText transposed,
@@ -103,9 +106,9 @@ void cast_plain(tvm::ffi::TensorView x, OptionalTensor rows_scale,
                 OptionalInt matrices, OptionalText /*columns*/, OptionalStream stream) {
   const TensorView source = kCast.input("x", x);
   run(source,
-      {{rows_scale, rows_channel_scale, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, out_transposed, out_transposed_scale,
-        transposed},
+      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
+       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
+        out_transposed_scale, transposed},
        offsets,
        sums,
        amax,
@@ -127,8 +130,8 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor given_scale, OptionalTensor
   const OptionalText no_transpose;
   const TensorView source = kCast.input("x", x);
   run(source,
-      {{given_scale, none, out, out_scale, granularity},
-       {none, none, none, none, no_transpose},
+      {{given_scale, none, none, out, out_scale, granularity},
+       {none, none, none, none, none, no_transpose},
        none,
        none,
        none,
@@ -141,9 +144,10 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor given_scale, OptionalTensor
 }
 
 void cast_activated(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTensor rows_scale,
-                    OptionalTensor rows_channel_scale, OptionalTensor transposed_scale,
-                    OptionalTensor transposed_channel_scale, OptionalTensor offsets,
-                    OptionalTensor out, OptionalTensor out_scale, OptionalTensor out_transposed,
+                    OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
+                    OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
+                    OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
+                    OptionalTensor out_scale, OptionalTensor out_transposed,
                     OptionalTensor out_transposed_scale, OptionalTensor sums, OptionalTensor amax,
                     OptionalTensor workspace, OptionalText x_granularity,
                     tvm::ffi::String activation, tvm::ffi::String layout, OptionalText x_dtype,
@@ -155,9 +159,9 @@ void cast_activated(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTens
                    .layout = parse_gate_layout(view_of(layout))};
   if (x_dtype) source.dtype = parse_dtype(view_of(*x_dtype));
   run(source,
-      {{rows_scale, rows_channel_scale, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, out_transposed, out_transposed_scale,
-        transposed},
+      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
+       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
+        out_transposed_scale, transposed},
        offsets,
        sums,
        amax,
@@ -171,8 +175,9 @@ void cast_activated(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTens
 
 void cast_activation_gradient(
     tvm::ffi::TensorView gradient, tvm::ffi::TensorView x, OptionalTensor x_scale,
-    OptionalTensor rows_scale, OptionalTensor rows_channel_scale, OptionalTensor transposed_scale,
-    OptionalTensor transposed_channel_scale, OptionalTensor offsets, OptionalTensor out,
+    OptionalTensor rows_scale, OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
+    OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
+    OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
     OptionalTensor out_scale, OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
     OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace, OptionalText x_granularity,
     tvm::ffi::String activation, tvm::ffi::String layout, OptionalText rows,
@@ -183,9 +188,9 @@ void cast_activation_gradient(
                                   .activation = parse_activation(view_of(activation)),
                                   .layout = parse_gate_layout(view_of(layout))};
   run(source,
-      {{rows_scale, rows_channel_scale, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, out_transposed, out_transposed_scale,
-        transposed},
+      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
+       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
+        out_transposed_scale, transposed},
        offsets,
        sums,
        amax,
@@ -200,7 +205,8 @@ void cast_activation_gradient(
 void cast_normed(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor bias,
                  OptionalTensor residual, OptionalTensor ada_scale, OptionalTensor ada_shift,
                  OptionalTensor rows_scale, OptionalTensor rows_channel_scale,
-                 OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
+                 OptionalTensor rows_amax, OptionalTensor transposed_scale,
+                 OptionalTensor transposed_channel_scale, OptionalTensor transposed_amax,
                  OptionalTensor offsets, OptionalTensor out, OptionalTensor out_scale,
                  OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
                  OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
@@ -221,9 +227,9 @@ void cast_normed(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor b
                       .rstd = view_of(kCast.name, "rstd", rstd, "float32"),
                       .mean = kCast.optional<MutableTensorView>("mean", mean, "float32")};
   run(source,
-      {{rows_scale, rows_channel_scale, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, out_transposed, out_transposed_scale,
-        transposed},
+      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
+       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
+        out_transposed_scale, transposed},
        offsets,
        sums,
        amax,
@@ -237,7 +243,8 @@ void cast_normed(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor b
 
 void cast_gathered(tvm::ffi::TensorView x, tvm::ffi::TensorView sources, OptionalTensor factors,
                    OptionalTensor rows_scale, OptionalTensor rows_channel_scale,
-                   OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
+                   OptionalTensor rows_amax, OptionalTensor transposed_scale,
+                   OptionalTensor transposed_channel_scale, OptionalTensor transposed_amax,
                    OptionalTensor offsets, OptionalTensor out, OptionalTensor out_scale,
                    OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
                    OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
@@ -249,9 +256,9 @@ void cast_gathered(tvm::ffi::TensorView x, tvm::ffi::TensorView sources, Optiona
                             .slots = slots,
                             .factors = kCast.optional("factors", factors, "float32")};
   run(source,
-      {{rows_scale, rows_channel_scale, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, out_transposed, out_transposed_scale,
-        transposed},
+      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
+       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
+        out_transposed_scale, transposed},
        offsets,
        sums,
        amax,

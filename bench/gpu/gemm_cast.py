@@ -28,7 +28,7 @@ from common.operands import LAYERS, normal, poison, relative_error, scaled, sets
 from common.run import Run, new_parser, print_table, shapes_of, text_of
 
 FEW = "1/2/4/8/16/32/64/128"
-ALONE, APART, BF16 = "gemm", "cast, gemm", "bfloat16"
+WHOLE, APART, BF16 = "gemm", "cast, gemm", "bfloat16"
 
 
 def measure_shape(run, options, names, m, n, k):
@@ -73,7 +73,7 @@ def measure_shape(run, options, names, m, n, k):
 
     products = [partial(product, a, *s[1:]) for a, s in zip(casts, sets, strict=True)]
     others = [
-        Build(ALONE, lambda: other(products), True),
+        Build(WHOLE, lambda: other(products), True),
         Build(APART, lambda: other([partial(apart, *s) for s in sets]), True),
         Build(BF16, lambda: other(bfloat16(), check=False)),
     ]
@@ -84,7 +84,7 @@ def measure_shape(run, options, names, m, n, k):
 
 def best(times):
     """Of the candidates; of what is planned, where none was measured."""
-    ours = [t[-1] for name, t in times.items() if name not in (PLANNED, ALONE, APART, BF16)]
+    ours = [t[-1] for name, t in times.items() if name not in (PLANNED, WHOLE, APART, BF16)]
     return min(ours or times[PLANNED])
 
 
@@ -93,7 +93,7 @@ def show(found):
     for m in sorted({m for m, _, _ in found}):
         those = [times for (rows_, _, _), times in found.items() if rows_ == m]
         row = [geometric_mean(times[BF16][-1] / best(times) for times in those)]
-        for name in (PLANNED, APART, ALONE):
+        for name in (PLANNED, APART, WHOLE):
             row.append(geometric_mean(times[BF16][-1] / times[name][-1] for times in those))
         wins = sum(times[PLANNED][-1] < times[APART][-1] for times in those)
         rows.append([str(m), *row, f"{wins} of {len(those)}"])

@@ -37,6 +37,13 @@ struct CastTarget {
   /// As in ScaledTensorView: it is read, never written. Not allowed with given scales, because
   /// kernels compute two-level scales with the codes.
   std::optional<TensorView> channel_scale{};
+  /// The largest magnitudes of the units, where they are not to be found in the data: those of a
+  /// whole tensor, of which the source is a part. float32, in the shape of the scale, apart from
+  /// all that is written; signs do not count. Scales are computed from them and written, and codes
+  /// are cast with these, so that they have the bits of the whole's cast. A value beyond its unit's
+  /// amax becomes what it would with a static scale. For units as long as the matrix (tensor,
+  /// channel), without given scales.
+  std::optional<TensorView> amax{};
 
   /// What has been written can be read.
   operator ScaledTensorView() const { return {data, scale, format.granularity, channel_scale}; }
@@ -61,10 +68,10 @@ struct ColumnTargets {
 OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax);
 
 /// The casts of one source, at least one. With block scales a GPU makes them in one pass over the
-/// source. Both have the same dtype, rule, power_of_two, overflow and source of scales. They have
-/// the same granularity too, except that beside rows of 1x128 the transpose may be of channels, as
-/// a weight gradient wants it (the source is then read twice), or, with computed scales, of
-/// 128x128.
+/// source. Both have the same dtype, rule, power_of_two, overflow and source of scales, an amax or
+/// none. They have the same granularity too, except that beside rows of 1x128 the transpose may be
+/// of channels, as a weight gradient wants it (the source is then read twice, or once where the
+/// transpose has an amax), or, with computed scales, of 128x128.
 struct CastTargets {
   /// The cast of the matrix [..., K] itself. data has its shape.
   std::optional<CastTarget> rows{};

@@ -22,7 +22,7 @@ class LineScales {
   using Magnitudes = LineMagnitudes<kConfig, kFindsRows, kFindsColumns>;
 
  public:
-  using Caster = typename PhaseCaster<kConfig.format, kConfig.phase>::Type;
+  using Caster = typename PhaseCaster<kConfig.format, kConfig.phase, kConfig.amax_given>::Type;
 
   // What is not needed any more once the casters are there, and they.
   using Scratch = typename Magnitudes::Scratch;
@@ -84,7 +84,8 @@ class LineScales {
     } else {
       if (unit.is_found) return Caster::make(write_scale<kConfig.format>(unit.scale, unit.amax));
       // Any usual number in place of one that does not exist.
-      return held_caster<kConfig.format, kConfig.phase>(unit.scale != nullptr ? *unit.scale : 1.0f);
+      return held_caster<kConfig.format, kConfig.phase, kConfig.amax_given>(
+          unit.scale != nullptr ? *unit.scale : 1.0f);
     }
   }
 

@@ -1,5 +1,5 @@
 // What is done to scales before and after they hold the largest magnitudes of their units: the
-// first and the last step of a cast of four.
+// first and the last step of a cast of four, or of three.
 #pragma once
 
 #include "kernels/cast/config/cast.h"
@@ -31,12 +31,14 @@ __device__ inline bool is_written(const config::CastParams& params, long long ro
 
 // Of unit `index`, of `count`, among those of a tensor or of rows.
 template <ScaleStepConfig kConfig>
-__device__ inline void update_scale(const config::CastTarget& target, long long index,
-                                    long long count) {
+__device__ inline void update_scale(const config::CastTarget& target, const config::GivenAmax& amax,
+                                    long long index, long long count) {
   if (index >= count) return;
   float* scale = target.scale + index * target.scale_row_stride;
   if constexpr (kConfig.step == config::ScaleStep::kClear) {
     *scale = 0;
+  } else if constexpr (kConfig.step == config::ScaleStep::kTake) {
+    *scale = fabsf(amax.data[index * amax.stride]);
   } else {
     write_scale<kConfig.format>(scale, *scale);
   }
@@ -55,12 +57,13 @@ __global__ void __launch_bounds__(kConfig.threads())
   const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
   if constexpr (kConfig.to_rows) {
     if (cast::is_written<kConfig>(params, index)) {
-      cast::update_scale<kConfig>(params.row_target, index, kTensor ? matrices : params.rows);
+      cast::update_scale<kConfig>(params.row_target, params.row_amax, index,
+                                  kTensor ? matrices : params.rows);
     }
   }
   if constexpr (kConfig.to_transposed) {
     const long long units = matrices * (kTensor ? 1 : params.cols);
-    cast::update_scale<kConfig>(params.transposed_target, index, units);
+    cast::update_scale<kConfig>(params.transposed_target, params.transposed_amax, index, units);
   }
 }
 

@@ -14,7 +14,7 @@ namespace octofold::cast {
 template <TileCastConfig kConfig>
 class TileScales {
  public:
-  using Caster = typename PhaseCaster<kConfig.format, kConfig.phase>::Type;
+  using Caster = typename PhaseCaster<kConfig.format, kConfig.phase, kConfig.amax_given>::Type;
 
   struct Scratch {
     unsigned warps[kConfig.threads() / 32];  // their largest magnitudes
@@ -39,17 +39,13 @@ class TileScales {
   __device__ bool prepare() {
     if constexpr (kConfig.phase == CastPhase::kWhole) {
       prepare_whole();
-    } else if constexpr (kConfig.phase == CastPhase::kEncode) {  // both tensors hold the same
-      of_rows_ = held_caster<kConfig.format, kConfig.phase>(
-          *(kConfig.to_rows ? row_scale() : transposed_scale()));
+    } else if constexpr (kConfig.phase == CastPhase::kEncode && !kConfig.amax_given) {
+      // Both tensors hold the same.
+      of_rows_ = held(kConfig.to_rows ? row_scale() : transposed_scale());
       of_columns_ = of_rows_;
     } else {
-      if constexpr (kConfig.to_rows) {
-        of_rows_ = held_caster<kConfig.format, kConfig.phase>(*row_scale());
-      }
-      if constexpr (kConfig.to_transposed) {
-        of_columns_ = held_caster<kConfig.format, kConfig.phase>(*transposed_scale());
-      }
+      if constexpr (kConfig.to_rows) of_rows_ = held(row_scale());
+      if constexpr (kConfig.to_transposed) of_columns_ = held(transposed_scale());
       return (kConfig.to_rows && of_rows_.is_unusual()) ||
              (kConfig.to_transposed && of_columns_.is_unusual());
     }
@@ -84,6 +80,9 @@ class TileScales {
     return numeric::largest<kIn>(magnitudes);
   }
 
+  static __device__ Caster held(const float* scale) {
+    return held_caster<kConfig.format, kConfig.phase, kConfig.amax_given>(*scale);
+  }
   static __device__ float* owned(float* scale) { return threadIdx.x == 0 ? scale : nullptr; }
 
   __device__ float* row_scale() const { return tile_.scale(params_); }

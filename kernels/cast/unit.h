@@ -35,19 +35,23 @@ __device__ inline void raise_amax(float* scale, float amax) {
 }
 
 // What casts the values of a unit in this phase.
-template <CastFormat kFormat, CastPhase kPhase>
+template <CastFormat kFormat, CastPhase kPhase, bool kAmaxGiven>
 struct PhaseCaster {
   using Type = CasterOf<kFormat>;
 };
 template <CastFormat kFormat>
-struct PhaseCaster<kFormat, CastPhase::kEncodeGiven> {
+struct PhaseCaster<kFormat, CastPhase::kEncodeGiven, false> {
   using Type = numeric::GivenCaster<kFormat.rule.arithmetic, kFormat.in>;
+};
+template <CastFormat kFormat, CastPhase kPhase>
+struct PhaseCaster<kFormat, kPhase, true> {
+  using Type = typename numeric::FarCaster<kFormat.rule.arithmetic, kFormat.in>::Type;
 };
 
 // Made from what the scale tensor holds: the largest magnitude, or the scale.
-template <CastFormat kFormat, CastPhase kPhase>
+template <CastFormat kFormat, CastPhase kPhase, bool kAmaxGiven>
 __device__ inline auto held_caster(float held) {
-  using Caster = typename PhaseCaster<kFormat, kPhase>::Type;
+  using Caster = typename PhaseCaster<kFormat, kPhase, kAmaxGiven>::Type;
   if constexpr (kPhase == CastPhase::kEncodeGiven) return Caster::make(held);
   return Caster::make(unit_cast<kFormat>(held).operand);
 }

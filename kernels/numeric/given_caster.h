@@ -1,4 +1,5 @@
-// Casts with scales that were given: such a scale says nothing about the values of its unit.
+// Casts with scales, or largest magnitudes, that were given: they say nothing about the values of
+// their unit.
 #pragma once
 
 #include "kernels/numeric/caster.h"
@@ -47,6 +48,16 @@ struct GivenCaster<config::CastArithmetic::kDivide, kIn>
       value = refine ? this->quotient(value) : product;
     }
   }
+};
+
+// Of values that may be any multiple of their unit's largest magnitude, made from the operand.
+template <config::CastArithmetic kArithmetic, DType kIn>
+struct FarCaster {
+  using Type = Caster<kArithmetic, kIn>;
+};
+template <DType kIn>
+struct FarCaster<config::CastArithmetic::kDivide, kIn> {
+  using Type = GivenCaster<config::CastArithmetic::kDivide, kIn>;  // whose operand is the scale
 };
 
 }  // namespace octofold::numeric

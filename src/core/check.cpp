@@ -238,22 +238,26 @@ void Arguments::require_codes_and_scale(std::string_view argument, const ScaledT
                                         std::int64_t matrices) const {
   require_dtype(argument, tensor.data, {DType::kE4M3, DType::kE5M2});
   require_enumerator(std::string(argument) + ".granularity", tensor.granularity);
-  const std::string scale_argument = std::string(argument) + ".scale";
-  require_enumerator(scale_argument, tensor.scale.dtype);
-  require_enumerator(scale_argument, tensor.scale.device.type);
-  require_dtype(scale_argument, tensor.scale, {DType::kFloat32});
-  require_same_device(scale_argument, tensor.scale, tensor.data.device);
+  require_scale(std::string(argument) + ".scale", tensor, matrices);
+  if (tensor.channel_scale) require_channel_scale(argument, tensor);
+}
+
+void Arguments::require_scale(std::string_view argument, const ScaledTensorView& tensor,
+                              std::int64_t matrices) const {
+  require_enumerator(argument, tensor.scale.dtype);
+  require_enumerator(argument, tensor.scale.device.type);
+  require_dtype(argument, tensor.scale, {DType::kFloat32});
+  require_same_device(argument, tensor.scale, tensor.data.device);
   const auto [rows, cols] =
       scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1], matrices);
   if (!sizes_are_sane(tensor.scale) || !scale_shape_matches(tensor, matrices)) {
-    fail(scale_argument,
+    fail(argument,
          core::format("shape {} for granularity {} of {}×{} codes",
                       scale_shape(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]),
                       name(tensor.granularity), tensor.data.shape[0], tensor.data.shape[1]),
          describe(tensor.scale));
   }
-  if (rows * cols > 0) require_data(scale_argument, tensor.scale);
-  if (tensor.channel_scale) require_channel_scale(argument, tensor);
+  if (rows * cols > 0) require_data(argument, tensor.scale);
 }
 
 void Arguments::require_channel_scale(std::string_view argument,

@@ -82,6 +82,9 @@ class Arguments {
   /// The same, whose rows may lie anywhere.
   void require_scaled_input(std::string_view argument, const ScaledTensorView& tensor,
                             std::int64_t matrices = 1) const;
+  /// Of codes that are checked: the scale, or what has its shape. `argument` is its own name.
+  void require_scale(std::string_view argument, const ScaledTensorView& tensor,
+                     std::int64_t matrices = 1) const;
 
  private:
   /// Of an FP8 matrix: its dtype, and its scale.

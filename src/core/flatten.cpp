@@ -73,10 +73,11 @@ bool has_leading_dimensions(const View& scale, const ScaledView& tensor, std::in
          std::equal(scale.shape.begin(), scale.shape.begin() + leading, tensor.data.shape.begin());
 }
 
-// Whatever has none of the shapes with leading dimensions stays as it is.
-template <typename ScaledView>
-auto flat_scale(const Arguments& check, const std::string& argument, const ScaledView& tensor) {
-  const auto& scale = tensor.scale;
+// Of the scales of a tensor, or of what has their shape. Whatever has none of the shapes with
+// leading dimensions stays as it is.
+template <typename View, typename ScaledView>
+View flat_scale(const Arguments& check, std::string_view argument, const View& scale,
+                const ScaledView& tensor) {
   check.require_sizes(argument, scale);
   const Granularity granularity = granularity_of(tensor);
   if (!scales_rows(granularity)) return scale;
@@ -95,7 +96,12 @@ ScaledView flat_scaled(const Arguments& check, std::string_view argument,
                        const ScaledView& tensor) {
   ScaledView flat = tensor;
   flat.data = matrix_of(check, argument, tensor.data);
-  flat.scale = flat_scale(check, std::string(argument) + ".scale", tensor);
+  flat.scale = flat_scale(check, std::string(argument) + ".scale", tensor.scale, tensor);
+  if constexpr (requires { tensor.amax; }) {
+    if (tensor.amax) {
+      flat.amax = flat_scale(check, std::string(argument) + ".amax", *tensor.amax, tensor);
+    }
+  }
   return flat;
 }
 
@@ -106,11 +112,14 @@ ScaledView flat_stack(const Arguments& check, std::string_view argument, const S
   ScaledView flat = flat_scaled(check, argument, stack);
   const Granularity granularity = granularity_of(stack);
   if (scales_rows(granularity)) return flat;
+  const auto shape =
+      stacked_scale_shape(granularity, matrices, flat.data.shape[0], flat.data.shape[1]);
   const std::string scale = std::string(argument) + ".scale";
-  check.require_shape(
-      scale, stack.scale,
-      stacked_scale_shape(granularity, matrices, flat.data.shape[0], flat.data.shape[1]));
+  check.require_shape(scale, stack.scale, shape);
   if (varies_along_k(granularity)) flat.scale = matrix_of(check, scale, stack.scale);
+  if constexpr (requires { stack.amax; }) {
+    if (stack.amax) check.require_shape(std::string(argument) + ".amax", *stack.amax, shape);
+  }
   return flat;
 }
 

@@ -17,8 +17,8 @@ TensorView flatten(const Arguments& check, std::string_view argument, const Tens
 MutableTensorView flatten(const Arguments& check, std::string_view argument,
                           const MutableTensorView& tensor);
 
-/// The same of codes, and of their scales where these have leading dimensions too: what
-/// Arguments::require_scaled() takes, if the scale has one of the shapes that cast_targets.h
+/// The same of codes, and of their scales (and an amax) where these have leading dimensions too:
+/// what Arguments::require_scaled() takes, if the scale has one of the shapes that cast_targets.h
 /// allows.
 ScaledTensorView flatten(const Arguments& check, std::string_view argument,
                          const ScaledTensorView& tensor);

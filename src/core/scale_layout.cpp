@@ -31,6 +31,15 @@ void skip_rows(View& tensor, std::int64_t count) {
   tensor.data = static_cast<Byte*>(tensor.data) + count * tensor.strides[0] * size_of(tensor.dtype);
 }
 
+// Calls body(scale) for what has the shape of the scales: themselves, and largest magnitudes.
+template <typename View, typename Body>
+void for_each_of_units(View& matrix, Body&& body) {
+  body(matrix.scale);
+  if constexpr (requires { matrix.amax; }) {
+    if (matrix.amax) body(*matrix.amax);
+  }
+}
+
 template <typename View>
 View one_of_stack(const View& stack, std::int64_t matrices, std::int64_t index) {
   const std::int64_t rows = stack.data.shape[0] / matrices;
@@ -38,8 +47,10 @@ View one_of_stack(const View& stack, std::int64_t matrices, std::int64_t index) 
   View matrix = stack;
   skip_rows(matrix.data, index * rows);
   matrix.data.shape[0] = rows;
-  skip_rows(matrix.scale, index * grid.rows);
-  matrix.scale.shape[0] = grid.rows;
+  for_each_of_units(matrix, [&](auto& scale) {
+    skip_rows(scale, index * grid.rows);
+    scale.shape[0] = grid.rows;
+  });
   if (matrix.channel_scale) {
     skip_rows(*matrix.channel_scale, index * rows);
     matrix.channel_scale->shape[0] = rows;
@@ -111,6 +122,10 @@ ScaleAccess<float> scale_access(const CastTarget& target) {
   return access<float>(target.scale, target.format.granularity);
 }
 
+ScaleAccess<const float> amax_access(const CastTarget& target) {
+  return access<const float>(*target.amax, target.format.granularity);
+}
+
 }  // namespace octofold::core
 
 namespace octofold {
@@ -149,8 +164,10 @@ View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
     matrix.channel_scale->shape[0] = end - begin;
   }
   if (core::granularity_of(matrix) == Granularity::kTensor) return matrix;
-  core::skip_rows(matrix.scale, core::ceil_divide(begin, unit));
-  matrix.scale.shape[0] = core::ceil_divide(end, unit) - core::ceil_divide(begin, unit);
+  core::for_each_of_units(matrix, [&](auto& scale) {
+    core::skip_rows(scale, core::ceil_divide(begin, unit));
+    scale.shape[0] = core::ceil_divide(end, unit) - core::ceil_divide(begin, unit);
+  });
   return matrix;
 }
 

@@ -66,5 +66,6 @@ struct ScaleAccess {
 };
 ScaleAccess<const float> scale_access(const ScaledTensorView& tensor);
 ScaleAccess<float> scale_access(const CastTarget& target);
+ScaleAccess<const float> amax_access(const CastTarget& target);
 
 }  // namespace octofold::core

@@ -87,16 +87,24 @@ UnitCast computed_cast(const config::CastFormat& format, std::uint32_t amax) {
                    std::bit_cast<float>(amax));
 }
 
-// One cast for everything.
-UnitCast whole_tensor_cast(const Divided& x, const Bands& bands, const config::CastFormat& format) {
+// The cast of unit `row`, whose amax is given; else amax() finds its bits.
+template <typename Amax>
+UnitCast cast_of_unit(const config::CastFormat& format, const CastTarget& out, std::int64_t row,
+                      Amax&& amax) {
+  if (!out.amax) return computed_cast(format, amax());
+  const float given = core::amax_access(out)(row, 0);
+  return computed_cast(format, std::bit_cast<std::uint32_t>(given) & 0x7FFFFFFFu);
+}
+
+// One for everything.
+std::uint32_t amax_of_tensor(const Divided& x, const Bands& bands) {
   std::vector<std::uint32_t> amax(static_cast<std::size_t>(bands.count), 0);
   parallel_for(bands.count, bands.work(), [&] {
     return [&](std::int64_t band) {
       amax[static_cast<std::size_t>(band)] = amax_bits(x, bands.rectangle(band));
     };
   });
-  const std::uint32_t largest = amax.empty() ? 0 : *std::ranges::max_element(amax);
-  return computed_cast(format, largest);
+  return amax.empty() ? 0 : *std::ranges::max_element(amax);
 }
 
 // A run of columns at a time, over all rows in their order.
@@ -145,8 +153,9 @@ void cast_matrix(const TensorView& matrix, const CastTarget& out, config::CastFo
 
   // The amax of all bands must be known before the first code is written.
   if (granularity == Granularity::kTensor) {
-    const UnitCast cast = given ? given_cast(format.rule, format.in, scale(0, 0))
-                                : whole_tensor_cast(x, bands, format);
+    const UnitCast cast =
+        given ? given_cast(format.rule, format.in, scale(0, 0))
+              : cast_of_unit(format, out, 0, [&] { return amax_of_tensor(x, bands); });
     if (!given) scale(0, 0) = cast.scale;
     parallel_for(bands.count, bands.work(), [&] {
       return [&](std::int64_t band) { encode(x, bands.rectangle(band), cast, out.data, overflow); };
@@ -160,8 +169,9 @@ void cast_matrix(const TensorView& matrix, const CastTarget& out, config::CastFo
         Rectangle area = bands.rectangle(band);
         area.col = unit_col * unit.cols;
         area.cols = std::min(unit.cols, cols - area.col);
-        const UnitCast cast = given ? given_cast(format.rule, format.in, scale(band, unit_col))
-                                    : computed_cast(format, amax_bits(x, area));
+        const UnitCast cast =
+            given ? given_cast(format.rule, format.in, scale(band, unit_col))
+                  : cast_of_unit(format, out, band, [&] { return amax_bits(x, area); });
         if (!given) scale(band, unit_col) = cast.scale;
         encode(x, area, cast, out.data, overflow);
       }

@@ -153,11 +153,14 @@ void write(const CastTargets& targets, Cast& cast) {
   problem.transposed_by_squares =
       !problem.two_level && is_mixed(targets, Granularity::kBlock128x128);
   problem.scales_given = (rows ? rows : transposed)->scales == ScaleSource::kGiven;
+  problem.amax_given = (transposed ? transposed : rows)->amax.has_value();
   problem.codes_are_aligned = codes_are_aligned(rows) && codes_are_aligned(transposed);
   params.rows = problem.rows;
   params.cols = problem.cols;
   params.row_target = target_of(rows);
   params.transposed_target = target_of(transposed);
+  params.row_amax = amax_of(rows);
+  params.transposed_amax = amax_of(transposed);
   params.row_channel_scale = channel_scale_of(rows);
   params.transposed_channel_scale = channel_scale_of(transposed);
   write_columns(columns, cast);

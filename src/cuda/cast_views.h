@@ -49,6 +49,12 @@ inline const float* channel_scale_of(const std::optional<CastTarget>& out) {
   return out ? floats_of(out->channel_scale) : nullptr;
 }
 
+inline config::GivenAmax amax_of(const std::optional<CastTarget>& out) {
+  if (!out || !out->amax) return {};
+  const core::ScaleAccess<const float> amax = core::amax_access(*out);
+  return {amax.data, amax.row_stride};
+}
+
 inline config::CastTarget target_of(const std::optional<CastTarget>& out) {
   if (!out) return {};
   const core::ScaleAccess<float> scale = core::scale_access(*out);

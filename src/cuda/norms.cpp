@@ -15,7 +15,7 @@ bool casts_too(const CastTargets& targets) {
   if (targets.columns.sums || targets.columns.amax || !targets.rows) return false;
   return plan::row_kernel_casts(targets.rows->format.granularity, true,
                                 targets.transposed.has_value(),
-                                targets.rows->scales == ScaleSource::kGiven);
+                                targets.rows->scales == ScaleSource::kGiven || targets.rows->amax);
 }
 
 }  // namespace

@@ -42,16 +42,35 @@ void check_factors(const core::Arguments& check, const std::string& argument,
   }
 }
 
+// Largest magnitudes, before their shape is looked at.
+void check_amax(const core::Arguments& check, const std::string& argument,
+                const CastTarget& target) {
+  const std::string amax = argument + ".amax";
+  if (target.scales == ScaleSource::kGiven) {
+    check.fail(amax, "none beside given scales, which are taken as they are", "one");
+  }
+  check.require_enumerator(argument + ".granularity", target.format.granularity);
+  if (target.channel_scale || varies_along_k(target.format.granularity)) {
+    check.fail(amax, "none, except for units as long as the matrix: tensor, channel",
+               core::format("one beside {} scales", name(target.format.granularity)));
+  }
+}
+
 }  // namespace
 
 CastTarget checked_target(const core::Arguments& check, const std::string& argument,
                           const CastTarget& target, std::span<const std::int64_t> shape,
                           std::span<const CastInput> inputs, std::optional<std::int64_t> matrices) {
   check.require_shape(argument, target.data, shape);
+  if (target.amax) check_amax(check, argument, target);
   const CastTarget out = matrices ? core::flatten_stack(check, argument, target, *matrices)
                                   : core::flatten(check, argument, target);
   const std::string scale = argument + ".scale";
   check.require_scaled(argument, out, matrices.value_or(1));
+  if (out.amax) {
+    check.require_scale(argument + ".amax", {out.data, *out.amax, out.format.granularity},
+                        matrices.value_or(1));
+  }
   if (out.format.dtype != out.data.dtype) {
     check.fail(argument + ".format.dtype", core::format("{}, as its data", name(out.data.dtype)),
                core::format("{}", name(out.format.dtype)));
@@ -59,6 +78,10 @@ CastTarget checked_target(const core::Arguments& check, const std::string& argum
   check.require_same_device(argument, out.data, inputs.front().view.device);
   check.require_disjoint(scale, out.scale, argument, out.data);
   if (out.channel_scale) check_factors(check, argument, out);
+  if (out.amax) {
+    check.require_disjoint(argument, out.data, argument + ".amax", *out.amax);
+    check.require_disjoint(scale, out.scale, argument + ".amax", *out.amax);
+  }
   const bool writes_scales = out.scales == ScaleSource::kComputed;
   for (const CastInput& input : inputs) {
     check.require_disjoint(argument, out.data, input.argument, input.view);

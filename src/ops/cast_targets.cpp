@@ -45,6 +45,12 @@ void require_one_format(const core::Arguments& check, const CastTarget& rows,
   require_equal(check, "power_of_two", word(of_rows.power_of_two), word(of_transpose.power_of_two));
   require_equal(check, "overflow", name(of_rows.overflow), name(of_transpose.overflow));
   require_equal(check, "scales", word(rows.scales), word(transposed.scales));
+  // Rows of 1x128 find their own.
+  const bool alike = of_rows.granularity == of_transpose.granularity;
+  if (alike && rows.amax.has_value() != transposed.amax.has_value()) {
+    check.fail(rows.amax ? "out.transposed.amax" : "out.rows.amax",
+               core::format("one, as '{}' has", rows.amax ? "out.rows" : "out.transposed"), "none");
+  }
 }
 
 void require_alike_and_apart(const core::Arguments& check, const CastTarget& rows,
@@ -54,15 +60,18 @@ void require_alike_and_apart(const core::Arguments& check, const CastTarget& row
   if (const auto refused = plan::refusal_beside(form_of(rows), form_of(transposed), given)) {
     check.fail(refused->argument, refused->expected, refused->got);
   }
-  const auto require_apart_from_factors = [&](std::string_view argument, const CastTarget& written,
-                                              std::string_view factors, const CastTarget& other) {
-    if (!other.channel_scale) return;
-    check.require_disjoint(argument, written.data, factors, *other.channel_scale);
-    check.require_disjoint(std::string(argument) + ".scale", written.scale, factors,
-                           *other.channel_scale);
+  // What is written for one, from what is read for the other.
+  const auto require_apart_from = [&](std::string_view argument, const CastTarget& written,
+                                      std::string_view name,
+                                      const std::optional<TensorView>& read) {
+    if (!read) return;
+    check.require_disjoint(argument, written.data, name, *read);
+    check.require_disjoint(std::string(argument) + ".scale", written.scale, name, *read);
   };
-  require_apart_from_factors("out.rows", rows, "out.transposed.channel_scale", transposed);
-  require_apart_from_factors("out.transposed", transposed, "out.rows.channel_scale", rows);
+  require_apart_from("out.rows", rows, "out.transposed.channel_scale", transposed.channel_scale);
+  require_apart_from("out.rows", rows, "out.transposed.amax", transposed.amax);
+  require_apart_from("out.transposed", transposed, "out.rows.channel_scale", rows.channel_scale);
+  require_apart_from("out.transposed", transposed, "out.rows.amax", rows.amax);
   check.require_disjoint("out.transposed", transposed.data, "out.rows", rows.data);
   check.require_disjoint("out.transposed", transposed.data, "out.rows.scale", rows.scale);
   check.require_disjoint("out.rows", rows.data, "out.transposed.scale", transposed.scale);
@@ -78,13 +87,15 @@ ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets&
   Inputs others(check);
   for (const CastInput& input : inputs) others.add(input.argument, input.view);
   const auto add_target = [&](std::string_view argument, std::string_view scale_argument,
+                              std::string_view amax_argument,
                               const std::optional<CastTarget>& target) {
     if (!target) return;
     others.add(argument, target->data);
     others.add(scale_argument, target->scale);
+    if (target->amax) others.add(amax_argument, *target->amax);
   };
-  add_target("out.rows", "out.rows.scale", targets.rows);
-  add_target("out.transposed", "out.transposed.scale", targets.transposed);
+  add_target("out.rows", "out.rows.scale", "out.rows.amax", targets.rows);
+  add_target("out.transposed", "out.transposed.scale", "out.transposed.amax", targets.transposed);
   const auto check_written = [&](std::string_view argument, const MutableTensorView& view) {
     check.require_dtype(argument, view, {DType::kFloat32});
     check.require_same_device(argument, view, inputs.front().view.device);

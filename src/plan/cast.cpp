@@ -70,11 +70,20 @@ CastFormat format_of(const CastFormat& format, CastPhase phase) {
 }
 
 CastFormat format_of(const CastFormat& format, ScaleStep step) {
-  if (step == ScaleStep::kClear) return {.granularity = format.granularity};
+  if (step != ScaleStep::kFinish) return {.granularity = format.granularity};
   CastFormat of_scales = format;
   of_scales.saturate = CastFormat{}.saturate;
   if (!format.rule.reads_type()) of_scales.in = CastFormat{}.in;
   return of_scales;
+}
+
+// Where largest magnitudes are given, most kernels are those of ones that were found. Divisions are
+// not, which count on values up to the largest, nor what holds a tensor's once for both targets.
+bool amax_makes_another_kernel(const CastProblem& problem) {
+  const bool divides = problem.format.rule.arithmetic == config::CastArithmetic::kDivide;
+  const bool holds_two = problem.format.granularity == Granularity::kTensor && problem.to_rows &&
+                         problem.to_transposed;
+  return problem.amax_given && (divides || holds_two);
 }
 
 // What a GPU's shared memory does not hold is not staged: halves one after the other, else element
@@ -90,6 +99,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
                         .phase = phase,
                         .two_level = problem.two_level,
                         .transposed_squares = problem.transposed_by_squares,
+                        .amax_given = amax_makes_another_kernel(problem),
                         .to_rows = problem.to_rows,
                         .to_transposed = problem.to_transposed,
                         .vector_loads = loads_fit(problem),
@@ -100,7 +110,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
                               size_of(problem.format.in) == 2 &&
                               problem.cols % (2 * kScaleBlock) == 0;
   // By the first kernel that reads all of x.
-  if (phase != CastPhase::kWholeRows && phase != CastPhase::kEncode) {
+  if (problem.amax_given || (phase != CastPhase::kWholeRows && phase != CastPhase::kEncode)) {
     config.columns = problem.columns;
   }
   // A small tile has its loads back early; transposes, square units, the workspace of columns and
@@ -189,6 +199,17 @@ CastLaunch launch_columns(const CastProblem& problem) {
           ceil_divide(problem.cols, ColumnReductionConfig::kColumns)};
 }
 
+// Where all of a unit does not fit into a block of threads: `found` are the units whose largest
+// magnitudes scale tensors hold, before codes are cast by them.
+std::vector<CastLaunch> steps_around(CastPhase encode, const CastProblem& problem,
+                                     const CastProblem& found, const Gpu& gpu) {
+  const CastLaunch codes = launch_tiles(problem, encode, gpu);
+  const CastLaunch finish = launch_scales(found, ScaleStep::kFinish);
+  if (problem.amax_given) return {launch_scales(found, ScaleStep::kTake), codes, finish};
+  return {launch_scales(found, ScaleStep::kClear), launch_tiles(found, CastPhase::kAmax, gpu),
+          codes, finish};
+}
+
 // Scales that are known before x is read, that a tile finds, that a row finds, and others. Only
 // tiles reduce columns.
 std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
@@ -197,21 +218,16 @@ std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
     CastProblem transposed = problem;
     transposed.format.granularity = Granularity::kChannel;
     transposed.to_rows = transposed.transposed_by_channel = false;
-    return {launch_scales(transposed, ScaleStep::kClear),
-            launch_tiles(transposed, CastPhase::kAmax, gpu),
-            launch_tiles(problem, CastPhase::kWholeRows, gpu),
-            launch_scales(transposed, ScaleStep::kFinish)};
+    return steps_around(CastPhase::kWholeRows, problem, transposed, gpu);
   }
   if (problem.format.scales_blocks() || problem.two_level) {
     return {launch_tiles(problem, CastPhase::kWhole, gpu)};
   }
   if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed &&
-      !problem.columns.any()) {
+      !problem.columns.any() && !problem.amax_given) {
     return {launch_rows(problem, gpu)};
   }
-  return {launch_scales(problem, ScaleStep::kClear), launch_tiles(problem, CastPhase::kAmax, gpu),
-          launch_tiles(problem, CastPhase::kEncode, gpu),
-          launch_scales(problem, ScaleStep::kFinish)};
+  return steps_around(CastPhase::kEncode, problem, problem, gpu);
 }
 
 template <typename Config>

@@ -33,6 +33,8 @@ struct CastProblem {
   /// The transpose, and rows unless they are of 1x128, have two-level scales.
   bool two_level = false;
   bool scales_given = false;
+  /// Largest magnitudes are: those of the transpose, and of rows unless they are of 1x128.
+  bool amax_given = false;
   config::ColumnReductions columns{};  ///< what else is worked out
   /// How many groups of rows the transpose has in the layout of kernels/shared/group_layout.h; 0:
   /// it is one matrix.
@@ -55,6 +57,7 @@ struct CastProblem {
     field("transposed_by_squares", transposed_by_squares);
     field("two_level", two_level);
     field("scales_given", scales_given);
+    if (amax_given) field("amax_given", amax_given);
     field("columns", columns);
     if (groups > 0) field("groups", groups);
     if (matrices > 1) field("matrices", matrices);

@@ -49,11 +49,10 @@ NormSpans spans_of(const NormBackwardProblem& problem) {
 
 }  // namespace
 
-bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed,
-                      bool scales_given) {
+bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed, bool given) {
   const bool of_rows =
       granularity == Granularity::kChannel || granularity == Granularity::kBlock1x128;
-  return of_rows && to_rows && !to_transposed && !scales_given;
+  return of_rows && to_rows && !to_transposed && !given;
 }
 
 // Four vectors to a thread keep enough loads under way without too many registers, eight go where

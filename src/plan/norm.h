@@ -41,7 +41,7 @@ struct NormProblem {
 using NormPlan = Plan<NoConfig>;
 
 /// Whether one kernel does the norm and the cast: where each row has scales of its own.
-bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed, bool scales_given);
+bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed, bool given);
 
 /// One kernel, or none where there are no rows. Throws as plan_cast() does.
 NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu);

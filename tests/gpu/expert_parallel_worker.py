@@ -12,7 +12,7 @@ from datetime import timedelta
 import expert_parallel_checks as checks
 import octofold
 import torch
-from octofold.distributed.expert_parallel import experts, parallelize_experts
+from octofold.distributed import experts, parallelize_experts
 
 ON_GPU = os.environ.get("OCTOFOLD_TEST_DEVICE", "cuda") == "cuda"
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

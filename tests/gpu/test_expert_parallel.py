@@ -11,8 +11,8 @@ from layer_support import relative_error
 
 skip_without("grouped products")
 
-from octofold.distributed.expert_parallel import experts, parallelize_experts  # noqa: E402
-from octofold.distributed.expert_parallel.deepep import (  # noqa: E402
+from octofold.distributed import experts, parallelize_experts  # noqa: E402
+from octofold.distributed.deepep import (  # noqa: E402
     contiguous_experts,
     masked_experts,
 )

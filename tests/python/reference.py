@@ -135,8 +135,9 @@ def unit_cast(amax, largest, rule, power_of_two, source):
     return scale, lambda x: x / scale
 
 
-def quantize(x, dtype, granularity, power_of_two, overflow, rule, transpose):
-    """(codes as uint8, scale) of a matrix of float32, float16 or bfloat16."""
+def quantize(x, dtype, granularity, power_of_two, overflow, rule, transpose, amax=None):
+    """(codes as uint8, scale) of a matrix of float32, float16 or bfloat16.
+    amax: of the units, where it is given."""
     source = np.asarray(x).dtype
     matrix = np.asarray(x).astype(np.float32)
     if transpose:
@@ -146,7 +147,10 @@ def quantize(x, dtype, granularity, power_of_two, overflow, rule, transpose):
     rows, cols = matrix.shape
     largest = LARGEST[dtype]
     with np.errstate(all="ignore"):
-        amax = per_unit(matrix, granularity, lambda unit: np.max(np.abs(unit)))
+        if amax is None:
+            amax = per_unit(matrix, granularity, lambda unit: np.max(np.abs(unit)))
+        else:
+            amax = np.abs(amax).reshape(-1, 1)
         scale = np.empty_like(amax)
         values = np.empty_like(matrix)
         height, width = unit_sizes(granularity, rows, cols)

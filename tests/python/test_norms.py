@@ -295,7 +295,7 @@ def test_opcheck_norms(opcheck, with_all, normal):
     options = norm, 1e-6, "1x128", None, None, "saturate", "te", None, "amax" if with_all else None
     columns = (None, torch.zeros(300), torch.zeros(2, 300)) if with_all else (None, None, None)
     written = *rows, *columns, total, *statistics
-    opcheck(torch.ops.octofold.cast_normed, (*inputs, *[None] * 5, *written, *options))
+    opcheck(torch.ops.octofold.cast_normed, (*inputs, *[None] * 7, *written, *options))
 
     operands = *vectors, *batches
     gradients = [None if operand is None else torch.empty_like(operand) for operand in operands]

@@ -29,7 +29,7 @@ def scaled(rows, cols, granularity):
     return cast.data, cast.scale
 
 
-NOTHING = [None] * 5  # no scales, no factors, no offsets
+NOTHING = [None] * 7  # no scales, no factors, no largest magnitudes, no offsets
 NONE = None, None
 
 
@@ -51,7 +51,7 @@ def test_opcheck_quantize_with_given_scales(opcheck):
     scale = octofold.quantize(x).scale
     arguments = (x, scale, fp8(130, 300), None, "1x128", *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize, arguments)
-    given = (x, scale, *[None] * 4, fp8(130, 300), *[None] * 6)
+    given = (x, scale, *[None] * 6, fp8(130, 300), *[None] * 6)
     opcheck(torch.ops.octofold.cast, (*given, *targets_of("1x128", None)))
 
 
@@ -87,7 +87,7 @@ def offsets_of(*offsets):
 def test_opcheck_groups(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 384), scale_of("128x128", 300, 384)
-    inputs = random(130, 300), *[None] * 4, offsets_of(0, 5, 130)
+    inputs = random(130, 300), *[None] * 6, offsets_of(0, 5, 130)
     arguments = (*inputs, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
     opcheck(torch.ops.octofold.cast, arguments)
 
@@ -98,7 +98,7 @@ def test_opcheck_gathered(opcheck, factors):
     rows = fp8(5, 300), scale_of("1x128", 5, 300)
     for offsets, columns in ((None, 5), (offsets_of(0, 3, 4), 256)):
         transposed = fp8(300, columns), scale_of("1x128", 300, columns)
-        inputs = random(130, 300), sources, of_places, *[None] * 4, offsets
+        inputs = random(130, 300), sources, of_places, *[None] * 6, offsets
         results = *rows, *transposed, None, None, None
         arguments = (*inputs, *results, 2, *targets_of("1x128", "1x128"))
         opcheck(torch.ops.octofold.cast_gathered, arguments)
@@ -108,7 +108,7 @@ def test_opcheck_two_level_scales(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 130), scale_of("128x128", 300, 130)
     factors = random(300).abs()
-    given = random(130, 300), None, None, None, factors, None
+    given = random(130, 300), *[None] * 4, factors, None, None
     arguments = (*given, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
     opcheck(torch.ops.octofold.cast, arguments)
     arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")

@@ -2,7 +2,8 @@
 // the JIT prints into a kernel's name and the kernel reads. A cast is one kernel wherever what
 // shares a scale fits into a block of threads or a cluster: TileCastConfig for block scales,
 // RowCastConfig and WideRowCastConfig for scales of rows. Else it is four, with the amax of each
-// unit gathered in the scale tensor itself: ScaleStepConfig before and after two tile casts.
+// unit gathered in the scale tensor itself: ScaleStepConfig before and after two tile casts, of
+// which the first falls away where the amax is given.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -78,6 +79,9 @@ struct TileCastConfig {
   bool two_level = false;
   // Beside rows of 1x128: whether the transpose has scales of 128x128.
   bool transposed_squares = false;
+  // Whether the largest magnitudes that scale tensors hold were given: values may lie beyond them,
+  // and those of both targets of a tensor need not be the same.
+  bool amax_given = false;
   // What is written: the cast of x, that of its transpose, or both from one read of x.
   bool to_rows = true;
   bool to_transposed = false;
@@ -113,6 +117,7 @@ struct TileCastConfig {
     field("phase", phase);
     if (two_level) field("two_level", two_level);
     if (transposed_squares) field("transposed_squares", transposed_squares);
+    if (amax_given) field("amax_given", amax_given);
     field("to_rows", to_rows);
     field("to_transposed", to_transposed);
     field("vector_loads", vector_loads);
@@ -158,7 +163,8 @@ struct TileCastConfig {
       const bool divides = shares_scale && format.rule.arithmetic == CastArithmetic::kDivideInType;
       return (works_out() || divides || multiplies || columns.any() ? 512 : 1024) / threads();
     }
-    const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;
+    const bool takes_more =
+        format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven || amax_given;
     const bool fills_two = (takes_more && (shares_scale || multiplies)) ||
                            (works_out() && (to_transposed || source.both_halves));
     return (fills_two ? 512 : 768) / threads();
@@ -185,6 +191,8 @@ struct TileCastConfig {
       return "squares of the transpose need 1x128 rows beside them, and a kernel that holds the "
              "whole tile";
     }
+    if (amax_given && phase != CastPhase::kEncode && phase != CastPhase::kWholeRows)
+      return "largest magnitudes can only be given where scale tensors hold them";
     if (rows_per_thread < 1 || rows_per_thread > lanes() || tile_rows % rows_per_thread != 0 ||
         (rows_per_thread & (rows_per_thread - 1)) != 0) {
       return "rows_per_thread has to be a power of two that divides tile_rows";
@@ -312,12 +320,14 @@ struct WideRowCastConfig {
 enum class ScaleStep {
   kClear,   // scale = 0, before the largest magnitudes are gathered there
   kFinish,  // the scale takes the place of the largest magnitude
+  kTake,    // scale = the largest magnitude that is given
 };
 
 constexpr const char* word(ScaleStep step) {
   switch (step) {
     case ScaleStep::kClear: return "clear";
     case ScaleStep::kFinish: return "finish";
+    case ScaleStep::kTake: return "take";
   }
   return "?";
 }

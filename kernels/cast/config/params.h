@@ -19,6 +19,12 @@ struct CastTarget {
   long long scale_col_stride;
 };
 
+// The largest magnitudes of the units of a target, found by the units' first coordinates.
+struct GivenAmax {
+  const float* data;
+  long long stride;
+};
+
 // Of the matrix [rows, cols] that is cast, and of what it is made from (cast_source.h).
 struct CastParams {
   const void* x;  // [rows, cols]; of gated activations gate and up, [rows, 2 · their columns]
@@ -53,6 +59,9 @@ struct CastParams {
   long long matrix_rows;
   int matrix_tiles;  // of 128 rows, that a matrix has below each other
   Divisor by_matrix_tiles;
+  // Of ScaleStep::kTake: largest magnitudes that are given.
+  GivenAmax row_amax;
+  GivenAmax transposed_amax;
 };
 
 struct ConvertParams {

@@ -12,6 +12,7 @@ from .._core.frameworks import Array
 from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
+from .cast_row import GIVEN
 from .cast_sources import PLAIN, Normed, NormStatistics, Source
 
 _OPERATION = "cast"
@@ -28,6 +29,12 @@ class Target:
         result, float32 [rows], contiguous. The values are multiplied by the reciprocals of the
         factors in FP32 and then cast, and the result holds the factors; they may come from similar
         data. A factor that is no positive normal number counts as 1.
+    amax: the largest magnitudes of the units, float32, in the shape of the scales, with granularity
+        "tensor" or "channel" and no `scale`: those of a whole array, of which the source is a part,
+        such as a rank has of it. Scales are computed from them and not from what the source holds,
+        so that scales and codes are the bits that a cast of the whole has there. A value beyond its
+        amax becomes what it would with a static scale, the largest FP8 number or NaN, as `overflow`
+        says. Signs do not count; NaN and infinity are as if found in the data.
     out: where to write, of the dtype and granularity of the format: codes and scales (with `scale`:
         only the codes). A channel_scale of its own is ignored. As in gemm(), nothing may require a
         gradient.
@@ -37,6 +44,7 @@ class Target:
     _: KW_ONLY
     scale: Array | None = None
     channel_scale: Array | None = None
+    amax: Array | None = None
     out: ScaledTensor | None = None
 
 
@@ -140,8 +148,9 @@ def cast(
     rows: how the matrix itself is cast: a Format, its words, or a Target. None: not at all.
     transposed: how its transpose [cols, rows] is cast, without a copy of it; all leading dimensions
         count as rows. Where both are wanted, they differ in granularity alone. They come from as
-        few reads of the source as that takes: one, for block scales of one granularity or for
-        "128x128" beside rows of "1x128".
+        few reads of the source as that takes: one, for block scales of one granularity, for
+        "128x128" beside rows of "1x128", for "channel" of a given amax beside these, and where both
+        have an amax.
     columns: what to compute of each column over all rows: "sums", "amax" (the largest magnitudes)
         or "both". On a GPU sums are added in FP32, on the CPU in FP64 and rounded once; the same
         input gives the same bits. Not beside `offsets` or `matrices`. Rows of "channel" alone are
@@ -190,16 +199,17 @@ class _Target(NamedTuple):
     format: Format
     scale: Array | None
     channel_scale: Array | None
+    amax: Array | None
     out: ScaledTensor | None
 
 
 def _target(argument: str, wanted: Wanted) -> _Target:
     if not isinstance(wanted, Target):
-        return _Target(format_of(_OPERATION, wanted, argument), None, None, None)
+        return _Target(format_of(_OPERATION, wanted, argument), None, None, None, None)
     format = format_of(_OPERATION, wanted.format, f"{argument}.format")
     if wanted.out is not None:
         require_format(_OPERATION, f"{argument}.out", wanted.out, format)
-    return _Target(format, wanted.scale, wanted.channel_scale, wanted.out)
+    return _Target(format, wanted.scale, wanted.channel_scale, wanted.amax, wanted.out)
 
 
 def require_format(operation: str, argument: str, out: ScaledTensor, format: Format) -> None:
@@ -221,7 +231,13 @@ def _share_a_read(source: Array | Source, rows: _Target, transposed: _Target) ->
     if (rows.out is None) != (transposed.out is None):
         return False  # a call writes into memory of its caller, or into new memory
     if pair[0] == pair[1]:
-        return (rows.channel_scale is None) == (transposed.channel_scale is None)
+        return all(
+            (of_rows is None) == (of_transpose is None)
+            for of_rows, of_transpose in (
+                (rows.channel_scale, transposed.channel_scale),
+                (rows.amax, transposed.amax),
+            )
+        )
     if isinstance(source, Normed):
         return False  # rows alone are cast by the kernel that norms them
     return pair == ("1x128", "channel") or (pair == ("1x128", "128x128") and not static)
@@ -245,7 +261,8 @@ def _read_once(
     else:
         row, inputs, options = PLAIN, (source,), ()
     first, second = rows or _NONE, transposed or _NONE
-    inputs += (first.scale, first.channel_scale, second.scale, second.channel_scale, offsets)
+    inputs += (first.scale, first.channel_scale, first.amax)
+    inputs += (second.scale, second.channel_scale, second.amax, offsets)
     format = first.format if rows is not None else second.format
     options += (
         None if rows is None else format.granularity,
@@ -267,7 +284,7 @@ def _read_once(
     )
 
 
-_NONE = _Target(Format(), None, None, None)
+_NONE = _Target(Format(), None, None, None, None)
 
 
 def _result(target: _Target, data: Array, scale: Array | None) -> ScaledTensor:
@@ -293,7 +310,7 @@ def _written(
     what he has given none for."""
     if rows is None and transposed is None:
         return None
-    rows_scale, _, transposed_scale, _, _ = inputs[-5:]
+    rows_scale, _, _, transposed_scale, _, _, _ = inputs[-len(GIVEN) :]
     written: Arrays = (
         None if rows is None else rows.data,
         None if rows is None or rows_scale is not None else rows.scale,

@@ -20,7 +20,7 @@ _NAMES: Final = {
     **{
         f"out.{target}.{part}": f"{target}.{part}"
         for target in ("rows", "transposed")
-        for part in ("scale", "channel_scale")
+        for part in ("scale", "channel_scale", "amax")
     },
     **{f"out.columns.{name}": name for name in ("sums", "amax", "workspace")},
     "norm": "kind",
@@ -36,8 +36,10 @@ Allocate: TypeAlias = Callable[[Framework, Arrays, Options], Arrays]
 GIVEN: Final[dict[str, Any]] = {
     "rows.scale": Array | None,
     "rows.channel_scale": Array | None,
+    "rows.amax": Array | None,
     "transposed.scale": Array | None,
     "transposed.channel_scale": Array | None,
+    "transposed.amax": Array | None,
     "offsets": Array | None,
 }
 """The inputs after those of the source."""
@@ -102,7 +104,7 @@ def _allocate(
     framework: Framework, shape: Sequence[int], given: Arrays, options: Options, dtype: str
 ) -> Arrays:
     """RESULTS for a matrix of `shape`."""
-    rows_scale, _, transposed_scale, _, offsets = given
+    rows_scale, _, _, transposed_scale, _, _, offsets = given
     rows, transposed, _, _, _, matrices, columns = options[-len(_OPTIONS) :]
     require_stack("cast", shape, matrices)
     of_rows: Arrays = (None, None)

@@ -36,16 +36,16 @@ def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
     if ranks.size == 1 or _is_compiling() or _is_capturing():
         return
     text = "; ".join((operation, *(f"{name}={value}" for name, value in facts.items())))
-    group = ranks.group
-    agreed = _AGREED.setdefault(group, set())
+    agreed = _AGREED.setdefault(ranks.group, set())
     if text in agreed and os.environ.get(_SWITCH, "0") in ("", "0"):
         return
-    compare(operation, ranks, facts)
+    require_agreement_now(operation, ranks, **facts)
     agreed.add(text)
 
 
-def compare(operation: str, ranks: Ranks, facts: Mapping[str, object]) -> None:
-    """require_agreement() of ranks that all know that it is time to compare."""
+def require_agreement_now(operation: str, ranks: Ranks, **facts: object) -> None:
+    """The same, also of what was agreed on before: for ranks that all know that it is time to
+    compare. Of two that come with different models, one may have come with its own before."""
     said: list[tuple[str, dict[str, str]]] = [("", {})] * ranks.size
     mine = operation, {name: str(value) for name, value in facts.items()}
     answered(

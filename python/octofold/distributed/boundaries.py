@@ -12,7 +12,7 @@ cast on either side: then the tensor itself travels, and each rank casts all of 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,10 +22,9 @@ from .._core.errors import UnsupportedError
 from .._core.formats import Format
 from .._core.granularity import UNITS
 from .._core.scaled_tensor import ScaledTensor
-from .._ops.cast import AnyCasts, Casts, Target, cast
+from .._ops.cast import AnyCasts, Casts, cast
 from .._ops.cast_sources import Source
-from .._ops.quantize import quantize
-from ..nn.casting.casts import cast_as_wanted
+from ..nn.casting.casts import cast_as_wanted, with_amax
 from .ranks import Ranks
 from .wire import gathered, gathered_columns, gathered_rows, largest, scattered_sum, summed
 
@@ -96,7 +95,7 @@ class Split:
         if rows is None and transposed is None:
             return Casts(None, None)
         shape = _shape(source)
-        if self._straddles(shape, rows) or self._straddles(shape, transposed):
+        if self._straddles(shape, rows, transposed):
             return self._cast_of_all(source, rows, transposed, columns, complete)
         casts = self._cast_here(source, rows, transposed, columns)
         of_rows, of_columns = casts.rows, casts.transposed
@@ -118,13 +117,13 @@ class Split:
     def total(self, own: Tensor) -> Tensor:
         return summed(self.operation, own, self.ranks)
 
-    def _straddles(self, shape: torch.Size, format: Format | None) -> bool:
-        """Whether units of this format may be of tokens of several ranks, and not of all."""
-        if format is None:
-            return False
-        unit = UNITS[format.granularity]
-        tokens = {unit.rows, unit.cols} - {1, None}
-        return math.prod(shape[self.dim : -1]) % 128 != 0 and len(tokens) > 0
+    def _straddles(self, shape: torch.Size, rows: Format | None, transposed: Format | None) -> bool:
+        """Whether units of scales may be of tokens of several ranks, and not of all."""
+        tokens = {
+            None if rows is None else UNITS[rows.granularity].rows,
+            None if transposed is None else UNITS[transposed.granularity].cols,
+        }
+        return math.prod(shape[self.dim : -1]) % 128 != 0 and len(tokens - {1, None}) > 0
 
     def _cast_here(
         self,
@@ -143,12 +142,13 @@ class Split:
             first = cast(source, transposed=transposed, columns=magnitudes)
         else:
             first = cast(source, rows=rows, columns=magnitudes)
+        assert first.amax is not None
         amax = largest(self.operation, first.amax, self.ranks)
         of_rows, of_columns = first.rows, first.transposed
         if agreed_rows:
-            of_rows = cast(source, rows=_with_scale_of(amax, rows)).rows
+            of_rows = cast(source, rows=with_amax(rows, amax)).rows
         if agreed_columns:
-            of_columns = cast(source, transposed=_with_scale_of(amax, transposed)).transposed
+            of_columns = cast(source, transposed=with_amax(transposed, amax)).transposed
         elif transposed is not None and rows is not None:
             of_columns = cast(source, transposed=transposed).transposed
         return Casts(of_rows, of_columns, first.sums, None, first.norm)
@@ -178,13 +178,3 @@ def _shape(source: Tensor | Source) -> torch.Size:
     """Of the matrix [..., cols] that is cast."""
     x: Tensor = source if isinstance(source, Tensor) else source.operands()[0][0]
     return x.shape
-
-
-def _with_scale_of(amax: Tensor, format: Format | None) -> Target:
-    """A static cast with the scales that these largest magnitudes [cols] give: one of each column,
-    or one of all. They are cast themselves, as a column, so that there is one rule."""
-    assert format is not None
-    if format.granularity == "tensor":
-        amax = amax.amax(0, keepdim=True)
-    scale = quantize(amax[:, None], format).scale
-    return Target(replace(format, power_of_two=False), scale=scale)

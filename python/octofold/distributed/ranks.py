@@ -26,8 +26,10 @@ class Ranks:
     @property
     def group(self) -> ProcessGroup:
         """torch's group."""
-        group: ProcessGroup = torch.distributed.distributed_c10d._resolve_process_group(self.name)
-        return group
+        found: ProcessGroup = torch._C._distributed_c10d._resolve_process_group(
+            self.name  # type: ignore[arg-type]  # torch's name for a str
+        )
+        return found
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} (group {self.name!r})"

@@ -31,7 +31,7 @@ def gathered(operation: str, tensor: Tensor, ranks: Ranks, dim: int = 0) -> Tens
     gather, size = _COLLECTIVES.all_gather_into_tensor, ranks.size
     whole = _arrived(operation, tensor, ranks, lambda: gather(sent, size, ranks.name))
     if dim != 0:
-        parts = whole.unflatten(0, (ranks.size, sent.shape[0]))
+        parts = whole.view(ranks.size, *sent.shape)
         whole = parts.movedim(0, dim).flatten(dim, dim + 1)
     return whole.view(tensor.dtype)
 
@@ -62,7 +62,7 @@ def scattered_sum(operation: str, tensor: Tensor, ranks: Ranks, dim: int = 0) ->
     if ranks.size == 1:
         return tensor
     if dim != 0:
-        tensor = tensor.unflatten(dim, (ranks.size, -1)).movedim(dim, 0).flatten(0, 1)
+        tensor = torch.cat(tensor.chunk(ranks.size, dim))
     sent = tensor.contiguous()
     scatter, size = _COLLECTIVES.reduce_scatter_tensor, ranks.size
     return _arrived(operation, tensor, ranks, lambda: scatter(sent, "sum", size, ranks.name))
@@ -134,7 +134,7 @@ def gathered_rows(
         scale = gathered(operation, x.scale, ranks, dim)
     else:
         leading = math.prod(x.data.shape[:dim])
-        parts = x.scale.unflatten(0, (leading, -1))
+        parts = x.scale.reshape(leading, -1, x.scale.shape[1])
         scale = gathered(operation, parts, ranks, 1).flatten(0, 1)
     return ScaledTensor(data, as_products_read(scale, x.granularity), x.granularity)
 
@@ -172,4 +172,7 @@ def _arrived(operation: str, tensor: Tensor, ranks: Ranks, send: Callable[[], Te
     if _is_compiling():
         whole: Tensor = _COLLECTIVES.wait_tensor(send())
         return whole
-    return answered(operation, words_of(tensor), ranks, lambda: _COLLECTIVES.wait_tensor(send()))
+    arrived: Tensor = answered(
+        operation, words_of(tensor), ranks, lambda: _COLLECTIVES.wait_tensor(send())
+    )
+    return arrived

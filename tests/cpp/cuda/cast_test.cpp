@@ -239,6 +239,23 @@ TEST_F(CastTest, GivenScalesTakeOneStep) {
   EXPECT_EQ(compilations_, 1);
 }
 
+// Largest magnitudes that are given are taken for the transpose, beside rows that find their own.
+TEST_F(CastTest, AGivenAmaxTakesOneRead) {
+  const CastTarget out = output(kRows, kCols, Granularity::kBlock1x128);
+  CastTarget transposed = output(kCols, kRows, Granularity::kChannel);
+  transposed.amax = vector<const void>(address(0x7000), DType::kFloat32, kCols, kGpu);
+  transposed.amax->strides[0] = 2;
+  cast({.rows = out, .transposed = transposed});
+  ASSERT_EQ(state().launches.size(), 3u);
+  EXPECT_EQ(state().launches[0].blocks, 3u);  // 640 / 256
+  EXPECT_EQ(state().launches[1].blocks, 2u * 5);
+  const auto params = state().launches[0].params_as<config::CastParams>();
+  EXPECT_EQ(params.transposed_amax.data, address(0x7000));
+  EXPECT_EQ(params.transposed_amax.stride, 2);
+  EXPECT_EQ(params.row_amax.data, nullptr);
+  EXPECT_EQ(params.transposed_target.scale, address(0x3000));
+}
+
 class WideCastTest : public CastTest {
  protected:
   void quantize_wide(std::int64_t rows) {

@@ -59,8 +59,8 @@ def ct(**changes):
 MATRIX, WIDE, SCALES = fp8(256, 256), torch.ones(256, 256), torch.ones(2, 2)
 INV, ROW = f"{UP}_scale_inv", f"{UP}_scale"
 PAIR, ROWS = {UP: MATRIX, INV: SCALES}, {UP: MATRIX, ROW: torch.ones(256, 1)}
-ALONE = PAIR | {"b.weight": MATRIX}
-BOTH = ALONE | {"b.weight_scale": torch.ones(256, 1)}
+WHOLE = PAIR | {"b.weight": MATRIX}
+BOTH = WHOLE | {"b.weight_scale": torch.ones(256, 1)}
 PACKED = {f"{UP}_packed": torch.ones(8, 8, dtype=torch.int32)}
 BLOCKS, GROUPS = (
     ct(strategy="block", block_structure=[64, 128]),
@@ -69,8 +69,8 @@ BLOCKS, GROUPS = (
 BAD, UNSUPPORTED = octofold.BadFormatError, octofold.UnsupportedError
 
 LIES = {
-    "a scale is missing": (ALONE, FP8, BAD, ["b.weight", "expected"]),
-    "a scale is missing, no config": (ALONE, None, BAD, ["'b.weight'", "b.weight_scale_inv"]),
+    "a scale is missing": (WHOLE, FP8, BAD, ["b.weight", "expected"]),
+    "a scale is missing, no config": (WHOLE, None, BAD, ["'b.weight'", "b.weight_scale_inv"]),
     "a scale without a weight": (
         PAIR | {"b.weight_scale_inv": SCALES},
         FP8,

@@ -2,22 +2,22 @@
 
 import torch
 from octofold._core.recipe import NAMED
-from octofold.distributed.boundaries import Replicated, Split
+from octofold.distributed.boundaries import Split
 from octofold.distributed.ranks import ranks_of
-from octofold.nn.autograd.boundary import HERE, Sides
+from octofold.nn.autograd.boundary import HERE, WHOLE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
 from octofold.nn.casting.casts import cast_weight
+from rank_processes import here
 
-EXACT = False
 STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
 
 
 def numbers(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).bfloat16()
+    return here(torch.randn(shape, generator=generator).bfloat16())
 
 
-def layer(x, weight, bias, recipe, sides=Sides()):
+def layer(x, weight, bias, recipe, sides=WHOLE):
     casts = cast_weight(weight, recipe, True, True)
     return linear_with_casts(x, weight, bias, recipe, casts, sides=sides)
 
@@ -55,13 +55,15 @@ def column_parallel(rank, name, shape, dim):
     )
     own_bias = leaf(part(bias, rank, ranks.size, 0))
     recipe = NAMED[name]
+    high = recipe.grad_weight is None
     agreed = name != "tensorwise"  # the weight's scale, and dY's, are a part's own
     own_y = layer(own_x, own_weight, own_bias, recipe, Sides(boundary, HERE))
     wanted = part(y, rank, ranks.size, -1)
     own_y.backward(part(numbers(*y.shape, seed=3), rank, ranks.size, -1))
     require(own_y, wanted, agreed)
     # The rows of dY have a scale each where it is rowwise: of all features, in one process.
-    require(own_weight.grad, part(dw, rank, ranks.size, 0), agreed)
+    # torch's product in high precision may sum in another order, for a part.
+    require(own_weight.grad, part(dw, rank, ranks.size, 0), agreed and not high)
     require(own_bias.grad, part(db, rank, ranks.size, 0), True)
     require(own_x.grad, part(dx, rank, ranks.size, dim), False)
 
@@ -77,7 +79,7 @@ def row_parallel(rank, name, shape, dim):
     own_y = layer(own_x, own_weight, own_bias, NAMED[name], Sides(HERE, boundary))
     own_y.backward(part(numbers(*y.shape, seed=3), rank, ranks.size, dim))
     require(own_y, part(y, rank, ranks.size, dim), False)
-    agreed = name in ("blockwise", "rowwise", "rowwise_with_gw_hp")
+    agreed = name in ("blockwise", "rowwise")
     require(own_weight.grad, part(dw, rank, ranks.size, 1), agreed)
     require(own_x.grad, part(dx, rank, ranks.size, -1), name == "blockwise")
     require(own_bias.grad, db, False)
@@ -85,7 +87,7 @@ def row_parallel(rank, name, shape, dim):
 
 def require(actual, wanted, same_bits):
     assert actual.shape == wanted.shape, (actual.shape, wanted.shape)
-    if same_bits and EXACT:
+    if same_bits:
         assert torch.equal(actual, wanted), (actual - wanted).abs().max()
     error = (actual - wanted).float().norm() / wanted.float().norm()
-    assert error < (0.003 if same_bits else 0.12), error
+    assert error < 0.12, error

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from rank_processes import Processes
+from rank_processes import DEVICE, Processes
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=lambda size: f"{size} processes")
@@ -25,6 +25,8 @@ def _processes(size):
     torch = pytest.importorskip("torch")
     if not torch.distributed.is_available():
         pytest.skip("torch without distributed")
+    if DEVICE == "cuda" and torch.cuda.device_count() < size:
+        pytest.skip(f"{size} GPUs")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     started = Processes(size)
     yield started

@@ -17,7 +17,7 @@ from expert_parallel_checks import (
     refused,
     step,
 )
-from octofold.distributed.expert_parallel import (
+from octofold.distributed import (
     ExpertParallel,
     ParallelExperts,
     experts,

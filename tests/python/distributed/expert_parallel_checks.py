@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import octofold
 import torch
+from octofold.distributed import experts
 from octofold.distributed.agreement import require_agreement
-from octofold.distributed.expert_parallel import experts
 from octofold.distributed.ranks import ranks_of
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3

@@ -2,13 +2,13 @@ import boundary_checks
 import pytest
 
 
-@pytest.mark.parametrize("shape, dim", [((512,), 0), ((2, 512), 1), ((20,), 0)])
+@pytest.mark.parametrize(("shape", "dim"), [((512,), 0), ((2, 512), 1), ((20,), 0)])
 @pytest.mark.parametrize("recipe", boundary_checks.STATELESS)
 def test_column_parallel(processes, recipe, shape, dim):
     processes.run(boundary_checks.column_parallel, recipe, shape, dim)
 
 
-@pytest.mark.parametrize("shape, dim", [((512,), 0), ((2, 512), 1), ((20,), 0)])
+@pytest.mark.parametrize(("shape", "dim"), [((512,), 0), ((2, 512), 1), ((20,), 0)])
 @pytest.mark.parametrize("recipe", boundary_checks.STATELESS)
 def test_row_parallel(processes, recipe, shape, dim):
     processes.run(boundary_checks.row_parallel, recipe, shape, dim)

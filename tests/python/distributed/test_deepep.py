@@ -5,7 +5,7 @@ What DeepEP does is stood in for by torch: tokens of two ranks, seen from the se
 import octofold
 import pytest
 from expert_parallel_checks import BLOCKS, EXPERTS, HIDDEN, INNER, error, leaf, problem
-from octofold.distributed.expert_parallel.deepep import contiguous_experts, masked_experts
+from octofold.distributed.deepep import contiguous_experts, masked_experts
 
 torch = pytest.importorskip("torch")
 

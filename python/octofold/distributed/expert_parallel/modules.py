@@ -11,8 +11,8 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._core.scaled_tensor import ScaledTensor
 from ...nn.layers.experts import Experts
+from ...nn.layers.linear import own_part
 from ...nn.layers.mixture import MixtureOfExperts
 from ..agreement import require_agreement
 from ..ranks import Ranks
@@ -39,7 +39,7 @@ class ParallelExperts(Experts):
 
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, second = (self.weight(name) for name in self._names)
-        weights = (first, second, self._bias(self._names[0]), self._bias(self._names[1]))
+        weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
         routed = (input, topk_ids, topk_weights)
         recipe, exchange = self._recipe, self.exchange
         facts = require_fitting_ranks(
@@ -53,13 +53,6 @@ class ParallelExperts(Experts):
             *routed, of_first, of_second, self.activation, recipe, exchange, facts, self.dropped
         )
 
-    def weight(self, name: str) -> Tensor | ScaledTensor:
-        """This rank's part of the parameter of this name, or what holds it in FP8."""
-        weight = super().weight(name)
-        if not isinstance(weight, ScaledTensor):
-            return _local(weight)
-        return ScaledTensor(_local(weight.data), _local(weight.scale), weight.granularity)
-
     def reset_parameters(self) -> None:
         super().reset_parameters()
         if self.dropped is not None:
@@ -68,9 +61,8 @@ class ParallelExperts(Experts):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.exchange.ranks}"
 
-    def _bias(self, name: str) -> Tensor | None:
-        bias = super()._bias(name)
-        return None if bias is None else _local(bias)
+    def _own(self, name: str) -> Any:
+        return own_part(getattr(self, name))
 
 
 def parallelize_experts(
@@ -197,8 +189,3 @@ def _part(whole: Tensor, experts: int, mesh: DeviceMesh, ranks: Ranks) -> Tensor
         return DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     own = whole.chunk(ranks.size)[ranks.rank].clone(memory_format=torch.contiguous_format)
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """With a gradient that is the whole one's part."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import sort_by_expert
-from ..agreement import compare
+from ..agreement import require_agreement_now
 from ..ranks import Ranks
 from ..wire import exchanged, gathered
 
@@ -123,7 +123,7 @@ def _exchanged_counts(
     arriving = exchanged(operation, counts, ranks)
     both: list[list[list[int]]] = torch.stack((counts, arriving)).tolist()
     if any(row[-1] != mark for row in both[1]):
-        compare(operation, ranks, facts)
+        require_agreement_now(operation, ranks, **facts)
     return both
 
 

@@ -98,3 +98,7 @@ class Sides(NamedTuple):
 
     entry: Boundary = HERE
     exit: Boundary = HERE
+
+
+WHOLE: Final = Sides()
+"""Those of a layer that is whole in this process."""

@@ -13,7 +13,7 @@ from ..._ops.gated_gemm import gated_gemm
 from ..casting.casts import WeightCasts, cast_as_wanted
 from ..recipes.kernels import has_kernels
 from .activated import is_gated
-from .boundary import Sides
+from .boundary import WHOLE, Sides
 from .normed import Norm, norm_source
 from .products import output_product
 
@@ -29,7 +29,7 @@ class Chain:
     activation: str | None = None
     keep_fp8: bool = False
     """Whether what the activation takes is kept for backward in FP8."""
-    sides: Sides = Sides()
+    sides: Sides = WHOLE
     """Where tokens enter, and leave, if the weights are parts of some (tensor parallelism)."""
 
 

@@ -12,7 +12,7 @@ from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
-from .boundary import HERE, Sides
+from .boundary import HERE, WHOLE, Sides
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved
@@ -64,7 +64,7 @@ def linear_with_casts(
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
     channel_amax: Tensor | None = None,
-    sides: Sides = Sides(),
+    sides: Sides = WHOLE,
 ) -> Tensor:
     """linear() of arguments that fit, with the casts of the weight. Where the transposed one is
     missing backward makes it, of the weight as it is then.

@@ -10,6 +10,9 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
+from .coded_weight import CodedWeight, coded_below
+from .transposed import transposed_weight
+from .wrapped_weight import plain_weight
 
 WeightCasts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
 """Of a weight, and of its transpose; None where no product wants it."""
@@ -25,8 +28,11 @@ def walkable(x: Tensor) -> Tensor:
 
 def joined(weights: tuple[Tensor | None, ...]) -> Tensor:
     """Weights one below the other (None: nothing), without a gradient; a single one as it is."""
-    parts = [weight.detach() for weight in weights if weight is not None]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    parts = [plain_weight(weight.detach()) for weight in weights if weight is not None]
+    if len(parts) == 1:
+        return parts[0]
+    coded = [part for part in parts if isinstance(part, CodedWeight)]
+    return coded_below(coded) if len(coded) == len(parts) else torch.cat(parts)
 
 
 def cast_as_wanted(
@@ -53,6 +59,15 @@ def cast_as_wanted(
     )
 
 
+def with_amax(format: Format | None, amax: Tensor) -> Target:
+    """A cast of a part of a tensor: with the scales that the largest magnitudes [rows of the
+    result] of the whole give."""
+    assert format is not None
+    if format.granularity == "tensor":
+        amax = amax.amax(0, keepdim=True)
+    return Target(format, amax=amax)
+
+
 def _with_scale(format: Format | None, scale: Tensor | None) -> Format | Target | None:
     return format if format is None or scale is None else Target(format, scale=scale)
 
@@ -62,9 +77,12 @@ def cast_weight(
 ) -> WeightCasts:
     """A weight [out, in] for x · weightᵀ, and its transpose [in, out] for dY · weight, as far as
     wanted and as the recipe has these products in FP8. It may require a gradient. Of experts
-    [experts, out, in] each one's, without a static scale."""
+    [experts, out, in] each one's, without a static scale. A CodedWeight is its cast already."""
     output, grad_input = recipe.output, recipe.grad_input
-    weight = weight.detach()
+    if isinstance(weight, CodedWeight):
+        codes = weight.scaled
+        return codes if rows else None, transposed_weight(codes, recipe) if transposed else None
+    weight = plain_weight(weight).detach()
     of_rows = output.b if rows and output is not None else None
     of_transpose = grad_input.b if transposed and grad_input is not None else None
     matrices = None

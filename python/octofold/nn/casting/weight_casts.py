@@ -12,6 +12,7 @@ from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
 from ..recipes.history import WEIGHT, delayed_scale
 from .casts import WeightCasts, cast_weight, joined
+from .coded_weight import CodedWeight
 
 _NAME: Final = "octofold.nn.keep_casts"
 
@@ -147,7 +148,9 @@ def _cast(
     remember: bool,
 ) -> WeightCasts:
     weight = joined(weights)
-    scale = _weight_scale(weight, recipe, amax_history, remember)
+    scale = None
+    if not isinstance(weight, CodedWeight):  # whose history saw it before it was cast
+        scale = _weight_scale(weight, recipe, amax_history, remember)
     return cast_weight(weight, recipe, True, transposed, scale)
 
 

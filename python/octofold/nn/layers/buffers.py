@@ -6,6 +6,8 @@ from typing import Any, Self
 from torch import Tensor
 from torch.nn import Module
 
+from ..casting.wrapped_weight import without_wrapping
+
 
 class KeepsBuffers(Module):
     """The part of a module by which to(), half() and the like move its buffers and keep their
@@ -36,6 +38,15 @@ class KeepsBuffers(Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._restore(held)
         return self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in () if keep_vars else self._parameters:
+            value = destination.get(prefix + name)
+            if value is not None:
+                destination[prefix + name] = without_wrapping(value)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any

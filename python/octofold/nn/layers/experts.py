@@ -13,6 +13,8 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
+from ..autograd.boundary import HERE, WHOLE, Sides
+from ..autograd.crossing import added_once, entered, left
 from ..autograd.expert_chain import Projection
 from ..autograd.expert_fitting import (
     expert_recipe_of,
@@ -27,7 +29,7 @@ from ..autograd.main_grad import wanted_main_grad
 from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
 from .buffers import KeepsBuffers
-from .linear import is_dtensor
+from .linear import is_dtensor, own_part
 
 _NAME: Final = "octofold.nn.Experts"
 
@@ -64,6 +66,9 @@ class Experts(KeepsBuffers):
     without converting them.
     Raises InvalidArgumentError, which names the argument.
     """
+
+    sides: Sides = WHOLE
+    """Where tokens enter and leave, in a group of ranks of which each has a part of each expert."""
 
     _is_sharded = False
 
@@ -157,26 +162,49 @@ class Experts(KeepsBuffers):
         """What is cast, and how."""
         return self._recipe
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP has had the weights."""
+        return self._is_sharded
+
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, second = (self.weight(name) for name in self._names)
         require_same_device(_NAME, input, first)
         require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
+        entry, exit = self.sides
+        if entry is not HERE:
+            topk_ids = entry.whole(topk_ids, topk_ids.shape)
+            input, topk_weights = entered(input, entry), entered(topk_weights, entry)
         grad = torch.is_grad_enabled()
         of_first = self._projection(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
         of_second = self._projection(self._names[1], second, both)
-        return run_experts(
+        if of_second.bias is not None and exit is not HERE:
+            of_second = of_second._replace(bias=added_once(of_second.bias, exit))
+        y = run_experts(
             input, topk_ids, topk_weights, of_first, of_second, self.activation, self._recipe
         )
+        return y if exit is HERE else left(y, exit)
+
+    @property
+    def weight_names(self) -> tuple[str, str]:
+        """Of the first layer's parameter, and of the second's."""
+        return self._names
+
+    def hold_fp8(self, first: ScaledTensor, second: ScaledTensor) -> None:
+        """Take these in the place of FP8 weights."""
+        for name, weight in zip(self._names, (first, second), strict=True):
+            self.register_buffer(name, weight.data)
+            self.register_buffer(self._scale_name(name), weight.scale)
 
     def weight(self, name: str) -> Tensor | ScaledTensor:
         """The parameter of this name, or what holds it in FP8."""
-        scale = self._buffers.get(self._scale_name(name))
-        weight: Tensor = getattr(self, name)
-        if scale is None:
+        scale_name = self._scale_name(name)
+        weight: Tensor = self._own(name)
+        if self._buffers.get(scale_name) is None:
             return weight
         assert self._recipe.output is not None
-        return ScaledTensor(weight, scale, self._recipe.output.b.granularity)
+        return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
 
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
@@ -224,17 +252,18 @@ class Experts(KeepsBuffers):
                 self.register_parameter(name, _parameter(weight))
             self.register_parameter(f"{name}_bias", None if bias is None else _parameter(bias))
 
+    def _own(self, name: str) -> Any:
+        """A parameter or buffer: in a group of ranks what this one has of it."""
+        parameter = getattr(self, name)
+        return parameter if self.sides is WHOLE else own_part(parameter)
+
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None
         squares = self._recipe.output.b.granularity == "128x128"
         return f"{name}_scale_inv" if squares else f"{name}_scale"
 
-    def _bias(self, name: str) -> Tensor | None:
-        bias: Tensor | None = getattr(self, f"{name}_bias")
-        return bias
-
     def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
-        bias = self._bias(name)
+        bias = self._own(f"{name}_bias")
         if isinstance(weight, ScaledTensor):
             return Projection(None, bias, (weight, None))
         if is_dtensor(weight):

@@ -12,8 +12,10 @@ from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
+from ..autograd.boundary import WHOLE, Sides
 from ..autograd.fitting import is_fp8, require_features
 from .buffers import KeepsBuffers
+from .linear import own_part
 from .saving import give_numbers
 from .stored_weight import stored
 
@@ -43,6 +45,11 @@ class Fp8Weight(KeepsBuffers):
     trains_bias: ClassVar[bool] = False
     weight: Tensor
     bias: Tensor | None
+    sides: Sides = WHOLE
+    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight."""
+
+    zero_rows: int = 0
+    """Of codes that stand before those of this rank, so that they begin where a square does."""
 
     def __init__(
         self,
@@ -86,6 +93,13 @@ class Fp8Weight(KeepsBuffers):
         """The weight [out, in] with its scales."""
         codes = self.weight.detach() if "weight" in self._parameters else self.weight
         return ScaledTensor(codes, self._buffers[self.scale_name], self._granularity)
+
+    def own_bias(self) -> Tensor | None:
+        """The bias: in a group of ranks what this one has of it, for each row of the codes."""
+        if self.sides is WHOLE or self.bias is None:
+            return self.bias
+        bias: Tensor = own_part(self.bias)
+        return torch.nn.functional.pad(bias, (self.zero_rows, 0)) if self.zero_rows else bias
 
     def keep_as_parameter(self) -> None:
         """Have the weight as a parameter, that is a StoredWeight: what libraries offload to the CPU

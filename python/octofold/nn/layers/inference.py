@@ -88,8 +88,10 @@ class InferenceLinear(Fp8Weight):
         if self.few_tokens and row_count(input.shape) <= self.few_tokens:
             dtype = result_dtype(input)
             if has_weight_only(input.device, dtype):
-                return weight_only_linear(input.to(dtype), self.scaled_weight, self.bias)
-        return frozen_linear(input, self.scaled_weight, self.bias, self._recipe)
+                return weight_only_linear(
+                    input.to(dtype), self.scaled_weight, self.own_bias(), self.sides
+                )
+        return frozen_linear(input, self.scaled_weight, self.own_bias(), self._recipe, self.sides)
 
     def recast(self, weight: Tensor) -> None:
         self.hold(_cast(weight, self._recipe), self.bias)

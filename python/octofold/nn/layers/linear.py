@@ -8,10 +8,13 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.log import warn_once
 from ..._core.recipe import Recipe, recipe_of
+from ..autograd.boundary import WHOLE, Sides
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
+from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import weight_casts
+from ..casting.wrapped_weight import WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
 from .buffers import KeepsBuffers
@@ -57,6 +60,9 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     main_grad: bool
     force_fp8: bool
+    sides: Sides = WHOLE
+    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight."""
+
     _is_sharded = False
 
     def __init__(
@@ -104,14 +110,21 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     def to_linear(self) -> torch.nn.Linear:
         """The way back: make a torch.nn.Linear with these very parameters, hooks and so on. Raises
-        InvalidArgumentError for a layer that torch has parametrized since (weight_norm).
+        InvalidArgumentError for a layer that torch has parametrized since (weight_norm), and for
+        one of a group of ranks.
         """
+        if self.sides is not WHOLE:
+            expected, got = "a layer that is whole in this process", "one of a group of ranks"
+            raise invalid_argument(f"{_NAME}.to_linear", "self", expected, got)
         linear = with_state_of(f"{_NAME}.to_linear", self, torch.nn.Linear)
         for name in _OWN_ATTRIBUTES:
             linear.__dict__.pop(name, None)
         for name in _OWN_BUFFERS:
             linear._buffers.pop(name)
             linear._non_persistent_buffers_set.discard(name)
+        if isinstance(linear.weight, WrappedWeight):
+            weight = linear.weight
+            linear.weight = torch.nn.Parameter(weight.plain, weight.requires_grad)
         return linear
 
     @property
@@ -124,15 +137,20 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         """Whether FSDP has had the weight."""
         return self._is_sharded
 
+    def own_parameters(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias: in a group of ranks what this one has of them."""
+        weight, bias = self.weight, self.bias
+        return (weight, bias) if self.sides is WHOLE else (own_part(weight), own_part(bias))
+
     def wanted_main_grad(self) -> Tensor | None:
         """weight.main_grad where backward is to add to it."""
         return wanted_main_grad(_NAME, self.main_grad, self.weight, self._is_sharded)
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias, recipe = self.weight, self.bias, self._recipe
+        (weight, bias), recipe = self.own_parameters(), self._recipe
         require_fitting(_NAME, input, weight, bias)
         main_grad = self.wanted_main_grad()
-        if not self.force_fp8:
+        if not self.force_fp8 and not isinstance(weight, CodedWeight):
             sizes = input.numel() // self.in_features, self.in_features, self.out_features
             if not fp8_wins(*sizes, recipe, input.device):
                 return self._plain(input, main_grad)
@@ -148,7 +166,9 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         both = torch.is_grad_enabled() and input.requires_grad
         casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)
         state = x_scale, history, self.channel_amax
-        return linear_with_casts(input, weight, bias, recipe, casts, main_grad, *state)
+        return linear_with_casts(
+            input, weight, bias, recipe, casts, main_grad, *state, sides=self.sides
+        )
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -229,5 +249,10 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
 
 def is_dtensor(value: object) -> bool:
-    """Whether a parameter is one that FSDP2 has sharded."""
+    """Whether a parameter is one that FSDP2 or tensor parallelism has spread over ranks."""
     return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
+
+
+def own_part(parameter: Any) -> Any:
+    """What this rank has of a parameter that is spread over a group; of others all."""
+    return parameter.to_local() if is_dtensor(parameter) else parameter

@@ -10,6 +10,7 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..autograd.activated import activated, is_gated
 from ..autograd.blocks import chain_recipe_of, require_activation, require_hidden
+from ..autograd.boundary import Sides
 from ..autograd.chain import Chain
 from ..autograd.fitting import require_features, require_input
 from ..autograd.fused import run
@@ -144,7 +145,7 @@ class MLP(Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         if residual is not None and self.norm is None:
             raise invalid_argument(_NAME, "residual", "None without a norm", "a tensor")
-        first, down = self._first(), self.down_proj
+        first, down = self.first_layers(), self.down_proj
         recipe = common_recipe((*first, down))
         if recipe is None:
             return self._by_parts(input, residual)
@@ -152,8 +153,7 @@ class MLP(Module):
         norm = norm_weight = norm_bias = None
         if self.norm is not None:
             norm, norm_weight, norm_bias = norm_operands(self.norm, self._epsilon, input.dtype)
-        weight = first[0].weight
-        require_norm_fitting(_NAME, input, residual, norm_weight, norm_bias, weight)
+        require_norm_fitting(_NAME, input, residual, norm_weight, norm_bias, first[0].weight)
         if not wins((*first, down), input, recipe):
             return self._by_parts(input, residual)
         before = input, residual, norm_weight, norm_bias
@@ -162,7 +162,8 @@ class MLP(Module):
         layer = layer_of(_NAME, first, recipe, both)
         both = both or (differentiates and layer.needs_gradient())
         second = layer_of(_NAME, (down,), recipe, both)
-        chain = Chain(_NAME, recipe, norm, self.activation, self.keep_fp8)
+        sides = Sides(first[0].sides.entry, down.sides.exit)
+        chain = Chain(_NAME, recipe, norm, self.activation, self.keep_fp8, sides)
         y, total = run(*before, layer, second, chain)
         return y if residual is None else (y, total)
 
@@ -190,13 +191,14 @@ class MLP(Module):
             setattr(self, name, linear)
         self.down_proj = down
 
-    def _first(self) -> tuple[Any, ...]:
+    def first_layers(self) -> tuple[Any, ...]:
+        """The layers whose results the activation takes: one, or gate and up."""
         return tuple(self._modules[name] for name in self._names)
 
     def _by_parts(self, x: Tensor, residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         total = x if residual is None else x + residual
         normed = total if self.norm is None else self.norm(total)
-        parts = [linear(normed) for linear in self._first()]
+        parts = [linear(normed) for linear in self.first_layers()]
         gate_up = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         y: Tensor = self.down_proj(activated(gate_up, self.activation))
         return y if residual is None else (y, total)

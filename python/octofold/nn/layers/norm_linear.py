@@ -103,7 +103,7 @@ class NormLinear(Module):
         recipe = common_recipe((linear,))
         if recipe is None or not isinstance(linear, Linear):
             return self._by_parts(input, residual)
-        require_fitting(_NAME, input, linear.weight, linear.bias)
+        require_fitting(_NAME, input, *linear.own_parameters())
         norm, norm_weight, norm_bias = norm_operands(self.norm, self._epsilon, input.dtype)
         require_norm_fitting(_NAME, input, residual, norm_weight, norm_bias, linear.weight)
         if not wins((linear,), input, recipe):
@@ -111,7 +111,7 @@ class NormLinear(Module):
         before = input, residual, norm_weight, norm_bias
         both = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in before)
         layer = layer_of(_NAME, (linear,), recipe, both)
-        y, total = run(*before, layer, None, Chain(_NAME, recipe, norm))
+        y, total = run(*before, layer, None, Chain(_NAME, recipe, norm, sides=linear.sides))
         return y if residual is None else (y, total)
 
     def _by_parts(self, x: Tensor, residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:

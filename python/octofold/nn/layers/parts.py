@@ -11,9 +11,10 @@ from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain import Layer
 from ..autograd.normed import Norm
+from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
-from .linear import Linear, is_dtensor
+from .linear import Linear, is_dtensor, own_part
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
 
@@ -68,7 +69,7 @@ def norm_operands(
     assert isinstance(norm, (RMSNorm, LayerNorm))
     kind = "rms" if isinstance(norm, RMSNorm) else "layer"
     of_norm = Norm(kind, float(epsilon) if epsilon else torch.finfo(dtype).eps)
-    return of_norm, norm.weight, getattr(norm, "bias", None)
+    return of_norm, own_part(norm.weight), own_part(getattr(norm, "bias", None))
 
 
 def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
@@ -84,6 +85,10 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
             return None
     if recipe is None or recipe.keeps_state or recipe.output is None:
         return None
+    # Codes of gate and up that came with one scale each are no codes of one weight.
+    coded = any(isinstance(linear.weight, CodedWeight) for linear in linears)
+    if coded and len(linears) == 3 and recipe.output.b.granularity == "tensor":
+        return None
     return recipe
 
 
@@ -91,21 +96,22 @@ def wins(linears: tuple[Linear, ...], x: Tensor, recipe: Recipe) -> bool:
     """Whether all of them are to use FP8 for this x."""
     for linear in linears:
         sizes = x.numel() // max(x.shape[-1], 1), linear.in_features, linear.out_features
-        if not linear.force_fp8 and not fp8_wins(*sizes, recipe, x.device):
+        always = linear.force_fp8 or isinstance(linear.weight, CodedWeight)
+        if not always and not fp8_wins(*sizes, recipe, x.device):
             return False
     return True
 
 
 def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: bool) -> Layer:
     """Layers side by side as one of a chain; with the weights' transposed casts if `both`."""
-    weights = tuple(linear.weight for linear in linears)
+    parameters = [linear.own_parameters() for linear in linears]
+    weights = tuple(weight for weight, _ in parameters)
     if any(is_dtensor(weight) for weight in weights):
         expected = "whole weights: fully_shard() the fused module or what it is in, not its layers"
         raise invalid_argument(operation, "weight", expected, "a DTensor")
     sharded = any(linear.is_sharded for linear in linears)
-    bias: Tensor | None = linears[0].bias
-    if bias is not None and len(linears) > 1:
-        bias = torch.cat([linear.bias for linear in linears])
+    biases = [bias for _, bias in parameters if bias is not None]
+    bias = None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
     main_grads = tuple(linear.wanted_main_grad() for linear in linears)
     casts = weight_casts(weights, recipe, None, both, False, sharded)
     return Layer(weights, bias, casts, main_grads)

@@ -9,6 +9,8 @@ from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
+from ..autograd.boundary import WHOLE, Sides
+from ..autograd.crossing import added_once, entered, left
 from ..autograd.first_order import refuse_in_backward, refuse_transforms
 from ..autograd.fitting import require_input
 from ..autograd.linear import result_dtype
@@ -47,13 +49,20 @@ class WeightOnlyLinear(FrozenLinear):
         if dtype == torch.float32:
             expected = "float16 or bfloat16 (as the model after half() or bfloat16(), or autocast)"
             raise invalid_argument(_NAME, "x", expected, dtype)
-        return weight_only_linear(input.to(dtype), self.scaled_weight, self.bias)
+        return weight_only_linear(input.to(dtype), self.scaled_weight, self.own_bias(), self.sides)
 
 
-def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ (+ bias) of an x [..., in] of 16 bits, with gradients by x and bias."""
-    rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
+def weight_only_linear(
+    x: Tensor, weight: ScaledTensor, bias: Tensor | None, sides: Sides = WHOLE
+) -> Tensor:
+    """x · weightᵀ (+ bias) of an x [..., in] of 16 bits, with gradients by x and bias. sides: where
+    tokens come from and go to; they travel in 16 bits, as nothing is cast."""
+    if sides is not WHOLE:
+        bias = None if bias is None else added_once(bias, sides.exit)
+        partial = weight_only_linear(entered(x, sides.entry), weight, bias)
+        return left(partial, sides.exit)
     y: Tensor
+    rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         refuse_transforms("nn.WeightOnlyLinear")
         y = _WeightOnly.apply(  # type: ignore[no-untyped-call]

@@ -19,27 +19,27 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._core.errors import invalid_argument
-from ..._core.recipe import Recipe
-from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.cast import cast
-from ..._ops.cast_sources import Activated
-from ..._ops.grouped_gemm import grouped_gemm
-from ..._ops.groups import Masked
-from ..._ops.routing import sort_by_expert
-from ...nn.autograd.blocks import require_activation
-from ...nn.autograd.expert_chain import compute_experts
-from ...nn.autograd.expert_fitting import expert_recipe_of, require_projections
-from ...nn.autograd.expert_gradients import (
+from .._core.errors import invalid_argument
+from .._core.recipe import Recipe
+from .._core.scaled_tensor import ScaledTensor
+from .._ops.cast import cast
+from .._ops.cast_sources import Activated
+from .._ops.grouped_gemm import grouped_gemm
+from .._ops.groups import Masked
+from .._ops.routing import sort_by_expert
+from ..nn.autograd.blocks import require_activation
+from ..nn.autograd.expert_chain import compute_experts
+from ..nn.autograd.expert_fitting import expert_recipe_of, require_projections
+from ..nn.autograd.expert_gradients import (
     ExpertLayer,
     Needs,
     Target,
     expert_gradients,
     kept_for,
 )
-from ...nn.autograd.experts import projection_of
-from ...nn.autograd.products import addable
-from ...nn.casting.taken import as_products_read
+from ..nn.autograd.experts import projection_of
+from ..nn.autograd.products import addable
+from ..nn.casting.taken import as_products_read
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"
 _MASKED: Final = "octofold.distributed.deepep.masked_experts"

@@ -1,0 +1,1 @@
+"""Training over data, tensor and expert ranks, for train_parallel.py."""

@@ -1,0 +1,1 @@
+"""FSDP2 whose gathers move FP8."""

@@ -1,0 +1,1 @@
+"""Layers whose weights are split over the ranks of a group."""

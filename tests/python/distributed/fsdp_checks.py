@@ -1,0 +1,212 @@
+"""FSDP2 whose gathers move FP8, beside FSDP2 that gathers weights as they are: what ranks run."""
+
+import octofold
+import pytest
+import torch
+from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
+from rank_processes import DEVICE, here
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+STEPS = 2
+RECIPES = ("blockwise", "blockwise_two_level", "tensorwise", "delayed")
+
+
+class Block(torch.nn.Module):
+    """Some of each kind of layer."""
+
+    def __init__(self, recipe):
+        super().__init__()
+        self.first = torch.nn.Linear(256, 512)
+        self.second = torch.nn.Linear(512, 512, bias=False)
+        self.fused = recipe in ("blockwise", "tensorwise")
+        if self.fused:
+            self.mlp = octofold.nn.MLP(512, 512, recipe=recipe, force_fp8=True, norm="rms")
+            self.mixture = octofold.nn.MixtureOfExperts(512, 128, 4, 2, recipe=recipe)
+
+    def forward(self, x):
+        y = self.second(torch.nn.functional.gelu(self.first(x)))
+        return self.mixture(self.mlp(y)) if self.fused else y
+
+
+def new_model(recipe, fsdp_fp8):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Block(recipe), torch.nn.Linear(512, 512))
+    octofold.nn.convert(model, recipe, force_fp8=True, fsdp_fp8=fsdp_fp8)
+    return here(model)
+
+
+def batch(step, rank):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return here(torch.randn(24, 256, generator=generator))
+
+
+def sharded(model, reshard=True, dtype=None):
+    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    for module in model:
+        fully_shard(module, reshard_after_forward=reshard, mp_policy=policy)
+    return fully_shard(model, reshard_after_forward=reshard, mp_policy=policy)
+
+
+def train(model, rank, recompute=False):
+    """Losses, as they come."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    losses = []
+    for step in range(STEPS):
+        x = batch(step, rank)
+        y = checkpoint(model, x, use_reentrant=False) if recompute else model(x)
+        loss = y.float().square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def full(model):
+    return [parameter.full_tensor().detach() for parameter in model.parameters()]
+
+
+def same_bits(rank, recipe, reshard, dtype, recompute):
+    """Losses and weights of training, to the bit."""
+    wanted = sharded(new_model(recipe, False), reshard, dtype)
+    model = sharded(new_model(recipe, True), reshard, dtype)
+    names = list(wanted.state_dict())
+    assert list(model.state_dict()) == names
+    assert train(model, rank, recompute) == train(wanted, rank, recompute)
+    for actual, expected in zip(full(model), full(wanted), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def bytes_of_gathers(rank, recipe):
+    """How many bytes a weight takes on its way."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    model = sharded(new_model(recipe, True))
+    seen = []
+    inputs = _fsdp_param.FSDPParam.all_gather_inputs
+
+    def counted(self):
+        sent = inputs.fget(self)
+        seen.append((self._orig_size, sum(tensor.nbytes for tensor in sent)))
+        return sent
+
+    _fsdp_param.FSDPParam.all_gather_inputs = property(counted)
+    try:
+        model(batch(0, rank))
+    finally:
+        _fsdp_param.FSDPParam.all_gather_inputs = inputs
+    ranks = torch.distributed.get_world_size()
+    weights = [(size, sent) for size, sent in seen if len(size) > 1 and tuple(size) != (4, 512)]
+    assert len(weights) == 7
+    for size, sent in weights:
+        scales = size.numel() / 128**2
+        if recipe == "tensorwise":  # none, but for each expert
+            scales = size[0] if len(size) == 3 else 0
+        assert sent == (size.numel() + 4 * scales) / ranks, (size, sent)
+
+
+def all_reduces(rank):
+    """One for all layers, from the second forward on."""
+    from octofold.distributed.fsdp import agreed_scale
+
+    model = sharded(new_model("tensorwise", True))
+    calls = []
+    largest = agreed_scale.largest
+
+    def counted(operation, magnitudes, ranks):
+        calls.append(magnitudes.numel())
+        return largest(operation, magnitudes, ranks)
+
+    agreed_scale.largest = counted
+    try:
+        train(model, rank)
+    finally:
+        agreed_scale.largest = largest
+    assert calls == [1, 1, 1, 1, 1, 5], calls
+
+
+def refuses_shards_within_squares(rank):
+    model = here(torch.nn.Sequential(torch.nn.Linear(256, 192)))
+    octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)
+    fully_shard(model)
+    with pytest.raises(
+        octofold.UnsupportedError, match=r"of '0.weight' on each rank, got \[192, 256"
+    ):
+        model(batch(0, rank))
+
+
+def saves(rank, folder, recipe):
+    model = sharded(new_model(recipe, True))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(batch(0, rank)).square().mean().backward()
+    optimizer.step()
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    plain = [t.to_local() if isinstance(t, DTensor) else t for t in of_model.values()]
+    assert {type(tensor) for tensor in plain} == {torch.Tensor}
+    save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=folder)
+    whole = full(model)
+    return whole if rank == 0 else None
+
+
+def loads(rank, folder, recipe, expected):
+    model = sharded(new_model(recipe, True))
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    state = {"model": of_model, "optimizer": of_optimizer}
+    load(state, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+    for actual, wanted in zip(full(model), expected, strict=True):
+        assert torch.equal(actual, wanted)
+    model(batch(1, rank)).square().mean().backward()
+    optimizer.step()
+
+
+def compiled(rank, recipe):
+    """Each block by itself, as torchtitan has it. Compiled code may round otherwise."""
+    wanted = train(sharded(new_model(recipe, True)), rank)
+    model = new_model(recipe, True)
+    for module in model:
+        module.compile()
+    losses = train(sharded(model), rank)
+    assert losses[0] == pytest.approx(wanted[0], rel=1e-4)
+    assert losses == pytest.approx(wanted, rel=0.1)
+
+
+def with_tensor_parallelism(rank, recipe):
+    """FSDP over tensor parallelism, two by two: the bits of casting after the gather."""
+    mesh = torch.distributed.device_mesh.init_device_mesh(
+        DEVICE, (2, 2), mesh_dim_names=("data", "tensor")
+    )
+    torch.manual_seed(0)
+    parameters, losses = [], []
+    for fsdp_fp8 in (False, True):
+        model = new_parallel_model(recipe, mesh["tensor"])
+        if fsdp_fp8:
+            octofold.distributed.gather_in_fp8(model)
+        for module in model:
+            fully_shard(module, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+        losses.append(train(model, mesh["data"].get_local_rank()))
+        parameters.append(full(model))
+        assert {type(part) for part in model.state_dict().values()} == {DTensor}
+    assert losses[0] == losses[1]
+    for wanted, actual in zip(*parameters, strict=True):
+        assert torch.equal(wanted, actual)
+
+
+def new_parallel_model(recipe, mesh):
+    torch.manual_seed(0)
+    linears = torch.nn.Linear(256, 512), torch.nn.Linear(512, 512)
+    model = torch.nn.Sequential(*linears, octofold.nn.MLP(512, 512, recipe=recipe, bias=True))
+    octofold.nn.convert(model, recipe, force_fp8=True)
+    plan = {"0": ColumnParallel(), "1": RowParallel(), "2": MLPParallel()}
+    return parallelize_module(here(model), mesh, plan)

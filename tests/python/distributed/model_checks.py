@@ -1,0 +1,131 @@
+"""Models of transformers, converted and split over ranks: what the ranks run."""
+
+import copy
+
+import octofold
+import pytest
+import torch
+from octofold.distributed import parallelize
+from rank_processes import here
+from tensor_parallel_checks import mesh_of_all
+from torch.distributed.tensor import DTensor
+
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+}
+
+
+def model_of(kind, **options):
+    import transformers
+
+    torch.manual_seed(3)
+    if kind == "llama":
+        config = transformers.LlamaConfig(**SIZES | options)
+        model = transformers.LlamaForCausalLM(config)
+    elif kind == "qwen3_moe":
+        sizes = SIZES | {"moe_intermediate_size": 256, "num_experts": 4}
+        # All of them, as which ones are best turns on the last bits of what is routed.
+        sizes["num_experts_per_tok"] = 4
+        config = transformers.Qwen3MoeConfig(**sizes | options)
+        model = transformers.Qwen3MoeForCausalLM(config)
+    return here(model.to(torch.bfloat16))
+
+
+def loss_of(model, ids):
+    return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def like_one_process(rank, kind, recipe="blockwise", options=(), **kinds):
+    """Loss and gradients are as good as those of the converted model in one process. They differ
+    by as much as FP8 makes of other last bits."""
+    model = model_of(kind, **dict(options))
+    exact = copy.deepcopy(model).float()
+    alone, parallel = copy.deepcopy(model), copy.deepcopy(model)
+    if kind == "qwen3_moe":
+        octofold.nn.convert_experts(alone, recipe)
+    octofold.nn.convert(alone, recipe, force_fp8=True)
+    report = parallelize(parallel, mesh_of_all(), recipe=recipe, **kinds)
+    assert report.model is parallel
+    ids = here(torch.arange(2 * 512).view(2, 512) * 7 % 256)
+    loss, own_loss = loss_of(alone, ids), loss_of(parallel, ids)
+    loss.backward()
+    own_loss.backward()
+    loss_of(exact, ids).backward()
+    truth = {name: parameter.grad for name, parameter in exact.named_parameters()}
+    assert abs(loss.item() - own_loss.item()) < 0.02, (loss, own_loss)
+    wanted = dict(alone.named_parameters())
+    found = dict(parallel.named_parameters())
+    assert list(found) == list(wanted)
+    assert list(parallel.state_dict()) == list(alone.state_dict())
+    worst = 0.0
+    for name, parameter in found.items():
+        assert isinstance(parameter, DTensor), name
+        assert torch.equal(parameter.full_tensor(), wanted[name]), name
+        errors = [
+            ((grad.float() - truth[name]).norm() / truth[name].norm()).item()
+            for grad in (parameter.grad.full_tensor(), wanted[name].grad)
+        ]
+        # A few sums over all tokens scatter more than a matrix does.
+        factor = 1.1 if parameter.dim() > 1 else 1.5
+        assert errors[0] < factor * errors[1] + 0.005, (name, errors)
+        worst = max(worst, errors[0])
+    assert worst < 0.3, worst
+    torch.nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
+    torch.optim.AdamW(parallel.parameters()).step()
+    parallel.eval()
+    with torch.no_grad():
+        logits = parallel(input_ids=ids[:, :8], use_cache=False).logits
+    assert logits.shape == (2, 8, 256)
+    return repr(report)
+
+
+def tied(rank):
+    """The head that shares its weight with the embedding still does."""
+    model = model_of("llama", tie_word_embeddings=True)
+    parallelize(model, mesh_of_all(), recipe="rowwise", reduce_dtype=torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    ids = here(torch.arange(64).view(2, 32))
+    loss_of(model, ids).backward()
+    assert model.lm_head.weight.grad.full_tensor().isfinite().all()
+
+
+def converted_before(rank):
+    """A model that is converted already is split as it is, with a plan of ours."""
+    model = model_of("llama")
+    octofold.nn.convert(model, "rowwise", lambda module, name: "mlp" in name)
+    plan = {
+        "model.layers.*.mlp.up_proj": "colwise",
+        "model.layers.*.mlp.gate_proj": "colwise",
+        "model.layers.*.mlp.down_proj": "rowwise",
+    }
+    report = parallelize(model, mesh_of_all(), plan, recipe=None)
+    assert len(report.converted) == 6
+    assert "all ranks have it" in report.left_alone["model.layers.0.self_attn.q_proj"]
+    ids = here(torch.arange(64).view(2, 32))
+    loss_of(model, ids).backward()
+    assert all(isinstance(p.grad, DTensor) for p in model.parameters())
+
+
+def refusals(rank):
+    mesh, model = mesh_of_all(), model_of("llama")
+    for options, error, words in (
+        ({"plan": {"model.none": "colwise"}}, octofold.InvalidArgumentError, "'plan'"),
+        ({"plan": {"lm_head": "own"}}, octofold.UnsupportedError, "got 'own' for 'lm_head'"),
+        ({"recipe": "delayed"}, octofold.InvalidArgumentError, "'recipe'"),
+    ):
+        with pytest.raises(error, match=words):
+            parallelize(copy.deepcopy(model), mesh, **options)
+    model = model_of("llama", num_key_value_heads=1)
+    with pytest.raises(octofold.InvalidArgumentError, match="1 heads of 32 features"):
+        parallelize(model, mesh)
+    with pytest.raises(octofold.InvalidArgumentError, match="without one"):
+        parallelize(torch.nn.Linear(4, 4), mesh)
+    model = model_of("llama" if rank else "qwen3_moe")
+    with pytest.raises(octofold.InvalidArgumentError, match="'model': expected the same on all"):
+        parallelize(model, mesh)

@@ -1,0 +1,537 @@
+"""Parallel layers beside the same layer in one process: what the ranks run."""
+
+import copy
+import re
+
+import octofold
+import pytest
+import torch
+from boundary_checks import STATELESS, numbers, part
+from octofold import ScaledTensor, quantize
+from octofold.distributed import (
+    ColumnParallel,
+    ExpertTensorParallel,
+    MLPParallel,
+    RowParallel,
+    SharedInput,
+    Whole,
+)
+from octofold.distributed.tensor_parallel import shared as shared_casts
+from rank_processes import DEVICE, here
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+nn = octofold.nn
+FEATURES = Shard(-1)
+EXPERT_RECIPES = [name for name in STATELESS if name != "rowwise_with_gw_hp"]
+MESHES = {}
+ALL = Replicate(), Replicate()
+
+# What has the bits of one process where a weight is split by rows. A scale of all of it is another
+# for a part, and torch's product in high precision may sum in another order.
+BITS_OF_COLUMNS = {
+    "blockwise": ("y", "weight", "bias"),
+    "rowwise": ("y", "weight", "bias"),
+    "rowwise_with_gw_hp": ("y", "bias"),
+}
+
+# Layouts of tokens outside, by a word for tests.
+LAYOUTS = {"all": Replicate(), "dim 0": Shard(0), "dim 1": Shard(1)}
+
+
+def mesh_of_all():
+    size = torch.distributed.get_world_size()
+    if size not in MESHES:
+        MESHES[size] = init_device_mesh(DEVICE, (size,), mesh_dim_names=("tp",))
+    return MESHES[size]
+
+
+def seeded(make, *arguments, **options):
+    torch.manual_seed(5)
+    return here(make(*arguments, **options))
+
+
+def own(tensor, layout):
+    """What this rank has of a tensor."""
+    if isinstance(layout, Replicate):
+        return tensor.detach().clone()
+    mesh = mesh_of_all()
+    return part(tensor.detach(), mesh.get_local_rank(), mesh.size(), layout.dim)
+
+
+def leaf(tensor):
+    return tensor.detach().clone().requires_grad_()
+
+
+def beside(module, style, inputs, layouts=ALL, bits=(), **options):
+    """Runs a module in one process, and made parallel. inputs: by name, those of forward; layouts:
+    of inputs and of the result; bits: names of what has the bits of one process: "y", inputs and
+    parameters."""
+    module.zero_grad()
+    parallel = parallelize_module(copy.deepcopy(module), mesh_of_all(), style, **options)
+    given, gives = layouts
+    whole = {k: leaf(v) if v.is_floating_point() else v for k, v in inputs.items()}
+    mine = {
+        k: leaf(own(v, given)) if v.is_floating_point() else own(v, given)
+        for k, v in inputs.items()
+    }
+    y, own_y = module(**whole), parallel(**mine)
+    if isinstance(y, tuple):
+        (y, total), (own_y, own_total) = y, own_y
+        require("total", own_total, own(total, given), True)
+        (total * 0.5).sum().backward(retain_graph=True)
+        (own_total * 0.5).sum().backward(retain_graph=True)
+    dy = numbers(*y.shape, seed=8).to(y.dtype)
+    y.backward(dy)
+    own_y.backward(own(dy, gives))
+    require("y", own_y, own(y, gives), "y" in bits)
+    for name, x in whole.items():
+        if x.requires_grad:
+            require(name, mine[name].grad, own(x.grad, given), name in bits)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            found = dict(parallel.named_parameters())[name]
+            assert isinstance(found, DTensor)
+            require(name, found.full_tensor(), parameter, True)
+            require(name, found.grad.full_tensor(), parameter.grad, name in bits)
+    return parallel
+
+
+def require(name, actual, wanted, same_bits):
+    assert actual.shape == wanted.shape, (name, actual.shape, wanted.shape)
+    assert actual.dtype == wanted.dtype, (name, actual.dtype, wanted.dtype)
+    if same_bits:
+        assert torch.equal(actual, wanted), (name, (actual - wanted).abs().max())
+    error = (actual - wanted).float().norm() / wanted.float().norm().clamp_min(1e-20)
+    assert error < (0.003 if same_bits else 0.12), (name, error)
+
+
+def column_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512)):
+    layout = LAYOUTS[layout]
+    layer = seeded(nn.Linear, *sizes, recipe=recipe, dtype=torch.bfloat16)
+    style = ColumnParallel(input_layouts=layout, reduce_dtype=reduce_dtype)
+    inputs = {"input": numbers(2, 512, sizes[0], seed=1)}
+    bits = BITS_OF_COLUMNS.get(recipe, ())
+    beside(layer, style, inputs, (layout, FEATURES), bits)
+
+
+def row_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512)):
+    layout = LAYOUTS[layout]
+    layer = seeded(nn.Linear, *sizes, recipe=recipe, dtype=torch.bfloat16)
+    style = RowParallel(output_layouts=layout, reduce_dtype=reduce_dtype)
+    inputs = {"input": numbers(2, 512, sizes[0], seed=1)}
+    bits = ("weight",) if recipe in ("blockwise", "rowwise") else ()
+    beside(layer, style, inputs, (FEATURES, layout), bits)
+
+
+def uneven(rank):
+    """Features that ranks have unequally, and that straddle blocks of 128."""
+    column_parallel(rank, "blockwise", "all", sizes=(256, 330))
+    row_parallel(rank, "blockwise", "all", sizes=(330, 256))
+    size = torch.distributed.get_world_size()
+    layer = seeded(nn.Linear, 256, 330, dtype=torch.bfloat16)
+    style = ColumnParallel(output_layouts=Replicate())
+    beside(layer, style, {"input": numbers(64, 256)}, (Replicate(), Replicate()), ("y",))
+    layer = seeded(nn.Linear, 330, 256, dtype=torch.bfloat16)
+    style = RowParallel(input_layouts=Replicate())
+    beside(layer, style, {"input": numbers(64, 330)}, (Replicate(), Replicate()))
+    assert 330 % (128 * size)
+
+
+def norm_linear(rank, recipe, layout, norm="rms"):
+    layout = LAYOUTS[layout]
+    layer = seeded(nn.NormLinear, 512, 512, norm=norm, recipe=recipe, dtype=torch.bfloat16)
+    inputs = {"input": numbers(512, 512, seed=1), "residual": numbers(512, 512, seed=2)}
+    bits = [name if name == "y" else f"linear.{name}" for name in BITS_OF_COLUMNS.get(recipe, ())]
+    style = ColumnParallel(input_layouts=layout)
+    beside(layer, style, inputs, (layout, FEATURES), bits)
+
+
+def mlp(rank, recipe, given, gives, made="packed", norm=None, **options):
+    """made: of which layers."""
+    features = {"dtype": torch.bfloat16}
+    activation = "gelu" if made == "plain" else "swiglu"
+    if made == "three":
+        linears = [seeded(torch.nn.Linear, 512, 512, True, **features) for _ in range(3)]
+        layer = nn.MLP.from_linears(*linears, recipe=recipe, **options)
+    else:
+        sizes = 512, 512, 256
+        options |= {"activation": activation, "norm": norm, "recipe": recipe}
+        layer = seeded(nn.MLP, *sizes, True, **options, **features)
+    inputs = {"input": numbers(512, 512, seed=1)}
+    if norm is not None:
+        inputs["residual"] = numbers(512, 512, seed=2)
+    layouts = LAYOUTS[given], LAYOUTS[gives]
+    style = MLPParallel(input_layouts=layouts[0], output_layouts=layouts[1])
+    weights = [name for name, p in layer.named_parameters() if p.dim() == 2]
+    beside(layer, style, inputs, layouts, weights if recipe in ("blockwise", "rowwise") else ())
+
+
+def experts(rank, recipe, given, gives, bias=False, activation="swiglu", inner=256, dtype=None):
+    options = {"bias": bias, "activation": activation, "recipe": recipe, "dtype": torch.bfloat16}
+    layer = seeded(nn.Experts, 256, inner, 4, **options)
+    layouts = LAYOUTS[given], LAYOUTS[gives]
+    style = ExpertTensorParallel(
+        input_layouts=layouts[0], output_layouts=layouts[1], reduce_dtype=dtype
+    )
+    whole = inner // torch.distributed.get_world_size() % 128 == 0 or recipe == "rowwise"
+    weights = [name for name, p in layer.named_parameters() if p.dim() == 3]
+    bits = weights if recipe in ("blockwise", "rowwise") and whole else ()
+    beside(layer, style, routed(256), layouts, bits)
+
+
+def routed(hidden, tokens=128):
+    scores = numbers(tokens, 4, seed=3).float()
+    weights, ids = scores.softmax(-1).topk(2, dim=-1)
+    x = numbers(tokens, hidden, seed=1)
+    return {"input": x, "topk_ids": ids.int(), "topk_weights": weights}
+
+
+def fp8_experts(rank, activation, inner):
+    """Parts of the inner features begin in the middle of squares."""
+    rows = 2 * inner if activation == "swiglu" else inner
+    first, second = numbers(4, rows, 256, seed=4) / 16, numbers(4, 256, inner, seed=5) / 16
+    w13, w2 = (stacked(weight) for weight in (first, second))
+    biases = numbers(4, rows, seed=6), numbers(4, 256, seed=7)
+    layer = nn.Experts.from_weights(w13, w2, *biases, activation=activation)
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    beside(layer, ExpertTensorParallel(), routed(256))
+
+
+def stacked(weights):
+    casts = [quantize(weight, "128x128") for weight in weights]
+    scale = torch.stack([cast.scale for cast in casts])
+    data = torch.stack([cast.data.view(torch.uint8) for cast in casts])
+    return ScaledTensor(data.view(torch.float8_e4m3fn), scale, "128x128")
+
+
+def fp8_weights(rank, kind, sizes):
+    """Layers with FP8 weights, column- and row-parallel, with scales that straddle borders."""
+    linear = seeded(torch.nn.Linear, *sizes, dtype=torch.bfloat16)
+    layer = getattr(nn, kind).from_linear(linear)
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    inputs = {"input": numbers(2, 64, sizes[0], seed=1)}
+    bits = ("y",)
+    beside(layer, ColumnParallel(), inputs, (Replicate(), FEATURES), bits)
+    beside(layer, RowParallel(), inputs, (FEATURES, Replicate()))
+    split = LAYOUTS["dim 1"]
+    column = ColumnParallel(input_layouts=split)
+    beside(layer, column, inputs, (split, FEATURES), bits)
+    row = RowParallel(output_layouts=split, reduce_dtype=torch.float32)
+    beside(layer, row, inputs, (FEATURES, split))
+
+
+class Attention(torch.nn.Module):
+    """Three projections of one x, and one of what is made of them."""
+
+    def __init__(self, recipe):
+        super().__init__()
+        options = {"recipe": recipe, "dtype": torch.bfloat16, "bias": False}
+        for name, features in (("q", 512), ("k", 256), ("v", 256)):
+            setattr(self, name, nn.Linear(512, features, **options))
+        self.o = nn.Linear(512, 512, **options)
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return self.o(q * torch.cat([k, v], dim=-1).sigmoid())
+
+
+def attention(rank, recipe):
+    """The casts of x are made once, and those of another x, or after a write to it, anew."""
+    mesh = mesh_of_all()
+    split = Shard(1)
+    plan = {name: ColumnParallel(input_layouts=split) for name in "qkv"}
+    plan |= {"o": RowParallel(output_layouts=split)}
+    layer = seeded(Attention, recipe)
+    apart = parallelize_module(copy.deepcopy(layer), mesh, plan)
+    together = parallelize_module(copy.deepcopy(layer), mesh, {"": SharedInput(), **plan})
+    x = own(numbers(2, 512, 512, seed=1), split)
+    dy = own(numbers(2, 512, 512, seed=2), split)
+    found = []
+    for module in (apart, together):
+        mine = leaf(x)
+        y = module(mine)
+        with counted() as casts:
+            again = module(mine)
+        assert torch.equal(again, y)
+        y.backward(dy)
+        found.append((y, mine.grad, [p.grad.to_local() for p in module.parameters()], casts[0]))
+    (y, dx, grads, alone), (own_y, own_dx, own_grads, once) = found
+    assert (alone, once) == (3, 1), (alone, once)
+    assert torch.equal(y, own_y)
+    assert torch.equal(dx, own_dx)
+    for grad, own_grad in zip(grads, own_grads, strict=True):
+        assert torch.equal(grad, own_grad)
+    with torch.no_grad():
+        q = together.q
+        with shared_casts.casts_kept():
+            first = q(x)
+            x.mul_(2)
+            second = q(x)
+        assert torch.equal(second, q(x))
+        assert not torch.equal(first, second)
+
+
+class counted:  # noqa: N801
+    """Counts the casts of Split boundaries."""
+
+    def __enter__(self):
+        from octofold.distributed.boundaries import Split
+
+        self._cast, self.casts = Split.cast, [0]
+
+        def cast(boundary, *arguments, **options):
+            self.casts[0] += 1
+            return self._cast(boundary, *arguments, **options)
+
+        Split.cast = cast
+        return self.casts
+
+    def __exit__(self, *_):
+        from octofold.distributed.boundaries import Split
+
+        Split.cast = self._cast
+
+
+def whole_modules(rank):
+    """Norms and routers beside parallel layers: gradients of tokens that are split are summed."""
+    norm = seeded(torch.nn.LayerNorm, 64)
+    split = Shard(0)
+    inputs = {"input": numbers(32, 64).float()}
+    beside(norm, Whole(), inputs)
+    parallel = beside(norm, Whole("sum"), inputs, (split, split))
+    assert isinstance(parallel, torch.nn.LayerNorm)
+    assert isinstance(parallel.state_dict()["weight"], DTensor)
+    torch.nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
+
+
+def dtensors(rank):
+    """DTensors come in any layout, and go out as they are asked for."""
+    mesh = mesh_of_all()
+    layer = seeded(nn.Linear, 256, 512, dtype=torch.bfloat16)
+    x = numbers(4, 512, 256)
+    y = layer(x)
+    for layout in LAYOUTS.values():
+        for come in (Replicate(), Shard(1), Shard(2)):
+            style = ColumnParallel(input_layouts=layout, use_local_output=False)
+            parallel = parallelize_module(copy.deepcopy(layer), mesh, style)
+            dtensor = DTensor.from_local(own(x, come), mesh, [come], run_check=False)
+            result = parallel(dtensor)
+            assert result.placements == (Shard(2),)
+            assert torch.equal(result.full_tensor(), y)
+    for layout in LAYOUTS.values():
+        style = RowParallel(output_layouts=layout, use_local_output=False)
+        parallel = parallelize_module(copy.deepcopy(layer), mesh, style)
+        dtensor = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        result = parallel(dtensor)
+        assert result.placements == (layout,)
+        require("y", result.full_tensor(), y, False)
+
+
+class Block(torch.nn.Module):
+    """What is around parallel layers in a model: a norm, a projection, an MLP."""
+
+    def __init__(self, recipe="blockwise"):
+        super().__init__()
+        options = {"recipe": recipe, "dtype": torch.bfloat16}
+        self.first = nn.NormLinear(256, 512, **options)
+        self.second = nn.Linear(512, 256, **options)
+        linears = [nn.Linear(*sizes, **options) for sizes in ((256, 256), (256, 256), (256, 256))]
+        self.mlp = nn.MLP.from_linears(*linears)
+
+    def forward(self, x):
+        return self.mlp(x + self.second(self.first(x)))
+
+
+PLAN = {"first": ColumnParallel(), "second": RowParallel(), "mlp": MLPParallel()}
+
+
+def copied(model):
+    return copy.deepcopy(model)
+
+
+def with_fsdp(rank):
+    """FSDP2 over tensor parallelism: half of the processes by each."""
+    from torch.distributed.fsdp import fully_shard
+
+    size = torch.distributed.get_world_size()
+    mesh = init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    block = seeded(Block)
+    alone, parallel = copied(block), parallelize_module(copied(block), mesh["tp"], PLAN)
+    for module in (parallel.first, parallel.second, parallel.mlp, parallel):
+        fully_shard(module, mesh=mesh["dp"])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (alone, parallel)]
+    for step in range(2):
+        x = numbers(size // 2, 256, 256, seed=step)
+        alone(x).float().square().mean().backward()
+        mine = x[mesh["dp"].get_local_rank()][None]
+        parallel(mine).float().square().mean().backward()
+        for (name, wanted), found in zip(
+            alone.named_parameters(), parallel.parameters(), strict=True
+        ):
+            assert found.placements[1:] == PLACEMENTS[name], (name, found.placements)
+            require(name, found.grad.full_tensor(), wanted.grad, False)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for (name, wanted), found in zip(
+            alone.named_parameters(), parallel.parameters(), strict=True
+        ):
+            require(name, found.full_tensor(), wanted, False)
+
+
+PLACEMENTS = {
+    "first.norm.weight": (Replicate(),),
+    "first.linear.weight": (Shard(0),),
+    "first.linear.bias": (Shard(0),),
+    "second.weight": (Shard(1),),
+    "second.bias": (Replicate(),),
+    "mlp.gate_proj.weight": (Shard(0),),
+    "mlp.gate_proj.bias": (Shard(0),),
+    "mlp.up_proj.weight": (Shard(0),),
+    "mlp.up_proj.bias": (Shard(0),),
+    "mlp.down_proj.weight": (Shard(1),),
+    "mlp.down_proj.bias": (Replicate(),),
+}
+
+
+def save(rank, folder):
+    """Of two ranks; of more, each two have all."""
+    from torch.distributed import checkpoint
+
+    size = torch.distributed.get_world_size()
+    mesh = init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    parallel = parallelize_module(seeded(Block), mesh["tp"], PLAN)
+    checkpoint.save(parallel.state_dict(), checkpoint_id=folder)
+
+
+def load(rank, folder):
+    """On another number of ranks than they were saved on, or in one process."""
+    from torch.distributed import checkpoint
+
+    wanted = seeded(Block).state_dict()
+    torch.manual_seed(9)
+    other = Block()
+    model = parallelize_module(copied(other), mesh_of_all(), PLAN) if rank is not None else other
+    state = model.state_dict()
+    checkpoint.load(state, checkpoint_id=folder)
+    model.load_state_dict(state)
+    for name, value in model.state_dict().items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        assert torch.equal(whole, wanted[name]), name
+
+
+def compiled(rank, fullgraph=True):
+    """torch.compile, and activation checkpointing: the same bits."""
+    block = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
+    x, dy = numbers(128, 256, seed=1), numbers(128, 256, seed=2)
+
+    def results(model):
+        block.zero_grad()
+        mine = leaf(x)
+        y = model(mine)
+        y.backward(dy)
+        return [y, mine.grad, *(p.grad.to_local() for p in block.parameters())]
+
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+    wanted = results(block)
+    for model in (checkpointed, torch.compile(block, fullgraph=fullgraph, backend="aot_eager")):
+        for found, expected in zip(results(model), wanted, strict=True):
+            assert torch.equal(found, expected)
+
+
+def kept_casts(rank):
+    """keep_casts() has the results of none."""
+    block = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
+    x = numbers(128, 256, seed=1)
+    wanted = block(x)
+    with nn.keep_casts(block):
+        assert torch.equal(block(x), wanted)
+        assert torch.equal(block(x), wanted)
+
+
+def disagreement(rank, what):
+    """An error on every rank, which names rank and tensor."""
+    recipe = "rowwise" if what == "recipe" and rank == 1 else "blockwise"
+    layer = seeded(nn.Linear, 256, 256, recipe=recipe, dtype=torch.bfloat16)
+    style = ColumnParallel(input_layouts=Shard(0))
+    parallel = parallelize_module(layer, mesh_of_all(), style)
+    x = numbers(128 if what == "shape" and rank == 1 else 256, 256)
+    try:
+        parallel(x.half() if what == "dtype" and rank == 1 else x)
+    except octofold.InvalidArgumentError as error:
+        return str(error)
+    return None
+
+
+def order(rank):
+    """Ranks that call other layers."""
+    layers = [seeded(nn.Linear, 256, 256), seeded(nn.NormLinear, 256, 256)]
+    for layer in layers:
+        parallelize_module(layer, mesh_of_all(), ColumnParallel())
+    try:
+        layers[rank % 2](numbers(32, 256).float())
+    except octofold.InvalidArgumentError as error:
+        return str(error)
+    return None
+
+
+def refused(words):
+    return pytest.raises(octofold.InvalidArgumentError, match=re.escape(words))
+
+
+def refusals(rank):
+    """What is refused before anything is sent."""
+    mesh = mesh_of_all()
+    size = mesh.size()
+    cases = [
+        (nn.Linear(16, size - 1), ColumnParallel(), f"each of {size} ranks gets some"),
+        (torch.nn.Linear(16, 16), ColumnParallel(), "torch's own ColwiseParallel"),
+        (nn.Linear(16, 16, recipe="delayed"), RowParallel(), "'recipe'"),
+        (nn.Linear(16, 16, main_grad=True), RowParallel(), "'main_grad'"),
+        (nn.Linear(16, 16), MLPParallel(), "an octofold.nn.MLP"),
+        (nn.Experts(16, 7, 2), ExpertTensorParallel(), f"a multiple of {size}"),
+    ]
+    for layer, style, words in cases:
+        with refused(words):
+            parallelize_module(layer, mesh, style)
+    for options, words in (
+        ({"input_layouts": Shard(-1)}, "'input_layouts'"),
+        ({"reduce_dtype": torch.float16}, "'reduce_dtype'"),
+        ({"packed": 2, "output_layouts": Replicate()}, "'output_layouts'"),
+    ):
+        with refused(words):
+            ColumnParallel(**options)
+    row = parallelize_module(seeded(nn.Linear, 16, 16), mesh, RowParallel(output_layouts=Shard(0)))
+    for x, words in (
+        (here(torch.randn(size + 1, 16 // size)), f"a multiple of {size} tokens in dimension 0"),
+        (here(torch.randn(16 // size)), "tokens with a dimension 0"),
+    ):
+        with refused(words):
+            row(x)
+    column = ColumnParallel(input_layouts=Shard(0))
+    column = parallelize_module(seeded(nn.Linear, 16, 16), mesh, column)
+    short = numbers(size - 1, 16, 16)
+    with refused(f"a multiple of {size} tokens in dimension 0"):
+        column(DTensor.from_local(short, mesh, [Replicate()], run_check=False))
+    with refused("whole in this process"):
+        row.to_linear()
+
+
+def dead_rank(rank):
+    """A rank that is gone is an error within the time-out."""
+    layer = parallelize_module(seeded(nn.Linear, 64, 64), mesh_of_all(), RowParallel())
+    x = numbers(32, 64 // torch.distributed.get_world_size()).float()
+    layer(x)
+    if rank == 1:
+        raise SystemExit
+    try:
+        layer(x)
+    except octofold.UnavailableError as error:
+        return str(error)
+    return None

@@ -1,0 +1,115 @@
+"""Layers of a group of ranks beside the same layers in one process."""
+
+import pytest
+import tensor_parallel_checks as checks
+from boundary_checks import STATELESS
+from rank_processes import Processes
+
+TWO = pytest.mark.parametrize("processes", [2], indirect=True)
+
+
+@pytest.mark.parametrize("layout", ["all", "dim 1"])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_linear(processes, recipe, layout):
+    processes.run(checks.column_parallel, recipe, layout)
+    processes.run(checks.row_parallel, recipe, layout)
+
+
+def test_uneven_features(processes):
+    processes.run(checks.uneven)
+
+
+@TWO
+@pytest.mark.parametrize("layout", ["all", "dim 0"])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_norm_linear(processes, recipe, layout):
+    processes.run(checks.norm_linear, recipe, layout)
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_mlp(processes, recipe):
+    processes.run(checks.mlp, recipe, "all", "all")
+    processes.run(checks.mlp, recipe, "dim 0", "dim 0", "three")
+    processes.run(checks.mlp, recipe, "dim 0", "all", "packed", "rms")
+    processes.run(checks.mlp, recipe, "all", "dim 0", "plain")
+
+
+@pytest.mark.parametrize("recipe", checks.EXPERT_RECIPES)
+def test_experts(processes, recipe):
+    processes.run(checks.experts, recipe, "all", "all")
+    processes.run(checks.experts, recipe, "dim 0", "dim 0", True)
+    processes.run(checks.experts, recipe, "dim 0", "all", True, "gelu", 192)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_experts_in_fp8(processes, activation):
+    processes.run(checks.fp8_experts, activation, 384)
+
+
+@pytest.mark.parametrize("kind", ["InferenceLinear", "WeightOnlyLinear"])
+def test_fp8_weights(processes, kind):
+    processes.run(checks.fp8_weights, kind, (768, 512))
+    processes.run(checks.fp8_weights, kind, (264, 300))
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_attention(processes, recipe):
+    processes.run(checks.attention, recipe)
+
+
+@TWO
+def test_whole_modules(processes):
+    processes.run(checks.whole_modules)
+
+
+def test_dtensors(processes):
+    processes.run(checks.dtensors)
+
+
+def test_with_fsdp(processes):
+    processes.run(checks.with_fsdp)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoint(processes, tmp_path):
+    processes.run(checks.save, str(tmp_path))
+    processes.run(checks.load, str(tmp_path))
+    checks.load(None, str(tmp_path))
+
+
+@TWO
+def test_compiled(processes):
+    processes.run(checks.compiled)
+
+
+@TWO
+def test_kept_casts(processes):
+    processes.run(checks.kept_casts)
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype", "recipe"])
+def test_ranks_that_disagree(processes, what):
+    for rank, error in enumerate(processes.run(checks.disagreement, what)):
+        assert "expected the same on all ranks" in error
+        assert "on rank 1" in error
+        assert f"this is rank {rank} of {processes.size}" in error
+
+
+@TWO
+def test_ranks_in_another_order(processes):
+    for error in processes.run(checks.order):
+        assert "NormLinear on rank 1" in error
+
+
+def test_refusals(processes):
+    processes.run(checks.refusals)
+
+
+@pytest.mark.slow
+def test_a_dead_rank():
+    started = Processes(2, collective_timeout=20)
+    try:
+        error, _ = started.run(checks.dead_rank, may_die=1)
+        assert "expected all 2 ranks to take part, got on rank 0" in error
+    finally:
+        started.stop()

@@ -1,0 +1,311 @@
+"""Casts whose units' largest magnitudes are given: parts have the bits of the whole's cast."""
+
+import itertools
+
+import numpy as np
+import pytest
+import reference
+from casting import RULES, cast_side, sides_of
+from hypothesis import given
+from hypothesis import strategies as st
+from octofold import Format, InvalidArgumentError, ScaledTensor, ops, quantize
+from octofold.ops import Target, cast
+from test_cast_sources import every_source, sources
+from test_quantize import assert_same_cast, matrices
+
+LONG = ("tensor", "channel")  # units as long as the matrix
+both_ways = pytest.mark.parametrize("transpose", [False, True])
+every_unit = pytest.mark.parametrize("granularity", LONG)
+every_rule = pytest.mark.parametrize("rule", RULES)
+every_type = pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+
+
+def amax_of(x, granularity, transpose=False):
+    """float32, of the units of a cast, as all ranks together find them."""
+    sizes = np.abs(np.asarray(x, np.float32))
+    if granularity == "tensor":
+        return sizes.max(initial=0, keepdims=True).reshape(1)
+    return sizes.max(axis=0 if transpose else 1, initial=0)
+
+
+def parts_of(x, granularity, transpose, cut):
+    """Two parts of which units have some each, and where they stand in the result."""
+    if granularity == "channel" and not transpose:
+        return (x[:, :cut], np.s_[:, :cut]), (x[:, cut:], np.s_[:, cut:])
+    if transpose:
+        return (x[:cut], np.s_[:, :cut]), (x[cut:], np.s_[:, cut:])
+    return (x[:cut], np.s_[:cut]), (x[cut:], np.s_[cut:])
+
+
+def check_parts(x, format, transpose, cut):
+    amax = amax_of(x, format.granularity, transpose)
+    whole = cast_side(x, format, transpose)
+    for part, place in parts_of(x, format.granularity, transpose, cut):
+        actual = cast_side(part, format, transpose, amax=amax)
+        assert actual.granularity == format.granularity
+        assert_same_cast(actual, whole.data[place].view(np.uint8), whole.scale)
+
+
+@every_rule
+@every_unit
+@both_ways
+@pytest.mark.parametrize("power_of_two", [False, True, None])
+def test_parts_are_those_of_the_whole(rule, granularity, transpose, power_of_two, rng):
+    for source, dtype in itertools.product(("float32", "float16", "bfloat16"), ("e4m3", "e5m2")):
+        for x in matrices(rng, reference.DTYPES[source]):
+            for overflow in ("saturate", "nan"):
+                format = Format(
+                    dtype, granularity, rule=rule, power_of_two=power_of_two, overflow=overflow
+                )
+                check_parts(x, format, transpose, x.shape[transpose] // 3)
+
+
+@given(
+    rows=st.integers(0, 40),
+    cols=st.integers(0, 300),
+    cut=st.floats(0, 1),
+    rule=st.sampled_from(RULES),
+    granularity=st.sampled_from(LONG),
+    transpose=st.booleans(),
+    source=st.sampled_from(["float32", "float16", "bfloat16"]),
+    dtype=st.sampled_from(["e4m3", "e5m2"]),
+    power_of_two=st.sampled_from([None, False, True]),
+    exponent=st.integers(-140, 120),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_part(
+    rows, cols, cut, rule, granularity, transpose, source, dtype, power_of_two, exponent, seed
+):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 1, (rows, cols)) * np.exp2(exponent)
+    with np.errstate(over="ignore"):
+        x = x.astype(reference.DTYPES[source])
+    format = Format(dtype, granularity, rule=rule, power_of_two=power_of_two)
+    along = 1 if granularity == "channel" and not transpose else 0
+    check_parts(x, format, transpose, round(cut * x.shape[along]))
+
+
+@every_rule
+@every_unit
+@both_ways
+@every_type
+def test_of_any_amax(rule, granularity, transpose, source, rng):
+    """Values far beyond it, zero, infinity, NaN: the arithmetic of the rule, whatever comes of it;
+    without its sign."""
+    x = (rng.normal(0, 1, (9, 11)) * np.exp2(rng.integers(-20, 15, (9, 11)))).astype(
+        reference.DTYPES[source]
+    )
+    x[0, 0], x[0, 1], x[1, 0], x[2, 2] = np.inf, -np.inf, np.nan, -0.0
+    units = 1 if granularity == "tensor" else x.shape[transpose]
+    for some in (0, -0.0, 1e-42, 1e-30, 1e-3, -0.7, 448, 3e38, np.inf, -np.inf, np.nan):
+        amax = np.full(units, some, np.float32)
+        amax[units // 2 :] *= np.float32(0.5)
+        for power_of_two, overflow in itertools.product((False, True), ("saturate", "nan")):
+            options = "e4m3", granularity, power_of_two, overflow, rule, transpose
+            format = Format(
+                granularity=granularity, rule=rule, power_of_two=power_of_two, overflow=overflow
+            )
+            actual = cast_side(x, format, transpose, amax=amax)
+            assert_same_cast(actual, *reference.quantize(x, *options, amax=amax))
+
+
+def test_values_beyond_saturate_or_are_nan():
+    x = np.array([[100, -100, 1, 0.5]], np.float32)
+    amax = np.ones(1, np.float32)
+    for rule in RULES:
+        saturated, unsaturated = (
+            cast_side(x, Format(granularity="channel", rule=rule, overflow=overflow), amax=amax)
+            for overflow in ("saturate", "nan")
+        )
+        codes = saturated.data.astype(np.float32)[0]
+        assert list(codes[:2]) == [448, -448]
+        assert abs(codes[2]) <= 448
+        assert np.isnan(unsaturated.data.astype(np.float32)[0, :2]).all()
+
+
+@every_rule
+def test_beside_rows_of_blocks(rule, rng):
+    """Both from one call of the library: rows find their own."""
+    for x in matrices(rng, np.float32):
+        amax = amax_of(x, "channel", True)
+        whole = cast(x, rows=rule, transposed=f"channel {rule}").transposed
+        for begin, end in itertools.pairwise((0, len(x) // 3, len(x))):
+            casts = cast(
+                x[begin:end],
+                rows=rule,
+                transposed=Target(f"channel {rule}", amax=amax),
+                columns="both",
+            )
+            plain = cast(x[begin:end], rows=rule, columns="both")
+            assert casts.rows.equals(plain.rows)
+            np.testing.assert_array_equal(casts.sums, plain.sums)
+            np.testing.assert_array_equal(casts.amax, plain.amax)
+            codes = whole.data[:, begin:end].view(np.uint8)
+            assert_same_cast(casts.transposed, codes, whole.scale)
+
+
+@pytest.mark.parametrize("rows", ["tensor", "channel", "1x128", "128x128", None])
+@pytest.mark.parametrize("transposed", ["tensor", "channel", "1x128", "128x128", None])
+def test_pairs(rows, transposed, rng):
+    """Where one call of the library writes both, and where two do: each alone is the same."""
+    if rows is None and transposed is None:
+        return
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    targets = {}
+    for side, unit, factor in (("rows", rows, 1.5), ("transposed", transposed, 1.25)):
+        if unit is not None:
+            amax = amax_of(x, unit, side == "transposed") * np.float32(factor)
+            targets[side] = Target(f"{unit} vllm", amax=amax if unit in LONG else None)
+    choices = [targets]
+    for side in set(targets) - {next(iter(targets))}:  # one finds its own
+        choices.append({**targets, side: targets[side].format})
+    for wanted in choices:
+        casts = cast(x, **wanted)
+        for side, target in wanted.items():
+            assert getattr(casts, side).equals(getattr(cast(x, **{side: target}), side))
+
+
+@every_source
+@every_unit
+@both_ways
+def test_every_source(name, granularity, transpose, rng):
+    source, values = sources(rng)[name]
+    amax = 2 * amax_of(values, granularity, transpose)
+    matrix = np.ascontiguousarray(values.T) if transpose else values
+    expected = cast_side(matrix, f"{granularity} torchao", amax=amax)
+    format = f"{granularity} torchao"
+    assert cast_side(source, format, transpose, amax=amax).equals(expected)
+    if not transpose:
+        return
+    casts = cast(source, rows="1x128 torchao", transposed=Target(format, amax=amax))
+    assert casts.transposed.equals(expected)
+    assert casts.rows.equals(quantize(values, "1x128 torchao"))
+
+
+@every_unit
+def test_groups(granularity, rng):
+    x = rng.normal(0, 1, (140, 60)).astype(np.float32)
+    offsets = np.array([0, 5, 5, 131], np.int32)
+    amax = 3 * amax_of(x, granularity, True)
+    target = Target(f"{granularity} te", amax=amax)
+    rows = "1x128 te" if granularity == "channel" else Target("tensor te", amax=amax)
+    casts = cast(x, rows=rows, transposed=target, offsets=offsets)
+    expected = cast(x, rows=rows, transposed=target)
+    np.testing.assert_array_equal(casts.transposed.scale, expected.transposed.scale)
+    assert casts.rows[:131].equals(expected.rows[:131])
+    for begin, end, column in ((0, 5, 0), (5, 131, 256)):
+        codes = casts.transposed.data[:, column : column + end - begin]
+        assert codes.tobytes() == expected.transposed.data[:, begin:end].tobytes()
+
+
+@every_unit
+@both_ways
+def test_stacks(granularity, transpose, rng):
+    x = rng.normal(0, 1, (3, 40, 60)).astype(np.float32)
+    amax = np.stack([2 * amax_of(one, granularity, transpose) for one in x])
+    given = amax.reshape(3) if granularity == "tensor" else amax
+    stack = cast_side(x, granularity, transpose, amax=given, matrices=3)
+    assert stack.scale.shape == given.shape
+    for i, one in enumerate(x):
+        expected = cast_side(one, granularity, transpose, amax=amax[i])
+        assert stack.data[i].tobytes() == expected.data.tobytes()
+        np.testing.assert_array_equal(stack.scale[i], expected.scale.reshape(stack.scale[i].shape))
+
+
+@every_unit
+@both_ways
+def test_writes_into_out(granularity, transpose, rng):
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    amax = 2 * amax_of(x, granularity, transpose)
+    kept = amax.copy()
+    expected = cast_side(x, granularity, transpose, amax=amax)
+    out = ScaledTensor(np.zeros_like(expected.data), np.zeros_like(expected.scale), granularity)
+    assert cast_side(x, granularity, transpose, amax=amax, out=out) is out
+    assert out.equals(expected)
+    np.testing.assert_array_equal(amax, kept)
+
+
+def test_any_strides_and_leading_dimensions(rng):
+    x = rng.normal(0, 1, (4, 30, 50)).astype(np.float32)
+    one = np.broadcast_to(np.float32(5), (120,))
+    expected = cast_side(x, "channel", amax=one.copy())
+    for amax in (one, np.full((120, 3), 5, np.float32)[:, 1], np.full((4, 30), 5, np.float32)):
+        assert cast_side(x, "channel", amax=amax).equals(expected)
+
+
+X = np.ones((130, 300), np.float32)
+ONE, ROWS, COLUMNS = (np.ones(n, np.float32) for n in (1, 130, 300))
+
+
+@pytest.mark.parametrize(
+    ("side", "format", "options", "message"),
+    [
+        ("rows", "1x128", {"amax": np.ones((130, 3), np.float32)}, "expected none, except for"),
+        ("transposed", "128x128", {"amax": np.ones((3, 2), np.float32)}, "as long as the matrix"),
+        ("rows", "128x128", {"amax": ONE, "channel_scale": ROWS}, "one beside 128x128 scales"),
+        ("rows", "channel", {"amax": ROWS, "scale": ROWS}, "expected none beside given scales"),
+        ("rows", "channel", {"amax": COLUMNS}, r"expected shape \[130\]"),
+        ("transposed", "channel", {"amax": ROWS}, r"expected shape \[300\]"),
+        ("transposed", "tensor", {"amax": ROWS}, r"expected shape \[1\]"),
+        ("rows", "tensor", {"amax": ONE.astype(np.float16)}, "float32"),
+        ("rows", "tensor", {"amax": 1.0}, "rows.amax"),
+    ],
+)
+def test_errors(side, format, options, message):
+    with pytest.raises(InvalidArgumentError, match=message) as error:
+        cast(X, **{side: Target(format, **options)})
+    assert f"cast: argument '{side}.amax'" in str(error.value)
+
+
+def test_errors_of_memory_and_stacks():
+    scale = np.ones(130, np.float32)
+    out = ScaledTensor(np.empty((130, 300), reference.DTYPES["e4m3"]), scale, "channel")
+    with pytest.raises(InvalidArgumentError, match=r"'rows\.scale'.*apart from 'rows\.amax'"):
+        cast(X, rows=Target("channel", amax=scale, out=out))
+    with pytest.raises(InvalidArgumentError, match=r"'rows\.amax': expected shape \[2\]"):
+        cast(X, rows=Target("tensor", amax=ONE), matrices=2)
+
+
+def test_shapes_without_memory():
+    torch = pytest.importorskip("torch")
+    x = torch.empty(130, 300, device="meta")
+    amax = torch.empty(300, device="meta")
+    casts = cast(x, rows="1x128", transposed=Target("channel", amax=amax))
+    assert [tuple(each.scale.shape) for each, _ in sides_of(casts)] == [(130, 3), (300,)]
+
+
+def test_compiles():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(130, 300)
+    amax = 2 * x.abs().amax(0)
+
+    def both(x, amax):
+        casts = ops.cast(x, rows="1x128 torchao", transposed=Target("channel torchao", amax=amax))
+        return [part for each, _ in sides_of(casts) for part in (each.data, each.scale)]
+
+    expected = both(x, amax)
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)(x, amax)
+    for actual, other in zip(compiled, expected, strict=True):
+        assert torch.equal(actual.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_opcheck(opcheck):
+    import torch
+
+    x, amax = torch.randn(130, 300), torch.rand(300)
+    rows = torch.zeros(130, 300).to(torch.float8_e4m3fn), torch.empty(130, 3)
+    transposed = torch.zeros(300, 130).to(torch.float8_e4m3fn), torch.empty(300)
+    options = "1x128", "channel", None, "saturate", "torchao", None, None
+    given = *[None] * 5, amax, None
+    arguments = (x, *given, *rows, *transposed, None, None, None, *options)
+    opcheck(torch.ops.octofold.cast, arguments)
+
+
+def test_jax(rng):
+    jax = pytest.importorskip("jax")
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    amax = 2 * amax_of(x, "channel", True)
+    expected = cast_side(x, "channel te", True, amax=amax)
+    actual = cast_side(jax.numpy.asarray(x), "channel te", True, amax=jax.numpy.asarray(amax))
+    assert np.asarray(actual.data).tobytes() == expected.data.tobytes()
+    np.testing.assert_array_equal(np.asarray(actual.scale), expected.scale)
