@@ -56,27 +56,35 @@ def assert_equal(left, right):
         assert torch.equal(one, other)
 
 
+def assert_alike(left, right, same, limit=2**-7):
+    """same: of products of as many rows. Others a GPU may make by another kernel."""
+    for one, other in zip(left, right, strict=True):
+        assert relative_error(one, other) < limit
+    if same or not ON_GPU:
+        assert_equal(left, right)
+
+
 @pytest.mark.parametrize("options", [{}, {"capacity": TOKENS}], ids=["exact", "capacity"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_group_of_one(recipe, options):
     given = operands()
     wanted = step(octofold.experts, *given, recipe=recipe)
-    assert_equal(step(experts, *given, recipe=recipe, wire="input", **options), wanted)
+    as_they_are = step(experts, *given, recipe=recipe, wire="input", **options)
+    assert_alike(as_they_are, wanted, same="capacity" in options)
     by_codes = step(experts, *given, recipe=recipe, **options)
-    assert torch.equal(by_codes[0], wanted[0])
-    limit = 0.13 if recipe == "tensorwise" else 0.06
-    for left, right in zip(by_codes, wanted, strict=True):
-        assert relative_error(left, right) < limit
+    # One scale of all is one of each row here, which another kernel multiplies.
+    same = "capacity" in options and recipe != "tensorwise"
+    assert_alike(by_codes[:1], wanted[:1], same, 0.05 if recipe == "tensorwise" else 2**-7)
     halves = step(experts, *given, recipe=recipe, halves=2, **options)
-    for left, right in zip(halves, by_codes, strict=True):
-        assert relative_error(left, right) < limit
+    limit = 0.13 if recipe == "tensorwise" else 0.06
+    for one, other, exact in zip(by_codes, halves, wanted, strict=True):
+        assert relative_error(one, exact) < limit
+        assert relative_error(other, exact) < limit
 
 
 def test_as_on_the_cpu():
     given = operands()
-    wanted = step(experts, *[t.cpu() for t in given]) if not ON_GPU else None
-    if wanted is None:  # the group is NCCL's, which has no CPU: the codes of one process are alike
-        wanted = step(octofold.experts, *[t.cpu() for t in given])
+    wanted = step(octofold.experts, *[t.cpu() for t in given])
     for left, right in zip(step(experts, *given), wanted, strict=True):
         assert relative_error(left.cpu(), right) < 0.06
 
@@ -92,7 +100,7 @@ def test_too_little_room_is_counted():
         beyond = goes & (goes.cumsum(0) > capacity)
         assert counter.item() == beyond.sum().item() > 0
         left = torch.where(beyond.unsqueeze(1), -1, ids).int()
-        assert torch.equal(y, octofold.experts(x, left, weights, w13, w2))
+        assert relative_error(y, octofold.experts(x, left, weights, w13, w2)) < 2**-8
         counter.zero_()
         few = {"capacity": TOKENS, "local_rows": 1000}
         experts(x, ids, weights, w13, w2, dropped=counter, **few)
@@ -123,7 +131,7 @@ def test_shared_expert_on_a_second_stream(capacity, halves):
         x, dy = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN)
         wanted, actual = block_step(plain, x, dy), block_step(spread, x, dy)
         if halves == 1:
-            assert_equal(actual, wanted)
+            assert_alike(actual, wanted, same=capacity is not None)
         for left, right in zip(actual, wanted, strict=True):
             assert relative_error(left, right) < 0.04
 

@@ -7,14 +7,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from expert_parallel_checks import (
     BF16,
-    BLOCKS,
     EXPERTS,
     HIDDEN,
     INNER,
     compare,
     error,
     leaf,
-    parts_of,
     problem,
     refused,
     step,
@@ -25,8 +23,8 @@ from octofold.distributed import (
     experts,
     parallelize_experts,
 )
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 

@@ -59,7 +59,7 @@ def test_contiguous_trains(codes):
     w13, w2 = leaf(p.w13[OWN]), leaf(p.w2[OWN])
     count = int((ids >= 0).sum())
     x, dy = take(p.x[tokens]), take(p.dy[tokens])
-    y, backward = contiguous_experts(x, ids, weights, w13, w2, recipe=BLOCKS, rows=count)
+    _, backward = contiguous_experts(x, ids, weights, w13, w2, recipe=BLOCKS, rows=count)
     made = backward(dy)
     limit = 0.06 if codes else 0.002
     of_slots = torch.where(ids >= 0, q.weights.grad[tokens], 0)

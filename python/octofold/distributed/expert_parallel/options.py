@@ -45,7 +45,7 @@ class Exchange:
 
     def facts(self) -> dict[str, object]:
         """What all ranks have to agree on."""
-        names = ("wire", "capacity", "combine_dtype", "halves")
+        names = ("wire", "capacity", "local_rows", "combine_dtype", "halves")
         return {name: getattr(self, name) for name in names}
 
 
