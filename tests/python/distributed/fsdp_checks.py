@@ -205,8 +205,10 @@ def with_tensor_parallelism(rank, recipe):
 
 def new_parallel_model(recipe, mesh):
     torch.manual_seed(0)
-    linears = torch.nn.Linear(256, 512), torch.nn.Linear(512, 512)
-    model = torch.nn.Sequential(*linears, octofold.nn.MLP(512, 512, recipe=recipe, bias=True))
+    first, *others = (torch.nn.Linear(size, 512) for size in (256, 512, 512, 512, 512))
+    options = {"recipe": recipe, "force_fp8": True}
+    mlp = octofold.nn.MLP.from_linears(*others[1:], **options)
+    model = torch.nn.Sequential(first, others[0], mlp)
     octofold.nn.convert(model, recipe, force_fp8=True)
     plan = {"0": ColumnParallel(), "1": RowParallel(), "2": MLPParallel()}
     return parallelize_module(here(model), mesh, plan)
