@@ -86,7 +86,7 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
     if recipe is None or recipe.keeps_state or recipe.output is None:
         return None
     # Codes of gate and up that came with one scale each are no codes of one weight.
-    coded = any(isinstance(linear.weight, CodedWeight) for linear in linears)
+    coded = any(_is_coded(linear) for linear in linears)
     if coded and len(linears) == 3 and recipe.output.b.granularity == "tensor":
         return None
     return recipe
@@ -96,7 +96,7 @@ def wins(linears: tuple[Linear, ...], x: Tensor, recipe: Recipe) -> bool:
     """Whether all of them are to use FP8 for this x."""
     for linear in linears:
         sizes = x.numel() // max(x.shape[-1], 1), linear.in_features, linear.out_features
-        always = linear.force_fp8 or isinstance(linear.weight, CodedWeight)
+        always = linear.force_fp8 or _is_coded(linear)
         if not always and not fp8_wins(*sizes, recipe, x.device):
             return False
     return True
@@ -115,3 +115,8 @@ def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: 
     main_grads = tuple(linear.wanted_main_grad() for linear in linears)
     casts = weight_casts(weights, recipe, None, both, False, sharded)
     return Layer(weights, bias, casts, main_grads)
+
+
+def _is_coded(linear: Any) -> bool:
+    """Whether its weight came in FP8 alone."""
+    return isinstance(linear.own_parameters()[0], CodedWeight)
