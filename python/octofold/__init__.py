@@ -53,6 +53,7 @@ from ._core.log import set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
+from ._ops.arrivals import Arrivals
 from ._ops.attention import attention
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 __version__: str
 
 __all__ = [
+    "Arrivals",
     "BadFormatError",
     "Capabilities",
     "Capability",
