@@ -62,6 +62,7 @@ from ._ops.groups import Depth, Masked, Rows
 from ._ops.quantize import quantize
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from . import jax as jax
     from . import models as models
     from . import nn as nn
@@ -127,6 +128,7 @@ for _name in __all__:
 # Names that need torch or JAX are imported when they are asked for: torch takes longer than all the
 # rest. A star import has no "jax", which would hide JAX itself.
 _LAZY = {
+    "distributed": "",
     "experts": ".nn.autograd.experts",
     "jax": "",
     "linear": ".nn.autograd.linear",
