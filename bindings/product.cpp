@@ -65,13 +65,20 @@ Groups groups_of(const CastOperation& operation, std::string_view kind, const Te
 
 }  // namespace
 
+std::optional<Arrivals> arrivals_of(const CastOperation& operation, const OptionalTensor& flags,
+                                    const OptionalInt& own) {
+  if (!flags) return std::nullopt;
+  return Arrivals{.flags = view_of(operation.name, "arrivals.flags", *flags, "int32"),
+                  .own = own.value()};
+}
+
 // Inputs come first, then what is written, then options, then the stream: in all of these
 // functions. Without `a_scale` a is cast, as `dtype` and what follows say.
 void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTensor c,
-          OptionalTensor bias, OptionalTensor b_channel_scale, Tensor out,
+          OptionalTensor bias, OptionalTensor b_channel_scale, OptionalTensor flags, Tensor out,
           OptionalText a_granularity, String b_granularity, bool fast_accumulation,
           OptionalText dtype, OptionalBool power_of_two, OptionalText overflow, OptionalText rule,
-          OptionalText candidate, OptionalStream stream) {
+          OptionalInt own, OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm"};
   GemmArguments arguments{
       .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, rule}),
@@ -80,6 +87,7 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
       .c = kOperation.optional("c", c, kAddend),
       .bias = kOperation.optional("bias", bias, kAddend),
       .fast_accumulation = fast_accumulation,
+      .arrivals = arrivals_of(kOperation, flags, own),
       .candidate = candidate_of(candidate)};
   arguments.b.channel_scale = kOperation.optional("b.channel_scale", b_channel_scale, "float32");
   octofold::gemm(arguments, stream_of(stream, out));

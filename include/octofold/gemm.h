@@ -22,6 +22,25 @@ struct CastOperand {
   Format format{};
 };
 
+/// Rows of A that arrive while the product runs: A's M rows are n shards of M / n, one below
+/// another, as n ranks gather them.
+///
+/// The product begins with the rows of shard `own`, goes on with those of the shards behind it, and
+/// then from shard 0 on. It reads nothing of a shard, neither codes nor scales, before the shard's
+/// flag is not 0. A tile of rows that lies in two shards waits for both. The product leaves the
+/// flags as they are: who calls it sets them to 0 before the next copies.
+///
+/// On a GPU the kernel itself waits, without an end, and holds all multiprocessors meanwhile. So
+/// what sets a flag must not need any: copies by the copy engine (cudaMemcpyAsync,
+/// cuStreamWriteValue32) on another stream, queued before the product is, or another GPU. A flag is
+/// set behind what it tells of in the order of one stream. The CPU waits 60 s for each.
+struct Arrivals {
+  /// int32 [n], on A's device, n ≥ 1 a divisor of M.
+  TensorView flags;
+  /// 0 ≤ own < n.
+  std::int64_t own = 0;
+};
+
 /// out[..., N] = A[..., K] · B[N, K]ᵀ (+ C[..., N]) (+ bias[N]).
 ///
 /// A: e4m3 or e5m2 of any granularity, or numbers that the product casts.
@@ -52,6 +71,11 @@ struct GemmArguments {
   /// Lets a backend sum all of K inside the tensor core (about 14 significant bits on Hopper).
   /// For tensor and channel scales only; a backend that gains nothing by it does not use it.
   bool fast_accumulation = false;
+  /// Where A's rows are still on their way. A is FP8 then, K ≥ 1, and beside 128x128 scales of A
+  /// shards are whole blocks of 128 rows. Scales of a tensor are there from the start. The result
+  /// has the bits that it has without, as long as both split K alike: with `arrivals` K is never
+  /// split.
+  std::optional<Arrivals> arrivals{};
   /// On a GPU, the name of the configuration to use (tuning.h). It is planned anew in each call,
   /// and is meant to be timed in a CUDA graph. Empty: the fastest, by the tables or by prediction.
   std::string candidate{};
@@ -67,9 +91,9 @@ struct GemmArguments {
 /// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias}, stream);
 /// Throws Error: kInvalidArgument, which names the argument, and lists the candidates if none has
 /// the given name; kUnavailable without a usable driver or compiler; kUnsupported for a GPU without
-/// kernels, for sizes or numbers of tiles near 2^31 or more, and, with an A that is cast, for K = 0
-/// and for a B whose address or row stride is no multiple of 16 bytes. For these, call cast() and
-/// gemm() of its codes, or use the CPU.
+/// kernels, for sizes or numbers of tiles near 2^31 or more, for `arrivals` on another GPU
+/// than 9.0, and, with an A that is cast, for K = 0 and for a B whose address or row stride is no
+/// multiple of 16 bytes. For these, call cast() and gemm() of its codes, or use the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

@@ -12,6 +12,7 @@ enum class Work : unsigned char {
   kGroupedRows,   // rows of A and D in groups, one after another, each with a B of its own
   kMaskedRows,    // the same, each with room for as many rows, of which the first are A's
   kGroupedDepth,  // K in groups, each with a D of its own
+  kArrivingRows,  // all of D, while rows of A still arrive in shards
 };
 
 constexpr const char* word(Work work) {
@@ -20,9 +21,12 @@ constexpr const char* word(Work work) {
     case Work::kGroupedRows: return "groups of rows";
     case Work::kMaskedRows: return "masked groups of rows";
     case Work::kGroupedDepth: return "groups of K";
+    case Work::kArrivingRows: return "arriving rows";
   }
   return "?";
 }
+
+constexpr bool has_groups(Work work) { return work != Work::kDense && work != Work::kArrivingRows; }
 
 // Whether each group has a B of its own.
 constexpr bool groups_rows(Work work) {
@@ -33,14 +37,17 @@ constexpr bool groups_rows(Work work) {
 // groups, rows of A are those of all groups together (kGroupedRows), or that each has room for; B's
 // rows are one group's, and so are both where K is in groups. The depth is then that of all groups
 // together, each of which begins at a multiple of 128 (octofold/cast_targets.h,
-// group_columns()).
+// group_columns()). Shards of rows that arrive are the groups then, each of as many rows.
 struct WorkParams {
   int rows;
   int columns;
   int depth;
   int groups{};
-  const int*
-      numbers{};  // [groups + 1]: where each begins, and the last one ends; or counts [groups]
+  // [groups + 1]: where each begins, and the last one ends; or counts [groups]; or flags [groups]:
+  // not 0 once the shard is there.
+  const int* numbers{};
+  int shard_rows{};   // kArrivingRows: of each
+  int first_shard{};  // and the shard whose rows come first
 };
 
 // One unit of work. All that loads, multiplies or stores knows no more of the product than this.

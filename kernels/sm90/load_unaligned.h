@@ -23,11 +23,16 @@ class UnalignedCopy {
     StageWalk<kConfig> copied(params_), shifted(params_);
     if (!copied.has_stage() || copied.k() >= copied.tile().k_end) return;  // nothing to sum
     RingPosition<kConfig.stages> position;
+    AwaitRows<kConfig> rows;
+    rows.await(params_, copied.tiles());
     copy(copied, 0);
     ptx::copies_commit();
     for (int buffer = 0; shifted.has_stage(); shifted.advance(), buffer ^= 1) {
       copied.advance();
-      if (copied.has_stage()) copy(copied, buffer ^ 1);
+      if (copied.has_stage()) {
+        rows.await(params_, copied.tiles());
+        copy(copied, buffer ^ 1);
+      }
       ptx::copies_commit();
       ptx::copies_wait<1>();
       __syncwarp();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/shared/tile_walk.h"
+#include "kernels/sm90/await_rows.h"
 #include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/shared_memory.h"
 
@@ -39,8 +40,10 @@ template <Sm90GemmConfig kConfig, typename Load>
 __device__ void for_each_stage(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                                Load&& load) {
   RingPosition<kConfig.stages> position;
+  AwaitRows<kConfig> rows;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
+    rows.await(params, walk);
 #pragma unroll 1
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);

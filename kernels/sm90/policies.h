@@ -2,6 +2,7 @@
 // one file that asks a configuration for its features in order to choose code.
 #pragma once
 
+#include "kernels/shared/arrival_walk.h"
 #include "kernels/shared/group_walk.h"
 #include "kernels/sm90/cluster.h"
 #include "kernels/sm90/consumer.h"

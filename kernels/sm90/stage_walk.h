@@ -24,6 +24,7 @@ class StageWalk {
   }
 
   __device__ bool has_stage() const { return walk_.has_tile(); }
+  __device__ const config::TileWalk<kConfig>& tiles() const { return walk_; }
   __device__ const config::Tile& tile() const { return tile_; }
   __device__ int k() const { return k_; }
 

@@ -53,6 +53,7 @@ from ._core.log import set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
+from ._ops.arrivals import Arrivals
 from ._ops.attention import attention
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only
@@ -61,6 +62,7 @@ from ._ops.groups import Depth, Masked, Rows
 from ._ops.quantize import quantize
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from . import jax as jax
     from . import models as models
     from . import nn as nn
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 __version__: str
 
 __all__ = [
+    "Arrivals",
     "BadFormatError",
     "Capabilities",
     "Capability",
@@ -125,6 +128,7 @@ for _name in __all__:
 # Names that need torch or JAX are imported when they are asked for: torch takes longer than all the
 # rest. A star import has no "jax", which would hide JAX itself.
 _LAZY = {
+    "distributed": "",
     "experts": ".nn.autograd.experts",
     "jax": "",
     "linear": ".nn.autograd.linear",

@@ -23,6 +23,15 @@ struct Groups {
   std::int64_t max_rows = 0;       ///< where offsets may end, or what counts may be
 };
 
+/// Rows of a that arrive while the product runs, in shards of as many rows each. A shard is there,
+/// codes and scales, once its flag is not 0.
+struct Arrivals {
+  const std::int32_t* flags = nullptr;  ///< [shards], on the device
+  std::int64_t shards = 1;
+  std::int64_t own = 0;  ///< the shard whose rows come first; then the ones behind it, in a circle
+  double most_seconds = 60;  ///< that the CPU waits for a flag; a GPU waits on
+};
+
 /// The epilogue that makes gates and ups one matrix and casts it.
 struct GatedEpilogue {
   Activation activation = Activation::kSwiGlu;
@@ -41,6 +50,7 @@ struct Product {
   std::optional<TensorView> bias{};
   bool fast_accumulation = false;
   Groups groups{};
+  std::optional<Arrivals> arrivals{};          ///< of a dense product
   std::optional<config::CastFormat> cast_a{};  ///< a comes in high precision and is cast so
   std::optional<GatedEpilogue> gated{};
   std::string_view candidate{};  ///< the configuration of this name; empty: the planner's choice

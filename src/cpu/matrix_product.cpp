@@ -17,7 +17,7 @@ namespace {
 // Output tiles are what threads share. A tile's two operand blocks, its partial sum and its
 // accumulator take 448 KiB, which a level-2 cache holds. The sizes are multiples of the scale
 // block in N, so that the tile grid keeps to the weights' scale grid.
-constexpr std::int64_t kTileM = 128;
+constexpr std::int64_t kTileM = kProductTileRows;
 constexpr std::int64_t kTileN = 2 * kScaleBlock;
 
 struct Tile {

@@ -10,6 +10,10 @@
 
 namespace octofold::cpu {
 
+/// Rows of the result that are summed together. What stands in an element does not depend on rows
+/// outside of its tile, which counts from the first row.
+inline constexpr int kProductTileRows = 128;
+
 /// One of the two: vectors along the depth, the dimension that is summed.
 class Operand {
  public:

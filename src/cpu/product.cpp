@@ -10,8 +10,10 @@
 
 #include "core/scale_layout.h"
 #include "cpu/activations.h"
+#include "cpu/arrivals.h"
 #include "cpu/cast_values.h"
 #include "cpu/matrix_product.h"
+#include "kernels/shared/arrival_order.h"
 #include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {
@@ -107,6 +109,30 @@ void multiply_matrices(const core::Product& product) {
   }
 }
 
+// Shard by shard, in whole tiles of a product as above.
+void multiply_arriving(const core::Product& product) {
+  const core::Arrivals& arrivals = *product.arrivals;
+  const auto rows = static_cast<int>(product.out.shape[0]);
+  const auto shards = static_cast<int>(arrivals.shards);
+  const config::ArrivalOrder order{.rows = rows,
+                                   .shard_rows = rows / shards,
+                                   .shards = shards,
+                                   .first_shard = static_cast<int>(arrivals.own),
+                                   .tile_rows = kProductTileRows};
+  for (int count = 0, tile = 0; count < shards; ++count) {
+    await_shard("gemm", arrivals, (arrivals.own + count) % shards);
+    const int end = order.tiles_of(count + 1);
+    while (tile < end) {  // rows on to the last one, then those from 0 on
+      const int begin = order.row_of(tile);
+      const int most = config::ceil_divide(rows - begin, kProductTileRows);
+      const int tiles = std::min(end - tile, most);
+      multiply_matrices(
+          rows_of_product(product, begin, std::min(begin + tiles * kProductTileRows, rows)));
+      tile += tiles;
+    }
+  }
+}
+
 // The same matrix whose rows have a scale each for what 128x128 shares, so that it can be cut
 // anywhere.
 struct RowScaled {
@@ -193,7 +219,9 @@ void multiply_groups_of_depth(const core::Product& product) {
 
 void multiply(const core::Product& product) {
   switch (product.groups.work) {
-    case Work::kDense: return multiply_matrices(product);
+    case Work::kArrivingRows:
+    case Work::kDense:
+      return product.arrivals ? multiply_arriving(product) : multiply_matrices(product);
     case Work::kGroupedRows:
     case Work::kMaskedRows: return multiply_groups_of_rows(product);
     case Work::kGroupedDepth: return multiply_groups_of_depth(product);

@@ -21,11 +21,18 @@ config::WorkParams work_params(const core::Product& product, bool swapped) {
   const bool together = groups.work == config::Work::kGroupedRows;
   const auto rows = static_cast<int>(out.shape[0] / (together ? 1 : groups.count));
   const auto columns = static_cast<int>(out.shape[1]);
-  return {.rows = swapped ? columns : rows,
-          .columns = swapped ? rows : columns,
-          .depth = static_cast<int>(product.a.data.shape[1]),
-          .groups = static_cast<int>(groups.count),
-          .numbers = groups.numbers};
+  config::WorkParams work{.rows = swapped ? columns : rows,
+                          .columns = swapped ? rows : columns,
+                          .depth = static_cast<int>(product.a.data.shape[1]),
+                          .groups = static_cast<int>(groups.count),
+                          .numbers = groups.numbers};
+  if (product.arrivals) {
+    work.groups = static_cast<int>(product.arrivals->shards);
+    work.numbers = product.arrivals->flags;
+    work.shard_rows = rows / work.groups;
+    work.first_shard = static_cast<int>(product.arrivals->own);
+  }
+  return work;
 }
 
 }  // namespace

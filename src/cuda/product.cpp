@@ -50,7 +50,7 @@ void require_operands(const core::Product& product, const plan::GemmProblem& pro
 // Says which argument keeps a dense product from the fast path, where one does.
 void log_obstacles(const core::Product& product, const plan::GemmProblem& problem,
                    const SlowPaths& paths) {
-  if (problem.work != Work::kDense || instead_of(product) != nullptr) return;
+  if (config::has_groups(problem.work) || instead_of(product) != nullptr) return;
   const auto& [m, n, k, form] = problem.product;
   const auto log = [&](std::string_view argument, const char* reason, const char* effect) {
     if (reason == nullptr || effect == nullptr) return;

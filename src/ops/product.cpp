@@ -134,6 +134,33 @@ void set_operands(const core::Arguments& check, const CastOperand& given_a,
   product.cast_a = ops::format_of(check, format, a.dtype);
 }
 
+// Checks what is said of the rows of product.a, which is FP8.
+void set_arrivals(const core::Arguments& check, const Arrivals& given, core::Product& product) {
+  const TensorView& flags = given.flags;
+  check.require_vector("arrivals.flags", flags);
+  check.require_dtype("arrivals.flags", flags, {DType::kInt32});
+  check.require_same_device("arrivals.flags", flags, product.a.data.device);
+  const std::int64_t shards = flags.shape[0], rows = product.a.data.shape[0];
+  if (shards < 1 || rows % shards != 0) {
+    check.fail("arrivals.flags", core::format("as many as divide {} rows of 'a'", rows),
+               core::format("{}", shards));
+  }
+  if (given.own < 0 || given.own >= shards) {
+    check.fail("arrivals.own", core::format("the number of one of {} shards", shards),
+               core::format("{}", given.own));
+  }
+  if (product.a.granularity == Granularity::kBlock128x128 && shards > 1 &&
+      rows / shards % kScaleBlock != 0) {
+    check.fail(
+        "arrivals.flags",
+        core::format("shards of a multiple of {} rows, for 128x128 scales of 'a'", kScaleBlock),
+        core::format("{} of {}", shards, rows / shards));
+  }
+  if (product.a.data.shape[1] == 0) check.fail("arrivals", "none where K = 0", "some");
+  product.arrivals = {
+      .flags = static_cast<const std::int32_t*>(flags.data), .shards = shards, .own = given.own};
+}
+
 // What is read while out is written.
 class ProductInputs {
  public:
@@ -144,6 +171,7 @@ class ProductInputs {
     add("b.scale", product.b.scale);
     if (product.b.channel_scale) add("b.channel_scale", *product.b.channel_scale);
   }
+  void add(const Arrivals& arrivals) { add("arrivals.flags", arrivals.flags); }
   std::span<const ops::CastInput> all() const { return {inputs_.data(), count_}; }
 
  private:
@@ -151,7 +179,7 @@ class ProductInputs {
     inputs_.at(count_++) = {argument, view};
   }
 
-  std::array<ops::CastInput, 5> inputs_;
+  std::array<ops::CastInput, 6> inputs_;
   std::size_t count_ = 0;
 };
 
@@ -170,7 +198,13 @@ core::Product checked(const GemmArguments& given) {
   const std::int64_t columns = given.b.data.shape[0];
   ops::require_shape_of_result(check, "out", given.out, a, columns);
   product.out = core::flatten(check, "out", given.out);
-  ops::check_output(check, product.out, ProductInputs(product).all());
+  ProductInputs inputs(product);
+  if (given.arrivals) {
+    if (product.cast_a) check.fail("arrivals", "none beside an 'a' that is cast", "some");
+    set_arrivals(check, *given.arrivals, product);
+    inputs.add(*given.arrivals);
+  }
+  ops::check_output(check, product.out, inputs.all());
   if (given.c) {
     ops::require_shape_of_result(check, "c", *given.c, a, columns);
     product.c = core::flatten(check, "c", *given.c);

@@ -78,7 +78,7 @@ std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups) {
 
 std::string_view operation_of(const GemmProblem& problem) {
   if (problem.gated.exists) return "gated_gemm";
-  return problem.work == config::Work::kDense ? "gemm" : "grouped_gemm";
+  return config::has_groups(problem.work) ? "grouped_gemm" : "gemm";
 }
 
 GemmProblem problem_of(const core::Product& product) {
@@ -94,7 +94,7 @@ GemmProblem problem_of(const core::Product& product) {
       .c_is_out = out.dtype == DType::kFloat32 && product.c && is_same_matrix(*product.c, out),
       .c_fits_tma =
           !product.c || (product.c->dtype == out.dtype && tma_obstacle(*product.c) == nullptr),
-      .work = groups.work,
+      .work = product.arrivals ? config::Work::kArrivingRows : groups.work,
       .groups = groups.count,
       .expected = groups.expected_rows};
   if (product.gated) problem.gated = gated_of(*product.gated);

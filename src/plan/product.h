@@ -33,7 +33,7 @@ struct GemmProblem {
   bool c_fits_tma = true;
   /// With groups: n is one group's, and so is m where each has room for as many rows, or K is in
   /// groups; k is then of all groups. What a group is expected to have of what is in groups: rows,
-  /// or columns of K.
+  /// or columns of K. Where A's rows arrive in shards, the plan does not ask for their number.
   config::Work work = config::Work::kDense;
   std::int64_t groups = 1;
   std::int64_t expected = 0;
@@ -50,6 +50,7 @@ struct GemmProblem {
     if (product.form.c != Addend::kNone) field("c_fits_tma", c_fits_tma);
     if (work == config::Work::kDense) return;
     field("work", work);
+    if (!config::has_groups(work)) return;
     field("groups", groups);
     field("expected", expected);
   }

@@ -14,7 +14,7 @@ namespace octofold::plan {
 namespace {
 
 Operation operation_kind(const GemmProblem& problem) {
-  if (problem.work != config::Work::kDense) return Operation::kGroupedProduct;
+  if (config::has_groups(problem.work)) return Operation::kGroupedProduct;
   if (problem.gated.exists) return Operation::kGatedProduct;
   return problem.dynamic.exists ? Operation::kDynamicProduct : Operation::kProduct;
 }
@@ -22,7 +22,14 @@ Operation operation_kind(const GemmProblem& problem) {
 // The planner for a GPU that has kernels for the problem.
 const ProductPlanner& planner_for(const GemmProblem& problem, const Gpu& gpu) {
   require_kernels(operation_kind(problem), operation_of(problem), gpu);
-  switch (product_kernels(gpu)) {
+  const ProductKernels kernels = product_kernels(gpu);
+  if (problem.work == config::Work::kArrivingRows && kernels != ProductKernels::kSm90) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: argument 'arrivals': expected a GPU of compute capability 9.0 (H100, H200), "
+               "whose kernels wait for rows, got {}.{}; without it, wait for all rows first",
+               operation_of(problem), gpu.compute_major, gpu.compute_minor);
+  }
+  switch (kernels) {
     case ProductKernels::kSm90: return sm90::planner();
     case ProductKernels::kMma: return mma::planner();
     case ProductKernels::kNone: break;

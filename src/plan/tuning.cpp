@@ -82,7 +82,9 @@ std::optional<Key> split(std::string_view key) {
 // numbers of rows.
 std::string text_of_groups(const GemmProblem& problem) {
   if (problem.work == config::Work::kDense) return "";
-  std::string text = core::format(", {}, groups {}", word(problem.work), problem.groups);
+  std::string text = core::format(", {}", word(problem.work));
+  if (!config::has_groups(problem.work)) return text;
+  text += core::format(", groups {}", problem.groups);
   if (problem.work == config::Work::kMaskedRows) {
     text += core::format(", expected {}", problem.expected);
   }

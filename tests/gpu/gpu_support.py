@@ -247,9 +247,9 @@ def product_candidates(**fields):
     return [str(name) for name in library.product_candidates(problem, "sm_90a", 132)]
 
 
-def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False):
+def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False, arrivals=None):
     """octofold.gemm(out=) by the configuration of that name."""
-    multiply(a, b, c, bias, "1x128", None, fast, out, None, candidate)
+    multiply(a, b, c, bias, "1x128", None, fast, out, None, candidate, arrivals)
 
 
 def bits(tensor):

@@ -18,6 +18,7 @@ import octofold
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))  # for what its tests share
+from arrival_problems import arrival_problems
 from attention_problems import attention_problems
 from casting import GRANULARITIES, cast_side, cast_with, only
 from group_problems import group_problems, has_products_of_hopper
@@ -367,7 +368,7 @@ def routings():
 
 def main():
     torch.manual_seed(0)
-    of_hopper = [group_problems(DEVICE)]
+    of_hopper = [group_problems(DEVICE), arrival_problems(DEVICE, operand, to_device)]
     if DEVICE != "cpu":  # which has no candidates
         of_hopper += [candidates(), gated_products(), casting_products()]
     problems = itertools.chain(

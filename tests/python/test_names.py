@@ -34,6 +34,7 @@ def walked(package):
 
 NEEDS = {
     "octofold.nn": ["torch"],
+    "octofold.distributed": ["torch"],
     "octofold.models": ["torch"],
     "octofold.jax": ["jax", "jax_tvm_ffi"],
 }

@@ -115,8 +115,8 @@ def test_opcheck_two_level_scales(opcheck):
     opcheck(torch.ops.octofold.dequantize, arguments)
     operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
     out = random(5, 300)
-    options = "1x128", "128x128", False, None, None, None, None, None, False
-    arguments = (*operands, None, None, factors, out, *options)
+    options = "1x128", "128x128", False, *[None] * 6, False
+    arguments = (*operands, None, None, factors, None, out, *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 
@@ -164,8 +164,8 @@ def test_opcheck_transpose(opcheck):
 def test_opcheck_gemm(opcheck, addend, in_place):
     operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
     c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    options = "1x128", "128x128", False, None, None, None, None, None, in_place
-    arguments = (*operands, c, random(7), None, random(5, 7), *options)
+    options = "1x128", "128x128", False, *[None] * 6, in_place
+    arguments = (*operands, c, random(7), None, None, random(5, 7), *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 

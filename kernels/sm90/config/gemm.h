@@ -12,6 +12,7 @@ struct Sm90GemmChecks : Sm90GemmConfig {
   constexpr const char* gated_invalid_reason() const;
   constexpr const char* dynamic_invalid_reason() const;
   constexpr const char* grouped_invalid_reason() const;
+  constexpr const char* arriving_invalid_reason() const;
   constexpr const char* tile_invalid_reason() const;
   constexpr const char* cluster_invalid_reason() const;
   constexpr const char* scales_invalid_reason() const;
@@ -70,6 +71,13 @@ constexpr const char* Sm90GemmChecks::grouped_invalid_reason() const {
   if (gated.exists || form.bias != Addend::kNone)
     return "a product with groups along K has no gate and no bias";
   if (load != OperandLoad::kTma) return "a product with groups along K loads by TMA";
+  return nullptr;
+}
+
+constexpr const char* Sm90GemmChecks::arriving_invalid_reason() const {
+  if (swapped) return "rows that arrive need straight operands";
+  if (split_k != 1) return "rows that arrive need blocks that stay, which those of split-K do not";
+  if (gated.exists || dynamic.exists) return "rows that arrive are of a plain product";
   return nullptr;
 }
 
@@ -203,7 +211,8 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   const Sm90GemmChecks checks{*this};
   const char* reason = gated.exists ? checks.gated_invalid_reason() : nullptr;
   if (reason == nullptr && dynamic.exists) reason = checks.dynamic_invalid_reason();
-  if (reason == nullptr && work != Work::kDense) reason = checks.grouped_invalid_reason();
+  if (reason == nullptr && has_groups(work)) reason = checks.grouped_invalid_reason();
+  if (reason == nullptr && work == Work::kArrivingRows) reason = checks.arriving_invalid_reason();
   if (reason == nullptr) reason = checks.tile_invalid_reason();
   if (reason == nullptr) reason = checks.cluster_invalid_reason();
   if (reason == nullptr) reason = checks.scales_invalid_reason();

@@ -119,9 +119,7 @@ struct Sm90GemmConfig {
     return groups_rows(work) && !swapped && tile_rows / cluster_columns % kSubTileRows == 0;
   }
   // Whether D's rows are in groups, which TMA stores no further than they go.
-  constexpr bool stores_groups() const {
-    return work != Work::kDense && store != OutputStore::kDirect;
-  }
+  constexpr bool stores_groups() const { return has_groups(work) && store != OutputStore::kDirect; }
   // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by
   // threads, which read it themselves.
   constexpr bool prefetches_c() const { return store == OutputStore::kTmaPrefetchedC; }

@@ -22,7 +22,8 @@ constexpr int Sm90GemmConfig::registers_at_start() const {
 // Registers of the producers. Threads that copy operands themselves need more.
 constexpr int Sm90GemmConfig::producer_registers() const {
   if (dynamic.exists) return 32;
-  // The copy and the shift are two walks over groups.
+  // Walks over shards take registers, and of those over groups two, the copy's and the shift's.
+  if (load != OperandLoad::kTma && work == Work::kArrivingRows) return 72;
   if (load == OperandLoad::kThreads && groups_rows(work)) return 64;
   return load == OperandLoad::kTma ? 40 : 56;
 }

@@ -11,6 +11,7 @@ from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.scaled_tensor import ScaledTensor, require_one_level
 from .._core.streams import StreamLike
+from .arrivals import Arrivals
 
 
 def gemm(
@@ -22,6 +23,7 @@ def gemm(
     format: FormatLike = "1x128",
     out_dtype: DTypeLike | None = None,
     fast_accumulation: bool = False,
+    arrivals: Arrivals | None = None,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -37,6 +39,10 @@ def gemm(
     out_dtype: the dtype of the result; by default that of `out`, else bfloat16.
     fast_accumulation: let a backend sum all of K in the tensor core (tensor and channel scales
         only); the CPU gains nothing by it and does not.
+    arrivals: where rows of `a` are still on their way: an Arrivals, which says in which order they
+        are multiplied, as each shard of them comes. `a` is a ScaledTensor with K ≥ 1 then; beside
+        128x128 scales its shards are whole blocks of 128 rows, and the scale of a "tensor" is there
+        from the start. On a GPU (9.0: H100, H200) no K is split then; else the bits are the same.
     out: where to write, [..., N] bfloat16, float16 or float32; columns contiguous, any row stride.
         As in torch.mm(out=), nothing may require a gradient.
     stream: the stream on which the GPU is to queue the work: the address of a CUDA stream of the
@@ -58,7 +64,9 @@ def gemm(
     UnsupportedError where there are no kernels for it, or, with an array `a`, for rows of b that do
     not begin at multiples of 16 bytes.
     """
-    return multiply(a, b, c, bias, format, out_dtype, fast_accumulation, out, stream)
+    return multiply(
+        a, b, c, bias, format, out_dtype, fast_accumulation, out, stream, None, arrivals
+    )
 
 
 def multiply(
@@ -72,10 +80,12 @@ def multiply(
     out: Array | None,
     stream: StreamLike | None,
     candidate: str | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Array:
     """gemm() by the candidate of a name, on a GPU; None: by the fastest."""
     if not isinstance(b, ScaledTensor):
         raise invalid_argument("gemm", "b", "a ScaledTensor", type(b).__qualname__)
+    flags, own = (None, None) if arrivals is None else _checked(arrivals)
     inputs: Arrays
     options: Options
     if isinstance(a, ScaledTensor):
@@ -87,15 +97,15 @@ def multiply(
             require_one_level("gemm", "a", a)
         if a.scale is None:
             raise invalid_argument("gemm", "a.scale", "the scales of its codes", "None")
-        inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale)
+        inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale, flags)
         kinds = a.granularity, b.granularity
-        options = (*kinds, fast_accumulation, None, None, None, None, candidate)
+        options = (*kinds, fast_accumulation, None, None, None, None, own, candidate)
     else:
         cast = _format_of_a(format)
         require_one_level("gemm", "b", b)
-        inputs = (a, None, b.data, b.scale, c, bias, None)
+        inputs = (a, None, b.data, b.scale, c, bias, None, flags)
         of_cast = (cast.dtype, *cast.options)
-        options = (None, b.granularity, fast_accumulation, *of_cast, candidate)
+        options = (None, b.granularity, fast_accumulation, *of_cast, own, candidate)
     if out is None:
         name = "bfloat16"
         if out_dtype is not None:
@@ -104,6 +114,12 @@ def multiply(
     require_dtype_of_out("gemm", out, out_dtype)
     _GEMM(inputs, options, "", (out,), stream)
     return out
+
+
+def _checked(arrivals: Arrivals) -> Arrivals:
+    if not isinstance(arrivals, Arrivals):
+        raise invalid_argument("gemm", "arrivals", "an Arrivals", type(arrivals).__qualname__)
+    return arrivals
 
 
 def _format_of_a(format: FormatLike) -> Format:
@@ -126,11 +142,13 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "c": Array | None,
     "bias": Array | None,
     "b.channel_scale": Array | None,
+    "arrivals.flags": Array | None,
     "fast_accumulation": bool,
     "format.dtype": str | None,
     "format.power_of_two": bool | None,
     "format.overflow": str | None,
     "format.rule": str | None,
+    "arrivals.own": int | None,
     "candidate": str | None,
 }
 

@@ -12,6 +12,7 @@ from . import deepep
 from .expert_parallel.experts import experts
 from .expert_parallel.modules import ExpertParallel, ParallelExperts, parallelize_experts
 from .fsdp.sharding import gather_in_fp8
+from .overlap import GatheredProduct
 from .tensor_parallel.experts import ExpertTensorParallel
 from .tensor_parallel.parallelize import parallelize
 from .tensor_parallel.replicated import SharedInput, Whole
@@ -21,6 +22,7 @@ __all__ = [
     "ColumnParallel",
     "ExpertParallel",
     "ExpertTensorParallel",
+    "GatheredProduct",
     "MLPParallel",
     "ParallelExperts",
     "RowParallel",

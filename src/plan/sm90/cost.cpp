@@ -111,7 +111,7 @@ double bytes_of_memory(const GemmProblem& problem, const Sm90GemmConfig& config)
 
 GroupSizes expected_group(const GemmProblem& problem) {
   const auto& [m, n, k, form] = problem.product;
-  if (problem.work == config::Work::kDense) return {m, n, k};
+  if (!config::has_groups(problem.work)) return {m, n, k};
   if (problem.work == config::Work::kGroupedDepth) return {m, n, problem.expected};
   return {std::max(problem.expected, std::int64_t{1}), n, k};
 }

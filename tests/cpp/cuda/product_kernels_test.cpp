@@ -15,6 +15,7 @@ using plan::GemmProblem;
 using NvrtcDynamicGemmTest = test::NvrtcTest<>;
 using NvrtcGatedGemmTest = test::NvrtcTest<>;
 using NvrtcGroupedGemmTest = test::NvrtcTest<>;
+using NvrtcArrivingGemmTest = test::NvrtcTest<>;
 using enum Granularity;
 
 constexpr config::CastRule kRules[] = {config::kDeepGemmRule,
@@ -105,6 +106,40 @@ TEST_F(NvrtcGatedGemmTest, EveryCombinationOfElementTypes) {
       }
     }
   }
+}
+
+GemmProblem arriving(Granularity a = kBlock1x128, Granularity b = kBlock128x128,
+                     DType out = DType::kBFloat16) {
+  GemmProblem problem{.product = {.m = 8192, .n = 4096, .k = 4096}, .work = Work::kArrivingRows};
+  problem.product.form = {.a = {.scales = a}, .b = {.scales = b}, .out = out};
+  return problem;
+}
+
+TEST_F(NvrtcArrivingGemmTest, EveryTilingCompilesWithoutSpills) { expect_all_sound(arriving()); }
+
+// The heaviest: a factor of each element, everything is added, by threads that read it.
+TEST_F(NvrtcArrivingGemmTest, WithCAndBias) {
+  for (const Granularity b : {kBlock1x128, kChannel}) {
+    GemmProblem added = arriving(kBlock1x128, b, DType::kFloat32);
+    added.product.form.c = added.product.form.bias = Addend::kFloat32;
+    added.c_fits_tma = b == kChannel;
+    expect_all_sound(added);
+  }
+}
+
+TEST_F(NvrtcArrivingGemmTest, OperandsThatThreadsCopy) {
+  for (const bool words : {true, false}) {
+    GemmProblem copied = arriving(kChannel, kChannel);
+    copied.operands_fit_tma = false;
+    copied.operands_fit_words = words;
+    expect_all_sound(copied);
+  }
+}
+
+TEST_F(NvrtcArrivingGemmTest, SumsInTheTensorCore) {
+  GemmProblem fast = arriving(kChannel, kChannel);
+  fast.product.form.fast_accumulation = true;
+  expect_planned_sound(fast);
 }
 
 GemmProblem grouped(Work work, Granularity a = kBlock1x128, Granularity b = kBlock128x128,

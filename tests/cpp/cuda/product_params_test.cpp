@@ -117,6 +117,35 @@ TEST_F(ProductParamsTest, TmaAddsToAnFP32OutputThatIsC) {
   EXPECT_FALSE(adds(dense.out));
 }
 
+TEST_F(ProductParamsTest, RowsThatArrive) {
+  core::Product arriving = product(1000, 512, 640);
+  arriving.arrivals = {.flags = test::kNumbers, .shards = 4, .own = 3};
+  multiply(arriving);
+  EXPECT_EQ(text(last_params().work), "1000×512×640, 4 groups by numbers, of 250 rows, from 3 on");
+  EXPECT_EQ(last_params().rows.scale.group_stride, 0);
+  EXPECT_THAT(refusal(arriving, kSwappedTile, ErrorCode::kInvalidArgument),
+              HasSubstr("argument 'candidate'"));
+  EXPECT_THAT(log_, Not(testing::Contains(HasSubstr("slower"))));
+  // Any number of shards is the same kernel, another one than where all rows are there.
+  const int compilations = compilations_;
+  arriving.arrivals = {.flags = test::kNumbers, .shards = 8};
+  multiply(arriving);
+  EXPECT_EQ(compilations_, compilations);
+  multiply(product(1000, 512, 640));
+  EXPECT_EQ(compilations_, compilations + 1);
+}
+
+// Kernels for other GPUs do not wait.
+TEST_F(ProductParamsTest, RowsThatArriveNeedHopper) {
+  state().compute_major = 8;
+  state().compute_minor = 9;
+  core::Product arriving = product(1000, 512, 640);
+  arriving.arrivals = {.flags = test::kNumbers, .shards = 4};
+  EXPECT_THAT(refusal(arriving), HasSubstr("gemm: argument 'arrivals': expected a GPU of compute "
+                                           "capability 9.0 (H100, H200), whose kernels wait"));
+  EXPECT_TRUE(state().launches.empty());
+}
+
 TEST_F(ProductParamsTest, GroupsOfRows) {
   multiply(grouped_product(Work::kGroupedRows, 1000, 512, 640), kTile);
   const config::Sm90GemmParams params = last_params();

@@ -28,6 +28,15 @@ void expect_grouped(const GemmProblem& problem, const Sm90GemmConfig& config,
   EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config, kHopper) * config.cluster_size());
 }
 
+void expect_arriving(const GemmProblem& problem, const Sm90GemmConfig& config,
+                     const KernelPlan& kernel) {
+  expect_plain(problem, config, kernel);
+  EXPECT_FALSE(config.swapped);
+  EXPECT_EQ(config.split_k, 1);
+  EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config, kHopper) * config.cluster_size());
+  EXPECT_EQ(operation_of(problem), "gemm");
+}
+
 void expect_gated(const GemmProblem&, const Sm90GemmConfig& config, const KernelPlan& kernel) {
   EXPECT_EQ(config.load, OperandLoad::kTma);
   EXPECT_EQ(config.store, OutputStore::kTma);
@@ -64,6 +73,7 @@ struct Kind {
   int problems;
 };
 const Kind kKinds[] = {{"Dense", test::random_problem, expect_plain, 20000},
+                       {"Arriving", test::random_arriving_problem, expect_arriving, 5000},
                        {"Grouped", test::random_grouped_problem, expect_grouped, 5000},
                        {"Gated", test::random_gated_problem, expect_gated, 5000},
                        {"Cast", test::random_cast_problem, expect_cast, 5000}};

@@ -32,7 +32,10 @@ inline std::string text(const void* data) {
 inline std::string text(const config::WorkParams& work) {
   const std::string sizes = core::format("{}×{}×{}", work.rows, work.columns, work.depth);
   if (work.numbers == nullptr) return sizes;
-  return core::format("{}, {} groups by {}", sizes, work.groups, text(work.numbers));
+  const std::string groups =
+      core::format("{}, {} groups by {}", sizes, work.groups, text(work.numbers));
+  if (work.shard_rows == 0) return groups;
+  return core::format("{}, of {} rows, from {} on", groups, work.shard_rows, work.first_shard);
 }
 inline std::string text(const config::OperandParams& operand) {
   const auto& [scale, row_stride, k_stride, group_stride] = operand.scale;

@@ -55,6 +55,16 @@ inline plan::GemmProblem grouped_problem(config::Work work, std::int64_t m, std:
       .product = {.m = m, .n = n, .k = k}, .work = work, .groups = groups, .expected = expected};
 }
 
+// Of rows of A that arrive while it runs.
+inline plan::GemmProblem random_arriving_problem(std::mt19937& random) {
+  plan::GemmProblem problem = random_problem(random);
+  problem.product.k += problem.product.k == 0;
+  problem.work = config::Work::kArrivingRows;
+  problem.c_is_out = problem.product.form.out == DType::kFloat32 &&
+                     problem.product.form.c == Addend::kOutputType && random() % 2 == 0;
+  return problem;
+}
+
 inline plan::GemmProblem gated_problem(std::int64_t m, std::int64_t n, std::int64_t k) {
   plan::GemmProblem problem{.product = {.m = m, .n = n, .k = k}, .gated = {.exists = true}};
   problem.product.form.out = DType::kE4M3;

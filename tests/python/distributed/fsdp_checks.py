@@ -207,8 +207,10 @@ def new_parallel_model(recipe, mesh):
     torch.manual_seed(0)
     first, *others = (torch.nn.Linear(size, 512) for size in (256, 512, 512, 512, 512))
     options = {"recipe": recipe, "force_fp8": True}
-    mlp = octofold.nn.MLP.from_linears(*others[1:], **options)
-    model = torch.nn.Sequential(first, others[0], mlp)
+    model = torch.nn.Sequential(first, others[0])
+    if recipe == "blockwise":  # with one scale gate and up have one each, and not one for both
+        model.append(octofold.nn.MLP.from_linears(*others[1:], **options))
     octofold.nn.convert(model, recipe, force_fp8=True)
-    plan = {"0": ColumnParallel(), "1": RowParallel(), "2": MLPParallel()}
+    styles = ColumnParallel(), RowParallel(), MLPParallel()
+    plan = {name: style for (name, _), style in zip(model.named_children(), styles, strict=False)}
     return parallelize_module(here(model), mesh, plan)

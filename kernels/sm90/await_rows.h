@@ -1,0 +1,40 @@
+// Rows of A that arrive while the product runs: whoever reads them, or their scales, asks here
+// before the first read of a tile. All waiting is in the producers: the consumers wait for stages.
+#pragma once
+
+#include "kernels/ptx/system.h"
+#include "kernels/shared/arrival_walk.h"
+#include "kernels/sm90/config/gemm_params.h"
+
+namespace octofold::sm90 {
+
+// Where all rows are there from the start.
+template <auto kConfig, config::Work kWork = kConfig.work>
+struct AwaitRows {
+  __device__ void await(const config::Sm90GemmParams&, const config::TileWalk<kConfig>&) {}
+};
+
+// What a thread knows of the shards. Each thread that reads asks for itself, once for each shard;
+// lanes of a warp ask together.
+template <auto kConfig>
+class AwaitRows<kConfig, config::Work::kArrivingRows> {
+ public:
+  __device__ void await(const config::Sm90GemmParams& params,
+                        const config::TileWalk<kConfig>& walk) {
+    if (known_ >= walk.shards()) return;
+    const config::WorkParams& work = params.work;
+    for (; known_ < walk.shards(); ++known_) {
+      const int place = work.first_shard + known_;
+      const int* const flag = work.numbers + (place < work.groups ? place : place - work.groups);
+      while (ptx::load_acquire_system(flag) == 0) ptx::sleep_nanoseconds<kPause>();
+    }
+    ptx::fence_proxy_async_global();
+  }
+
+ private:
+  static constexpr int kPause = 100;
+
+  int known_ = 0;  // shards, in their order, that are there
+};
+
+}  // namespace octofold::sm90

@@ -1,0 +1,264 @@
+"""Products whose rows come from all ranks, while they come."""
+
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import _functional_collectives as collectives
+
+from .._core.errors import UnsupportedError, invalid_argument
+from .._core.formats import Format, FormatLike, format_of
+from .._core.scaled_tensor import ScaledTensor
+from .._ops.arrivals import Arrivals
+from .._ops.gemm import gemm
+from .._ops.quantize import quantize
+from . import _copy_engine
+
+_OPERATION: Final = "GatheredProduct"
+_DTYPES: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_ALIGNMENT: Final = 256  # bytes; TMA wants 16
+
+
+class GatheredProduct:
+    """gather(x) · wᵀ, where each rank has a shard of x's rows and wants all rows of the product, as
+    in the first layer of a tensor-parallel block with sequence parallelism.
+
+    >>> product = GatheredProduct(tokens // ranks, hidden)
+    >>> y = product(x, w8)  # x: [tokens / ranks, hidden], y: [tokens, outputs of this rank]
+
+    On Hopper GPUs of one host the gather hides behind the product: that begins with the own shard
+    and goes on with those of rank + 1, rank + 2 …, as copy engines bring them from the other GPUs
+    (gemm()'s `arrivals`). Elsewhere, on a CPU too, the gather comes first.
+
+    rows: of each rank's shard; the same on all ranks.
+    columns: of x, K.
+    format: how x is cast, with scales "1x128" or "channel".
+    group: the process group; None: the default one. All its ranks make this object and call it
+        together, in the same order.
+    device: of x; None: the current CUDA device where there is one, else the CPU.
+    overlap: None: where that is possible; False: gather first. True: UnsupportedError where it is
+        not possible.
+
+    Where it overlaps:
+    - It owns 2 · ranks · rows · columns bytes of symmetric memory, and as many again / 32 for
+      scales of 1x128. Two calls may be under way, so that no rank overwrites what another reads.
+    - Calls belong on one stream. They cannot be captured in a CUDA graph.
+    - The product takes all multiprocessors until the last shard is there. No rank may make its copy
+      depend on a kernel that it queues behind the product.
+    - Ranks wait for each other at the beginning of a call.
+    - NVLink multicast is not used; TORCH_SYMM_MEM_DISABLE_MULTICAST=1 keeps torch from setting it
+      up.
+    - A product of few rows is split along K by gemm() alone, and has other bits then.
+
+    Raises InvalidArgumentError, which names the argument, and UnsupportedError.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        format: FormatLike = "1x128",
+        *,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        overlap: bool | None = None,
+    ) -> None:
+        for argument, size in (("rows", rows), ("columns", columns)):
+            if size < 1:
+                raise invalid_argument(_OPERATION, argument, "at least 1", repr(size))
+        self.format: Format = format_of(_OPERATION, format)
+        if self.format.granularity not in ("1x128", "channel"):
+            expected = "one of granularity 1x128 or channel, whose scales belong to rows"
+            raise invalid_argument(_OPERATION, "format", expected, str(self.format))
+        self.group: Any = dist.group.WORLD if group is None else group
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.rows, self.columns = rows, columns
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
+        why_not = self._why_not()
+        if overlap and why_not:
+            raise UnsupportedError(f"{_OPERATION}: argument 'overlap': {why_not}")
+        self._overlapped: _Overlapped | None = None
+        if overlap is not False and not why_not:
+            self._overlapped = _Overlapped(self)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the gather hides behind the product."""
+        return self._overlapped is not None
+
+    def __call__(
+        self,
+        x: Tensor | ScaledTensor,
+        w: ScaledTensor,
+        *,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The rows of all ranks times w, [ranks · rows, N], on every rank.
+
+        x: this rank's shard, [rows, columns] float32, float16 or bfloat16, which is cast straight
+            to where the others read it; or codes and scales of the object's format, which are
+            copied there.
+        w: [N, columns], of any granularity. Each rank may have its own, of any N.
+        bias, out_dtype, out: as in gemm().
+        There is no gradient.
+        """
+        self._check(x)
+        options: dict[str, Any] = {"bias": bias, "out_dtype": out_dtype, "out": out}
+        if self._overlapped is not None:
+            return self._overlapped(x, w, options)
+        shard = x if isinstance(x, ScaledTensor) else quantize(x, self.format)
+        y: Tensor = gemm(self._gathered(shard), w, **options)
+        return y
+
+    def _why_not(self) -> str:
+        """Why the gather cannot hide behind the product; empty: it can."""
+        if self.ranks == 1:
+            return "expected more than one rank, got 1"
+        if self.device.type != "cuda":
+            return f"expected GPUs, whose memory is symmetric, got {self.device}"
+        major, minor = torch.cuda.get_device_capability(self.device)
+        if major != 9:
+            return (
+                "expected GPUs of compute capability 9.0 (H100, H200), whose kernels wait for rows,"
+                f" got {major}.{minor}"
+            )
+        return ""
+
+    def _check(self, x: Tensor | ScaledTensor) -> None:
+        shape = tuple(x.shape)
+        if shape != (self.rows, self.columns):
+            expected = f"shape {[self.rows, self.columns]}, a rank's shard"
+            raise invalid_argument(_OPERATION, "x", expected, f"{list(shape)}")
+        if not isinstance(x, ScaledTensor):
+            return
+        expected = f"codes of {self.format.dtype} with {self.format.granularity} scales"
+        if x.granularity != self.format.granularity:
+            raise invalid_argument(_OPERATION, "x", expected, f"{x.granularity} scales")
+        if x.data.dtype != _DTYPES[self.format.dtype]:
+            raise invalid_argument(_OPERATION, "x", expected, str(x.data.dtype))
+
+    def _gathered(self, shard: ScaledTensor) -> ScaledTensor:
+        """The shards of all ranks: codes as bytes, since not every backend knows FP8; scales with
+        the rows next to each other, as products read them fastest."""
+
+        def all_of(tensor: Tensor) -> Tensor:
+            whole = collectives.all_gather_tensor(tensor, 0, self.group)
+            if isinstance(whole, collectives.AsyncCollectiveTensor):
+                whole = whole.wait()
+            return whole
+
+        codes = all_of(shard.data.contiguous().view(torch.uint8)).view(shard.data.dtype)
+        if self.format.granularity == "channel":
+            return ScaledTensor(codes, all_of(shard.scale.contiguous()), "channel")
+        units = shard.scale.shape[1]
+        columns = all_of(shard.scale.T.contiguous()).view(self.ranks, units, self.rows)
+        scale = columns.transpose(0, 1).reshape(units, self.ranks * self.rows).T
+        return ScaledTensor(codes, scale, "1x128")
+
+
+class _Overlapped:
+    """The symmetric memory of a GatheredProduct, and its calls.
+
+    Each rank has room for all rows, twice, for calls by turns. A rank casts its shard into its
+    place, waits for the others, and has copy engines fetch theirs from the same place of theirs. A
+    rank has passed the wait of the next call only after its own copies of this one: so each half is
+    free when its turn comes again.
+    """
+
+    def __init__(self, product: GatheredProduct) -> None:
+        from torch.distributed import _symmetric_memory as symmetric
+
+        self._product = product
+        rows, columns = product.ranks * product.rows, product.columns
+        self._codes_bytes = _rounded(rows * columns)
+        self._units = 1 if product.format.granularity == "channel" else -(-columns // 128)
+        self._scale_rows = -(-rows // 4) * 4
+        half = self._codes_bytes + _rounded(4 * self._scale_rows * self._units)
+        with torch.cuda.device(product.device):
+            memory = symmetric.empty(2 * half, dtype=torch.uint8, device=product.device)
+            name = product.group.group_name
+            self._handle = symmetric.rendezvous(memory, name)
+            own = torch.zeros(product.ranks, dtype=torch.int32)
+            own[product.rank] = 1
+            self._own_flag = own.to(product.device)
+            self._flags = torch.zeros_like(self._own_flag)
+            self._copies: torch.cuda.Stream = torch.cuda.Stream(product.device)  # type: ignore[no-untyped-call]
+        memories = [
+            memory
+            if rank == product.rank
+            else self._handle.get_buffer(rank, (2 * half,), torch.uint8)
+            for rank in range(product.ranks)
+        ]
+        # Of each half, of each rank.
+        self._rows = [
+            [self._matrix(each[turn * half : (turn + 1) * half]) for each in memories]
+            for turn in range(2)
+        ]
+        self._turn = 0
+
+    def __call__(
+        self, x: Tensor | ScaledTensor, w: ScaledTensor, options: dict[str, Any]
+    ) -> Tensor:
+        with torch.cuda.device(self._product.device):
+            rows, arrivals = self.begin(x)
+            y: Tensor = gemm(rows, w, arrivals=arrivals, **options)
+            self.end()
+        return y
+
+    def begin(self, x: Tensor | ScaledTensor) -> tuple[ScaledTensor, Arrivals]:
+        """All rows, of which the own shard is there, and what will be: others are on their way."""
+        product, flags, copies = self._product, self._flags, self._copies
+        of_ranks = self._rows[self._turn]
+        self._turn ^= 1
+        mine = of_ranks[product.rank]
+        flags.copy_(self._own_flag)
+        self._put(x, self._shard(mine, product.rank))
+        self._handle.barrier()
+        copies.wait_stream(torch.cuda.current_stream())
+        for step in range(1, product.ranks):
+            peer = (product.rank + step) % product.ranks
+            self._fetch(self._shard(mine, peer), self._shard(of_ranks[peer], peer))
+            _copy_engine.set_flag(flags, peer, copies)
+        return mine, Arrivals(flags, product.rank)
+
+    def end(self) -> None:
+        """What the stream does from now on comes behind the copies."""
+        torch.cuda.current_stream().wait_stream(self._copies)
+
+    def _matrix(self, memory: Tensor) -> ScaledTensor:
+        """All rows, in one half of a rank's memory."""
+        product = self._product
+        rows, columns = product.ranks * product.rows, product.columns
+        data = memory[: rows * columns].view(rows, columns).view(_DTYPES[product.format.dtype])
+        floats = memory[self._codes_bytes :].view(torch.float32)
+        if product.format.granularity == "channel":
+            return ScaledTensor(data, floats[:rows], "channel")
+        scale = floats.as_strided((rows, self._units), (1, self._scale_rows))
+        return ScaledTensor(data, scale, "1x128")
+
+    def _shard(self, matrix: ScaledTensor, rank: int) -> ScaledTensor:
+        begin, end = rank * self._product.rows, (rank + 1) * self._product.rows
+        return ScaledTensor(matrix.data[begin:end], matrix.scale[begin:end], matrix.granularity)
+
+    def _put(self, x: Tensor | ScaledTensor, place: ScaledTensor) -> None:
+        if isinstance(x, ScaledTensor):
+            place.data.view(torch.uint8).copy_(x.data.view(torch.uint8))
+            place.scale.copy_(x.scale)
+        else:
+            quantize(x, self._product.format, out=place)
+
+    def _fetch(self, target: ScaledTensor, source: ScaledTensor) -> None:
+        _copy_engine.copy(target.data, source.data, self._copies)
+        scale, from_scale = target.scale, source.scale
+        if scale.dim() == 1:
+            scale, from_scale = scale[None], from_scale[None]
+        _copy_engine.copy(scale, from_scale, self._copies)
+
+
+def _rounded(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT

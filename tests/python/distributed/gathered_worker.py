@@ -1,0 +1,68 @@
+"""One of two processes: products of rows that both have, by gloo on the CPU.
+usage: gathered_worker.py RANK FILE"""
+
+import sys
+
+import octofold
+import pytest
+import torch
+from octofold.distributed import GatheredProduct
+
+PROCESSES = 2
+ROWS, COLUMNS, OUTPUTS = 40, 300, 72
+
+
+def shard(rank):
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(ROWS, COLUMNS, generator=generator)
+
+
+def check_products(rank):
+    whole = torch.cat([shard(each) for each in range(PROCESSES)])
+    generator = torch.Generator().manual_seed(10 + rank)  # each rank has weights of its own
+    w = octofold.quantize(torch.randn(OUTPUTS, COLUMNS, generator=generator), "128x128")
+    bias = torch.randn(OUTPUTS, generator=generator)
+    for words in ("1x128", "channel", "e5m2 1x128"):
+        product = GatheredProduct(ROWS, COLUMNS, words)
+        assert not product.overlaps
+        expected = octofold.gemm(octofold.quantize(whole, words), w, bias=bias)
+        x = shard(rank)
+        for _ in range(3):
+            assert torch.equal(product(x, w, bias=bias), expected)
+        assert torch.equal(product(octofold.quantize(x, words), w, bias=bias), expected)
+        out = torch.empty(PROCESSES * ROWS, OUTPUTS, dtype=torch.bfloat16)
+        assert product(x, w, bias=bias, out=out) is out
+        assert torch.equal(out, expected)
+
+
+def check_errors():
+    refuses = pytest.raises(octofold.InvalidArgumentError, match="GatheredProduct: argument 'rows'")
+    with refuses:
+        GatheredProduct(0, 5)
+    with pytest.raises(octofold.InvalidArgumentError, match="'format': expected one of"):
+        GatheredProduct(4, 5, "128x128")
+    with pytest.raises(octofold.UnsupportedError, match=r"'overlap': expected GPUs.* got cpu"):
+        GatheredProduct(4, 5, overlap=True)
+    product = GatheredProduct(4, 128)
+    w = octofold.quantize(torch.randn(8, 128), "128x128")
+    for x, message in (
+        (torch.randn(5, 128), r"'x': expected shape \[4, 128\], a rank's shard, got \[5, 128\]"),
+        (octofold.quantize(torch.randn(4, 128), "channel"), "'x': expected codes of e4m3 with 1x1"),
+        (octofold.quantize(torch.randn(4, 128), "e5m2"), "'x': expected codes of e4m3"),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            product(x, w)
+
+
+def main():
+    rank = int(sys.argv[1])
+    store = torch.distributed.FileStore(sys.argv[2], PROCESSES)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
+    check_products(rank)
+    check_errors()
+    torch.distributed.destroy_process_group()
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()
