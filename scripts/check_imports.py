@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # The floors, from the ground up. A module imports from its own floor and from those below it. The
-# modules at the top of the package (the name "") lie between `_ops` and `nn`.
-FLOORS = ("_core", "_ops", "", "nn", "distributed", "models", "integrations")
+# modules at the top of the package (the name "") lie between `_ops` and `_ranks`.
+FLOORS = ("_core", "_ops", "", "_ranks", "nn", "distributed", "models", "integrations")
 
 
 def module_name(path: Path, root: Path) -> str:

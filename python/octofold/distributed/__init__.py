@@ -8,10 +8,10 @@ docs/distributed.md tells which bytes travel, what has the bits of one process, 
 together.
 """
 
+from ..nn.fsdp.sharding import gather_in_fp8
 from . import deepep
 from .expert_parallel.experts import experts
 from .expert_parallel.modules import ExpertParallel, ParallelExperts, parallelize_experts
-from .fsdp.sharding import gather_in_fp8
 from .overlap import GatheredProduct
 from .tensor_parallel.experts import ExpertTensorParallel
 from .tensor_parallel.parallelize import parallelize

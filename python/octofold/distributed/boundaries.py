@@ -24,9 +24,9 @@ from .._core.granularity import UNITS
 from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import AnyCasts, Casts, cast
 from .._ops.cast_sources import Source
+from .._ranks.ranks import Ranks
+from .._ranks.wire import gathered, gathered_columns, gathered_rows, largest, scattered_sum, summed
 from ..nn.casting.casts import cast_as_wanted, with_amax
-from .ranks import Ranks
-from .wire import gathered, gathered_columns, gathered_rows, largest, scattered_sum, summed
 
 
 @dataclass(frozen=True)

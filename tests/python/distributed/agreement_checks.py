@@ -5,10 +5,10 @@ import time
 import octofold
 import pytest
 import torch
-from octofold.distributed import agreement
-from octofold.distributed.agreement import require_agreement
+from octofold._ranks import agreement
+from octofold._ranks.agreement import require_agreement
+from octofold._ranks.ranks import ranks_of
 from octofold.distributed.boundaries import Split
-from octofold.distributed.ranks import ranks_of
 from octofold.nn.recipes import blockwise
 
 

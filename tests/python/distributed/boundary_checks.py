@@ -2,8 +2,8 @@
 
 import torch
 from octofold._core.recipe import NAMED
+from octofold._ranks.ranks import ranks_of
 from octofold.distributed.boundaries import Split
-from octofold.distributed.ranks import ranks_of
 from octofold.nn.autograd.boundary import HERE, WHOLE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
 from octofold.nn.casting.casts import cast_weight

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import octofold
 import torch
+from octofold._ranks.agreement import require_agreement
+from octofold._ranks.ranks import ranks_of
 from octofold.distributed import experts
-from octofold.distributed.agreement import require_agreement
-from octofold.distributed.ranks import ranks_of
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3
 BF16 = torch.bfloat16

@@ -112,7 +112,7 @@ def bytes_of_gathers(rank, recipe):
 
 def all_reduces(rank):
     """One for all layers, from the second forward on."""
-    from octofold.distributed.fsdp import agreed_scale
+    from octofold.nn.fsdp import agreed_scale
 
     model = sharded(new_model("tensorwise", True))
     calls = []

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..._ops.routing import combine
+from ..._ranks.wire import InFlight, begin_exchange
 from ...nn.autograd.expert_gradients import (
     ExpertLayer,
     Gradients,
@@ -12,7 +13,6 @@ from ...nn.autograd.expert_gradients import (
     Target,
     expert_gradients,
 )
-from ..wire import InFlight, begin_exchange
 from .message import Part, arrived_tokens, packed, token_parts, tokens_of, unpacked
 from .options import NAME, Exchange
 from .plan import Plan, parts_of

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ranks.agreement import require_agreement
 from ...nn.autograd.blocks import require_activation
 from ...nn.autograd.expert_chain import Projection
 from ...nn.autograd.expert_fitting import (
@@ -20,7 +21,6 @@ from ...nn.autograd.expert_fitting import (
 from ...nn.autograd.experts import projection_of
 from ...nn.autograd.linear import result_dtype
 from ...nn.casting.casts import walkable
-from ..agreement import require_agreement
 from .function import Inputs, run_over_ranks
 from .options import NAME, Exchange, exchange_of
 from .plan import say_wrong

@@ -15,12 +15,12 @@ from torch import Tensor
 from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._ops.routing import Routing, combine, sort_by_expert
+from ..._ranks.wire import InFlight, begin_exchange
 from ...nn.autograd.expert_chain import Projection, compute_experts
 from ...nn.autograd.expert_gradients import ExpertLayer, Kept, Needs, Target, kept_for
 from ...nn.autograd.first_order import refuse_in_backward, refuse_transforms
 from ...nn.autograd.flat import Layout, flatten, save, saved
 from ...nn.casting.casts import walkable
-from ..wire import InFlight, begin_exchange
 from .backward import gradients_over_ranks
 from .message import Part, arrived_tokens, packed, token_parts, tokens_of, unpacked
 from .options import NAME, Exchange

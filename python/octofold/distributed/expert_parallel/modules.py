@@ -11,11 +11,11 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
+from ..._ranks.agreement import require_agreement
+from ..._ranks.ranks import Ranks
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import own_part
 from ...nn.layers.mixture import MixtureOfExperts
-from ..agreement import require_agreement
-from ..ranks import Ranks
 from .experts import require_fitting_ranks, run_experts
 from .options import Exchange, exchange_of
 from .overlap import on_second_stream

@@ -7,7 +7,7 @@ import torch
 
 from ..._core.errors import invalid_argument
 from ..._core.formats import Format
-from ..ranks import Ranks, ranks_of
+from ..._ranks.ranks import Ranks, ranks_of
 
 NAME: Final = "octofold.distributed.experts"
 """In which errors are."""

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import sort_by_expert
-from ..agreement import require_agreement_now
-from ..ranks import Ranks
-from ..wire import exchanged, gathered
+from ..._ranks.agreement import require_agreement_now
+from ..._ranks.ranks import Ranks
+from ..._ranks.wire import exchanged, gathered
 
 _BAD_IDS: Final = -1
 _NUMBERS: Final = 5

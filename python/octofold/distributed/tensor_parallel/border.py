@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import Module
 
-from ..agreement import require_agreement
+from ..._ranks.agreement import require_agreement
+from ..._ranks.ranks import Ranks
 from ..boundaries import Replicated, Split
-from ..ranks import Ranks
 from .layouts import FEATURES, given_back, local_of, require_split, require_tokens, tokens_of
 from .sequence import own_tokens
 

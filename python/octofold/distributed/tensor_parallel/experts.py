@@ -11,11 +11,11 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ranks.ranks import Ranks, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import Sides
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import is_dtensor
-from ..ranks import Ranks, ranks_of
 from .layouts import require_divisible, spread, tokens_of
 from .parts import joined_rows, squares_of
 from .styles import Style, name_of

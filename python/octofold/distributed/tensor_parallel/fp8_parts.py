@@ -9,8 +9,8 @@ from torch.nn import Module, Parameter
 from torch.nn.functional import pad
 
 from ..._core.errors import invalid_argument
+from ..._ranks.ranks import Ranks
 from ...nn.layers.fp8_weight import Fp8Weight
-from ..ranks import Ranks
 from .layouts import require_divisible, spread
 from .parts import bounds_of, joined_rows, part_of, squares_of
 

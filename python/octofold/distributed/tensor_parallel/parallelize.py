@@ -12,6 +12,8 @@ from torch.nn import Module
 
 from ..._core.errors import UnsupportedError, invalid_argument
 from ..._core.recipe import Recipe, recipe_of
+from ..._ranks.agreement import require_agreement_now
+from ..._ranks.ranks import Ranks, ranks_of
 from ...nn.conversion.experts import convert_experts, holds_experts
 from ...nn.conversion.linear import convert
 from ...nn.conversion.picking import ModuleFilter
@@ -19,8 +21,6 @@ from ...nn.conversion.report import Conversion
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import Linear, is_dtensor
 from ...nn.layers.mlp import MLP
-from ..agreement import require_agreement_now
-from ..ranks import Ranks, ranks_of
 from .plans import NAME, Options, entries, plan_of, require_parts, style_of
 from .replicated import SharedInput, Whole
 from .sequence import StandIn, TokensSplit

@@ -10,10 +10,10 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
+from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks.wire import summed
 from ...nn.autograd.first_order import refuse_in_backward
 from ...nn.layers.linear import own_part
-from ..ranks import Ranks, ranks_of
-from ..wire import summed
 from .layouts import spread
 from .shared import enter, leave
 

@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
+from ..._ranks.ranks import Ranks, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import HERE, Boundary, Sides
 from ...nn.layers.inference import InferenceLinear
@@ -19,7 +20,6 @@ from ...nn.layers.mlp import MLP
 from ...nn.layers.norm_linear import NormLinear
 from ...nn.layers.parts import common_recipe
 from ...nn.layers.weight_only import WeightOnlyLinear
-from ..ranks import Ranks, ranks_of
 from .border import Border, boundary_of
 from .fp8_parts import cut
 from .layouts import FEATURES, require_divisible, spread, tokens_of

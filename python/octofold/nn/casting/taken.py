@@ -1,14 +1,13 @@
 """Rows of what is cast already, and the layout of their scales."""
 
-import math
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ..._core.granularity import BY_COLUMNS, UNITS
-from ..._core.ops import ceil_divide
+from ..._core.granularity import UNITS
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ranks.wire import as_products_read
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -43,14 +42,3 @@ def _words(codes: Tensor) -> Tensor:
         if all(n % dtype.itemsize == 0 for n in (codes.shape[1], codes.stride(0), offset)):
             return codes.view(dtype)
     return codes.view(torch.uint8)
-
-
-def as_products_read(scale: Tensor, granularity: str) -> Tensor:
-    """Scales in the layout that is fastest where they are: on a GPU 1x128 ones lie column by
-    column, each beginning at a multiple of 16 bytes."""
-    if not scale.is_cuda or granularity not in BY_COLUMNS:
-        return scale
-    *leading, columns = scale.shape
-    rows = math.prod(leading)
-    placed = scale.new_empty((columns, ceil_divide(rows, 4) * 4))[:, :rows].t()
-    return placed.view(scale.shape).copy_(scale)

@@ -80,7 +80,7 @@ def without_wrapping(value: Any) -> Any:
     return with_local(value, local.plain) if isinstance(local, WrappedWeight) else value
 
 
-def with_local(value: Tensor, local: Tensor) -> Tensor:
+def with_local(value: Any, local: Tensor) -> Tensor:
     """A DTensor like this one whose part on this rank is another tensor; of no DTensor that tensor
     itself."""
     if not hasattr(value, "device_mesh"):

@@ -51,8 +51,8 @@ def convert(
     """
     recipe = recipe_of(_NAME, recipe)
     if fsdp_fp8:
-        # Above this room, and loaded by those alone who want it.
-        from ...distributed.fsdp.sharding import gather_in_fp8, require_travels
+        # Imports torch.distributed, which takes longer than all of torch.nn.
+        from ..fsdp.sharding import gather_in_fp8, require_travels
 
         require_travels(_NAME, recipe)
     alone = {

@@ -15,10 +15,10 @@ from ..._core.errors import UnsupportedError
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
-from ...nn.casting.casts import cast_weight, with_amax
-from ...nn.casting.coded_weight import CodedWeight
-from ...nn.casting.wrapped_weight import WrappedWeight
-from ..wire import as_bytes
+from ..._ranks.wire import as_bytes
+from ..casting.casts import cast_weight, with_amax
+from ..casting.coded_weight import CodedWeight
+from ..casting.wrapped_weight import WrappedWeight
 from .agreed_scale import agreed_scale
 
 _Metadata: TypeAlias = tuple[str, torch.dtype, Tensor | None]

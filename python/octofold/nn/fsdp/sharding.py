@@ -6,9 +6,9 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
-from ...nn.casting.wrapped_weight import with_local
-from ...nn.layers.experts import Experts
-from ...nn.layers.linear import Linear, own_part
+from ..casting.wrapped_weight import with_local
+from ..layers.experts import Experts
+from ..layers.linear import Linear, own_part
 from .agreed_scale import agree_before_forward, forget_after_evaluation
 from .sharded_weight import ShardedWeight, has_one_scale
 

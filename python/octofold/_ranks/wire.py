@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from .._core.granularity import UNITS
+from .._core.granularity import BY_COLUMNS, UNITS
+from .._core.ops import ceil_divide
 from .._core.scaled_tensor import ScaledTensor
-from ..nn.casting.taken import as_products_read
 from .agreement import answered, words_of
 from .ranks import Ranks
 
@@ -153,6 +153,17 @@ def gathered_columns(operation: str, x: ScaledTensor, ranks: Ranks, leading: int
 def _columns(operation: str, x: Tensor, ranks: Ranks, leading: int) -> Tensor:
     parts = x.reshape(x.shape[0], leading, -1)
     return gathered(operation, parts, ranks, 2).flatten(1)
+
+
+def as_products_read(scale: Tensor, granularity: str) -> Tensor:
+    """Scales in the layout that is fastest where they are: on a GPU 1x128 ones lie column by
+    column, each beginning at a multiple of 16 bytes."""
+    if not scale.is_cuda or granularity not in BY_COLUMNS:
+        return scale
+    *leading, columns = scale.shape
+    rows = math.prod(leading)
+    placed = scale.new_empty((columns, ceil_divide(rows, 4) * 4))[:, :rows].t()
+    return placed.view(scale.shape).copy_(scale)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

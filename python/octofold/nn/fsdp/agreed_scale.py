@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.recipe import Recipe
-from ...nn.recipes.history import WEIGHT, delayed_scale
-from ..ranks import Ranks, ranks_of
-from ..wire import largest
+from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks.wire import largest
+from ..recipes.history import WEIGHT, delayed_scale
 
 _OPERATION: Final = "octofold.nn.convert(fsdp_fp8=True)"
 _HELD: Final = "_shard_of_weight"
@@ -106,7 +106,7 @@ def _agree(several: list[_Held], weights: list[Tensor]) -> None:
     """One all-reduce of the group that all of them have."""
     found = torch._foreach_norm(weights, torch.inf)
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
-    amaxes = largest(_OPERATION, torch.stack(own).float(), several[0].ranks).split(1)
+    amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), several[0].ranks), 1)
     scales = [_delayed_scale(held.module, amax) for held, amax in zip(several, amaxes, strict=True)]
     ready = torch.cuda.current_stream().record_event() if amaxes[0].is_cuda else None
     for held, amax, scale in zip(several, amaxes, scales, strict=True):
