@@ -53,12 +53,13 @@ class Memory:
 
 def memory_of(at: Context, state: State) -> Memory:
     layers = at.model.layers
-    kept = {layer: kept_bytes(layer, at) for layer in layers}
+    kept = [kept_bytes(layer, at) for layer in layers]
     if at.scheme.recompute:
         inputs = sum(layer.count for layer in layers) * BFLOAT16 * at.model.hidden * at.tokens
-        activations = inputs + max(kept.values())
+        activations = inputs + max(kept)
     else:
-        activations = sum(layer.count * kept[layer] for layer in layers)
+        pairs = zip(layers, kept, strict=True)
+        activations = sum(layer.count * bytes_ for layer, bytes_ in pairs)
     return Memory(
         state=local_parameters(at) * state.total,
         layers=max(whole_bytes(layer, at) for layer in layers),
