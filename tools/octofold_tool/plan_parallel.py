@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .report import ToolError, check_writable, require, write_json
+from .report import ToolError, check_writable, require, tracked, write_json
 
 if TYPE_CHECKING:
     from .parallel.rates import Rates
@@ -173,7 +173,7 @@ def measured_rates() -> "Rates":
         raise ToolError(f"--rates {MEASURE}: no GPU to measure on: {reason}")
     from .parallel.measure_rates import measure  # imports torch
 
-    return measure()
+    return measure(lambda products: tracked("products", products))
 
 
 def planner_of(arguments: argparse.Namespace, rates: "Rates") -> "Planner":

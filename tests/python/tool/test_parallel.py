@@ -18,7 +18,7 @@ from octofold_tool.parallel.routing import copies_of_token
 from octofold_tool.parallel.schemes import enumerate_schemes
 from octofold_tool.parallel.steps import ranked
 from octofold_tool.parallel.ways import BF16, FP8, FP8_PRODUCTS
-from octofold_tool.parallel.work import products_of
+from octofold_tool.parallel.work import cast_seconds, products_of
 from octofold_tool.report import ToolError
 from parallel_support import (
     DENSE,
@@ -342,10 +342,50 @@ def test_rates_are_measured(monkeypatch, tmp_path):
 
     kinds = [Product(kind, groups, 128, 256, 128) for kind in rates.KINDS for groups in (1, 2)]
     device = torch.device("cpu")
-    plan = measure_rates.Plan(kinds, (256, 256), (2, 128, 64), device, CPU, CPU, rounds=2)
+    plan = measure_rates.Plan(kinds, (256, 256), (2, 128, 64), device, CPU, CPU, 2, 10**6)
     found = measure_rates.measured(plan)
     assert [measured.product for measured in found.products] == kinds
     path = tmp_path / "rates.json"
-    path.write_text(json.dumps(found.document()))
+    path.write_text(found.text())
     assert rates.load_rates(path) == found
     assert len(measure_rates.products()) == len(set(measure_rates.products()))
+
+
+def test_experts_are_sharded_over_the_rest_of_the_shards():
+    one = scheme(tensor=2, shards=8, experts=4)
+    assert (one.replicas, one.expert_shards, one.expert_replicas) == (1, 4, 1)
+    fewer = scheme(tensor=2, shards=1, experts=8)
+    assert (fewer.replicas, fewer.expert_shards, fewer.expert_replicas) == (8, 1, 2)
+
+
+def test_memory_of_whole_layers():
+    """The head's, which is the largest: two gathered in BF16, FP32 gradients of one. Of a model
+    without it, layers': two as codes, the transposed cast, FP32 gradients."""
+    made = planner({**DENSE, "vocab_size": 65536})
+    layers = memory_of(made.context(scheme(shards=16), FP8), STATES["fp32"]).layers
+    assert layers == 2 * 65536 * HIDDEN * (2 * 2 + 4)
+    made = planner({**DENSE, "vocab_size": 128})
+    weights = sum(linear.size for linear in made.model.layers[0].linears)
+    layers = memory_of(made.context(scheme(shards=16), FP8), STATES["fp32"]).layers
+    assert layers == pytest.approx(weights * (2 * (1 + 4 / 16384) + 1 + 4))
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+@pytest.mark.parametrize("way", [FP8, FP8_PRODUCTS, BF16])
+def test_casts_of_gathered_tokens(way, tensor):
+    """Codes are cast before they are gathered, BF16 after: by every GPU of the tensor group."""
+    at = planner().context(scheme(tensor=tensor, shards=4), way)
+    linears = {linear.name: linear for linear in at.model.layers[0].linears}
+    again = tensor if way is FP8_PRODUCTS else 1
+    for name, backward, gathered in (
+        *(("qkv", False, True), ("qkv", True, False)),
+        *(("o", False, False), ("o", True, True)),
+    ):
+        linear = linears[name]
+        features = linear.out_features if backward else linear.in_features
+        rate = RATES.cast_gradients if backward else RATES.cast_inputs
+        tokens = 2048 * features * 4 / rate * (again if gathered else 1)
+        weight = linear.size / tensor / RATES.cast_rows
+        weights = weight * ((3 / 4 + 2 * backward) if way is FP8 else 3)
+        expected = 0.0 if way is BF16 else tokens + weights
+        assert cast_seconds(linear, at, backward) == pytest.approx(expected)

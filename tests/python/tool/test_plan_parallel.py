@@ -1,6 +1,7 @@
 """octofold plan-parallel: its arguments, what it prints and writes, and the page that shows it."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import shlex
@@ -91,6 +92,20 @@ def test_a_model_of_ones_own(run, tmp_path):
     assert code == 0
     parameters = 2 * 1024 * 1024 + 2 * (4 * 1024**2 + 3 * 2048 * 1024 + 2048) + 1024
     assert f"{tmp_path.name}: {parameters / 1e9:.1f} billion parameters" in out
+
+
+def test_rates_are_measured_where_there_is_a_gpu(run, monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    slow = dataclasses.replace(rates.load_rates(rates.COMMITTED), machine="a slow one", copy=1e9)
+    monkeypatch.setattr("octofold_tool.gpu.device.why_not", lambda: None)
+    monkeypatch.setattr(
+        "octofold_tool.parallel.measure_rates.measure", lambda shown: [*shown([1])] and slow
+    )
+    path = tmp_path / "plan.json"
+    code, out, _ = run(*LLAMA, "--rates", "measure", "--json", str(path))
+    assert code == 0
+    assert "Rates: a slow one" in out
+    assert rates.load_rates(path) == slow
 
 
 def test_people_see_schemes_time_and_bytes(run):

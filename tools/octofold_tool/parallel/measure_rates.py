@@ -1,20 +1,22 @@
 """Measures the rates of the GPU at hand. Imports torch."""
 
+import itertools
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import octofold
 import torch
-from octofold._timing import EVENTS, GRAPH, Call, Method, medians
+from octofold._timing import COLD_BYTES, EVENTS, GRAPH, Call, Method, medians, set_count
 from octofold.ops import cast
 from torch import Tensor
 
-from ..report import tracked
 from .rates import Kind, Measured, Product, Rates
+
+Shown: TypeAlias = Callable[[Sequence[Product]], Iterable[Product]]
 
 ROUNDS: Final = 5
 COMMAND: Final = "octofold plan-parallel --rates measure"
@@ -46,6 +48,8 @@ class Plan:
     products_by: Method = GRAPH
     attention_by: Method = EVENTS
     rounds: int = ROUNDS
+    cold_bytes: int = COLD_BYTES
+    """Of all sets of a product's operands together, which are multiplied in turn."""
 
 
 def products() -> list[Product]:
@@ -57,15 +61,15 @@ def products() -> list[Product]:
     return kinds
 
 
-def measure() -> Rates:
-    """The rates of the first GPU: under a minute on an H100."""
-    return measured(Plan(products(), (16384, 8192), (32, 8192, 128), torch.device("cuda")))
+def measure(shown: Shown = iter) -> Rates:
+    """The rates of the first GPU. `shown` hands out products, and may show how many are done."""
+    plan = Plan(products(), (16384, 8192), (32, 8192, 128), torch.device("cuda"))
+    return measured(plan, shown)
 
 
-def measured(plan: Plan) -> Rates:
-    """Medians of rounds in turns; products of one set of operands, which for these sizes is more
-    than the L2 cache or multiplied longer than read."""
-    entries = [measured_product(p, plan) for p in tracked("products", plan.products)]
+def measured(plan: Plan, shown: Shown = iter) -> Rates:
+    """Medians of rounds, in which what is compared takes turns."""
+    entries = [measured_product(product, plan) for product in shown(plan.products)]
     copy, rows, inputs, gradients = cast_rates(plan)
     forward, backward = attention_rates(plan)
     on_gpu = plan.device.type == "cuda"
@@ -102,17 +106,21 @@ def normal(rows: int, columns: int, plan: Plan) -> Tensor:
     return torch.randn(rows, columns, dtype=torch.bfloat16, device=plan.device)
 
 
-def seconds_of(calls: Sequence[Call], method: Method, rounds: int) -> list[float]:
-    for call in calls:
+def seconds_of(calls: Sequence[Sequence[Call]], method: Method, rounds: int) -> list[float]:
+    """Of each list's calls, the mean."""
+    for call in itertools.chain(*calls):
         call()  # compiles and loads
-    return medians([method.sampler([call]) for call in calls], rounds)
+    return medians([method.sampler(those) for those in calls], rounds)
 
 
 def measured_product(product: Product, plan: Plan) -> Measured:
     """FP8 with the recipe `blockwise`'s scales, operands cast already, beside torch in BF16."""
     calls = dense_calls if product.groups == 1 else group_calls
-    fp8, bf16 = seconds_of(calls(product, plan), plan.products_by, plan.rounds)
-    sizes = int(product.m), int(product.n), int(product.k)
+    sizes = m, n, k = int(product.m), int(product.n), int(product.k)
+    bytes_ = product.groups * ((m + n) * k + 2 * m * n)
+    sets = range(set_count(bytes_, total=plan.cold_bytes))
+    fp8_calls, bf16_calls = zip(*(calls(product, plan) for _ in sets), strict=True)
+    fp8, bf16 = seconds_of((fp8_calls, bf16_calls), plan.products_by, plan.rounds)
     return Measured(product.kind, product.groups, *sizes, fp8, bf16)
 
 
@@ -171,7 +179,7 @@ def cast_rates(plan: Plan) -> tuple[float, float, float, float]:
         (4.0, lambda: cast(x, rows="1x128", transposed="channel")),
         (4.0, lambda: cast(x, rows="1x128", transposed="1x128")),
     )
-    seconds = seconds_of([call for _, call in calls], plan.products_by, plan.rounds)
+    seconds = seconds_of([[call] for _, call in calls], plan.products_by, plan.rounds)
     copy, rows, inputs, gradients = (
         bytes_ * x.numel() / each for (bytes_, _), each in zip(calls, seconds, strict=True)
     )
@@ -191,7 +199,7 @@ def attention_rates(plan: Plan) -> tuple[float, float]:
         with torch.nn.attention.sdpa_kernel(backend):
             calls = attention_calls(q, k, v, dy)
             try:
-                seconds = seconds_of(calls, plan.attention_by, plan.rounds)
+                seconds = seconds_of([[call] for call in calls], plan.attention_by, plan.rounds)
             except RuntimeError:  # a backend that this GPU or release has not
                 continue
         forward.append(flops / seconds[0])

@@ -102,6 +102,12 @@ class Rates:
     def document(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
+    def text(self) -> str:
+        """JSON with a product a line, as rates.json."""
+        head = self.document()
+        products = ",\n".join(f"    {json.dumps(entry)}" for entry in head.pop("products"))
+        return f'{json.dumps(head, indent=2)[:-2]},\n  "products": [\n{products}\n  ]\n}}\n'
+
 
 def distance(one: Product, other: Product) -> float:
     """Of sizes, as ratios."""
