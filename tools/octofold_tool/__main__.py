@@ -11,7 +11,18 @@ from typing import Any, NoReturn
 
 import octofold
 
-from . import advise, bench, cache, convert, demo, info, inspect_checkpoint, quantize, tune
+from . import (
+    advise,
+    bench,
+    cache,
+    convert,
+    demo,
+    info,
+    inspect_checkpoint,
+    plan_parallel,
+    quantize,
+    tune,
+)
 from .report import ToolError
 
 DESCRIPTION = """\
@@ -22,6 +33,7 @@ advance.
   octofold demo                                  FP8 in every linear layer of a real model
   octofold info                                  what works here, and why not more
   octofold advise my-model/                      which layers of a model gain by FP8
+  octofold plan-parallel --model llama-3-70b --gpus 64    a training step, on paper
   octofold bench gemm --suite square             FP8 beside FP32, checked and timed
   octofold quantize MODEL_DIR OUT_DIR --family compressed-tensors
   octofold convert FP8_DIR OUT_DIR --to deepseek-v3
@@ -57,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"octofold {octofold.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (
-        *(info, demo, advise, bench, tune),
+        *(info, demo, advise, plan_parallel, bench, tune),
         *(quantize, convert, inspect_checkpoint, cache),
     ):
         command.add_parser(commands)
