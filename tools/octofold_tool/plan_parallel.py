@@ -22,7 +22,7 @@ divide is left out, and counted by its reason.
 
 The single GPU's rates are measured ones: the package's (an H200; the output says when and how), a
 file's, or this GPU's (--rates measure). Links have what their makers name, unless you say less.
-Formulas and limits: docs/distributed-on-paper.md.
+Formulas and limits: docs/distributed/on-paper.md.
 
   octofold plan-parallel --model llama-3-70b --gpus 64
   octofold plan-parallel --model deepseek-v3 --gpus 1024 --nvlink 720 --network 360 --json plan.json

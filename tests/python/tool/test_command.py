@@ -34,7 +34,7 @@ def program(*arguments, **options):
         ([], ["demo", "info", "bench", "quantize"]),
         (["demo"], ["128x128", "octofold-demo", "--text", "--json", "pooler"]),
         (["info"], ["driver", "NVRTC", "--json"]),
-        (["plan-parallel"], ["--gpus", "--rates", "NVLink", "docs/distributed-on-paper.md"]),
+        (["plan-parallel"], ["--gpus", "--rates", "NVLink", "docs/distributed/on-paper.md"]),
         (["bench", "gemm"], ["--suite", "deepseek-v3", "llama-70b", "square", "--shape"]),
         (["quantize"], ["weight_scale_inv", "--skip", "*embed*", "lm_head", ".index.json"]),
         (["quantize"], ["--family", "modelopt", "--granularity", "MODEL_DIR"]),

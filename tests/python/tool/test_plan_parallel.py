@@ -12,7 +12,7 @@ from octofold_tool.parallel import rates
 from project_support import REPOSITORY
 
 LLAMA = ("plan-parallel", "--model", "llama-3-70b", "--gpus", "64")
-PAGE = REPOSITORY / "docs" / "distributed-on-paper.md"
+PAGE = REPOSITORY / "docs" / "distributed" / "on-paper.md"
 PARTS = {"products", "casts", "attention", "elementwise", "optimizer"} | {
     f"{kind}_exposed" for kind in ("tensor", "experts", "fsdp")
 }

@@ -10,5 +10,5 @@ layers    a layer's work and exchanges in one micro batch
 memory    what a GPU holds
 steps     all of it: the time of a step
 
-docs/distributed-on-paper.md has the formulas.
+docs/distributed/on-paper.md has the formulas.
 """
