@@ -22,7 +22,12 @@ PART = re.compile(
 )
 ALIAS = re.compile(r"~?(?:typing\.)?Annotated\[~?(?:typing\.)?Any, '(array|dtype|stream)'\]")
 ALIASES = {"array": "Array", "dtype": "DTypeLike", "stream": "StreamLike"}
-OTHER_MODULES = ("octofold.jax", "octofold.kernel_cache", "octofold.tuning")
+OTHER_MODULES = (
+    "octofold.distributed",
+    "octofold.jax",
+    "octofold.kernel_cache",
+    "octofold.tuning",
+)
 MODULES = ("octofold", "octofold.ops", "octofold.nn", "octofold.models")
 
 

@@ -12,8 +12,7 @@
 //   bool has_stages() const;     // whether this tile, or a later one, has anything to sum
 //   bool stages_follow() const;  // whether a later one has
 //
-// Here are the walk over a dense product and split-K; groups are in group_walk.h, rows that arrive
-// while the product runs in arrival_walk.h.
+// Here are the walk over a dense product and split-K; others are in group_walk.h, arrival_walk.h.
 #pragma once
 
 #include "kernels/shared/arithmetic.h"

@@ -1,5 +1,4 @@
-// Units of work of a product: what its blocks of threads share, and what one of them computes at a
-// time. kernels/shared/tile_walk.h says in which order.
+// What the blocks of threads of a product share, and what one computes at a time (tile_walk.h).
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -27,7 +26,6 @@ constexpr const char* word(Work work) {
 }
 
 constexpr bool has_groups(Work work) { return work != Work::kDense && work != Work::kArrivingRows; }
-
 // Whether each group has a B of its own.
 constexpr bool groups_rows(Work work) {
   return work == Work::kGroupedRows || work == Work::kMaskedRows;
@@ -36,18 +34,15 @@ constexpr bool groups_rows(Work work) {
 // All blocks of a product share these: the sizes of D, and how many values its elements sum. With
 // groups, rows of A are those of all groups together (kGroupedRows), or that each has room for; B's
 // rows are one group's, and so are both where K is in groups. The depth is then that of all groups
-// together, each of which begins at a multiple of 128 (octofold/cast_targets.h,
-// group_columns()). Shards of rows that arrive are the groups then, each of as many rows.
+// together, each of which begins at a multiple of 128. Where rows arrive, their shards are groups.
 struct WorkParams {
   int rows;
   int columns;
   int depth;
   int groups{};
-  // [groups + 1]: where each begins, and the last one ends; or counts [groups]; or flags [groups]:
-  // not 0 once the shard is there.
+  // [groups + 1]: where each begins, and the last one ends; or counts or flags [groups].
   const int* numbers{};
-  int shard_rows{};   // kArrivingRows: of each
-  int first_shard{};  // and the shard whose rows come first
+  int shard_rows{}, first_shard{};  // of rows that arrive: of each; the one that comes first
 };
 
 // One unit of work. All that loads, multiplies or stores knows no more of the product than this.

@@ -4,23 +4,16 @@
 
 #include "kernels/ptx/system.h"
 #include "kernels/shared/arrival_walk.h"
-#include "kernels/sm90/config/gemm_params.h"
+#include "kernels/sm90/pipeline.h"
 
 namespace octofold::sm90 {
-
-// Where all rows are there from the start.
-template <auto kConfig, config::Work kWork = kConfig.work>
-struct AwaitRows {
-  __device__ void await(const config::Sm90GemmParams&, const config::TileWalk<kConfig>&) {}
-};
 
 // What a thread knows of the shards. Each thread that reads asks for itself, once for each shard;
 // lanes of a warp ask together.
 template <auto kConfig>
 class AwaitRows<kConfig, config::Work::kArrivingRows> {
  public:
-  __device__ void await(const config::Sm90GemmParams& params,
-                        const config::TileWalk<kConfig>& walk) {
+  __device__ void await(const Sm90GemmParams& params, const config::TileWalk<kConfig>& walk) {
     if (known_ >= walk.shards()) return;
     const config::WorkParams& work = params.work;
     for (; known_ < walk.shards(); ++known_) {

@@ -1,9 +1,7 @@
-// The ring of stages between the producers, who fill it, and the consumers, who use it up; and the
-// walk over tiles that all of them make.
+// The ring of stages between the producers and the consumers; the walk over tiles that all make.
 #pragma once
 
 #include "kernels/shared/tile_walk.h"
-#include "kernels/sm90/await_rows.h"
 #include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/shared_memory.h"
 
@@ -33,6 +31,11 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+};
+
+template <auto kConfig, config::Work kWork = kConfig.work>
+struct AwaitRows {  // before a tile's rows of A are read: await_rows.h, where they still arrive
+  __device__ void await(const Sm90GemmParams&, const config::TileWalk<kConfig>&) {}
 };
 
 // Calls load(stage, tile, k) for each stage that this block fills, as soon as it is empty.

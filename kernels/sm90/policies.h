@@ -2,8 +2,8 @@
 // one file that asks a configuration for its features in order to choose code.
 #pragma once
 
-#include "kernels/shared/arrival_walk.h"
 #include "kernels/shared/group_walk.h"
+#include "kernels/sm90/await_rows.h"
 #include "kernels/sm90/cluster.h"
 #include "kernels/sm90/consumer.h"
 #include "kernels/sm90/gated_columns.h"

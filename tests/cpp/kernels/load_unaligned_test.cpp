@@ -2,6 +2,7 @@
 // such that consist of words: the kernel's own code, with a thread for each lane.
 #include "kernels/sm90/load_unaligned.h"
 
+#include "kernels/sm90/await_rows.h"
 #include "kernels/sm90/load_words.h"
 #include "support/test.h"
 
@@ -20,8 +21,44 @@ constexpr Sm90GemmConfig config_of(config::OperandLoad load) {
 constexpr Sm90GemmConfig kAny = config_of(config::OperandLoad::kThreads);
 constexpr Sm90GemmConfig kWords = config_of(config::OperandLoad::kWords);
 static_assert(kAny.invalid_reason() == nullptr && kWords.invalid_reason() == nullptr);
+constexpr Sm90GemmConfig arriving(Sm90GemmConfig config) {
+  config.work = config::Work::kArrivingRows;
+  return config;
+}
+constexpr Sm90GemmConfig kArrivingAny = arriving(kAny), kArrivingWords = arriving(kWords);
+static_assert(kArrivingAny.invalid_reason() == nullptr &&
+              kArrivingWords.invalid_reason() == nullptr);
 
 constexpr unsigned char kPoison = 0x7F;
+
+// A's rows, each in its turn, to a product that runs: one shard after another, then its flag.
+class LateRows {
+ public:
+  LateRows(const config::WorkParams& work, unsigned char* rows, int stride, std::vector<int>& flags)
+      : work_(work), rows_(rows), bytes_(as_size(work.shard_rows * stride)), flags_(flags) {
+    there_.assign(rows, rows + as_size(work.rows * stride));
+    std::fill_n(rows, there_.size(), kPoison);
+    thread_ = std::jthread([this] { copy(); });
+  }
+
+ private:
+  void copy() {
+    for (int i = 0; i < work_.groups; ++i) {
+      const std::size_t shard = as_size((work_.first_shard + i) % work_.groups);
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      std::copy_n(there_.begin() + static_cast<std::ptrdiff_t>(shard * bytes_), bytes_,
+                  rows_ + shard * bytes_);
+      std::atomic_ref(flags_[shard]).store(1, std::memory_order_release);
+    }
+  }
+
+  const config::WorkParams& work_;
+  unsigned char* rows_;
+  std::size_t bytes_;
+  std::vector<int>& flags_;
+  std::vector<unsigned char> there_;
+  std::jthread thread_;
+};
 
 // A matrix in the midst of poison.
 struct Matrix {
@@ -74,7 +111,8 @@ unsigned swizzled(int row, int i) {
 
 // B lies another way than A by so many bytes.
 template <Sm90GemmConfig kConfig, int kMore>
-void expect_stages(int rows, int columns, int k, int padding, int offset) {
+void expect_stages(int rows, int columns, int k, int padding, int offset, int shards = 0,
+                   int first_shard = 0) {
   SCOPED_TRACE(testing::Message() << rows << "×" << columns << "×" << k << ", rows of "
                                   << k + padding << " bytes from " << offset << " on");
   std::mt19937 random(7);
@@ -83,7 +121,16 @@ void expect_stages(int rows, int columns, int k, int padding, int offset) {
   Sm90GemmParams params{};
   params.rows = a.params();
   params.columns = b.params();
+  std::vector<int> flags(as_size(shards));
   params.work = {.rows = rows, .columns = columns, .depth = k};
+  std::optional<LateRows> late;
+  if (shards > 0) {
+    params.work.groups = shards;
+    params.work.numbers = flags.data();
+    params.work.shard_rows = rows / shards;
+    params.work.first_shard = first_shard;
+    late.emplace(params.work, a.memory.data() + a.offset, a.stride, flags);
+  }
   ptx::shared.fill(kPoison);
   const SharedMemory<kConfig> smem{1024};
   run_all_warps<kConfig>(params, smem);
@@ -124,6 +171,20 @@ TEST(WordsTest, StagesHoldTheOperandsAtMultiplesOfFourBytes) {
   for (int offset = 0; offset < 16; offset += 4) expect_stages<kWords, 4>(70, 33, 300, 0, offset);
   expect_stages<kWords, 4>(130, 32, 384, 4, 0);
   expect_stages<kWords, 4>(1, 1, 4, 0, 4);
+}
+
+TEST(UnalignedCopyTest, RowsAreReadAsTheyCome) {
+  for (int first = 0; first < 3; ++first) {
+    expect_stages<kArrivingAny, 1>(130 / 3 * 3, 32, 385, 1, 0, 3, first);
+    expect_stages<kArrivingAny, 1>(192, 20, 300, 0, 5, 3, first);
+  }
+}
+
+TEST(WordsTest, RowsAreReadAsTheyCome) {
+  for (int first = 0; first < 3; ++first) {
+    expect_stages<kArrivingWords, 4>(130 / 3 * 3, 32, 384, 4, 0, 3, first);
+    expect_stages<kArrivingWords, 4>(192, 20, 300, 0, 4, 3, first);
+  }
 }
 
 TEST(WordsTest, TheLastWordMayEndBehindK) {
