@@ -77,6 +77,8 @@ class GatheredProduct:
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         why_not = self._why_not()
         if overlap and why_not:
             raise UnsupportedError(f"{_OPERATION}: argument 'overlap': {why_not}")
@@ -206,8 +208,10 @@ class _Overlapped:
     ) -> Tensor:
         with torch.cuda.device(self._product.device):
             rows, arrivals = self.begin(x)
-            y: Tensor = gemm(rows, w, arrivals=arrivals, **options)
-            self.end()
+            try:
+                y: Tensor = gemm(rows, w, arrivals=arrivals, **options)
+            finally:  # other ranks go on, if this one's arguments are wrong
+                self.end()
         return y
 
     def begin(self, x: Tensor | ScaledTensor) -> tuple[ScaledTensor, Arrivals]:
