@@ -102,3 +102,8 @@ class Sides(NamedTuple):
 
 WHOLE: Final = Sides()
 """Those of a layer that is whole in this process."""
+
+
+def are_here(sides: Sides) -> bool:
+    """Whether a layer with these sides is whole in this process."""
+    return isinstance(sides.entry, Here) and isinstance(sides.exit, Here)

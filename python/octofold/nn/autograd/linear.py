@@ -12,7 +12,7 @@ from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
-from .boundary import HERE, WHOLE, Sides
+from .boundary import WHOLE, Sides, are_here
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved
@@ -168,8 +168,7 @@ def _forward(
     output, grad_weight, x_scale = recipe.output, recipe.grad_weight, inputs.x_scale
     entry, exit = inputs.sides
     is_kept = needs_weight_gradient or x_scale is not None or factors is not None
-    is_alone = entry is HERE and exit is HERE
-    if not is_kept and is_alone and product_casts(x.shape, rows, recipe, x.device):
+    if not is_kept and are_here(inputs.sides) and product_casts(x.shape, rows, recipe, x.device):
         return dynamic_output_product(x, rows, bias, recipe, dtype), None, None
     of_rows = None if output is None else output.a
     x_transposed: ScaledTensor | None

@@ -13,7 +13,7 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
-from ..autograd.boundary import HERE, WHOLE, Sides
+from ..autograd.boundary import HERE, WHOLE, Sides, are_here
 from ..autograd.crossing import added_once, entered, left
 from ..autograd.expert_chain import Projection
 from ..autograd.expert_fitting import (
@@ -256,7 +256,7 @@ class Experts(KeepsBuffers):
     def _own(self, name: str) -> Any:
         """A parameter or buffer: in a group of ranks what this one has of it."""
         parameter = getattr(self, name)
-        return parameter if self.sides is WHOLE else own_part(parameter)
+        return parameter if are_here(self.sides) else own_part(parameter)
 
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None

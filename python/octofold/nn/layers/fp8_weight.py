@@ -12,7 +12,7 @@ from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
-from ..autograd.boundary import WHOLE, Sides
+from ..autograd.boundary import WHOLE, Sides, are_here
 from ..autograd.fitting import is_fp8, require_features
 from .buffers import KeepsBuffers
 from .linear import own_part
@@ -96,7 +96,7 @@ class Fp8Weight(KeepsBuffers):
 
     def own_bias(self) -> Tensor | None:
         """The bias: in a group of ranks what this one has of it, for each row of the codes."""
-        if self.sides is WHOLE or self.bias is None:
+        if are_here(self.sides) or self.bias is None:
             return self.bias
         bias: Tensor = own_part(self.bias)
         return torch.nn.functional.pad(bias, (self.zero_rows, 0)) if self.zero_rows else bias
