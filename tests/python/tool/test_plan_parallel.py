@@ -113,7 +113,7 @@ def test_people_see_schemes_time_and_bytes(run):
     assert (code, err) == (0, "")
     for words in (
         *("70.6 billion parameters", "450 GB/s each way inside, 50 between"),
-        *("Rates: one H200", "24 of 96 schemes fit 80 GB", "BF16's own best", "× BF16"),
+        *("Rates: one NVIDIA H200", "24 of 96 schemes fit 80 GB", "BF16's own best", "× BF16"),
         *("products", "FSDP: gather of weights", "Left out: 58, a micro batch of a tensor group"),
     ):
         assert words in out
