@@ -39,7 +39,7 @@ from ..nn.autograd.expert_gradients import (
 )
 from ..nn.autograd.experts import projection_of
 from ..nn.autograd.products import addable
-from ..nn.casting.taken import as_products_read
+from .._ranks.wire import as_products_read
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"
 _MASKED: Final = "octofold.distributed.deepep.masked_experts"

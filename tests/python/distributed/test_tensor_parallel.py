@@ -2,6 +2,7 @@
 
 import pytest
 import tensor_parallel_checks as checks
+import tensor_parallel_use_checks as uses
 from boundary_checks import STATELESS
 from rank_processes import Processes
 
@@ -67,30 +68,30 @@ def test_dtensors(processes):
 
 
 def test_with_fsdp(processes):
-    processes.run(checks.with_fsdp)
+    processes.run(uses.with_fsdp)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoint(processes, tmp_path):
-    processes.run(checks.save, str(tmp_path))
-    processes.run(checks.load, str(tmp_path))
-    checks.load(None, str(tmp_path))
+    processes.run(uses.save, str(tmp_path))
+    processes.run(uses.load, str(tmp_path))
+    uses.load(None, str(tmp_path))
 
 
 @TWO
 @pytest.mark.parametrize("kind", ["block", "attention"])
 def test_compiled(processes, kind):
-    processes.run(checks.compiled, kind)
+    processes.run(uses.compiled, kind)
 
 
 @TWO
 def test_kept_casts(processes):
-    processes.run(checks.kept_casts)
+    processes.run(uses.kept_casts)
 
 
 @pytest.mark.parametrize("what", ["shape", "dtype", "recipe"])
 def test_ranks_that_disagree(processes, what):
-    for rank, error in enumerate(processes.run(checks.disagreement, what)):
+    for rank, error in enumerate(processes.run(uses.disagreement, what)):
         assert "expected the same on all ranks" in error
         assert "on rank 1" in error
         assert f"this is rank {rank} of {processes.size}" in error
@@ -98,19 +99,19 @@ def test_ranks_that_disagree(processes, what):
 
 @TWO
 def test_ranks_in_another_order(processes):
-    for error in processes.run(checks.order):
+    for error in processes.run(uses.order):
         assert "NormLinear on rank 1" in error
 
 
 def test_refusals(processes):
-    processes.run(checks.refusals)
+    processes.run(uses.refusals)
 
 
 @pytest.mark.slow
 def test_a_dead_rank():
     started = Processes(2, collective_timeout=20)
     try:
-        error, _ = started.run(checks.dead_rank, may_die=1)
+        error, _ = started.run(uses.dead_rank, may_die=1)
         assert "expected all 2 ranks to take part, got on rank 0" in error
     finally:
         started.stop()
@@ -118,4 +119,4 @@ def test_a_dead_rank():
 
 @pytest.mark.parametrize("kind", ["experts", "mlp"])
 def test_packed_state(processes, kind):
-    processes.run(checks.packed_state, kind)
+    processes.run(uses.packed_state, kind)

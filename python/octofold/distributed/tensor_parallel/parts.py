@@ -11,7 +11,7 @@ from ..._core.granularity import UNITS
 from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks.wire import as_bytes
-from ...nn.casting.taken import as_products_read
+from ..._ranks.wire import as_products_read
 
 _NAME: Final = "octofold.distributed.part_of"
 
