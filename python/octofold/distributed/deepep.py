@@ -27,6 +27,7 @@ from .._ops.cast_sources import Activated
 from .._ops.grouped_gemm import grouped_gemm
 from .._ops.groups import Masked
 from .._ops.routing import sort_by_expert
+from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation
 from ..nn.autograd.expert_chain import compute_experts
 from ..nn.autograd.expert_fitting import expert_recipe_of, require_projections
@@ -39,7 +40,6 @@ from ..nn.autograd.expert_gradients import (
 )
 from ..nn.autograd.experts import projection_of
 from ..nn.autograd.products import addable
-from .._ranks.wire import as_products_read
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"
 _MASKED: Final = "octofold.distributed.deepep.masked_experts"

@@ -5,7 +5,6 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import _functional_collectives as collectives
 
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.formats import Format, FormatLike, format_of
@@ -13,6 +12,8 @@ from .._core.scaled_tensor import ScaledTensor
 from .._ops.arrivals import Arrivals
 from .._ops.gemm import gemm
 from .._ops.quantize import quantize
+from .._ranks.ranks import ranks_of
+from .._ranks.wire import gathered_rows
 from . import _copy_engine
 
 _OPERATION: Final = "GatheredProduct"
@@ -71,8 +72,8 @@ class GatheredProduct:
         if self.format.granularity not in ("1x128", "channel"):
             expected = "one of granularity 1x128 or channel, whose scales belong to rows"
             raise invalid_argument(_OPERATION, "format", expected, str(self.format))
-        self.group: Any = dist.group.WORLD if group is None else group
-        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._group = ranks_of(_OPERATION, "group", group)
+        self.rank, self.ranks = self._group.rank, self._group.size
         self.rows, self.columns = rows, columns
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -114,7 +115,8 @@ class GatheredProduct:
         if self._overlapped is not None:
             return self._overlapped(x, w, options)
         shard = x if isinstance(x, ScaledTensor) else quantize(x, self.format)
-        y: Tensor = gemm(self._gathered(shard), w, **options)
+        whole = gathered_rows(_OPERATION, shard, self._group, 0, same_scales=False)
+        y: Tensor = gemm(whole, w, **options)
         return y
 
     def _why_not(self) -> str:
@@ -144,24 +146,6 @@ class GatheredProduct:
         if x.data.dtype != _DTYPES[self.format.dtype]:
             raise invalid_argument(_OPERATION, "x", expected, str(x.data.dtype))
 
-    def _gathered(self, shard: ScaledTensor) -> ScaledTensor:
-        """The shards of all ranks: codes as bytes, since not every backend knows FP8; scales with
-        the rows next to each other, as products read them fastest."""
-
-        def all_of(tensor: Tensor) -> Tensor:
-            whole = collectives.all_gather_tensor(tensor, 0, self.group)
-            if isinstance(whole, collectives.AsyncCollectiveTensor):
-                whole = whole.wait()
-            return whole
-
-        codes = all_of(shard.data.contiguous().view(torch.uint8)).view(shard.data.dtype)
-        if self.format.granularity == "channel":
-            return ScaledTensor(codes, all_of(shard.scale.contiguous()), "channel")
-        units = shard.scale.shape[1]
-        columns = all_of(shard.scale.T.contiguous()).view(self.ranks, units, self.rows)
-        scale = columns.transpose(0, 1).reshape(units, self.ranks * self.rows).T
-        return ScaledTensor(codes, scale, "1x128")
-
 
 class _Overlapped:
     """The symmetric memory of a GatheredProduct, and its calls.
@@ -183,8 +167,7 @@ class _Overlapped:
         half = self._codes_bytes + _rounded(4 * self._scale_rows * self._units)
         with torch.cuda.device(product.device):
             memory = symmetric.empty(2 * half, dtype=torch.uint8, device=product.device)
-            name = product.group.group_name
-            self._handle = symmetric.rendezvous(memory, name)
+            self._handle = symmetric.rendezvous(memory, product._group.name)
             own = torch.zeros(product.ranks, dtype=torch.int32)
             own[product.rank] = 1
             self._own_flag = own.to(product.device)

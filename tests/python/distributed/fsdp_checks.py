@@ -214,3 +214,17 @@ def new_parallel_model(recipe, mesh):
     styles = ColumnParallel(), RowParallel(), MLPParallel()
     plan = {name: style for (name, _), style in zip(model.named_children(), styles, strict=False)}
     return parallelize_module(here(model), mesh, plan)
+
+
+def with_replicas(rank):
+    """Two replicas of two shards: codes are gathered, and scales agreed on, within each."""
+    mesh = torch.distributed.device_mesh.init_device_mesh(
+        DEVICE, (2, 2), mesh_dim_names=("replicas", "shards")
+    )
+    losses = []
+    for fsdp_fp8 in (False, True):
+        model = new_model("tensorwise", fsdp_fp8)
+        for module in (*model, model):
+            fully_shard(module, mesh=mesh)
+        losses.append(train(model, rank))
+    assert losses[0] == losses[1]

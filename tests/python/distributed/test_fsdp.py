@@ -32,6 +32,10 @@ def test_scales_are_agreed_on_at_once(two_processes):
     two_processes.run(fsdp_checks.all_reduces)
 
 
+def test_replicas_of_shards(four_processes):
+    four_processes.run(fsdp_checks.with_replicas)
+
+
 @pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
 def test_over_tensor_parallelism(four_processes, recipe):
     four_processes.run(fsdp_checks.with_tensor_parallelism, recipe)

@@ -96,7 +96,7 @@ def test_rows_come_from_their_ranks(driver, words, rows, columns):
         product = types.SimpleNamespace(
             rank=rank, ranks=RANKS, rows=rows, columns=columns, format=form, device="cpu"
         )
-        product.group = types.SimpleNamespace(group_name="group")
+        product._group = types.SimpleNamespace(name="group")
         ranks.append(overlap._Overlapped(product))
     w = octofold.quantize(torch.randn(72, columns), "128x128")
     for turn in range(4):

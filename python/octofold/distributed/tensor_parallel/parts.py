@@ -10,8 +10,7 @@ from ..._core.errors import invalid_argument
 from ..._core.granularity import UNITS
 from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ranks.wire import as_bytes
-from ..._ranks.wire import as_products_read
+from ..._ranks.wire import as_bytes, as_products_read
 
 _NAME: Final = "octofold.distributed.part_of"
 

@@ -17,7 +17,7 @@ class CodedWeight(Tensor):
     dtype that it has in high precision. Layers multiply with the codes. Everything else that is
     computed with it sees the values that they stand for, in its dtype.
 
-    It is what octofold.distributed makes of a sharded weight between FSDP's gather and its freeing.
+    It is what a sharded weight is between FSDP's gather and its freeing (nn/fsdp).
     """
 
     codes: Tensor
@@ -54,7 +54,7 @@ class CodedWeight(Tensor):
 
     def _stable_hash_for_caching(self) -> str:
         """What torch.compile's cache is to know of it."""
-        return f"{type(self).__qualname__} {list(self.shape)} {self.dtype} {self!r}"
+        return f"{self!r}, {self.dtype}"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

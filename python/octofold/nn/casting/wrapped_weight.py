@@ -1,6 +1,6 @@
 """A weight in high precision that knows how it is to travel."""
 
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ class WrappedWeight(Tensor):
     does; writing to it writes there."""
 
     plain: Tensor
-    _words: ClassVar[str]
 
     @staticmethod
     def __new__(cls, plain: Tensor, *arguments: Any) -> Self:

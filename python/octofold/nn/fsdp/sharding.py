@@ -23,9 +23,7 @@ def require_travels(operation: str, recipe: Recipe) -> None:
     }
     if scales not in ({"tensor"}, {"128x128"}):
         expected = "one with squares of 128x128, or one scale, for the weight in 'output' and in "
-        expected += (
-            "'grad_input', such as blockwise or tensorwise, as it travels as one set of codes"
-        )
+        expected += "'grad_input', such as blockwise or tensorwise, as one set of codes travels"
         raise invalid_argument(operation, "recipe", expected, str(recipe))
 
 
@@ -36,10 +34,10 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
     model: changed in place, before fully_shard() and before the optimizer is made: its
         octofold.nn.Linear (those inside MLP and NormLinear too) and octofold.nn.Experts get other
         parameters, of the same names, numbers and state_dict(). Those that tensor parallelism has
-        spread are sharded further. Recipes have to have squares of
-        128x128, or one scale, for the weight ("blockwise", "blockwise_two_level", "tensorwise",
-        "delayed"): others multiply forward and backward with different codes. Experts from FP8
-        checkpoints, whose weights are buffers, are left as they are.
+        spread are sharded further. Recipes have to have squares of 128x128, or one scale, for the
+        weight ("blockwise", "blockwise_two_level", "tensorwise", "delayed"): others multiply
+        forward and backward with different codes. Experts from FP8 checkpoints, whose weights are
+        buffers, are left as they are.
 
     Each rank casts its shard. So with squares a shard has to be of whole ones, a multiple of 128
     rows of a layer's weight, on each rank as many: an UnsupportedError in the first forward, on
@@ -70,16 +68,17 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
     if not found:
         expected = "layers of octofold.nn with weights in high precision"
         raise invalid_argument(operation, "model", expected, type(model).__qualname__)
-    new: dict[int, ShardedWeight] = {}
-    parameters: dict[int, Parameter] = {}  # a tied weight stays one
+    new: dict[int, Parameter] = {}  # a tied weight stays one
+    agrees = False
     for module, name, where, parameter in found:
-        key = id(parameter)
-        if key not in new:
+        if id(parameter) not in new:
             weight = parameter.detach()
-            new[key] = ShardedWeight(own_part(weight), where, module.recipe)
-            parameters[key] = Parameter(with_local(weight, new[key]), parameter.requires_grad)
-        module.register_parameter(name, parameters[key])
-    if any(has_one_scale(sharded) for sharded in new.values()):
+            sharded = ShardedWeight(own_part(weight), where, module.recipe)
+            agrees = agrees or has_one_scale(sharded)
+            requires_grad = parameter.requires_grad
+            new[id(parameter)] = Parameter(with_local(weight, sharded), requires_grad)
+        module.register_parameter(name, new[id(parameter)])
+    if agrees:
         model.register_forward_pre_hook(agree_before_forward)
         model.register_forward_hook(forget_after_evaluation)
     return model
