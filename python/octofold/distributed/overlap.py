@@ -167,7 +167,8 @@ class _Overlapped:
         half = self._codes_bytes + _rounded(4 * self._scale_rows * self._units)
         with torch.cuda.device(product.device):
             memory = symmetric.empty(2 * half, dtype=torch.uint8, device=product.device)
-            self._handle = symmetric.rendezvous(memory, product._group.name)
+            name: Any = product._group.name  # torch takes a str for a name of a group
+            self._handle = symmetric.rendezvous(memory, name)
             own = torch.zeros(product.ranks, dtype=torch.int32)
             own[product.rank] = 1
             self._own_flag = own.to(product.device)
