@@ -5,6 +5,7 @@ makes the parameter of what has come (fsdp_post_all_gather): torch.distributed.f
 point for tensor subclasses. So each rank casts its shard, and the layers multiply with the codes.
 """
 
+import inspect
 from typing import Any, TypeAlias
 
 import torch
@@ -102,6 +103,11 @@ class ShardedWeight(WrappedWeight):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<a weight that travels in FP8: {self.plain!r}>"
+
+
+# FSDP looks it up in each gather, which takes the host longer than a launch.
+_pre: Any = ShardedWeight.fsdp_pre_all_gather
+_pre.__signature__ = inspect.signature(_pre)
 
 
 def has_one_scale(weight: ShardedWeight) -> bool:
