@@ -41,16 +41,13 @@ class GatheredProduct:
     overlap: None: where that is possible; False: gather first. True: UnsupportedError where it is
         not possible.
 
-    Where it overlaps:
-    - It owns 2 · ranks · rows · columns bytes of symmetric memory, and as many again / 32 for
-      scales of 1x128. Two calls may be under way, so that no rank overwrites what another reads.
-    - Calls belong on one stream. They cannot be captured in a CUDA graph.
-    - The product takes all multiprocessors until the last shard is there. No rank may make its copy
-      depend on a kernel that it queues behind the product.
-    - Ranks wait for each other at the beginning of a call.
-    - NVLink multicast is not used; TORCH_SYMM_MEM_DISABLE_MULTICAST=1 keeps torch from setting it
-      up.
-    - A product of few rows is split along K by gemm() alone, and has other bits then.
+    Where it overlaps it owns 2 · ranks · rows · columns bytes of symmetric memory, and as many
+    again / 32 for scales of 1x128: two calls may be under way, so that no rank overwrites what
+    another reads. Calls belong on one stream, and cannot be captured in a CUDA graph. Ranks wait
+    for each other at the beginning of a call. The product takes all multiprocessors until the last
+    shard is there: no rank may make its copy depend on a kernel that it queues behind the product.
+    A product of few rows is split along K by gemm() alone, and has other bits then. NVLink
+    multicast is not used; TORCH_SYMM_MEM_DISABLE_MULTICAST=1 keeps torch from setting it up.
 
     Raises InvalidArgumentError, which names the argument, and UnsupportedError.
     """

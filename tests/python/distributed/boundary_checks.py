@@ -4,7 +4,7 @@ import torch
 from octofold._core.recipe import NAMED
 from octofold._ranks.ranks import ranks_of
 from octofold.distributed.boundaries import Split
-from octofold.nn.autograd.boundary import HERE, WHOLE, Sides
+from octofold.nn.autograd.boundary import HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
 from octofold.nn.casting.casts import cast_weight
 from rank_processes import here
@@ -17,7 +17,7 @@ def numbers(*shape, seed=0):
     return here(torch.randn(shape, generator=generator).bfloat16())
 
 
-def layer(x, weight, bias, recipe, sides=WHOLE):
+def layer(x, weight, bias, recipe, sides=None):
     casts = cast_weight(weight, recipe, True, True)
     return linear_with_casts(x, weight, bias, recipe, casts, sides=sides)
 

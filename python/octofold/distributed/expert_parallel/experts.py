@@ -71,7 +71,7 @@ def experts(
 
     Returns [..., hidden], as octofold.experts(). With the recipes "blockwise" and "rowwise" a token
     whose experts are all on one rank has the bits of one process, and otherwise sums over ranks
-    that are rounded once for each rank. docs/distributed-experts.md says what travels and is kept.
+    that are rounded once for each rank. docs/distributed/experts.md says what travels and is kept.
     Raises InvalidArgumentError on every rank where arguments do not fit, or ranks disagree about
     them, and UnavailableError where a rank does not come within the group's time-out.
     """

@@ -100,10 +100,7 @@ class Sides(NamedTuple):
     exit: Boundary = HERE
 
 
-WHOLE: Final = Sides()
-"""Those of a layer that is whole in this process."""
-
-
-def are_here(sides: Sides) -> bool:
-    """Whether a layer with these sides is whole in this process."""
-    return isinstance(sides.entry, Here) and isinstance(sides.exit, Here)
+def sides_of(sides: Sides | None) -> tuple[Boundary, Boundary]:
+    """Entry and exit of a layer; None: of one that is whole in this process, as every version of
+    torch.compile knows None."""
+    return (HERE, HERE) if sides is None else (sides.entry, sides.exit)

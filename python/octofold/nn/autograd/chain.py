@@ -13,7 +13,7 @@ from ..._ops.gated_gemm import gated_gemm
 from ..casting.casts import WeightCasts, cast_as_wanted
 from ..recipes.kernels import has_kernels
 from .activated import is_gated
-from .boundary import WHOLE, Sides
+from .boundary import Sides, sides_of
 from .normed import Norm, norm_source
 from .products import output_product
 
@@ -29,7 +29,7 @@ class Chain:
     activation: str | None = None
     keep_fp8: bool = False
     """Whether what the activation takes is kept for backward in FP8."""
-    sides: Sides = WHOLE
+    sides: Sides | None = None
     """Where tokens enter, and leave, if the weights are parts of some (tensor parallelism)."""
 
 
@@ -76,7 +76,7 @@ def compute(
 ) -> Made:
     """A chain of arguments that fit. keep_x, keep_h: with the transposed casts that the weight
     gradients want; keep_gate_up: with what the activation's gradient is worked out from."""
-    recipe, entry = chain.recipe, chain.sides.entry
+    recipe, (entry, _) = chain.recipe, sides_of(chain.sides)
     output, grad_weight = recipe.output, recipe.grad_weight
     assert output is not None
     of_x = grad_weight.b if keep_x and grad_weight is not None else None
@@ -109,7 +109,7 @@ def compute(
 
 def _leaving(rows: ScaledTensor | None, last: Layer, chain: Chain, dtype: torch.dtype) -> Tensor:
     """The product of the last layer, as it leaves the chain."""
-    exit = chain.sides.exit
+    _, exit = sides_of(chain.sides)
     bias = last.bias if exit.adds_bias else None
     y = output_product(rows, last.casts[0], bias, chain.recipe, exit.partial_dtype or dtype)
     return exit.leave(y).to(dtype)

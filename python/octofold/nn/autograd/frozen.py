@@ -9,14 +9,14 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..casting.casts import walkable
 from ..casting.transposed import transposed_weight
-from .boundary import WHOLE, Sides
+from .boundary import Sides, sides_of
 from .first_order import refuse_in_backward, refuse_transforms
 from .linear import linear_with_casts
 from .products import cast_gradient, input_gradient
 
 
 def frozen_linear(
-    x: Tensor, weight: ScaledTensor, bias: Tensor | None, recipe: Recipe, sides: Sides = WHOLE
+    x: Tensor, weight: ScaledTensor, bias: Tensor | None, recipe: Recipe, sides: Sides | None = None
 ) -> Tensor:
     """x · weightᵀ (+ bias) as the recipe has it, of an x that fits. Backward casts dY, and makes
     the transpose of the codes each time: kept, it would take as much memory as the weight. Where
@@ -41,7 +41,7 @@ class _Frozen(torch.autograd.Function):
         bias: Tensor | None,
         granularity: str,
         recipe: Recipe,
-        sides: Sides,
+        sides: Sides | None,
     ) -> Tensor:
         ctx.save_for_backward(codes, scale)
         ctx.granularity, ctx.recipe, ctx.x_dtype = granularity, recipe, x.dtype
@@ -54,7 +54,7 @@ class _Frozen(torch.autograd.Function):
         refuse_in_backward("nn.InferenceLinear", dy)
         codes, scale = ctx.saved_tensors
         weight, recipe = ScaledTensor(codes, scale, ctx.granularity), ctx.recipe
-        entry, exit = ctx.sides
+        entry, exit = sides_of(ctx.sides)
         dtype = entry.partial_dtype or ctx.x_dtype
         is_vector = dy.dim() == 1
         dy = walkable(dy[None] if is_vector else dy)

@@ -12,6 +12,7 @@ from ..._ops.cast import AnyCasts
 from ..._ops.quantize import quantize
 from ..casting.casts import walkable
 from .activated import activated, activated_gradient, cast_activation_gradient
+from .boundary import sides_of
 from .chain import Chain, Layer, compute
 from .first_order import refuse_in_backward, refuse_transforms
 from .flat import Layout, flatten, save, saved
@@ -149,7 +150,7 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, of_sum: Tensor | None = None) -> tuple[Any, ...]:
         chain: Chain = ctx.chain
         refuse_in_backward(chain.name, dy)
-        recipe, dtype, (entry, exit) = chain.recipe, ctx.dtype, chain.sides
+        recipe, dtype, (entry, exit) = chain.recipe, ctx.dtype, sides_of(chain.sides)
         needs, kept = _needs(ctx.layout, ctx), saved(ctx)
         d_second = d_second_bias = dx = d_norm = d_norm_bias = None
         d_first: tuple[Tensor | None, ...] = ()

@@ -12,7 +12,7 @@ from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
-from .boundary import WHOLE, Sides, are_here
+from .boundary import Sides, sides_of
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved
@@ -64,7 +64,7 @@ def linear_with_casts(
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
     channel_amax: Tensor | None = None,
-    sides: Sides = WHOLE,
+    sides: Sides | None = None,
 ) -> Tensor:
     """linear() of arguments that fit, with the casts of the weight. Where the transposed one is
     missing backward makes it, of the weight as it is then.
@@ -141,7 +141,7 @@ class _Inputs(NamedTuple):
     recipe: Recipe
     dtype: torch.dtype
     """The dtype of the result."""
-    sides: Sides
+    sides: Sides | None
 
 
 class _Kept(NamedTuple):
@@ -166,9 +166,9 @@ def _forward(
     `factors` of two-level scales, and the largest magnitudes of x's features."""
     x, weight, bias, rows, recipe, dtype = *inputs[:4], inputs.recipe, inputs.dtype
     output, grad_weight, x_scale = recipe.output, recipe.grad_weight, inputs.x_scale
-    entry, exit = inputs.sides
+    entry, exit = sides_of(inputs.sides)
     is_kept = needs_weight_gradient or x_scale is not None or factors is not None
-    if not is_kept and are_here(inputs.sides) and product_casts(x.shape, rows, recipe, x.device):
+    if not is_kept and inputs.sides is None and product_casts(x.shape, rows, recipe, x.device):
         return dynamic_output_product(x, rows, bias, recipe, dtype), None, None
     of_rows = None if output is None else output.a
     x_transposed: ScaledTensor | None
@@ -230,7 +230,7 @@ class _Linear(torch.autograd.Function):
         refuse_in_backward("linear", dy)
         kept: _Kept = saved(ctx)
         needs, recipe = ctx.layout.needs(ctx), ctx.recipe
-        entry, exit = ctx.sides
+        entry, exit = sides_of(ctx.sides)
         own = dy = walkable(dy)
         scale = _gradient_scale(ctx, dy, needs)
         casts = cast_gradient(dy, recipe, needs.x, needs.weight, needs.bias, scale, exit)

@@ -13,7 +13,7 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
-from ..autograd.boundary import HERE, WHOLE, Sides, are_here
+from ..autograd.boundary import HERE, Sides, sides_of
 from ..autograd.crossing import added_once, entered, left
 from ..autograd.expert_chain import Projection
 from ..autograd.expert_fitting import (
@@ -67,8 +67,8 @@ class Experts(KeepsBuffers):
     Raises InvalidArgumentError, which names the argument.
     """
 
-    sides: Sides = WHOLE
-    """Where tokens enter and leave, in a group of ranks of which each has a part of each expert."""
+    sides: Sides | None = None
+    """Where tokens enter and leave, in a group of ranks of which each has a part of each expert; else None."""
 
     _is_sharded = False
 
@@ -171,7 +171,7 @@ class Experts(KeepsBuffers):
         first, second = (self.weight(name) for name in self._names)
         require_same_device(_NAME, input, first)
         require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
-        entry, exit = self.sides
+        entry, exit = sides_of(self.sides)
         if entry is not HERE:
             topk_ids = entry.whole(topk_ids, topk_ids.shape)
             input, topk_weights = entered(input, entry), entered(topk_weights, entry)
@@ -256,7 +256,7 @@ class Experts(KeepsBuffers):
     def _own(self, name: str) -> Any:
         """A parameter or buffer: in a group of ranks what this one has of it."""
         parameter = getattr(self, name)
-        return parameter if are_here(self.sides) else own_part(parameter)
+        return parameter if self.sides is None else own_part(parameter)
 
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None

@@ -12,7 +12,7 @@ from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
-from ..autograd.boundary import WHOLE, Sides, are_here
+from ..autograd.boundary import Sides
 from ..autograd.fitting import is_fp8, require_features
 from .buffers import KeepsBuffers
 from .linear import own_part
@@ -45,8 +45,8 @@ class Fp8Weight(KeepsBuffers):
     trains_bias: ClassVar[bool] = False
     weight: Tensor
     bias: Tensor | None
-    sides: Sides = WHOLE
-    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight."""
+    sides: Sides | None = None
+    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight; else None."""
 
     zero_rows: int = 0
     """Of codes that stand before those of this rank, so that they begin where a square does."""
@@ -96,7 +96,7 @@ class Fp8Weight(KeepsBuffers):
 
     def own_bias(self) -> Tensor | None:
         """The bias: in a group of ranks what this one has of it, for each row of the codes."""
-        if are_here(self.sides) or self.bias is None:
+        if self.sides is None or self.bias is None:
             return self.bias
         bias: Tensor = own_part(self.bias)
         return torch.nn.functional.pad(bias, (self.zero_rows, 0)) if self.zero_rows else bias

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.log import warn_once
 from ..._core.recipe import Recipe, recipe_of
-from ..autograd.boundary import WHOLE, Sides, are_here
+from ..autograd.boundary import Sides
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
@@ -60,8 +60,8 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     main_grad: bool
     force_fp8: bool
-    sides: Sides = WHOLE
-    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight."""
+    sides: Sides | None = None
+    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight; else None."""
 
     _is_sharded = False
 
@@ -113,7 +113,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         InvalidArgumentError for a layer that torch has parametrized since (weight_norm), and for
         one of a group of ranks.
         """
-        if not are_here(self.sides):
+        if self.sides is not None:
             expected, got = "a layer that is whole in this process", "one of a group of ranks"
             raise invalid_argument(f"{_NAME}.to_linear", "self", expected, got)
         linear = with_state_of(f"{_NAME}.to_linear", self, torch.nn.Linear)
@@ -140,7 +140,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     def own_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias: in a group of ranks what this one has of them."""
         weight, bias = self.weight, self.bias
-        return (weight, bias) if are_here(self.sides) else (own_part(weight), own_part(bias))
+        return (weight, bias) if self.sides is None else (own_part(weight), own_part(bias))
 
     def wanted_main_grad(self) -> Tensor | None:
         """weight.main_grad where backward is to add to it."""

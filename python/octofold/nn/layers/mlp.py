@@ -10,7 +10,7 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..autograd.activated import activated, is_gated
 from ..autograd.blocks import chain_recipe_of, require_activation, require_hidden
-from ..autograd.boundary import Sides
+from ..autograd.boundary import Sides, sides_of
 from ..autograd.chain import Chain
 from ..autograd.fitting import require_features, require_input
 from ..autograd.fused import run
@@ -162,7 +162,9 @@ class MLP(Module):
         layer = layer_of(_NAME, first, recipe, both)
         both = both or (differentiates and layer.needs_gradient())
         second = layer_of(_NAME, (down,), recipe, both)
-        sides = Sides(first[0].sides.entry, down.sides.exit)
+        sides = first[0].sides
+        if sides is not None:
+            sides = Sides(sides.entry, sides_of(down.sides)[1])
         chain = Chain(_NAME, recipe, norm, self.activation, self.keep_fp8, sides)
         y, total = run(*before, layer, second, chain)
         return y if residual is None else (y, total)

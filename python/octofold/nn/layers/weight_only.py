@@ -9,7 +9,7 @@ from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ..autograd.boundary import WHOLE, Sides, are_here
+from ..autograd.boundary import Sides
 from ..autograd.crossing import added_once, entered, left
 from ..autograd.first_order import refuse_in_backward, refuse_transforms
 from ..autograd.fitting import require_input
@@ -53,11 +53,11 @@ class WeightOnlyLinear(FrozenLinear):
 
 
 def weight_only_linear(
-    x: Tensor, weight: ScaledTensor, bias: Tensor | None, sides: Sides = WHOLE
+    x: Tensor, weight: ScaledTensor, bias: Tensor | None, sides: Sides | None = None
 ) -> Tensor:
     """x · weightᵀ (+ bias) of an x [..., in] of 16 bits, with gradients by x and bias. sides: where
     tokens come from and go to; they travel in 16 bits, as nothing is cast."""
-    if not are_here(sides):
+    if sides is not None:
         bias = None if bias is None else added_once(bias, sides.exit)
         partial = weight_only_linear(entered(x, sides.entry), weight, bias)
         return left(partial, sides.exit)
