@@ -59,8 +59,8 @@ class Replicated:
     def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
         return own
 
-    def leave(self, partial: Tensor) -> Tensor:
-        return summed(self.operation, partial, self.ranks)
+    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+        return _in(dtype, summed(self.operation, partial, self.ranks))
 
     def total(self, own: Tensor) -> Tensor:
         return own
@@ -111,8 +111,8 @@ class Split:
             return gathered_columns(self.operation, own, self.ranks, math.prod(shape[: self.dim]))
         return None if own is None else gathered(self.operation, own, self.ranks, self.dim)
 
-    def leave(self, partial: Tensor) -> Tensor:
-        return scattered_sum(self.operation, partial, self.ranks, self.dim)
+    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+        return _in(dtype, scattered_sum(self.operation, partial, self.ranks, self.dim))
 
     def total(self, own: Tensor) -> Tensor:
         return summed(self.operation, own, self.ranks)
@@ -172,6 +172,10 @@ class Split:
         casts = cast_as_wanted(x, rows, transposed)
         sums = None if columns is None else source.flatten(0, -2).sum(0, dtype=torch.float32)
         return casts._replace(sums=sums)
+
+
+def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _shape(source: Tensor | Source) -> torch.Size:

@@ -71,8 +71,8 @@ class Shared:
             _WHOLE[own.data] = self.inner.whole(own, shape)
         return _WHOLE[own.data]
 
-    def leave(self, partial: Tensor) -> Tensor:
-        return self.inner.leave(partial)
+    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.inner.leave(partial, dtype)
 
     def total(self, own: Tensor) -> Tensor:
         return self.inner.total(own)

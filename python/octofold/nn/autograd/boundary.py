@@ -43,8 +43,10 @@ class Boundary(Protocol):
         that cast() gave. shape: [..., cols] of this rank's tokens."""
         ...
 
-    def leave(self, partial: Tensor) -> Tensor:
-        """Outwards: this rank's tokens of the sum over ranks of what each has computed."""
+    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+        """Outwards: this rank's tokens of the sum over ranks of what each has computed, in this
+        dtype. A sum that has it already is not converted, as that would be another name of the same
+        tensor, which torch.compile 2.11 loses the gradient by."""
         ...
 
     def total(self, own: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ class Here:
     def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
         return own
 
-    def leave(self, partial: Tensor) -> Tensor:
+    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
         return partial
 
     def total(self, own: Tensor) -> Tensor:

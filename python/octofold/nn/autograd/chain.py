@@ -112,7 +112,7 @@ def _leaving(rows: ScaledTensor | None, last: Layer, chain: Chain, dtype: torch.
     _, exit = sides_of(chain.sides)
     bias = last.bias if exit.adds_bias else None
     y = output_product(rows, last.casts[0], bias, chain.recipe, exit.partial_dtype or dtype)
-    return exit.leave(y).to(dtype)
+    return exit.leave(y, dtype)
 
 
 def gated_in_one(

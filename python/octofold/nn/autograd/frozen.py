@@ -65,5 +65,5 @@ class _Frozen(torch.autograd.Function):
             rows = cast_gradient(dy, recipe, True, False, False, boundary=exit).rows
             transposed = transposed_weight(weight, recipe)
             dx = input_gradient(None, rows, (None,), transposed, recipe, dtype)
-        dx = entry.leave(dx).to(ctx.x_dtype)
+        dx = entry.leave(dx, ctx.x_dtype)
         return dx[0] if is_vector else dx, *(None,) * 6

@@ -188,7 +188,7 @@ class _Chain(torch.autograd.Function):
             weights, transposed = kept.first
             partial = entry.partial_dtype or ctx.x_dtype
             dx = input_gradient(d, casts.rows, weights, transposed, recipe, partial)
-            dx = entry.leave(dx).to(ctx.x_dtype)
+            dx = entry.leave(dx, ctx.x_dtype)
             if chain.norm is not None:
                 of_sum = None if of_sum is None else walkable(of_sum)
                 operands = kept.x, kept.rstd, kept.mean, kept.norm_weight, kept.norm_bias

@@ -188,7 +188,7 @@ def _forward(
     else:
         bias = bias if exit.adds_bias else None
         y = output_product(x_rows, rows, bias, recipe, exit.partial_dtype or dtype)
-        y = exit.leave(y).to(dtype)
+        y = exit.leave(y, dtype)
     return y, x_transposed, amax
 
 
@@ -241,7 +241,7 @@ class _Linear(torch.autograd.Function):
             weight, transposed, scale = kept.weight, kept.transposed, kept.weight_scale
             dtype = entry.partial_dtype or ctx.x_dtype
             dx = input_gradient(dy, casts.rows, (weight,), transposed, recipe, dtype, scale)
-            dx = entry.leave(dx).to(ctx.x_dtype)
+            dx = entry.leave(dx, ctx.x_dtype)
         if needs.weight:
             x = entry.whole(kept.x, ctx.x_shape)
             x_transposed = entry.whole(kept.x_transposed, ctx.x_shape)

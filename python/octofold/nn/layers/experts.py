@@ -68,8 +68,8 @@ class Experts(KeepsBuffers):
     """
 
     sides: Sides | None = None
-    """Where tokens enter and leave, in a group of ranks of which each has a part of each expert. None:
-    it is whole in this process."""
+    """Where tokens enter and leave, in a group of ranks of which each has a part of each expert.
+    None: it is whole in this process."""
 
     _is_sharded = False
 

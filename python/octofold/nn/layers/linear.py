@@ -61,8 +61,8 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     main_grad: bool
     force_fp8: bool
     sides: Sides | None = None
-    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight. None:
-    it is whole in this process."""
+    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight.
+    None: it is whole in this process."""
 
     _is_sharded = False
 
