@@ -26,11 +26,12 @@ from .._ops.cast import AnyCasts, Casts, cast
 from .._ops.cast_sources import Source
 from .._ranks.ranks import Ranks
 from .._ranks.wire import gathered, gathered_columns, gathered_rows, largest, scattered_sum, summed
+from ..nn.autograd.boundary import Boundary
 from ..nn.casting.casts import cast_as_wanted, with_amax
 
 
 @dataclass(frozen=True)
-class Replicated:
+class Replicated(Boundary):
     """All ranks have all tokens.
 
     operation: in whose name errors are.
@@ -45,29 +46,12 @@ class Replicated:
     def adds_bias(self) -> bool:
         return self.ranks.rank == 0
 
-    def cast(
-        self,
-        source: Tensor | Source,
-        rows: Format | None,
-        transposed: Format | None,
-        columns: str | None = None,
-        scale: Tensor | None = None,
-        complete: bool = False,
-    ) -> AnyCasts:
-        return cast_as_wanted(source, rows, transposed, columns=columns, scale=scale)
-
-    def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
-        return own
-
     def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
         return _in(dtype, summed(self.operation, partial, self.ranks))
 
-    def total(self, own: Tensor) -> Tensor:
-        return own
-
 
 @dataclass(frozen=True)
-class Split:
+class Split(Boundary):
     """Each rank has an equal part of the tokens.
 
     operation, partial_dtype: as in Replicated.
@@ -144,13 +128,13 @@ class Split:
             first = cast(source, rows=rows, columns=magnitudes)
         assert first.amax is not None
         amax = largest(self.operation, first.amax, self.ranks)
-        of_rows, of_columns = first.rows, first.transposed
-        if agreed_rows:
-            of_rows = cast(source, rows=with_amax(rows, amax)).rows
-        if agreed_columns:
-            of_columns = cast(source, transposed=with_amax(transposed, amax)).transposed
-        elif transposed is not None and rows is not None:
-            of_columns = cast(source, transposed=transposed).transposed
+        of_all = cast(
+            source,
+            rows=with_amax(rows, amax) if agreed_rows else None,
+            transposed=with_amax(transposed, amax) if agreed_columns else transposed,
+        )
+        of_rows = of_all.rows if agreed_rows else first.rows
+        of_columns = of_all.transposed
         return Casts(of_rows, of_columns, first.sums, None, first.norm)
 
     def _cast_of_all(

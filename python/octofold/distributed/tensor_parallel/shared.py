@@ -26,13 +26,13 @@ _is_compiling: Final = torch.compiler.is_compiling
 
 
 @dataclass(frozen=True)
-class Shared:
+class Shared(Boundary):
     """A boundary that does not cast again what it has just cast. As `inner` in all else."""
 
     inner: Boundary
 
     @property
-    def partial_dtype(self) -> torch.dtype | None:
+    def partial_dtype(self) -> torch.dtype | None:  # type: ignore[override]
         return self.inner.partial_dtype
 
     @property

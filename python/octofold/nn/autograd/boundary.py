@@ -6,8 +6,7 @@ dX in backward. Nothing else in a layer's function depends on there being others
 values; those of torch.distributed are in octofold.distributed.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +18,12 @@ from ..._ops.cast_sources import Source
 from ..casting.casts import cast_as_wanted
 
 
-class Boundary(Protocol):
-    """A side of a layer, which tokens [..., cols] cross inwards and outwards."""
+class Boundary:
+    """A side of a layer, which tokens [..., cols] cross inwards and outwards: that of a layer which
+    is whole in this process, where nothing happens. Those of several ranks are made of it."""
+
+    partial_dtype: torch.dtype | None = None
+    """The dtype in which products that leave() sums are wanted; None: that of the result."""
 
     def cast(
         self,
@@ -36,63 +39,30 @@ class Boundary(Protocol):
 
         columns, scale: as in cast_as_wanted(). complete: whether the transpose is of all tokens.
         """
-        ...
+        return cast_as_wanted(source, rows, transposed, columns=columns, scale=scale)
 
     def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
         """All tokens, of this rank's: [..., cols] in high precision, or a transpose [cols, tokens]
         that cast() gave. shape: [..., cols] of this rank's tokens."""
-        ...
+        return own
 
     def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
         """Outwards: this rank's tokens of the sum over ranks of what each has computed, in this
         dtype. A sum that has it already is not converted, as that would be another name of the same
         tensor, which torch.compile 2.11 loses the gradient by."""
-        ...
+        return partial
 
     def total(self, own: Tensor) -> Tensor:
         """The sum over all tokens of a sum over this rank's."""
-        ...
-
-    @property
-    def partial_dtype(self) -> torch.dtype | None:
-        """The dtype in which products that leave() sums are wanted; None: that of the result."""
-        ...
+        return own
 
     @property
     def adds_bias(self) -> bool:
         """Whether this rank adds the bias to what leave() sums."""
-        ...
+        return True
 
 
-@dataclass(frozen=True)
-class Here:
-    """The boundary of a layer that is whole in this process: nothing happens."""
-
-    partial_dtype: None = None
-    adds_bias: bool = True
-
-    def cast(
-        self,
-        source: Tensor | Source,
-        rows: Format | None,
-        transposed: Format | None,
-        columns: str | None = None,
-        scale: Tensor | None = None,
-        complete: bool = False,
-    ) -> AnyCasts:
-        return cast_as_wanted(source, rows, transposed, columns=columns, scale=scale)
-
-    def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
-        return own
-
-    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
-        return partial
-
-    def total(self, own: Tensor) -> Tensor:
-        return own
-
-
-HERE: Final[Boundary] = Here()
+HERE: Final = Boundary()
 
 
 class Sides(NamedTuple):
