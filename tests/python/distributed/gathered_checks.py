@@ -1,7 +1,4 @@
-"""One of two processes: products of rows that both have, by gloo on the CPU.
-usage: gathered_worker.py RANK FILE"""
-
-import sys
+"""Products of rows that two ranks have: what the ranks run."""
 
 import octofold
 import pytest
@@ -17,7 +14,7 @@ def shard(rank):
     return torch.randn(ROWS, COLUMNS, generator=generator)
 
 
-def check_products(rank):
+def products(rank):
     whole = torch.cat([shard(each) for each in range(PROCESSES)])
     generator = torch.Generator().manual_seed(10 + rank)  # each rank has weights of its own
     w = octofold.quantize(torch.randn(OUTPUTS, COLUMNS, generator=generator), "128x128")
@@ -35,7 +32,7 @@ def check_products(rank):
         assert torch.equal(out, expected)
 
 
-def check_errors():
+def errors(rank):
     refuses = pytest.raises(octofold.InvalidArgumentError, match="GatheredProduct: argument 'rows'")
     with refuses:
         GatheredProduct(0, 5)
@@ -52,17 +49,3 @@ def check_errors():
     ):
         with pytest.raises(octofold.InvalidArgumentError, match=message):
             product(x, w)
-
-
-def main():
-    rank = int(sys.argv[1])
-    store = torch.distributed.FileStore(sys.argv[2], PROCESSES)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    check_products(rank)
-    check_errors()
-    torch.distributed.destroy_process_group()
-    print("all is well")
-
-
-if __name__ == "__main__":
-    main()
