@@ -311,3 +311,17 @@ def run_python(script, seconds=200):
         output, _ = process.communicate()
         pytest.fail(f"after {seconds} s:\n{output}")
     assert process.returncode == 0, output
+
+
+def captured(call):
+    """A graph of a call, and the call's results, after calls on a side stream."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results

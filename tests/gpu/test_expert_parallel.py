@@ -6,7 +6,7 @@ import copy
 import octofold
 import pytest
 from expert_support import choices
-from gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
+from gpu_support import DEVICE, ON_GPU, captured, needs_gpu, skip_without, torch
 from layer_support import relative_error
 
 skip_without("grouped products")
@@ -150,20 +150,6 @@ def test_does_not_synchronize(wire):
         block_step(spread, x, dy)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def captured(call):
-    """A graph of a call, and the call's results, after calls on a side stream."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call()
-    return graph, results
 
 
 @needs_gpu
