@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.placement_types import Placement
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
@@ -16,12 +14,12 @@ from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import Sides
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import is_dtensor
-from .layouts import require_divisible, spread, tokens_of
+from .layouts import require_divisible, spread
 from .parts import joined_rows, squares_of
-from .styles import Style, name_of
+from .styles import BlockStyle, name_of
 
 
-class ExpertTensorParallel(Style):
+class ExpertTensorParallel(BlockStyle):
     """An octofold.nn.Experts of which each rank has an equal part of each expert's `inner`
     features: the rows of gate and of up, the columns of down.
 
@@ -38,19 +36,6 @@ class ExpertTensorParallel(Style):
     that it touches, with zeros for what is not its own.
     Raises InvalidArgumentError, which names the argument.
     """
-
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        reduce_dtype: torch.dtype | None = None,
-    ) -> None:
-        defaults = Replicate(), Replicate()
-        super().__init__(input_layouts, output_layouts, use_local_output, reduce_dtype, defaults)
-        tokens_of(self.name, "input_layouts", self.input_layouts)
-        tokens_of(self.name, "output_layouts", self.output_layouts)
 
     def _apply(self, module: Module, device_mesh: DeviceMesh) -> Module:
         if not isinstance(module, Experts):

@@ -214,14 +214,8 @@ class RowParallel(Style):
         return module
 
 
-class MLPParallel(Style):
-    """An octofold.nn.MLP: gate and up are column-parallel, down is row-parallel. Tokens are cast,
-    and gathered, once; what leaves is reduced once. A norm before it is that of the rank's tokens.
-
-    input_layouts, output_layouts: Replicate() (None) or Shard(dim), as of ColumnParallel and
-        RowParallel.
-    use_local_output, reduce_dtype: as there; the latter for the result and the gradient by x.
-    """
+class BlockStyle(Style):
+    """Of a module that takes tokens and gives tokens: all features of them."""
 
     def __init__(
         self,
@@ -235,6 +229,16 @@ class MLPParallel(Style):
         super().__init__(input_layouts, output_layouts, use_local_output, reduce_dtype, defaults)
         tokens_of(self.name, "input_layouts", self.input_layouts)
         tokens_of(self.name, "output_layouts", self.output_layouts)
+
+
+class MLPParallel(BlockStyle):
+    """An octofold.nn.MLP: gate and up are column-parallel, down is row-parallel. Tokens are cast,
+    and gathered, once; what leaves is reduced once. A norm before it is that of the rank's tokens.
+
+    input_layouts, output_layouts: Replicate() (None) or Shard(dim), as of ColumnParallel and
+        RowParallel.
+    use_local_output, reduce_dtype: as there; the latter for the result and the gradient by x.
+    """
 
     def _apply(self, module: Module, device_mesh: DeviceMesh) -> Module:
         if not isinstance(module, MLP):
