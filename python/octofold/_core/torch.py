@@ -25,6 +25,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "int32": torch.int32,
 }
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+FLOAT8: Final = (DTYPES["e4m3"], DTYPES["e5m2"])
 
 # Looked up once. What torch.autograd.graph.increment_version() calls, in half the time.
 increment_version: Final = torch._C._increment_version

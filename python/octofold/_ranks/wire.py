@@ -14,11 +14,11 @@ from torch import Tensor
 from .._core.granularity import BY_COLUMNS, UNITS
 from .._core.ops import ceil_divide
 from .._core.scaled_tensor import ScaledTensor
+from .._core.torch import FLOAT8
 from .agreement import answered, words_of
 from .ranks import Ranks
 
 _COLLECTIVES: Final = torch.ops._c10d_functional
-_FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -168,7 +168,7 @@ def as_products_read(scale: Tensor, granularity: str) -> Tensor:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """FP8 codes as what every backend sends; anything else as it is."""
-    return tensor.view(torch.uint8) if tensor.dtype in _FLOAT8 else tensor
+    return tensor.view(torch.uint8) if tensor.dtype in FLOAT8 else tensor
 
 
 def _begun(operation: str, tensor: Tensor, ranks: Ranks, send: Callable[[], Tensor]) -> Tensor:

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from .._core.errors import invalid_argument
+from .._core.ops import ceil_divide
 from .._core.recipe import Recipe
 from .._core.scaled_tensor import ScaledTensor
+from .._core.torch import FLOAT8
 from .._ops.cast import cast
 from .._ops.cast_sources import Activated
 from .._ops.grouped_gemm import grouped_gemm
@@ -43,7 +45,6 @@ from ..nn.autograd.products import addable
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"
 _MASKED: Final = "octofold.distributed.deepep.masked_experts"
-_FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 Received = Tensor | tuple[Tensor, Tensor]
 """BF16 tokens, or codes and scales (float32, one for 128 columns)."""
@@ -218,8 +219,8 @@ def _tokens(
             raise invalid_argument(operation, argument, f"bfloat16 [..., {hidden}]", got)
         return received
     codes, scale = received
-    wanted = (*codes.shape[:-1], -(-hidden // 128))
-    if codes.dtype not in _FLOAT8 or codes.shape[-1] != hidden:
+    wanted = (*codes.shape[:-1], ceil_divide(hidden, 128))
+    if codes.dtype not in FLOAT8 or codes.shape[-1] != hidden:
         got = f"{codes.dtype} {list(codes.shape)}"
         raise invalid_argument(operation, argument, f"float8_e4m3fn [..., {hidden}]", got)
     if scale.dtype != torch.float32 or scale.shape != wanted:

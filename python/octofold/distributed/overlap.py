@@ -8,7 +8,9 @@ from torch import Tensor
 
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.formats import Format, FormatLike, format_of
+from .._core.ops import ceil_divide
 from .._core.scaled_tensor import ScaledTensor
+from .._core.torch import DTYPES
 from .._ops.arrivals import Arrivals
 from .._ops.gemm import gemm
 from .._ops.quantize import quantize
@@ -17,7 +19,6 @@ from .._ranks.wire import gathered_rows
 from . import _copy_engine
 
 _OPERATION: Final = "GatheredProduct"
-_DTYPES: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _ALIGNMENT: Final = 256  # bytes; TMA wants 16
 
 
@@ -140,7 +141,7 @@ class GatheredProduct:
         expected = f"codes of {self.format.dtype} with {self.format.granularity} scales"
         if x.granularity != self.format.granularity:
             raise invalid_argument(_OPERATION, "x", expected, f"{x.granularity} scales")
-        if x.data.dtype != _DTYPES[self.format.dtype]:
+        if x.data.dtype != DTYPES[self.format.dtype]:
             raise invalid_argument(_OPERATION, "x", expected, str(x.data.dtype))
 
 
@@ -159,8 +160,8 @@ class _Overlapped:
         self._product = product
         rows, columns = product.ranks * product.rows, product.columns
         self._codes_bytes = _rounded(rows * columns)
-        self._units = 1 if product.format.granularity == "channel" else -(-columns // 128)
-        self._scale_rows = -(-rows // 4) * 4
+        self._units = 1 if product.format.granularity == "channel" else ceil_divide(columns, 128)
+        self._scale_rows = ceil_divide(rows, 4) * 4
         half = self._codes_bytes + _rounded(4 * self._scale_rows * self._units)
         with torch.cuda.device(product.device):
             memory = symmetric.empty(2 * half, dtype=torch.uint8, device=product.device)
@@ -219,7 +220,7 @@ class _Overlapped:
         """All rows, in one half of a rank's memory."""
         product = self._product
         rows, columns = product.ranks * product.rows, product.columns
-        data = memory[: rows * columns].view(rows, columns).view(_DTYPES[product.format.dtype])
+        data = memory[: rows * columns].view(rows, columns).view(DTYPES[product.format.dtype])
         floats = memory[self._codes_bytes :].view(torch.float32)
         if product.format.granularity == "channel":
             return ScaledTensor(data, floats[:rows], "channel")
@@ -246,4 +247,4 @@ class _Overlapped:
 
 
 def _rounded(count: int) -> int:
-    return -(-count // _ALIGNMENT) * _ALIGNMENT
+    return ceil_divide(count, _ALIGNMENT) * _ALIGNMENT

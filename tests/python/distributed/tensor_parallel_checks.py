@@ -1,5 +1,6 @@
 """Parallel layers beside the same layer in one process: what the ranks run."""
 
+import contextlib
 import copy
 
 import octofold
@@ -237,6 +238,16 @@ class Attention(torch.nn.Module):
         return self.o(q * torch.cat([k, v], dim=-1).sigmoid())
 
 
+@contextlib.contextmanager
+def casts_kept():
+    """As while the forward of a module of SharedInput runs."""
+    shared_casts.enter()
+    try:
+        yield
+    finally:
+        shared_casts.leave()
+
+
 def attention(rank, recipe):
     """The casts of x are made once, and those of another x, or after a write to it, anew."""
     mesh = mesh_of_all()
@@ -265,7 +276,7 @@ def attention(rank, recipe):
         assert torch.equal(grad, own_grad)
     with torch.no_grad():
         q = together.q
-        with shared_casts.casts_kept():
+        with casts_kept():
             first = q(x)
             x.mul_(2)
             second = q(x)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from ..._core.formats import Format
+from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES
 from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
 
@@ -93,9 +95,8 @@ def token_parts(hidden: int, dtype: torch.dtype, format: Format | None) -> list[
     """Of tokens_of()."""
     if format is None:
         return [Part(dtype, hidden)]
-    code = torch.float8_e5m2 if format.dtype == "e5m2" else torch.float8_e4m3fn
-    scales = -(-hidden // 128) if format.granularity == "1x128" else 1
-    return [Part(code, hidden), Part(torch.float32, scales)]
+    scales = ceil_divide(hidden, 128) if format.granularity == "1x128" else 1
+    return [Part(DTYPES[format.dtype], hidden), Part(torch.float32, scales)]
 
 
 def arrived_tokens(views: list[Tensor], format: Format | None) -> Tensor | ScaledTensor:

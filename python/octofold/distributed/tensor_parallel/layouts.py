@@ -10,6 +10,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
+from ..._core.ops import ceil_divide
 
 FEATURES: Final = Shard(-1)
 """The layout of tokens [..., cols] of which each rank has some columns."""
@@ -106,7 +107,7 @@ def require_divisible(
 ) -> None:
     """That each rank gets some of these features, as torch.chunk() gives them; all of them as many
     if `equally`."""
-    most = -(-features // size)
+    most = ceil_divide(features, size)
     if most * (size - 1) >= features:
         expected = f"features of which each of {size} ranks gets some, {most} at most"
         raise invalid_argument(operation, argument, expected, features)

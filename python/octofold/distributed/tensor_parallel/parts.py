@@ -11,6 +11,7 @@ from ..._core.granularity import UNITS
 from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks.wire import as_bytes, as_products_read
+from .layouts import require_divisible
 
 _NAME: Final = "octofold.distributed.part_of"
 
@@ -43,10 +44,8 @@ def part_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Part:
 
 def bounds_of(features: int, rank: int, size: int) -> tuple[int, int]:
     """Where a rank's part of so many begins and ends, as torch.chunk() has it."""
+    require_divisible(_NAME, "weight", features, size)
     most = ceil_divide(features, size)
-    if most * (size - 1) >= features:
-        expected = f"features of which each of {size} ranks gets some, {most} at most"
-        raise invalid_argument(_NAME, "weight", expected, features)
     return rank * most, min((rank + 1) * most, features)
 
 

@@ -31,7 +31,6 @@ _COLUMN: Final = {
 _ROW: Final = {"rowwise": FEATURES, "rowwise_rep": Replicate(), "rowwise_split_input": Replicate()}
 """Layouts of inputs."""
 
-_EXPERT_PARTS: Final = ("gate_up_proj", "up_proj", "down_proj")
 _NOTHING: Final = "replicate"
 
 

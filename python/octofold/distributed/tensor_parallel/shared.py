@@ -6,8 +6,6 @@ write that torch counts is seen too. Where torch does not count (inference_mode)
 and while a CUDA graph is captured nothing is kept, and each layer makes its own.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Final
@@ -78,23 +76,14 @@ class Shared(Boundary):
         return self.inner.total(own)
 
 
-@contextmanager
-def casts_kept() -> Iterator[None]:
-    """A context in which Shared boundaries keep what they cast."""
-    enter()
-    try:
-        yield
-    finally:
-        leave()
-
-
 def enter() -> None:
-    """Begins it. Contexts may be inside each other; each has its own casts."""
+    """From here on Shared boundaries keep what they cast, until leave(). Modules may be inside each
+    other; each has its own casts."""
     _OPEN.__dict__.setdefault("stack", []).append({})
 
 
 def leave() -> None:
-    """Ends it."""
+    """Forgets what was kept since the last enter()."""
     _OPEN.stack.pop()
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
+from ..._core.torch import FLOAT8
 
 _WIDE: Final = (torch.bfloat16, torch.float16, torch.float32)
-_FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def require_fitting(
@@ -75,7 +75,7 @@ def require_features(operation: str, in_features: object, out_features: object) 
 
 def is_fp8(value: object) -> TypeGuard[Tensor]:
     """Whether this is a tensor of FP8 codes."""
-    return isinstance(value, Tensor) and value.dtype in _FP8
+    return isinstance(value, Tensor) and value.dtype in FLOAT8
 
 
 def _where(weight: Tensor) -> str:
