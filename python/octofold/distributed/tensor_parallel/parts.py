@@ -72,7 +72,7 @@ def _between(weight: ScaledTensor, dim: int, first: int, behind: int) -> Part:
     if along is not None:
         # Of [out, in] the scales of rows are [out], those of units [rows, columns].
         axis = dim if units.cols is not None else -1
-        begin = (first - zeros) // along
+        begin = first // along
         scale = scale.narrow(axis, begin, ceil_divide(behind, along) - begin)
     scale = as_products_read(scale.contiguous(), weight.granularity)
     return Part(ScaledTensor(codes, scale, weight.granularity), zeros, behind - first)
