@@ -1,9 +1,11 @@
-"""Measuring over the ranks of a process group, a GPU for each: what torchrun starts."""
+"""Measuring over the ranks of a process group, a GPU for each: what torchrun starts. Without GPUs
+everything goes by gloo on the CPU, where results are checked and times mean nothing."""
 
 import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +20,10 @@ import torch
 import torch.distributed as dist
 
 Call = Callable[[], Any]
+ON_GPU = torch.cuda.is_available()
+DEVICE = (
+    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if ON_GPU else torch.device("cpu")
+)
 
 
 class Times(NamedTuple):
@@ -34,7 +40,9 @@ class Report:
     def __init__(self, path: Path | None) -> None:
         self.failed = False
         self._file = path.open("a") if path is not None and dist.get_rank() == 0 else None
-        self.line(f"{dist.get_world_size()} × {torch.cuda.get_device_name()}, {torch.__version__}")
+        device = torch.cuda.get_device_name() if ON_GPU else "CPU"
+        self.line(f"{dist.get_world_size()} × {device}, torch {torch.__version__}")
+        self.write("environment", device, ranks=dist.get_world_size(), torch=torch.__version__)
 
     def line(self, text: str = "") -> None:
         if dist.get_rank() == 0:
@@ -56,29 +64,30 @@ class Report:
         self, section: str, case: str, found: Mapping[str, Times], base: str, **values: Any
     ) -> None:
         """A line for each: its time, the spread between quartiles, and its speed beside `base`."""
-        for name, time in found.items():
-            speed = found[base].median / time.median
-            spread = (time.high - time.low) / time.median
+        for name, taken in found.items():
+            speed = found[base].median / taken.median
+            spread = 50 * (taken.high - taken.low) / taken.median
             self.line(
-                f"  {case:<34} {name:<34} {time.median:10.0f} µs ±{50 * spread:3.0f} %"
+                f"  {case:<34} {name:<34} {taken.median:10.0f} µs ±{spread:3.0f} %"
                 f" {speed:6.2f} × {base}"
             )
-            self.write(section, case, name=name, speed=speed, **time._asdict(), **values)
+            self.write(section, case, name=name, speed=speed, **taken._asdict(), **values)
 
 
 @contextmanager
 def ranks(path: Path | None = None) -> Iterator[Report]:
     """This process as one of the ranks, with its GPU current. Leaves with exit code 1 if anything
     was wrong."""
-    rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    torch.manual_seed(rank)
-    device = torch.device("cuda", rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(minutes=3), device_id=device)
+    timeout = timedelta(minutes=3)
+    if ON_GPU:
+        torch.cuda.set_device(DEVICE)
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=DEVICE)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+    torch.manual_seed(dist.get_rank())
     report = Report(path)
     yield report
-    torch.cuda.synchronize()
-    dist.barrier()
+    _together()
     dist.destroy_process_group()
     if report.failed:
         sys.exit(1)
@@ -86,7 +95,7 @@ def ranks(path: Path | None = None) -> Iterator[Report]:
 
 def agreed(right: bool) -> bool:
     """Collective: whether it is so on all ranks."""
-    value = torch.tensor(int(right), device="cuda")
+    value = torch.tensor(int(right), device=DEVICE)
     dist.all_reduce(value, dist.ReduceOp.MIN)
     return bool(value.item())
 
@@ -112,15 +121,32 @@ def _times(samples: list[float]) -> Times:
 
 
 def _microseconds(call: Call, repeats: int) -> float:
-    torch.cuda.synchronize()
-    dist.barrier()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    _together()
     call()
+    own = _on_gpu(call, repeats) if ON_GPU else _on_cpu(call, repeats)
+    slowest = torch.tensor(own / repeats, device=DEVICE)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def _on_gpu(call: Call, repeats: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(repeats):
         call()
     end.record()
     end.synchronize()
-    time = torch.tensor(1e3 * begin.elapsed_time(end) / repeats, device="cuda")
-    dist.all_reduce(time, dist.ReduceOp.MAX)
-    return float(time)
+    return 1e3 * begin.elapsed_time(end)
+
+
+def _on_cpu(call: Call, repeats: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return 1e6 * (time.perf_counter() - begin)
+
+
+def _together() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
+    dist.barrier()
