@@ -4,6 +4,7 @@ import octofold
 import pytest
 import torch
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
+from octofold.nn.fsdp.sharded_weight import ShardedWeight
 from rank_processes import DEVICE, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -128,6 +129,49 @@ def all_reduces(rank):
     finally:
         agreed_scale.largest = largest
     assert calls == [1, 1, 1, 1, 1, 5], calls
+
+
+def casts_of_steps(rank, recipe):
+    """Forward casts each weight, backward none; and after an evaluation, and after the optimizer,
+    forward does again."""
+    from octofold.nn.fsdp import sharded_weight
+
+    model = sharded(new_model(recipe, True))
+    calls = []
+    originals = {name: getattr(sharded_weight, name) for name in ("cast", "cast_weight")}
+
+    def counting(original):
+        def counted(weight, *arguments, **options):
+            calls.append(weight.float().sum())
+            return original(weight, *arguments, **options)
+
+        return counted
+
+    for name, original in originals.items():
+        setattr(sharded_weight, name, counting(original))
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        sums = []
+        for step in range(2):
+            model.eval()
+            with torch.no_grad():
+                model(batch(step, rank))
+            model.train()
+            loss = model(batch(step, rank)).float().square().mean()
+            forward = len(calls)
+            loss.backward()
+            assert len(calls) == forward
+            optimizer.step()
+            optimizer.zero_grad()
+            sums.append(torch.stack(calls))
+            calls.clear()
+    finally:
+        for name, original in originals.items():
+            setattr(sharded_weight, name, original)
+    weights = sum(isinstance(p.to_local(), ShardedWeight) for p in model.parameters())
+    for of_step in sums:
+        assert len(of_step) == 2 * weights
+    assert not torch.equal(*sums)
 
 
 def refuses_shards_within_squares(rank):

@@ -32,6 +32,11 @@ def test_scales_are_agreed_on_at_once(two_processes):
     two_processes.run(fsdp_checks.all_reduces)
 
 
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_a_weight_is_cast_once_a_step(two_processes, recipe):
+    two_processes.run(fsdp_checks.casts_of_steps, recipe)
+
+
 def test_replicas_of_shards(four_processes):
     four_processes.run(fsdp_checks.with_replicas)
 

@@ -1,10 +1,9 @@
 """The scales of weights of which each rank has a shard, and which have one scale each.
 
 Ranks agree on the largest magnitudes as the model's forward begins, for all layers at once: one
-all-reduce of a number for each. Gathers of the same step, in backward and in activation
-checkpointing, find the result on the layer, and the last of them takes it away. A layer that runs
-without its model, and each layer in the first forward, when it is not known yet who the ranks are,
-ask for their own.
+all-reduce of a number for each. The gather that casts finds the result on the layer, and takes it
+away if backward will find its codes. A layer that runs without its model, and each layer in the
+first forward, when it is not known yet who the ranks are, ask for their own.
 """
 
 from collections import defaultdict
@@ -19,6 +18,7 @@ from ..._core.recipe import Recipe
 from ..._ranks.ranks import Ranks, ranks_of
 from ..._ranks.wire import largest
 from ..recipes.history import WEIGHT, delayed_scale
+from .gathers import AnyStream, in_backward
 
 _OPERATION: Final = "octofold.nn.convert(fsdp_fp8=True)"
 _HELD: Final = "_shard_of_weight"
@@ -29,22 +29,10 @@ class Agreed(NamedTuple):
 
     amax: the largest magnitude [1] of the whole weight, float32, in the dtype in which it is cast.
     scale: a static scale [1] for its casts, under delayed scaling.
-    ready: when they are there; None on the CPU. FSDP asks for what is to be gathered on a stream of
-        its own, which does not wait for a forward's pre-hooks.
     """
 
     amax: Tensor
     scale: Tensor | None
-    ready: torch.cuda.Event | None
-
-    def wait(self) -> None:
-        """Let the current stream wait for both, and their memory for this stream."""
-        if self.ready is not None:
-            stream = torch.cuda.current_stream(self.amax.device)
-            stream.wait_event(self.ready)
-            for tensor in (self.amax, self.scale):
-                if tensor is not None:
-                    tensor.record_stream(stream)
 
 
 class _Held:
@@ -53,7 +41,7 @@ class _Held:
     def __init__(self, module: Any, weight: Tensor, dtype: torch.dtype, ranks: Ranks) -> None:
         self.module, self.dtype, self.ranks = module, dtype, ranks
         self.weight = ref(weight)  # with offloading it is there for one gather
-        self.agreed: Agreed | None = None
+        self.agreed: AnyStream[Agreed] | None = None
 
 
 def agreed_scale(module: Module, weight: Tensor, dtype: torch.dtype, mesh: Any) -> Agreed:
@@ -66,10 +54,9 @@ def agreed_scale(module: Module, weight: Tensor, dtype: torch.dtype, mesh: Any) 
         _agree([held], [weight])
     agreed = held.agreed
     assert agreed is not None
-    agreed.wait()
-    if _in_backward():  # the last gather of a step
+    if in_backward() or module.training:  # the last gather of a step that casts
         held.agreed = None
-    return agreed
+    return agreed.here()
 
 
 def agree_before_forward(model: Module, arguments: Any) -> None:
@@ -97,10 +84,6 @@ def _held_in(model: Module) -> list[_Held]:
     return [m.__dict__[_HELD] for m in model.modules() if _HELD in m.__dict__]
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
 @torch.no_grad()
 def _agree(several: list[_Held], weights: list[Tensor]) -> None:
     """One all-reduce of the group that all of them have."""
@@ -108,9 +91,8 @@ def _agree(several: list[_Held], weights: list[Tensor]) -> None:
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
     amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), several[0].ranks), 1)
     scales = [_delayed_scale(held.module, amax) for held, amax in zip(several, amaxes, strict=True)]
-    ready = torch.cuda.current_stream().record_event() if amaxes[0].is_cuda else None
     for held, amax, scale in zip(several, amaxes, scales, strict=True):
-        held.agreed = Agreed(amax, scale, ready)
+        held.agreed = AnyStream(Agreed(amax, scale), amax, scale)
 
 
 def _delayed_scale(module: Any, amax: Tensor) -> Tensor | None:

@@ -21,6 +21,7 @@ from ..casting.casts import cast_weight, with_amax
 from ..casting.coded_weight import CodedWeight
 from ..casting.wrapped_weight import WrappedWeight
 from .agreed_scale import agreed_scale
+from .gathers import AnyStream, in_backward
 
 _Metadata: TypeAlias = tuple[str, torch.dtype, Tensor | None]
 """Granularity, dtype of the codes, and the scale that all ranks know already."""
@@ -35,11 +36,14 @@ class ShardedWeight(WrappedWeight):
 
     place: str
     recipe: Recipe
+    _cast: tuple[torch.dtype, AnyStream[ScaledTensor]] | None
+    """What the last gather outside backward cast, and from which dtype: backward multiplies with
+    the codes of forward, and each step casts a weight once."""
 
     @staticmethod
     def __new__(cls, plain: Tensor, place: str, recipe: Recipe) -> "ShardedWeight":
         made = WrappedWeight.__new__(cls, plain)
-        made.place, made.recipe = place, recipe
+        made.place, made.recipe, made._cast = place, recipe, None
         return made
 
     def like(self, plain: Tensor) -> "ShardedWeight":
@@ -59,22 +63,32 @@ class ShardedWeight(WrappedWeight):
     ) -> tuple[tuple[Tensor, ...], _Metadata]:
         """FSDP's question: what of this shard is to be gathered along the first dimension."""
         _require_whole_units(self, mesh.size(), outer_size)
-        dtype = mp_policy.param_dtype or self.dtype
-        # What casting after the gather would cast.
+        codes = self._codes(mp_policy.param_dtype or self.dtype, mesh, module)
+        kind, data = (codes.granularity, codes.data.dtype), as_bytes(codes.data)
+        # All ranks know one scale already. Of several tensors FSDP takes the first for one rank.
+        if has_one_scale(self) or mesh.size() == 1:
+            return (data,), (*kind, codes.scale)
+        return (data, codes.scale.contiguous()), (*kind, None)
+
+    def _codes(self, dtype: torch.dtype, mesh: Any, module: Any) -> ScaledTensor:
+        """Of this shard, as casting after the gather makes them from a weight of this dtype."""
+        if in_backward() and self._cast is not None and self._cast[0] == dtype:
+            return self._cast[1].here()
         weight = self.plain.to(dtype)
-        if not has_one_scale(self):
+        codes: ScaledTensor | None
+        if has_one_scale(self):
+            assert self.recipe.output is not None
+            agreed, format = agreed_scale(module, self.plain, dtype, mesh), self.recipe.output.b
+            static = Target(format, scale=agreed.scale)
+            target = with_amax(format, agreed.amax) if agreed.scale is None else static
+            codes = cast(weight, rows=target).rows
+        else:
             codes, _ = cast_weight(weight, self.recipe, True, False)
-            assert codes is not None
-            kind, data = (codes.granularity, codes.data.dtype), as_bytes(codes.data)
-            if mesh.size() == 1:  # FSDP takes the first of what is to be gathered, then
-                return (data,), (*kind, codes.scale)
-            return (data, codes.scale.contiguous()), (*kind, None)
-        assert self.recipe.output is not None
-        agreed, format = agreed_scale(module, self.plain, dtype, mesh), self.recipe.output.b
-        static = Target(format, scale=agreed.scale)
-        target = with_amax(format, agreed.amax) if agreed.scale is None else static
-        codes = cast(weight, rows=target).rows
-        return (as_bytes(codes.data),), (codes.granularity, codes.data.dtype, codes.scale)
+        assert codes is not None
+        if not in_backward():
+            kept = AnyStream(codes, codes.data, codes.scale) if module.training else None
+            self._cast = None if kept is None else (dtype, kept)
+        return codes
 
     def fsdp_post_all_gather(
         self,
