@@ -1,102 +1,168 @@
-"""Training steps under FSDP2, weights gathered as they are and in FP8:
+"""Training steps under FSDP2, by what its gathers move:
 
-    torchrun --nproc-per-node 2 bench/gpu/fsdp.py [--tokens 2048 8192] [--layers 4]
+    torchrun --nproc-per-node 2 bench/gpu/parallel_fsdp.py [RESULTS.jsonl] [--tokens 2048 8192]
+    torchrun --nproc-per-node 2 bench/gpu/parallel_fsdp.py --compiled --torchao
 
-A layer is an attention's projections and an MLP of Llama-3-8B (4096, 14336), without the attention
-itself. Weights are BF16. Three models take turns: torch's layers in BF16, FP8 layers whose weights
-are gathered in BF16, and those that are gathered in FP8; the results of the latter two have to have
-the same bits. The table has milliseconds of a step without the optimizer, the median of rounds on
-the slowest rank, and the bytes that a rank receives for weights in a step.
+The model is so many layers of Llama-3-8B (4096 features, 32 heads on 8, 14336 inside), without
+rotary positions and embeddings, each one an FSDP unit. A step is forward and backward of a rank's
+tokens, in sequences of at most 4096, without the optimizer. By turns:
+
+    BF16                     torch's layers
+    blockwise, BF16 gathers  Octofold's FP8 layers, whose weights are gathered as they are
+    blockwise, FP8 gathers   the same, gathered as codes; the results have to have the same bits
+    tensorwise, FP8 gathers
+    torchao, BF16 gathers    tensorwise, with --torchao
+    torchao, FP8 gathers     the same with enable_fsdp_float8_all_gather; its scales of all weights
+                             are computed at the end of a step
+
+--compiled compiles each layer, of all of them. GB is what a rank receives of weights in a step.
 """
 
 import argparse
-import os
-import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import octofold
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from common.operands import relative_error
+from common.ranks import DEVICE, interleaved, ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import scaled_dot_product_attention, silu
 
-HIDDEN, INNER = 4096, 14336
+BF16 = "BF16"
+KINDS = (BF16, "blockwise, BF16 gathers", "blockwise, FP8 gathers", "tensorwise, FP8 gathers")
+OF_TORCHAO = ("torchao, BF16 gathers", "torchao, FP8 gathers")
+SEQUENCE = 4096
+WORST = 0.12  # the relative error of a result of FP8 layers beside BF16's
 
 
-class Layer(torch.nn.Module):
-    def __init__(self):
+class Layer(nn.Module):
+    """Of Llama's: attention of grouped heads, and a gated MLP."""
+
+    def __init__(self, hidden: int, inner: int, head: int) -> None:
         super().__init__()
-        options = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
-        self.qkv = torch.nn.Linear(HIDDEN, HIDDEN + 2048, **options)
-        self.output = torch.nn.Linear(HIDDEN, HIDDEN, **options)
-        self.gate_up = torch.nn.Linear(HIDDEN, 2 * INNER, **options)
-        self.down = torch.nn.Linear(INNER, HIDDEN, **options)
+        self.heads, self.pairs = hidden // head, max(hidden // head // 4, 1)
+        self.head = head
+        of_pairs = self.pairs * head
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+        self.queries = nn.Linear(hidden, hidden, bias=False)
+        self.keys, self.values = (nn.Linear(hidden, of_pairs, bias=False) for _ in range(2))
+        self.output = nn.Linear(hidden, hidden, bias=False)
+        self.gate, self.up = (nn.Linear(hidden, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, hidden, bias=False)
 
-    def forward(self, x):
-        x = x + self.output(self.qkv(x)[..., :HIDDEN])
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return x + self.down(torch.nn.functional.silu(gate) * up)
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attention_norm(x)
+        queries, keys, values = (
+            projection(y).unflatten(-1, (-1, self.head)).transpose(1, 2)
+            for projection in (self.queries, self.keys, self.values)
+        )
+        y = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+        x = x + self.output(y.transpose(1, 2).flatten(2))
+        y = self.mlp_norm(x)
+        return x + self.down(silu(self.gate(y)) * self.up(y))
 
 
-def model_of(kind, layers):
+def model_of(kind: str, options: argparse.Namespace) -> nn.Sequential:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(Layer() for _ in range(layers)))
-    if kind != "bfloat16":
-        octofold.nn.convert(model, force_fp8=True, fsdp_fp8=kind == "fp8 gathers")
+    sizes = options.hidden, options.inner, options.head
+    dtype = getattr(torch, options.parameters)
+    model = nn.Sequential(*(Layer(*sizes) for _ in range(options.layers))).to(DEVICE, dtype)
+    in_fp8 = kind.endswith("FP8 gathers")
+    if kind in OF_TORCHAO:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=in_fp8)
+        convert_to_float8_training(model, config=config)
+    elif kind != BF16:
+        octofold.nn.convert(model, kind.split(",")[0], force_fp8=True, fsdp_fp8=in_fp8)
+    mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for layer in model:
-        fully_shard(layer)
-    return fully_shard(model)
+        if options.compiled:
+            layer.compile()
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
 
 
-def step(model, x):
+def end_of_step(kind: str, model: nn.Module) -> Callable[[], Any]:
+    """What comes between the optimizer and the next step."""
+    if kind != "torchao, FP8 gathers":
+        return lambda: None
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    return partial(precompute_float8_dynamic_scale_for_fsdp, model)
+
+
+def step(model: nn.Module, x: Tensor, end: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """y, and the gradient by x."""
+    x = x.detach().requires_grad_()
     y = model(x)
-    y.backward(x)
+    y.backward(y.detach())
     model.zero_grad()
-    return y
+    end()
+    assert x.grad is not None
+    return y.detach(), x.grad
 
 
-def milliseconds(model, x):
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    dist.barrier()
-    begin.record()
-    step(model, x)
-    end.record()
-    torch.cuda.synchronize()
-    slowest = torch.tensor(begin.elapsed_time(end), device="cuda")
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.item()
+def gigabytes(kind: str, model: nn.Module) -> float:
+    """Of weights, forward and backward, that a rank receives."""
+    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    size = 2.0
+    if kind.endswith("FP8 gathers"):
+        size = 1 + 4 / 128**2 if kind.startswith("blockwise") else 1
+    return 2 * weights * size * (1 - 1 / dist.get_world_size()) / 1e9
 
 
-def main():
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("results", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, nargs="+", default=(2048, 8192), help="of a rank")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--inner", type=int, default=14336)
+    parser.add_argument("--head", type=int, default=128)
+    parser.add_argument("--parameters", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--torchao", action="store_true", help="measure torchao, too")
     parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl")
-    kinds = "bfloat16", "bf16 gathers", "fp8 gathers"
-    models = {kind: model_of(kind, options.layers) for kind in kinds}
-    weights = sum(parameter.numel() for parameter in models["bfloat16"].parameters())
-    others = (dist.get_world_size() - 1) / dist.get_world_size()
-    for tokens in options.tokens:
-        x = torch.randn(tokens, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        results = {kind: step(model, x) for kind, model in models.items()}
-        assert torch.equal(results["bf16 gathers"], results["fp8 gathers"])
-        for model in models.values():
-            step(model, x)
-        times = {kind: [] for kind in kinds}
-        for _ in range(options.rounds):
-            for kind, model in models.items():
-                times[kind].append(milliseconds(model, x))
-        if dist.get_rank() == 0:
-            found = {kind: statistics.median(some) for kind, some in times.items()}
-            for kind, time in found.items():
-                each = 1 + 4 / 128**2 if kind == "fp8 gathers" else 2
-                gathered = 2 * weights * others * each / 1e9
-                speed = found["bfloat16"] / time
-                print(f"{tokens:6} {kind:13} {time:8.2f} ms {speed:5.2f} × BF16 {gathered:6.2f} GB")
-    dist.destroy_process_group()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed()
+    with ranks(options.results) as report:
+        kinds = KINDS + (OF_TORCHAO if options.torchao else ())
+        models = {kind: model_of(kind, options) for kind in kinds}
+        for kind, model in models.items():
+            report.line(f"  {kind:<24} {gigabytes(kind, model):6.2f} GB")
+        for tokens in options.tokens:
+            length = min(tokens, SEQUENCE)
+            shape = tokens // length, length, options.hidden
+            x = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+            calls = {
+                kind: partial(step, model, x, end_of_step(kind, model))
+                for kind, model in models.items()
+            }
+            results = {kind: call() for kind, call in calls.items()}
+            for kind, found in results.items():
+                errors = map(relative_error, found, results[BF16])
+                report.require(max(errors) < WORST, f"{kind}, {tokens} tokens")
+            if not options.compiled:  # a compiler rounds what it fuses in another order
+                pairs = zip(*(results[f"blockwise, {d} gathers"] for d in (BF16, "FP8")), strict=True)
+                report.require(all(torch.equal(a, b) for a, b in pairs), f"bits, {tokens} tokens")
+            del results
+            how = "compiled" if options.compiled else "eager"
+            case = f"{tokens} tokens, {how}, {options.parameters}"
+            report.times("fsdp", case, interleaved(calls, options.rounds), BF16)
 
 
 if __name__ == "__main__":
