@@ -1,0 +1,1 @@
+"""What the scripts of several GPUs are compared with."""
