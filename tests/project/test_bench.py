@@ -34,6 +34,13 @@ ON_A_CPU = {
     "weight_casts.py": ([], {"weight casts", "host"}),
     "weight_only.py": ([], {"weight-only"}),
 }
+# Of the scripts that two ranks run, on gloo: likewise.
+PARALLEL_ON_A_CPU = {
+    "parallel_experts.py": (
+        "--layers qwen3 --hidden 256 --inner 128 --experts 16 --tokens 40 --rounds 2",
+        {"error", "step", "exchange", "traffic"},
+    ),
+}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -59,6 +66,18 @@ def test_everything_is_right_and_measured(script, tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["section"] == "environment"
     assert {line["section"] for line in lines[1:]} - {"missing"} == sections
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", PARALLEL_ON_A_CPU)
+def test_everything_is_right_and_measured_on_two_ranks(script, tmp_path):
+    path = tmp_path / "results.jsonl"
+    arguments, sections = PARALLEL_ON_A_CPU[script]
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    run(*torchrun, "--nproc-per-node", "2", FOLDER / script, path, *arguments.split())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (lines[0]["section"], lines[0]["ranks"]) == ("environment", 2)
+    assert {line["section"] for line in lines[1:]} == sections
 
 
 @pytest.mark.slow
