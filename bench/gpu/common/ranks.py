@@ -106,7 +106,7 @@ def interleaved(
 ) -> dict[str, Times]:
     """Each call by turns, so that a clock that changes changes all; a sample is of so many calls in
     a row. One more goes before it, so that ranks are together and the host is ahead; where a call
-    is shorter on the GPU than on the host, the GPU waits for some `lead` microseconds, too."""
+    is shorter on the GPU than on the host, the GPU waits for about `lead` microseconds, too."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(3):

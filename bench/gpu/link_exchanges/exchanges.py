@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from common.ranks import DEVICE, ON_GPU, Call
-from octofold.distributed import _copy_engine
+from octofold.distributed._copy_engine import copy
 from octofold_tool.parallel.links import Exchange, Group, Links
 from torch import Tensor
 
@@ -130,7 +130,7 @@ def pull(memory: Memory, bytes_: int) -> Prepared:
         return torch.equal(target, whole[:part].view(-1, ROW))
 
     def call() -> None:
-        _copy_engine.copy(target, source, torch.cuda.current_stream())
+        copy(target, source, torch.cuda.current_stream())
 
     return Prepared(call, is_right)
 

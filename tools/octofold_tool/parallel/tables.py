@@ -45,7 +45,7 @@ def inside_text(links: Links) -> str:
     """The rate; of measured links, each kind's."""
     if not links.measured:
         return f"{links.nvlink / 1e9:g}"
-    return ", ".join(f"{link.rate / 1e9:.0f} ({kind})" for kind, link in links.measured.items())
+    return ", ".join(f"{link.rate / 1e9:.3g} ({kind})" for kind, link in links.measured.items())
 
 
 def fitting(planner: Planner, planned: Sequence[Planned]) -> str:
