@@ -109,10 +109,13 @@ def check_cpp(path: Path, text: str) -> Iterator[str]:
 
 
 # Private modules that folders share with the package: how times are taken; and, for measurements,
-# the library itself, which runs candidates by their names.
+# the library itself, which runs candidates by their names, and how ranks send.
 PRIVATE = {
     "tools": ("octofold._timing",),
-    "bench": ("octofold._timing", "octofold._core.library", "octofold._ops"),
+    "bench": (
+        *("octofold._timing", "octofold._core.library", "octofold._ops"),
+        *("octofold._ranks", "octofold.distributed._copy_engine"),
+    ),
 }
 
 

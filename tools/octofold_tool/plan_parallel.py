@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from .parallel.links import NETWORK, NETWORK_LATENCY, NVLINK, NVLINK_LATENCY, links_of
 from .report import ToolError, check_writable, require, tracked, write_json
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ stand beside each other: FP8 (cast, then send codes), FP8 products alone, and BF
 divide is left out, and counted by its reason.
 
 The single GPU's rates are measured ones: the package's (an H200; the output says when and how), a
-file's, or this GPU's (--rates measure). Links have what their makers name, unless you say less.
+file's, or this GPU's (--rates measure). Links have what their makers name, unless you say less, or
+what you have measured (--links).
 Formulas and limits: docs/distributed/on-paper.md.
 
   octofold plan-parallel --model llama-3-70b --gpus 64
@@ -48,29 +50,36 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--nvlink",
         metavar="GB/s",
         type=number,
-        default=900.0,
+        default=NVLINK,
         help="of a GPU, both directions together (default: %(default)g)",
     )
     add(
         "--network",
         metavar="Gb/s",
         type=number,
-        default=400.0,
+        default=NETWORK,
         help="of a GPU between hosts, each way, in bits (default: %(default)g)",
     )
     add(
         "--nvlink-latency",
         metavar="µs",
         type=number,
-        default=2.0,
+        default=NVLINK_LATENCY,
         help="of one step of an exchange inside a host (default: %(default)g)",
     )
     add(
         "--network-latency",
         metavar="µs",
         type=number,
-        default=5.0,
+        default=NETWORK_LATENCY,
         help="the same between hosts (default: %(default)g)",
+    )
+    add(
+        "--links",
+        metavar="FILE",
+        type=Path,
+        help="results of bench/gpu/parallel_links.py: rates and latencies of gathers, reduce-"
+        "scatters and all-to-alls inside a host, instead of --nvlink and --nvlink-latency",
     )
     add(
         "--memory",
@@ -178,7 +187,7 @@ def measured_rates() -> "Rates":
 
 def planner_of(arguments: argparse.Namespace, rates: "Rates") -> "Planner":
     """Of checked arguments, in bytes and seconds."""
-    from .parallel.links import Links
+    from .parallel.measured_links import load_links
     from .parallel.memory import STATES
     from .parallel.models import load_model
     from .parallel.steps import Planner, Settings
@@ -186,12 +195,11 @@ def planner_of(arguments: argparse.Namespace, rates: "Rates") -> "Planner":
     gpus, per_host = arguments.gpus, arguments.gpus_per_host
     if gpus > per_host and gpus % per_host:
         raise ToolError(f"--gpus: expected whole hosts of {per_host}, got {gpus}")
-    links = Links(
-        gpus_per_host=per_host,
-        nvlink=arguments.nvlink * 1e9 / 2,
-        network=arguments.network * 1e9 / 8,
-        nvlink_latency=arguments.nvlink_latency * 1e-6,
-        network_latency=arguments.network_latency * 1e-6,
+    links = links_of(
+        per_host,
+        *(arguments.nvlink, arguments.network),
+        *(arguments.nvlink_latency, arguments.network_latency),
+        None if arguments.links is None else load_links(arguments.links),
     )
     settings = Settings(
         gpus=gpus,

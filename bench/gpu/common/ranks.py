@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 Call = Callable[[], Any]
+CYCLES = 1900  # of a GPU in a microsecond, about
 ON_GPU = torch.cuda.is_available()
 DEVICE = (
     torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if ON_GPU else torch.device("cpu")
@@ -100,16 +101,19 @@ def agreed(right: bool) -> bool:
     return bool(value.item())
 
 
-def interleaved(calls: Mapping[str, Call], rounds: int, repeats: int = 1) -> dict[str, Times]:
+def interleaved(
+    calls: Mapping[str, Call], rounds: int, repeats: int = 1, lead: float = 0.0
+) -> dict[str, Times]:
     """Each call by turns, so that a clock that changes changes all; a sample is of so many calls in
-    a row. One more goes before it, so that ranks are together and the host is ahead."""
+    a row. One more goes before it, so that ranks are together and the host is ahead; where a call
+    is shorter on the GPU than on the host, the GPU waits for about `lead` microseconds, too."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(3):
             call()
     for _ in range(rounds):
         for name, call in calls.items():
-            samples[name].append(_microseconds(call, repeats))
+            samples[name].append(_microseconds(call, repeats, lead))
     return {name: _times(values) for name, values in samples.items()}
 
 
@@ -120,22 +124,24 @@ def _times(samples: list[float]) -> Times:
     return Times(median, low, high)
 
 
-def _microseconds(call: Call, repeats: int) -> float:
+def _microseconds(call: Call, repeats: int, lead: float) -> float:
     _together()
     call()
-    own = _on_gpu(call, repeats) if ON_GPU else _on_cpu(call, repeats)
+    own = _on_gpu(call, repeats, lead) if ON_GPU else _on_cpu(call, repeats)
     slowest = torch.tensor(own / repeats, device=DEVICE)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return float(slowest)
 
 
-def _on_gpu(call: Call, repeats: int) -> float:
+def _on_gpu(call: Call, repeats: int, lead: float) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if lead:
+        torch.cuda._sleep(round(lead * CYCLES))
     begin.record()
     for _ in range(repeats):
         call()
     end.record()
-    end.synchronize()
+    torch.cuda.synchronize()  # of all streams, of which a call may use several
     return 1e3 * begin.elapsed_time(end)
 
 

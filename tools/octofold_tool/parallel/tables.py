@@ -7,7 +7,7 @@ from typing import Any
 
 from ..report import console, print_table
 from .exchanges import Traffic
-from .links import Exchange
+from .links import Exchange, Links
 from .steps import Planned, Planner, Step, ranked
 from .ways import BF16, FP8, FP8_PRODUCTS, WAYS
 
@@ -34,11 +34,18 @@ def headline(planner: Planner) -> str:
     return (
         f"{model.name}: {model.parameters / 1e9:.1f} billion parameters, "
         f"{model.active_parameters / 1e9:.1f} meet a token; {given.gpus} GPUs, "
-        f"{links.gpus_per_host} a host; {links.nvlink / 1e9:g} GB/s each way inside, "
+        f"{links.gpus_per_host} a host; {inside_text(links)} GB/s each way inside, "
         f"{links.network / 1e9:g} between; {given.tokens} tokens a GPU and step, "
         f"sequences of {given.sequence}\n"
         f"Rates: {rates.machine}, {rates.date}"
     )
+
+
+def inside_text(links: Links) -> str:
+    """The rate; of measured links, each kind's."""
+    if not links.measured:
+        return f"{links.nvlink / 1e9:g}"
+    return ", ".join(f"{link.rate / 1e9:.3g} ({kind})" for kind, link in links.measured.items())
 
 
 def fitting(planner: Planner, planned: Sequence[Planned]) -> str:
@@ -157,7 +164,7 @@ def document(
             "active_parameters": model.active_parameters,
         },
         "settings": dataclasses.asdict(given),
-        "links": dataclasses.asdict(planner.links),
+        "links": planner.links.document(),
         "flops": planner.flops,
         "left_out": dict(left_out),
         "schemes": [

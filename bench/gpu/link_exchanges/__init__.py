@@ -1,0 +1,1 @@
+"""Parts of parallel_links.py."""
