@@ -33,13 +33,45 @@ struct ArrivalOrder {
   }
 
   // The row at which tile `number` of the circle begins.
-  constexpr int row_of(int number) const {
-    const int tile = first_tile() + number;
-    return (tile < tiles() ? tile : tile - tiles()) * tile_rows;
+  constexpr int row_of(int number) const { return turned(number * tile_rows); }
+
+  // The row that stands in the circle where `row` stands in a walk from row 0 on.
+  constexpr int turned(int row) const {
+    const int behind = row + first_tile() * tile_rows, end = tiles() * tile_rows;
+    return behind < end ? behind : behind - end;
+  }
+
+  // The number in the circle of the tile that begins at this row or above it.
+  constexpr int number_of(int row) const {
+    const int number = row / tile_rows - first_tile();
+    return number < 0 ? number + tiles() : number;
   }
 
  private:
   constexpr int first_tile() const { return ceil_divide(first_shard * shard_rows, tile_rows); }
+};
+
+// What a reader of tiles knows of the shards: how many, in their order, are there.
+class ArrivedShards {
+ public:
+  // Before rows of the tile that begins at `row` are read: calls await(place in the order) for each
+  // shard that this takes and is not known to be there. Whether there was any.
+  template <typename Await>
+  constexpr bool require(const ArrivalOrder& order, int row, Await&& await) {
+    const int number = order.number_of(row);
+    if (number < tiles_) return false;
+    do {
+      await(shards_);
+      tiles_ = order.tiles_of(++shards_);
+    } while (number >= tiles_);
+    return true;
+  }
+
+  constexpr int shards() const { return shards_; }
+
+ private:
+  int shards_ = 0;
+  int tiles_ = 0;  // of rows, in their order, that these shards complete
 };
 
 }  // namespace octofold::config

@@ -1,5 +1,5 @@
-// The walk of TileWalk over a dense product whose rows of A arrive while it runs: shard by shard,
-// in the order in which they come.
+// The walk of TileWalk over a dense product whose rows of A arrive while it runs: that of a product
+// without arrivals, turned so that it begins where the first shard does.
 #pragma once
 
 #include "kernels/shared/arrival_order.h"
@@ -8,67 +8,38 @@
 namespace octofold::config {
 
 template <auto kConfig>
-class TileWalk<kConfig, Work::kArrivingRows> {
+constexpr ArrivalOrder arrival_order(const WorkParams& work) {
+  return {work.rows, work.shard_rows, work.groups, work.first_shard, kConfig.cluster_tile_rows()};
+}
+
+// Bands of rows end where shards do, as far as they are whole tiles: a band's first tiles have to
+// wait for the shards of all of its rows.
+template <auto kConfig>
+constexpr TileSchedule arrival_schedule(const WorkParams& work) {
+  TileSchedule schedule = cluster_schedule<kConfig>(work.rows, work.columns);
+  const int tiles = work.shard_rows / kConfig.cluster_tile_rows();
+  const int bands = ceil_divide(tiles, kConfig.group_m);
+  schedule.group_m = bands > 0 ? ceil_divide(tiles, bands) : 1;
+  return schedule;
+}
+
+template <auto kConfig>
+class TileWalk<kConfig, Work::kArrivingRows> : public TileWalk<kConfig, Work::kDense> {
+  using Dense = TileWalk<kConfig, Work::kDense>;
+
  public:
   constexpr TileWalk(const WorkParams& work, int block, int blocks)
-      : work_(work),
-        index_(block / kConfig.cluster_size()),
-        step_(blocks / kConfig.cluster_size()),
-        rank_(block % kConfig.cluster_size()) {
-    find_shard();
-  }
-
-  constexpr bool has_tile() const { return index_ < count(); }
-  constexpr void advance() {
-    index_ += step_;
-    find_shard();
-  }
-
-  // How many shards, in their order, have to be there before A's rows of this tile are read.
-  constexpr int shards() const { return shards_; }
+      : Dense(work, block, blocks, arrival_schedule<kConfig>(work)),
+        order_(arrival_order<kConfig>(work)) {}
 
   constexpr Tile tile() const {
-    // The tiles of rows, in their order, that the last of these shards completes.
-    const int begin = order().tiles_of(shards_ - 1), end = order().tiles_of(shards_);
-    const TileSchedule schedule{end - begin, tiles_of_columns(), kConfig.group_m};
-    const auto [within, column] =
-        first_element<kConfig>(schedule, index_ - begin * tiles_of_columns(), rank_);
-    const int number = begin + within / kConfig.cluster_tile_rows();
-    const int row = order().row_of(number) + within % kConfig.cluster_tile_rows();
-    return {.group = 0,
-            .operand_row = row,
-            .operand_column = column,
-            .row = row,
-            .column = column,
-            .row_end = work_.rows,
-            .column_end = work_.columns,
-            .k_begin = 0,
-            .k_end = work_.depth};
+    Tile tile = Dense::tile();
+    tile.row = tile.operand_row = order_.turned(tile.row);
+    return tile;
   }
-
-  constexpr bool has_stages() const { return has_tile() && work_.depth > 0; }
-  constexpr bool stages_follow() const { return index_ + step_ < count() && work_.depth > 0; }
 
  private:
-  constexpr ArrivalOrder order() const {
-    return {work_.rows, work_.shard_rows, work_.groups, work_.first_shard,
-            kConfig.cluster_tile_rows()};
-  }
-  constexpr int tiles_of_columns() const {
-    return ceil_divide(work_.columns, kConfig.cluster_tile_columns());
-  }
-  constexpr int count() const { return order().tiles() * tiles_of_columns(); }
-
-  // Goes on to the shard that completes the tile's rows.
-  constexpr void find_shard() {
-    while (has_tile() && index_ >= order().tiles_of(shards_) * tiles_of_columns()) ++shards_;
-  }
-
-  const WorkParams& work_;
-  int index_;  // of the cluster's tile
-  int step_;
-  int rank_;
-  int shards_ = 1;  // (What follows from it is cheap, and the producers have few registers.)
+  ArrivalOrder order_;
 };
 
 }  // namespace octofold::config

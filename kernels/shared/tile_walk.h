@@ -45,8 +45,10 @@ template <auto kConfig>
 class TileWalk<kConfig, Work::kDense> {
  public:
   constexpr TileWalk(const WorkParams& work, int block, int blocks)
+      : TileWalk(work, block, blocks, cluster_schedule<kConfig>(work.rows, work.columns)) {}
+  constexpr TileWalk(const WorkParams& work, int block, int blocks, const TileSchedule& schedule)
       : work_(work),
-        schedule_(cluster_schedule<kConfig>(work.rows, work.columns)),
+        schedule_(schedule),
         index_(block / kConfig.cluster_size()),
         step_(blocks / kConfig.cluster_size()),
         count_(schedule_.count()),

@@ -8,26 +8,24 @@
 
 namespace octofold::sm90 {
 
-// What a thread knows of the shards. Each thread that reads asks for itself, once for each shard;
-// lanes of a warp ask together.
+// Each thread that reads asks for itself, once for each shard; lanes of a warp ask together.
 template <auto kConfig>
 class AwaitRows<kConfig, config::Work::kArrivingRows> {
  public:
-  __device__ void await(const Sm90GemmParams& params, const config::TileWalk<kConfig>& walk) {
-    if (known_ >= walk.shards()) return;
+  __device__ void await(const Sm90GemmParams& params, const Tile& tile) {
     const config::WorkParams& work = params.work;
-    for (; known_ < walk.shards(); ++known_) {
-      const int place = work.first_shard + known_;
+    const bool came = arrived_.require(config::arrival_order<kConfig>(work), tile.row, [&](int i) {
+      const int place = work.first_shard + i;
       const int* const flag = work.numbers + (place < work.groups ? place : place - work.groups);
       while (ptx::load_acquire_system(flag) == 0) ptx::sleep_nanoseconds<kPause>();
-    }
-    ptx::fence_proxy_async_global();
+    });
+    if (came) ptx::fence_proxy_async_global();
   }
 
  private:
   static constexpr int kPause = 100;
 
-  int known_ = 0;  // shards, in their order, that are there
+  config::ArrivedShards arrived_;
 };
 
 }  // namespace octofold::sm90

@@ -51,7 +51,7 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
   AwaitRows<kConfig> rows;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
-    rows.await(params, walk);
+    rows.await(params, tile);
     const ScaleRange range = scales_of(tile);
     const int first = range.first + lane * range.distance;
     const int behind = min(range.count, kUnits) - 1 - lane;  // units of the tile behind this one

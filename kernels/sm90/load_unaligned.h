@@ -24,13 +24,13 @@ class UnalignedCopy {
     if (!copied.has_stage() || copied.k() >= copied.tile().k_end) return;  // nothing to sum
     RingPosition<kConfig.stages> position;
     AwaitRows<kConfig> rows;
-    rows.await(params_, copied.tiles());
+    rows.await(params_, copied.tile());
     copy(copied, 0);
     ptx::copies_commit();
     for (int buffer = 0; shifted.has_stage(); shifted.advance(), buffer ^= 1) {
       copied.advance();
       if (copied.has_stage()) {
-        rows.await(params_, copied.tiles());
+        rows.await(params_, copied.tile());
         copy(copied, buffer ^ 1);
       }
       ptx::copies_commit();

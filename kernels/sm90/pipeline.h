@@ -35,7 +35,7 @@ struct RingPosition {
 
 template <auto kConfig, config::Work kWork = kConfig.work>
 struct AwaitRows {  // before a tile's rows of A are read: await_rows.h, where they still arrive
-  __device__ void await(const Sm90GemmParams&, const config::TileWalk<kConfig>&) {}
+  __device__ void await(const Sm90GemmParams&, const Tile&) {}
 };
 
 // Calls load(stage, tile, k) for each stage that this block fills, as soon as it is empty.
@@ -46,7 +46,7 @@ __device__ void for_each_stage(const Sm90GemmParams& params, const SharedMemory<
   AwaitRows<kConfig> rows;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
-    rows.await(params, walk);
+    rows.await(params, tile);
 #pragma unroll 1
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);

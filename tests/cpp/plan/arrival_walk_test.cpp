@@ -27,17 +27,18 @@ std::set<int> shards_of(const WorkParams& work, int count) {
 
 template <Sm90GemmConfig kConfig>
 void walk_block(const WorkParams& work, int block, int blocks, std::vector<int>& times) {
-  int before = 0;
+  ArrivedShards arrived;
   for (TileWalk<kConfig> walk(work, block, blocks); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
     EXPECT_EQ(tile.operand_row, tile.row);
     EXPECT_EQ(tile.operand_column, tile.column);
     EXPECT_EQ(tile.row % kConfig.tile_rows, 0);
     EXPECT_EQ(tile.k_end, work.depth);
-    EXPECT_GE(walk.shards(), before);  // so that a thread has to count only
-    EXPECT_LE(walk.shards(), work.groups);
-    before = walk.shards();
-    const std::set<int> there = shards_of(work, walk.shards());
+    int awaited = arrived.shards();
+    arrived.require(arrival_order<kConfig>(work), tile.row, [&](int i) { EXPECT_EQ(i, awaited++); });
+    EXPECT_EQ(arrived.shards(), awaited);
+    EXPECT_LE(awaited, work.groups);
+    const std::set<int> there = shards_of(work, awaited);
     const int row_end = std::min(tile.row_end, tile.row + kConfig.tile_rows);
     const int column_end = std::min(tile.column_end, tile.column + kConfig.tile_columns);
     for (int row = tile.row; row < row_end; ++row) {
@@ -49,10 +50,17 @@ void walk_block(const WorkParams& work, int block, int blocks, std::vector<int>&
   }
 }
 
-// `shards` is the least that the tile's rows need, and the tiles come in the order of shards.
+// A shard is awaited for the rows that need it and no others, and not before the bands of rows
+// ahead of it are done: at once where bands end with shards.
 template <Sm90GemmConfig kConfig>
 void expect_order(const WorkParams& work) {
-  int before = 0;
+  const ArrivalOrder order = arrival_order<kConfig>(work);
+  const int columns = ceil_divide(work.columns, kConfig.cluster_tile_columns());
+  const int band = arrival_schedule<kConfig>(work).group_m;
+  const bool is_even =
+      work.shard_rows % (kConfig.cluster_tile_rows() * band) == 0;  // no band lies in two shards
+  ArrivedShards arrived;
+  int most = 0, done = 0;
   for (TileWalk<kConfig> walk(work, 0, kConfig.cluster_size()); walk.has_tile(); walk.advance()) {
     const int begin = walk.tile().row;
     const int end = std::min(begin + kConfig.cluster_tile_rows(), work.rows);
@@ -61,9 +69,13 @@ void expect_order(const WorkParams& work) {
       const int place = (row / work.shard_rows - work.first_shard + work.groups) % work.groups;
       needed = std::max(needed, place + 1);
     }
-    ASSERT_EQ(walk.shards(), needed) << begin;
-    ASSERT_GE(needed, before);
-    before = needed;
+    most = std::max(most, needed);
+    arrived.require(order, begin, [&](int i) {
+      const int before = order.tiles_of(i) - (is_even ? 0 : band - 1);
+      EXPECT_GE(done, before * columns) << "shard " << i << " of " << work.groups;
+    });
+    ASSERT_EQ(arrived.shards(), most) << begin;
+    ++done;
   }
 }
 
