@@ -45,19 +45,20 @@ def folders() -> list[Path]:
 def sources(roots: list[Path]) -> list[tuple[bytes, Path]]:
     """(SHA-256 of the path below its root, path), in the order of the hashes."""
     found: dict[bytes, Path] = {}
+    walked = {str(root) for root in roots}
     for root in roots:
         for folder, names, files in os.walk(root):
             # A root below another one is walked by itself.
             names[:] = [
                 name
                 for name in names
-                if name not in WITHOUT and Path(folder, name).resolve() not in roots
+                if name not in WITHOUT and os.path.join(folder, name) not in walked
             ]
+            below = Path(folder).relative_to(root)
             for name in files:
                 if name.endswith(".py"):
-                    path = Path(folder, name)
-                    key = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
-                    found.setdefault(key, path)
+                    key = hashlib.sha256((below / name).as_posix().encode()).digest()
+                    found.setdefault(key, Path(folder, name))
     return sorted(found.items())
 
 
