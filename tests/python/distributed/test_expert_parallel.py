@@ -138,5 +138,5 @@ def test_checkpoints_of_two_ranks(tmp_path_factory, processes, fp8):
 
 
 @pytest.mark.slow
-def test_compiles_with_a_capacity(processes):
-    processes.run(modules.compiled, alike(processes))
+def test_compiles_with_a_capacity(two_processes):
+    two_processes.run(modules.compiled, alike(two_processes))
