@@ -1,0 +1,1 @@
+"""Peers of layers that are spread over ranks, in BF16."""
