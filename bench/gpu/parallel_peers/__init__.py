@@ -1,1 +1,1 @@
-"""What the scripts of several GPUs are compared with."""
+"""Peers of layers that are spread over ranks, in BF16."""

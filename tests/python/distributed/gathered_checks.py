@@ -4,6 +4,7 @@ import octofold
 import pytest
 import torch
 from octofold.distributed import GatheredProduct
+from rank_processes import DEVICE, here
 
 PROCESSES = 2
 ROWS, COLUMNS, OUTPUTS = 40, 300, 72
@@ -11,23 +12,26 @@ ROWS, COLUMNS, OUTPUTS = 40, 300, 72
 
 def shard(rank):
     generator = torch.Generator().manual_seed(rank)
-    return torch.randn(ROWS, COLUMNS, generator=generator)
+    return here(torch.randn(ROWS, COLUMNS, generator=generator))
 
 
 def products(rank):
     whole = torch.cat([shard(each) for each in range(PROCESSES)])
     generator = torch.Generator().manual_seed(10 + rank)  # each rank has weights of its own
-    w = octofold.quantize(torch.randn(OUTPUTS, COLUMNS, generator=generator), "128x128")
-    bias = torch.randn(OUTPUTS, generator=generator)
+    w = octofold.quantize(here(torch.randn(OUTPUTS, COLUMNS, generator=generator)), "128x128")
+    bias = here(torch.randn(OUTPUTS, generator=generator))
+    # Of few rows a GPU sums otherwise where all of them are there.
+    arrivals = octofold.Arrivals(here(torch.ones(PROCESSES, dtype=torch.int32)), rank)
     for words in ("1x128", "channel", "e5m2 1x128"):
         product = GatheredProduct(ROWS, COLUMNS, words)
-        assert not product.overlaps
-        expected = octofold.gemm(octofold.quantize(whole, words), w, bias=bias)
+        assert product.overlaps == (DEVICE == "cuda")
+        codes = octofold.quantize(whole, words)
+        expected = octofold.gemm(codes, w, bias=bias, arrivals=arrivals)
         x = shard(rank)
         for _ in range(3):
             assert torch.equal(product(x, w, bias=bias), expected)
         assert torch.equal(product(octofold.quantize(x, words), w, bias=bias), expected)
-        out = torch.empty(PROCESSES * ROWS, OUTPUTS, dtype=torch.bfloat16)
+        out = here(torch.empty(PROCESSES * ROWS, OUTPUTS, dtype=torch.bfloat16))
         assert product(x, w, bias=bias, out=out) is out
         assert torch.equal(out, expected)
 
@@ -39,8 +43,8 @@ def errors(rank):
     with pytest.raises(octofold.InvalidArgumentError, match="'format': expected one of"):
         GatheredProduct(4, 5, "128x128")
     with pytest.raises(octofold.UnsupportedError, match=r"'overlap': expected GPUs.* got cpu"):
-        GatheredProduct(4, 5, overlap=True)
-    product = GatheredProduct(4, 128)
+        GatheredProduct(4, 5, device="cpu", overlap=True)
+    product = GatheredProduct(4, 128, device="cpu")
     w = octofold.quantize(torch.randn(8, 128), "128x128")
     for x, message in (
         (torch.randn(5, 128), r"'x': expected shape \[4, 128\], a rank's shard, got \[5, 128\]"),

@@ -1,0 +1,294 @@
+"""Layers whose weights are split over ranks, beside BF16's of torch:
+
+    torchrun --nproc-per-node 2 bench/gpu/parallel_layers.py layers.jsonl
+    torchrun --nproc-per-node 2 bench/gpu/parallel_layers.py --sizes 8192,28672 --tokens 4096
+        --compiled 4096,8192,28672 --layouts split whole
+
+--sizes are hidden,inner of gated MLPs (SwiGLU), --columns and --rows K,N of single layers; tokens
+are those of all ranks. "split": each rank has a part of the tokens outside the layer, which are
+gathered and reduce-scattered; "whole": all have all, and results are all-reduced. "forward" is
+without gradients, "both" with those of x and of the weights, which are cast in each call.
+
+A line has a layer's case, what computes it, microseconds of a call on the slowest rank (the median
+of rounds, and half the spread between their quartiles) and the speed beside the first:
+
+    BF16                        torch's ColwiseParallel and RowwiseParallel
+    BF16 compiled               by torch.compile: collectives come before and after products
+    BF16 overlapped, n of m …   the same with torch's overlap ("async TP"): n of the layer's m
+                                collectives were fused with a product, or none: "not fused"
+    BF16 overlapped products    torch's overlapped products called directly, not compiled
+    a recipe, and compiled      octofold's MLPParallel, ColumnParallel, RowParallel: codes travel
+
+Compiled are the cases of --compiled (tokens,hidden,inner), whose compilations take most of the
+run. The output, the gradient of x and the rank's parts of weights' gradients are compared with
+BF16's; the exit code is 1 if one differs by more than FP8 or BF16 does.
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import octofold
+import torch
+from common.ranks import DEVICE, ON_GPU, Report, agreed, interleaved, ranks
+from common.run import at_least_two, sizes, text_of
+from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
+from parallel_peers import layers as peers
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.placement_types import Placement
+
+BFLOAT16 = "BF16"
+BFLOAT16_ERROR, FP8_ERROR = 0.02, 0.1
+TOKENS = (1024, 4096, 16384) if ON_GPU else (256,)
+# Llama 3's of 70B and of 8B, DeepSeek-V3's.
+SIZES = ((8192, 28672), (4096, 14336), (7168, 18432)) if ON_GPU else ((256, 512),)
+COLUMNS = SIZES[:1]
+ROWS = ((28672, 8192),) if ON_GPU else ((512, 256),)
+COMPILED = ((4096, 8192, 28672),) if ON_GPU else ((256, 256, 512),)
+LAYOUTS: dict[str, Placement] = {"split": Shard(0), "whole": Replicate()}
+FEATURES = Shard(-1)
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    tokens: int
+    sizes: tuple[int, ...]
+    layout: str
+    compiled: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.tokens},{text_of(self.sizes)} {self.layout}"
+
+    @property
+    def weights(self) -> list[tuple[int, int]]:
+        """Shapes, [out, in]."""
+        first, second = self.sizes
+        return [(2 * second, first), (first, second)] if self.kind == "mlp" else [(second, first)]
+
+    @property
+    def layouts(self) -> tuple[Placement, Placement]:
+        """Of x and of y."""
+        tokens = LAYOUTS[self.layout]
+        return {"mlp": (tokens, tokens), "column": (tokens, FEATURES), "row": (FEATURES, tokens)}[
+            self.kind
+        ]
+
+    def collectives(self, trains: bool) -> int:
+        """Those that could be fused with a product."""
+        return (2 if self.kind == "mlp" else 1) * (2 if trains else 1)
+
+
+class Inputs:
+    """The same weights and tokens on all ranks; of the tokens each has its part."""
+
+    def __init__(self, case: Case, mesh: DeviceMesh) -> None:
+        generator = torch.Generator(DEVICE).manual_seed(0)
+
+        def normal(rows: int, columns: int, deviation: float = 1.0) -> Tensor:
+            shape = rows, columns
+            values = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16)
+            return values.normal_(0, deviation, generator=generator)
+
+        self.weights = [normal(n, k, k**-0.5) for n, k in case.weights]
+        taken, given = case.layouts
+        x = normal(case.tokens, case.weights[0][1])
+        dy = normal(case.tokens, case.weights[-1][0])
+        self.x = part(x, taken, mesh).requires_grad_()
+        self.dy = part(dy, given, mesh)
+
+
+def part(whole: Tensor, layout: Placement, mesh: DeviceMesh) -> Tensor:
+    if not isinstance(layout, Shard):
+        return whole
+    return whole.chunk(mesh.size(), layout.dim)[mesh.get_local_rank()].contiguous()
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    model: Any
+    limit: float
+    is_ours: bool = False
+    overlaps: bool = False
+
+
+def peer(case: Case, given: Inputs, mesh: DeviceMesh) -> nn.Module:
+    make = {"mlp": peers.mlp, "column": peers.column, "row": peers.row}[case.kind]
+    return make(*given.weights, mesh, LAYOUTS[case.layout])
+
+
+def ours(case: Case, given: Inputs, mesh: DeviceMesh, recipe: str) -> nn.Module:
+    linears = [peers.linear(weight) for weight in given.weights]
+    tokens = LAYOUTS[case.layout]
+    if case.kind == "mlp":
+        mlp = octofold.nn.MLP.from_linears(*linears, recipe=recipe, force_fp8=True)
+        style = MLPParallel(input_layouts=tokens, output_layouts=tokens)
+        return parallelize_module(mlp, mesh, style)
+    layer = octofold.nn.Linear.from_linear(linears[0], recipe=recipe, force_fp8=True)
+    if case.kind == "column":
+        return parallelize_module(layer, mesh, ColumnParallel(input_layouts=tokens))
+    return parallelize_module(layer, mesh, RowParallel(output_layouts=tokens))
+
+
+def variants(
+    case: Case, given: Inputs, mesh: DeviceMesh, recipes: Iterable[str]
+) -> Iterator[Variant]:
+    plain = peer(case, given, mesh)
+    bfloat16 = partial(Variant, limit=BFLOAT16_ERROR)
+    yield bfloat16(BFLOAT16, plain)
+    if case.compiled:
+        yield bfloat16(f"{BFLOAT16} compiled", peers.compiled(plain))
+    if ON_GPU and case.layout == "split":
+        group = peers.enable_overlap(mesh)
+        if case.compiled:
+            model = peers.compiled(plain, overlap=True)
+            yield bfloat16(f"{BFLOAT16} overlapped", model, overlaps=True)
+        model = peers.overlapped(plain, case.kind, group)
+        yield bfloat16(f"{BFLOAT16} overlapped products", model)
+    for recipe in recipes:
+        model = ours(case, given, mesh, recipe)
+        fp8 = partial(Variant, limit=FP8_ERROR, is_ours=True)
+        yield fp8(recipe, model)
+        if case.compiled:
+            yield fp8(f"{recipe} compiled", peers.compiled(model))
+
+
+def step(model: Any, given: Inputs, trains: bool) -> list[Tensor]:
+    """y; and the gradients of x and of the weights, the rank's parts."""
+    with torch.set_grad_enabled(trains):
+        y = model(given.x)
+    results = [y]
+    if trains:
+        results += torch.autograd.grad(y, (given.x, *model.parameters()), given.dy)
+    return [own(result.detach()) for result in results]
+
+
+def own(tensor: Tensor) -> Tensor:
+    """The rank's part, there: a collective of torch's styles may still be on its way, and nothing
+    but a use of its result would wait for it."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def errors(actual: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
+    names = ("y", "dx", "dw", "dw of down")
+    pairs = zip(names, actual, expected, strict=False)
+    return {name: error(a, e) for name, a, e in pairs}
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Of norms; of other shapes infinite."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    difference = torch.linalg.vector_norm(actual - expected, dtype=torch.float32)
+    return float(difference / torch.linalg.vector_norm(expected, dtype=torch.float32))
+
+
+def check(case: str, variant: Variant, found: dict[str, float], report: Report) -> None:
+    for name, value in found.items():
+        words = f"{case}, {variant.name}: error of {name} is {value:.4f}"
+        report.require(value <= variant.limit, f"{words}, more than {variant.limit}")
+    report.write("errors", case, name=variant.name, **found)
+
+
+def tried(variant: Variant, call: Any, report: Report) -> list[Tensor] | None:
+    """Results; None of a peer that cannot."""
+    try:
+        return call()
+    except Exception as failure:
+        if variant.is_ours or variant.name == BFLOAT16:
+            raise
+        report.line(f"  left out: {variant.name}: {str(failure).splitlines()[0][:120]}")
+        return None
+
+
+def name_of(variant: Variant, case: Case, trains: bool, call: Any) -> str:
+    """With what torch has fused, if it was to."""
+    if not variant.overlaps:
+        return variant.name
+    fused = peers.fused_products(call)
+    found = f"{fused} of {case.collectives(trains)} fused" if fused else "not fused"
+    return f"{variant.name}, {found}"
+
+
+def measure(case: Case, passes: str, options: Any, mesh: DeviceMesh, report: Report) -> None:
+    trains, name = passes == "both", f"{case.name} {passes}"
+    given = Inputs(case, mesh)
+    calls = {}
+    expected: list[Tensor] = []
+    for variant in variants(case, given, mesh, options.recipes):
+        call = partial(step, variant.model, given, trains)
+        results = tried(variant, call, report)
+        if not agreed(results is not None):
+            continue
+        assert results is not None
+        expected = expected or results
+        check(name, variant, errors(results, expected), report)
+        calls[name_of(variant, case, trains, call)] = call
+    # Calls that are shorter than what the host does for them: more in a row, so that it shows.
+    repeats = max(1, 4096 // case.tokens) if ON_GPU else 1
+    report.times(
+        "parallel layer", name, interleaved(calls, options.rounds, repeats), BFLOAT16, passes=passes
+    )
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """What is compiled first, as there may be no time for the rest."""
+    kinds = {"mlp": options.sizes, "column": options.columns, "row": options.rows}
+    chosen = [
+        Case(kind, tokens, sizes, layout, kind == "mlp" and (tokens, *sizes) in options.compiled)
+        for kind, all_sizes in kinds.items()
+        for sizes in all_sizes
+        for tokens in options.tokens
+        for layout in options.layouts
+    ]
+    return sorted(chosen, key=lambda case: not case.compiled)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("results", type=Path, nargs="?", help="a file, to which lines of JSON are appended")
+    add("--tokens", type=int, nargs="+", default=TOKENS)
+    add("--sizes", type=sizes, nargs="*", default=SIZES, metavar="HIDDEN,INNER")
+    add("--columns", type=sizes, nargs="*", default=COLUMNS, metavar="K,N")
+    add("--rows", type=sizes, nargs="*", default=ROWS, metavar="K,N")
+    add("--layouts", nargs="+", choices=LAYOUTS, default=["split"])
+    add("--passes", nargs="+", choices=("forward", "both"), default=["forward", "both"])
+    add("--recipes", nargs="+", default=["blockwise", "rowwise"])
+    add("--compiled", type=sizes, nargs="*", default=COMPILED, metavar="TOKENS,HIDDEN,INNER")
+    add("--no-compiled", dest="compiled", action="store_const", const=())
+    add("--rounds", type=at_least_two, default=11)
+    add("--seconds", type=float, default=140, help="after these the rest is left out")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed()
+    start = time.monotonic()
+    torch._dynamo.config.recompile_limit = 64
+    with ranks(options.results) as report:
+        mesh = init_device_mesh(DEVICE.type, (torch.distributed.get_world_size(),))
+        for case in cases(options):
+            for passes in options.passes:
+                if agreed(time.monotonic() - start < options.seconds):
+                    measure(case, passes, options, mesh, report)
+                else:
+                    report.line(f"  left out, no time: {case.name} {passes}")
+        report.line(f"{time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
