@@ -136,6 +136,9 @@ class GatheredProduct:
         if shape != (self.rows, self.columns):
             expected = f"shape {[self.rows, self.columns]}, a rank's shard"
             raise invalid_argument(_OPERATION, "x", expected, f"{list(shape)}")
+        device = x.data.device if isinstance(x, ScaledTensor) else x.device
+        if device != self.device:
+            raise invalid_argument(_OPERATION, "x", f"a tensor on {self.device}", str(device))
         if not isinstance(x, ScaledTensor):
             return
         expected = f"codes of {self.format.dtype} with {self.format.granularity} scales"

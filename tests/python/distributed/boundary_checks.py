@@ -12,6 +12,21 @@ from rank_processes import here
 STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
 
 
+def full_tensor(tensor):
+    """All of a DTensor. full_tensor() of torch 2.11 knows no packed rows: they are gathered here,
+    over the one dimension of the mesh that has several ranks."""
+    try:
+        return tensor.full_tensor()
+    except ValueError:
+        mesh = tensor.device_mesh
+        (along,) = (dimension for dimension, size in enumerate(mesh.shape) if size > 1)
+        placement, own = tensor.placements[along], tensor.to_local().contiguous()
+        parts = [torch.empty_like(own) for _ in range(mesh.size(along))]
+        torch.distributed.all_gather(parts, own, mesh.get_group(along))
+        pieces = [part.chunk(placement.split_factor, placement.dim) for part in parts]
+        return torch.cat([piece for of_ranks in zip(*pieces) for piece in of_ranks], placement.dim)
+
+
 def numbers(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return here(torch.randn(shape, generator=generator).bfloat16())

@@ -53,3 +53,5 @@ def errors(rank):
     ):
         with pytest.raises(octofold.InvalidArgumentError, match=message):
             product(x, w)
+    with pytest.raises(octofold.InvalidArgumentError, match="'x': expected a tensor on cpu, got m"):
+        product(torch.randn(4, 128, device="meta"), w)

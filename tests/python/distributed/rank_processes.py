@@ -109,5 +109,5 @@ def _serve(connection, environment, rank, size, file, seconds):
         try:
             check = getattr(importlib.import_module(module), name)
             connection.send((True, check(rank, *arguments, **options)))
-        except Exception:
+        except BaseException:  # pytest's own are no Exceptions
             connection.send((False, traceback.format_exc()))

@@ -6,7 +6,7 @@ import re
 import octofold
 import pytest
 import torch
-from boundary_checks import numbers, part
+from boundary_checks import full_tensor, numbers, part
 from octofold.distributed import (
     ColumnParallel,
     ExpertTensorParallel,
@@ -35,11 +35,11 @@ class Block(torch.nn.Module):
 
     def __init__(self, recipe="blockwise"):
         super().__init__()
-        options = {"recipe": recipe, "dtype": torch.bfloat16}
+        options = {"recipe": recipe, "dtype": torch.bfloat16, "force_fp8": True}
         self.first = nn.NormLinear(256, 512, **options)
         self.second = nn.Linear(512, 256, **options)
         linears = [nn.Linear(*sizes, **options) for sizes in ((256, 256), (256, 256), (256, 256))]
-        self.mlp = nn.MLP.from_linears(*linears)
+        self.mlp = nn.MLP.from_linears(*linears, force_fp8=True)
 
     def forward(self, x):
         return self.mlp(x + self.second(self.first(x)))
@@ -72,14 +72,14 @@ def with_fsdp(rank):
             alone.named_parameters(), parallel.parameters(), strict=True
         ):
             assert found.placements[1:] == PLACEMENTS[name], (name, found.placements)
-            require(name, found.grad.full_tensor(), wanted.grad, False)
+            require(name, full_tensor(found.grad), wanted.grad, False)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         for (name, wanted), found in zip(
             alone.named_parameters(), parallel.parameters(), strict=True
         ):
-            require(name, found.full_tensor(), wanted, False)
+            require(name, full_tensor(found), wanted, False)
 
 
 PLACEMENTS = {
@@ -119,7 +119,7 @@ def load(rank, folder):
     checkpoint.load(state, checkpoint_id=folder)
     model.load_state_dict(state)
     for name, value in model.state_dict().items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        whole = full_tensor(value) if isinstance(value, DTensor) else value
         assert torch.equal(whole, wanted[name]), name
 
 
@@ -271,7 +271,7 @@ def packed_state(rank, kind):
         for (name, wanted), found in zip(
             layer.named_parameters(), parallel.parameters(), strict=True
         ):
-            require(name, found.grad.full_tensor(), wanted.grad, False)
+            require(name, full_tensor(found.grad), wanted.grad, False)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

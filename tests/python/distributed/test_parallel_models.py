@@ -26,7 +26,8 @@ def test_like_one_process(processes, kind, sequence_parallel):
     report = processes.run(checks.like_one_process, kind, **options)[0]
     tokens = "input_layouts=S(1)" if sequence_parallel else ""
     assert f"octofold.nn.Linear, recipe=blockwise, ColumnParallel({tokens}): model.layers" in report
-    assert "torch.Embedding, torch's RowwiseParallel: model.embed_tokens" in report
+    if checks.splits_embedding(kind):
+        assert "torch.Embedding, torch's RowwiseParallel: model.embed_tokens" in report
     assert "torch.Linear (it is the output head), torch's ColwiseParallel: lm_head" in report
     assert "left alone: " not in report
 
