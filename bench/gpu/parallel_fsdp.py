@@ -157,7 +157,8 @@ def main() -> None:
                 errors = map(relative_error, found, results[BF16])
                 report.require(max(errors) < WORST, f"{kind}, {tokens} tokens")
             if not options.compiled:  # a compiler rounds what it fuses in another order
-                pairs = zip(*(results[f"blockwise, {d} gathers"] for d in (BF16, "FP8")), strict=True)
+                both = (results[f"blockwise, {dtype} gathers"] for dtype in (BF16, "FP8"))
+                pairs = zip(*both, strict=True)
                 report.require(all(torch.equal(a, b) for a, b in pairs), f"bits, {tokens} tokens")
             del results
             how = "compiled" if options.compiled else "eager"

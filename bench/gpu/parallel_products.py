@@ -1,8 +1,8 @@
 """Products whose rows are gathered from all ranks, the gather first and behind the product:
 
-    torchrun --nproc-per-node 2 bench/gpu/overlap.py
-    torchrun --nproc-per-node 2 bench/gpu/overlap.py --rows 8192 --weights 7168,2048 --rounds 30
-    torchrun --nproc-per-node 1 bench/gpu/overlap.py
+    torchrun --nproc-per-node 2 bench/gpu/parallel_products.py
+    torchrun --nproc-per-node 2 bench/gpu/parallel_products.py --rows 8192 --rounds 30
+    torchrun --nproc-per-node 1 bench/gpu/parallel_products.py
 
 Each rank has M / ranks rows of A, e4m3 with scales of 1x128, and weights [N, K] with scales of
 128x128; all want A · Wᵀ of all rows. The table has microseconds, the median of rounds, of the

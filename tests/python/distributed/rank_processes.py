@@ -50,7 +50,7 @@ class Processes:
                 continue
             try:
                 answers.append(connection.recv())
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 answers.append((False, "the process died"))
         failures = [
             f"rank {i}: {answer}"
