@@ -19,7 +19,7 @@ tokens, in sequences of at most 4096, without the optimizer. By turns:
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from common.ranks import DEVICE, interleaved, ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 BF16 = "BF16"
@@ -85,7 +86,7 @@ def model_of(kind: str, options: argparse.Namespace) -> nn.Sequential:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for layer in model:
         if options.compiled:
-            layer.compile()
+            layer.compile(dynamic=False)  # other numbers of tokens are compiled anew
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
@@ -109,6 +110,13 @@ def step(model: nn.Module, x: Tensor, end: Callable[[], Any]) -> tuple[Tensor, T
     end()
     assert x.grad is not None
     return y.detach(), x.grad
+
+
+def same_bits(calls: Mapping[str, Callable[[], tuple[Tensor, Tensor]]]) -> bool:
+    """Of both gathers of blockwise layers. Attention's fast kernels add in any order, backward."""
+    with sdpa_kernel(SDPBackend.MATH):
+        found = [calls[f"blockwise, {gathers} gathers"]() for gathers in (BF16, "FP8")]
+        return all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def gigabytes(kind: str, model: nn.Module) -> float:

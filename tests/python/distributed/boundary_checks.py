@@ -24,7 +24,9 @@ def full_tensor(tensor):
         parts = [torch.empty_like(own) for _ in range(mesh.size(along))]
         torch.distributed.all_gather(parts, own, mesh.get_group(along))
         pieces = [part.chunk(placement.split_factor, placement.dim) for part in parts]
-        return torch.cat([piece for of_ranks in zip(*pieces) for piece in of_ranks], placement.dim)
+        return torch.cat(
+            [piece for of_ranks in zip(*pieces, strict=True) for piece in of_ranks], placement.dim
+        )
 
 
 def numbers(*shape, seed=0):
