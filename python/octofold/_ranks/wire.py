@@ -51,7 +51,8 @@ def largest(operation: str, magnitudes: Tensor, ranks: Ranks) -> Tensor:
     what their maximum makes of it."""
     if ranks.size == 1:
         return magnitudes
-    bits = magnitudes.abs().contiguous().view(torch.int32)
+    # No sign. Not abs() before the view, as inductor has no collective of such a view.
+    bits = magnitudes.contiguous().view(torch.int32) & 0x7FFFFFFF
     reduce = _COLLECTIVES.all_reduce
     found = _arrived(operation, magnitudes, ranks, lambda: reduce(bits, "max", ranks.name))
     return found.view(torch.float32)
