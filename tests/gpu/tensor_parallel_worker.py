@@ -1,16 +1,13 @@
-"""Tensor parallelism on GPUs: bits beside one GPU, and times beside BF16 with torch's own styles.
+"""Tensor parallelism on GPUs: bits beside one GPU.
 
-    torchrun --nproc-per-node 2 tests/gpu/tensor_parallel_worker.py [--quick]
+    torchrun --nproc-per-node 2 tests/gpu/tensor_parallel_worker.py
 
-Prints a line for each thing that was checked or measured; the exit code is 1 where bits differ.
-Each rank computes the whole layer too, on its own GPU. Times are medians of calls, forward and
-backward of an MLP, each timed by events on rank 0's GPU with the ranks together.
+Prints a line for each thing that was checked; the exit code is 1 where bits differ. Each rank
+computes the whole layer too, on its own GPU. bench/gpu/parallel_layers.py measures.
 """
 
-import argparse
 import copy
 import os
-import statistics
 import sys
 from datetime import timedelta
 
@@ -19,11 +16,7 @@ import torch
 from octofold.distributed import ColumnParallel, ExpertTensorParallel, MLPParallel, RowParallel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import parallelize_module
 
 nn = octofold.nn
 RECIPES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
@@ -34,19 +27,6 @@ BITS = {
     "rowwise_with_gw_hp": ("y", "bias"),
 }
 problems = []
-
-
-class PlainMLP(torch.nn.Module):
-    """SwiGLU of torch.nn.Linear."""
-
-    def __init__(self, hidden, inner):
-        super().__init__()
-        self.gate_proj = torch.nn.Linear(hidden, inner, bias=False)
-        self.up_proj = torch.nn.Linear(hidden, inner, bias=False)
-        self.down_proj = torch.nn.Linear(inner, hidden, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def say(text):
@@ -140,72 +120,12 @@ def bits(mesh):
             beside(words, layer, RowParallel(), {"input": x}, features, Replicate(), mesh)
 
 
-def milliseconds(model, x, dy, calls):
-    """Of forward and backward: the median."""
-
-    def call():
-        model(x).backward(dy)
-
-    for _ in range(5):
-        call()
-    taken = []
-    for _ in range(calls):
-        torch.distributed.barrier()
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(start.elapsed_time(end))
-    return statistics.median(taken)
-
-
-def times(mesh, tokens, hidden, inner, calls):
-    options = {"device": "cuda", "dtype": torch.bfloat16}
-    split = Shard(0)
-    for layout in (Replicate(), split):
-        plain = PlainMLP(hidden, inner).to(**options)
-        linears = plain.gate_proj, plain.up_proj, plain.down_proj
-        copies = copy.deepcopy(linears)
-        x = torch.randn(tokens, hidden, **options)
-        x = own(x, layout, mesh).requires_grad_()
-        dy = torch.randn_like(x)
-        found = {}
-        plan = {
-            "gate_proj": ColwiseParallel(input_layouts=layout),
-            "up_proj": ColwiseParallel(input_layouts=layout),
-            "down_proj": RowwiseParallel(output_layouts=layout),
-        }
-        found["BF16, torch's styles"] = parallelize_module(plain, mesh, plan)
-        for recipe in ("blockwise", "rowwise"):
-            parts = copy.deepcopy(copies)
-            mlp = nn.MLP.from_linears(*parts, recipe=recipe, force_fp8=True)
-            style = MLPParallel(input_layouts=layout, output_layouts=layout)
-            found[recipe] = parallelize_module(mlp, mesh, style)
-        measured = {name: milliseconds(model, x, dy, calls) for name, model in found.items()}
-        first = measured["BF16, torch's styles"]
-        words = "all tokens on all" if isinstance(layout, Replicate) else "tokens split"
-        for name, taken in measured.items():
-            say(
-                f"  mlp {hidden} x {inner}, {tokens} tokens, {words}: {name}: {taken:.3f} ms, "
-                f"{first / taken:.2f} of BF16's speed"
-            )
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="bits alone")
-    arguments = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl", timeout=timedelta(seconds=120))
     mesh = init_device_mesh("cuda", (torch.distributed.get_world_size(),), mesh_dim_names=("tp",))
     say(f"{mesh.size()} x {torch.cuda.get_device_name()}, torch {torch.__version__}")
     bits(mesh)
-    if not arguments.quick:
-        sizes = ((4096, 4096, 14336), (16384, 4096, 14336), (8192, 8192, 28672))
-        for tokens, hidden, inner in sizes:
-            times(mesh, tokens, hidden, inner, 20)
     for problem in problems:
         say(f"WRONG: {problem}")
     torch.distributed.destroy_process_group()

@@ -130,7 +130,7 @@ class _ProductScatter(torch.autograd.Function):
 class OverlappedLinear(nn.Module):
     """A parallel layer of torch's, of the same parameter, whose tokens are split."""
 
-    def __init__(self, layer: nn.Module, group: str, scatters: bool) -> None:
+    def __init__(self, layer: Any, group: str, scatters: bool) -> None:
         super().__init__()
         self.weight, self.group = nn.Parameter(layer.weight.to_local()), group
         self.product = _ProductScatter if scatters else _GatherProduct
