@@ -17,6 +17,7 @@ slowest rank:
     hidden      the part of the gather that no longer shows: 1 if overlapped takes as long as the
                 product
     gain        one, two, or copies, whichever is faster, over overlapped
+    over it     overlapped over product
 
 With one process: "product", and "in order" of so many shards.
 
@@ -25,17 +26,13 @@ the exit code is 1 otherwise. NVLink multicast stays off.
 """
 
 import argparse
-import os
-import statistics
-import sys
 from functools import partial
-
-os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+from pathlib import Path
 
 import octofold
 import torch
 import torch.distributed as dist
+from common.ranks import interleaved, ranks
 from octofold.distributed import GatheredProduct
 
 ROWS = (4096, 8192, 16384)
@@ -55,6 +52,7 @@ def parsed():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("results", type=Path, nargs="?")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="M, of all ranks")
     parser.add_argument("--weights", type=pair, nargs="+", default=WEIGHTS, metavar="N,K")
     parser.add_argument("--rounds", type=int, default=15)
@@ -75,22 +73,6 @@ class Gather:
         dist.all_gather_into_tensor(self._scale.flatten(0, 1), shard.scale.T)
         scale = self._scale.transpose(0, 1).reshape(self._scale.shape[1], -1).T
         return octofold.ScaledTensor(self._codes.view(shard.data.dtype), scale, "1x128")
-
-
-def microseconds(call):
-    """Of one of several calls in a row, on the slowest rank."""
-    torch.cuda.synchronize()
-    dist.barrier()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    call()  # ranks are together, and the host is ahead
-    begin.record()
-    for _ in range(CALLS):
-        call()
-    end.record()
-    end.synchronize()
-    time = torch.tensor(1e3 * begin.elapsed_time(end) / CALLS, device="cuda")
-    dist.all_reduce(time, dist.ReduceOp.MAX)
-    return float(time)
 
 
 def there(shards, own=0):
@@ -121,28 +103,19 @@ def measure_alone(m, n, k, rounds):
     for shards in SHARDS:
         arrivals = there(shards, shards // 2)
         calls[f"in {shards}"] = partial(octofold.gemm, whole, w, arrivals=arrivals, out=out)
-    return medians(calls, rounds)
+    return interleaved(calls, rounds, CALLS)
 
 
-def medians(calls, rounds):
-    times = {name: [] for name in calls}
-    for _ in range(rounds):  # by turns, so that a clock that changes changes all
-        for name, call in calls.items():
-            times[name].append(microseconds(call))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def measure(m, n, k, rounds):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    product = GatheredProduct(m // ranks, k, overlap=True)
+def measure(report, m, n, k, rounds):
+    rank, ranks_ = dist.get_rank(), dist.get_world_size()
+    product = GatheredProduct(m // ranks_, k, overlap=True)
     w = octofold.quantize(torch.randn(n, k, device="cuda"), "128x128")
-    right = torch.tensor(int(check(product, w, m, k, rank, ranks)), device="cuda")
-    dist.all_reduce(right, dist.ReduceOp.MIN)
-    shard = octofold.quantize(torch.randn(m // ranks, k, device="cuda"))
-    gather = Gather(shard, ranks)
+    report.require(check(product, w, m, k, rank, ranks_), f"bits of {m},{n},{k}")
+    shard = octofold.quantize(torch.randn(m // ranks_, k, device="cuda"))
+    gather = Gather(shard, ranks_)
     whole = gather(shard)
     out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
-    arrivals = there(ranks, rank)
+    arrivals = there(ranks_, rank)
     overlapped = product._overlapped
 
     def by_copies():
@@ -158,50 +131,46 @@ def measure(m, n, k, rounds):
         "copies": by_copies,
         "overlapped": lambda: product(shard, w, out=out),
     }
-    times = medians(calls, rounds)
+    times = interleaved(calls, rounds, CALLS)
     dist.barrier()  # before memory goes that others read
-    return bool(right), times
+    return times
 
 
 def texts(times):
-    return "".join(f"{time:12.0f}" for time in times.values())
+    return "".join(f"{time.median:12.0f}" for time in times.values())
 
 
 def judged(times):
-    """What of the gather is hidden, and what is gained over the better way to gather first."""
-    first, overlapped = min(times["one, two"], times["copies"]), times["overlapped"]
-    shows = first - times["product"]
-    hidden = (first - overlapped) / shows if shows > 0 else 0
-    return f"{hidden:12.2f}{first / overlapped:12.3f}"
+    """What of the gather is hidden, what is gained over the better way to gather first, and what
+    is left over the product alone."""
+    product, one_two, copies, overlapped = (
+        times[name].median for name in ("product", "one, two", "copies", "overlapped")
+    )
+    first = min(one_two, copies)
+    hidden = (first - overlapped) / (first - product) if first > product else 0
+    return f"{hidden:12.2f}{first / overlapped:12.3f}{overlapped / product:12.3f}"
 
 
 def main():
     options = parsed()
-    rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    torch.manual_seed(rank)
-    ranks = dist.get_world_size()
-    titles = (*COLUMNS, "hidden", "gain", "bits")
-    if ranks == 1:
+    with ranks(options.results) as report:
+        alone = dist.get_world_size() == 1
         titles = ("product", *(f"in {shards}" for shards in SHARDS))
-    if rank == 0:
-        print(f"{ranks} × {torch.cuda.get_device_name()}, µs", flush=True)
-        print(f"{'M,N,K':>18}{''.join(f'{title:>12}' for title in titles)}", flush=True)
-    wrong = False
-    for n, k in options.weights:
-        for m in options.rows:
-            if ranks == 1:
-                line = texts(measure_alone(m, n, k, options.rounds))
-            else:
-                right, times = measure(m, n, k, options.rounds)
-                wrong = wrong or not right
-                line = texts(times) + judged(times) + f"{'same' if right else 'OTHER':>12}"
-            if rank == 0:
-                print(f"{f'{m},{n},{k}':>18}{line}", flush=True)
-    dist.destroy_process_group()
-    return 1 if wrong else 0
+        if not alone:
+            titles = (*COLUMNS, "hidden", "gain", "over it")
+        report.line(f"{'M,N,K':>18}{''.join(f'{title:>12}' for title in titles)}")
+        for n, k in options.weights:
+            for m in options.rows:
+                if alone:
+                    times, more = measure_alone(m, n, k, options.rounds), ""
+                else:
+                    times = measure(report, m, n, k, options.rounds)
+                    more = judged(times)
+                case = f"{m},{n},{k}"
+                report.line(f"{case:>18}{texts(times)}{more}")
+                for name, time in times.items():
+                    report.write("gathered product", case, name=name, **time._asdict())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -73,7 +73,7 @@ def check(m, n, k, pair, shards, own, candidate, seed):
         wait_for(gates[i], side)
         for target, source in arriving:
             places = (rows_of(shard, shards, each) for each in (target, source))
-            _copy_engine.copy(*places, side)
+            _copy_engine.MatrixCopy(*places).begin(side)
         _copy_engine.set_flag(flags, shard, side)
     done = torch.cuda.Event()
     gemm_by(candidate, late, b, out, arrivals=arrivals)

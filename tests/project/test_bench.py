@@ -40,6 +40,18 @@ PARALLEL_ON_A_CPU = {
         "--layers qwen3 --hidden 256 --inner 128 --experts 16 --tokens 40 --rounds 2",
         {"error", "step", "exchange", "traffic"},
     ),
+    "parallel_fsdp.py": (
+        "--tokens 128 --layers 1 --hidden 1024 --inner 1024 --rounds 2",
+        {"fsdp"},
+    ),
+    "parallel_layers.py": (
+        "--no-compiled --recipes blockwise --rounds 2",
+        {"errors", "parallel layer"},
+    ),
+    "parallel_links.py": (
+        "--rounds 2",
+        {"exchange", "link", "transfer", "contention"},
+    ),
 }
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from common.ranks import DEVICE, ON_GPU, Call
-from octofold.distributed._copy_engine import copy
+from octofold.distributed._copy_engine import MatrixCopy
 from octofold_tool.parallel.links import Exchange, Group, Links
 from torch import Tensor
 
@@ -129,10 +129,8 @@ def pull(memory: Memory, bytes_: int) -> Prepared:
         whole = drawn(memory.of_next.numel(), memory.next)
         return torch.equal(target, whole[:part].view(-1, ROW))
 
-    def call() -> None:
-        copy(target, source, torch.cuda.current_stream())
-
-    return Prepared(call, is_right)
+    copy = MatrixCopy(target, source)
+    return Prepared(lambda: copy.begin(torch.cuda.current_stream()), is_right)
 
 
 @dataclass(frozen=True)

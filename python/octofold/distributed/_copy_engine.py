@@ -50,25 +50,32 @@ def _check(name: str, result: int) -> None:
         raise UnavailableError(f"GatheredProduct: {name}() failed with CUDA error {result}")
 
 
-def copy(target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
-    """Copies a matrix into another of its shape and strides, whose rows or columns are contiguous,
-    on `stream`."""
-    if target.stride(1) != 1:
-        target, source = target.T, source.T
-    height, width = target.shape
-    size = target.element_size()
-    request = _Copy2D(
-        src_type=_UNIFIED,
-        src=source.data_ptr(),
-        src_pitch=source.stride(0) * size,
-        dst_type=_UNIFIED,
-        dst=target.data_ptr(),
-        dst_pitch=target.stride(0) * size,
-        width=width * size,
-        height=height,
-    )
-    handle = ctypes.c_void_p(stream.cuda_stream)
-    _check("cuMemcpy2DAsync", _driver().cuMemcpy2DAsync_v2(ctypes.byref(request), handle))
+class MatrixCopy:
+    """A copy of a matrix into another of its shape and strides, whose rows or columns are
+    contiguous; to be made again and again."""
+
+    def __init__(self, target: Tensor, source: Tensor) -> None:
+        self._memory = target, source
+        if target.stride(1) != 1:
+            target, source = target.T, source.T
+        height, width = target.shape
+        size = target.element_size()
+        self._request = _Copy2D(
+            src_type=_UNIFIED,
+            src=source.data_ptr(),
+            src_pitch=source.stride(0) * size,
+            dst_type=_UNIFIED,
+            dst=target.data_ptr(),
+            dst_pitch=target.stride(0) * size,
+            width=width * size,
+            height=height,
+        )
+
+    def begin(self, stream: torch.cuda.Stream) -> None:
+        """Behind what the stream has to do."""
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        result = _driver().cuMemcpy2DAsync_v2(ctypes.byref(self._request), handle)
+        _check("cuMemcpy2DAsync", result)
 
 
 def set_flag(flags: Tensor, place: int, stream: torch.cuda.Stream) -> None:

@@ -181,9 +181,8 @@ class _Overlapped:
             else self._handle.get_buffer(rank, (2 * half,), torch.uint8)
             for rank in range(product.ranks)
         ]
-        # Of each half, of each rank.
-        self._rows = [
-            [self._matrix(each[turn * half : (turn + 1) * half]) for each in memories]
+        self._halves = [
+            _Half([self._matrix(each[turn * half : (turn + 1) * half]) for each in memories], self)
             for turn in range(2)
         ]
         self._turn = 0
@@ -201,19 +200,17 @@ class _Overlapped:
 
     def begin(self, x: Tensor | ScaledTensor) -> tuple[ScaledTensor, Arrivals]:
         """All rows, of which the own shard is there, and what will be: others are on their way."""
-        product, flags, copies = self._product, self._flags, self._copies
-        of_ranks = self._rows[self._turn]
+        flags, copies, half = self._flags, self._copies, self._halves[self._turn]
         self._turn ^= 1
-        mine = of_ranks[product.rank]
         flags.copy_(self._own_flag)
-        self._put(x, self._shard(mine, product.rank))
+        self._put(x, half.own)
         self._handle.barrier()
         copies.wait_stream(torch.cuda.current_stream())
-        for step in range(1, product.ranks):
-            peer = (product.rank + step) % product.ranks
-            self._fetch(self._shard(mine, peer), self._shard(of_ranks[peer], peer))
+        for peer, matrices in half.fetches:
+            for matrix in matrices:
+                matrix.begin(copies)
             _copy_engine.set_flag(flags, peer, copies)
-        return mine, Arrivals(flags, product.rank)
+        return half.rows, Arrivals(flags, self._product.rank)
 
     def end(self) -> None:
         """What the stream does from now on comes behind the copies."""
@@ -241,12 +238,26 @@ class _Overlapped:
         else:
             quantize(x, self._product.format, out=place)
 
-    def _fetch(self, target: ScaledTensor, source: ScaledTensor) -> None:
-        _copy_engine.copy(target.data, source.data, self._copies)
-        scale, from_scale = target.scale, source.scale
-        if scale.dim() == 1:
-            scale, from_scale = scale[None], from_scale[None]
-        _copy_engine.copy(scale, from_scale, self._copies)
+
+class _Half:
+    """What one of the calls by turns needs of the memories [rank] in which its rows lie, made once:
+    these calls are short."""
+
+    def __init__(self, of_ranks: list[ScaledTensor], overlapped: _Overlapped) -> None:
+        product, shard = overlapped._product, overlapped._shard
+        self.rows = of_ranks[product.rank]
+        self.own = shard(self.rows, product.rank)
+        self.fetches: list[tuple[int, tuple[_copy_engine.MatrixCopy, ...]]] = []
+        for step in range(1, product.ranks):
+            peer = (product.rank + step) % product.ranks
+            target, source = shard(self.rows, peer), shard(of_ranks[peer], peer)
+            codes = _copy_engine.MatrixCopy(target.data, source.data)
+            scales = _copy_engine.MatrixCopy(_matrix(target.scale), _matrix(source.scale))
+            self.fetches.append((peer, (codes, scales)))
+
+
+def _matrix(scale: Tensor) -> Tensor:
+    return scale[None] if scale.dim() == 1 else scale
 
 
 def _rounded(count: int) -> int:

@@ -68,7 +68,7 @@ class ShardedWeight(WrappedWeight):
         # All ranks know one scale already. Of several tensors FSDP takes the first for one rank.
         if has_one_scale(self) or mesh.size() == 1:
             return (data,), (*kind, codes.scale)
-        return (data, codes.scale.contiguous()), (*kind, None)
+        return (data, codes.scale), (*kind, None)
 
     def _codes(self, dtype: torch.dtype, mesh: Any, module: Any) -> ScaledTensor:
         """Of this shard, as casting after the gather makes them from a weight of this dtype."""
@@ -85,6 +85,8 @@ class ShardedWeight(WrappedWeight):
         else:
             codes, _ = cast_weight(weight, self.recipe, True, False)
         assert codes is not None
+        if not codes.scale.is_contiguous():
+            codes = ScaledTensor(codes.data, codes.scale.contiguous(), codes.granularity)
         if not in_backward():
             kept = AnyStream(codes, codes.data, codes.scale) if module.training else None
             self._cast = None if kept is None else (dtype, kept)
