@@ -35,7 +35,8 @@ void walk_block(const WorkParams& work, int block, int blocks, std::vector<int>&
     EXPECT_EQ(tile.row % kConfig.tile_rows, 0);
     EXPECT_EQ(tile.k_end, work.depth);
     int awaited = arrived.shards();
-    arrived.require(arrival_order<kConfig>(work), tile.row, [&](int i) { EXPECT_EQ(i, awaited++); });
+    arrived.require(arrival_order<kConfig>(work), tile.row,
+                    [&](int i) { EXPECT_EQ(i, awaited++); });
     EXPECT_EQ(arrived.shards(), awaited);
     EXPECT_LE(awaited, work.groups);
     const std::set<int> there = shards_of(work, awaited);
