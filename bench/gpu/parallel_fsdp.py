@@ -28,7 +28,7 @@ import octofold
 import torch
 import torch.distributed as dist
 from common.operands import relative_error
-from common.ranks import DEVICE, interleaved, ranks
+from common.ranks import DEVICE, Report, interleaved, ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -112,11 +112,17 @@ def step(model: nn.Module, x: Tensor, end: Callable[[], Any]) -> tuple[Tensor, T
     return y.detach(), x.grad
 
 
-def same_bits(calls: Mapping[str, Callable[[], tuple[Tensor, Tensor]]]) -> bool:
-    """Of both gathers of blockwise layers. Attention's fast kernels add in any order, backward."""
+def require_same_bits(
+    calls: Mapping[str, Callable[[], tuple[Tensor, Tensor]]], case: str, report: Report
+) -> None:
+    """Of both gathers of blockwise layers, with attention that adds in one order: the fast kernels
+    do not, backward."""
+    kinds = [f"blockwise, {gathers} gathers" for gathers in (BF16, "FP8")]
     with sdpa_kernel(SDPBackend.MATH):
-        found = [calls[f"blockwise, {gathers} gathers"]() for gathers in (BF16, "FP8")]
-        return all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        found = [calls[kind]() for kind in kinds]
+    for name, wanted, actual in zip(("y", "dx"), *found, strict=True):
+        error = relative_error(actual, wanted)
+        report.require(torch.equal(actual, wanted), f"{case}: {name} of {kinds[1]} by {error}")
 
 
 def gigabytes(kind: str, model: nn.Module) -> float:
@@ -165,9 +171,7 @@ def main() -> None:
                 errors = map(relative_error, found, results[BF16])
                 report.require(max(errors) < WORST, f"{kind}, {tokens} tokens")
             if not options.compiled:  # a compiler rounds what it fuses in another order
-                both = (results[f"blockwise, {dtype} gathers"] for dtype in (BF16, "FP8"))
-                pairs = zip(*both, strict=True)
-                report.require(all(torch.equal(a, b) for a, b in pairs), f"bits, {tokens} tokens")
+                require_same_bits(calls, f"{tokens} tokens", report)
             del results
             how = "compiled" if options.compiled else "eager"
             case = f"{tokens} tokens, {how}, {options.parameters}"

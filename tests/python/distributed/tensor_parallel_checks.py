@@ -111,10 +111,11 @@ def require(name, actual, wanted, same_bits):
 
 def column_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512)):
     layout = LAYOUTS[layout]
+    alike = DEVICE == "cpu" or sizes[1] % 128 == 0  # else a GPU may divide K of one of them
     layer = seeded(nn.Linear, *sizes, recipe=recipe, dtype=torch.bfloat16)
     style = ColumnParallel(input_layouts=layout, reduce_dtype=reduce_dtype)
     inputs = {"input": numbers(2, 512, sizes[0], seed=1)}
-    bits = BITS_OF_COLUMNS.get(recipe, ())
+    bits = BITS_OF_COLUMNS.get(recipe, ()) if alike else ()
     beside(layer, style, inputs, (layout, FEATURES), bits)
 
 
