@@ -1,4 +1,5 @@
-"""Products whose rows of A arrive while they run, on one GPU. bench/gpu/overlap.py has two."""
+"""Products whose rows of A arrive while they run, on one GPU. bench/gpu/parallel_products.py has
+several."""
 
 import re
 from pathlib import Path
