@@ -36,14 +36,14 @@ class ShardedWeight(WrappedWeight):
 
     place: str
     recipe: Recipe
-    _cast: tuple[torch.dtype, AnyStream[ScaledTensor]] | None
+    _kept: tuple[torch.dtype, AnyStream[ScaledTensor]] | None
     """What the last gather outside backward cast, and from which dtype: backward multiplies with
     the codes of forward, and each step casts a weight once."""
 
     @staticmethod
     def __new__(cls, plain: Tensor, place: str, recipe: Recipe) -> "ShardedWeight":
         made = WrappedWeight.__new__(cls, plain)
-        made.place, made.recipe, made._cast = place, recipe, None
+        made.place, made.recipe, made._kept = place, recipe, None
         return made
 
     def like(self, plain: Tensor) -> "ShardedWeight":
@@ -72,8 +72,15 @@ class ShardedWeight(WrappedWeight):
 
     def _codes(self, dtype: torch.dtype, mesh: Any, module: Any) -> ScaledTensor:
         """Of this shard, as casting after the gather makes them from a weight of this dtype."""
-        if in_backward() and self._cast is not None and self._cast[0] == dtype:
-            return self._cast[1].here()
+        if in_backward() and self._kept is not None and self._kept[0] == dtype:
+            return self._kept[1].here()
+        codes = self._cast(dtype, mesh, module)
+        if not in_backward():
+            kept = AnyStream(codes, codes.data, codes.scale)
+            self._kept = (dtype, kept) if module.training else None
+        return codes
+
+    def _cast(self, dtype: torch.dtype, mesh: Any, module: Any) -> ScaledTensor:
         weight = self.plain.to(dtype)
         codes: ScaledTensor | None
         if has_one_scale(self):
@@ -85,12 +92,9 @@ class ShardedWeight(WrappedWeight):
         else:
             codes, _ = cast_weight(weight, self.recipe, True, False)
         assert codes is not None
-        if not codes.scale.is_contiguous():
-            codes = ScaledTensor(codes.data, codes.scale.contiguous(), codes.granularity)
-        if not in_backward():
-            kept = AnyStream(codes, codes.data, codes.scale) if module.training else None
-            self._cast = None if kept is None else (dtype, kept)
-        return codes
+        if codes.scale.is_contiguous():
+            return codes
+        return ScaledTensor(codes.data, codes.scale.contiguous(), codes.granularity)
 
     def fsdp_post_all_gather(
         self,
