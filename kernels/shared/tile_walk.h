@@ -4,14 +4,12 @@
 // A walk is the tiles of one block of threads, one after another. Every role of the block makes the
 // same walk. What a role does not ask of a tile is not worked out.
 //
-//   TileWalk(const WorkParams&, int block, int blocks);  // the block's number and their count,
-//                                                        // whole clusters
+//   TileWalk(const WorkParams&, int block, int blocks);  // one of so many, whole clusters
 //   bool has_tile() const;
 //   void advance();
 //   Tile tile() const;
 //   bool has_stages() const;     // whether this tile, or a later one, has anything to sum
 //   bool stages_follow() const;  // whether a later one has
-//
 // Here are the walk over a dense product and split-K; others are in group_walk.h, arrival_walk.h.
 #pragma once
 
