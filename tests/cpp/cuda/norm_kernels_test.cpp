@@ -49,10 +49,11 @@ TEST_P(NvrtcNormTest, ForwardCompilesWithoutSpills) {
   Compiler compiler;
   for (const DType in : kInputs) {
     for (const Granularity granularity : {Granularity::kBlock1x128, Granularity::kChannel}) {
-      // Two types of 16 bits differ in a conversion.
-      if (in == DType::kFloat16 && granularity == Granularity::kChannel) continue;
       for (const bool residual : {false, true}) {
         for (const std::int64_t cols : {512, 4096, 7168, 28'672, 100'000}) {
+          // Two types of 16 bits differ in a conversion.
+          const bool is_one_of_few = granularity == Granularity::kBlock1x128 && cols == 4096;
+          if (in == DType::kFloat16 && !is_one_of_few) continue;
           NormProblem problem{.rows = 256,
                               .cols = cols,
                               .form = form_of(in),

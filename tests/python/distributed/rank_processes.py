@@ -13,6 +13,8 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 DEVICE = os.environ.get("OCTOFOLD_RANKS_DEVICE", "cpu")
 TIMEOUT = 120
 IMPORTED = [
@@ -109,5 +111,5 @@ def _serve(connection, environment, rank, size, file, seconds):
         try:
             check = getattr(importlib.import_module(module), name)
             connection.send((True, check(rank, *arguments, **options)))
-        except BaseException:  # pytest's own are no Exceptions
+        except (Exception, pytest.fail.Exception):  # but a SystemExit is to end it
             connection.send((False, traceback.format_exc()))
