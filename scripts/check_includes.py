@@ -115,6 +115,7 @@ PRIVATE = {
     "bench": (
         *("octofold._timing", "octofold._core.library", "octofold._ops"),
         *("octofold._ranks", "octofold.distributed._copy_engine"),
+        "octofold.distributed.expert_parallel.message",
     ),
 }
 

@@ -42,6 +42,8 @@ from common.ranks import DEVICE, ON_GPU, Call, Report, Times, interleaved, ranks
 import octofold.distributed
 import torch
 import torch.distributed as dist
+from octofold._timing import captured
+from octofold.distributed.expert_parallel.message import Part, packed, token_parts
 from parallel_peers.experts import ExpertsOverRanks, Pieces
 from torch import Tensor
 
@@ -174,48 +176,44 @@ class Traffic(NamedTuple):
         return call
 
 
-def up_to(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+def row_bytes(*parts: Part) -> int:
+    """Of a row of these parts on the wire."""
+    row = packed([torch.empty((0, part.numbers), dtype=part.dtype) for part in parts])
+    return row.shape[1] * row.itemsize
 
 
 def traffics(problem: Problem, layer: Layer) -> dict[str, Traffic]:
     """By the variant whose traffic it is. That of "halves" is "octofold"'s, that of a graph
-    "capacity"'s. docs/distributed/experts.md has the bytes of a row."""
+    "capacity"'s. docs/distributed/experts.md has the parts of a row."""
     size, hidden, k = dist.get_world_size(), layer.hidden, layer.top_k
     owners = problem.ids // (layer.experts // size)
     goes = owners.unsqueeze(-1) == torch.arange(size, device=DEVICE)
     choices, once = goes.sum((0, 1)), goes.any(1).sum(0)
     room = torch.full_like(once, len(problem.x))
-    codes, whole = hidden + 4 * up_to(hidden, 128) // 128, 2 * hidden
-    beside, gradients = 8 * k, up_to(whole + 4 * k, 16)
-    of_codes = (up_to(codes + beside, 16), whole, up_to(codes, 16), gradients)
+    (whole,) = token_parts(hidden, torch.bfloat16, None)
+    codes = token_parts(hidden, torch.bfloat16, octofold.Format(granularity="1x128"))
+    ids, weights = Part(torch.int32, k), Part(torch.float32, k)
+    back, gradients = row_bytes(whole), row_bytes(whole, weights)
+    of_codes = (row_bytes(*codes, ids, weights), back, row_bytes(*codes), gradients)
+    of_input = (row_bytes(whole, ids, weights), back, back, gradients)
     return {
-        BASE: Traffic.of(choices, whole, whole, whole, whole),
+        BASE: Traffic.of(choices, back, back, back, back),
         "octofold": Traffic.of(once, *of_codes),
-        "octofold input": Traffic.of(once, up_to(whole + beside, 16), whole, whole, gradients),
+        "octofold input": Traffic.of(once, *of_input),
         "octofold capacity": Traffic.of(room, *of_codes),
     }
 
 
-class Captured:
-    """A call in a CUDA graph, with what it gave in memory of the graph."""
-
-    def __init__(self, call: Callable[[], list[Tensor]]) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                call()
-        torch.cuda.current_stream().wait_stream(stream)
-        release()  # as memory of that stream is of no use to a graph
-        self._graph = torch.cuda.CUDAGraph()
-        # NCCL's watchdog asks for events from a thread of its own meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._results = call()
-
-    def __call__(self) -> list[Tensor]:
-        self._graph.replay()
-        return self._results
+def in_graph(call: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
+    """Its replay, after calls on a side stream, which autograd wants before it is captured."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    release()  # as memory of that stream is of no use to a graph
+    return captured(call, "thread_local")  # NCCL's watchdog asks for events meanwhile
 
 
 def steps(
@@ -240,7 +238,7 @@ def steps(
         if name in how:
             forward = partial(octofold.distributed.experts, **how[name])
         call = partial(problem.step, forward)
-        yield name, Captured(call) if name == GRAPH else call
+        yield name, in_graph(call) if name == GRAPH else call
 
 
 def error(actual: Tensor, wanted: Tensor) -> float:

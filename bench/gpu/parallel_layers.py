@@ -34,6 +34,7 @@ from typing import Any
 
 import octofold
 import torch
+from common.operands import relative_error
 from common.ranks import DEVICE, ON_GPU, Report, agreed, interleaved, ranks
 from common.run import at_least_two, sizes, text_of
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
@@ -183,15 +184,9 @@ def own(tensor: Tensor) -> Tensor:
 def errors(actual: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
     names = ("y", "dx", "dw", "dw of down")
     pairs = zip(names, actual, expected, strict=False)
-    return {name: error(a, e) for name, a, e in pairs}
-
-
-def error(actual: Tensor, expected: Tensor) -> float:
-    """Of norms; of other shapes infinite."""
-    if actual.shape != expected.shape:
-        return float("inf")
-    difference = torch.linalg.vector_norm(actual - expected, dtype=torch.float32)
-    return float(difference / torch.linalg.vector_norm(expected, dtype=torch.float32))
+    return {
+        name: relative_error(a, e) if a.shape == e.shape else float("inf") for name, a, e in pairs
+    }
 
 
 def check(case: str, variant: Variant, found: dict[str, float], report: Report) -> None:

@@ -118,16 +118,20 @@ def event_seconds(run: Call) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def captured(run: Call) -> Call:
+def captured(run: Call, error_mode: str = "global") -> Call:
     """The replay of a CUDA graph of what has run before; it returns what the run returned, which
-    the replay writes anew. Raises NotCapturableError."""
+    the replay writes anew. Raises NotCapturableError.
+
+    error_mode: torch's capture_error_mode; "thread_local" where other threads ask the GPU for
+        something meanwhile, as NCCL's watchdog does.
+    """
     import torch
 
     synchronize()
     stream = torch.cuda.current_stream()
     try:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode=error_mode):
             kept = run()
     except Exception as error:
         torch.cuda.set_stream(stream)  # a capture that fails leaves its own

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 import torch
 import torch.distributed as dist
+from octofold._timing import take_turns
 
 Call = Callable[[], Any]
 CYCLES = 1900  # of a GPU in a microsecond, about
@@ -107,14 +109,12 @@ def interleaved(
     """Each call by turns, so that a clock that changes changes all; a sample is of so many calls in
     a row. One more goes before it, so that ranks are together and the host is ahead; where a call
     is shorter on the GPU than on the host, the GPU waits for about `lead` microseconds, too."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(3):
             call()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            samples[name].append(_microseconds(call, repeats, lead))
-    return {name: _times(values) for name, values in samples.items()}
+    samplers = [partial(_microseconds, call, repeats, lead) for call in calls.values()]
+    samples = take_turns(samplers, rounds)  # in the same order on all ranks
+    return {name: _times(each) for name, each in zip(calls, samples, strict=True)}
 
 
 def _times(samples: list[float]) -> Times:

@@ -58,8 +58,10 @@ void expect_order(const WorkParams& work) {
   const ArrivalOrder order = arrival_order<kConfig>(work);
   const int columns = ceil_divide(work.columns, kConfig.cluster_tile_columns());
   const int band = arrival_schedule<kConfig>(work).group_m;
-  const bool is_even =
-      work.shard_rows % (kConfig.cluster_tile_rows() * band) == 0;  // no band lies in two shards
+  const int tiles = work.shard_rows / kConfig.cluster_tile_rows();
+  const bool is_even =  // no band has to lie in two shards
+      work.shard_rows % kConfig.cluster_tile_rows() == 0 &&
+      (tiles <= kConfig.group_m || tiles % kConfig.group_m == 0);
   ArrivedShards arrived;
   int most = 0, done = 0;
   for (TileWalk<kConfig> walk(work, 0, kConfig.cluster_size()); walk.has_tile(); walk.advance()) {
