@@ -3,6 +3,7 @@
 import torch
 from octofold._core.recipe import NAMED
 from octofold._ranks.ranks import ranks_of
+from octofold._ranks.wire import largest
 from octofold.distributed.boundaries import Split
 from octofold.nn.autograd.boundary import HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
@@ -108,3 +109,16 @@ def require(actual, wanted, same_bits):
         assert torch.equal(actual, wanted), (actual - wanted).abs().max()
     error = (actual - wanted).float().norm() / wanted.float().norm()
     assert error < 0.12, error
+
+
+def largest_compiled(rank):
+    """By inductor: of numbers that are computed, with a NaN and both zeros."""
+    group = ranks_of("test", "group", None)
+    x = here(torch.tensor([[1.0, -3.0, float("nan"), -0.0], [2.0, -2.0, 5.0, 0.0]])[rank])
+
+    def function(x):
+        return largest("test", x * 2, group)
+
+    expected = here(torch.tensor([4.0, 6.0, float("nan"), 0.0]))
+    for call in (function, torch.compile(function, fullgraph=True)):
+        assert torch.equal(call(x).nan_to_num(-1), expected.nan_to_num(-1))

@@ -12,3 +12,8 @@ def test_column_parallel(processes, recipe, shape, dim):
 @pytest.mark.parametrize("recipe", boundary_checks.STATELESS)
 def test_row_parallel(processes, recipe, shape, dim):
     processes.run(boundary_checks.row_parallel, recipe, shape, dim)
+
+
+@pytest.mark.slow
+def test_largest_magnitudes_compile(two_processes):
+    two_processes.run(boundary_checks.largest_compiled)
