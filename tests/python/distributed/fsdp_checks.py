@@ -174,6 +174,27 @@ def casts_of_steps(rank, recipe):
     assert not torch.equal(*sums)
 
 
+def without_its_model(rank, recipe):
+    """A layer that runs by itself, so that no hook of its model's agrees on scales: each step has
+    those of its own weights."""
+    found = []
+    for fsdp_fp8 in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+        octofold.nn.convert(model, recipe, force_fp8=True, fsdp_fp8=fsdp_fp8)
+        layer = fully_shard(here(model)[0])
+        optimizer = torch.optim.SGD(layer.parameters(), lr=10.0)
+        losses = []
+        for step in range(3):
+            loss = layer(batch(step, rank)).float().square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(losses)
+    assert found[0] == found[1]
+
+
 def refuses_shards_within_squares(rank):
     model = here(torch.nn.Sequential(torch.nn.Linear(256, 192)))
     octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)

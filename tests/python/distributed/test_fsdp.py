@@ -37,6 +37,11 @@ def test_a_weight_is_cast_once_a_step(two_processes, recipe):
     two_processes.run(fsdp_checks.casts_of_steps, recipe)
 
 
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_a_layer_without_its_model(two_processes, recipe):
+    two_processes.run(fsdp_checks.without_its_model, recipe)
+
+
 def test_replicas_of_shards(four_processes):
     four_processes.run(fsdp_checks.with_replicas)
 
