@@ -1,5 +1,5 @@
 // Asynchronous matrix products of a warpgroup: PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions". The products themselves are generated: wgmma_fp8.h.
+// Instructions". The products themselves are generated: wgmma_fp8.h, wgmma_half.h.
 #pragma once
 
 namespace octofold::ptx {
