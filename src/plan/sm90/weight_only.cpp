@@ -1,0 +1,152 @@
+#include "plan/sm90/weight_only.h"
+
+#include <algorithm>
+
+#include "core/format.h"
+#include "core/scale_layout.h"
+#include "kernels/sm90/config/gemm.h"
+#include "plan/capability.h"
+
+namespace octofold::plan {
+namespace {
+
+using config::Sm90WeightOnlyConfig;
+
+// Fewer rows leave wgmma's operands nothing to share: warps that multiply by themselves are level.
+constexpr std::int64_t kLeastRows = 17;
+
+struct WeightOnlyTiling {
+  int columns, warpgroups, depth_groups;
+};
+constexpr WeightOnlyTiling kWeightOnlyTilings[] = {
+    {64, 1, 1}, {64, 1, 2}, {64, 1, 3}, {128, 2, 1}, {128, 2, 2}, {192, 3, 1}, {256, 2, 1}};
+constexpr int kSplits[] = {1, 2, 4, 8};
+constexpr int kMostBlocks = 3;  // to a multiprocessor
+constexpr int kMostStages = 12;
+
+// Rows of tiles: all of them, or from 96 on.
+std::vector<int> rows_of_tiles(std::int64_t rows) {
+  if (rows <= 128) return {static_cast<int>(core::ceil_divide(rows, std::int64_t{16})) * 16};
+  std::vector<int> all;
+  for (int of_tile = 96; of_tile <= 256; of_tile += 16) {
+    const std::int64_t computed = core::ceil_divide(rows, of_tile) * of_tile;
+    if (4 * computed <= 5 * rows) all.push_back(of_tile);
+  }
+  return all;
+}
+
+// Whether the ring has enough stages; as many as shared memory holds, and as there are steps.
+bool fit_stages(Sm90WeightOnlyConfig& config, std::int64_t steps) {
+  const int memory = config::shared_memory_of_block(config.blocks_per_multiprocessor);
+  const int least = 2 * config.depth_groups;
+  int stages = static_cast<int>(std::clamp<std::int64_t>(steps, least, kMostStages));
+  for (stages -= stages % config.depth_groups; stages >= least; stages -= config.depth_groups) {
+    config.stages = stages;
+    if (config.shared_bytes() <= memory) return true;
+  }
+  return false;
+}
+
+std::int64_t tiles_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config) {
+  return core::ceil_divide(problem.rows, config.tile_rows) *
+         core::ceil_divide(problem.columns, config.tile_columns);
+}
+
+}  // namespace
+
+std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyProblem& problem,
+                                                              const Gpu& gpu) {
+  std::vector<Sm90WeightOnlyConfig> candidates;
+  const bool is_half = problem.x == DType::kFloat16 || problem.x == DType::kBFloat16;
+  if (product_kernels(gpu) != ProductKernels::kSm90 || problem.rows < kLeastRows || !is_half ||
+      !problem.fits_tma || (problem.out != problem.x && problem.out != DType::kFloat32)) {
+    return candidates;
+  }
+  const bool by_depth =
+      problem.w_scales == Granularity::kChannel || problem.w_scales == Granularity::kBlock1x128;
+  Sm90WeightOnlyConfig config{.w = problem.w,
+                              .x = problem.x,
+                              .out = problem.out,
+                              .transposed = problem.transposed,
+                              .w_blocks = problem.transposed
+                                              ? problem.w_scales == Granularity::kBlock128x128
+                                              : varies_along_k(problem.w_scales),
+                              .depth_factors = problem.transposed && by_depth,
+                              .store_vectors = problem.out_is_aligned};
+  const std::int64_t steps = core::ceil_divide(problem.depth, std::int64_t{kScaleBlock});
+  for (const auto& [columns, warpgroups, depth_groups] : kWeightOnlyTilings) {
+    config.tile_columns = columns;
+    config.warpgroups = warpgroups;
+    config.depth_groups = depth_groups;
+    for (const int rows : rows_of_tiles(problem.rows)) {
+      config.tile_rows = rows;
+      const std::int64_t tiles = tiles_of(problem, config);
+      for (const int split : kSplits) {
+        config.split_k = split;
+        // Blocks that share a tile have one each, and some steps.
+        if (split > 1 &&
+            (tiles * split > 3 * gpu.multiprocessors || steps < 2 * split * depth_groups)) {
+          continue;
+        }
+        for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
+          config.blocks_per_multiprocessor = blocks;
+          if (blocks > 1 && tiles * split <= (blocks - 1) * gpu.multiprocessors) break;
+          if (fit_stages(config, core::ceil_divide(steps, std::int64_t{split})) &&
+              config.invalid_reason() == nullptr) {
+            candidates.push_back(config);
+          }
+        }
+      }
+    }
+  }
+  return candidates;
+}
+
+std::string name_of(const Sm90WeightOnlyConfig& config) {
+  return core::format("sm90.{}x{}.w{}x{}.c{}.b{}", config.tile_columns, config.tile_rows,
+                      config.warpgroups, config.depth_groups, config.split_k,
+                      config.blocks_per_multiprocessor);
+}
+
+double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
+                       const Gpu& gpu) {
+  // Of a multiprocessor in a clock: products of tensor cores, bytes that L2 has for it, and memory.
+  constexpr double kProducts = 2048, kFetched = 46, kFromMemory = 20.8;
+  constexpr double kStart = 2500, kSwitch = 1200, kReduce = 900;
+  const std::int64_t tiles = tiles_of(problem, config);
+  const std::int64_t blocks = tiles * config.split_k;
+  const std::int64_t at_once = std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor;
+  const auto rounds = static_cast<double>(core::ceil_divide(blocks, at_once));
+  const double beside = static_cast<double>(
+      std::min<std::int64_t>(config.blocks_per_multiprocessor,
+                             core::ceil_divide(blocks, std::int64_t{gpu.multiprocessors})));
+  const auto depth = static_cast<double>(
+      core::ceil_divide(core::ceil_divide(problem.depth, std::int64_t{kScaleBlock}),
+                        std::int64_t{config.split_k}) *
+      kScaleBlock);
+  const double columns = config.tile_columns, rows = config.tile_rows;
+  // One warpgroup alone waits while it decodes.
+  const double hidden = config.warpgroups * beside >= 2 ? 1 : 0.6;
+  const double multiplied = beside * columns * rows / (kProducts * hidden);
+  const double fetched = beside * (columns + 2 * rows) / kFetched;
+  const auto weights = static_cast<double>(problem.columns * problem.depth);
+  const double from_memory = weights / gpu.multiprocessors / kFromMemory;
+  const double worked = rounds * depth * std::hypot(multiplied, fetched);
+  return std::max(worked, from_memory) + kStart + rounds * kSwitch +
+         (config.split_k > 1 ? kReduce : 0);
+}
+
+KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
+                     std::string_view called, const Gpu& gpu) {
+  std::int64_t blocks = tiles_of(problem, config) * config.split_k;
+  if (config.split_k == 1 && config.depth_groups == 1) {
+    blocks = std::min<std::int64_t>(
+        blocks, std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor);
+  }
+  KernelPlan kernel = kernel_plan(called, config.kHeader, config.kKernel, config, blocks);
+  kernel.cluster_size = config.split_k;
+  kernel.shared_bytes = config.shared_bytes();
+  return kernel;
+}
+
+}  // namespace octofold::plan
