@@ -28,7 +28,7 @@ __device__ bool add_groups(const SharedMemory<kConfig>& smem, int group, Sums<kC
                                  __float_as_uint(four[2]), __float_as_uint(four[3])};
       ptx::store_shared_words(smem.group_sums(group) + at, words);
     });
-    ptx::barrier_arrive(kBarrier, kConfig.consumer_threads());
+    ptx::barrier_sync(kBarrier, kConfig.consumer_threads());
     return false;
   }
   ptx::barrier_sync(kBarrier, kConfig.consumer_threads());

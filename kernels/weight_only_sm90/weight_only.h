@@ -29,7 +29,12 @@ __device__ void produce(const Sm90WeightOnlyParams& params, const SharedMemory<k
 template <Sm90WeightOnlyConfig kConfig>
 __device__ void consume(const Sm90WeightOnlyParams& params, const SharedMemory<kConfig>& smem) {
   constexpr int kGroups = kConfig.depth_groups;
-  const int group = static_cast<int>(threadIdx.x) / kConfig.group_threads();
+  // The shuffle tells the compiler that all lanes agree: places in the ring stay in uniform
+  // registers.
+  const int group =
+      kGroups == 1
+          ? 0
+          : __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / kConfig.group_threads(), 0);
   const Store<kConfig> output(params, smem);
   Products<kConfig> products(smem, group);
   for (Walk<kConfig> walk(params); walk.has_tile(); walk.advance()) {
