@@ -1,5 +1,6 @@
 // Groups of warpgroups that share the depth of a tile: the first one adds what the others have, in
-// their order, each thread the sums of the thread that has the same places.
+// their order, each thread the sums of the thread that has the same places. A block has one tile
+// then, so that the ring is free for them.
 #pragma once
 
 #include "kernels/ptx/control.h"
@@ -22,6 +23,7 @@ __device__ bool add_groups(const SharedMemory<kConfig>& smem, int group, Sums<kC
       use(place(i % kVectors, i / kVectors), &sums[i / kVectors][i % kVectors * 4]);
     }
   };
+  ptx::barrier_sync(kBarrier, kConfig.consumer_threads());  // nobody reads a stage any longer
   if (group > 0) {
     for_vectors([&](int at, const float* four) {
       const unsigned words[4] = {__float_as_uint(four[0]), __float_as_uint(four[1]),

@@ -44,7 +44,7 @@ class Products {
     if (steps == 0) return;
     await();
     load(0);
-    scales_.begin(scales());
+    scales_.begin(scales(ring_.stage));
     decode(ring_.stage, 0);
     load(1);
     int before = -1;  // the stage that may still be read
@@ -53,6 +53,11 @@ class Products {
     ptx::wgmma_wait<0>();
     release(before);
     advance();
+    // Nothing of them is read, or copied, before the wait.
+#pragma unroll
+    for (int i = 0; i < kSubTiles * kSums; ++i) {
+      sums[i / kSums][i % kSums] = ptx::opaque(sums[i / kSums][i % kSums]);
+    }
 #pragma unroll
     for (int i = 0; i < kSubTiles; ++i) scales_.finish(i, sums[i]);
   }
@@ -65,19 +70,16 @@ class Products {
 #pragma unroll
     for (int portion = 0; portion < kPortions; ++portion) {
       const int sub_tile = portion / kOfSubTile, part = portion % kOfSubTile;
-      if (kConfig.w_blocks && part == 0) {
-        ptx::wgmma_wait<0>();
-        scales_.rescale(sub_tile, sums[sub_tile]);
-      }
+      if (part == 0) scales_.before(sub_tile, sums[sub_tile]);
       ptx::wgmma_fence();
-      multiply(stage, part, sums[sub_tile]);
+      multiply(stage, part, scales_.target(sums[sub_tile]), scales_.accumulates(part));
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();  // the products before these have read their operands
       if (portion == 0 && before >= 0) release(before);
       if (portion + 1 < kPortions) {
         decode(stage, portion + 1);
       } else if (more) {
-        scales_.next(scales());
+        scales_.next(scales(ring_.stage));
         decode(ring_.stage, 0);
       }
       if (portion + 2 < kPortions) {
@@ -89,6 +91,7 @@ class Products {
         }
         load(portion + 2 - kPortions);
       }
+      if (part == kOfSubTile - 1) scales_.after(scales(stage), sub_tile, sums[sub_tile]);
     }
     before = stage;
   }
@@ -103,23 +106,23 @@ class Products {
     Operands<kConfig>& to = operands_[portion % 2];
     if constexpr (kConfig.depth_factors) {
       const int first = portion % kOfSubTile * kAtOnce * 16 + 2 * Lane().c;
-      weight_only_sm90::decode(
-          codes_, DepthFactors{smem_.scales(stage) + 4 * (first_column() + first)}, to);
+      weight_only_sm90::decode(codes_, DepthFactors{scales(stage) + 4 * first}, to);
     } else {
       weight_only_sm90::decode(codes_, scales_.factors(portion / kOfSubTile), to);
     }
   }
   __device__ int first_column() const { return warpgroup_ * kConfig.warpgroup_columns(); }
-  __device__ unsigned scales() const { return smem_.scales(ring_.stage) + 4 * first_column(); }
+  __device__ unsigned scales(int stage) const { return smem_.scales(stage) + 4 * first_column(); }
 
   template <int kSums>
-  __device__ void multiply(int stage, int part, float (&sums)[kSums]) const {
+  __device__ void multiply(int stage, int part, float (&sums)[kSums], bool accumulate) const {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int product = part * kAtOnce + i;  // 64 of the depth lie in 128 bytes
       ptx::WgmmaHalf<kConfig.tile_rows>::template issue<kConfig.x>(
           sums, operands_[part % 2].a[i],
-          ptx::k_major_descriptor(smem_.x(stage, product / 4), product % 4 * 32), true);
+          ptx::k_major_descriptor(smem_.x(stage, product / 4), product % 4 * 32),
+          accumulate || i > 0);
     }
   }
 
@@ -137,7 +140,7 @@ class Products {
   const int warpgroup_;
   sm90::RingPosition<kConfig.stages> ring_;
   const Weights<kConfig> weights_;
-  BlockScales<kConfig> scales_;
+  typename BlockScalesOf<kConfig>::Type scales_;
   Codes<kConfig> codes_;  // on their way, or there: they are decoded a portion later
   Operands<kConfig> operands_[2];
 };

@@ -26,10 +26,11 @@ struct SharedMemory {
   __device__ unsigned output(int warpgroup, int place) const {
     return base + kConfig.output_at() + (2 * warpgroup + place) * 8 * kConfig.stored_row_bytes();
   }
+  // In place of the ring.
   __device__ unsigned group_sums(int group) const {
-    return base + kConfig.group_sums_at() + (group - 1) * kConfig.group_sums_bytes();
+    return base + (group - 1) * kConfig.group_sums_bytes();
   }
-  __device__ unsigned slices() const { return base + kConfig.slices_at(); }
+  __device__ unsigned slices() const { return base; }
 
   // All of a stage has arrived.
   __device__ unsigned full(int stage) const { return base + kConfig.barriers_at() + 8 * stage; }

@@ -42,7 +42,7 @@ __device__ void consume(const Sm90WeightOnlyParams& params, const SharedMemory<k
     products.sum_tile((walk.end() - walk.begin() - group + kGroups - 1) / kGroups, sums);
     const bool has_all = kGroups == 1 || add_groups(smem, group, sums);
     if constexpr (kConfig.split_k > 1) {
-      ptx::cluster_wait();
+      ptx::cluster_sync();  // all are done with their rings, where slices arrive
       if (has_all) {
         sm90::add_slices<kConfig.slices()>(smem.slices(), smem.slices_full(), walk.rank(), sums);
       }
@@ -65,8 +65,6 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     ptx::prefetch_tensor_map(&params.w_map);
     ptx::prefetch_tensor_map(&params.x_map);
   }
-  // Blocks that share a tile have to know of each other's barriers when it is summed, not before.
-  if constexpr (kConfig.split_k > 1) ptx::cluster_arrive();
   __syncthreads();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -74,7 +72,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     ptx::shrink_registers<kConfig.producer_registers()>();
     produce(params, smem);
     __syncwarp();
-    if constexpr (kConfig.split_k > 1) ptx::cluster_wait();
+    if constexpr (kConfig.split_k > 1) ptx::cluster_sync();
   } else {
     ptx::grow_registers<kConfig.consumer_registers()>();
     consume(params, smem);

@@ -50,11 +50,8 @@ struct Codes {
 // lane's two columns by its own, or each number of the depth.
 struct NoFactors {};
 struct ColumnFactors {
+  bool exist;  // in the warp; all are 1 nearly always
   float of_columns[2];
-  // In any lane, so that a warp goes one way.
-  __device__ bool any() const {
-    return __any_sync(0xFFFFFFFFu, of_columns[0] != 1 || of_columns[1] != 1) != 0;
-  }
 };
 struct DepthFactors {
   unsigned memory;  // the lane's first two
@@ -133,12 +130,12 @@ __device__ void decode(const Codes<kConfig>& codes, NoFactors, Operands<kConfig>
   }
 }
 
-// With a factor for each of the lane's columns, which is 1 nearly always.
+// With a factor for each of the lane's columns.
 template <Sm90WeightOnlyConfig kConfig>
 __device__ void decode(const Codes<kConfig>& codes, const ColumnFactors& factors,
                        Operands<kConfig>& to) {
   using W = Weights<kConfig>;
-  if (!factors.any()) return decode(codes, NoFactors(), to);
+  if (!factors.exist) return decode(codes, NoFactors(), to);
 #pragma unroll
   for (int i = 0; i < 4 * kConfig.products_at_once(); ++i) {
     const float factor = factors.of_columns[i % 2];

@@ -74,17 +74,23 @@ struct Sm90WeightOnlyConfig {
   }
   // Of a consumer: sums and, of some products, operands that are read, those that are decoded
   // meanwhile, and their codes.
-  constexpr int product_registers() const {
-    return tile_rows / 2 * sub_tiles() + 12 * products_at_once();
+  constexpr int product_registers() const { return sums() + 12 * products_at_once(); }
+  constexpr int sums() const {
+    return tile_rows / 2 * (sub_tiles() + (has_partial_sums() ? 1 : 0));
+  }
+  // Whether products of a block have sums of their own (block_scales.h).
+  constexpr bool has_partial_sums() const {
+    return w_blocks && tile_rows / 2 * (sub_tiles() + 1) + 48 + kAddresses <= consumer_registers();
   }
   // Of the eight products of a stage, each 16 of the depth, so many are decoded at a time.
   constexpr int products_at_once() const {
-    const int all = tile_rows / 2 * sub_tiles() + 48 + other_registers();
-    return all <= consumer_registers() ? 4 : 2;
+    return sums() + 48 + other_registers() <= consumer_registers() ? 4 : 2;
   }
   // Addresses, what is being decoded, and scales.
+  static constexpr int kAddresses = 24;
   constexpr int other_registers() const {
-    return 24 + (depth_factors ? 16 : 0) + (w_blocks ? 6 * sub_tiles() : 0);
+    const int scales = w_blocks && !has_partial_sums() ? 6 * sub_tiles() : 0;
+    return kAddresses + (depth_factors ? 16 : 0) + scales;
   }
 
   // Shared memory. Of a stage: W, x as two tiles of 64 of the depth, and scales: of columns, or
@@ -102,15 +108,18 @@ struct Sm90WeightOnlyConfig {
   // so far apart that lanes which write different rows find different banks.
   constexpr int stored_row_bytes() const { return warpgroup_columns() * size_of(out) + 16; }
   constexpr int output_bytes() const { return warpgroups * 2 * 8 * stored_row_bytes(); }
-  constexpr int output_at() const { return stages * stage_bytes(); }
-  // Sums of the groups but the first.
+  // Once the ring is not needed any longer it holds the sums of the groups but the first, and then
+  // those that the other blocks of the cluster send.
   constexpr int group_sums_bytes() const { return 4 * tile_columns * tile_rows; }
-  constexpr int group_sums_at() const { return output_at() + output_bytes(); }
-  constexpr int slices_at() const {
-    return group_sums_at() + (depth_groups - 1) * group_sums_bytes();
+  constexpr int ring_bytes() const {
+    const int of_groups = (depth_groups - 1) * group_sums_bytes();
+    const int of_blocks = (split_k - 1) * slices().bytes();
+    const int others = of_groups > of_blocks ? of_groups : of_blocks;
+    return stages * stage_bytes() > others ? stages * stage_bytes() : others;
   }
+  constexpr int output_at() const { return ring_bytes(); }
   // full and empty of each stage, and full of the slices.
-  constexpr int barriers_at() const { return slices_at() + (split_k - 1) * slices().bytes(); }
+  constexpr int barriers_at() const { return output_at() + output_bytes(); }
   // The ring begins at a multiple of 1024, which the launch does not.
   constexpr int shared_bytes() const { return barriers_at() + (2 * stages + 1) * 8 + 1024; }
 
@@ -140,6 +149,8 @@ struct Sm90WeightOnlyConfig {
     if (split_k < 1 || split_k > 8) return "split_k has to be from 1 to 8";
     if (product_registers() + other_registers() > consumer_registers())
       return "sums leave too few registers";
+    // ptxas (C7602): one instruction has no more registers than a thread at the start.
+    if (tile_rows / 2 + 32 > registers_at_start()) return "a sub-tile has too many sums";
     return nullptr;
   }
 };

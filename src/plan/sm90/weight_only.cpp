@@ -6,6 +6,7 @@
 #include "core/scale_layout.h"
 #include "kernels/sm90/config/gemm.h"
 #include "plan/capability.h"
+#include "plan/sm90/cost.h"
 
 namespace octofold::plan {
 namespace {
@@ -20,7 +21,7 @@ struct WeightOnlyTiling {
 };
 constexpr WeightOnlyTiling kWeightOnlyTilings[] = {
     {64, 1, 1}, {64, 1, 2}, {64, 1, 3}, {128, 2, 1}, {128, 2, 2}, {192, 3, 1}, {256, 2, 1}};
-constexpr int kSplits[] = {1, 2, 4, 8};
+constexpr int kSplits[] = {1, 2, 3, 4, 8};
 constexpr int kMostBlocks = 3;  // to a multiprocessor
 constexpr int kMostStages = 12;
 
@@ -90,7 +91,7 @@ std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyPr
         }
         for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
           config.blocks_per_multiprocessor = blocks;
-          if (blocks > 1 && tiles * split <= (blocks - 1) * gpu.multiprocessors) break;
+          if (blocks > 1 && tiles <= sm90::clusters_at_once(split, blocks - 1, gpu)) break;
           if (fit_stages(config, core::ceil_divide(steps, std::int64_t{split})) &&
               config.invalid_reason() == nullptr) {
             candidates.push_back(config);
@@ -115,8 +116,9 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
   constexpr double kStart = 2500, kSwitch = 1200, kReduce = 900;
   const std::int64_t tiles = tiles_of(problem, config);
   const std::int64_t blocks = tiles * config.split_k;
-  const std::int64_t at_once = std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor;
-  const auto rounds = static_cast<double>(core::ceil_divide(blocks, at_once));
+  const std::int64_t at_once =
+      sm90::clusters_at_once(config.split_k, config.blocks_per_multiprocessor, gpu);
+  const auto rounds = static_cast<double>(core::ceil_divide(tiles, at_once));
   const double beside = static_cast<double>(
       std::min<std::int64_t>(config.blocks_per_multiprocessor,
                              core::ceil_divide(blocks, std::int64_t{gpu.multiprocessors})));

@@ -187,14 +187,15 @@ TEST_P(WeightOnlyKernelsTest, OfHopper) {
   }
   expect_sound(
       {.w_blocks = true, .tile_columns = 192, .tile_rows = 192, .warpgroups = 3, .stages = 2});
-  expect_sound({.w_blocks = true, .tile_columns = 128, .tile_rows = 256, .stages = 2});
-  expect_sound({.w_blocks = true,
-                .tile_columns = 64,
-                .tile_rows = 64,
-                .warpgroups = 1,
-                .depth_groups = 3,
-                .stages = 6,
-                .split_k = 4});
+  expect_sound(
+      Sm90WeightOnlyConfig{.w_blocks = true, .tile_columns = 128, .tile_rows = 256, .stages = 2});
+  expect_sound(Sm90WeightOnlyConfig{.w_blocks = true,
+                                    .tile_columns = 64,
+                                    .tile_rows = 64,
+                                    .warpgroups = 1,
+                                    .depth_groups = 3,
+                                    .stages = 6,
+                                    .split_k = 4});
 }
 
 INSTANTIATE_TEST_SUITE_P(Nvrtc, WeightOnlyKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),
