@@ -48,9 +48,9 @@ class Store {
     const int column = first + column_of<kConfig>(lane, is_turned);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const float values[2] = {finished(sums[row], factors[0], biases[0]),
-                               finished(sums[2 + row], factors[1], biases[1])};
-      const float pair[2] = {values[is_turned], values[!is_turned]};
+      const float lower = finished(sums[row], factors[0], biases[0]);
+      const float upper = finished(sums[2 + row], factors[1], biases[1]);
+      const float pair[2] = {is_turned ? upper : lower, is_turned ? lower : upper};
       unsigned words[sizeof(T) / 2];
       numeric::narrow<kConfig.out, false>(pair, words);
       ptx::store_shared_words(memory + (2 * lane.c + row) * kConfig.stored_row_bytes() +

@@ -1,6 +1,7 @@
 #include "plan/sm90/weight_only.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/format.h"
 #include "core/scale_layout.h"
@@ -109,33 +110,45 @@ std::string name_of(const Sm90WeightOnlyConfig& config) {
                       config.blocks_per_multiprocessor);
 }
 
+// Fitted to what up to 100 configurations took for each of 16 products, on an H200
+// (docs/notes/weight-only.md): what is chosen took at most 2 % longer than the best of them.
 double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
                        const Gpu& gpu) {
-  // Of a multiprocessor in a clock: products of tensor cores, bytes that L2 has for it, and memory.
-  constexpr double kProducts = 2048, kFetched = 46, kFromMemory = 20.8;
-  constexpr double kStart = 2500, kSwitch = 1200, kReduce = 900;
+  // Of a multiprocessor in a clock: products of tensor cores, bytes that arrive, and bytes of
+  // memory. Clocks of a warpgroup for a stage of one sub-tile, and besides for scales of blocks,
+  // and these for each row. Of a round of tiles, of the launch, and of blocks that share a tile.
+  constexpr double kProducts = 2048, kArriving = 95, kFromMemory = 15.7;
+  constexpr double kDecode = 326, kScales = 205, kScalesOfRow = 0.56;
+  constexpr double kRound = 5300, kStart = 4550, kShare = 850, kShareSum = 14.2;
+  // They hide behind one another in part.
+  constexpr double kHidden = 1.54;
+  // With fewer stages ahead than these, for each group, bytes arrive more slowly.
+  constexpr double kStagesWanted = 4, kLate = 0.54;
   const std::int64_t tiles = tiles_of(problem, config);
-  const std::int64_t blocks = tiles * config.split_k;
   const std::int64_t at_once =
       sm90::clusters_at_once(config.split_k, config.blocks_per_multiprocessor, gpu);
   const auto rounds = static_cast<double>(core::ceil_divide(tiles, at_once));
-  const double beside = static_cast<double>(
-      std::min<std::int64_t>(config.blocks_per_multiprocessor,
-                             core::ceil_divide(blocks, std::int64_t{gpu.multiprocessors})));
-  const auto depth = static_cast<double>(
-      core::ceil_divide(core::ceil_divide(problem.depth, std::int64_t{kScaleBlock}),
-                        std::int64_t{config.split_k}) *
-      kScaleBlock);
-  const double columns = config.tile_columns, rows = config.tile_rows;
-  // One warpgroup alone waits while it decodes.
-  const double hidden = config.warpgroups * beside >= 2 ? 1 : 0.6;
-  const double multiplied = beside * columns * rows / (kProducts * hidden);
-  const double fetched = beside * (columns + 2 * rows) / kFetched;
-  const auto weights = static_cast<double>(problem.columns * problem.depth);
-  const double from_memory = weights / gpu.multiprocessors / kFromMemory;
-  const double worked = rounds * depth * std::hypot(multiplied, fetched);
-  return std::max(worked, from_memory) + kStart + rounds * kSwitch +
-         (config.split_k > 1 ? kReduce : 0);
+  const auto beside = static_cast<double>(std::min<std::int64_t>(
+      config.blocks_per_multiprocessor,
+      core::ceil_divide(tiles * config.split_k, std::int64_t{gpu.multiprocessors})));
+  const auto steps = static_cast<double>(core::ceil_divide(
+      core::ceil_divide(problem.depth, std::int64_t{kScaleBlock}), std::int64_t{config.split_k}));
+  const double rows = config.tile_rows, cells = rows * config.tile_columns;
+  const double multiplied = beside * cells * kScaleBlock / kProducts;
+  const double scaled = config.w_blocks ? kScales + kScalesOfRow * rows : 0;
+  const double decoded = config.sub_tiles() * (kDecode + scaled) / config.depth_groups;
+  const double ahead =
+      std::min(static_cast<double>(config.stages) / config.depth_groups, kStagesWanted);
+  const double arrived = beside * (config.w_bytes() + 2 * config.x_half_bytes()) / kArriving *
+                         (1 + kLate * (kStagesWanted - ahead));
+  const double stage = std::pow(
+      std::pow(multiplied, kHidden) + std::pow(decoded, kHidden) + std::pow(arrived, kHidden),
+      1 / kHidden);
+  const double worked = rounds * (steps * stage + kRound);
+  const double read = static_cast<double>(problem.columns) * static_cast<double>(problem.depth) /
+                      gpu.multiprocessors / kFromMemory;
+  const double shared = config.split_k > 1 ? kShare + kShareSum * cells / 64 : 0;
+  return std::max(worked, read) + kStart + shared;
 }
 
 KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,

@@ -206,7 +206,8 @@ TEST(PlanWeightOnlyTest, ScalesOfTheGradientAreThoseOfItsDepth) {
   EXPECT_FALSE(config_of(Granularity::kBlock128x128).depth_factors);
 }
 
-// Hopper's own kernel has more than 16 rows of what TMA can address; all multiprocessors have work.
+// Hopper's own kernel has more than 16 rows of what TMA can address; at least half of the
+// multiprocessors have work.
 TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
   for (const std::int64_t rows : {17, 32, 64, 128, 1024, 4096}) {
     for (const Granularity scales : test::kGranularities) {
@@ -221,7 +222,7 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
         ASSERT_NE(config, nullptr);
         EXPECT_EQ(config->depth_factors, transposed && (scales == Granularity::kChannel ||
                                                         scales == Granularity::kBlock1x128));
-        EXPECT_GE(plan.kernels[0].blocks, 110) << rows << " " << name_of(*config);
+        EXPECT_GE(plan.kernels[0].blocks, 64) << rows << " " << name_of(*config);
         problem.fits_tma = false;
         EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(
             plan_weight_only(problem, "gemm_weight_only", kHopper).config));
