@@ -98,15 +98,16 @@ class Products {
 
   // Codes of the stage that the ring has come to.
   __device__ void load(int portion) {
-    weights_.load(smem_.w(ring_.stage) + first_column() * kScaleBlock, portion / kOfSubTile,
+    weights_.load(smem_.w(ring_.stage), first_column() + portion / kOfSubTile * 64,
                   portion % kOfSubTile * kAtOnce, codes_);
   }
   // Those that were loaded, which are a portion of this stage.
   __device__ void decode(int stage, int portion) {
     Operands<kConfig>& to = operands_[portion % 2];
     if constexpr (kConfig.depth_factors) {
-      const int first = portion % kOfSubTile * kAtOnce * 16 + 2 * Lane().c;
-      weight_only_sm90::decode(codes_, DepthFactors{scales(stage) + 4 * first}, to);
+      const int first = first_column() / 128 * kScaleBlock + portion % kOfSubTile * kAtOnce * 16;
+      const DepthFactors factors{smem_.scales(stage) + 4 * (first + 2 * Lane().c)};
+      weight_only_sm90::decode(codes_, factors, to);
     } else {
       weight_only_sm90::decode(codes_, scales_.factors(portion / kOfSubTile), to);
     }

@@ -67,14 +67,14 @@ class Weights {
     place_ = ptx::opaque(128u * row + row % 8 * 16 + 2 * lane.c);
   }
 
-  // From product `first` of the stage on. `w`: codes of the warpgroup's first column.
-  __device__ void load(unsigned w, int sub_tile, int first, Codes<kConfig>& codes) const {
+  // Codes of a stage, of 64 columns, from product `first` on.
+  __device__ void load(unsigned w, int column, int first, Codes<kConfig>& codes) const {
 #pragma unroll
     for (int i = 0; i < kConfig.products_at_once(); ++i) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const unsigned place = place_ ^ r % 2 * kOtherRow ^ (first + i) * 16;
-        codes.pairs[i][r] = ptx::load_shared_half(w + place + sub_tile * 64 * 128 + r / 2 * 8);
+        codes.pairs[i][r] = ptx::load_shared_half(w + place + column * 128 + r / 2 * 8);
       }
     }
   }
@@ -100,12 +100,13 @@ class Weights<kConfig> {
     place_ = ptx::opaque(128u * row + (lane.warp ^ row) * 16 + 2 * lane.g);
   }
 
-  __device__ void load(unsigned w, int sub_tile, int first, Codes<kConfig>& codes) const {
+  __device__ void load(unsigned w, int column, int first, Codes<kConfig>& codes) const {
+    const unsigned of_columns = w + column / 128 * kScaleBlock * 128;
 #pragma unroll
     for (int i = 0; i < 4 * kConfig.products_at_once(); ++i) {
-      const unsigned eight = w + (16 * first + i / 2 * 8) * 128;  // rows
+      const unsigned eight = of_columns + (16 * first + i / 2 * 8) * 128;  // rows
       codes.pairs[i / 4][i % 4] =
-          ptx::load_shared_half(eight + (place_ ^ i % 2 * kOtherRow ^ sub_tile * 64));
+          ptx::load_shared_half(eight + (place_ ^ i % 2 * kOtherRow ^ column % 128));
     }
   }
 

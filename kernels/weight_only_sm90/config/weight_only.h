@@ -132,8 +132,8 @@ struct Sm90WeightOnlyConfig {
     if (tile_columns % (64 * warpgroups) != 0 || tile_columns > 256) {
       return "tile_columns has to be a multiple of 64 for each warpgroup, at most 256";
     }
-    if (transposed && warpgroup_columns() != 128) {
-      return "transposed: a warpgroup has to have 128 columns";
+    if (transposed && tile_columns % kScaleBlock != 0) {
+      return "transposed: tile_columns has to be a multiple of 128";
     }
     if (tile_rows < 8 || tile_rows > 256 || tile_rows % 8 != 0) {
       return "tile_rows has to be a multiple of 8, at most 256";
