@@ -110,6 +110,12 @@ inline float4 load_shared_four(unsigned address) {
   return four;
 }
 
+inline unsigned load_shared_half(unsigned address) {
+  unsigned short value;
+  std::memcpy(&value, &shared[address], sizeof(value));
+  return value;
+}
+
 inline void store_shared_half(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, 2);
 }
