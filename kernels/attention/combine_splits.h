@@ -54,20 +54,20 @@ class Shares {
 template <CombineSplitsConfig kConfig>
 __device__ inline void combine_row(const AttentionParams& params, long long row,
                                    long long row_count) {
-  constexpr int kNumbers = config::ceil_divide(kConfig.head_size, 32);  // of a lane
+  constexpr int kNumbers = config::ceil_divide(kConfig.value_size, 32);  // of a lane
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const float* const sums = params.partials + row * params.splits * kConfig.head_size;
-  const float* const states = params.partials + row_count * params.splits * kConfig.head_size;
+  const float* const sums = params.partials + row * params.splits * kConfig.value_size;
+  const float* const states = params.partials + row_count * params.splits * kConfig.value_size;
   const Shares shares(states + 2 * row * params.splits, params.splits);
   float numbers[kNumbers] = {};
   for (int split = 0; split < params.splits; ++split) {
     const float share = shares[split];
-    const float* const of_split = sums + static_cast<long long>(split) * kConfig.head_size;
+    const float* const of_split = sums + static_cast<long long>(split) * kConfig.value_size;
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) {
       const int dim = lane + 32 * i;
       // What has seen nothing may have met NaN in values.
-      if (dim < kConfig.head_size && share != 0) {
+      if (dim < kConfig.value_size && share != 0) {
         numbers[i] = __fmaf_rn(of_split[dim], share, numbers[i]);
       }
     }
@@ -86,7 +86,7 @@ __device__ inline void combine_row(const AttentionParams& params, long long row,
     const float pair[2] = {__fmul_rn(numbers[i], inverse), 0};
     unsigned word;
     numeric::narrow<kConfig.q, false>(pair, &word);
-    if (dim < kConfig.head_size) out[dim] = static_cast<unsigned short>(word);
+    if (dim < kConfig.value_size) out[dim] = static_cast<unsigned short>(word);
   }
   if (params.log_sum_exp != nullptr && lane == 0) {
     params.log_sum_exp[sequence * params.log_sum_exp_batch_stride +

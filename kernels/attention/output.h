@@ -63,7 +63,7 @@ __device__ inline void store_pair(const AttentionParams& params, const Rows& row
   if constexpr (kForm.split) {
     float* const sums =
         params.partials +
-        (number_of(params, rows, place) * params.splits + rows.split) * kForm.head_size;
+        (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
     sums[dim] = first;
     sums[dim + 1] = second;
   } else {
@@ -99,7 +99,8 @@ __device__ inline void store_state(const AttentionParams& params, const Rows& ro
                                   : static_cast<long long>(params.batch) * params.queries;
     const long long rows_before = number_of(params, rows, place) * params.splits + rows.split;
     float* const state = params.partials +
-                         queries * params.heads * params.splits * kForm.head_size + 2 * rows_before;
+                         queries * params.heads * params.splits * kForm.value_size +
+                         2 * rows_before;
     state[0] = maximum;
     state[1] = sum;
   } else if (params.log_sum_exp != nullptr) {

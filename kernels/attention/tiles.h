@@ -18,6 +18,7 @@ class Tiles {
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kPieceCodes = 16;
   static constexpr int kPieces = kConfig.code_bytes() / kPieceCodes;  // of a row
+  static constexpr bool kHasValues = !kForm.shared_latent;            // beside keys
   static constexpr unsigned kSideBytes = kKeys * kConfig.code_bytes();
   static constexpr unsigned kSideScales = 4 * kKeys;
 
@@ -41,10 +42,13 @@ class Tiles {
 #pragma unroll
       for (int i = 0; i < kPieceCodes; i += kUnit) {
         const int at = index % kPieces * kPieceCodes + i;
-        const bool exist = is_seen(key) && at < kForm.head_size;
         const unsigned to = codes + static_cast<unsigned>(index * kPieceCodes + i);
-        copy_codes<kForm.copy_bytes>(to, keys_.row(key, page) + at, exist);
-        copy_codes<kForm.copy_bytes>(to + kSideBytes, values_.row(key, page) + at, exist);
+        copy_codes<kForm.copy_bytes>(to, keys_.row(key, page) + at,
+                                     is_seen(key) && at < kForm.head_size);
+        if constexpr (kHasValues) {
+          copy_codes<kForm.copy_bytes>(to + kSideBytes, values_.row(key, page) + at,
+                                       is_seen(key) && at < kForm.value_size);
+        }
       }
     }
     if constexpr (kConfig.has_scales()) {
@@ -68,9 +72,15 @@ class Tiles {
 #pragma unroll 1
     for (int index = thread(); index < kKeys * kPieces; index += kConfig.threads()) {
       const unsigned at = codes + static_cast<unsigned>(index * kPieceCodes);
-      const unsigned row = static_cast<unsigned>(index / kPieces) * kConfig.row_bytes();
-      decode_piece<kForm.k>(at, keys(buffer) + row, index % kPieces);
-      decode_piece<kForm.v>(at + kSideBytes, values(buffer) + row, index % kPieces);
+      const int piece = index % kPieces;
+      const auto row = static_cast<unsigned>(index / kPieces);
+      if (piece * kPieceCodes < kConfig.key_numbers()) {
+        decode_piece<kForm.k>(at, keys(buffer) + row * kConfig.key_row_bytes(), piece);
+      }
+      if (kHasValues && piece * kPieceCodes < kConfig.value_numbers()) {
+        decode_piece<kForm.v>(at + kSideBytes, values(buffer) + row * kConfig.value_row_bytes(),
+                              piece);
+      }
     }
     if constexpr (kConfig.has_scales()) {
       for (int row = thread(); row < kKeys; row += kConfig.threads()) {
@@ -88,10 +98,10 @@ class Tiles {
   // Where a buffer has them: rows of numbers, float32 scales.
   static __device__ unsigned keys(int buffer) {
     return memory() + kConfig.numbers_offset() +
-           static_cast<unsigned>(buffer * 2 * kKeys * kConfig.row_bytes());
+           static_cast<unsigned>(buffer * kConfig.buffer_bytes());
   }
   static __device__ unsigned values(int buffer) {
-    return keys(buffer) + static_cast<unsigned>(kKeys * kConfig.row_bytes());
+    return keys(buffer) + (kHasValues ? unsigned{kKeys * kConfig.key_row_bytes()} : 0);
   }
   static __device__ unsigned key_scales(int buffer) {
     return arriving_scales() + static_cast<unsigned>(1 + buffer) * 2 * kSideScales;

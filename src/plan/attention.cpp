@@ -26,7 +26,8 @@ template <typename Config, std::size_t kCount>
 std::optional<Config> fitting(const Config (&candidates)[kCount], int blocks, const Gpu& gpu) {
   for (const Config& config : candidates) {
     // Of what a multiprocessor has, a block may take all but 1 KB, and each takes 1 KB besides.
-    if (blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
+    if (config.invalid_reason() == nullptr &&
+        blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
       return config;
     }
   }
@@ -59,8 +60,8 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
   // and if registers hold what a warp sums.
   const Config large[] = {{form, 8, 2, 64, 2}, {form, 8, 2, 32, 2}};
   const std::int64_t tile = large[0].rows();
-  if (form.head_size <= 128 && gpu.compute_capability() >= 80 && rows_of_sequence >= tile &&
-      rows >= 2 * tile * gpu.multiprocessors) {
+  if (form.value_size <= 128 && form.head_size <= 192 && gpu.compute_capability() >= 80 &&
+      rows_of_sequence >= tile && rows >= 2 * tile * gpu.multiprocessors) {
     if (const std::optional<Config> config = fitting(large, 1, gpu)) return *config;
   }
   const Config candidates[] = {{form, 8, 1, 64, 2}, {form, 8, 1, 32, 2}, {form, 8, 1, 32, 1},
@@ -110,7 +111,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   }
   if (split) {
     const config::CombineSplitsConfig combine{.q = problem.form.q,
-                                              .head_size = problem.form.head_size};
+                                              .value_size = problem.form.value_size};
     plan.kernels.push_back(kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
                                        config::ceil_divide(rows, combine.warps)));
   }

@@ -72,6 +72,33 @@ TEST(FewQueriesTest, OfCodesAtAnyAddress) {
   expect_right<few<{.head_size = 64, .copy_bytes = 1}>()>({.scale = -0.3f}, 3);
 }
 
+TEST(FewQueriesTest, OfValuesOfAnotherSize) {
+  expect_right<few<{.head_size = 24, .value_size = 136, .copy_bytes = 8}>()>({});
+  expect_right<few<{.head_size = 192, .value_size = 128, .layout = KeyLayout::kPaged}>()>(
+      {.v_scale = ScaleKind::kHead});
+}
+
+TEST(FewQueriesTest, OfALatent) {
+  expect_right<few<{.head_size = 72,
+                    .value_size = 64,
+                    .shared_latent = true,
+                    .k_scales = true,
+                    .v_scales = true,
+                    .copy_bytes = 8}>()>(
+      {.k_scale = ScaleKind::kKeys, .v_scale = ScaleKind::kKeys});
+}
+
+TEST(ManyQueriesTest, OfValuesOfAnotherSize) {
+  expect_right<many<{.head_size = 24, .value_size = 40, .copy_bytes = 8}>(1, 32)>(
+      {.queries = {20, 20}, .window_right = 0});
+  expect_right<many<{.head_size = 96, .value_size = 64}>(2, 32, 1)>({.queries = {40, 40}});
+}
+
+TEST(ManyQueriesTest, OfALatent) {
+  expect_right<many<{.head_size = 80, .value_size = 64, .shared_latent = true}>(1, 32)>(
+      {.queries = {20, 20}, .k_scale = ScaleKind::kHead});
+}
+
 TEST(ManyQueriesTest, CausalOfDenseKeys) {
   expect_right<many<{.head_size = 64}>(2, 32)>({.queries = {50, 50},
                                                 .keys = {70, 30},

@@ -73,8 +73,12 @@ TEST(PlanAttentionTest, OverManyProblems) {
   for (int i = 0; i < 3000; ++i) {
     const int target = std::array{75, 80, 86, 89, 90}[random() % 5];
     const Gpu gpu = as_target(kHopper, target);
+    const int head_size = 8 + 8 * static_cast<int>(random() % 72);
+    const int value_size =
+        random() % 2 ? std::min(head_size, 512) : 8 + 8 * static_cast<int>(random() % 64);
     AttentionProblem problem{.form = {.k = random() % 2 ? kE4M3 : kE5M2,
-                                      .head_size = 8 + 8 * static_cast<int>(random() % 32),
+                                      .head_size = head_size,
+                                      .value_size = value_size,
                                       .layout = static_cast<KeyLayout>(random() % 3),
                                       .k_scales = random() % 2 == 0,
                                       .v_scales = random() % 2 == 0,
