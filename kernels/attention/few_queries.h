@@ -19,6 +19,7 @@
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/numeric/decode_pairs.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mma.h"
 
@@ -30,7 +31,7 @@ using config::FewQueriesConfig;
 template <FewQueriesConfig kConfig>
 class FewQueries {
   static constexpr AttentionForm kForm = kConfig.form;
-  static constexpr int kKeys = kConfig.keys();
+  static constexpr int kKeys = kConfig.keys;
   static constexpr int kKeyBytes = kConfig.key_row_bytes();
   static constexpr int kValueBytes = kConfig.value_row_bytes();
   // Values that are numbers of the keys are in rows of keys.
@@ -135,7 +136,7 @@ class FewQueries {
     constexpr int kUnits = (kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes) / kUnit;
 // All of them at once would keep their addresses in registers.
 #pragma unroll kForm.copy_bytes >= 8 ? 2 : 1
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < kUnits * kKeys / 32; ++i) {
       const int index = lane_ + 32 * i;
       const int row = index / kUnits, at = index % kUnits * kUnit, key = first + row;
       int page_of_row = 0;
@@ -156,7 +157,7 @@ class FewQueries {
                                      exists && at < kForm.value_size);
       }
     }
-    if constexpr (kScales) {
+    if (kScales && lane_ < kKeys) {
       const int key = first + lane_;
       const bool exists = key >= exist.begin && key < exist.end;
       const unsigned to = address + kConfig.scales_offset() + static_cast<unsigned>(4 * lane_);
@@ -234,7 +235,10 @@ class FewQueries {
       load_scales(scales + 4 * kKeys, value_scales);
       multiply_by_value_scales(scores, value_scales, state_, rescale);
     }
-    rescale_sums(sums_, rescale);
+    // Maxima soon stay as they are.
+    if (numeric::max_of_lanes(rescale[0] != 1 || rescale[1] != 1 ? 1u : 0u) != 0) {
+      rescale_sums(sums_, rescale);
+    }
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
       unsigned weights[4];

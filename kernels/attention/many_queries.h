@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/attention/config/attention.h"
+#include "kernels/attention/operands.h"
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/attention/tiles.h"
@@ -21,6 +22,8 @@
 
 namespace octofold {
 namespace attention {
+
+using config::ManyQueriesConfig;
 
 template <ManyQueriesConfig kConfig>
 class ManyQueries {
@@ -32,7 +35,6 @@ class ManyQueries {
   static constexpr int kKeySteps = kConfig.key_numbers() / 16;  // of 16 numbers of a row
   static constexpr int kValueSteps = kConfig.value_numbers() / 16;
   static constexpr int kRowTiles = kConfig.row_tiles;
-  static constexpr int kThreads = kConfig.threads();
   static constexpr unsigned kKeyBytes = kConfig.key_row_bytes();
   static constexpr unsigned kValueBytes = kConfig.value_row_bytes();
 
@@ -71,7 +73,7 @@ class ManyQueries {
       if (next + kKeys < end) tiles.copy(next + kKeys);
     };
     if (first < end) tiles.copy(first);
-    copy_queries(flip);
+    copy_queries<kConfig>(params_, rows_, memory_, flip);
     decode(first, 0);
     __syncthreads();
     constexpr bool kBeside = kConfig.buffers == 2;
@@ -90,49 +92,10 @@ class ManyQueries {
     }
   }
 
-  // What follows from it is worked out where it is used, rather than kept in registers.
-  static __device__ int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
-
   // The lane's row i of its 2 · kRowTiles.
   __device__ int row_of(int i) const {
-    const int own = thread();
+    const int own = opaque_thread();
     return rows_.first + own / 32 * 16 * kRowTiles + 8 * i + own % 32 / 4;
-  }
-
-  // Several at a time on their way.
-  __device__ void copy_queries(bool flip) const {
-    constexpr int kPieces = kConfig.key_numbers() / 8, kAll = kConfig.rows() * kPieces, kBatch = 4;
-#pragma unroll 1
-    for (int first = thread(); first < kAll; first += kBatch * kThreads) {
-      unsigned words[kBatch][4];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int index = first + i * kThreads, piece = index % kPieces;
-        if (index >= kAll) break;
-        load_query<kForm.head_size>(params_, rows_, rows_.first + index / kPieces, 8 * piece, flip,
-                                    words[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int index = first + i * kThreads;
-        if (index >= kAll) break;
-        ptx::store_shared_words(memory_ + static_cast<unsigned>(index / kPieces) * kKeyBytes +
-                                    static_cast<unsigned>(16 * (index % kPieces)),
-                                words[i]);
-      }
-    }
-  }
-
-  // Of four matrices of 8 rows of 8 numbers, the address that this lane gives: rows first, then
-  // numbers, or the other way round.
-  template <unsigned kRowBytes>
-  __device__ unsigned row_first(unsigned tile) const {
-    return tile + static_cast<unsigned>(lane_ % 16) * kRowBytes +
-           static_cast<unsigned>(lane_ / 16 * 16);
-  }
-  __device__ unsigned number_first(unsigned tile) const {
-    return tile + static_cast<unsigned>(lane_ % 8 + lane_ / 16 * 8) * kKeyBytes +
-           static_cast<unsigned>(lane_ / 8 % 2 * 16);
   }
 
   // Of the tile of keys those from `part` on.
@@ -191,7 +154,7 @@ class ManyQueries {
 #pragma unroll
       for (int i = 0; i < kTiles / 2; ++i) {
         ptx::load_matrices(
-            number_first(keys) + static_cast<unsigned>(16 * i) * kKeyBytes + 32u * step,
+            number_first<kKeyBytes>(keys) + static_cast<unsigned>(16 * i) * kKeyBytes + 32u * step,
             operands.b[i]);
       }
     };

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "plan/capability.h"
 
@@ -15,6 +16,8 @@ constexpr const char* kOperation = "attention";
 
 // Rows to a sequence and key head beyond which warps do not split the keys.
 constexpr std::int64_t kMostRowsOfFew = 32;
+// Numbers of a row beyond which a warp does not hold queries and sums of it.
+constexpr int kMostOfWarp = 256;
 // Fewer keys are not worth a block of their own: of few queries, of many.
 constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
 // Blocks of few queries to a multiprocessor: so many, where keys are split; splitting them costs
@@ -69,6 +72,68 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
   return or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
+// For so many rows of each sequence and key head. Beyond 32 rows a block has 64, as long as it
+// fits.
+config::WideHeadsConfig wide_heads(const config::AttentionForm& form, std::int64_t rows,
+                                   const Gpu& gpu) {
+  using Config = config::WideHeadsConfig;
+  if (rows > 32) {
+    const Config candidates[] = {{form, 8, 4, 64, 2}, {form, 8, 4, 32, 4, 2}, {form, 8, 4, 32, 2}};
+    if (const std::optional<Config> config = fitting(candidates, 1, gpu)) return *config;
+  }
+  if (rows > 16) {
+    const Config candidates[] = {{form, 8, 2, 32, 4}, {form, 4, 2, 16, 4}};
+    if (const std::optional<Config> config = fitting(candidates, 1, gpu)) return *config;
+  }
+  const Config candidates[] = {{form, 8, 1, 32, 4}, {form, 8, 1, 16, 8}};
+  if (const std::optional<Config> config = fitting(candidates, 2, gpu)) return *config;
+  const Config small[] = {{form, 8, 1, 32, 4}, {form, 4, 1, 16, 4}, {form, 4, 1, 16, 4, 1, false}};
+  return or_unsupported(fitting(small, 1, gpu), gpu);
+}
+
+// The splits with which blocks that run `resident` at a time are done first, each of which takes
+// what some keys more would besides its own.
+std::int64_t splits_in_waves(std::int64_t blocks, std::int64_t keys, std::int64_t most,
+                             std::int64_t resident) {
+  constexpr std::int64_t kKeysOfStart = 256;
+  const auto time_of = [&](std::int64_t splits) {
+    return config::ceil_divide(blocks * splits, resident) *
+           (config::ceil_divide(keys, splits) + kKeysOfStart);
+  };
+  std::int64_t best = 1;
+  for (std::int64_t splits = 2; splits <= most; ++splits) {
+    if (time_of(splits) < time_of(best)) best = splits;
+  }
+  return best;
+}
+
+// Tiles of rows: of all sequences with offsets, which may begin anywhere, else of each.
+std::int64_t row_tiles_of(const AttentionProblem& problem, std::int64_t rows_of_tile) {
+  const std::int64_t rows = problem.queries * (problem.heads / problem.key_heads);
+  return problem.has_query_offsets ? rows / rows_of_tile + problem.batch
+                                   : config::ceil_divide(rows, rows_of_tile);
+}
+
+std::int64_t unsplit_blocks(const AttentionProblem& problem, std::int64_t row_tiles) {
+  return row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
+}
+
+// The kernel of `config`, and the one that combines splits.
+template <typename Config>
+void add_kernels(AttentionPlan& plan, const AttentionProblem& problem, Config config) {
+  const std::int64_t splits = plan.config.splits;
+  config.form.split = splits > 1;
+  plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config,
+                                     unsplit_blocks(problem, plan.config.row_tiles) * splits));
+  plan.kernels.back().shared_bytes = config.shared_bytes();
+  if (splits == 1) return;
+  const config::CombineSplitsConfig combine{.q = problem.form.q,
+                                            .value_size = problem.form.value_size};
+  const std::int64_t rows = problem.all_queries() * problem.heads;
+  plan.kernels.push_back(kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
+                                     config::ceil_divide(rows, combine.warps)));
+}
+
 }  // namespace
 
 AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
@@ -80,40 +145,36 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   const std::int64_t rows_of_sequence =
       group * (problem.has_query_offsets ? config::ceil_divide(problem.queries, problem.batch)
                                          : problem.queries);
+  const std::int64_t most_splits = config::attention_splits(rows);
+  const auto splits_of = [&](std::int64_t least_keys) {
+    return std::max<std::int64_t>(
+        std::min(most_splits, config::ceil_divide(problem.keys, least_keys)), 1);
+  };
+  if (std::max(problem.form.head_size, problem.form.value_size) > kMostOfWarp) {
+    const config::WideHeadsConfig config = wide_heads(problem.form, rows_of_sequence, gpu);
+    plan.config.row_tiles = row_tiles_of(problem, config.rows());
+    const std::int64_t beside =
+        std::max(1, gpu.shared_memory_per_block / (config.shared_bytes() + 1024));
+    plan.config.splits =
+        splits_in_waves(unsplit_blocks(problem, plan.config.row_tiles), problem.keys,
+                        splits_of(kLeastKeysOfMany), beside * gpu.multiprocessors);
+    add_kernels(plan, problem, config);
+    return plan;
+  }
   const bool few = rows_of_sequence <= kMostRowsOfFew;
-  config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
-  config::ManyQueriesConfig many_config = many_queries(problem.form, rows, rows_of_sequence, gpu);
-  const std::int64_t rows_of_tile = few ? few_config.rows() : many_config.rows();
-  plan.config.row_tiles = problem.has_query_offsets
-                              ? problem.queries * group / rows_of_tile + problem.batch
-                              : config::ceil_divide(problem.queries * group, rows_of_tile);
-
-  const std::int64_t unsplit =
-      plan.config.row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
-  const std::int64_t most = std::min<std::int64_t>(
-      config::attention_splits(rows),
-      config::ceil_divide(problem.keys, few ? kLeastKeysOfFew : kLeastKeysOfMany));
+  const config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
+  const config::ManyQueriesConfig many_config =
+      many_queries(problem.form, rows, rows_of_sequence, gpu);
+  plan.config.row_tiles = row_tiles_of(problem, few ? few_config.rows() : many_config.rows());
+  const std::int64_t unsplit = unsplit_blocks(problem, plan.config.row_tiles);
   const bool enough = few && unsplit >= kBlocksEnough * gpu.multiprocessors;
   const std::int64_t wanted = enough ? 1 : (few ? kBlocksWanted : 1) * gpu.multiprocessors;
-  plan.config.splits = std::clamp<std::int64_t>(config::ceil_divide(wanted, unsplit), 1,
-                                                std::max<std::int64_t>(most, 1));
-  const bool split = plan.config.splits > 1;
-  const std::int64_t blocks = unsplit * plan.config.splits;
-  const auto add = [&](auto config) {
-    config.form.split = split;
-    plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
-    plan.kernels.back().shared_bytes = config.shared_bytes();
-  };
+  plan.config.splits = std::clamp<std::int64_t>(
+      config::ceil_divide(wanted, unsplit), 1, splits_of(few ? kLeastKeysOfFew : kLeastKeysOfMany));
   if (few) {
-    add(few_config);
+    add_kernels(plan, problem, few_config);
   } else {
-    add(many_config);
-  }
-  if (split) {
-    const config::CombineSplitsConfig combine{.q = problem.form.q,
-                                              .value_size = problem.form.value_size};
-    plan.kernels.push_back(kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
-                                       config::ceil_divide(rows, combine.warps)));
+    add_kernels(plan, problem, many_config);
   }
   return plan;
 }

@@ -81,6 +81,7 @@ struct FewQueriesConfig {
   AttentionForm form{};
   int warps = 4;
   int stages = 3;  // of a warp's keys and values, on their way to shared memory
+  int keys = 32;   // of a stage: one to a lane at most
 
   static constexpr const char* kHeader = "kernels/attention/few_queries.h";
   static constexpr const char* kKernel = "few_queries_kernel";
@@ -90,22 +91,22 @@ struct FewQueriesConfig {
     field("form", form);
     field("warps", warps);
     field("stages", stages);
+    field("keys", keys);
   }
   friend constexpr bool operator==(const FewQueriesConfig&, const FewQueriesConfig&) = default;
 
   static constexpr int rows() { return 16; }
-  static constexpr int keys() { return 32; }  // of a stage: one to a lane
   constexpr int threads() const { return 32 * warps; }
   // Codes of a row in shared memory; zeros fill it up.
   constexpr int key_row_bytes() const { return round_up(form.head_size, 64); }
   constexpr int value_row_bytes() const { return round_up(form.value_size, 64); }
   // Keys, values, and scales of both. Values that are numbers of the keys have no memory.
-  constexpr int values_offset() const { return form.shared_latent ? 0 : keys() * key_row_bytes(); }
+  constexpr int values_offset() const { return form.shared_latent ? 0 : keys * key_row_bytes(); }
   constexpr int scales_offset() const {
-    return keys() * (key_row_bytes() + (form.shared_latent ? 0 : value_row_bytes()));
+    return keys * (key_row_bytes() + (form.shared_latent ? 0 : value_row_bytes()));
   }
   constexpr int stage_bytes() const {
-    return scales_offset() + (form.k_scales || form.v_scales ? 2 * 4 * keys() : 0);
+    return scales_offset() + (form.k_scales || form.v_scales ? 2 * 4 * keys : 0);
   }
   // At the end: sums of the warps, then each row's maximum, sum and unit.
   constexpr int sums_bytes() const { return warps * rows() * 4 * value_row_bytes(); }
@@ -120,6 +121,7 @@ struct FewQueriesConfig {
     if (form.invalid_reason() != nullptr) return form.invalid_reason();
     if (form.value_size > 256) return "a warp has sums of 256 numbers of a row at most";
     if (warps < 1 || warps > 8) return "a block has to have 1 to 8 warps";
+    if (keys != 16 && keys != 32) return "a stage has to have 16 or 32 keys";
     if (stages < 1) return "the ring has to have at least one stage";
     return nullptr;
   }
@@ -167,6 +169,7 @@ struct ManyQueriesConfig {
   constexpr int code_bytes() const {
     return key_numbers() > value_numbers() ? key_numbers() : value_numbers();
   }
+  constexpr int code_pieces() const { return keys * code_bytes() / 16; }  // of a tile
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
   // Shared memory: queries; keys and values as 16-bit numbers, of each buffer; codes of those that
@@ -176,7 +179,7 @@ struct ManyQueriesConfig {
     return keys * (key_row_bytes() + (form.shared_latent ? 0 : value_row_bytes()));
   }
   constexpr int codes_offset() const { return numbers_offset() + buffers * buffer_bytes(); }
-  constexpr int scales_offset() const { return codes_offset() + sides() * keys * code_bytes(); }
+  constexpr int scales_offset() const { return codes_offset() + sides() * 16 * code_pieces(); }
   constexpr int shared_bytes() const {
     return scales_offset() + (has_scales() ? (1 + buffers) * 8 * keys : 0);
   }

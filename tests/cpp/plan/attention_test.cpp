@@ -1,5 +1,6 @@
 #include "plan/attention.h"
 
+#include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "support/test.h"
 
@@ -11,6 +12,9 @@ using enum DType;
 
 bool is_combination(const KernelPlan& kernel) {
   return kernel.header == config::CombineSplitsConfig::kHeader;
+}
+bool is_for_wide(const KernelPlan& kernel) {
+  return kernel.header == config::WideHeadsConfig::kHeader;
 }
 bool is_for_few(const KernelPlan& kernel) {
   return kernel.header == config::FewQueriesConfig::kHeader;
@@ -61,6 +65,25 @@ TEST(PlanAttentionTest, KeysThatAreFewAreNotSplit) {
   EXPECT_EQ(plan_attention({.keys = 0, .heads = 8}, kHopper).config.splits, 1);
 }
 
+// DeepSeek-V3's decode: 128 heads on one latent are two tiles of 64 rows.
+TEST(PlanAttentionTest, SplitsOfALatentFillTheGpuInWaves) {
+  const auto plan_of = [](std::int64_t batch, std::int64_t keys) {
+    return plan_attention({.form = {.head_size = 576, .value_size = 512, .shared_latent = true},
+                           .batch = batch,
+                           .keys = keys,
+                           .heads = 128},
+                          kHopper);
+  };
+  for (const auto& [batch, splits] : {std::pair{1, 64}, {16, 4}, {40, 3}, {64, 1}, {128, 1}}) {
+    const AttentionPlan plan = plan_of(batch, 8192);
+    EXPECT_TRUE(is_for_wide(plan.kernels[0]));
+    EXPECT_EQ(plan.config.row_tiles, 2);
+    EXPECT_EQ(plan.config.splits, splits) << batch;
+    EXPECT_EQ(plan.kernels[0].blocks, 2 * batch * splits);
+  }
+  EXPECT_EQ(plan_of(16, 100).config.splits, 1);
+}
+
 TEST(PlanAttentionTest, NoQueriesTakeNoKernels) {
   EXPECT_TRUE(plan_attention({.queries = 0}, kHopper).kernels.empty());
   EXPECT_TRUE(plan_attention({.batch = 0}, kHopper).kernels.empty());
@@ -97,7 +120,9 @@ TEST(PlanAttentionTest, OverManyProblems) {
     EXPECT_LE(plan.config.splits, config::attention_splits(rows));
     EXPECT_EQ(plan.kernels.size(), plan.config.splits > 1 ? 2u : 1u);
     // However queries are dealt out to sequences.
-    const std::int64_t tile = is_for_few(kernel) ? 16 : kernel.threads / 2;  // at least
+    const bool many = kernel.header == config::ManyQueriesConfig::kHeader;
+    EXPECT_EQ(is_for_wide(kernel), std::max(head_size, value_size) > 256);
+    const std::int64_t tile = many ? kernel.threads / 2 : 16;  // at least
     if (problem.has_query_offsets) {
       EXPECT_GE(plan.config.row_tiles, problem.batch);
       EXPECT_EQ(kernel.blocks, plan.config.row_tiles * problem.key_heads * plan.config.splits);

@@ -6,6 +6,7 @@
 #include "kernels/attention/combine_splits.h"
 #include "kernels/attention/few_queries.h"
 #include "kernels/attention/many_queries.h"
+#include "kernels/attention/wide_heads.h"
 #include "support/attention_on_host.h"
 #include "support/test.h"
 
@@ -99,8 +100,11 @@ class Attention {
     const std::int64_t blocks = std::int64_t{params.key_heads} * params.splits * params.row_tiles *
                                 (params.query_offsets ? 1 : params.batch);
     launch(blocks, kConfig.threads(), [&] {
-      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(kConfig)>, FewQueriesConfig>) {
+      using Config = std::remove_cvref_t<decltype(kConfig)>;
+      if constexpr (std::is_same_v<Config, FewQueriesConfig>) {
         few_queries_kernel<kConfig>(params);
+      } else if constexpr (std::is_same_v<Config, config::WideHeadsConfig>) {
+        wide_heads_kernel<kConfig>(params);
       } else {
         many_queries_kernel<kConfig>(params);
       }
