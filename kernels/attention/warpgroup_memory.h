@@ -24,10 +24,6 @@ struct WarpgroupMemory {
   __device__ unsigned scales(int i) const {
     return base + static_cast<unsigned>(kConfig.scales_offset() + i * 4 * kConfig.keys);
   }
-  // Of keys (side 0) or values (1), on their way.
-  __device__ unsigned codes(int side) const {
-    return base + static_cast<unsigned>(kConfig.codes_offset() + side * kConfig.code_bytes());
-  }
   // All that a stage holds is there; all warps that multiply have read it.
   __device__ unsigned full(int i) const {
     return base + static_cast<unsigned>(kConfig.barriers_offset() + 8 * i);

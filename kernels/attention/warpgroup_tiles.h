@@ -1,11 +1,12 @@
-// Keys and values on their way to products of warpgroups: one warpgroup copies codes to shared
-// memory and decodes them into the stages of a ring, keys and values in turns. A thread decodes what
-// it has copied itself.
+// Keys and values on their way to products of warpgroups: one warpgroup loads codes into registers
+// and decodes them into the stages of a ring, keys and values in turns. While a side is decoded the
+// codes of the other one come: each piece takes the registers of the piece before it.
 #pragma once
 
 #include "kernels/attention/keys.h"
 #include "kernels/attention/warpgroup_memory.h"
 #include "kernels/ptx/control.h"
+#include "kernels/ptx/global_memory.h"
 #include "kernels/ptx/tma.h"
 #include "kernels/shared/ring_position.h"
 
@@ -17,118 +18,142 @@ class WarpgroupTiles {
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kThreads = 128;
   static constexpr int kPieceCodes = 16;
-  static constexpr int kPieces = kConfig.numbers() / kPieceCodes;  // of a row
-  enum Side { kKeySide, kValueSide };
+  // At a time the threads have 32 keys of a panel. Eight neighbours have two keys, whose units of 16
+  // bytes reach all banks.
+  static constexpr int kThreadsOfKey = 4, kKeysAtOnce = kThreads / kThreadsOfKey;
+  static constexpr int kTurns = config::ceil_divide(kKeys, kKeysAtOnce);
+  static constexpr int kPanels = kConfig.panels();
+  using Codes = unsigned[kPanels][4];  // of one key
+  using SideRows = attention::SideRows<kForm.layout>;
 
  public:
   __device__ WarpgroupTiles(const AttentionParams& params, const WarpgroupMemory<kConfig>& memory)
-      : params_(params), memory_(memory) {}
+      : params_(params),
+        memory_(memory),
+        key_(static_cast<int>(threadIdx.x % kThreads) / kThreadsOfKey),
+        code_(static_cast<int>(threadIdx.x) % kThreadsOfKey * kPieceCodes) {}
 
   __device__ void run() {
-    bool follows = false;  // values behind those that have arrived
     for (WorkWalk<kConfig.rows()> walk(params_); walk.has_work(); walk.advance()) {
       const Rows rows = walk.rows();
-      if (rows.first >= rows.end) continue;
-      int first_key;
-      const int keys = count_keys<kForm.layout>(params_, rows.sequence, first_key);
-      const Range seen = sight_of<kConfig.rows()>(params_, rows, keys).any;
-      const Range tiles = tiles_of<kKeys>(params_, rows, seen);
-      const SideRows<kForm.layout> key_rows(params_, params_.k, rows.sequence, first_key,
-                                            rows.key_head);
-      const SideRows<kForm.layout> value_rows(params_, params_.v, rows.sequence, first_key,
-                                              rows.key_head);
-#pragma unroll 1
-      for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-        copy<kKeySide>(key_rows, rows.sequence, tile * kKeys, seen);
-        if (follows) decode<kValueSide, 1>();
-        copy<kValueSide>(value_rows, rows.sequence, tile * kKeys, seen);
-        decode<kKeySide, 1>();
-        follows = true;
-      }
+      if (rows.first < rows.end) fill_stages(rows);
     }
-    if (follows) decode<kValueSide, 0>();
   }
 
  private:
-  static __device__ int thread() { return static_cast<int>(ptx::opaque(threadIdx.x % kThreads)); }
-
-  // Starts the copies of keys from `first` on; zeros where no row sees a key.
-  template <Side kSide>
-  __device__ void copy(const SideRows<kForm.layout>& rows, int sequence, int first, Range seen) {
-    constexpr int kUnit = kForm.unit();
-    const auto is_seen = [&](int key) { return key >= seen.begin && key < seen.end; };
-    const auto page_of_seen = [&](int key) {
-      return is_seen(key) ? page_of<kForm.layout>(params_, sequence, key) : 0;
-    };
-    const unsigned codes = memory_.codes(kSide);
-#pragma unroll 2
-    for (int index = thread(); index < kKeys * kPieces; index += kThreads) {
-      const int key = first + index / kPieces;
-      const unsigned char* const row = rows.row(key, page_of_seen(key));
+  __device__ void fill_stages(const Rows& rows) {
+    int first_key;
+    const int keys = count_keys<kForm.layout>(params_, rows.sequence, first_key);
+    seen_ = sight_of<kConfig.rows()>(params_, rows, keys).any;
+    const Range tiles = tiles_of<kKeys>(params_, rows, seen_);
+    if (tiles.begin >= tiles.end) return;
+    sequence_ = rows.sequence;
+    const SideRows key_rows(params_, params_.k, sequence_, first_key, rows.key_head);
+    const SideRows value_rows(params_, params_.v, sequence_, first_key, rows.key_head);
+    Codes codes[kTurns];
+    float scale;
 #pragma unroll
-      for (int i = 0; i < kPieceCodes; i += kUnit) {
-        const int at = index % kPieces * kPieceCodes + i;
-        copy_codes<kForm.copy_bytes>(codes + static_cast<unsigned>(index * kPieceCodes + i),
-                                     row + at, is_seen(key) && at < kForm.head_size);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      load(codes[turn], key_rows, tiles.begin * kKeys, turn);
+    }
+    load_scale<kForm.k_scales>(scale, key_rows, tiles.begin * kKeys);
+#pragma unroll 1
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+      begin_stage();
+      store_scale<kForm.k_scales>(scale);
+      load_scale<kForm.v_scales>(scale, value_rows, tile * kKeys);
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        decode<kForm.k>(codes[turn], turn);
+        load(codes[turn], value_rows, tile * kKeys, turn);
       }
+      end_stage();
+      begin_stage();
+      store_scale<kForm.v_scales>(scale);
+      // Behind the last tile keys are not seen, or are not looked at.
+      load_scale<kForm.k_scales>(scale, key_rows, (tile + 1) * kKeys);
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        decode<kForm.v>(codes[turn], turn);
+        load(codes[turn], key_rows, (tile + 1) * kKeys, turn);
+      }
+      end_stage();
     }
-    if constexpr (kSide == kKeySide ? kForm.k_scales : kForm.v_scales) {
-      const int key = first + thread();
-      scale_[kSide] = thread() < kKeys && is_seen(key) ? *rows.scale(key, page_of_seen(key)) : 0;
-    }
-    ptx::copies_commit();
   }
 
-  // What has arrived of this thread's copies, to the next stage. kPending: copies since.
-  template <Side kSide, int kPending>
-  __device__ void decode() {
-    const int stage = position_.stage;
-    ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
-    ptx::copies_wait<kPending>();
-    const unsigned codes = memory_.codes(kSide), panels = memory_.stage(stage);
-#pragma unroll 2
-    for (int index = thread(); index < kKeys * kPieces; index += kThreads) {
-      decode_piece<kSide == kKeySide ? kForm.k : kForm.v>(
-          codes + static_cast<unsigned>(index * kPieceCodes), panels,
-          static_cast<unsigned>(index / kPieces), static_cast<unsigned>(index % kPieces));
+  __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
+  __device__ int page_of_seen(int key) const {
+    return is_seen(key) ? page_of<kForm.layout>(params_, sequence_, key) : 0;
+  }
+
+  // This thread's codes of its key of a turn, of the tile that begins at key `first`; zeros where no
+  // row sees a key.
+  __device__ void load(Codes& codes, const SideRows& side, int first, int turn) {
+    const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
+    const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
+    const unsigned char* const row = side.row(key, page_of_seen(key)) + code_;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int at = panel * kConfig.kPanel, there = kForm.head_size - at;
+      load_codes<kForm.copy_bytes>(row + at, exists && (there >= kConfig.kPanel || code_ < there),
+                                   codes[panel]);
     }
-    if constexpr (kSide == kKeySide ? kForm.k_scales : kForm.v_scales) {
-      if (thread() < kKeys) {
-        ptx::store_shared_word(memory_.scales(stage) + static_cast<unsigned>(4 * thread()),
-                               __float_as_uint(scale_[kSide]));
-      }
-    }
+  }
+
+  template <bool kExists>
+  __device__ void load_scale(float& scale, const SideRows& side, int first) {
+    if constexpr (!kExists) return;
+    const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
+    scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
+  }
+  template <bool kExists>
+  __device__ void store_scale(float scale) {
+    if constexpr (!kExists) return;
+    const unsigned in_tile = threadIdx.x % kThreads;
+    if (in_tile >= kKeys) return;
+    ptx::store_shared_word(memory_.scales(position_.stage) + 4 * in_tile, __float_as_uint(scale));
+  }
+
+  __device__ void begin_stage() const {
+    ptx::mbarrier_wait(memory_.empty(position_.stage), position_.parity ^ 1);
+  }
+  __device__ void end_stage() {
     ptx::fence_proxy_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(stage));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(position_.stage));
     position_.advance();
   }
 
-  // 16 codes to two units of 16 bytes. Of eight neighbouring lanes four store the second one first:
-  // so they reach all banks.
+  // 16 codes of each panel to two units of 16 bytes.
   template <DType kFp8>
-  static __device__ void decode_piece(unsigned codes, unsigned panels, unsigned row,
-                                      unsigned piece) {
-    unsigned words[4], units[2][4];
-    ptx::load_shared_words(codes, words);
-    const bool second_first = piece & 4;
+  __device__ void decode(const Codes& codes, int turn) const {
+    const int in_tile = key_ + turn * kKeysAtOnce;
+    if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) return;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned first = numeric::pair_in_units<kFp8, kForm.q>(words[i / 2], i % 2);
-      const unsigned second = numeric::pair_in_units<kFp8, kForm.q>(words[2 + i / 2], i % 2);
-      units[0][i] = second_first ? second : first;
-      units[1][i] = second_first ? first : second;
+    for (int i = 0; i < 2 * kPanels; ++i) {
+      const int panel = i / 2, half = i % 2;
+      unsigned unit[4];
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        unit[pair] =
+            numeric::pair_in_units<kFp8, kForm.q>(codes[panel][2 * half + pair / 2], pair % 2);
+      }
+      ptx::store_shared_words(memory_.stage(position_.stage) +
+                                  static_cast<unsigned>(panel * kConfig.panel_bytes()) +
+                                  swizzled(static_cast<unsigned>(in_tile),
+                                           static_cast<unsigned>(code_ / 8 + half)),
+                              unit);
     }
-    const unsigned panel = panels + piece / 4 * kConfig.panel_bytes();
-    const unsigned unit = piece % 4 * 2 + (second_first ? 1 : 0);
-    ptx::store_shared_words(panel + swizzled(row, unit), units[0]);
-    ptx::store_shared_words(panel + swizzled(row, unit ^ 1), units[1]);
   }
 
   const AttentionParams& params_;
   const WarpgroupMemory<kConfig>& memory_;
+  const int key_;   // the thread's, of 32
+  const int code_;  // the thread's, of a panel
   config::RingPosition<kConfig.stages> position_;
-  float scale_[2];  // of this thread's key, on its way
+  // Of the rows at hand.
+  int sequence_;
+  Range seen_;
 };
 
 }  // namespace octofold::attention

@@ -40,15 +40,12 @@ struct WarpgroupQueriesConfig {
   constexpr int consumer_registers() const { return warpgroups == 3 ? 152 : 216; }
   constexpr int producer_registers() const { return warpgroups == 3 ? 56 : 72; }
 
-  // Shared memory: queries, by panels; stages, by panels; codes that arrive, of keys and of values;
-  // scales of each stage; barriers.
+  // Shared memory: queries, by panels; stages, by panels; scales of each stage; barriers.
   constexpr int query_panel_bytes() const { return rows() * kPanelRow; }
   constexpr int panel_bytes() const { return keys * kPanelRow; }
   constexpr int stage_bytes() const { return panels() * panel_bytes(); }
   constexpr int stages_offset() const { return panels() * query_panel_bytes(); }
-  constexpr int codes_offset() const { return stages_offset() + stages * stage_bytes(); }
-  constexpr int code_bytes() const { return keys * numbers(); }
-  constexpr int scales_offset() const { return codes_offset() + 2 * code_bytes(); }
+  constexpr int scales_offset() const { return stages_offset() + stages * stage_bytes(); }
   constexpr int barriers_offset() const {
     return scales_offset() + (has_scales() ? stages * 4 * keys : 0);
   }
