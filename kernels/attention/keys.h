@@ -4,6 +4,7 @@
 #include "kernels/attention/config/attention.h"
 #include "kernels/attention/rows.h"
 #include "kernels/numeric/decode_pairs.h"
+#include "kernels/ptx/global_memory.h"
 #include "kernels/ptx/shared_memory.h"
 
 namespace octofold::attention {
@@ -99,6 +100,19 @@ __device__ inline void copy_codes(unsigned destination, const unsigned char* cod
     ptx::store_shared_word(destination, word);
   } else {
     ptx::copy_async<kBytes, kBytes != 16>(destination, codes, exist);
+  }
+}
+
+// 16 codes into registers, or zeros.
+template <int kBytes>
+__device__ inline void load_codes(const unsigned char* codes, bool exist, unsigned (&words)[4]) {
+#pragma unroll
+  for (unsigned& word : words) word = 0;
+  if (!exist) return;
+  if constexpr (kBytes == 16) {
+    ptx::load_cached(codes, words);
+  } else {
+    // TODO
   }
 }
 

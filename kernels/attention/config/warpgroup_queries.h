@@ -1,0 +1,64 @@
+// Attention of many queries on Hopper: its kernel's configuration, and what lies in shared memory.
+#pragma once
+
+#include "kernels/attention/config/attention.h"
+
+namespace octofold::config {
+
+// Many queries by products of warpgroups, each with 64 rows of its own; one warpgroup more decodes
+// keys and values for them.
+struct WarpgroupQueriesConfig {
+  AttentionForm form{};
+  int warpgroups = 3;  // that multiply
+  int keys = 128;      // of a stage
+  int stages = 4;      // each of keys, or of values, in turns
+
+  static constexpr const char* kHeader = "kernels/attention/warpgroup_queries.h";
+  static constexpr const char* kKernel = "warpgroup_queries_kernel";
+  static constexpr const char* kTypeName = "octofold::config::WarpgroupQueriesConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("warpgroups", warpgroups);
+    field("keys", keys);
+    field("stages", stages);
+  }
+  friend constexpr bool operator==(const WarpgroupQueriesConfig&,
+                                   const WarpgroupQueriesConfig&) = default;
+
+  static constexpr int kPanel = 64;          // numbers of a row that lie together
+  static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
+
+  constexpr int rows() const { return 64 * warpgroups; }
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  // Numbers of a row; zeros fill it up.
+  constexpr int numbers() const { return round_up(form.head_size, 16); }
+  constexpr int panels() const { return ceil_divide(numbers(), kPanel); }
+  constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
+
+  // Of a thread: together no more than at the start (kernels/sm90/config/resources.h).
+  constexpr int consumer_registers() const { return warpgroups == 3 ? 152 : 216; }
+  constexpr int producer_registers() const { return warpgroups == 3 ? 56 : 72; }
+
+  // Shared memory: queries, by panels; stages, by panels; scales of each stage; barriers.
+  constexpr int query_panel_bytes() const { return rows() * kPanelRow; }
+  constexpr int panel_bytes() const { return keys * kPanelRow; }
+  constexpr int stage_bytes() const { return panels() * panel_bytes(); }
+  constexpr int stages_offset() const { return panels() * query_panel_bytes(); }
+  constexpr int scales_offset() const { return stages_offset() + stages * stage_bytes(); }
+  constexpr int barriers_offset() const {
+    return scales_offset() + (has_scales() ? stages * 4 * keys : 0);
+  }
+  constexpr int shared_bytes() const { return barriers_offset() + 2 * 8 * stages; }
+
+  constexpr const char* invalid_reason() const {
+    if (form.invalid_reason() != nullptr) return form.invalid_reason();
+    if (warpgroups < 2 || warpgroups > 3) return "two or three warpgroups have to multiply";
+    if (keys < 16 || keys > 128 || keys % 16 != 0)
+      return "keys has to be a multiple of 16, at most 128";
+    if (stages < 2) return "the ring has to have at least two stages";
+    return nullptr;
+  }
+};
+
+}  // namespace octofold::config
