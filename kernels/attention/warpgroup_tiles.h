@@ -12,7 +12,8 @@
 
 namespace octofold::attention {
 
-template <WarpgroupQueriesConfig kConfig>
+// Of a latent, whose values are numbers of its keys, there are keys only.
+template <auto kConfig, typename Memory>
 class WarpgroupTiles {
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
@@ -27,7 +28,7 @@ class WarpgroupTiles {
   using SideRows = attention::SideRows<kForm.layout>;
 
  public:
-  __device__ WarpgroupTiles(const AttentionParams& params, const WarpgroupMemory<kConfig>& memory)
+  __device__ WarpgroupTiles(const AttentionParams& params, const Memory& memory)
       : params_(params),
         memory_(memory),
         key_(static_cast<int>(threadIdx.x % kThreads) / kThreadsOfKey),
@@ -50,6 +51,7 @@ class WarpgroupTiles {
     sequence_ = rows.sequence;
     const SideRows key_rows(params_, params_.k, sequence_, first_key, rows.key_head);
     const SideRows value_rows(params_, params_.v, sequence_, first_key, rows.key_head);
+    if constexpr (kForm.shared_latent) return fill_with_latent(tiles, key_rows, value_rows);
     Codes codes[kTurns];
     float scale;
 #pragma unroll
@@ -60,7 +62,7 @@ class WarpgroupTiles {
 #pragma unroll 1
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       begin_stage();
-      store_scale<kForm.k_scales>(scale);
+      store_scale<kForm.k_scales>(memory_.scales(position_.stage), scale);
       load_scale<kForm.v_scales>(scale, value_rows, tile * kKeys);
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
@@ -69,12 +71,43 @@ class WarpgroupTiles {
       }
       end_stage();
       begin_stage();
-      store_scale<kForm.v_scales>(scale);
+      store_scale<kForm.v_scales>(memory_.scales(position_.stage), scale);
       // Behind the last tile keys are not seen, or are not looked at.
       load_scale<kForm.k_scales>(scale, key_rows, (tile + 1) * kKeys);
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
         decode<kForm.v>(codes[turn], turn);
+        load(codes[turn], key_rows, (tile + 1) * kKeys, turn);
+      }
+      end_stage();
+    }
+  }
+
+  __device__ void fill_with_latent(Range tiles, const SideRows& key_rows,
+                                   const SideRows& value_rows) {
+    Codes codes[kTurns];
+    float k_scale, v_scale;
+    const auto load_scales = [&](int tile) {
+      load_scale<kForm.k_scales>(k_scale, key_rows, tile * kKeys);
+      load_scale<kForm.v_scales>(v_scale, value_rows, tile * kKeys);
+    };
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      load(codes[turn], key_rows, tiles.begin * kKeys, turn);
+    }
+    load_scales(tiles.begin);
+#pragma unroll 1
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+      begin_stage();
+      store_scale<kForm.k_scales>(memory_.scales(position_.stage), k_scale);
+      if constexpr (kForm.v_scales) {
+        store_scale<true>(memory_.value_scales(position_.stage), v_scale);
+      }
+      // Behind the last tile keys are not seen, or are not looked at.
+      load_scales(tile + 1);
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        decode<kForm.k>(codes[turn], turn);
         load(codes[turn], key_rows, (tile + 1) * kKeys, turn);
       }
       end_stage();
@@ -107,11 +140,11 @@ class WarpgroupTiles {
     scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
   }
   template <bool kExists>
-  __device__ void store_scale(float scale) {
+  static __device__ void store_scale(unsigned scales, float scale) {
     if constexpr (!kExists) return;
     const unsigned in_tile = threadIdx.x % kThreads;
     if (in_tile >= kKeys) return;
-    ptx::store_shared_word(memory_.scales(position_.stage) + 4 * in_tile, __float_as_uint(scale));
+    ptx::store_shared_word(scales + 4 * in_tile, __float_as_uint(scale));
   }
 
   __device__ void begin_stage() const {
@@ -147,7 +180,7 @@ class WarpgroupTiles {
   }
 
   const AttentionParams& params_;
-  const WarpgroupMemory<kConfig>& memory_;
+  const Memory& memory_;
   const int key_;   // the thread's, of 32
   const int code_;  // the thread's, of a panel
   config::RingPosition<kConfig.stages> position_;

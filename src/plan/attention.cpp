@@ -131,7 +131,8 @@ void add_kernels(AttentionPlan& plan, const AttentionProblem& problem, Config co
                                             .value_size = problem.form.value_size};
   const std::int64_t rows = problem.all_queries() * problem.heads;
   plan.kernels.push_back(kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
-                                     config::ceil_divide(rows, combine.warps)));
+                                     config::ceil_divide(rows * combine.warps_of_row(),
+                                                         combine.warps)));
 }
 
 }  // namespace

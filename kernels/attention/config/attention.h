@@ -201,7 +201,7 @@ struct ManyQueriesConfig {
 struct CombineSplitsConfig {
   DType q = DType::kFloat16;
   int value_size = 128;
-  int warps = 4;  // a row each
+  int warps = 4;  // with some columns of a row each
 
   static constexpr const char* kHeader = "kernels/attention/combine_splits.h";
   static constexpr const char* kKernel = "combine_splits_kernel";
@@ -216,6 +216,9 @@ struct CombineSplitsConfig {
                                    const CombineSplitsConfig&) = default;
 
   constexpr int threads() const { return 32 * warps; }
+  // Of a warp: so few that several splits fit into its registers.
+  constexpr int columns() const { return value_size > 64 ? 64 : round_up(value_size, 32); }
+  constexpr int warps_of_row() const { return ceil_divide(value_size, columns()); }
   constexpr const char* invalid_reason() const {
     if (warps < 1 || warps > 32) return "a block has to have 1 to 32 warps";
     return nullptr;

@@ -31,7 +31,7 @@ TEST(PlanAttentionTest, FewQueriesSplitKeys) {
   EXPECT_EQ(plan.config.splits, 32);
   EXPECT_EQ(plan.kernels[0].blocks, 4 * 8 * 32);
   EXPECT_TRUE(is_combination(plan.kernels[1]));
-  EXPECT_EQ(plan.kernels[1].blocks, 4 * 32 / 4);
+  EXPECT_EQ(plan.kernels[1].blocks, 2 * 4 * 32 / 4);
   EXPECT_EQ(plan.kernels[1].shared_bytes, 0);
 }
 

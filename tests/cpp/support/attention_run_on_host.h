@@ -112,7 +112,7 @@ class Attention {
     if constexpr (kForm.split) {
       constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.value_size, 2};
       const auto rows = static_cast<int>(log_sum_exp_.size());
-      launch(config::ceil_divide(rows, 2), kCombine.threads(),
+      launch(config::ceil_divide(rows * kCombine.warps_of_row(), 2), kCombine.threads(),
              [&] { combine_splits_kernel<kCombine>(params); });
     }
   }
