@@ -1,6 +1,6 @@
 // Adds up what blocks have that split the keys of a row: sums, maxima and sums of weights, which
-// they left in the workspace. A warp has some columns of a row, and takes the splits in their order,
-// eight of which are on their way together (docs/notes/attention.md).
+// they left in the workspace. A warp has some columns of a row, and takes the splits in their
+// order, eight of which are on their way together (docs/notes/attention.md).
 #pragma once
 
 #include "kernels/attention/config/attention.h"

@@ -93,9 +93,9 @@ class WarpgroupLatent {
         if (index >= kAll) break;
         const auto row = static_cast<unsigned>(index / kPieces);
         const auto unit = static_cast<unsigned>(index % kPieces);
-        ptx::store_shared_words(memory_.queries() + swizzled(row, unit % 8) +
-                                    unit / 8 * kConfig.query_panel_bytes(),
-                                words[i]);
+        ptx::store_shared_words(
+            memory_.queries() + swizzled(row, unit % 8) + unit / 8 * kConfig.query_panel_bytes(),
+            words[i]);
       }
     }
     ptx::fence_proxy_async();
@@ -110,16 +110,12 @@ class WarpgroupLatent {
     issue_keys(scores, next);
     ptx::wgmma_wait<0>();
     weigh_tile(scores, rescale, next, tiles.begin * kKeys, seen_by_all, keys);
-    int tile = tiles.begin;
+    narrow_weights(scores, weights);
+    hand_over(weights, rescale);
 #pragma unroll 1
-    while (true) {
-      narrow_weights(scores, weights);
-      hand_over(weights, rescale);
-      ptx::wgmma_fence();
-      issue_values([&](int step) -> const unsigned (&)[4] { return weights[step]; });
-      const bool ends = ++tile == tiles.end;
-      if (ends) break;
+    for (int tile = tiles.begin + 1; tile < tiles.end; ++tile) {
       next.advance();
+      issue_values([&](int step) -> const unsigned (&)[4] { return weights[step]; });
       issue_keys(scores, next);
       ptx::wgmma_wait<1>();
       release_stage();
@@ -127,7 +123,10 @@ class WarpgroupLatent {
       arrive(memory_.weights_full());
       weigh_tile(scores, rescale, next, tile * kKeys, seen_by_all, keys);
       rescale_where_changed(rescale);
+      narrow_weights(scores, weights);
+      hand_over(weights, rescale);
     }
+    issue_values([&](int step) -> const unsigned (&)[4] { return weights[step]; });
     arrive(memory_.weights_full());
     ptx::wgmma_wait<0>();
     release_stage();
@@ -175,7 +174,8 @@ class WarpgroupLatent {
     for (int i = 0; i < kKeys / 4; ++i) {
       const auto row = static_cast<unsigned>(row_of(i % 2));
       const auto unit = static_cast<unsigned>(i / 4 * 2 + i / 2 % 2);
-      ptx::store_shared_word(memory_.weights() + swizzled(row, unit) + column, weights[i / 4][i % 4]);
+      ptx::store_shared_word(memory_.weights() + swizzled(row, unit) + column,
+                             weights[i / 4][i % 4]);
     }
     if (threadIdx.x % 4 < 2) {
       const bool second = threadIdx.x % 4 == 1;
@@ -192,7 +192,6 @@ class WarpgroupLatent {
     const float rescale[2] = {ptx::load_shared(memory_.factors(static_cast<unsigned>(row_of(0)))),
                               ptx::load_shared(memory_.factors(static_cast<unsigned>(row_of(1))))};
     rescale_where_changed(rescale);
-    ptx::wgmma_fence();
     issue_values([&](int step) { return ptx::k_major_descriptor(memory_.weights(), 32 * step); });
     ptx::wgmma_wait<0>();
     arrive(memory_.weights_empty());
@@ -236,9 +235,10 @@ class WarpgroupLatent {
   // `weights`: of 16 keys, in registers or in shared memory.
   template <typename Weights>
   __device__ void issue_values(Weights&& weights) {
-    const unsigned values = memory_.stage(position_.stage) +
-                            static_cast<unsigned>(kFirstColumn / kConfig.kPanel) *
-                                kConfig.panel_bytes();
+    const unsigned values =
+        memory_.stage(position_.stage) +
+        static_cast<unsigned>(kFirstColumn / kConfig.kPanel) * kConfig.panel_bytes();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
       ptx::WgmmaHalf<kColumns>::template issue<kForm.q, true>(
@@ -273,8 +273,7 @@ class WarpgroupLatent {
     for (int i = 0; i < 2; ++i) {
       const int row = rows_.first + row_of(i), dim = static_cast<int>(threadIdx.x % 4) * 2;
       if (row >= rows_.end) continue;
-      const float2 state =
-          ptx::load_shared_pair(memory_.factors(static_cast<unsigned>(row_of(i))));
+      const float2 state = ptx::load_shared_pair(memory_.factors(static_cast<unsigned>(row_of(i))));
       const float in_units = __fmul_rn(state.y, v_factor);
 #pragma unroll
       for (int tile = 0; tile < kColumns / 8; ++tile) {
@@ -319,6 +318,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1)
     ptx::grow_registers<kConfig.scorer_registers()>();
     attention::WarpgroupLatent<kConfig, true>(params, memory).run();
   } else {
+    ptx::grow_registers<kConfig.summer_registers()>();
     attention::WarpgroupLatent<kConfig, false>(params, memory).run();
   }
 }

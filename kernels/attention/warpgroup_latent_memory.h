@@ -36,7 +36,7 @@ struct WarpgroupLatentMemory {
 
   __device__ void init_barriers() const {
     for (int i = 0; i < kConfig.stages; ++i) {
-      ptx::mbarrier_init(full(i), 4);
+      ptx::mbarrier_init(full(i), kConfig.producer_threads() / 32);
       ptx::mbarrier_init(empty(i), 8);
     }
     ptx::mbarrier_init(weights_full(), 4);

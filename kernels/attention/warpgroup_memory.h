@@ -47,7 +47,7 @@ __device__ inline unsigned swizzled(unsigned row, unsigned unit) {
 // Tiles of 8 columns as one array, as wgmma has them.
 template <int kTiles>
 __device__ inline float (&flat(float (&tiles)[kTiles][4]))[4 * kTiles] {
-  return reinterpret_cast<float(&)[4 * kTiles]>(tiles);
+  return reinterpret_cast<float (&)[4 * kTiles]>(tiles);
 }
 
 }  // namespace octofold::attention

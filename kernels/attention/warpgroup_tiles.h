@@ -17,10 +17,10 @@ template <auto kConfig, typename Memory>
 class WarpgroupTiles {
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
-  static constexpr int kThreads = 128;
+  static constexpr int kThreads = kConfig.producer_threads();
   static constexpr int kPieceCodes = 16;
-  // At a time the threads have 32 keys of a panel. Eight neighbours have two keys, whose units of 16
-  // bytes reach all banks.
+  // At a time the threads have 32 keys of a panel. Eight neighbours have two keys, whose units of
+  // 16 bytes reach all banks.
   static constexpr int kThreadsOfKey = 4, kKeysAtOnce = kThreads / kThreadsOfKey;
   static constexpr int kTurns = config::ceil_divide(kKeys, kKeysAtOnce);
   static constexpr int kPanels = kConfig.panels();
@@ -103,14 +103,15 @@ class WarpgroupTiles {
       if constexpr (kForm.v_scales) {
         store_scale<true>(memory_.value_scales(position_.stage), v_scale);
       }
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) decode<kForm.k>(codes[turn], turn);
+      end_stage();
       // Behind the last tile keys are not seen, or are not looked at.
       load_scales(tile + 1);
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
-        decode<kForm.k>(codes[turn], turn);
         load(codes[turn], key_rows, (tile + 1) * kKeys, turn);
       }
-      end_stage();
     }
   }
 
@@ -119,8 +120,8 @@ class WarpgroupTiles {
     return is_seen(key) ? page_of<kForm.layout>(params_, sequence_, key) : 0;
   }
 
-  // This thread's codes of its key of a turn, of the tile that begins at key `first`; zeros where no
-  // row sees a key.
+  // This thread's codes of its key of a turn, of the tile that begins at key `first`; zeros where
+  // no row sees a key.
   __device__ void load(Codes& codes, const SideRows& side, int first, int turn) {
     const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
     const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
@@ -171,11 +172,10 @@ class WarpgroupTiles {
         unit[pair] =
             numeric::pair_in_units<kFp8, kForm.q>(codes[panel][2 * half + pair / 2], pair % 2);
       }
-      ptx::store_shared_words(memory_.stage(position_.stage) +
-                                  static_cast<unsigned>(panel * kConfig.panel_bytes()) +
-                                  swizzled(static_cast<unsigned>(in_tile),
-                                           static_cast<unsigned>(code_ / 8 + half)),
-                              unit);
+      ptx::store_shared_words(
+          memory_.stage(position_.stage) + static_cast<unsigned>(panel * kConfig.panel_bytes()) +
+              swizzled(static_cast<unsigned>(in_tile), static_cast<unsigned>(code_ / 8 + half)),
+          unit);
     }
   }
 

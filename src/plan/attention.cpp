@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <type_traits>
+#include <variant>
 
 #include "core/check.h"
+#include "kernels/attention/config/warpgroup_latent.h"
 #include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "plan/capability.h"
@@ -23,6 +26,14 @@ constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
 // Blocks of few queries to a multiprocessor: so many, where keys are split; splitting them costs
 // more than it gains where there are that many without.
 constexpr std::int64_t kBlocksWanted = 8, kBlocksEnough = 3;
+
+// Of a sequence and key head.
+std::int64_t rows_of_sequence(const AttentionProblem& problem) {
+  const std::int64_t queries = problem.has_query_offsets
+                                   ? config::ceil_divide(problem.queries, problem.batch)
+                                   : problem.queries;
+  return queries * (problem.heads / problem.key_heads);
+}
 
 // The first of `candidates` of which so many blocks fit into a multiprocessor.
 template <typename Config, std::size_t kCount>
@@ -78,7 +89,7 @@ config::WideHeadsConfig wide_heads(const config::AttentionForm& form, std::int64
                                    const Gpu& gpu) {
   using Config = config::WideHeadsConfig;
   if (rows > 32) {
-    const Config candidates[] = {{form, 8, 4, 64, 2}, {form, 8, 4, 32, 4, 2}, {form, 8, 4, 32, 2}};
+    const Config candidates[] = {{form, 8, 4, 32, 4, 2}, {form, 8, 4, 32, 2}};
     if (const std::optional<Config> config = fitting(candidates, 1, gpu)) return *config;
   }
   if (rows > 16) {
@@ -89,6 +100,35 @@ config::WideHeadsConfig wide_heads(const config::AttentionForm& form, std::int64
   if (const std::optional<Config> config = fitting(candidates, 2, gpu)) return *config;
   const Config small[] = {{form, 8, 1, 32, 4}, {form, 4, 1, 16, 4}, {form, 4, 1, 16, 4, 1, false}};
   return or_unsupported(fitting(small, 1, gpu), gpu);
+}
+
+using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
+                            config::WideHeadsConfig, config::WarpgroupLatentConfig>;
+
+Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
+  const config::AttentionForm& form = problem.form;
+  const std::int64_t rows = rows_of_sequence(problem);
+  const bool few = rows <= kMostRowsOfFew;
+  if (std::max(form.head_size, form.value_size) > kMostOfWarp) {
+    const config::WarpgroupLatentConfig latent[] = {{form}};
+    if (!few && product_kernels(gpu) == ProductKernels::kSm90 && fitting(latent, 1, gpu)) {
+      return latent[0];
+    }
+    return wide_heads(form, rows, gpu);
+  }
+  if (few) return few_queries(form, gpu);
+  return many_queries(form, problem.all_queries() * problem.heads, rows, gpu);
+}
+
+// Tiles of rows: of all sequences with offsets, which may begin anywhere, else of each.
+std::int64_t row_tiles_of(const AttentionProblem& problem, std::int64_t rows_of_tile) {
+  const std::int64_t rows = problem.queries * (problem.heads / problem.key_heads);
+  return problem.has_query_offsets ? rows / rows_of_tile + problem.batch
+                                   : config::ceil_divide(rows, rows_of_tile);
+}
+
+std::int64_t unsplit_blocks(const AttentionProblem& problem, std::int64_t row_tiles) {
+  return row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
 }
 
 // The splits with which blocks that run `resident` at a time are done first, each of which takes
@@ -107,15 +147,19 @@ std::int64_t splits_in_waves(std::int64_t blocks, std::int64_t keys, std::int64_
   return best;
 }
 
-// Tiles of rows: of all sequences with offsets, which may begin anywhere, else of each.
-std::int64_t row_tiles_of(const AttentionProblem& problem, std::int64_t rows_of_tile) {
-  const std::int64_t rows = problem.queries * (problem.heads / problem.key_heads);
-  return problem.has_query_offsets ? rows / rows_of_tile + problem.batch
-                                   : config::ceil_divide(rows, rows_of_tile);
-}
-
-std::int64_t unsplit_blocks(const AttentionProblem& problem, std::int64_t row_tiles) {
-  return row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
+// At most `most`.
+template <typename Config>
+std::int64_t splits_of(const Config& config, const AttentionProblem& problem, std::int64_t blocks,
+                       std::int64_t most, const Gpu& gpu) {
+  if constexpr (std::is_same_v<Config, config::ManyQueriesConfig>) {
+    return std::min(config::ceil_divide<std::int64_t>(gpu.multiprocessors, blocks), most);
+  } else if constexpr (std::is_same_v<Config, config::FewQueriesConfig>) {
+    if (blocks >= kBlocksEnough * gpu.multiprocessors) return 1;
+    return std::min(config::ceil_divide(kBlocksWanted * gpu.multiprocessors, blocks), most);
+  } else {
+    const int beside = std::max(1, gpu.shared_memory_per_block / (config.shared_bytes() + 1024));
+    return splits_in_waves(blocks, problem.keys, most, beside * gpu.multiprocessors);
+  }
 }
 
 // The kernel of `config`, and the one that combines splits.
@@ -126,13 +170,14 @@ void add_kernels(AttentionPlan& plan, const AttentionProblem& problem, Config co
   plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config,
                                      unsplit_blocks(problem, plan.config.row_tiles) * splits));
   plan.kernels.back().shared_bytes = config.shared_bytes();
+  plan.kernels.back().as_many_as_run = config.stays();
   if (splits == 1) return;
   const config::CombineSplitsConfig combine{.q = problem.form.q,
                                             .value_size = problem.form.value_size};
   const std::int64_t rows = problem.all_queries() * problem.heads;
-  plan.kernels.push_back(kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
-                                     config::ceil_divide(rows * combine.warps_of_row(),
-                                                         combine.warps)));
+  plan.kernels.push_back(
+      kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
+                  config::ceil_divide(rows * combine.warps_of_row(), combine.warps)));
 }
 
 }  // namespace
@@ -142,41 +187,19 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   AttentionPlan plan;
   const std::int64_t rows = problem.all_queries() * problem.heads;
   if (rows == 0 || problem.batch == 0) return plan;
-  const std::int64_t group = problem.heads / problem.key_heads;
-  const std::int64_t rows_of_sequence =
-      group * (problem.has_query_offsets ? config::ceil_divide(problem.queries, problem.batch)
-                                         : problem.queries);
-  const std::int64_t most_splits = config::attention_splits(rows);
-  const auto splits_of = [&](std::int64_t least_keys) {
-    return std::max<std::int64_t>(
-        std::min(most_splits, config::ceil_divide(problem.keys, least_keys)), 1);
-  };
-  if (std::max(problem.form.head_size, problem.form.value_size) > kMostOfWarp) {
-    const config::WideHeadsConfig config = wide_heads(problem.form, rows_of_sequence, gpu);
-    plan.config.row_tiles = row_tiles_of(problem, config.rows());
-    const std::int64_t beside =
-        std::max(1, gpu.shared_memory_per_block / (config.shared_bytes() + 1024));
-    plan.config.splits =
-        splits_in_waves(unsplit_blocks(problem, plan.config.row_tiles), problem.keys,
-                        splits_of(kLeastKeysOfMany), beside * gpu.multiprocessors);
-    add_kernels(plan, problem, config);
-    return plan;
-  }
-  const bool few = rows_of_sequence <= kMostRowsOfFew;
-  const config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
-  const config::ManyQueriesConfig many_config =
-      many_queries(problem.form, rows, rows_of_sequence, gpu);
-  plan.config.row_tiles = row_tiles_of(problem, few ? few_config.rows() : many_config.rows());
-  const std::int64_t unsplit = unsplit_blocks(problem, plan.config.row_tiles);
-  const bool enough = few && unsplit >= kBlocksEnough * gpu.multiprocessors;
-  const std::int64_t wanted = enough ? 1 : (few ? kBlocksWanted : 1) * gpu.multiprocessors;
-  plan.config.splits = std::clamp<std::int64_t>(
-      config::ceil_divide(wanted, unsplit), 1, splits_of(few ? kLeastKeysOfFew : kLeastKeysOfMany));
-  if (few) {
-    add_kernels(plan, problem, few_config);
-  } else {
-    add_kernels(plan, problem, many_config);
-  }
+  const Config chosen = config_of(problem, gpu);
+  const bool few = std::holds_alternative<config::FewQueriesConfig>(chosen);
+  const std::int64_t most_splits = std::clamp<std::int64_t>(
+      config::ceil_divide(problem.keys, few ? kLeastKeysOfFew : kLeastKeysOfMany), 1,
+      config::attention_splits(rows));
+  std::visit(
+      [&](const auto& config) {
+        plan.config.row_tiles = row_tiles_of(problem, config.rows());
+        plan.config.splits = splits_of(
+            config, problem, unsplit_blocks(problem, plan.config.row_tiles), most_splits, gpu);
+        add_kernels(plan, problem, config);
+      },
+      chosen);
   return plan;
 }
 

@@ -9,7 +9,7 @@ namespace octofold::config {
 // same 64 rows, and one more decodes keys for them. Each has the sums of half of the values.
 struct WarpgroupLatentConfig {
   AttentionForm form{};
-  int keys = 64;   // of a stage
+  int keys = 64;  // of a stage
   int stages = 2;
 
   static constexpr const char* kHeader = "kernels/attention/warpgroup_latent.h";
@@ -28,19 +28,23 @@ struct WarpgroupLatentConfig {
   static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
 
   static constexpr int rows() { return 64; }
-  static constexpr int threads() { return 3 * 128; }
+  static constexpr int producer_threads() { return 128; }
+  static constexpr int threads() { return 256 + producer_threads(); }
+  static constexpr bool stays() { return true; }  // a block goes on with rows until all are done
   constexpr int panels() const { return ceil_divide(form.head_size, kPanel); }
   // Whose sums a warpgroup has, of values.
   constexpr int columns() const { return round_up(form.value_size, 2 * kPanel) / 2; }
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
-  // Of a thread of the warpgroup that has scores and of the one that decodes: together no more than
-  // at the start, 168, which the one between them keeps.
+  // Of a thread of the warpgroup that has scores, of the other one that multiplies, and of the one
+  // that decodes: together no more than at the start, 168 each.
   static constexpr int scorer_registers() { return 208; }
-  static constexpr int producer_registers() { return 128; }
+  static constexpr int summer_registers() { return 176; }
+  static constexpr int producer_registers() { return 120; }
 
-  // Shared memory: queries, by panels; stages, by panels; weights, a panel; what rescales each row's
-  // sums, or at the end its inverse and unit; scales of keys and values of each stage; barriers.
+  // Shared memory: queries, by panels; stages, by panels; weights, a panel; what rescales each
+  // row's sums, or at the end its inverse and unit; scales of keys and values of each stage;
+  // barriers.
   static constexpr int query_panel_bytes() { return rows() * kPanelRow; }
   constexpr int panel_bytes() const { return keys * kPanelRow; }
   constexpr int stage_bytes() const { return panels() * panel_bytes(); }

@@ -26,11 +26,12 @@ struct WarpgroupQueriesConfig {
   friend constexpr bool operator==(const WarpgroupQueriesConfig&,
                                    const WarpgroupQueriesConfig&) = default;
 
-  static constexpr int kPanel = 64;          // numbers of a row that lie together
+  static constexpr int kPanel = 64;             // numbers of a row that lie together
   static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
 
   constexpr int rows() const { return 64 * warpgroups; }
-  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  static constexpr int producer_threads() { return 128; }
+  constexpr int threads() const { return 128 * warpgroups + producer_threads(); }
   // Numbers of a row; zeros fill it up.
   constexpr int numbers() const { return round_up(form.head_size, 16); }
   constexpr int panels() const { return ceil_divide(numbers(), kPanel); }

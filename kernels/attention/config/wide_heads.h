@@ -33,6 +33,7 @@ struct WideHeadsConfig {
 
   constexpr int rows() const { return 16 * row_tiles; }
   constexpr int threads() const { return 32 * warps; }
+  static constexpr bool stays() { return false; }
 
   // Numbers of a row; zeros fill it up.
   constexpr int key_numbers() const { return round_up(form.head_size, 16); }

@@ -1,5 +1,6 @@
 #include "plan/attention.h"
 
+#include "kernels/attention/config/warpgroup_latent.h"
 #include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "support/test.h"
@@ -67,21 +68,25 @@ TEST(PlanAttentionTest, KeysThatAreFewAreNotSplit) {
 
 // DeepSeek-V3's decode: 128 heads on one latent are two tiles of 64 rows.
 TEST(PlanAttentionTest, SplitsOfALatentFillTheGpuInWaves) {
-  const auto plan_of = [](std::int64_t batch, std::int64_t keys) {
+  const auto plan_of = [](std::int64_t batch, std::int64_t keys, const Gpu& gpu = kHopper) {
     return plan_attention({.form = {.head_size = 576, .value_size = 512, .shared_latent = true},
                            .batch = batch,
                            .keys = keys,
                            .heads = 128},
-                          kHopper);
+                          gpu);
   };
   for (const auto& [batch, splits] : {std::pair{1, 64}, {16, 4}, {40, 3}, {64, 1}, {128, 1}}) {
     const AttentionPlan plan = plan_of(batch, 8192);
-    EXPECT_TRUE(is_for_wide(plan.kernels[0]));
+    EXPECT_EQ(plan.kernels[0].header, config::WarpgroupLatentConfig::kHeader);
+    EXPECT_TRUE(plan.kernels[0].as_many_as_run);
     EXPECT_EQ(plan.config.row_tiles, 2);
     EXPECT_EQ(plan.config.splits, splits) << batch;
     EXPECT_EQ(plan.kernels[0].blocks, 2 * batch * splits);
   }
   EXPECT_EQ(plan_of(16, 100).config.splits, 1);
+  const AttentionPlan of_ada = plan_of(16, 8192, as_target(kHopper, 89));
+  EXPECT_TRUE(is_for_wide(of_ada.kernels[0]));
+  EXPECT_EQ(of_ada.config.row_tiles, 4);
 }
 
 TEST(PlanAttentionTest, NoQueriesTakeNoKernels) {
@@ -99,13 +104,15 @@ TEST(PlanAttentionTest, OverManyProblems) {
     const int head_size = 8 + 8 * static_cast<int>(random() % 72);
     const int value_size =
         random() % 2 ? std::min(head_size, 512) : 8 + 8 * static_cast<int>(random() % 64);
-    AttentionProblem problem{.form = {.k = random() % 2 ? kE4M3 : kE5M2,
+    const bool is_latent = value_size <= head_size && random() % 2 == 0;
+    AttentionProblem problem{.form = {.k = is_latent || random() % 2 ? kE4M3 : kE5M2,
                                       .head_size = head_size,
                                       .value_size = value_size,
+                                      .shared_latent = is_latent,
                                       .layout = static_cast<KeyLayout>(random() % 3),
                                       .k_scales = random() % 2 == 0,
                                       .v_scales = random() % 2 == 0,
-                                      .copy_bytes = 8},
+                                      .copy_bytes = head_size % 16 + value_size % 16 == 0 ? 16 : 8},
                              .batch = 1 + static_cast<std::int64_t>(random() % 100),
                              .queries = 1 + static_cast<std::int64_t>(random() % 3000),
                              .has_query_offsets = random() % 2 == 0,
@@ -121,7 +128,8 @@ TEST(PlanAttentionTest, OverManyProblems) {
     EXPECT_EQ(plan.kernels.size(), plan.config.splits > 1 ? 2u : 1u);
     // However queries are dealt out to sequences.
     const bool many = kernel.header == config::ManyQueriesConfig::kHeader;
-    EXPECT_EQ(is_for_wide(kernel), std::max(head_size, value_size) > 256);
+    EXPECT_EQ(is_for_wide(kernel), std::max(head_size, value_size) > 256 &&
+                                       kernel.header != config::WarpgroupLatentConfig::kHeader);
     const std::int64_t tile = many ? kernel.threads / 2 : 16;  // at least
     if (problem.has_query_offsets) {
       EXPECT_GE(plan.config.row_tiles, problem.batch);
