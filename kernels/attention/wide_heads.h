@@ -160,9 +160,8 @@ class WideHeads {
     return memory_ + kConfig.scores_offset() + row * kScoreBytes + 4 * key;
   }
 
-  // Step 2: the row of this lane and its neighbours, if they have one; pair i of its keys begins
-  // with key 2 · (own lane + i · kRowLanes).
-  __device__ bool has_row() const { return threadIdx.x < kConfig.rows() * kRowLanes; }
+  // Step 2: the row of this lane and its neighbours; pair i of its keys begins with key 2 · (own
+  // lane + i · kRowLanes).
   __device__ int own_row() const { return static_cast<int>(threadIdx.x) / kRowLanes; }
   static __device__ unsigned own_key(int pair) {
     return 2 * (threadIdx.x % kRowLanes) + static_cast<unsigned>(2 * kRowLanes * pair);
@@ -180,7 +179,6 @@ class WideHeads {
   }
 
   __device__ void weigh(int first_key, int buffer, bool is_masked, int keys) {
-    if (!has_row()) return;  // whole warps
     float scores[kPairs][2];
     load_scores(scores, buffer);
     if (is_masked) {
@@ -323,16 +321,13 @@ class WideHeads {
   // What the softmax knows of each row, by way of the memory of scores, to all that have its sums.
   __device__ void store() {
     __syncthreads();
-    if (has_row()) {
-      const float sum =
-          of_row(sum_, [](float left, float right) { return __fadd_rn(left, right); });
+    const float sum = of_row(sum_, [](float left, float right) { return __fadd_rn(left, right); });
+    if (threadIdx.x % kRowLanes == 0) {
       const int row = rows_.first + own_row();
-      if (threadIdx.x % kRowLanes == 0) {
-        ptx::store_shared(score_address(static_cast<unsigned>(own_row()), 0),
-                          {inverse_of(sum), unit_});
-        if (row < rows_.end) {
-          store_state<kForm>(params_, rows_, row, __fmul_rn(maximum_, factor_), sum);
-        }
+      ptx::store_shared(score_address(static_cast<unsigned>(own_row()), 0),
+                        {inverse_of(sum), unit_});
+      if (row < rows_.end) {
+        store_state<kForm>(params_, rows_, row, __fmul_rn(maximum_, factor_), sum);
       }
     }
     __syncthreads();

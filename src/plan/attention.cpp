@@ -23,9 +23,6 @@ constexpr std::int64_t kMostRowsOfFew = 32;
 constexpr int kMostOfWarp = 256;
 // Fewer keys are not worth a block of their own: of few queries, of many.
 constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
-// Blocks of few queries to a multiprocessor: so many, where keys are split; splitting them costs
-// more than it gains where there are that many without.
-constexpr std::int64_t kBlocksWanted = 8, kBlocksEnough = 3;
 
 // Of a sequence and key head.
 std::int64_t rows_of_sequence(const AttentionProblem& problem) {
@@ -61,6 +58,10 @@ config::FewQueriesConfig few_queries(const config::AttentionForm& form, const Gp
     const Config candidates[] = {{form, 4, 1}, {form, 2, 1}};
     return or_unsupported(fitting(candidates, 1, gpu), gpu);
   }
+  // One block to a multiprocessor, with 128 KB on their way, reads faster than several.
+  const int size = std::max(form.head_size, form.value_size);
+  const Config large[] = {{form, 8, size <= 64 ? 4 : 2, size <= 128 ? 32 : 16}};
+  if (const std::optional<Config> config = fitting(large, 1, gpu)) return *config;
   const Config candidates[] = {{form, 4, 3}, {form, 4, 2}, {form, 2, 3}, {form, 2, 2}};
   const std::optional<Config> beside_another = fitting(candidates, 2, gpu);
   return beside_another ? *beside_another : or_unsupported(fitting(candidates, 1, gpu), gpu);
@@ -96,10 +97,10 @@ config::WideHeadsConfig wide_heads(const config::AttentionForm& form, std::int64
     const Config candidates[] = {{form, 8, 2, 32, 4}, {form, 4, 2, 16, 4}};
     if (const std::optional<Config> config = fitting(candidates, 1, gpu)) return *config;
   }
-  const Config candidates[] = {{form, 8, 1, 32, 4}, {form, 8, 1, 16, 8}};
+  const Config candidates[] = {{form, 8, 1, 32, 4}, {form, 4, 1, 16, 4}};
   if (const std::optional<Config> config = fitting(candidates, 2, gpu)) return *config;
-  const Config small[] = {{form, 8, 1, 32, 4}, {form, 4, 1, 16, 4}, {form, 4, 1, 16, 4, 1, false}};
-  return or_unsupported(fitting(small, 1, gpu), gpu);
+  const Config alone[] = {{form, 8, 1, 32, 4}, {form, 4, 1, 16, 4}, {form, 4, 1, 16, 4, 1, false}};
+  return or_unsupported(fitting(alone, 1, gpu), gpu);
 }
 
 using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
@@ -153,9 +154,6 @@ std::int64_t splits_of(const Config& config, const AttentionProblem& problem, st
                        std::int64_t most, const Gpu& gpu) {
   if constexpr (std::is_same_v<Config, config::ManyQueriesConfig>) {
     return std::min(config::ceil_divide<std::int64_t>(gpu.multiprocessors, blocks), most);
-  } else if constexpr (std::is_same_v<Config, config::FewQueriesConfig>) {
-    if (blocks >= kBlocksEnough * gpu.multiprocessors) return 1;
-    return std::min(config::ceil_divide(kBlocksWanted * gpu.multiprocessors, blocks), most);
   } else {
     const int beside = std::max(1, gpu.shared_memory_per_block / (config.shared_bytes() + 1024));
     return splits_in_waves(blocks, problem.keys, most, beside * gpu.multiprocessors);

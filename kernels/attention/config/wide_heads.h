@@ -61,10 +61,7 @@ struct WideHeadsConfig {
   constexpr int key_steps() const { return ceil_divide(key_numbers() / 16, parts); }
   constexpr int value_steps() const { return ceil_divide(value_numbers() / 16, warps); }
   // Lanes that share a row of scores in the softmax, each with pairs of keys.
-  constexpr int row_lanes() const {
-    const int all = threads() / rows();
-    return all < keys / 2 ? all : keys / 2;
-  }
+  constexpr int row_lanes() const { return threads() / rows(); }
 
   // Shared memory: queries; keys and values as 16-bit numbers, of each buffer; codes of those that
   // arrive; scales of keys and values, of those that arrive, then of each buffer; scores of each
@@ -99,6 +96,7 @@ struct WideHeadsConfig {
       return "warps have to be a multiple of the parts of scores that they share";
     if (keys % key_groups() != 0 || score_keys() % 16 != 0 || score_keys() > 32)
       return "a warp has to have scores of 16 or 32 keys";
+    if (keys % (2 * row_lanes()) != 0) return "a lane has to have pairs of keys in the softmax";
     if (row_tiles * value_steps() > 16) return "a warp has sums of 128 numbers to a lane at most";
     return nullptr;
   }

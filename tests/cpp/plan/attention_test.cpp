@@ -29,8 +29,8 @@ TEST(PlanAttentionTest, FewQueriesSplitKeys) {
   EXPECT_TRUE(is_for_few(plan.kernels[0]));
   EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(".split = true"));
   EXPECT_EQ(plan.config.row_tiles, 1);
-  EXPECT_EQ(plan.config.splits, 32);
-  EXPECT_EQ(plan.kernels[0].blocks, 4 * 8 * 32);
+  EXPECT_EQ(plan.config.splits, 4);
+  EXPECT_EQ(plan.kernels[0].blocks, 4 * 8 * 4);
   EXPECT_TRUE(is_combination(plan.kernels[1]));
   EXPECT_EQ(plan.kernels[1].blocks, 2 * 4 * 32 / 4);
   EXPECT_EQ(plan.kernels[1].shared_bytes, 0);
