@@ -23,7 +23,13 @@ class WarpgroupTiles {
   static constexpr int kThreadsOfKey = 4, kKeysAtOnce = kThreads / kThreadsOfKey;
   static constexpr int kTurns = config::ceil_divide(kKeys, kKeysAtOnce);
   static constexpr int kPanels = kConfig.panels();
-  using Codes = unsigned[kPanels][4];  // of one key
+
+  // What this thread has of a tile of keys, or of values.
+  template <DType kFp8, bool kHasScales>
+  struct Tile {
+    unsigned codes[kTurns][kPanels][4];
+    float scale;  // of another key than the codes
+  };
   using SideRows = attention::SideRows<kForm.layout>;
 
  public:
@@ -34,10 +40,8 @@ class WarpgroupTiles {
         code_(static_cast<int>(threadIdx.x) % kThreadsOfKey * kPieceCodes) {}
 
   __device__ void run() {
-    for (WorkWalk<kConfig.rows()> walk(params_); walk.has_work(); walk.advance()) {
-      const Rows rows = walk.rows();
-      if (rows.first < rows.end) fill_stages(rows);
-    }
+    WorkWalk<kConfig.rows()> walk(params_);
+    for (Rows rows; walk.next(rows);) fill_stages(rows);
   }
 
  private:
@@ -50,34 +54,16 @@ class WarpgroupTiles {
     sequence_ = rows.sequence;
     const SideRows key_rows(params_, params_.k, sequence_, first_key, rows.key_head);
     const SideRows value_rows(params_, params_.v, sequence_, first_key, rows.key_head);
-    Codes codes[kTurns];
-    float scale;
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      load(codes[turn], key_rows, tiles.begin * kKeys, turn);
-    }
-    load_scale<kForm.k_scales>(scale, key_rows, tiles.begin * kKeys);
+    Tile<kForm.k, kForm.k_scales> own_keys;
+    Tile<kForm.v, kForm.v_scales> own_values;
+    load(own_keys, key_rows, tiles.begin);
+    load(own_values, value_rows, tiles.begin);
 #pragma unroll 1
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      begin_stage();
-      store_scale<kForm.k_scales>(scale);
-      load_scale<kForm.v_scales>(scale, value_rows, tile * kKeys);
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        decode<kForm.k>(codes[turn], turn);
-        load(codes[turn], value_rows, tile * kKeys, turn);
-      }
-      end_stage();
-      begin_stage();
-      store_scale<kForm.v_scales>(scale);
-      // Behind the last tile keys are not seen, or are not looked at.
-      load_scale<kForm.k_scales>(scale, key_rows, (tile + 1) * kKeys);
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        decode<kForm.v>(codes[turn], turn);
-        load(codes[turn], key_rows, (tile + 1) * kKeys, turn);
-      }
-      end_stage();
+      fill_stage(own_keys);
+      load(own_keys, key_rows, tile + 1);
+      fill_stage(own_values);
+      load(own_values, value_rows, tile + 1);
     }
   }
 
@@ -86,63 +72,67 @@ class WarpgroupTiles {
     return is_seen(key) ? page_of<kForm.layout>(params_, sequence_, key) : 0;
   }
 
-  // This thread's codes of its key of a turn, of the tile that begins at key `first`; zeros where no
-  // row sees a key.
-  __device__ void load(Codes& codes, const SideRows& side, int first, int turn) {
-    const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
-    const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
-    const unsigned char* const row = side.row(key, page_of_seen(key)) + code_;
+  // Zeros where no row sees a key.
+  template <DType kFp8, bool kHasScales>
+  __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int index) {
+    const int first = index * kKeys;
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const int at = panel * kConfig.kPanel, there = kForm.head_size - at;
-      load_codes<kForm.copy_bytes>(row + at, exists && (there >= kConfig.kPanel || code_ < there),
-                                   codes[panel]);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
+      const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
+      const unsigned char* const row = side.row(key, page_of_seen(key)) + code_;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const int at = panel * kConfig.kPanel, there = kForm.head_size - at;
+        const int exist = there >= kConfig.kPanel ? kPieceCodes : there - code_;
+        load_codes<kForm.copy_bytes>(row + at, exists ? exist : 0, tile.codes[turn][panel]);
+      }
+    }
+    if constexpr (kHasScales) {
+      const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
+      tile.scale =
+          in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
     }
   }
 
-  template <bool kExists>
-  __device__ void load_scale(float& scale, const SideRows& side, int first) {
-    if constexpr (!kExists) return;
-    const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
-    scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
-  }
-  template <bool kExists>
-  __device__ void store_scale(float scale) {
-    if constexpr (!kExists) return;
-    const unsigned in_tile = threadIdx.x % kThreads;
-    if (in_tile >= kKeys) return;
-    ptx::store_shared_word(memory_.scales(position_.stage) + 4 * in_tile, __float_as_uint(scale));
-  }
-
-  __device__ void begin_stage() const {
-    ptx::mbarrier_wait(memory_.empty(position_.stage), position_.parity ^ 1);
-  }
-  __device__ void end_stage() {
+  template <DType kFp8, bool kHasScales>
+  __device__ void fill_stage(const Tile<kFp8, kHasScales>& tile) {
+    const int stage = position_.stage;
+    ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int in_tile = key_ + turn * kKeysAtOnce;
+      if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        decode<kFp8>(tile.codes[turn][panel],
+                     memory_.stage(stage) + static_cast<unsigned>(panel * kConfig.panel_bytes()),
+                     static_cast<unsigned>(in_tile));
+      }
+    }
+    if constexpr (kHasScales) {
+      const unsigned in_tile = threadIdx.x % kThreads;
+      if (in_tile < kKeys) {
+        ptx::store_shared_word(memory_.scales(stage) + 4 * in_tile, __float_as_uint(tile.scale));
+      }
+    }
     ptx::fence_proxy_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(position_.stage));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(stage));
     position_.advance();
   }
 
-  // 16 codes of each panel to two units of 16 bytes.
+  // 16 codes of a key to two units of 16 bytes of its row in a panel.
   template <DType kFp8>
-  __device__ void decode(const Codes& codes, int turn) const {
-    const int in_tile = key_ + turn * kKeysAtOnce;
-    if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) return;
+  __device__ void decode(const unsigned (&codes)[4], unsigned panel, unsigned row) const {
 #pragma unroll
-    for (int i = 0; i < 2 * kPanels; ++i) {
-      const int panel = i / 2, half = i % 2;
+    for (int half = 0; half < 2; ++half) {
       unsigned unit[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        unit[pair] =
-            numeric::pair_in_units<kFp8, kForm.q>(codes[panel][2 * half + pair / 2], pair % 2);
+        unit[pair] = numeric::float16_pair_in_units<kFp8>(codes[2 * half + pair / 2], pair % 2);
       }
-      ptx::store_shared_words(memory_.stage(position_.stage) +
-                                  static_cast<unsigned>(panel * kConfig.panel_bytes()) +
-                                  swizzled(static_cast<unsigned>(in_tile),
-                                           static_cast<unsigned>(code_ / 8 + half)),
-                              unit);
+      ptx::store_shared_words(panel + swizzled(row, static_cast<unsigned>(code_ / 8 + half)), unit);
     }
   }
 

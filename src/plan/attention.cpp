@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <variant>
 
 #include "core/check.h"
+#include "kernels/attention/config/warpgroup_queries.h"
 #include "kernels/attention/config/workspace.h"
 #include "plan/capability.h"
 
@@ -68,6 +70,24 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
   return or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
+// The same for a GPU with products of warpgroups: stages of as many keys as fit.
+config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form,
+                                                 const Gpu& gpu) {
+  const config::WarpgroupQueriesConfig candidates[] = {
+      {form, 2, 128, 4}, {form, 2, 96, 4}, {form, 2, 64, 4}};
+  return or_unsupported(fitting(candidates, 1, gpu), gpu);
+}
+
+using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
+                            config::WarpgroupQueriesConfig>;
+
+Config config_of(const config::AttentionForm& form, std::int64_t rows,
+                 std::int64_t rows_of_sequence, const Gpu& gpu) {
+  if (rows_of_sequence <= kMostRowsOfFew) return few_queries(form, gpu);
+  if (product_kernels(gpu) == ProductKernels::kSm90) return warpgroup_queries(form, gpu);
+  return many_queries(form, rows, rows_of_sequence, gpu);
+}
+
 }  // namespace
 
 AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
@@ -79,10 +99,10 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   const std::int64_t rows_of_sequence =
       group * (problem.has_query_offsets ? config::ceil_divide(problem.queries, problem.batch)
                                          : problem.queries);
-  const bool few = rows_of_sequence <= kMostRowsOfFew;
-  config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
-  config::ManyQueriesConfig many_config = many_queries(problem.form, rows, rows_of_sequence, gpu);
-  const std::int64_t rows_of_tile = few ? few_config.rows() : many_config.rows();
+  const Config chosen = config_of(problem.form, rows, rows_of_sequence, gpu);
+  const bool few = std::holds_alternative<config::FewQueriesConfig>(chosen);
+  const std::int64_t rows_of_tile =
+      std::visit([](const auto& config) -> std::int64_t { return config.rows(); }, chosen);
   plan.config.row_tiles = problem.has_query_offsets
                               ? problem.queries * group / rows_of_tile + problem.batch
                               : config::ceil_divide(problem.queries * group, rows_of_tile);
@@ -102,12 +122,9 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
     config.form.split = split;
     plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
     plan.kernels.back().shared_bytes = config.shared_bytes();
+    plan.kernels.back().as_many_as_run = config.stays();
   };
-  if (few) {
-    add(few_config);
-  } else {
-    add(many_config);
-  }
+  std::visit(add, chosen);
   if (split) {
     const config::CombineSplitsConfig combine{.q = problem.form.q,
                                               .head_size = problem.form.head_size};

@@ -84,6 +84,7 @@ struct FewQueriesConfig {
   }
   friend constexpr bool operator==(const FewQueriesConfig&, const FewQueriesConfig&) = default;
 
+  static constexpr bool stays() { return false; }
   static constexpr int rows() { return 16; }
   static constexpr int keys() { return 32; }  // of a stage: one to a lane
   constexpr int threads() const { return 32 * warps; }
@@ -131,6 +132,7 @@ struct ManyQueriesConfig {
   }
   friend constexpr bool operator==(const ManyQueriesConfig&, const ManyQueriesConfig&) = default;
 
+  static constexpr bool stays() { return false; }
   constexpr int rows() const { return 16 * row_tiles * warps; }
   constexpr int threads() const { return 32 * warps; }
   // Whose scores a warp has in registers at a time, beside its sums.

@@ -26,9 +26,13 @@ struct WarpgroupQueriesConfig {
   friend constexpr bool operator==(const WarpgroupQueriesConfig&,
                                    const WarpgroupQueriesConfig&) = default;
 
+  // What is multiplied: it holds all codes, and takes one instruction a pair of them.
+  static constexpr DType kType = DType::kFloat16;
   static constexpr int kPanel = 64;          // numbers of a row that lie together
   static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
 
+  // A block goes on until all rows are done.
+  static constexpr bool stays() { return true; }
   constexpr int rows() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Numbers of a row; zeros fill it up.
@@ -37,18 +41,20 @@ struct WarpgroupQueriesConfig {
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
   // Of a thread: together no more than at the start (kernels/sm90/config/resources.h).
-  constexpr int consumer_registers() const { return warpgroups == 3 ? 152 : 216; }
-  constexpr int producer_registers() const { return warpgroups == 3 ? 56 : 72; }
+  constexpr int consumer_registers() const { return warpgroups == 3 ? 152 : 208; }
+  constexpr int producer_registers() const { return warpgroups == 3 ? 56 : 88; }
 
-  // Shared memory: queries, by panels; stages, by panels; scales of each stage; barriers.
+  // Shared memory: queries, by panels; stages, by panels; scales of each stage; what
+  // rows of queries were divided by; barriers.
   constexpr int query_panel_bytes() const { return rows() * kPanelRow; }
   constexpr int panel_bytes() const { return keys * kPanelRow; }
   constexpr int stage_bytes() const { return panels() * panel_bytes(); }
   constexpr int stages_offset() const { return panels() * query_panel_bytes(); }
   constexpr int scales_offset() const { return stages_offset() + stages * stage_bytes(); }
-  constexpr int barriers_offset() const {
+  constexpr int query_units_offset() const {
     return scales_offset() + (has_scales() ? stages * 4 * keys : 0);
   }
+  constexpr int barriers_offset() const { return query_units_offset() + 4 * rows(); }
   constexpr int shared_bytes() const { return barriers_offset() + 2 * 8 * stages; }
 
   constexpr const char* invalid_reason() const {
