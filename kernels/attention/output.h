@@ -77,8 +77,9 @@ __device__ inline void copy_query(const AttentionParams& params, const Rows& row
 __device__ inline unsigned short* row_of_out(const AttentionParams& params, const Rows& rows,
                                              int row) {
   const Place place = place_of(params, rows, row);
-  return static_cast<unsigned short*>(params.out) + batch_of(params, rows) * params.out_batch_stride +
-         place.query * params.out_stride + place.head * params.out_head_stride;
+  return static_cast<unsigned short*>(params.out) +
+         batch_of(params, rows) * params.out_batch_stride + place.query * params.out_stride +
+         place.head * params.out_head_stride;
 }
 
 // A sum of values over the sum of weights. Values of keys that others see may be NaN.
@@ -127,8 +128,8 @@ __device__ inline void transpose_quad(unsigned (&words)[4]) {
   }
 }
 
-// Of all keys that the block has, a row's sums of values, the lane's row `of_lane` of two; `inverse`:
-// of the sum of weights. All lanes of a warp are here, whether or not their rows exist.
+// Of all keys that the block has, a row's sums of values, the lane's row `of_lane` of two;
+// `inverse`: of the sum of weights. All lanes of a warp are here, whether or not their rows exist.
 template <AttentionForm kForm, int kTiles>
 __device__ inline void store_row(const AttentionParams& params, const Rows& rows, int row,
                                  const float (&sums)[kTiles][4], int of_lane, float in_units,

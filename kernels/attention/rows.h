@@ -177,8 +177,8 @@ __device__ inline Range part_of(int count, int split, int splits) {
 template <int kKeys>
 __device__ inline Range tiles_of(const AttentionParams& params, const Rows& rows, Range seen) {
   const int before = seen.begin / kKeys;
-  const Range part = part_of(max(config::ceil_divide(seen.end, kKeys) - before, 0), rows.split,
-                             params.splits);
+  const Range part =
+      part_of(max(config::ceil_divide(seen.end, kKeys) - before, 0), rows.split, params.splits);
   return {before + part.begin, before + part.end};
 }
 

@@ -81,9 +81,9 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState&
   }
 }
 
-// The same over a maximum that stays until a score is beyond it by 2^kBeyond: so the lanes that share
-// a row seldom have to agree on a new one. FP16 and BF16 hold such weights as well as smaller ones.
-// Whether any sums of the warp have to be multiplied by `rescale`.
+// The same over a maximum that stays until a score is beyond it by 2^kBeyond: so the lanes that
+// share a row seldom have to agree on a new one. FP16 and BF16 hold such weights as well as smaller
+// ones. Whether any sums of the warp have to be multiplied by `rescale`.
 template <int kTiles>
 __device__ inline bool weigh_lazily(float (&scores)[kTiles][4], const float (&factor)[2],
                                     RowState& state, float (&rescale)[2]) {
@@ -93,8 +93,7 @@ __device__ inline bool weigh_lazily(float (&scores)[kTiles][4], const float (&fa
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      largest[row] =
-          fmaxf(largest[row], fmaxf(scores[tile][2 * row], scores[tile][2 * row + 1]));
+      largest[row] = fmaxf(largest[row], fmaxf(scores[tile][2 * row], scores[tile][2 * row + 1]));
     }
   }
   const auto is_beyond = [&](int row) {

@@ -72,8 +72,7 @@ class WarpgroupQueryTile {
     // As bits of FP32: 2^14 over the power of two, and the power over 2^14. What is below 2^-100
     // has few bits.
     constexpr unsigned kOne = 127, kTop = 14, kLeast = kOne - 100;
-    const unsigned exponent =
-        max(__float_as_uint(numeric::largest<kType>(largest)) >> 23, kLeast);
+    const unsigned exponent = max(__float_as_uint(numeric::largest<kType>(largest)) >> 23, kLeast);
     const float inverse = __uint_as_float((2 * kOne + kTop - exponent) << 23);
     if (threadIdx.x % 2 == 0) {
       ptx::store_shared_word(memory_.query_units(warpgroup_) + static_cast<unsigned>(4 * own_row()),

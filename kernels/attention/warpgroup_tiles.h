@@ -18,11 +18,12 @@ class WarpgroupTiles {
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kThreads = 128;
   static constexpr int kPieceCodes = 16;
-  // At a time the threads have 32 keys of a panel. Eight neighbours have two keys, whose units of 16
-  // bytes reach all banks.
-  static constexpr int kThreadsOfKey = 4, kKeysAtOnce = kThreads / kThreadsOfKey;
+  // At a time the threads have 32 keys of a panel, or 16 of two where that leaves none idle. Eight
+  // neighbours have two keys of a panel, whose units of 16 bytes reach all banks.
+  static constexpr int kPanelsAtOnce = kConfig.panels() % 2 == 0 && kKeys % 32 != 0 ? 2 : 1;
+  static constexpr int kKeysAtOnce = kThreads / 4 / kPanelsAtOnce;
   static constexpr int kTurns = config::ceil_divide(kKeys, kKeysAtOnce);
-  static constexpr int kPanels = kConfig.panels();
+  static constexpr int kPanels = kConfig.panels() / kPanelsAtOnce;  // of a thread
 
   // What this thread has of a tile of keys, or of values.
   template <DType kFp8, bool kHasScales>
@@ -36,8 +37,10 @@ class WarpgroupTiles {
   __device__ WarpgroupTiles(const AttentionParams& params, const WarpgroupMemory<kConfig>& memory)
       : params_(params),
         memory_(memory),
-        key_(static_cast<int>(threadIdx.x % kThreads) / kThreadsOfKey),
-        code_(static_cast<int>(threadIdx.x) % kThreadsOfKey * kPieceCodes) {}
+        key_(static_cast<int>(threadIdx.x / 4 % 2 +
+                              threadIdx.x % kThreads / (8 * kPanelsAtOnce) * 2)),
+        panel_(static_cast<int>(threadIdx.x / 8 % kPanelsAtOnce)),
+        code_(static_cast<int>(threadIdx.x % 4) * kPieceCodes) {}
 
   __device__ void run() {
     WorkWalk<kConfig.rows()> walk(params_);
@@ -80,18 +83,19 @@ class WarpgroupTiles {
     for (int turn = 0; turn < kTurns; ++turn) {
       const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
       const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
-      const unsigned char* const row = side.row(key, page_of_seen(key)) + code_;
+      const int own = panel_ * kConfig.kPanel + code_;
+      const unsigned char* const row = side.row(key, page_of_seen(key)) + own;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        const int at = panel * kConfig.kPanel, there = kForm.head_size - at;
-        const int exist = there >= kConfig.kPanel ? kPieceCodes : there - code_;
+        constexpr int kAtOnce = kPanelsAtOnce * kConfig.kPanel;
+        const int at = panel * kAtOnce, there = kForm.head_size - at;
+        const int exist = there >= kAtOnce ? kPieceCodes : there - own;
         load_codes<kForm.copy_bytes>(row + at, exists ? exist : 0, tile.codes[turn][panel]);
       }
     }
     if constexpr (kHasScales) {
       const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
-      tile.scale =
-          in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
+      tile.scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
     }
   }
 
@@ -106,7 +110,8 @@ class WarpgroupTiles {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         decode<kFp8>(tile.codes[turn][panel],
-                     memory_.stage(stage) + static_cast<unsigned>(panel * kConfig.panel_bytes()),
+                     memory_.stage(stage) + static_cast<unsigned>((panel * kPanelsAtOnce + panel_) *
+                                                                  kConfig.panel_bytes()),
                      static_cast<unsigned>(in_tile));
       }
     }
@@ -138,8 +143,9 @@ class WarpgroupTiles {
 
   const AttentionParams& params_;
   const WarpgroupMemory<kConfig>& memory_;
-  const int key_;   // the thread's, of 32
-  const int code_;  // the thread's, of a panel
+  // The thread's, of those at a time.
+  const int key_, panel_;
+  const int code_;  // of a panel
   config::RingPosition<kConfig.stages> position_;
   // Of the rows at hand.
   int sequence_;

@@ -70,12 +70,13 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
   return or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
-// The same for a GPU with products of warpgroups: stages of as many keys as fit.
-config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form,
-                                                 const Gpu& gpu) {
-  const config::WarpgroupQueriesConfig candidates[] = {
-      {form, 2, 128, 4}, {form, 2, 96, 4}, {form, 2, 64, 4}};
-  return or_unsupported(fitting(candidates, 1, gpu), gpu);
+// The same for a GPU with products of warpgroups. A third of them leaves each thread fewer registers,
+// which hold sums of 128 numbers and scores of 64 keys, and has codes decoded less often.
+config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form) {
+  if (form.head_size <= 64) return {form, 3, 96, 8};
+  if (form.head_size <= 128) return {form, 3, 64, 8};
+  return form.head_size <= 192 ? config::WarpgroupQueriesConfig{form, 2, 64, 6}
+                               : config::WarpgroupQueriesConfig{form, 2, 64, 4};
 }
 
 using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
@@ -84,7 +85,10 @@ using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
 Config config_of(const config::AttentionForm& form, std::int64_t rows,
                  std::int64_t rows_of_sequence, const Gpu& gpu) {
   if (rows_of_sequence <= kMostRowsOfFew) return few_queries(form, gpu);
-  if (product_kernels(gpu) == ProductKernels::kSm90) return warpgroup_queries(form, gpu);
+  // PTX that is translated for a later GPU has no products of warpgroups.
+  if (product_kernels(gpu) == ProductKernels::kSm90 && !gpu.is_translated) {
+    return warpgroup_queries(form);
+  }
   return many_queries(form, rows, rows_of_sequence, gpu);
 }
 
