@@ -103,16 +103,24 @@ __device__ inline void copy_codes(unsigned destination, const unsigned char* cod
   }
 }
 
-// 16 codes into registers, or zeros.
+// The first `exist` of 16 codes into registers, with zeros behind them. They are a multiple of what
+// is loaded at a time.
 template <int kBytes>
-__device__ inline void load_codes(const unsigned char* codes, bool exist, unsigned (&words)[4]) {
+__device__ inline void load_codes(const unsigned char* codes, int exist, unsigned (&words)[4]) {
+  constexpr int kUnit = kBytes == 1 ? 4 : kBytes, kWords = kUnit / 4;
 #pragma unroll
-  for (unsigned& word : words) word = 0;
-  if (!exist) return;
-  if constexpr (kBytes == 16) {
-    ptx::load_cached(codes, words);
-  } else {
-    // TODO
+  for (int i = 0; i < 4; i += kWords) {
+    unsigned unit[kWords] = {};
+    if (4 * i < exist) {
+      if constexpr (kBytes == 1) {
+#pragma unroll
+        for (int code = 0; code < 4; ++code) unit[0] |= unsigned{codes[4 * i + code]} << 8 * code;
+      } else {
+        ptx::load_global<kBytes>(codes + 4 * i, unit);
+      }
+    }
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) words[i + word] = unit[word];
   }
 }
 

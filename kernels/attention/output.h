@@ -54,34 +54,114 @@ __device__ inline void load_query(const AttentionParams& params, const Rows& row
   for (int i = 0; i < 4; ++i) words[i] ^= flip ? 0x80008000u : 0u;
 }
 
+// The same to shared memory, on its way by itself if it can.
+template <int kHeadSize>
+__device__ inline void copy_query(const AttentionParams& params, const Rows& rows, int row,
+                                  int first, unsigned destination) {
+  if (params.q_vectors) {
+    const bool exists = row < rows.end && first < kHeadSize;
+    const Place place = place_of(params, rows, exists ? row : rows.first);
+    const auto* const numbers = static_cast<const unsigned short*>(params.q) +
+                                batch_of(params, rows) * params.q_batch_stride +
+                                place.query * params.q_stride + place.head * params.q_head_stride +
+                                (exists ? first : 0);
+    ptx::copy_async<16, false>(destination, numbers, exists);
+  } else {
+    unsigned words[4];
+    load_query<kHeadSize>(params, rows, row, first, false, words);
+    ptx::store_shared_words(destination, words);
+  }
+}
+
+// Where a row's results go.
+__device__ inline unsigned short* row_of_out(const AttentionParams& params, const Rows& rows,
+                                             int row) {
+  const Place place = place_of(params, rows, row);
+  return static_cast<unsigned short*>(params.out) +
+         batch_of(params, rows) * params.out_batch_stride + place.query * params.out_stride +
+         place.head * params.out_head_stride;
+}
+
+// A sum of values over the sum of weights. Values of keys that others see may be NaN.
+__device__ inline float result_of(float sum, float inverse) {
+  return inverse == 0 ? 0 : __fmul_rn(sum, inverse);
+}
+
 // Of all keys that the block has, numbers `dim` and dim + 1 of a row's sum of values; `inverse`: of
 // the sum of weights.
 template <AttentionForm kForm>
 __device__ inline void store_pair(const AttentionParams& params, const Rows& rows, int row, int dim,
                                   float first, float second, float inverse) {
-  const Place place = place_of(params, rows, row);
   if constexpr (kForm.split) {
+    const Place place = place_of(params, rows, row);
     float* const sums =
         params.partials +
         (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
     sums[dim] = first;
     sums[dim + 1] = second;
   } else {
-    // Values of keys that others see may be NaN.
-    const bool seen = inverse != 0;
-    const float pair[2] = {seen ? __fmul_rn(first, inverse) : 0,
-                           seen ? __fmul_rn(second, inverse) : 0};
+    const float pair[2] = {result_of(first, inverse), result_of(second, inverse)};
     unsigned word;
     numeric::narrow<kForm.q, false>(pair, &word);
-    auto* const out = static_cast<unsigned short*>(params.out) +
-                      batch_of(params, rows) * params.out_batch_stride +
-                      place.query * params.out_stride + place.head * params.out_head_stride + dim;
+    unsigned short* const out = row_of_out(params, rows, row) + dim;
     if (params.out_pairs) {
       ptx::store_global<4>(out, {word});
     } else {
       out[0] = static_cast<unsigned short>(word);
       out[1] = static_cast<unsigned short>(word >> 16);
     }
+  }
+}
+
+// Words 4 · 4 of the four lanes that share rows, transposed: lane i has word i of each.
+__device__ inline void transpose_quad(unsigned (&words)[4]) {
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    const bool upper = threadIdx.x & static_cast<unsigned>(distance);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & distance) continue;
+      unsigned &first = words[i], &second = words[i + distance];
+      const unsigned other = __shfl_xor_sync(0xFFFFFFFFu, upper ? first : second, distance);
+      (upper ? first : second) = other;
+    }
+  }
+}
+
+// Of all keys that the block has, a row's sums of values, the lane's row `of_lane` of two;
+// `inverse`: of the sum of weights. All lanes of a warp are here, whether or not their rows exist.
+template <AttentionForm kForm, int kTiles>
+__device__ inline void store_row(const AttentionParams& params, const Rows& rows, int row,
+                                 const float (&sums)[kTiles][4], int of_lane, float in_units,
+                                 float inverse) {
+  const int lane = static_cast<int>(threadIdx.x % 4);
+  const bool exists = row < rows.end;
+  if (kForm.split || !params.out_vectors) {
+    if (!exists) return;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (8 * tile >= kForm.value_size) continue;
+      store_pair<kForm>(params, rows, row, 8 * tile + 2 * lane,
+                        __fmul_rn(sums[tile][2 * of_lane], in_units),
+                        __fmul_rn(sums[tile][2 * of_lane + 1], in_units), inverse);
+    }
+    return;
+  }
+  unsigned short* const out = exists ? row_of_out(params, rows, row) : nullptr;
+  // Four tiles at a time: a lane's pairs of each become eight numbers of one.
+#pragma unroll
+  for (int first = 0; first < kTiles; first += 4) {
+    unsigned words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4 && first + i < kTiles; ++i) {
+      const float (&tile)[4] = sums[first + i];
+      const float pair[2] = {result_of(__fmul_rn(tile[2 * of_lane], in_units), inverse),
+                             result_of(__fmul_rn(tile[2 * of_lane + 1], in_units), inverse)};
+      numeric::narrow<kForm.q, false>(pair, &words[i]);
+    }
+    transpose_quad(words);
+    const int dim = 8 * (first + lane);
+    if (exists && dim < kForm.value_size) ptx::store_global<16>(out + dim, words);
   }
 }
 

@@ -110,21 +110,23 @@ class WorkWalk {
  public:
   __device__ explicit WorkWalk(const AttentionParams& params) : params_(params) {}
 
-  __device__ bool has_work() const { return piece() < pieces(); }
-  __device__ Rows rows() const { return rows_of_work<kRows>(params_, piece()); }
-  __device__ void advance() { ++round_; }
+  // Of the next piece that has rows; false: there is none.
+  __device__ bool next(Rows& rows) {
+    const int sequences = params_.query_offsets != nullptr ? 1 : params_.batch;
+    const unsigned pieces = static_cast<unsigned>(params_.row_tiles * sequences) *
+                            static_cast<unsigned>(params_.key_heads * params_.splits);
+    while (round_ * gridDim.x < pieces) {
+      const unsigned place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+      const unsigned piece = round_ * gridDim.x + place;
+      ++round_;
+      if (piece >= pieces) continue;
+      rows = rows_of_work<kRows>(params_, piece);
+      if (rows.first < rows.end) return true;
+    }
+    return false;
+  }
 
  private:
-  __device__ unsigned piece() const {
-    const unsigned place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    return round_ * gridDim.x + place;
-  }
-  __device__ unsigned pieces() const {
-    const int sequences = params_.query_offsets != nullptr ? 1 : params_.batch;
-    return static_cast<unsigned>(params_.row_tiles * sequences) *
-           static_cast<unsigned>(params_.key_heads * params_.splits);
-  }
-
   const AttentionParams& params_;
   unsigned round_ = 0;
 };

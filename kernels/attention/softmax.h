@@ -81,6 +81,53 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState&
   }
 }
 
+// The same over a maximum that stays until a score is beyond it by 2^kBeyond: so the lanes that
+// share a row seldom have to agree on a new one. FP16 and BF16 hold such weights as well as smaller
+// ones. Whether any sums of the warp have to be multiplied by `rescale`.
+template <int kTiles>
+__device__ inline bool weigh_lazily(float (&scores)[kTiles][4], const float (&factor)[2],
+                                    RowState& state, float (&rescale)[2]) {
+  constexpr float kBeyond = 8;
+  float largest[2] = {-infinity(), -infinity()};
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      largest[row] = fmaxf(largest[row], fmaxf(scores[tile][2 * row], scores[tile][2 * row + 1]));
+    }
+  }
+  const auto is_beyond = [&](int row) {
+    return __fmul_rn(largest[row] - state.maximum[row], factor[row]) > kBeyond;
+  };
+  rescale[0] = rescale[1] = 1;
+  const bool rises = __any_sync(0xFFFFFFFFu, is_beyond(0) || is_beyond(1));
+  if (rises) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      largest[row] = max_of_quad(largest[row]);
+      if (!is_beyond(row)) continue;
+      rescale[row] = ptx::exp2(__fmul_rn(state.maximum[row] - largest[row], factor[row]));
+      state.maximum[row] = largest[row];
+      state.sum[row] = __fmul_rn(state.sum[row], rescale[row]);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    // Where nothing was seen so far: all weights are 2^-infinity.
+    const float shift =
+        state.maximum[row] == -infinity() ? 0 : __fmul_rn(state.maximum[row], factor[row]);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 2 * row; i < 2 * row + 2; ++i) {
+        scores[tile][i] = ptx::exp2(__fmaf_rn(scores[tile][i], factor[row], -shift));
+        state.sum[row] = __fadd_rn(state.sum[row], scores[tile][i]);
+      }
+    }
+  }
+  return rises;
+}
+
 // Each key's scale, of those that this lane has.
 template <int kTiles>
 __device__ inline void load_scales(unsigned address, float (&scales)[kTiles][2]) {

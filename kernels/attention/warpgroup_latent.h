@@ -39,10 +39,8 @@ class WarpgroupLatent {
       : params_(params), memory_(memory) {}
 
   __device__ void run() {
-    for (WorkWalk<kConfig.rows()> walk(params_); walk.has_work(); walk.advance()) {
-      rows_ = walk.rows();
-      if (rows_.first < rows_.end) run_piece();
-    }
+    WorkWalk<kConfig.rows()> walk(params_);
+    while (walk.next(rows_)) run_piece();
   }
 
  private:

@@ -17,6 +17,10 @@ struct WarpgroupMemory {
   __device__ unsigned queries(int warpgroup) const {
     return base + static_cast<unsigned>(warpgroup * 64 * kConfig.kPanelRow);
   }
+  // What these were divided by: an FP32 number for each row.
+  __device__ unsigned query_units(int warpgroup) const {
+    return base + static_cast<unsigned>(kConfig.query_units_offset() + warpgroup * 64 * 4);
+  }
   // Keys or values, as 16-bit numbers.
   __device__ unsigned stage(int i) const {
     return base + static_cast<unsigned>(kConfig.stages_offset() + i * kConfig.stage_bytes());

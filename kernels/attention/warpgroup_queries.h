@@ -8,22 +8,6 @@
 #include "kernels/attention/warpgroup_tiles.h"
 
 namespace octofold {
-namespace attention {
-
-template <WarpgroupQueriesConfig kConfig>
-__device__ void multiply(const AttentionParams& params, const WarpgroupMemory<kConfig>& memory) {
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  config::RingPosition<kConfig.stages> position;
-  for (WorkWalk<kConfig.rows()> walk(params); walk.has_work(); walk.advance()) {
-    const Rows rows = walk.rows();
-    if (rows.first < rows.end) {
-      WarpgroupRows<kConfig>(params, memory, rows, warpgroup).run(position);
-    }
-  }
-}
-
-}  // namespace attention
-
 template <config::WarpgroupQueriesConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1)
     warpgroup_queries_kernel(const __grid_constant__ config::AttentionParams params) {
@@ -39,7 +23,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1)
     attention::WarpgroupTiles<kConfig, attention::WarpgroupMemory<kConfig>>(params, memory).run();
   } else {
     ptx::grow_registers<kConfig.consumer_registers()>();
-    attention::multiply(params, memory);
+    attention::WarpgroupRows<kConfig>(params, memory).run();
   }
 }
 

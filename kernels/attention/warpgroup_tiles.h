@@ -17,28 +17,35 @@ template <auto kConfig, typename Memory>
 class WarpgroupTiles {
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
-  static constexpr int kThreads = kConfig.producer_threads();
+  static constexpr int kThreads = 128;
   static constexpr int kPieceCodes = 16;
-  // At a time the threads have 32 keys of a panel. Eight neighbours have two keys, whose units of
-  // 16 bytes reach all banks.
-  static constexpr int kThreadsOfKey = 4, kKeysAtOnce = kThreads / kThreadsOfKey;
+  // At a time the threads have 32 keys of a panel, or 16 of two where that leaves none idle. Eight
+  // neighbours have two keys of a panel, whose units of 16 bytes reach all banks.
+  static constexpr int kPanelsAtOnce = kConfig.panels() % 2 == 0 && kKeys % 32 != 0 ? 2 : 1;
+  static constexpr int kKeysAtOnce = kThreads / 4 / kPanelsAtOnce;
   static constexpr int kTurns = config::ceil_divide(kKeys, kKeysAtOnce);
-  static constexpr int kPanels = kConfig.panels();
-  using Codes = unsigned[kPanels][4];  // of one key
+  static constexpr int kPanels = kConfig.panels() / kPanelsAtOnce;  // of a thread
+
+  // What this thread has of a tile of keys, or of values.
+  template <DType kFp8, bool kHasScales>
+  struct Tile {
+    unsigned codes[kTurns][kPanels][4];
+    float scale;  // of another key than the codes
+  };
   using SideRows = attention::SideRows<kForm.layout>;
 
  public:
   __device__ WarpgroupTiles(const AttentionParams& params, const Memory& memory)
       : params_(params),
         memory_(memory),
-        key_(static_cast<int>(threadIdx.x % kThreads) / kThreadsOfKey),
-        code_(static_cast<int>(threadIdx.x) % kThreadsOfKey * kPieceCodes) {}
+        key_(static_cast<int>(threadIdx.x / 4 % 2 +
+                              threadIdx.x % kThreads / (8 * kPanelsAtOnce) * 2)),
+        panel_(static_cast<int>(threadIdx.x / 8 % kPanelsAtOnce)),
+        code_(static_cast<int>(threadIdx.x % 4) * kPieceCodes) {}
 
   __device__ void run() {
-    for (WorkWalk<kConfig.rows()> walk(params_); walk.has_work(); walk.advance()) {
-      const Rows rows = walk.rows();
-      if (rows.first < rows.end) fill_stages(rows);
-    }
+    WorkWalk<kConfig.rows()> walk(params_);
+    for (Rows rows; walk.next(rows);) fill_stages(rows);
   }
 
  private:
@@ -51,67 +58,42 @@ class WarpgroupTiles {
     sequence_ = rows.sequence;
     const SideRows key_rows(params_, params_.k, sequence_, first_key, rows.key_head);
     const SideRows value_rows(params_, params_.v, sequence_, first_key, rows.key_head);
-    if constexpr (kForm.shared_latent) return fill_with_latent(tiles, key_rows, value_rows);
-    Codes codes[kTurns];
-    float scale;
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      load(codes[turn], key_rows, tiles.begin * kKeys, turn);
+    if constexpr (kConfig.kHasValues) {
+      fill_in_turns(tiles, key_rows, value_rows);
+    } else {
+      fill_with_latent(tiles, key_rows, value_rows);
     }
-    load_scale<kForm.k_scales>(scale, key_rows, tiles.begin * kKeys);
+  }
+
+  __device__ void fill_in_turns(Range tiles, const SideRows& key_rows, const SideRows& value_rows) {
+    Tile<kForm.k, kForm.k_scales> own_keys;
+    Tile<kForm.v, kForm.v_scales> own_values;
+    load(own_keys, key_rows, tiles.begin);
+    load(own_values, value_rows, tiles.begin);
 #pragma unroll 1
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      begin_stage();
-      store_scale<kForm.k_scales>(memory_.scales(position_.stage), scale);
-      load_scale<kForm.v_scales>(scale, value_rows, tile * kKeys);
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        decode<kForm.k>(codes[turn], turn);
-        load(codes[turn], value_rows, tile * kKeys, turn);
-      }
-      end_stage();
-      begin_stage();
-      store_scale<kForm.v_scales>(memory_.scales(position_.stage), scale);
-      // Behind the last tile keys are not seen, or are not looked at.
-      load_scale<kForm.k_scales>(scale, key_rows, (tile + 1) * kKeys);
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        decode<kForm.v>(codes[turn], turn);
-        load(codes[turn], key_rows, (tile + 1) * kKeys, turn);
-      }
-      end_stage();
+      fill_stage(own_keys);
+      load(own_keys, key_rows, tile + 1);
+      fill_stage(own_values);
+      load(own_values, value_rows, tile + 1);
     }
   }
 
   __device__ void fill_with_latent(Range tiles, const SideRows& key_rows,
                                    const SideRows& value_rows) {
-    Codes codes[kTurns];
-    float k_scale, v_scale;
-    const auto load_scales = [&](int tile) {
-      load_scale<kForm.k_scales>(k_scale, key_rows, tile * kKeys);
-      load_scale<kForm.v_scales>(v_scale, value_rows, tile * kKeys);
-    };
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      load(codes[turn], key_rows, tiles.begin * kKeys, turn);
-    }
-    load_scales(tiles.begin);
+    Tile<kForm.k, kForm.k_scales> own;
+    float value_scale;
+    load(own, key_rows, tiles.begin);
+    load_scale<kForm.v_scales>(value_scale, value_rows, tiles.begin);
 #pragma unroll 1
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       begin_stage();
-      store_scale<kForm.k_scales>(memory_.scales(position_.stage), k_scale);
-      if constexpr (kForm.v_scales) {
-        store_scale<true>(memory_.value_scales(position_.stage), v_scale);
-      }
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) decode<kForm.k>(codes[turn], turn);
+      decode(own);
+      store_scale<kForm.k_scales>(memory_.scales(position_.stage), own.scale);
+      store_scale<kForm.v_scales>(memory_.value_scales(position_.stage), value_scale);
       end_stage();
-      // Behind the last tile keys are not seen, or are not looked at.
-      load_scales(tile + 1);
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        load(codes[turn], key_rows, (tile + 1) * kKeys, turn);
-      }
+      load(own, key_rows, tile + 1);
+      load_scale<kForm.v_scales>(value_scale, value_rows, tile + 1);
     }
   }
 
@@ -120,34 +102,40 @@ class WarpgroupTiles {
     return is_seen(key) ? page_of<kForm.layout>(params_, sequence_, key) : 0;
   }
 
-  // This thread's codes of its key of a turn, of the tile that begins at key `first`; zeros where
-  // no row sees a key.
-  __device__ void load(Codes& codes, const SideRows& side, int first, int turn) {
-    const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
-    const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
-    const unsigned char* const row = side.row(key, page_of_seen(key)) + code_;
+  // Zeros where no row sees a key.
+  template <DType kFp8, bool kHasScales>
+  __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int index) {
+    const int first = index * kKeys;
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const int at = panel * kConfig.kPanel, there = kForm.head_size - at;
-      load_codes<kForm.copy_bytes>(row + at, exists && (there >= kConfig.kPanel || code_ < there),
-                                   codes[panel]);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
+      const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
+      const int own = panel_ * kConfig.kPanel + code_;
+      const unsigned char* const row = side.row(key, page_of_seen(key)) + own;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        constexpr int kAtOnce = kPanelsAtOnce * kConfig.kPanel;
+        const int at = panel * kAtOnce, there = kForm.head_size - at;
+        const int exist = there >= kAtOnce ? kPieceCodes : there - own;
+        load_codes<kForm.copy_bytes>(row + at, exists ? exist : 0, tile.codes[turn][panel]);
+      }
     }
+    load_scale<kHasScales>(tile.scale, side, index);
   }
-
   template <bool kExists>
-  __device__ void load_scale(float& scale, const SideRows& side, int first) {
+  __device__ void load_scale(float& scale, const SideRows& side, int index) {
     if constexpr (!kExists) return;
-    const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
+    const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = index * kKeys + in_tile;
     scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
   }
-  template <bool kExists>
-  static __device__ void store_scale(unsigned scales, float scale) {
-    if constexpr (!kExists) return;
-    const unsigned in_tile = threadIdx.x % kThreads;
-    if (in_tile >= kKeys) return;
-    ptx::store_shared_word(scales + 4 * in_tile, __float_as_uint(scale));
-  }
 
+  template <DType kFp8, bool kHasScales>
+  __device__ void fill_stage(const Tile<kFp8, kHasScales>& tile) {
+    begin_stage();
+    decode(tile);
+    store_scale<kHasScales>(memory_.scales(position_.stage), tile.scale);
+    end_stage();
+  }
   __device__ void begin_stage() const {
     ptx::mbarrier_wait(memory_.empty(position_.stage), position_.parity ^ 1);
   }
@@ -157,32 +145,51 @@ class WarpgroupTiles {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(position_.stage));
     position_.advance();
   }
+  template <bool kExists>
+  static __device__ void store_scale(unsigned scales, float scale) {
+    const unsigned in_tile = threadIdx.x % kThreads;
+    if (kExists && in_tile < kKeys) {
+      ptx::store_shared_word(scales + 4 * in_tile, __float_as_uint(scale));
+    }
+  }
 
-  // 16 codes of each panel to two units of 16 bytes.
-  template <DType kFp8>
-  __device__ void decode(const Codes& codes, int turn) const {
-    const int in_tile = key_ + turn * kKeysAtOnce;
-    if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) return;
+  template <DType kFp8, bool kHasScales>
+  __device__ void decode(const Tile<kFp8, kHasScales>& tile) const {
+    const unsigned stage = memory_.stage(position_.stage);
 #pragma unroll
-    for (int i = 0; i < 2 * kPanels; ++i) {
-      const int panel = i / 2, half = i % 2;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int in_tile = key_ + turn * kKeysAtOnce;
+      if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        decode_piece<kFp8>(
+            tile.codes[turn][panel],
+            stage + static_cast<unsigned>((panel * kPanelsAtOnce + panel_) * kConfig.panel_bytes()),
+            static_cast<unsigned>(in_tile));
+      }
+    }
+  }
+
+  // 16 codes of a key to two units of 16 bytes of its row in a panel.
+  template <DType kFp8>
+  __device__ void decode_piece(const unsigned (&codes)[4], unsigned panel, unsigned row) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       unsigned unit[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
         unit[pair] =
-            numeric::pair_in_units<kFp8, kForm.q>(codes[panel][2 * half + pair / 2], pair % 2);
+            numeric::pair_in_units<kFp8, kConfig.type()>(codes[2 * half + pair / 2], pair % 2);
       }
-      ptx::store_shared_words(
-          memory_.stage(position_.stage) + static_cast<unsigned>(panel * kConfig.panel_bytes()) +
-              swizzled(static_cast<unsigned>(in_tile), static_cast<unsigned>(code_ / 8 + half)),
-          unit);
+      ptx::store_shared_words(panel + swizzled(row, static_cast<unsigned>(code_ / 8 + half)), unit);
     }
   }
 
   const AttentionParams& params_;
   const Memory& memory_;
-  const int key_;   // the thread's, of 32
-  const int code_;  // the thread's, of a panel
+  // The thread's, of those at a time.
+  const int key_, panel_;
+  const int code_;  // of a panel
   config::RingPosition<kConfig.stages> position_;
   // Of the rows at hand.
   int sequence_;

@@ -163,6 +163,7 @@ config::AttentionParams params_of(const AttentionArguments& arguments,
   params.scale = arguments.softmax_scale * std::numbers::log2e_v<float>;
   params.q_vectors = rows_are_aligned(q, 16);
   params.out_pairs = rows_are_aligned(out, 4);
+  params.out_vectors = rows_are_aligned(out, 16);
   params.partials = static_cast<float*>(arguments.workspace.data);
   return params;
 }

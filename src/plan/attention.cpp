@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
 #include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "plan/capability.h"
@@ -84,6 +85,21 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
   return or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
+// The same for a GPU with products of warpgroups. A third of them leaves each thread fewer
+// registers, which hold sums of 128 numbers and scores of 64 keys, and has codes decoded less
+// often.
+config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form) {
+  if (form.head_size <= 64) return {form, 3, 96, 8};
+  if (form.head_size <= 128) return {form, 3, 64, 8};
+  return form.head_size <= 192 ? config::WarpgroupQueriesConfig{form, 2, 64, 6}
+                               : config::WarpgroupQueriesConfig{form, 2, 64, 4};
+}
+
+// PTX that is translated for a later GPU has no products of warpgroups.
+bool has_warpgroups(const Gpu& gpu) {
+  return product_kernels(gpu) == ProductKernels::kSm90 && !gpu.is_translated;
+}
+
 // For so many rows of each sequence and key head. Beyond 32 rows a block has 64, as long as it
 // fits.
 config::WideHeadsConfig wide_heads(const config::AttentionForm& form, std::int64_t rows,
@@ -104,7 +120,8 @@ config::WideHeadsConfig wide_heads(const config::AttentionForm& form, std::int64
 }
 
 using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
-                            config::WideHeadsConfig, config::WarpgroupLatentConfig>;
+                            config::WarpgroupQueriesConfig, config::WideHeadsConfig,
+                            config::WarpgroupLatentConfig>;
 
 Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
   const config::AttentionForm& form = problem.form;
@@ -112,12 +129,11 @@ Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
   const bool few = rows <= kMostRowsOfFew;
   if (std::max(form.head_size, form.value_size) > kMostOfWarp) {
     const config::WarpgroupLatentConfig latent[] = {{form}};
-    if (!few && product_kernels(gpu) == ProductKernels::kSm90 && fitting(latent, 1, gpu)) {
-      return latent[0];
-    }
+    if (!few && has_warpgroups(gpu) && fitting(latent, 1, gpu)) return latent[0];
     return wide_heads(form, rows, gpu);
   }
   if (few) return few_queries(form, gpu);
+  if (has_warpgroups(gpu) && form.head_size == form.value_size) return warpgroup_queries(form);
   return many_queries(form, problem.all_queries() * problem.heads, rows, gpu);
 }
 
@@ -152,7 +168,8 @@ std::int64_t splits_in_waves(std::int64_t blocks, std::int64_t keys, std::int64_
 template <typename Config>
 std::int64_t splits_of(const Config& config, const AttentionProblem& problem, std::int64_t blocks,
                        std::int64_t most, const Gpu& gpu) {
-  if constexpr (std::is_same_v<Config, config::ManyQueriesConfig>) {
+  if constexpr (std::is_same_v<Config, config::ManyQueriesConfig> ||
+                std::is_same_v<Config, config::WarpgroupQueriesConfig>) {
     return std::min(config::ceil_divide<std::int64_t>(gpu.multiprocessors, blocks), most);
   } else {
     const int beside = std::max(1, gpu.shared_memory_per_block / (config.shared_bytes() + 1024));

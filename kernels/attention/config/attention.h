@@ -95,9 +95,9 @@ struct FewQueriesConfig {
   }
   friend constexpr bool operator==(const FewQueriesConfig&, const FewQueriesConfig&) = default;
 
+  static constexpr bool stays() { return false; }
   static constexpr int rows() { return 16; }
   constexpr int threads() const { return 32 * warps; }
-  static constexpr bool stays() { return false; }
   // Codes of a row in shared memory; zeros fill it up.
   constexpr int key_row_bytes() const { return round_up(form.head_size, 64); }
   constexpr int value_row_bytes() const { return round_up(form.value_size, 64); }
@@ -149,9 +149,9 @@ struct ManyQueriesConfig {
   }
   friend constexpr bool operator==(const ManyQueriesConfig&, const ManyQueriesConfig&) = default;
 
+  static constexpr bool stays() { return false; }
   constexpr int rows() const { return 16 * row_tiles * warps; }
   constexpr int threads() const { return 32 * warps; }
-  static constexpr bool stays() { return false; }
   // Whose scores a warp has in registers at a time, beside its sums.
   constexpr int score_keys() const {
     const int most = row_tiles * value_numbers() > 128 ? 32 : 64;

@@ -24,8 +24,10 @@ struct WarpgroupLatentConfig {
   friend constexpr bool operator==(const WarpgroupLatentConfig&,
                                    const WarpgroupLatentConfig&) = default;
 
-  static constexpr int kPanel = 64;             // numbers of a row that lie together
-  static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
+  constexpr DType type() const { return form.q; }  // what is multiplied
+  static constexpr bool kHasValues = false;        // apart from keys
+  static constexpr int kPanel = 64;                // numbers of a row that lie together
+  static constexpr int kPanelRow = 2 * kPanel;     // bytes, under the 128-byte swizzle
 
   static constexpr int rows() { return 64; }
   static constexpr int producer_threads() { return 128; }

@@ -1,6 +1,7 @@
 #include "plan/attention.h"
 
 #include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
 #include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "support/test.h"
@@ -21,6 +22,10 @@ bool is_for_few(const KernelPlan& kernel) {
   return kernel.header == config::FewQueriesConfig::kHeader;
 }
 
+bool is_by_warpgroups(const KernelPlan& kernel) {
+  return kernel.header == config::WarpgroupQueriesConfig::kHeader;
+}
+
 TEST(PlanAttentionTest, FewQueriesSplitKeys) {
   const AttentionProblem problem{
       .batch = 4, .queries = 1, .keys = 8192, .heads = 32, .key_heads = 8};
@@ -39,25 +44,47 @@ TEST(PlanAttentionTest, FewQueriesSplitKeys) {
 TEST(PlanAttentionTest, ManyQueriesThatFillTheGpuDoNot) {
   const AttentionProblem problem{
       .batch = 1, .queries = 8192, .keys = 8192, .heads = 32, .key_heads = 8};
-  const AttentionPlan plan = plan_attention(problem, kHopper);
+  const AttentionPlan plan = plan_attention(problem, as_target(kHopper, 80));
   ASSERT_EQ(plan.kernels.size(), 1u);
   EXPECT_EQ(plan.kernels[0].header, config::ManyQueriesConfig::kHeader);
   EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(".split = false"));
+  EXPECT_FALSE(plan.kernels[0].as_many_as_run);
   EXPECT_EQ(plan.config.splits, 1);
   EXPECT_EQ(plan.config.row_tiles, 8192 * 4 / 256);
   EXPECT_EQ(plan.kernels[0].blocks, 8 * plan.config.row_tiles);
 }
 
+TEST(PlanAttentionTest, HopperHasProductsOfWarpgroups) {
+  AttentionProblem problem{.batch = 1, .queries = 8192, .keys = 8192, .heads = 32, .key_heads = 8};
+  const AttentionPlan plan = plan_attention(problem, kHopper);
+  ASSERT_EQ(plan.kernels.size(), 1u);
+  EXPECT_TRUE(is_by_warpgroups(plan.kernels[0]));
+  EXPECT_TRUE(plan.kernels[0].as_many_as_run);
+  EXPECT_EQ(plan.config.row_tiles, 171);  // of 192 rows
+  EXPECT_EQ(plan.kernels[0].blocks, 8 * 171);
+  problem.form = {.head_size = 136, .copy_bytes = 8};
+  EXPECT_EQ(plan_attention(problem, kHopper).config.row_tiles, 256);  // of 128
+  // Few queries are bound by memory.
+  problem.queries = 8;
+  EXPECT_TRUE(is_for_few(plan_attention(problem, kHopper).kernels[0]));
+  problem.queries = 8192;
+  Gpu translated = kHopper;  // for a later GPU, which has none
+  translated.is_translated = true;
+  EXPECT_FALSE(is_by_warpgroups(plan_attention(problem, translated).kernels[0]));
+}
+
 TEST(PlanAttentionTest, TilesAreSmallerWhereThereAreFew) {
-  const auto tiles_of = [](std::int64_t batch, std::int64_t queries, const Gpu& gpu) {
-    return plan_attention({.batch = batch, .queries = queries, .keys = 4096}, gpu).config.row_tiles;
+  const auto tiles_of = [](std::int64_t batch, std::int64_t queries, int target) {
+    return plan_attention({.batch = batch, .queries = queries, .keys = 4096},
+                          as_target(kHopper, target))
+        .config.row_tiles;
   };
-  EXPECT_EQ(tiles_of(512, 256, kHopper), 1);
-  EXPECT_EQ(tiles_of(1024, 128, kHopper), 1);  // of 128 rows
-  EXPECT_EQ(tiles_of(1, 16384, kHopper), 128);
-  EXPECT_EQ(tiles_of(1, 65536, kHopper), 512);
-  EXPECT_EQ(tiles_of(1, 128 * 1024, kHopper), 512);
-  EXPECT_EQ(tiles_of(1, 128 * 1024, as_target(kHopper, 75)), 1024);
+  EXPECT_EQ(tiles_of(512, 256, 80), 1);
+  EXPECT_EQ(tiles_of(1024, 128, 80), 1);  // of 128 rows
+  EXPECT_EQ(tiles_of(1, 16384, 80), 128);
+  EXPECT_EQ(tiles_of(1, 65536, 80), 512);
+  EXPECT_EQ(tiles_of(1, 128 * 1024, 80), 512);
+  EXPECT_EQ(tiles_of(1, 128 * 1024, 75), 1024);
 }
 
 TEST(PlanAttentionTest, KeysThatAreFewAreNotSplit) {
@@ -127,10 +154,12 @@ TEST(PlanAttentionTest, OverManyProblems) {
     EXPECT_LE(plan.config.splits, config::attention_splits(rows));
     EXPECT_EQ(plan.kernels.size(), plan.config.splits > 1 ? 2u : 1u);
     // However queries are dealt out to sequences.
-    const bool many = kernel.header == config::ManyQueriesConfig::kHeader;
     EXPECT_EQ(is_for_wide(kernel), std::max(head_size, value_size) > 256 &&
                                        kernel.header != config::WarpgroupLatentConfig::kHeader);
-    const std::int64_t tile = many ? kernel.threads / 2 : 16;  // at least
+    const std::int64_t tile = kernel.header == config::ManyQueriesConfig::kHeader
+                                  ? kernel.threads / 2
+                              : is_by_warpgroups(kernel) ? kernel.threads / 2 - 64
+                                                         : 16;  // at least
     if (problem.has_query_offsets) {
       EXPECT_GE(plan.config.row_tiles, problem.batch);
       EXPECT_EQ(kernel.blocks, plan.config.row_tiles * problem.key_heads * plan.config.splits);
