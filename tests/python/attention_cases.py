@@ -137,7 +137,9 @@ def assert_attended(out, logarithms, expected, dtype, exact_logarithms=3e-4):
 
 
 def codes(rng, shape, dtype):
-    return (4 * rng.normal(size=shape)).astype(np.float32).astype(reference.DTYPES.get(dtype, dtype))
+    return (
+        (4 * rng.normal(size=shape)).astype(np.float32).astype(reference.DTYPES.get(dtype, dtype))
+    )
 
 
 def scales(rng, shape):

@@ -45,7 +45,8 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
       EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0);
       if (plan.header == config::WarpgroupLatentConfig::kHeader) {
         // All that a tile of keys takes, twice those with keys: none waits for the one before it.
-        EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHgmma), 2 * 36 + 3 * 4);
+        EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHgmma),
+                  2 * 36 + 3 * 4);
       } else if (plan.header != config::CombineSplitsConfig::kHeader) {
         EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHmma), 32);
       }
@@ -82,8 +83,8 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
 // Heads of 512, and a latent of which Hopper has products of warpgroups.
 TEST_P(AttentionKernelsTest, OfWideHeads) {
   expect_sound(few({.head_size = 512, .k_scales = true, .v_scales = true}));
-  plan::AttentionProblem latent =
-      few({.head_size = 576, .value_size = 512, .shared_latent = true, .layout = KeyLayout::kPaged});
+  plan::AttentionProblem latent = few(
+      {.head_size = 576, .value_size = 512, .shared_latent = true, .layout = KeyLayout::kPaged});
   latent.heads = 128;
   latent.key_heads = 1;
   expect_sound(latent);

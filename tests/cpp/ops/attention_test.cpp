@@ -377,8 +377,8 @@ TEST(Attention, ValuesOfAnotherSize) {
 
 // Values are numbers of the keys.
 TEST(Attention, OfALatent) {
-  Attention apart({.head_size = 24, .value_size = 16, .v_type = DType::kE4M3});
-  Attention shared({.head_size = 24, .value_size = 16, .v_type = DType::kE4M3});
+  const Problem problem{.head_size = 24, .value_size = 16, .v_type = DType::kE4M3};
+  Attention apart(problem), shared(problem);
   shared.arguments.v.data = shared.arguments.k.data;
   shared.arguments.v.data.shape[3] = 16;
   apart.copy_keys_to_values();
