@@ -60,7 +60,8 @@ def attention(
     window: how many keys before its place and behind it a query sees; None or -1: all.
     return_log_sum_exp: return the pair of `out` and float32 [batch, heads, queries] (with
         query_offsets [heads, total_queries]), the natural logarithms of the sums of exp(score).
-    out: where to write, of q's shape, but v's last dimension, and q's type. As in gemm(), nothing may require a gradient.
+    out: where to write, of q's shape, but v's last dimension, and q's type. As in gemm(), nothing
+        may require a gradient.
     stream: as in gemm().
 
     Codes become numbers exactly and sums are FP32; the weights of the softmax are rounded to q's

@@ -4,6 +4,7 @@
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
 #include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
 #include "plan/attention.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
@@ -47,6 +48,8 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
         // All that a tile of keys takes, twice those with keys: none waits for the one before it.
         EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHgmma),
                   2 * 36 + 3 * 4);
+      } else if (plan.header == config::WarpgroupQueriesConfig::kHeader) {
+        EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHgmma), 8);
       } else if (plan.header != config::CombineSplitsConfig::kHeader) {
         EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHmma), 32);
       }

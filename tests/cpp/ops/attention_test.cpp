@@ -1,6 +1,4 @@
 // Attention on the CPU: every layout of keys against a plain softmax in FP64.
-#include "octofold/attention.h"
-
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"
@@ -364,7 +362,7 @@ TEST(Attention, OtherTypesAndScale) {
 TEST(Attention, ValuesOfAnotherSize) {
   for (const Layout layout : {Layout::kDense, Layout::kPacked, Layout::kPaged}) {
     for (const auto& [head_size, value_size] : {std::pair{24, 16}, {16, 40}, {576, 512}}) {
-      SCOPED_TRACE(std::to_string(head_size) + ", " + std::to_string(value_size));
+      SCOPED_TRACE(value_size);
       Attention({.layout = layout,
                  .query_offsets = layout == Layout::kPacked,
                  .head_size = head_size,
@@ -384,7 +382,7 @@ TEST(Attention, OfALatent) {
   apart.copy_keys_to_values();
   octofold::attention(apart.arguments);
   octofold::attention(shared.arguments);
-  for (std::int64_t d = 0; d < 16; ++d) EXPECT_EQ(shared.out_at(4, 3, d), apart.out_at(4, 3, d));
+  for (int d = 0; d < 16; ++d) EXPECT_EQ(shared.out_at(4, 3, d), apart.out_at(4, 3, d));
 }
 
 TEST(Attention, QueriesBehindTheLastOffsetStayAsTheyAre) {
