@@ -35,12 +35,7 @@ class WarpgroupTiles {
 
  public:
   __device__ WarpgroupTiles(const AttentionParams& params, const WarpgroupMemory<kConfig>& memory)
-      : params_(params),
-        memory_(memory),
-        key_(static_cast<int>(threadIdx.x / 4 % 2 +
-                              threadIdx.x % kThreads / (8 * kPanelsAtOnce) * 2)),
-        panel_(static_cast<int>(threadIdx.x / 8 % kPanelsAtOnce)),
-        code_(static_cast<int>(threadIdx.x % 4) * kPieceCodes) {}
+      : params_(params), memory_(memory) {}
 
   __device__ void run() {
     WorkWalk<kConfig.rows()> walk(params_);
@@ -59,15 +54,28 @@ class WarpgroupTiles {
     const SideRows value_rows(params_, params_.v, sequence_, first_key, rows.key_head);
     Tile<kForm.k, kForm.k_scales> own_keys;
     Tile<kForm.v, kForm.v_scales> own_values;
-    load(own_keys, key_rows, tiles.begin);
-    load(own_values, value_rows, tiles.begin);
+    int first = tiles.begin * kKeys;
+    const int end = tiles.end * kKeys;
+    load(own_keys, key_rows, first);
+    load(own_values, value_rows, first);
 #pragma unroll 1
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (; first < end; first += kKeys) {
       fill_stage(own_keys);
-      load(own_keys, key_rows, tile + 1);
+      load(own_keys, key_rows, first + kKeys);
       fill_stage(own_values);
-      load(own_values, value_rows, tile + 1);
+      load(own_values, value_rows, first + kKeys);
     }
+  }
+
+  // The thread's, of those at a time; worked out where it is used, rather than kept in registers.
+  struct Place {
+    int key, panel;
+    int code;  // of the panel
+  };
+  static __device__ Place place() {
+    const auto thread = static_cast<int>(ptx::opaque(threadIdx.x % kThreads));
+    return {thread / 4 % 2 + thread / (8 * kPanelsAtOnce) * 2, thread / 8 % kPanelsAtOnce,
+            thread % 4 * kPieceCodes};
   }
 
   __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
@@ -77,47 +85,49 @@ class WarpgroupTiles {
 
   // Zeros where no row sees a key.
   template <DType kFp8, bool kHasScales>
-  __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int index) {
-    const int first = index * kKeys;
+  __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int first) {
+    if constexpr (kHasScales) {
+      const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
+      tile.scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
+    }
+    const Place own = place();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
+      const int in_tile = own.key + turn * kKeysAtOnce, key = first + in_tile;
       const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
-      const int own = panel_ * kConfig.kPanel + code_;
-      const unsigned char* const row = side.row(key, page_of_seen(key)) + own;
+      const int code = own.panel * kConfig.kPanel + own.code;
+      const unsigned char* const row = side.row(key, page_of_seen(key)) + code;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         constexpr int kAtOnce = kPanelsAtOnce * kConfig.kPanel;
         const int at = panel * kAtOnce, there = kForm.head_size - at;
-        const int exist = there >= kAtOnce ? kPieceCodes : there - own;
+        const int exist = there >= kAtOnce ? kPieceCodes : there - code;
         load_codes<kForm.copy_bytes>(row + at, exists ? exist : 0, tile.codes[turn][panel]);
       }
-    }
-    if constexpr (kHasScales) {
-      const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
-      tile.scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
     }
   }
 
   template <DType kFp8, bool kHasScales>
   __device__ void fill_stage(const Tile<kFp8, kHasScales>& tile) {
     const int stage = position_.stage;
+    const Place own = place();
     ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int in_tile = key_ + turn * kKeysAtOnce;
+      const int in_tile = own.key + turn * kKeysAtOnce;
       if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        decode<kFp8>(tile.codes[turn][panel],
-                     memory_.stage(stage) + static_cast<unsigned>((panel * kPanelsAtOnce + panel_) *
-                                                                  kConfig.panel_bytes()),
-                     static_cast<unsigned>(in_tile));
+        decode<kFp8>(
+            tile.codes[turn][panel],
+            memory_.stage(stage) +
+                static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) * kConfig.panel_bytes()),
+            static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
       }
     }
     if constexpr (kHasScales) {
       const unsigned in_tile = threadIdx.x % kThreads;
-      if (in_tile < kKeys) {
+      if (in_tile < unsigned{kKeys}) {
         ptx::store_shared_word(memory_.scales(stage) + 4 * in_tile, __float_as_uint(tile.scale));
       }
     }
@@ -129,7 +139,8 @@ class WarpgroupTiles {
 
   // 16 codes of a key to two units of 16 bytes of its row in a panel.
   template <DType kFp8>
-  __device__ void decode(const unsigned (&codes)[4], unsigned panel, unsigned row) const {
+  static __device__ void decode(const unsigned (&codes)[4], unsigned panel, unsigned row,
+                                unsigned first_unit) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       unsigned unit[4];
@@ -137,15 +148,13 @@ class WarpgroupTiles {
       for (int pair = 0; pair < 4; ++pair) {
         unit[pair] = numeric::float16_pair_in_units<kFp8>(codes[2 * half + pair / 2], pair % 2);
       }
-      ptx::store_shared_words(panel + swizzled(row, static_cast<unsigned>(code_ / 8 + half)), unit);
+      ptx::store_shared_words(panel + swizzled(row, first_unit + static_cast<unsigned>(half)),
+                              unit);
     }
   }
 
   const AttentionParams& params_;
   const WarpgroupMemory<kConfig>& memory_;
-  // The thread's, of those at a time.
-  const int key_, panel_;
-  const int code_;  // of a panel
   config::RingPosition<kConfig.stages> position_;
   // Of the rows at hand.
   int sequence_;

@@ -70,13 +70,13 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
   return or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
-// The same for a GPU with products of warpgroups. A third of them leaves each thread fewer registers,
-// which hold sums of 128 numbers and scores of 64 keys, and has codes decoded less often.
+// The same for a GPU with products of warpgroups. A third of them leaves each thread fewer
+// registers, which hold sums of 128 numbers and scores of 64 keys (or 64 and 96, but for scales of
+// keys), and has codes decoded less often. Shared memory is what stages are for.
 config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form) {
-  if (form.head_size <= 64) return {form, 3, 96, 8};
+  if (form.head_size <= 64) return {form, 3, form.k_scales || form.v_scales ? 64 : 96, 8};
   if (form.head_size <= 128) return {form, 3, 64, 8};
-  return form.head_size <= 192 ? config::WarpgroupQueriesConfig{form, 2, 64, 6}
-                               : config::WarpgroupQueriesConfig{form, 2, 64, 4};
+  return {form, 2, 64, form.head_size <= 192 ? 6 : 4};
 }
 
 using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
@@ -85,8 +85,9 @@ using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
 Config config_of(const config::AttentionForm& form, std::int64_t rows,
                  std::int64_t rows_of_sequence, const Gpu& gpu) {
   if (rows_of_sequence <= kMostRowsOfFew) return few_queries(form, gpu);
-  // PTX that is translated for a later GPU has no products of warpgroups.
-  if (product_kernels(gpu) == ProductKernels::kSm90 && !gpu.is_translated) {
+  // PTX that is translated for a later GPU has no products of warpgroups, and codes that come one
+  // by one are as slow with them.
+  if (product_kernels(gpu) == ProductKernels::kSm90 && !gpu.is_translated && form.copy_bytes > 1) {
     return warpgroup_queries(form);
   }
   return many_queries(form, rows, rows_of_sequence, gpu);
