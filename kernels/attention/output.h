@@ -32,6 +32,15 @@ __device__ inline int batch_of(const AttentionParams& params, const Rows& rows) 
   return params.query_offsets != nullptr ? 0 : rows.sequence;
 }
 
+// A row of q, which exists.
+__device__ inline const unsigned short* row_of_queries(const AttentionParams& params,
+                                                       const Rows& rows, int row) {
+  const Place place = place_of(params, rows, row);
+  return static_cast<const unsigned short*>(params.q) +
+         batch_of(params, rows) * params.q_batch_stride + place.query * params.q_stride +
+         place.head * params.q_head_stride;
+}
+
 // Numbers `first` to first + 7 of a row of q; zeros where there are none. `flip` changes all signs.
 template <int kHeadSize>
 __device__ inline void load_query(const AttentionParams& params, const Rows& rows, int row,
@@ -39,11 +48,7 @@ __device__ inline void load_query(const AttentionParams& params, const Rows& row
 #pragma unroll
   for (int i = 0; i < 4; ++i) words[i] = 0;
   if (row >= rows.end || first >= kHeadSize) return;
-  const Place place = place_of(params, rows, row);
-  const auto* const numbers = static_cast<const unsigned short*>(params.q) +
-                              batch_of(params, rows) * params.q_batch_stride +
-                              place.query * params.q_stride + place.head * params.q_head_stride +
-                              first;
+  const unsigned short* const numbers = row_of_queries(params, rows, row) + first;
   if (params.q_vectors) {
     ptx::load_cached(numbers, words);
   } else {
@@ -54,25 +59,6 @@ __device__ inline void load_query(const AttentionParams& params, const Rows& row
   for (int i = 0; i < 4; ++i) words[i] ^= flip ? 0x80008000u : 0u;
 }
 
-// The same to shared memory, on its way by itself if it can.
-template <int kHeadSize>
-__device__ inline void copy_query(const AttentionParams& params, const Rows& rows, int row,
-                                  int first, unsigned destination) {
-  if (params.q_vectors) {
-    const bool exists = row < rows.end && first < kHeadSize;
-    const Place place = place_of(params, rows, exists ? row : rows.first);
-    const auto* const numbers = static_cast<const unsigned short*>(params.q) +
-                                batch_of(params, rows) * params.q_batch_stride +
-                                place.query * params.q_stride + place.head * params.q_head_stride +
-                                (exists ? first : 0);
-    ptx::copy_async<16, false>(destination, numbers, exists);
-  } else {
-    unsigned words[4];
-    load_query<kHeadSize>(params, rows, row, first, false, words);
-    ptx::store_shared_words(destination, words);
-  }
-}
-
 // Where a row's results go.
 __device__ inline unsigned short* row_of_out(const AttentionParams& params, const Rows& rows,
                                              int row) {
@@ -80,6 +66,14 @@ __device__ inline unsigned short* row_of_out(const AttentionParams& params, cons
   return static_cast<unsigned short*>(params.out) +
          batch_of(params, rows) * params.out_batch_stride + place.query * params.out_stride +
          place.head * params.out_head_stride;
+}
+
+// Where its sums of values go if blocks split the keys.
+template <AttentionForm kForm>
+__device__ inline float* row_of_partials(const AttentionParams& params, const Rows& rows, int row) {
+  const Place place = place_of(params, rows, row);
+  return params.partials +
+         (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
 }
 
 // A sum of values over the sum of weights. Values of keys that others see may be NaN.
@@ -93,12 +87,9 @@ template <AttentionForm kForm>
 __device__ inline void store_pair(const AttentionParams& params, const Rows& rows, int row, int dim,
                                   float first, float second, float inverse) {
   if constexpr (kForm.split) {
-    const Place place = place_of(params, rows, row);
-    float* const sums =
-        params.partials +
-        (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
-    sums[dim] = first;
-    sums[dim + 1] = second;
+    float* const sums = row_of_partials<kForm>(params, rows, row) + dim;
+    sums[0] = first;
+    sums[1] = second;
   } else {
     const float pair[2] = {result_of(first, inverse), result_of(second, inverse)};
     unsigned word;
@@ -136,14 +127,13 @@ __device__ inline void store_row(const AttentionParams& params, const Rows& rows
                                  float inverse) {
   const int lane = static_cast<int>(threadIdx.x % 4);
   const bool exists = row < rows.end;
-  if (kForm.split || !params.out_vectors) {
+  if constexpr (kForm.split) {
     if (!exists) return;
+    float* const out = row_of_partials<kForm>(params, rows, row) + 2 * lane;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      if (8 * tile >= kForm.value_size) continue;
-      store_pair<kForm>(params, rows, row, 8 * tile + 2 * lane,
-                        __fmul_rn(sums[tile][2 * of_lane], in_units),
-                        __fmul_rn(sums[tile][2 * of_lane + 1], in_units), inverse);
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      if (8 * (i / 2) >= kForm.value_size) continue;
+      out[8 * (i / 2) + i % 2] = __fmul_rn(sums[i / 2][2 * of_lane + i % 2], in_units);
     }
     return;
   }
@@ -161,7 +151,15 @@ __device__ inline void store_row(const AttentionParams& params, const Rows& rows
     }
     transpose_quad(words);
     const int dim = 8 * (first + lane);
-    if (exists && dim < kForm.value_size) ptx::store_global<16>(out + dim, words);
+    if (!exists || dim >= kForm.value_size) continue;
+    if (params.out_vectors) {
+      ptx::store_global<16>(out + dim, words);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        out[dim + i] = static_cast<unsigned short>(words[i / 2] >> i % 2 * 16);
+      }
+    }
   }
 }
 

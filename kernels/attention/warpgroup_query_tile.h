@@ -14,6 +14,7 @@ namespace octofold::attention {
 template <WarpgroupQueriesConfig kConfig>
 class WarpgroupQueryTile {
   static constexpr DType kType = kConfig.form.q;
+  static constexpr int kHeadSize = kConfig.form.head_size;
   static constexpr int kThreads = 128;
   // Two threads to a row, neighbours, with every other piece of 16 bytes.
   static constexpr int kPieces = kConfig.numbers() / 8 / 2;
@@ -26,10 +27,24 @@ class WarpgroupQueryTile {
   // Starts the copies of rows from `first` on, once no warp reads those that are there.
   __device__ void copy(const Rows& rows, int first) const {
     sync();
+    const int row = first + own_row();
+    if (!params_.q_vectors) {
 #pragma unroll 1
+      for (int i = 0; i < kPieces; ++i) {
+        unsigned words[4];
+        load_query<kHeadSize>(params_, rows, row, 8 * own_piece(i), false, words);
+        ptx::store_shared_words(address(i), words);
+      }
+      return;
+    }
+    const bool exists = row < rows.end;
+    const unsigned short* const numbers =
+        row_of_queries(params_, rows, exists ? row : rows.first) + 8 * own_piece(0);
+#pragma unroll 4
     for (int i = 0; i < kPieces; ++i) {
-      copy_query<kConfig.form.head_size>(params_, rows, first + own_row(), 8 * own_piece(i),
-                                         address(i));
+      const bool are_there = 16 * (i + 1) <= kHeadSize || 8 * own_piece(i) < kHeadSize;
+      ptx::copy_async<16, false>(address(i), numbers + (are_there ? 16 * i : 0),
+                                 exists && are_there);
     }
     ptx::copies_commit();
   }
@@ -92,7 +107,7 @@ class WarpgroupQueryTile {
 
   template <typename Change>
   __device__ void for_each_piece(Change&& change) const {
-#pragma unroll 1
+#pragma unroll 4
     for (int i = 0; i < kPieces; ++i) {
       unsigned words[4];
       ptx::load_shared_words(address(i), words);

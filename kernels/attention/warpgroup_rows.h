@@ -206,14 +206,15 @@ class WarpgroupRows {
   __device__ void store() const {
     const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
     const float in_units = __fmul_rn(state_.unit, v_factor);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float sum = sum_of_quad(state_.sum[i]);
-      const int row = row_of(i);
-      store_row<kForm>(params_, rows_, row, sums_, i, in_units, inverse_of(sum));
-      if (row < rows_.end && threadIdx.x % 4 == 0) {
-        store_state<kForm>(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_[i]), sum);
-      }
+    store_row_of_lane(0, in_units);
+    store_row_of_lane(1, in_units);
+  }
+  __device__ void store_row_of_lane(int i, float in_units) const {
+    const float sum = sum_of_quad(state_.sum[i]);
+    const int row = row_of(i);
+    store_row<kForm>(params_, rows_, row, sums_, i, in_units, inverse_of(sum));
+    if (row < rows_.end && threadIdx.x % 4 == 0) {
+      store_state<kForm>(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_[i]), sum);
     }
   }
 

@@ -36,12 +36,7 @@ class WarpgroupTiles {
 
  public:
   __device__ WarpgroupTiles(const AttentionParams& params, const Memory& memory)
-      : params_(params),
-        memory_(memory),
-        key_(static_cast<int>(threadIdx.x / 4 % 2 +
-                              threadIdx.x % kThreads / (8 * kPanelsAtOnce) * 2)),
-        panel_(static_cast<int>(threadIdx.x / 8 % kPanelsAtOnce)),
-        code_(static_cast<int>(threadIdx.x % 4) * kPieceCodes) {}
+      : params_(params), memory_(memory) {}
 
   __device__ void run() {
     WorkWalk<kConfig.rows()> walk(params_);
@@ -68,14 +63,16 @@ class WarpgroupTiles {
   __device__ void fill_in_turns(Range tiles, const SideRows& key_rows, const SideRows& value_rows) {
     Tile<kForm.k, kForm.k_scales> own_keys;
     Tile<kForm.v, kForm.v_scales> own_values;
-    load(own_keys, key_rows, tiles.begin);
-    load(own_values, value_rows, tiles.begin);
+    int first = tiles.begin * kKeys;
+    const int end = tiles.end * kKeys;
+    load(own_keys, key_rows, first);
+    load(own_values, value_rows, first);
 #pragma unroll 1
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (; first < end; first += kKeys) {
       fill_stage(own_keys);
-      load(own_keys, key_rows, tile + 1);
+      load(own_keys, key_rows, first + kKeys);
       fill_stage(own_values);
-      load(own_values, value_rows, tile + 1);
+      load(own_values, value_rows, first + kKeys);
     }
   }
 
@@ -83,18 +80,33 @@ class WarpgroupTiles {
                                    const SideRows& value_rows) {
     Tile<kForm.k, kForm.k_scales> own;
     float value_scale;
-    load(own, key_rows, tiles.begin);
-    load_scale<kForm.v_scales>(value_scale, value_rows, tiles.begin);
+    int first = tiles.begin * kKeys;
+    const int end = tiles.end * kKeys;
+    load(own, key_rows, first);
+    load_scale<kForm.v_scales>(value_scale, value_rows, first);
 #pragma unroll 1
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (; first < end; first += kKeys) {
       begin_stage();
       decode(own);
       store_scale<kForm.k_scales>(memory_.scales(position_.stage), own.scale);
-      store_scale<kForm.v_scales>(memory_.value_scales(position_.stage), value_scale);
+      if constexpr (kForm.v_scales) {
+        store_scale<true>(memory_.value_scales(position_.stage), value_scale);
+      }
       end_stage();
-      load(own, key_rows, tile + 1);
-      load_scale<kForm.v_scales>(value_scale, value_rows, tile + 1);
+      load(own, key_rows, first + kKeys);
+      load_scale<kForm.v_scales>(value_scale, value_rows, first + kKeys);
     }
+  }
+
+  // The thread's, of those at a time; worked out where it is used, rather than kept in registers.
+  struct Place {
+    int key, panel;
+    int code;  // of the panel
+  };
+  static __device__ Place place() {
+    const auto thread = static_cast<int>(ptx::opaque(threadIdx.x % kThreads));
+    return {thread / 4 % 2 + thread / (8 * kPanelsAtOnce) * 2, thread / 8 % kPanelsAtOnce,
+            thread % 4 * kPieceCodes};
   }
 
   __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
@@ -104,28 +116,29 @@ class WarpgroupTiles {
 
   // Zeros where no row sees a key.
   template <DType kFp8, bool kHasScales>
-  __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int index) {
-    const int first = index * kKeys;
+  __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int first) {
+    load_scale<kHasScales>(tile.scale, side, first);
+    const Place own = place();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int in_tile = key_ + turn * kKeysAtOnce, key = first + in_tile;
+      const int in_tile = own.key + turn * kKeysAtOnce, key = first + in_tile;
       const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
-      const int own = panel_ * kConfig.kPanel + code_;
-      const unsigned char* const row = side.row(key, page_of_seen(key)) + own;
+      const int code = own.panel * kConfig.kPanel + own.code;
+      const unsigned char* const row = side.row(key, page_of_seen(key)) + code;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         constexpr int kAtOnce = kPanelsAtOnce * kConfig.kPanel;
         const int at = panel * kAtOnce, there = kForm.head_size - at;
-        const int exist = there >= kAtOnce ? kPieceCodes : there - own;
+        const int exist = there >= kAtOnce ? kPieceCodes : there - code;
         load_codes<kForm.copy_bytes>(row + at, exists ? exist : 0, tile.codes[turn][panel]);
       }
     }
-    load_scale<kHasScales>(tile.scale, side, index);
   }
+
   template <bool kExists>
-  __device__ void load_scale(float& scale, const SideRows& side, int index) {
+  __device__ void load_scale(float& scale, const SideRows& side, int first) {
     if constexpr (!kExists) return;
-    const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = index * kKeys + in_tile;
+    const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
     scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
   }
 
@@ -148,7 +161,7 @@ class WarpgroupTiles {
   template <bool kExists>
   static __device__ void store_scale(unsigned scales, float scale) {
     const unsigned in_tile = threadIdx.x % kThreads;
-    if (kExists && in_tile < kKeys) {
+    if (kExists && in_tile < unsigned{kKeys}) {
       ptx::store_shared_word(scales + 4 * in_tile, __float_as_uint(scale));
     }
   }
@@ -156,23 +169,25 @@ class WarpgroupTiles {
   template <DType kFp8, bool kHasScales>
   __device__ void decode(const Tile<kFp8, kHasScales>& tile) const {
     const unsigned stage = memory_.stage(position_.stage);
+    const Place own = place();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int in_tile = key_ + turn * kKeysAtOnce;
+      const int in_tile = own.key + turn * kKeysAtOnce;
       if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        decode_piece<kFp8>(
-            tile.codes[turn][panel],
-            stage + static_cast<unsigned>((panel * kPanelsAtOnce + panel_) * kConfig.panel_bytes()),
-            static_cast<unsigned>(in_tile));
+        decode_piece<kFp8>(tile.codes[turn][panel],
+                           stage + static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) *
+                                                         kConfig.panel_bytes()),
+                           static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
       }
     }
   }
 
   // 16 codes of a key to two units of 16 bytes of its row in a panel.
   template <DType kFp8>
-  __device__ void decode_piece(const unsigned (&codes)[4], unsigned panel, unsigned row) const {
+  static __device__ void decode_piece(const unsigned (&codes)[4], unsigned panel, unsigned row,
+                                      unsigned first_unit) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       unsigned unit[4];
@@ -181,15 +196,13 @@ class WarpgroupTiles {
         unit[pair] =
             numeric::pair_in_units<kFp8, kConfig.type()>(codes[2 * half + pair / 2], pair % 2);
       }
-      ptx::store_shared_words(panel + swizzled(row, static_cast<unsigned>(code_ / 8 + half)), unit);
+      ptx::store_shared_words(panel + swizzled(row, first_unit + static_cast<unsigned>(half)),
+                              unit);
     }
   }
 
   const AttentionParams& params_;
   const Memory& memory_;
-  // The thread's, of those at a time.
-  const int key_, panel_;
-  const int code_;  // of a panel
   config::RingPosition<kConfig.stages> position_;
   // Of the rows at hand.
   int sequence_;

@@ -86,13 +86,12 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
 }
 
 // The same for a GPU with products of warpgroups. A third of them leaves each thread fewer
-// registers, which hold sums of 128 numbers and scores of 64 keys, and has codes decoded less
-// often.
+// registers, which hold sums of 128 numbers and scores of 64 keys (or 64 and 96, but for scales of
+// keys), and has codes decoded less often. Shared memory is what stages are for.
 config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form) {
-  if (form.head_size <= 64) return {form, 3, 96, 8};
+  if (form.head_size <= 64) return {form, 3, form.k_scales || form.v_scales ? 64 : 96, 8};
   if (form.head_size <= 128) return {form, 3, 64, 8};
-  return form.head_size <= 192 ? config::WarpgroupQueriesConfig{form, 2, 64, 6}
-                               : config::WarpgroupQueriesConfig{form, 2, 64, 4};
+  return {form, 2, 64, form.head_size <= 192 ? 6 : 4};
 }
 
 // PTX that is translated for a later GPU has no products of warpgroups.
@@ -133,7 +132,10 @@ Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
     return wide_heads(form, rows, gpu);
   }
   if (few) return few_queries(form, gpu);
-  if (has_warpgroups(gpu) && form.head_size == form.value_size) return warpgroup_queries(form);
+  // Codes that come one by one are as slow with products of warpgroups.
+  if (has_warpgroups(gpu) && form.head_size == form.value_size && form.copy_bytes > 1) {
+    return warpgroup_queries(form);
+  }
   return many_queries(form, problem.all_queries() * problem.heads, rows, gpu);
 }
 
@@ -179,13 +181,15 @@ std::int64_t splits_of(const Config& config, const AttentionProblem& problem, st
 
 // The kernel of `config`, and the one that combines splits.
 template <typename Config>
-void add_kernels(AttentionPlan& plan, const AttentionProblem& problem, Config config) {
+void add_kernels(AttentionPlan& plan, const AttentionProblem& problem, Config config,
+                 const Gpu& gpu) {
   const std::int64_t splits = plan.config.splits;
   config.form.split = splits > 1;
-  plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config,
-                                     unsplit_blocks(problem, plan.config.row_tiles) * splits));
+  std::int64_t blocks = unsplit_blocks(problem, plan.config.row_tiles) * splits;
+  // Of those that stay a multiprocessor holds one.
+  if (config.stays()) blocks = std::min<std::int64_t>(blocks, gpu.multiprocessors);
+  plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
   plan.kernels.back().shared_bytes = config.shared_bytes();
-  plan.kernels.back().as_many_as_run = config.stays();
   if (splits == 1) return;
   const config::CombineSplitsConfig combine{.q = problem.form.q,
                                             .value_size = problem.form.value_size};
@@ -212,7 +216,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
         plan.config.row_tiles = row_tiles_of(problem, config.rows());
         plan.config.splits = splits_of(
             config, problem, unsplit_blocks(problem, plan.config.row_tiles), most_splits, gpu);
-        add_kernels(plan, problem, config);
+        add_kernels(plan, problem, config, gpu);
       },
       chosen);
   return plan;

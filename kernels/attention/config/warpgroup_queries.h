@@ -43,9 +43,15 @@ struct WarpgroupQueriesConfig {
   constexpr int panels() const { return ceil_divide(numbers(), kPanel); }
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
-  // Of a thread: together no more than at the start (kernels/sm90/config/resources.h).
-  constexpr int consumer_registers() const { return warpgroups == 3 ? 144 : 208; }
-  constexpr int producer_registers() const { return warpgroups == 3 ? 80 : 88; }
+  // Of a thread: together no more than at the start (kernels/sm90/config/resources.h). The
+  // producers hold codes of two stages, the consumers sums, scores and weights.
+  constexpr int producer_registers() const {
+    return warpgroups == 3 ? 80 : panels() == 3 ? 104 : 88;
+  }
+  constexpr int consumer_registers() const {
+    return warpgroups == 3 ? (4 * 128 - producer_registers()) / 3
+                           : (3 * 168 - producer_registers()) / 2;
+  }
 
   // Shared memory: queries, by panels; stages, by panels; scales of each stage; what
   // rows of queries were divided by; barriers.
