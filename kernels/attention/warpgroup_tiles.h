@@ -86,13 +86,12 @@ class WarpgroupTiles {
     load_scale<kForm.v_scales>(value_scale, value_rows, first);
 #pragma unroll 1
     for (; first < end; first += kKeys) {
-      begin_stage();
-      decode(own);
-      store_scale<kForm.k_scales>(memory_.scales(position_.stage), own.scale);
-      if constexpr (kForm.v_scales) {
-        store_scale<true>(memory_.value_scales(position_.stage), value_scale);
-      }
-      end_stage();
+      const int stage = position_.stage;
+      ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
+      decode(own, memory_.stage(stage), place());
+      if constexpr (kForm.k_scales) store_scale(memory_.scales(stage), own.scale);
+      if constexpr (kForm.v_scales) store_scale(memory_.value_scales(stage), value_scale);
+      end_stage(stage);
       load(own, key_rows, first + kKeys);
       load_scale<kForm.v_scales>(value_scale, value_rows, first + kKeys);
     }
@@ -144,42 +143,40 @@ class WarpgroupTiles {
 
   template <DType kFp8, bool kHasScales>
   __device__ void fill_stage(const Tile<kFp8, kHasScales>& tile) {
-    begin_stage();
-    decode(tile);
-    store_scale<kHasScales>(memory_.scales(position_.stage), tile.scale);
-    end_stage();
+    const int stage = position_.stage;
+    const Place own = place();
+    ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
+    decode(tile, memory_.stage(stage), own);
+    if constexpr (kHasScales) store_scale(memory_.scales(stage), tile.scale);
+    end_stage(stage);
   }
-  __device__ void begin_stage() const {
-    ptx::mbarrier_wait(memory_.empty(position_.stage), position_.parity ^ 1);
-  }
-  __device__ void end_stage() {
+  __device__ void end_stage(int stage) {
     ptx::fence_proxy_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(position_.stage));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(stage));
     position_.advance();
   }
-  template <bool kExists>
   static __device__ void store_scale(unsigned scales, float scale) {
     const unsigned in_tile = threadIdx.x % kThreads;
-    if (kExists && in_tile < unsigned{kKeys}) {
+    if (in_tile < unsigned{kKeys}) {
       ptx::store_shared_word(scales + 4 * in_tile, __float_as_uint(scale));
     }
   }
 
   template <DType kFp8, bool kHasScales>
-  __device__ void decode(const Tile<kFp8, kHasScales>& tile) const {
-    const unsigned stage = memory_.stage(position_.stage);
-    const Place own = place();
+  static __device__ void decode(const Tile<kFp8, kHasScales>& tile, unsigned stage,
+                                const Place& own) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int in_tile = own.key + turn * kKeysAtOnce;
       if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        decode_piece<kFp8>(tile.codes[turn][panel],
-                           stage + static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) *
-                                                         kConfig.panel_bytes()),
-                           static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
+        decode_piece<kFp8>(
+            tile.codes[turn][panel],
+            stage +
+                static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) * kConfig.panel_bytes()),
+            static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
       }
     }
   }
