@@ -79,16 +79,21 @@ class WarpgroupTiles {
   }
 
   __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
-  __device__ int page_of_seen(int key) const {
-    return is_seen(key) ? page_of<kForm.layout>(params_, sequence_, key) : 0;
+  // The nearest one that is seen, or at least exists: its scale and page are loaded without a
+  // branch.
+  __device__ int nearest_seen(int key) const {
+    return held_to(key, min(seen_.begin, seen_.end - 1), seen_.end - 1);
+  }
+  __device__ int page_near(int key) const {
+    return page_of<kForm.layout>(params_, sequence_, nearest_seen(key));
   }
 
   // Zeros where no row sees a key.
   template <DType kFp8, bool kHasScales>
   __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int first) {
     if constexpr (kHasScales) {
-      const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
-      tile.scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
+      const int key = nearest_seen(first + static_cast<int>(threadIdx.x % kThreads));
+      tile.scale = *side.scale(key, page_near(key));
     }
     const Place own = place();
 #pragma unroll
@@ -96,7 +101,7 @@ class WarpgroupTiles {
       const int in_tile = own.key + turn * kKeysAtOnce, key = first + in_tile;
       const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
       const int code = own.panel * kConfig.kPanel + own.code;
-      const unsigned char* const row = side.row(key, page_of_seen(key)) + code;
+      const unsigned char* const row = side.row(key, page_near(key)) + code;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         constexpr int kAtOnce = kPanelsAtOnce * kConfig.kPanel;

@@ -85,9 +85,8 @@ using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
 Config config_of(const config::AttentionForm& form, std::int64_t rows,
                  std::int64_t rows_of_sequence, const Gpu& gpu) {
   if (rows_of_sequence <= kMostRowsOfFew) return few_queries(form, gpu);
-  // PTX that is translated for a later GPU has no products of warpgroups, and codes that come one
-  // by one are as slow with them.
-  if (product_kernels(gpu) == ProductKernels::kSm90 && !gpu.is_translated && form.copy_bytes > 1) {
+  // PTX that is translated for a later GPU has no products of warpgroups.
+  if (product_kernels(gpu) == ProductKernels::kSm90 && !gpu.is_translated) {
     return warpgroup_queries(form);
   }
   return many_queries(form, rows, rows_of_sequence, gpu);
