@@ -1,11 +1,12 @@
-"""Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16 and FP32
-ones; the rate is that at which keys and values are read.
+"""Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16, BF16
+and FP32 ones; the rate is that at which keys and values are read.
 
     python bench/gpu/attention.py RESULTS.jsonl [PROBLEM ...]
 
-Problems: prefill (8192 tokens, causal), decode (64 sequences of 8192 keys), both with 32 heads on 8
-of 128, and head64 (4096 queries and keys) and head128 (16384), one head each. Each result is held
-against FP64.
+Problems: prefill (8192 tokens, causal), prefill4k (4 sequences of 4096), prefill16k (one of 16384)
+and decode (64 sequences of 8192 keys), all with 32 heads on 8 of 128; prefill64 and prefill256 (4
+of 4096, heads of 64 and 256); full (2 images of 4608 tokens, 24 heads); head64 (4096 queries and
+keys) and head128 (16384), one head each. Each result is held against FP64.
 """
 
 import sys
@@ -46,6 +47,11 @@ class Problem:
 
 PROBLEMS = {
     "prefill": Problem(1, 8192, 8192, 32, 8, 128, causal=True),
+    "prefill4k": Problem(4, 4096, 4096, 32, 8, 128, causal=True),
+    "prefill16k": Problem(1, 16384, 16384, 32, 8, 128, causal=True),
+    "prefill64": Problem(4, 4096, 4096, 32, 8, 64, causal=True),
+    "prefill256": Problem(4, 4096, 4096, 16, 4, 256, causal=True),
+    "full": Problem(2, 4608, 4608, 24, 24, 128),
     "decode": Problem(64, 1, 8192, 32, 8, 128, pages=True),
     "head64": Problem(1, 4096, 4096, 1, 1, 64),
     "head128": Problem(1, 16384, 16384, 1, 1, 128),
@@ -148,6 +154,9 @@ def builds(run, problem):
         yield build(f"octofold, pages of {page_size}", lambda s, n=page_size: s.paged(n))
     for name in BACKENDS:
         yield build(f"SDPA FP16 {name}", lambda s, b=name: s.theirs(torch.float16, b), 2)
+    for name in ("flash", "cuDNN") if problem.queries > 1 else ():
+        limit = 8 * ERROR_LIMIT
+        yield build(f"SDPA BF16 {name}", lambda s, b=name: s.theirs(torch.bfloat16, b), 2, limit)
     if problem.heads == 1:
         yield build("SDPA FP32", lambda s: s.theirs(torch.float32, "efficient"), 4)
 
