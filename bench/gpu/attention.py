@@ -1,14 +1,20 @@
-"""Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16 and FP32
-ones; the rate is that at which keys and values are read.
+"""Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16, BF16
+and FP32 ones; the rate is that at which keys and values are read.
 
     python bench/gpu/attention.py RESULTS.jsonl [PROBLEM ...]
 
-Problems: prefill (8192 tokens, causal), decode (64 sequences of 8192 keys), both with 32 heads on 8
-of 128; decode64, decode256 (the same heads of other sizes), long, long256 (one sequence); head64
-(4096 queries and keys) and head128 (16384), one head each; mla-decode (64 sequences of 8192 keys)
-and mla-prefill (2048 tokens, causal), with DeepSeek-V3's 128 heads on a latent of 576 numbers, the
-first 512 of which are values: no backend of SDPA takes it, so its peer is three operations. Each
-result is held against FP64.
+Problems, with 32 heads on 8 unless a line says otherwise:
+
+- prefill (8192 tokens, causal), prefill4k (4 sequences of 4096), prefill16k (one of 16384), heads
+  of 128; prefill64 and prefill256 (4 of 4096, heads of 64 and 256); full (2 images of 4608 tokens,
+  24 heads)
+- decode (64 sequences of 8192 keys), heads of 128; decode64, decode256; long, long256: one sequence
+- mla-decode (64 sequences of 8192 keys), mla-prefill (2048 tokens, causal): DeepSeek-V3's 128 heads
+  on a latent of 576 numbers, the first 512 of which are values. No backend of SDPA takes it, so its
+  peer is three operations
+- head64 (4096 queries and keys) and head128 (16384), one head each
+
+Each result is held against FP64.
 """
 
 import sys
@@ -55,6 +61,11 @@ class Problem:
 
 PROBLEMS = {
     "prefill": Problem(1, 8192, 8192, 32, 8, 128, causal=True),
+    "prefill4k": Problem(4, 4096, 4096, 32, 8, 128, causal=True),
+    "prefill16k": Problem(1, 16384, 16384, 32, 8, 128, causal=True),
+    "prefill64": Problem(4, 4096, 4096, 32, 8, 64, causal=True),
+    "prefill256": Problem(4, 4096, 4096, 16, 4, 256, causal=True),
+    "full": Problem(2, 4608, 4608, 24, 24, 128),
     "decode": Problem(64, 1, 8192, 32, 8, 128, pages=True),
     "decode64": Problem(64, 1, 8192, 32, 8, 64),
     "decode256": Problem(64, 1, 4096, 32, 8, 256),
@@ -184,6 +195,9 @@ def builds(run, problem):
         return
     for name in BACKENDS:
         yield build(f"SDPA FP16 {name}", lambda s, b=name: s.theirs(torch.float16, b), 2)
+    for name in ("flash", "cuDNN") if problem.queries > 1 else ():
+        limit = 8 * ERROR_LIMIT
+        yield build(f"SDPA BF16 {name}", lambda s, b=name: s.theirs(torch.bfloat16, b), 2, limit)
     if problem.heads == 1:
         yield build("SDPA FP32", lambda s: s.theirs(torch.float32, "efficient"), 4)
 

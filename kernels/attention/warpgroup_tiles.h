@@ -109,8 +109,13 @@ class WarpgroupTiles {
   }
 
   __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
-  __device__ int page_of_seen(int key) const {
-    return is_seen(key) ? page_of<kForm.layout>(params_, sequence_, key) : 0;
+  // The nearest one that is seen, or at least exists: its scale and page are loaded without a
+  // branch.
+  __device__ int nearest_seen(int key) const {
+    return held_to(key, min(seen_.begin, seen_.end - 1), seen_.end - 1);
+  }
+  __device__ int page_near(int key) const {
+    return page_of<kForm.layout>(params_, sequence_, nearest_seen(key));
   }
 
   // Zeros where no row sees a key.
@@ -123,7 +128,7 @@ class WarpgroupTiles {
       const int in_tile = own.key + turn * kKeysAtOnce, key = first + in_tile;
       const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
       const int code = own.panel * kConfig.kPanel + own.code;
-      const unsigned char* const row = side.row(key, page_of_seen(key)) + code;
+      const unsigned char* const row = side.row(key, page_near(key)) + code;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         constexpr int kAtOnce = kPanelsAtOnce * kConfig.kPanel;
@@ -137,8 +142,8 @@ class WarpgroupTiles {
   template <bool kExists>
   __device__ void load_scale(float& scale, const SideRows& side, int first) {
     if constexpr (!kExists) return;
-    const int in_tile = static_cast<int>(threadIdx.x % kThreads), key = first + in_tile;
-    scale = in_tile < kKeys && is_seen(key) ? *side.scale(key, page_of_seen(key)) : 0;
+    const int key = nearest_seen(first + static_cast<int>(threadIdx.x % kThreads));
+    scale = *side.scale(key, page_near(key));
   }
 
   template <DType kFp8, bool kHasScales>
@@ -172,11 +177,10 @@ class WarpgroupTiles {
       if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        decode_piece<kFp8>(
-            tile.codes[turn][panel],
-            stage +
-                static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) * kConfig.panel_bytes()),
-            static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
+        decode_piece<kFp8>(tile.codes[turn][panel],
+                           stage + static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) *
+                                                         kConfig.panel_bytes()),
+                           static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
       }
     }
   }

@@ -132,10 +132,7 @@ Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
     return wide_heads(form, rows, gpu);
   }
   if (few) return few_queries(form, gpu);
-  // Codes that come one by one are as slow with products of warpgroups.
-  if (has_warpgroups(gpu) && form.head_size == form.value_size && form.copy_bytes > 1) {
-    return warpgroup_queries(form);
-  }
+  if (has_warpgroups(gpu) && form.head_size == form.value_size) return warpgroup_queries(form);
   return many_queries(form, problem.all_queries() * problem.heads, rows, gpu);
 }
 

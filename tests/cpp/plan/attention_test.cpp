@@ -66,9 +66,6 @@ TEST(PlanAttentionTest, HopperHasProductsOfWarpgroups) {
   problem.queries = 8;
   EXPECT_TRUE(is_for_few(plan_attention(problem, kHopper).kernels[0]));
   problem.queries = 8192;
-  problem.form.copy_bytes = 1;
-  EXPECT_FALSE(is_by_warpgroups(plan_attention(problem, kHopper).kernels[0]));
-  problem.form.copy_bytes = 8;
   Gpu translated = kHopper;  // for a later GPU, which has none
   translated.is_translated = true;
   EXPECT_FALSE(is_by_warpgroups(plan_attention(problem, translated).kernels[0]));
