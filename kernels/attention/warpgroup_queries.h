@@ -1,5 +1,18 @@
 // Attention of many queries on Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608):
-// products of warpgroups.
+// bound by products of warpgroups. Two or three warpgroups have 64 rows each, whose queries lie in
+// shared memory and whose sums are in registers; one warpgroup more decodes keys and values for all
+// of them (warpgroup_tiles.h). A warpgroup has the product with the next keys and the one with
+// these values issued together, in turns with the others, and makes weights of scores while the
+// tensor core has them (warpgroup_rows.h). Blocks stay, and take rows until all are done.
+//
+// All numbers are float16, bfloat16 queries too (warpgroup_query_tile.h): it holds every code,
+// which takes one instruction a pair of them, and weights better than bfloat16.
+//
+// H200, BF16 queries, 32 heads on 8 of 128, 16384 causal tokens, TFLOPS, in the order of the work
+// (docs/notes/attention.md): a first version 453; codes by way of registers rather than cp.async
+// 532; queries and results 16 bytes at a time, the next queries ahead 532 (at 4096 tokens 429 to
+// 462); codes of two stages on their way, and maxima that stay where they are 619; a ring of eight
+// stages rather than four 650.
 #pragma once
 
 #include "kernels/attention/config/warpgroup_queries.h"

@@ -1,6 +1,7 @@
 // Keys and values on their way to products of warpgroups: one warpgroup loads codes into registers
-// and decodes them into the stages of a ring, keys and values in turns. While a side is decoded the
-// codes of the other one come: each piece takes the registers of the piece before it.
+// and decodes them into the stages of a ring, keys and values in turns. As soon as those of a tile
+// are decoded, and a fence has made them visible to products, those of the next one are on their
+// way to the same registers: a fence waits for loads too, so it comes before them.
 #pragma once
 
 #include "kernels/attention/keys.h"
