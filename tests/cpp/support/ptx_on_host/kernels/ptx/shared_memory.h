@@ -104,6 +104,9 @@ inline float load_shared(unsigned address) {
 inline float2 load_shared_pair(unsigned address) {
   return {load_shared(address), load_shared(address + 4)};
 }
+inline void store_shared(unsigned address, float2 pair) {
+  std::memcpy(&shared[address], &pair, sizeof(pair));
+}
 inline float4 load_shared_four(unsigned address) {
   float4 four;
   std::memcpy(&four, &shared[address], sizeof(four));
