@@ -73,7 +73,7 @@ template <AttentionForm kForm>
 __device__ inline float* row_of_partials(const AttentionParams& params, const Rows& rows, int row) {
   const Place place = place_of(params, rows, row);
   return params.partials +
-         (number_of(params, rows, place) * params.splits + rows.split) * kForm.head_size;
+         (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
 }
 
 // A sum of values over the sum of weights. Values of keys that others see may be NaN.
@@ -132,7 +132,7 @@ __device__ inline void store_row(const AttentionParams& params, const Rows& rows
     float* const out = row_of_partials<kForm>(params, rows, row) + 2 * lane;
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
-      if (8 * (i / 2) >= kForm.head_size) continue;
+      if (8 * (i / 2) >= kForm.value_size) continue;
       out[8 * (i / 2) + i % 2] = __fmul_rn(sums[i / 2][2 * of_lane + i % 2], in_units);
     }
     return;
@@ -151,7 +151,7 @@ __device__ inline void store_row(const AttentionParams& params, const Rows& rows
     }
     transpose_quad(words);
     const int dim = 8 * (first + lane);
-    if (!exists || dim >= kForm.head_size) continue;
+    if (!exists || dim >= kForm.value_size) continue;
     if (params.out_vectors) {
       ptx::store_global<16>(out + dim, words);
     } else {
@@ -177,7 +177,8 @@ __device__ inline void store_state(const AttentionParams& params, const Rows& ro
                                   : static_cast<long long>(params.batch) * params.queries;
     const long long rows_before = number_of(params, rows, place) * params.splits + rows.split;
     float* const state = params.partials +
-                         queries * params.heads * params.splits * kForm.head_size + 2 * rows_before;
+                         queries * params.heads * params.splits * kForm.value_size +
+                         2 * rows_before;
     state[0] = maximum;
     state[1] = sum;
   } else if (params.log_sum_exp != nullptr) {

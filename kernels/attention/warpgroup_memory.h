@@ -48,4 +48,10 @@ __device__ inline unsigned swizzled(unsigned row, unsigned unit) {
   return row * 128 + 16 * (unit ^ row % 8);
 }
 
+// Tiles of 8 columns as one array, as wgmma has them.
+template <int kTiles>
+__device__ inline float (&flat(float (&tiles)[kTiles][4]))[4 * kTiles] {
+  return reinterpret_cast<float (&)[4 * kTiles]>(tiles);
+}
+
 }  // namespace octofold::attention

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1)
   ptx::wait_for_earlier_kernels();
   if (threadIdx.x >= kConfig.threads() - 128) {
     ptx::shrink_registers<kConfig.producer_registers()>();
-    attention::WarpgroupTiles<kConfig>(params, memory).run();
+    attention::WarpgroupTiles<kConfig, attention::WarpgroupMemory<kConfig>>(params, memory).run();
   } else {
     ptx::grow_registers<kConfig.consumer_registers()>();
     attention::WarpgroupRows<kConfig>(params, memory).run();

@@ -13,12 +13,6 @@
 
 namespace octofold::attention {
 
-// Tiles of 8 columns as one array, as wgmma has them.
-template <int kTiles>
-__device__ inline float (&flat(float (&tiles)[kTiles][4]))[4 * kTiles] {
-  return reinterpret_cast<float (&)[4 * kTiles]>(tiles);
-}
-
 template <WarpgroupQueriesConfig kConfig>
 class WarpgroupRows {
   static constexpr AttentionForm kForm = kConfig.form;

@@ -13,7 +13,8 @@
 
 namespace octofold::attention {
 
-template <WarpgroupQueriesConfig kConfig>
+// Of a latent, whose values are numbers of its keys, there are keys only.
+template <auto kConfig, typename Memory>
 class WarpgroupTiles {
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
@@ -35,7 +36,7 @@ class WarpgroupTiles {
   using SideRows = attention::SideRows<kForm.layout>;
 
  public:
-  __device__ WarpgroupTiles(const AttentionParams& params, const WarpgroupMemory<kConfig>& memory)
+  __device__ WarpgroupTiles(const AttentionParams& params, const Memory& memory)
       : params_(params), memory_(memory) {}
 
   __device__ void run() {
@@ -53,6 +54,14 @@ class WarpgroupTiles {
     sequence_ = rows.sequence;
     const SideRows key_rows(params_, params_.k, sequence_, first_key, rows.key_head);
     const SideRows value_rows(params_, params_.v, sequence_, first_key, rows.key_head);
+    if constexpr (kConfig.kHasValues) {
+      fill_in_turns(tiles, key_rows, value_rows);
+    } else {
+      fill_with_latent(tiles, key_rows, value_rows);
+    }
+  }
+
+  __device__ void fill_in_turns(Range tiles, const SideRows& key_rows, const SideRows& value_rows) {
     Tile<kForm.k, kForm.k_scales> own_keys;
     Tile<kForm.v, kForm.v_scales> own_values;
     int first = tiles.begin * kKeys;
@@ -65,6 +74,27 @@ class WarpgroupTiles {
       load(own_keys, key_rows, first + kKeys);
       fill_stage(own_values);
       load(own_values, value_rows, first + kKeys);
+    }
+  }
+
+  __device__ void fill_with_latent(Range tiles, const SideRows& key_rows,
+                                   const SideRows& value_rows) {
+    Tile<kForm.k, kForm.k_scales> own;
+    float value_scale;
+    int first = tiles.begin * kKeys;
+    const int end = tiles.end * kKeys;
+    load(own, key_rows, first);
+    load_scale<kForm.v_scales>(value_scale, value_rows, first);
+#pragma unroll 1
+    for (; first < end; first += kKeys) {
+      const int stage = position_.stage;
+      ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
+      decode(own, memory_.stage(stage), place());
+      if constexpr (kForm.k_scales) store_scale(memory_.scales(stage), own.scale);
+      if constexpr (kForm.v_scales) store_scale(memory_.value_scales(stage), value_scale);
+      end_stage(stage);
+      load(own, key_rows, first + kKeys);
+      load_scale<kForm.v_scales>(value_scale, value_rows, first + kKeys);
     }
   }
 
@@ -92,10 +122,7 @@ class WarpgroupTiles {
   // Zeros where no row sees a key.
   template <DType kFp8, bool kHasScales>
   __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int first) {
-    if constexpr (kHasScales) {
-      const int key = nearest_seen(first + static_cast<int>(threadIdx.x % kThreads));
-      tile.scale = *side.scale(key, page_near(key));
-    }
+    load_scale<kHasScales>(tile.scale, side, first);
     const Place own = place();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -113,46 +140,63 @@ class WarpgroupTiles {
     }
   }
 
+  template <bool kExists>
+  __device__ void load_scale(float& scale, const SideRows& side, int first) {
+    if constexpr (!kExists) return;
+    const int key = nearest_seen(first + static_cast<int>(threadIdx.x % kThreads));
+    scale = *side.scale(key, page_near(key));
+  }
+
   template <DType kFp8, bool kHasScales>
   __device__ void fill_stage(const Tile<kFp8, kHasScales>& tile) {
     const int stage = position_.stage;
     const Place own = place();
     ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
+    decode(tile, memory_.stage(stage), own);
+    if constexpr (kHasScales) store_scale(memory_.scales(stage), tile.scale);
+    end_stage(stage);
+  }
+  __device__ void end_stage(int stage) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(stage));
+    position_.advance();
+  }
+  static __device__ void store_scale(unsigned scales, float scale) {
+    const unsigned in_tile = threadIdx.x % kThreads;
+    if (in_tile < unsigned{kKeys}) {
+      ptx::store_shared_word(scales + 4 * in_tile, __float_as_uint(scale));
+    }
+  }
+
+  template <DType kFp8, bool kHasScales>
+  static __device__ void decode(const Tile<kFp8, kHasScales>& tile, unsigned stage,
+                                const Place& own) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int in_tile = own.key + turn * kKeysAtOnce;
       if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        decode<kFp8>(
-            tile.codes[turn][panel],
-            memory_.stage(stage) +
-                static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) * kConfig.panel_bytes()),
-            static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
+        decode_piece<kFp8>(tile.codes[turn][panel],
+                           stage + static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) *
+                                                         kConfig.panel_bytes()),
+                           static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
       }
     }
-    if constexpr (kHasScales) {
-      const unsigned in_tile = threadIdx.x % kThreads;
-      if (in_tile < unsigned{kKeys}) {
-        ptx::store_shared_word(memory_.scales(stage) + 4 * in_tile, __float_as_uint(tile.scale));
-      }
-    }
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(stage));
-    position_.advance();
   }
 
   // 16 codes of a key to two units of 16 bytes of its row in a panel.
   template <DType kFp8>
-  static __device__ void decode(const unsigned (&codes)[4], unsigned panel, unsigned row,
-                                unsigned first_unit) {
+  static __device__ void decode_piece(const unsigned (&codes)[4], unsigned panel, unsigned row,
+                                      unsigned first_unit) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       unsigned unit[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        unit[pair] = numeric::float16_pair_in_units<kFp8>(codes[2 * half + pair / 2], pair % 2);
+        unit[pair] =
+            numeric::pair_in_units<kFp8, kConfig.type()>(codes[2 * half + pair / 2], pair % 2);
       }
       ptx::store_shared_words(panel + swizzled(row, first_unit + static_cast<unsigned>(half)),
                               unit);
@@ -160,7 +204,7 @@ class WarpgroupTiles {
   }
 
   const AttentionParams& params_;
-  const WarpgroupMemory<kConfig>& memory_;
+  const Memory& memory_;
   config::RingPosition<kConfig.stages> position_;
   // Of the rows at hand.
   int sequence_;

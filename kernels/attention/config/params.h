@@ -54,7 +54,7 @@ struct AttentionParams {
   bool q_vectors;    // each row of q is at a multiple of 16 bytes
   bool out_pairs;    // each row of out is at a multiple of 4 bytes
   bool out_vectors;  // of 16
-  float* partials;   // [queries, heads, splits, head_size], then [queries, heads, splits, 2]
+  float* partials;   // [queries, heads, splits, value_size], then [queries, heads, splits, 2]
 };
 
 }  // namespace octofold::config

@@ -28,20 +28,23 @@ struct WarpgroupQueriesConfig {
 
   // What is multiplied: it holds all codes, and takes one instruction a pair of them.
   static constexpr DType kType = DType::kFloat16;
+  static constexpr DType type() { return kType; }
+  static constexpr bool kHasValues = true;      // apart from keys
   static constexpr int kPanel = 64;             // numbers of a row that lie together
   static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
 
   // A block goes on until all rows are done.
   static constexpr bool stays() { return true; }
   constexpr int rows() const { return 64 * warpgroups; }
-  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  static constexpr int producer_threads() { return 128; }
+  constexpr int threads() const { return 128 * warpgroups + producer_threads(); }
   // Numbers of a row; zeros fill it up.
   constexpr int numbers() const { return round_up(form.head_size, 16); }
   constexpr int panels() const { return ceil_divide(numbers(), kPanel); }
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
-  // Of a thread: together no more than at the start (kernels/sm90/config/resources.h). The producers
-  // hold codes of two stages, the consumers sums, scores and weights.
+  // Of a thread: together no more than at the start (kernels/sm90/config/resources.h). The
+  // producers hold codes of two stages, the consumers sums, scores and weights.
   constexpr int producer_registers() const {
     return warpgroups == 3 ? 80 : panels() == 3 ? 104 : 88;
   }

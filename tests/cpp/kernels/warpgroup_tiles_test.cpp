@@ -77,7 +77,7 @@ void expect_decoded(const AttentionCase& given, int offset = 0) {
   test::launch(blocks, 128, [&] {
     if (threadIdx.x == 0) ptx::shared.fill(0x7F);
     __syncthreads();
-    attention::WarpgroupTiles<kConfig>(params, memory).run();
+    attention::WarpgroupTiles<kConfig, WarpgroupMemory<kConfig>>(params, memory).run();
     __syncthreads();
     if (threadIdx.x != 0) return;
     const Rows rows = attention::rows_of_work<kConfig.rows()>(params, blockIdx.x);
