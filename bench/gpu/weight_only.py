@@ -4,7 +4,8 @@
         [--formats e4m3 e5m2]
 
 Up to 16 rows x in FP32 and e4m3 too, and a single row as a vector; for more rows, the gradient.
-From 1024 rows on mma.sync alone (mma_ceiling.py) takes turns with them.
+From 64 rows on FP16 by mma.sync (half_product.py) takes turns with them, and from 1024 on mma.sync
+alone (mma_ceiling.py).
 """
 
 import sys
@@ -15,10 +16,12 @@ import torch
 from common.measure import Build, Implementation, measure
 from common.operands import DTYPES, LAYERS, calls_of, normal, relative_error, scaled, sets_of
 from common.run import Run, new_parser, shapes_of, text_of
+from half_product import build as build_half
+from half_product import tiles_of as half_tiles
 from mma_ceiling import best_build
 
 ROWS = "1/4/16/64/1024/4096"
-CEILING_ROWS = 1024
+HALF_ROWS, CEILING_ROWS = 64, 1024
 ERROR_LIMIT = 5e-3  # of the norm; BF16 alone makes 1.7e-3
 
 
@@ -73,6 +76,8 @@ def builds(run, m, n, k, granularity, formats):
     yield build(
         run, "torch.mm bfloat16", pairs, torch.mm, lambda: pairs[0][1].float(), size, ours=False
     )
+    if m >= HALF_ROWS and run.on_gpu:
+        yield from (build_half(run, m, n, k, tile) for tile in half_tiles(m, n, k))
     if m >= CEILING_ROWS and run.on_gpu:
         yield best_build(run)
 

@@ -32,6 +32,10 @@ constexpr Tiling kManyRows[] = {
     {128, 64, 4, 1, 1}, {256, 64, 8, 1, 1}, {64, 64, 2, 2, 1},   {64, 128, 2, 2, 1},
     {128, 96, 2, 2, 1}, {256, 96, 4, 2, 1}, {128, 128, 4, 2, 1}, {128, 128, 2, 4, 1}};
 
+// Many rows, decoded ahead: warps of 64 columns and 64 rows.
+constexpr Tiling kAhead[] = {
+    {128, 64, 2, 1, 1}, {256, 64, 4, 1, 1}, {128, 128, 2, 2, 1}, {256, 128, 4, 2, 1}};
+
 constexpr int kLeastStages = 2, kMostStages = 4;
 
 // Rows of x that a tile for few of them holds.
@@ -107,6 +111,8 @@ std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& prob
     for (const Tiling& tiling : kFewRows) add(tiling, held_rows(problem.rows));
   } else {
     for (const Tiling& tiling : kManyRows) add(tiling, tiling.rows);
+    config.ahead = true;
+    for (const Tiling& tiling : kAhead) add(tiling, tiling.rows);
   }
   return candidates;
 }
@@ -177,9 +183,9 @@ WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
 
 std::string name_of(const WeightOnlyWork& work) {
   const WeightOnlyConfig& config = work.config;
-  return core::format("{}x{}.w{}x{}x{}.s{}.k{}", config.tile_columns, config.tile_rows,
+  return core::format("{}x{}.w{}x{}x{}.s{}.k{}{}", config.tile_columns, config.tile_rows,
                       config.warps_columns, config.warps_rows, config.warps_depth, config.stages,
-                      work.splits);
+                      work.splits, config.ahead ? ".ahead" : "");
 }
 
 namespace {
@@ -217,7 +223,7 @@ WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_vi
   const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
                               core::ceil_divide(problem.columns, config.tile_columns) *
                               plan.config.splits;
-  plan.kernels.push_back(kernel_plan(called, config.kHeader, config.kKernel, config, blocks));
+  plan.kernels.push_back(kernel_plan(called, config.header(), config.kernel(), config, blocks));
   plan.kernels.back().shared_bytes = config.shared_bytes();
   if (config.split) {
     const WeightOnlyConfig combine = config.of_combination();

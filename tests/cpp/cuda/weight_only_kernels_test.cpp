@@ -29,7 +29,8 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
   DType narrow() const { return GetParam() < 80 ? DType::kFloat16 : DType::kBFloat16; }
 
   void expect_sound(const WeightOnlyConfig& config) {
-    plan::KernelPlan kernel = plan::kernel_plan("test", config.kHeader, config.kKernel, config, 1);
+    plan::KernelPlan kernel =
+        plan::kernel_plan("test", config.header(), config.kernel(), config, 1);
     const jit::Binary binary = jit::compile_cached(
         {kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
         kernel_headers());
@@ -41,11 +42,13 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
     EXPECT_LE(binary.resources.registers * config.threads(), 65536) << kernel.description;
     EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0)
         << kernel.description;
-    // Products of a half of 128: four along the depth; before Ampere instructions take half.
-    const int products = config.on_tensor_cores()
-                             ? 4 * config.halves_at_once() * config.column_tiles() *
-                                   config.row_tiles() * (GetParam() < 80 ? 2 : 1)
-                             : 0;
+    // Products of a half of 128: four along the depth, of which the last is there with copies
+    // beside it and without, where codes are decoded once; before Ampere instructions take half.
+    const int along = config.ahead ? 5 : 4 * config.halves_at_once();
+    const int products =
+        config.on_tensor_cores()
+            ? along * config.column_tiles() * config.row_tiles() * (GetParam() < 80 ? 2 : 1)
+            : 0;
     EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHmma), products)
         << kernel.description;
   }
@@ -109,7 +112,9 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
         .out = narrow(),
         .w_scales = has_blocks ? Granularity::kBlock128x128 : Granularity::kTensor};
     for (const auto& [config, splits] : weight_only_candidates(problem, gpu_)) {
-      if (config.column_tiles() * config.row_tiles() < 16 || config.stages != 2) continue;
+      const int fewest = config.ahead ? 32 : 16;
+      if (config.column_tiles() * config.row_tiles() < fewest || config.stages > 3) continue;
+      if (config.stages == 3 && !config.ahead) continue;
       expect_sound(config);
     }
   }
