@@ -2,7 +2,11 @@
 // weight_only.h has them: a tile of out for each block, a ring of stages in shared memory. Here
 // tensor cores have to be busy all the time, so nothing that they wait for is loaded or decoded
 // right before it (decode_ahead.h), and sums are the only ones there are (sum_units.h): a warp has
-// up to 160 of its 255 registers for them.
+// 128 of its 255 registers for them.
+//
+// H200 as 8.0, 4096 rows: 0.46 to 0.58 of mma.sync alone, where 0.8 was wanted; 1.1 to 1.27 times as
+// fast as weight_only.h. Tried and lost: weights decoded once into shared memory for all warps, and
+// parts of the depth for fewer rows (docs/notes/weight-only.md).
 //
 // A step is 64 of the depth, two halves. The barrier is between these: behind it the next stage has
 // landed, of which the second half loads operands, and nobody reads the one before any longer.
@@ -20,15 +24,14 @@ namespace weight_only {
 // somewhere; here columns are searched for it, and the unit of its sums becomes NaN.
 template <WeightOnlyConfig kConfig>
 __device__ inline void find_nan(const WeightOnlyParams& params, config::WeightOnlyTile tile,
-                                long long first, long long end, unsigned units) {
+                                unsigned units) {
   const long long along = kConfig.transposed ? params.w_stride : 1;
   const long long across = kConfig.transposed ? 1 : params.w_stride;
-  end = min(end, params.depth);
   for (int i = static_cast<int>(threadIdx.x); i < kConfig.tile_columns; i += kConfig.threads()) {
     if (tile.column + i >= params.columns) break;
     const unsigned char* const codes = params.w + (tile.column + i) * across;
     bool is_nan = false;
-    for (long long k = first; k < end; ++k) {
+    for (long long k = 0; k < params.depth; ++k) {
       is_nan |= (codes[k * along] & config::kFp8Nan) == config::kFp8Nan;
     }
     if (is_nan) ptx::store_shared_word(units + 4 * i, numeric::kNanBits);
@@ -45,15 +48,9 @@ __global__ void __launch_bounds__(kConfig.threads())
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const unsigned memory = ptx::dynamic_shared_memory();
-  const unsigned splits = kConfig.split ? params.splits : 1, split = blockIdx.x % splits;
-  const auto tile =
-      config::weight_only_tile(kConfig, params.rows, params.columns, blockIdx.x / splits);
-  // Parts of the depth begin with a scale.
-  constexpr int kStepsOfScale = kScaleBlock / kConfig.step_depth();
-  const long long blocks = config::ceil_divide(params.depth, kScaleBlock);
-  const int first_step = static_cast<int>(blocks * split / splits) * kStepsOfScale;
-  const int steps = static_cast<int>(blocks * (split + 1) / splits) * kStepsOfScale;
-  Copies<kConfig> copies(params, tile, first_step);
+  const auto tile = config::weight_only_tile(kConfig, params.rows, params.columns, blockIdx.x);
+  const int steps = static_cast<int>(config::ceil_divide(params.depth, kConfig.step_depth()));
+  Copies<kConfig> copies(params, tile, 0);
   AheadProduct<kConfig> product;
 
   constexpr int kAhead = kConfig.stages - 1;
@@ -63,7 +60,7 @@ __global__ void __launch_bounds__(kConfig.threads())
   // Each step has a group of copies, if without any.
 #pragma unroll 1
   for (int ahead = 0; ahead < kAhead; ++ahead) {
-    if (first_step + ahead < steps) copies.begin(stage_of(ahead), first_step + ahead);
+    if (ahead < steps) copies.begin(stage_of(ahead), ahead);
     ptx::copies_commit();
   }
   ptx::copies_wait<kAhead - 1>();
@@ -71,10 +68,10 @@ __global__ void __launch_bounds__(kConfig.threads())
   product.load_first(stage_of(0));
   int slot = 0, free_slot = kAhead;
 #pragma unroll 1
-  for (int step = first_step; step < steps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const Stage<kConfig> stage = stage_of(slot);
     if constexpr (kConfig.w_blocks) {
-      if (step % kStepsOfScale == 0) product.change_units(stage);
+      if (step % (kScaleBlock / kConfig.step_depth()) == 0) product.change_units(stage);
     }
     product.template multiply<0>(stage, stage, []<int>() {});
     ptx::copies_wait<kAhead - 2>();
@@ -103,18 +100,13 @@ __global__ void __launch_bounds__(kConfig.threads())
   copies.store_units(units);
   // Behind it nobody reads a stage any longer.
   if (__syncthreads_or(product.met_nan())) {
-    find_nan<kConfig>(params, tile, first_step * kConfig.step_depth(), steps * kConfig.step_depth(),
-                      units);
+    find_nan<kConfig>(params, tile, units);
     __syncthreads();
   }
   product.store(memory, units);
   __syncthreads();
   const Finish<kConfig> finish(params, AheadProduct<kConfig>::kUnit);
-  if constexpr (kConfig.split) {
-    finish.store_sums(memory, tile, split);
-  } else {
-    finish.store(memory, tile);
-  }
+  finish.store(memory, tile);
 }
 
 }  // namespace octofold

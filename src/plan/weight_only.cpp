@@ -51,8 +51,10 @@ int resident_blocks(const WeightOnlyConfig& config, const Gpu& gpu) {
   constexpr double kRegisters = 65536;
   const int by_memory =
       (gpu.shared_memory_per_block + kReserved) / (config.shared_bytes() + kReserved);
-  // As compilers have it: operands and addresses, and half as much again for each sum.
-  const int sums = 4 * config.column_tiles() * config.row_tiles() * (config.has_blocks() ? 2 : 1);
+  // As compilers have it: operands and addresses, and half as much again for each sum, of which
+  // blocks want two.
+  const int sets = config.has_blocks() && !config.ahead ? 2 : 1;
+  const int sums = 4 * config.column_tiles() * config.row_tiles() * sets;
   const double registers = std::min(70 + 1.5 * sums, 255.0);
   const int by_registers = static_cast<int>(kRegisters / (registers * config.threads()));
   return std::max(std::min(by_memory, by_registers), 1);
@@ -66,6 +68,27 @@ double instructions_of_code(const WeightOnlyConfig& config, const Gpu& gpu) {
   if (config.transposed) count += 0.5;
   if (config.depth_factors) count += 2.5;
   return count;
+}
+
+// Fitted to warps of 64 × 64, of which a scheduler has one or two: they hide what they wait for
+// behind one another, not behind themselves.
+double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work, const Gpu& gpu) {
+  // Of a step of 64: what is waited for, and what the products of a warp take, instructions that
+  // decode, and sums that change their unit. Of a block: what it takes besides.
+  constexpr double kWaits = 770, kProducts = 713, kOfInstruction = 0.73, kUnits = 170;
+  constexpr double kStart = 4000, kSchedulers = 4;
+  const WeightOnlyConfig& config = work.config;
+  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
+                              core::ceil_divide(problem.columns, config.tile_columns);
+  const auto rounds = core::ceil_divide(blocks, gpu.multiprocessors);
+  const auto resident = std::min<std::int64_t>(rounds, resident_blocks(config, gpu));
+  const double warps =
+      std::max(static_cast<double>(resident * config.threads()) / 32 / kSchedulers, 1.0);
+  const double decoded = 64.0 * config.group_depth() / 32 * instructions_of_code(config, gpu);
+  const double of_warp = kProducts + kOfInstruction * decoded + (config.w_blocks ? kUnits : 0);
+  const auto steps = core::ceil_divide(problem.depth, std::int64_t{config.step_depth()});
+  const double clocks = static_cast<double>(steps) * (kWaits + warps * of_warp) + warps * kStart;
+  return static_cast<double>(core::ceil_divide(rounds, resident)) * clocks;
 }
 
 }  // namespace
@@ -101,7 +124,8 @@ std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& prob
           config.shared_bytes() > gpu.shared_memory_per_block) {
         continue;
       }
-      for (std::int64_t splits = 1; splits <= most_splits; splits *= 2) {
+      // Some tens of rows, of which tiles are few, are not for those that decode ahead.
+      for (std::int64_t splits = 1; splits <= (config.ahead ? 1 : most_splits); splits *= 2) {
         config.split = splits > 1;
         candidates.push_back({config, splits});
       }
@@ -121,6 +145,7 @@ std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& prob
 // chosen takes 4 % longer than the best of them, on average.
 double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu) {
+  if (work.config.ahead) return clocks_ahead(problem, work, gpu);
   // Of a Hopper's multiprocessor in a clock: multiplications of tensor cores, instructions of
   // lanes, bytes of shared memory, bytes that it can fetch, and of these what memory has for it.
   // Clocks from asking for bytes to having them, what a block takes besides, hidden by others

@@ -161,7 +161,7 @@ struct WeightOnlyConfig {
     if (size_of(x) != 2) return "ahead: x has to be 16-bit numbers";
     if (depth_factors) return "ahead: weights have no factors of their own";
     if (stages < 3) return "ahead: the ring has to have at least 3 stages";
-    if (warps_depth != 1) return "ahead: warps share no depth";
+    if (warps_depth != 1 || split) return "ahead: warps and blocks share no depth";
     if (4 * column_tiles() * row_tiles() > 128)
       return "ahead: the accumulators leave too few registers for operands";
     if (transposed && (column_tiles() % 2 != 0 || tile_columns % kScaleBlock != 0))

@@ -297,19 +297,6 @@ TEST(WeightOnlyTest, OfOperandsDecodedAhead) {
                              .offset = 3});
 }
 
-TEST(WeightOnlyTest, OfADepthThatBlocksSplitDecodedAhead) {
-  constexpr WeightOnlyConfig kConfig =
-      decoded_ahead({.columns = 64, .rows = 32, .warps_columns = 2, .warps_depth = 1, .stages = 4},
-                    {.w = kE4M3, .x = kNarrow, .out = kFloat32, .w_blocks = true, .split = true});
-  expect_product<kConfig>({.rows = 27,
-                           .columns = 80,
-                           .depth = 1104,
-                           .w_scales = Granularity::kBlock128x128,
-                           .has_bias = true,
-                           .has_nan = true,
-                           .splits = 4});
-}
-
 TEST(WeightOnlyTest, OfGradientsDecodedAhead) {
   constexpr WeightOnlyConfig kConfig =
       decoded_ahead(kAheadTiles, {.w = kE4M3, .x = kNarrow, .out = kNarrow, .transposed = true});
