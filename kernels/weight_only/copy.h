@@ -32,7 +32,6 @@ class Units {
     const long long steps = kDown ? source.rows / kRows : source.bytes / (16 * kUnits);
     whole_steps_ = kConfig.vectors && is_whole ? static_cast<int>(steps) : 0;
     from_ = source.data + row() * source.stride + 16 * unit() + first_step * advance(source);
-    next_ = from_;
   }
 
   // Starts those of a step, the one behind that of the last call; address_of(row, unit): where they
@@ -51,7 +50,7 @@ class Units {
       ptx::copy_async<16, kIsReadAgain>(address_of(of_row, unit()), from);
       from += kApart * source.stride;
     }
-    next_ = from_ += advance(source);
+    from_ += advance(source);
   }
 
   // The same of a whole step one by one, for i from 0 to kCount - 1.
@@ -59,8 +58,9 @@ class Units {
   template <typename AddressOf>
   __device__ void begin_one(const Source& source, int i, AddressOf&& address_of) {
     static_assert(kRows % kApart == 0);
-    ptx::copy_async<16, kIsReadAgain>(address_of(row() + i * kApart, unit()), next_);
-    next_ = i + 1 < kCount ? next_ + kApart* source.stride : from_ += advance(source);
+    ptx::copy_async<16, kIsReadAgain>(address_of(row() + i * kApart, unit()),
+                                      from_ + i * kApart * source.stride);
+    if (i == kCount - 1) from_ += advance(source);
   }
 
  private:
@@ -93,7 +93,6 @@ class Units {
   }
 
   const unsigned char* from_;  // in the next whole step
-  const unsigned char* next_;  // of those that are begun one by one
   int whole_steps_;
 };
 
@@ -191,14 +190,18 @@ class Copies {
     }
   }
 
-  // What sums of each column are in.
+  // What sums of each column are in: its scale, or that of its last block.
   __device__ void store_units(unsigned address) const {
     if constexpr (kConfig.w_blocks) {
       w_scales_.store(address);
     } else {
+      const config::WeightOnlyScale& scale = params_.w_scale;
       const int first = static_cast<int>(threadIdx.x);
       for (int i = first; i < kConfig.tile_columns; i += kConfig.threads()) {
-        ptx::store_shared_word(address + 4 * i, __float_as_uint(1.0f));
+        const long long column = min(tile_.column + i, params_.columns - 1);
+        const bool exists = scale.data != nullptr && params_.depth > 0;
+        const float unit = exists ? scale.data[(column >> scale.shift) * scale.stride] : 1;
+        ptx::store_shared_word(address + 4 * i, __float_as_uint(unit));
       }
     }
   }

@@ -18,10 +18,8 @@ class Finish {
   __device__ Finish(const WeightOnlyParams& params, float unit) : params_(params), unit_(unit) {}
 
   __device__ void store(unsigned memory, config::WeightOnlyTile tile) const {
-    const Columns columns(*this, tile.column + own_column());
-    for_sums(memory, tile, [&](long long row, long long column, float (&sums)[4]) {
-      store(row, column, columns, sums);
-    });
+    for_sums(memory, tile,
+             [&](long long row, long long column, float (&sums)[4]) { store(row, column, sums); });
   }
 
   // As they are, of a part of the depth.
@@ -45,39 +43,16 @@ class Finish {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[i] = __fadd_rn(sums[i], __uint_as_float(words[i]));
     }
-    store(row, column, Columns(*this, column), sums);
+    store(row, column, sums);
   }
 
  private:
-  // What is the same for all rows of four columns.
-  struct Columns {
-    float factor[4] = {1, 1, 1, 1};
-    float bias[4] = {};
-
-    __device__ Columns(const Finish& finish, long long column) {
-      const WeightOnlyParams& params = finish.params_;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (column + i >= params.columns) break;
-        if constexpr (!kConfig.w_blocks && !kConfig.depth_factors) {
-          if (params.depth > 0) factor[i] = factor_of(params.w_scale, column + i);
-        }
-        if (params.bias != nullptr) bias[i] = finish.bias_of(column + i);
-      }
-    }
-  };
-
-  // A thread has the same columns of all of its rows.
-  static __device__ int own_column() { return static_cast<int>(threadIdx.x) % kPerRow * 4; }
-
   // use(row, column, sums) for each four columns of a tile that this thread has.
   template <typename Use>
   __device__ void for_sums(unsigned memory, config::WeightOnlyTile tile, Use&& use) const {
     constexpr int kThreads = kConfig.threads();
-    static_assert(kThreads % kPerRow == 0);
-    const int in_column = own_column();
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.tile_rows * kPerRow; i += kThreads) {
-      const int in_row = i / kPerRow;
+      const int in_row = i / kPerRow, in_column = i % kPerRow * 4;
       const long long row = tile.row + in_row, column = tile.column + in_column;
       if (row >= params_.rows || column >= params_.columns) continue;
       float sums[4] = {};
@@ -101,12 +76,11 @@ class Finish {
     return params_.partials + (split * params_.rows + row) * params_.columns + column;
   }
 
-  __device__ void store(long long row, long long column, const Columns& columns,
-                        float (&values)[4]) const {
+  __device__ void store(long long row, long long column, float (&values)[4]) const {
     const float row_factor = kConfig.x_blocks ? 1 : factor_of(params_.x_scale, row);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      values[i] = finished(values[i], row_factor, columns.factor[i], columns.bias[i]);
+      if (i < exist(column)) values[i] = finished(values[i], row_factor, column + i);
     }
     unsigned words[sizeof(T)];
     numeric::narrow<kConfig.out, false>(values, words);
@@ -118,11 +92,16 @@ class Finish {
     return scale.data == nullptr ? 1 : scale.data[(index >> scale.shift) * scale.stride];
   }
 
-  __device__ float finished(float sum, float row_factor, float column_factor, float bias) const {
+  __device__ float finished(float sum, float row_factor, long long column) const {
     if (params_.depth > 0) {
-      sum = __fmul_rn(__fmul_rn(sum, unit_), __fmul_rn(column_factor, row_factor));
+      sum = __fmul_rn(sum, unit_);
+      float factor = row_factor;
+      if constexpr (!kConfig.w_blocks && !kConfig.depth_factors && !kConfig.ahead) {
+        factor = __fmul_rn(factor_of(params_.w_scale, column), row_factor);
+      }
+      sum = __fmul_rn(sum, factor);
     }
-    return params_.bias == nullptr ? sum : __fadd_rn(sum, bias);
+    return params_.bias == nullptr ? sum : __fadd_rn(sum, bias_of(column));
   }
 
   __device__ float bias_of(long long column) const {

@@ -4,9 +4,9 @@
 // right before it (decode_ahead.h), and sums are the only ones there are (sum_units.h): a warp has
 // 128 of its 255 registers for them.
 //
-// H200 as 8.0, 4096 rows: 0.46 to 0.58 of mma.sync alone, where 0.8 was wanted; 1.1 to 1.27 times as
-// fast as weight_only.h. Tried and lost: weights decoded once into shared memory for all warps, and
-// parts of the depth for fewer rows (docs/notes/weight-only.md).
+// H200 as 8.0, 4096 rows: 0.46 to 0.58 of mma.sync alone, where 0.8 was wanted; 1.1 to 1.27 times
+// as fast as weight_only.h. Tried and lost: weights decoded once into shared memory for all warps,
+// and parts of the depth for fewer rows (docs/notes/weight-only.md).
 //
 // A step is 64 of the depth, two halves. The barrier is between these: behind it the next stage has
 // landed, of which the second half loads operands, and nobody reads the one before any longer.

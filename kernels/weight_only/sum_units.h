@@ -26,7 +26,7 @@ class SumUnits {
     for (int i = 0; i < kOwn; ++i) {
       const long long index = min(first + at(i) % kColumns, count - 1);
       from_[i] = scale.data + (index >> scale.shift) * scale.stride;
-      next_[i] = load(i, first_step);
+      if constexpr (kConfig.w_blocks) next_[i] = load(i, first_step);
     }
   }
 
@@ -70,7 +70,7 @@ class SumUnits {
   }
 
   const float* from_[kOwn];
-  float next_[kOwn];
+  float next_[kOwn] = {};
   float unit_[kOwn] = {};
   float largest_[kOwn] = {};
   long long depth_stride_;

@@ -32,9 +32,9 @@ constexpr Tiling kManyRows[] = {
     {128, 64, 4, 1, 1}, {256, 64, 8, 1, 1}, {64, 64, 2, 2, 1},   {64, 128, 2, 2, 1},
     {128, 96, 2, 2, 1}, {256, 96, 4, 2, 1}, {128, 128, 4, 2, 1}, {128, 128, 2, 4, 1}};
 
-// Many rows, decoded ahead: warps of 64 columns and 64 rows.
-constexpr Tiling kAhead[] = {
-    {128, 64, 2, 1, 1}, {256, 64, 4, 1, 1}, {128, 128, 2, 2, 1}, {256, 128, 4, 2, 1}};
+// Many rows, decoded ahead: warps of 64 columns and 64 rows, for which the assembler has registers
+// for 8.0 to 8.7 only, or 48 rows. Tiles of two or eight such warps are not faster anywhere.
+constexpr Tiling kAhead{128, 96, 2, 2, 1}, kAheadOfAmpere{128, 128, 2, 2, 1};
 
 constexpr int kLeastStages = 2, kMostStages = 4;
 
@@ -85,7 +85,8 @@ double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work
   const double warps =
       std::max(static_cast<double>(resident * config.threads()) / 32 / kSchedulers, 1.0);
   const double decoded = 64.0 * config.group_depth() / 32 * instructions_of_code(config, gpu);
-  const double of_warp = kProducts + kOfInstruction * decoded + (config.w_blocks ? kUnits : 0);
+  const double of_sums = kProducts + (config.w_blocks ? kUnits : 0);
+  const double of_warp = of_sums * config.row_tiles() / 8 + kOfInstruction * decoded;
   const auto steps = core::ceil_divide(problem.depth, std::int64_t{config.step_depth()});
   const double clocks = static_cast<double>(steps) * (kWaits + warps * of_warp) + warps * kStart;
   return static_cast<double>(core::ceil_divide(rounds, resident)) * clocks;
@@ -136,7 +137,9 @@ std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& prob
   } else {
     for (const Tiling& tiling : kManyRows) add(tiling, tiling.rows);
     config.ahead = true;
-    for (const Tiling& tiling : kAhead) add(tiling, tiling.rows);
+    const int capability = gpu.compute_capability();
+    add(kAhead, kAhead.rows);
+    if (capability >= 80 && capability < 89) add(kAheadOfAmpere, kAheadOfAmpere.rows);
   }
   return candidates;
 }

@@ -282,12 +282,14 @@ TEST(WeightOnlyTest, OfOperandsDecodedAhead) {
   for (const Granularity scales : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
     expect_product<kBlocks>({.rows = 33, .columns = 136, .depth = 656, .w_scales = scales});
   }
-  constexpr WeightOnlyConfig kAnywhere = decoded_ahead(kAheadTiles, {.w = kE4M3,
-                                                                     .x = kFloat16,
-                                                                     .out = kFloat16,
-                                                                     .w_blocks = true,
-                                                                     .vectors = false,
-                                                                     .store_vectors = false});
+  constexpr Tiles kNinetySix{
+      .columns = 128, .rows = 96, .warps_columns = 2, .warps_rows = 2, .warps_depth = 1};
+  constexpr WeightOnlyConfig kAnywhere = decoded_ahead(kNinetySix, {.w = kE4M3,
+                                                                    .x = kFloat16,
+                                                                    .out = kFloat16,
+                                                                    .w_blocks = true,
+                                                                    .vectors = false,
+                                                                    .store_vectors = false});
   expect_product<kAnywhere>({.rows = 65,
                              .columns = 131,
                              .depth = 301,
