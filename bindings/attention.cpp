@@ -49,8 +49,8 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
   octofold::attention(arguments, stream_of(stream, q));
 }
 
-int64_t attention_workspace_size(int64_t queries, int64_t heads, int64_t head_size) {
-  return octofold::attention_workspace_size(queries, heads, head_size);
+int64_t attention_workspace_size(int64_t queries, int64_t heads, int64_t value_size) {
+  return octofold::attention_workspace_size(queries, heads, value_size);
 }
 
 OCTOFOLD_EXPORT(attention)

@@ -22,6 +22,7 @@ FAMILIES = {
     "WeightOnlyKernelsTest.OfGradients": "their gradient",
     "AttentionKernelsTest.OfFewQueries": "attention, few queries",
     "AttentionKernelsTest.OfManyQueries": "attention, many queries",
+    "AttentionKernelsTest.OfWideHeads": "attention, heads beyond 256",
     "DotKernelsTest": "`dot`",
     "MmaGemmKernelsTest": "FP8 with FP8 (`gemm`)",
 }

@@ -1,11 +1,20 @@
-"""Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16 and FP32
-ones; the rate is that at which keys and values are read.
+"""Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16, BF16
+and FP32 ones; the rate is that at which keys and values are read.
 
     python bench/gpu/attention.py RESULTS.jsonl [PROBLEM ...]
 
-Problems: prefill (8192 tokens, causal), decode (64 sequences of 8192 keys), both with 32 heads on 8
-of 128, and head64 (4096 queries and keys) and head128 (16384), one head each. Each result is held
-against FP64.
+Problems, with 32 heads on 8 unless a line says otherwise:
+
+- prefill (8192 tokens, causal), prefill4k (4 sequences of 4096), prefill16k (one of 16384), heads
+  of 128; prefill64 and prefill256 (4 of 4096, heads of 64 and 256); full (2 images of 4608 tokens,
+  24 heads)
+- decode (64 sequences of 8192 keys), heads of 128; decode64, decode256; long, long256: one sequence
+- mla-decode (64 sequences of 8192 keys), mla-prefill (2048 tokens, causal): DeepSeek-V3's 128 heads
+  on a latent of 576 numbers, the first 512 of which are values. No backend of SDPA takes it, so its
+  peer is three operations
+- head64 (4096 queries and keys) and head128 (16384), one head each
+
+Each result is held against FP64.
 """
 
 import sys
@@ -34,23 +43,43 @@ class Problem:
     size: int
     causal: bool = False
     pages: bool = False
+    latent: int = 0  # so many numbers of each key are its value
+
+    def value_size(self):
+        return self.latent or self.size
 
     def numbers(self):
         """Of keys and values."""
-        return 2 * self.batch * self.keys * self.kv_heads * self.size
+        of_key = self.size if self.latent else 2 * self.size
+        return self.batch * self.keys * self.kv_heads * of_key
 
     def operations(self):
         seen = self.keys - (self.queries - 1) / 2 if self.causal else self.keys
-        return 4 * self.batch * self.heads * self.queries * seen * self.size
+        of_key = 2 * (self.size + self.value_size())
+        return self.batch * self.heads * self.queries * seen * of_key
 
 
 PROBLEMS = {
     "prefill": Problem(1, 8192, 8192, 32, 8, 128, causal=True),
+    "prefill4k": Problem(4, 4096, 4096, 32, 8, 128, causal=True),
+    "prefill16k": Problem(1, 16384, 16384, 32, 8, 128, causal=True),
+    "prefill64": Problem(4, 4096, 4096, 32, 8, 64, causal=True),
+    "prefill256": Problem(4, 4096, 4096, 16, 4, 256, causal=True),
+    "full": Problem(2, 4608, 4608, 24, 24, 128),
     "decode": Problem(64, 1, 8192, 32, 8, 128, pages=True),
+    "decode64": Problem(64, 1, 8192, 32, 8, 64),
+    "decode256": Problem(64, 1, 4096, 32, 8, 256),
+    "long": Problem(1, 1, 131072, 32, 8, 128),
+    "long256": Problem(1, 1, 65536, 32, 8, 256),
+    "mla-decode": Problem(64, 1, 8192, 128, 1, 576, latent=512),
+    "mla-prefill": Problem(1, 2048, 2048, 128, 1, 576, causal=True, latent=512),
     "head64": Problem(1, 4096, 4096, 1, 1, 64),
     "head128": Problem(1, 16384, 16384, 1, 1, 128),
 }
-TINY = {"tiny": Problem(2, 256, 256, 4, 2, 64, causal=True, pages=True)}
+TINY = {
+    "tiny": Problem(2, 256, 256, 4, 2, 64, causal=True, pages=True),
+    "tiny-mla": Problem(2, 3, 64, 4, 1, 72, causal=True, latent=64),
+}
 
 
 class Set:
@@ -64,11 +93,15 @@ class Set:
         self.k, self.v = (
             normal(run, *shape, dtype="e5m2").half().to(torch.float8_e4m3fn) for _ in range(2)
         )
+        if p.latent:
+            self.v = self.k[..., : p.latent]
         self.scales = [0.5 + torch.rand(p.kv_heads, device=run.device) for _ in range(2)]
+        if p.latent:
+            self.scales[1] = self.scales[0]
 
     def ours(self, q=None, k=None, v=None, scaled=True, **options):
         q, k, v = (own if x is None else x for x, own in ((q, self.q), (k, self.k), (v, self.v)))
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
         poison(out)
         if scaled:
             options |= {"k_scale": self.scales[0], "v_scale": self.scales[1]}
@@ -76,7 +109,9 @@ class Set:
 
     def of_e5m2(self):
         """The same keys and values as codes of the other format."""
-        return self.ours(None, *(x.half().to(torch.float8_e5m2) for x in (self.k, self.v)))
+        k = self.k.half().to(torch.float8_e5m2)
+        v = k[..., : self.v.shape[-1]] if self.problem.latent else self.v.half().to(k.dtype)
+        return self.ours(None, k, v)
 
     def paged(self, page_size):
         """The same keys in pages anywhere."""
@@ -103,6 +138,14 @@ class Set:
         grouped = self.problem.heads != self.problem.kv_heads
         options = {"is_causal": self.problem.causal, "enable_gqa": grouped}
         return lambda: sdpa(backend, q, k, v, **options).transpose(1, 2)
+
+    def products(self):
+        """Of a latent in FP16: scores, softmax and sums by themselves, without a mask."""
+        p = self.problem
+        k = (self.k.half() * self.scales[0].half()[:, None])[:, :, 0]
+        q = self.q.reshape(p.batch, p.queries * p.heads, p.size) * p.size**-0.5
+        shape = p.batch, p.queries, p.heads, p.latent
+        return lambda: (((q @ k.mT).softmax(dim=-1)) @ k[..., : p.latent]).view(shape)
 
     def error(self, out, scaled=True):
         """Of some rows, relative to their norm in FP64."""
@@ -146,8 +189,15 @@ def builds(run, problem):
         yield build("octofold, bfloat16", lambda s: s.ours(s.q.bfloat16()), limit=8 * ERROR_LIMIT)
     for page_size in PAGE_SIZES if problem.pages else ():
         yield build(f"octofold, pages of {page_size}", lambda s, n=page_size: s.paged(n))
+    if problem.latent:
+        limit = float("inf") if problem.causal else ERROR_LIMIT  # nothing is masked
+        yield build("three operations FP16", Set.products, 2, limit)
+        return
     for name in BACKENDS:
         yield build(f"SDPA FP16 {name}", lambda s, b=name: s.theirs(torch.float16, b), 2)
+    for name in ("flash", "cuDNN") if problem.queries > 1 else ():
+        limit = 8 * ERROR_LIMIT
+        yield build(f"SDPA BF16 {name}", lambda s, b=name: s.theirs(torch.bfloat16, b), 2, limit)
     if problem.heads == 1:
         yield build("SDPA FP32", lambda s: s.theirs(torch.float32, "efficient"), 4)
 

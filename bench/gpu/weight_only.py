@@ -1,7 +1,8 @@
-"""Products with FP8 weights beside torch.mm in BF16; the rate is that at which weights are read.
+"""Products with FP8 weights beside torch.mm in BF16, and Humming where it is installed; the rate is
+that at which weights are read.
 
     python bench/gpu/weight_only.py RESULTS.jsonl [M/M/...,N,K ...] [--granularity 128x128]
-        [--formats e4m3 e5m2]
+        [--formats e4m3 e5m2] [--x bfloat16 float16] [--candidates [TEXT ...]]
 
 Up to 16 rows x in FP32 and e4m3 too, and a single row as a vector; for more rows, the gradient.
 From 64 rows on FP16 by mma.sync (half_product.py) takes turns with them, and from 1024 on mma.sync
@@ -9,77 +10,159 @@ alone (mma_ceiling.py).
 """
 
 import sys
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
 
 import octofold
 import torch
-from common.measure import Build, Implementation, measure
+from common import candidates
+from common.measure import (
+    PEER_ERROR_LIMIT,
+    Build,
+    Implementation,
+    attempt,
+    measure,
+    measure_candidates,
+)
 from common.operands import DTYPES, LAYERS, calls_of, normal, relative_error, scaled, sets_of
 from common.run import Run, new_parser, shapes_of, text_of
 from half_product import build as build_half
 from half_product import tiles_of as half_tiles
 from mma_ceiling import best_build
+from octofold.tuning import WeightOnlyProblem
+from torch import Tensor
+from weight_only_peers import humming
 
 ROWS = "1/4/16/64/1024/4096"
 HALF_ROWS, CEILING_ROWS = 64, 1024
+FEW_ROWS = 16  # x may be of any type
+HALF = ("bfloat16", "float16")
 ERROR_LIMIT = 5e-3  # of the norm; BF16 alone makes 1.7e-3
+BASELINE = "torch.mm bfloat16"
+
+Pair = tuple[Tensor, Any]
 
 
-def build(run, name, pairs, call, values, size, ours=True):
-    """pairs: operands of the calls; values: what the first pair's right operand stands for."""
+class Case:
+    """Operands of M, N, K, and the products of them."""
 
-    def make():
-        def error():
-            left = pairs[0][0].float()
-            return relative_error(call(*pairs[0]), left @ values())
+    def __init__(self, run: Run, m: int, n: int, k: int, granularity: str) -> None:
+        self.run, self.m, self.n, self.k, self.granularity = run, m, n, k, granularity
+        self.xs = sets_of(partial(normal, run, m, k), n * k + 2 * m * (n + k), run)
+        self._weights: dict[str, list[octofold.ScaledTensor]] = {}
 
-        return Implementation(calls_of(call, pairs), error, ERROR_LIMIT)
+    @cached_property
+    def wide(self) -> list[Tensor]:
+        count = max(2, len(self.xs) // 2)
+        return [normal(self.run, self.n, self.k) for _ in self.xs[:count]]
 
-    m, n, k = size
-    return Build(name, make, ours, n * k * pairs[0][1].data.itemsize, 2 * m * n * k)
+    def weights(self, name: str) -> list[octofold.ScaledTensor]:
+        if name not in self._weights:
+            made = [scaled(self.run, self.n, self.k, self.granularity, name) for _ in self.xs]
+            self._weights[name] = made
+        return self._weights[name]
+
+    def pairs(self, name: str, dtype: str, xs: Sequence[Tensor] | None = None) -> list[Pair]:
+        left = (x.to(DTYPES[dtype]) for x in xs or self.xs)
+        return list(zip(left, self.weights(name), strict=True))
+
+    def build(
+        self,
+        name: str,
+        pairs: Sequence[Pair],
+        call: Callable[..., Tensor],
+        values: Callable[[], Tensor],
+        ours: bool = True,
+        repacked: Callable[[Any], Any] | None = None,
+    ) -> Build:
+        """pairs: operands of the calls. values: what the first pair's right operand stands for.
+        repacked: what the call takes in place of a right operand."""
+
+        def make() -> Implementation:
+            taken = [(x, repacked(w)) for x, w in pairs] if repacked else pairs
+
+            def error() -> float:
+                return relative_error(call(*taken[0]), pairs[0][0].float() @ values())
+
+            limit = ERROR_LIMIT if ours or repacked is None else PEER_ERROR_LIMIT
+            return Implementation(calls_of(call, taken), error, limit)
+
+        size = self.n * self.k
+        return Build(name, make, ours, size * pairs[0][1].data.itemsize, 2 * self.m * size)
+
+    def values(self, name: str) -> Tensor:
+        return self.weights(name)[0].dequantize().T
+
+    def ours(self, name: str, dtypes: Sequence[str]) -> Iterator[Build]:
+        """By weights of a format and x of these types, where there is such a product."""
+        values = partial(self.values, name)
+        for dtype in dtypes:
+            if dtype in HALF or self.m <= FEW_ROWS:
+                call = octofold.gemm_weight_only if dtype in HALF else to_float32
+                pairs = self.pairs(name, dtype)
+                yield self.build(f"weight only {name} x {dtype}", pairs, call, values)
+        if self.m > FEW_ROWS:
+            pairs = self.pairs(
+                name, "bfloat16", [normal(self.run, self.m, self.n) for _ in self.xs]
+            )
+            call = octofold.ops.gemm_weight_only_gradient
+            yield self.build(f"gradient {name}", pairs, call, lambda: values().T)
+        for dtype in dtypes if self.m == 1 else ():
+            vectors = self.pairs(name, dtype, [x[0] for x in self.xs])
+            yield self.build(f"vector {name} x {dtype}", vectors, to_float32, values)
+
+    def by_humming(self, name: str, dtypes: Sequence[str]) -> Iterator[Build]:
+        if not self.run.on_gpu or not humming.is_installed():
+            return
+        values = partial(self.values, name)
+        for dtype in dtypes:
+            for way in humming.ways(self.granularity) if dtype in HALF else ():
+                layer = partial(humming.Layer, name=name, way=way, x=dtype, rows=self.m)
+                pairs, title = self.pairs(name, dtype), f"Humming {way} {name} x {dtype}"
+                yield self.build(title, pairs, humming.multiply, values, False, layer)
+
+    def matrices(self) -> Build:
+        """torch.mm in BF16."""
+        pairs = list(zip(self.xs, (w.T for w in self.wide), strict=False))
+        return self.build(BASELINE, pairs, torch.mm, pairs[0][1].float, ours=False)
 
 
 def to_float32(x, w):
     return octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
 
 
-def builds(run, m, n, k, granularity, formats):
-    size = (m, n, k)
-    xs = sets_of(partial(normal, run, m, k), n * k + 2 * m * (n + k), run)
-    for name in formats:
-        weights = [scaled(run, n, k, granularity, name) for _ in xs]
+def builds(case: Case, options) -> Iterator[Build]:
+    for name in options.formats:
+        yield from case.ours(name, options.x)
+        yield from case.by_humming(name, options.x)
+    yield case.matrices()
+    if case.m >= HALF_ROWS and case.run.on_gpu:
+        size = case.m, case.n, case.k
+        yield from (build_half(case.run, *size, tile) for tile in half_tiles(*size))
+    if case.m >= CEILING_ROWS and case.run.on_gpu:
+        yield best_build(case.run)
 
-        def operands(left, dtype, weights=weights):
-            return list(zip((x.to(DTYPES[dtype]) for x in left), weights, strict=True))
 
-        def values(transposed=True, weights=weights):
-            return weights[0].dequantize().T if transposed else weights[0].dequantize()
+def measure_every_candidate(case: Case, options) -> None:
+    """Of the products with x of 16 bits."""
+    size = (case.m, case.n, case.k)
+    for name in options.formats:
+        for dtype in (x for x in options.x if x in HALF):
+            pairs, values = case.pairs(name, dtype), partial(case.values, name)
 
-        for dtype in ("bfloat16", "float16"):
-            pairs = operands(xs, dtype)
-            yield build(
-                run, f"weight only {name} x {dtype}", pairs, octofold.gemm_weight_only, values, size
-            )
-        if m > 16:
-            pairs = operands([normal(run, m, n) for _ in xs], "bfloat16")
-            call = octofold.ops.gemm_weight_only_gradient
-            yield build(run, f"gradient {name}", pairs, call, partial(values, False), size)
-            continue
-        for dtype in ("float32", "e4m3"):
-            title = f"weight only {name} x {dtype}"
-            yield build(run, title, operands(xs, dtype), to_float32, values, size)
-        for dtype in ("bfloat16", "float16", "float32", "e4m3") if m == 1 else ():
-            vectors = operands([x[0] for x in xs], dtype)
-            yield build(run, f"vector {name} x {dtype}", vectors, to_float32, values, size)
-    wide = [normal(run, n, k) for _ in xs[: max(2, len(xs) // 2)]]
-    pairs = list(zip(xs, (w.T for w in wide), strict=False))
-    yield build(
-        run, "torch.mm bfloat16", pairs, torch.mm, lambda: pairs[0][1].float(), size, ours=False
-    )
-    if m >= HALF_ROWS and run.on_gpu:
-        yield from (build_half(run, m, n, k, tile) for tile in half_tiles(m, n, k))
-    if m >= CEILING_ROWS and run.on_gpu:
-        yield best_build(run)
+            def make(candidate, pairs=pairs, values=values):
+                call = octofold.gemm_weight_only
+                if candidate is not None:
+                    call = partial(octofold.tuning.gemm_weight_only, candidate=candidate)
+                return case.build(str(candidate), pairs, call, values).make()
+
+            problem = WeightOnlyProblem(*size, dtype, name, case.granularity, dtype)
+            names = octofold.tuning.candidates(problem) if case.run.on_gpu else ()
+            names = candidates.of_texts(names, options.candidates)
+            peers = [*case.by_humming(name, [dtype]), case.matrices()]
+            title = f"{text_of(size)} {name} x {dtype}"
+            measure_candidates(case.run, "weight-only", title, names, make, peers)
 
 
 def main():
@@ -87,12 +170,28 @@ def main():
     parser.add_argument("shapes", nargs="*", metavar="M,N,K")
     parser.add_argument("--granularity", default="128x128")
     parser.add_argument("--formats", nargs="+", choices=("e4m3", "e5m2"), default=["e4m3", "e5m2"])
+    x = (*HALF, "float32", "e4m3")
+    parser.add_argument("--x", nargs="+", choices=x, default=x)
+    parser.add_argument(
+        "--candidates",
+        nargs="*",
+        metavar="TEXT",
+        help="time every kernel of ours instead (with a TEXT of these in its name)",
+    )
     options = parser.parse_intermixed_args()
     with Run(options) as run:
         default = [f"{ROWS},{n},{k}" for n, k in LAYERS] if run.on_gpu else ["1/20,256,384"]
-        for m, n, k in run.cases(shapes_of(options.shapes or default)):
-            made = builds(run, m, n, k, options.granularity, options.formats)
-            measure(run, "weight-only", text_of((m, n, k)), made, "torch.mm bfloat16")
+        shapes = list(shapes_of(options.shapes or default))
+        if run.on_gpu and humming.is_installed():
+            xs = [x for x in options.x if x in HALF]
+            ahead = partial(humming.compile_ahead, shapes, options.granularity)
+            attempt(partial(ahead, options.formats, xs))  # what fails is left out with its reason
+        for m, n, k in run.cases(shapes):
+            case = Case(run, m, n, k, options.granularity)
+            if options.candidates is not None:
+                measure_every_candidate(case, options)
+            else:
+                measure(run, "weight-only", text_of((m, n, k)), builds(case, options), BASELINE)
     return run.exit_code
 
 

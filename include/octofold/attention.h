@@ -16,9 +16,10 @@ inline constexpr std::int64_t kKeysPerScale = 128;
 /// Keys, or values: codes, and the scales that take them back to numbers.
 struct AttentionOperand {
   /// e4m3 or e5m2. The last dimension is contiguous, the others have any strides. One of
-  ///   [batch, keys, kv_heads, head_size];
-  ///   [total_keys, kv_heads, head_size], sequences one behind another, with `key_offsets`;
-  ///   [pages, page_size, kv_heads, head_size], with `page_table`.
+  ///   [batch, keys, kv_heads, size];
+  ///   [total_keys, kv_heads, size], sequences one behind another, with `key_offsets`;
+  ///   [pages, page_size, kv_heads, size], with `page_table`;
+  /// where size is head_size of keys, value_size of values.
   TensorView data;
   /// The multiplier of the codes, float32; without it, 1. One of
   ///   one element, for the whole tensor;
@@ -34,15 +35,18 @@ struct AttentionOperand {
 struct AttentionArguments {
   /// float16 or bfloat16, [batch, queries, heads, head_size], or with `query_offsets`
   /// [total_queries, heads, head_size]; the last dimension is contiguous. head_size is a multiple
-  /// of 8 from 8 to 256. heads is a multiple of kv_heads; head h reads key head h / (heads /
+  /// of 8 from 8 to 576. heads is a multiple of kv_heads; head h reads key head h / (heads /
   /// kv_heads). With `query_offsets` keys have one of the three layouts too; if K and V have a
   /// batch, it is the number of offsets less one.
   TensorView q;
   AttentionOperand k;
-  /// Has k's shape; its type may differ from k's.
+  /// Has k's shape but for the last dimension, value_size, a multiple of 8 from 8 to 512; its type
+  /// may differ from k's. Values may be numbers of the keys, in the same memory (a latent that both
+  /// share, as DeepSeek-V3's 576 numbers, the first 512 of which are values): where they are the
+  /// first ones of each key, a GPU reads them once.
   AttentionOperand v;
-  /// Written. Has q's shape and type; the last dimension is contiguous. Its elements overlap
-  /// neither each other nor any other tensor.
+  /// Written. Has q's shape, but v's last dimension, and q's type; the last dimension is
+  /// contiguous. Its elements overlap neither each other nor any other tensor.
   MutableTensorView out;
   /// float32 [batch, heads, queries], or with `query_offsets` [heads, total_queries]; any strides.
   /// Written: the natural logarithm of the sum of exp of the scores that count, -inf where none
@@ -79,7 +83,7 @@ struct AttentionArguments {
 /// total_queries). It does not depend on sequences, pages, keys or the GPU. Throws
 /// Error(kInvalidArgument) for sizes below 0.
 OCTOFOLD_API std::int64_t attention_workspace_size(std::int64_t queries, std::int64_t heads,
-                                                   std::int64_t head_size);
+                                                   std::int64_t value_size);
 
 /// out = softmax(softmax_scale · q · kᵀ) · v for each sequence and head, with sums in FP32, after
 /// FlashAttention (Dao et al. 2022, arXiv:2205.14135) and for few queries Flash-Decoding (split

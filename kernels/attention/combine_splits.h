@@ -1,7 +1,6 @@
 // Adds up what blocks have that split the keys of a row: sums, maxima and sums of weights, which
-// they left in the workspace. A warp has one row, and takes the splits in their order. It is a
-// launch of about 2.5 µs by itself, a third of the time of one sequence of 8192 keys
-// (docs/notes/attention.md).
+// they left in the workspace. A warp has some columns of a row, and takes the splits in their
+// order, eight of which are on their way together (docs/notes/attention.md).
 #pragma once
 
 #include "kernels/attention/config/attention.h"
@@ -51,24 +50,36 @@ class Shares {
   float maximum_, sum_;
 };
 
+// Some columns of a row, from `first` on.
 template <CombineSplitsConfig kConfig>
-__device__ inline void combine_row(const AttentionParams& params, long long row,
-                                   long long row_count) {
-  constexpr int kNumbers = config::ceil_divide(kConfig.head_size, 32);  // of a lane
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const float* const sums = params.partials + row * params.splits * kConfig.head_size;
-  const float* const states = params.partials + row_count * params.splits * kConfig.head_size;
+__device__ inline void combine_columns(const AttentionParams& params, long long row,
+                                       long long row_count, int first) {
+  constexpr int kNumbers = kConfig.columns() / 32;  // of a lane
+  constexpr int kBatch = 8;                         // splits whose sums are on their way together
+  const int lane = static_cast<int>(threadIdx.x % 32), own = first + lane;
+  const float* const sums = params.partials + row * params.splits * kConfig.value_size + own;
+  const float* const states = params.partials + row_count * params.splits * kConfig.value_size;
   const Shares shares(states + 2 * row * params.splits, params.splits);
   float numbers[kNumbers] = {};
-  for (int split = 0; split < params.splits; ++split) {
-    const float share = shares[split];
-    const float* const of_split = sums + static_cast<long long>(split) * kConfig.head_size;
+#pragma unroll 1
+  for (int begin = 0; begin < params.splits; begin += kBatch) {
+    float of_splits[kBatch][kNumbers];
 #pragma unroll
-    for (int i = 0; i < kNumbers; ++i) {
-      const int dim = lane + 32 * i;
-      // What has seen nothing may have met NaN in values.
-      if (dim < kConfig.head_size && share != 0) {
-        numbers[i] = __fmaf_rn(of_split[dim], share, numbers[i]);
+    for (int split = 0; split < kBatch; ++split) {
+      const bool exists = begin + split < params.splits;
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        const bool there = exists && own + 32 * i < kConfig.value_size;
+        of_splits[split][i] = there ? sums[(begin + split) * kConfig.value_size + 32 * i] : 0;
+      }
+    }
+#pragma unroll
+    for (int split = 0; split < kBatch; ++split) {
+      const float share = begin + split < params.splits ? shares[begin + split] : 0;
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        // What has seen nothing may have met NaN in values.
+        if (share != 0) numbers[i] = __fmaf_rn(of_splits[split][i], share, numbers[i]);
       }
     }
   }
@@ -79,16 +90,15 @@ __device__ inline void combine_row(const AttentionParams& params, long long row,
   const long long place = query - sequence * params.queries;
   const float inverse = shares.sum() == 0 ? 0 : __fdiv_rn(1, shares.sum());
   auto* const out = static_cast<unsigned short*>(params.out) + sequence * params.out_batch_stride +
-                    place * params.out_stride + head * params.out_head_stride;
+                    place * params.out_stride + head * params.out_head_stride + own;
 #pragma unroll
   for (int i = 0; i < kNumbers; ++i) {
-    const int dim = lane + 32 * i;
     const float pair[2] = {__fmul_rn(numbers[i], inverse), 0};
     unsigned word;
     numeric::narrow<kConfig.q, false>(pair, &word);
-    if (dim < kConfig.head_size) out[dim] = static_cast<unsigned short>(word);
+    if (own + 32 * i < kConfig.value_size) out[32 * i] = static_cast<unsigned short>(word);
   }
-  if (params.log_sum_exp != nullptr && lane == 0) {
+  if (params.log_sum_exp != nullptr && own == 0) {
     params.log_sum_exp[sequence * params.log_sum_exp_batch_stride +
                        head * params.log_sum_exp_head_stride + place * params.log_sum_exp_stride] =
         shares.sum() == 0 ? -infinity() : __fmul_rn(shares.maximum() + log2f(shares.sum()), kLn2);
@@ -103,7 +113,9 @@ __global__ void __launch_bounds__(kConfig.threads())
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const long long row = static_cast<long long>(blockIdx.x) * kConfig.warps + threadIdx.x / 32;
+  const long long warp = static_cast<long long>(blockIdx.x) * kConfig.warps + threadIdx.x / 32;
+  const long long row = warp / kConfig.warps_of_row();
+  const int first = static_cast<int>(warp % kConfig.warps_of_row()) * kConfig.columns();
   long long queries = params.queries;
   if (params.query_offsets == nullptr) queries *= params.batch;
   if (row >= queries * params.heads) return;
@@ -112,7 +124,7 @@ __global__ void __launch_bounds__(kConfig.threads())
     const long long query = row / params.heads;
     if (query < params.query_offsets[0] || query >= params.query_offsets[params.batch]) return;
   }
-  attention::combine_row<kConfig>(params, row, queries * params.heads);
+  attention::combine_columns<kConfig>(params, row, queries * params.heads, first);
 }
 
 }  // namespace octofold

@@ -19,6 +19,7 @@
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/numeric/decode_pairs.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mma.h"
 
@@ -30,15 +31,18 @@ using config::FewQueriesConfig;
 template <FewQueriesConfig kConfig>
 class FewQueries {
   static constexpr AttentionForm kForm = kConfig.form;
-  static constexpr int kKeys = kConfig.keys();
-  static constexpr int kRowBytes = kConfig.row_bytes();
-  static constexpr int kSections = kRowBytes / 64;  // of 64 numbers of a row
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kKeyBytes = kConfig.key_row_bytes();
+  static constexpr int kValueBytes = kConfig.value_row_bytes();
+  // Values that are numbers of the keys are in rows of keys.
+  static constexpr int kValueRowBytes = kForm.shared_latent ? kKeyBytes : kValueBytes;
+  static constexpr int kKeySections = kKeyBytes / 64;  // of 64 numbers of a row
+  static constexpr int kValueSections = kValueBytes / 64;
   static constexpr int kTiles = kKeys / 8;
-  static constexpr int kSums = kRowBytes / 8;
+  static constexpr int kSums = kValueBytes / 8;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kWarps = kConfig.warps;
   static constexpr bool kScales = kForm.k_scales || kForm.v_scales;
-  static constexpr unsigned kSideBytes = kKeys * kRowBytes;
 
  public:
   __device__ explicit FewQueries(const AttentionParams& params)
@@ -112,6 +116,7 @@ class FewQueries {
   // 16 bytes of a row. Neighbouring rows have them in other banks: lanes read 64 bytes of rows
   // 2i and 2i + 1 at one time, or 32 bytes of rows 2i, 2i + 2, 2i + 4 and 2i + 6. Two rows that end
   // between lines of 128 bytes are one.
+  template <int kRowBytes>
   static __device__ unsigned place(int row, int chunk) {
     if constexpr (kRowBytes % 128 == 0) {
       const int turned = chunk ^ (row & 6) ^ (row & 1) << 2;
@@ -127,25 +132,35 @@ class FewQueries {
     const int first = step * kKeys, page = page_;
     const unsigned address = stage_address(stage);
     const Range exist = step < end ? sight_.any : Range{0, 0};
-    constexpr int kUnit = kForm.unit(), kUnits = kRowBytes / kUnit;
+    constexpr int kUnit = kForm.unit();
+    constexpr int kUnits = (kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes) / kUnit;
 // All of them at once would keep their addresses in registers.
 #pragma unroll kForm.copy_bytes >= 8 ? 2 : 1
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < kUnits * kKeys / 32; ++i) {
       const int index = lane_ + 32 * i;
       const int row = index / kUnits, at = index % kUnits * kUnit, key = first + row;
       int page_of_row = 0;
       if constexpr (kForm.layout == KeyLayout::kPaged) {
         page_of_row = __shfl_sync(0xFFFFFFFFu, page, row);
       }
-      const bool exists = key >= exist.begin && key < exist.end && at < kForm.head_size;
-      const unsigned to = address + place(row, at / 16) + static_cast<unsigned>(at % 16);
-      copy_codes<kForm.copy_bytes>(to, key_rows.row(key, page_of_row) + at, exists);
-      copy_codes<kForm.copy_bytes>(to + kSideBytes, value_rows.row(key, page_of_row) + at, exists);
+      const bool exists = key >= exist.begin && key < exist.end;
+      if (at < kKeyBytes) {
+        const unsigned to = address + place<kKeyBytes>(row, at / 16);
+        copy_codes<kForm.copy_bytes>(to + static_cast<unsigned>(at % 16),
+                                     key_rows.row(key, page_of_row) + at,
+                                     exists && at < kForm.head_size);
+      }
+      if (!kForm.shared_latent && at < kValueBytes) {
+        const unsigned to = address + kConfig.values_offset() + place<kValueBytes>(row, at / 16);
+        copy_codes<kForm.copy_bytes>(to + static_cast<unsigned>(at % 16),
+                                     value_rows.row(key, page_of_row) + at,
+                                     exists && at < kForm.value_size);
+      }
     }
-    if constexpr (kScales) {
+    if (kScales && lane_ < kKeys) {
       const int key = first + lane_;
       const bool exists = key >= exist.begin && key < exist.end;
-      const unsigned to = address + 2 * kSideBytes + static_cast<unsigned>(4 * lane_);
+      const unsigned to = address + kConfig.scales_offset() + static_cast<unsigned>(4 * lane_);
       if constexpr (kForm.k_scales) {
         ptx::copy_async<4, true>(to, key_rows.scale(key, page), exists);
       }
@@ -160,7 +175,7 @@ class FewQueries {
   // What a lane has of rows g and g + 8, of 16 numbers of each, is a product's A. All warps have
   // the same; each takes its share of making it.
   __device__ void load_queries(bool flip) const {
-    for (int eighth = warp_; eighth < 2 * kSections; eighth += kWarps) {
+    for (int eighth = warp_; eighth < 2 * kKeySections; eighth += kWarps) {
       unsigned words[2][4];
       const int first = eighth / 2 * 64 + 16 * t_ + eighth % 2 * 8;
 #pragma unroll
@@ -184,7 +199,7 @@ class FewQueries {
     const unsigned address = stage_address(stage);
     float scores[kTiles][4] = {};
 #pragma unroll
-    for (int section = 0; section < kSections; ++section) {
+    for (int section = 0; section < kKeySections; ++section) {
       unsigned queries[4][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -193,7 +208,7 @@ class FewQueries {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         unsigned words[4];
-        ptx::load_shared_words(address + place(8 * tile + g_, 4 * section + t_), words);
+        ptx::load_shared_words(address + place<kKeyBytes>(8 * tile + g_, 4 * section + t_), words);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const unsigned pairs[2] = {numeric::pair_in_units<kForm.k, kForm.q>(words[i], 0),
@@ -202,7 +217,7 @@ class FewQueries {
         }
       }
     }
-    const unsigned scales = address + 2 * kSideBytes;
+    const unsigned scales = address + kConfig.scales_offset();
     if constexpr (kForm.k_scales) {
       float key_scales[kTiles][2];
       load_scales(scales, key_scales);
@@ -220,14 +235,17 @@ class FewQueries {
       load_scales(scales + 4 * kKeys, value_scales);
       multiply_by_value_scales(scores, value_scales, state_, rescale);
     }
-    rescale_sums(sums_, rescale);
+    // Maxima soon stay as they are.
+    if (numeric::max_of_lanes(rescale[0] != 1 || rescale[1] != 1 ? 1u : 0u) != 0) {
+      rescale_sums(sums_, rescale);
+    }
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
       unsigned weights[4];
       weights_of<kForm.q>(scores, step, weights);
 #pragma unroll
-      for (int section = 0; section < kSections; ++section) {
-        add_values(address + kSideBytes, 16 * step + 2 * t_, section, weights);
+      for (int section = 0; section < kValueSections; ++section) {
+        add_values(address + kConfig.values_offset(), 16 * step + 2 * t_, section, weights);
       }
     }
   }
@@ -238,8 +256,9 @@ class FewQueries {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = key + i % 2 + i / 2 * 8;
-      ptx::load_shared_words(
-          address + place(row, 4 * section + g_ / 2) + static_cast<unsigned>(g_ % 2 * 8), words[i]);
+      ptx::load_shared_words(address + place<kValueRowBytes>(row, 4 * section + g_ / 2) +
+                                 static_cast<unsigned>(g_ % 2 * 8),
+                             words[i]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -262,13 +281,13 @@ class FewQueries {
   // Where 16 bytes of a row of sums are, four numbers, in banks of their own likewise.
   static __device__ unsigned sums_place(int row, int chunk) {
     const int turned = chunk ^ (chunk >> 3 & 1) ^ (row & 1) << 1;
-    return static_cast<unsigned>(row * 4 * kRowBytes + turned * 16);
+    return static_cast<unsigned>(row * 4 * kValueBytes + turned * 16);
   }
 
   // Adds up what the warps have, and stores it.
   __device__ void merge() {
     __syncthreads();
-    const unsigned own = memory_ + static_cast<unsigned>(warp_ * kConfig.rows() * 4 * kRowBytes);
+    const unsigned own = memory_ + static_cast<unsigned>(warp_ * kConfig.rows() * 4 * kValueBytes);
     const unsigned states = memory_ + static_cast<unsigned>(kConfig.sums_bytes());
     const float weights[2] = {sum_of_quad(state_.sum[0]), sum_of_quad(state_.sum[1])};
 #pragma unroll
@@ -296,7 +315,7 @@ class FewQueries {
     __syncthreads();
     const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
     const int count = min(kConfig.rows(), rows_.end - rows_.first);
-    constexpr int kPairs = kForm.head_size / 2;
+    constexpr int kPairs = kForm.value_size / 2;
     for (int pair = static_cast<int>(threadIdx.x); pair < count * kPairs;
          pair += kConfig.threads()) {
       merge_pair(states, pair / kPairs, pair % kPairs * 2, v_factor);
@@ -319,7 +338,8 @@ class FewQueries {
       const float weight = state_of(warp, 1);
       if (share == 0 && weight == weight) continue;
       const float in_units = __fmul_rn(share, __fmul_rn(state_of(warp, 2), v_factor));
-      const unsigned sums = memory_ + static_cast<unsigned>(warp * kConfig.rows() * 4 * kRowBytes);
+      const unsigned sums =
+          memory_ + static_cast<unsigned>(warp * kConfig.rows() * 4 * kValueBytes);
       const float2 pair = ptx::load_shared_pair(sums + sums_place(row, dim / 4) +
                                                 static_cast<unsigned>(dim % 4 * 4));
       sum = __fmaf_rn(weight, share, sum);

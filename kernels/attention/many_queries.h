@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/attention/config/attention.h"
+#include "kernels/attention/operands.h"
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/attention/tiles.h"
@@ -22,6 +23,8 @@
 namespace octofold {
 namespace attention {
 
+using config::ManyQueriesConfig;
+
 template <ManyQueriesConfig kConfig>
 class ManyQueries {
   using KeyTiles = Tiles<kConfig>;
@@ -29,10 +32,11 @@ class ManyQueries {
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kScoreKeys = kConfig.score_keys();
   static constexpr int kTiles = kScoreKeys / 8;
-  static constexpr int kSteps = kConfig.numbers() / 16;  // of 16 numbers of a row
+  static constexpr int kKeySteps = kConfig.key_numbers() / 16;  // of 16 numbers of a row
+  static constexpr int kValueSteps = kConfig.value_numbers() / 16;
   static constexpr int kRowTiles = kConfig.row_tiles;
-  static constexpr int kThreads = kConfig.threads();
-  static constexpr unsigned kRowBytes = kConfig.row_bytes();
+  static constexpr unsigned kKeyBytes = kConfig.key_row_bytes();
+  static constexpr unsigned kValueBytes = kConfig.value_row_bytes();
 
  public:
   __device__ explicit ManyQueries(const AttentionParams& params)
@@ -69,7 +73,7 @@ class ManyQueries {
       if (next + kKeys < end) tiles.copy(next + kKeys);
     };
     if (first < end) tiles.copy(first);
-    copy_queries(flip);
+    copy_queries<kConfig>(params_, rows_, memory_, flip);
     decode(first, 0);
     __syncthreads();
     constexpr bool kBeside = kConfig.buffers == 2;
@@ -88,54 +92,16 @@ class ManyQueries {
     }
   }
 
-  // What follows from it is worked out where it is used, rather than kept in registers.
-  static __device__ int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
-
   // The lane's row i of its 2 · kRowTiles.
   __device__ int row_of(int i) const {
-    const int own = thread();
+    const int own = opaque_thread();
     return rows_.first + own / 32 * 16 * kRowTiles + 8 * i + own % 32 / 4;
-  }
-
-  // Several at a time on their way.
-  __device__ void copy_queries(bool flip) const {
-    constexpr int kPieces = kConfig.numbers() / 8, kAll = kConfig.rows() * kPieces, kBatch = 4;
-#pragma unroll 1
-    for (int first = thread(); first < kAll; first += kBatch * kThreads) {
-      unsigned words[kBatch][4];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int index = first + i * kThreads, piece = index % kPieces;
-        if (index >= kAll) break;
-        load_query<kForm.head_size>(params_, rows_, rows_.first + index / kPieces, 8 * piece, flip,
-                                    words[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int index = first + i * kThreads;
-        if (index >= kAll) break;
-        ptx::store_shared_words(memory_ + static_cast<unsigned>(index / kPieces) * kRowBytes +
-                                    static_cast<unsigned>(16 * (index % kPieces)),
-                                words[i]);
-      }
-    }
-  }
-
-  // Of four matrices of 8 rows of 8 numbers, the address that this lane gives: rows first, then
-  // numbers, or the other way round.
-  __device__ unsigned row_first(unsigned tile) const {
-    return tile + static_cast<unsigned>(lane_ % 16) * kRowBytes +
-           static_cast<unsigned>(lane_ / 16 * 16);
-  }
-  __device__ unsigned number_first(unsigned tile) const {
-    return tile + static_cast<unsigned>(lane_ % 8 + lane_ / 16 * 8) * kRowBytes +
-           static_cast<unsigned>(lane_ / 8 % 2 * 16);
   }
 
   // Of the tile of keys those from `part` on.
   __device__ void add(int first_key, int part, int buffer, bool is_masked, int keys) {
     float scores[kRowTiles][kTiles][4];
-    multiply_keys(scores, KeyTiles::keys(buffer) + static_cast<unsigned>(part) * kRowBytes);
+    multiply_keys(scores, KeyTiles::keys(buffer) + static_cast<unsigned>(part) * kKeyBytes);
     if constexpr (kForm.k_scales) {
       float key_scales[kTiles][2];
       load_scales(KeyTiles::key_scales(buffer) + 4u * part, key_scales);
@@ -160,7 +126,7 @@ class ManyQueries {
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) rescale_sums(sums_[i], rescale[i]);
     }
-    multiply_values(scores, KeyTiles::values(buffer) + static_cast<unsigned>(part) * kRowBytes);
+    multiply_values(scores, KeyTiles::values(buffer) + static_cast<unsigned>(part) * kValueBytes);
   }
 
   __device__ void mask_rows(float (&scores)[kRowTiles][kTiles][4], int first_key, int keys) const {
@@ -177,17 +143,18 @@ class ManyQueries {
   };
 
   __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], unsigned keys) const {
-    const unsigned queries = row_first(memory_ + static_cast<unsigned>(warp_row_) * kRowBytes);
+    const unsigned queries =
+        row_first<kKeyBytes>(memory_ + static_cast<unsigned>(warp_row_) * kKeyBytes);
     const auto load = [&](int step, KeyOperands& operands) {
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        ptx::load_matrices(queries + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step,
+        ptx::load_matrices(queries + static_cast<unsigned>(16 * i) * kKeyBytes + 32u * step,
                            operands.a[i]);
       }
 #pragma unroll
       for (int i = 0; i < kTiles / 2; ++i) {
         ptx::load_matrices(
-            number_first(keys) + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step,
+            number_first<kKeyBytes>(keys) + static_cast<unsigned>(16 * i) * kKeyBytes + 32u * step,
             operands.b[i]);
       }
     };
@@ -195,8 +162,8 @@ class ManyQueries {
     KeyOperands operands[2];
     load(0, operands[0]);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (step + 1 < kSteps) load(step + 1, operands[(step + 1) % 2]);
+    for (int step = 0; step < kKeySteps; ++step) {
+      if (step + 1 < kKeySteps) load(step + 1, operands[(step + 1) % 2]);
       const KeyOperands& own = operands[step % 2];
 #pragma unroll
       for (int i = 0; i < kTiles * kRowTiles; ++i) {
@@ -218,10 +185,12 @@ class ManyQueries {
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) weights_of<kForm.q>(weights[i], step, a[i]);
 #pragma unroll
-      for (int two = 0; two < kSteps; ++two) {
+      for (int two = 0; two < kValueSteps; ++two) {
         unsigned b[4];
-        ptx::load_matrices_transposed(
-            row_first(values) + static_cast<unsigned>(16 * step) * kRowBytes + 32u * two, b);
+        ptx::load_matrices_transposed(row_first<kValueBytes>(values) +
+                                          static_cast<unsigned>(16 * step) * kValueBytes +
+                                          32u * two,
+                                      b);
         const unsigned tiles[2][2] = {{b[0], b[1]}, {b[2], b[3]}};
 #pragma unroll
         for (int i = 0; i < 2 * kRowTiles; ++i) {
@@ -246,8 +215,8 @@ class ManyQueries {
       if (row >= rows_.end) continue;
       const float inverse = inverse_of(sum);
 #pragma unroll
-      for (int tile = 0; tile < 2 * kSteps; ++tile) {
-        if (8 * tile >= kForm.head_size) continue;
+      for (int tile = 0; tile < 2 * kValueSteps; ++tile) {
+        if (8 * tile >= kForm.value_size) continue;
         const float (&sums)[4] = sums_[i / 2][tile];
         store_pair<kForm>(params_, rows_, row, 8 * tile + dim, __fmul_rn(sums[i % 2 * 2], in_units),
                           __fmul_rn(sums[i % 2 * 2 + 1], in_units), inverse);
@@ -264,7 +233,7 @@ class ManyQueries {
   const int warp_row_;  // the warp's first row, of the block's
   const unsigned memory_ = ptx::dynamic_shared_memory();
   float factor_ = 1;
-  float sums_[kRowTiles][2 * kSteps][4] = {};
+  float sums_[kRowTiles][2 * kValueSteps][4] = {};
   RowState states_[kRowTiles];
 };
 

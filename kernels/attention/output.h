@@ -32,6 +32,15 @@ __device__ inline int batch_of(const AttentionParams& params, const Rows& rows) 
   return params.query_offsets != nullptr ? 0 : rows.sequence;
 }
 
+// A row of q, which exists.
+__device__ inline const unsigned short* row_of_queries(const AttentionParams& params,
+                                                       const Rows& rows, int row) {
+  const Place place = place_of(params, rows, row);
+  return static_cast<const unsigned short*>(params.q) +
+         batch_of(params, rows) * params.q_batch_stride + place.query * params.q_stride +
+         place.head * params.q_head_stride;
+}
+
 // Numbers `first` to first + 7 of a row of q; zeros where there are none. `flip` changes all signs.
 template <int kHeadSize>
 __device__ inline void load_query(const AttentionParams& params, const Rows& rows, int row,
@@ -39,11 +48,7 @@ __device__ inline void load_query(const AttentionParams& params, const Rows& row
 #pragma unroll
   for (int i = 0; i < 4; ++i) words[i] = 0;
   if (row >= rows.end || first >= kHeadSize) return;
-  const Place place = place_of(params, rows, row);
-  const auto* const numbers = static_cast<const unsigned short*>(params.q) +
-                              batch_of(params, rows) * params.q_batch_stride +
-                              place.query * params.q_stride + place.head * params.q_head_stride +
-                              first;
+  const unsigned short* const numbers = row_of_queries(params, rows, row) + first;
   if (params.q_vectors) {
     ptx::load_cached(numbers, words);
   } else {
@@ -54,33 +59,106 @@ __device__ inline void load_query(const AttentionParams& params, const Rows& row
   for (int i = 0; i < 4; ++i) words[i] ^= flip ? 0x80008000u : 0u;
 }
 
+// Where a row's results go.
+__device__ inline unsigned short* row_of_out(const AttentionParams& params, const Rows& rows,
+                                             int row) {
+  const Place place = place_of(params, rows, row);
+  return static_cast<unsigned short*>(params.out) +
+         batch_of(params, rows) * params.out_batch_stride + place.query * params.out_stride +
+         place.head * params.out_head_stride;
+}
+
+// Where its sums of values go if blocks split the keys.
+template <AttentionForm kForm>
+__device__ inline float* row_of_partials(const AttentionParams& params, const Rows& rows, int row) {
+  const Place place = place_of(params, rows, row);
+  return params.partials +
+         (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
+}
+
+// A sum of values over the sum of weights. Values of keys that others see may be NaN.
+__device__ inline float result_of(float sum, float inverse) {
+  return inverse == 0 ? 0 : __fmul_rn(sum, inverse);
+}
+
 // Of all keys that the block has, numbers `dim` and dim + 1 of a row's sum of values; `inverse`: of
 // the sum of weights.
 template <AttentionForm kForm>
 __device__ inline void store_pair(const AttentionParams& params, const Rows& rows, int row, int dim,
                                   float first, float second, float inverse) {
-  const Place place = place_of(params, rows, row);
   if constexpr (kForm.split) {
-    float* const sums =
-        params.partials +
-        (number_of(params, rows, place) * params.splits + rows.split) * kForm.head_size;
-    sums[dim] = first;
-    sums[dim + 1] = second;
+    float* const sums = row_of_partials<kForm>(params, rows, row) + dim;
+    sums[0] = first;
+    sums[1] = second;
   } else {
-    // Values of keys that others see may be NaN.
-    const bool seen = inverse != 0;
-    const float pair[2] = {seen ? __fmul_rn(first, inverse) : 0,
-                           seen ? __fmul_rn(second, inverse) : 0};
+    const float pair[2] = {result_of(first, inverse), result_of(second, inverse)};
     unsigned word;
     numeric::narrow<kForm.q, false>(pair, &word);
-    auto* const out = static_cast<unsigned short*>(params.out) +
-                      batch_of(params, rows) * params.out_batch_stride +
-                      place.query * params.out_stride + place.head * params.out_head_stride + dim;
+    unsigned short* const out = row_of_out(params, rows, row) + dim;
     if (params.out_pairs) {
       ptx::store_global<4>(out, {word});
     } else {
       out[0] = static_cast<unsigned short>(word);
       out[1] = static_cast<unsigned short>(word >> 16);
+    }
+  }
+}
+
+// Words 4 · 4 of the four lanes that share rows, transposed: lane i has word i of each.
+__device__ inline void transpose_quad(unsigned (&words)[4]) {
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    const bool upper = threadIdx.x & static_cast<unsigned>(distance);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & distance) continue;
+      unsigned &first = words[i], &second = words[i + distance];
+      const unsigned other = __shfl_xor_sync(0xFFFFFFFFu, upper ? first : second, distance);
+      (upper ? first : second) = other;
+    }
+  }
+}
+
+// Of all keys that the block has, a row's sums of values, the lane's row `of_lane` of two;
+// `inverse`: of the sum of weights. All lanes of a warp are here, whether or not their rows exist.
+template <AttentionForm kForm, int kTiles>
+__device__ inline void store_row(const AttentionParams& params, const Rows& rows, int row,
+                                 const float (&sums)[kTiles][4], int of_lane, float in_units,
+                                 float inverse) {
+  const int lane = static_cast<int>(threadIdx.x % 4);
+  const bool exists = row < rows.end;
+  if constexpr (kForm.split) {
+    if (!exists) return;
+    float* const out = row_of_partials<kForm>(params, rows, row) + 2 * lane;
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      if (8 * (i / 2) >= kForm.value_size) continue;
+      out[8 * (i / 2) + i % 2] = __fmul_rn(sums[i / 2][2 * of_lane + i % 2], in_units);
+    }
+    return;
+  }
+  unsigned short* const out = exists ? row_of_out(params, rows, row) : nullptr;
+  // Four tiles at a time: a lane's pairs of each become eight numbers of one.
+#pragma unroll
+  for (int first = 0; first < kTiles; first += 4) {
+    unsigned words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4 && first + i < kTiles; ++i) {
+      const float (&tile)[4] = sums[first + i];
+      const float pair[2] = {result_of(__fmul_rn(tile[2 * of_lane], in_units), inverse),
+                             result_of(__fmul_rn(tile[2 * of_lane + 1], in_units), inverse)};
+      numeric::narrow<kForm.q, false>(pair, &words[i]);
+    }
+    transpose_quad(words);
+    const int dim = 8 * (first + lane);
+    if (!exists || dim >= kForm.value_size) continue;
+    if (params.out_vectors) {
+      ptx::store_global<16>(out + dim, words);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        out[dim + i] = static_cast<unsigned short>(words[i / 2] >> i % 2 * 16);
+      }
     }
   }
 }
@@ -99,7 +177,8 @@ __device__ inline void store_state(const AttentionParams& params, const Rows& ro
                                   : static_cast<long long>(params.batch) * params.queries;
     const long long rows_before = number_of(params, rows, place) * params.splits + rows.split;
     float* const state = params.partials +
-                         queries * params.heads * params.splits * kForm.head_size + 2 * rows_before;
+                         queries * params.heads * params.splits * kForm.value_size +
+                         2 * rows_before;
     state[0] = maximum;
     state[1] = sum;
   } else if (params.log_sum_exp != nullptr) {

@@ -74,12 +74,12 @@ __device__ inline void find_rows(const AttentionParams& params, unsigned index, 
   rows.end = found ? rows.queries * params.group : 0;
 }
 
-// Of this block. Heads that lie beside each other in memory are at work together; of dense queries
-// the last ones, which see most keys where attention is causal, come first.
+// Of a piece of work. Heads that lie beside each other in memory are at work together; of dense
+// queries the last ones, which see most keys where attention is causal, come first.
 template <int kRows>
-__device__ inline Rows rows_of_block(const AttentionParams& params) {
+__device__ inline Rows rows_of_work(const AttentionParams& params, unsigned work) {
   Rows rows;
-  unsigned rest = blockIdx.x;
+  unsigned rest = work;
   rows.key_head = static_cast<int>(rest % static_cast<unsigned>(params.key_heads));
   rest /= static_cast<unsigned>(params.key_heads);
   rows.split = static_cast<int>(rest % static_cast<unsigned>(params.splits));
@@ -96,6 +96,40 @@ __device__ inline Rows rows_of_block(const AttentionParams& params) {
   }
   return rows;
 }
+
+// Of a block that does one piece.
+template <int kRows>
+__device__ inline Rows rows_of_block(const AttentionParams& params) {
+  return rows_of_work<kRows>(params, blockIdx.x);
+}
+
+// The pieces of a block that stays until all are done. Rounds go forth and back, so that the block
+// with the longest piece of one, which comes first, has the shortest of the next.
+template <int kRows>
+class WorkWalk {
+ public:
+  __device__ explicit WorkWalk(const AttentionParams& params) : params_(params) {}
+
+  // Of the next piece that has rows; false: there is none.
+  __device__ bool next(Rows& rows) {
+    const int sequences = params_.query_offsets != nullptr ? 1 : params_.batch;
+    const unsigned pieces = static_cast<unsigned>(params_.row_tiles * sequences) *
+                            static_cast<unsigned>(params_.key_heads * params_.splits);
+    while (round_ * gridDim.x < pieces) {
+      const unsigned place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+      const unsigned piece = round_ * gridDim.x + place;
+      ++round_;
+      if (piece >= pieces) continue;
+      rows = rows_of_work<kRows>(params_, piece);
+      if (rows.first < rows.end) return true;
+    }
+    return false;
+  }
+
+ private:
+  const AttentionParams& params_;
+  unsigned round_ = 0;
+};
 
 // Keys that a query of the sequence sees.
 __device__ inline Range seen_by(const AttentionParams& params, int query, int queries, int keys) {
@@ -137,6 +171,15 @@ __device__ inline Range part_of(int count, int split, int splits) {
   const long long pieces = count;
   return {static_cast<int>(pieces * split / splits),
           static_cast<int>(pieces * (split + 1) / splits)};
+}
+
+// Which tiles of keys the rows' split has, of those that any of them sees.
+template <int kKeys>
+__device__ inline Range tiles_of(const AttentionParams& params, const Rows& rows, Range seen) {
+  const int before = seen.begin / kKeys;
+  const Range part =
+      part_of(max(config::ceil_divide(seen.end, kKeys) - before, 0), rows.split, params.splits);
+  return {before + part.begin, before + part.end};
 }
 
 }  // namespace octofold::attention

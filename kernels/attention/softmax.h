@@ -81,6 +81,53 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState&
   }
 }
 
+// The same over a maximum that stays until a score is beyond it by 2^kBeyond: so the lanes that
+// share a row seldom have to agree on a new one. FP16 and BF16 hold such weights as well as smaller
+// ones. Whether any sums of the warp have to be multiplied by `rescale`.
+template <int kTiles>
+__device__ inline bool weigh_lazily(float (&scores)[kTiles][4], const float (&factor)[2],
+                                    RowState& state, float (&rescale)[2]) {
+  constexpr float kBeyond = 8;
+  float largest[2] = {-infinity(), -infinity()};
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      largest[row] = fmaxf(largest[row], fmaxf(scores[tile][2 * row], scores[tile][2 * row + 1]));
+    }
+  }
+  const auto is_beyond = [&](int row) {
+    return __fmul_rn(largest[row] - state.maximum[row], factor[row]) > kBeyond;
+  };
+  rescale[0] = rescale[1] = 1;
+  const bool rises = __any_sync(0xFFFFFFFFu, is_beyond(0) || is_beyond(1));
+  if (rises) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      largest[row] = max_of_quad(largest[row]);
+      if (!is_beyond(row)) continue;
+      rescale[row] = ptx::exp2(__fmul_rn(state.maximum[row] - largest[row], factor[row]));
+      state.maximum[row] = largest[row];
+      state.sum[row] = __fmul_rn(state.sum[row], rescale[row]);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    // Where nothing was seen so far: all weights are 2^-infinity.
+    const float shift =
+        state.maximum[row] == -infinity() ? 0 : __fmul_rn(state.maximum[row], factor[row]);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 2 * row; i < 2 * row + 2; ++i) {
+        scores[tile][i] = ptx::exp2(__fmaf_rn(scores[tile][i], factor[row], -shift));
+        state.sum[row] = __fadd_rn(state.sum[row], scores[tile][i]);
+      }
+    }
+  }
+  return rises;
+}
+
 // Each key's scale, of those that this lane has.
 template <int kTiles>
 __device__ inline void load_scales(unsigned address, float (&scales)[kTiles][2]) {
@@ -103,9 +150,23 @@ __device__ inline void multiply_by_scales(float (&scores)[kTiles][4],
   }
 }
 
-// Weights times scales of values, over a power of two near the largest of these: so they fit into
-// 16 bits. The power is 2^-40 to 2^40, that sums may go from one to another and stay in FP32; what
-// lies beyond is beyond 16 bits of results too.
+// A power of two near `largest`, of scales of values: weights times these over it fit into 16 bits.
+// It is 2^-40 to 2^40, that sums may go from one to another and stay in FP32; what lies beyond is
+// beyond 16 bits of results too.
+struct Unit {
+  float value, inverse;
+
+  __device__ explicit Unit(float largest) {
+    // 2^e and 2^-e as bits of FP32.
+    constexpr unsigned kOne = 0x3F800000u, kExponent = 0x7F800000u, kMost = 40u << 23;
+    const unsigned power = __float_as_uint(largest) & kExponent;
+    const unsigned unit = min(max(power, kOne - kMost), kOne + kMost);
+    value = __uint_as_float(unit);
+    inverse = __uint_as_float(2 * kOne - unit);
+  }
+};
+
+// Weights times scales of values, over their unit.
 template <int kTiles>
 __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
                                                 float (&scales)[kTiles][2], RowState& state,
@@ -115,21 +176,17 @@ __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
   for (int tile = 0; tile < kTiles; ++tile) {
     largest = fmaxf(largest, fmaxf(fabsf(scales[tile][0]), fabsf(scales[tile][1])));
   }
-  // 2^e and 2^-e as bits of FP32.
-  constexpr unsigned kOne = 0x3F800000u, kExponent = 0x7F800000u, kMost = 40u << 23;
-  const unsigned power = __float_as_uint(max_of_quad(largest)) & kExponent;
-  const unsigned unit = min(max(power, kOne - kMost), kOne + kMost);
-  const float inverse = __uint_as_float(2 * kOne - unit);
+  const Unit unit(max_of_quad(largest));
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    scales[tile][0] = __fmul_rn(scales[tile][0], inverse);
-    scales[tile][1] = __fmul_rn(scales[tile][1], inverse);
+    scales[tile][0] = __fmul_rn(scales[tile][0], unit.inverse);
+    scales[tile][1] = __fmul_rn(scales[tile][1], unit.inverse);
   }
   multiply_by_scales(weights, scales);
-  const float change = __fmul_rn(state.unit, inverse);
+  const float change = __fmul_rn(state.unit, unit.inverse);
   rescale[0] = __fmul_rn(rescale[0], change);
   rescale[1] = __fmul_rn(rescale[1], change);
-  state.unit = __uint_as_float(unit);
+  state.unit = unit.value;
 }
 
 template <int kTiles>

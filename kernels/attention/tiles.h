@@ -1,24 +1,25 @@
-// Tiles of keys and values of many queries, on their way to tensor cores: codes are copied to
-// shared memory, and become 16-bit numbers there. A thread decodes what it has copied itself, so
-// both go on while other threads multiply the tile before.
+// Tiles of keys and values of many rows, on their way to tensor cores: codes are copied to shared
+// memory, and become 16-bit numbers there. A thread decodes what it has copied itself, so both go
+// on while other threads multiply the tile before.
 #pragma once
 
 #include "kernels/attention/config/attention.h"
 #include "kernels/attention/keys.h"
+#include "kernels/attention/operands.h"
 #include "kernels/numeric/decode_pairs.h"
 #include "kernels/ptx/shared_memory.h"
 
 namespace octofold::attention {
 
-using config::ManyQueriesConfig;
-
-template <ManyQueriesConfig kConfig>
+// Of a configuration that says where in shared memory they are.
+template <auto kConfig>
 class Tiles {
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kPieceCodes = 16;
   static constexpr int kPieces = kConfig.code_bytes() / kPieceCodes;  // of a row
-  static constexpr unsigned kSideBytes = kKeys * kConfig.code_bytes();
+  static constexpr bool kHasValues = !kForm.shared_latent;            // beside keys
+  static constexpr unsigned kSideBytes = 16 * kConfig.code_pieces();
   static constexpr unsigned kSideScales = 4 * kKeys;
 
  public:
@@ -32,66 +33,45 @@ class Tiles {
 
   // Starts the copies of keys from `first` on, and of their values; zeros where no row sees a key.
   __device__ void copy(int first) const {
-    constexpr int kUnit = kForm.unit();
-    const unsigned codes = memory() + kConfig.codes_offset();
 #pragma unroll 1
-    for (int index = thread(); index < kKeys * kPieces; index += kConfig.threads()) {
-      const int row = index / kPieces, key = first + row;
-      const int page = page_of_seen(key);
-#pragma unroll
-      for (int i = 0; i < kPieceCodes; i += kUnit) {
-        const int at = index % kPieces * kPieceCodes + i;
-        const bool exist = is_seen(key) && at < kForm.head_size;
-        const unsigned to = codes + static_cast<unsigned>(index * kPieceCodes + i);
-        copy_codes<kForm.copy_bytes>(to, keys_.row(key, page) + at, exist);
-        copy_codes<kForm.copy_bytes>(to + kSideBytes, values_.row(key, page) + at, exist);
-      }
+    for (int index = opaque_thread(); index < kKeys * kPieces; index += kConfig.threads()) {
+      copy_piece(first, index, codes(index));
     }
-    if constexpr (kConfig.has_scales()) {
-      for (int row = thread(); row < kKeys; row += kConfig.threads()) {
-        const int key = first + row, page = page_of_seen(key);
-        const unsigned to = arriving_scales() + static_cast<unsigned>(4 * row);
-        if constexpr (kForm.k_scales) {
-          ptx::copy_async<4, true>(to, keys_.scale(key, page), is_seen(key));
-        }
-        if constexpr (kForm.v_scales) {
-          ptx::copy_async<4, true>(to + kSideScales, values_.scale(key, page), is_seen(key));
-        }
-      }
-    }
+    copy_scales(first);
     ptx::copies_commit();
   }
 
   // What has arrived of this thread's copies, to numbers of a buffer.
   __device__ void decode(int buffer) const {
-    const unsigned codes = memory() + kConfig.codes_offset();
 #pragma unroll 1
-    for (int index = thread(); index < kKeys * kPieces; index += kConfig.threads()) {
-      const unsigned at = codes + static_cast<unsigned>(index * kPieceCodes);
-      const unsigned row = static_cast<unsigned>(index / kPieces) * kConfig.row_bytes();
-      decode_piece<kForm.k>(at, keys(buffer) + row, index % kPieces);
-      decode_piece<kForm.v>(at + kSideBytes, values(buffer) + row, index % kPieces);
+    for (int index = opaque_thread(); index < kKeys * kPieces; index += kConfig.threads()) {
+      decode_piece(codes(index), index, buffer);
     }
-    if constexpr (kConfig.has_scales()) {
-      for (int row = thread(); row < kKeys; row += kConfig.threads()) {
-        const auto at = static_cast<unsigned>(4 * row);
-#pragma unroll
-        for (unsigned side = 0; side < 2; ++side) {
-          ptx::store_shared_word(
-              key_scales(buffer) + side * kSideScales + at,
-              ptx::load_shared_word(arriving_scales() + side * kSideScales + at));
-        }
-      }
+    move_scales(buffer);
+  }
+
+  // Both, one piece after the other, where shared memory has room for one of each thread only.
+  __device__ void copy_and_decode(int first, int buffer) const {
+    static_assert(kKeys * kPieces >= kConfig.threads(), "who copies scales waits for them");
+    const unsigned own = codes(opaque_thread());
+    copy_scales(first);
+#pragma unroll 1
+    for (int index = opaque_thread(); index < kKeys * kPieces; index += kConfig.threads()) {
+      copy_piece(first, index, own);
+      ptx::copies_commit();
+      ptx::copies_wait<0>();
+      decode_piece(own, index, buffer);
     }
+    move_scales(buffer);
   }
 
   // Where a buffer has them: rows of numbers, float32 scales.
   static __device__ unsigned keys(int buffer) {
     return memory() + kConfig.numbers_offset() +
-           static_cast<unsigned>(buffer * 2 * kKeys * kConfig.row_bytes());
+           static_cast<unsigned>(buffer * kConfig.buffer_bytes());
   }
   static __device__ unsigned values(int buffer) {
-    return keys(buffer) + static_cast<unsigned>(kKeys * kConfig.row_bytes());
+    return keys(buffer) + (kHasValues ? unsigned{kKeys * kConfig.key_row_bytes()} : 0);
   }
   static __device__ unsigned key_scales(int buffer) {
     return arriving_scales() + static_cast<unsigned>(1 + buffer) * 2 * kSideScales;
@@ -101,18 +81,72 @@ class Tiles {
  private:
   static __device__ unsigned memory() { return ptx::dynamic_shared_memory(); }
   static __device__ unsigned arriving_scales() { return memory() + kConfig.scales_offset(); }
-  // What follows from it is worked out where it is used, rather than kept in registers.
-  static __device__ int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
+  static __device__ unsigned codes(int piece) {
+    return memory() + static_cast<unsigned>(kConfig.codes_offset() + 16 * piece);
+  }
 
   __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
   __device__ int page_of_seen(int key) const {
     return is_seen(key) ? page_of<kForm.layout>(params_, rows_.sequence, key) : 0;
   }
 
+  // 16 codes of a key and of its value.
+  __device__ void copy_piece(int first, int index, unsigned to) const {
+    constexpr int kUnit = kForm.unit();
+    const int key = first + index / kPieces, page = page_of_seen(key);
+#pragma unroll
+    for (int i = 0; i < kPieceCodes; i += kUnit) {
+      const int at = index % kPieces * kPieceCodes + i;
+      const unsigned unit = to + static_cast<unsigned>(i);
+      copy_codes<kForm.copy_bytes>(unit, keys_.row(key, page) + at,
+                                   is_seen(key) && at < kForm.head_size);
+      if constexpr (kHasValues) {
+        copy_codes<kForm.copy_bytes>(unit + kSideBytes, values_.row(key, page) + at,
+                                     is_seen(key) && at < kForm.value_size);
+      }
+    }
+  }
+  __device__ void copy_scales(int first) const {
+    if constexpr (!kConfig.has_scales()) return;
+    for (int row = opaque_thread(); row < kKeys; row += kConfig.threads()) {
+      const int key = first + row, page = page_of_seen(key);
+      const unsigned to = arriving_scales() + static_cast<unsigned>(4 * row);
+      if constexpr (kForm.k_scales) {
+        ptx::copy_async<4, true>(to, keys_.scale(key, page), is_seen(key));
+      }
+      if constexpr (kForm.v_scales) {
+        ptx::copy_async<4, true>(to + kSideScales, values_.scale(key, page), is_seen(key));
+      }
+    }
+  }
+
+  static __device__ void decode_piece(unsigned from, int index, int buffer) {
+    const int piece = index % kPieces;
+    const auto row = static_cast<unsigned>(index / kPieces);
+    if (piece * kPieceCodes < kConfig.key_numbers()) {
+      decode_codes<kForm.k>(from, keys(buffer) + row * kConfig.key_row_bytes(), piece);
+    }
+    if (kHasValues && piece * kPieceCodes < kConfig.value_numbers()) {
+      decode_codes<kForm.v>(from + kSideBytes, values(buffer) + row * kConfig.value_row_bytes(),
+                            piece);
+    }
+  }
+  static __device__ void move_scales(int buffer) {
+    if constexpr (!kConfig.has_scales()) return;
+    for (int row = opaque_thread(); row < kKeys; row += kConfig.threads()) {
+      const auto at = static_cast<unsigned>(4 * row);
+#pragma unroll
+      for (unsigned side = 0; side < 2; ++side) {
+        ptx::store_shared_word(key_scales(buffer) + side * kSideScales + at,
+                               ptx::load_shared_word(arriving_scales() + side * kSideScales + at));
+      }
+    }
+  }
+
   // 16 codes to two units of 16 bytes. Of eight neighbouring lanes four store the second one first:
   // so they reach all banks.
   template <DType kFp8>
-  static __device__ void decode_piece(unsigned codes, unsigned row, int piece) {
+  static __device__ void decode_codes(unsigned codes, unsigned row, int piece) {
     unsigned words[4], units[2][4];
     ptx::load_shared_words(codes, words);
     const bool second_first = piece & 4;

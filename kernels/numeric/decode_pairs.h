@@ -20,6 +20,7 @@
 
 #include "octofold/vocabulary.h"
 
+#include "kernels/numeric/vector.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/packed.h"
@@ -72,6 +73,17 @@ __device__ inline unsigned pair_in_units(unsigned word, int pair) {
   if constexpr (kType == DType::kFloat16) return halves;
   return __byte_perm(__float_as_uint(ptx::float_of_float16(halves)),
                      __float_as_uint(ptx::float_of_float16(halves >> 16)), 0x7632);
+}
+
+// Pairs of either 16-bit type, each value times a factor of its own: one rounding.
+template <DType kFp8, DType kType>
+__device__ inline unsigned scaled_pair(unsigned word, int pair, float first, float second) {
+  const unsigned halves = float16_pair_of_fp8<kFp8>(word, pair);
+  const float values[2] = {__fmul_rn(ptx::float_of_float16(halves), first),
+                           __fmul_rn(ptx::float_of_float16(halves >> 16), second)};
+  unsigned rounded;
+  narrow<kType, false>(values, &rounded);
+  return rounded;
 }
 
 // The same for codes that are numbers, where NaN is left to others, who ask has_nan(): of e4m3 to

@@ -78,6 +78,13 @@ __device__ inline void store_shared_words(unsigned address, const unsigned (&wor
   }
 }
 
+// Two bytes, and zeros.
+__device__ inline unsigned load_shared_half(unsigned address) {
+  unsigned short value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ inline void store_shared_half(unsigned address, unsigned value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(value))
                : "memory");

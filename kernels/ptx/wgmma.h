@@ -31,4 +31,15 @@ __device__ inline unsigned long long k_major_descriptor(unsigned address, int k)
   return descriptor;
 }
 
+// The same of an N-major operand of 16-bit elements: 64 of N in a row of 128 bytes, rows of K
+// behind one another, the next 64 of N `distance` bytes further (bits 16-29, in units of 16 bytes).
+__device__ inline unsigned long long n_major_descriptor(unsigned address, int distance) {
+  constexpr unsigned kSwizzle128 = 1u << 30;
+  constexpr unsigned kAtomDistance = 1024 >> 4;
+  const unsigned low = ((address & 0x3FFFF) >> 4) | static_cast<unsigned>(distance >> 4) << 16;
+  unsigned long long descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(kSwizzle128 | kAtomDistance));
+  return descriptor;
+}
+
 }  // namespace octofold::ptx

@@ -1,6 +1,7 @@
 // The ring of stages between the producers and the consumers; the walk over tiles that all make.
 #pragma once
 
+#include "kernels/shared/ring_position.h"
 #include "kernels/shared/tile_walk.h"
 #include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/shared_memory.h"
@@ -8,6 +9,7 @@
 namespace octofold::sm90 {
 
 using config::kStageDepth;
+using config::RingPosition;
 using config::Sm90GemmParams;
 using config::Tile;
 
@@ -16,22 +18,6 @@ template <Sm90GemmConfig kConfig>
 __device__ config::TileWalk<kConfig> walk_of(const Sm90GemmParams& params) {
   return {params.work, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
 }
-
-// Where one side stands in the ring: the stage, and the parity of the barriers' phase. A consumer
-// waits for `full` with this parity, a producer for `empty` with the other one: the first round
-// finds every stage empty.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 template <auto kConfig, config::Work kWork = kConfig.work>
 struct AwaitRows {  // before a tile's rows of A are read: await_rows.h, where they still arrive

@@ -13,38 +13,34 @@
 
 namespace octofold::sm90 {
 
-// All consumer threads, once the cluster's barriers are known to be initialized. Afterwards `sums`
-// are those of the whole tile in the columns that the block owns.
-template <Sm90GemmConfig kConfig, typename Accumulators>
-__device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumulators& sums) {
-  constexpr int kDepth = kConfig.split_k;
-  constexpr int kVectors = kConfig.tile_columns / 8;  // four of a thread: eight columns
-  constexpr int kOwned = kConfig.owned_columns() / 8;
-  constexpr int kThreads = kConfig.consumer_threads();
+// All consumer threads, once the cluster's barriers are known to be initialized. `slices`: where
+// the sums of the other blocks arrive, in the order of these blocks; `full`: the barrier for them.
+// Afterwards `sums` are those of the whole tile in the columns that the block owns.
+template <config::SliceShape kShape, typename Sums>
+__device__ void add_slices(unsigned slices, unsigned full, int rank, Sums& sums) {
+  constexpr int kDepth = kShape.split_k;
+  constexpr int kSubTiles = kShape.sub_tiles;
+  constexpr int kVectors = kShape.columns / 8;  // four of a thread: eight columns
+  constexpr int kOwned = kShape.owned_columns() / 8;
   const int thread = static_cast<int>(threadIdx.x);
   const auto offset = [&](int vector, int sub_tile) {
-    return ((vector % kOwned * kConfig.sub_tiles() + sub_tile) * kThreads + thread) * 16;
+    return ((vector % kOwned * kSubTiles + sub_tile) * kShape.threads + thread) * 16;
   };
-
-  // Where the accumulators of the other blocks arrive, in the order of these blocks.
-  const auto slice_of = [&](int other) {
-    return smem.base + smem.kLayout.slices + other * smem.kLayout.slice_bytes;
-  };
+  const auto slice_of = [&](int other) { return slices + other * kShape.bytes(); };
 
   if (thread == 0) {
     const int owned = min(max(kVectors - rank * kOwned, 0), kOwned);
-    ptx::mbarrier_arrive_expect_bytes(smem.slices_full(),
-                                      (kDepth - 1) * owned * kConfig.sub_tiles() * kThreads * 16);
+    ptx::mbarrier_arrive_expect_bytes(full, (kDepth - 1) * owned * kSubTiles * kShape.threads * 16);
   }
 #pragma unroll
   for (int owner = 0; owner * kOwned < kVectors; ++owner) {
     if (owner == rank) continue;
     const unsigned target = ptx::address_at_rank(slice_of(rank < owner ? rank : rank - 1), owner);
-    const unsigned barrier = ptx::address_at_rank(smem.slices_full(), owner);
+    const unsigned barrier = ptx::address_at_rank(full, owner);
 #pragma unroll
     for (int vector = owner * kOwned; vector < min((owner + 1) * kOwned, kVectors); ++vector) {
 #pragma unroll
-      for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+      for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
         const float* sum = &sums[sub_tile][4 * vector];
         ptx::store_async(target + offset(vector, sub_tile), {sum[0], sum[1], sum[2], sum[3]},
                          barrier);
@@ -52,12 +48,12 @@ __device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumula
     }
   }
 
-  ptx::mbarrier_wait(smem.slices_full(), 0);
+  ptx::mbarrier_wait(full, 0);
 #pragma unroll
   for (int vector = 0; vector < kVectors; ++vector) {
     if (vector / kOwned != rank) continue;
 #pragma unroll
-    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+    for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
       float* sum = &sums[sub_tile][4 * vector];
       const float4 own = {sum[0], sum[1], sum[2], sum[3]};
       float4 all = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -85,7 +81,7 @@ struct SplitK : Alone<kConfig> {
   template <typename Accumulators>
   static __device__ void reduce(const SharedMemory<kConfig>& smem, int rank, Accumulators& sums) {
     ptx::cluster_wait();
-    add_slices(smem, rank, sums);
+    add_slices<kConfig.slices()>(smem.base + smem.kLayout.slices, smem.slices_full(), rank, sums);
   }
   static __device__ void end_of_producers() { ptx::cluster_wait(); }
 };

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "kernels/numeric/decode_pairs.h"
-#include "kernels/numeric/vector.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/weight_only/shared_memory.h"
 
@@ -85,8 +84,8 @@ class Weights {
       const int pair = i % 4 / 2;
       const unsigned codes = words_[i / 4][i % 2][product];
       if constexpr (kConfig.depth_factors) {
-        a[i / 4][i % 4] = scaled_pair(codes, pair, pair == 0 ? factors.x : factors.z,
-                                      pair == 0 ? factors.y : factors.w);
+        a[i / 4][i % 4] = numeric::scaled_pair<kConfig.w, kType>(
+            codes, pair, pair == 0 ? factors.x : factors.z, pair == 0 ? factors.y : factors.w);
       } else {
         a[i / 4][i % 4] = numeric::pair_in_units<kConfig.w, kType>(codes, pair);
       }
@@ -99,15 +98,6 @@ class Weights {
   }
 
  private:
-  static __device__ unsigned scaled_pair(unsigned codes, int pair, float first, float second) {
-    const unsigned halves = numeric::float16_pair_of_fp8<kConfig.w>(codes, pair);
-    const float values[2] = {__fmul_rn(ptx::float_of_float16(halves), first),
-                             __fmul_rn(ptx::float_of_float16(halves >> 16), second)};
-    unsigned rounded;
-    numeric::narrow<kType, false>(values, &rounded);
-    return rounded;
-  }
-
   unsigned words_[kTiles][2][4];
   unsigned factors_;
 };

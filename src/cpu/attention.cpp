@@ -142,7 +142,7 @@ struct QueryRow {
       const float weight = std::exp(scores[key] - shift);
       weights += static_cast<double>(weight);
       const float scaled = weight * scales[key];
-      const float* of_key = block + key * q.size();
+      const float* of_key = block + key * sums.size();
       for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += scaled * of_key[i];
     }
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -176,9 +176,11 @@ class Worker {
       : arguments_(arguments),
         head_size_(static_cast<std::size_t>(
             arguments.q.shape[static_cast<std::size_t>(arguments.q.rank) - 1])),
-        sums_(head_size_),
+        value_size_(static_cast<std::size_t>(
+            arguments.out.shape[static_cast<std::size_t>(arguments.out.rank) - 1])),
+        sums_(value_size_),
         k_(kKeysOfBlock * head_size_),
-        v_(kKeysOfBlock * head_size_) {}
+        v_(kKeysOfBlock * value_size_) {}
 
   void operator()(const Item& item) {
     const Range queries = queries_of(arguments_, item.sequence);
@@ -214,7 +216,7 @@ class Worker {
       QueryRow& row = rows_[static_cast<std::size_t>(i)];
       const std::int64_t query = item.first + i;
       row.q.resize(head_size_);
-      row.values.resize(head_size_);
+      row.values.resize(value_size_);
       load(arguments_.q.data, arguments_.q.dtype,
            place_of(arguments_.q, item.sequence, queries.begin + query, item.head), 1,
            std::ssize(row.q), row.q.data());
@@ -227,7 +229,7 @@ class Worker {
     for (std::int64_t key = 0; key < count; ++key) {
       const auto i = static_cast<std::size_t>(key);
       k.load(first + key, {k_.data() + i * head_size_, head_size_});
-      v.load(first + key, {v_.data() + i * head_size_, head_size_});
+      v.load(first + key, {v_.data() + i * value_size_, value_size_});
       k_scales[i] = k.scale_of(first + key) * arguments_.softmax_scale;
       v_scales[i] = v.scale_of(first + key);
     }
@@ -241,7 +243,7 @@ class Worker {
         scores[i] = product_of(row.q, {k_.data() + i * head_size_, head_size_}) * k_scales[i];
       }
       row.add(std::span(scores).subspan(begin, end - begin),
-              std::span(v_scales).subspan(begin, end - begin), v_.data() + begin * head_size_,
+              std::span(v_scales).subspan(begin, end - begin), v_.data() + begin * value_size_,
               sums_);
     }
   }
@@ -249,7 +251,7 @@ class Worker {
   void finish(const QueryRow& row, const Item& item, std::int64_t query) {
     // Weights of 0 only: no key, or none whose score is more than -inf.
     const bool none = row.weights == 0;
-    for (std::size_t i = 0; i < head_size_; ++i) {
+    for (std::size_t i = 0; i < value_size_; ++i) {
       sums_[i] = none ? 0 : static_cast<float>(row.values[i] / row.weights);
     }
     store(sums_.data(), std::ssize(sums_), arguments_.out.data, arguments_.out.dtype,
@@ -265,7 +267,7 @@ class Worker {
   }
 
   const AttentionArguments& arguments_;
-  std::size_t head_size_;
+  std::size_t head_size_, value_size_;
   std::vector<QueryRow> rows_;
   std::vector<float> sums_, k_, v_;
 };

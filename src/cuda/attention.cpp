@@ -46,10 +46,24 @@ bool rows_are_aligned(const View& tensor, std::int64_t bytes) {
   return aligned;
 }
 
+std::int64_t size_of_head(const TensorView& tensor) {
+  return tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
+}
+
+// Whether values are the first numbers of the keys, in the same memory.
+bool share_memory(const TensorView& k, const TensorView& v) {
+  bool shared = k.data == v.data && k.dtype == v.dtype && size_of_head(v) <= size_of_head(k);
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(k.rank); ++i) {
+    shared = shared && (k.shape[i] <= 1 || k.strides[i] == v.strides[i]);
+  }
+  return shared;
+}
+
 // The widest copies that both keys and values allow.
-int copy_bytes_of(const AttentionArguments& arguments, std::int64_t head_size) {
+int copy_bytes_of(const AttentionArguments& arguments) {
   for (const int bytes : {16, 8, 4}) {
-    if (head_size % bytes == 0 && rows_are_aligned(arguments.k.data, bytes) &&
+    if (size_of_head(arguments.k.data) % bytes == 0 &&
+        size_of_head(arguments.v.data) % bytes == 0 && rows_are_aligned(arguments.k.data, bytes) &&
         rows_are_aligned(arguments.v.data, bytes)) {
       return bytes;
     }
@@ -149,6 +163,7 @@ config::AttentionParams params_of(const AttentionArguments& arguments,
   params.scale = arguments.softmax_scale * std::numbers::log2e_v<float>;
   params.q_vectors = rows_are_aligned(q, 16);
   params.out_pairs = rows_are_aligned(out, 4);
+  params.out_vectors = rows_are_aligned(out, 16);
   params.partials = static_cast<float*>(arguments.workspace.data);
   return params;
 }
@@ -158,18 +173,20 @@ config::AttentionParams params_of(const AttentionArguments& arguments,
 void attention(Device& device, const AttentionArguments& arguments, Stream stream) {
   const TensorView& q = arguments.q;
   const std::size_t at = arguments.query_offsets ? 0 : 1;
-  const std::int64_t head_size = q.shape[at + 2], keys = key_count(arguments);
+  const std::int64_t keys = key_count(arguments);
   plan::AttentionProblem problem{
       .form = {.q = q.dtype,
                .k = arguments.k.data.dtype,
                .v = arguments.v.data.dtype,
-               .head_size = static_cast<int>(head_size),
+               .head_size = static_cast<int>(size_of_head(q)),
+               .value_size = static_cast<int>(size_of_head(arguments.v.data)),
+               .shared_latent = share_memory(arguments.k.data, arguments.v.data),
                .layout = arguments.page_table    ? config::KeyLayout::kPaged
                          : arguments.key_offsets ? config::KeyLayout::kPacked
                                                  : config::KeyLayout::kDense,
                .k_scales = has_key_scales(arguments.k),
                .v_scales = has_key_scales(arguments.v),
-               .copy_bytes = copy_bytes_of(arguments, head_size)},
+               .copy_bytes = copy_bytes_of(arguments)},
       .batch = arguments.query_offsets ? arguments.query_offsets->shape[0] - 1 : q.shape[0],
       .queries = q.shape[at],
       .has_query_offsets = arguments.query_offsets.has_value(),

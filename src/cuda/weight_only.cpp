@@ -1,11 +1,14 @@
-// gemm_weight_only and its gradient: one kernel, and one way to it.
+// gemm_weight_only and its gradient: one way to their kernels.
 #include "plan/weight_only.h"
 
 #include <cstdint>
+#include <variant>
 
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
+#include "cuda/context.h"
 #include "cuda/gemm_weight_only.h"
+#include "cuda/tensor_map.h"
 #include "cuda/tuned_plan.h"
 #include "kernels/weight_only/config/weight_only.h"
 #include "plan/tma.h"
@@ -44,8 +47,8 @@ struct Product {
 };
 
 // By the candidate that is asked for, or that was measured to be the fastest, or reckoned to be.
-Prepared<plan::WeightOnlyWork> prepare(Device& device, const Product& product,
-                                       const plan::WeightOnlyProblem& problem) {
+Prepared<plan::WeightOnlyChoice> prepare(Device& device, const Product& product,
+                                         const plan::WeightOnlyProblem& problem) {
   const auto plan = [&](std::string_view candidate) {
     return plan::plan_weight_only(problem, product.called, device.gpu(), candidate);
   };
@@ -53,44 +56,81 @@ Prepared<plan::WeightOnlyWork> prepare(Device& device, const Product& product,
   return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
 }
 
-void run(Device& device, const Product& product, Stream stream) {
+plan::WeightOnlyProblem problem_of(const Product& product) {
   const TensorView &x = product.x.data, &w = product.w.data;
   const MutableTensorView& out = product.out;
-  const plan::WeightOnlyProblem problem{
-      .rows = x.shape[0],
-      .columns = w.shape[product.transposed ? 1 : 0],
-      .depth = x.shape[1],
-      .w = w.dtype,
-      .x = x.dtype,
-      .out = out.dtype,
-      .transposed = product.transposed,
-      .w_scales = product.w.granularity,
-      .x_blocks = product.x.scale && varies_along_k(product.x.granularity),
-      .is_aligned = plan::has_vectors(x) && plan::has_vectors(w),
-      .out_is_aligned =
-          is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
-      .has_workspace = product.workspace && product.workspace->element_count() > 0};
+  return {.rows = x.shape[0],
+          .columns = w.shape[product.transposed ? 1 : 0],
+          .depth = x.shape[1],
+          .w = w.dtype,
+          .x = x.dtype,
+          .out = out.dtype,
+          .transposed = product.transposed,
+          .w_scales = product.w.granularity,
+          .x_blocks = product.x.scale && varies_along_k(product.x.granularity),
+          .is_aligned = plan::has_vectors(x) && plan::has_vectors(w),
+          .out_is_aligned =
+              is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
+          .has_workspace = product.workspace && product.workspace->element_count() > 0,
+          .fits_tma = plan::tma_obstacle(x) == nullptr && plan::tma_obstacle(w) == nullptr};
+}
+
+config::WeightOnlyScale scale_of_weights(const Product& product) {
+  return product.transposed ? scale_of_columns(product.w) : scale_of_rows(product.w);
+}
+
+config::WeightOnlyParams params_of(const Device&, const Product& product,
+                                   const plan::WeightOnlyWork& work) {
+  const TensorView &x = product.x.data, &w = product.w.data;
   config::WeightOnlyParams params{
       .w = static_cast<const unsigned char*>(w.data),
       .w_stride = w.strides[0],
       .x = x.data,
       .x_stride = x.strides[0] * size_of(x.dtype),
-      .out = out.data,
-      .out_stride = out.strides[0],
+      .out = product.out.data,
+      .out_stride = product.out.strides[0],
       .bias = product.bias ? product.bias->data : nullptr,
       .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
-      .w_scale = product.transposed ? scale_of_columns(product.w) : scale_of_rows(product.w),
+      .w_scale = scale_of_weights(product),
       .x_scale = {},
-      .rows = problem.rows,
-      .columns = problem.columns,
-      .depth = problem.depth};
+      .rows = x.shape[0],
+      .columns = product.out.shape[1],
+      .depth = x.shape[1],
+      .splits = static_cast<int>(work.splits)};
   if (product.x.scale) {
     params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
   }
-  const Prepared<plan::WeightOnlyWork> prepared = prepare(device, product, problem);
   if (product.workspace) params.partials = static_cast<float*>(product.workspace->data);
-  params.splits = static_cast<int>(prepared.config.splits);
-  prepared.launch(stream, &params);
+  return params;
+}
+
+config::Sm90WeightOnlyParams params_of(const Device& device, const Product& product,
+                                       const config::Sm90WeightOnlyConfig& config) {
+  const TensorView& x = product.x.data;
+  const Driver& driver = device.driver();
+  const ContextGuard current(driver, device.context());
+  return {.w_map =
+              encode_tensor_map(driver, product.w.data,
+                                config.transposed ? kScaleBlock : config.tile_columns, kScaleBlock),
+          .x_map = encode_tensor_map(driver, x, config.tile_rows, kScaleBlock / 2),
+          .out = product.out.data,
+          .out_stride = product.out.strides[0],
+          .bias = product.bias ? product.bias->data : nullptr,
+          .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
+          .w_scale = scale_of_weights(product),
+          .rows = static_cast<int>(x.shape[0]),
+          .columns = static_cast<int>(product.out.shape[1]),
+          .depth = static_cast<int>(x.shape[1])};
+}
+
+void run(Device& device, const Product& product, Stream stream) {
+  const Prepared<plan::WeightOnlyChoice> prepared = prepare(device, product, problem_of(product));
+  std::visit(
+      [&](const auto& choice) {
+        const auto params = params_of(device, product, choice);
+        prepared.launch(stream, &params);
+      },
+      prepared.config);
 }
 
 }  // namespace

@@ -56,10 +56,7 @@ ops::AttentionQueries checked_queries(const core::Arguments& check,
   check.require_dtype("q", q, {DType::kFloat16, DType::kBFloat16});
   const auto rank = static_cast<std::size_t>(q.rank);
   const std::int64_t head_size = q.shape[rank - 1];
-  if (head_size < 8 || head_size > 256 || head_size % 8 != 0) {
-    check.fail("q", "a head_size that is a multiple of 8 from 8 to 256",
-               core::format("{}", head_size));
-  }
+  ops::require_size_of_head(check, "q", "head_size", head_size, ops::kMostOfHead);
   ops::require_runs(check, "q", q);
   inputs.add("q", q);
   std::int64_t batch = q.shape[0];
@@ -71,10 +68,14 @@ ops::AttentionQueries checked_queries(const core::Arguments& check,
 }
 
 void check_results(const core::Arguments& check, const AttentionArguments& arguments,
-                   const ops::AttentionQueries& queries, ops::Inputs& inputs) {
+                   const ops::AttentionQueries& queries, std::int64_t value_size,
+                   ops::Inputs& inputs) {
   const TensorView& q = arguments.q;
   const MutableTensorView& out = arguments.out;
-  check.require_shape("out", out, std::span(q.shape.data(), static_cast<std::size_t>(q.rank)));
+  const auto rank = static_cast<std::size_t>(q.rank);
+  std::array<std::int64_t, kMaxRank> shape = q.shape;
+  shape[rank - 1] = value_size;
+  check.require_shape("out", out, std::span(shape.data(), rank));
   check.require_dtype("out", out, {q.dtype});
   check.require_same_device("out", out, queries.device);
   ops::require_runs(check, "out", out);
@@ -101,7 +102,7 @@ void check_results(const core::Arguments& check, const AttentionArguments& argum
   check.require_dtype("workspace", workspace, {DType::kFloat32});
   check.require_shape("workspace", workspace,
                       {attention_workspace_size(packed ? q.shape[0] : q.shape[0] * q.shape[1],
-                                                queries.heads, queries.head_size)});
+                                                queries.heads, value_size)});
   check.require_same_device("workspace", workspace, queries.device);
   inputs.add_output("workspace", workspace);
 }
@@ -109,29 +110,29 @@ void check_results(const core::Arguments& check, const AttentionArguments& argum
 }  // namespace
 
 std::int64_t attention_workspace_size(std::int64_t queries, std::int64_t heads,
-                                      std::int64_t head_size) {
+                                      std::int64_t value_size) {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;  // nothing below overflows
   const core::Arguments check("attention_workspace_size");
   for (const auto& [argument, size] :
        {std::pair<std::string_view, std::int64_t>{"queries", queries},
         {"heads", heads},
-        {"head_size", head_size}}) {
+        {"value_size", value_size}}) {
     if (size < 0 || size > kMost) check.fail(argument, "0 to 2^48", core::format("{}", size));
   }
   std::int64_t rows = 0;
   if (__builtin_mul_overflow(queries, heads, &rows)) return 0;  // so many need no splits
-  return config::attention_workspace_elements(rows, head_size);
+  return config::attention_workspace_elements(rows, value_size);
 }
 
 void attention(const AttentionArguments& given, Stream stream) {
   const core::Arguments check("attention");
   ops::Inputs inputs(check);
   const ops::AttentionQueries queries = checked_queries(check, given, inputs);
-  ops::check_attention_operands(check, given, queries, inputs);
+  const std::int64_t value_size = ops::check_attention_operands(check, given, queries, inputs);
   if (!std::isfinite(given.softmax_scale)) {
     check.fail("softmax_scale", "a finite number", core::format("{}", given.softmax_scale));
   }
-  check_results(check, given, queries, inputs);
+  check_results(check, given, queries, value_size, inputs);
   AttentionArguments arguments = given;
   if (arguments.softmax_scale == 0) {
     arguments.softmax_scale =

@@ -58,7 +58,22 @@ void check_shape_of_keys(const core::Arguments& check, const AttentionArguments&
     check.fail("k", core::format("batch = {}, as the queries have", queries.batch),
                core::format("{}", k.shape[0]));
   }
-  check.require_shape("v", arguments.v.data, shape_of(k));
+}
+
+// Of k's shape but for the last dimension, which is returned.
+std::int64_t checked_value_size(const core::Arguments& check, const TensorView& k,
+                                const TensorView& v) {
+  check.require_sizes("v", v);
+  const auto leading = static_cast<std::size_t>(k.rank) - 1;
+  if (v.rank != k.rank ||
+      !std::ranges::equal(std::span(v.shape.data(), leading), std::span(k.shape.data(), leading))) {
+    check.fail("v",
+               core::format("[{}, value_size], as 'k' has",
+                            fmt::join(k.shape.begin(), k.shape.begin() + k.rank - 1, ", ")),
+               core::describe(v));
+  }
+  require_size_of_head(check, "v", "value_size", v.shape[leading], kMostOfValue);
+  return v.shape[leading];
 }
 
 void check_scale(const core::Arguments& check, std::string_view argument,
@@ -128,6 +143,13 @@ void check_places(const core::Arguments& check, const AttentionArguments& argume
 
 }  // namespace
 
+void require_size_of_head(const core::Arguments& check, std::string_view argument,
+                          std::string_view name, std::int64_t size, std::int64_t most) {
+  if (size >= 8 && size <= most && size % 8 == 0) return;
+  check.fail(argument, core::format("a {} that is a multiple of 8 from 8 to {}", name, most),
+             core::format("{}", size));
+}
+
 void require_runs(const core::Arguments& check, std::string_view argument,
                   const TensorView& tensor) {
   if (tensor.element_count() == 0) return;
@@ -138,13 +160,16 @@ void require_runs(const core::Arguments& check, std::string_view argument,
   check.require_data(argument, tensor);
 }
 
-void check_attention_operands(const core::Arguments& check, const AttentionArguments& arguments,
-                              const AttentionQueries& queries, Inputs& inputs) {
+std::int64_t check_attention_operands(const core::Arguments& check,
+                                      const AttentionArguments& arguments,
+                                      const AttentionQueries& queries, Inputs& inputs) {
   check_which_are_given(check, arguments);
   check_shape_of_keys(check, arguments, queries);
+  const std::int64_t value_size = checked_value_size(check, arguments.k.data, arguments.v.data);
   check_operand(check, "k", "k.scale", arguments, arguments.k, queries, inputs);
   check_operand(check, "v", "v.scale", arguments, arguments.v, queries, inputs);
   check_places(check, arguments, queries, inputs);
+  return value_size;
 }
 
 }  // namespace octofold::ops

@@ -10,6 +10,9 @@
 
 namespace octofold::ops {
 
+/// Numbers of a query and key, and of a value, at most.
+inline constexpr std::int64_t kMostOfHead = 576, kMostOfValue = 512;
+
 /// What queries say of keys.
 struct AttentionQueries {
   std::int64_t batch;
@@ -22,8 +25,14 @@ struct AttentionQueries {
 void require_runs(const core::Arguments& check, std::string_view argument,
                   const TensorView& tensor);
 
-/// Checks k, v, key_offsets, key_counts and page_table, and adds them to what is read.
-void check_attention_operands(const core::Arguments& check, const AttentionArguments& arguments,
-                              const AttentionQueries& queries, Inputs& inputs);
+/// The size of a head: a multiple of 8 up to `most`.
+void require_size_of_head(const core::Arguments& check, std::string_view argument,
+                          std::string_view name, std::int64_t size, std::int64_t most);
+
+/// Checks k, v, key_offsets, key_counts and page_table, and adds them to what is read. Returns the
+/// size of values.
+std::int64_t check_attention_operands(const core::Arguments& check,
+                                      const AttentionArguments& arguments,
+                                      const AttentionQueries& queries, Inputs& inputs);
 
 }  // namespace octofold::ops

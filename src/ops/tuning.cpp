@@ -96,9 +96,9 @@ std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
                                             const TargetGpu& gpu) {
   const plan::Gpu target = gpu_of("product_candidates", gpu);
   std::vector<std::string> names;
-  for (const plan::WeightOnlyWork& work :
+  for (const plan::WeightOnlyChoice& choice :
        plan::weight_only_candidates(problem_of(problem), target)) {
-    names.push_back(plan::name_of(work));
+    names.push_back(plan::name_of(choice));
   }
   return names;
 }

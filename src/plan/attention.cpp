@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <type_traits>
+#include <variant>
 
 #include "core/check.h"
+#include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
+#include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "plan/capability.h"
 
@@ -15,18 +20,26 @@ constexpr const char* kOperation = "attention";
 
 // Rows to a sequence and key head beyond which warps do not split the keys.
 constexpr std::int64_t kMostRowsOfFew = 32;
+// Numbers of a row beyond which a warp does not hold queries and sums of it.
+constexpr int kMostOfWarp = 256;
 // Fewer keys are not worth a block of their own: of few queries, of many.
 constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
-// Blocks of few queries to a multiprocessor: so many, where keys are split; splitting them costs
-// more than it gains where there are that many without.
-constexpr std::int64_t kBlocksWanted = 8, kBlocksEnough = 3;
+
+// Of a sequence and key head.
+std::int64_t rows_of_sequence(const AttentionProblem& problem) {
+  const std::int64_t queries = problem.has_query_offsets
+                                   ? config::ceil_divide(problem.queries, problem.batch)
+                                   : problem.queries;
+  return queries * (problem.heads / problem.key_heads);
+}
 
 // The first of `candidates` of which so many blocks fit into a multiprocessor.
 template <typename Config, std::size_t kCount>
 std::optional<Config> fitting(const Config (&candidates)[kCount], int blocks, const Gpu& gpu) {
   for (const Config& config : candidates) {
     // Of what a multiprocessor has, a block may take all but 1 KB, and each takes 1 KB besides.
-    if (blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
+    if (config.invalid_reason() == nullptr &&
+        blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
       return config;
     }
   }
@@ -46,6 +59,10 @@ config::FewQueriesConfig few_queries(const config::AttentionForm& form, const Gp
     const Config candidates[] = {{form, 4, 1}, {form, 2, 1}};
     return or_unsupported(fitting(candidates, 1, gpu), gpu);
   }
+  // One block to a multiprocessor, with 128 KB on their way, reads faster than several.
+  const int size = std::max(form.head_size, form.value_size);
+  const Config large[] = {{form, 8, size <= 64 ? 4 : 2, size <= 128 ? 32 : 16}};
+  if (const std::optional<Config> config = fitting(large, 1, gpu)) return *config;
   const Config candidates[] = {{form, 4, 3}, {form, 4, 2}, {form, 2, 3}, {form, 2, 2}};
   const std::optional<Config> beside_another = fitting(candidates, 2, gpu);
   return beside_another ? *beside_another : or_unsupported(fitting(candidates, 1, gpu), gpu);
@@ -59,13 +76,124 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
   // and if registers hold what a warp sums.
   const Config large[] = {{form, 8, 2, 64, 2}, {form, 8, 2, 32, 2}};
   const std::int64_t tile = large[0].rows();
-  if (form.head_size <= 128 && gpu.compute_capability() >= 80 && rows_of_sequence >= tile &&
-      rows >= 2 * tile * gpu.multiprocessors) {
+  if (form.value_size <= 128 && form.head_size <= 192 && gpu.compute_capability() >= 80 &&
+      rows_of_sequence >= tile && rows >= 2 * tile * gpu.multiprocessors) {
     if (const std::optional<Config> config = fitting(large, 1, gpu)) return *config;
   }
   const Config candidates[] = {{form, 8, 1, 64, 2}, {form, 8, 1, 32, 2}, {form, 8, 1, 32, 1},
                                {form, 4, 1, 32, 2}, {form, 4, 1, 32, 1}, {form, 4, 1, 16, 1}};
   return or_unsupported(fitting(candidates, 1, gpu), gpu);
+}
+
+// The same for a GPU with products of warpgroups. A third of them leaves each thread fewer
+// registers, which hold sums of 128 numbers and scores of 64 keys (or 64 and 96, but for scales of
+// keys), and has codes decoded less often. Shared memory is what stages are for.
+config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form) {
+  if (form.head_size <= 64) return {form, 3, form.k_scales || form.v_scales ? 64 : 96, 8};
+  if (form.head_size <= 128) return {form, 3, 64, 8};
+  return {form, 2, 64, form.head_size <= 192 ? 6 : 4};
+}
+
+// PTX that is translated for a later GPU has no products of warpgroups.
+bool has_warpgroups(const Gpu& gpu) {
+  return product_kernels(gpu) == ProductKernels::kSm90 && !gpu.is_translated;
+}
+
+// For so many rows of each sequence and key head. Beyond 32 rows a block has 64, as long as it
+// fits.
+config::WideHeadsConfig wide_heads(const config::AttentionForm& form, std::int64_t rows,
+                                   const Gpu& gpu) {
+  using Config = config::WideHeadsConfig;
+  if (rows > 32) {
+    const Config candidates[] = {{form, 8, 4, 32, 4, 2}, {form, 8, 4, 32, 2}};
+    if (const std::optional<Config> config = fitting(candidates, 1, gpu)) return *config;
+  }
+  if (rows > 16) {
+    const Config candidates[] = {{form, 8, 2, 32, 4}, {form, 4, 2, 16, 4}};
+    if (const std::optional<Config> config = fitting(candidates, 1, gpu)) return *config;
+  }
+  const Config candidates[] = {{form, 8, 1, 32, 4}, {form, 4, 1, 16, 4}};
+  if (const std::optional<Config> config = fitting(candidates, 2, gpu)) return *config;
+  const Config alone[] = {{form, 8, 1, 32, 4}, {form, 4, 1, 16, 4}, {form, 4, 1, 16, 4, 1, false}};
+  return or_unsupported(fitting(alone, 1, gpu), gpu);
+}
+
+using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
+                            config::WarpgroupQueriesConfig, config::WideHeadsConfig,
+                            config::WarpgroupLatentConfig>;
+
+Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
+  const config::AttentionForm& form = problem.form;
+  const std::int64_t rows = rows_of_sequence(problem);
+  const bool few = rows <= kMostRowsOfFew;
+  if (std::max(form.head_size, form.value_size) > kMostOfWarp) {
+    const config::WarpgroupLatentConfig latent[] = {{form}};
+    if (!few && has_warpgroups(gpu) && fitting(latent, 1, gpu)) return latent[0];
+    return wide_heads(form, rows, gpu);
+  }
+  if (few) return few_queries(form, gpu);
+  if (has_warpgroups(gpu) && form.head_size == form.value_size) return warpgroup_queries(form);
+  return many_queries(form, problem.all_queries() * problem.heads, rows, gpu);
+}
+
+// Tiles of rows: of all sequences with offsets, which may begin anywhere, else of each.
+std::int64_t row_tiles_of(const AttentionProblem& problem, std::int64_t rows_of_tile) {
+  const std::int64_t rows = problem.queries * (problem.heads / problem.key_heads);
+  return problem.has_query_offsets ? rows / rows_of_tile + problem.batch
+                                   : config::ceil_divide(rows, rows_of_tile);
+}
+
+std::int64_t unsplit_blocks(const AttentionProblem& problem, std::int64_t row_tiles) {
+  return row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
+}
+
+// The splits with which blocks that run `resident` at a time are done first, each of which takes
+// what some keys more would besides its own.
+std::int64_t splits_in_waves(std::int64_t blocks, std::int64_t keys, std::int64_t most,
+                             std::int64_t resident) {
+  constexpr std::int64_t kKeysOfStart = 256;
+  const auto time_of = [&](std::int64_t splits) {
+    return config::ceil_divide(blocks * splits, resident) *
+           (config::ceil_divide(keys, splits) + kKeysOfStart);
+  };
+  std::int64_t best = 1;
+  for (std::int64_t splits = 2; splits <= most; ++splits) {
+    if (time_of(splits) < time_of(best)) best = splits;
+  }
+  return best;
+}
+
+// At most `most`.
+template <typename Config>
+std::int64_t splits_of(const Config& config, const AttentionProblem& problem, std::int64_t blocks,
+                       std::int64_t most, const Gpu& gpu) {
+  if constexpr (std::is_same_v<Config, config::ManyQueriesConfig> ||
+                std::is_same_v<Config, config::WarpgroupQueriesConfig>) {
+    return std::min(config::ceil_divide<std::int64_t>(gpu.multiprocessors, blocks), most);
+  } else {
+    const int beside = std::max(1, gpu.shared_memory_per_block / (config.shared_bytes() + 1024));
+    return splits_in_waves(blocks, problem.keys, most, beside * gpu.multiprocessors);
+  }
+}
+
+// The kernel of `config`, and the one that combines splits.
+template <typename Config>
+void add_kernels(AttentionPlan& plan, const AttentionProblem& problem, Config config,
+                 const Gpu& gpu) {
+  const std::int64_t splits = plan.config.splits;
+  config.form.split = splits > 1;
+  std::int64_t blocks = unsplit_blocks(problem, plan.config.row_tiles) * splits;
+  // Of those that stay a multiprocessor holds one.
+  if (config.stays()) blocks = std::min<std::int64_t>(blocks, gpu.multiprocessors);
+  plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
+  plan.kernels.back().shared_bytes = config.shared_bytes();
+  if (splits == 1) return;
+  const config::CombineSplitsConfig combine{.q = problem.form.q,
+                                            .value_size = problem.form.value_size};
+  const std::int64_t rows = problem.all_queries() * problem.heads;
+  plan.kernels.push_back(
+      kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
+                  config::ceil_divide(rows * combine.warps_of_row(), combine.warps)));
 }
 
 }  // namespace
@@ -75,45 +203,19 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   AttentionPlan plan;
   const std::int64_t rows = problem.all_queries() * problem.heads;
   if (rows == 0 || problem.batch == 0) return plan;
-  const std::int64_t group = problem.heads / problem.key_heads;
-  const std::int64_t rows_of_sequence =
-      group * (problem.has_query_offsets ? config::ceil_divide(problem.queries, problem.batch)
-                                         : problem.queries);
-  const bool few = rows_of_sequence <= kMostRowsOfFew;
-  config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
-  config::ManyQueriesConfig many_config = many_queries(problem.form, rows, rows_of_sequence, gpu);
-  const std::int64_t rows_of_tile = few ? few_config.rows() : many_config.rows();
-  plan.config.row_tiles = problem.has_query_offsets
-                              ? problem.queries * group / rows_of_tile + problem.batch
-                              : config::ceil_divide(problem.queries * group, rows_of_tile);
-
-  const std::int64_t unsplit =
-      plan.config.row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
-  const std::int64_t most = std::min<std::int64_t>(
-      config::attention_splits(rows),
-      config::ceil_divide(problem.keys, few ? kLeastKeysOfFew : kLeastKeysOfMany));
-  const bool enough = few && unsplit >= kBlocksEnough * gpu.multiprocessors;
-  const std::int64_t wanted = enough ? 1 : (few ? kBlocksWanted : 1) * gpu.multiprocessors;
-  plan.config.splits = std::clamp<std::int64_t>(config::ceil_divide(wanted, unsplit), 1,
-                                                std::max<std::int64_t>(most, 1));
-  const bool split = plan.config.splits > 1;
-  const std::int64_t blocks = unsplit * plan.config.splits;
-  const auto add = [&](auto config) {
-    config.form.split = split;
-    plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
-    plan.kernels.back().shared_bytes = config.shared_bytes();
-  };
-  if (few) {
-    add(few_config);
-  } else {
-    add(many_config);
-  }
-  if (split) {
-    const config::CombineSplitsConfig combine{.q = problem.form.q,
-                                              .head_size = problem.form.head_size};
-    plan.kernels.push_back(kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
-                                       config::ceil_divide(rows, combine.warps)));
-  }
+  const Config chosen = config_of(problem, gpu);
+  const bool few = std::holds_alternative<config::FewQueriesConfig>(chosen);
+  const std::int64_t most_splits = std::clamp<std::int64_t>(
+      config::ceil_divide(problem.keys, few ? kLeastKeysOfFew : kLeastKeysOfMany), 1,
+      config::attention_splits(rows));
+  std::visit(
+      [&](const auto& config) {
+        plan.config.row_tiles = row_tiles_of(problem, config.rows());
+        plan.config.splits = splits_of(
+            config, problem, unsplit_blocks(problem, plan.config.row_tiles), most_splits, gpu);
+        add_kernels(plan, problem, config, gpu);
+      },
+      chosen);
   return plan;
 }
 

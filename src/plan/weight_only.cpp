@@ -9,6 +9,7 @@
 #include "core/scale_layout.h"
 #include "kernels/weight_only/config/workspace.h"
 #include "plan/capability.h"
+#include "plan/sm90/weight_only.h"
 
 namespace octofold::plan {
 namespace {
@@ -94,8 +95,8 @@ double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work
 
 }  // namespace
 
-std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& problem,
-                                                   const Gpu& gpu) {
+std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem& problem,
+                                                        const Gpu& gpu) {
   WeightOnlyConfig config{.w = problem.w,
                           .x = problem.x,
                           .out = problem.out,
@@ -204,6 +205,7 @@ WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
   problem.is_aligned = is_whole(problem.depth * size_of(problem.x), 16) &&
                        is_whole(w_columns * size_of(problem.w), 16);
   problem.out_is_aligned = problem.columns % 4 == 0;
+  problem.fits_tma = problem.is_aligned && problem.depth > 0;
   problem.has_workspace =
       config::weight_only_splits(problem.rows, problem.columns, problem.depth) > 1;
   return problem;
@@ -216,28 +218,66 @@ std::string name_of(const WeightOnlyWork& work) {
                       work.splits, config.ahead ? ".ahead" : "");
 }
 
+std::string name_of(const WeightOnlyChoice& choice) {
+  return std::visit([](const auto& one) { return name_of(one); }, choice);
+}
+
+std::vector<WeightOnlyChoice> weight_only_candidates(const WeightOnlyProblem& problem,
+                                                     const Gpu& gpu) {
+  std::vector<WeightOnlyChoice> candidates;
+  for (const auto& config : sm90_weight_only_candidates(problem, gpu)) {
+    candidates.emplace_back(config);
+  }
+  if (!candidates.empty()) return candidates;
+  for (const WeightOnlyWork& work : warp_weight_only_candidates(problem, gpu)) {
+    candidates.emplace_back(work);
+  }
+  return candidates;
+}
+
 namespace {
 
-const WeightOnlyWork& chosen(const std::vector<WeightOnlyWork>& candidates,
-                             const WeightOnlyProblem& problem, std::string_view called,
-                             const Gpu& gpu, std::string_view candidate) {
+WeightOnlyChoice chosen(const WeightOnlyProblem& problem, std::string_view called, const Gpu& gpu,
+                        std::string_view candidate) {
+  const std::vector<WeightOnlyChoice> candidates = weight_only_candidates(problem, gpu);
   if (candidates.empty()) {
     core::fail(ErrorCode::kInternal, "{}: no tile fits {} bytes of shared memory", called,
                gpu.shared_memory_per_block);
   }
   if (candidate.empty()) {
-    const auto clocks = [&](const WeightOnlyWork& work) {
-      return expected_clocks(problem, work, gpu);
+    const auto clocks = [&](const WeightOnlyChoice& choice) {
+      return std::visit([&](const auto& one) { return expected_clocks(problem, one, gpu); },
+                        choice);
     };
     return *std::ranges::min_element(candidates, {}, clocks);
   }
   std::vector<std::string> names;
-  for (const WeightOnlyWork& work : candidates) {
-    names.push_back(name_of(work));
-    if (names.back() == candidate) return work;
+  for (const WeightOnlyChoice& choice : candidates) {
+    names.push_back(name_of(choice));
+    if (names.back() == candidate) return choice;
   }
   core::fail_argument(called, "candidate", core::format("one of {}", fmt::join(names, ", ")),
                       candidate);
+}
+
+// The kernel of warps that multiply and, where blocks share the depth, the one that adds what they
+// have.
+std::vector<KernelPlan> kernels_of(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
+                                   std::string_view called) {
+  const WeightOnlyConfig& config = work.config;
+  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
+                              core::ceil_divide(problem.columns, config.tile_columns) * work.splits;
+  std::vector<KernelPlan> kernels{
+      kernel_plan(called, config.header(), config.kernel(), config, blocks)};
+  kernels.back().shared_bytes = config.shared_bytes();
+  if (config.split) {
+    const WeightOnlyConfig combine = config.of_combination();
+    const std::int64_t fours = problem.rows * core::ceil_divide(problem.columns, 4);
+    kernels.push_back(kernel_plan(called, "kernels/weight_only/combine.h",
+                                  "combine_weight_only_kernel", combine,
+                                  core::ceil_divide(fours, combine.threads())));
+  }
+  return kernels;
 }
 
 }  // namespace
@@ -245,20 +285,12 @@ const WeightOnlyWork& chosen(const std::vector<WeightOnlyWork>& candidates,
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
                                 const Gpu& gpu, std::string_view candidate) {
   require_kernels(Operation::kWeightOnly, called, problem.x, gpu);
-  const std::vector<WeightOnlyWork> candidates = weight_only_candidates(problem, gpu);
-  WeightOnlyPlan plan{.config = chosen(candidates, problem, called, gpu, candidate)};
-  const WeightOnlyConfig& config = plan.config.config;
-  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
-                              core::ceil_divide(problem.columns, config.tile_columns) *
-                              plan.config.splits;
-  plan.kernels.push_back(kernel_plan(called, config.header(), config.kernel(), config, blocks));
-  plan.kernels.back().shared_bytes = config.shared_bytes();
-  if (config.split) {
-    const WeightOnlyConfig combine = config.of_combination();
-    const std::int64_t fours = problem.rows * core::ceil_divide(problem.columns, 4);
-    plan.kernels.push_back(kernel_plan(called, "kernels/weight_only/combine.h",
-                                       "combine_weight_only_kernel", combine,
-                                       core::ceil_divide(fours, combine.threads())));
+  WeightOnlyPlan plan{.config = chosen(problem, called, gpu, candidate)};
+  if (const auto* work = std::get_if<WeightOnlyWork>(&plan.config)) {
+    plan.kernels = kernels_of(problem, *work, called);
+  } else {
+    const auto& config = std::get<config::Sm90WeightOnlyConfig>(plan.config);
+    plan.kernels.push_back(kernel_of(problem, config, called, gpu));
   }
   return plan;
 }

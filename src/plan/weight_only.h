@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only_sm90/config/weight_only.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
@@ -28,6 +30,7 @@ struct WeightOnlyProblem {
   bool is_aligned = true;      ///< rows of x and W are whole units of 16 bytes, at multiples of 16
   bool out_is_aligned = true;  ///< rows of out are whole groups of four, at multiples of four
   bool has_workspace = false;  ///< blocks may share the depth
+  bool fits_tma = true;        ///< TMA can address x and W
 
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -43,6 +46,7 @@ struct WeightOnlyProblem {
     field("is_aligned", is_aligned);
     field("out_is_aligned", out_is_aligned);
     field("has_workspace", has_workspace);
+    field("fits_tma", fits_tma);
   }
   friend bool operator==(const WeightOnlyProblem&, const WeightOnlyProblem&) = default;
 };
@@ -51,7 +55,7 @@ struct WeightOnlyProblem {
 /// workspace that weight_only_workspace_size() asks for.
 WeightOnlyProblem contiguous(WeightOnlyProblem problem);
 
-/// One way to carry it out.
+/// One way to carry it out, by warps that multiply.
 struct WeightOnlyWork {
   config::WeightOnlyConfig config{};
   std::int64_t splits = 1;  ///< of the depth: more than one is config.split
@@ -59,7 +63,10 @@ struct WeightOnlyWork {
   friend bool operator==(const WeightOnlyWork&, const WeightOnlyWork&) = default;
 };
 
-using WeightOnlyPlan = Plan<WeightOnlyWork>;
+/// That, or Hopper's own (plan/sm90/weight_only.h).
+using WeightOnlyChoice = std::variant<WeightOnlyWork, config::Sm90WeightOnlyConfig>;
+
+using WeightOnlyPlan = Plan<WeightOnlyChoice>;
 
 /// The kernel, with the tile that is reckoned to be the fastest or that `candidate` names, and
 /// where blocks share the depth another that adds what they have. `called`: the public function.
@@ -71,10 +78,15 @@ WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_vi
 /// "64x16.w2x1x4.s3.k2": columns and rows of a tile, warps along its columns, rows and depth,
 /// stages, and how many blocks share the depth.
 std::string name_of(const WeightOnlyWork& work);
+std::string name_of(const WeightOnlyChoice& choice);
 
 /// What it is chosen from: all that are valid and fit into the GPU's shared memory.
-std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& problem,
-                                                   const Gpu& gpu);
+std::vector<WeightOnlyChoice> weight_only_candidates(const WeightOnlyProblem& problem,
+                                                     const Gpu& gpu);
+
+/// Of these, those by warps that multiply.
+std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem& problem,
+                                                        const Gpu& gpu);
 
 /// What one is reckoned to take: clocks of a Hopper's multiprocessor.
 double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,

@@ -28,6 +28,20 @@ def _attend(problem, options, device):
     return run(device), run("cpu")
 
 
+def _attend_latent(heads, size, value_size, device):
+    """Values that are numbers of the keys."""
+    q, k = _halves(2, 2, heads, size), _codes(2, 300, 1, size)
+    scale = torch.rand(2, 3, 1) + 0.5
+
+    def run(device):
+        keys, scales = k.to(device), scale.to(device)
+        return octofold.attention(
+            q.to(device), keys, keys[..., :value_size], k_scale=scales, v_scale=scales, causal=True
+        ).float()
+
+    return run(device).cpu(), run("cpu")
+
+
 def _lied(problem, sound, device):
     """With arrays such as nobody should give; what can be compared is the call without them."""
     octofold.attention(**{name: array.to(device) for name, array in problem.items()}, causal=True)
@@ -55,7 +69,7 @@ def _behind(queries, keys):
 def attention_problems(device):
     # Head sizes that fill tiles and do not, few queries and many, split keys.
     for size, (queries, keys) in itertools.product(
-        (8, 64, 72, 128, 256), ((1, 1), (3, 1500), (70, 130))
+        (8, 64, 72, 128, 256, 512), ((1, 1), (3, 1500), (70, 130))
     ):
         shape = 2, keys, 2, size
         v = _codes(*shape, dtype=torch.float8_e5m2)
@@ -64,6 +78,9 @@ def attention_problems(device):
         for options in ({}, {"causal": True}, {"window": (20, 3)}):
             name = f"attention {size} {queries},{keys} {options}"
             yield name, partial(_attend, problem, options, device)
+    for heads, sizes in itertools.product((8, 128), ((576, 512), (192, 128))):
+        name = f"attention latent {heads} {sizes}"
+        yield name, partial(_attend_latent, heads, *sizes, device)
     for queries in (1, 40):
         problem = _pages(queries, 128)
         yield f"attention pages {queries}", partial(_attend, problem, {"causal": True}, device)

@@ -31,10 +31,15 @@ def numbers(tensor):
     return tensor.detach().double().cpu().numpy()
 
 
-def assert_attention(problem, **options):
-    """As FP64 has it, twice the same, and nothing beside `out` written."""
+def assert_attention(problem, latent=None, **options):
+    """As FP64 has it, twice the same, and nothing beside `out` written. With `latent` so many of
+    the numbers of each key are its value, in the same memory."""
+    if latent is not None:
+        problem = cases.with_latent(problem, latent)
     expected = cases.attend(**problem, **options)
     dtype, tensors = problem["q"].dtype.name, on_device(problem)
+    if latent is not None:
+        tensors["v"] = tensors["k"][..., :latent]
     out, logarithms = octofold.attention(**tensors, **options, return_log_sum_exp=True)
     assert out.dtype is tensors["q"].dtype
     assert logarithms.dtype is torch.float32
@@ -53,12 +58,50 @@ def assert_attention(problem, **options):
     around.assert_only_view_written()
 
 
-@pytest.mark.parametrize("size", [8, 24, 32, 64, 72, 96, 128, 136, 200, 256])
+@pytest.mark.parametrize("size", [8, 24, 32, 64, 72, 96, 128, 136, 200, 256, 264, 512])
 @pytest.mark.parametrize("q", HALVES)
 def test_of_head_sizes(size, q, rng):
     for sizes in (FEW, MANY):
         problem = dense(rng, *sizes, size=size, q=q)
         assert_attention(with_scales(rng, problem, 1, 1), causal=True)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(192, 128), (24, 136), (256, 64), (72, 264), (512, 256), (576, 512)]
+)
+@pytest.mark.parametrize("q", HALVES)
+def test_of_values_of_another_size(sizes, q, rng):
+    for problem in (
+        dense(rng, *FEW, size=sizes[0], q=q),
+        dense(rng, *MANY, 2, 1, size=sizes[0], q=q),
+        packed(rng, [3, 0, 70], [300, 4, 170], 2, 1, size=sizes[0], q=q),
+        paged(rng, 1, [300, 33], size=sizes[0], q=q),
+    ):
+        problem = cases.with_values(rng, problem, sizes[1])
+        assert_attention(with_scales(rng, problem, 1, 1), causal=True)
+
+
+# Of 128 heads a query is two tiles of Hopper's products. Latents up to 256 numbers are of other
+# kernels.
+@pytest.mark.parametrize(
+    ("sizes", "heads"),
+    [((576, 512), 128), ((576, 512), 16), ((512, 512), 40), ((320, 256), 64), ((256, 192), 64)],
+)
+@pytest.mark.parametrize("q", HALVES)
+def test_of_latents(sizes, heads, q, rng):
+    latent = {"heads": heads, "kv_heads": 1, "size": sizes[0], "q": q}
+    for problem, blocks in (
+        (dense(rng, 2, 1, 300, **latent), (2, 3, 1)),
+        (dense(rng, 1, 3, 90, **latent), (1, 1, 1)),
+        (packed(rng, [3, 0, 1], [3, 40, 270], **latent), (313 // 128 + 3, 1)),
+    ):
+        assert_attention(with_scales(rng, problem, 1, 1), sizes[1], causal=True)
+        assert_attention(with_scales(rng, problem, blocks, blocks), sizes[1], window=(100, 3))
+    problem = paged(rng, 1, [300, 1, 0, 257], 32, **latent)
+    pages = len(problem["k"]), 1
+    assert_attention(with_scales(rng, problem, pages, pages), sizes[1], causal=True)
+    problem = dense(rng, 1, 1, 1500, **latent, kv="e5m2 e5m2")
+    assert_attention(with_scales(rng, problem, 1, 1), sizes[1])
 
 
 @pytest.mark.parametrize("kv", KINDS)

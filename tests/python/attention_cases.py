@@ -40,7 +40,8 @@ def attend(
     left, right = (None, None) if window is None else window
     limits = left, 0 if causal else right
     batch = len(q) if query_offsets is None else len(query_offsets) - 1
-    result = Attended(np.zeros(q.shape), np.zeros(logarithms_shape(q.shape)), np.zeros(q.shape))
+    out = (*q.shape[:-1], v.shape[-1])
+    result = Attended(np.zeros(out), np.zeros(logarithms_shape(q.shape)), np.zeros(out))
     places = key_offsets, key_counts, page_table
     for sequence in range(batch):
         keys = sequence_of(k, k_scale, sequence, *places)
@@ -91,7 +92,7 @@ def sequence_of(codes, scale, sequence, key_offsets, key_counts, page_table):
 
 
 def attend_one(q, keys, values, factor, limits):
-    queries, heads, size = q.shape
+    queries, heads, _ = q.shape
     count, kv_heads, _ = keys.shape
     group = heads // kv_heads
     place = np.arange(queries)[:, None] + count - queries
@@ -100,7 +101,7 @@ def attend_one(q, keys, values, factor, limits):
         seen &= np.arange(count) >= place - limits[0]
     if limits[1] is not None and limits[1] >= 0:
         seen &= np.arange(count) <= place + limits[1]
-    out, magnitudes = np.zeros((2, queries, heads, size))
+    out, magnitudes = np.zeros((2, queries, heads, values.shape[-1]))
     logarithms = np.full((heads, queries), -np.inf)
     with np.errstate(invalid="ignore"):
         for head, row in np.ndindex(heads, queries):
@@ -136,7 +137,9 @@ def assert_attended(out, logarithms, expected, dtype, exact_logarithms=3e-4):
 
 
 def codes(rng, shape, dtype):
-    return (4 * rng.normal(size=shape)).astype(np.float32).astype(reference.DTYPES[dtype])
+    return (
+        (4 * rng.normal(size=shape)).astype(np.float32).astype(reference.DTYPES.get(dtype, dtype))
+    )
 
 
 def scales(rng, shape):
@@ -150,6 +153,19 @@ def halves(rng, shape, dtype):
 
 def with_scales(rng, problem, k_shape, v_shape):
     return problem | {"k_scale": scales(rng, k_shape), "v_scale": scales(rng, v_shape)}
+
+
+def with_values(rng, problem, size):
+    """Values of another size than keys."""
+    shape, dtype = problem["v"].shape, problem["v"].dtype
+    v = codes(rng, (*shape[:-1], size), dtype)
+    v[np.isnan(problem["v"].astype(np.float32)).any(-1)] = np.nan
+    return problem | {"v": v}
+
+
+def with_latent(problem, size):
+    """Values that are the first numbers of the keys, in the same memory."""
+    return problem | {"v": problem["k"][..., :size]}
 
 
 def dense(rng, batch, queries, keys, heads=4, kv_heads=2, size=64, q="float16", kv="e4m3 e4m3"):

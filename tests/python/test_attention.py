@@ -10,7 +10,7 @@ from octofold._core.library import library
 from octofold._ops.attention import _workspace_size
 
 HALVES = ("float16", "bfloat16")
-SIZES = (8, 32, 64, 72, 128, 256)
+SIZES = (8, 32, 64, 72, 128, 256, 512)
 KINDS = ("e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2")
 
 
@@ -36,6 +36,36 @@ def test_of_head_sizes(size, q, rng):
     for queries, keys in ((1, 150), (33, 70)):
         problem = dense(rng, 2, queries, keys, size=size, q=q)
         assert_attention(with_scales(rng, problem, 1, 1))
+
+
+@pytest.mark.parametrize("sizes", [(192, 128), (24, 40), (576, 512)])
+@pytest.mark.parametrize("layout", ["dense", "packed", "paged"])
+def test_of_values_of_another_size(sizes, layout, rng):
+    size, value_size = sizes
+    problem = {
+        "dense": lambda: dense(rng, 2, 3, 70, size=size),
+        "packed": lambda: packed(rng, [3, 1], [30, 9], size=size),
+        "paged": lambda: paged(rng, 2, [20, 9], size=size),
+    }[layout]()
+    problem = cases.with_values(rng, problem, value_size)
+    out = assert_attention(with_scales(rng, problem, 1, 2), causal=True)
+    assert out.shape == (*problem["q"].shape[:-1], value_size)
+
+
+@pytest.mark.parametrize("layout", ["dense", "packed", "paged"])
+def test_of_a_latent(layout, rng):
+    """Values are numbers of the keys, in their memory."""
+    heads = {"heads": 8, "kv_heads": 1, "size": 72}
+    problem = {
+        "dense": lambda: dense(rng, 2, 3, 150, **heads),
+        "packed": lambda: packed(rng, [3, 1], [130, 9], **heads),
+        "paged": lambda: paged(rng, 2, [20, 9], **heads),
+    }[layout]()
+    problem = cases.with_latent(problem, 64) | {"k_scale": cases.scales(rng, 1)}
+    problem["v_scale"] = problem["k_scale"]
+    out = assert_attention(problem, causal=True)
+    apart = problem | {"v": np.ascontiguousarray(problem["v"])}
+    assert np.array_equal(octofold.attention(**apart, causal=True), out)
 
 
 @pytest.mark.parametrize("kv", KINDS)

@@ -28,7 +28,9 @@ struct AttentionForm {
   DType q = DType::kFloat16;
   DType k = DType::kE4M3;
   DType v = DType::kE4M3;
-  int head_size = 128;
+  int head_size = 128;         // of queries and keys
+  int value_size = head_size;  // of values and results
+  bool shared_latent = false;  // values are the first numbers of the keys, in the same memory
   KeyLayout layout = KeyLayout::kDense;
   bool k_scales = false;  // whether scales differ between keys: of blocks, or of pages
   bool v_scales = false;
@@ -42,6 +44,8 @@ struct AttentionForm {
     field("k", k);
     field("v", v);
     field("head_size", head_size);
+    field("value_size", value_size);
+    field("shared_latent", shared_latent);
     field("layout", layout);
     field("k_scales", k_scales);
     field("v_scales", v_scales);
@@ -50,6 +54,8 @@ struct AttentionForm {
   }
   friend constexpr bool operator==(const AttentionForm&, const AttentionForm&) = default;
 
+  static constexpr int kMostOfHead = 576, kMostOfValue = 512;
+
   // Codes that a thread copies at a time; one by one, they make a word.
   constexpr int unit() const { return copy_bytes == 1 ? 4 : copy_bytes; }
 
@@ -57,12 +63,15 @@ struct AttentionForm {
     if (q != DType::kFloat16 && q != DType::kBFloat16)
       return "queries have to be float16 or bfloat16";
     if (!is_fp8(k) || !is_fp8(v)) return "keys and values have to be e4m3 or e5m2";
-    if (head_size < 8 || head_size > 256 || head_size % 8 != 0) return "head_size";
+    if (head_size < 8 || head_size > kMostOfHead || head_size % 8 != 0) return "head_size";
+    if (value_size < 8 || value_size > kMostOfValue || value_size % 8 != 0) return "value_size";
+    if (shared_latent && (k != v || value_size > head_size))
+      return "values that are numbers of the keys have to have their type, and no more numbers";
     if (copy_bytes != 16 && copy_bytes != 8 && copy_bytes != 4 && copy_bytes != 1) {
       return "copy_bytes has to be 16, 8, 4 or 1";
     }
-    if (head_size % unit() != 0)
-      return "head_size has to be a multiple of what a thread copies at a time";
+    if (head_size % unit() != 0 || value_size % unit() != 0)
+      return "sizes have to be multiples of what a thread copies at a time";
     return nullptr;
   }
 };
@@ -72,6 +81,7 @@ struct FewQueriesConfig {
   AttentionForm form{};
   int warps = 4;
   int stages = 3;  // of a warp's keys and values, on their way to shared memory
+  int keys = 32;   // of a stage: one to a lane at most
 
   static constexpr const char* kHeader = "kernels/attention/few_queries.h";
   static constexpr const char* kKernel = "few_queries_kernel";
@@ -81,30 +91,38 @@ struct FewQueriesConfig {
     field("form", form);
     field("warps", warps);
     field("stages", stages);
+    field("keys", keys);
   }
   friend constexpr bool operator==(const FewQueriesConfig&, const FewQueriesConfig&) = default;
 
+  static constexpr bool stays() { return false; }
   static constexpr int rows() { return 16; }
-  static constexpr int keys() { return 32; }  // of a stage: one to a lane
   constexpr int threads() const { return 32 * warps; }
   // Codes of a row in shared memory; zeros fill it up.
-  constexpr int row_bytes() const { return round_up(form.head_size, 64); }
-  // Keys, values, and scales of both.
+  constexpr int key_row_bytes() const { return round_up(form.head_size, 64); }
+  constexpr int value_row_bytes() const { return round_up(form.value_size, 64); }
+  // Keys, values, and scales of both. Values that are numbers of the keys have no memory.
+  constexpr int values_offset() const { return form.shared_latent ? 0 : keys * key_row_bytes(); }
+  constexpr int scales_offset() const {
+    return keys * (key_row_bytes() + (form.shared_latent ? 0 : value_row_bytes()));
+  }
   constexpr int stage_bytes() const {
-    return 2 * keys() * row_bytes() + (form.k_scales || form.v_scales ? 2 * 4 * keys() : 0);
+    return scales_offset() + (form.k_scales || form.v_scales ? 2 * 4 * keys : 0);
   }
   // At the end: sums of the warps, then each row's maximum, sum and unit.
-  constexpr int sums_bytes() const { return warps * rows() * 4 * row_bytes(); }
+  constexpr int sums_bytes() const { return warps * rows() * 4 * value_row_bytes(); }
   // 16-bit queries lie behind both.
   constexpr int queries_offset() const {
     const int ring = warps * stages * stage_bytes(), merge = sums_bytes() + warps * rows() * 12;
     return ring > merge ? ring : merge;
   }
-  constexpr int shared_bytes() const { return queries_offset() + rows() * 2 * row_bytes(); }
+  constexpr int shared_bytes() const { return queries_offset() + rows() * 2 * key_row_bytes(); }
 
   constexpr const char* invalid_reason() const {
     if (form.invalid_reason() != nullptr) return form.invalid_reason();
+    if (form.value_size > 256) return "a warp has sums of 256 numbers of a row at most";
     if (warps < 1 || warps > 8) return "a block has to have 1 to 8 warps";
+    if (keys != 16 && keys != 32) return "a stage has to have 16 or 32 keys";
     if (stages < 1) return "the ring has to have at least one stage";
     return nullptr;
   }
@@ -131,25 +149,39 @@ struct ManyQueriesConfig {
   }
   friend constexpr bool operator==(const ManyQueriesConfig&, const ManyQueriesConfig&) = default;
 
+  static constexpr bool stays() { return false; }
   constexpr int rows() const { return 16 * row_tiles * warps; }
   constexpr int threads() const { return 32 * warps; }
   // Whose scores a warp has in registers at a time, beside its sums.
   constexpr int score_keys() const {
-    const int most = row_tiles * numbers() > 128 ? 32 : 64;
+    const int most = row_tiles * value_numbers() > 128 ? 32 : 64;
     return keys < most ? keys : most;
   }
   // Numbers of a row; zeros fill it up.
-  constexpr int numbers() const { return round_up(form.head_size, 16); }
+  constexpr int key_numbers() const { return round_up(form.head_size, 16); }
+  constexpr int value_numbers() const { return round_up(form.value_size, 16); }
   // Of a row of 16-bit numbers: an odd number of 16 bytes, so that 8 rows have all banks.
-  constexpr int row_bytes() const { return 2 * numbers() + 16; }
-  constexpr int code_bytes() const { return numbers(); }  // of a row of codes
+  constexpr int key_row_bytes() const { return 2 * key_numbers() + 16; }
+  constexpr int value_row_bytes() const {
+    return form.shared_latent ? key_row_bytes() : 2 * value_numbers() + 16;
+  }
+  // Keys, and values where these are not numbers of them.
+  constexpr int sides() const { return form.shared_latent ? 1 : 2; }
+  // Of a row of codes, of either side.
+  constexpr int code_bytes() const {
+    return key_numbers() > value_numbers() ? key_numbers() : value_numbers();
+  }
+  constexpr int code_pieces() const { return keys * code_bytes() / 16; }  // of a tile
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
   // Shared memory: queries; keys and values as 16-bit numbers, of each buffer; codes of those that
   // arrive; scales of keys and values, of those that arrive, then of each buffer.
-  constexpr int numbers_offset() const { return rows() * row_bytes(); }
-  constexpr int codes_offset() const { return numbers_offset() + buffers * 2 * keys * row_bytes(); }
-  constexpr int scales_offset() const { return codes_offset() + 2 * keys * code_bytes(); }
+  constexpr int numbers_offset() const { return rows() * key_row_bytes(); }
+  constexpr int buffer_bytes() const {
+    return keys * (key_row_bytes() + (form.shared_latent ? 0 : value_row_bytes()));
+  }
+  constexpr int codes_offset() const { return numbers_offset() + buffers * buffer_bytes(); }
+  constexpr int scales_offset() const { return codes_offset() + sides() * 16 * code_pieces(); }
   constexpr int shared_bytes() const {
     return scales_offset() + (has_scales() ? (1 + buffers) * 8 * keys : 0);
   }
@@ -158,6 +190,7 @@ struct ManyQueriesConfig {
     if (form.invalid_reason() != nullptr) return form.invalid_reason();
     if (warps < 1 || warps > 8) return "a block has to have 1 to 8 warps";
     if (row_tiles < 1 || row_tiles > 2) return "a warp has to have one or two tiles of rows";
+    if (form.value_size > 256) return "a warp has sums of 256 numbers of a row at most";
     if (buffers != 1 && buffers != 2)
       return "a block has to have one or two buffers of decoded keys and values";
     if (keys < 16 || keys % 16 != 0 || keys % score_keys() != 0)
@@ -169,8 +202,8 @@ struct ManyQueriesConfig {
 // Results of blocks that have split the keys.
 struct CombineSplitsConfig {
   DType q = DType::kFloat16;
-  int head_size = 128;
-  int warps = 4;  // a row each
+  int value_size = 128;
+  int warps = 4;  // with some columns of a row each
 
   static constexpr const char* kHeader = "kernels/attention/combine_splits.h";
   static constexpr const char* kKernel = "combine_splits_kernel";
@@ -178,13 +211,16 @@ struct CombineSplitsConfig {
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("q", q);
-    field("head_size", head_size);
+    field("value_size", value_size);
     field("warps", warps);
   }
   friend constexpr bool operator==(const CombineSplitsConfig&,
                                    const CombineSplitsConfig&) = default;
 
   constexpr int threads() const { return 32 * warps; }
+  // Of a warp: so few that several splits fit into its registers.
+  constexpr int columns() const { return value_size > 64 ? 64 : round_up(value_size, 32); }
+  constexpr int warps_of_row() const { return ceil_divide(value_size, columns()); }
   constexpr const char* invalid_reason() const {
     if (warps < 1 || warps > 32) return "a block has to have 1 to 32 warps";
     return nullptr;

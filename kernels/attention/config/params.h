@@ -50,10 +50,11 @@ struct AttentionParams {
   int splits;
   int window_left;  // negative: no limit
   int window_right;
-  float scale;      // of scores, times log2(e)
-  bool q_vectors;   // each row of q is at a multiple of 16 bytes
-  bool out_pairs;   // each row of out is at a multiple of 4 bytes
-  float* partials;  // [queries, heads, splits, head_size], then [queries, heads, splits, 2]
+  float scale;       // of scores, times log2(e)
+  bool q_vectors;    // each row of q is at a multiple of 16 bytes
+  bool out_pairs;    // each row of out is at a multiple of 4 bytes
+  bool out_vectors;  // of 16
+  float* partials;   // [queries, heads, splits, value_size], then [queries, heads, splits, 2]
 };
 
 }  // namespace octofold::config

@@ -11,9 +11,9 @@ constexpr long long attention_splits(long long rows) {
 }
 
 // FP32 numbers: of each row and split a sum of values, a maximum and a sum of weights.
-constexpr long long attention_workspace_elements(long long rows, long long head_size) {
+constexpr long long attention_workspace_elements(long long rows, long long value_size) {
   const long long splits = attention_splits(rows);
-  return splits == 1 ? 0 : rows * splits * (head_size + 2);
+  return splits == 1 ? 0 : rows * splits * (value_size + 2);
 }
 
 }  // namespace octofold::config

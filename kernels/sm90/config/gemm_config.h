@@ -12,6 +12,7 @@
 #include "kernels/sm90/config/dynamic_input.h"
 #include "kernels/sm90/config/gated_output.h"
 #include "kernels/sm90/config/gemm_params.h"
+#include "kernels/sm90/config/slices.h"
 
 namespace octofold::config {
 
@@ -160,9 +161,11 @@ struct Sm90GemmConfig {
   constexpr int casts_ahead() const;
   constexpr int cast_turns() const;
 
-  // Each block that shares a tile finishes and stores some of its columns, by eights: block i
-  // those from i times this on.
-  constexpr int owned_columns() const { return round_up(ceil_divide(tile_columns, split_k), 8); }
+  // Each block that shares a tile finishes and stores some of its columns.
+  constexpr SliceShape slices() const {
+    return {split_k, tile_columns, sub_tiles(), consumer_threads()};
+  }
+  constexpr int owned_columns() const { return slices().owned_columns(); }
 
   // Columns of the boxes in which a tile leaves: 128 bytes wide, or less where these do not divide
   // its columns.

@@ -3,13 +3,9 @@
 
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/gemm_params.h"
+#include "kernels/shared/tensor_map.h"
 
 namespace octofold::config {
-
-// A CUtensorMap: opaque, made by cuTensorMapEncodeTiled.
-struct alignas(64) TensorMap {
-  unsigned char opaque[128];
-};
 
 // Scale of unit (row, column) of what is written at [row * row_stride + column * column_stride].
 struct OutputScaleParams {

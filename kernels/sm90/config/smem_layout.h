@@ -24,7 +24,6 @@ struct Sm90SmemLayout {
   // D is stored in boxes of so many of its rows and columns, with the swizzle of their width in
   // bytes; of those that C comes to, each one's bytes.
   int output_box_rows = 0, output_box_columns = 0, output_box_bytes = 0;
-  int slice_bytes = 0;      // what a block sends another one
   int unaligned_bytes = 0;  // of one of two buffers
 
   constexpr explicit Sm90SmemLayout(const Sm90GemmConfig& config) {
@@ -67,8 +66,7 @@ struct Sm90SmemLayout {
       unaligned_bytes = (config.tile_rows + config.tile_columns) * kUnalignedRow;
       slices += 2 * unaligned_bytes;
     }
-    slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.consumer_threads();
-    barriers = slices + (config.split_k - 1) * slice_bytes;
+    barriers = slices + (config.split_k - 1) * config.slices().bytes();
     // full and empty of each stage; full and empty of the tile of D; full of the slices; of each
     // box that C comes to whether it is there, and whether it is summed
     total = barriers + (2 * config.stages + 3 + 2 * config.boxes) * 8;

@@ -206,8 +206,9 @@ struct WeightOnlyTile {
   long long column;
 };
 
-constexpr WeightOnlyTile weight_only_tile(const WeightOnlyConfig& config, long long rows,
-                                          long long columns, long long block) {
+template <typename Config>
+constexpr WeightOnlyTile weight_only_tile(const Config& config, long long rows, long long columns,
+                                          long long block) {
   const long long row_tiles = ceil_divide(rows, config.tile_rows);
   const long long column_tiles = ceil_divide(columns, config.tile_columns);
   const long long first = block / (kNeighbourRows * column_tiles) * kNeighbourRows;

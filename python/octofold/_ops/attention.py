@@ -36,12 +36,14 @@ def attention(
     in FP8.
 
     q: float16 or bfloat16, [batch, queries, heads, head_size], or with query_offsets
-        [total_queries, heads, head_size]. head_size is a multiple of 8 from 8 to 256. heads is a
+        [total_queries, heads, head_size]. head_size is a multiple of 8 from 8 to 576. heads is a
         multiple of kv_heads; head h reads the key head h // (heads // kv_heads). The last dimension
         of q, k, v and out is contiguous, and the others have any strides.
     k, v: e4m3 or e5m2, each either, of one shape: [batch, keys, kv_heads, head_size]; with
         key_offsets [total_keys, kv_heads, head_size], sequences one behind another; with page_table
-        [pages, page_size, kv_heads, head_size], page_size a power of two from 16 on.
+        [pages, page_size, kv_heads, head_size], page_size a power of two from 16 on. Only the last
+        dimension of v may be another, value_size, a multiple of 8 from 8 to 512. Where keys and
+        values are one latent, v is k[..., :value_size], and a GPU reads it once.
     k_scale, v_scale: float32, the multipliers of the codes; None: 1. One element; [kv_heads]; one
         for 128 keys of a sequence and a head, [batch, ceil(keys / 128), kv_heads], with key_offsets
         [total_keys // 128 + batch, kv_heads], where sequence b begins at key_offsets[b] // 128 + b;
@@ -58,7 +60,8 @@ def attention(
     window: how many keys before its place and behind it a query sees; None or -1: all.
     return_log_sum_exp: return the pair of `out` and float32 [batch, heads, queries] (with
         query_offsets [heads, total_queries]), the natural logarithms of the sums of exp(score).
-    out: where to write, of q's shape and type. As in gemm(), nothing may require a gradient.
+    out: where to write, of q's shape, but v's last dimension, and q's type. As in gemm(), nothing
+        may require a gradient.
     stream: as in gemm().
 
     Codes become numbers exactly and sums are FP32; the weights of the softmax are rounded to q's
@@ -79,7 +82,8 @@ def attention(
         results = _ATTENTION(inputs, options, wanted, None, stream)
     else:
         shape = _shape(q)
-        workspace = scratch("attention", "out", out, (_workspace_size(shape),), stream)
+        size = _workspace_size(_shape_of_out(shape, v))
+        workspace = scratch("attention", "out", out, (size,), stream)
         logarithms = None
         if return_log_sum_exp:
             logarithms = scratch("attention", "out", out, _logarithms_shape(shape), stream)
@@ -124,14 +128,20 @@ def _shape(q: Array) -> tuple[int, ...]:
     return tuple(q.shape)
 
 
+def _shape_of_out(q: tuple[int, ...], v: Array) -> tuple[int, ...]:
+    """q's, but v's last dimension. What is wrong with v the library says."""
+    shape = getattr(v, "shape", None)
+    return (*q[:-1], shape[-1]) if shape else q
+
+
 def _logarithms_shape(q: tuple[int, ...]) -> tuple[int, ...]:
     *batch, queries, heads, _ = q
     return (*batch, heads, queries)
 
 
-def _workspace_size(q: tuple[int, ...]) -> int:
+def _workspace_size(out: tuple[int, ...]) -> int:
     """attention_workspace_size() of the library, for torch's symbolic sizes too."""
-    *leading, size = q
+    *leading, size = out
     rows = 1
     for count in leading:
         rows *= count
@@ -142,7 +152,7 @@ def _workspace_size(q: tuple[int, ...]) -> int:
 def _attended(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     """`dtype` is that of log_sum_exp, nothing where it is not wanted."""
     q = inputs[0]
-    shape = _shape(q)
+    shape = _shape_of_out(_shape(q), inputs[2])
     out = framework.empty(shape, dtype_name("attention", "q", q.dtype, _HALVES))
     workspace = framework.empty((_workspace_size(shape),), "float32")
     logarithms = framework.empty(_logarithms_shape(shape), dtype) if dtype else None

@@ -160,13 +160,15 @@ def attention(
     q: float16 or bfloat16, [batch, queries, heads, head_size], or with query_offsets
         [total_queries, heads, head_size].
     k, v: e4m3 or e5m2, [batch, keys, kv_heads, head_size]; with key_offsets [total_keys, kv_heads,
-        head_size]; with page_table [pages, page_size, kv_heads, head_size].
+        head_size]; with page_table [pages, page_size, kv_heads, head_size]. v's last dimension may
+        be another than k's.
     k_scale, v_scale: float32, the multipliers of the codes, in the shapes of octofold.attention().
     query_offsets, key_offsets: int32 [batch + 1]. key_counts: int32 [batch].
     page_table: int32 [batch, pages of a sequence].
     softmax_scale, causal, window, return_log_sum_exp: as in octofold.attention(); no arrays.
 
-    Returns an array of q's shape and dtype; with return_log_sum_exp a pair of it and float32
+    Returns an array of q's shape, but v's last dimension, and q's dtype; with return_log_sum_exp a
+    pair of it and float32
     [batch, heads, queries]. Errors as in gemm().
     """
     return _attention.attention(

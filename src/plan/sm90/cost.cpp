@@ -116,13 +116,12 @@ GroupSizes expected_group(const GemmProblem& problem) {
   return {std::max(problem.expected, std::int64_t{1}), n, k};
 }
 
-int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {
+int clusters_at_once(int size, int blocks_per_multiprocessor, const Gpu& gpu) {
   // Clusters lie within groups of multiprocessors, of which some have an odd number: 39 of three
   // blocks and 30 of four run at one time on 132. Reckoned are 31 of four, as costs were fitted:
   // with 30 they predict less well, and blocks that share a tile do not stay for others.
-  const int size = config.cluster_size();
-  const int left_over = size == 3 ? 15 : size == 4 ? 8 : 0;
-  return std::max((gpu.multiprocessors - left_over) * config.blocks_per_multiprocessor / size, 1);
+  const int left_over = size == 3 ? 15 : size == 4 ? 8 : size == 8 ? 20 : 0;
+  return std::max((gpu.multiprocessors - left_over) * blocks_per_multiprocessor / size, 1);
 }
 
 config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmConfig& config) {
@@ -159,7 +158,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
                               const Tiling& tiling, const Gpu& gpu) {
   const config::TileSchedule tiles = cluster_tiles(problem, config);
   const int count = tiles.count() * static_cast<int>(problem.groups);
-  const int at_once = clusters_at_once(config, gpu);
+  const int at_once =
+      clusters_at_once(config.cluster_size(), config.blocks_per_multiprocessor, gpu);
   const int waves = config::ceil_divide(count, at_once);
   const int running = std::min(count, at_once);
   const int sharers = config::ceil_divide(running * config.blocks_per_multiprocessor,

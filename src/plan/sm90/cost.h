@@ -9,8 +9,8 @@
 
 namespace octofold::plan::sm90 {
 
-/// Clusters of this configuration that run at one time.
-int clusters_at_once(const config::Sm90GemmConfig& config, const Gpu& gpu);
+/// Clusters of so many blocks that run at one time, with so many blocks to a multiprocessor.
+int clusters_at_once(int size, int blocks_per_multiprocessor, const Gpu& gpu);
 
 /// Sizes of the product, or of those of one group, as far as the host can expect them: a group of
 /// rows that is expected to be empty counts as one of one row.

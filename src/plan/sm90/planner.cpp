@@ -228,7 +228,9 @@ class Planner final : public ProductPlanner {
     const auto& config = std::get<Sm90GemmConfig>(chosen);
     int clusters = most_clusters(problem, config);
     // A block stays for all its tiles, unless it shares one.
-    if (config.split_k == 1) clusters = std::min(clusters, clusters_at_once(config, gpu));
+    if (config.split_k == 1)
+      clusters = std::min(
+          clusters, clusters_at_once(config.cluster_size(), config.blocks_per_multiprocessor, gpu));
     KernelPlan kernel =
         kernel_plan("gemm", kHeader, kKernel, config, clusters * config.cluster_size());
     kernel.cluster_size = config.cluster_size();

@@ -3,6 +3,8 @@
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
+#include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
 #include "plan/attention.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
@@ -42,7 +44,13 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
       EXPECT_LE(resources.registers, 255);
       EXPECT_LE(plan.shared_bytes + resources.shared_bytes, gpu.shared_memory_per_block);
       EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0);
-      if (plan.kernel.find("combine") == std::string::npos) {
+      if (plan.header == config::WarpgroupLatentConfig::kHeader) {
+        // All that a tile of keys takes, twice those with keys: none waits for the one before it.
+        EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHgmma),
+                  2 * 36 + 3 * 4);
+      } else if (plan.header == config::WarpgroupQueriesConfig::kHeader) {
+        EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHgmma), 8);
+      } else if (plan.header != config::CombineSplitsConfig::kHeader) {
         EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHmma), 32);
       }
     }
@@ -73,6 +81,16 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
   expect_sound(many({.v = kE5M2, .head_size = 256}));
   expect_sound(many({.k = kE5M2, .head_size = 72, .layout = KeyLayout::kPacked, .copy_bytes = 1}));
   if (GetParam() >= 80) expect_sound(many({.q = kBFloat16, .head_size = 128, .v_scales = true}));
+}
+
+// Heads of 512, and a latent of which Hopper has products of warpgroups.
+TEST_P(AttentionKernelsTest, OfWideHeads) {
+  expect_sound(few({.head_size = 512, .k_scales = true, .v_scales = true}));
+  plan::AttentionProblem latent = few(
+      {.head_size = 576, .value_size = 512, .shared_latent = true, .layout = KeyLayout::kPaged});
+  latent.heads = 128;
+  latent.key_heads = 1;
+  expect_sound(latent);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nvrtc, AttentionKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),

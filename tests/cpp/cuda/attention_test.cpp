@@ -189,6 +189,25 @@ TEST_F(AttentionTest, AddressesSayHowMuchIsCopiedAtATime) {
   EXPECT_FALSE(params.out_pairs);
 }
 
+// Of 64 numbers of a key the first 32 are its value: then these have no shared memory of their own.
+TEST_F(AttentionTest, ValuesAreReadOnceWhereTheyAreNumbersOfTheKeys) {
+  const auto shared_bytes = [&](std::uintptr_t v, DType type, std::int64_t key_stride) {
+    AttentionArguments arguments = dense();
+    arguments.v.data = tensor_at(v, type, {2, 700, 4, 64});
+    arguments.v.data.shape[3] = 32;
+    arguments.v.data.strides[1] = key_stride;
+    arguments.out = tensor_at(0x4000, kFloat16, {2, 3, 8, 32});
+    run(arguments);
+    return state().launches[0].shared_bytes;
+  };
+  const unsigned latent = shared_bytes(0x2000, kE4M3, 4 * 64);
+  for (const unsigned apart :
+       {shared_bytes(0x3000, kE4M3, 4 * 64), shared_bytes(0x2020, kE4M3, 4 * 64),
+        shared_bytes(0x2000, kE5M2, 4 * 64), shared_bytes(0x2000, kE4M3, 4 * 80)}) {
+    EXPECT_GT(apart, latent);
+  }
+}
+
 TEST_F(AttentionTest, NothingIsLaunchedForNoQueries) {
   AttentionArguments arguments = dense();
   arguments.q.shape[1] = arguments.out.shape[1] = 0;

@@ -11,6 +11,7 @@
 namespace octofold::cuda {
 namespace {
 
+using config::Sm90WeightOnlyConfig;
 using config::WeightOnlyConfig;
 
 class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
@@ -28,20 +29,44 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
   // 16-bit numbers that all GPUs multiply.
   DType narrow() const { return GetParam() < 80 ? DType::kFloat16 : DType::kBFloat16; }
 
-  void expect_sound(const WeightOnlyConfig& config) {
+  static const char* header_of(const WeightOnlyConfig& config) { return config.header(); }
+  static const char* header_of(const Sm90WeightOnlyConfig& config) { return config.kHeader; }
+  static const char* kernel_of(const WeightOnlyConfig& config) { return config.kernel(); }
+  static const char* kernel_of(const Sm90WeightOnlyConfig& config) { return config.kKernel; }
+
+  template <typename Config>
+  jit::Binary compiled(const Config& config, std::string& description) {
     plan::KernelPlan kernel =
-        plan::kernel_plan("test", config.header(), config.kernel(), config, 1);
-    const jit::Binary binary = jit::compile_cached(
+        plan::kernel_plan("test", header_of(config), kernel_of(config), config, 1);
+    description = kernel.description;
+    jit::Binary binary = jit::compile_cached(
         {kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
         kernel_headers());
     kernel.shared_bytes = config.shared_bytes();
     test::record_resources(kernel, binary.resources);
-    EXPECT_EQ(binary.resources.spill_store_bytes, 0) << kernel.description;
-    EXPECT_EQ(binary.resources.stack_bytes, 0) << kernel.description;
-    EXPECT_EQ(binary.resources.shared_bytes, 0) << kernel.description;
-    EXPECT_LE(binary.resources.registers * config.threads(), 65536) << kernel.description;
+    EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
+    EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
+    EXPECT_EQ(binary.resources.shared_bytes, 0) << description;
+    EXPECT_LE(binary.resources.registers * config.threads(), 65536) << description;
     EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0)
-        << kernel.description;
+        << description;
+    return binary;
+  }
+
+  static const WeightOnlyConfig& config_of(const plan::WeightOnlyWork& work) { return work.config; }
+  static const Sm90WeightOnlyConfig& config_of(const Sm90WeightOnlyConfig& config) {
+    return config;
+  }
+
+  void expect_sound(const Sm90WeightOnlyConfig& config) {
+    std::string description;
+    const jit::Binary binary = compiled(config, description);
+    EXPECT_GT(test::count_operations(binary.image, test::SassOperation::kHgmma), 0) << description;
+  }
+
+  void expect_sound(const WeightOnlyConfig& config) {
+    std::string description;
+    const jit::Binary binary = compiled(config, description);
     // Products of a half of 128: four along the depth; decoded ahead, two halves of 64, of which
     // the second is there with copies beside it and without. Before Ampere instructions take half.
     const int along = config.ahead ? 2 * 3 : 4 * config.halves_at_once();
@@ -50,12 +75,13 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
             ? along * config.column_tiles() * config.row_tiles() * (GetParam() < 80 ? 2 : 1)
             : 0;
     EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHmma), products)
-        << kernel.description;
+        << description;
   }
 
   // What the planner takes.
   void expect_sound(const plan::WeightOnlyProblem& problem) {
-    expect_sound(plan_weight_only(problem, "test", gpu_).config.config);
+    const auto choice = plan_weight_only(problem, "test", gpu_).config;
+    std::visit([&](const auto& one) { expect_sound(config_of(one)); }, choice);
   }
 
   plan::Gpu gpu_;
@@ -111,7 +137,7 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
         .x = narrow(),
         .out = narrow(),
         .w_scales = has_blocks ? Granularity::kBlock128x128 : Granularity::kTensor};
-    for (const auto& [config, splits] : weight_only_candidates(problem, gpu_)) {
+    for (const auto& [config, splits] : warp_weight_only_candidates(problem, gpu_)) {
       const bool is_largest = config.column_tiles() * config.row_tiles() >= 16 &&
                               config.stages == (config.ahead ? 3 : 2);
       if (is_largest) expect_sound(config);
@@ -128,8 +154,9 @@ TEST_P(WeightOnlyKernelsTest, OfADepthThatBlocksShare) {
                                         .w_scales = Granularity::kChannel,
                                         .has_workspace = true};
   const plan::WeightOnlyPlan plan = plan_weight_only(problem, "test", gpu_);
+  if (plan.kernels.size() == 1) GTEST_SKIP() << "this GPU's blocks add their sums themselves";
   ASSERT_EQ(plan.kernels.size(), 2u);
-  expect_sound(plan.config.config);
+  expect_sound(problem);
   const plan::KernelPlan& combine = plan.kernels[1];
   const jit::Binary binary = jit::compile_cached(
       {combine.header, combine.kernel, plan::architecture(gpu_), combine.description},
@@ -151,6 +178,33 @@ TEST_P(WeightOnlyKernelsTest, OfGradients) {
                     .w_scales = scales});
     }
   }
+}
+
+// Of Hopper's own kernel those with the most sums for a thread, of each kind of scales.
+TEST_P(WeightOnlyKernelsTest, OfHopper) {
+  if (GetParam() != 90) GTEST_SKIP() << "9.0 alone has products of warpgroups";
+  const Sm90WeightOnlyConfig kinds[] = {
+      {.w_blocks = true},
+      {.x = DType::kFloat16, .out = DType::kFloat32},
+      {.transposed = true, .w_blocks = true},
+      {.w = DType::kE5M2, .transposed = true, .depth_factors = true, .store_vectors = false}};
+  for (Sm90WeightOnlyConfig config : kinds) {
+    config.tile_columns = 256;
+    config.tile_rows = 112;
+    config.stages = 2;
+    expect_sound(config);
+  }
+  expect_sound(
+      {.w_blocks = true, .tile_columns = 192, .tile_rows = 192, .warpgroups = 3, .stages = 2});
+  expect_sound(
+      Sm90WeightOnlyConfig{.w_blocks = true, .tile_columns = 128, .tile_rows = 256, .stages = 2});
+  expect_sound(Sm90WeightOnlyConfig{.w_blocks = true,
+                                    .tile_columns = 64,
+                                    .tile_rows = 64,
+                                    .warpgroups = 1,
+                                    .depth_groups = 3,
+                                    .stages = 6,
+                                    .split_k = 4});
 }
 
 INSTANTIATE_TEST_SUITE_P(Nvrtc, WeightOnlyKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),

@@ -6,6 +6,7 @@
 
 #include "cuda/fake_runtime.h"
 #include "cuda/gemm_weight_only.h"
+#include "kernels/weight_only_sm90/config/weight_only.h"
 
 namespace octofold::cuda {
 namespace {
@@ -42,13 +43,17 @@ void expect_scale(const WeightOnlyScale& scale, void* data, long long stride,
 
 class WeightOnlyTest : public FakeGpuTest {
  protected:
-  WeightOnlyTest() { state().params_bytes = sizeof(WeightOnlyParams); }
+  // A GPU without products of warpgroups.
+  WeightOnlyTest() {
+    state().compute_major = 8;
+    state().params_bytes = sizeof(WeightOnlyParams);
+  }
 
   WeightOnlyParams launched() {
     EXPECT_EQ(state().launches.size(), 1u);
     const auto& launch = state().launches.back();
     EXPECT_EQ(launch.stream, &stream_);
-    EXPECT_TRUE(launch.may_overlap);
+    EXPECT_FALSE(launch.may_overlap);
     EXPECT_GT(launch.shared_bytes, 0u);
     return launch.params_as<WeightOnlyParams>();
   }
@@ -152,6 +157,50 @@ TEST_F(WeightOnlyTest, GradientsSumOverTheRowsOfTheWeights) {
   w.granularity = Granularity::kBlock128x128;
   w.scale = matrix_at(0x5000, DType::kFloat32, 2, 4, 9);
   expect_scale(run(w).w_scale, address(0x5000), 1, 9, 7);
+}
+
+// Hopper has more than 16 rows of 16-bit numbers by TMA.
+TEST_F(WeightOnlyTest, HopperHasTensorMaps) {
+  using config::Sm90WeightOnlyParams;
+  state().compute_major = 9;
+  state().params_bytes = sizeof(Sm90WeightOnlyParams);
+  const auto run = [&](bool gradient) {
+    state().launches.clear();
+    state().tensor_maps.clear();
+    if (gradient) {
+      gemm_weight_only_gradient(runtime().device(0),
+                                {.gradient = matrix_at(0x2000, DType::kBFloat16, 100, 256),
+                                 .w = weights(),
+                                 .out = matrix_at(0x3000, DType::kFloat32, 100, 512)},
+                                {&stream_});
+    } else {
+      gemm_weight_only(runtime().device(0),
+                       {.x = {matrix_at(0x2000, DType::kBFloat16, 100, 512)},
+                        .w = weights(),
+                        .out = matrix_at(0x3000, DType::kBFloat16, 100, 256, 264),
+                        .bias = vector(address(0x7000), DType::kFloat32, 256, kGpu)},
+                       {&stream_});
+    }
+    EXPECT_EQ(state().launches.size(), 1u);
+    EXPECT_TRUE(state().launches.back().may_overlap);
+    return state().launches.back().params_as<Sm90WeightOnlyParams>();
+  };
+  const Sm90WeightOnlyParams params = run(false);
+  EXPECT_EQ(params.out, address(0x3000));
+  EXPECT_EQ(params.out_stride, 264);
+  EXPECT_EQ(params.bias, address(0x7000));
+  EXPECT_TRUE(params.bias_is_float32);
+  expect_scale(params.w_scale, address(0x5000), 1, 260, 0);
+  EXPECT_EQ(params.rows, 100);
+  EXPECT_EQ(params.columns, 256);
+  EXPECT_EQ(params.depth, 512);
+  ASSERT_EQ(state().tensor_maps.size(), 2u);  // of W and x, 128 bytes of the depth wide
+  EXPECT_EQ(state().tensor_maps[0].address, address(0x1000));
+  EXPECT_EQ(state().tensor_maps[1].address, address(0x2000));
+  const Sm90WeightOnlyParams of_gradient = run(true);
+  expect_scale(of_gradient.w_scale, address(0x5000), 260, 1, 7);
+  EXPECT_EQ(of_gradient.columns, 512);
+  EXPECT_EQ(of_gradient.depth, 256);
 }
 
 // Other kernels: memory that vectors cannot access.

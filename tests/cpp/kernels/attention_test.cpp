@@ -11,6 +11,7 @@ using config::AttentionForm;
 using config::FewQueriesConfig;
 using config::KeyLayout;
 using config::ManyQueriesConfig;
+using config::WideHeadsConfig;
 using test::Attention;
 using test::AttentionCase;
 using test::ScaleKind;
@@ -72,6 +73,33 @@ TEST(FewQueriesTest, OfCodesAtAnyAddress) {
   expect_right<few<{.head_size = 64, .copy_bytes = 1}>()>({.scale = -0.3f}, 3);
 }
 
+TEST(FewQueriesTest, OfValuesOfAnotherSize) {
+  expect_right<few<{.head_size = 24, .value_size = 136, .copy_bytes = 8}>()>({});
+  expect_right<few<{.head_size = 192, .value_size = 128, .layout = KeyLayout::kPaged}>()>(
+      {.v_scale = ScaleKind::kHead});
+}
+
+TEST(FewQueriesTest, OfALatent) {
+  expect_right<few<{.head_size = 72,
+                    .value_size = 64,
+                    .shared_latent = true,
+                    .k_scales = true,
+                    .v_scales = true,
+                    .copy_bytes = 8}>()>(
+      {.k_scale = ScaleKind::kKeys, .v_scale = ScaleKind::kKeys});
+}
+
+TEST(ManyQueriesTest, OfValuesOfAnotherSize) {
+  expect_right<many<{.head_size = 24, .value_size = 40, .copy_bytes = 8}>(1, 32)>(
+      {.queries = {20, 20}, .window_right = 0});
+  expect_right<many<{.head_size = 96, .value_size = 64}>(2, 32, 1)>({.queries = {40, 40}});
+}
+
+TEST(ManyQueriesTest, OfALatent) {
+  expect_right<many<{.head_size = 80, .value_size = 64, .shared_latent = true}>(1, 32)>(
+      {.queries = {20, 20}, .k_scale = ScaleKind::kHead});
+}
+
 TEST(ManyQueriesTest, CausalOfDenseKeys) {
   expect_right<many<{.head_size = 64}>(2, 32)>({.queries = {50, 50},
                                                 .keys = {70, 30},
@@ -126,6 +154,63 @@ TEST(ManyQueriesTest, OfPackedSequences) {
                   .heads = 1,
                   .key_heads = 1},
                  5);
+}
+
+template <AttentionForm kForm>
+constexpr WideHeadsConfig wide(int row_tiles, int keys, int parts, int buffers = 1) {
+  return {.form = kForm,
+          .warps = 4,
+          .row_tiles = row_tiles,
+          .keys = keys,
+          .parts = parts,
+          .buffers = buffers};
+}
+
+TEST(WideHeadsTest, OfALatentInPages) {
+  constexpr AttentionForm kForm{.head_size = 576,
+                                .value_size = 512,
+                                .shared_latent = true,
+                                .layout = KeyLayout::kPaged,
+                                .k_scales = true,
+                                .v_scales = true,
+                                .split = true};
+  expect_right<wide<kForm>(1, 16, 4, 2)>({.heads = 16,
+                                          .key_heads = 1,
+                                          .k_scale = ScaleKind::kKeys,
+                                          .v_scale = ScaleKind::kKeys,
+                                          .splits = 2,
+                                          .scale = 0.02f});
+}
+
+TEST(WideHeadsTest, CausalOfPackedSequences) {
+  expect_right<wide<{.v = kE5M2, .head_size = 264, .layout = KeyLayout::kPacked, .copy_bytes = 8}>(
+      2, 64, 2, 2)>({.queries = {33, 0, 3},
+                     .keys = {40, 5, 130},
+                     .packed_queries = true,
+                     .heads = 2,
+                     .key_heads = 1,
+                     .window_left = 60,
+                     .window_right = 0,
+                     .v_scale = ScaleKind::kHead,
+                     .scale = -0.05f});
+}
+
+TEST(WideHeadsTest, OfOneBuffer) {
+  expect_right<wide<{.head_size = 24, .value_size = 280, .k_scales = true, .copy_bytes = 8}>(
+      2, 32, 2)>({.queries = {9, 9},
+                  .keys = {150, 70},
+                  .key_heads = 1,
+                  .window_right = 2,
+                  .k_scale = ScaleKind::kKeys});
+}
+
+TEST(WideHeadsTest, OfCodesThatAreDecodedAsTheyCome) {
+  constexpr AttentionForm kForm{
+      .head_size = 512, .k_scales = true, .v_scales = true, .copy_bytes = 1};
+  constexpr WideHeadsConfig kConfig{
+      .form = kForm, .warps = 4, .row_tiles = 1, .keys = 16, .parts = 4, .ahead = false};
+  expect_right<kConfig>({.k_scale = ScaleKind::kKeys, .v_scale = ScaleKind::kKeys, .scale = 0.05f},
+                        3);
 }
 
 template <bool kHasBFloat16>

@@ -109,7 +109,7 @@ TEST_F(AttentionErrors, OfQueries) {
   EXPECT_THAT(spoiled([](auto& a) { a.q.dtype = DType::kFloat32; }),
               HasSubstr("'q': expected dtype float16 or bfloat16, got float32"));
   EXPECT_THAT(spoiled([](auto& a) { a.q.shape[3] = 12; }),
-              HasSubstr("'q': expected a head_size that is a multiple of 8 from 8 to 256, got 12"));
+              HasSubstr("'q': expected a head_size that is a multiple of 8 from 8 to 576, got 12"));
   EXPECT_THAT(spoiled([](auto& a) { a.q.strides[3] = 2; }),
               HasSubstr("'q': expected a contiguous last dimension"));
   EXPECT_THAT(spoiled([](auto& a) { a.q.data = nullptr; }), HasSubstr("'q': expected data"));
@@ -136,8 +136,17 @@ TEST_F(AttentionErrors, OfKeysAndValues) {
               HasSubstr("'k': expected batch = 2, as the queries have, got 1"));
   EXPECT_THAT(spoiled([](auto& a) { a.k.data.dtype = DType::kFloat16; }),
               HasSubstr("'k': expected dtype e4m3 or e5m2, got float16"));
-  EXPECT_THAT(spoiled([](auto& a) { a.v.data.shape[1] = 5; }),
-              HasSubstr("'v': expected shape [2, 256, 2, 8], got [2, 5, 2, 8]"));
+  EXPECT_THAT(
+      spoiled([](auto& a) { a.v.data.shape[1] = 5; }),
+      HasSubstr("'v': expected [2, 256, 2, value_size], as 'k' has, got e4m3 [2, 5, 2, 8]"));
+  EXPECT_THAT(spoiled([](auto& a) { a.v.data.rank = 3; }), HasSubstr("'v': expected [2, 256, 2, "));
+  for (const std::int64_t size : {12, 0, 520}) {
+    EXPECT_THAT(spoiled([&](auto& a) { a.v.data.shape[3] = size; }),
+                HasSubstr("'v': expected a value_size that is a multiple of 8 from 8 to 512, got " +
+                          std::to_string(size)));
+  }
+  EXPECT_THAT(spoiled([](auto& a) { a.v.data.shape[3] = 16; }),
+              HasSubstr("'out': expected shape [2, 3, 4, 16], got [2, 3, 4, 8]"));
   EXPECT_THAT(spoiled([](auto& a) { a.v.data.strides[3] = 2; }),
               HasSubstr("'v': expected a contiguous last dimension"));
   EXPECT_THAT(spoiled([](auto& a) { a.v.data.device = {DeviceType::kCuda, 0}; }),

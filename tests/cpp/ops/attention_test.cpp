@@ -1,6 +1,4 @@
 // Attention on the CPU: every layout of keys against a plain softmax in FP64.
-#include "octofold/attention.h"
-
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"
@@ -25,7 +23,7 @@ struct Problem {
   Layout layout = Layout::kDense;
   bool query_offsets = false;
   std::vector<Sequence> sequences{{3, 200}, {3, 131}};
-  std::int64_t heads = 4, kv_heads = 2, head_size = 24;
+  std::int64_t heads = 4, kv_heads = 2, head_size = 24, value_size = head_size;
   Scales k_scales = Scales::kNone, v_scales = Scales::kNone;
   DType q_type = DType::kFloat16, k_type = DType::kE4M3, v_type = DType::kE5M2;
   float scale = 0;
@@ -50,24 +48,25 @@ class Attention {
     const std::int64_t batch = std::ssize(p.sequences);
     queries_ = sum_of(p.sequences, &Sequence::queries);
     place_keys();
-    q_.resize(at(queries_ * p.heads * row()), 0xFFFF);
-    out_ = q_;
+    q_.resize(at(queries_ * p.heads * row(p.head_size)), 0xFFFF);
+    out_.resize(at(queries_ * p.heads * row(p.value_size)), 0xFFFF);
     sums_.resize(at(queries_ * p.heads), kNan);
     for (std::int64_t i = 0; i < queries_ * p.heads; ++i) {
-      for (std::int64_t d = 0; d < p.head_size; ++d) q_[at(i * row() + d)] = random_half();
+      for (std::int64_t d = 0; d < p.head_size; ++d)
+        q_[at(i * row(p.head_size) + d)] = random_half();
     }
-    fill(p.k_scales, k_, k_scale_);
-    fill(p.v_scales, v_, v_scale_);
+    fill(p.k_scales, p.head_size, k_, k_scale_);
+    fill(p.v_scales, p.value_size, v_, v_scale_);
     query_offsets_ = {0};
     for (const Sequence& s : p.sequences) {
       query_offsets_.push_back(query_offsets_.back() + static_cast<int>(s.queries));
       key_counts_.push_back(static_cast<int>(s.keys));
     }
-    workspace_.resize(at(attention_workspace_size(queries_, p.heads, p.head_size)));
-    arguments = {.q = q_view(q_),
-                 .k = operand(p.k_type, p.k_scales, k_, k_scale_),
-                 .v = operand(p.v_type, p.v_scales, v_, v_scale_),
-                 .out = q_view(out_),
+    workspace_.resize(at(attention_workspace_size(queries_, p.heads, p.value_size)));
+    arguments = {.q = rows_view(q_, p.head_size),
+                 .k = operand(p.k_type, p.k_scales, p.head_size, k_, k_scale_),
+                 .v = operand(p.v_type, p.v_scales, p.value_size, v_, v_scale_),
+                 .out = rows_view(out_, p.value_size),
                  .log_sum_exp = sums_view(),
                  .softmax_scale = p.scale,
                  .window_left = p.window_left,
@@ -95,8 +94,16 @@ class Attention {
     }
   }
 
+  // The first numbers of each.
+  void copy_keys_to_values() {
+    for (std::int64_t i = 0; i < rows_ * p.kv_heads; ++i) {
+      std::copy_n(k_.begin() + i * row(p.head_size), p.value_size,
+                  v_.begin() + i * row(p.value_size));
+    }
+  }
+
   double out_at(std::int64_t query, std::int64_t head, std::int64_t d) const {
-    return half(out_[at((query * p.heads + head) * row() + d)]);
+    return half(out_[at((query * p.heads + head) * row(p.value_size) + d)]);
   }
   float sum_at(std::int64_t query, std::int64_t head) const {
     return sums_[at(query * p.heads + head)];
@@ -107,7 +114,7 @@ class Attention {
 
  private:
   // A gap between rows.
-  std::int64_t row() const { return p.head_size + 8; }
+  static std::int64_t row(std::int64_t size) { return size + 8; }
 
   // Where a key's row lies among all, and the row of its scale of blocks.
   std::int64_t row_of(std::int64_t b, std::int64_t key) const {
@@ -140,9 +147,10 @@ class Attention {
                                            : batch * pages_of_each_;
   }
 
-  void fill(Scales scales, std::vector<std::uint8_t>& codes, std::vector<float>& values) {
+  void fill(Scales scales, std::int64_t size, std::vector<std::uint8_t>& codes,
+            std::vector<float>& values) {
     std::uniform_real_distribution<float> magnitude(0.25f, 2.0f);
-    codes.resize(at(rows_ * p.kv_heads * row()), 0x7F);
+    codes.resize(at(rows_ * p.kv_heads * row(size)), 0x7F);
     if (scales == Scales::kTensor) values = {magnitude(random_)};
     if (scales == Scales::kHeads) values.resize(at(p.kv_heads));
     for (float& value : values) value = magnitude(random_);
@@ -150,8 +158,8 @@ class Attention {
     for (std::int64_t b = 0; b < std::ssize(p.sequences); ++b) {
       for (std::int64_t key = 0; key < p.sequences[at(b)].keys; ++key) {
         for (std::int64_t head = 0; head < p.kv_heads; ++head) {
-          std::uint8_t* run = codes.data() + (row_of(b, key) * p.kv_heads + head) * row();
-          for (std::int64_t d = 0; d < p.head_size; ++d) {
+          std::uint8_t* run = codes.data() + (row_of(b, key) * p.kv_heads + head) * row(size);
+          for (std::int64_t d = 0; d < size; ++d) {
             run[d] = static_cast<std::uint8_t>(random_() & 0xBF);  // below 2
           }
           if (scales == Scales::kBlocks) {
@@ -162,17 +170,18 @@ class Attention {
     }
   }
 
-  MutableTensorView q_view(std::vector<std::uint16_t>& memory) const {
-    const std::int64_t head = row(), query = head * p.heads;
+  // Of queries, or results.
+  MutableTensorView rows_view(std::vector<std::uint16_t>& memory, std::int64_t size) const {
+    const std::int64_t head = row(size), query = head * p.heads;
     MutableTensorView view = matrix(memory.data(), p.q_type, 0, 0);
     if (p.query_offsets) {
       view.rank = 3;
-      view.shape = {queries_, p.heads, p.head_size};
+      view.shape = {queries_, p.heads, size};
       view.strides = {query, head, 1};
     } else {
       const std::int64_t each = p.sequences[0].queries;
       view.rank = 4;
-      view.shape = {std::ssize(p.sequences), each, p.heads, p.head_size};
+      view.shape = {std::ssize(p.sequences), each, p.heads, size};
       view.strides = {each * query, query, head, 1};
     }
     return view;
@@ -190,17 +199,17 @@ class Attention {
     return view;
   }
 
-  AttentionOperand operand(DType dtype, Scales scales, std::vector<std::uint8_t>& codes,
-                           std::vector<float>& values) const {
-    const std::int64_t batch = std::ssize(p.sequences), head = row(), key = head * p.kv_heads;
+  AttentionOperand operand(DType dtype, Scales scales, std::int64_t size,
+                           std::vector<std::uint8_t>& codes, std::vector<float>& values) const {
+    const std::int64_t batch = std::ssize(p.sequences), head = row(size), key = head * p.kv_heads;
     AttentionOperand operand{.data = matrix(codes.data(), dtype, 0, 0)};
     const std::int64_t each = p.layout == Layout::kPaged ? kPageSize : most_keys_;
     operand.data.rank = p.layout == Layout::kPacked ? 3 : 4;
     if (p.layout == Layout::kPacked) {
-      operand.data.shape = {rows_, p.kv_heads, p.head_size};
+      operand.data.shape = {rows_, p.kv_heads, size};
       operand.data.strides = {key, head, 1};
     } else {
-      operand.data.shape = {rows_ / each, each, p.kv_heads, p.head_size};
+      operand.data.shape = {rows_ / each, each, p.kv_heads, size};
       operand.data.strides = {each * key, key, head, 1};
     }
     if (scales == Scales::kNone) return operand;
@@ -231,7 +240,8 @@ class Attention {
                std::int64_t d) const {
     const auto& codes = is_k ? k_ : v_;
     const auto& scales = is_k ? k_scale_ : v_scale_;
-    const unsigned code = codes[at((row_of(b, key) * p.kv_heads + head) * row() + d)];
+    const std::int64_t size = is_k ? p.head_size : p.value_size;
+    const unsigned code = codes[at((row_of(b, key) * p.kv_heads + head) * row(size) + d)];
     const double number = (is_k ? p.k_type : p.v_type) == DType::kE4M3
                               ? test::decode_bits(code, 4, 3, 7)
                               : test::decode_bits(code, 5, 2, 15);
@@ -252,18 +262,18 @@ class Attention {
     const double scale = p.scale != 0 ? static_cast<double>(p.scale)
                                       : 1 / std::sqrt(static_cast<double>(p.head_size));
     double sum = 0;
-    std::vector<double> values(at(p.head_size));
+    std::vector<double> values(at(p.value_size));
     for (std::int64_t key = 0; key < keys; ++key) {
       if (p.window_left >= 0 && place - key > p.window_left) continue;
       if (p.window_right >= 0 && key - place > p.window_right) continue;
       double score = 0;
       for (std::int64_t d = 0; d < p.head_size; ++d) {
-        score +=
-            half(q_[at((query * p.heads + head) * row() + d)]) * value(true, b, key, kv_head, d);
+        score += half(q_[at((query * p.heads + head) * row(p.head_size) + d)]) *
+                 value(true, b, key, kv_head, d);
       }
       const double weight = std::exp(scale * score);
       sum += weight;
-      for (std::int64_t d = 0; d < p.head_size; ++d) {
+      for (std::int64_t d = 0; d < p.value_size; ++d) {
         values[at(d)] += weight * value(false, b, key, kv_head, d);
       }
     }
@@ -275,7 +285,7 @@ class Attention {
       EXPECT_NEAR(static_cast<double>(sum_at(query, head)), std::log(sum), 2e-5) << where;
     }
     const double unit = p.q_type == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
-    for (std::int64_t d = 0; d < p.head_size; ++d) {
+    for (std::int64_t d = 0; d < p.value_size; ++d) {
       const double expected = sum == 0 ? 0 : values[at(d)] / sum;
       EXPECT_NEAR(out_at(query, head, d), expected, 1.01 * unit * std::abs(expected) + 2e-6)
           << where << ", column " << d;
@@ -347,6 +357,32 @@ TEST(Attention, OtherTypesAndScale) {
              .v_type = DType::kE4M3,
              .scale = -0.03f})
       .run_and_compare();
+}
+
+TEST(Attention, ValuesOfAnotherSize) {
+  for (const Layout layout : {Layout::kDense, Layout::kPacked, Layout::kPaged}) {
+    for (const auto& [head_size, value_size] : {std::pair{24, 16}, {16, 40}, {576, 512}}) {
+      SCOPED_TRACE(value_size);
+      Attention({.layout = layout,
+                 .query_offsets = layout == Layout::kPacked,
+                 .head_size = head_size,
+                 .value_size = value_size,
+                 .v_scales = Scales::kBlocks})
+          .run_and_compare();
+    }
+  }
+}
+
+// Values are numbers of the keys.
+TEST(Attention, OfALatent) {
+  const Problem problem{.head_size = 24, .value_size = 16, .v_type = DType::kE4M3};
+  Attention apart(problem), shared(problem);
+  shared.arguments.v.data = shared.arguments.k.data;
+  shared.arguments.v.data.shape[3] = 16;
+  apart.copy_keys_to_values();
+  octofold::attention(apart.arguments);
+  octofold::attention(shared.arguments);
+  for (int d = 0; d < 16; ++d) EXPECT_EQ(shared.out_at(4, 3, d), apart.out_at(4, 3, d));
 }
 
 TEST(Attention, QueriesBehindTheLastOffsetStayAsTheyAre) {

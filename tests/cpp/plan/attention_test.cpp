@@ -1,5 +1,8 @@
 #include "plan/attention.h"
 
+#include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
+#include "kernels/attention/config/wide_heads.h"
 #include "kernels/attention/config/workspace.h"
 #include "support/test.h"
 
@@ -12,8 +15,15 @@ using enum DType;
 bool is_combination(const KernelPlan& kernel) {
   return kernel.header == config::CombineSplitsConfig::kHeader;
 }
+bool is_for_wide(const KernelPlan& kernel) {
+  return kernel.header == config::WideHeadsConfig::kHeader;
+}
 bool is_for_few(const KernelPlan& kernel) {
   return kernel.header == config::FewQueriesConfig::kHeader;
+}
+
+bool is_by_warpgroups(const KernelPlan& kernel) {
+  return kernel.header == config::WarpgroupQueriesConfig::kHeader;
 }
 
 TEST(PlanAttentionTest, FewQueriesSplitKeys) {
@@ -24,17 +34,17 @@ TEST(PlanAttentionTest, FewQueriesSplitKeys) {
   EXPECT_TRUE(is_for_few(plan.kernels[0]));
   EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(".split = true"));
   EXPECT_EQ(plan.config.row_tiles, 1);
-  EXPECT_EQ(plan.config.splits, 32);
-  EXPECT_EQ(plan.kernels[0].blocks, 4 * 8 * 32);
+  EXPECT_EQ(plan.config.splits, 4);
+  EXPECT_EQ(plan.kernels[0].blocks, 4 * 8 * 4);
   EXPECT_TRUE(is_combination(plan.kernels[1]));
-  EXPECT_EQ(plan.kernels[1].blocks, 4 * 32 / 4);
+  EXPECT_EQ(plan.kernels[1].blocks, 2 * 4 * 32 / 4);
   EXPECT_EQ(plan.kernels[1].shared_bytes, 0);
 }
 
 TEST(PlanAttentionTest, ManyQueriesThatFillTheGpuDoNot) {
   const AttentionProblem problem{
       .batch = 1, .queries = 8192, .keys = 8192, .heads = 32, .key_heads = 8};
-  const AttentionPlan plan = plan_attention(problem, kHopper);
+  const AttentionPlan plan = plan_attention(problem, as_target(kHopper, 80));
   ASSERT_EQ(plan.kernels.size(), 1u);
   EXPECT_EQ(plan.kernels[0].header, config::ManyQueriesConfig::kHeader);
   EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(".split = false"));
@@ -43,22 +53,64 @@ TEST(PlanAttentionTest, ManyQueriesThatFillTheGpuDoNot) {
   EXPECT_EQ(plan.kernels[0].blocks, 8 * plan.config.row_tiles);
 }
 
+TEST(PlanAttentionTest, HopperHasProductsOfWarpgroups) {
+  AttentionProblem problem{.batch = 1, .queries = 8192, .keys = 8192, .heads = 32, .key_heads = 8};
+  const AttentionPlan plan = plan_attention(problem, kHopper);
+  ASSERT_EQ(plan.kernels.size(), 1u);
+  EXPECT_TRUE(is_by_warpgroups(plan.kernels[0]));
+  EXPECT_EQ(plan.config.row_tiles, 171);  // of 192 rows
+  EXPECT_EQ(plan.kernels[0].blocks, kHopper.multiprocessors);
+  problem.form = {.head_size = 136, .copy_bytes = 8};
+  EXPECT_EQ(plan_attention(problem, kHopper).config.row_tiles, 256);  // of 128
+  // Few queries are bound by memory.
+  problem.queries = 8;
+  EXPECT_TRUE(is_for_few(plan_attention(problem, kHopper).kernels[0]));
+  problem.queries = 8192;
+  Gpu translated = kHopper;  // for a later GPU, which has none
+  translated.is_translated = true;
+  EXPECT_FALSE(is_by_warpgroups(plan_attention(problem, translated).kernels[0]));
+}
+
 TEST(PlanAttentionTest, TilesAreSmallerWhereThereAreFew) {
-  const auto tiles_of = [](std::int64_t batch, std::int64_t queries, const Gpu& gpu) {
-    return plan_attention({.batch = batch, .queries = queries, .keys = 4096}, gpu).config.row_tiles;
+  const auto tiles_of = [](std::int64_t batch, std::int64_t queries, int target) {
+    return plan_attention({.batch = batch, .queries = queries, .keys = 4096},
+                          as_target(kHopper, target))
+        .config.row_tiles;
   };
-  EXPECT_EQ(tiles_of(512, 256, kHopper), 1);
-  EXPECT_EQ(tiles_of(1024, 128, kHopper), 1);  // of 128 rows
-  EXPECT_EQ(tiles_of(1, 16384, kHopper), 128);
-  EXPECT_EQ(tiles_of(1, 65536, kHopper), 512);
-  EXPECT_EQ(tiles_of(1, 128 * 1024, kHopper), 512);
-  EXPECT_EQ(tiles_of(1, 128 * 1024, as_target(kHopper, 75)), 1024);
+  EXPECT_EQ(tiles_of(512, 256, 80), 1);
+  EXPECT_EQ(tiles_of(1024, 128, 80), 1);  // of 128 rows
+  EXPECT_EQ(tiles_of(1, 16384, 80), 128);
+  EXPECT_EQ(tiles_of(1, 65536, 80), 512);
+  EXPECT_EQ(tiles_of(1, 128 * 1024, 80), 512);
+  EXPECT_EQ(tiles_of(1, 128 * 1024, 75), 1024);
 }
 
 TEST(PlanAttentionTest, KeysThatAreFewAreNotSplit) {
   EXPECT_EQ(plan_attention({.keys = 256, .heads = 8}, kHopper).config.splits, 1);
   EXPECT_EQ(plan_attention({.keys = 257, .heads = 8}, kHopper).config.splits, 2);
   EXPECT_EQ(plan_attention({.keys = 0, .heads = 8}, kHopper).config.splits, 1);
+}
+
+// DeepSeek-V3's decode: 128 heads on one latent are two tiles of 64 rows.
+TEST(PlanAttentionTest, SplitsOfALatentFillTheGpuInWaves) {
+  const auto plan_of = [](std::int64_t batch, std::int64_t keys, const Gpu& gpu = kHopper) {
+    return plan_attention({.form = {.head_size = 576, .value_size = 512, .shared_latent = true},
+                           .batch = batch,
+                           .keys = keys,
+                           .heads = 128},
+                          gpu);
+  };
+  for (const auto& [batch, splits] : {std::pair{1, 64}, {16, 4}, {40, 3}, {64, 1}, {128, 1}}) {
+    const AttentionPlan plan = plan_of(batch, 8192);
+    EXPECT_EQ(plan.kernels[0].header, config::WarpgroupLatentConfig::kHeader);
+    EXPECT_EQ(plan.config.row_tiles, 2);
+    EXPECT_EQ(plan.config.splits, splits) << batch;
+    EXPECT_EQ(plan.kernels[0].blocks, std::min(2 * batch * splits, kHopper.multiprocessors));
+  }
+  EXPECT_EQ(plan_of(16, 100).config.splits, 1);
+  const AttentionPlan of_ada = plan_of(16, 8192, as_target(kHopper, 89));
+  EXPECT_TRUE(is_for_wide(of_ada.kernels[0]));
+  EXPECT_EQ(of_ada.config.row_tiles, 4);
 }
 
 TEST(PlanAttentionTest, NoQueriesTakeNoKernels) {
@@ -73,12 +125,18 @@ TEST(PlanAttentionTest, OverManyProblems) {
   for (int i = 0; i < 3000; ++i) {
     const int target = std::array{75, 80, 86, 89, 90}[random() % 5];
     const Gpu gpu = as_target(kHopper, target);
-    AttentionProblem problem{.form = {.k = random() % 2 ? kE4M3 : kE5M2,
-                                      .head_size = 8 + 8 * static_cast<int>(random() % 32),
+    const int head_size = 8 + 8 * static_cast<int>(random() % 72);
+    const int value_size =
+        random() % 2 ? std::min(head_size, 512) : 8 + 8 * static_cast<int>(random() % 64);
+    const bool is_latent = value_size <= head_size && random() % 2 == 0;
+    AttentionProblem problem{.form = {.k = is_latent || random() % 2 ? kE4M3 : kE5M2,
+                                      .head_size = head_size,
+                                      .value_size = value_size,
+                                      .shared_latent = is_latent,
                                       .layout = static_cast<KeyLayout>(random() % 3),
                                       .k_scales = random() % 2 == 0,
                                       .v_scales = random() % 2 == 0,
-                                      .copy_bytes = 8},
+                                      .copy_bytes = head_size % 16 + value_size % 16 == 0 ? 16 : 8},
                              .batch = 1 + static_cast<std::int64_t>(random() % 100),
                              .queries = 1 + static_cast<std::int64_t>(random() % 3000),
                              .has_query_offsets = random() % 2 == 0,
@@ -93,16 +151,23 @@ TEST(PlanAttentionTest, OverManyProblems) {
     EXPECT_LE(plan.config.splits, config::attention_splits(rows));
     EXPECT_EQ(plan.kernels.size(), plan.config.splits > 1 ? 2u : 1u);
     // However queries are dealt out to sequences.
-    const std::int64_t tile = is_for_few(kernel) ? 16 : kernel.threads / 2;  // at least
+    EXPECT_EQ(is_for_wide(kernel), std::max(head_size, value_size) > 256 &&
+                                       kernel.header != config::WarpgroupLatentConfig::kHeader);
+    const std::int64_t tile = kernel.header == config::ManyQueriesConfig::kHeader
+                                  ? kernel.threads / 2
+                              : is_by_warpgroups(kernel) ? kernel.threads / 2 - 64
+                                                         : 16;  // at least
+    std::int64_t pieces = plan.config.row_tiles * problem.key_heads * plan.config.splits;
     if (problem.has_query_offsets) {
       EXPECT_GE(plan.config.row_tiles, problem.batch);
-      EXPECT_EQ(kernel.blocks, plan.config.row_tiles * problem.key_heads * plan.config.splits);
     } else {
       EXPECT_LE(plan.config.row_tiles,
                 problem.queries * problem.heads / problem.key_heads / tile + 1);
-      EXPECT_EQ(kernel.blocks,
-                plan.config.row_tiles * problem.batch * problem.key_heads * plan.config.splits);
+      pieces *= problem.batch;
     }
+    const bool stays =
+        is_by_warpgroups(kernel) || kernel.header == config::WarpgroupLatentConfig::kHeader;
+    EXPECT_EQ(kernel.blocks, stays ? std::min<std::int64_t>(pieces, gpu.multiprocessors) : pieces);
   }
 }
 

@@ -25,7 +25,9 @@ void expect_grouped(const GemmProblem& problem, const Sm90GemmConfig& config,
   EXPECT_EQ(config.adds_in_place,
             problem.c_is_out && config.store != OutputStore::kDirect && !config.prefetches_c());
   EXPECT_TRUE(problem.c_fits_tma || !config.prefetches_c());
-  EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config, kHopper) * config.cluster_size());
+  EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config.cluster_size(),
+                                                  config.blocks_per_multiprocessor, kHopper) *
+                               config.cluster_size());
 }
 
 void expect_arriving(const GemmProblem& problem, const Sm90GemmConfig& config,
@@ -33,7 +35,9 @@ void expect_arriving(const GemmProblem& problem, const Sm90GemmConfig& config,
   expect_plain(problem, config, kernel);
   EXPECT_FALSE(config.swapped);
   EXPECT_EQ(config.split_k, 1);
-  EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config, kHopper) * config.cluster_size());
+  EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config.cluster_size(),
+                                                  config.blocks_per_multiprocessor, kHopper) *
+                               config.cluster_size());
   EXPECT_EQ(operation_of(problem), "gemm");
 }
 

@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <set>
+#include <string>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "octofold/error.h"
 
@@ -24,6 +27,54 @@ using testing::HasSubstr;
 
 Gpu gpu_of(int compute_capability) { return as_target(kHopper, compute_capability); }
 
+const Gpu kAmpere = gpu_of(80);
+
+const WeightOnlyWork& work_of(const WeightOnlyPlan& plan) {
+  return std::get<WeightOnlyWork>(plan.config);
+}
+
+void expect_kernels(const WeightOnlyProblem& problem, const WeightOnlyWork& work, const Gpu& gpu,
+                    const std::vector<KernelPlan>& kernels) {
+  const WeightOnlyConfig& config = work.config;
+  EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
+  EXPECT_EQ(config.split, work.splits > 1);
+  ASSERT_EQ(kernels.size(), config.split ? 2u : 1u);
+  if (config.split) {
+    EXPECT_TRUE(problem.has_workspace);
+    EXPECT_LE(work.splits,
+              config::weight_only_splits(problem.rows, problem.columns, problem.depth));
+    EXPECT_EQ(config.of_combination().invalid_reason(), nullptr);
+    EXPECT_EQ(config.of_combination().of_combination(), config.of_combination());
+  }
+  EXPECT_EQ(kernels[0].shared_bytes, config.shared_bytes());
+  EXPECT_LE(config.shared_bytes(), gpu.shared_memory_per_block);
+  EXPECT_EQ(kernels[0].threads, config.threads());
+  EXPECT_EQ(config.vectors, problem.is_aligned);
+  EXPECT_EQ(config.store_vectors, problem.out_is_aligned);
+  EXPECT_EQ(config.x_blocks, problem.x_blocks);
+  // All copies of a stage are whole units.
+  EXPECT_EQ(config.stage_bytes() % 16, 0);
+}
+
+void expect_kernels(const WeightOnlyProblem& problem, const config::Sm90WeightOnlyConfig& config,
+                    const Gpu& gpu, const std::vector<KernelPlan>& kernels) {
+  EXPECT_EQ(gpu.compute_capability(), 90);
+  EXPECT_TRUE(problem.fits_tma);
+  EXPECT_GT(problem.rows, 16);
+  EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
+  ASSERT_EQ(kernels.size(), 1u);
+  EXPECT_EQ(kernels[0].cluster_size, config.split_k);
+  EXPECT_EQ(kernels[0].blocks % config.split_k, 0);
+  EXPECT_EQ(kernels[0].shared_bytes, config.shared_bytes());
+  // So many blocks at a time, with 1 KB of each for the system.
+  EXPECT_LE(config.blocks_per_multiprocessor * (config.shared_bytes() + 1024), 228 * 1024);
+  EXPECT_LE(config.blocks_per_multiprocessor * config.threads() * config.registers_at_start(),
+            65536);
+  EXPECT_LE(config.warpgroups * config.consumer_registers() + config.producer_registers(),
+            (config.warpgroups + 1) * config.registers_at_start());
+  EXPECT_EQ(config.store_vectors, problem.out_is_aligned);
+}
+
 WeightOnlyProblem draw(test::Random& random) {
   constexpr DType kTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kE4M3,
                               DType::kE5M2};
@@ -38,7 +89,8 @@ WeightOnlyProblem draw(test::Random& random) {
                             .w_scales = kScales[random() % 4],
                             .is_aligned = random() % 2 == 0,
                             .out_is_aligned = random() % 2 == 0,
-                            .has_workspace = random() % 2 == 0};
+                            .has_workspace = random() % 2 == 0,
+                            .fits_tma = random() % 2 == 0};
   problem.x_blocks = is_fp8(problem.x) && random() % 2 == 0;
   if (problem.x == DType::kFloat16 || problem.x == DType::kBFloat16) {
     problem.transposed = random() % 2 == 0;
@@ -56,25 +108,8 @@ TEST(PlanWeightOnlyTest, EachProblemHasAKernel) {
       if (problem.x == DType::kBFloat16 && capability < 80) continue;
       const Gpu gpu = gpu_of(capability);
       const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", gpu);
-      const WeightOnlyConfig& config = plan.config.config;
-      EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
-      EXPECT_EQ(config.split, plan.config.splits > 1);
-      ASSERT_EQ(plan.kernels.size(), config.split ? 2u : 1u);
-      if (config.split) {
-        EXPECT_TRUE(problem.has_workspace);
-        EXPECT_LE(plan.config.splits,
-                  config::weight_only_splits(problem.rows, problem.columns, problem.depth));
-        EXPECT_EQ(config.of_combination().invalid_reason(), nullptr);
-        EXPECT_EQ(config.of_combination().of_combination(), config.of_combination());
-      }
-      EXPECT_EQ(plan.kernels[0].shared_bytes, config.shared_bytes());
-      EXPECT_LE(config.shared_bytes(), gpu.shared_memory_per_block);
-      EXPECT_EQ(plan.kernels[0].threads, config.threads());
-      EXPECT_EQ(config.vectors, problem.is_aligned);
-      EXPECT_EQ(config.store_vectors, problem.out_is_aligned);
-      EXPECT_EQ(config.x_blocks, problem.x_blocks);
-      // All copies of a stage are whole units.
-      EXPECT_EQ(config.stage_bytes() % 16, 0);
+      std::visit([&](const auto& choice) { expect_kernels(problem, choice, gpu, plan.kernels); },
+                 plan.config);
     }
   }
 }
@@ -85,10 +120,10 @@ TEST(PlanWeightOnlyTest, TilesCoverOut) {
     WeightOnlyProblem problem = draw(random);
     problem.rows = std::min<std::int64_t>(problem.rows, 700);
     problem.columns = std::min<std::int64_t>(problem.columns, 700);
-    const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
-    const WeightOnlyConfig& config = plan.config.config;
-    const std::int64_t blocks = plan.kernels[0].blocks / plan.config.splits;
-    EXPECT_EQ(plan.kernels[0].blocks, blocks * plan.config.splits);
+    const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kAmpere);
+    const auto& [config, splits] = work_of(plan);
+    const std::int64_t blocks = plan.kernels[0].blocks / splits;
+    EXPECT_EQ(plan.kernels[0].blocks, blocks * splits);
     std::set<std::pair<long long, long long>> tiles;
     for (std::int64_t block = 0; block < blocks; ++block) {
       const auto tile = config::weight_only_tile(config, problem.rows, problem.columns, block);
@@ -109,7 +144,7 @@ TEST(PlanWeightOnlyTest, FewRowsKeepTheMemoryBusy) {
     for (const std::int64_t rows : {1, 2, 5, 8, 16}) {
       const WeightOnlyProblem problem{.rows = rows, .columns = size, .depth = size};
       const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
-      const WeightOnlyConfig& config = plan.config.config;
+      const WeightOnlyConfig& config = work_of(plan).config;
       EXPECT_GE(plan.kernels[0].blocks, 120);
       EXPECT_GE(config.tile_rows, rows);
       EXPECT_LT(config.tile_rows, 2 * rows);
@@ -125,8 +160,9 @@ TEST(PlanWeightOnlyTest, ManyRowsHaveLargeTiles) {
   for (const Granularity scales : {Granularity::kTensor, Granularity::kBlock128x128}) {
     const auto plan =
         plan_weight_only({.rows = 8192, .columns = 8192, .depth = 8192, .w_scales = scales},
-                         "gemm_weight_only", kHopper);
-    EXPECT_GE(plan.config.config.tile_rows * plan.config.config.tile_columns, 64 * 128);
+                         "gemm_weight_only", kAmpere);
+    const WeightOnlyConfig& config = work_of(plan).config;
+    EXPECT_GE(config.tile_rows * config.tile_columns, 64 * 128);
   }
 }
 
@@ -137,7 +173,8 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
       .rows = 4096, .columns = 4096, .depth = 7168, .w_scales = Granularity::kBlock128x128};
   for (const int capability : {80, 86}) {
     const auto is_ahead = [&](const WeightOnlyProblem& problem) {
-      return plan_weight_only(problem, "gemm_weight_only", gpu_of(capability)).config.config.ahead;
+      const auto plan = plan_weight_only(problem, "gemm_weight_only", gpu_of(capability));
+      return work_of(plan).config.ahead;
     };
     EXPECT_TRUE(is_ahead(many)) << capability;
     WeightOnlyProblem problem = many;
@@ -157,12 +194,12 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
 // Some tens of rows have few tiles of many columns: blocks share the depth, where they may.
 TEST(PlanWeightOnlyTest, BlocksShareTheDepthOfSomeRows) {
   WeightOnlyProblem problem{.rows = 64, .columns = 4096, .depth = 7168, .has_workspace = true};
-  const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
-  EXPECT_GT(plan.config.splits, 1);
+  const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kAmpere);
+  EXPECT_GT(work_of(plan).splits, 1);
   EXPECT_GE(plan.kernels[0].blocks, 120);
-  EXPECT_EQ(plan.kernels[1].blocks, 64 * 1024 / plan.config.config.of_combination().threads());
+  EXPECT_EQ(plan.kernels[1].blocks, 64 * 1024 / work_of(plan).config.of_combination().threads());
   problem.has_workspace = false;
-  EXPECT_EQ(plan_weight_only(problem, "gemm_weight_only", kHopper).config.splits, 1);
+  EXPECT_EQ(work_of(plan_weight_only(problem, "gemm_weight_only", kAmpere)).splits, 1);
 }
 
 TEST(PlanWeightOnlyTest, SplitsLeaveRoomForAWorkspace) {
@@ -178,10 +215,13 @@ TEST(PlanWeightOnlyTest, SplitsLeaveRoomForAWorkspace) {
 
 TEST(PlanWeightOnlyTest, ScalesOfTheGradientAreThoseOfItsDepth) {
   const auto config_of = [](Granularity scales) {
-    return plan_weight_only(
-               {.rows = 64, .columns = 512, .depth = 512, .transposed = true, .w_scales = scales},
-               "gemm_weight_only_gradient", kHopper)
-        .config.config;
+    return work_of(plan_weight_only({.rows = 64,
+                                     .columns = 512,
+                                     .depth = 512,
+                                     .transposed = true,
+                                     .w_scales = scales},
+                                    "gemm_weight_only_gradient", kAmpere))
+        .config;
   };
   EXPECT_FALSE(config_of(Granularity::kTensor).depth_factors);
   EXPECT_TRUE(config_of(Granularity::kChannel).depth_factors);
@@ -189,6 +229,42 @@ TEST(PlanWeightOnlyTest, ScalesOfTheGradientAreThoseOfItsDepth) {
   EXPECT_FALSE(config_of(Granularity::kBlock1x128).w_blocks);
   EXPECT_TRUE(config_of(Granularity::kBlock128x128).w_blocks);
   EXPECT_FALSE(config_of(Granularity::kBlock128x128).depth_factors);
+}
+
+// Hopper's own kernel has more than 16 rows of what TMA can address; at least half of the
+// multiprocessors have work.
+TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
+  for (const std::int64_t rows : {17, 32, 64, 128, 1024, 4096}) {
+    for (const Granularity scales : test::kGranularities) {
+      for (const bool transposed : {false, true}) {
+        WeightOnlyProblem problem{.rows = rows,
+                                  .columns = 4096,
+                                  .depth = 7168,
+                                  .transposed = transposed,
+                                  .w_scales = scales};
+        const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
+        const auto* config = std::get_if<config::Sm90WeightOnlyConfig>(&plan.config);
+        ASSERT_NE(config, nullptr);
+        EXPECT_EQ(config->depth_factors, transposed && (scales == Granularity::kChannel ||
+                                                        scales == Granularity::kBlock1x128));
+        EXPECT_GE(plan.kernels[0].blocks, 64) << rows << " " << name_of(*config);
+        problem.fits_tma = false;
+        EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(
+            plan_weight_only(problem, "gemm_weight_only", kHopper).config));
+      }
+    }
+  }
+}
+
+// No two candidates have a name in common.
+TEST(PlanWeightOnlyTest, NamesTellCandidatesApart) {
+  for (const Gpu& gpu : {kAmpere, kHopper}) {
+    std::set<std::string> names;
+    const auto candidates = weight_only_candidates(
+        {.rows = 100, .columns = 4096, .depth = 7168, .has_workspace = true}, gpu);
+    for (const WeightOnlyChoice& choice : candidates) names.insert(name_of(choice));
+    EXPECT_EQ(names.size(), candidates.size());
+  }
 }
 
 TEST(PlanWeightOnlyTest, SaysWhatAGpuLacks) {

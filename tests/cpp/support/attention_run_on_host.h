@@ -6,6 +6,7 @@
 #include "kernels/attention/combine_splits.h"
 #include "kernels/attention/few_queries.h"
 #include "kernels/attention/many_queries.h"
+#include "kernels/attention/wide_heads.h"
 #include "support/attention_on_host.h"
 #include "support/test.h"
 
@@ -23,34 +24,35 @@ class Attention {
       : given_(given), places_(given.keys.size()), scale_rows_(given.keys.size()) {
     place_keys();
     k_.emplace(given, kForm.head_size, offset, rows_, places_, scale_rows_, given.k_scale, 1);
-    v_.emplace(given, kForm.head_size, offset, rows_, places_, scale_rows_, given.v_scale, 9);
+    v_.emplace(given, kForm.shared_latent ? kForm.head_size : kForm.value_size, offset, rows_,
+               places_, scale_rows_, given.v_scale, kForm.shared_latent ? 1 : 9);
     int all = 0;
     for (const int queries : given.queries) {
       query_offsets_.push_back(all);
       all += queries;
     }
     query_offsets_.push_back(all);
-    const auto numbers = as_size(all * given.heads * kForm.head_size);
     Random random;
-    for (std::size_t i = 0; i < numbers; ++i) {
+    for (std::size_t i = 0; i < as_size(all * given.heads * kForm.head_size); ++i) {
       const float value = static_cast<float>(static_cast<int>(random() % 2048)) / 999 - 1;
       q_.push_back(static_cast<unsigned short>(encode<kForm.q>(value)));
     }
-    out_.assign(numbers, 0x7FFF);
+    out_.assign(as_size(all * given.heads * kForm.value_size), 0x7FFF);
     log_sum_exp_.assign(as_size(all * given.heads), 77.0f);
-    partials_.assign(as_size(all * given.heads * given.splits) * (kForm.head_size + 2), NAN);
+    partials_.assign(as_size(all * given.heads * given.splits) * (kForm.value_size + 2), NAN);
   }
 
   config::AttentionParams params(int tile_rows) {
     const auto batch = static_cast<int>(given_.queries.size());
     const int all = query_offsets_.back();
-    const long long head_size = kForm.head_size;
     config::AttentionParams params{};
     params.q = q_.data();
     params.out = out_.data();
     params.log_sum_exp = log_sum_exp_.data();
-    params.q_stride = params.out_stride = given_.heads * head_size;
-    params.q_head_stride = params.out_head_stride = head_size;
+    params.q_head_stride = kForm.head_size;
+    params.q_stride = given_.heads * params.q_head_stride;
+    params.out_head_stride = kForm.value_size;
+    params.out_stride = given_.heads * params.out_head_stride;
     params.log_sum_exp_stride = given_.heads;
     params.log_sum_exp_head_stride = 1;
     params.group = given_.heads / given_.key_heads;
@@ -60,12 +62,14 @@ class Attention {
       params.row_tiles = all * params.group / tile_rows + batch;
     } else {
       params.queries = given_.queries[0];
-      params.q_batch_stride = params.out_batch_stride = params.queries * params.q_stride;
+      params.q_batch_stride = params.queries * params.q_stride;
+      params.out_batch_stride = params.queries * params.out_stride;
       params.log_sum_exp_batch_stride = params.queries * given_.heads;
       params.row_tiles = config::ceil_divide(params.queries * params.group, tile_rows);
     }
     params.k = k_->view(outer_rows_, outer_scale_rows_);
     params.v = v_->view(outer_rows_, outer_scale_rows_);
+    if (kForm.shared_latent) params.v.data = nullptr;  // not read
     if (kForm.layout == KeyLayout::kPacked) params.key_offsets = key_offsets_.data();
     if (kForm.layout != KeyLayout::kPacked) params.key_counts = given_.keys.data();
     if (kForm.layout == KeyLayout::kPaged) {
@@ -96,16 +100,19 @@ class Attention {
     const std::int64_t blocks = std::int64_t{params.key_heads} * params.splits * params.row_tiles *
                                 (params.query_offsets ? 1 : params.batch);
     launch(blocks, kConfig.threads(), [&] {
-      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(kConfig)>, FewQueriesConfig>) {
+      using Config = std::remove_cvref_t<decltype(kConfig)>;
+      if constexpr (std::is_same_v<Config, FewQueriesConfig>) {
         few_queries_kernel<kConfig>(params);
+      } else if constexpr (std::is_same_v<Config, config::WideHeadsConfig>) {
+        wide_heads_kernel<kConfig>(params);
       } else {
         many_queries_kernel<kConfig>(params);
       }
     });
     if constexpr (kForm.split) {
-      constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.head_size, 2};
+      constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.value_size, 2};
       const auto rows = static_cast<int>(log_sum_exp_.size());
-      launch(config::ceil_divide(rows, 2), kCombine.threads(),
+      launch(config::ceil_divide(rows * kCombine.warps_of_row(), 2), kCombine.threads(),
              [&] { combine_splits_kernel<kCombine>(params); });
     }
   }
@@ -188,7 +195,7 @@ class Attention {
     const double most = seen.empty() ? 0 : *std::ranges::max_element(scores);
     for (const double score : scores) sum += std::exp(score - most);
     const double unit = kForm.q == DType::kFloat16 ? 1.0 / 1024 : 1.0 / 128;
-    for (int i = 0; i < kForm.head_size; ++i) {
+    for (int i = 0; i < kForm.value_size; ++i) {
       double value = 0, terms = 0;
       for (std::size_t j = 0; j < seen.size(); ++j) {
         const double term =
@@ -196,7 +203,7 @@ class Attention {
         value += term;
         terms += std::abs(term);
       }
-      const float actual = decode<kForm.q>(out_[as_size(row * kForm.head_size + i)]);
+      const float actual = decode<kForm.q>(out_[as_size(row * kForm.value_size + i)]);
       ASSERT_NEAR(actual, value, terms * unit + 1e-5)
           << sequence << " query " << query << " head " << head << " of " << i;
     }

@@ -11,6 +11,7 @@ namespace octofold::test {
 // shows for sm_90a.
 enum class SassOperation : std::uint32_t {
   kQgmma = 0x1F3,          // FP8 product of a warpgroup
+  kHgmma = 0x1F0,          // 16-bit product of a warpgroup
   kHmma = 0x03C,           // 16-bit product of a warp
   kQmma = 0x07A,           // FP8 product of a warp, on 8.9 and 12.0: known by its counts alone
   kLdl = 0x183,            // load from local memory: a spilled register

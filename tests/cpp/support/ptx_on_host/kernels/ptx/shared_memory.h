@@ -104,10 +104,19 @@ inline float load_shared(unsigned address) {
 inline float2 load_shared_pair(unsigned address) {
   return {load_shared(address), load_shared(address + 4)};
 }
+inline void store_shared(unsigned address, float2 pair) {
+  std::memcpy(&shared[address], &pair, sizeof(pair));
+}
 inline float4 load_shared_four(unsigned address) {
   float4 four;
   std::memcpy(&four, &shared[address], sizeof(four));
   return four;
+}
+
+inline unsigned load_shared_half(unsigned address) {
+  unsigned short value;
+  std::memcpy(&value, &shared[address], sizeof(value));
+  return value;
 }
 
 inline void store_shared_half(unsigned address, unsigned value) {

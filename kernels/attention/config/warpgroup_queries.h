@@ -1,0 +1,79 @@
+// Attention of many queries on Hopper: its kernel's configuration, and what lies in shared memory.
+#pragma once
+
+#include "kernels/attention/config/attention.h"
+
+namespace octofold::config {
+
+// Many queries by products of warpgroups, each with 64 rows of its own; one warpgroup more decodes
+// keys and values for them.
+struct WarpgroupQueriesConfig {
+  AttentionForm form{};
+  int warpgroups = 3;  // that multiply
+  int keys = 64;       // of a stage
+  int stages = 8;      // each of keys, or of values, in turns
+
+  static constexpr const char* kHeader = "kernels/attention/warpgroup_queries.h";
+  static constexpr const char* kKernel = "warpgroup_queries_kernel";
+  static constexpr const char* kTypeName = "octofold::config::WarpgroupQueriesConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("warpgroups", warpgroups);
+    field("keys", keys);
+    field("stages", stages);
+  }
+  friend constexpr bool operator==(const WarpgroupQueriesConfig&,
+                                   const WarpgroupQueriesConfig&) = default;
+
+  // What is multiplied: it holds all codes, and takes one instruction a pair of them.
+  static constexpr DType kType = DType::kFloat16;
+  static constexpr DType type() { return kType; }
+  static constexpr bool kHasValues = true;      // apart from keys
+  static constexpr int kPanel = 64;             // numbers of a row that lie together
+  static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
+
+  // A block goes on until all rows are done.
+  static constexpr bool stays() { return true; }
+  constexpr int rows() const { return 64 * warpgroups; }
+  static constexpr int producer_threads() { return 128; }
+  constexpr int threads() const { return 128 * warpgroups + producer_threads(); }
+  // Numbers of a row; zeros fill it up.
+  constexpr int numbers() const { return round_up(form.head_size, 16); }
+  constexpr int panels() const { return ceil_divide(numbers(), kPanel); }
+  constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
+
+  // Of a thread: together no more than at the start (kernels/sm90/config/resources.h). The
+  // producers hold codes of two stages, the consumers sums, scores and weights.
+  constexpr int producer_registers() const {
+    return warpgroups == 3 ? 80 : panels() == 3 ? 104 : 88;
+  }
+  constexpr int consumer_registers() const {
+    return warpgroups == 3 ? (4 * 128 - producer_registers()) / 3
+                           : (3 * 168 - producer_registers()) / 2;
+  }
+
+  // Shared memory: queries, by panels; stages, by panels; scales of each stage; what
+  // rows of queries were divided by; barriers.
+  constexpr int query_panel_bytes() const { return rows() * kPanelRow; }
+  constexpr int panel_bytes() const { return keys * kPanelRow; }
+  constexpr int stage_bytes() const { return panels() * panel_bytes(); }
+  constexpr int stages_offset() const { return panels() * query_panel_bytes(); }
+  constexpr int scales_offset() const { return stages_offset() + stages * stage_bytes(); }
+  constexpr int query_units_offset() const {
+    return scales_offset() + (has_scales() ? stages * 4 * keys : 0);
+  }
+  constexpr int barriers_offset() const { return query_units_offset() + 4 * rows(); }
+  constexpr int shared_bytes() const { return barriers_offset() + 2 * 8 * stages; }
+
+  constexpr const char* invalid_reason() const {
+    if (form.invalid_reason() != nullptr) return form.invalid_reason();
+    if (warpgroups < 2 || warpgroups > 3) return "two or three warpgroups have to multiply";
+    if (keys < 16 || keys > 128 || keys % 16 != 0)
+      return "keys has to be a multiple of 16, at most 128";
+    if (stages < 4) return "the ring has to have at least four stages";
+    return nullptr;
+  }
+};
+
+}  // namespace octofold::config

@@ -1,0 +1,324 @@
+// Attention over a wide latent on Hopper (DeepSeek's 576 numbers, the first 512 of which are
+// values), by products of warpgroups. Two warpgroups have the same 64 rows: the first multiplies
+// queries and keys and makes weights of the scores, and both multiply weights and values, each half
+// of the columns. A third one decodes keys into the stages of a ring, once for both uses.
+//
+// The second warpgroup begins with a tile's values when the scores of the next tile are there. So
+// the tensor cores have its products while the first one is at the softmax.
+#pragma once
+
+#include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/output.h"
+#include "kernels/attention/softmax.h"
+#include "kernels/attention/warpgroup_latent_memory.h"
+#include "kernels/attention/warpgroup_memory.h"
+#include "kernels/attention/warpgroup_tiles.h"
+#include "kernels/numeric/lanes.h"
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/tma.h"
+#include "kernels/ptx/wgmma.h"
+#include "kernels/ptx/wgmma_half.h"
+#include "kernels/shared/ring_position.h"
+
+namespace octofold {
+namespace attention {
+
+// Of one of the two warpgroups: kScores, whether it is the first.
+template <WarpgroupLatentConfig kConfig, bool kScores>
+class WarpgroupLatent {
+  static constexpr AttentionForm kForm = kConfig.form;
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kTiles = kKeys / 8;
+  static constexpr int kColumns = kConfig.columns();
+  static constexpr int kFirstColumn = kScores ? 0 : kColumns;
+  static constexpr int kBarrier = 1, kThreads = 256;  // of both
+
+ public:
+  __device__ WarpgroupLatent(const AttentionParams& params,
+                             const WarpgroupLatentMemory<kConfig>& memory)
+      : params_(params), memory_(memory) {}
+
+  __device__ void run() {
+    WorkWalk<kConfig.rows()> walk(params_);
+    while (walk.next(rows_)) run_piece();
+  }
+
+ private:
+  __device__ void run_piece() {
+    int first_key;
+    const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
+    const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
+    const Range tiles = tiles_of<kKeys>(params_, rows_, sight.any);
+    const float k_factor =
+        factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
+    // Scores are compared before they are multiplied, so the sign is the queries'.
+    factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
+    copy_queries(k_factor < 0);
+    state_ = RowState();
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) sums_[i / 4][i % 4] = 0;
+    if constexpr (kScores) {
+      if (tiles.begin < tiles.end) score_and_add(tiles, sight.all, keys);
+    } else {
+      for (int tile = tiles.begin; tile < tiles.end; ++tile) add();
+    }
+    store();
+  }
+
+  // The lane's row i of two, of the block's.
+  static __device__ int row_of(int i) {
+    const unsigned own = ptx::opaque(threadIdx.x % 128);
+    return static_cast<int>(own / 32 * 16 + own % 32 / 4) + 8 * i;
+  }
+
+  // By both warpgroups, several at a time on their way.
+  __device__ void copy_queries(bool flip) const {
+    constexpr int kPieces = kConfig.panels() * 8, kAll = kConfig.rows() * kPieces, kBatch = 4;
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
+#pragma unroll 1
+    for (int first = thread; first < kAll; first += kBatch * kThreads) {
+      unsigned words[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * kThreads;
+        if (index >= kAll) break;
+        load_query<kForm.head_size>(params_, rows_, rows_.first + index / kPieces,
+                                    index % kPieces * 8, flip, words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * kThreads;
+        if (index >= kAll) break;
+        const auto row = static_cast<unsigned>(index / kPieces);
+        const auto unit = static_cast<unsigned>(index % kPieces);
+        ptx::store_shared_words(
+            memory_.queries() + swizzled(row, unit % 8) + unit / 8 * kConfig.query_panel_bytes(),
+            words[i]);
+      }
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kBarrier, kThreads);
+  }
+
+  // The first warpgroup's walk over tiles of keys.
+  __device__ void score_and_add(Range tiles, Range seen_by_all, int keys) {
+    float scores[kTiles][4], rescale[2];
+    unsigned weights[kKeys / 16][4];
+    config::RingPosition<kConfig.stages> next = position_;
+    issue_keys(scores, next);
+    ptx::wgmma_wait<0>();
+    weigh_tile(scores, rescale, next, tiles.begin * kKeys, seen_by_all, keys);
+    narrow_weights(scores, weights);
+    hand_over(weights, rescale);
+#pragma unroll 1
+    for (int tile = tiles.begin + 1; tile < tiles.end; ++tile) {
+      next.advance();
+      issue_values([&](int step) -> const unsigned (&)[4] { return weights[step]; });
+      issue_keys(scores, next);
+      ptx::wgmma_wait<1>();
+      release_stage();
+      ptx::wgmma_wait<0>();
+      arrive(memory_.weights_full());
+      weigh_tile(scores, rescale, next, tile * kKeys, seen_by_all, keys);
+      rescale_where_changed(rescale);
+      narrow_weights(scores, weights);
+      hand_over(weights, rescale);
+    }
+    issue_values([&](int step) -> const unsigned (&)[4] { return weights[step]; });
+    arrive(memory_.weights_full());
+    ptx::wgmma_wait<0>();
+    release_stage();
+  }
+
+  // Scores, which have come, to weights.
+  __device__ void weigh_tile(float (&scores)[kTiles][4], float (&rescale)[2],
+                             const config::RingPosition<kConfig.stages>& at, int first,
+                             Range seen_by_all, int keys) {
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) scores[i / 4][i % 4] = ptx::opaque(scores[i / 4][i % 4]);
+    if constexpr (kForm.k_scales) {
+      float scales[kTiles][2];
+      load_scales(memory_.scales(at.stage), scales);
+      multiply_by_scales(scores, scales);
+    }
+    if (first < seen_by_all.begin || first + kKeys > seen_by_all.end) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        mask(scores, i, first, seen_by_row(params_, rows_, rows_.first + row_of(i), keys));
+      }
+    }
+    weigh(scores, factor_, state_, rescale);
+    if constexpr (kForm.v_scales) {
+      float scales[kTiles][2];
+      load_scales(memory_.value_scales(at.stage), scales);
+      multiply_by_value_scales(scores, scales, state_, rescale);
+    }
+  }
+
+  static __device__ void narrow_weights(const float (&scores)[kTiles][4],
+                                        unsigned (&weights)[kKeys / 16][4]) {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      weights_of<kForm.q>(scores, step, weights[step]);
+    }
+  }
+
+  // Weights, and what rescales the sums before them, to the second warpgroup: once it is told.
+  __device__ void hand_over(const unsigned (&weights)[kKeys / 16][4], const float (&rescale)[2]) {
+    ptx::mbarrier_wait(memory_.weights_empty(), weights_parity_ ^ 1);
+    weights_parity_ ^= 1;
+    const unsigned column = threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) {
+      const auto row = static_cast<unsigned>(row_of(i % 2));
+      const auto unit = static_cast<unsigned>(i / 4 * 2 + i / 2 % 2);
+      ptx::store_shared_word(memory_.weights() + swizzled(row, unit) + column,
+                             weights[i / 4][i % 4]);
+    }
+    if (threadIdx.x % 4 < 2) {
+      const bool second = threadIdx.x % 4 == 1;
+      ptx::store_shared_word(memory_.factors(static_cast<unsigned>(row_of(second ? 1 : 0))),
+                             __float_as_uint(second ? rescale[1] : rescale[0]));
+    }
+    ptx::fence_proxy_async();
+  }
+
+  // The second warpgroup's part of a tile.
+  __device__ void add() {
+    ptx::mbarrier_wait(memory_.weights_full(), weights_parity_);
+    weights_parity_ ^= 1;
+    const float rescale[2] = {ptx::load_shared(memory_.factors(static_cast<unsigned>(row_of(0)))),
+                              ptx::load_shared(memory_.factors(static_cast<unsigned>(row_of(1))))};
+    rescale_where_changed(rescale);
+    issue_values([&](int step) { return ptx::k_major_descriptor(memory_.weights(), 32 * step); });
+    ptx::wgmma_wait<0>();
+    arrive(memory_.weights_empty());
+    release_stage();
+  }
+
+  // Maxima soon stay as they are.
+  __device__ void rescale_where_changed(const float (&rescale)[2]) {
+    if (numeric::max_of_lanes(rescale[0] != 1 || rescale[1] != 1 ? 1u : 0u) != 0) {
+      rescale_sums(sums_, rescale);
+    }
+  }
+
+  static __device__ void arrive(unsigned barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+  __device__ void release_stage() {
+    arrive(memory_.empty(position_.stage));
+    position_.advance();
+  }
+
+  __device__ void issue_keys(float (&scores)[kTiles][4],
+                             const config::RingPosition<kConfig.stages>& at) const {
+    ptx::mbarrier_wait(memory_.full(at.stage), at.parity);
+    const unsigned stage = memory_.stage(at.stage);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < config::ceil_divide(kForm.head_size, 16); ++step) {
+      const auto panel = static_cast<unsigned>(step / 4);
+      const int in_panel = step % 4 * 32;
+      ptx::WgmmaHalf<kKeys>::template issue<kForm.q>(
+          flat(scores),
+          ptx::k_major_descriptor(memory_.queries() + panel * kConfig.query_panel_bytes(),
+                                  in_panel),
+          ptx::k_major_descriptor(stage + panel * kConfig.panel_bytes(), in_panel), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // `weights`: of 16 keys, in registers or in shared memory.
+  template <typename Weights>
+  __device__ void issue_values(Weights&& weights) {
+    const unsigned values =
+        memory_.stage(position_.stage) +
+        static_cast<unsigned>(kFirstColumn / kConfig.kPanel) * kConfig.panel_bytes();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      ptx::WgmmaHalf<kColumns>::template issue<kForm.q, true>(
+          flat(sums_), weights(step),
+          ptx::n_major_descriptor(values + static_cast<unsigned>(step * 16 * kConfig.kPanelRow),
+                                  kConfig.panel_bytes()),
+          true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // What the first warpgroup knows of each row, to both; then all have read queries, too.
+  __device__ void store() {
+    if constexpr (kScores) {
+      const float sums[2] = {sum_of_quad(state_.sum[0]), sum_of_quad(state_.sum[1])};
+      // The second one has rescaled its sums.
+      ptx::mbarrier_wait(memory_.weights_empty(), weights_parity_ ^ 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = rows_.first + row_of(i);
+        if (threadIdx.x % 4 != 0) continue;
+        ptx::store_shared(memory_.factors(static_cast<unsigned>(row_of(i))),
+                          {inverse_of(sums[i]), state_.unit});
+        if (row < rows_.end) {
+          store_state<kForm>(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_), sums[i]);
+        }
+      }
+    }
+    ptx::barrier_sync(kBarrier, kThreads);
+    const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = rows_.first + row_of(i), dim = static_cast<int>(threadIdx.x % 4) * 2;
+      if (row >= rows_.end) continue;
+      const float2 state = ptx::load_shared_pair(memory_.factors(static_cast<unsigned>(row_of(i))));
+      const float in_units = __fmul_rn(state.y, v_factor);
+#pragma unroll
+      for (int tile = 0; tile < kColumns / 8; ++tile) {
+        const int column = kFirstColumn + 8 * tile;
+        if (column >= kForm.value_size) continue;
+        const float (&sums)[4] = sums_[tile];
+        store_pair<kForm>(params_, rows_, row, column + dim, __fmul_rn(sums[2 * i], in_units),
+                          __fmul_rn(sums[2 * i + 1], in_units), state.x);
+      }
+    }
+    ptx::barrier_sync(kBarrier, kThreads);
+  }
+
+  const AttentionParams& params_;
+  const WarpgroupLatentMemory<kConfig>& memory_;
+  Rows rows_;
+  config::RingPosition<kConfig.stages> position_;  // of the values at hand
+  unsigned weights_parity_ = 0;
+  float factor_ = 1;
+  float sums_[kColumns / 8][4];
+  RowState state_;
+};
+
+}  // namespace attention
+
+template <config::WarpgroupLatentConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1)
+    warpgroup_latent_kernel(const __grid_constant__ config::AttentionParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  extern __shared__ __align__(1024) unsigned char of_launch[];
+  const attention::WarpgroupLatentMemory<kConfig> memory{
+      ptx::opaque(ptx::shared_address(of_launch))};
+  if (threadIdx.x == 0) memory.init_barriers();
+  __syncthreads();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  if (threadIdx.x >= 256) {
+    ptx::shrink_registers<kConfig.producer_registers()>();
+    attention::WarpgroupTiles<kConfig, attention::WarpgroupLatentMemory<kConfig>>(params, memory)
+        .run();
+  } else if (threadIdx.x < 128) {
+    ptx::grow_registers<kConfig.scorer_registers()>();
+    attention::WarpgroupLatent<kConfig, true>(params, memory).run();
+  } else {
+    ptx::grow_registers<kConfig.summer_registers()>();
+    attention::WarpgroupLatent<kConfig, false>(params, memory).run();
+  }
+}
+
+}  // namespace octofold

@@ -1,0 +1,135 @@
+// 64 rows of queries in shared memory, as a product of a warpgroup reads them: float16. Those of
+// bfloat16 are divided by a power of two of their row, so that float16 holds them: what is 2^-39 of
+// the row's largest number, or less, is lost.
+#pragma once
+
+#include "kernels/attention/output.h"
+#include "kernels/attention/warpgroup_memory.h"
+#include "kernels/numeric/vector.h"
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/tma.h"
+
+namespace octofold::attention {
+
+template <WarpgroupQueriesConfig kConfig>
+class WarpgroupQueryTile {
+  static constexpr DType kType = kConfig.form.q;
+  static constexpr int kHeadSize = kConfig.form.head_size;
+  static constexpr int kThreads = 128;
+  // Two threads to a row, neighbours, with every other piece of 16 bytes.
+  static constexpr int kPieces = kConfig.numbers() / 8 / 2;
+
+ public:
+  __device__ WarpgroupQueryTile(const AttentionParams& params,
+                                const WarpgroupMemory<kConfig>& memory, int warpgroup)
+      : params_(params), memory_(memory), warpgroup_(warpgroup) {}
+
+  // Starts the copies of rows from `first` on, once no warp reads those that are there.
+  __device__ void copy(const Rows& rows, int first) const {
+    sync();
+    const int row = first + own_row();
+    if (!params_.q_vectors) {
+#pragma unroll 1
+      for (int i = 0; i < kPieces; ++i) {
+        unsigned words[4];
+        load_query<kHeadSize>(params_, rows, row, 8 * own_piece(i), false, words);
+        ptx::store_shared_words(address(i), words);
+      }
+      return;
+    }
+    const bool exists = row < rows.end;
+    const unsigned short* const numbers =
+        row_of_queries(params_, rows, exists ? row : rows.first) + 8 * own_piece(0);
+#pragma unroll 4
+    for (int i = 0; i < kPieces; ++i) {
+      const bool are_there = 16 * (i + 1) <= kHeadSize || 8 * own_piece(i) < kHeadSize;
+      ptx::copy_async<16, false>(address(i), numbers + (are_there ? 16 * i : 0),
+                                 exists && are_there);
+    }
+    ptx::copies_commit();
+  }
+
+  // Until they are there for all warps. `flip` changes all signs.
+  __device__ void await(bool flip) const {
+    ptx::copies_wait<0>();
+    const unsigned signs = flip ? 0x80008000u : 0u;
+    if constexpr (kType == DType::kBFloat16) {
+      divide(signs);
+    } else if (flip) {
+      for_each_piece([&](unsigned (&words)[4]) {
+        for (unsigned& word : words) word ^= signs;
+      });
+    }
+    ptx::fence_proxy_async();
+    sync();
+  }
+
+  // What a row of the tile was divided by.
+  __device__ float unit(int row) const {
+    if constexpr (kType != DType::kBFloat16) return 1;
+    return ptx::load_shared(memory_.query_units(warpgroup_) + static_cast<unsigned>(4 * row));
+  }
+
+ private:
+  // The largest number of the row becomes 2^14 to 2^15.
+  __device__ void divide(unsigned signs) const {
+    unsigned largest = 0;
+#pragma unroll 4
+    for (int i = 0; i < kPieces; ++i) {
+      unsigned words[4];
+      ptx::load_shared_words(address(i), words);
+#pragma unroll
+      for (const unsigned word : words) {
+        largest = numeric::larger<kType>(largest, numeric::magnitude<kType>(word));
+      }
+    }
+    largest = numeric::larger<kType>(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
+    // As bits of FP32: 2^14 over the power of two, and the power over 2^14. What is below 2^-100
+    // has few bits.
+    constexpr unsigned kOne = 127, kTop = 14, kLeast = kOne - 100;
+    const unsigned exponent = max(__float_as_uint(numeric::largest<kType>(largest)) >> 23, kLeast);
+    const float inverse = __uint_as_float((2 * kOne + kTop - exponent) << 23);
+    if (threadIdx.x % 2 == 0) {
+      ptx::store_shared_word(memory_.query_units(warpgroup_) + static_cast<unsigned>(4 * own_row()),
+                             (exponent - kTop) << 23);
+    }
+    for_each_piece([&](unsigned (&words)[4]) {
+      for (unsigned& word : words) {
+        float pair[2];
+        numeric::widen<kType>(&word, pair);
+        pair[0] = __fmul_rn(pair[0], inverse);
+        pair[1] = __fmul_rn(pair[1], inverse);
+        numeric::narrow<DType::kFloat16, false>(pair, &word);
+        word ^= signs;
+      }
+    });
+  }
+
+  template <typename Change>
+  __device__ void for_each_piece(Change&& change) const {
+#pragma unroll 4
+    for (int i = 0; i < kPieces; ++i) {
+      unsigned words[4];
+      ptx::load_shared_words(address(i), words);
+      change(words);
+      ptx::store_shared_words(address(i), words);
+    }
+  }
+
+  static __device__ int own_row() { return static_cast<int>(threadIdx.x % kThreads / 2); }
+  static __device__ int own_piece(int i) { return 2 * i + static_cast<int>(threadIdx.x % 2); }
+  __device__ unsigned address(int i) const {
+    const auto unit = static_cast<unsigned>(own_piece(i));
+    return memory_.queries(warpgroup_) + unit / 8 * kConfig.query_panel_bytes() +
+           swizzled(static_cast<unsigned>(own_row()), unit % 8);
+  }
+  __device__ void sync() const {
+    ptx::barrier_sync(1 + static_cast<unsigned>(warpgroup_), kThreads);
+  }
+
+  const AttentionParams& params_;
+  const WarpgroupMemory<kConfig>& memory_;
+  const int warpgroup_;
+};
+
+}  // namespace octofold::attention

@@ -1,0 +1,234 @@
+// 64 rows of a warpgroup: products with all keys that they see, the softmax, products with values.
+#pragma once
+
+#include "kernels/attention/keys.h"
+#include "kernels/attention/output.h"
+#include "kernels/attention/softmax.h"
+#include "kernels/attention/warpgroup_memory.h"
+#include "kernels/attention/warpgroup_query_tile.h"
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/wgmma.h"
+#include "kernels/ptx/wgmma_half.h"
+#include "kernels/shared/ring_position.h"
+
+namespace octofold::attention {
+
+template <WarpgroupQueriesConfig kConfig>
+class WarpgroupRows {
+  static constexpr AttentionForm kForm = kConfig.form;
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kTiles = kKeys / 8;
+  static constexpr int kNumbers = kConfig.numbers();
+  static constexpr int kThreads = 128;
+  static constexpr DType kType = kConfig.kType;
+  using Position = config::RingPosition<kConfig.stages>;
+
+ public:
+  __device__ WarpgroupRows(const AttentionParams& params, const WarpgroupMemory<kConfig>& memory)
+      : params_(params),
+        memory_(memory),
+        warpgroup_(static_cast<int>(threadIdx.x / kThreads)),
+        queries_(params, memory, warpgroup_),
+        walk_(params) {
+    values_.advance();
+  }
+
+  __device__ void run() {
+    if (warpgroup_ + 1 == kConfig.warpgroups) end_turn();
+    find_following();
+    while (follows_) {
+      rows_ = following_;
+      int first_key;
+      const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
+      const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
+      const Range tiles = tiles_of<kKeys>(params_, rows_, sight.any);
+      const float k_factor =
+          factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
+      state_ = {};
+#pragma unroll
+      for (int i = 0; i < 4 * (kNumbers / 8); ++i) sums_[i / 4][i % 4] = 0;
+      // Scores are compared before they are multiplied, so the sign is the queries'.
+      queries_.await(k_factor < 0);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float unit = queries_.unit(row_of(i) - rows_.first - 64 * warpgroup_);
+        factor_[i] = fmaxf(__fmul_rn(fabsf(k_factor), unit), 1e-37f);
+      }
+      if (tiles.begin < tiles.end) {
+        add(tiles, sight.all, keys);
+      } else {
+        find_following();
+      }
+      store();
+    }
+  }
+
+ private:
+  static __device__ int thread() { return static_cast<int>(ptx::opaque(threadIdx.x % kThreads)); }
+
+  // The lane's row i of two.
+  __device__ int row_of(int i) const {
+    const int own = thread();
+    return rows_.first + 64 * warpgroup_ + own / 32 * 16 + 8 * i + own % 32 / 4;
+  }
+
+  // The queries of the next rows are on their way while these rows are finished.
+  __device__ void find_following() {
+    follows_ = walk_.next(following_);
+    if (follows_) queries_.copy(following_, following_.first + 64 * warpgroup_);
+  }
+
+  // Products with the next keys and with these values are issued together; while the tensor core
+  // has them, or those of another warpgroup, scores become weights.
+  __device__ void add(Range tiles, Range seen_by_all, int keys) {
+    float scores[kTiles][4], rescale[2];
+    unsigned weights[kKeys / 16][4];
+    issue_keys(scores);
+    ptx::wgmma_wait<0>();
+    int tile = tiles.begin;
+    weigh_tile(scores, rescale, tile, seen_by_all, keys);
+#pragma unroll 1
+    while (++tile < tiles.end) {
+      narrow_weights(scores, weights);
+      begin_turn();
+      issue_keys(scores);
+      issue_values(weights);
+      end_turn();
+      const int values = values_.stage;
+      pass(values_);
+      ptx::wgmma_wait<1>();
+      const bool changes = weigh_tile(scores, rescale, tile, seen_by_all, keys);
+      ptx::wgmma_wait<0>();
+      release(values);
+      if (changes) rescale_sums(sums_, rescale);
+    }
+    narrow_weights(scores, weights);
+    begin_turn();
+    issue_values(weights);
+    end_turn();
+    find_following();
+    ptx::wgmma_wait<0>();
+    release(values_.stage);
+    pass(values_);
+  }
+
+  static __device__ void pin(float (&scores)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) scores[i / 4][i % 4] = ptx::opaque(scores[i / 4][i % 4]);
+  }
+
+  // Scores, which have come, to weights. Whether sums have to be rescaled.
+  __device__ bool weigh_tile(float (&scores)[kTiles][4], float (&rescale)[2], int tile,
+                             Range seen_by_all, int keys) {
+    pin(scores);
+    if constexpr (kForm.k_scales) {
+      float scales[kTiles][2];
+      load_scales(memory_.scales(keys_.stage), scales);
+      multiply_by_scales(scores, scales);
+    }
+    release(keys_.stage);
+    pass(keys_);
+    const int first = tile * kKeys;
+    if (first < seen_by_all.begin || first + kKeys > seen_by_all.end) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        mask(scores, i, first, seen_by_row(params_, rows_, row_of(i), keys));
+      }
+    }
+    bool changes = weigh_lazily(scores, factor_, state_, rescale);
+    // Also keeps the assembler from waiting for products before all this.
+    ptx::mbarrier_wait(memory_.full(values_.stage), values_.parity);
+    if constexpr (kForm.v_scales) {
+      float scales[kTiles][2];
+      load_scales(memory_.scales(values_.stage), scales);
+      multiply_by_value_scales(scores, scales, state_, rescale);
+      changes = __any_sync(0xFFFFFFFFu, rescale[0] != 1 || rescale[1] != 1);
+    }
+    return changes;
+  }
+
+  __device__ void begin_turn() const {
+    ptx::barrier_sync(4 + static_cast<unsigned>(warpgroup_), 256);
+  }
+  __device__ void end_turn() const {
+    const int next = warpgroup_ + 1 == kConfig.warpgroups ? 0 : warpgroup_ + 1;
+    ptx::barrier_arrive(4 + static_cast<unsigned>(next), 256);
+  }
+
+  __device__ void release(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.empty(stage));
+  }
+  // Keys and values have every other stage.
+  static __device__ void pass(Position& position) {
+    position.advance();
+    position.advance();
+  }
+
+  __device__ void issue_keys(float (&scores)[kTiles][4]) const {
+    ptx::mbarrier_wait(memory_.full(keys_.stage), keys_.parity);
+    const unsigned queries = memory_.queries(warpgroup_), stage = memory_.stage(keys_.stage);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kNumbers / 16; ++step) {
+      const auto panel = static_cast<unsigned>(step / 4);
+      const int in_panel = step % 4 * 32;
+      ptx::WgmmaHalf<kKeys>::template issue<kType>(
+          flat(scores),
+          ptx::k_major_descriptor(queries + panel * kConfig.query_panel_bytes(), in_panel),
+          ptx::k_major_descriptor(stage + panel * kConfig.panel_bytes(), in_panel), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  static __device__ void narrow_weights(const float (&scores)[kTiles][4],
+                                        unsigned (&weights)[kKeys / 16][4]) {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      weights_of<kType>(scores, step, weights[step]);
+    }
+  }
+
+  __device__ void issue_values(const unsigned (&weights)[kKeys / 16][4]) {
+    const unsigned stage = memory_.stage(values_.stage);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      ptx::WgmmaHalf<kNumbers>::template issue<kType, true>(
+          flat(sums_), weights[step],
+          ptx::n_major_descriptor(stage + static_cast<unsigned>(step * 16 * kConfig.kPanelRow),
+                                  kConfig.panel_bytes()),
+          true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ void store() const {
+    const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
+    const float in_units = __fmul_rn(state_.unit, v_factor);
+    store_row_of_lane(0, in_units);
+    store_row_of_lane(1, in_units);
+  }
+  __device__ void store_row_of_lane(int i, float in_units) const {
+    const float sum = sum_of_quad(state_.sum[i]);
+    const int row = row_of(i);
+    store_row<kForm>(params_, rows_, row, sums_, i, in_units, inverse_of(sum));
+    if (row < rows_.end && threadIdx.x % 4 == 0) {
+      store_state<kForm>(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_[i]), sum);
+    }
+  }
+
+  const AttentionParams& params_;
+  const WarpgroupMemory<kConfig>& memory_;
+  const int warpgroup_;
+  const WarpgroupQueryTile<kConfig> queries_;
+  Position keys_, values_;
+  WorkWalk<kConfig.rows()> walk_;
+  Rows following_, rows_;
+  bool follows_;
+  float factor_[2];  // of each row's scores
+  float sums_[kNumbers / 8][4];
+  RowState state_;
+};
+
+}  // namespace octofold::attention

@@ -1,0 +1,74 @@
+// The producers keep the ring filled: one thread asks TMA for codes and rows of x, a warp copies
+// scales word by word, so that any layout of them will do.
+#pragma once
+
+#include "kernels/ptx/tma.h"
+#include "kernels/weight_only_sm90/shared_memory.h"
+
+namespace octofold::weight_only_sm90 {
+
+// Arrivals at `full`.
+template <Sm90WeightOnlyConfig kConfig>
+inline constexpr unsigned kProducers = 1 + (kConfig.scales() > 0 ? 32 : 0);
+
+// Calls load(stage, tile, step) for each stage, as soon as it is empty.
+template <Sm90WeightOnlyConfig kConfig, typename Load>
+__device__ void for_each_stage(const Sm90WeightOnlyParams& params,
+                               const SharedMemory<kConfig>& smem, Load&& load) {
+  sm90::RingPosition<kConfig.stages> ring;
+  for (Walk<kConfig> walk(params); walk.has_tile(); walk.advance()) {
+    const Position tile = walk.tile();
+#pragma unroll 1
+    for (int step = walk.begin(), end = walk.end(); step < end; ++step) {
+      ptx::mbarrier_wait(smem.empty(ring.stage), ring.parity ^ 1);
+      load(ring.stage, tile, step);
+      ring.advance();
+    }
+  }
+}
+
+// One thread.
+template <Sm90WeightOnlyConfig kConfig>
+__device__ void load_operands(const Sm90WeightOnlyParams& params,
+                              const SharedMemory<kConfig>& smem) {
+  for_each_stage(params, smem, [&](int stage, const Position& tile, int step) {
+    const unsigned full = smem.full(stage), w = smem.w(stage);
+    const int row = static_cast<int>(tile.row), column = static_cast<int>(tile.column);
+    const int depth = step * kScaleBlock;
+    ptx::mbarrier_arrive_expect_bytes(full, kConfig.w_bytes() + 2 * kConfig.x_half_bytes());
+    if constexpr (kConfig.transposed) {
+#pragma unroll
+      for (int i = 0; i < kConfig.tile_columns; i += 128) {
+        ptx::tma_load(w + i * kScaleBlock, &params.w_map, full, column + i, depth);
+      }
+    } else {
+      ptx::tma_load(w, &params.w_map, full, depth, column);
+    }
+    ptx::tma_load(smem.x(stage, 0), &params.x_map, full, depth, row);
+    ptx::tma_load(smem.x(stage, 1), &params.x_map, full, depth + 64, row);
+  });
+}
+
+// One warp: of each stage the scales of the tile's columns or, for each 128 columns, factors of 128
+// of the depth. What lies behind the last of either has its scale, which nobody uses.
+template <Sm90WeightOnlyConfig kConfig>
+__device__ void load_scales(const Sm90WeightOnlyParams& params, const SharedMemory<kConfig>& smem) {
+  const config::WeightOnlyScale& scale = params.w_scale;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for_each_stage(params, smem, [&](int stage, const Position& tile, int step) {
+#pragma unroll 1
+    for (int i = lane; i < kConfig.scales(); i += 32) {
+      const int of_column = kConfig.depth_factors ? i / kScaleBlock * 128 : i;
+      const int column = min(static_cast<int>(tile.column) + of_column, params.columns - 1);
+      const int of_depth = kConfig.depth_factors
+                               ? min(step * kScaleBlock + i % kScaleBlock, params.depth - 1)
+                               : step;
+      ptx::copy_word_async(
+          smem.scales(stage) + 4 * i,
+          scale.data + (column >> scale.shift) * scale.stride + of_depth * scale.depth_stride);
+    }
+    ptx::mbarrier_arrive_after_copies(smem.full(stage));
+  });
+}
+
+}  // namespace octofold::weight_only_sm90

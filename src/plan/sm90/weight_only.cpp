@@ -1,0 +1,167 @@
+#include "plan/sm90/weight_only.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/format.h"
+#include "core/scale_layout.h"
+#include "kernels/sm90/config/gemm.h"
+#include "plan/capability.h"
+#include "plan/sm90/cost.h"
+
+namespace octofold::plan {
+namespace {
+
+using config::Sm90WeightOnlyConfig;
+
+// Fewer rows leave wgmma's operands nothing to share: warps that multiply by themselves are level.
+constexpr std::int64_t kLeastRows = 17;
+
+struct WeightOnlyTiling {
+  int columns, warpgroups, depth_groups;
+};
+constexpr WeightOnlyTiling kWeightOnlyTilings[] = {
+    {64, 1, 1}, {64, 1, 2}, {64, 1, 3}, {128, 2, 1}, {128, 2, 2}, {192, 3, 1}, {256, 2, 1}};
+constexpr int kSplits[] = {1, 2, 3, 4, 8};
+constexpr int kMostBlocks = 3;  // to a multiprocessor
+constexpr int kMostStages = 12;
+
+// Rows of tiles: all of them, or from 96 on.
+std::vector<int> rows_of_tiles(std::int64_t rows) {
+  if (rows <= 128) return {static_cast<int>(core::ceil_divide(rows, std::int64_t{16})) * 16};
+  std::vector<int> all;
+  for (int of_tile = 96; of_tile <= 256; of_tile += 16) {
+    const std::int64_t computed = core::ceil_divide(rows, of_tile) * of_tile;
+    if (4 * computed <= 5 * rows) all.push_back(of_tile);
+  }
+  return all;
+}
+
+// Whether the ring has enough stages; as many as shared memory holds, and as there are steps.
+bool fit_stages(Sm90WeightOnlyConfig& config, std::int64_t steps) {
+  const int memory = config::shared_memory_of_block(config.blocks_per_multiprocessor);
+  const int least = 2 * config.depth_groups;
+  int stages = static_cast<int>(std::clamp<std::int64_t>(steps, least, kMostStages));
+  for (stages -= stages % config.depth_groups; stages >= least; stages -= config.depth_groups) {
+    config.stages = stages;
+    if (config.shared_bytes() <= memory) return true;
+  }
+  return false;
+}
+
+std::int64_t tiles_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config) {
+  return core::ceil_divide(problem.rows, config.tile_rows) *
+         core::ceil_divide(problem.columns, config.tile_columns);
+}
+
+}  // namespace
+
+std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyProblem& problem,
+                                                              const Gpu& gpu) {
+  std::vector<Sm90WeightOnlyConfig> candidates;
+  const bool is_half = problem.x == DType::kFloat16 || problem.x == DType::kBFloat16;
+  if (product_kernels(gpu) != ProductKernels::kSm90 || problem.rows < kLeastRows || !is_half ||
+      !problem.fits_tma || (problem.out != problem.x && problem.out != DType::kFloat32)) {
+    return candidates;
+  }
+  const bool by_depth =
+      problem.w_scales == Granularity::kChannel || problem.w_scales == Granularity::kBlock1x128;
+  Sm90WeightOnlyConfig config{.w = problem.w,
+                              .x = problem.x,
+                              .out = problem.out,
+                              .transposed = problem.transposed,
+                              .w_blocks = problem.transposed
+                                              ? problem.w_scales == Granularity::kBlock128x128
+                                              : varies_along_k(problem.w_scales),
+                              .depth_factors = problem.transposed && by_depth,
+                              .store_vectors = problem.out_is_aligned};
+  const std::int64_t steps = core::ceil_divide(problem.depth, std::int64_t{kScaleBlock});
+  for (const auto& [columns, warpgroups, depth_groups] : kWeightOnlyTilings) {
+    config.tile_columns = columns;
+    config.warpgroups = warpgroups;
+    config.depth_groups = depth_groups;
+    for (const int rows : rows_of_tiles(problem.rows)) {
+      config.tile_rows = rows;
+      const std::int64_t tiles = tiles_of(problem, config);
+      for (const int split : kSplits) {
+        config.split_k = split;
+        // Blocks that share a tile have one each, and some steps.
+        if (split > 1 &&
+            (tiles * split > 3 * gpu.multiprocessors || steps < 2 * split * depth_groups)) {
+          continue;
+        }
+        for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
+          config.blocks_per_multiprocessor = blocks;
+          if (blocks > 1 && tiles <= sm90::clusters_at_once(split, blocks - 1, gpu)) break;
+          if (fit_stages(config, core::ceil_divide(steps, std::int64_t{split})) &&
+              config.invalid_reason() == nullptr) {
+            candidates.push_back(config);
+          }
+        }
+      }
+    }
+  }
+  return candidates;
+}
+
+std::string name_of(const Sm90WeightOnlyConfig& config) {
+  return core::format("sm90.{}x{}.w{}x{}.c{}.b{}", config.tile_columns, config.tile_rows,
+                      config.warpgroups, config.depth_groups, config.split_k,
+                      config.blocks_per_multiprocessor);
+}
+
+// Fitted to what up to 100 configurations took for each of 16 products, on an H200
+// (docs/notes/weight-only.md): what is chosen took at most 2 % longer than the best of them.
+double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
+                       const Gpu& gpu) {
+  // Of a multiprocessor in a clock: products of tensor cores, bytes that arrive, and bytes of
+  // memory. Clocks of a warpgroup for a stage of one sub-tile, and besides for scales of blocks,
+  // and these for each row. Of a round of tiles, of the launch, and of blocks that share a tile.
+  constexpr double kProducts = 2048, kArriving = 95, kFromMemory = 15.7;
+  constexpr double kDecode = 326, kScales = 205, kScalesOfRow = 0.56;
+  constexpr double kRound = 5300, kStart = 4550, kShare = 850, kShareSum = 14.2;
+  // They hide behind one another in part.
+  constexpr double kHidden = 1.54;
+  // With fewer stages ahead than these, for each group, bytes arrive more slowly.
+  constexpr double kStagesWanted = 4, kLate = 0.54;
+  const std::int64_t tiles = tiles_of(problem, config);
+  const std::int64_t at_once =
+      sm90::clusters_at_once(config.split_k, config.blocks_per_multiprocessor, gpu);
+  const auto rounds = static_cast<double>(core::ceil_divide(tiles, at_once));
+  const auto beside = static_cast<double>(std::min<std::int64_t>(
+      config.blocks_per_multiprocessor,
+      core::ceil_divide(tiles * config.split_k, std::int64_t{gpu.multiprocessors})));
+  const auto steps = static_cast<double>(core::ceil_divide(
+      core::ceil_divide(problem.depth, std::int64_t{kScaleBlock}), std::int64_t{config.split_k}));
+  const double rows = config.tile_rows, cells = rows * config.tile_columns;
+  const double multiplied = beside * cells * kScaleBlock / kProducts;
+  const double scaled = config.w_blocks ? kScales + kScalesOfRow * rows : 0;
+  const double decoded = config.sub_tiles() * (kDecode + scaled) / config.depth_groups;
+  const double ahead =
+      std::min(static_cast<double>(config.stages) / config.depth_groups, kStagesWanted);
+  const double arrived = beside * (config.w_bytes() + 2 * config.x_half_bytes()) / kArriving *
+                         (1 + kLate * (kStagesWanted - ahead));
+  const double stage = std::pow(
+      std::pow(multiplied, kHidden) + std::pow(decoded, kHidden) + std::pow(arrived, kHidden),
+      1 / kHidden);
+  const double worked = rounds * (steps * stage + kRound);
+  const double read = static_cast<double>(problem.columns) * static_cast<double>(problem.depth) /
+                      gpu.multiprocessors / kFromMemory;
+  const double shared = config.split_k > 1 ? kShare + kShareSum * cells / 64 : 0;
+  return std::max(worked, read) + kStart + shared;
+}
+
+KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
+                     std::string_view called, const Gpu& gpu) {
+  std::int64_t blocks = tiles_of(problem, config) * config.split_k;
+  if (config.split_k == 1 && config.depth_groups == 1) {
+    blocks = std::min<std::int64_t>(
+        blocks, std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor);
+  }
+  KernelPlan kernel = kernel_plan(called, config.kHeader, config.kKernel, config, blocks);
+  kernel.cluster_size = config.split_k;
+  kernel.shared_bytes = config.shared_bytes();
+  return kernel;
+}
+
+}  // namespace octofold::plan
