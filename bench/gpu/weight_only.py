@@ -5,7 +5,8 @@ that at which weights are read.
         [--formats e4m3 e5m2] [--x bfloat16 float16] [--candidates [TEXT ...]]
 
 Up to 16 rows x in FP32 and e4m3 too, and a single row as a vector; for more rows, the gradient.
-From 1024 rows on mma.sync alone (mma_ceiling.py) takes turns with them.
+From 64 rows on FP16 by mma.sync (half_product.py) takes turns with them, and from 1024 on mma.sync
+alone (mma_ceiling.py).
 """
 
 import sys
@@ -26,13 +27,15 @@ from common.measure import (
 )
 from common.operands import DTYPES, LAYERS, calls_of, normal, relative_error, scaled, sets_of
 from common.run import Run, new_parser, shapes_of, text_of
+from half_product import build as build_half
+from half_product import tiles_of as half_tiles
 from mma_ceiling import best_build
 from octofold.tuning import WeightOnlyProblem
 from torch import Tensor
 from weight_only_peers import humming
 
 ROWS = "1/4/16/64/1024/4096"
-CEILING_ROWS = 1024
+HALF_ROWS, CEILING_ROWS = 64, 1024
 FEW_ROWS = 16  # x may be of any type
 HALF = ("bfloat16", "float16")
 ERROR_LIMIT = 5e-3  # of the norm; BF16 alone makes 1.7e-3
@@ -134,6 +137,9 @@ def builds(case: Case, options) -> Iterator[Build]:
         yield from case.ours(name, options.x)
         yield from case.by_humming(name, options.x)
     yield case.matrices()
+    if case.m >= HALF_ROWS and case.run.on_gpu:
+        size = case.m, case.n, case.k
+        yield from (build_half(case.run, *size, tile) for tile in half_tiles(*size))
     if case.m >= CEILING_ROWS and case.run.on_gpu:
         yield best_build(case.run)
 

@@ -18,4 +18,11 @@ __device__ inline unsigned multiply_float16_pair(unsigned left, unsigned right) 
   return product;
 }
 
+// Likewise of bfloat16.
+__device__ inline unsigned multiply_bfloat16_pair(unsigned left, unsigned right) {
+  unsigned product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(left), "r"(right), "r"(0x80008000u));
+  return product;
+}
+
 }  // namespace octofold::ptx

@@ -4,6 +4,7 @@
 
 #include "kernels/numeric/elements.h"
 #include "kernels/weight_only/shared_memory.h"
+#include "kernels/weight_only/sum_units.h"
 
 namespace octofold::weight_only {
 
@@ -22,9 +23,10 @@ class Units {
   static constexpr int kThreads = kConfig.threads();
   static_assert(kThreads % kUnits == 0, "a thread has the same unit of all of its rows");
   static constexpr int kApart = kThreads / kUnits;  // rows of a thread
-  static constexpr int kCount = (kRows + kApart - 1) / kApart;
 
  public:
+  static constexpr int kCount = (kRows + kApart - 1) / kApart;
+
   __device__ Units(const Source& source, int first_step) {
     const bool is_whole = kDown ? source.bytes >= 16 * kUnits : source.rows >= kRows;
     const long long steps = kDown ? source.rows / kRows : source.bytes / (16 * kUnits);
@@ -49,6 +51,16 @@ class Units {
       from += kApart * source.stride;
     }
     from_ += advance(source);
+  }
+
+  // The same of a whole step one by one, for i from 0 to kCount - 1.
+  __device__ bool is_whole(int step) const { return step < whole_steps_; }
+  template <typename AddressOf>
+  __device__ void begin_one(const Source& source, int i, AddressOf&& address_of) {
+    static_assert(kRows % kApart == 0);
+    ptx::copy_async<16, kIsReadAgain>(address_of(row() + i * kApart, unit()),
+                                      from_ + i * kApart * source.stride);
+    if (i == kCount - 1) from_ += advance(source);
   }
 
  private:
@@ -125,13 +137,25 @@ class BlockScales {
   int blocks_;
 };
 
+template <WeightOnlyConfig kConfig, bool kAhead = kConfig.ahead>
+struct ColumnScalesOf {
+  using Type = BlockScales<kConfig, kConfig.tile_columns>;
+};
+template <WeightOnlyConfig kConfig>
+struct ColumnScalesOf<kConfig, true> {
+  using Type = SumUnits<kConfig>;
+};
+
 // All that a step needs.
 template <WeightOnlyConfig kConfig>
 class Copies {
   using S = Stage<kConfig>;
   static constexpr bool kTransposed = kConfig.transposed;
+  using ColumnScales = typename ColumnScalesOf<kConfig>::Type;
   static constexpr int kWRows = kTransposed ? kConfig.step_depth() : S::kWRows;
   static constexpr int kWUnits = kTransposed ? S::kWUnits : kConfig.warps_depth * S::kWUnits;
+  using WUnits = Units<kConfig, kWRows, kWUnits, kTransposed, false>;
+  using XUnits = Units<kConfig, kConfig.tile_rows, kConfig.warps_depth * S::kXUnits, false, true>;
 
  public:
   // begin() is called for first_step and those behind it, one after the other.
@@ -144,21 +168,58 @@ class Copies {
         x_scales_(params.x_scale, tile.row, params.rows, blocks(params), first_step) {}
 
   __device__ void begin(const S& stage, int step) {
-    w_.begin(w(), step, [&](int row, int unit) {
-      if constexpr (kTransposed) {
-        return stage.w(row / kScaleBlock) + S::w_offset(row % kScaleBlock, unit);
-      }
-      return stage.w(unit / S::kWUnits) + S::w_offset(row, unit % S::kWUnits);
-    });
-    x_.begin(x(), step, [&](int row, int unit) {
-      return stage.x(unit / S::kXUnits) + S::x_offset(row, unit % S::kXUnits);
-    });
+    w_.begin(w(), step, w_address(stage));
+    x_.begin(x(), step, x_address(stage));
     if constexpr (kConfig.depth_factors) copy_factors(stage, step);
     if constexpr (kConfig.w_blocks) w_scales_.begin(step, stage.column_scales());
     if constexpr (kConfig.x_blocks) x_scales_.begin(step, stage.row_scales());
   }
 
+  // The same of a step all of whose units are whole, in kCount parts.
+  static constexpr int kCount = WUnits::kCount + XUnits::kCount;
+
+  __device__ bool is_whole(int step) const { return w_.is_whole(step) && x_.is_whole(step); }
+  __device__ void begin_part(const S& stage, int step, int part) {
+    if (part < WUnits::kCount) {
+      w_.begin_one(w(), part, w_address(stage));
+    } else {
+      x_.begin_one(x(), part - WUnits::kCount, x_address(stage));
+    }
+    if constexpr (kConfig.w_blocks) {
+      if (part == kCount - 1) w_scales_.begin(step, stage.column_scales());
+    }
+  }
+
+  // What sums of each column are in: its scale, or that of its last block.
+  __device__ void store_units(unsigned address) const {
+    if constexpr (kConfig.w_blocks) {
+      w_scales_.store(address);
+    } else {
+      const config::WeightOnlyScale& scale = params_.w_scale;
+      const int first = static_cast<int>(threadIdx.x);
+      for (int i = first; i < kConfig.tile_columns; i += kConfig.threads()) {
+        const long long column = min(tile_.column + i, params_.columns - 1);
+        const bool exists = scale.data != nullptr && params_.depth > 0;
+        const float unit = exists ? scale.data[(column >> scale.shift) * scale.stride] : 1;
+        ptx::store_shared_word(address + 4 * i, __float_as_uint(unit));
+      }
+    }
+  }
+
  private:
+  static __device__ auto w_address(const S& stage) {
+    return [stage](int row, int unit) {
+      if constexpr (kTransposed) {
+        return stage.w(row / S::kDepth) + S::w_offset(row % S::kDepth, unit);
+      }
+      return stage.w(unit / S::kWUnits) + S::w_offset(row, unit % S::kWUnits);
+    };
+  }
+  static __device__ auto x_address(const S& stage) {
+    return [stage](int row, int unit) {
+      return stage.x(unit / S::kXUnits) + S::x_offset(row, unit % S::kXUnits);
+    };
+  }
   static __device__ int blocks(const WeightOnlyParams& params) {
     return static_cast<int>(config::ceil_divide(params.depth, kScaleBlock));
   }
@@ -185,9 +246,9 @@ class Copies {
 
   const WeightOnlyParams& params_;
   config::WeightOnlyTile tile_;
-  Units<kConfig, kWRows, kWUnits, kTransposed, false> w_;
-  Units<kConfig, kConfig.tile_rows, kConfig.warps_depth * S::kXUnits, false, true> x_;
-  BlockScales<kConfig, kConfig.tile_columns> w_scales_;
+  WUnits w_;
+  XUnits x_;
+  ColumnScales w_scales_;
   BlockScales<kConfig, kConfig.tile_rows> x_scales_;
 };
 

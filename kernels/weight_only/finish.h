@@ -96,7 +96,7 @@ class Finish {
     if (params_.depth > 0) {
       sum = __fmul_rn(sum, unit_);
       float factor = row_factor;
-      if constexpr (!kConfig.w_blocks && !kConfig.depth_factors) {
+      if constexpr (!kConfig.w_blocks && !kConfig.depth_factors && !kConfig.ahead) {
         factor = __fmul_rn(factor_of(params_.w_scale, column), row_factor);
       }
       sum = __fmul_rn(sum, factor);

@@ -14,10 +14,12 @@ using config::WeightOnlyParams;
 template <WeightOnlyConfig kConfig>
 struct Stage {
   // W by columns of out: rows of 128 bytes. Transposed: 128 rows of a byte for each column.
-  static constexpr int kWRowBytes = kConfig.transposed ? kConfig.tile_columns : kScaleBlock;
-  static constexpr int kWRows = kConfig.transposed ? kScaleBlock : kConfig.tile_columns;
+  static constexpr int kDepth = kConfig.group_depth();
+  static constexpr int kWRowBytes = kConfig.transposed ? kConfig.tile_columns : kDepth;
+  static constexpr int kWRows = kConfig.transposed ? kDepth : kConfig.tile_columns;
   static constexpr int kWUnits = kWRowBytes / 16;
-  static constexpr int kWSharing = 8 / kWUnits;  // rows that lie in the same 128 bytes
+  static constexpr int kWSharing =
+      kWUnits < 8 ? 8 / kWUnits : 1;  // rows that lie in the same 128 bytes
   static constexpr int kXUnits = kConfig.x_row_bytes() / 16;
 
   unsigned address;
@@ -36,6 +38,10 @@ struct Stage {
   // in four orders; of shorter ones, two or four of which share 128 bytes, neighbours change places
   // too. Copies write whole neighbours, which find all banks either way.
   static __device__ unsigned w_offset(int row, int unit) {
+    if constexpr (kConfig.ahead) {
+      const int other = kConfig.transposed ? row >> 3 & 3 : row >> 1 & 1;
+      return row * kWRowBytes + (unit ^ other * 2) * 16;
+    }
     if constexpr (kConfig.transposed) {
       const int of_four = row >> 4 & 3;
       const int place = row ^ (of_four & (kWSharing - 1));
@@ -44,7 +50,8 @@ struct Stage {
     return row * kWRowBytes + (unit ^ (row & 1) * 4) * 16;
   }
   static __device__ unsigned x_offset(int row, int unit) {
-    const int other = size_of(kConfig.x) == 4   ? unit >> 3
+    const int other = kConfig.ahead             ? (row & 1) * 4
+                      : size_of(kConfig.x) == 4 ? unit >> 3
                       : size_of(kConfig.x) == 2 ? row & 1
                                                 : (row & 1) * 4;
     return row * kConfig.x_row_bytes() + (unit ^ other) * 16;

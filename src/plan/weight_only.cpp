@@ -33,6 +33,10 @@ constexpr Tiling kManyRows[] = {
     {128, 64, 4, 1, 1}, {256, 64, 8, 1, 1}, {64, 64, 2, 2, 1},   {64, 128, 2, 2, 1},
     {128, 96, 2, 2, 1}, {256, 96, 4, 2, 1}, {128, 128, 4, 2, 1}, {128, 128, 2, 4, 1}};
 
+// Many rows, decoded ahead: warps of 64 columns and 64 rows, for which the assembler has registers
+// for 8.0 to 8.7 only, or 48 rows. Tiles of two or eight such warps are not faster anywhere.
+constexpr Tiling kAhead{128, 96, 2, 2, 1}, kAheadOfAmpere{128, 128, 2, 2, 1};
+
 constexpr int kLeastStages = 2, kMostStages = 4;
 
 // Rows of x that a tile for few of them holds.
@@ -48,8 +52,10 @@ int resident_blocks(const WeightOnlyConfig& config, const Gpu& gpu) {
   constexpr double kRegisters = 65536;
   const int by_memory =
       (gpu.shared_memory_per_block + kReserved) / (config.shared_bytes() + kReserved);
-  // As compilers have it: operands and addresses, and half as much again for each sum.
-  const int sums = 4 * config.column_tiles() * config.row_tiles() * (config.has_blocks() ? 2 : 1);
+  // As compilers have it: operands and addresses, and half as much again for each sum, of which
+  // blocks want two.
+  const int sets = config.has_blocks() && !config.ahead ? 2 : 1;
+  const int sums = 4 * config.column_tiles() * config.row_tiles() * sets;
   const double registers = std::min(70 + 1.5 * sums, 255.0);
   const int by_registers = static_cast<int>(kRegisters / (registers * config.threads()));
   return std::max(std::min(by_memory, by_registers), 1);
@@ -63,6 +69,28 @@ double instructions_of_code(const WeightOnlyConfig& config, const Gpu& gpu) {
   if (config.transposed) count += 0.5;
   if (config.depth_factors) count += 2.5;
   return count;
+}
+
+// Fitted to warps of 64 × 64, of which a scheduler has one or two: they hide what they wait for
+// behind one another, not behind themselves.
+double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work, const Gpu& gpu) {
+  // Of a step of 64: what is waited for, and what the products of a warp take, instructions that
+  // decode, and sums that change their unit. Of a block: what it takes besides.
+  constexpr double kWaits = 770, kProducts = 713, kOfInstruction = 0.73, kUnits = 170;
+  constexpr double kStart = 4000, kSchedulers = 4;
+  const WeightOnlyConfig& config = work.config;
+  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
+                              core::ceil_divide(problem.columns, config.tile_columns);
+  const auto rounds = core::ceil_divide(blocks, gpu.multiprocessors);
+  const auto resident = std::min<std::int64_t>(rounds, resident_blocks(config, gpu));
+  const double warps =
+      std::max(static_cast<double>(resident * config.threads()) / 32 / kSchedulers, 1.0);
+  const double decoded = 64.0 * config.group_depth() / 32 * instructions_of_code(config, gpu);
+  const double of_sums = kProducts + (config.w_blocks ? kUnits : 0);
+  const double of_warp = of_sums * config.row_tiles() / 8 + kOfInstruction * decoded;
+  const auto steps = core::ceil_divide(problem.depth, std::int64_t{config.step_depth()});
+  const double clocks = static_cast<double>(steps) * (kWaits + warps * of_warp) + warps * kStart;
+  return static_cast<double>(core::ceil_divide(rounds, resident)) * clocks;
 }
 
 }  // namespace
@@ -98,7 +126,8 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
           config.shared_bytes() > gpu.shared_memory_per_block) {
         continue;
       }
-      for (std::int64_t splits = 1; splits <= most_splits; splits *= 2) {
+      // Some tens of rows, of which tiles are few, are not for those that decode ahead.
+      for (std::int64_t splits = 1; splits <= (config.ahead ? 1 : most_splits); splits *= 2) {
         config.split = splits > 1;
         candidates.push_back({config, splits});
       }
@@ -108,6 +137,10 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
     for (const Tiling& tiling : kFewRows) add(tiling, held_rows(problem.rows));
   } else {
     for (const Tiling& tiling : kManyRows) add(tiling, tiling.rows);
+    config.ahead = true;
+    const int capability = gpu.compute_capability();
+    add(kAhead, kAhead.rows);
+    if (capability >= 80 && capability < 89) add(kAheadOfAmpere, kAheadOfAmpere.rows);
   }
   return candidates;
 }
@@ -116,6 +149,7 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
 // chosen takes 4 % longer than the best of them, on average.
 double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu) {
+  if (work.config.ahead) return clocks_ahead(problem, work, gpu);
   // Of a Hopper's multiprocessor in a clock: multiplications of tensor cores, instructions of
   // lanes, bytes of shared memory, bytes that it can fetch, and of these what memory has for it.
   // Clocks from asking for bytes to having them, what a block takes besides, hidden by others
@@ -179,9 +213,9 @@ WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
 
 std::string name_of(const WeightOnlyWork& work) {
   const WeightOnlyConfig& config = work.config;
-  return core::format("{}x{}.w{}x{}x{}.s{}.k{}", config.tile_columns, config.tile_rows,
+  return core::format("{}x{}.w{}x{}x{}.s{}.k{}{}", config.tile_columns, config.tile_rows,
                       config.warps_columns, config.warps_rows, config.warps_depth, config.stages,
-                      work.splits);
+                      work.splits, config.ahead ? ".ahead" : "");
 }
 
 std::string name_of(const WeightOnlyChoice& choice) {
@@ -234,7 +268,7 @@ std::vector<KernelPlan> kernels_of(const WeightOnlyProblem& problem, const Weigh
   const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
                               core::ceil_divide(problem.columns, config.tile_columns) * work.splits;
   std::vector<KernelPlan> kernels{
-      kernel_plan(called, config.kHeader, config.kKernel, config, blocks)};
+      kernel_plan(called, config.header(), config.kernel(), config, blocks)};
   kernels.back().shared_bytes = config.shared_bytes();
   if (config.split) {
     const WeightOnlyConfig combine = config.of_combination();

@@ -21,6 +21,8 @@ from gpu_support import (
     where_bfloat16_is_refused,
     with_data,
 )
+from octofold._ops.gemm_weight_only import _GRADIENT, multiply_by_weights
+from weight_only_problems import is_hopper
 from weight_only_support import ROUNDING, assert_product, rows_of, values_of
 
 # Few rows, by which warps share K; tiles of 32, 64 and 128 rows; ragged in all dimensions; K that
@@ -30,6 +32,17 @@ SHAPES = (
     (129, 264, 144), (300, 392, 1024), (7, 33, 5),
     (40, 1030, 2064), (70, 2100, 4111),
 )  # fmt: skip
+
+
+EXACTLY = {"rtol": 0, "atol": 0, "equal_nan": True}
+# A tile that operands are decoded ahead for, and bytes of shared memory that it has.
+AHEAD, AHEAD_BYTES = "128x96.w2x2x1.s3.k1.ahead", 64_000
+needs_tile_ahead = pytest.mark.skipif(
+    not ON_GPU
+    or is_hopper()
+    or torch.cuda.get_device_properties(0).shared_memory_per_block_optin < AHEAD_BYTES,
+    reason="needs a GPU with shared memory for the tile, and without kernels of its own",
+)
 
 
 def assert_forward(x, w, bias=None, **options):
@@ -77,6 +90,42 @@ def test_gradients(dtype, w_dtype, granularity, generator):
         # Its own type, of values that it holds.
         out = assert_gradient((gradient / 64).to(gradient.dtype), w)
         assert out.dtype is DTYPES[dtype]
+
+
+@needs_tile_ahead
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_operands_that_are_decoded_ahead(dtype, w_dtype, granularity, generator):
+    for m, n, k in ((131, 264, 656), (70, 300, 301), (300, 392, 1040), (17, 33, 64)):
+        x, w = rows_of(generator, m, k, dtype), operand(generator, n, k, w_dtype, granularity)
+        options = None, torch.float32, None, None, AHEAD
+        out = multiply_by_weights(x, w, *options)
+        assert_product(out, x.double(), values_of(w))
+        assert_same_bits(out, multiply_by_weights(x, w, *options))
+        if granularity in ("channel", "1x128"):  # as factors of the depth they have another kernel
+            continue
+        gradient = rows_of(generator, m, n, dtype)
+        inputs = gradient, w.data, w.scale
+        out = _GRADIENT(inputs, (granularity, AHEAD), "float32", None, None)[0]
+        assert_product(out, gradient.double(), values_of(w).T)
+
+
+@needs_tile_ahead
+@pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_codes_that_are_decoded_ahead_are_exact(dtype, w_dtype, generator):
+    w = operand(generator, 256, 64, w_dtype, "tensor", power_of_two=True)
+    w.data.view(torch.uint8)[:, 21] = torch.arange(256, dtype=torch.uint8, device=w.data.device)
+    w.data.view(torch.uint8)[:, :21] = 0
+    w.data.view(torch.uint8)[:, 22:] = 0
+    x = torch.zeros(100, 64, device=w.data.device, dtype=DTYPES[dtype])
+    x[::3, 21] = 1
+    out = multiply_by_weights(x, w, None, torch.float32, None, None, AHEAD)
+    expected = w.data[:, 21].double() * w.scale.double().flatten()[0]
+    torch.testing.assert_close(out[::3].double(), expected.expand(34, 256), **EXACTLY)
+    is_nan = ~expected.isfinite()  # times 0
+    assert out[1::3].isnan().any(dim=0).equal(is_nan)
 
 
 @where_bfloat16_is_refused

@@ -1,14 +1,22 @@
 """Small products with FP8 weights, for sanitizer_problems.py."""
 
 import itertools
+import os
 from functools import partial
 
 import octofold
 import torch
 from casting import GRANULARITIES as GRANULARITIES
+from octofold._ops.gemm_weight_only import multiply_by_weights
 
 # Few rows and several tiles, ragged; K and N in whole units of 16 bytes, and not.
 SHAPES = ((1, 72, 272), (13, 144, 656), (70, 144, 272), (131, 136, 144), (9, 37, 301))
+
+
+def is_hopper():
+    """Whether products take Hopper's own kernels, and no others."""
+    target = os.environ.get("OCTOFOLD_TARGET")
+    return target == "sm_90" if target else torch.cuda.get_device_capability()[0] == 9
 
 
 def _flat(results):
@@ -23,6 +31,11 @@ def _products(x, gradient, codes, scale, granularity, bias, device):
             octofold.gemm_weight_only(wide, w, bias=bias.to(device), out_dtype=torch.float32),
             octofold.ops.gemm_weight_only_gradient(gradient.to(device), w, out_dtype=torch.float32),
         ]
+        if x.shape[0] > 100 and device != "cpu" and not is_hopper():
+            tile = "128x96.w2x2x1.s3.k1.ahead"
+            results[0] = multiply_by_weights(
+                wide, w, bias.to(device), torch.float32, None, None, tile
+            )
         if x.shape[0] <= 16:
             codes_of_x = (8 * wide).to(torch.float8_e5m2)
             results += [

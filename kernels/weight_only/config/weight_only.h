@@ -32,9 +32,15 @@ struct WeightOnlyConfig {
   bool vectors = true;        // x and W can be copied in units of 16 bytes
   bool store_vectors = true;  // four columns of out can be stored at a time
   bool split = false;  // sums of parts of the depth go to memory, and another kernel adds them
+  // While products go on, operands of the next ones are decoded: the kernel for many rows.
+  bool ahead = false;
 
-  static constexpr const char* kHeader = "kernels/weight_only/weight_only.h";
-  static constexpr const char* kKernel = "weight_only_kernel";
+  constexpr const char* header() const {
+    return ahead ? "kernels/weight_only/many_rows.h" : "kernels/weight_only/weight_only.h";
+  }
+  constexpr const char* kernel() const {
+    return ahead ? "weight_only_many_rows_kernel" : "weight_only_kernel";
+  }
   static constexpr const char* kTypeName = "octofold::config::WeightOnlyConfig";
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -54,6 +60,7 @@ struct WeightOnlyConfig {
     field("vectors", vectors);
     field("store_vectors", store_vectors);
     field("split", split);
+    field("ahead", ahead);
   }
   friend constexpr bool operator==(const WeightOnlyConfig&, const WeightOnlyConfig&) = default;
 
@@ -92,9 +99,10 @@ struct WeightOnlyConfig {
 
   // Shared memory: of each stage, for each group of warps, W and then x; behind them float32
   // factors of the depth, or scales for each group's sums, of columns and of rows.
-  constexpr int step_depth() const { return kScaleBlock * warps_depth; }
-  constexpr int w_bytes() const { return kScaleBlock * tile_columns; }
-  constexpr int x_row_bytes() const { return kScaleBlock * size_of(x); }
+  constexpr int group_depth() const { return ahead ? kScaleBlock / 2 : kScaleBlock; }
+  constexpr int step_depth() const { return group_depth() * warps_depth; }
+  constexpr int w_bytes() const { return group_depth() * tile_columns; }
+  constexpr int x_row_bytes() const { return group_depth() * size_of(x); }
   constexpr int group_bytes() const { return w_bytes() + tile_rows * x_row_bytes(); }
   constexpr int factors() const { return depth_factors ? step_depth() : 0; }
   constexpr int column_scales() const { return w_blocks ? warps_depth * tile_columns : 0; }
@@ -107,9 +115,12 @@ struct WeightOnlyConfig {
   // different banks.
   constexpr int sum_stride() const { return tile_columns + 4; }
   constexpr int sum_bytes() const { return 4 * warps_depth * tile_rows * sum_stride(); }
-  constexpr int shared_bytes() const {
+  // Behind both, where operands are decoded ahead: what the sums of each column are in.
+  constexpr int units_offset() const {
     return stages * stage_bytes() > sum_bytes() ? stages * stage_bytes() : sum_bytes();
   }
+  constexpr int units() const { return ahead ? tile_columns : 0; }
+  constexpr int shared_bytes() const { return units_offset() + 4 * units(); }
 
   constexpr const char* invalid_reason() const {
     if (!is_fp8(w)) return "w has to be FP8";
@@ -123,7 +134,7 @@ struct WeightOnlyConfig {
     if (tile_columns != 16 * warps_columns * column_tiles()) {
       return "tile_columns has to be 16 for each of a warp's column tiles";
     }
-    if (transposed && kScaleBlock % tile_columns != 0)
+    if (transposed && !ahead && kScaleBlock % tile_columns != 0)
       return "transposed: tile_columns has to divide 128";
     if (tile_rows < 8 ? tile_rows != 1 && tile_rows != 2 && tile_rows != 4
                       : tile_rows != 8 * warps_rows * row_tiles()) {
@@ -132,6 +143,7 @@ struct WeightOnlyConfig {
     if (!on_tensor_cores() && (warps_rows != 1 || column_tiles() != 1 || tile_rows > 16)) {
       return "float32 x: a warp has to have 16 columns and at most 16 rows";
     }
+    if (ahead) return invalid_reason_ahead();
     if (4 * column_tiles() * row_tiles() > (has_blocks() || depth_factors ? 64 : 96)) {
       return "the accumulators leave too few registers for partial sums";
     }
@@ -141,6 +153,19 @@ struct WeightOnlyConfig {
     if (depth_factors && (!transposed || w_blocks))
       return "factors along the depth need a transposed W without block scales";
     if (x_blocks && !is_fp8(x)) return "only an FP8 x can have scales";
+    return nullptr;
+  }
+
+ private:
+  constexpr const char* invalid_reason_ahead() const {
+    if (size_of(x) != 2) return "ahead: x has to be 16-bit numbers";
+    if (depth_factors) return "ahead: weights have no factors of their own";
+    if (stages < 3) return "ahead: the ring has to have at least 3 stages";
+    if (warps_depth != 1 || split) return "ahead: warps and blocks share no depth";
+    if (4 * column_tiles() * row_tiles() > 128)
+      return "ahead: the accumulators leave too few registers for operands";
+    if (transposed && (column_tiles() % 2 != 0 || tile_columns % kScaleBlock != 0))
+      return "ahead, transposed: warps have to have 32 columns or 64, tiles whole blocks of 128";
     return nullptr;
   }
 };

@@ -29,9 +29,15 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
   // 16-bit numbers that all GPUs multiply.
   DType narrow() const { return GetParam() < 80 ? DType::kFloat16 : DType::kBFloat16; }
 
+  static const char* header_of(const WeightOnlyConfig& config) { return config.header(); }
+  static const char* header_of(const Sm90WeightOnlyConfig& config) { return config.kHeader; }
+  static const char* kernel_of(const WeightOnlyConfig& config) { return config.kernel(); }
+  static const char* kernel_of(const Sm90WeightOnlyConfig& config) { return config.kKernel; }
+
   template <typename Config>
   jit::Binary compiled(const Config& config, std::string& description) {
-    plan::KernelPlan kernel = plan::kernel_plan("test", config.kHeader, config.kKernel, config, 1);
+    plan::KernelPlan kernel =
+        plan::kernel_plan("test", header_of(config), kernel_of(config), config, 1);
     description = kernel.description;
     jit::Binary binary = jit::compile_cached(
         {kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
@@ -61,11 +67,13 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
   void expect_sound(const WeightOnlyConfig& config) {
     std::string description;
     const jit::Binary binary = compiled(config, description);
-    // Products of a half of 128: four along the depth; before Ampere instructions take half.
-    const int products = config.on_tensor_cores()
-                             ? 4 * config.halves_at_once() * config.column_tiles() *
-                                   config.row_tiles() * (GetParam() < 80 ? 2 : 1)
-                             : 0;
+    // Products of a half of 128: four along the depth; decoded ahead, two halves of 64, of which
+    // the second is there with copies beside it and without. Before Ampere instructions take half.
+    const int along = config.ahead ? 2 * 3 : 4 * config.halves_at_once();
+    const int products =
+        config.on_tensor_cores()
+            ? along * config.column_tiles() * config.row_tiles() * (GetParam() < 80 ? 2 : 1)
+            : 0;
     EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHmma), products)
         << description;
   }
@@ -130,8 +138,9 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
         .out = narrow(),
         .w_scales = has_blocks ? Granularity::kBlock128x128 : Granularity::kTensor};
     for (const auto& [config, splits] : warp_weight_only_candidates(problem, gpu_)) {
-      if (config.column_tiles() * config.row_tiles() < 16 || config.stages != 2) continue;
-      expect_sound(config);
+      const bool is_largest = config.column_tiles() * config.row_tiles() >= 16 &&
+                              config.stages == (config.ahead ? 3 : 2);
+      if (is_largest) expect_sound(config);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "octofold/types.h"
 
 #include "kernels/weight_only/combine.h"
+#include "kernels/weight_only/many_rows.h"
 #include "support/test.h"
 #include "support/weight_only_on_host.h"
 
@@ -81,8 +82,13 @@ void expect_product(const Case& problem) {
   std::vector<float> partials(as_size(problem.splits * rows * columns), NAN);
   params.partials = partials.data();
   params.splits = problem.splits;
-  test::launch(blocks * problem.splits, kConfig.threads(),
-               [&] { weight_only_kernel<kConfig>(params); });
+  test::launch(blocks * problem.splits, kConfig.threads(), [&] {
+    if constexpr (kConfig.ahead) {
+      weight_only_many_rows_kernel<kConfig>(params);
+    } else {
+      weight_only_kernel<kConfig>(params);
+    }
+  });
   if constexpr (kConfig.split) {
     constexpr WeightOnlyConfig kCombine = kConfig.of_combination();
     const std::int64_t fours = rows * config::ceil_divide(columns, 4);
@@ -250,6 +256,103 @@ TEST(WeightOnlyTest, OfGradients) {
          {.w = kE4M3, .x = kNarrow, .out = kFloat32, .transposed = true, .depth_factors = true});
   for (const Granularity scales : {Granularity::kChannel, Granularity::kBlock1x128}) {
     expect_product<kFactors>({11, 144, 304, scales});
+  }
+}
+
+constexpr WeightOnlyConfig decoded_ahead(const Tiles& tiles, WeightOnlyConfig config) {
+  config.ahead = true;
+  return by(tiles, config);
+}
+constexpr Tiles kAheadTiles{.columns = 128, .rows = 64, .warps_columns = 2, .warps_depth = 1};
+
+TEST(WeightOnlyTest, OfOperandsDecodedAhead) {
+  constexpr WeightOnlyConfig kConfig =
+      decoded_ahead(kAheadTiles, {.w = kE4M3, .x = kNarrow, .out = kNarrow});
+  expect_product<kConfig>({.rows = 70,
+                           .columns = 144,
+                           .depth = 400,
+                           .w_scales = Granularity::kChannel,
+                           .has_bias = true,
+                           .bias_is_float32 = true,
+                           .has_nan = true});
+  for (const std::int64_t depth : {0, 16, 64, 208}) expect_product<kConfig>({5, 16, depth});
+  constexpr WeightOnlyConfig kBlocks = decoded_ahead(
+      {.columns = 64, .rows = 32, .warps_columns = 2, .warps_rows = 2, .warps_depth = 1},
+      {.w = kE5M2, .x = kFloat16, .out = kFloat32, .w_blocks = true});
+  for (const Granularity scales : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    expect_product<kBlocks>({.rows = 33, .columns = 136, .depth = 656, .w_scales = scales});
+  }
+  constexpr Tiles kNinetySix{
+      .columns = 128, .rows = 96, .warps_columns = 2, .warps_rows = 2, .warps_depth = 1};
+  constexpr WeightOnlyConfig kAnywhere = decoded_ahead(kNinetySix, {.w = kE4M3,
+                                                                    .x = kFloat16,
+                                                                    .out = kFloat16,
+                                                                    .w_blocks = true,
+                                                                    .vectors = false,
+                                                                    .store_vectors = false});
+  expect_product<kAnywhere>({.rows = 65,
+                             .columns = 131,
+                             .depth = 301,
+                             .w_scales = Granularity::kBlock128x128,
+                             .has_bias = true,
+                             .pad = 5,
+                             .offset = 3});
+}
+
+TEST(WeightOnlyTest, OfGradientsDecodedAhead) {
+  constexpr WeightOnlyConfig kConfig =
+      decoded_ahead(kAheadTiles, {.w = kE4M3, .x = kNarrow, .out = kNarrow, .transposed = true});
+  expect_product<kConfig>({.rows = 66, .columns = 144, .depth = 328, .has_nan = true});
+  constexpr WeightOnlyConfig kBlocks = decoded_ahead(
+      {.columns = 256,
+       .rows = 32,
+       .warps_columns = 4,
+       .warps_rows = 2,
+       .warps_depth = 1,
+       .stages = 4},
+      {.w = kE5M2, .x = kFloat16, .out = kFloat32, .transposed = true, .w_blocks = true});
+  expect_product<kBlocks>({40, 272, 400, Granularity::kBlock128x128});
+}
+
+// Scales far apart, 0 among them: of what is left out nothing is seen in the sums.
+TEST(WeightOnlyTest, SumsChangeTheirUnits) {
+  constexpr WeightOnlyConfig kConfig =
+      decoded_ahead({.columns = 64, .rows = 16, .warps_columns = 2, .warps_depth = 1},
+                    {.w = kE4M3, .x = kFloat16, .out = kFloat32, .w_blocks = true});
+  constexpr std::int64_t kBlocks = 7, kDepth = 128 * kBlocks;
+  const std::vector<float> scales[] = {{0, 3, 0, 0, 1e-6f, 2, 0},
+                                       {1e20f, 1e-30f, 1e-30f, 7e19f, 0, 1, 1},
+                                       {-1, 2, 1e-38f, -3, 1e-20f, 4, 5},
+                                       {0, 0, 0, 0, 0, 0, 0},
+                                       {1e-30f, 2e-30f, 1e-31f, 0, 3e-30f, 1e-30f, 1e-30f}};
+  for (const std::vector<float>& of_blocks : scales) {
+    test::Random random;
+    Matrix w(kE4M3, 64, kDepth, 0, 0), x(kFloat16, 16, kDepth, 0, 0), out(kFloat32, 16, 64, 0, 0);
+    w.draw(random, 64);
+    x.draw(random, 16);
+    const WeightOnlyParams params{.w = w.data(),
+                                  .w_stride = kDepth,
+                                  .x = x.data(),
+                                  .x_stride = 2 * kDepth,
+                                  .out = out.data(),
+                                  .out_stride = 64,
+                                  .bias = nullptr,
+                                  .bias_is_float32 = false,
+                                  .w_scale = {of_blocks.data(), 1, 1, 7},
+                                  .x_scale = {},
+                                  .rows = 16,
+                                  .columns = 64,
+                                  .depth = kDepth};
+    test::launch(1, kConfig.threads(), [&] { weight_only_many_rows_kernel<kConfig>(params); });
+    for (std::int64_t at = 0; at < 16 * 64; ++at) {
+      double sum = 0, terms = 0;
+      for (std::int64_t k = 0; k < kDepth; ++k) {
+        const double scale = of_blocks[as_size(k / 128)];
+        const double term = x.at(at / 64, k) * w.at(at % 64, k) * scale;
+        sum += term, terms += std::abs(term);
+      }
+      ASSERT_NEAR(out.at(at / 64, at % 64), sum, 2e-6 * terms) << at;
+    }
   }
 }
 

@@ -166,6 +166,31 @@ TEST(PlanWeightOnlyTest, ManyRowsHaveLargeTiles) {
   }
 }
 
+// Where tiles fill a GPU twice, operands are decoded ahead; weights with factors along the depth,
+// some tens of rows, and x of other types have the other kernel.
+TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
+  const WeightOnlyProblem many{
+      .rows = 4096, .columns = 4096, .depth = 7168, .w_scales = Granularity::kBlock128x128};
+  for (const int capability : {80, 86}) {
+    const auto is_ahead = [&](const WeightOnlyProblem& problem) {
+      const auto plan = plan_weight_only(problem, "gemm_weight_only", gpu_of(capability));
+      return work_of(plan).config.ahead;
+    };
+    EXPECT_TRUE(is_ahead(many)) << capability;
+    WeightOnlyProblem problem = many;
+    problem.transposed = true;
+    EXPECT_TRUE(is_ahead(problem)) << capability;
+    problem.w_scales = Granularity::kChannel;
+    EXPECT_FALSE(is_ahead(problem)) << capability;
+    problem = many;
+    problem.rows = 64;
+    EXPECT_FALSE(is_ahead(problem)) << capability;
+    problem.x = DType::kFloat32;
+    problem.rows = 16;
+    EXPECT_FALSE(is_ahead(problem)) << capability;
+  }
+}
+
 // Some tens of rows have few tiles of many columns: blocks share the depth, where they may.
 TEST(PlanWeightOnlyTest, BlocksShareTheDepthOfSomeRows) {
   WeightOnlyProblem problem{.rows = 64, .columns = 4096, .depth = 7168, .has_workspace = true};

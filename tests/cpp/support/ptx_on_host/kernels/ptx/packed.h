@@ -14,4 +14,9 @@ inline unsigned multiply_float16_pair(unsigned left, unsigned right) {
                       float_of_float16(left >> 16) * float_of_float16(right >> 16));
 }
 
+inline unsigned multiply_bfloat16_pair(unsigned left, unsigned right) {
+  const auto value = [](unsigned bits) { return __uint_as_float(bits << 16); };
+  return bfloat16_pair(value(left) * value(right), value(left >> 16) * value(right >> 16));
+}
+
 }  // namespace octofold::ptx
