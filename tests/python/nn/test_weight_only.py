@@ -1,6 +1,7 @@
 """octofold.nn.WeightOnlyLinear and convert_weight_only: FP8 weights, all else in 16 bits."""
 
 import copy
+import importlib
 import weakref
 
 import octofold
@@ -70,12 +71,31 @@ def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkey
         return y.detach(), leaf.grad, layer.bias.grad
 
     expected = outcome()
-    monkeypatch.setattr("octofold.nn.layers.weight_only._are_many", lambda x: True)
+    monkeypatch.setattr("octofold.nn.layers.weight_only._are_many", lambda x, most: True)
     monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only", None)
     monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only_gradient", None)
     for found, other in zip(outcome(), expected, strict=True):
         assert (found.shape, found.dtype) == (other.shape, other.dtype)
         assert relative_error(found, other) < 2**-7
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_how_many_rows_are_decoded(hopper, monkeypatch):
+    """Up to 128 on any GPU, on Hopper more; on the CPU all."""
+    module = "octofold.nn.layers.weight_only"
+    monkeypatch.setattr(f"{module}.has_warpgroups", lambda device: hopper)
+    are_many = importlib.import_module(module)._are_many
+
+    class OnGpu:
+        device = torch.device("cuda", 0)
+
+        def __init__(self, rows):
+            self.shape = (rows, 64)
+
+    assert not are_many(OnGpu(128), 1024)
+    assert are_many(OnGpu(129), 1024) is not hopper
+    assert are_many(OnGpu(1025), 1024)
+    assert not are_many(random(4096, 64), 1024)
 
 
 def test_adapters_train_over_it():

@@ -16,7 +16,8 @@ from ..autograd.fitting import require_input
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
-from ..recipes.choice import MOST_TOKENS
+from ..recipes.choice import MOST_TOKENS, MOST_TOKENS_OF_GRADIENT, MOST_TOKENS_OF_WARPGROUPS
+from ..recipes.kernels import has_warpgroups
 from .frozen_linear import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
@@ -74,17 +75,19 @@ def weight_only_linear(
 
 
 def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
-    if _are_many(x):
+    if _are_many(x, MOST_TOKENS_OF_WARPGROUPS):
         copy = weight.dequantize(x.dtype)
         return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))
     y: Tensor = gemm_weight_only(x, weight, bias=bias)
     return y
 
 
-def _are_many(x: Tensor) -> bool:
+def _are_many(x: Tensor, most_on_hopper: int) -> bool:
     """Whether a copy of the weight in 16 bits, which is given back at once, and torch's product
     take less time than one that decodes the weight for each tile of rows."""
-    return x.device.type == "cuda" and row_count(x.shape) > MOST_TOKENS
+    if x.device.type != "cuda":
+        return False
+    return row_count(x.shape) > (most_on_hopper if has_warpgroups(x.device) else MOST_TOKENS)
 
 
 class _WeightOnly(torch.autograd.Function):
@@ -105,7 +108,7 @@ class _WeightOnly(torch.autograd.Function):
         dy = walkable(dy)
         weight = ScaledTensor(codes, scale, ctx.granularity)
         dx = None
-        if needs_x and _are_many(dy):
+        if needs_x and _are_many(dy, MOST_TOKENS_OF_GRADIENT):
             dx = torch.matmul(dy, weight.dequantize(dy.dtype))
         elif needs_x:
             dx = gemm_weight_only_gradient(dy, weight)

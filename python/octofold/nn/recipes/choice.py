@@ -31,6 +31,12 @@ weight and torch's product are estimated to be quicker: reading and writing 3 by
 takes as long as 130 to 220 rows lose in a kernel that reaches 0.45 of the tensor cores' rate, by
 the rates of an H200, an A100 and an RTX 3050. Not measured on the latter two."""
 
+MOST_TOKENS_OF_WARPGROUPS: Final = 1024
+MOST_TOKENS_OF_GRADIENT: Final = 512
+"""The same on Hopper, of a product and of its gradient by x, by scales of blocks at 4096,7168: 92
+µs at 1024 rows where torch's product takes 76, and a copy of the weight some 20; of 512 rows of a
+gradient it is estimated (docs/notes/weight-only.md)."""
+
 
 @dataclass(frozen=True)
 class Threshold:

@@ -25,9 +25,19 @@ def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype != torch.bfloat16 or has_bfloat16(device)
 
 
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether warpgroups multiply 16-bit numbers and FP8 weights: on Hopper."""
+    return device.type == "cuda" and _has_warpgroups(device.index)
+
+
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the GPU multiplies bfloat16 in tensor cores."""
     return device.type != "cuda" or _has_bfloat16(device.index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_warpgroups(index: int | None) -> bool:
+    return torch.cuda.get_device_capability(index)[0] == 9
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
