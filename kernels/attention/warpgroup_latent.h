@@ -127,6 +127,7 @@ class WarpgroupLatent {
     issue_values([&](int step) -> const unsigned (&)[4] { return weights[step]; });
     arrive(memory_.weights_full());
     ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(flat(sums_));
     release_stage();
   }
 
@@ -134,8 +135,7 @@ class WarpgroupLatent {
   __device__ void weigh_tile(float (&scores)[kTiles][4], float (&rescale)[2],
                              const config::RingPosition<kConfig.stages>& at, int first,
                              Range seen_by_all, int keys) {
-#pragma unroll
-    for (int i = 0; i < 4 * kTiles; ++i) scores[i / 4][i % 4] = ptx::opaque(scores[i / 4][i % 4]);
+    ptx::wgmma_pin(flat(scores));
     if constexpr (kForm.k_scales) {
       float scales[kTiles][2];
       load_scales(memory_.scales(at.stage), scales);
@@ -192,6 +192,7 @@ class WarpgroupLatent {
     rescale_where_changed(rescale);
     issue_values([&](int step) { return ptx::k_major_descriptor(memory_.weights(), 32 * step); });
     ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(flat(sums_));
     arrive(memory_.weights_empty());
     release_stage();
   }

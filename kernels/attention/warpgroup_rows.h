@@ -108,19 +108,15 @@ class WarpgroupRows {
     end_turn();
     find_following();
     ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(flat(sums_));
     release(values_.stage);
     pass(values_);
-  }
-
-  static __device__ void pin(float (&scores)[kTiles][4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * kTiles; ++i) scores[i / 4][i % 4] = ptx::opaque(scores[i / 4][i % 4]);
   }
 
   // Scores, which have come, to weights. Whether sums have to be rescaled.
   __device__ bool weigh_tile(float (&scores)[kTiles][4], float (&rescale)[2], int tile,
                              Range seen_by_all, int keys) {
-    pin(scores);
+    ptx::wgmma_pin(flat(scores));
     if constexpr (kForm.k_scales) {
       float scales[kTiles][2];
       load_scales(memory_.scales(keys_.stage), scales);

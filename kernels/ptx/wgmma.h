@@ -17,6 +17,14 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Behind the wait for their products: nothing of these sums is read before, or copied, which the
+// compiler does otherwise where branches follow.
+template <int kCount>
+__device__ inline void wgmma_pin(float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
 // Describes a K-major operand of 8-bit elements in shared memory: rows of 128 bytes under the
 // 128-byte swizzle, eight of them to an atom of 1024 bytes; `k` values of K in (a multiple of 32).
 // Fields ("Matrix Descriptor Format"): address and offsets in units of 16 bytes; bits 16-29 unused

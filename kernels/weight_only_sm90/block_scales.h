@@ -56,6 +56,7 @@ class PartialSums : public NoScales<kConfig> {
     const float of_columns[2] = {block_scale<kConfig>(scales, 2 * sub_tile),
                                  block_scale<kConfig>(scales, 2 * sub_tile + 1)};
     ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(partial_);
 #pragma unroll
     for (int i = 0; i < kConfig.tile_rows / 2; ++i) {
       sums[i] = __fmaf_rn(partial_[i], of_columns[i % 4 / 2], sums[i]);
@@ -102,6 +103,7 @@ class Units : public NoScales<kConfig> {
   }
   __device__ void before(int sub_tile, Sums& sums) {
     ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(sums);
     multiply(sums, ratios_, sub_tile);
   }
   __device__ void finish(int sub_tile, Sums& sums) { multiply(sums, units_, sub_tile); }

@@ -53,13 +53,11 @@ class Products {
     ptx::wgmma_wait<0>();
     release(before);
     advance();
-    // Nothing of them is read, or copied, before the wait.
 #pragma unroll
-    for (int i = 0; i < kSubTiles * kSums; ++i) {
-      sums[i / kSums][i % kSums] = ptx::opaque(sums[i / kSums][i % kSums]);
+    for (int i = 0; i < kSubTiles; ++i) {
+      ptx::wgmma_pin(sums[i]);
+      scales_.finish(i, sums[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kSubTiles; ++i) scales_.finish(i, sums[i]);
   }
 
  private:
