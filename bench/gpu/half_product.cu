@@ -1,10 +1,11 @@
-// out[rows, columns] = x · Wᵀ in FP16 by mma.sync, with sums in FP32: what a product with FP8 weights
-// would be if there was nothing to decode. x and W come by cp.async into a ring of stages, whole tiles
-// only, operands by ldmatrix a product ahead. Blocks may share the depth; combine() adds what they
-// leave in `partials`. COLUMNS, ROWS: of a tile; WARPS_COLUMNS, WARPS_ROWS that share it; STAGES.
+// out[rows, columns] = x · Wᵀ in FP16 by mma.sync, with sums in FP32: what a product with FP8
+// weights would be if there was nothing to decode. x and W come by cp.async into a ring of stages,
+// whole tiles only, operands by ldmatrix a product ahead. Blocks may share the depth; combine()
+// adds what they leave in `partials`. COLUMNS, ROWS: of a tile; WARPS_COLUMNS, WARPS_ROWS that
+// share it; STAGES.
 extern "C" __global__ void __launch_bounds__(32 * WARPS_COLUMNS * WARPS_ROWS)
-multiply(const unsigned char* w, const unsigned char* x, unsigned short* out, float* partials,
-         int rows, int columns, int depth, int splits) {
+    multiply(const unsigned char* w, const unsigned char* x, unsigned short* out, float* partials,
+             int rows, int columns, int depth, int splits) {
   constexpr int kThreads = 32 * WARPS_COLUMNS * WARPS_ROWS;
   constexpr int kColumnTiles = COLUMNS / WARPS_COLUMNS / 16, kRowTiles = ROWS / WARPS_ROWS / 8;
   constexpr int kStage = 128 * (COLUMNS + ROWS);  // 64 of the depth: 128 bytes of each row
@@ -45,16 +46,18 @@ multiply(const unsigned char* w, const unsigned char* x, unsigned short* out, fl
       const unsigned at = stage + (a_row + 16 * i) * 128 + ((2 * k + lane / 16) ^ a_row % 8) * 16;
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(a[to][i][0]), "=r"(a[to][i][1]), "=r"(a[to][i][2]), "=r"(a[to][i][3])
-                   : "r"(at) : "memory");
+                   : "r"(at)
+                   : "memory");
     }
 #pragma unroll
     for (int i = 0; i < kRowTiles; i += 2) {
-      const unsigned at = stage + (COLUMNS + b_row + 8 * i) * 128 +
-                          ((2 * k + lane / 8 % 2) ^ b_row % 8) * 16;
+      const unsigned at =
+          stage + (COLUMNS + b_row + 8 * i) * 128 + ((2 * k + lane / 8 % 2) ^ b_row % 8) * 16;
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(b[to][i][0]), "=r"(b[to][i][1]), "=r"(b[to][i + 1][0]),
                      "=r"(b[to][i + 1][1])
-                   : "r"(at) : "memory");
+                   : "r"(at)
+                   : "memory");
     }
   };
   float sums[kColumnTiles][kRowTiles][4] = {};
@@ -80,9 +83,9 @@ multiply(const unsigned char* w, const unsigned char* x, unsigned short* out, fl
       load(k < 3 ? slot : next, (k + 1) % 4, (k + 1) % 2);
 #pragma unroll
       for (int i = 0; i < kColumnTiles * kRowTiles; ++i) {
-        float(&c)[4] = sums[i % kColumnTiles][i / kColumnTiles];
-        const unsigned(&of_a)[4] = a[k % 2][i % kColumnTiles];
-        const unsigned(&of_b)[2] = b[k % 2][i / kColumnTiles];
+        float (&c)[4] = sums[i % kColumnTiles][i / kColumnTiles];
+        const unsigned (&of_a)[4] = a[k % 2][i % kColumnTiles];
+        const unsigned (&of_b)[2] = b[k % 2][i / kColumnTiles];
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

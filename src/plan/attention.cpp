@@ -86,12 +86,16 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
 }
 
 // The same for a GPU with products of warpgroups. A third of them leaves each thread fewer
-// registers, which hold sums of 128 numbers and scores of 64 keys (or 64 and 96, but for scales of
-// keys), and has codes decoded less often. Shared memory is what stages are for.
+// registers, which hold sums of 128 numbers and scores of 64 keys (or 64 and 96), and has codes
+// decoded less often. Scales of keys take registers too, of consumers and producers, and so do
+// pages of those. Shared memory is what stages are for.
 config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form) {
-  if (form.head_size <= 64) return {form, 3, form.k_scales || form.v_scales ? 64 : 96, 8};
-  if (form.head_size <= 128) return {form, 3, 64, 8};
-  return {form, 2, 64, form.head_size <= 192 ? 6 : 4};
+  const bool scales = form.k_scales || form.v_scales;
+  if (form.head_size <= 64) return {form, 3, scales ? 64 : 96, 8};
+  if (form.head_size <= 128) return {form, 3, scales ? 48 : 64, scales ? 10 : 8};
+  if (form.head_size <= 192) return {form, 2, 64, 6};
+  const bool crowded = scales || form.layout == config::KeyLayout::kPaged;
+  return {form, 2, crowded ? 48 : 64, crowded ? 6 : 4};
 }
 
 // PTX that is translated for a later GPU has no products of warpgroups.
