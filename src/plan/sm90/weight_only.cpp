@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/format.h"
 #include "core/scale_layout.h"
@@ -60,6 +61,9 @@ std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyPr
                                                               const Gpu& gpu) {
   std::vector<Sm90WeightOnlyConfig> candidates;
   const bool is_half = problem.x == DType::kFloat16 || problem.x == DType::kBFloat16;
+  // Tiles, and TMA, count in int.
+  constexpr std::int64_t kMostCounted = std::numeric_limits<int>::max() - 4096;
+  if (std::max({problem.rows, problem.columns, problem.depth}) > kMostCounted) return candidates;
   if (product_kernels(gpu) != ProductKernels::kSm90 || problem.rows < kLeastRows || !is_half ||
       !problem.fits_tma || (problem.out != problem.x && problem.out != DType::kFloat32)) {
     return candidates;

@@ -256,6 +256,13 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
   }
 }
 
+// What int cannot count has the kernel of warps.
+TEST(PlanWeightOnlyTest, HopperCountsInInt) {
+  WeightOnlyProblem problem{.rows = 64, .columns = std::int64_t{1} << 31, .depth = 128};
+  EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(
+      plan_weight_only(problem, "gemm_weight_only", kHopper).config));
+}
+
 // No two candidates have a name in common.
 TEST(PlanWeightOnlyTest, NamesTellCandidatesApart) {
   for (const Gpu& gpu : {kAmpere, kHopper}) {
