@@ -98,6 +98,32 @@ def test_how_many_rows_are_decoded(hopper, monkeypatch):
     assert not are_many(random(4096, 64), 1024)
 
 
+@pytest.mark.parametrize("granularity", ["128x128", "channel", "tensor"])
+def test_activations_may_be_cast(granularity):
+    """Few tokens stay exact; many lose what e4m3 does, and no more."""
+    torch.manual_seed(5)
+    linear = torch.nn.Linear(512, 256).bfloat16()
+    exact = nn.convert_weight_only(copy.deepcopy(linear), granularity).model
+    report = nn.convert_weight_only(copy.deepcopy(linear), granularity, activations="auto")
+    layer = report.model
+    assert type(exact) is nn.WeightOnlyLinear
+    assert type(layer) is nn.InferenceLinear
+    assert f"octofold.nn.InferenceLinear, {granularity}" in str(report)
+    few, many = random(4, 512, dtype=torch.bfloat16), random(200, 512, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(layer(few), exact(few))
+        error = relative_error(layer(many), exact(many))
+    assert 0.01 < error < 0.032
+
+
+def test_activations_stay_where_fp8_units_lack(monkeypatch):
+    monkeypatch.setattr("octofold.nn.conversion.frozen.has_native", lambda device: False)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64).bfloat16())
+    report = nn.convert_weight_only(model, activations="auto")
+    assert type(model[0]) is nn.WeightOnlyLinear
+    assert "octofold.nn.WeightOnlyLinear, 128x128" in str(report)
+
+
 def test_adapters_train_over_it():
     """LoRA: two small matrices beside a frozen weight learn what the cast has rounded."""
     torch.manual_seed(3)
@@ -199,6 +225,10 @@ def test_old_weights_are_let_go_one_by_one(monkeypatch):
         (lambda: nn.WeightOnlyLinear.from_linear(3), "'linear': expected a torch.nn.Linear"),
         (lambda: nn.WeightOnlyLinear(3, 5)(random(2, 3)), "'x': expected float16 or bfloat16"),
         (lambda: nn.WeightOnlyLinear(3, 5)(random(2, 4).half()), r"'x': expected \[..., 3\]"),
+        (
+            lambda: nn.convert_weight_only(torch.nn.Linear(3, 3), activations="fp8"),
+            "'activations': expected 'exact' or 'auto', got fp8",
+        ),
         (lambda: nn.convert_weight_only(3), "'model': expected a torch.nn.Module"),
         (lambda: nn.convert_weight_only(torch.nn.ReLU()), "'model': expected a torch.nn.Linear"),
         (
