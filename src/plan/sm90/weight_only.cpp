@@ -27,11 +27,17 @@ constexpr int kSplits[] = {1, 2, 3, 4, 8};
 constexpr int kMostBlocks = 3;  // to a multiprocessor
 constexpr int kMostStages = 12;
 
-// Rows of tiles: all of them, or from 96 on.
+// Rows of tiles: those that hold all, or where there are many. Each makes other kernels, which
+// take a second to compile where they are met for the first time: so there are few.
+constexpr int kFewRowsOfTile[] = {32, 64, 96, 128};
+constexpr int kManyRowsOfTile[] = {96, 128, 160, 176, 192, 208, 256};
+
 std::vector<int> rows_of_tiles(std::int64_t rows) {
-  if (rows <= 128) return {static_cast<int>(core::ceil_divide(rows, std::int64_t{16})) * 16};
+  for (const int of_tile : kFewRowsOfTile) {
+    if (rows <= of_tile) return {of_tile};
+  }
   std::vector<int> all;
-  for (int of_tile = 96; of_tile <= 256; of_tile += 16) {
+  for (const int of_tile : kManyRowsOfTile) {
     const std::int64_t computed = core::ceil_divide(rows, of_tile) * of_tile;
     if (4 * computed <= 5 * rows) all.push_back(of_tile);
   }
