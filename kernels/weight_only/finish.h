@@ -5,6 +5,7 @@
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/weight_only/products.h"
+#include "kernels/weight_only/terms.h"
 
 namespace octofold::weight_only {
 
@@ -88,10 +89,6 @@ class Finish {
     numeric::store<T, kConfig.store_vectors, 4>(out, exist(column), words);
   }
 
-  static __device__ float factor_of(const config::WeightOnlyScale& scale, long long index) {
-    return scale.data == nullptr ? 1 : scale.data[(index >> scale.shift) * scale.stride];
-  }
-
   __device__ float finished(float sum, float row_factor, long long column) const {
     if (params_.depth > 0) {
       sum = __fmul_rn(sum, unit_);
@@ -101,15 +98,7 @@ class Finish {
       }
       sum = __fmul_rn(sum, factor);
     }
-    return params_.bias == nullptr ? sum : __fadd_rn(sum, bias_of(column));
-  }
-
-  __device__ float bias_of(long long column) const {
-    if (params_.bias_is_float32) return static_cast<const float*>(params_.bias)[column];
-    const unsigned bits = static_cast<const T*>(params_.bias)[column];
-    float value[1];
-    numeric::widen<kConfig.out>(&bits, value);
-    return value[0];
+    return params_.bias == nullptr ? sum : __fadd_rn(sum, bias_of<kConfig.out>(params_, column));
   }
 
   const WeightOnlyParams& params_;

@@ -15,7 +15,7 @@ inline constexpr unsigned kProducers = 1 + (kConfig.scales() > 0 ? 32 : 0);
 template <Sm90WeightOnlyConfig kConfig, typename Load>
 __device__ void for_each_stage(const Sm90WeightOnlyParams& params,
                                const SharedMemory<kConfig>& smem, Load&& load) {
-  sm90::RingPosition<kConfig.stages> ring;
+  config::RingPosition<kConfig.stages> ring;
   for (Walk<kConfig> walk(params); walk.has_tile(); walk.advance()) {
     const Position tile = walk.tile();
 #pragma unroll 1

@@ -137,7 +137,7 @@ class Products {
 
   const SharedMemory<kConfig>& smem_;
   const int warpgroup_;
-  sm90::RingPosition<kConfig.stages> ring_;
+  config::RingPosition<kConfig.stages> ring_;
   const Weights<kConfig> weights_;
   typename BlockScalesOf<kConfig>::Type scales_;
   Codes<kConfig> codes_;  // on their way, or there: they are decoded a portion later

@@ -3,7 +3,7 @@
 
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/sm90/pipeline.h"
+#include "kernels/shared/ring_position.h"
 #include "kernels/weight_only_sm90/config/weight_only.h"
 
 namespace octofold::weight_only_sm90 {

@@ -5,6 +5,7 @@
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
+#include "kernels/weight_only/terms.h"
 #include "kernels/weight_only_sm90/products.h"
 
 namespace octofold::weight_only_sm90 {
@@ -86,23 +87,11 @@ class Store {
     for (int i = 0; i < 2 * kSubTiles; ++i) {
       const int within = 64 * (i / 2) + column_of<kConfig>(Lane(), i % 2);
       const long long column = min(first + within, params_.columns - 1ll);
-      factors[i / 2][i % 2] = factor_of(column);
-      biases[i / 2][i % 2] = params_.bias == nullptr ? 0 : bias_of(column);
+      constexpr bool kApplied = kConfig.w_blocks || kConfig.depth_factors;
+      factors[i / 2][i % 2] = kApplied ? 1 : weight_only::factor_of(params_.w_scale, column);
+      biases[i / 2][i % 2] =
+          params_.bias == nullptr ? 0 : weight_only::bias_of<kConfig.out>(params_, column);
     }
-  }
-
-  __device__ float factor_of(long long column) const {
-    const config::WeightOnlyScale& scale = params_.w_scale;
-    if (kConfig.w_blocks || kConfig.depth_factors || scale.data == nullptr) return 1;
-    return scale.data[(column >> scale.shift) * scale.stride];
-  }
-
-  __device__ float bias_of(long long column) const {
-    if (params_.bias_is_float32) return static_cast<const float*>(params_.bias)[column];
-    const unsigned bits = static_cast<const T*>(params_.bias)[column];
-    float value[1];
-    numeric::widen<kConfig.out>(&bits, value);
-    return value[0];
   }
 
   const Sm90WeightOnlyParams& params_;

@@ -93,14 +93,11 @@ struct Sm90WeightOnlyConfig {
     return kAddresses + (depth_factors ? 16 : 0) + scales;
   }
 
-  // Shared memory. Of a stage: W, x as two tiles of 64 of the depth, and scales: of columns, or
-  // factors along the depth for each 128 columns.
+  // Shared memory. Of a stage: W, x as two tiles of 64 of the depth, and scales: of columns, or for
+  // each 128 columns as many factors along the depth.
   constexpr int w_bytes() const { return tile_columns * kScaleBlock; }
   constexpr int x_half_bytes() const { return tile_rows * 128; }
-  constexpr int scales() const {
-    if (depth_factors) return tile_columns / kScaleBlock * kScaleBlock;
-    return w_blocks ? tile_columns : 0;
-  }
+  constexpr int scales() const { return depth_factors || w_blocks ? tile_columns : 0; }
   constexpr int stage_bytes() const {
     return round_up(w_bytes() + 2 * x_half_bytes() + 4 * scales(), 1024);
   }

@@ -1,0 +1,26 @@
+// What finishes a sum besides itself: scales that are constant along the depth, and the bias.
+#pragma once
+
+#include "kernels/numeric/elements.h"
+#include "kernels/numeric/vector.h"
+#include "kernels/weight_only/config/weight_only.h"
+
+namespace octofold::weight_only {
+
+// Of row or column `index` of out.
+__device__ inline float factor_of(const config::WeightOnlyScale& scale, long long index) {
+  return scale.data == nullptr ? 1 : scale.data[(index >> scale.shift) * scale.stride];
+}
+
+// Where there is one. `params`: those of a kernel, with `bias` and whether it is float32, else
+// kOut.
+template <DType kOut, typename Params>
+__device__ float bias_of(const Params& params, long long column) {
+  if (params.bias_is_float32) return static_cast<const float*>(params.bias)[column];
+  const unsigned bits = static_cast<const numeric::Storage<kOut>*>(params.bias)[column];
+  float value[1];
+  numeric::widen<kOut>(&bits, value);
+  return value[0];
+}
+
+}  // namespace octofold::weight_only
