@@ -62,11 +62,9 @@ class FewQueries {
     const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
                                             rows_.key_head);
     sight_ = sight_of<kConfig.rows()>(params_, rows_, keys);
-    const float k_factor =
-        factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
-    // Scores are compared before they are multiplied, so the sign is the queries'.
-    factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
-    load_queries(k_factor < 0);
+    const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
+    factor_ = factor.magnitude;
+    load_queries(factor.flips);
     walk(key_rows, value_rows, keys);
     merge();
   }

@@ -88,6 +88,18 @@ __device__ inline float factor_of(const AttentionSide& side, int head) {
   return factor;
 }
 
+// What scores are multiplied by, without its sign: they are compared before, so that is the
+// queries'. Never 0; NaN stays.
+struct ScoreFactor {
+  float magnitude;
+  bool flips;
+};
+template <config::AttentionForm kForm>
+__device__ inline ScoreFactor score_factor(const AttentionParams& params, int key_head) {
+  const float factor = factor_of<kForm.k, kForm.k_scales>(params.k, key_head) * params.scale;
+  return {factor == 0 ? 1e-37f : fabsf(factor), factor < 0};
+}
+
 // Starts the copy of a unit of codes, or of zeros. One by one they arrive at once.
 template <int kBytes>
 __device__ inline void copy_codes(unsigned destination, const unsigned char* codes, bool exist) {

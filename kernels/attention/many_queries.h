@@ -50,21 +50,17 @@ class ManyQueries {
     int first_key;
     const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
     const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
-    const float k_factor =
-        factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
-    // Scores are compared before they are multiplied, so the sign is the queries'.
-    factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
-    walk(KeyTiles(params_, rows_, first_key, sight.any), sight, k_factor < 0, keys);
+    const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
+    factor_ = factor.magnitude;
+    walk(KeyTiles(params_, rows_, first_key, sight.any), sight, factor.flips, keys);
     store();
   }
 
  private:
   __device__ void walk(const KeyTiles& tiles, const Sight& sight, bool flip, int keys) {
-    const int before = sight.any.begin / kKeys;
-    const Range part = part_of(max(config::ceil_divide(sight.any.end, kKeys) - before, 0),
-                               rows_.split, params_.splits);
-    int first = (before + part.begin) * kKeys, buffer = 0;
-    const int end = (before + part.end) * kKeys;
+    const Range part = tiles_of<kKeys>(params_, rows_, sight.any);
+    int first = part.begin * kKeys, buffer = 0;
+    const int end = part.end * kKeys;
     // Decodes the tile from `next` on, whose codes are on their way, and has those behind it come.
     const auto decode = [&](int next, int to) {
       if (next >= end) return;

@@ -49,11 +49,9 @@ class WarpgroupLatent {
     const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
     const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
     const Range tiles = tiles_of<kKeys>(params_, rows_, sight.any);
-    const float k_factor =
-        factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
-    // Scores are compared before they are multiplied, so the sign is the queries'.
-    factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
-    copy_queries(k_factor < 0);
+    const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
+    factor_ = factor.magnitude;
+    copy_queries(factor.flips);
     state_ = RowState();
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) sums_[i / 4][i % 4] = 0;

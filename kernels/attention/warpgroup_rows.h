@@ -42,17 +42,16 @@ class WarpgroupRows {
       const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
       const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
       const Range tiles = tiles_of<kKeys>(params_, rows_, sight.any);
-      const float k_factor =
-          factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
+      const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
       state_ = {};
 #pragma unroll
       for (int i = 0; i < 4 * (kNumbers / 8); ++i) sums_[i / 4][i % 4] = 0;
-      // Scores are compared before they are multiplied, so the sign is the queries'.
-      queries_.await(k_factor < 0);
+      queries_.await(factor.flips);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float unit = queries_.unit(row_of(i) - rows_.first - 64 * warpgroup_);
-        factor_[i] = fmaxf(__fmul_rn(fabsf(k_factor), unit), 1e-37f);
+        const float of_row = __fmul_rn(factor.magnitude, unit);
+        factor_[i] = of_row < 1e-37f ? 1e-37f : of_row;  // NaN stays
       }
       if (tiles.begin < tiles.end) {
         add(tiles, sight.all, keys);
