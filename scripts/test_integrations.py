@@ -4,13 +4,15 @@
     scripts/test_integrations.py WHEEL today       # one, by the day of the year, as CI does
 
 Each host has an environment of its own, build/integrations/<host>, made by pip with pinned
-versions, over one that they share (torch, the wheel, pytest). A host that cannot be installed is
+versions, over one that they share (torch, the wheel, pytest); where all tests pass it is removed:
+all of them take gigabytes. A host that cannot be installed is
 skipped, and the reason is shown. Its tests are tests/integrations/test_<host>*.py, and the code
 blocks of docs/integrations/<host>.md.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -87,7 +89,10 @@ def test(host: str) -> str:
     pytest += ["-p", "no:cacheprovider", "-n", os.environ.get("CTEST_PARALLEL_LEVEL", "2")]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(pytest, cwd=REPOSITORY, env=environ, check=False)
-    return "failed" if done.returncode else "passed"
+    if done.returncode:
+        return "failed"
+    shutil.rmtree(folder)
+    return "passed"
 
 
 def main() -> None:

@@ -3,12 +3,13 @@
     scripts/test_matrix.py WHEEL [oldest newest]   # `make test-matrix`, with ENDS=oldest for one
 
 Each end has an environment of its own, in build/matrix, made by pip; tests/python runs in it, the
-quick ones. An end may name its own Python (PYTHON_NEWEST=python3.14). Other Pythons and other
+quick ones. It stays where they fail, and else is removed: it takes gigabytes. An end may name its own Python (PYTHON_NEWEST=python3.14). Other Pythons and other
 distributions: scripts/test_in_root.py.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,12 +45,11 @@ def test(wheel: Path, end: str) -> bool:
     pytest = [python, "-m", "pytest", "-q", "-n", workers, "--dist", "loadfile", "tests/python"]
     pytest += ["--quarantine=without", "-m", "not slow", "--hypothesis-profile=quick"]
     pytest += ["-p", "no:cacheprovider", "-r", "fE"]
-    return (
-        subprocess.run(
-            pytest, cwd=REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
-        ).returncode
-        == 0
-    )
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(pytest, cwd=REPOSITORY, env=environ, check=False)
+    if done.returncode == 0:
+        shutil.rmtree(folder)
+    return done.returncode == 0
 
 
 def main() -> None:

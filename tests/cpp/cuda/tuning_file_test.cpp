@@ -28,7 +28,7 @@ class OwnFile : public testing::Environment {
     folder_ = mkdtemp(pattern.data());
     setenv("OCTOFOLD_TUNING", file().c_str(), 1);
   }
-  void TearDown() override { fs::remove_all(folder_); }
+  ~OwnFile() override { fs::remove_all(folder_); }  // where tests are only listed, too
   fs::path file() const { return folder_ / "table.json"; }
 
  private:

@@ -26,7 +26,7 @@ class OwnFolder : public testing::Environment {
     root_ = mkdtemp(pattern.data());
     setenv("OCTOFOLD_CACHE_DIR", (root_ / "cache").c_str(), 1);
   }
-  void TearDown() override { fs::remove_all(root_); }
+  ~OwnFolder() override { fs::remove_all(root_); }  // where tests are only listed, too
 
  private:
   fs::path root_;
