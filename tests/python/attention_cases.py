@@ -33,9 +33,10 @@ def attend(
     softmax_scale=None,
     causal=False,
     window=None,
+    compute="exact",
 ):
     """softmax(softmax_scale · q · kᵀ) · v, sequence by sequence."""
-    q = q.astype(np.float64)
+    q = as_codes(q) if compute == "fp8" else q.astype(np.float64)
     factor = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     left, right = (None, None) if window is None else window
     limits = left, 0 if causal else right
@@ -54,6 +55,14 @@ def attend(
         columns = np.s_[sequence] if query_offsets is None else np.s_[:, rows]
         result.logarithms[columns] = logarithms
     return result
+
+
+def as_codes(q):
+    """What FP8 scores make of queries: e4m3 codes, of a scale of each row of numbers."""
+    q, most = q.astype(np.float32), np.float32(448)
+    largest = np.maximum(abs(q).max(-1, keepdims=True), np.float32(2.0**-100))
+    codes = (q * (most / largest)).astype(reference.DTYPES["e4m3"])
+    return codes.astype(np.float64) * (largest / most).astype(np.float64)
 
 
 def logarithms_shape(q):

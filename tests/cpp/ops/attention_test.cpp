@@ -28,6 +28,7 @@ struct Problem {
   DType q_type = DType::kFloat16, k_type = DType::kE4M3, v_type = DType::kE5M2;
   float scale = 0;
   std::int64_t window_left = -1, window_right = -1;
+  AttentionCompute compute = AttentionCompute::kExact;
 };
 
 std::int64_t sum_of(const std::vector<Sequence>& sequences, std::int64_t Sequence::* part) {
@@ -71,6 +72,7 @@ class Attention {
                  .softmax_scale = p.scale,
                  .window_left = p.window_left,
                  .window_right = p.window_right,
+                 .compute = p.compute,
                  .workspace = vector(workspace_.data(), DType::kFloat32, std::ssize(workspace_))};
     if (p.query_offsets) {
       arguments.query_offsets = vector(query_offsets_.data(), DType::kInt32, batch + 1);
@@ -102,6 +104,9 @@ class Attention {
     }
   }
 
+  std::uint16_t& query_at(std::int64_t query, std::int64_t head, std::int64_t d) {
+    return q_[at((query * p.heads + head) * row(p.head_size) + d)];
+  }
   double out_at(std::int64_t query, std::int64_t head, std::int64_t d) const {
     return half(out_[at((query * p.heads + head) * row(p.value_size) + d)]);
   }
@@ -255,12 +260,35 @@ class Attention {
     return 0;
   }
 
+  // What is multiplied: the query itself, or the nearest e4m3 codes to it over a scale of its own,
+  // 448 of which are its largest magnitude.
+  std::vector<double> query_of(std::int64_t query, std::int64_t head) const {
+    std::vector<double> numbers(at(p.head_size));
+    double largest = 0x1p-100;
+    for (std::int64_t d = 0; d < p.head_size; ++d) {
+      numbers[at(d)] = half(q_[at((query * p.heads + head) * row(p.head_size) + d)]);
+      largest = std::max(largest, std::abs(numbers[at(d)]));
+    }
+    if (p.compute == AttentionCompute::kExact) return numbers;
+    const float scale = static_cast<float>(largest) / 448,
+                inverse = 448 / static_cast<float>(largest);
+    for (double& number : numbers) {
+      const double over_scale = static_cast<double>(static_cast<float>(number) * inverse);
+      const int exponent = std::max(std::ilogb(over_scale), -6);
+      const double step = std::exp2(exponent - 3);
+      const double code = std::nearbyint(over_scale / step) * step;  // ties to even
+      number = std::clamp(code, -448.0, 448.0) * static_cast<double>(scale);
+    }
+    return numbers;
+  }
+
   void compare(std::int64_t b, std::int64_t i, std::int64_t head) const {
     const auto [queries, keys] = p.sequences[at(b)];
     const std::int64_t query = query_offsets_[at(b)] + i, place = i + keys - queries;
     const std::int64_t kv_head = head / (p.heads / p.kv_heads);
     const double scale = p.scale != 0 ? static_cast<double>(p.scale)
                                       : 1 / std::sqrt(static_cast<double>(p.head_size));
+    const std::vector<double> of_query = query_of(query, head);
     double sum = 0;
     std::vector<double> values(at(p.value_size));
     for (std::int64_t key = 0; key < keys; ++key) {
@@ -268,8 +296,7 @@ class Attention {
       if (p.window_right >= 0 && key - place > p.window_right) continue;
       double score = 0;
       for (std::int64_t d = 0; d < p.head_size; ++d) {
-        score += half(q_[at((query * p.heads + head) * row(p.head_size) + d)]) *
-                 value(true, b, key, kv_head, d);
+        score += of_query[at(d)] * value(true, b, key, kv_head, d);
       }
       const double weight = std::exp(scale * score);
       sum += weight;
@@ -383,6 +410,46 @@ TEST(Attention, OfALatent) {
   octofold::attention(apart.arguments);
   octofold::attention(shared.arguments);
   for (int d = 0; d < 16; ++d) EXPECT_EQ(shared.out_at(4, 3, d), apart.out_at(4, 3, d));
+}
+
+// Heads of one chain of sums, and of several.
+TEST(Attention, Fp8ScoresAreThoseOfCodes) {
+  for (const std::int64_t head_size : {24, 128, 136, 512}) {
+    for (const DType q_type : {DType::kFloat16, DType::kBFloat16}) {
+      for (const DType k_type : {DType::kE4M3, DType::kE5M2}) {
+        SCOPED_TRACE(head_size);
+        Attention({.head_size = head_size,
+                   .k_scales = Scales::kBlocks,
+                   .q_type = q_type,
+                   .k_type = k_type,
+                   .scale = -0.05f,
+                   .window_right = 0,
+                   .compute = AttentionCompute::kFp8})
+            .run_and_compare();
+      }
+    }
+  }
+}
+
+TEST(Attention, Fp8ScoresOfQueriesThatHaveNoScaleOfTheirOwn) {
+  Attention attention({.sequences = {{4, 50}},
+                       .heads = 1,
+                       .kv_heads = 1,
+                       .head_size = 8,
+                       .q_type = DType::kBFloat16,
+                       .compute = AttentionCompute::kFp8});
+  for (std::int64_t d = 0; d < 8; ++d) {
+    attention.query_at(0, 0, d) = 0;
+    attention.query_at(1, 0, d) = 1;  // the smallest subnormal number
+  }
+  EXPECT_NO_FATAL_FAILURE(attention.run_and_compare());
+  attention.query_at(2, 0, 3) = 0x7FC0;  // NaN
+  attention.query_at(3, 0, 3) = 0xFF80;  // -infinity
+  octofold::attention(attention.arguments);
+  for (std::int64_t query = 0; query < 4; ++query) {
+    EXPECT_EQ(std::isnan(attention.out_at(query, 0, 5)), query >= 2) << query;
+    EXPECT_EQ(std::isnan(attention.sum_at(query, 0)), query >= 2) << query;
+  }
 }
 
 TEST(Attention, QueriesBehindTheLastOffsetStayAsTheyAre) {
