@@ -6,13 +6,13 @@ import numpy as np
 import octofold
 import pytest
 from attention_cases import dense, packed, paged, with_scales
+from attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
 from gpu_support import (
     DEVICE,
     HALVES,
     ON_GPU,
     Surrounded,
     assert_same_bits,
-    multiplies_by_warpgroups,
     needs_gpu,
     refuses_bfloat16,
     torch,
@@ -20,43 +20,6 @@ from gpu_support import (
 )
 
 KINDS = ["e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2"]
-FEW, MANY = (2, 3, 700), (2, 150, 290)  # batch, queries, keys: kernels for both
-LONG = 20_000 if ON_GPU else 2000
-
-
-def on_device(problem):
-    return {name: cases.to_torch(array, DEVICE) for name, array in problem.items()}
-
-
-def numbers(tensor):
-    return tensor.detach().double().cpu().numpy()
-
-
-def assert_attention(problem, latent=None, of_terms=0.0, **options):
-    """As FP64 has it, twice the same, and nothing beside `out` written. With `latent` so many of
-    the numbers of each key are its value, in the same memory. of_terms: as in assert_attended()."""
-    if latent is not None:
-        problem = cases.with_latent(problem, latent)
-    expected = cases.attend(**problem, **options)
-    dtype, tensors = problem["q"].dtype.name, on_device(problem)
-    if latent is not None:
-        tensors["v"] = tensors["k"][..., :latent]
-    out, logarithms = octofold.attention(**tensors, **options, return_log_sum_exp=True)
-    assert out.dtype is tensors["q"].dtype
-    assert logarithms.dtype is torch.float32
-    cases.assert_attended(numbers(out), numbers(logarithms), expected, dtype, of_terms=of_terms)
-    size = out.shape[-1]
-    if out.numel() == 0:
-        return
-    around = Surrounded(out.numel() // size, size, out.dtype, padding=8, offset=8)
-    strides, step = [1], size + 8
-    for count in reversed(out.shape[:-1]):
-        strides.insert(0, step)
-        step *= count
-    given = around.view.as_strided(out.shape, strides, around.view.storage_offset())
-    assert octofold.attention(**tensors, **options, out=given) is given
-    assert_same_bits(given.contiguous(), out)
-    around.assert_only_view_written()
 
 
 @pytest.mark.parametrize("size", [8, 24, 32, 64, 72, 96, 128, 136, 200, 256, 264, 512])
@@ -136,70 +99,6 @@ def test_refuses_bfloat16(rng):
         tensors = on_device(dense(rng, *sizes, q="bfloat16"))
         with refuses_bfloat16():
             octofold.attention(**tensors)
-
-
-# Tensor cores sum 128 products of codes with about 14 bits (docs/numerics.md).
-OF_FP8_TERMS = 5e-4 if ON_GPU else 0.0
-has_fp8_scores = pytest.mark.skipif(
-    ON_GPU and not multiplies_by_warpgroups(), reason="Hopper's own kernels have FP8 scores"
-)
-
-
-@has_fp8_scores
-@pytest.mark.parametrize("size", [8, 24, 64, 72, 96, 128])
-@pytest.mark.parametrize("kv", ["e4m3 e4m3", "e5m2 e4m3"])
-@pytest.mark.parametrize("q", HALVES)
-def test_of_fp8_scores(size, kv, q, rng):
-    """As FP64 has it of codes of queries."""
-    fp8 = {"compute": "fp8", "of_terms": OF_FP8_TERMS}
-    problem = dense(rng, *MANY, size=size, q=q, kv=kv)
-    blocks = MANY[0], -(-MANY[2] // 128), 2
-    assert_attention(with_scales(rng, problem, 1, 1), causal=True, **fp8)
-    assert_attention(with_scales(rng, problem, blocks, blocks), window=(100, 3), **fp8)
-    problem = packed(rng, [70, 0, 170, 65], [70, 4, 300, 0], 2, 1, size=size, q=q, kv=kv)
-    assert_attention(with_scales(rng, problem, 1, 1), causal=True, **fp8)
-    problem = paged(rng, 70, [400, 75], 32, size=size, q=q, kv=kv)
-    pages = len(problem["k"]), 2
-    assert_attention(with_scales(rng, problem, pages, 1), causal=True, **fp8)
-    assert_attention(with_scales(rng, problem, 2, pages), softmax_scale=-0.05, **fp8)
-
-
-@has_fp8_scores
-def test_fp8_scores_of_few_rows_with_many_keys(rng):
-    """Keys that several blocks share."""
-    problem = with_scales(rng, dense(rng, 1, 40, LONG, 1, 1, 128), 1, 1)
-    assert_attention(problem, compute="fp8", of_terms=OF_FP8_TERMS)
-
-
-@has_fp8_scores
-@pytest.mark.parametrize("q", HALVES)
-def test_fp8_scores_of_zeros_and_nan(q, rng):
-    """Zeros have scores of 0, NaN and infinity make NaN of their own row."""
-    problem = with_scales(rng, dense(rng, 1, 80, 200, 1, 1, 64, q=q), 1, 1)
-    problem["q"][0, 1] = 0
-    problem["q"][0, 2, 0, 5] = np.nan
-    problem["q"][0, 70, 0, 63] = -np.inf
-    out, logarithms = octofold.attention(
-        **on_device(problem), compute="fp8", return_log_sum_exp=True
-    )
-    expected = np.isin(np.arange(80), [2, 70])
-    assert np.array_equal(np.isnan(numbers(out)[0, :, 0]).all(-1), expected)
-    assert np.array_equal(np.isnan(numbers(out)[0, :, 0]).any(-1), expected)
-    assert np.array_equal(np.isnan(numbers(logarithms)[0, 0]), expected)
-    np.testing.assert_allclose(numbers(logarithms)[0, 0, 1], np.log(200), rtol=1e-5)
-
-
-@needs_gpu
-def test_fp8_scores_are_allowed_everywhere(rng):
-    """Where kernels have none, there are the bits of exact ones."""
-    many = MANY if multiplies_by_warpgroups() else (1, 70, 130)
-    sizes = (136, 192, 512) if multiplies_by_warpgroups() else (64, 128, 512)
-    problems = [dense(rng, *FEW, size=128), *(dense(rng, *many, size=size) for size in sizes)]
-    problems.append(cases.with_values(rng, dense(rng, *MANY, size=128), 64))
-    for problem in problems:
-        tensors = on_device(with_scales(rng, problem, 1, 1))
-        exact = octofold.attention(**tensors, compute="exact")
-        assert_same_bits(octofold.attention(**tensors, compute="fp8"), exact)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (5, 5), (12, 4), (16, 1), (40, 1)])
