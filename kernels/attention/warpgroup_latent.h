@@ -300,9 +300,8 @@ template <config::WarpgroupLatentConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1)
     warpgroup_latent_kernel(const __grid_constant__ config::AttentionParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  extern __shared__ __align__(1024) unsigned char of_launch[];
   const attention::WarpgroupLatentMemory<kConfig> memory{
-      ptx::opaque(ptx::shared_address(of_launch))};
+      ptx::opaque(ptx::swizzled_shared_memory())};
   if (threadIdx.x == 0) memory.init_barriers();
   __syncthreads();
   ptx::let_next_kernel_start();

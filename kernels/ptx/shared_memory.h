@@ -15,6 +15,12 @@ __device__ inline unsigned dynamic_shared_memory() {
   return shared_address(of_launch);
 }
 
+// The same at a multiple of 1024: so the 128-byte swizzle begins anew where it begins.
+__device__ inline unsigned swizzled_shared_memory() {
+  extern __shared__ __align__(1024) unsigned char swizzled_of_launch[];
+  return shared_address(swizzled_of_launch);
+}
+
 // A value that the compiler knows nothing about. Addresses made from it are kept in registers,
 // not computed anew from the special registers at each use, inside loops too.
 __device__ inline unsigned opaque(unsigned value) {

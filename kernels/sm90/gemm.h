@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     gemm_kernel(const __grid_constant__ config::Sm90GemmParams params) {
   using P = sm90::Policies<kConfig>;
   static_assert(kConfig.invalid_reason() == nullptr);
-  extern __shared__ __align__(config::kSwizzleAlignment) unsigned char memory[];
-  const sm90::SharedMemory<kConfig> smem{ptx::opaque(ptx::shared_address(memory))};
+  const sm90::SharedMemory<kConfig> smem{ptx::opaque(ptx::swizzled_shared_memory())};
   if (threadIdx.x < 32) smem.init_barriers(P::kArrivalsOfStage);
   if (threadIdx.x == kConfig.consumer_threads()) {
     P::Load::prefetch(params);

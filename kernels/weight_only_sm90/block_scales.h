@@ -85,11 +85,11 @@ class Units : public NoScales<kConfig> {
   }
 
   __device__ void next(unsigned scales) {
-    constexpr float kLeast = 0x1p-64f;
+    constexpr float kMost = 0x1p64f;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const float scale = block_scale<kConfig>(scales, i);
-      const bool is_unit = fabsf(scale) >= fabsf(units_[i]) * kLeast;  // not of NaN
+      const bool is_unit = fabsf(scale) * kMost >= fabsf(units_[i]);  // not of 0 or NaN
       const float ratio = is_unit ? __fdividef(units_[i], scale) : __fdividef(scale, units_[i]);
       ratios_[i] = is_unit ? ratio : 1;
       factors_[i] = is_unit ? 1 : ratio;

@@ -15,7 +15,7 @@ namespace {
 using config::WeightOnlyConfig;
 using config::WeightOnlyParams;
 using test::Matrix;
-using test::Scales;
+using Case = test::WeightOnlyCase;
 using enum DType;
 
 // Numbers of 16 bits that this architecture multiplies.
@@ -34,54 +34,14 @@ constexpr WeightOnlyConfig by(const Tiles& tiles, WeightOnlyConfig config) {
   return config;
 }
 
-struct Case {
-  std::int64_t rows, columns, depth;
-  Granularity w_scales = Granularity::kTensor;
-  Granularity x_scales = Granularity::kTensor;  // of FP8
-  bool has_bias = false;
-  bool bias_is_float32 = false;
-  std::int64_t pad = 0, offset = 0;
-  bool has_nan = false;
-  int splits = 1;
-};
-
 template <WeightOnlyConfig kConfig>
 void expect_product(const Case& problem) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  constexpr bool kTransposed = kConfig.transposed;
-  test::Random random;
-  const std::int64_t rows = problem.rows, columns = problem.columns, depth = problem.depth;
-  const std::int64_t w_rows = kTransposed ? depth : columns, w_cols = kTransposed ? columns : depth;
-  Matrix w(kConfig.w, w_rows, w_cols, problem.pad, problem.offset);
-  Matrix x(kConfig.x, rows, depth, problem.pad, problem.offset);
-  Matrix out(kConfig.out, rows, columns, problem.pad, problem.offset);
-  Matrix bias(problem.bias_is_float32 ? kFloat32 : kConfig.out, 1, columns, 0, 0);
-  w.draw(random, w_rows);
-  x.draw(random, rows);
-  bias.draw(random, 1);
-  if (problem.has_nan) w.set(w_rows / 2, w_cols / 2, NAN);
-  const Scales w_scales(problem.w_scales, w_rows, w_cols);
-  const Scales x_scales(problem.x_scales, rows, depth);
-  WeightOnlyParams params{.w = w.data(),
-                          .w_stride = w.stride(),
-                          .x = x.data(),
-                          .x_stride = x.stride() * size_of(kConfig.x),
-                          .out = out.data(),
-                          .out_stride = out.stride(),
-                          .bias = problem.has_bias ? bias.data() : nullptr,
-                          .bias_is_float32 = problem.bias_is_float32,
-                          .w_scale = kTransposed ? w_scales.of_columns() : w_scales.of_rows(),
-                          .x_scale = {},
-                          .rows = rows,
-                          .columns = columns,
-                          .depth = depth};
-  if (is_fp8(kConfig.x)) params.x_scale = x_scales.of_rows();
-  std::memset(ptx::shared.data(), 0x7F, ptx::shared.size());  // NaN of both formats
-  const std::int64_t blocks = config::ceil_divide(rows, kConfig.tile_rows) *
-                              config::ceil_divide(columns, kConfig.tile_columns);
-  std::vector<float> partials(as_size(problem.splits * rows * columns), NAN);
-  params.partials = partials.data();
-  params.splits = problem.splits;
+  test::WeightOnlyProduct<kConfig> product(problem);
+  const WeightOnlyParams params = product.params();
+  ptx::shared.fill(0x7F);  // NaN of both formats
+  const std::int64_t blocks = config::ceil_divide(problem.rows, kConfig.tile_rows) *
+                              config::ceil_divide(problem.columns, kConfig.tile_columns);
   test::launch(blocks * problem.splits, kConfig.threads(), [&] {
     if constexpr (kConfig.ahead) {
       weight_only_many_rows_kernel<kConfig>(params);
@@ -91,41 +51,11 @@ void expect_product(const Case& problem) {
   });
   if constexpr (kConfig.split) {
     constexpr WeightOnlyConfig kCombine = kConfig.of_combination();
-    const std::int64_t fours = rows * config::ceil_divide(columns, 4);
+    const std::int64_t fours = problem.rows * config::ceil_divide(problem.columns, 4);
     test::launch(config::ceil_divide(fours, kCombine.threads()), kCombine.threads(),
                  [&] { combine_weight_only_kernel<kCombine>(params); });
   }
-
-  const double unit = kConfig.out == kFloat32 ? 0 : kConfig.out == kFloat16 ? 0x1p-11 : 0x1p-8;
-  // A weight that has a factor is rounded once more.
-  const double of_terms = 2e-6 + (!kConfig.depth_factors  ? 0
-                                  : kConfig.x == kFloat16 ? 0x1p-11
-                                                          : 0x1p-8);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t column = 0; column < columns; ++column) {
-      double sum = 0, terms = 0;
-      for (std::int64_t k = 0; k < depth; ++k) {
-        const std::int64_t w_row = kTransposed ? k : column, w_col = kTransposed ? column : k;
-        double term = x.at(row, k) * w.at(w_row, w_col) * w_scales.at(w_row, w_col);
-        if (is_fp8(kConfig.x)) term *= x_scales.at(row, k);
-        sum += term;
-        terms += std::abs(term);
-      }
-      if (problem.has_bias) sum += bias.at(0, column);
-      const double actual = out.at(row, column);
-      if (std::isnan(sum)) {
-        EXPECT_TRUE(std::isnan(actual)) << row << " " << column;
-      } else {
-        ASSERT_NEAR(actual, sum, of_terms * terms + unit * std::abs(sum) + 1e-6)
-            << row << " " << column << " of " << depth;
-      }
-    }
-  }
-  // What lies beside out is as it was.
-  if (problem.pad > 0) {
-    EXPECT_TRUE(std::isnan(out.at(rows - 1, columns)));
-  }
-  EXPECT_TRUE(std::isnan(out.at(0, -problem.offset + (rows * out.stride() + problem.offset))));
+  product.expect_right();
 }
 
 constexpr WeightOnlyConfig kOneRow =
@@ -319,40 +249,12 @@ TEST(WeightOnlyTest, SumsChangeTheirUnits) {
   constexpr WeightOnlyConfig kConfig =
       decoded_ahead({.columns = 64, .rows = 16, .warps_columns = 2, .warps_depth = 1},
                     {.w = kE4M3, .x = kFloat16, .out = kFloat32, .w_blocks = true});
-  constexpr std::int64_t kBlocks = 7, kDepth = 128 * kBlocks;
-  const std::vector<float> scales[] = {{0, 3, 0, 0, 1e-6f, 2, 0},
-                                       {1e20f, 1e-30f, 1e-30f, 7e19f, 0, 1, 1},
-                                       {-1, 2, 1e-38f, -3, 1e-20f, 4, 5},
-                                       {0, 0, 0, 0, 0, 0, 0},
-                                       {1e-30f, 2e-30f, 1e-31f, 0, 3e-30f, 1e-30f, 1e-30f}};
-  for (const std::vector<float>& of_blocks : scales) {
-    test::Random random;
-    Matrix w(kE4M3, 64, kDepth, 0, 0), x(kFloat16, 16, kDepth, 0, 0), out(kFloat32, 16, 64, 0, 0);
-    w.draw(random, 64);
-    x.draw(random, 16);
-    const WeightOnlyParams params{.w = w.data(),
-                                  .w_stride = kDepth,
-                                  .x = x.data(),
-                                  .x_stride = 2 * kDepth,
-                                  .out = out.data(),
-                                  .out_stride = 64,
-                                  .bias = nullptr,
-                                  .bias_is_float32 = false,
-                                  .w_scale = {of_blocks.data(), 1, 1, 7},
-                                  .x_scale = {},
-                                  .rows = 16,
-                                  .columns = 64,
-                                  .depth = kDepth};
-    test::launch(1, kConfig.threads(), [&] { weight_only_many_rows_kernel<kConfig>(params); });
-    for (std::int64_t at = 0; at < 16 * 64; ++at) {
-      double sum = 0, terms = 0;
-      for (std::int64_t k = 0; k < kDepth; ++k) {
-        const double scale = of_blocks[as_size(k / 128)];
-        const double term = x.at(at / 64, k) * w.at(at % 64, k) * scale;
-        sum += term, terms += std::abs(term);
-      }
-      ASSERT_NEAR(out.at(at / 64, at % 64), sum, 2e-6 * terms) << at;
-    }
+  for (const auto& scales : test::kFarApart) {
+    expect_product<kConfig>({.rows = 16,
+                             .columns = 64,
+                             .depth = 896,
+                             .w_scales = Granularity::kBlock128x128,
+                             .scales = scales});
   }
 }
 

@@ -94,12 +94,7 @@ class Attention {
 
   template <auto kConfig>
   void run(const config::AttentionParams& params) {
-    static_assert(kConfig.invalid_reason() == nullptr);
-    ASSERT_LE(kConfig.shared_bytes(), static_cast<int>(ptx::shared.size()));
-    ptx::shared.fill(0x7F);
-    const std::int64_t blocks = std::int64_t{params.key_heads} * params.splits * params.row_tiles *
-                                (params.query_offsets ? 1 : params.batch);
-    launch(blocks, kConfig.threads(), [&] {
+    run<kConfig>(params, pieces(params), [&] {
       using Config = std::remove_cvref_t<decltype(kConfig)>;
       if constexpr (std::is_same_v<Config, FewQueriesConfig>) {
         few_queries_kernel<kConfig>(params);
@@ -109,6 +104,21 @@ class Attention {
         many_queries_kernel<kConfig>(params);
       }
     });
+  }
+
+  // Of the work, each of which a block may have.
+  static std::int64_t pieces(const config::AttentionParams& params) {
+    return std::int64_t{params.key_heads} * params.splits * params.row_tiles *
+           (params.query_offsets ? 1 : params.batch);
+  }
+
+  // By a kernel that the caller has.
+  template <auto kConfig, typename Kernel>
+  void run(const config::AttentionParams& params, std::int64_t blocks, Kernel&& kernel) {
+    static_assert(kConfig.invalid_reason() == nullptr);
+    ASSERT_LE(kConfig.shared_bytes(), static_cast<int>(ptx::shared.size()));
+    ptx::shared.fill(0x7F);
+    launch(blocks, kConfig.threads(), kernel);
     if constexpr (kForm.split) {
       constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.value_size, 2};
       const auto rows = static_cast<int>(log_sum_exp_.size());

@@ -2,6 +2,7 @@
 // ptx_on_host do not run. To be included before the kernels.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <cstddef>
@@ -20,48 +21,53 @@ struct uint4 {
   unsigned x, y, z, w;
 };
 
+#include "kernels/ptx/control.h"
 #include "kernels/ptx/shared_memory.h"
 
 namespace octofold::test {
 
-// Of the block that runs.
-inline std::barrier<>* threads_of_block = nullptr;
-inline std::deque<std::barrier<>> warps_of_block;
-inline std::atomic<int> any = 0;
+// Of the block that this thread is of.
+inline thread_local std::barrier<>* threads_of_block = nullptr;
+inline std::array<std::atomic<int>, ptx::kMostBlocks> any;
 
 }  // namespace octofold::test
 
 inline void __syncthreads() { octofold::test::threads_of_block->arrive_and_wait(); }
 
 inline int __syncthreads_or(int value) {
-  octofold::test::any |= value;
+  std::atomic<int>& any = octofold::test::any[octofold::ptx::rank];
+  any |= value;
   __syncthreads();
-  const int result = octofold::test::any;
+  const int result = any;
   __syncthreads();
-  octofold::test::any = 0;
+  any = 0;
   __syncthreads();
   return result;
 }
 
 namespace octofold::test {
 
-// Calls body() by each thread of each block, one block after another.
+// Calls body() by each thread of each block, one cluster after another.
 template <typename Body>
-void launch(std::int64_t blocks, int threads, Body&& body) {
-  std::barrier<> barrier(threads);
-  threads_of_block = &barrier;
-  warps_of_block.clear();
-  for (int warp = 0; warp < threads / 32; ++warp) warps_of_block.emplace_back(32);
+void launch(std::int64_t blocks, int threads, Body&& body, int cluster = 1) {
+  std::barrier<> of_cluster(cluster * threads);
+  std::barrier all(cluster * threads, []() noexcept { ptx::end_blocks(); });
+  std::deque<std::barrier<>> of_blocks, of_warps;
+  for (int block = 0; block < cluster; ++block) of_blocks.emplace_back(threads);
+  for (int warp = 0; warp < cluster * threads / 32; ++warp) of_warps.emplace_back(32);
   std::vector<std::jthread> running;
-  for (int thread = 0; thread < threads; ++thread) {
-    running.emplace_back([&, thread] {
-      threadIdx.x = static_cast<unsigned>(thread);
+  for (int i = 0; i < cluster * threads; ++i) {
+    running.emplace_back([&, i] {
+      threadIdx.x = static_cast<unsigned>(i % threads);
       gridDim.x = static_cast<unsigned>(blocks);
-      ptx::warp = &warps_of_block[static_cast<std::size_t>(thread / 32)];
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        blockIdx.x = static_cast<unsigned>(block);
+      ptx::rank = static_cast<std::size_t>(i / threads);
+      threads_of_block = &of_blocks[ptx::rank];
+      ptx::cluster = &of_cluster;
+      ptx::warp = &of_warps[static_cast<std::size_t>(i / 32)];
+      for (std::int64_t first = 0; first < blocks; first += cluster) {
+        blockIdx.x = static_cast<unsigned>(first + i / threads);
         body();
-        __syncthreads();
+        all.arrive_and_wait();
       }
     });
   }

@@ -12,6 +12,7 @@ inline float __fadd_rn(float left, float right) { return left + right; }
 inline float __fmul_rn(float left, float right) { return left * right; }
 inline float __fsqrt_rn(float value) { return std::sqrt(value); }
 inline float __fdiv_rn(float left, float right) { return left / right; }
+inline float __fdividef(float left, float right) { return left / right; }
 inline float __frcp_rn(float value) { return 1.0f / value; }
 inline float __fmaf_rn(float left, float right, float addend) {
   return std::fma(left, right, addend);

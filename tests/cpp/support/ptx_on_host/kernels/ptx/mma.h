@@ -16,7 +16,7 @@
 namespace octofold::ptx {
 
 // Of each thread: a, then b.
-inline std::array<std::array<unsigned, 6>, 1024> operands;
+inline std::array<std::array<unsigned, 6>, 1024 * kMostBlocks> operands;
 
 // Number `index` of 32 bytes of a row of A, or of a column of B, given the registers that hold
 // bytes 0 … 15 and 16 … 31 of the lanes from `first_lane` on.
@@ -33,7 +33,7 @@ float number_of(std::size_t first_lane, int low_register, int high_register, int
 template <typename FormatA, typename FormatB>
 void multiply_add_of(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   constexpr int kNumbers = 32 / static_cast<int>(sizeof(typename FormatA::Storage));
-  const std::size_t thread = threadIdx.x, warp_begin = thread / 32 * 32, lane = thread % 32;
+  const std::size_t thread = place_of_thread(), warp_begin = thread / 32 * 32, lane = thread % 32;
   operands[thread] = {a[0], a[1], a[2], a[3], b[0], b[1]};
   warp->arrive_and_wait();
   for (std::size_t i = 0; i < 4; ++i) {
@@ -71,11 +71,11 @@ void multiply_add_fp8(float (&sums)[4], const unsigned (&a)[4], const unsigned (
 
 // Addresses of the rows of matrix i from lane 8 · i on, as all lanes gave them.
 inline void share_address(unsigned row_address) {
-  operands[threadIdx.x][0] = row_address;
+  operands[place_of_thread()][0] = row_address;
   warp->arrive_and_wait();
 }
 inline const unsigned char* row_of(int matrix, std::size_t row) {
-  const std::size_t warp_begin = threadIdx.x / 32 * 32;
+  const std::size_t warp_begin = place_of_thread() / 32 * 32;
   return &shared[operands[warp_begin + static_cast<std::size_t>(8 * matrix) + row][0]];
 }
 

@@ -1,5 +1,6 @@
 // kernels/ptx for code that loads, run on the host by a thread for each lane: shared memory is an
-// array, asynchronous copies arrive when they are waited for and no sooner, and barriers are open.
+// array, asynchronous copies arrive when they are waited for and no sooner, and barriers are open
+// (those of hopper_on_host are not).
 #pragma once
 
 #include <algorithm>
@@ -30,8 +31,36 @@ struct float4 {
 
 namespace octofold::ptx {
 
-inline std::array<unsigned char, 256 * 1024> shared;
-inline thread_local std::barrier<>* warp = nullptr;  // of the lanes of this one
+inline constexpr std::size_t kMostBlocks = 4;           // of a cluster
+inline thread_local std::size_t rank = 0;               // of the block that this thread is of
+inline thread_local std::barrier<>* warp = nullptr;     // of the lanes of this one
+inline thread_local std::barrier<>* cluster = nullptr;  // of its threads
+
+// Of each block of a cluster. An address is in the own block, or as address_at_rank() makes it.
+class SharedMemory {
+ public:
+  static constexpr std::size_t kBytes = 256 * 1024;
+  unsigned char& operator[](std::size_t address) { return memory_[place(address)]; }
+  // The same number for an address and whatever another block calls it.
+  static std::size_t place(std::size_t address) {
+    const std::size_t named = address / kBytes;
+    return (named == 0 ? rank : named - 1) * kBytes + address % kBytes;
+  }
+  static unsigned address_at_rank(unsigned address, unsigned of_block) {
+    return static_cast<unsigned>((of_block + 1) * kBytes + address % kBytes);
+  }
+  void fill(unsigned char byte) { memory_.fill(byte); }
+  static constexpr std::size_t size() { return kBytes; }
+  auto begin() const { return memory_.begin(); }
+  auto end() const { return memory_.begin() + kBytes; }
+
+ private:
+  std::array<unsigned char, kMostBlocks * kBytes> memory_{};
+};
+inline SharedMemory shared;
+
+// The thread's place among those of a cluster.
+inline std::size_t place_of_thread() { return rank * 1024 + threadIdx.x; }
 
 struct Copy {
   unsigned destination;
@@ -76,8 +105,14 @@ void copy_async(unsigned destination, const void* source) {
 }
 
 inline unsigned opaque(unsigned value) { return value; }
+inline float opaque(float value) { return value; }
 
 inline unsigned dynamic_shared_memory() { return 0; }
+inline unsigned swizzled_shared_memory() { return 0; }
+
+inline unsigned address_at_rank(unsigned address, unsigned of_block) {
+  return SharedMemory::address_at_rank(address, of_block);
+}
 
 inline unsigned load_shared_word(unsigned address) {
   unsigned value;
@@ -125,15 +160,14 @@ inline void store_shared_half(unsigned address, unsigned value) {
 
 // Of what is not run.
 unsigned shared_address(const void* pointer);
-float opaque(float value);
-void store_shared(unsigned address, float2 pair);
 void store_matrices(unsigned, unsigned, unsigned, unsigned, unsigned);
 void store_matrices_transposed(unsigned, unsigned, unsigned);
 
-inline void copy_word_async(unsigned, const void*) {}
 inline void copy_word_async(unsigned destination, const void* source, unsigned bytes) {
-  std::memset(&shared[destination], 0, 4);
-  std::memcpy(&shared[destination], source, bytes);
+  begun.push_back({destination, source, bytes, 4});
+}
+inline void copy_word_async(unsigned destination, const void* source) {
+  copy_word_async(destination, source, 4);
 }
 
 }  // namespace octofold::ptx
@@ -141,12 +175,12 @@ inline void copy_word_async(unsigned destination, const void* source, unsigned b
 inline void __syncwarp() { octofold::ptx::warp->arrive_and_wait(); }
 
 // Each thread's word, for the others of its warp to read.
-inline std::array<unsigned, 1024> exchanged;
+inline std::array<unsigned, 1024 * octofold::ptx::kMostBlocks> exchanged;
 
 // read(words) of the words of all lanes.
 template <typename T, typename Read>
 auto exchange(T value, Read&& read) {
-  unsigned* const words = &exchanged[threadIdx.x / 32 * 32];
+  unsigned* const words = &exchanged[octofold::ptx::place_of_thread() / 32 * 32];
   words[threadIdx.x % 32] = std::bit_cast<unsigned>(value);
   __syncwarp();
   const auto result = read(words);
@@ -189,6 +223,10 @@ unsigned __match_any_sync(unsigned, T value) {
   });
 }
 
+inline int __any_sync(unsigned, bool value) {
+  return exchange(unsigned{value},
+                  [](const unsigned* words) { return *std::max_element(words, words + 32) != 0; });
+}
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return exchange(value,
                   [](const unsigned* words) { return *std::max_element(words, words + 32); });

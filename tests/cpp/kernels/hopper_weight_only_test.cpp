@@ -1,0 +1,166 @@
+// Products of 16-bit numbers and FP8 weights by warpgroups, kernel and all, run on the host beside
+// sums in FP64.
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
+#include "octofold/types.h"
+
+#include "kernels/weight_only_sm90/weight_only.h"
+#include "support/tensor_map_on_host.h"
+#include "support/test.h"
+#include "support/weight_only_on_host.h"
+
+namespace octofold {
+namespace {
+
+using config::Sm90WeightOnlyConfig;
+using config::Sm90WeightOnlyParams;
+using test::WeightOnlyCase;
+using enum DType;
+using enum Granularity;
+
+template <Sm90WeightOnlyConfig kConfig>
+Sm90WeightOnlyParams params_of(const config::WeightOnlyParams& given) {
+  const auto map = [](const void* data, unsigned element_bytes, std::int64_t rows,
+                      std::int64_t columns, std::int64_t row_bytes, int box_rows) {
+    return test::tensor_map({.data = static_cast<unsigned char*>(const_cast<void*>(data)),
+                             .element_bytes = element_bytes,
+                             .columns = columns,
+                             .rows = rows,
+                             .matrices = 1,
+                             .row_bytes = row_bytes,
+                             .matrix_bytes = 0,
+                             .box_columns = 128 / element_bytes,
+                             .box_rows = static_cast<unsigned>(box_rows)});
+  };
+  constexpr bool kTransposed = kConfig.transposed;
+  return {.w_map = map(given.w, 1, kTransposed ? given.depth : given.columns,
+                       kTransposed ? given.columns : given.depth, given.w_stride,
+                       kTransposed ? kScaleBlock : kConfig.tile_columns),
+          .x_map = map(given.x, 2, given.rows, given.depth, given.x_stride, kConfig.tile_rows),
+          .out = given.out,
+          .out_stride = given.out_stride,
+          .bias = given.bias,
+          .bias_is_float32 = given.bias_is_float32,
+          .w_scale = given.w_scale,
+          .rows = static_cast<int>(given.rows),
+          .columns = static_cast<int>(given.columns),
+          .depth = static_cast<int>(given.depth)};
+}
+
+// By so many blocks, or one for each tile.
+template <Sm90WeightOnlyConfig kConfig>
+void expect_product(const WeightOnlyCase& given, std::int64_t blocks = 0) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ASSERT_LE(kConfig.shared_bytes(), static_cast<int>(ptx::shared.size()));
+  test::WeightOnlyProduct<kConfig> product(given);
+  const Sm90WeightOnlyParams params = params_of<kConfig>(product.params());
+  ptx::shared.fill(0x7F);  // NaN of both formats
+  const std::int64_t tiles = config::ceil_divide(given.rows, kConfig.tile_rows) *
+                             config::ceil_divide(given.columns, kConfig.tile_columns);
+  test::launch(
+      blocks > 0 ? blocks : tiles * kConfig.split_k, kConfig.threads(),
+      [&] { weight_only_sm90_kernel<kConfig>(params); }, kConfig.split_k);
+  product.expect_right();
+}
+
+TEST(HopperWeightOnlyTest, ByBlocksThatStay) {
+  expect_product<{.tile_columns = 64, .tile_rows = 32, .warpgroups = 1, .stages = 2}>(
+      {.rows = 70, .columns = 144, .depth = 400, .w_scales = kChannel, .has_bias = true}, 2);
+}
+
+TEST(HopperWeightOnlyTest, OfTwoSubTiles) {
+  expect_product<{.w = kE5M2,
+                  .x = kFloat16,
+                  .out = kFloat32,
+                  .tile_columns = 256,
+                  .tile_rows = 96,
+                  .warpgroups = 2,
+                  .stages = 3}>({.rows = 90, .columns = 272, .depth = 272, .pad = 16});
+}
+
+TEST(HopperWeightOnlyTest, OfGroupsAlongTheDepth) {
+  expect_product<{
+      .tile_columns = 64, .tile_rows = 32, .warpgroups = 1, .depth_groups = 3, .stages = 6}>(
+      {.rows = 20, .columns = 64, .depth = 928, .w_scales = kChannel});
+}
+
+TEST(HopperWeightOnlyTest, ByClusters) {
+  expect_product<{.x = kFloat16,
+                  .out = kFloat16,
+                  .tile_columns = 64,
+                  .tile_rows = 64,
+                  .warpgroups = 1,
+                  .stages = 3,
+                  .split_k = 3}>(
+      {.rows = 60, .columns = 80, .depth = 784, .w_scales = kChannel, .has_bias = true});
+}
+
+TEST(HopperWeightOnlyTest, OfBlocksWithSumsOfTheirOwn) {
+  constexpr Sm90WeightOnlyConfig kConfig{
+      .w_blocks = true, .tile_columns = 128, .tile_rows = 64, .warpgroups = 2, .stages = 3};
+  static_assert(kConfig.has_partial_sums());
+  expect_product<kConfig>(
+      {.rows = 64, .columns = 192, .depth = 400, .w_scales = kBlock128x128, .has_bias = true});
+  expect_product<{.w_blocks = true,
+                  .tile_columns = 128,
+                  .tile_rows = 32,
+                  .warpgroups = 2,
+                  .stages = 4,
+                  .store_vectors = false}>(
+      {.rows = 7, .columns = 130, .depth = 272, .w_scales = kBlock1x128});
+}
+
+TEST(HopperWeightOnlyTest, OfBlocksInUnitsOfTheLastOne) {
+  constexpr Sm90WeightOnlyConfig kConfig{.x = kFloat16,
+                                         .out = kFloat32,
+                                         .w_blocks = true,
+                                         .tile_columns = 128,
+                                         .tile_rows = 208,
+                                         .warpgroups = 2,
+                                         .stages = 2};
+  static_assert(!kConfig.has_partial_sums());
+  for (const auto& scales : test::kFarApart) {
+    expect_product<kConfig>(
+        {.rows = 8, .columns = 64, .depth = 896, .w_scales = kBlock128x128, .scales = scales});
+  }
+  expect_product<kConfig>({.rows = 120, .columns = 144, .depth = 656, .w_scales = kBlock1x128});
+}
+
+// Of its four warps each two have a half of a slab of 128 columns.
+TEST(HopperWeightOnlyTest, TransposedByTwoWarpgroupsToASlab) {
+  expect_product<{.transposed = true, .tile_columns = 128, .tile_rows = 64, .stages = 3}>(
+      {.rows = 50, .columns = 208, .depth = 272});
+  expect_product<{.w = kE5M2,
+                  .x = kFloat16,
+                  .out = kFloat16,
+                  .transposed = true,
+                  .depth_factors = true,
+                  .tile_columns = 128,
+                  .tile_rows = 32,
+                  .stages = 2,
+                  .split_k = 2}>(
+      {.rows = 30, .columns = 128, .depth = 400, .w_scales = kBlock1x128});
+}
+
+TEST(HopperWeightOnlyTest, TransposedOfBlocks) {
+  expect_product<{
+      .transposed = true, .w_blocks = true, .tile_columns = 256, .tile_rows = 96, .stages = 2}>(
+      {.rows = 96, .columns = 272, .depth = 400, .w_scales = kBlock128x128});
+}
+
+TEST(HopperWeightOnlyTest, TransposedWithFactorsOfTheDepth) {
+  expect_product<{.transposed = true,
+                  .depth_factors = true,
+                  .tile_columns = 256,
+                  .tile_rows = 128,
+                  .stages = 2}>(
+      {.rows = 100, .columns = 256, .depth = 272, .w_scales = kChannel, .pad = 16});
+}
+
+TEST(HopperWeightOnlyTest, ANanIsOfItsColumn) {
+  expect_product<{.tile_columns = 64, .tile_rows = 32, .warpgroups = 1, .stages = 2}>(
+      {.rows = 18, .columns = 96, .depth = 256, .has_nan = true});
+}
+
+}  // namespace
+}  // namespace octofold
