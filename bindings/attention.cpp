@@ -4,10 +4,12 @@
 #include <optional>
 #include <string_view>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/string.h>
 
 #include "error.h"
 #include "stream.h"
 #include "tensor.h"
+#include "text.h"
 
 namespace octofold::bindings {
 namespace {
@@ -27,7 +29,7 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
                OptionalTensor key_offsets, OptionalTensor key_counts, OptionalTensor page_table,
                tvm::ffi::TensorView out, tvm::ffi::TensorView workspace, OptionalTensor log_sum_exp,
                double softmax_scale, int64_t window_left, int64_t window_right,
-               OptionalStream stream) {
+               tvm::ffi::String compute, OptionalStream stream) {
   AttentionArguments arguments{
       .q = view_of("attention", "q", q, kHalf),
       .k = {.data = view_of("attention", "k", k, kCodes),
@@ -42,6 +44,7 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
       .softmax_scale = static_cast<float>(softmax_scale),
       .window_left = window_left,
       .window_right = window_right,
+      .compute = parse_attention_compute(view_of(compute)),
       .workspace = view_of("attention", "workspace", workspace, "float32")};
   if (log_sum_exp) {
     arguments.log_sum_exp = view_of("attention", "log_sum_exp", *log_sum_exp, "float32");

@@ -45,11 +45,11 @@ def cast(x, dtype, scales):
     return x8.data.view(heads, tokens, size).permute(1, 0, 2)[None], x8.scale
 
 
-def fp8(dtype, scales, wide, q, k, v):
+def fp8(dtype, scales, wide, compute, q, k, v):
     k8, k_scale = cast(k, dtype, scales)
     v8, v_scale = cast(v, dtype, scales)
     rows = q.to(wide).permute(1, 0, 2)[None]
-    out = octofold.attention(rows, k8, v8, k_scale=k_scale, v_scale=v_scale)
+    out = octofold.attention(rows, k8, v8, k_scale=k_scale, v_scale=v_scale, compute=compute)
     return out[0].permute(1, 0, 2)
 
 
@@ -58,12 +58,13 @@ WAYS = {
     "SDPA in FP16": functools.partial(sdpa, torch.float16),
     "SDPA in BF16": functools.partial(sdpa, torch.bfloat16),
     **{
-        f"{dtype}, {scales} scales, {wide} queries": functools.partial(
-            fp8, dtype, scales, getattr(torch, wide)
+        f"{dtype}, {scales} scales, {wide} queries, {compute} scores": functools.partial(
+            fp8, dtype, scales, getattr(torch, wide), compute
         )
         for dtype in ("e4m3", "e5m2")
         for scales in ("none", "head")
         for wide in ("float16", "bfloat16")
+        for compute in ("exact", "fp8")
     },
 }
 
@@ -77,7 +78,7 @@ def main():
             float((way(*operands).double() - expected).square().sum())
             for operands, expected in zip(recorded, exact, strict=True)
         )
-        print(f"{name:<36} {math.sqrt(sum(errors)) / norm:.1e}")
+        print(f"{name:<49} {math.sqrt(sum(errors)) / norm:.1e}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 #include "octofold/export.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
+#include "octofold/types.h"
 
 namespace octofold {
 
@@ -73,6 +74,14 @@ struct AttentionArguments {
   /// window_right = 0.
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
+
+  /// kFp8 allows scores to be products of FP8 codes with FP8 codes, the keys' own and those of
+  /// queries: each query of a head is cast to e4m3 with a scale of its own, its largest magnitude
+  /// over 448, at the cost in accuracy that docs/attention.md states. It requires nothing: kernels
+  /// without such products have exact ones. On the CPU scores are always what it says; on GPUs of
+  /// compute capability 9.0 those of more than 32 queries, times the heads that share a key head,
+  /// of each sequence, where values have the head's size and it is at most 128.
+  AttentionCompute compute = AttentionCompute::kExact;
 
   /// float32 [attention_workspace_size()], contiguous. Its contents do not matter; the CPU backend
   /// does not use it.

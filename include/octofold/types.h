@@ -30,12 +30,18 @@ enum class Rule : std::uint8_t {
   kCompressedTensors012,
 };
 
+/// In what attention multiplies queries with keys. kExact: in 16-bit numbers, which hold queries
+/// and all codes. kFp8: in FP8 where the kernel can, each query of a head cast to e4m3 codes with a
+/// scale of its own.
+enum class AttentionCompute : std::uint8_t { kExact, kFp8 };
+
 /// Names as the Python API, the tool and error messages spell them: "float32", "float16",
 /// "bfloat16", "e4m3", "e5m2", "int32" · "tensor", "channel", "1x128", "128x128" · "saturate",
 /// "nan" · "deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
 /// "compressed-tensors", "compressed-tensors-0.12" · "swiglu", "geglu-tanh", "geglu", "silu",
 /// "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer" · "softmax",
-/// "sigmoid". Throws Error(kInvalidArgument) for a number that is none of the enumerators.
+/// "sigmoid" · "exact", "fp8". Throws Error(kInvalidArgument) for a number that is none of the
+/// enumerators.
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);
@@ -44,6 +50,7 @@ OCTOFOLD_API std::string_view name(Activation activation);
 OCTOFOLD_API std::string_view name(GateLayout layout);
 OCTOFOLD_API std::string_view name(NormKind norm);
 OCTOFOLD_API std::string_view name(Scoring scoring);
+OCTOFOLD_API std::string_view name(AttentionCompute compute);
 
 /// The inverse of name(). parse_dtype also takes "float8_e4m3fn" and "float8_e5m2".
 /// Throws Error(kInvalidArgument) that lists the names there are.
@@ -55,5 +62,6 @@ OCTOFOLD_API Activation parse_activation(std::string_view text);
 OCTOFOLD_API GateLayout parse_gate_layout(std::string_view text);
 OCTOFOLD_API NormKind parse_norm(std::string_view text);
 OCTOFOLD_API Scoring parse_scoring(std::string_view text);
+OCTOFOLD_API AttentionCompute parse_attention_compute(std::string_view text);
 
 }  // namespace octofold

@@ -13,7 +13,7 @@ template <WarpgroupQueriesConfig kConfig>
 struct WarpgroupMemory {
   unsigned base;  // a multiple of 1024
 
-  // 64 rows of 16-bit numbers.
+  // 64 rows of 16-bit numbers; for FP8 scores of codes, in the first panel.
   __device__ unsigned queries(int warpgroup) const {
     return base + static_cast<unsigned>(warpgroup * 64 * kConfig.kPanelRow);
   }
@@ -21,7 +21,7 @@ struct WarpgroupMemory {
   __device__ unsigned query_units(int warpgroup) const {
     return base + static_cast<unsigned>(kConfig.query_units_offset() + warpgroup * 64 * 4);
   }
-  // Keys or values, as 16-bit numbers.
+  // Keys or values, as 16-bit numbers; keys of FP8 scores as codes, in the first panel.
   __device__ unsigned stage(int i) const {
     return base + static_cast<unsigned>(kConfig.stages_offset() + i * kConfig.stage_bytes());
   }

@@ -6,7 +6,8 @@
 // tensor core has them (warpgroup_rows.h). Blocks stay, and take rows until all are done.
 //
 // All numbers are float16, bfloat16 queries too (warpgroup_query_tile.h): it holds every code,
-// which takes one instruction a pair of them, and weights better than bfloat16.
+// which takes one instruction a pair of them, and weights better than bfloat16. Where the caller
+// allows FP8 scores, keys stay codes and queries become codes, each row with a scale of its own.
 //
 // H200, BF16 queries, 32 heads on 8 of 128, 16384 causal tokens, TFLOPS, in the order of the work
 // (docs/notes/attention.md): a first version 453; codes by way of registers rather than cp.async

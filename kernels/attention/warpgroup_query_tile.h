@@ -1,6 +1,7 @@
 // 64 rows of queries in shared memory, as a product of a warpgroup reads them: float16. Those of
 // bfloat16 are divided by a power of two of their row, so that float16 holds them: what is 2^-39 of
-// the row's largest number, or less, is lost.
+// the row's largest number, or less, is lost. For FP8 scores they are e4m3 codes instead, of a
+// scale of each row, in one panel.
 #pragma once
 
 #include "kernels/attention/output.h"
@@ -53,7 +54,9 @@ class WarpgroupQueryTile {
   __device__ void await(bool flip) const {
     ptx::copies_wait<0>();
     const unsigned signs = flip ? 0x80008000u : 0u;
-    if constexpr (kType == DType::kBFloat16) {
+    if constexpr (kConfig.fp8_scores) {
+      encode(signs);
+    } else if constexpr (kType == DType::kBFloat16) {
       divide(signs);
     } else if (flip) {
       for_each_piece([&](unsigned (&words)[4]) {
@@ -66,13 +69,63 @@ class WarpgroupQueryTile {
 
   // What a row of the tile was divided by.
   __device__ float unit(int row) const {
-    if constexpr (kType != DType::kBFloat16) return 1;
+    if constexpr (!kConfig.fp8_scores && kType != DType::kBFloat16) return 1;
     return ptx::load_shared(memory_.query_units(warpgroup_) + static_cast<unsigned>(4 * row));
   }
 
  private:
+  // The largest number of the row becomes the largest code. NaN stays, and infinity becomes NaN.
+  // The CPU backend's round_to_codes() does the same.
+  __device__ void encode(unsigned signs) const {
+    constexpr float kLargestCode = config::kE4M3Format.largest_finite;
+    constexpr int kUnits = 2 * kConfig.key_steps();  // of 16 codes, half of which the thread has
+    const float largest = __uint_as_float(largest_of_row());
+    const float inverse = __fdiv_rn(kLargestCode, largest);
+    store_unit(__float_as_uint(__fdiv_rn(largest, kLargestCode)));
+    unsigned codes[kUnits][2] = {};
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      unsigned words[4];
+      ptx::load_shared_words(address(i), words);
+      float numbers[8];
+#pragma unroll
+      for (unsigned& word : words) word ^= signs;
+      numeric::widen<kType>(words, numbers);
+#pragma unroll
+      for (float& number : numbers) number = __fmul_rn(number, inverse);
+      numeric::narrow<DType::kE4M3, true>(numbers, codes[i]);
+    }
+    __syncwarp();  // the codes go where numbers of the row are, of both threads
+    const unsigned panel = memory_.queries(warpgroup_) + threadIdx.x % 2 * 8;
+    const auto row = static_cast<unsigned>(own_row());
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      ptx::store_shared_words(panel + swizzled(row, static_cast<unsigned>(i)), codes[i]);
+    }
+  }
+
   // The largest number of the row becomes 2^14 to 2^15.
   __device__ void divide(unsigned signs) const {
+    // As bits of FP32: 2^14 over the power of two, and the power over 2^14.
+    constexpr unsigned kOne = 127, kTop = 14;
+    const unsigned exponent = largest_of_row() >> 23;
+    const float inverse = __uint_as_float((2 * kOne + kTop - exponent) << 23);
+    store_unit((exponent - kTop) << 23);
+    for_each_piece([&](unsigned (&words)[4]) {
+      for (unsigned& word : words) {
+        float pair[2];
+        numeric::widen<kType>(&word, pair);
+        pair[0] = __fmul_rn(pair[0], inverse);
+        pair[1] = __fmul_rn(pair[1], inverse);
+        numeric::narrow<DType::kFloat16, false>(pair, &word);
+        word ^= signs;
+      }
+    });
+  }
+
+  // The largest magnitude as bits of FP32, which are of two threads' numbers. What is below 2^-100
+  // has few bits.
+  __device__ unsigned largest_of_row() const {
     unsigned largest = 0;
 #pragma unroll 4
     for (int i = 0; i < kPieces; ++i) {
@@ -84,25 +137,14 @@ class WarpgroupQueryTile {
       }
     }
     largest = numeric::larger<kType>(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
-    // As bits of FP32: 2^14 over the power of two, and the power over 2^14. What is below 2^-100
-    // has few bits.
-    constexpr unsigned kOne = 127, kTop = 14, kLeast = kOne - 100;
-    const unsigned exponent = max(__float_as_uint(numeric::largest<kType>(largest)) >> 23, kLeast);
-    const float inverse = __uint_as_float((2 * kOne + kTop - exponent) << 23);
-    if (threadIdx.x % 2 == 0) {
-      ptx::store_shared_word(memory_.query_units(warpgroup_) + static_cast<unsigned>(4 * own_row()),
-                             (exponent - kTop) << 23);
-    }
-    for_each_piece([&](unsigned (&words)[4]) {
-      for (unsigned& word : words) {
-        float pair[2];
-        numeric::widen<kType>(&word, pair);
-        pair[0] = __fmul_rn(pair[0], inverse);
-        pair[1] = __fmul_rn(pair[1], inverse);
-        numeric::narrow<DType::kFloat16, false>(pair, &word);
-        word ^= signs;
-      }
-    });
+    constexpr unsigned kLeast = (127 - 100) << 23;
+    return max(__float_as_uint(numeric::largest<kType>(largest)), kLeast);
+  }
+
+  __device__ void store_unit(unsigned bits) const {
+    if (threadIdx.x % 2 != 0) return;
+    ptx::store_shared_word(memory_.query_units(warpgroup_) + static_cast<unsigned>(4 * own_row()),
+                           bits);
   }
 
   template <typename Change>

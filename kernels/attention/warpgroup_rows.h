@@ -8,6 +8,7 @@
 #include "kernels/attention/warpgroup_query_tile.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/wgmma.h"
+#include "kernels/ptx/wgmma_fp8.h"
 #include "kernels/ptx/wgmma_half.h"
 #include "kernels/shared/ring_position.h"
 
@@ -165,13 +166,19 @@ class WarpgroupRows {
     const unsigned queries = memory_.queries(warpgroup_), stage = memory_.stage(keys_.stage);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kNumbers / 16; ++step) {
+    for (int step = 0; step < kConfig.key_steps(); ++step) {
       const auto panel = static_cast<unsigned>(step / 4);
       const int in_panel = step % 4 * 32;
-      ptx::WgmmaHalf<kKeys>::template issue<kType>(
-          flat(scores),
-          ptx::k_major_descriptor(queries + panel * kConfig.query_panel_bytes(), in_panel),
-          ptx::k_major_descriptor(stage + panel * kConfig.panel_bytes(), in_panel), step > 0);
+      const unsigned long long of_queries =
+          ptx::k_major_descriptor(queries + panel * kConfig.query_panel_bytes(), in_panel);
+      const unsigned long long of_keys =
+          ptx::k_major_descriptor(stage + panel * kConfig.panel_bytes(), in_panel);
+      if constexpr (kConfig.fp8_scores) {
+        ptx::WgmmaFp8<kKeys>::template issue<DType::kE4M3, kForm.k>(flat(scores), of_queries,
+                                                                    of_keys, step > 0);
+      } else {
+        ptx::WgmmaHalf<kKeys>::template issue<kType>(flat(scores), of_queries, of_keys, step > 0);
+      }
     }
     ptx::wgmma_commit();
   }

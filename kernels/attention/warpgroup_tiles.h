@@ -1,7 +1,8 @@
 // Keys and values on their way to products of warpgroups: one warpgroup loads codes into registers
-// and decodes them into the stages of a ring, keys and values in turns. As soon as those of a tile
-// are decoded, and a fence has made them visible to products, those of the next one are on their
-// way to the same registers: a fence waits for loads too, so it comes before them.
+// and decodes them into the stages of a ring, keys and values in turns; keys of FP8 scores stay
+// codes. As soon as those of a tile are decoded, and a fence has made them visible to products,
+// those of the next one are on their way to the same registers: a fence waits for loads too, so it
+// comes before them.
 #pragma once
 
 #include "kernels/attention/keys.h"
@@ -27,8 +28,8 @@ class WarpgroupTiles {
   static constexpr int kTurns = config::ceil_divide(kKeys, kKeysAtOnce);
   static constexpr int kPanels = kConfig.panels() / kPanelsAtOnce;  // of a thread
 
-  // What this thread has of a tile of keys, or of values.
-  template <DType kFp8, bool kHasScales>
+  // What this thread has of a tile of keys, or of values, which become numbers or stay codes.
+  template <DType kFp8, bool kHasScales, bool kAsCodes = false>
   struct Tile {
     unsigned codes[kTurns][kPanels][4];
     float scale;  // of another key than the codes
@@ -62,7 +63,7 @@ class WarpgroupTiles {
   }
 
   __device__ void fill_in_turns(Range tiles, const SideRows& key_rows, const SideRows& value_rows) {
-    Tile<kForm.k, kForm.k_scales> own_keys;
+    Tile<kForm.k, kForm.k_scales, kConfig.fp8_scores> own_keys;
     Tile<kForm.v, kForm.v_scales> own_values;
     int first = tiles.begin * kKeys;
     const int end = tiles.end * kKeys;
@@ -89,7 +90,7 @@ class WarpgroupTiles {
     for (; first < end; first += kKeys) {
       const int stage = position_.stage;
       ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
-      decode(own, memory_.stage(stage), place());
+      store(own, memory_.stage(stage), place<false>());
       if constexpr (kForm.k_scales) store_scale(memory_.scales(stage), own.scale);
       if constexpr (kForm.v_scales) store_scale(memory_.value_scales(stage), value_scale);
       end_stage(stage);
@@ -103,10 +104,14 @@ class WarpgroupTiles {
     int key, panel;
     int code;  // of the panel
   };
+  template <bool kAsCodes>
   static __device__ Place place() {
     const auto thread = static_cast<int>(ptx::opaque(threadIdx.x % kThreads));
-    return {thread / 4 % 2 + thread / (8 * kPanelsAtOnce) * 2, thread / 8 % kPanelsAtOnce,
-            thread % 4 * kPieceCodes};
+    int key = thread / 4 % 2 + thread / (8 * kPanelsAtOnce) * 2;
+    // The two keys of eight neighbours are four apart rather than next to each other: a row of
+    // codes has half the units.
+    if constexpr (kAsCodes) key ^= ((key ^ key >> 2) & 1) * 5;
+    return {key, thread / 8 % kPanelsAtOnce, thread % 4 * kPieceCodes};
   }
 
   __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
@@ -120,10 +125,10 @@ class WarpgroupTiles {
   }
 
   // Zeros where no row sees a key.
-  template <DType kFp8, bool kHasScales>
-  __device__ void load(Tile<kFp8, kHasScales>& tile, const SideRows& side, int first) {
+  template <DType kFp8, bool kHasScales, bool kAsCodes>
+  __device__ void load(Tile<kFp8, kHasScales, kAsCodes>& tile, const SideRows& side, int first) {
     load_scale<kHasScales>(tile.scale, side, first);
-    const Place own = place();
+    const Place own = place<kAsCodes>();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int in_tile = own.key + turn * kKeysAtOnce, key = first + in_tile;
@@ -147,12 +152,12 @@ class WarpgroupTiles {
     scale = *side.scale(key, page_near(key));
   }
 
-  template <DType kFp8, bool kHasScales>
-  __device__ void fill_stage(const Tile<kFp8, kHasScales>& tile) {
+  template <DType kFp8, bool kHasScales, bool kAsCodes>
+  __device__ void fill_stage(const Tile<kFp8, kHasScales, kAsCodes>& tile) {
     const int stage = position_.stage;
-    const Place own = place();
+    const Place own = place<kAsCodes>();
     ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
-    decode(tile, memory_.stage(stage), own);
+    store(tile, memory_.stage(stage), own);
     if constexpr (kHasScales) store_scale(memory_.scales(stage), tile.scale);
     end_stage(stage);
   }
@@ -169,19 +174,25 @@ class WarpgroupTiles {
     }
   }
 
-  template <DType kFp8, bool kHasScales>
-  static __device__ void decode(const Tile<kFp8, kHasScales>& tile, unsigned stage,
-                                const Place& own) {
+  template <DType kFp8, bool kHasScales, bool kAsCodes>
+  static __device__ void store(const Tile<kFp8, kHasScales, kAsCodes>& tile, unsigned stage,
+                               const Place& own) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int in_tile = own.key + turn * kKeysAtOnce;
       if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
 #pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        decode_piece<kFp8>(tile.codes[turn][panel],
-                           stage + static_cast<unsigned>((panel * kPanelsAtOnce + own.panel) *
-                                                         kConfig.panel_bytes()),
-                           static_cast<unsigned>(in_tile), static_cast<unsigned>(own.code / 8));
+      for (int i = 0; i < kPanels; ++i) {
+        const auto row = static_cast<unsigned>(in_tile);
+        const int panel = i * kPanelsAtOnce + own.panel;
+        if constexpr (kAsCodes) {
+          const auto unit = static_cast<unsigned>(panel * kConfig.kPanel + own.code) / kPieceCodes;
+          ptx::store_shared_words(stage + swizzled(row, unit), tile.codes[turn][i]);
+        } else {
+          decode_piece<kFp8>(tile.codes[turn][i],
+                             stage + static_cast<unsigned>(panel * kConfig.panel_bytes()), row,
+                             static_cast<unsigned>(own.code / 8));
+        }
       }
     }
   }

@@ -50,6 +50,7 @@ constexpr Names<Activation, 7> kActivations{
 constexpr Names<GateLayout, 2> kGateLayouts{"gate layout", {"halves", "interleaved"}};
 constexpr Names<NormKind, 2> kNorms{"norm", {"rms", "layer"}};
 constexpr Names<Scoring, 2> kScorings{"scoring", {"softmax", "sigmoid"}};
+constexpr Names<AttentionCompute, 2> kAttentionComputes{"compute", {"exact", "fp8"}};
 
 }  // namespace
 
@@ -61,6 +62,7 @@ std::string_view name(Activation activation) { return kActivations.of(activation
 std::string_view name(GateLayout layout) { return kGateLayouts.of(layout); }
 std::string_view name(NormKind norm) { return kNorms.of(norm); }
 std::string_view name(Scoring scoring) { return kScorings.of(scoring); }
+std::string_view name(AttentionCompute compute) { return kAttentionComputes.of(compute); }
 
 DType parse_dtype(std::string_view text) {
   if (text == "float8_e4m3fn") return DType::kE4M3;
@@ -74,5 +76,8 @@ Activation parse_activation(std::string_view text) { return kActivations.parse(t
 GateLayout parse_gate_layout(std::string_view text) { return kGateLayouts.parse(text); }
 NormKind parse_norm(std::string_view text) { return kNorms.parse(text); }
 Scoring parse_scoring(std::string_view text) { return kScorings.parse(text); }
+AttentionCompute parse_attention_compute(std::string_view text) {
+  return kAttentionComputes.parse(text);
+}
 
 }  // namespace octofold

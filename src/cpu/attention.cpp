@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/group_offsets.h"
 #include "cpu/convert.h"
+#include "cpu/number_formats.h"
 #include "cpu/parallel.h"
 
 namespace octofold::cpu {
@@ -109,22 +110,43 @@ struct Item {
   std::int64_t sequence, head, first;
 };
 
-// Sums in FP32 over lanes, which a compiler may hold in one register.
+// Two levels of sums in FP32: of at most 128 numbers, over lanes that a compiler may hold in one
+// register, and of those.
 float product_of(std::span<const float> a, std::span<const float> b) {
-  std::array<float, 8> lanes{};
-  for (std::size_t i = 0; i < a.size(); i += lanes.size()) {  // sizes are multiples of 8
-    for (std::size_t lane = 0; lane < lanes.size(); ++lane)
-      lanes[lane] += a[i + lane] * b[i + lane];
-  }
   float sum = 0;
-  for (const float lane : lanes) sum += lane;
+  for (std::size_t first = 0; first < a.size(); first += kScaleBlock) {
+    const std::size_t end = std::min(first + kScaleBlock, a.size());
+    std::array<float, 8> lanes{};
+    for (std::size_t i = first; i < end; i += lanes.size()) {  // sizes are multiples of 8
+      for (std::size_t lane = 0; lane < lanes.size(); ++lane)
+        lanes[lane] += a[i + lane] * b[i + lane];
+    }
+    float of_block = 0;
+    for (const float lane : lanes) of_block += lane;
+    sum += of_block;
+  }
   return sum;
+}
+
+// A query becomes what its e4m3 codes hold, and counts in the scale that is returned: the largest
+// magnitude has the largest code. A scale is never so small that it has few bits, or is none. NaN
+// stays, and what is infinite becomes NaN.
+float round_to_codes(std::span<float> q) {
+  constexpr float kLargestCode = E4M3::format.largest_finite, kLeast = 0x1p-100f;
+  float largest = kLeast;
+  for (const float number : q) largest = std::max(largest, std::abs(number));
+  const float inverse = kLargestCode / largest;
+  for (float& number : q) {
+    number = E4M3::decode(E4M3::encode(number * inverse, Overflow::kSaturate));
+  }
+  return largest / kLargestCode;
 }
 
 // The softmax of a query, block of keys by block: sums of weights and of weighted values, relative
 // to exp(most). Within a block values are summed in FP32, over blocks in FP64.
 struct QueryRow {
   std::vector<float> q;
+  float unit = 1;  // of q
   std::vector<double> values;
   float most = kNoScore;
   double weights = 0;
@@ -220,6 +242,7 @@ class Worker {
       load(arguments_.q.data, arguments_.q.dtype,
            place_of(arguments_.q, item.sequence, queries.begin + query, item.head), 1,
            std::ssize(row.q), row.q.data());
+      if (arguments_.compute == AttentionCompute::kFp8) row.unit = round_to_codes(row.q);
       limit_keys(arguments_, query, queries.count, keys, row);
     }
   }
@@ -240,7 +263,8 @@ class Worker {
           static_cast<std::size_t>(std::clamp(row.end_key - first, std::int64_t{0}, count));
       if (begin >= end) continue;
       for (std::size_t i = begin; i < end; ++i) {
-        scores[i] = product_of(row.q, {k_.data() + i * head_size_, head_size_}) * k_scales[i];
+        const float sum = product_of(row.q, {k_.data() + i * head_size_, head_size_});
+        scores[i] = sum * row.unit * k_scales[i];
       }
       row.add(std::span(scores).subspan(begin, end - begin),
               std::span(v_scales).subspan(begin, end - begin), v_.data() + begin * value_size_,

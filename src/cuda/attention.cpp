@@ -187,6 +187,7 @@ void attention(Device& device, const AttentionArguments& arguments, Stream strea
                .k_scales = has_key_scales(arguments.k),
                .v_scales = has_key_scales(arguments.v),
                .copy_bytes = copy_bytes_of(arguments)},
+      .allows_fp8_scores = arguments.compute == AttentionCompute::kFp8,
       .batch = arguments.query_offsets ? arguments.query_offsets->shape[0] - 1 : q.shape[0],
       .queries = q.shape[at],
       .has_query_offsets = arguments.query_offsets.has_value(),

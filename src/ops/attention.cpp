@@ -132,6 +132,10 @@ void attention(const AttentionArguments& given, Stream stream) {
   if (!std::isfinite(given.softmax_scale)) {
     check.fail("softmax_scale", "a finite number", core::format("{}", given.softmax_scale));
   }
+  if (given.compute != AttentionCompute::kExact && given.compute != AttentionCompute::kFp8) {
+    check.fail("compute", "an AttentionCompute",
+               core::format("{}", static_cast<int>(given.compute)));
+  }
   check_results(check, given, queries, value_size, inputs);
   AttentionArguments arguments = given;
   if (arguments.softmax_scale == 0) {

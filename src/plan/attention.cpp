@@ -88,11 +88,15 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
 // The same for a GPU with products of warpgroups. A third of them leaves each thread fewer
 // registers, which hold sums of 128 numbers and scores of 64 keys (or 64 and 96), and has codes
 // decoded less often. Scales of keys take registers too, of consumers and producers, and so do
-// pages of those. Shared memory is what stages are for.
-config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form) {
+// pages of those. Shared memory is what stages are for. FP8 scores are of heads that are one chain
+// of products.
+config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form,
+                                                 bool allows_fp8_scores) {
   const bool scales = form.k_scales || form.v_scales;
-  if (form.head_size <= 64) return {form, 3, scales ? 64 : 96, 8};
-  if (form.head_size <= 128) return {form, 3, scales ? 48 : 64, scales ? 10 : 8};
+  if (form.head_size <= 64) return {form, 3, scales ? 64 : 96, 8, allows_fp8_scores};
+  if (form.head_size <= 128) {
+    return {form, 3, scales ? 48 : 64, scales ? 10 : 8, allows_fp8_scores};
+  }
   if (form.head_size <= 192) return {form, 2, 64, 6};
   const bool crowded = scales || form.layout == config::KeyLayout::kPaged;
   return {form, 2, crowded ? 48 : 64, crowded ? 6 : 4};
@@ -136,7 +140,9 @@ Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
     return wide_heads(form, rows, gpu);
   }
   if (few) return few_queries(form, gpu);
-  if (has_warpgroups(gpu) && form.head_size == form.value_size) return warpgroup_queries(form);
+  if (has_warpgroups(gpu) && form.head_size == form.value_size) {
+    return warpgroup_queries(form, problem.allows_fp8_scores);
+  }
   return many_queries(form, problem.all_queries() * problem.heads, rows, gpu);
 }
 

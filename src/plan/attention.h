@@ -12,6 +12,7 @@ namespace octofold::plan {
 
 struct AttentionProblem {
   config::AttentionForm form{};  ///< but for `split`
+  bool allows_fp8_scores = false;
   std::int64_t batch = 1;
   std::int64_t queries = 1;  ///< of each sequence, or of all
   bool has_query_offsets = false;
@@ -22,6 +23,7 @@ struct AttentionProblem {
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("form", form);
+    field("allows_fp8_scores", allows_fp8_scores);
     field("batch", batch);
     field("queries", queries);
     field("has_query_offsets", has_query_offsets);

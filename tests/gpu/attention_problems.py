@@ -5,6 +5,7 @@ from functools import partial
 
 import octofold
 import torch
+from group_problems import has_products_of_hopper
 
 MOST = 2**31 - 1
 
@@ -84,6 +85,9 @@ def attention_problems(device):
     for queries in (1, 40):
         problem = _pages(queries, 128)
         yield f"attention pages {queries}", partial(_attend, problem, {"causal": True}, device)
+    for size in (64, 72, 128) if has_products_of_hopper(device) else ():
+        options = {"causal": True, "compute": "fp8"}
+        yield f"attention fp8 {size}", partial(_attend, _pages(80, size), options, device)
     lengths = ([1, 0, 2], [30, 4, 300]), ([70, 1, 5], [70, 200, 0])
     for queries, keys in lengths:
         name = f"attention offsets {queries} {keys}"

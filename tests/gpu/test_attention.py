@@ -6,6 +6,7 @@ import numpy as np
 import octofold
 import pytest
 from attention_cases import dense, packed, paged, with_scales
+from attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
 from gpu_support import (
     DEVICE,
     HALVES,
@@ -19,43 +20,6 @@ from gpu_support import (
 )
 
 KINDS = ["e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2"]
-FEW, MANY = (2, 3, 700), (2, 150, 290)  # batch, queries, keys: kernels for both
-LONG = 20_000 if ON_GPU else 2000
-
-
-def on_device(problem):
-    return {name: cases.to_torch(array, DEVICE) for name, array in problem.items()}
-
-
-def numbers(tensor):
-    return tensor.detach().double().cpu().numpy()
-
-
-def assert_attention(problem, latent=None, **options):
-    """As FP64 has it, twice the same, and nothing beside `out` written. With `latent` so many of
-    the numbers of each key are its value, in the same memory."""
-    if latent is not None:
-        problem = cases.with_latent(problem, latent)
-    expected = cases.attend(**problem, **options)
-    dtype, tensors = problem["q"].dtype.name, on_device(problem)
-    if latent is not None:
-        tensors["v"] = tensors["k"][..., :latent]
-    out, logarithms = octofold.attention(**tensors, **options, return_log_sum_exp=True)
-    assert out.dtype is tensors["q"].dtype
-    assert logarithms.dtype is torch.float32
-    cases.assert_attended(numbers(out), numbers(logarithms), expected, dtype)
-    size = out.shape[-1]
-    if out.numel() == 0:
-        return
-    around = Surrounded(out.numel() // size, size, out.dtype, padding=8, offset=8)
-    strides, step = [1], size + 8
-    for count in reversed(out.shape[:-1]):
-        strides.insert(0, step)
-        step *= count
-    given = around.view.as_strided(out.shape, strides, around.view.storage_offset())
-    assert octofold.attention(**tensors, **options, out=given) is given
-    assert_same_bits(given.contiguous(), out)
-    around.assert_only_view_written()
 
 
 @pytest.mark.parametrize("size", [8, 24, 32, 64, 72, 96, 128, 136, 200, 256, 264, 512])

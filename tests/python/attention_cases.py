@@ -12,11 +12,13 @@ KEYS_PER_SCALE = 128
 
 
 class Attended(NamedTuple):
-    """What has to come out. magnitudes: of each element of out Σ p·|v|."""
+    """What has to come out. magnitudes: of each element of out Σ p·|v|; terms: of each row the
+    largest Σ|softmax_scale · q · k| of a score."""
 
     out: np.ndarray
     logarithms: np.ndarray
     magnitudes: np.ndarray
+    terms: np.ndarray
 
 
 def attend(
@@ -33,15 +35,17 @@ def attend(
     softmax_scale=None,
     causal=False,
     window=None,
+    compute="exact",
 ):
     """softmax(softmax_scale · q · kᵀ) · v, sequence by sequence."""
-    q = q.astype(np.float64)
+    q = as_codes(q) if compute == "fp8" else q.astype(np.float64)
     factor = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     left, right = (None, None) if window is None else window
     limits = left, 0 if causal else right
     batch = len(q) if query_offsets is None else len(query_offsets) - 1
     out = (*q.shape[:-1], v.shape[-1])
-    result = Attended(np.zeros(out), np.zeros(logarithms_shape(q.shape)), np.zeros(out))
+    of_rows = logarithms_shape(q.shape)
+    result = Attended(np.zeros(out), np.zeros(of_rows), np.zeros(out), np.zeros(of_rows))
     places = key_offsets, key_counts, page_table
     for sequence in range(batch):
         keys = sequence_of(k, k_scale, sequence, *places)
@@ -49,11 +53,22 @@ def attend(
         rows = np.s_[sequence]
         if query_offsets is not None:
             rows = np.s_[query_offsets[sequence] : query_offsets[sequence + 1]]
-        out, logarithms, magnitudes = attend_one(q[rows], keys, values, factor, limits)
-        result.out[rows], result.magnitudes[rows] = out, magnitudes
+        of_sequence = attend_one(q[rows], keys, values, factor, limits)
+        result.out[rows], result.magnitudes[rows] = of_sequence.out, of_sequence.magnitudes
         columns = np.s_[sequence] if query_offsets is None else np.s_[:, rows]
-        result.logarithms[columns] = logarithms
+        result.logarithms[columns], result.terms[columns] = (
+            of_sequence.logarithms,
+            of_sequence.terms,
+        )
     return result
+
+
+def as_codes(q):
+    """What FP8 scores make of queries: e4m3 codes, of a scale of each row of numbers."""
+    q, most = q.astype(np.float32), np.float32(448)
+    largest = np.maximum(abs(q).max(-1, keepdims=True), np.float32(2.0**-100))
+    codes = (q * (most / largest)).astype(reference.DTYPES["e4m3"])
+    return codes.astype(np.float64) * (largest / most).astype(np.float64)
 
 
 def logarithms_shape(q):
@@ -102,7 +117,7 @@ def attend_one(q, keys, values, factor, limits):
     if limits[1] is not None and limits[1] >= 0:
         seen &= np.arange(count) <= place + limits[1]
     out, magnitudes = np.zeros((2, queries, heads, values.shape[-1]))
-    logarithms = np.full((heads, queries), -np.inf)
+    logarithms, terms = np.full((heads, queries), -np.inf), np.zeros((heads, queries))
     with np.errstate(invalid="ignore"):
         for head, row in np.ndindex(heads, queries):
             visible = seen[row]
@@ -110,6 +125,9 @@ def attend_one(q, keys, values, factor, limits):
                 continue
             scores = factor * keys[visible, head // group] @ q[row, head]
             largest = scores.max()
+            terms[head, row] = (
+                abs(factor * keys[visible, head // group]) @ abs(q[row, head])
+            ).max()
             weights = np.exp(scores - largest)
             total = weights.sum()
             weights /= total
@@ -117,14 +135,17 @@ def attend_one(q, keys, values, factor, limits):
             of_head = values[visible, head // group]
             out[row, head] = weights @ of_head
             magnitudes[row, head] = weights @ abs(of_head)
-    return out, logarithms, magnitudes
+    return Attended(out, logarithms, magnitudes, terms)
 
 
-def assert_attended(out, logarithms, expected, dtype, exact_logarithms=3e-4):
+def assert_attended(out, logarithms, expected, dtype, exact_logarithms=3e-4, of_terms=0.0):
     """Each element within what rounding leaves: of out to its type, of the softmax's weights to
-    the same type, and 3e-4 for sums in FP32. Logarithms may be None."""
+    the same type, and 3e-4 for sums in FP32. Logarithms may be None. A score may be away by
+    of_terms of its terms, and weights by twice that: by those of the score and of their sum."""
     unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]  # half a step, relative
-    limit = unit * abs(expected.out) + (unit + 3e-4) * expected.magnitudes + 2.0**-24
+    of_scores = of_terms * expected.terms
+    of_weights = unit + 3e-4 + 2 * np.swapaxes(of_scores, -1, -2)[..., None]
+    limit = unit * abs(expected.out) + of_weights * expected.magnitudes + 2.0**-24
     error = abs(np.asarray(out, np.float64) - expected.out)
     worst = np.unravel_index(np.argmax(error - limit), error.shape) if error.size else None
     assert np.all(error <= limit), f"at {worst}: {out[worst]}, not {expected.out[worst]}"
@@ -133,7 +154,8 @@ def assert_attended(out, logarithms, expected, dtype, exact_logarithms=3e-4):
     nothing = np.isneginf(expected.logarithms)
     assert np.array_equal(np.isneginf(logarithms), nothing)
     gap = abs(logarithms[~nothing] - expected.logarithms[~nothing])
-    assert np.all(gap <= exact_logarithms * (1 + abs(expected.logarithms[~nothing])))
+    limit = exact_logarithms * (1 + abs(expected.logarithms)) + of_scores
+    assert np.all(gap <= limit[~nothing])
 
 
 def codes(rng, shape, dtype):

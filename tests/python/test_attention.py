@@ -81,6 +81,21 @@ def test_of_grouped_heads(heads, kv_heads, rng):
     assert_attention(with_scales(rng, problem, 1, 1))
 
 
+@pytest.mark.parametrize("size", [64, 128, 200])
+@pytest.mark.parametrize("q", HALVES)
+@pytest.mark.parametrize("kv", ["e4m3 e4m3", "e5m2 e5m2"])
+def test_of_fp8_scores(size, q, kv, rng):
+    """Products of codes are what FP64 makes of them, and not far from exact ones."""
+    problem = with_scales(rng, dense(rng, 2, 7, 150, size=size, q=q, kv=kv), (2, 2, 2), 1)
+    out = assert_attention(problem, compute="fp8", causal=True)
+    exact = octofold.attention(**problem, compute="exact", causal=True)
+    assert np.array_equal(exact, octofold.attention(**problem, causal=True))
+    out, exact = (x.astype(np.float64) for x in (out, exact))
+    assert 0 < np.linalg.norm(out - exact) < 0.06 * np.linalg.norm(exact)
+    for layout in (packed(rng, [3, 1], [30, 9], size=size), paged(rng, 2, [20, 9], size=size)):
+        assert_attention(with_scales(rng, layout, 1, 1), compute="fp8")
+
+
 @pytest.mark.parametrize("window", [None, (0, 0), (10, None), (None, 3), (-1, 0), (7, 5), (500, 1)])
 @pytest.mark.parametrize(("queries", "keys"), [(20, 20), (5, 60), (30, 9)])
 def test_of_windows(window, queries, keys, rng):
@@ -210,6 +225,16 @@ def test_nan_reaches_who_sees_it(rng):
     assert np.argwhere(nans).tolist() == [[0, query, 0, 3] for query in range(10)]
 
 
+def test_fp8_scores_of_zeros_and_nan(rng):
+    problem = dense(rng, 1, 4, 10, 1, 1)
+    problem["q"][0, 1] = 0
+    problem["q"][0, 2, 0, 5] = np.nan
+    out, logarithms = octofold.attention(**problem, compute="fp8", return_log_sum_exp=True)
+    assert np.isnan(out).all((0, 2, 3)).tolist() == [False, False, True, False]
+    assert np.isnan(logarithms[0, 0]).tolist() == [False, False, True, False]
+    np.testing.assert_allclose(logarithms[0, 0, 1], np.log(10), rtol=1e-6)
+
+
 def test_parts_of_keys_add_up_by_their_logarithms(rng):
     problem = with_scales(rng, dense(rng, 2, 3, 90), 1, 1)
     whole, logarithm = octofold.attention(**problem, return_log_sum_exp=True)
@@ -234,7 +259,7 @@ def test_of_torch_is_that_of_numpy(name, rng):
         ),
         "paged": (
             paged(rng, 1, [40, 3], kv="e5m2 e4m3"),
-            {"softmax_scale": 0.02, "window": (9, 0)},
+            {"softmax_scale": 0.02, "window": (9, 0), "compute": "fp8"},
         ),
     }[name]
     expected = octofold.attention(**problem, **options, return_log_sum_exp=True)
@@ -324,6 +349,8 @@ def test_says_what_is_wrong(rng):
         (call(sound, softmax_scale=0), "'softmax_scale': expected None, or a number other"),
         (call(sound, softmax_scale=1e-50), "'softmax_scale': expected None, or a number other"),
         (call(sound, softmax_scale="1"), "argument 'softmax_scale': expected a number"),
+        (call(sound, compute="fp16"), "compute 'fp16' is not one of: exact, fp8"),
+        (call(sound, compute=8), "argument 'compute': expected text"),
         (call(sound, {"q": 1.5}), "argument 'q': expected"),
         (call(sound, {"k": None}), "argument 'k': expected"),
         (call(sound, {"k_scale": np.ones(3, np.float32)}), "argument 'k[._]scale': expected"),

@@ -9,9 +9,10 @@ namespace octofold::config {
 // keys and values for them.
 struct WarpgroupQueriesConfig {
   AttentionForm form{};
-  int warpgroups = 3;  // that multiply
-  int keys = 64;       // of a stage
-  int stages = 8;      // each of keys, or of values, in turns
+  int warpgroups = 3;       // that multiply
+  int keys = 64;            // of a stage
+  int stages = 8;           // each of keys, or of values, in turns
+  bool fp8_scores = false;  // queries become e4m3 codes, and are multiplied with keys' own
 
   static constexpr const char* kHeader = "kernels/attention/warpgroup_queries.h";
   static constexpr const char* kKernel = "warpgroup_queries_kernel";
@@ -22,16 +23,21 @@ struct WarpgroupQueriesConfig {
     field("warpgroups", warpgroups);
     field("keys", keys);
     field("stages", stages);
+    field("fp8_scores", fp8_scores);
   }
   friend constexpr bool operator==(const WarpgroupQueriesConfig&,
                                    const WarpgroupQueriesConfig&) = default;
 
-  // What is multiplied: it holds all codes, and takes one instruction a pair of them.
+  // What is multiplied but for FP8 scores: it holds all codes, and takes one instruction a pair of
+  // them.
   static constexpr DType kType = DType::kFloat16;
   static constexpr DType type() { return kType; }
   static constexpr bool kHasValues = true;      // apart from keys
   static constexpr int kPanel = 64;             // numbers of a row that lie together
   static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
+  // Whose FP8 products a tensor core adds up: a scale block's, the first level of sums, and as many
+  // codes as a row of a panel has bytes.
+  static constexpr int kMostOfChain = kScaleBlock;
 
   // A block goes on until all rows are done.
   static constexpr bool stays() { return true; }
@@ -42,6 +48,8 @@ struct WarpgroupQueriesConfig {
   constexpr int numbers() const { return round_up(form.head_size, 16); }
   constexpr int panels() const { return ceil_divide(numbers(), kPanel); }
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
+  // 32 bytes of a row each: numbers, or codes.
+  constexpr int key_steps() const { return ceil_divide(form.head_size, fp8_scores ? 32 : 16); }
 
   // Of a thread: together no more than at the start (kernels/sm90/config/resources.h). The
   // producers hold codes of two stages, the consumers sums, scores and weights.
@@ -72,6 +80,9 @@ struct WarpgroupQueriesConfig {
     if (keys < 16 || keys > 128 || keys % 16 != 0)
       return "keys has to be a multiple of 16, at most 128";
     if (stages < 4) return "the ring has to have at least four stages";
+    // Tensor cores add products of FP8 with fewer bits than FP32 has.
+    if (fp8_scores && form.head_size > kMostOfChain)
+      return "FP8 scores have to be one chain of products, of 128 numbers at most";
     return nullptr;
   }
 };

@@ -49,7 +49,10 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
         EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHgmma),
                   2 * 36 + 3 * 4);
       } else if (plan.header == config::WarpgroupQueriesConfig::kHeader) {
-        EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHgmma), 8);
+        // At two places: of the first keys, and of the next ones beside values.
+        const int scores = problem.allows_fp8_scores ? 2 * problem.form.head_size / 32 : 0;
+        EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kQgmma), scores);
+        EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHgmma), 6);
       } else if (plan.header != config::CombineSplitsConfig::kHeader) {
         EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHmma), 32);
       }
@@ -88,6 +91,23 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
                        .k_scales = true,
                        .v_scales = true}));
   }
+}
+
+// Where Hopper has them. Of sizes, layouts and types those that differ most.
+TEST_P(AttentionKernelsTest, OfFp8Scores) {
+  if (GetParam() != 90) GTEST_SKIP() << "has none";
+  const auto expect_sound_with_fp8 = [](const config::AttentionForm& form) {
+    plan::AttentionProblem problem = many(form);
+    problem.allows_fp8_scores = true;
+    expect_sound(problem);
+  };
+  expect_sound_with_fp8({});
+  expect_sound_with_fp8({.q = kBFloat16, .k = kE5M2, .head_size = 64});
+  expect_sound_with_fp8({.q = kBFloat16,
+                         .head_size = 96,
+                         .layout = KeyLayout::kPaged,
+                         .k_scales = true,
+                         .v_scales = true});
 }
 
 // Heads of 512, and a latent of which Hopper has products of warpgroups.

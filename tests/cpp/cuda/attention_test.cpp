@@ -189,6 +189,22 @@ TEST_F(AttentionTest, AddressesSayHowMuchIsCopiedAtATime) {
   EXPECT_FALSE(params.out_pairs);
 }
 
+// Kernels for few queries have no products of codes.
+TEST_F(AttentionTest, ComputeAllowsKernelsWithFp8Scores) {
+  const auto kernels_of = [&](std::int64_t queries, AttentionCompute compute) {
+    AttentionArguments arguments = dense();
+    arguments.q = tensor_at(0x1000, kFloat16, {2, queries, 8, 64});
+    arguments.out = tensor_at(0x4000, kFloat16, {2, queries, 8, 64});
+    arguments.compute = compute;
+    run(arguments);
+    return compilations_.load();
+  };
+  const int few = kernels_of(3, AttentionCompute::kExact);
+  EXPECT_EQ(kernels_of(3, AttentionCompute::kFp8), few);
+  const int many = kernels_of(200, AttentionCompute::kExact);
+  EXPECT_EQ(kernels_of(200, AttentionCompute::kFp8), many + 1);
+}
+
 // Of 64 numbers of a key the first 32 are its value: then these have no shared memory of their own.
 TEST_F(AttentionTest, ValuesAreReadOnceWhereTheyAreNumbersOfTheKeys) {
   const auto shared_bytes = [&](std::uintptr_t v, DType type, std::int64_t key_stride) {

@@ -84,6 +84,52 @@ TEST(HopperAttentionTest, OfPackedSequencesOfWideHeads) {
                     1);
 }
 
+// Heads of whole panels and of less than one, whose codes zeros fill up; a factor below 0.
+TEST(HopperAttentionTest, OfFp8Scores) {
+  expect_right<WarpgroupQueriesConfig{
+      .form = {.head_size = 128}, .warpgroups = 2, .keys = 64, .stages = 4, .fp8_scores = true}>(
+      {.queries = {150, 150},
+       .keys = {200, 150},
+       .heads = 2,
+       .key_heads = 1,
+       .window_right = 0,
+       .k_scale = ScaleKind::kHead,
+       .fp8_scores = true},
+      3);
+  expect_right<WarpgroupQueriesConfig{
+      .form = {.q = kBFloat16, .k = kE5M2, .head_size = 40, .copy_bytes = 8},
+      .keys = 48,
+      .stages = 4,
+      .fp8_scores = true}>({.queries = {70, 70},
+                            .keys = {130, 30},
+                            .heads = 2,
+                            .key_heads = 2,
+                            .scale = -0.05f,
+                            .fp8_scores = true},
+                           2);
+  expect_right<WarpgroupQueriesConfig{.form = {.q = kBFloat16,
+                                               .head_size = 72,
+                                               .layout = KeyLayout::kPaged,
+                                               .k_scales = true,
+                                               .v_scales = true,
+                                               .copy_bytes = 8,
+                                               .split = true},
+                                      .warpgroups = 2,
+                                      .keys = 96,
+                                      .stages = 4,
+                                      .fp8_scores = true}>({.queries = {20, 40},
+                                                            .keys = {300, 40},
+                                                            .packed_queries = true,
+                                                            .heads = 2,
+                                                            .key_heads = 1,
+                                                            .window_left = 150,
+                                                            .window_right = 2,
+                                                            .k_scale = ScaleKind::kKeys,
+                                                            .v_scale = ScaleKind::kKeys,
+                                                            .splits = 2,
+                                                            .fp8_scores = true});
+}
+
 TEST(HopperAttentionTest, OfALatentInPages) {
   expect_right<WarpgroupLatentConfig{.form = {.head_size = 576,
                                               .value_size = 512,

@@ -41,7 +41,16 @@ float number_at(unsigned panels, int panel_bytes, int row, int i) {
       attention::swizzled(static_cast<unsigned>(row), unit) + static_cast<unsigned>(i % 8 * 2)));
 }
 
-template <WarpgroupQueriesConfig kConfig, typename Side>
+// Code i of a row of a panel.
+template <DType kFp8>
+float code_at(unsigned panel, int row, int i) {
+  const unsigned unit =
+      attention::swizzled(static_cast<unsigned>(row), static_cast<unsigned>(i / 16));
+  return test::decode<kFp8>(ptx::shared[panel + unit + static_cast<unsigned>(i % 16)]);
+}
+
+// Of keys, or of values; as numbers, or as codes.
+template <WarpgroupQueriesConfig kConfig, bool kAsCodes, typename Side>
 void expect_stage(const Side& side, int stage, int first_key, const Rows& rows, Range seen,
                   bool has_scales) {
   const WarpgroupMemory<kConfig> memory{0};
@@ -50,8 +59,9 @@ void expect_stage(const Side& side, int stage, int first_key, const Rows& rows, 
     const bool exists = key >= seen.begin && key < seen.end;
     const float scale =
         has_scales ? at<float>(memory.scales(stage) + 4 * static_cast<unsigned>(row)) : 1;
-    for (int i = 0; i < kConfig.numbers(); ++i) {
-      const float number = number_at(memory.stage(stage), kConfig.panel_bytes(), row, i);
+    for (int i = 0; i < (kAsCodes ? 32 * kConfig.key_steps() : kConfig.numbers()); ++i) {
+      const float number = kAsCodes ? code_at<kConfig.form.k>(memory.stage(stage), row, i)
+                                    : number_at(memory.stage(stage), kConfig.panel_bytes(), row, i);
       const float expected =
           exists && i < kConfig.form.head_size
               ? side.at(static_cast<std::size_t>(rows.sequence), key, rows.key_head, i)
@@ -87,8 +97,9 @@ void expect_decoded(const AttentionCase& given, int offset = 0) {
     ASSERT_LE(2 * (tiles.end - tiles.begin), kConfig.stages);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       const int stage = 2 * (tile - tiles.begin), first = tile * kConfig.keys;
-      expect_stage<kConfig>(*attention.k_, stage, first, rows, seen, kForm.k_scales);
-      expect_stage<kConfig>(*attention.v_, stage + 1, first, rows, seen, kForm.v_scales);
+      expect_stage<kConfig, kConfig.fp8_scores>(*attention.k_, stage, first, rows, seen,
+                                                kForm.k_scales);
+      expect_stage<kConfig, false>(*attention.v_, stage + 1, first, rows, seen, kForm.v_scales);
     }
   });
 }
@@ -122,6 +133,20 @@ TEST(WarpgroupTilesTest, OfPagesWithScalesInAWindow) {
 TEST(WarpgroupTilesTest, OfCodesAtAnyAddress) {
   expect_decoded<WarpgroupQueriesConfig{.form = {.head_size = 24, .copy_bytes = 1}, .keys = 32}>({},
                                                                                                  3);
+}
+
+// Codes of one panel of numbers and of two, and of a head that zeros fill up.
+TEST(WarpgroupTilesTest, KeysOfFp8ScoresStayCodes) {
+  expect_decoded<WarpgroupQueriesConfig{
+      .form = {.head_size = 128}, .keys = 32, .fp8_scores = true}>(
+      {.queries = {3, 3}, .keys = {70, 9}});
+  expect_decoded<WarpgroupQueriesConfig{
+      .form = {.k = kE5M2, .head_size = 72, .copy_bytes = 8}, .keys = 48, .fp8_scores = true}>(
+      {.queries = {100, 100}, .keys = {130, 100}, .window_left = 20, .window_right = 0});
+  expect_decoded<WarpgroupQueriesConfig{
+      .form = {.head_size = 40, .layout = KeyLayout::kPaged, .k_scales = true, .copy_bytes = 8},
+      .keys = 64,
+      .fp8_scores = true}>({.queries = {5, 5}, .keys = {150, 33}, .k_scale = ScaleKind::kKeys});
 }
 
 // Queries of the second of two warpgroups.
@@ -163,6 +188,60 @@ TEST(WarpgroupQueryTileTest, OfFloat16) {
 TEST(WarpgroupQueryTileTest, BFloat16IsDividedByAPowerOfTwo) {
   expect_queries<{.q = kBFloat16, .head_size = 64}>(true, true);
   expect_queries<{.q = kBFloat16, .head_size = 200, .copy_bytes = 8}>(false, true);
+}
+
+// The same as codes, with rows of zeros, of tiny numbers and with NaN.
+template <AttentionForm kForm>
+void expect_codes(bool flip) {
+  constexpr WarpgroupQueriesConfig kConfig{
+      .form = kForm, .warpgroups = 2, .keys = 16, .fp8_scores = true};
+  static_assert(kConfig.invalid_reason() == nullptr);
+  constexpr int kOfTile = 64;  // the tile's first row among all
+  constexpr int kNanRow = 5;
+  Attention<kForm> attention({.queries = {70}, .keys = {70}, .heads = 2, .key_heads = 1});
+  const auto query_at = [&](int row, int i) -> unsigned short& {
+    return attention.q_[static_cast<std::size_t>((kOfTile + row) * kForm.head_size + i)];
+  };
+  for (int i = 0; i < kForm.head_size; ++i) {
+    query_at(3, i) = 0x8000;
+    query_at(4, i) = static_cast<unsigned short>(i % 2);
+  }
+  query_at(kNanRow, 2) = 0x7FFF;
+  const config::AttentionParams params = attention.params(kConfig.rows());
+  const WarpgroupMemory<kConfig> memory{0};
+  test::launch(1, 128, [&] {
+    const Rows rows = attention::rows_of_work<kConfig.rows()>(params, 1);  // the first rows
+    const attention::WarpgroupQueryTile<kConfig> tile(params, memory, 1);
+    tile.copy(rows, rows.first + kOfTile);
+    tile.await(flip);
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int row = 0; row < 64; ++row) {
+      float largest = 0x1p-100f;
+      for (int i = 0; i < kForm.head_size; ++i) {
+        largest = std::max(largest, std::abs(test::decode<kForm.q>(query_at(row, i))));
+      }
+      if (row != kNanRow) ASSERT_EQ(tile.unit(row), largest / 448) << row;
+      for (int i = 0; i < 32 * kConfig.key_steps(); ++i) {
+        const float code = code_at<kE4M3>(memory.queries(1), row, i);
+        const float given = i < kForm.head_size ? test::decode<kForm.q>(query_at(row, i)) : 0;
+        const float scaled = given * (448 / largest) * (flip ? -1.0f : 1.0f);
+        if (row == kNanRow) {
+          ASSERT_TRUE(std::isnan(code) || i >= kForm.head_size) << i;
+        } else {
+          ASSERT_EQ(code, test::decode<kE4M3>(test::encode<kE4M3>(scaled)))
+              << "row " << row << " of " << i;
+        }
+      }
+    }
+  });
+}
+
+TEST(WarpgroupQueryTileTest, Fp8ScoresHaveCodesOfAScaleOfEachRow) {
+  expect_codes<{.head_size = 64}>(false);
+  expect_codes<{.head_size = 128}>(true);
+  expect_codes<{.q = kBFloat16, .head_size = 72, .copy_bytes = 8}>(false);
+  expect_codes<{.q = kBFloat16, .head_size = 8, .copy_bytes = 8}>(true);
 }
 
 }  // namespace

@@ -250,6 +250,7 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
 TEST(NamesTest, ParseWhatTheyPrint) {
   EXPECT_EQ(parse_granularity(name(Granularity::kBlock1x128)), Granularity::kBlock1x128);
   EXPECT_EQ(parse_rule("te"), Rule::kTransformerEngine);
+  EXPECT_EQ(parse_attention_compute(name(AttentionCompute::kFp8)), AttentionCompute::kFp8);
   EXPECT_EQ(parse_dtype("float8_e4m3fn"), DType::kE4M3);
   EXPECT_EQ(error_of([] { parse_overflow("wrap"); }),
             "overflow 'wrap' is not one of: saturate, nan");

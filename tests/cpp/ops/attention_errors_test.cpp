@@ -119,6 +119,8 @@ TEST_F(AttentionErrors, OfQueries) {
               HasSubstr("'query_offsets'"));
   EXPECT_THAT(spoiled([](auto& a) { a.softmax_scale = std::numeric_limits<float>::infinity(); }),
               HasSubstr("'softmax_scale': expected a finite number, got inf"));
+  EXPECT_THAT(spoiled([](auto& a) { a.compute = static_cast<AttentionCompute>(2); }),
+              HasSubstr("attention: argument 'compute': expected an AttentionCompute, got 2"));
 }
 
 TEST_F(AttentionErrors, OfKeysAndValues) {

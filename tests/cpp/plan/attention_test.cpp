@@ -71,6 +71,36 @@ TEST(PlanAttentionTest, HopperHasProductsOfWarpgroups) {
   EXPECT_FALSE(is_by_warpgroups(plan_attention(problem, translated).kernels[0]));
 }
 
+// Where products of warpgroups have whole heads in a chain of 128 numbers, and nowhere else.
+TEST(PlanAttentionTest, Fp8ScoresWhereTheyAreAllowedAndThereAreProducts) {
+  const auto has_fp8_scores = [](const config::AttentionForm& form, std::int64_t queries,
+                                 const Gpu& gpu, bool allowed = true) {
+    const AttentionPlan plan = plan_attention({.form = form,
+                                               .allows_fp8_scores = allowed,
+                                               .queries = queries,
+                                               .keys = 4096,
+                                               .heads = 8,
+                                               .key_heads = 8},
+                                              gpu);
+    return plan.kernels[0].kernel.find(".fp8_scores = true") != std::string::npos;
+  };
+  for (const int size : {8, 64, 96, 128}) {
+    const config::AttentionForm form{.head_size = size, .copy_bytes = 8};
+    EXPECT_TRUE(has_fp8_scores(form, 4096, kHopper)) << size;
+    EXPECT_FALSE(has_fp8_scores(form, 4096, kHopper, false));
+    EXPECT_FALSE(has_fp8_scores(form, 32, kHopper));
+    EXPECT_FALSE(has_fp8_scores(form, 4096, as_target(kHopper, 89)));
+  }
+  EXPECT_TRUE(has_fp8_scores(
+      {.q = kBFloat16, .k = kE5M2, .layout = KeyLayout::kPaged, .k_scales = true}, 33, kHopper));
+  EXPECT_FALSE(has_fp8_scores({.head_size = 136, .copy_bytes = 8}, 4096, kHopper));
+  EXPECT_FALSE(has_fp8_scores({.head_size = 192, .value_size = 128}, 4096, kHopper));
+  EXPECT_FALSE(has_fp8_scores({.head_size = 512}, 4096, kHopper));
+  const config::WarpgroupQueriesConfig two_chains{.form = {.head_size = 136, .copy_bytes = 8},
+                                                  .fp8_scores = true};
+  EXPECT_THAT(two_chains.invalid_reason(), HasSubstr("one chain of products"));
+}
+
 TEST(PlanAttentionTest, TilesAreSmallerWhereThereAreFew) {
   const auto tiles_of = [](std::int64_t batch, std::int64_t queries, int target) {
     return plan_attention({.batch = batch, .queries = queries, .keys = 4096},
@@ -137,6 +167,7 @@ TEST(PlanAttentionTest, OverManyProblems) {
                                       .k_scales = random() % 2 == 0,
                                       .v_scales = random() % 2 == 0,
                                       .copy_bytes = head_size % 16 + value_size % 16 == 0 ? 16 : 8},
+                             .allows_fp8_scores = random() % 2 == 0,
                              .batch = 1 + static_cast<std::int64_t>(random() % 100),
                              .queries = 1 + static_cast<std::int64_t>(random() % 3000),
                              .has_query_offsets = random() % 2 == 0,

@@ -24,6 +24,7 @@ struct AttentionCase {
   int splits = 1;
   float scale = 0.2f;
   int page_shift = 4;
+  bool fp8_scores = false;
 };
 
 template <DType kType>

@@ -184,10 +184,27 @@ class Attention {
     key_offsets_.push_back(static_cast<int>(before));
   }
 
+  // What scores are products of: a query, or the e4m3 codes of it with a scale of their own.
+  std::vector<double> query_of(int row) const {
+    std::vector<double> q;
+    float largest = 0x1p-100f;
+    for (int i = 0; i < kForm.head_size; ++i) {
+      const float number = decode<kForm.q>(q_[as_size(row * kForm.head_size + i)]);
+      largest = std::max(largest, std::abs(number));
+      q.push_back(double{number});
+    }
+    if (!given_.fp8_scores) return q;
+    for (double& number : q) {
+      const float in_codes = static_cast<float>(number) * (448 / largest);
+      number = double{decode<DType::kE4M3>(encode<DType::kE4M3>(in_codes))} * double{largest / 448};
+    }
+    return q;
+  }
+
   void expect_row(std::size_t sequence, int query, int head) const {
     const int keys = given_.keys[sequence], key_head = head / (given_.heads / given_.key_heads);
     const int row = (query_offsets_[sequence] + query) * given_.heads + head;
-    const auto* const q = &q_[as_size(row * kForm.head_size)];
+    const std::vector<double> q = query_of(row);
     const int place = query + keys - given_.queries[sequence];
     std::vector<double> scores;
     std::vector<int> seen;
@@ -196,7 +213,7 @@ class Attention {
       if (given_.window_right >= 0 && key > place + given_.window_right) continue;
       double score = 0;
       for (int i = 0; i < kForm.head_size; ++i) {
-        score += double{decode<kForm.q>(q[i])} * k_->at(sequence, key, key_head, i);
+        score += q[as_size(i)] * k_->at(sequence, key, key_head, i);
       }
       scores.push_back(score * given_.scale);
       seen.push_back(key);
