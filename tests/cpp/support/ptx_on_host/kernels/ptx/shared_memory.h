@@ -107,6 +107,7 @@ void copy_async(unsigned destination, const void* source) {
 inline unsigned opaque(unsigned value) { return value; }
 inline float opaque(float value) { return value; }
 
+unsigned shared_address(const void* pointer);  // of what is not run
 inline unsigned dynamic_shared_memory() { return 0; }
 inline unsigned swizzled_shared_memory() { return 0; }
 
