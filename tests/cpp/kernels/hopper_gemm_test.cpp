@@ -1,9 +1,7 @@
 // FP8 products by warpgroups, kernel and all, run on the host beside sums in FP64.
-#include "support/block_on_host.h"  // first: it has CUDA's types
+#include "support/sm90_gemm_on_host.h"  // first: it has CUDA's types
 //
-#include "kernels/sm90/gemm.h"
 #include "support/gemm_on_host.h"
-#include "support/sm90_params_on_host.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -26,15 +24,12 @@ void expect_product(GemmProblem problem, std::int64_t clusters = 0) {
   }
   problem.out_padding = config::round_up(problem.n, 8) - problem.n + 8;
   test::GemmProduct<kConfig.form> product(problem);
-  const auto params = test::sm90_params<kConfig>(product.params(kConfig.swapped));
-  ptx::shared.fill(0xFF);
+  const config::GemmParams params = product.params(kConfig.swapped);
   if (clusters == 0) {
     clusters = config::ceil_divide(params.work.rows, kConfig.cluster_tile_rows()) *
                config::ceil_divide(params.work.columns, kConfig.cluster_tile_columns());
   }
-  test::launch(
-      clusters * kConfig.cluster_size(), kConfig.threads(), [&] { gemm_kernel<kConfig>(params); },
-      kConfig.cluster_size());
+  test::run_gemm<kConfig>(params, clusters);
   product.expect_right();
 }
 

@@ -1,9 +1,7 @@
 // FP8 products of groups by warpgroups, kernel and all, run on the host beside sums in FP64.
-#include "support/block_on_host.h"  // first: it has CUDA's types
+#include "support/sm90_gemm_on_host.h"  // first: it has CUDA's types
 //
-#include "kernels/sm90/gemm.h"
 #include "support/gemm_on_host.h"
-#include "support/sm90_params_on_host.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -92,11 +90,7 @@ void expect_groups(const Groups& given, std::int64_t clusters = 2) {
     std::swap(product.rows, product.columns);
     std::swap(product.work.rows, product.work.columns);
   }
-  const auto params = test::sm90_params<kConfig>(product);
-  ptx::shared.fill(0xFF);
-  test::launch(
-      clusters * kConfig.cluster_size(), kConfig.threads(), [&] { gemm_kernel<kConfig>(params); },
-      kConfig.cluster_size());
+  test::run_gemm<kConfig>(product, clusters);
 
   test::Judge judge(kForm.out);
   std::vector<bool> written(as_size(layout.out_rows), false);

@@ -61,6 +61,7 @@ void expect_product(const WeightOnlyCase& given, std::int64_t blocks = 0) {
       blocks > 0 ? blocks : tiles * kConfig.split_k, kConfig.threads(),
       [&] { weight_only_sm90_kernel<kConfig>(params); }, kConfig.split_k);
   product.expect_right();
+  EXPECT_TRUE(ptx::shared.is_filled_behind(kConfig.shared_bytes(), 0x7F));
 }
 
 TEST(HopperWeightOnlyTest, ByBlocksThatStay) {

@@ -49,6 +49,7 @@ void expect_product(const Case& problem) {
       weight_only_kernel<kConfig>(params);
     }
   });
+  EXPECT_TRUE(ptx::shared.is_filled_behind(kConfig.shared_bytes(), 0x7F));
   if constexpr (kConfig.split) {
     constexpr WeightOnlyConfig kCombine = kConfig.of_combination();
     const std::int64_t fours = problem.rows * config::ceil_divide(problem.columns, 4);

@@ -119,6 +119,7 @@ class Attention {
     ASSERT_LE(kConfig.shared_bytes(), static_cast<int>(ptx::shared.size()));
     ptx::shared.fill(0x7F);
     launch(blocks, kConfig.threads(), kernel);
+    EXPECT_TRUE(ptx::shared.is_filled_behind(kConfig.shared_bytes(), 0x7F));
     if constexpr (kForm.split) {
       constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.value_size, 2};
       const auto rows = static_cast<int>(log_sum_exp_.size());

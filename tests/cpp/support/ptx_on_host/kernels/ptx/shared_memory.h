@@ -50,6 +50,15 @@ class SharedMemory {
     return static_cast<unsigned>((of_block + 1) * kBytes + address % kBytes);
   }
   void fill(unsigned char byte) { memory_.fill(byte); }
+  // Whether blocks have left what is behind their `bytes` as fill() did.
+  bool is_filled_behind(int bytes, unsigned char byte) const {
+    for (std::size_t block = 0; block < kMostBlocks; ++block) {
+      const auto begin = memory_.begin() + block * kBytes;
+      if (!std::all_of(begin + bytes, begin + kBytes, [&](auto b) { return b == byte; }))
+        return false;
+    }
+    return true;
+  }
   static constexpr std::size_t size() { return kBytes; }
   auto begin() const { return memory_.begin(); }
   auto end() const { return memory_.begin() + kBytes; }

@@ -1,9 +1,12 @@
-// What the host passes to Hopper's GEMM kernel besides the parameters of all: tensor maps, as
-// src/cuda/sm90_product.cpp has the driver make them.
+// Hopper's GEMM kernel run on the host, with what it is passed besides the parameters of all:
+// tensor maps, as src/cuda/sm90_product.cpp has the driver make them.
 #pragma once
 
-#include "kernels/sm90/config/gemm.h"
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
+#include "kernels/sm90/gemm.h"
 #include "support/tensor_map_on_host.h"
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -85,9 +88,16 @@ class Sm90Maps {
   config::Sm90GemmParams params_;
 };
 
+// By so many clusters.
 template <config::Sm90GemmConfig kConfig>
-config::Sm90GemmParams sm90_params(const config::GemmParams& given) {
-  return Sm90Maps<kConfig>(given).params();
+void run_gemm(const config::GemmParams& given, std::int64_t clusters) {
+  constexpr config::Sm90SmemLayout kLayout(kConfig);
+  const config::Sm90GemmParams params = Sm90Maps<kConfig>(given).params();
+  ptx::shared.fill(0xFF);
+  launch(
+      clusters * kConfig.cluster_size(), kConfig.threads(), [&] { gemm_kernel<kConfig>(params); },
+      kConfig.cluster_size());
+  EXPECT_TRUE(ptx::shared.is_filled_behind(kLayout.total, 0xFF));
 }
 
 }  // namespace octofold::test
