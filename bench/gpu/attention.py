@@ -82,7 +82,7 @@ PROBLEMS = {
 }
 TINY = {
     "tiny": Problem(2, 256, 256, 4, 2, 64, causal=True, pages=True),
-    "tiny192": Problem(1, 64, 64, 2, 2, 192, causal=True, values=128, pages=True),
+    "tiny192": Problem(1, 128, 128, 2, 2, 192, causal=True, values=128, pages=True),
     "tiny-mla": Problem(2, 3, 64, 4, 1, 72, causal=True, latent=64),
 }
 
