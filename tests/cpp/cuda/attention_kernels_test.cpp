@@ -90,6 +90,8 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
                        .layout = KeyLayout::kPaged,
                        .k_scales = true,
                        .v_scales = true}));
+    // Keys that blocks share, of sequences one behind another.
+    expect_sound({.form = {.layout = KeyLayout::kPacked}, .queries = 100, .keys = 8192});
   }
 }
 
