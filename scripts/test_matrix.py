@@ -3,8 +3,9 @@
     scripts/test_matrix.py WHEEL [oldest newest]   # `make test-matrix`, with ENDS=oldest for one
 
 Each end has an environment of its own, in build/matrix, made by pip; tests/python runs in it, the
-quick ones. It stays where they fail, and else is removed: it takes gigabytes. An end may name its own Python (PYTHON_NEWEST=python3.14). Other Pythons and other
-distributions: scripts/test_in_root.py.
+quick ones. It stays where they fail, and else is removed: it takes gigabytes. An end may name its
+own Python (PYTHON_NEWEST=python3.14). Other Pythons and other distributions:
+scripts/test_in_root.py.
 """
 
 import argparse

@@ -99,11 +99,10 @@ template <config::MmaGemmConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multiprocessor)
     mma_gemm_kernel(const __grid_constant__ config::GemmParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  extern __shared__ __align__(128) unsigned char memory[];
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   mma::multiply_tile<kConfig>(params, mma::tile_of_block<kConfig>(params.work),
-                              ptx::shared_address(memory));
+                              ptx::dynamic_shared_memory());
 }
 
 }  // namespace octofold

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 
 #include "kernels/shared/tensor_map.h"
 
@@ -40,7 +40,7 @@ inline config::TensorMap tensor_map(const TensorMapOnHost& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0 || tensor.row_bytes % 16 != 0 ||
       tensor.matrix_bytes % 16 != 0 || tensor.box_rows > 256 ||
       (box_bytes != 32 && box_bytes != 64 && box_bytes != 128)) {
-    std::abort();
+    throw std::invalid_argument("cuTensorMapEncodeTiled would not take this tensor");
   }
   config::TensorMap map{};
   std::memcpy(map.opaque, &tensor, sizeof(tensor));

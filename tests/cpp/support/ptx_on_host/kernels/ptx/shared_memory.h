@@ -107,6 +107,7 @@ void copy_async(unsigned destination, const void* source) {
 inline unsigned opaque(unsigned value) { return value; }
 inline float opaque(float value) { return value; }
 
+unsigned shared_address(const void* pointer);  // of what is not run
 inline unsigned dynamic_shared_memory() { return 0; }
 inline unsigned swizzled_shared_memory() { return 0; }
 
@@ -157,11 +158,6 @@ inline unsigned load_shared_half(unsigned address) {
 inline void store_shared_half(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, 2);
 }
-
-// Of what is not run.
-unsigned shared_address(const void* pointer);
-void store_matrices(unsigned, unsigned, unsigned, unsigned, unsigned);
-void store_matrices_transposed(unsigned, unsigned, unsigned);
 
 inline void copy_word_async(unsigned destination, const void* source, unsigned bytes) {
   begun.push_back({destination, source, bytes, 4});
@@ -243,3 +239,28 @@ inline unsigned atomicCAS(unsigned* address, unsigned expected, unsigned value) 
 }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline int __popc(unsigned value) { return std::popcount(value); }
+
+namespace octofold::ptx {
+
+// The lane's two elements of a row of a matrix, whose rows begin where lanes from `first` on say.
+inline void store_row_of(unsigned row_address, unsigned first, unsigned pair) {
+  const unsigned lane = threadIdx.x % 32;
+  store_shared_word(of_lane(row_address, first + lane / 4) + lane % 4 * 4, pair);
+}
+inline void store_matrices(unsigned row_address, unsigned one, unsigned two, unsigned three,
+                           unsigned four) {
+  store_row_of(row_address, 0, one);
+  store_row_of(row_address, 8, two);
+  store_row_of(row_address, 16, three);
+  store_row_of(row_address, 24, four);
+}
+// The lane's two elements are of two neighbouring rows, and of one column.
+inline void store_matrices_transposed(unsigned row_address, unsigned one, unsigned two) {
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = of_lane(row_address, i / 2 * 8 + lane % 4 * 2 + i % 2);
+    store_shared_half(row + lane / 4 * 2, (i < 2 ? one : two) >> 16 * (i % 2));
+  }
+}
+
+}  // namespace octofold::ptx

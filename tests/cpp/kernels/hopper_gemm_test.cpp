@@ -1,0 +1,117 @@
+// FP8 products by warpgroups, kernel and all, run on the host beside sums in FP64.
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
+#include "kernels/sm90/gemm.h"
+#include "support/gemm_on_host.h"
+#include "support/sm90_params_on_host.h"
+#include "support/test.h"
+
+namespace octofold {
+namespace {
+
+using config::ConsumerOrder;
+using config::OperandLoad;
+using config::OutputStore;
+using config::Sm90GemmConfig;
+using test::GemmProblem;
+using enum DType;
+using enum Granularity;
+
+// By so many clusters, or one for each of their tiles.
+template <Sm90GemmConfig kConfig>
+void expect_product(GemmProblem problem, std::int64_t clusters = 0) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  if (kConfig.load == OperandLoad::kTma) {
+    problem.padding = config::round_up(problem.k, 16) - problem.k;
+  }
+  problem.out_padding = config::round_up(problem.n, 8) - problem.n + 8;
+  test::GemmProduct<kConfig.form> product(problem);
+  const auto params = test::sm90_params<kConfig>(product.params(kConfig.swapped));
+  ptx::shared.fill(0xFF);
+  if (clusters == 0) {
+    clusters = config::ceil_divide(params.work.rows, kConfig.cluster_tile_rows()) *
+               config::ceil_divide(params.work.columns, kConfig.cluster_tile_columns());
+  }
+  test::launch(
+      clusters * kConfig.cluster_size(), kConfig.threads(), [&] { gemm_kernel<kConfig>(params); },
+      kConfig.cluster_size());
+  product.expect_right();
+}
+
+TEST(HopperGemmTest, InTurnsByBlocksThatStay) {
+  expect_product<{.tile_columns = 64, .stages = 3, .order = ConsumerOrder::kPingPong}>(
+      {.m = 200, .n = 136, .k = 400}, 2);
+}
+
+TEST(HopperGemmTest, AheadOfTheStage) {
+  expect_product<{.form = {.a = {kE5M2, kBlock1x128},
+                           .b = {kE4M3, kBlock1x128},
+                           .out = kFloat32,
+                           .bias = Addend::kFloat32},
+                  .tile_columns = 32,
+                  .wait_ahead = true}>({.m = 130, .n = 40, .k = 336});
+}
+
+TEST(HopperGemmTest, SwappedAndSplit) {
+  expect_product<{.swapped = true,
+                  .tile_rows = 64,
+                  .tile_columns = 16,
+                  .consumer_warpgroups = 1,
+                  .split_k = 2}>({.m = 20, .n = 144, .k = 528});
+}
+
+TEST(HopperGemmTest, Multicast) {
+  expect_product<{.form = {.a = {kE4M3, kChannel}, .b = {kE4M3, kChannel}},
+                  .tile_columns = 64,
+                  .stages = 2,
+                  .cluster_rows = 2}>({.m = 300, .n = 72, .k = 272});
+}
+
+TEST(HopperGemmTest, TwoPartialSumsInTurn) {
+  expect_product<{.form = {.c = Addend::kFloat32, .b_channel_scale = true},
+                  .tile_columns = 64,
+                  .store = OutputStore::kDirect,
+                  .order = ConsumerOrder::kAlternating}>({.m = 128, .n = 70, .k = 656});
+}
+
+TEST(HopperGemmTest, OntoAPrefetchedC) {
+  expect_product<{.form = {.out = kFloat32, .c = Addend::kFloat32},
+                  .tile_columns = 64,
+                  .stages = 3,
+                  .store = OutputStore::kTmaPrefetchedC,
+                  .boxes = 2}>({.m = 136, .n = 128, .k = 384}, 1);
+}
+
+TEST(HopperGemmTest, OfTensorScalesInTheTensorCore) {
+  expect_product<{.form = {.a = {kE4M3, kTensor},
+                           .b = {kE5M2, kTensor},
+                           .out = kFloat16,
+                           .bias = Addend::kOutputType,
+                           .fast_accumulation = true},
+                  .tile_columns = 128,
+                  .stages = 2,
+                  .store = OutputStore::kTmaSlabs}>({.m = 100, .n = 152, .k = 272});
+}
+
+// Rows that TMA cannot address.
+TEST(HopperGemmTest, ByThreads) {
+  constexpr GemmForm kForm{.out = kFloat32};
+  expect_product<{.form = kForm,
+                  .tile_rows = 64,
+                  .tile_columns = 32,
+                  .consumer_warpgroups = 1,
+                  .stages = 3,
+                  .load = OperandLoad::kWords,
+                  .store = OutputStore::kDirect}>({.m = 70, .n = 33, .k = 268, .offset = 4});
+  expect_product<{.form = kForm,
+                  .tile_rows = 64,
+                  .tile_columns = 32,
+                  .consumer_warpgroups = 1,
+                  .stages = 2,
+                  .load = OperandLoad::kThreads,
+                  .store = OutputStore::kDirect}>(
+      {.m = 65, .n = 40, .k = 267, .offset = 3, .padding = 1});
+}
+
+}  // namespace
+}  // namespace octofold
