@@ -6,8 +6,9 @@ and FP32 ones; the rate is that at which keys and values are read.
 Problems, with 32 heads on 8 unless a line says otherwise:
 
 - prefill (8192 tokens, causal), prefill4k (4 sequences of 4096), prefill16k (one of 16384), heads
-  of 128; prefill64 and prefill256 (4 of 4096, heads of 64 and 256); full (2 images of 4608 tokens,
-  24 heads)
+  of 128; prefill64 and prefill256 (4 of 4096, heads of 64 and 256); prefill192 (4096, 128 heads
+  with keys of 192 numbers and values of 128: DeepSeek-V3's prefill without absorption); full (2
+  images of 4608 tokens, 24 heads)
 - decode (64 sequences of 8192 keys), heads of 128; decode64, decode256; long, long256: one sequence
 - mla-decode (64 sequences of 8192 keys), mla-prefill (2048 tokens, causal): DeepSeek-V3's 128 heads
   on a latent of 576 numbers, the first 512 of which are values. No backend of SDPA takes it, so its
@@ -45,13 +46,14 @@ class Problem:
     causal: bool = False
     pages: bool = False
     latent: int = 0  # so many numbers of each key are its value
+    values: int = 0  # the size of values, where that is not the keys'
 
     def value_size(self):
-        return self.latent or self.size
+        return self.latent or self.values or self.size
 
     def numbers(self):
         """Of keys and values."""
-        of_key = self.size if self.latent else 2 * self.size
+        of_key = self.size if self.latent else self.size + self.value_size()
         return self.batch * self.keys * self.kv_heads * of_key
 
     def operations(self):
@@ -66,6 +68,7 @@ PROBLEMS = {
     "prefill16k": Problem(1, 16384, 16384, 32, 8, 128, causal=True),
     "prefill64": Problem(4, 4096, 4096, 32, 8, 64, causal=True),
     "prefill256": Problem(4, 4096, 4096, 16, 4, 256, causal=True),
+    "prefill192": Problem(1, 4096, 4096, 128, 128, 192, causal=True, values=128),
     "full": Problem(2, 4608, 4608, 24, 24, 128),
     "decode": Problem(64, 1, 8192, 32, 8, 128, pages=True),
     "decode64": Problem(64, 1, 8192, 32, 8, 64),
@@ -79,6 +82,7 @@ PROBLEMS = {
 }
 TINY = {
     "tiny": Problem(2, 256, 256, 4, 2, 64, causal=True, pages=True),
+    "tiny192": Problem(1, 128, 128, 2, 2, 192, causal=True, values=128, pages=True),
     "tiny-mla": Problem(2, 3, 64, 4, 1, 72, causal=True, latent=64),
 }
 
@@ -89,10 +93,11 @@ class Set:
     def __init__(self, run, problem):
         p = self.problem = problem
         self.q = normal(run, p.batch, p.queries, p.heads, p.size, dtype="float16")
-        shape = p.batch, p.keys, p.kv_heads, p.size
+        shape = p.batch, p.keys, p.kv_heads
         # Values that both formats have, but for some near 0.
         self.k, self.v = (
-            normal(run, *shape, dtype="e5m2").half().to(torch.float8_e4m3fn) for _ in range(2)
+            normal(run, *shape, size, dtype="e5m2").half().to(torch.float8_e4m3fn)
+            for size in (p.size, p.value_size())
         )
         if p.latent:
             self.v = self.k[..., : p.latent]
@@ -121,7 +126,7 @@ class Set:
         order = torch.randperm(count, device=device)
         pages = []
         for codes in (self.k, self.v):
-            shape = count, page_size, p.kv_heads, p.size
+            shape = count, page_size, p.kv_heads, codes.shape[-1]
             memory = torch.empty(shape, dtype=torch.uint8, device=device)
             memory[order] = codes.view(torch.uint8).view(shape)
             pages.append(memory.view(codes.dtype))

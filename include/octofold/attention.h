@@ -80,7 +80,7 @@ struct AttentionArguments {
   /// over 448, at the cost in accuracy that docs/attention.md states. It requires nothing: kernels
   /// without such products have exact ones. On the CPU scores are always what it says; on GPUs of
   /// compute capability 9.0 those of more than 32 queries, times the heads that share a key head,
-  /// of each sequence, where values have the head's size and it is at most 128.
+  /// of each sequence, where heads are at most 128 and values at most 256.
   AttentionCompute compute = AttentionCompute::kExact;
 
   /// float32 [attention_workspace_size()], contiguous. Its contents do not matter; the CPU backend

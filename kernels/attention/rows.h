@@ -168,9 +168,10 @@ __device__ inline Range seen_by_row(const AttentionParams& params, const Rows& r
 
 // The block's part of `count` pieces of work.
 __device__ inline Range part_of(int count, int split, int splits) {
-  const long long pieces = count;
-  return {static_cast<int>(pieces * split / splits),
-          static_cast<int>(pieces * (split + 1) / splits)};
+  // From count · split / splits on, without products of more than 32 bits: those a GPU divides by
+  // branches, after which the assembler takes loops over tiles for ones in which lanes differ.
+  const int each = count / splits, rest = count % splits;
+  return {each * split + rest * split / splits, each * (split + 1) + rest * (split + 1) / splits};
 }
 
 // Which tiles of keys the rows' split has, of those that any of them sees.

@@ -214,7 +214,7 @@ class WarpgroupLatent {
   __device__ void issue_keys(float (&scores)[kTiles][4],
                              const config::RingPosition<kConfig.stages>& at) const {
     ptx::mbarrier_wait(memory_.full(at.stage), at.parity);
-    const unsigned stage = memory_.stage(at.stage);
+    const unsigned stage = memory_.keys(at.stage);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < config::ceil_divide(kForm.head_size, 16); ++step) {
@@ -233,7 +233,7 @@ class WarpgroupLatent {
   template <typename Weights>
   __device__ void issue_values(Weights&& weights) {
     const unsigned values =
-        memory_.stage(position_.stage) +
+        memory_.keys(position_.stage) +
         static_cast<unsigned>(kFirstColumn / kConfig.kPanel) * kConfig.panel_bytes();
     ptx::wgmma_fence();
 #pragma unroll

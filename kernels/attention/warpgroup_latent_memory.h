@@ -14,7 +14,7 @@ struct WarpgroupLatentMemory {
 
   __device__ unsigned queries() const { return base; }
   // Keys as 16-bit numbers, the first of which are values.
-  __device__ unsigned stage(int i) const {
+  __device__ unsigned keys(int i) const {
     return base + static_cast<unsigned>(kConfig.stages_offset() + i * kConfig.stage_bytes());
   }
   __device__ unsigned weights() const { return base + kConfig.weights_offset(); }

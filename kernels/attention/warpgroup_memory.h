@@ -11,6 +11,8 @@ using config::WarpgroupQueriesConfig;
 
 template <WarpgroupQueriesConfig kConfig>
 struct WarpgroupMemory {
+  static constexpr int kHalfPair = kConfig.pair_bytes() / 2;
+
   unsigned base;  // a multiple of 1024
 
   // 64 rows of 16-bit numbers; for FP8 scores of codes, in the first panel.
@@ -21,9 +23,13 @@ struct WarpgroupMemory {
   __device__ unsigned query_units(int warpgroup) const {
     return base + static_cast<unsigned>(kConfig.query_units_offset() + warpgroup * 64 * 4);
   }
-  // Keys or values, as 16-bit numbers; keys of FP8 scores as codes, in the first panel.
-  __device__ unsigned stage(int i) const {
-    return base + static_cast<unsigned>(kConfig.stages_offset() + i * kConfig.stage_bytes());
+  // Even stages have keys and odd ones values, as 16-bit numbers; keys of FP8 scores are codes, in
+  // the first panel.
+  __device__ unsigned keys(int stage) const {
+    return base + kConfig.stages_offset() + static_cast<unsigned>(stage * kHalfPair);
+  }
+  __device__ unsigned values(int stage) const {
+    return keys(stage - 1) + kConfig.key_stage_bytes();
   }
   __device__ unsigned scales(int i) const {
     return base + static_cast<unsigned>(kConfig.scales_offset() + i * 4 * kConfig.keys);

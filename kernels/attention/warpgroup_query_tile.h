@@ -18,7 +18,7 @@ class WarpgroupQueryTile {
   static constexpr int kHeadSize = kConfig.form.head_size;
   static constexpr int kThreads = 128;
   // Two threads to a row, neighbours, with every other piece of 16 bytes.
-  static constexpr int kPieces = kConfig.numbers() / 8 / 2;
+  static constexpr int kPieces = kConfig.key_numbers() / 8 / 2;
 
  public:
   __device__ WarpgroupQueryTile(const AttentionParams& params,

@@ -19,7 +19,7 @@ class WarpgroupRows {
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kTiles = kKeys / 8;
-  static constexpr int kNumbers = kConfig.numbers();
+  static constexpr int kColumns = kConfig.value_numbers();
   static constexpr int kThreads = 128;
   static constexpr DType kType = kConfig.kType;
   using Position = config::RingPosition<kConfig.stages>;
@@ -46,7 +46,7 @@ class WarpgroupRows {
       const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
       state_ = {};
 #pragma unroll
-      for (int i = 0; i < 4 * (kNumbers / 8); ++i) sums_[i / 4][i % 4] = 0;
+      for (int i = 0; i < 4 * (kColumns / 8); ++i) sums_[i / 4][i % 4] = 0;
       queries_.await(factor.flips);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -163,7 +163,7 @@ class WarpgroupRows {
 
   __device__ void issue_keys(float (&scores)[kTiles][4]) const {
     ptx::mbarrier_wait(memory_.full(keys_.stage), keys_.parity);
-    const unsigned queries = memory_.queries(warpgroup_), stage = memory_.stage(keys_.stage);
+    const unsigned queries = memory_.queries(warpgroup_), keys = memory_.keys(keys_.stage);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kConfig.key_steps(); ++step) {
@@ -172,7 +172,7 @@ class WarpgroupRows {
       const unsigned long long of_queries =
           ptx::k_major_descriptor(queries + panel * kConfig.query_panel_bytes(), in_panel);
       const unsigned long long of_keys =
-          ptx::k_major_descriptor(stage + panel * kConfig.panel_bytes(), in_panel);
+          ptx::k_major_descriptor(keys + panel * kConfig.panel_bytes(), in_panel);
       if constexpr (kConfig.fp8_scores) {
         ptx::WgmmaFp8<kKeys>::template issue<DType::kE4M3, kForm.k>(flat(scores), of_queries,
                                                                     of_keys, step > 0);
@@ -192,13 +192,13 @@ class WarpgroupRows {
   }
 
   __device__ void issue_values(const unsigned (&weights)[kKeys / 16][4]) {
-    const unsigned stage = memory_.stage(values_.stage);
+    const unsigned values = memory_.values(values_.stage);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      ptx::WgmmaHalf<kNumbers>::template issue<kType, true>(
+      ptx::WgmmaHalf<kColumns>::template issue<kType, true>(
           flat(sums_), weights[step],
-          ptx::n_major_descriptor(stage + static_cast<unsigned>(step * 16 * kConfig.kPanelRow),
+          ptx::n_major_descriptor(values + static_cast<unsigned>(step * 16 * kConfig.kPanelRow),
                                   kConfig.panel_bytes()),
           true);
     }
@@ -229,7 +229,7 @@ class WarpgroupRows {
   Rows following_, rows_;
   bool follows_;
   float factor_[2];  // of each row's scores
-  float sums_[kNumbers / 8][4];
+  float sums_[kColumns / 8][4];
   RowState state_;
 };
 

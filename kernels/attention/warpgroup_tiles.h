@@ -21,17 +21,29 @@ class WarpgroupTiles {
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kThreads = 128;
   static constexpr int kPieceCodes = 16;
-  // At a time the threads have 32 keys of a panel, or 16 of two where that leaves none idle. Eight
-  // neighbours have two keys of a panel, whose units of 16 bytes reach all banks.
-  static constexpr int kPanelsAtOnce = kConfig.panels() % 2 == 0 && kKeys % 32 != 0 ? 2 : 1;
-  static constexpr int kKeysAtOnce = kThreads / 4 / kPanelsAtOnce;
-  static constexpr int kTurns = config::ceil_divide(kKeys, kKeysAtOnce);
-  static constexpr int kPanels = kConfig.panels() / kPanelsAtOnce;  // of a thread
 
-  // What this thread has of a tile of keys, or of values, which become numbers or stay codes.
-  template <DType kFp8, bool kHasScales, bool kAsCodes = false>
+  // A tile of keys, or of values: what it holds, and how the threads share it.
+  struct TileForm {
+    DType fp8;
+    int size;  // codes of a key
+    bool has_scales;
+    bool as_codes = false;  // which become numbers, or stay codes
+
+    constexpr int all_panels() const { return config::ceil_divide(size, kConfig.kPanel); }
+    // At a time the threads have 32 keys of a panel, or 16 of two where that leaves none idle.
+    // Eight neighbours have two keys of a panel, whose units of 16 bytes reach all banks.
+    constexpr int panels_at_once() const {
+      return all_panels() % 2 == 0 && kKeys % 32 != 0 ? 2 : 1;
+    }
+    constexpr int keys_at_once() const { return kThreads / 4 / panels_at_once(); }
+    constexpr int turns() const { return config::ceil_divide(kKeys, keys_at_once()); }
+    constexpr int panels() const { return all_panels() / panels_at_once(); }  // of a thread
+  };
+
+  // What this thread has of it.
+  template <TileForm kOf>
   struct Tile {
-    unsigned codes[kTurns][kPanels][4];
+    unsigned codes[kOf.turns()][kOf.panels()][4];
     float scale;  // of another key than the codes
   };
   using SideRows = attention::SideRows<kForm.layout>;
@@ -63,24 +75,25 @@ class WarpgroupTiles {
   }
 
   __device__ void fill_in_turns(Range tiles, const SideRows& key_rows, const SideRows& value_rows) {
-    Tile<kForm.k, kForm.k_scales, kConfig.fp8_scores> own_keys;
-    Tile<kForm.v, kForm.v_scales> own_values;
+    Tile<TileForm{kForm.k, kForm.head_size, kForm.k_scales, kConfig.fp8_scores}> own_keys;
+    Tile<TileForm{kForm.v, kForm.value_size, kForm.v_scales}> own_values;
     int first = tiles.begin * kKeys;
     const int end = tiles.end * kKeys;
     load(own_keys, key_rows, first);
     load(own_values, value_rows, first);
 #pragma unroll 1
     for (; first < end; first += kKeys) {
-      fill_stage(own_keys);
+      fill_stage(own_keys, memory_.keys(position_.stage));
       load(own_keys, key_rows, first + kKeys);
-      fill_stage(own_values);
+      fill_stage(own_values, memory_.values(position_.stage));
       load(own_values, value_rows, first + kKeys);
     }
   }
 
   __device__ void fill_with_latent(Range tiles, const SideRows& key_rows,
                                    const SideRows& value_rows) {
-    Tile<kForm.k, kForm.k_scales> own;
+    constexpr TileForm kOf{kForm.k, kForm.head_size, kForm.k_scales};
+    Tile<kOf> own;
     float value_scale;
     int first = tiles.begin * kKeys;
     const int end = tiles.end * kKeys;
@@ -90,7 +103,7 @@ class WarpgroupTiles {
     for (; first < end; first += kKeys) {
       const int stage = position_.stage;
       ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
-      store(own, memory_.stage(stage), place<false>());
+      store(own, memory_.keys(stage), place<kOf>());
       if constexpr (kForm.k_scales) store_scale(memory_.scales(stage), own.scale);
       if constexpr (kForm.v_scales) store_scale(memory_.value_scales(stage), value_scale);
       end_stage(stage);
@@ -104,14 +117,14 @@ class WarpgroupTiles {
     int key, panel;
     int code;  // of the panel
   };
-  template <bool kAsCodes>
+  template <TileForm kOf>
   static __device__ Place place() {
     const auto thread = static_cast<int>(ptx::opaque(threadIdx.x % kThreads));
-    int key = thread / 4 % 2 + thread / (8 * kPanelsAtOnce) * 2;
+    int key = thread / 4 % 2 + thread / (8 * kOf.panels_at_once()) * 2;
     // The two keys of eight neighbours are four apart rather than next to each other: a row of
     // codes has half the units.
-    if constexpr (kAsCodes) key ^= ((key ^ key >> 2) & 1) * 5;
-    return {key, thread / 8 % kPanelsAtOnce, thread % 4 * kPieceCodes};
+    if constexpr (kOf.as_codes) key ^= ((key ^ key >> 2) & 1) * 5;
+    return {key, thread / 8 % kOf.panels_at_once(), thread % 4 * kPieceCodes};
   }
 
   __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
@@ -125,20 +138,20 @@ class WarpgroupTiles {
   }
 
   // Zeros where no row sees a key.
-  template <DType kFp8, bool kHasScales, bool kAsCodes>
-  __device__ void load(Tile<kFp8, kHasScales, kAsCodes>& tile, const SideRows& side, int first) {
-    load_scale<kHasScales>(tile.scale, side, first);
-    const Place own = place<kAsCodes>();
+  template <TileForm kOf>
+  __device__ void load(Tile<kOf>& tile, const SideRows& side, int first) {
+    load_scale<kOf.has_scales>(tile.scale, side, first);
+    const Place own = place<kOf>();
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int in_tile = own.key + turn * kKeysAtOnce, key = first + in_tile;
-      const bool exists = is_seen(key) && (kKeys % kKeysAtOnce == 0 || in_tile < kKeys);
+    for (int turn = 0; turn < kOf.turns(); ++turn) {
+      const int in_tile = own.key + turn * kOf.keys_at_once(), key = first + in_tile;
+      const bool exists = is_seen(key) && (kKeys % kOf.keys_at_once() == 0 || in_tile < kKeys);
       const int code = own.panel * kConfig.kPanel + own.code;
       const unsigned char* const row = side.row(key, page_near(key)) + code;
 #pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        constexpr int kAtOnce = kPanelsAtOnce * kConfig.kPanel;
-        const int at = panel * kAtOnce, there = kForm.head_size - at;
+      for (int panel = 0; panel < kOf.panels(); ++panel) {
+        constexpr int kAtOnce = kOf.panels_at_once() * kConfig.kPanel;
+        const int at = panel * kAtOnce, there = kOf.size - at;
         const int exist = there >= kAtOnce ? kPieceCodes : there - code;
         load_codes<kForm.copy_bytes>(row + at, exists ? exist : 0, tile.codes[turn][panel]);
       }
@@ -152,13 +165,14 @@ class WarpgroupTiles {
     scale = *side.scale(key, page_near(key));
   }
 
-  template <DType kFp8, bool kHasScales, bool kAsCodes>
-  __device__ void fill_stage(const Tile<kFp8, kHasScales, kAsCodes>& tile) {
+  // Whose panels are at `panels`.
+  template <TileForm kOf>
+  __device__ void fill_stage(const Tile<kOf>& tile, unsigned panels) {
     const int stage = position_.stage;
-    const Place own = place<kAsCodes>();
+    const Place own = place<kOf>();
     ptx::mbarrier_wait(memory_.empty(stage), position_.parity ^ 1);
-    store(tile, memory_.stage(stage), own);
-    if constexpr (kHasScales) store_scale(memory_.scales(stage), tile.scale);
+    store(tile, panels, own);
+    if constexpr (kOf.has_scales) store_scale(memory_.scales(stage), tile.scale);
     end_stage(stage);
   }
   __device__ void end_stage(int stage) {
@@ -174,24 +188,23 @@ class WarpgroupTiles {
     }
   }
 
-  template <DType kFp8, bool kHasScales, bool kAsCodes>
-  static __device__ void store(const Tile<kFp8, kHasScales, kAsCodes>& tile, unsigned stage,
-                               const Place& own) {
+  template <TileForm kOf>
+  static __device__ void store(const Tile<kOf>& tile, unsigned panels, const Place& own) {
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int in_tile = own.key + turn * kKeysAtOnce;
-      if (kKeys % kKeysAtOnce != 0 && in_tile >= kKeys) break;
+    for (int turn = 0; turn < kOf.turns(); ++turn) {
+      const int in_tile = own.key + turn * kOf.keys_at_once();
+      if (kKeys % kOf.keys_at_once() != 0 && in_tile >= kKeys) break;
 #pragma unroll
-      for (int i = 0; i < kPanels; ++i) {
+      for (int i = 0; i < kOf.panels(); ++i) {
         const auto row = static_cast<unsigned>(in_tile);
-        const int panel = i * kPanelsAtOnce + own.panel;
-        if constexpr (kAsCodes) {
+        const int panel = i * kOf.panels_at_once() + own.panel;
+        if constexpr (kOf.as_codes) {
           const auto unit = static_cast<unsigned>(panel * kConfig.kPanel + own.code) / kPieceCodes;
-          ptx::store_shared_words(stage + swizzled(row, unit), tile.codes[turn][i]);
+          ptx::store_shared_words(panels + swizzled(row, unit), tile.codes[turn][i]);
         } else {
-          decode_piece<kFp8>(tile.codes[turn][i],
-                             stage + static_cast<unsigned>(panel * kConfig.panel_bytes()), row,
-                             static_cast<unsigned>(own.code / 8));
+          decode_piece<kOf.fp8>(tile.codes[turn][i],
+                                panels + static_cast<unsigned>(panel * kConfig.panel_bytes()), row,
+                                static_cast<unsigned>(own.code / 8));
         }
       }
     }

@@ -87,19 +87,29 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
 
 // The same for a GPU with products of warpgroups. A third of them leaves each thread fewer
 // registers, which hold sums of 128 numbers and scores of 64 keys (or 64 and 96), and has codes
-// decoded less often. Scales of keys take registers too, of consumers and producers, and so do
-// pages of those. Shared memory is what stages are for. FP8 scores are of heads that are one chain
-// of products.
+// decoded less often. Scales take registers too, of consumers and producers; so do pages, and codes
+// of wide heads, of producers. Shared memory is what stages are for. FP8 scores are of heads that
+// are one chain of products.
 config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& form,
-                                                 bool allows_fp8_scores) {
+                                                 bool allows_fp8_scores, const Gpu& gpu) {
+  using Config = config::WarpgroupQueriesConfig;
   const bool scales = form.k_scales || form.v_scales;
-  if (form.head_size <= 64) return {form, 3, scales ? 64 : 96, 8, allows_fp8_scores};
-  if (form.head_size <= 128) {
-    return {form, 3, scales ? 48 : 64, scales ? 10 : 8, allows_fp8_scores};
+  const bool paged = form.layout == config::KeyLayout::kPaged;
+  const int warpgroups = form.value_size <= 128 ? 3 : 2;
+  int keys = 64;
+  if (form.value_size <= 64) {
+    if (!scales && form.head_size <= 192) keys = 96;
+  } else if (form.value_size <= 128) {
+    if (scales) keys = 48;
+  } else if (form.value_size > 192) {
+    if (scales || paged) keys = 48;
   }
-  if (form.head_size <= 192) return {form, 2, 64, 6};
-  const bool crowded = scales || form.layout == config::KeyLayout::kPaged;
-  return {form, 2, crowded ? 48 : 64, crowded ? 6 : 4};
+  const bool fp8_scores = allows_fp8_scores && form.head_size <= Config::kMostOfChain;
+  const Config candidates[] = {{form, warpgroups, keys, keys < 64 ? 10 : 8, fp8_scores},
+                               {form, warpgroups, keys, 8, fp8_scores},
+                               {form, warpgroups, keys, 6, fp8_scores},
+                               {form, warpgroups, keys, 4, fp8_scores}};
+  return or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
 // PTX that is translated for a later GPU has no products of warpgroups.
@@ -140,9 +150,7 @@ Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
     return wide_heads(form, rows, gpu);
   }
   if (few) return few_queries(form, gpu);
-  if (has_warpgroups(gpu) && form.head_size == form.value_size) {
-    return warpgroup_queries(form, problem.allows_fp8_scores);
-  }
+  if (has_warpgroups(gpu)) return warpgroup_queries(form, problem.allows_fp8_scores, gpu);
   return many_queries(form, problem.all_queries() * problem.heads, rows, gpu);
 }
 

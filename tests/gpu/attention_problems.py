@@ -49,11 +49,12 @@ def _lied(problem, sound, device):
     return _attend(sound, {}, device)
 
 
-def _pages(queries, size):
-    shape = 9, 16, 2, size
+def _pages(queries, size, value_size=None):
+    shape = 9, 16, 2
     order = torch.randperm(9)[:6].view(2, 3).int()
     counts = torch.tensor([45, 7], dtype=torch.int32)
-    problem = {"q": _halves(2, queries, 4, size), "k": _codes(*shape), "v": _codes(*shape)}
+    problem = {"q": _halves(2, queries, 4, size), "k": _codes(*shape, size)}
+    problem["v"] = _codes(*shape, value_size or size)
     scales = {name: torch.rand(9, 2) + 0.5 for name in ("k_scale", "v_scale")}
     return problem | scales | {"key_counts": counts, "page_table": order}
 
@@ -85,6 +86,9 @@ def attention_problems(device):
     for queries in (1, 40):
         problem = _pages(queries, 128)
         yield f"attention pages {queries}", partial(_attend, problem, {"causal": True}, device)
+    for sizes in ((192, 128), (64, 256)):
+        problem = _pages(80, *sizes)
+        yield f"attention values {sizes}", partial(_attend, problem, {"causal": True}, device)
     for size in (64, 72, 128) if has_products_of_hopper(device) else ():
         options = {"causal": True, "compute": "fp8"}
         yield f"attention fp8 {size}", partial(_attend, _pages(80, size), options, device)

@@ -31,7 +31,8 @@ def test_of_head_sizes(size, q, rng):
 
 
 @pytest.mark.parametrize(
-    "sizes", [(192, 128), (24, 136), (256, 64), (72, 264), (512, 256), (576, 512)]
+    "sizes",
+    [(192, 128), (64, 128), (24, 136), (256, 64), (64, 256), (72, 264), (512, 256), (576, 512)],
 )
 @pytest.mark.parametrize("q", HALVES)
 def test_of_values_of_another_size(sizes, q, rng):
@@ -43,6 +44,9 @@ def test_of_values_of_another_size(sizes, q, rng):
     ):
         problem = cases.with_values(rng, problem, sizes[1])
         assert_attention(with_scales(rng, problem, 1, 1), causal=True)
+    problem = cases.with_values(rng, paged(rng, 70, [400, 75], 32, size=sizes[0], q=q), sizes[1])
+    pages = len(problem["k"]), 2
+    assert_attention(with_scales(rng, problem, pages, pages), window=(100, 3))
 
 
 # Of 128 heads a query is two tiles of Hopper's products. Latents up to 256 numbers are of other

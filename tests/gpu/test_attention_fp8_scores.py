@@ -35,6 +35,18 @@ def test_of_fp8_scores(size, kv, q, rng):
 
 
 @has_fp8_scores
+@pytest.mark.parametrize("sizes", [(128, 64), (64, 128), (96, 256)])
+@pytest.mark.parametrize("q", HALVES)
+def test_of_values_of_another_size(sizes, q, rng):
+    fp8 = {"compute": "fp8", "of_terms": OF_FP8_TERMS}
+    problem = cases.with_values(rng, dense(rng, *MANY, size=sizes[0], q=q), sizes[1])
+    assert_attention(with_scales(rng, problem, 1, 1), causal=True, **fp8)
+    problem = cases.with_values(rng, paged(rng, 70, [400, 75], 32, size=sizes[0], q=q), sizes[1])
+    pages = len(problem["k"]), 2
+    assert_attention(with_scales(rng, problem, pages, pages), softmax_scale=-0.05, **fp8)
+
+
+@has_fp8_scores
 def test_fp8_scores_of_few_rows_with_many_keys(rng):
     """Keys that several blocks share."""
     problem = with_scales(rng, dense(rng, 1, 40, LONG, 1, 1, 128), 1, 1)
@@ -65,7 +77,7 @@ def test_fp8_scores_are_allowed_everywhere(rng):
     many = MANY if multiplies_by_warpgroups() else (1, 70, 130)
     sizes = (136, 192, 512) if multiplies_by_warpgroups() else (64, 128, 512)
     problems = [dense(rng, *FEW, size=128), *(dense(rng, *many, size=size) for size in sizes)]
-    problems.append(cases.with_values(rng, dense(rng, *MANY, size=128), 64))
+    problems.append(cases.with_values(rng, dense(rng, *MANY, size=192), 128))
     for problem in problems:
         tensors = on_device(with_scales(rng, problem, 1, 1))
         exact = octofold.attention(**tensors, compute="exact")

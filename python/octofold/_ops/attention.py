@@ -44,7 +44,7 @@ def attention(
         key_offsets [total_keys, kv_heads, head_size], sequences one behind another; with page_table
         [pages, page_size, kv_heads, head_size], page_size a power of two from 16 on. Only the last
         dimension of v may be another, value_size, a multiple of 8 from 8 to 512. Where keys and
-        values are one latent, v is k[..., :value_size], and a GPU reads it once.
+        values are one latent, v is k[..., :value_size], and a GPU's decode reads it once.
     k_scale, v_scale: float32, the multipliers of the codes; None: 1. One element; [kv_heads]; one
         for 128 keys of a sequence and a head, [batch, ceil(keys / 128), kv_heads], with key_offsets
         [total_keys // 128 + batch, kv_heads], where sequence b begins at key_offsets[b] // 128 + b;
@@ -66,7 +66,7 @@ def attention(
         2.6e-2 of their norm away from exact ones, and 4.8e-2 rather than 4.0e-2 from those without
         any FP8. It requires nothing: kernels without such products have exact ones. Hopper's have
         them for more than 32 queries, times the heads that share a key head, of each sequence,
-        where values have the head's size and it is at most 128; the CPU backend always does.
+        where heads are at most 128 and values at most 256; the CPU backend always does.
     out: where to write, of q's shape, but v's last dimension, and q's type. As in gemm(), nothing
         may require a gradient.
     stream: as in gemm().

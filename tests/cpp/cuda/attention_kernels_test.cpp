@@ -90,7 +90,27 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
                        .layout = KeyLayout::kPaged,
                        .k_scales = true,
                        .v_scales = true}));
+    // Keys that blocks share, of sequences one behind another.
+    expect_sound({.form = {.layout = KeyLayout::kPacked}, .queries = 100, .keys = 8192});
   }
+}
+
+// What leaves registers the least, for consumers and for producers.
+TEST_P(AttentionKernelsTest, OfValuesOfAnotherSize) {
+  expect_sound(many({.head_size = 192, .value_size = 128}));
+  if (GetParam() != 90) return;
+  const auto expect_of = [](int head_size, int value_size, bool with_pages) {
+    expect_sound(many({.q = kBFloat16,
+                       .head_size = head_size,
+                       .value_size = value_size,
+                       .layout = with_pages ? KeyLayout::kPaged : KeyLayout::kDense,
+                       .k_scales = with_pages,
+                       .v_scales = with_pages}));
+  };
+  expect_of(192, 128, true);
+  expect_of(192, 64, false);
+  expect_of(256, 128, true);
+  expect_of(64, 256, true);
 }
 
 // Where Hopper has them. Of sizes, layouts and types those that differ most.

@@ -84,6 +84,43 @@ TEST(HopperAttentionTest, OfPackedSequencesOfWideHeads) {
                     1);
 }
 
+// Sums of fewer numbers than keys have, and of more; products of the next keys beside them.
+TEST(HopperAttentionTest, OfValuesOfAnotherSize) {
+  expect_right<WarpgroupQueriesConfig{.form = {.head_size = 192,
+                                               .value_size = 128,
+                                               .layout = KeyLayout::kPaged,
+                                               .k_scales = true,
+                                               .v_scales = true,
+                                               .split = true},
+                                      .keys = 48,
+                                      .stages = 4}>({.queries = {20, 40},
+                                                     .keys = {300, 40},
+                                                     .packed_queries = true,
+                                                     .heads = 2,
+                                                     .key_heads = 1,
+                                                     .window_right = 0,
+                                                     .k_scale = ScaleKind::kKeys,
+                                                     .v_scale = ScaleKind::kKeys,
+                                                     .splits = 2,
+                                                     .scale = 0.07f});
+  expect_right<WarpgroupQueriesConfig{
+      .form = {.head_size = 96, .value_size = 64}, .keys = 96, .stages = 4}>(
+      {.queries = {70, 70}, .keys = {200, 30}, .heads = 2, .key_heads = 2}, 2);
+  expect_right<WarpgroupQueriesConfig{
+      .form = {.q = kBFloat16, .head_size = 64, .value_size = 128, .layout = KeyLayout::kPacked},
+      .keys = 64,
+      .stages = 4,
+      .fp8_scores = true}>({.queries = {150, 0, 70},
+                            .keys = {150, 20, 200},
+                            .packed_queries = true,
+                            .heads = 2,
+                            .key_heads = 1,
+                            .window_right = 0,
+                            .k_scale = ScaleKind::kHead,
+                            .fp8_scores = true},
+                           3);
+}
+
 // Heads of whole panels and of less than one, whose codes zeros fill up; a factor below 0.
 TEST(HopperAttentionTest, OfFp8Scores) {
   expect_right<WarpgroupQueriesConfig{

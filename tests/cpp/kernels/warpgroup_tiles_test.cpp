@@ -50,22 +50,28 @@ float code_at(unsigned panel, int row, int i) {
 }
 
 // Of keys, or of values; as numbers, or as codes.
-template <WarpgroupQueriesConfig kConfig, bool kAsCodes, typename Side>
-void expect_stage(const Side& side, int stage, int first_key, const Rows& rows, Range seen,
-                  bool has_scales) {
+template <WarpgroupQueriesConfig kConfig, bool kOfKeys, typename Side>
+void expect_stage(const Side& side, int stage, int first_key, const Rows& rows, Range seen) {
+  constexpr AttentionForm kForm = kConfig.form;
+  constexpr bool kAsCodes = kOfKeys && kConfig.fp8_scores;
+  constexpr int kSize = kOfKeys ? kForm.head_size : kForm.value_size;
+  constexpr int kFilled = kAsCodes  ? 32 * kConfig.key_steps()
+                          : kOfKeys ? kConfig.key_numbers()
+                                    : kConfig.value_numbers();
+  constexpr bool kHasScales = kOfKeys ? kForm.k_scales : kForm.v_scales;
   const WarpgroupMemory<kConfig> memory{0};
+  const unsigned panels = kOfKeys ? memory.keys(stage) : memory.values(stage);
   for (int row = 0; row < kConfig.keys; ++row) {
     const int key = first_key + row;
     const bool exists = key >= seen.begin && key < seen.end;
     const float scale =
-        has_scales ? at<float>(memory.scales(stage) + 4 * static_cast<unsigned>(row)) : 1;
-    for (int i = 0; i < (kAsCodes ? 32 * kConfig.key_steps() : kConfig.numbers()); ++i) {
-      const float number = kAsCodes ? code_at<kConfig.form.k>(memory.stage(stage), row, i)
-                                    : number_at(memory.stage(stage), kConfig.panel_bytes(), row, i);
-      const float expected =
-          exists && i < kConfig.form.head_size
-              ? side.at(static_cast<std::size_t>(rows.sequence), key, rows.key_head, i)
-              : 0;
+        kHasScales ? at<float>(memory.scales(stage) + 4 * static_cast<unsigned>(row)) : 1;
+    for (int i = 0; i < kFilled; ++i) {
+      const float number = kAsCodes ? code_at<kForm.k>(panels, row, i)
+                                    : number_at(panels, kConfig.panel_bytes(), row, i);
+      const float expected = exists && i < kSize ? side.at(static_cast<std::size_t>(rows.sequence),
+                                                           key, rows.key_head, i)
+                                                 : 0;
       ASSERT_EQ(number * (exists ? scale : 1), expected)
           << "stage " << stage << " key " << key << " of " << i;
     }
@@ -97,9 +103,8 @@ void expect_decoded(const AttentionCase& given, int offset = 0) {
     ASSERT_LE(2 * (tiles.end - tiles.begin), kConfig.stages);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       const int stage = 2 * (tile - tiles.begin), first = tile * kConfig.keys;
-      expect_stage<kConfig, kConfig.fp8_scores>(*attention.k_, stage, first, rows, seen,
-                                                kForm.k_scales);
-      expect_stage<kConfig, false>(*attention.v_, stage + 1, first, rows, seen, kForm.v_scales);
+      expect_stage<kConfig, true>(*attention.k_, stage, first, rows, seen);
+      expect_stage<kConfig, false>(*attention.v_, stage + 1, first, rows, seen);
     }
   });
 }
@@ -130,6 +135,25 @@ TEST(WarpgroupTilesTest, OfPagesWithScalesInAWindow) {
                     .splits = 2});
 }
 
+// Threads share panels of keys and of values in other ways where one of the two has pairs of them.
+TEST(WarpgroupTilesTest, OfValuesOfAnotherSize) {
+  expect_decoded<WarpgroupQueriesConfig{.form = {.v = kE5M2, .head_size = 192, .value_size = 128},
+                                        .keys = 48}>({.queries = {3, 3}, .keys = {130, 9}});
+  expect_decoded<WarpgroupQueriesConfig{.form = {.head_size = 64,
+                                                 .value_size = 200,
+                                                 .layout = KeyLayout::kPaged,
+                                                 .k_scales = true,
+                                                 .v_scales = true,
+                                                 .copy_bytes = 8},
+                                        .warpgroups = 2,
+                                        .keys = 48}>({.queries = {5, 5},
+                                                      .keys = {150, 33},
+                                                      .k_scale = ScaleKind::kKeys,
+                                                      .v_scale = ScaleKind::kKeys});
+  expect_decoded<WarpgroupQueriesConfig{
+      .form = {.head_size = 128, .value_size = 24, .copy_bytes = 4}, .keys = 32}>({}, 4);
+}
+
 TEST(WarpgroupTilesTest, OfCodesAtAnyAddress) {
   expect_decoded<WarpgroupQueriesConfig{.form = {.head_size = 24, .copy_bytes = 1}, .keys = 32}>({},
                                                                                                  3);
@@ -147,6 +171,10 @@ TEST(WarpgroupTilesTest, KeysOfFp8ScoresStayCodes) {
       .form = {.head_size = 40, .layout = KeyLayout::kPaged, .k_scales = true, .copy_bytes = 8},
       .keys = 64,
       .fp8_scores = true}>({.queries = {5, 5}, .keys = {150, 33}, .k_scale = ScaleKind::kKeys});
+  expect_decoded<WarpgroupQueriesConfig{.form = {.head_size = 96, .value_size = 256},
+                                        .warpgroups = 2,
+                                        .keys = 48,
+                                        .fp8_scores = true}>({.queries = {3, 3}, .keys = {130, 9}});
 }
 
 // Queries of the second of two warpgroups.
@@ -165,7 +193,7 @@ void expect_queries(bool flip, bool vectors) {
     __syncthreads();
     if (threadIdx.x != 0) return;
     for (int row = 0; row < 64; ++row) {
-      for (int i = 0; i < kConfig.numbers(); ++i) {
+      for (int i = 0; i < kConfig.key_numbers(); ++i) {
         const int own = 64 + row;
         const float given =
             i < kForm.head_size
@@ -221,7 +249,9 @@ void expect_codes(bool flip) {
       for (int i = 0; i < kForm.head_size; ++i) {
         largest = std::max(largest, std::abs(test::decode<kForm.q>(query_at(row, i))));
       }
-      if (row != kNanRow) ASSERT_EQ(tile.unit(row), largest / 448) << row;
+      if (row != kNanRow) {
+        ASSERT_EQ(tile.unit(row), largest / 448) << row;
+      }
       for (int i = 0; i < 32 * kConfig.key_steps(); ++i) {
         const float code = code_at<kE4M3>(memory.queries(1), row, i);
         const float given = i < kForm.head_size ? test::decode<kForm.q>(query_at(row, i)) : 0;

@@ -71,6 +71,52 @@ TEST(PlanAttentionTest, HopperHasProductsOfWarpgroups) {
   EXPECT_FALSE(is_by_warpgroups(plan_attention(problem, translated).kernels[0]));
 }
 
+// Warpgroups by what sums take, keys of a stage by what is left, stages by what fits.
+TEST(PlanAttentionTest, WarpgroupsTakeValuesOfAnySize) {
+  const auto plan_of = [](config::AttentionForm form) {
+    form.copy_bytes = 8;
+    return plan_attention(
+        {.form = form, .batch = 8, .queries = 2048, .keys = 2048, .heads = 32, .key_heads = 8},
+        kHopper);
+  };
+  const auto expect_tiles = [&](int head_size, int value_size, bool scales, const char* tiles) {
+    const AttentionPlan plan = plan_of(
+        {.head_size = head_size, .value_size = value_size, .k_scales = scales, .v_scales = scales});
+    EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(tiles)) << head_size << ", " << value_size;
+  };
+  for (const bool scales : {false, true}) {
+    const char* const of_128 = scales ? ".warpgroups = 3, .keys = 48, .stages = 10"
+                                      : ".warpgroups = 3, .keys = 64, .stages = 8";
+    expect_tiles(128, 128, scales, of_128);
+    expect_tiles(64, 128, scales, of_128);
+    expect_tiles(96, 72, scales, of_128);
+    expect_tiles(256, 192, scales, ".warpgroups = 2, .keys = 64, .stages = 4");
+  }
+  // DeepSeek-V3's prefill.
+  expect_tiles(192, 128, false, ".warpgroups = 3, .keys = 64, .stages = 6");
+  expect_tiles(192, 128, true, ".warpgroups = 3, .keys = 48, .stages = 10");
+  expect_tiles(128, 64, false, ".warpgroups = 3, .keys = 96, .stages = 8");
+  expect_tiles(128, 64, true, ".warpgroups = 3, .keys = 64, .stages = 8");
+  expect_tiles(256, 64, false, ".warpgroups = 3, .keys = 64, .stages = 6");
+  expect_tiles(64, 256, false, ".warpgroups = 2, .keys = 64, .stages = 8");
+  expect_tiles(192, 256, true, ".warpgroups = 2, .keys = 48, .stages = 8");
+  for (int head_size = 8; head_size <= 256; head_size += 8) {
+    for (int value_size = 8; value_size <= 256; value_size += 8) {
+      for (const KeyLayout layout : {KeyLayout::kDense, KeyLayout::kPaged}) {
+        const AttentionPlan plan =
+            plan_of({.head_size = head_size, .value_size = value_size, .layout = layout});
+        EXPECT_TRUE(is_by_warpgroups(plan.kernels[0])) << head_size << ", " << value_size;
+        EXPECT_LE(plan.kernels[0].shared_bytes, kHopper.shared_memory_per_block);
+      }
+    }
+  }
+  EXPECT_TRUE(is_for_wide(plan_of({.head_size = 128, .value_size = 264}).kernels[0]));
+  const config::WarpgroupQueriesConfig wide_values{.form = {.value_size = 264, .copy_bytes = 8}};
+  EXPECT_THAT(wide_values.invalid_reason(), HasSubstr("sums of 256 numbers"));
+  const config::WarpgroupQueriesConfig keys_alone{.stages = 5};
+  EXPECT_THAT(keys_alone.invalid_reason(), HasSubstr("pairs of stages"));
+}
+
 // Where products of warpgroups have whole heads in a chain of 128 numbers, and nowhere else.
 TEST(PlanAttentionTest, Fp8ScoresWhereTheyAreAllowedAndThereAreProducts) {
   const auto has_fp8_scores = [](const config::AttentionForm& form, std::int64_t queries,
@@ -93,6 +139,7 @@ TEST(PlanAttentionTest, Fp8ScoresWhereTheyAreAllowedAndThereAreProducts) {
   }
   EXPECT_TRUE(has_fp8_scores(
       {.q = kBFloat16, .k = kE5M2, .layout = KeyLayout::kPaged, .k_scales = true}, 33, kHopper));
+  EXPECT_TRUE(has_fp8_scores({.head_size = 64, .value_size = 256}, 4096, kHopper));
   EXPECT_FALSE(has_fp8_scores({.head_size = 136, .copy_bytes = 8}, 4096, kHopper));
   EXPECT_FALSE(has_fp8_scores({.head_size = 192, .value_size = 128}, 4096, kHopper));
   EXPECT_FALSE(has_fp8_scores({.head_size = 512}, 4096, kHopper));
