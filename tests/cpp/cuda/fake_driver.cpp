@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cuda/driver.h"
+#include "support/tensor_map_on_host.h"
 
 namespace {
 
@@ -15,6 +16,23 @@ thread_local std::vector<int*> context_stack;
 
 int device_of(const void* handle) {
   return handle == nullptr ? -1 : static_cast<int>(static_cast<const int*>(handle) - devices);
+}
+
+// As kernels that run on the host read it.
+void write_for_host(void* map, int data_type, void* address, const std::uint64_t* sizes,
+                    const std::uint64_t* strides, unsigned rank, const unsigned* box) {
+  const unsigned element_bytes = data_type == 0 ? 1 : data_type == 4 || data_type == 7 ? 4 : 2;
+  const auto tensor = octofold::test::tensor_map(
+      {.data = static_cast<unsigned char*>(address),
+       .element_bytes = element_bytes,
+       .columns = static_cast<std::int64_t>(sizes[0]),
+       .rows = static_cast<std::int64_t>(sizes[1]),
+       .matrices = rank > 2 ? static_cast<std::int64_t>(sizes[2]) : 1,
+       .row_bytes = static_cast<std::int64_t>(strides[0]),
+       .matrix_bytes = rank > 2 ? static_cast<std::int64_t>(strides[1]) : 0,
+       .box_columns = box[0],
+       .box_rows = box[1]});
+  std::memcpy(map, &tensor, sizeof(tensor));
 }
 
 }  // namespace
@@ -221,7 +239,7 @@ int cuTensorMapEncodeTiled(void* map, int data_type, unsigned rank, void* addres
   const bool aligned = reinterpret_cast<std::uintptr_t>(address) % 16 == 0 &&
                        strides[0] % 16 == 0 && (rank < 3 || strides[1] % 16 == 0);
   if (!aligned || sizes[0] == 0 || sizes[1] == 0 || box[0] > 256 || box[1] > 256) return 1;
-  std::memset(map, 0xAB, 128);
+  write_for_host(map, data_type, address, sizes, strides, rank, box);
   const std::lock_guard lock(state.mutex);
   state.tensor_maps.push_back({data_type, static_cast<int>(rank), swizzle, address, sizes[0],
                                sizes[1], strides[0], box[0], box[1], rank > 2 ? sizes[2] : 1,

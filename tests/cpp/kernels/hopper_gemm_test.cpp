@@ -15,30 +15,26 @@ using test::GemmProblem;
 using enum DType;
 using enum Granularity;
 
-// By so many clusters, or one for each of their tiles.
-template <Sm90GemmConfig kConfig>
-void expect_product(GemmProblem problem, std::int64_t clusters = 0) {
-  static_assert(kConfig.invalid_reason() == nullptr);
-  if (kConfig.load == OperandLoad::kTma) {
-    problem.padding = config::round_up(problem.k, 16) - problem.k;
+class HopperGemmTest : public test::HopperGemm {
+ protected:
+  template <Sm90GemmConfig kConfig>
+  void expect_product(GemmProblem problem, std::int64_t clusters = 0) {
+    if (kConfig.load == OperandLoad::kTma) {
+      problem.padding = config::round_up(problem.k, 16) - problem.k;
+    }
+    problem.out_padding = config::round_up(problem.n, 8) - problem.n + 8;
+    test::GemmProduct<kConfig.form> product(problem);
+    run<kConfig>(product.product(), clusters);
+    product.expect_right();
   }
-  problem.out_padding = config::round_up(problem.n, 8) - problem.n + 8;
-  test::GemmProduct<kConfig.form> product(problem);
-  const config::GemmParams params = product.params(kConfig.swapped);
-  if (clusters == 0) {
-    clusters = config::ceil_divide(params.work.rows, kConfig.cluster_tile_rows()) *
-               config::ceil_divide(params.work.columns, kConfig.cluster_tile_columns());
-  }
-  test::run_gemm<kConfig>(params, clusters);
-  product.expect_right();
-}
+};
 
-TEST(HopperGemmTest, InTurnsByBlocksThatStay) {
+TEST_F(HopperGemmTest, InTurnsByBlocksThatStay) {
   expect_product<{.tile_columns = 64, .stages = 3, .order = ConsumerOrder::kPingPong}>(
       {.m = 200, .n = 136, .k = 400}, 2);
 }
 
-TEST(HopperGemmTest, AheadOfTheStage) {
+TEST_F(HopperGemmTest, AheadOfTheStage) {
   expect_product<{.form = {.a = {kE5M2, kBlock1x128},
                            .b = {kE4M3, kBlock1x128},
                            .out = kFloat32,
@@ -47,7 +43,7 @@ TEST(HopperGemmTest, AheadOfTheStage) {
                   .wait_ahead = true}>({.m = 130, .n = 40, .k = 336});
 }
 
-TEST(HopperGemmTest, SwappedAndSplit) {
+TEST_F(HopperGemmTest, SwappedAndSplit) {
   expect_product<{.swapped = true,
                   .tile_rows = 64,
                   .tile_columns = 16,
@@ -55,21 +51,21 @@ TEST(HopperGemmTest, SwappedAndSplit) {
                   .split_k = 2}>({.m = 20, .n = 144, .k = 528});
 }
 
-TEST(HopperGemmTest, Multicast) {
+TEST_F(HopperGemmTest, Multicast) {
   expect_product<{.form = {.a = {kE4M3, kChannel}, .b = {kE4M3, kChannel}},
                   .tile_columns = 64,
                   .stages = 2,
                   .cluster_rows = 2}>({.m = 300, .n = 72, .k = 272});
 }
 
-TEST(HopperGemmTest, TwoPartialSumsInTurn) {
+TEST_F(HopperGemmTest, TwoPartialSumsInTurn) {
   expect_product<{.form = {.c = Addend::kFloat32, .b_channel_scale = true},
                   .tile_columns = 64,
                   .store = OutputStore::kDirect,
                   .order = ConsumerOrder::kAlternating}>({.m = 128, .n = 70, .k = 656});
 }
 
-TEST(HopperGemmTest, OntoAPrefetchedC) {
+TEST_F(HopperGemmTest, OntoAPrefetchedC) {
   expect_product<{.form = {.out = kFloat32, .c = Addend::kFloat32},
                   .tile_columns = 64,
                   .stages = 3,
@@ -77,7 +73,7 @@ TEST(HopperGemmTest, OntoAPrefetchedC) {
                   .boxes = 2}>({.m = 136, .n = 128, .k = 384}, 1);
 }
 
-TEST(HopperGemmTest, OfTensorScalesInTheTensorCore) {
+TEST_F(HopperGemmTest, OfTensorScalesInTheTensorCore) {
   expect_product<{.form = {.a = {kE4M3, kTensor},
                            .b = {kE5M2, kTensor},
                            .out = kFloat16,
@@ -89,7 +85,7 @@ TEST(HopperGemmTest, OfTensorScalesInTheTensorCore) {
 }
 
 // Rows that TMA cannot address.
-TEST(HopperGemmTest, ByThreads) {
+TEST_F(HopperGemmTest, ByThreads) {
   constexpr GemmForm kForm{.out = kFloat32};
   expect_product<{.form = kForm,
                   .tile_rows = 64,

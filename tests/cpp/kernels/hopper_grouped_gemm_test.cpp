@@ -59,72 +59,68 @@ void fill_up(const Groups& given, const Layout<kWork>& layout, test::Codes& code
   }
 }
 
-template <Sm90GemmConfig kConfig>
-void expect_groups(const Groups& given, std::int64_t clusters = 2) {
-  static_assert(kConfig.invalid_reason() == nullptr);
-  constexpr GemmForm kForm = kConfig.form;
-  constexpr Work kWork = kConfig.work;
-  constexpr bool kOfDepth = kWork == Work::kGroupedDepth;
-  const Layout<kWork> layout(given);
-  const int n = given.n;
-  const test::GemmProblem problem{.k = layout.depth, .padding = 0};
-  test::Random random;
-  test::Codes a(kForm.a, layout.a_rows, problem, false, false, random);
-  test::Codes b(kForm.b, layout.b_rows, problem, false, false, random);
-  if (kOfDepth) {
-    fill_up(given, layout, a, given.m);
-    fill_up(given, layout, b, n);
-  }
-  test::Numbers out(kForm.out, layout.out_rows, n, 8);
-  config::GemmParams product{.rows = a.params(),
-                             .columns = b.params(),
-                             .out = out.memory.data(),
-                             .out_stride = out.stride,
-                             .work = {.rows = kOfDepth ? given.m : given.room,
-                                      .columns = n,
-                                      .depth = layout.depth,
-                                      .groups = static_cast<int>(given.sizes.size()),
-                                      .numbers = layout.numbers.data()}};
-  if (!kOfDepth) product.columns.scale.group_stride = kForm.b.scales == kBlock128x128 ? n / 128 : n;
-  if (kConfig.swapped) {
-    std::swap(product.rows, product.columns);
-    std::swap(product.work.rows, product.work.columns);
-  }
-  test::run_gemm<kConfig>(product, clusters);
+class HopperGroupedGemmTest : public test::HopperGemm {
+ protected:
+  template <Sm90GemmConfig kConfig>
+  void expect_groups(const Groups& given) {
+    constexpr GemmForm kForm = kConfig.form;
+    constexpr Work kWork = kConfig.work;
+    constexpr bool kOfDepth = kWork == Work::kGroupedDepth;
+    const Layout<kWork> layout(given);
+    const int n = given.n;
+    const test::GemmProblem problem{.k = layout.depth, .padding = 0};
+    test::Random random;
+    test::Codes a(kForm.a, layout.a_rows, problem, false, false, random);
+    test::Codes b(kForm.b, layout.b_rows, problem, false, false, random);
+    if (kOfDepth) {
+      fill_up(given, layout, a, given.m);
+      fill_up(given, layout, b, n);
+    }
+    test::Numbers out(kForm.out, layout.out_rows, n, 8);
+    core::Product product{
+        .a = a.view(),
+        .b = b.view(),
+        .out = out.view(),
+        .groups = {
+            .work = kWork, .count = std::ssize(given.sizes), .numbers = layout.numbers.data()}};
+    if (!kOfDepth) product.groups.scale_stride = kForm.b.scales == kBlock128x128 ? n / 128 : n;
+    run<kConfig>(product, 2);
 
-  test::Judge judge(kForm.out);
-  std::vector<bool> written(as_size(layout.out_rows), false);
-  for (std::size_t group = 0; group < given.sizes.size(); ++group) {
-    const int begin = layout.begins[group], size = given.sizes[group];
-    const int own = static_cast<int>(group);
-    for (int row = 0; row < (kOfDepth ? given.m : size); ++row) {
-      const int a_row = kOfDepth ? row : begin + row,
-                out_row = kOfDepth ? own * given.m + row : a_row;
-      written[as_size(out_row)] = true;
-      for (int column = 0; column < n; ++column) {
-        double sum = 0, terms = 0;
-        for (int i = kOfDepth ? begin : 0; i < (kOfDepth ? begin + size : given.k); ++i) {
-          const double term = a.value(a_row, i) * b.value(kOfDepth ? column : own * n + column, i);
-          sum += term, terms += std::abs(term);
+    test::Judge judge(kForm.out);
+    std::vector<bool> written(as_size(layout.out_rows), false);
+    for (std::size_t group = 0; group < given.sizes.size(); ++group) {
+      const int begin = layout.begins[group], size = given.sizes[group];
+      const int own = static_cast<int>(group);
+      for (int row = 0; row < (kOfDepth ? given.m : size); ++row) {
+        const int a_row = kOfDepth ? row : begin + row,
+                  out_row = kOfDepth ? own * given.m + row : a_row;
+        written[as_size(out_row)] = true;
+        for (int column = 0; column < n; ++column) {
+          double sum = 0, terms = 0;
+          for (int i = kOfDepth ? begin : 0; i < (kOfDepth ? begin + size : given.k); ++i) {
+            const double term =
+                a.value(a_row, i) * b.value(kOfDepth ? column : own * n + column, i);
+            sum += term, terms += std::abs(term);
+          }
+          judge.see(out.value(out_row, column), sum, terms);
         }
-        judge.see(out.value(out_row, column), sum, terms);
+      }
+    }
+    EXPECT_EQ(judge.verdict(), "");
+    for (int row = 0; row < layout.out_rows; ++row) {
+      for (int column = written[as_size(row)] ? n : 0; column < n + 8; ++column) {
+        EXPECT_TRUE(std::isnan(out.value(row, column))) << row << ", " << column;
       }
     }
   }
-  EXPECT_EQ(judge.verdict(), "");
-  for (int row = 0; row < layout.out_rows; ++row) {
-    for (int column = written[as_size(row)] ? n : 0; column < n + 8; ++column) {
-      EXPECT_TRUE(std::isnan(out.value(row, column))) << row << ", " << column;
-    }
-  }
-}
+};
 
-TEST(HopperGroupedGemmTest, RowsOneAfterAnother) {
+TEST_F(HopperGroupedGemmTest, RowsOneAfterAnother) {
   expect_groups<{.work = Work::kGroupedRows, .stages = 2}>(
       {.sizes = {70, 0, 1, 150, 3}, .room = 240, .n = 128, .k = 272});
 }
 
-TEST(HopperGroupedGemmTest, MaskedRowsSwapped) {
+TEST_F(HopperGroupedGemmTest, MaskedRowsSwapped) {
   expect_groups<{.form = {.b = {kE4M3, kBlock1x128}},
                  .work = Work::kMaskedRows,
                  .swapped = true,
@@ -134,7 +130,7 @@ TEST(HopperGroupedGemmTest, MaskedRowsSwapped) {
                  .stages = 3}>({.sizes = {5, 0, 20}, .room = 24, .n = 72, .k = 144});
 }
 
-TEST(HopperGroupedGemmTest, OfTheDepth) {
+TEST_F(HopperGroupedGemmTest, OfTheDepth) {
   expect_groups<{.form = {.b = {kE5M2, kBlock1x128}, .out = kFloat32},
                  .work = Work::kGroupedDepth,
                  .tile_columns = 64}>({.sizes = {100, 0, 300, 128}, .m = 136, .n = 40});

@@ -1,6 +1,7 @@
 // The products by warps, run on the host by a thread for each of a block's, beside sums in FP64.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
+#include "cuda/gemm_params.h"
 #include "kernels/mma/gemm.h"
 #include "support/gemm_on_host.h"
 #include "support/test.h"
@@ -19,7 +20,7 @@ void expect_product(const test::GemmProblem& problem = {}, bool twice = false) {
   SCOPED_TRACE(testing::Message() << problem.m << "×" << problem.n << "×" << problem.k << ", "
                                   << name(kForm.a.scales) << " × " << name(kForm.b.scales));
   test::GemmProduct<kForm> product(problem);
-  const config::GemmParams params = product.params();
+  const config::GemmParams params = cuda::gemm_params(product.product(), false);
   const auto run = [&] {
     ptx::shared.fill(0xFF);
     const auto tiles = config::ceil_divide(problem.m, kConfig.tile_rows) *

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -50,6 +51,7 @@ namespace octofold::test {
 // Calls body() by each thread of each block, one cluster after another.
 template <typename Body>
 void launch(std::int64_t blocks, int threads, Body&& body, int cluster = 1) {
+  if (cluster > static_cast<int>(ptx::kMostBlocks)) throw std::invalid_argument("cluster");
   std::barrier<> of_cluster(cluster * threads);
   std::barrier all(cluster * threads, []() noexcept { ptx::end_blocks(); });
   std::deque<std::barrier<>> of_blocks, of_warps;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "octofold/gemm_form.h"
+#include "octofold/tensor.h"
 #include "octofold/types.h"
 
-#include "kernels/shared/gemm_params.h"
+#include "core/product.h"
+#include "support/gpu_product.h"
 #include "support/judge.h"
 #include "support/matrix.h"
 #include "support/test.h"
@@ -39,7 +41,7 @@ class Codes {
  public:
   Codes(const Operand& operand, int rows, const GemmProblem& problem, bool reversed, bool one_row,
         Random& random)
-      : operand_(operand) {
+      : operand_(operand), rows_(rows), k_(problem.k) {
     const int pitch = problem.k + problem.padding;
     memory_.assign(as_size(32 + std::int64_t{rows} * pitch), 0xFF);
     const auto begin = reinterpret_cast<std::uintptr_t>(memory_.data());
@@ -60,8 +62,15 @@ class Codes {
     for (float& scale : scales_) scale = 0.5f + static_cast<float>(random() % 1000) / 500;
   }
 
-  config::OperandParams params() const {
-    return {.data = data_, .stride = stride_, .scale = {scales_.data(), row_stride_, k_stride_}};
+  ScaledTensorView view() const {
+    const std::int64_t units = (rows_ + sharers_ - 1) / sharers_;
+    TensorView scale{scales_.data(), DType::kFloat32, 0, {}, {}, kGpu};
+    if (operand_.scales != Granularity::kTensor) {
+      scale.rank = 2;
+      scale.shape = {units, k_stride_ == 0 ? 1 : (k_ + 127) / 128};
+      scale.strides = {row_stride_, k_stride_};
+    }
+    return {{data_, operand_.type, 2, {rows_, k_}, {stride_, 1}, kGpu}, scale, operand_.scales};
   }
   double value(int row, int k) const {
     const double scale =
@@ -72,6 +81,7 @@ class Codes {
 
  private:
   Operand operand_;
+  std::int64_t rows_, k_;
   std::vector<unsigned char> memory_;
   unsigned char* data_;
   std::int64_t stride_;
@@ -82,11 +92,11 @@ class Codes {
 
 // Numbers of this type, or of FP32, with NaN between the rows.
 struct Numbers {
-  Numbers(DType type_, int rows, int columns, int padding)
-      : type(type_), stride(columns + padding) {
+  Numbers(DType type_, int rows_, int columns_, int padding)
+      : type(type_), rows(rows_), columns(columns_), stride(columns + padding) {
     memory.assign(as_size(rows * stride * size_of(type)), 0xFF);
   }
-  void fill(int rows, int columns, Random& random) {
+  void fill(Random& random) {
     for (int row = 0; row < rows; ++row) {
       for (int column = 0; column < columns; ++column) {
         const float value = static_cast<float>(random() % 64) / 8 - 4;  // exact in all types
@@ -104,9 +114,10 @@ struct Numbers {
   double value(std::int64_t row, std::int64_t column) const {
     return value_of(type, memory.data(), row * stride + column);
   }
+  MutableTensorView view() { return matrix(memory.data(), type, rows, columns, stride, kGpu); }
 
   DType type;
-  std::int64_t stride;
+  std::int64_t rows, columns, stride;
   std::vector<unsigned char> memory;
 };
 
@@ -127,24 +138,26 @@ class GemmProduct {
         out_(kForm.out, m_, n_, problem.out_padding),
         c_(type_of(kForm.c, kForm.out), m_, n_, problem.out_padding + 8),
         bias_(type_of(kForm.bias, kForm.out), 1, n_, 0) {
-    c_.fill(m_, n_, random_);
-    bias_.fill(1, n_, random_);
+    c_.fill(random_);
+    bias_.fill(random_);
     factors_.resize(as_size(n_));
     for (float& factor : factors_) factor = std::exp2f(static_cast<float>(random_() % 5));
     if (k_ > 200) a_.code(m_ / 2, 200) = 0x7F;  // NaN: of one row, and no other
   }
 
-  // `swapped`: the instruction's rows are B's.
-  config::GemmParams params(bool swapped = false) {
-    return {.rows = swapped ? b_.params() : a_.params(),
-            .columns = swapped ? a_.params() : b_.params(),
-            .out = out_.memory.data(),
-            .out_stride = out_.stride,
-            .c = c_.memory.data(),
-            .c_stride = c_.stride,
-            .bias = bias_.memory.data(),
-            .channel_scale = factors_.data(),
-            .work = {.rows = swapped ? n_ : m_, .columns = swapped ? m_ : n_, .depth = k_}};
+  core::Product product() {
+    core::Product product{.a = a_.view(),
+                          .b = b_.view(),
+                          .out = out_.view(),
+                          .fast_accumulation = kForm.fast_accumulation};
+    if (kForm.c != Addend::kNone) product.c = c_.view();
+    if (kForm.bias != Addend::kNone) {
+      product.bias = vector<const void>(bias_.memory.data(), bias_.type, n_, kGpu);
+    }
+    if (kForm.b_channel_scale) {
+      product.b.channel_scale = vector<const void>(factors_.data(), DType::kFloat32, n_, kGpu);
+    }
+    return product;
   }
 
   void expect_right() const {
