@@ -93,8 +93,8 @@ wheel: .venv/.wheel ## dist/octofold-*.whl
 release: .venv/.release ## dist/release: sdist, wheels for any Linux, checksums, SBOM; and the tag
 	$(VENV)/python scripts/release.py
 
-release-dry-run: .venv/.release ## the same without the tag; CI runs it
-	$(VENV)/python scripts/release.py --dry-run
+release-dry-run: .venv/.release ## the same without the tag (MACHINES=x86_64 for one wheel)
+	$(VENV)/python scripts/release.py --dry-run $(MACHINES)
 
 test-matrix: .venv/.release ## the wheel with the oldest and the newest of what it stands on
 	$(VENV)/python scripts/test_matrix.py dist/release/octofold-*-manylinux_*_x86_64.whl $(ENDS)

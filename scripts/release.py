@@ -2,6 +2,7 @@
 
     scripts/release.py             # `make release`
     scripts/release.py --dry-run   # the same, without a commit and a tag
+    scripts/release.py --dry-run x86_64   # and with the wheel of one machine alone
 
 dist/release gets the sdist, the wheels that are built from it, their checksums (SHA256SUMS), a
 CycloneDX list of what is inside (SBOM) and the section of the changelog (NOTES.md). The version is
@@ -48,8 +49,8 @@ def git(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def build() -> list[Path]:
-    """The sdist, the wheels from it, each audited."""
+def build(machines: list[str]) -> list[Path]:
+    """The sdist, the wheels from it for these machines (none: for all), each audited."""
     OUT.mkdir(parents=True, exist_ok=True)
     for old in OUT.iterdir():
         old.unlink()
@@ -58,7 +59,7 @@ def build() -> list[Path]:
     build_sdist = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", OUT)
     manylinux_wheel.run(*build_sdist, REPOSITORY)
     sdist = next(OUT.glob("*.tar.gz"))
-    manylinux_wheel.run(sys.executable, manylinux_wheel.__file__, sdist, OUT)
+    manylinux_wheel.run(sys.executable, manylinux_wheel.__file__, sdist, OUT, *machines)
     wheels = sorted(OUT.glob("*.whl"))
     for wheel in wheels:
         audit = audit_wheel.audit(wheel)
@@ -93,9 +94,9 @@ def component(purl: PackageURL) -> Component:
     )
 
 
-def make(of: str, notes: str) -> None:
+def make(of: str, notes: str, machines: list[str]) -> None:
     """Fills the folder."""
-    files = build()
+    files = build(machines)
     bill = OUT / "octofold.cdx.json"
     bill.write_text(bill_of_materials(of))
     (OUT / "NOTES.md").write_text(notes)
@@ -111,7 +112,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--dry-run", action="store_true", help="neither commit nor tag")
-    dry = parser.parse_args().dry_run
+    parser.add_argument("machines", nargs="*", metavar="MACHINE", help="of a dry run: its wheels")
+    arguments = parser.parse_args()
+    dry = arguments.dry_run
+    if arguments.machines and not dry:
+        parser.error("a release has the wheels of all machines")
     of = version()
     text = CHANGELOG.read_text()
     state, notes = first_section(text, of)
@@ -123,7 +128,7 @@ def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     try:
         CHANGELOG.write_text(text.replace(f"## {of} (unreleased)", f"## {of} ({today})", 1))
-        make(of, notes)
+        make(of, notes, arguments.machines)
     except BaseException:
         CHANGELOG.write_text(text)
         raise
