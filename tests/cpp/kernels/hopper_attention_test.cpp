@@ -33,6 +33,20 @@ void expect_right(const AttentionCase& given, std::int64_t blocks = 0, int offse
   attention.expect_right();
 }
 
+// Two sequences in pages, with scales of keys that blocks share.
+AttentionCase in_pages() {
+  return {.queries = {20, 40},
+          .keys = {300, 40},
+          .packed_queries = true,
+          .heads = 2,
+          .key_heads = 1,
+          .window_left = 150,
+          .window_right = 2,
+          .k_scale = ScaleKind::kKeys,
+          .v_scale = ScaleKind::kKeys,
+          .splits = 2};
+}
+
 TEST(HopperAttentionTest, CausalByBlocksThatStay) {
   expect_right<WarpgroupQueriesConfig{
       .form = {.head_size = 64}, .warpgroups = 2, .keys = 32, .stages = 4}>(
@@ -56,16 +70,7 @@ TEST(HopperAttentionTest, OfPagesWithScalesAndSplits) {
                                                .split = true},
                                       .warpgroups = 2,
                                       .keys = 64,
-                                      .stages = 4}>({.queries = {20, 40},
-                                                     .keys = {300, 40},
-                                                     .packed_queries = true,
-                                                     .heads = 2,
-                                                     .key_heads = 1,
-                                                     .window_left = 150,
-                                                     .window_right = 2,
-                                                     .k_scale = ScaleKind::kKeys,
-                                                     .v_scale = ScaleKind::kKeys,
-                                                     .splits = 2});
+                                      .stages = 4}>(in_pages());
 }
 
 TEST(HopperAttentionTest, OfPackedSequencesOfWideHeads) {
@@ -86,6 +91,8 @@ TEST(HopperAttentionTest, OfPackedSequencesOfWideHeads) {
 
 // Sums of fewer numbers than keys have, and of more; products of the next keys beside them.
 TEST(HopperAttentionTest, OfValuesOfAnotherSize) {
+  AttentionCase causal = in_pages();
+  causal.window_left = -1, causal.window_right = 0, causal.scale = 0.07f;
   expect_right<WarpgroupQueriesConfig{.form = {.head_size = 192,
                                                .value_size = 128,
                                                .layout = KeyLayout::kPaged,
@@ -93,16 +100,7 @@ TEST(HopperAttentionTest, OfValuesOfAnotherSize) {
                                                .v_scales = true,
                                                .split = true},
                                       .keys = 48,
-                                      .stages = 4}>({.queries = {20, 40},
-                                                     .keys = {300, 40},
-                                                     .packed_queries = true,
-                                                     .heads = 2,
-                                                     .key_heads = 1,
-                                                     .window_right = 0,
-                                                     .k_scale = ScaleKind::kKeys,
-                                                     .v_scale = ScaleKind::kKeys,
-                                                     .splits = 2,
-                                                     .scale = 0.07f});
+                                      .stages = 4}>(causal);
   expect_right<WarpgroupQueriesConfig{
       .form = {.head_size = 96, .value_size = 64}, .keys = 96, .stages = 4}>(
       {.queries = {70, 70}, .keys = {200, 30}, .heads = 2, .key_heads = 2}, 2);
@@ -123,6 +121,8 @@ TEST(HopperAttentionTest, OfValuesOfAnotherSize) {
 
 // Heads of whole panels and of less than one, whose codes zeros fill up; a factor below 0.
 TEST(HopperAttentionTest, OfFp8Scores) {
+  AttentionCase of_codes = in_pages();
+  of_codes.fp8_scores = true;
   expect_right<WarpgroupQueriesConfig{
       .form = {.head_size = 128}, .warpgroups = 2, .keys = 64, .stages = 4, .fp8_scores = true}>(
       {.queries = {150, 150},
@@ -154,17 +154,7 @@ TEST(HopperAttentionTest, OfFp8Scores) {
                                       .warpgroups = 2,
                                       .keys = 96,
                                       .stages = 4,
-                                      .fp8_scores = true}>({.queries = {20, 40},
-                                                            .keys = {300, 40},
-                                                            .packed_queries = true,
-                                                            .heads = 2,
-                                                            .key_heads = 1,
-                                                            .window_left = 150,
-                                                            .window_right = 2,
-                                                            .k_scale = ScaleKind::kKeys,
-                                                            .v_scale = ScaleKind::kKeys,
-                                                            .splits = 2,
-                                                            .fp8_scores = true});
+                                      .fp8_scores = true}>(of_codes);
 }
 
 TEST(HopperAttentionTest, OfALatentInPages) {

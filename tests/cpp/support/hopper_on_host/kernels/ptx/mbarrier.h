@@ -1,7 +1,7 @@
 // mbarriers that count, and are waited for.
 #pragma once
 
-#include <deque>
+#include <mutex>
 #include <unordered_map>
 
 #include "kernels/ptx/shared_memory.h"

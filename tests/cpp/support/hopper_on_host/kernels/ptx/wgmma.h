@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <vector>
 
 #include "octofold/vocabulary.h"
 
