@@ -75,13 +75,6 @@ where_bfloat16_is_refused = pytest.mark.skipif(
 )
 refuses_bfloat16 = functools.partial(pytest.raises, octofold.UnsupportedError, match=r"8\.0")
 
-
-def multiplies_by_warpgroups() -> bool:
-    """Whether Hopper is to be itself: kernels that no other GPU has."""
-    target = os.environ.get("OCTOFOLD_TARGET")
-    return ON_GPU and not target and torch.cuda.get_device_capability() == (9, 0)
-
-
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="CUDA streams and graphs need a GPU")
 
 DTYPES = {

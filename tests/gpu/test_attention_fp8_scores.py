@@ -6,12 +6,14 @@ import octofold
 import pytest
 from attention_cases import dense, packed, paged, with_scales
 from attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
-from gpu_support import HALVES, ON_GPU, assert_same_bits, multiplies_by_warpgroups, needs_gpu
+from gpu_support import DEVICE, HALVES, ON_GPU, assert_same_bits, needs_gpu
+from group_problems import has_products_of_hopper
 
 # Tensor cores sum 128 products of codes with about 14 bits (docs/numerics.md).
 OF_FP8_TERMS = 5e-4 if ON_GPU else 0.0
+HAS_FP8_SCORES = has_products_of_hopper(DEVICE.type)
 has_fp8_scores = pytest.mark.skipif(
-    ON_GPU and not multiplies_by_warpgroups(), reason="Hopper's own kernels have FP8 scores"
+    not HAS_FP8_SCORES, reason="Hopper's own kernels have FP8 scores"
 )
 
 
@@ -74,8 +76,8 @@ def test_fp8_scores_of_zeros_and_nan(q, rng):
 @needs_gpu
 def test_fp8_scores_are_allowed_everywhere(rng):
     """Where kernels have none, there are the bits of exact ones."""
-    many = MANY if multiplies_by_warpgroups() else (1, 70, 130)
-    sizes = (136, 192, 512) if multiplies_by_warpgroups() else (64, 128, 512)
+    many = MANY if HAS_FP8_SCORES else (1, 70, 130)
+    sizes = (136, 192, 512) if HAS_FP8_SCORES else (64, 128, 512)
     problems = [dense(rng, *FEW, size=128), *(dense(rng, *many, size=size) for size in sizes)]
     problems.append(cases.with_values(rng, dense(rng, *MANY, size=192), 128))
     for problem in problems:

@@ -34,7 +34,8 @@ class Mbarrier {
   long bytes_ = 0;
 };
 
-// Those of a cluster, by the places of their addresses. A launch begins with none.
+// Those of a cluster, by the places of their addresses, which their memory holds, too: nobody may
+// write there. A launch begins with none.
 class Mbarriers {
  public:
   void clear() { barriers_.clear(); }
@@ -43,12 +44,14 @@ class Mbarriers {
     const std::size_t place = SharedMemory::place(address);
     barriers_.erase(place);
     barriers_.try_emplace(place, arrivals);
+    std::memcpy(&shared[address], &place, sizeof(place));
   }
   Mbarrier& at(unsigned address) {
     const std::lock_guard lock(mutex_);
-    const auto found = barriers_.find(SharedMemory::place(address));
-    if (found == barriers_.end()) {
-      test::Meeting::fail("mbarrier", address, "is used before mbarrier_init");
+    const std::size_t place = SharedMemory::place(address);
+    const auto found = barriers_.find(place);
+    if (found == barriers_.end() || std::memcmp(&shared[address], &place, sizeof(place)) != 0) {
+      test::Meeting::fail("mbarrier", address, "is used before mbarrier_init, or written over");
     }
     return found->second;
   }
