@@ -121,6 +121,7 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
     config.warps_columns = tiling.warps_columns;
     config.warps_rows = tiling.warps_rows;
     config.warps_depth = tiling.warps_depth;
+    config.split = false;
     for (config.stages = kMostStages; config.stages >= kLeastStages; --config.stages) {
       if (config.invalid_reason() != nullptr ||
           config.shared_bytes() > gpu.shared_memory_per_block) {

@@ -191,6 +191,15 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
   }
 }
 
+// They are among the candidates wherever the tile fits, beside those whose blocks share the depth.
+TEST(PlanWeightOnlyTest, DecodingAheadIsACandidateBesideSharedDepth) {
+  const auto candidates = warp_weight_only_candidates(
+      contiguous({.rows = 300, .columns = 392, .depth = 1040}), gpu_of(80));
+  const auto count = [&](auto&& has) { return std::ranges::count_if(candidates, has); };
+  EXPECT_GT(count([](const WeightOnlyWork& work) { return work.splits > 1; }), 0);
+  EXPECT_GT(count([](const WeightOnlyWork& work) { return work.config.ahead; }), 0);
+}
+
 // Some tens of rows have few tiles of many columns: blocks share the depth, where they may.
 TEST(PlanWeightOnlyTest, BlocksShareTheDepthOfSomeRows) {
   WeightOnlyProblem problem{.rows = 64, .columns = 4096, .depth = 7168, .has_workspace = true};
