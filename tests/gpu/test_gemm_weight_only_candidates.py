@@ -6,18 +6,16 @@ import pytest
 from gpu_support import (
     DTYPES,
     GRANULARITIES,
-    ON_GPU,
     assert_same_bits,
     needs_gpu,
     operand,
     torch,
 )
 from octofold import tuning
+from weight_only_problems import is_hopper
 from weight_only_support import assert_product, rows_of, values_of
 
-pytestmark = pytest.mark.skipif(
-    not ON_GPU or torch.cuda.get_device_capability()[0] != 9, reason="Hopper's own kernels"
-)
+pytestmark = pytest.mark.skipif(not is_hopper(), reason="Hopper's own kernels")
 
 
 def names(m, n, k, granularity, **options):
