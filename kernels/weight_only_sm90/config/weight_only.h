@@ -80,17 +80,17 @@ struct Sm90WeightOnlyConfig {
   }
   // Whether products of a block have sums of their own (block_scales.h).
   constexpr bool has_partial_sums() const {
-    return w_blocks && tile_rows / 2 * (sub_tiles() + 1) + 48 + kAddresses <= consumer_registers();
+    return w_blocks && tile_rows / 2 * (sub_tiles() + 1) + 48 + addresses() <= consumer_registers();
   }
   // Of the eight products of a stage, each 16 of the depth, so many are decoded at a time.
   constexpr int products_at_once() const {
     return sums() + 48 + other_registers() <= consumer_registers() ? 4 : 2;
   }
   // Addresses, what is being decoded, and scales.
-  static constexpr int kAddresses = 24;
+  constexpr int addresses() const { return 24 + 20 * (sub_tiles() - 1); }
   constexpr int other_registers() const {
     const int scales = w_blocks && !has_partial_sums() ? 6 * sub_tiles() : 0;
-    return kAddresses + (depth_factors ? 16 : 0) + scales;
+    return addresses() + (depth_factors ? 16 : 0) + scales;
   }
 
   // Shared memory. Of a stage: W, x as two tiles of 64 of the depth, and scales: of columns, or for

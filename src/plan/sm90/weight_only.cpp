@@ -126,10 +126,11 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
                        const Gpu& gpu) {
   // Of a multiprocessor in a clock: products of tensor cores, bytes that arrive, and bytes of
   // memory. Clocks of a warpgroup for a stage of one sub-tile, and besides for scales of blocks,
-  // and these for each row. Of a round of tiles, of the launch, and of blocks that share a tile.
+  // and these for each row. Of a round of tiles, and what a warpgroup takes to store 128 results;
+  // of the launch, and of blocks that share a tile.
   constexpr double kProducts = 2048, kArriving = 95, kFromMemory = 15.7;
   constexpr double kDecode = 326, kScales = 205, kScalesOfRow = 0.56;
-  constexpr double kRound = 5300, kStart = 4550, kShare = 850, kShareSum = 14.2;
+  constexpr double kRound = 5300, kStored = 60, kStart = 4550, kShare = 850, kShareSum = 14.2;
   // They hide behind one another in part.
   constexpr double kHidden = 1.54;
   // With fewer stages ahead than these, for each group, bytes arrive more slowly.
@@ -154,7 +155,8 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
   const double stage = std::pow(
       std::pow(multiplied, kHidden) + std::pow(decoded, kHidden) + std::pow(arrived, kHidden),
       1 / kHidden);
-  const double worked = rounds * (steps * stage + kRound);
+  const double stored = kStored * cells / 128 / config.warpgroups;
+  const double worked = rounds * (steps * stage + kRound + stored);
   const double read = static_cast<double>(problem.columns) * static_cast<double>(problem.depth) /
                       gpu.multiprocessors / kFromMemory;
   const double shared = config.split_k > 1 ? kShare + kShareSum * cells / 64 : 0;
