@@ -1,6 +1,13 @@
 #include "core/shared_object.h"
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <dlfcn.h>
+#include <filesystem>
+#include <link.h>
+#include <system_error>
+#include <unistd.h>
 
 namespace octofold::core {
 
@@ -10,6 +17,34 @@ SharedObject::SharedObject(const std::string& name)
     const char* reason = dlerror();
     error_ = reason != nullptr ? reason : "cannot be opened";
   }
+}
+
+SharedObject SharedObject::own_instance(const std::string& name) {
+  SharedObject shared(name);
+  if (!shared.is_open()) return shared;
+  namespace fs = std::filesystem;
+  std::error_code failure, ignored;
+  const fs::path folder = fs::temp_directory_path(failure);
+  if (failure) return without("the folder for temporary files: " + failure.message());
+  std::string copy = (folder / "octofold-XXXXXX").string();
+  const int file = mkstemp(copy.data());
+  if (file < 0) return without(copy + ": " + std::strerror(errno));
+  close(file);
+  fs::copy_file(shared.path(), copy, fs::copy_options::overwrite_existing, failure);
+  SharedObject own = failure ? without(copy + ": " + failure.message()) : SharedObject(copy);
+  fs::remove(copy, ignored);
+  return own;
+}
+
+SharedObject SharedObject::without(const std::string& error) {
+  SharedObject none;
+  none.error_ = error;
+  return none;
+}
+
+std::string SharedObject::path() const {
+  const link_map* map = nullptr;
+  return dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
 }
 
 void* SharedObject::find_symbol(const char* symbol) const {

@@ -11,6 +11,11 @@ class SharedObject {
   /// state that must outlive every user.
   explicit SharedObject(const std::string& name);
 
+  /// The same, as an instance that nobody else in the process has, with variables of its own: the
+  /// dynamic linker takes a copy of the file for another object. The copy is made in the folder for
+  /// temporary files, and is gone from there when this returns.
+  static SharedObject own_instance(const std::string& name);
+
   bool is_open() const { return handle_ != nullptr; }
   const std::string& error() const { return error_; }
 
@@ -21,9 +26,12 @@ class SharedObject {
   }
 
  private:
+  SharedObject() = default;
+  static SharedObject without(const std::string& error);
   void* find_symbol(const char* symbol) const;
+  std::string path() const;
 
-  void* handle_;
+  void* handle_ = nullptr;
   std::string error_;
 };
 

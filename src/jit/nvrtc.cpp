@@ -73,8 +73,7 @@ void open_builtins_beside(const Nvrtc& nvrtc) {
   const core::SharedObject stays_open(file.parent_path() / name);
 }
 
-Search open_nvrtc(const std::string& file) {
-  const core::SharedObject library(file);
+Search open_nvrtc(const std::string& file, const core::SharedObject& library) {
   if (!library.is_open()) return {{}, library.error()};
   Nvrtc nvrtc{.file = file};
   auto* version = library.find<int(int*, int*)>("nvrtcVersion");
@@ -125,7 +124,7 @@ std::vector<std::string> files_to_try() {
 Search search_nvrtc() {
   std::vector<std::string> reasons;
   for (const std::string& file : files_to_try()) {
-    Search search = open_nvrtc(file);
+    Search search = open_nvrtc(file, core::SharedObject(file));
     if (search.found && !is_too_new(*search.found)) return search;
     if (search.found) {
       search.reason =
@@ -149,6 +148,23 @@ const Nvrtc& nvrtc() {
   return instance;
 }
 
+// The one that compiles. Options that others in the process hand to NVRTC, as cuDNN does, stay in
+// force for whoever compiles next: with theirs, kernels of attention spill and take 1.5 times as
+// long (docs/notes/host.md). So this one is nobody else's.
+const Nvrtc& own_nvrtc() {
+  static const Nvrtc instance = [] {
+    const std::string& file = nvrtc().file;
+    const Search search = open_nvrtc(file, core::SharedObject::own_instance(file));
+    if (search.found) return *search.found;
+    core::log(LogLevel::kWarning,
+              "run-time compilation: {} cannot be copied ({}), so it is shared with others in this "
+              "process, whose options may make kernels slower",
+              file, search.reason);
+    return nvrtc();
+  }();
+  return instance;
+}
+
 // A program under compilation; every failure is one of ours or NVRTC's, never of the user's input.
 class Compilation {
  public:
@@ -163,12 +179,12 @@ class Compilation {
     for (const std::string& text : texts) text_pointers.push_back(text.c_str());
     for (const std::string& name : names) name_pointers.push_back(name.c_str());
     const std::string source = core::format("#include \"{}\"\n", program.header);
-    check(nvrtc().create_program(&handle_, source.c_str(), "octofold.cu",
-                                 static_cast<int>(headers.size()), text_pointers.data(),
-                                 name_pointers.data()));
-    check(nvrtc().add_name_expression(handle_, program.kernel.c_str()));
+    check(nvrtc_.create_program(&handle_, source.c_str(), "octofold.cu",
+                                static_cast<int>(headers.size()), text_pointers.data(),
+                                name_pointers.data()));
+    check(nvrtc_.add_name_expression(handle_, program.kernel.c_str()));
   }
-  ~Compilation() { nvrtc().destroy_program(&handle_); }
+  ~Compilation() { nvrtc_.destroy_program(&handle_); }
   Compilation(const Compilation&) = delete;
   Compilation& operator=(const Compilation&) = delete;
 
@@ -177,20 +193,20 @@ class Compilation {
     std::vector<const char*> options = {architecture.c_str()};
     options.insert(options.end(), std::begin(kOptions), std::end(kOptions));
     const int result =
-        nvrtc().compile_program(handle_, static_cast<int>(options.size()), options.data());
+        nvrtc_.compile_program(handle_, static_cast<int>(options.size()), options.data());
     const std::string log = read_log();
     if (result != 0) {
       core::log(LogLevel::kWarning, "compiling {} ({}):\n{}", program_.description, program_.kernel,
                 log);
       core::fail(ErrorCode::kInternal, "compiling the kernel '{}' for {} failed ({}): {}",
-                 program_.description, program_.architecture, nvrtc().get_error_string(result),
+                 program_.description, program_.architecture, nvrtc_.get_error_string(result),
                  first_lines(log));
     }
     const char* symbol = nullptr;
-    check(nvrtc().get_lowered_name(handle_, program_.kernel.c_str(), &symbol));
+    check(nvrtc_.get_lowered_name(handle_, program_.kernel.c_str(), &symbol));
     const bool is_ptx = program_.architecture.starts_with("compute_");
-    const auto get_size = is_ptx ? nvrtc().get_ptx_size : nvrtc().get_cubin_size;
-    const auto get = is_ptx ? nvrtc().get_ptx : nvrtc().get_cubin;
+    const auto get_size = is_ptx ? nvrtc_.get_ptx_size : nvrtc_.get_cubin_size;
+    const auto get = is_ptx ? nvrtc_.get_ptx : nvrtc_.get_cubin;
     std::size_t size = 0;
     check(get_size(handle_, &size));
     Binary binary{.symbol = symbol, .image = std::vector<char>(size), .resources = parse(log)};
@@ -202,14 +218,14 @@ class Compilation {
   void check(int result) const {
     if (result == 0) return;
     core::fail(ErrorCode::kInternal, "compiling the kernel '{}' for {}: {}", program_.description,
-               program_.architecture, nvrtc().get_error_string(result));
+               program_.architecture, nvrtc_.get_error_string(result));
   }
 
   std::string read_log() const {
     std::size_t size = 0;
-    if (nvrtc().get_log_size(handle_, &size) != 0 || size <= 1) return "";
+    if (nvrtc_.get_log_size(handle_, &size) != 0 || size <= 1) return "";
     std::string log(size, '\0');
-    nvrtc().get_log(handle_, log.data());
+    nvrtc_.get_log(handle_, log.data());
     log.resize(size - 1);  // without the terminator
     return log;
   }
@@ -246,6 +262,7 @@ class Compilation {
     return use;
   }
 
+  const Nvrtc& nvrtc_ = own_nvrtc();
   const Program& program_;
   ProgramHandle handle_ = nullptr;
 };
