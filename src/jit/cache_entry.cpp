@@ -29,7 +29,7 @@ struct EntryHead {
   std::uint64_t checksum = 0;  // XXH3-64 of the whole file with 0 here
 
   static constexpr std::array<char, 8> kMagic = {'O', 'C', 'T', 'O', 'F', 'O', 'L', 'D'};
-  static constexpr std::uint32_t kVersion = 3;
+  static constexpr std::uint32_t kVersion = 2;
 };
 static_assert(sizeof(EntryHead) == 88);
 

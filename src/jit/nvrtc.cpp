@@ -297,7 +297,8 @@ std::string compiler_identity() {
   const std::string& file = is_sure ? first : nvrtc().file;
   std::string build = file.find('/') != file.npos ? build_id(file) : "";
   if (build.empty()) build = core::format("{}.{}", nvrtc().major, nvrtc().minor);
-  return core::format("{} {}", build, fmt::join(kOptions, " "));
+  // "own": not what one that others share has left on disk.
+  return core::format("{} own {}", build, fmt::join(kOptions, " "));
 }
 
 Binary compile(const Program& program, std::span<const Header> headers) {
