@@ -111,6 +111,7 @@ class ConsumerWarpgroup {
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem_.full(position_.stage), position_.parity);
       meanwhile();
+      __syncwarp();  // one lane speaks for all: none may still wait for this phase
       release(position_.stage);
       position_.advance();
     }
