@@ -16,7 +16,9 @@ SHAPES = ((1, 72, 272), (13, 144, 656), (70, 144, 272), (131, 136, 144), (9, 37,
 def is_hopper():
     """Whether products take Hopper's own kernels, and no others."""
     target = os.environ.get("OCTOFOLD_TARGET")
-    return target == "sm_90" if target else torch.cuda.get_device_capability()[0] == 9
+    if target or not torch.cuda.is_available():
+        return target == "sm_90"
+    return torch.cuda.get_device_capability()[0] == 9
 
 
 def _flat(results):
