@@ -1,29 +1,26 @@
 #include "core/shared_object.h"
 
 #include <cstdlib>
-#include <filesystem>
+#include <optional>
 #include <string>
 
 #include "support/test.h"
+#include "support/test_folder.h"
 
 namespace octofold::core {
 namespace {
 
-namespace fs = std::filesystem;
-
-// A folder for temporary files that is the test's alone.
+// Temporary files go to a folder that is the test's alone.
 class SharedObjectTest : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-    setenv("TMPDIR", folder_.c_str(), 1);
+    if (const char* const before = std::getenv("TMPDIR")) before_ = before;
+    setenv("TMPDIR", folder_.path().c_str(), 1);
   }
-  void TearDown() override {
-    unsetenv("TMPDIR");
-    fs::remove_all(folder_);
-  }
+  void TearDown() override { before_ ? setenv("TMPDIR", before_->c_str(), 1) : unsetenv("TMPDIR"); }
 
-  std::string folder_ = (fs::temp_directory_path() / "octofold-objects-XXXXXX").string();
+  const test::TestFolder folder_;
+  std::optional<std::string> before_;
 };
 
 using Cosine = double(double);
@@ -41,11 +38,11 @@ TEST_F(SharedObjectTest, AnOwnInstanceHasFunctionsOfItsOwn) {
 
 TEST_F(SharedObjectTest, AnOwnInstanceLeavesNoFile) {
   ASSERT_TRUE(SharedObject::own_instance("libm.so.6").is_open());
-  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_THAT(folder_.names(), testing::IsEmpty());
 }
 
 TEST_F(SharedObjectTest, WithoutAFolderForTheCopyThereIsNone) {
-  setenv("TMPDIR", (folder_ + "/none").c_str(), 1);
+  setenv("TMPDIR", (folder_ / "none").c_str(), 1);
   const SharedObject own = SharedObject::own_instance("libm.so.6");
   EXPECT_FALSE(own.is_open());
   EXPECT_THAT(own.error(), HasSubstr("temporary files"));
