@@ -148,9 +148,9 @@ const Nvrtc& nvrtc() {
   return instance;
 }
 
-// The one that compiles. Options that others in the process hand to NVRTC, as cuDNN does, stay in
-// force for whoever compiles next: with theirs, kernels of attention spill and take 1.5 times as
-// long (docs/notes/host.md). So this one is nobody else's.
+// The one that compiles. What others in the process have NVRTC compile, as cuDNN does, can change
+// the code of whoever compiles next: kernels of attention spilled and took 1.5 times as long
+// (docs/notes/host.md). So this one is nobody else's.
 const Nvrtc& own_nvrtc() {
   static const Nvrtc instance = [] {
     const std::string& file = nvrtc().file;
@@ -158,7 +158,7 @@ const Nvrtc& own_nvrtc() {
     if (search.found) return *search.found;
     core::log(LogLevel::kWarning,
               "run-time compilation: {} cannot be copied ({}), so it is shared with others in this "
-              "process, whose options may make kernels slower",
+              "process, which may make kernels slower",
               file, search.reason);
     return nvrtc();
   }();

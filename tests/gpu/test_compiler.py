@@ -1,4 +1,4 @@
-"""Kernels are the same whatever else the process compiles: options of cuDNN's stay with cuDNN."""
+"""Kernels are the same whatever else the process compiles, as cuDNN does."""
 
 import os
 import subprocess

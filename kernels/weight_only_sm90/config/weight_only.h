@@ -86,7 +86,8 @@ struct Sm90WeightOnlyConfig {
   constexpr int products_at_once() const {
     return sums() + 48 + other_registers() <= consumer_registers() ? 4 : 2;
   }
-  // Addresses, what is being decoded, and scales.
+  // Addresses and what is being decoded, of a second sub-tile too: with fewer, tiles of 256 columns
+  // spill.
   constexpr int addresses() const { return 24 + 20 * (sub_tiles() - 1); }
   constexpr int other_registers() const {
     const int scales = w_blocks && !has_partial_sums() ? 6 * sub_tiles() : 0;

@@ -120,7 +120,7 @@ std::string name_of(const Sm90WeightOnlyConfig& config) {
                       config.blocks_per_multiprocessor);
 }
 
-// Fitted to what up to 100 configurations took for each of 16 products, on an H200
+// Fitted to what up to 100 configurations took for each of 19 products, on an H200
 // (docs/notes/weight-only.md): what is chosen took at most 2 % longer than the best of them.
 double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
                        const Gpu& gpu) {
