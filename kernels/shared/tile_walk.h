@@ -26,14 +26,17 @@ constexpr TileSchedule cluster_schedule(int rows, int columns) {
                        kConfig.group_m);
 }
 
-// The first element of a block's tile. The tiles of a cluster lie side by side along one dimension,
-// or are one.
+// The first element of a block's tile, by its cluster's place. The tiles of a cluster lie side by
+// side along one dimension, or are one.
 template <auto kConfig>
-constexpr TileCoordinate first_element(const TileSchedule& schedule, int index, int rank) {
-  TileCoordinate place = schedule.at(index);
+constexpr TileCoordinate first_element_at(TileCoordinate place, int rank) {
   place.m = place.m * kConfig.cluster_rows + (kConfig.cluster_rows > 1 ? rank : 0);
   place.n = place.n * kConfig.cluster_columns + (kConfig.cluster_columns > 1 ? rank : 0);
   return {place.m * kConfig.tile_rows, place.n * kConfig.tile_columns};
+}
+template <auto kConfig>
+constexpr TileCoordinate first_element(const TileSchedule& schedule, int index, int rank) {
+  return first_element_at<kConfig>(schedule.at(index), rank);
 }
 
 template <auto kConfig, Work kWork = kConfig.work>

@@ -33,7 +33,7 @@ using Accumulators = float[kConfig.sub_tiles()][kConfig.tile_columns / 2];
 template <Sm90GemmConfig kConfig>
 __device__ int first_row_of_thread() {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  return warp / 4 * kConfig.warpgroup_rows() + warp % 4 * 16 + lane / 4;
+  return warp / 4 * config::kSubTileRows + warp % 4 * 16 + lane / 4;
 }
 
 // The steps that every Order is made from: the place in the ring, scales, products.
@@ -51,7 +51,7 @@ class ConsumerWarpgroup {
         // registers.
         warpgroup_(__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        first_row_(warpgroup_ * kConfig.warpgroup_rows()),
+        first_row_(warpgroup_ * config::kSubTileRows),
         row_scales(first_row_, static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_ / 4),
         column_scales(2 * (lane_ % 4)) {}
 
@@ -61,7 +61,7 @@ class ConsumerWarpgroup {
 
   // Whether rows of the warpgroup, from the sub-tile on, exist in the tile.
   __device__ bool has_rows(const Tile& tile, int sub_tile = 0) const {
-    return tile.row + first_row_ + sub_tile * config::kSubTileRows < tile.row_end;
+    return tile.row + first_row_ + sub_tile * kConfig.sub_tile_stride() < tile.row_end;
   }
 
   __device__ void begin_tile(const Tile& tile) {
@@ -81,7 +81,7 @@ class ConsumerWarpgroup {
   // gated output its gates or its ups).
   __device__ void issue(int stage, int sub_tile, PartialSums& sums, bool accumulate) const {
     constexpr int kRowSubTiles = kConfig.row_sub_tiles();
-    const int row = first_row_ + 64 * (sub_tile % kRowSubTiles);
+    const int row = first_row_ + kConfig.sub_tile_stride() * (sub_tile % kRowSubTiles);
     const int column = sub_tile / kRowSubTiles * kConfig.tile_columns;
     const unsigned rows = smem_.rows(stage) + row * kStageDepth;
     const unsigned columns = smem_.columns(stage) + column * kStageDepth;
