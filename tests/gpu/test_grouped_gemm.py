@@ -9,7 +9,6 @@ from gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
-    ON_GPU,
     PAIRS,
     Surrounded,
     assert_same_bits,
@@ -64,7 +63,7 @@ def expected_rows(a, parts, sizes, dtype, c=None, bias=None, fast=False):
         out = poison(size * parts[g].shape[0], dtype).view(size, parts[g].shape[0])
         if size:
             gemm_by(
-                PLAIN_FAST if fast and ON_GPU else PLAIN,
+                PLAIN_FAST if fast else PLAIN,
                 rows_of(a, begin, end),
                 parts[g],
                 out,

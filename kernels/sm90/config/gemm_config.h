@@ -6,11 +6,11 @@
 #include "octofold/gemm_form.h"
 
 #include "kernels/shared/arithmetic.h"
+#include "kernels/shared/gated_output.h"
 #include "kernels/shared/stage_scales.h"
 #include "kernels/shared/work.h"
 #include "kernels/sm90/config/choices.h"
 #include "kernels/sm90/config/dynamic_input.h"
-#include "kernels/sm90/config/gated_output.h"
 #include "kernels/sm90/config/gemm_params.h"
 #include "kernels/sm90/config/slices.h"
 

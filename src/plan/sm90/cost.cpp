@@ -109,13 +109,6 @@ double bytes_of_memory(const GemmProblem& problem, const Sm90GemmConfig& config)
 
 }  // namespace
 
-GroupSizes expected_group(const GemmProblem& problem) {
-  const auto& [m, n, k, form] = problem.product;
-  if (!config::has_groups(problem.work)) return {m, n, k};
-  if (problem.work == config::Work::kGroupedDepth) return {m, n, problem.expected};
-  return {std::max(problem.expected, std::int64_t{1}), n, k};
-}
-
 int clusters_at_once(int size, int blocks_per_multiprocessor, const Gpu& gpu) {
   // Clusters lie within groups of multiprocessors, of which some have an odd number: 39 of three
   // blocks and 30 of four run at one time on 132. Reckoned are 31 of four, as costs were fitted:
