@@ -46,8 +46,9 @@ struct Tile {
     rows = cols > 0 ? at_most(rows_left(params) - group * kRows, kRows) : 0;
   }
 
-  // Whether there is anything to do: not in a slot of no group.
-  __device__ bool any() const {
+  // Whether there is anything to do: not in a slot of no group, nor for a matrix that is not used.
+  __device__ bool any(const CastParams& params) const {
+    if constexpr (kConfig.skips_unused) return is_used(params.used, matrix);
     if constexpr (kConfig.grouped) return of_slot.begin < of_slot.end;
     return true;
   }

@@ -144,7 +144,7 @@ void write_matrices(std::int64_t matrices, Cast& cast) {
 
 void write(const CastTargets& targets, Cast& cast) {
   auto& [problem, params] = cast;
-  const auto& [rows, transposed, columns, offsets, matrices] = targets;
+  const auto& [rows, transposed, columns, offsets, matrices, used] = targets;
   problem.cols = cols_of(targets);
   problem.to_rows = rows.has_value();
   problem.to_transposed = transposed.has_value();
@@ -166,6 +166,10 @@ void write(const CastTargets& targets, Cast& cast) {
   write_columns(columns, cast);
   write_matrices(matrices.value_or(1), cast);
   if (offsets) write_groups(*offsets, cast);
+  if (used) {
+    problem.skips_unused = true;
+    params.used = static_cast<const int*>(used->data);
+  }
 }
 
 }  // namespace
@@ -182,6 +186,10 @@ void cast(Device& device, const CastSource& source, const CastTargets& targets,
   if (targets.offsets) {
     check_offsets(device, "cast", "offsets", params.offsets, params.groups + 1, params.rows,
                   stream);
+  }
+  if (targets.used) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    check_offsets(device, "cast", "used", params.used, params.matrices + 1, kMost, stream);
   }
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);

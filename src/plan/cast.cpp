@@ -32,9 +32,10 @@ bool loads_fit(const CastProblem& problem) {
 
 std::int64_t rows_of_matrix(const CastProblem& problem) { return problem.rows / problem.matrices; }
 
-// Whether several matrices are more than the rows of one: a transpose each, a scale each, or
-// squares that end with each.
+// Whether several matrices are more than the rows of one: a transpose each, a scale each, squares
+// that end with each, or each cast only where it is used.
 bool is_stack(const CastProblem& problem) {
+  if (problem.skips_unused) return true;
   if (problem.matrices == 1) return false;
   const Granularity granularity = problem.format.granularity;
   return problem.to_transposed || granularity == Granularity::kTensor ||
@@ -104,7 +105,8 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
                         .to_transposed = problem.to_transposed,
                         .vector_loads = loads_fit(problem),
                         .grouped = problem.groups > 0,
-                        .stacked = is_stack(problem)};
+                        .stacked = is_stack(problem),
+                        .skips_unused = problem.skips_unused};
   if (phase != CastPhase::kAmax) config.vector_stores = stores_fit(problem);
   config.source.both_halves = problem.source.casts_halves() && config.vector_loads &&
                               size_of(problem.format.in) == 2 &&
@@ -135,7 +137,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
 // row. Rather three blocks to a multiprocessor than one, and rather few to a row.
 std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int64_t vectors,
                                            const Gpu& gpu) {
-  if (gpu.compute_capability() < 90) return std::nullopt;
+  if (gpu.compute_capability() < 90 || problem.skips_unused) return std::nullopt;
   if (problem.source.kind != config::SourceKind::kPlain || !loads_fit(problem)) return std::nullopt;
   constexpr int kForThree = 36 * 1024, kForOne = 111 * 1024;
   for (const int part_bytes : {kForThree, kForOne}) {
@@ -159,7 +161,8 @@ CastLaunch launch_rows(const CastProblem& problem, const Gpu& gpu) {
   RowCastConfig config{.format = problem.format,
                        .source = problem.source,
                        .vector_loads = loads_fit(problem),
-                       .vector_stores = stores_fit(problem)};
+                       .vector_stores = stores_fit(problem),
+                       .skips_unused = problem.skips_unused};
   const int most_threads = config.vector_loads && config.vector_stores ? 512 : 256;
   const std::int64_t vectors = ceil_divide(problem.cols, problem.format.vector());
   if (vectors > kMostVectors * most_threads) {
@@ -185,7 +188,8 @@ CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
                                .to_transposed = problem.to_transposed,
                                .grouped = rows_differ && problem.groups > 0,
                                .gathered = rows_differ && gathers,
-                               .stacked = is_stack(problem)};
+                               .stacked = is_stack(problem),
+                               .skips_unused = problem.skips_unused};
   std::int64_t units = problem.matrices;
   if (problem.format.granularity != Granularity::kTensor) {
     units = std::max(config.to_rows ? problem.rows : 0,

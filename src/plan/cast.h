@@ -41,6 +41,8 @@ struct CastProblem {
   std::int64_t groups = 0;
   /// Of how many matrices, one below another, the rows are (CastTargets::matrices); at least 1.
   std::int64_t matrices = 1;
+  /// Whether those without rows to be multiplied are left alone (CastTargets::used).
+  bool skips_unused = false;
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
@@ -61,6 +63,7 @@ struct CastProblem {
     field("columns", columns);
     if (groups > 0) field("groups", groups);
     if (matrices > 1) field("matrices", matrices);
+    if (skips_unused) field("skips_unused", skips_unused);
     field("x_is_aligned", x_is_aligned);
     field("codes_are_aligned", codes_are_aligned);
   }

@@ -24,6 +24,7 @@ _NAMES: Final = {
     },
     **{f"out.columns.{name}": name for name in ("sums", "amax", "workspace")},
     "norm": "kind",
+    "used": "matrices.offsets",
 }
 
 ShapeOf: TypeAlias = Callable[[Arrays, Options], Sequence[int]]

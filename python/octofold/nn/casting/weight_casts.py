@@ -59,6 +59,7 @@ def weight_casts(
     transposed: bool,
     remember: bool,
     sharded: bool = False,
+    used: Tensor | None = None,
 ) -> WeightCasts:
     """The casts of a layer's weight as it is now, the transposed one if wanted.
 
@@ -66,14 +67,16 @@ def weight_casts(
     amax_history: the layer's [3, history], under delayed scaling; `remember` as there.
     sharded: by FSDP, which fills the same memory anew in each pass. A transposed cast kept for
         backward would be a whole weight: what FSDP gathers for backward is cast there.
+    used: of experts, the offsets of their tokens, as cast_weight() takes them. What is kept is of
+        all experts, as the next tokens may be for others.
     """
     if sharded:
-        return _cast(weights, recipe, amax_history, False, remember)
+        return _cast(weights, recipe, amax_history, False, remember, used)
     if not _is_compiling() and _ENTERED and not (weights[0].is_cuda and _is_capturing()):
         for kept in _ENTERED:
             if kept.holds(weights):
                 return kept.casts(weights, recipe, amax_history, transposed, remember)
-    return _cast(weights, recipe, amax_history, transposed, remember)
+    return _cast(weights, recipe, amax_history, transposed, remember, used)
 
 
 class _Version(NamedTuple):
@@ -146,12 +149,13 @@ def _cast(
     amax_history: Tensor | None,
     transposed: bool,
     remember: bool,
+    used: Tensor | None = None,
 ) -> WeightCasts:
     weight = joined(weights)
     scale = None
     if not isinstance(weight, CodedWeight):  # whose history saw it before it was cast
         scale = _weight_scale(weight, recipe, amax_history, remember)
-    return cast_weight(weight, recipe, True, transposed, scale)
+    return cast_weight(weight, recipe, True, transposed, scale, used)
 
 
 def _with_transposed(casts: WeightCasts, weight: Tensor, recipe: Recipe) -> WeightCasts:
