@@ -49,27 +49,33 @@ __device__ inline void update_scale(const config::CastParams& params,
   }
 }
 
+// What a block of threads does.
+template <ScaleStepConfig kConfig>
+__device__ inline void step_scales(const config::CastParams& params, int block) {
+  constexpr bool kTensor = kConfig.format.granularity == Granularity::kTensor;
+  const long long index = static_cast<long long>(block) * kConfig.threads() + threadIdx.x;
+  if constexpr (kConfig.to_rows) {
+    if (is_written<kConfig>(params, index)) {
+      const long long of_matrix = kConfig.stacked ? params.matrix_rows : params.rows;
+      update_scale<kConfig>(params, params.row_target, params.row_amax, index,
+                            kTensor ? 1 : of_matrix);
+    }
+  }
+  if constexpr (kConfig.to_transposed) {
+    update_scale<kConfig>(params, params.transposed_target, params.transposed_amax, index,
+                          kTensor ? 1 : params.cols);
+  }
+}
+
 }  // namespace cast
 
 template <config::ScaleStepConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads())
     scale_step_kernel(const __grid_constant__ config::CastParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  constexpr bool kTensor = kConfig.format.granularity == Granularity::kTensor;
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
-  if constexpr (kConfig.to_rows) {
-    if (cast::is_written<kConfig>(params, index)) {
-      const long long of_matrix = kConfig.stacked ? params.matrix_rows : params.rows;
-      cast::update_scale<kConfig>(params, params.row_target, params.row_amax, index,
-                                  kTensor ? 1 : of_matrix);
-    }
-  }
-  if constexpr (kConfig.to_transposed) {
-    cast::update_scale<kConfig>(params, params.transposed_target, params.transposed_amax, index,
-                                kTensor ? 1 : params.cols);
-  }
+  cast::step_scales<kConfig>(params, static_cast<int>(blockIdx.x));
 }
 
 }  // namespace octofold

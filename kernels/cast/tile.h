@@ -23,13 +23,16 @@ struct Tile {
   static constexpr int kLanes = kConfig.lanes();
   static constexpr int kRows = kConfig.rows_per_thread;
 
-  __device__ Tile(const CastParams& params, int part) {
+  // The block's own, unless it is said which one.
+  __device__ Tile(const CastParams& params, int part)
+      : Tile(params, part, static_cast<int>(blockIdx.x)) {}
+  __device__ Tile(const CastParams& params, int part, int number) {
     const long long width = params.cols / kConfig.source.parts();
     const config::TileSchedule schedule{
         .tiles_m = static_cast<int>(tiles_down(params)),
         .tiles_n = static_cast<int>(config::ceil_divide(width, kScaleBlock)),
         .group_m = kConfig.group_m};
-    place = schedule.at(static_cast<int>(blockIdx.x));
+    place = schedule.at(number);
     if constexpr (kConfig.grouped) {
       of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);
     }

@@ -30,22 +30,20 @@ bool loads_fit(const CastProblem& problem) {
   return problem.x_is_aligned && problem.cols % (parts * problem.format.vector()) == 0;
 }
 
-std::int64_t rows_of_matrix(const CastProblem& problem) { return problem.rows / problem.matrices; }
-
 // Whether several matrices are more than the rows of one: a transpose each, a scale each, squares
-// that end with each, or each cast only where it is used.
+// that end with each, or each cast only where it is used. In a batch all are stacks, maybe of one.
 bool is_stack(const CastProblem& problem) {
-  if (problem.skips_unused) return true;
+  if (problem.skips_unused || problem.batched) return true;
   if (problem.matrices == 1) return false;
   const Granularity granularity = problem.format.granularity;
   return problem.to_transposed || granularity == Granularity::kTensor ||
-         (granularity == Granularity::kBlock128x128 && rows_of_matrix(problem) % kScaleBlock != 0);
+         (granularity == Granularity::kBlock128x128 && problem.rows_of_matrix() % kScaleBlock != 0);
 }
 
 bool stores_fit(const CastProblem& problem) {
   const bool rows_fit = !problem.to_rows || problem.cols % problem.format.vector() == 0;
   const bool transposed_fit =
-      !problem.to_transposed || problem.groups > 0 || rows_of_matrix(problem) % 8 == 0;
+      !problem.to_transposed || problem.groups > 0 || problem.rows_of_matrix() % 8 == 0;
   return problem.codes_are_aligned && rows_fit && transposed_fit;
 }
 
@@ -125,7 +123,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
   fit(config, gpu);
   const std::int64_t down =
       config.grouped   ? config::group_slots(problem.rows, problem.groups)
-      : config.stacked ? problem.matrices * ceil_divide(rows_of_matrix(problem), config.tile_rows)
+      : config.stacked ? problem.matrices * ceil_divide(problem.rows_of_matrix(), config.tile_rows)
                        : ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
   if (config.to_transposed && down > 1) config.group_m = 2;
@@ -228,7 +226,7 @@ std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
     return {launch_tiles(problem, CastPhase::kWhole, gpu)};
   }
   if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed &&
-      !problem.columns.any() && !problem.amax_given) {
+      !problem.columns.any() && !problem.amax_given && !problem.batched) {
     return {launch_rows(problem, gpu)};
   }
   return steps_around(CastPhase::kEncode, problem, problem, gpu);

@@ -177,8 +177,8 @@ def cast(
     rules. Nothing is differentiated: backward through it raises RuntimeError.
     Raises InvalidArgumentError that names the argument.
     """
-    of_rows = None if rows is None else _target("rows", rows)
-    of_transpose = None if transposed is None else _target("transposed", transposed)
+    of_rows = None if rows is None else target_of("rows", rows)
+    of_transpose = None if transposed is None else target_of("transposed", transposed)
     if matrices is not None and isinstance(source, Source):
         expected = f"None, as the source is {type(source).__name__}: an array alone can be a stack"
         raise invalid_argument(_OPERATION, "matrices", expected, repr(matrices))
@@ -189,7 +189,7 @@ def cast(
             raise invalid_argument(_OPERATION, "rows", expected, "None")
         return _read_once(source, of_rows, of_transpose, columns, offsets, stack, stream)
     require_alike(_OPERATION, "rows", of_rows.format, "transposed", of_transpose.format)
-    if _share_a_read(source, of_rows, of_transpose):
+    if share_a_read(source, of_rows, of_transpose):
         return _read_once(source, of_rows, of_transpose, columns, offsets, stack, stream)
     first = _read_once(source, of_rows, None, None, None, stack, stream)
     if isinstance(source, Normed) and first.norm is not None and first.norm.sum is not None:
@@ -225,7 +225,8 @@ class _Target(NamedTuple):
     out: ScaledTensor | None
 
 
-def _target(argument: str, wanted: Wanted) -> _Target:
+def target_of(argument: str, wanted: Wanted) -> _Target:
+    """What is wanted, of a format that is a Format."""
     if not isinstance(wanted, Target):
         return _Target(format_of(_OPERATION, wanted, argument), None, None, None, None)
     format = format_of(_OPERATION, wanted.format, f"{argument}.format")
@@ -244,7 +245,7 @@ def require_format(operation: str, argument: str, out: ScaledTensor, format: For
         raise invalid_argument(operation, argument, expected, f"{held} {out.granularity}")
 
 
-def _share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
+def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
     """Whether one call of the library writes both casts. All of Octofold asks here alone."""
     pair = rows.format.granularity, transposed.format.granularity
     static = rows.scale is not None

@@ -1,8 +1,9 @@
-"""The casts of weights: made in each forward, and kept only where keep_casts() asks for it."""
+"""The casts of weights: made in each forward, kept where keep_casts() asks for it, and held from
+step to step where cast_after_step() does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from ..._core.recipe import Recipe
 from ..recipes.history import WEIGHT, delayed_scale
 from .casts import WeightCasts, cast_weight, joined
 from .coded_weight import CodedWeight
+from .step_casts import step_casts
+from .versions import Version
 
 _NAME: Final = "octofold.nn.keep_casts"
 
@@ -72,23 +75,14 @@ def weight_casts(
     """
     if sharded:
         return _cast(weights, recipe, amax_history, False, remember, used)
+    held = step_casts(weights, recipe)
+    if held is not None:
+        return held if transposed else (held[0], None)
     if not _is_compiling() and _ENTERED and not (weights[0].is_cuda and _is_capturing()):
         for kept in _ENTERED:
             if kept.holds(weights):
                 return kept.casts(weights, recipe, amax_history, transposed, remember)
     return _cast(weights, recipe, amax_history, transposed, remember, used)
-
-
-class _Version(NamedTuple):
-    """A parameter as it was when its casts began to be kept."""
-
-    parameter: Tensor
-    version: int
-    address: int
-
-    def is_current(self) -> bool:
-        parameter = self.parameter
-        return parameter._version == self.version and parameter.data_ptr() == self.address
 
 
 _Key: TypeAlias = tuple[tuple[int, ...], Recipe, int]
@@ -100,7 +94,7 @@ class _Kept:
     def __init__(self, model: Module) -> None:
         # What is made in inference mode has no version.
         self._versions = {
-            id(parameter): _Version(parameter, parameter._version, parameter.data_ptr())
+            id(parameter): Version.of(parameter)
             for parameter in model.parameters()
             if type(parameter) is torch.nn.Parameter and not parameter.is_inference()
         }

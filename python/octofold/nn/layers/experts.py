@@ -207,6 +207,11 @@ class Experts(KeepsBuffers):
         assert self._recipe.output is not None
         return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
 
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
+        """As of octofold.nn.Linear; nothing of FP8 weights."""
+        weights = [self._parameters.get(name) for name in self._names]
+        return [((weight,), self._recipe) for weight in weights if weight is not None]
+
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
         for name in self._names:
