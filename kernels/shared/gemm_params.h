@@ -47,8 +47,8 @@ concept GemmConfiguration = requires(const Config config) {
   Operand{config.rows()};
   Operand{config.columns()};
   int{config.tile_columns};
-  int{config.sub_tiles()};      // of a thread
-  int{Config::kSubTileStride};  // rows from one of them to the next
+  int{config.sub_tiles()};        // of a thread
+  int{config.sub_tile_stride()};  // rows from one of them to the next
   bool{config.swapped};
   bool{config.rows_have_factors()};
   bool{config.columns_have_factors()};

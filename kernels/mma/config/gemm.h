@@ -55,14 +55,14 @@ struct MmaGemmConfig {
   friend constexpr bool operator==(const MmaGemmConfig&, const MmaGemmConfig&) = default;
 
   // As an epilogue asks (GemmConfiguration). A sub-tile is the instruction's 16 rows.
-  static constexpr int kSubTileStride = 16;
+  static constexpr int sub_tile_stride() { return 16; }
   static constexpr bool swapped = false;
   constexpr Operand rows() const { return form.a; }
   constexpr Operand columns() const { return form.b; }
   constexpr bool rows_have_factors() const { return false; }
   constexpr bool columns_have_factors() const { return form.b_channel_scale; }
   constexpr bool reads_c() const { return form.c != Addend::kNone; }
-  constexpr int sub_tiles() const { return warp_rows() / kSubTileStride; }
+  constexpr int sub_tiles() const { return warp_rows() / sub_tile_stride(); }
 
   constexpr int threads() const { return 32 * row_warps * column_warps; }
   constexpr int warp_rows() const { return tile_rows / row_warps; }
