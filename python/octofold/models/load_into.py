@@ -42,8 +42,7 @@ def load_checkpoint_into(
         octofold.nn.InferenceLinear with the recipe of the weight's scales (inputs are cast by
         scales of their own; static ones of the checkpoint are not used). "weight-only": an
         octofold.nn.WeightOnlyLinear. "auto": "native" with few tokens multiplied as they are, but
-        "weight-only" on GPUs without FP8 products and for layers that the checkpoint wants
-        multiplied in high precision.
+        "weight-only" for layers that the checkpoint wants multiplied in high precision.
     strict: whether names that only one of the two has are an error.
 
     FP8 weights of other layers (embeddings, classes derived from torch.nn.Linear, fused experts,

@@ -67,8 +67,9 @@ to 1024 features (size 481), at 1.06 for 4096 of 2048 to 2048 (819)."""
 def fp8_wins(
     tokens: int, in_features: int, out_features: int, recipe: Recipe, device: torch.device
 ) -> bool:
-    """Whether a linear layer of these sizes is to use FP8: unless it was measured to be slower
-    there. On the CPU always, which is the reference and not meant to be quick."""
+    """Whether a linear layer of these sizes is to use FP8, on a GPU that has such products: unless
+    it was measured to be slower there. On the CPU always, which is the reference and not meant to
+    be quick."""
     if device.type != "cuda" or not MEASURED or tokens == 0:
         return True
     threshold = MEASURED.get(_gpu_name(device.index), {}).get(recipe.name)
