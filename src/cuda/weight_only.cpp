@@ -1,17 +1,17 @@
-// gemm_weight_only and its gradient: one way to their kernels.
-#include "plan/weight_only.h"
+#include "cuda/weight_only.h"
 
 #include <cstdint>
 #include <variant>
 
+#include "core/check.h"
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
 #include "cuda/context.h"
-#include "cuda/gemm_weight_only.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tuned_plan.h"
 #include "kernels/weight_only/config/weight_only.h"
 #include "plan/tma.h"
+#include "plan/weight_only.h"
 
 namespace octofold::cuda {
 namespace {
@@ -35,28 +35,20 @@ config::WeightOnlyScale scale_of_columns(const ScaledTensorView& tensor) {
   return {scale.data, scale.col_stride, scale.row_stride, kBlockShift};
 }
 
-struct Product {
-  const char* called;
-  const ScaledTensorView& w;
-  const DotOperand& x;
-  const MutableTensorView& out;
-  const std::optional<TensorView>& bias;
-  const std::optional<MutableTensorView>& workspace;
-  bool transposed = false;
-  std::string_view candidate{};
-};
+using core::WeightOnlyProduct;
 
 // By the candidate that is asked for, or that was measured to be the fastest, or reckoned to be.
-Prepared<plan::WeightOnlyChoice> prepare(Device& device, const Product& product,
+Prepared<plan::WeightOnlyChoice> prepare(Device& device, std::string_view called,
+                                         const WeightOnlyProduct& product,
                                          const plan::WeightOnlyProblem& problem) {
   const auto plan = [&](std::string_view candidate) {
-    return plan::plan_weight_only(problem, product.called, device.gpu(), candidate);
+    return plan::plan_weight_only(problem, called, device.gpu(), candidate);
   };
   if (!product.candidate.empty()) return device.load(plan(product.candidate), describe(problem));
   return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
 }
 
-plan::WeightOnlyProblem problem_of(const Product& product) {
+plan::WeightOnlyProblem problem_of(const WeightOnlyProduct& product) {
   const TensorView &x = product.x.data, &w = product.w.data;
   const MutableTensorView& out = product.out;
   return {.rows = x.shape[0],
@@ -75,11 +67,11 @@ plan::WeightOnlyProblem problem_of(const Product& product) {
           .fits_tma = plan::tma_obstacle(x) == nullptr && plan::tma_obstacle(w) == nullptr};
 }
 
-config::WeightOnlyScale scale_of_weights(const Product& product) {
+config::WeightOnlyScale scale_of_weights(const WeightOnlyProduct& product) {
   return product.transposed ? scale_of_columns(product.w) : scale_of_rows(product.w);
 }
 
-config::WeightOnlyParams params_of(const Device&, const Product& product,
+config::WeightOnlyParams params_of(const Device&, const WeightOnlyProduct& product,
                                    const plan::WeightOnlyWork& work) {
   const TensorView &x = product.x.data, &w = product.w.data;
   config::WeightOnlyParams params{
@@ -104,7 +96,7 @@ config::WeightOnlyParams params_of(const Device&, const Product& product,
   return params;
 }
 
-config::Sm90WeightOnlyParams params_of(const Device& device, const Product& product,
+config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyProduct& product,
                                        const config::Sm90WeightOnlyConfig& config) {
   const TensorView& x = product.x.data;
   const Driver& driver = device.driver();
@@ -123,42 +115,21 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const Product& prod
           .depth = static_cast<int>(x.shape[1])};
 }
 
-void run(Device& device, const Product& product, Stream stream) {
-  const Prepared<plan::WeightOnlyChoice> prepared = prepare(device, product, problem_of(product));
+}  // namespace
+
+void multiply(Device& device, std::string_view called, const WeightOnlyProduct& product,
+              Stream stream) {
+  if (config::has_groups(product.groups.work)) {
+    core::fail(ErrorCode::kUnsupported, "{}: no kernels yet", called);
+  }
+  const Prepared<plan::WeightOnlyChoice> prepared =
+      prepare(device, called, product, problem_of(product));
   std::visit(
       [&](const auto& choice) {
         const auto params = params_of(device, product, choice);
         prepared.launch(stream, &params);
       },
       prepared.config);
-}
-
-}  // namespace
-
-void gemm_weight_only(Device& device, const GemmWeightOnlyArguments& arguments, Stream stream) {
-  run(device,
-      {.called = "gemm_weight_only",
-       .w = arguments.w,
-       .x = arguments.x,
-       .out = arguments.out,
-       .bias = arguments.bias,
-       .workspace = arguments.workspace,
-       .candidate = arguments.candidate},
-      stream);
-}
-
-void gemm_weight_only_gradient(Device& device, const GemmWeightOnlyGradientArguments& arguments,
-                               Stream stream) {
-  run(device,
-      {.called = "gemm_weight_only_gradient",
-       .w = arguments.w,
-       .x = {.data = arguments.gradient},
-       .out = arguments.out,
-       .bias = {},
-       .workspace = arguments.workspace,
-       .transposed = true,
-       .candidate = arguments.candidate},
-      stream);
 }
 
 }  // namespace octofold::cuda
