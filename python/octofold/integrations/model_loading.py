@@ -21,13 +21,14 @@ from .._core.ops import scale_shape
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import DTYPES
 from .._ops.quantize import quantize
-from ..nn.conversion.frozen import COMPUTE, frozen_layer, words_of
+from ..nn.conversion.frozen import frozen_layer, words_of
 from ..nn.conversion.linear import replaced
 from ..nn.conversion.picking import pick
 from ..nn.conversion.report import Conversion
 from ..nn.conversion.weight_only import CONV1D
 from ..nn.layers.conv1d import conv1ds
 from ..nn.layers.fp8_weight import Fp8Weight
+from ..nn.recipes.choice import require_compute
 
 _OF_WEIGHTS: Final = ("128x128", "channel", "tensor")
 
@@ -65,10 +66,7 @@ class LoadingOptions:
         if format.granularity not in _OF_WEIGHTS:
             expected = f"scales of a weight, {', '.join(_OF_WEIGHTS)}"
             raise invalid_argument(operation, "format", expected, format.granularity)
-        if compute not in COMPUTE:
-            raise invalid_argument(
-                operation, "compute", f"one of {', '.join(COMPUTE)}", repr(compute)
-            )
+        require_compute(operation, compute)
         return cls(format, compute, _patterns(operation, modules_to_not_convert))
 
     def keeping(self, names: Iterable[str]) -> "LoadingOptions":

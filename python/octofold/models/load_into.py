@@ -12,8 +12,9 @@ from .._core.errors import InvalidArgumentError, invalid_argument
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import Checkpoint, load_checkpoint
-from ..nn.conversion.frozen import COMPUTE, frozen_layer
+from ..nn.conversion.frozen import frozen_layer
 from ..nn.conversion.linear import replaced
+from ..nn.recipes.choice import require_compute
 from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
@@ -56,8 +57,7 @@ def load_checkpoint_into(
     """
     if not isinstance(module, Module):
         raise invalid_argument(_NAME, "module", "a torch.nn.Module", type(module).__qualname__)
-    if compute not in COMPUTE:
-        raise invalid_argument(_NAME, "compute", f"one of {', '.join(COMPUTE)}", repr(compute))
+    require_compute(_NAME, compute)
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load_checkpoint(checkpoint)
     if checkpoint.framework != "torch":

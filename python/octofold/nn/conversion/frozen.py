@@ -16,11 +16,6 @@ from ..layers.weight_only import WeightOnlyLinear
 from ..recipes.choice import FEW_TOKENS
 from ..recipes.kernels import has_bfloat16, way_of
 
-COMPUTE: Final = ("auto", "native", "weight-only")
-"""How a layer computes with an FP8 weight. "weight-only": with 16-bit activations, everywhere.
-"native": it casts its input, and multiplies FP8 with FP8, on GPUs that can, and on the CPU; others
-have 16-bit activations. "auto": as "native", but with 16-bit activations for few tokens."""
-
 # Of a product with a weight of these scales.
 _RECIPES: Final = {
     "128x128": blockwise,
