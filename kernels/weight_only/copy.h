@@ -3,18 +3,11 @@
 #pragma once
 
 #include "kernels/numeric/elements.h"
+#include "kernels/weight_only/gathered.h"
 #include "kernels/weight_only/shared_memory.h"
 #include "kernels/weight_only/sum_units.h"
 
 namespace octofold::weight_only {
-
-// A matrix from a tile's first row and byte on; of `rows` rows as many bytes exist.
-struct Source {
-  const unsigned char* data;
-  long long stride;  // bytes
-  long long rows;
-  long long bytes;
-};
 
 // What a thread copies of a matrix: in each step the same units of kRows rows of kUnits. From step
 // to step it goes on along the rows, or down the columns.
@@ -146,6 +139,15 @@ struct ColumnScalesOf<kConfig, true> {
   using Type = SumUnits<kConfig>;
 };
 
+template <WeightOnlyConfig kConfig, int kRows, int kUnits, bool kGathered = kConfig.gathered>
+struct XUnitsOf {
+  using Type = Units<kConfig, kRows, kUnits, false, true>;
+};
+template <WeightOnlyConfig kConfig, int kRows, int kUnits>
+struct XUnitsOf<kConfig, kRows, kUnits, true> {
+  using Type = GatheredUnits<kConfig, kRows, kUnits>;
+};
+
 // All that a step needs.
 template <WeightOnlyConfig kConfig>
 class Copies {
@@ -155,7 +157,8 @@ class Copies {
   static constexpr int kWRows = kTransposed ? kConfig.step_depth() : S::kWRows;
   static constexpr int kWUnits = kTransposed ? S::kWUnits : kConfig.warps_depth * S::kWUnits;
   using WUnits = Units<kConfig, kWRows, kWUnits, kTransposed, false>;
-  using XUnits = Units<kConfig, kConfig.tile_rows, kConfig.warps_depth * S::kXUnits, false, true>;
+  using XUnits =
+      typename XUnitsOf<kConfig, kConfig.tile_rows, kConfig.warps_depth * S::kXUnits>::Type;
 
  public:
   // begin() is called for first_step and those behind it, one after the other.
@@ -224,8 +227,9 @@ class Copies {
     return static_cast<int>(config::ceil_divide(params.depth, kScaleBlock));
   }
   __device__ Source x() const {
-    return {static_cast<const unsigned char*>(params_.x) + tile_.row * params_.x_stride,
-            params_.x_stride, params_.rows - tile_.row, params_.depth * size_of(kConfig.x)};
+    const auto* const first = static_cast<const unsigned char*>(params_.x);
+    const long long row = kConfig.gathered ? 0 : tile_.row, stride = params_.x_stride;
+    return {first + row * stride, stride, params_.rows - row, params_.depth * size_of(kConfig.x)};
   }
   __device__ Source w() const {
     const long long stride = params_.w_stride, columns = params_.columns - tile_.column;

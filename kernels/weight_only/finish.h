@@ -4,6 +4,7 @@
 
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/weight_only/gathered.h"
 #include "kernels/weight_only/products.h"
 #include "kernels/weight_only/terms.h"
 
@@ -56,6 +57,7 @@ class Finish {
       const int in_row = i / kPerRow, in_column = i % kPerRow * 4;
       const long long row = tile.row + in_row, column = tile.column + in_column;
       if (row >= params_.rows || column >= params_.columns) continue;
+      if (!row_exists<kConfig>(params_, row)) continue;
       float sums[4] = {};
 #pragma unroll
       for (int group = 0; group < kConfig.warps_depth; ++group) {
@@ -78,7 +80,9 @@ class Finish {
   }
 
   __device__ void store(long long row, long long column, float (&values)[4]) const {
-    const float row_factor = kConfig.x_blocks ? 1 : factor_of(params_.x_scale, row);
+    const float row_factor = kConfig.x_blocks   ? 1
+                             : kConfig.gathered ? factor_of_row<kConfig>(params_, row)
+                                                : factor_of(params_.x_scale, row);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i < exist(column)) values[i] = finished(values[i], row_factor, column + i);
