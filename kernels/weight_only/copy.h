@@ -6,6 +6,7 @@
 #include "kernels/weight_only/gathered.h"
 #include "kernels/weight_only/shared_memory.h"
 #include "kernels/weight_only/sum_units.h"
+#include "kernels/weight_only/terms.h"
 
 namespace octofold::weight_only {
 
@@ -167,8 +168,9 @@ class Copies {
         tile_(tile),
         w_(w(), first_step),
         x_(x(), first_step),
-        w_scales_(params.w_scale, tile.column, params.columns, blocks(params), first_step),
-        x_scales_(params.x_scale, tile.row, params.rows, blocks(params), first_step) {}
+        w_scales_(scale_of(params, tile.group), tile.column, params.columns, blocks(params),
+                  first_step),
+        x_scales_(params.x_scale, tile.row, tile.row_end, blocks(params), first_step) {}
 
   __device__ void begin(const S& stage, int step) {
     w_.begin(w(), step, w_address(stage));
@@ -198,7 +200,7 @@ class Copies {
     if constexpr (kConfig.w_blocks) {
       w_scales_.store(address);
     } else {
-      const config::WeightOnlyScale& scale = params_.w_scale;
+      const config::WeightOnlyScale scale = scale_of(params_, tile_.group);
       const int first = static_cast<int>(threadIdx.x);
       for (int i = first; i < kConfig.tile_columns; i += kConfig.threads()) {
         const long long column = min(tile_.column + i, params_.columns - 1);
@@ -229,16 +231,17 @@ class Copies {
   __device__ Source x() const {
     const auto* const first = static_cast<const unsigned char*>(params_.x);
     const long long row = kConfig.gathered ? 0 : tile_.row, stride = params_.x_stride;
-    return {first + row * stride, stride, params_.rows - row, params_.depth * size_of(kConfig.x)};
+    return {first + row * stride, stride, tile_.row_end - row, params_.depth * size_of(kConfig.x)};
   }
   __device__ Source w() const {
+    const unsigned char* const first = weights_of(params_, tile_.group);
     const long long stride = params_.w_stride, columns = params_.columns - tile_.column;
-    if constexpr (kTransposed) return {params_.w + tile_.column, stride, params_.depth, columns};
-    return {params_.w + tile_.column * stride, stride, columns, params_.depth};
+    if constexpr (kTransposed) return {first + tile_.column, stride, params_.depth, columns};
+    return {first + tile_.column * stride, stride, columns, params_.depth};
   }
 
   __device__ void copy_factors(const S& stage, int step) const {
-    const config::WeightOnlyScale& scale = params_.w_scale;
+    const config::WeightOnlyScale scale = scale_of(params_, tile_.group);
     const float* const factors = scale.data + (tile_.column >> scale.shift) * scale.stride;
     const long long first = static_cast<long long>(step) * kConfig.step_depth();
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.factors(); i += kConfig.threads()) {

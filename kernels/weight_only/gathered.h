@@ -15,7 +15,7 @@ struct Source {
   long long bytes;
 };
 
-// Whether row `row` of the group comes from somewhere. Negative places are large.
+// Whether row `row` of out comes from somewhere. Negative places are large.
 template <WeightOnlyConfig kConfig>
 __device__ inline bool row_exists(const WeightOnlyParams& params, long long row) {
   if constexpr (kConfig.gathered) {
@@ -42,7 +42,7 @@ __device__ inline void store_places(const WeightOnlyParams& params, config::Weig
   for (int i = static_cast<int>(threadIdx.x); i < kConfig.places(); i += kConfig.threads()) {
     const long long row = tile.row + i;
     unsigned place = ~0u;
-    if (row < params.rows && row_exists<kConfig>(params, row)) {
+    if (row < tile.row_end && row_exists<kConfig>(params, row)) {
       place = params.groups.slots.quotient(static_cast<unsigned>(params.groups.sources[row]));
     }
     ptx::store_shared_word(memory + kConfig.places_offset() + 4 * i, place);
@@ -60,7 +60,7 @@ class GatheredUnits {
   static constexpr int kCount = (kRows + kApart - 1) / kApart;
 
   __device__ GatheredUnits(const Source&, int first_step)
-      : at_(16 * unit() + static_cast<long long>(first_step) * 16 * kUnits) {}
+      : at_(16 * (unit() + first_step * kUnits)) {}
 
   template <typename AddressOf>
   __device__ void begin(const Source& source, int, AddressOf&& address_of) {
@@ -80,14 +80,14 @@ class GatheredUnits {
   __device__ void begin_one(const Source& source, int i, AddressOf&& address_of) {
     const int of_row = row() + i * kApart;
     const unsigned place = ptx::load_shared_word(places() + 4 * of_row);
-    const long long bytes = min(source.bytes - at_, 16ll);
+    const int bytes = static_cast<int>(min(source.bytes - at_, 16ll));
     const bool exists = place != ~0u && bytes > 0;
     const unsigned char* const from = source.data + (exists ? place * source.stride + at_ : 0);
     if constexpr (kConfig.vectors) {
       ptx::copy_async<16, true>(address_of(of_row, unit()), from, exists);
     } else {
       unsigned words[4];
-      numeric::load<unsigned char, false, 16>(from, exists ? static_cast<int>(bytes) : 0, words);
+      numeric::load<unsigned char, false, 16>(from, exists ? bytes : 0, words);
       ptx::store_shared_words(address_of(of_row, unit()), words);
     }
     if (i == kCount - 1) at_ += 16 * kUnits;
@@ -100,7 +100,7 @@ class GatheredUnits {
     return ptx::dynamic_shared_memory() + kConfig.places_offset();
   }
 
-  long long at_;  // byte of the row, in the next step
+  int at_;  // byte of the row, in the next step
 };
 
 }  // namespace octofold::weight_only

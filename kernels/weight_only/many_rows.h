@@ -30,7 +30,7 @@ __device__ inline void find_nan(const WeightOnlyParams& params, config::WeightOn
   const long long across = kConfig.transposed ? 1 : params.w_stride;
   for (int i = static_cast<int>(threadIdx.x); i < kConfig.tile_columns; i += kConfig.threads()) {
     if (tile.column + i >= params.columns) break;
-    const unsigned char* const codes = params.w + (tile.column + i) * across;
+    const unsigned char* const codes = weights_of(params, tile.group) + (tile.column + i) * across;
     bool is_nan = false;
     for (long long k = 0; k < params.depth; ++k) {
       is_nan |= (codes[k * along] & config::kFp8Nan) == config::kFp8Nan;
@@ -98,7 +98,7 @@ __device__ inline void multiply_many_rows(const WeightOnlyParams& params,
   }
   product.store(memory, units);
   __syncthreads();
-  const Finish<kConfig> finish(params, AheadProduct<kConfig>::kUnit);
+  const Finish<kConfig> finish(params, AheadProduct<kConfig>::kUnit, tile.group);
   finish.store(memory, tile);
 }
 
@@ -112,10 +112,9 @@ __global__ void __launch_bounds__(kConfig.threads())
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const unsigned memory = ptx::dynamic_shared_memory();
-  for_tiles<kConfig>(params, 1, memory,
-                     [&](const WeightOnlyParams& product, config::WeightOnlyTile tile) {
-                       multiply_many_rows<kConfig>(product, tile, memory);
-                     });
+  for_tiles<kConfig>(params, 1, memory, [&](config::WeightOnlyTile tile) {
+    multiply_many_rows<kConfig>(params, tile, memory);
+  });
 }
 
 }  // namespace octofold

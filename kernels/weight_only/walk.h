@@ -20,38 +20,28 @@ __device__ inline config::GroupBounds rows_of_group(const WeightOnlyParams& para
   }
 }
 
-// The product of one group, as a dense one.
+// Tile `index` of a group.
 template <WeightOnlyConfig kConfig>
-__device__ inline WeightOnlyParams product_of_group(const WeightOnlyParams& all, int group) {
-  const config::GroupBounds bounds = rows_of_group<kConfig>(all, group);
-  long long first = bounds.begin;
-  if constexpr (kConfig.work == config::Work::kMaskedRows) first = group * all.rows;
-  WeightOnlyParams one = all;
-  one.rows = bounds.end - bounds.begin;
-  one.w += group * all.groups.w_stride;
-  one.w_scale.data += group * all.groups.scale_stride;
-  one.out = static_cast<char*>(all.out) + first * all.out_stride * size_of(kConfig.out);
-  if constexpr (kConfig.gathered) {
-    one.groups.sources += first;
-  } else {
-    one.x = static_cast<const char*>(all.x) + first * all.x_stride;
-  }
-  if (all.bias != nullptr) {
-    const int size = all.bias_is_float32 ? 4 : size_of(kConfig.out);
-    one.bias = static_cast<const char*>(all.bias) + group * all.columns * size;
-  }
-  return one;
+__device__ inline config::WeightOnlyTile tile_of_group(const WeightOnlyParams& params, int group,
+                                                       unsigned index) {
+  const auto [begin, end] = rows_of_group<kConfig>(params, group);
+  auto tile = config::weight_only_tile<unsigned>(kConfig, end - begin,
+                                                 static_cast<unsigned>(params.columns), index);
+  const bool is_masked = kConfig.work == config::Work::kMaskedRows;
+  const long long first = is_masked ? group * params.rows : begin;
+  tile.row += first;
+  tile.row_end += first;
+  tile.group = group;
+  return tile;
 }
 
-// multiply(params, tile) for each tile of this block, of a dense product or of one group's. Blocks
-// share the depth in `splits` parts.
+// multiply(tile) for each tile of this block. Blocks share the depth in `splits` parts.
 template <WeightOnlyConfig kConfig, typename Multiply>
 __device__ inline void for_tiles(const WeightOnlyParams& params, unsigned splits, unsigned memory,
                                  Multiply&& multiply) {
   if constexpr (!kConfig.has_groups()) {
-    const auto tile =
-        config::weight_only_tile(kConfig, params.rows, params.columns, blockIdx.x / splits);
-    multiply(params, tile);
+    multiply(config::weight_only_tile<long long>(kConfig, params.rows, params.columns,
+                                                 blockIdx.x / splits));
   } else {
     const auto columns = static_cast<unsigned>(
         config::ceil_divide(params.columns, static_cast<long long>(kConfig.tile_columns)));
@@ -64,13 +54,12 @@ __device__ inline void for_tiles(const WeightOnlyParams& params, unsigned splits
       constexpr int kGroupsOfLane = 4;
       const auto found = numeric::find_tile<kGroupsOfLane>(params.groups.count, index, tiles_of);
       if (!found.exists) return;
-      const WeightOnlyParams one = product_of_group<kConfig>(params, found.part);
-      const auto tile = config::weight_only_tile(kConfig, one.rows, one.columns, found.tile);
+      const auto tile = tile_of_group<kConfig>(params, found.part, found.tile);
       if constexpr (kConfig.gathered) {
-        store_places<kConfig>(one, tile, memory);
+        store_places<kConfig>(params, tile, memory);
         __syncthreads();
       }
-      multiply(one, tile);
+      multiply(tile);
       __syncthreads();  // nobody reads shared memory any longer
     }
   }

@@ -71,7 +71,7 @@ __device__ inline void multiply_tile(const WeightOnlyParams& params, config::Wei
   __syncthreads();  // nobody reads a stage any longer
   product.store(memory);
   __syncthreads();
-  const Finish<kConfig> finish(params, Product::kUnit);
+  const Finish<kConfig> finish(params, Product::kUnit, tile.group);
   if constexpr (kConfig.split) {
     finish.store_sums(memory, tile, split);
   } else {
@@ -82,7 +82,7 @@ __device__ inline void multiply_tile(const WeightOnlyParams& params, config::Wei
 }  // namespace weight_only
 
 template <config::WeightOnlyConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads())
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.has_groups() ? 1 : 0)
     weight_only_kernel(const __grid_constant__ config::WeightOnlyParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   using namespace weight_only;
@@ -90,10 +90,9 @@ __global__ void __launch_bounds__(kConfig.threads())
   ptx::wait_for_earlier_kernels();
   const unsigned memory = ptx::dynamic_shared_memory();
   const unsigned splits = kConfig.split ? params.splits : 1, split = blockIdx.x % splits;
-  for_tiles<kConfig>(params, splits, memory,
-                     [&](const WeightOnlyParams& product, config::WeightOnlyTile tile) {
-                       multiply_tile<kConfig>(product, tile, split, splits, memory);
-                     });
+  for_tiles<kConfig>(params, splits, memory, [&](config::WeightOnlyTile tile) {
+    multiply_tile<kConfig>(params, tile, split, splits, memory);
+  });
 }
 
 }  // namespace octofold

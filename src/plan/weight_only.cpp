@@ -80,6 +80,13 @@ int resident_blocks(const WeightOnlyConfig& config, const Gpu& gpu) {
   return std::max(std::min(by_memory, by_registers), 1);
 }
 
+// Blocks of groups go round for tile after tile, and the assembler for 12.x takes more out of that
+// loop than it has registers for beside two sets of 64 sums.
+bool is_crowded(const WeightOnlyConfig& config, const Gpu& gpu) {
+  return config.has_groups() && config.has_blocks() && !config.ahead &&
+         config.column_tiles() * config.row_tiles() >= 16 && gpu.compute_capability() >= 120;
+}
+
 // Instructions that a code takes to become x's type (kernels/numeric/decode_pairs.h).
 double instructions_of_code(const WeightOnlyConfig& config, const Gpu& gpu) {
   double count = config.w == DType::kE5M2 ? 0.5 : gpu.compute_capability() >= 89 ? 0.75 : 2;
@@ -190,7 +197,7 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
     config.warps_depth = tiling.warps_depth;
     config.split = false;
     for (config.stages = kMostStages; config.stages >= kLeastStages; --config.stages) {
-      if (config.invalid_reason() != nullptr ||
+      if (config.invalid_reason() != nullptr || is_crowded(config, gpu) ||
           config.shared_bytes() > gpu.shared_memory_per_block) {
         continue;
       }

@@ -227,24 +227,29 @@ struct WeightOnlyParams {
 
 // Which tile a block has: those of up to 16 of its neighbours share columns, whose weights they
 // read at about the same time.
-inline constexpr long long kNeighbourRows = 16;
+inline constexpr int kNeighbourRows = 16;
 
 struct WeightOnlyTile {
   long long row;
   long long column;
+  long long row_end;  // of the group's rows, perhaps beyond the tile
+  int group;
 };
 
-template <typename Config>
-constexpr WeightOnlyTile weight_only_tile(const Config& config, long long rows, long long columns,
-                                          long long block) {
-  const long long row_tiles = ceil_divide(rows, config.tile_rows);
-  const long long column_tiles = ceil_divide(columns, config.tile_columns);
-  const long long first = block / (kNeighbourRows * column_tiles) * kNeighbourRows;
-  const long long left = row_tiles - first;
-  const long long neighbours = left < kNeighbourRows ? left : kNeighbourRows;
-  const long long inside = block - first * column_tiles;
-  return {(first + inside % neighbours) * config.tile_rows,
-          inside / neighbours * config.tile_columns};
+// Int: what counts blocks; a GPU divides 32 bits sooner than 64.
+template <typename Int, typename Config>
+constexpr WeightOnlyTile weight_only_tile(const Config& config, Int rows, Int columns, Int block) {
+  const Int row_tiles = ceil_divide(rows, static_cast<Int>(config.tile_rows));
+  const Int column_tiles = ceil_divide(columns, static_cast<Int>(config.tile_columns));
+  const Int first = block / (kNeighbourRows * column_tiles) * kNeighbourRows;
+  const Int left = row_tiles - first;
+  const Int neighbours = left < kNeighbourRows ? left : kNeighbourRows;
+  const Int inside = block - first * column_tiles;
+  const Int row_tile = first + inside % neighbours, column_tile = inside / neighbours;
+  return {.row = static_cast<long long>(row_tile) * config.tile_rows,
+          .column = static_cast<long long>(column_tile) * config.tile_columns,
+          .row_end = rows,
+          .group = 0};
 }
 
 }  // namespace octofold::config
