@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <variant>
 
-#include "core/check.h"
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
 #include "cuda/context.h"
+#include "cuda/group_check.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tuned_plan.h"
 #include "kernels/weight_only/config/weight_only.h"
@@ -38,21 +38,44 @@ config::WeightOnlyScale scale_of_columns(const ScaledTensorView& tensor) {
 using core::WeightOnlyProduct;
 
 // By the candidate that is asked for, or that was measured to be the fastest, or reckoned to be.
-Prepared<plan::WeightOnlyChoice> prepare(Device& device, std::string_view called,
-                                         const WeightOnlyProduct& product,
+Prepared<plan::WeightOnlyChoice> prepare(Device& device, const WeightOnlyProduct& product,
                                          const plan::WeightOnlyProblem& problem) {
   const auto plan = [&](std::string_view candidate) {
-    return plan::plan_weight_only(problem, called, device.gpu(), candidate);
+    return plan::plan_weight_only(problem, device.gpu(), candidate);
   };
   if (!product.candidate.empty()) return device.load(plan(product.candidate), describe(problem));
   return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
 }
 
+// Those that a kernel counts: of a masked group, else all.
+std::int64_t rows_of(const WeightOnlyProduct& product) {
+  if (product.groups.work == config::Work::kMaskedRows) return product.groups.max_rows;
+  return product.out.shape[0];
+}
+
+config::WeightOnlyGroups groups_of(const WeightOnlyProduct& product) {
+  const core::Groups& groups = product.groups;
+  config::WeightOnlyGroups params{
+      .numbers = groups.numbers,
+      .count = static_cast<int>(groups.count),
+      .w_stride = product.w.data.shape[0] / groups.count * product.w.data.strides[0],
+      .scale_stride = groups.scale_stride};
+  if (product.gathered) {
+    const GatheredRows& rows = *product.gathered;
+    params.sources = static_cast<const int*>(rows.sources.data);
+    params.slots = config::Divisor::of(static_cast<unsigned>(rows.slots));
+    params.places = places_of(rows);
+    params.factors = floats_of(rows.factors);
+  }
+  return params;
+}
+
 plan::WeightOnlyProblem problem_of(const WeightOnlyProduct& product) {
   const TensorView &x = product.x.data, &w = product.w.data;
   const MutableTensorView& out = product.out;
-  return {.rows = x.shape[0],
-          .columns = w.shape[product.transposed ? 1 : 0],
+  const core::Groups& groups = product.groups;
+  return {.rows = rows_of(product),
+          .columns = out.shape[1],
           .depth = x.shape[1],
           .w = w.dtype,
           .x = x.dtype,
@@ -64,7 +87,11 @@ plan::WeightOnlyProblem problem_of(const WeightOnlyProduct& product) {
           .out_is_aligned =
               is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
           .has_workspace = product.workspace && product.workspace->element_count() > 0,
-          .fits_tma = plan::tma_obstacle(x) == nullptr && plan::tma_obstacle(w) == nullptr};
+          .fits_tma = plan::tma_obstacle(x) == nullptr && plan::tma_obstacle(w) == nullptr,
+          .work = groups.work,
+          .groups = groups.count,
+          .expected = groups.work == config::Work::kMaskedRows ? groups.expected_rows : 0,
+          .gathered = product.gathered.has_value()};
 }
 
 config::WeightOnlyScale scale_of_weights(const WeightOnlyProduct& product) {
@@ -85,10 +112,11 @@ config::WeightOnlyParams params_of(const Device&, const WeightOnlyProduct& produ
       .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
       .w_scale = scale_of_weights(product),
       .x_scale = {},
-      .rows = x.shape[0],
+      .rows = rows_of(product),
       .columns = product.out.shape[1],
       .depth = x.shape[1],
       .splits = static_cast<int>(work.splits)};
+  if (config::has_groups(product.groups.work)) params.groups = groups_of(product);
   if (product.x.scale) {
     params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
   }
@@ -117,13 +145,10 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyPro
 
 }  // namespace
 
-void multiply(Device& device, std::string_view called, const WeightOnlyProduct& product,
-              Stream stream) {
-  if (config::has_groups(product.groups.work)) {
-    core::fail(ErrorCode::kUnsupported, "{}: no kernels yet", called);
-  }
-  const Prepared<plan::WeightOnlyChoice> prepared =
-      prepare(device, called, product, problem_of(product));
+void multiply(Device& device, const WeightOnlyProduct& product, Stream stream) {
+  const plan::WeightOnlyProblem problem = problem_of(product);
+  const Prepared<plan::WeightOnlyChoice> prepared = prepare(device, product, problem);
+  check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(
       [&](const auto& choice) {
         const auto params = params_of(device, product, choice);

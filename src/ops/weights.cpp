@@ -38,7 +38,7 @@ void run(std::string_view operation, const core::WeightOnlyProduct& product, Str
   const Device device = product.out.device;
   if (product.out.element_count() == 0 || !has_memory(device)) return;
   if (!is_on_cpu(device)) {
-    return cuda::multiply(gpu(operation, device), operation, product, stream);
+    return cuda::multiply(gpu(operation, device), product, stream);
   }
   if (!product.candidate.empty()) {
     core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",
