@@ -5,6 +5,7 @@ from pathlib import Path
 
 import octofold
 import pytest
+from code_blocks import blocks
 from layer_support import random, relative_error
 from octofold import InvalidArgumentError
 
@@ -108,17 +109,19 @@ def test_experts_of_a_family(family):
 
 @pytest.mark.filterwarnings("ignore")  # what transformers warns of as it loads
 def test_blocks_of_the_page_run_in_order(monkeypatch):
-    tiny = model_of("qwen3_moe")
-    loader = transformers.AutoModelForCausalLM
-    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: tiny)
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names = {}
-    for block in blocks:
-        if "CUDAGraph" not in block or torch.cuda.is_available():
-            exec(block, names)
+    names = {"monkeypatch": monkeypatch}
+    models = []
+    for block in blocks(PAGE):
+        if block.language == "python" and (not block.needs_gpu or torch.cuda.is_available()):
+            exec(block.given, names)
+            exec(block.compiled(), names)
+            models += [names["model"]] if "model" in names else []
     assert names["y"].shape == names["x"].shape
-    assert all(type(m) is octofold.nn.Experts for m in experts_of(tiny).values())
-    assert type(tiny.lm_head) is torch.nn.Linear  # left alone, as the report says
+    qwen, gpt_oss = models[0], models[-1]
+    for model in models:
+        assert all(type(m) is octofold.nn.Experts for m in experts_of(model).values())
+    assert type(qwen.lm_head) is torch.nn.Linear  # left alone, as the report says
+    assert type(gpt_oss).__name__ == "GptOssForCausalLM"
     assert names["experts"].gate_up_proj.dtype == torch.float8_e4m3fn
 
 
