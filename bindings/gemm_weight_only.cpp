@@ -1,12 +1,16 @@
+// Products with FP8 weights and wide activations, of one matrix and of groups.
 #include "octofold/gemm_weight_only.h"
 
 #include <cstdint>
 #include <optional>
 #include <tvm/ffi/function.h>
 
+#include "octofold/grouped_gemm_weight_only.h"
+
 #include "cast_arguments.h"
 #include "dot_operand.h"
 #include "error.h"
+#include "groups.h"
 #include "stream.h"
 #include "tensor.h"
 #include "text.h"
@@ -18,6 +22,18 @@ std::optional<MutableTensorView> workspace_of(const CastOperation& operation,
                                               const OptionalTensor& workspace) {
   if (!workspace) return {};
   return view_of(operation.name, "workspace", *workspace, "float32");
+}
+
+// Gathered where there are sources.
+RowsOfGroups rows_of_groups(const CastOperation& operation, std::string_view argument,
+                            const tvm::ffi::TensorView& x, const OptionalTensor& sources,
+                            const OptionalTensor& factors, int64_t slots) {
+  const TensorView rows = view_of(operation.name, argument, x, "float16 or bfloat16");
+  if (!sources) return rows;
+  return GatheredRows{.x = rows,
+                      .sources = view_of(operation.name, "sources", *sources, "int32"),
+                      .slots = slots,
+                      .factors = operation.optional("factors", factors, "float32")};
 }
 
 }  // namespace
@@ -56,8 +72,45 @@ int64_t weight_only_workspace_size(int64_t rows, int64_t columns, int64_t depth)
   return octofold::weight_only_workspace_size(rows, columns, depth);
 }
 
+void grouped_gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor sources,
+                              OptionalTensor factors, tvm::ffi::TensorView w,
+                              tvm::ffi::TensorView w_scale, tvm::ffi::TensorView numbers,
+                              OptionalTensor bias, tvm::ffi::TensorView out, int64_t slots,
+                              tvm::ffi::String w_granularity, tvm::ffi::String groups,
+                              tvm::ffi::Optional<int64_t> expected_rows, OptionalText candidate,
+                              OptionalStream stream) {
+  constexpr CastOperation kOperation{"grouped_gemm_weight_only"};
+  octofold::grouped_gemm_weight_only(
+      {.x = rows_of_groups(kOperation, "x", x, sources, factors, slots),
+       .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
+       .groups = groups_of<WeightOnlyGroups>(kOperation, view_of(groups), numbers, expected_rows),
+       .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
+       .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
+       .candidate = candidate_of(candidate)},
+      stream_of(stream, out));
+}
+
+void grouped_gemm_weight_only_gradient(tvm::ffi::TensorView gradient, OptionalTensor sources,
+                                       OptionalTensor factors, tvm::ffi::TensorView w,
+                                       tvm::ffi::TensorView w_scale, tvm::ffi::TensorView numbers,
+                                       tvm::ffi::TensorView out, int64_t slots,
+                                       tvm::ffi::String w_granularity, tvm::ffi::String groups,
+                                       tvm::ffi::Optional<int64_t> expected_rows,
+                                       OptionalText candidate, OptionalStream stream) {
+  constexpr CastOperation kOperation{"grouped_gemm_weight_only_gradient"};
+  octofold::grouped_gemm_weight_only_gradient(
+      {.gradient = rows_of_groups(kOperation, "gradient", gradient, sources, factors, slots),
+       .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
+       .groups = groups_of<WeightOnlyGroups>(kOperation, view_of(groups), numbers, expected_rows),
+       .out = view_of(kOperation.name, "out", out, "that of 'gradient' or float32"),
+       .candidate = candidate_of(candidate)},
+      stream_of(stream, out));
+}
+
 OCTOFOLD_EXPORT(gemm_weight_only)
 OCTOFOLD_EXPORT(gemm_weight_only_gradient)
+OCTOFOLD_EXPORT(grouped_gemm_weight_only)
+OCTOFOLD_EXPORT(grouped_gemm_weight_only_gradient)
 OCTOFOLD_EXPORT(weight_only_workspace_size)
 
 }  // namespace octofold::bindings

@@ -12,6 +12,7 @@
 
 #include "cast_arguments.h"
 #include "error.h"
+#include "groups.h"
 #include "stream.h"
 #include "tensor.h"
 #include "text.h"
@@ -43,24 +44,6 @@ std::variant<ScaledTensorView, CastOperand> a_of(const CastOperation& operation,
   Format format = format_of(cast.power_of_two, cast.overflow.value(), cast.rule.value());
   format.dtype = parse_dtype(view_of(cast.dtype.value()));
   return CastOperand{.data = operation.input("a", a), .format = format};
-}
-
-Groups groups_of(const CastOperation& operation, std::string_view kind, const Tensor& numbers,
-                 const OptionalInt& expected_rows) {
-  const auto view = [&](std::string_view argument) {
-    return view_of(operation.name, argument, numbers, "int32");
-  };
-  if (kind == "rows") return RowGroups{view("groups.offsets")};
-  if (kind == "depth") return DepthGroups{view("groups.offsets")};
-  if (kind != "masked") {
-    throw Error(ErrorCode::kInvalidArgument, std::string(operation.name) +
-                                                 ": argument 'groups': expected rows, masked or "
-                                                 "depth, got " +
-                                                 std::string(kind));
-  }
-  MaskedGroups masked{.counts = view("groups.counts")};
-  if (expected_rows.has_value()) masked.expected_rows = *expected_rows;
-  return masked;
 }
 
 }  // namespace
@@ -98,15 +81,16 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
                   String b_granularity, String groups, OptionalInt expected_rows,
                   bool fast_accumulation, OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm"};
-  octofold::grouped_gemm({.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
-                          .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
-                          .groups = groups_of(kOperation, view_of(groups), numbers, expected_rows),
-                          .out = view_of(kOperation.name, "out", out, kOutputTypes),
-                          .c = kOperation.optional("c", c, kAddend),
-                          .bias = kOperation.optional("bias", bias, kAddend),
-                          .fast_accumulation = fast_accumulation,
-                          .candidate = candidate_of(candidate)},
-                         stream_of(stream, out));
+  octofold::grouped_gemm(
+      {.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
+       .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
+       .groups = groups_of<Groups>(kOperation, view_of(groups), numbers, expected_rows),
+       .out = view_of(kOperation.name, "out", out, kOutputTypes),
+       .c = kOperation.optional("c", c, kAddend),
+       .bias = kOperation.optional("bias", bias, kAddend),
+       .fast_accumulation = fast_accumulation,
+       .candidate = candidate_of(candidate)},
+      stream_of(stream, out));
 }
 
 void gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, OptionalTensor offsets,

@@ -17,6 +17,7 @@
 #include "octofold/gemm_form.h"
 #include "octofold/gemm_weight_only.h"
 #include "octofold/grouped_gemm.h"
+#include "octofold/grouped_gemm_weight_only.h"
 #include "octofold/info.h"
 #include "octofold/kernel_cache.h"
 #include "octofold/log.h"

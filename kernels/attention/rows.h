@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/attention/config/params.h"
-#include "kernels/numeric/lanes.h"
+#include "kernels/numeric/find_tile.h"
 #include "kernels/shared/arithmetic.h"
 
 namespace octofold::attention {
@@ -36,42 +36,20 @@ struct Rows {
   int split;
 };
 
-// Tile `index` of rows of all sequences, by all lanes of a warp. Offsets that lie may make more
-// tiles than there are: those of a sequence beyond `index` are not counted, so that sums are right.
+// Tile `index` of rows of all sequences, by all lanes of a warp.
 template <int kRows>
 __device__ inline void find_rows(const AttentionParams& params, unsigned index, Rows& rows) {
-  const unsigned lane = threadIdx.x % 32;
-  unsigned before = 0, tile = 0;
-  bool found = false;
-  rows.sequence = 0;
-  for (int first = 0; first < params.batch; first += 32) {
-    const int sequence = first + static_cast<int>(lane);
-    unsigned tiles = 0;
-    if (sequence < params.batch) {
-      const Range queries = range_at(params.query_offsets, sequence, params.queries);
-      const auto count = static_cast<unsigned>((queries.end - queries.begin) * params.group);
-      tiles = min(config::ceil_divide(count, static_cast<unsigned>(kRows)), index + 1);
-    }
-    unsigned through = tiles;
-#pragma unroll
-    for (unsigned distance = 1; distance < 32; distance *= 2) {
-      const unsigned other = __shfl_up_sync(0xFFFFFFFFu, through, distance);
-      if (lane >= distance) through += other;
-    }
-    const unsigned hit = numeric::min_of_lanes(index < before + through ? lane : 32u);
-    const unsigned ahead = __shfl_sync(0xFFFFFFFFu, through - tiles, static_cast<int>(hit % 32));
-    if (hit < 32 && !found) {
-      tile = index - before - ahead;
-      rows.sequence = first + static_cast<int>(hit);
-      found = true;
-    }
-    before += __shfl_sync(0xFFFFFFFFu, through, 31);
-  }
-  const Range queries = range_at(params.query_offsets, rows.sequence, params.queries);
+  const auto [sequence, tile, exists] = numeric::find_tile<1>(params.batch, index, [&](int asked) {
+    const Range queries = range_at(params.query_offsets, asked, params.queries);
+    const auto count = static_cast<unsigned>((queries.end - queries.begin) * params.group);
+    return config::ceil_divide(count, static_cast<unsigned>(kRows));
+  });
+  const Range queries = range_at(params.query_offsets, sequence, params.queries);
+  rows.sequence = sequence;
   rows.first_query = queries.begin;
   rows.queries = queries.end - queries.begin;
   rows.first = static_cast<int>(tile * kRows);
-  rows.end = found ? rows.queries * params.group : 0;
+  rows.end = exists ? rows.queries * params.group : 0;
 }
 
 // Of a piece of work. Heads that lie beside each other in memory are at work together; of dense

@@ -3,18 +3,12 @@
 #pragma once
 
 #include "kernels/numeric/elements.h"
+#include "kernels/weight_only/gathered.h"
 #include "kernels/weight_only/shared_memory.h"
 #include "kernels/weight_only/sum_units.h"
+#include "kernels/weight_only/terms.h"
 
 namespace octofold::weight_only {
-
-// A matrix from a tile's first row and byte on; of `rows` rows as many bytes exist.
-struct Source {
-  const unsigned char* data;
-  long long stride;  // bytes
-  long long rows;
-  long long bytes;
-};
 
 // What a thread copies of a matrix: in each step the same units of kRows rows of kUnits. From step
 // to step it goes on along the rows, or down the columns.
@@ -146,6 +140,15 @@ struct ColumnScalesOf<kConfig, true> {
   using Type = SumUnits<kConfig>;
 };
 
+template <WeightOnlyConfig kConfig, int kRows, int kUnits, bool kGathered = kConfig.gathered>
+struct XUnitsOf {
+  using Type = Units<kConfig, kRows, kUnits, false, true>;
+};
+template <WeightOnlyConfig kConfig, int kRows, int kUnits>
+struct XUnitsOf<kConfig, kRows, kUnits, true> {
+  using Type = GatheredUnits<kConfig, kRows, kUnits>;
+};
+
 // All that a step needs.
 template <WeightOnlyConfig kConfig>
 class Copies {
@@ -155,7 +158,8 @@ class Copies {
   static constexpr int kWRows = kTransposed ? kConfig.step_depth() : S::kWRows;
   static constexpr int kWUnits = kTransposed ? S::kWUnits : kConfig.warps_depth * S::kWUnits;
   using WUnits = Units<kConfig, kWRows, kWUnits, kTransposed, false>;
-  using XUnits = Units<kConfig, kConfig.tile_rows, kConfig.warps_depth * S::kXUnits, false, true>;
+  using XUnits =
+      typename XUnitsOf<kConfig, kConfig.tile_rows, kConfig.warps_depth * S::kXUnits>::Type;
 
  public:
   // begin() is called for first_step and those behind it, one after the other.
@@ -164,8 +168,9 @@ class Copies {
         tile_(tile),
         w_(w(), first_step),
         x_(x(), first_step),
-        w_scales_(params.w_scale, tile.column, params.columns, blocks(params), first_step),
-        x_scales_(params.x_scale, tile.row, params.rows, blocks(params), first_step) {}
+        w_scales_(scale_of(params, tile.group), tile.column, params.columns, blocks(params),
+                  first_step),
+        x_scales_(params.x_scale, tile.row, tile.row_end, blocks(params), first_step) {}
 
   __device__ void begin(const S& stage, int step) {
     w_.begin(w(), step, w_address(stage));
@@ -195,7 +200,7 @@ class Copies {
     if constexpr (kConfig.w_blocks) {
       w_scales_.store(address);
     } else {
-      const config::WeightOnlyScale& scale = params_.w_scale;
+      const config::WeightOnlyScale scale = scale_of(params_, tile_.group);
       const int first = static_cast<int>(threadIdx.x);
       for (int i = first; i < kConfig.tile_columns; i += kConfig.threads()) {
         const long long column = min(tile_.column + i, params_.columns - 1);
@@ -224,17 +229,19 @@ class Copies {
     return static_cast<int>(config::ceil_divide(params.depth, kScaleBlock));
   }
   __device__ Source x() const {
-    return {static_cast<const unsigned char*>(params_.x) + tile_.row * params_.x_stride,
-            params_.x_stride, params_.rows - tile_.row, params_.depth * size_of(kConfig.x)};
+    const auto* const first = static_cast<const unsigned char*>(params_.x);
+    const long long row = kConfig.gathered ? 0 : tile_.row, stride = params_.x_stride;
+    return {first + row * stride, stride, tile_.row_end - row, params_.depth * size_of(kConfig.x)};
   }
   __device__ Source w() const {
+    const unsigned char* const first = weights_of(params_, tile_.group);
     const long long stride = params_.w_stride, columns = params_.columns - tile_.column;
-    if constexpr (kTransposed) return {params_.w + tile_.column, stride, params_.depth, columns};
-    return {params_.w + tile_.column * stride, stride, columns, params_.depth};
+    if constexpr (kTransposed) return {first + tile_.column, stride, params_.depth, columns};
+    return {first + tile_.column * stride, stride, columns, params_.depth};
   }
 
   __device__ void copy_factors(const S& stage, int step) const {
-    const config::WeightOnlyScale& scale = params_.w_scale;
+    const config::WeightOnlyScale scale = scale_of(params_, tile_.group);
     const float* const factors = scale.data + (tile_.column >> scale.shift) * scale.stride;
     const long long first = static_cast<long long>(step) * kConfig.step_depth();
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.factors(); i += kConfig.threads()) {

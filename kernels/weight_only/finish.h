@@ -4,6 +4,7 @@
 
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/weight_only/gathered.h"
 #include "kernels/weight_only/products.h"
 #include "kernels/weight_only/terms.h"
 
@@ -16,7 +17,8 @@ class Finish {
 
  public:
   // `unit`: what sums are in.
-  __device__ Finish(const WeightOnlyParams& params, float unit) : params_(params), unit_(unit) {}
+  __device__ Finish(const WeightOnlyParams& params, float unit, int group = 0)
+      : params_(params), unit_(unit), group_(group) {}
 
   __device__ void store(unsigned memory, config::WeightOnlyTile tile) const {
     for_sums(memory, tile,
@@ -55,7 +57,8 @@ class Finish {
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.tile_rows * kPerRow; i += kThreads) {
       const int in_row = i / kPerRow, in_column = i % kPerRow * 4;
       const long long row = tile.row + in_row, column = tile.column + in_column;
-      if (row >= params_.rows || column >= params_.columns) continue;
+      if (row >= tile.row_end || column >= params_.columns) continue;
+      if (!row_exists<kConfig>(params_, row)) continue;
       float sums[4] = {};
 #pragma unroll
       for (int group = 0; group < kConfig.warps_depth; ++group) {
@@ -78,7 +81,9 @@ class Finish {
   }
 
   __device__ void store(long long row, long long column, float (&values)[4]) const {
-    const float row_factor = kConfig.x_blocks ? 1 : factor_of(params_.x_scale, row);
+    const float row_factor = kConfig.x_blocks   ? 1
+                             : kConfig.gathered ? factor_of_row<kConfig>(params_, row)
+                                                : factor_of(params_.x_scale, row);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i < exist(column)) values[i] = finished(values[i], row_factor, column + i);
@@ -94,15 +99,17 @@ class Finish {
       sum = __fmul_rn(sum, unit_);
       float factor = row_factor;
       if constexpr (!kConfig.w_blocks && !kConfig.depth_factors && !kConfig.ahead) {
-        factor = __fmul_rn(factor_of(params_.w_scale, column), row_factor);
+        factor = __fmul_rn(factor_of(scale_of(params_, group_), column), row_factor);
       }
       sum = __fmul_rn(sum, factor);
     }
-    return params_.bias == nullptr ? sum : __fadd_rn(sum, bias_of<kConfig.out>(params_, column));
+    if (params_.bias == nullptr) return sum;
+    return __fadd_rn(sum, bias_of<kConfig.out>(params_, group_ * params_.columns + column));
   }
 
   const WeightOnlyParams& params_;
   float unit_;
+  int group_;
 };
 
 }  // namespace octofold::weight_only

@@ -16,6 +16,7 @@
 #include "kernels/weight_only/copy.h"
 #include "kernels/weight_only/decode_ahead.h"
 #include "kernels/weight_only/finish.h"
+#include "kernels/weight_only/walk.h"
 
 namespace octofold {
 namespace weight_only {
@@ -29,7 +30,7 @@ __device__ inline void find_nan(const WeightOnlyParams& params, config::WeightOn
   const long long across = kConfig.transposed ? 1 : params.w_stride;
   for (int i = static_cast<int>(threadIdx.x); i < kConfig.tile_columns; i += kConfig.threads()) {
     if (tile.column + i >= params.columns) break;
-    const unsigned char* const codes = params.w + (tile.column + i) * across;
+    const unsigned char* const codes = weights_of(params, tile.group) + (tile.column + i) * across;
     bool is_nan = false;
     for (long long k = 0; k < params.depth; ++k) {
       is_nan |= (codes[k * along] & config::kFp8Nan) == config::kFp8Nan;
@@ -38,17 +39,9 @@ __device__ inline void find_nan(const WeightOnlyParams& params, config::WeightOn
   }
 }
 
-}  // namespace weight_only
-
-template <config::WeightOnlyConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads())
-    weight_only_many_rows_kernel(const __grid_constant__ config::WeightOnlyParams params) {
-  static_assert(kConfig.invalid_reason() == nullptr && kConfig.ahead);
-  using namespace weight_only;
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
-  const unsigned memory = ptx::dynamic_shared_memory();
-  const auto tile = config::weight_only_tile(kConfig, params.rows, params.columns, blockIdx.x);
+template <WeightOnlyConfig kConfig>
+__device__ inline void multiply_many_rows(const WeightOnlyParams& params,
+                                          config::WeightOnlyTile tile, unsigned memory) {
   const int steps = static_cast<int>(config::ceil_divide(params.depth, kConfig.step_depth()));
   Copies<kConfig> copies(params, tile, 0);
   AheadProduct<kConfig> product;
@@ -105,8 +98,23 @@ __global__ void __launch_bounds__(kConfig.threads())
   }
   product.store(memory, units);
   __syncthreads();
-  const Finish<kConfig> finish(params, AheadProduct<kConfig>::kUnit);
+  const Finish<kConfig> finish(params, AheadProduct<kConfig>::kUnit, tile.group);
   finish.store(memory, tile);
+}
+
+}  // namespace weight_only
+
+template <config::WeightOnlyConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads())
+    weight_only_many_rows_kernel(const __grid_constant__ config::WeightOnlyParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr && kConfig.ahead);
+  using namespace weight_only;
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const unsigned memory = ptx::dynamic_shared_memory();
+  for_tiles<kConfig>(params, 1, memory, [&](config::WeightOnlyTile tile) {
+    multiply_many_rows<kConfig>(params, tile, memory);
+  });
 }
 
 }  // namespace octofold

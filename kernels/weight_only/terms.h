@@ -1,4 +1,5 @@
-// What finishes a sum besides itself: scales that are constant along the depth, and the bias.
+// What a group has of its own; what finishes a sum besides itself: scales that are constant along
+// the depth, and the bias.
 #pragma once
 
 #include "kernels/numeric/elements.h"
@@ -6,6 +7,18 @@
 #include "kernels/weight_only/config/weight_only.h"
 
 namespace octofold::weight_only {
+
+// Of a tile's group.
+__device__ inline const unsigned char* weights_of(const config::WeightOnlyParams& params,
+                                                  int group) {
+  return params.w + group * params.groups.w_stride;
+}
+__device__ inline config::WeightOnlyScale scale_of(const config::WeightOnlyParams& params,
+                                                   int group) {
+  config::WeightOnlyScale scale = params.w_scale;
+  scale.data += group * params.groups.scale_stride;
+  return scale;
+}
 
 // Of row or column `index` of out.
 __device__ inline float factor_of(const config::WeightOnlyScale& scale, long long index) {

@@ -19,6 +19,7 @@
 #include "kernels/weight_only/copy.h"
 #include "kernels/weight_only/finish.h"
 #include "kernels/weight_only/products.h"
+#include "kernels/weight_only/walk.h"
 
 namespace octofold {
 namespace weight_only {
@@ -32,20 +33,11 @@ struct ProductOf<kConfig, false> {
   using Type = FloatProduct<kConfig>;
 };
 
-}  // namespace weight_only
-
-template <config::WeightOnlyConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads())
-    weight_only_kernel(const __grid_constant__ config::WeightOnlyParams params) {
-  static_assert(kConfig.invalid_reason() == nullptr);
-  using namespace weight_only;
+// A tile, of a part of the depth's steps.
+template <WeightOnlyConfig kConfig>
+__device__ inline void multiply_tile(const WeightOnlyParams& params, config::WeightOnlyTile tile,
+                                     unsigned split, unsigned splits, unsigned memory) {
   using Product = typename ProductOf<kConfig>::Type;
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
-  const unsigned memory = ptx::dynamic_shared_memory();
-  const unsigned splits = kConfig.split ? params.splits : 1, split = blockIdx.x % splits;
-  const auto tile =
-      config::weight_only_tile(kConfig, params.rows, params.columns, blockIdx.x / splits);
   const int all_steps = static_cast<int>(config::ceil_divide(params.depth, kConfig.step_depth()));
   const int first_step = static_cast<int>(static_cast<long long>(all_steps) * split / splits);
   const int steps = static_cast<int>(static_cast<long long>(all_steps) * (split + 1) / splits);
@@ -79,12 +71,28 @@ __global__ void __launch_bounds__(kConfig.threads())
   __syncthreads();  // nobody reads a stage any longer
   product.store(memory);
   __syncthreads();
-  const Finish<kConfig> finish(params, Product::kUnit);
+  const Finish<kConfig> finish(params, Product::kUnit, tile.group);
   if constexpr (kConfig.split) {
     finish.store_sums(memory, tile, split);
   } else {
     finish.store(memory, tile);
   }
+}
+
+}  // namespace weight_only
+
+template <config::WeightOnlyConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.has_groups() ? 1 : 0)
+    weight_only_kernel(const __grid_constant__ config::WeightOnlyParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  using namespace weight_only;
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const unsigned memory = ptx::dynamic_shared_memory();
+  const unsigned splits = kConfig.split ? params.splits : 1, split = blockIdx.x % splits;
+  for_tiles<kConfig>(params, splits, memory, [&](config::WeightOnlyTile tile) {
+    multiply_tile<kConfig>(params, tile, split, splits, memory);
+  });
 }
 
 }  // namespace octofold

@@ -69,7 +69,7 @@ class Walk {
                        config::ceil_divide(params_.columns, kConfig.tile_columns);
   }
   __device__ Position tile() const {
-    return config::weight_only_tile(kConfig, params_.rows, params_.columns, tile_);
+    return config::weight_only_tile<long long>(kConfig, params_.rows, params_.columns, tile_);
   }
   __device__ void advance() { tile_ += static_cast<int>(gridDim.x) / kConfig.split_k; }
 

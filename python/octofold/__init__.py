@@ -58,6 +58,7 @@ from ._ops.attention import attention
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only
 from ._ops.grouped_gemm import grouped_gemm
+from ._ops.grouped_gemm_weight_only import grouped_gemm_weight_only
 from ._ops.groups import Depth, Masked, Rows
 from ._ops.quantize import quantize
 
@@ -108,6 +109,7 @@ __all__ = [
     "gemm",
     "gemm_weight_only",
     "grouped_gemm",
+    "grouped_gemm_weight_only",
     "info",
     "inspect_checkpoint",
     "kernel_cache",

@@ -18,6 +18,10 @@ from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ._ops.grouped_gemm import grouped_gemm
+from ._ops.grouped_gemm_weight_only import (
+    grouped_gemm_weight_only,
+    grouped_gemm_weight_only_gradient,
+)
 from ._ops.groups import Depth, Masked, Rows
 from ._ops.norm_gradient import norm_gradient
 from ._ops.quantize import quantize
@@ -152,6 +156,31 @@ def _gemm_weight_only_gradient(put: Put, gradient: str, w: str) -> Any:
     return gemm_weight_only_gradient(*operands, out_dtype="float32")
 
 
+def _weight_only_groups(put: Put, x: Any) -> tuple[tuple[Any, Any], ...]:
+    """The 48 rows of x for two experts, each way in which they may come: as they are, gathered, and
+    in groups with room for as many."""
+    rows = Rows(put(_offsets()))
+    gathered = Gathered(x, put(_integers(*reversed(range(48)))))
+    masked = x.reshape(2, 24, x.shape[1]), Masked(put(_integers(24, 24)))
+    return (x, rows), (gathered, rows), masked
+
+
+def _grouped_gemm_weight_only(put: Put, x: str, w: str) -> Any:
+    weights, rows = put(_b(w, matrices=2)), put(_operand(x, 48, 256, seed=1))
+    return tuple(
+        grouped_gemm_weight_only(each, weights, groups, out_dtype="float32")
+        for each, groups in _weight_only_groups(put, rows)
+    )
+
+
+def _grouped_gemm_weight_only_gradient(put: Put, gradient: str, w: str) -> Any:
+    weights, rows = put(_b(w, matrices=2)), put(_operand(gradient, 48, 64, seed=1))
+    return tuple(
+        grouped_gemm_weight_only_gradient(each, weights, groups, out_dtype="float32")
+        for each, groups in _weight_only_groups(put, rows)
+    )
+
+
 def _dot(put: Put, a: str, b: str) -> Any:
     return dot(put(_operand(a, 1, 256, seed=1)), put(_operand(b, 1, 256, seed=2)))
 
@@ -251,6 +280,7 @@ _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
         *(_cast_normed, _norm_gradient),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
         *(_dot, _gemm_weight_only, _gemm_weight_only_gradient, _attention),
+        *(_grouped_gemm_weight_only, _grouped_gemm_weight_only_gradient),
         *(_gemm, _grouped_gemm, _gated_gemm),
     )
 }

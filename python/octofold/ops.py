@@ -12,6 +12,7 @@ from ._ops.convert_dtype import convert_dtype
 from ._ops.dot import dot
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm_weight_only import gemm_weight_only_gradient
+from ._ops.grouped_gemm_weight_only import grouped_gemm_weight_only_gradient
 from ._ops.norm_gradient import NormGradients, norm_gradient
 from ._ops.routing import (
     Routing,
@@ -47,6 +48,7 @@ __all__ = [
     "from_words",
     "gated_gemm",
     "gemm_weight_only_gradient",
+    "grouped_gemm_weight_only_gradient",
     "norm_gradient",
     "pack",
     "scale_shape",

@@ -12,6 +12,7 @@
 #include "cpu/activations.h"
 #include "cpu/arrivals.h"
 #include "cpu/cast_values.h"
+#include "cpu/groups.h"
 #include "cpu/matrix_product.h"
 #include "kernels/shared/arrival_order.h"
 #include "kernels/shared/group_bounds.h"
@@ -25,20 +26,6 @@ using config::Work;
 // Rows whose codes, or gates and ups, are in memory at one time: enough for all threads, and whole
 // tiles of a product, so that each element is summed as in all rows at once.
 constexpr std::int64_t kBandRows = 1024;
-
-template <typename View>
-View moved(View matrix, std::int64_t elements) {
-  using Byte = std::conditional_t<std::is_same_v<decltype(matrix.data), void*>, char, const char>;
-  matrix.data = static_cast<Byte*>(matrix.data) + elements * size_of(matrix.dtype);
-  return matrix;
-}
-
-template <typename View>
-View rows_of(View matrix, std::int64_t begin, std::int64_t end) {
-  matrix = moved(matrix, begin * matrix.strides[0]);
-  matrix.shape[0] = end - begin;
-  return matrix;
-}
 
 template <typename View>
 View columns_of(View matrix, std::int64_t begin, std::int64_t size) {
@@ -172,36 +159,16 @@ ScaledTensorView rows_of_a(const core::Product& product, std::int64_t group, Gro
   return a;
 }
 
-ScaledTensorView b_of_group(const core::Product& product, std::int64_t group) {
-  ScaledTensorView b = product.b;
-  const std::int64_t rows = b.data.shape[0] / product.groups.count;
-  b.data = rows_of(b.data, group * rows, (group + 1) * rows);
-  b.scale.data = static_cast<const float*>(b.scale.data) + group * product.groups.scale_stride;
-  return b;
-}
-
-GroupBounds rows_of_group(const core::Product& product, std::int64_t group) {
-  const core::Groups& groups = product.groups;
-  if (groups.work == Work::kGroupedRows) return {groups.numbers[group], groups.numbers[group + 1]};
-  const auto rows = static_cast<std::int32_t>(product.out.shape[0] / groups.count);
-  const std::int32_t begin = static_cast<std::int32_t>(group) * rows;
-  return {begin, begin + groups.numbers[group]};
-}
-
 void multiply_groups_of_rows(const core::Product& product) {
   const RowScaled a = row_scaled(product.a);
   core::Product all = product;
   all.a = a.view;
   for (std::int64_t group = 0; group < product.groups.count; ++group) {
-    const auto [begin, end] = rows_of_group(product, group);
+    const auto [begin, end] = rows_of_group(product.groups, group);
     if (begin == end) continue;
     core::Product one = with_rows(all, rows_of_a(all, group, {begin, end}), begin, end);
-    one.b = b_of_group(product, group);
-    if (product.bias) {
-      const std::int64_t columns = product.out.shape[1];
-      one.bias = moved(*product.bias, group * columns);
-      one.bias->shape[0] = columns;
-    }
+    one.b = matrix_of_group(product.groups, product.b, group);
+    one.bias = bias_of_group(product.bias, group, product.out.shape[1]);
     multiply_matrices(one);
   }
 }

@@ -80,13 +80,6 @@ void read(const Normed& source, Cast& cast) {
   params.norm = operands_of(source.operands, x.shape[0]);
 }
 
-// Those that an int32 can name.
-unsigned places_of(const GatheredRows& source) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 31;
-  const std::int64_t rows = source.x.shape[0];
-  return static_cast<unsigned>(rows > kMost / source.slots ? kMost : rows * source.slots);
-}
-
 void read(const GatheredRows& source, Cast& cast) {
   auto& [problem, params] = cast;
   problem.source = {.kind = SourceKind::kGathered, .factors = source.factors.has_value()};

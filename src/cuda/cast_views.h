@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 #include "octofold/tensor.h"
 
@@ -43,6 +44,13 @@ inline const float* floats_of(const std::optional<TensorView>& tensor) {
 }
 inline float* floats_of(const std::optional<MutableTensorView>& tensor) {
   return tensor ? static_cast<float*>(tensor->data) : nullptr;
+}
+
+/// How many places gathered rows may come from, of those that an int32 can name.
+inline unsigned places_of(const GatheredRows& source) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
+  const std::int64_t rows = source.x.shape[0];
+  return static_cast<unsigned>(rows > kMost / source.slots ? kMost : rows * source.slots);
 }
 
 inline const float* channel_scale_of(const std::optional<CastTarget>& out) {

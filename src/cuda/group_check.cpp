@@ -121,4 +121,15 @@ void look_through_range(Device& device, std::string_view operation, std::string_
          stream);
 }
 
+void check_groups(Device& device, std::string_view operation, const core::Groups& groups,
+                  Stream stream) {
+  if (!config::has_groups(groups.work)) return;
+  if (groups.work == config::Work::kMaskedRows) {
+    const TensorView counts = vector(groups.numbers, DType::kInt32, groups.count);
+    return check_range(device, operation, "counts", counts, 0, groups.max_rows, stream);
+  }
+  check_offsets(device, operation, "offsets", groups.numbers, groups.count + 1, groups.max_rows,
+                stream);
+}
+
 }  // namespace octofold::cuda

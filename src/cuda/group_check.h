@@ -8,6 +8,7 @@
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 
+#include "core/product.h"
 #include "cuda/device.h"
 
 namespace octofold::cuda {
@@ -22,6 +23,10 @@ void check_offsets(Device& device, std::string_view operation, std::string_view 
 void look_through_offsets(Device& device, std::string_view operation, std::string_view argument,
                           const std::int32_t* numbers, std::int64_t count, std::int64_t most,
                           Stream stream);
+
+/// The offsets or counts of a product, if it has groups.
+void check_groups(Device& device, std::string_view operation, const core::Groups& groups,
+                  Stream stream);
 
 /// The same of a vector or matrix of counts, ids or positions, which have to be from `low` to
 /// `high`.

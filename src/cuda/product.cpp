@@ -80,25 +80,13 @@ Prepared<plan::ProductConfig> prepare(Device& device, const core::Product& produ
   });
 }
 
-// Where OCTOFOLD_CHECK_GROUPS asks for it.
-void check_numbers(Device& device, const core::Groups& groups, std::string_view operation,
-                   Stream stream) {
-  if (groups.work == Work::kDense) return;
-  if (groups.work == Work::kMaskedRows) {
-    const TensorView counts = vector(groups.numbers, DType::kInt32, groups.count);
-    return check_range(device, operation, "counts", counts, 0, groups.max_rows, stream);
-  }
-  check_offsets(device, operation, "offsets", groups.numbers, groups.count + 1, groups.max_rows,
-                stream);
-}
-
 }  // namespace
 
 void multiply(Device& device, const core::Product& product, Stream stream) {
   if (product.out.element_count() == 0) return;
   const plan::GemmProblem problem = plan::problem_of(product);
   const Prepared<plan::ProductConfig> prepared = prepare(device, product, problem);
-  check_numbers(device, product.groups, plan::operation_of(problem), stream);
+  check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(
       [&](const auto& config) {
         const auto params = params_of(device, product, config);

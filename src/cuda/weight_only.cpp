@@ -1,5 +1,4 @@
-// gemm_weight_only and its gradient: one way to their kernels.
-#include "plan/weight_only.h"
+#include "cuda/weight_only.h"
 
 #include <cstdint>
 #include <variant>
@@ -7,11 +6,12 @@
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
 #include "cuda/context.h"
-#include "cuda/gemm_weight_only.h"
+#include "cuda/group_check.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tuned_plan.h"
 #include "kernels/weight_only/config/weight_only.h"
 #include "plan/tma.h"
+#include "plan/weight_only.h"
 
 namespace octofold::cuda {
 namespace {
@@ -35,32 +35,47 @@ config::WeightOnlyScale scale_of_columns(const ScaledTensorView& tensor) {
   return {scale.data, scale.col_stride, scale.row_stride, kBlockShift};
 }
 
-struct Product {
-  const char* called;
-  const ScaledTensorView& w;
-  const DotOperand& x;
-  const MutableTensorView& out;
-  const std::optional<TensorView>& bias;
-  const std::optional<MutableTensorView>& workspace;
-  bool transposed = false;
-  std::string_view candidate{};
-};
+using core::WeightOnlyProduct;
 
 // By the candidate that is asked for, or that was measured to be the fastest, or reckoned to be.
-Prepared<plan::WeightOnlyChoice> prepare(Device& device, const Product& product,
+Prepared<plan::WeightOnlyChoice> prepare(Device& device, const WeightOnlyProduct& product,
                                          const plan::WeightOnlyProblem& problem) {
   const auto plan = [&](std::string_view candidate) {
-    return plan::plan_weight_only(problem, product.called, device.gpu(), candidate);
+    return plan::plan_weight_only(problem, device.gpu(), candidate);
   };
   if (!product.candidate.empty()) return device.load(plan(product.candidate), describe(problem));
   return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
 }
 
-plan::WeightOnlyProblem problem_of(const Product& product) {
+// Those that a kernel counts: of a masked group, else all.
+std::int64_t rows_of(const WeightOnlyProduct& product) {
+  if (product.groups.work == config::Work::kMaskedRows) return product.groups.max_rows;
+  return product.out.shape[0];
+}
+
+config::WeightOnlyGroups groups_of(const WeightOnlyProduct& product) {
+  const core::Groups& groups = product.groups;
+  config::WeightOnlyGroups params{
+      .numbers = groups.numbers,
+      .count = static_cast<int>(groups.count),
+      .w_stride = product.w.data.shape[0] / groups.count * product.w.data.strides[0],
+      .scale_stride = groups.scale_stride};
+  if (product.gathered) {
+    const GatheredRows& rows = *product.gathered;
+    params.sources = static_cast<const int*>(rows.sources.data);
+    params.slots = config::Divisor::of(static_cast<unsigned>(rows.slots));
+    params.places = places_of(rows);
+    params.factors = floats_of(rows.factors);
+  }
+  return params;
+}
+
+plan::WeightOnlyProblem problem_of(const WeightOnlyProduct& product) {
   const TensorView &x = product.x.data, &w = product.w.data;
   const MutableTensorView& out = product.out;
-  return {.rows = x.shape[0],
-          .columns = w.shape[product.transposed ? 1 : 0],
+  const core::Groups& groups = product.groups;
+  return {.rows = rows_of(product),
+          .columns = out.shape[1],
           .depth = x.shape[1],
           .w = w.dtype,
           .x = x.dtype,
@@ -72,14 +87,18 @@ plan::WeightOnlyProblem problem_of(const Product& product) {
           .out_is_aligned =
               is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
           .has_workspace = product.workspace && product.workspace->element_count() > 0,
-          .fits_tma = plan::tma_obstacle(x) == nullptr && plan::tma_obstacle(w) == nullptr};
+          .fits_tma = plan::tma_obstacle(x) == nullptr && plan::tma_obstacle(w) == nullptr,
+          .work = groups.work,
+          .groups = groups.count,
+          .expected = groups.work == config::Work::kMaskedRows ? groups.expected_rows : 0,
+          .gathered = product.gathered.has_value()};
 }
 
-config::WeightOnlyScale scale_of_weights(const Product& product) {
+config::WeightOnlyScale scale_of_weights(const WeightOnlyProduct& product) {
   return product.transposed ? scale_of_columns(product.w) : scale_of_rows(product.w);
 }
 
-config::WeightOnlyParams params_of(const Device&, const Product& product,
+config::WeightOnlyParams params_of(const Device&, const WeightOnlyProduct& product,
                                    const plan::WeightOnlyWork& work) {
   const TensorView &x = product.x.data, &w = product.w.data;
   config::WeightOnlyParams params{
@@ -93,10 +112,11 @@ config::WeightOnlyParams params_of(const Device&, const Product& product,
       .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
       .w_scale = scale_of_weights(product),
       .x_scale = {},
-      .rows = x.shape[0],
+      .rows = rows_of(product),
       .columns = product.out.shape[1],
       .depth = x.shape[1],
       .splits = static_cast<int>(work.splits)};
+  if (config::has_groups(product.groups.work)) params.groups = groups_of(product);
   if (product.x.scale) {
     params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
   }
@@ -104,7 +124,7 @@ config::WeightOnlyParams params_of(const Device&, const Product& product,
   return params;
 }
 
-config::Sm90WeightOnlyParams params_of(const Device& device, const Product& product,
+config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyProduct& product,
                                        const config::Sm90WeightOnlyConfig& config) {
   const TensorView& x = product.x.data;
   const Driver& driver = device.driver();
@@ -123,42 +143,18 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const Product& prod
           .depth = static_cast<int>(x.shape[1])};
 }
 
-void run(Device& device, const Product& product, Stream stream) {
-  const Prepared<plan::WeightOnlyChoice> prepared = prepare(device, product, problem_of(product));
+}  // namespace
+
+void multiply(Device& device, const WeightOnlyProduct& product, Stream stream) {
+  const plan::WeightOnlyProblem problem = problem_of(product);
+  const Prepared<plan::WeightOnlyChoice> prepared = prepare(device, product, problem);
+  check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(
       [&](const auto& choice) {
         const auto params = params_of(device, product, choice);
         prepared.launch(stream, &params);
       },
       prepared.config);
-}
-
-}  // namespace
-
-void gemm_weight_only(Device& device, const GemmWeightOnlyArguments& arguments, Stream stream) {
-  run(device,
-      {.called = "gemm_weight_only",
-       .w = arguments.w,
-       .x = arguments.x,
-       .out = arguments.out,
-       .bias = arguments.bias,
-       .workspace = arguments.workspace,
-       .candidate = arguments.candidate},
-      stream);
-}
-
-void gemm_weight_only_gradient(Device& device, const GemmWeightOnlyGradientArguments& arguments,
-                               Stream stream) {
-  run(device,
-      {.called = "gemm_weight_only_gradient",
-       .w = arguments.w,
-       .x = {.data = arguments.gradient},
-       .out = arguments.out,
-       .bias = {},
-       .workspace = arguments.workspace,
-       .transposed = true,
-       .candidate = arguments.candidate},
-      stream);
 }
 
 }  // namespace octofold::cuda

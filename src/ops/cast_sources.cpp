@@ -162,8 +162,17 @@ void require_places(const core::Arguments& check, const GatheredRows& rows) {
 }
 
 CheckedSource checked(const core::Arguments& check, const GatheredRows& given) {
+  Inputs inputs(check);
   GatheredRows rows = given;
   rows.x = checked_numbers(check, "x", given.x);
+  inputs.add("x", rows.x);
+  check_places(check, rows, inputs);
+  return {rows, rows.x.dtype, {rows.sources.shape[0], rows.x.shape[1]}, inputs.all()};
+}
+
+}  // namespace
+
+void check_places(const core::Arguments& check, GatheredRows& rows, Inputs& inputs) {
   check.require_vector("sources", rows.sources);
   check.require_dtype("sources", rows.sources, {DType::kInt32});
   check.require_same_device("sources", rows.sources, rows.x.device);
@@ -171,14 +180,13 @@ CheckedSource checked(const core::Arguments& check, const GatheredRows& given) {
   if (rows.slots < 1 || rows.slots > kMost) {
     check.fail("slots", core::format("1 to {}", kMost), core::format("{}", rows.slots));
   }
-  if (given.factors) rows.factors = checked_factors(check, *given.factors, rows);
+  inputs.add("sources", rows.sources);
+  if (rows.factors) {
+    rows.factors = checked_factors(check, *rows.factors, rows);
+    inputs.add("factors", *rows.factors);
+  }
   if (is_on_cpu(rows.x.device)) require_places(check, rows);
-  std::vector<CastInput> inputs{{"x", rows.x}, {"sources", rows.sources}};
-  if (rows.factors) inputs.push_back({"factors", *rows.factors});
-  return {rows, rows.x.dtype, {rows.sources.shape[0], rows.x.shape[1]}, std::move(inputs)};
 }
-
-}  // namespace
 
 CheckedSource checked_source(const core::Arguments& check, const CastSource& source) {
   return std::visit([&](const auto& given) { return checked(check, given); }, source);

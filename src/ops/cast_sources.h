@@ -18,6 +18,10 @@ struct CheckedSource {
   std::vector<CastInput> inputs;    ///< all that is read, and what a norm writes
 };
 
+/// Of rows that are gathered from a matrix x, which is checked: whence and with which factors,
+/// which become a matrix. On the CPU the places are looked through. What is read joins the inputs.
+void check_places(const core::Arguments& check, GatheredRows& rows, Inputs& inputs);
+
 /// On the CPU the places of gathered rows are checked too.
 CheckedSource checked_source(const core::Arguments& check, const CastSource& source);
 

@@ -6,10 +6,7 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
-#include "cpu/gemm_weight_only.h"
-#include "cuda/gemm_weight_only.h"
 #include "kernels/weight_only/config/workspace.h"
-#include "ops/backend.h"
 #include "ops/dot_operand.h"
 #include "ops/inputs.h"
 #include "ops/product.h"
@@ -38,15 +35,6 @@ DotOperand flat_x(const core::Arguments& check, const GemmWeightOnlyArguments& g
   return x;
 }
 
-TensorView flat_gradient(const core::Arguments& check, const TensorView& given,
-                         ops::Inputs& inputs) {
-  const TensorView gradient = core::flatten(check, "gradient", given);
-  check.require_input_matrix("gradient", gradient);
-  check.require_dtype("gradient", gradient, {DType::kFloat16, DType::kBFloat16});
-  inputs.add("gradient", gradient);
-  return gradient;
-}
-
 // Of so many columns beside the leading dimensions of `rows`, as a matrix.
 MutableTensorView flat_result(const core::Arguments& check, const MutableTensorView& given,
                               const TensorView& rows, std::int64_t columns,
@@ -71,34 +59,34 @@ void check_workspace(const core::Arguments& check,
   inputs.add_output("workspace", *workspace);
 }
 
-GemmWeightOnlyArguments checked(const GemmWeightOnlyArguments& given) {
+core::WeightOnlyProduct checked(const GemmWeightOnlyArguments& given) {
   const core::Arguments check("gemm_weight_only");
   ops::Inputs inputs(check);
-  GemmWeightOnlyArguments arguments = given;
-  arguments.x = flat_x(check, given, inputs);
-  const TensorView& x = arguments.x.data;
+  core::WeightOnlyProduct product{
+      .w = given.w, .bias = given.bias, .workspace = given.workspace, .candidate = given.candidate};
+  product.x = flat_x(check, given, inputs);
+  const TensorView& x = product.x.data;
   ops::check_weights(check, given.w, x.device, inputs);
   ops::require_depth(check, "x", x, "w", given.w.data);
-  arguments.out = flat_result(check, given.out, given.x.data, given.w.data.shape[0], inputs);
-  ops::check_bias(check, arguments.bias, arguments.out);
-  if (arguments.bias) inputs.add("bias", *arguments.bias);
-  check_workspace(check, given.workspace, x, arguments.out, inputs);
-  return arguments;
+  product.out = flat_result(check, given.out, given.x.data, given.w.data.shape[0], inputs);
+  ops::check_bias(check, product.bias, product.out);
+  if (product.bias) inputs.add("bias", *product.bias);
+  check_workspace(check, given.workspace, x, product.out, inputs);
+  return product;
 }
 
-GemmWeightOnlyGradientArguments checked(const GemmWeightOnlyGradientArguments& given) {
+core::WeightOnlyProduct checked(const GemmWeightOnlyGradientArguments& given) {
   const core::Arguments check("gemm_weight_only_gradient");
   ops::Inputs inputs(check);
-  GemmWeightOnlyGradientArguments arguments = given;
-  arguments.gradient = flat_gradient(check, given.gradient, inputs);
-  ops::check_weights(check, given.w, arguments.gradient.device, inputs);
-  if (arguments.gradient.shape[1] != given.w.data.shape[0]) {
-    check.fail("gradient", core::format("N = {} columns, the rows of 'w'", given.w.data.shape[0]),
-               core::format("{}", arguments.gradient.shape[1]));
-  }
-  arguments.out = flat_result(check, given.out, given.gradient, given.w.data.shape[1], inputs);
-  check_workspace(check, given.workspace, arguments.gradient, arguments.out, inputs);
-  return arguments;
+  core::WeightOnlyProduct product{
+      .w = given.w, .workspace = given.workspace, .transposed = true, .candidate = given.candidate};
+  product.x.data = ops::checked_halves(check, "gradient", given.gradient, inputs);
+  const TensorView& gradient = product.x.data;
+  ops::check_weights(check, given.w, gradient.device, inputs);
+  ops::require_columns_of_gradient(check, gradient, given.w.data.shape[0]);
+  product.out = flat_result(check, given.out, given.gradient, given.w.data.shape[1], inputs);
+  check_workspace(check, given.workspace, gradient, product.out, inputs);
+  return product;
 }
 
 }  // namespace
@@ -114,22 +102,12 @@ std::int64_t weight_only_workspace_size(std::int64_t rows, std::int64_t columns,
   return config::weight_only_workspace_elements(rows, columns, depth);
 }
 
-void gemm_weight_only(const GemmWeightOnlyArguments& given, Stream stream) {
-  const GemmWeightOnlyArguments arguments = checked(given);
-  const Device device = arguments.out.device;
-  if (arguments.out.element_count() == 0) return;
-  if (!ops::has_memory(device)) return;
-  if (ops::is_on_cpu(device)) return cpu::gemm_weight_only(arguments);
-  cuda::gemm_weight_only(ops::gpu("gemm_weight_only", device), arguments, stream);
+void gemm_weight_only(const GemmWeightOnlyArguments& arguments, Stream stream) {
+  ops::run("gemm_weight_only", checked(arguments), stream);
 }
 
-void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& given, Stream stream) {
-  const GemmWeightOnlyGradientArguments arguments = checked(given);
-  const Device device = arguments.out.device;
-  if (arguments.out.element_count() == 0) return;
-  if (!ops::has_memory(device)) return;
-  if (ops::is_on_cpu(device)) return cpu::gemm_weight_only_gradient(arguments);
-  cuda::gemm_weight_only_gradient(ops::gpu("gemm_weight_only_gradient", device), arguments, stream);
+void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments, Stream stream) {
+  ops::run("gemm_weight_only_gradient", checked(arguments), stream);
 }
 
 }  // namespace octofold

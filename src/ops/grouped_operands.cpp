@@ -36,8 +36,8 @@ FirstOfGroups without_groups(TensorView tensor) {
   return {tensor, stride};
 }
 
-// The scale of b [G, N, K], by the table of grouped_gemm.h. What has none of its shapes stays as it
-// is, for the check to name.
+// The scale of a stack [G, N, K], by the table of grouped_gemm.h. What has none of its shapes stays
+// as it is, for the check to name.
 FirstOfGroups scale_of_first(const ScaledTensorView& b) {
   const TensorView& scale = b.scale;
   const std::int64_t groups = b.data.shape[0], rows = b.data.shape[1];
@@ -70,33 +70,6 @@ FirstOfGroups scale_of_first(const ScaledTensorView& b) {
 TensorView without_rows(TensorView tensor) {
   tensor.shape[0] = 0;
   return tensor;
-}
-
-// b [G, N, K] as the matrix [G · N, K] with the scales of the first group.
-struct GroupedOperand {
-  ScaledTensorView flat;
-  std::int64_t groups, rows, scale_stride;
-};
-
-GroupedOperand checked_b(const core::Arguments& check, const ScaledTensorView& b) {
-  check.require_sizes("b", b.data);
-  if (b.data.rank != 3) {
-    check.fail("b", "3 dimensions, [groups, N, K]", core::describe(b.data));
-  }
-  check.require_enumerator("b.granularity", b.granularity);
-  require_scales(check, "b", plan::kGroupedB, form_of(b));
-  check.require_sizes("b.scale", b.scale);
-  const auto [scale, stride] = scale_of_first(b);
-  const std::int64_t groups = b.data.shape[0], rows = b.data.shape[1];
-  ScaledTensorView first{core::flatten(check, "b", b.data), scale, b.granularity};
-  check.require_input_matrix("b", first.data);
-  ScaledTensorView flat = first;
-  first.data = groups == 0 ? without_rows(first.data) : first.data;
-  if (groups > 0) {
-    first.data.shape[0] = rows;
-    check.require_scaled_input("b", first);
-  }
-  return {flat, groups, rows, stride};
 }
 
 ScaledTensorView checked_a(const core::Arguments& check, std::string_view argument,
@@ -160,28 +133,6 @@ std::int64_t expected_of(std::int64_t all, std::int64_t groups) {
   return groups == 0 ? 0 : core::ceil_divide(all, groups);
 }
 
-std::optional<TensorView> checked_bias(const core::Arguments& check,
-                                       const std::optional<TensorView>& given, std::int64_t groups,
-                                       const MutableTensorView& out) {
-  if (!given) return std::nullopt;
-  check.require_shape("bias", *given, {groups, out.shape[1]});
-  const TensorView bias = core::flatten(check, "bias", *given);
-  if (bias.shape[0] > 1 && bias.strides[0] != bias.shape[1]) {
-    check.fail("bias", "contiguous rows", core::describe(*given));
-  }
-  const TensorView flat{.data = bias.data,
-                        .dtype = bias.dtype,
-                        .rank = 1,
-                        .shape = {bias.element_count()},
-                        .strides = {1},
-                        .device = bias.device};
-  check.require_vector("bias", flat);
-  check.require_dtype("bias", flat, {out.dtype, DType::kFloat32});
-  check.require_same_device("bias", flat, out.device);
-  check.require_disjoint("out", out, "bias", flat);
-  return flat;
-}
-
 void check_products(const core::Arguments& check, const ScaledTensorView& a,
                     const ScaledTensorView& b, bool fast_accumulation) {
   check.require_same_device("b", b.data, a.data.device);
@@ -216,7 +167,7 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
   const std::int64_t columns = set_groups_of_rows(check, given.a, given.b, groups, product);
   const std::array<std::int64_t, 2> shape{product.a.data.shape[0], columns};
   set_output(check, given, shape, {"groups.offsets", groups.offsets}, product);
-  product.bias = checked_bias(check, given.bias, product.groups.count, product.out);
+  product.bias = bias_of_groups(check, given.bias, product.groups.count, product.out);
 }
 
 void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
@@ -224,29 +175,14 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
   if (given.c) check.fail("c", "none beside MaskedGroups", "one");
   const auto [a, a_scale_stride] = checked_masked_a(check, given.a);
   product.a = a;
-  const GroupedOperand b = checked_b(check, given.b);
+  const Stack b = checked_stack(check, "b", plan::kGroupedB, given.b);
   product.b = b.flat;
   check_products(check, product.a, product.b, given.fast_accumulation);
-  const std::int64_t rows = given.a.data.shape[1];
-  if (given.a.data.shape[0] != b.groups) {
-    check.fail("a", core::format("{} groups as in 'b'", b.groups), core::describe(given.a.data));
-  }
-  product.groups = {
-      .work = Work::kMaskedRows,
-      .count = b.groups,
-      .numbers = checked_counts(check, groups.counts, b.groups, rows, product.a.data.device),
-      .scale_stride = b.scale_stride,
-      .a_scale_stride = a_scale_stride,
-      .expected_rows = groups.expected_rows.value_or(rows),
-      .max_rows = rows};
-  const std::array<std::int64_t, 3> shape{b.groups, rows, b.rows};
+  product.groups = masked_groups(check, groups, "a", given.a.data, "b", b);
+  product.groups.a_scale_stride = a_scale_stride;
+  const std::array<std::int64_t, 3> shape{b.count, product.groups.max_rows, b.rows};
   set_output(check, given, shape, {"groups.counts", groups.counts}, product);
-  const std::int64_t expected = product.groups.expected_rows;
-  if (expected < 0 || expected > rows) {
-    check.fail("groups.expected_rows", core::format("from 0 to {}", rows),
-               core::format("{}", expected));
-  }
-  product.bias = checked_bias(check, given.bias, b.groups, product.out);
+  product.bias = bias_of_groups(check, given.bias, b.count, product.out);
 }
 
 void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
@@ -279,21 +215,88 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
 
 }  // namespace
 
+Stack checked_stack(const core::Arguments& check, std::string_view argument,
+                    const plan::OperandRule& rule, const ScaledTensorView& given) {
+  check.require_sizes(argument, given.data);
+  if (given.data.rank != 3) {
+    check.fail(argument, "3 dimensions, [groups, N, K]", core::describe(given.data));
+  }
+  check.require_enumerator(core::format("{}.granularity", argument), given.granularity);
+  require_scales(check, argument, rule, form_of(given));
+  check.require_sizes(core::format("{}.scale", argument), given.scale);
+  const auto [scale, stride] = scale_of_first(given);
+  const std::int64_t count = given.data.shape[0], rows = given.data.shape[1];
+  ScaledTensorView first{core::flatten(check, argument, given.data), scale, given.granularity};
+  check.require_input_matrix(argument, first.data);
+  ScaledTensorView flat = first;
+  first.data = count == 0 ? without_rows(first.data) : first.data;
+  if (count > 0) {
+    first.data.shape[0] = rows;
+    check.require_scaled_input(argument, first);
+  }
+  return {flat, count, rows, stride};
+}
+
+core::Groups row_groups(const core::Arguments& check, const RowGroups& groups, std::int64_t rows,
+                        const Stack& stack, Device device) {
+  return {.work = Work::kGroupedRows,
+          .count = stack.count,
+          .numbers = checked_offsets(check, groups.offsets, stack.count, rows, device),
+          .scale_stride = stack.scale_stride,
+          .expected_rows = expected_of(rows, stack.count),
+          .max_rows = rows};
+}
+
+core::Groups masked_groups(const core::Arguments& check, const MaskedGroups& groups,
+                           std::string_view argument, const TensorView& given,
+                           std::string_view stack_argument, const Stack& stack) {
+  if (given.shape[0] != stack.count) {
+    check.fail(argument, core::format("{} groups as in '{}'", stack.count, stack_argument),
+               core::describe(given));
+  }
+  const std::int64_t rows = given.shape[1], expected = groups.expected_rows.value_or(rows);
+  if (expected < 0 || expected > rows) {
+    check.fail("groups.expected_rows", core::format("from 0 to {}", rows),
+               core::format("{}", expected));
+  }
+  return {.work = Work::kMaskedRows,
+          .count = stack.count,
+          .numbers = checked_counts(check, groups.counts, stack.count, rows, given.device),
+          .scale_stride = stack.scale_stride,
+          .expected_rows = expected,
+          .max_rows = rows};
+}
+
+std::optional<TensorView> bias_of_groups(const core::Arguments& check,
+                                         const std::optional<TensorView>& given,
+                                         std::int64_t groups, const MutableTensorView& out) {
+  if (!given) return std::nullopt;
+  check.require_shape("bias", *given, {groups, out.shape[1]});
+  const TensorView bias = core::flatten(check, "bias", *given);
+  if (bias.shape[0] > 1 && bias.strides[0] != bias.shape[1]) {
+    check.fail("bias", "contiguous rows", core::describe(*given));
+  }
+  const TensorView flat{.data = bias.data,
+                        .dtype = bias.dtype,
+                        .rank = 1,
+                        .shape = {bias.element_count()},
+                        .strides = {1},
+                        .device = bias.device};
+  check.require_vector("bias", flat);
+  check.require_dtype("bias", flat, {out.dtype, DType::kFloat32});
+  check.require_same_device("bias", flat, out.device);
+  check.require_disjoint("out", out, "bias", flat);
+  return flat;
+}
+
 std::int64_t set_groups_of_rows(const core::Arguments& check, const ScaledTensorView& a,
                                 const ScaledTensorView& given_b, const RowGroups& groups,
                                 core::Product& product) {
   product.a = checked_a(check, "a", a, 2);
-  const GroupedOperand b = checked_b(check, given_b);
+  const Stack b = checked_stack(check, "b", plan::kGroupedB, given_b);
   product.b = b.flat;
   check_products(check, product.a, product.b, product.fast_accumulation);
-  const std::int64_t rows = product.a.data.shape[0];
-  product.groups = {
-      .work = Work::kGroupedRows,
-      .count = b.groups,
-      .numbers = checked_offsets(check, groups.offsets, b.groups, rows, product.a.data.device),
-      .scale_stride = b.scale_stride,
-      .expected_rows = expected_of(rows, b.groups),
-      .max_rows = rows};
+  product.groups = row_groups(check, groups, product.a.data.shape[0], b, product.a.data.device);
   return b.rows;
 }
 

@@ -58,10 +58,6 @@ plan::WeightOnlyProblem problem_of(const WeightOnlyProblem& problem) {
                            .w_scales = problem.w.scales});
 }
 
-std::string_view called(const WeightOnlyProblem& problem) {
-  return problem.gradient ? "gemm_weight_only_gradient" : "gemm_weight_only";
-}
-
 plan::Gpu gpu_of(std::string_view operation, const TargetGpu& gpu) {
   return ops::target_gpu(operation, gpu.architecture, gpu.multiprocessors);
 }
@@ -105,7 +101,7 @@ std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
 
 std::string planned_candidate(const WeightOnlyProblem& problem, const TargetGpu& gpu) {
   const plan::Gpu target = gpu_of("planned_candidate", gpu);
-  return plan::name_of(plan::plan_weight_only(problem_of(problem), called(problem), target).config);
+  return plan::name_of(plan::plan_weight_only(problem_of(problem), target).config);
 }
 
 std::string tuning_key(const WeightOnlyProblem& problem) {

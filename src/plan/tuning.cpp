@@ -54,8 +54,13 @@ bool is_contiguous(const GemmProblem& problem) {
   return plain == problem;
 }
 
-constexpr std::string_view kOperations[] = {"gemm", "grouped_gemm", "gated_gemm",
-                                            "gemm_weight_only", "gemm_weight_only_gradient"};
+constexpr std::string_view kOperations[] = {"gemm",
+                                            "grouped_gemm",
+                                            "gated_gemm",
+                                            "gemm_weight_only",
+                                            "gemm_weight_only_gradient",
+                                            "grouped_gemm_weight_only",
+                                            "grouped_gemm_weight_only_gradient"};
 
 struct Key {
   std::int64_t rows = 0;
@@ -80,7 +85,8 @@ std::optional<Key> split(std::string_view key) {
 
 // What of a group follows from the sizes goes without saying, so that a choice may be for several
 // numbers of rows.
-std::string text_of_groups(const GemmProblem& problem) {
+template <typename Problem>
+std::string text_of_groups(const Problem& problem) {
   if (problem.work == config::Work::kDense) return "";
   std::string text = core::format(", {}", word(problem.work));
   if (!config::has_groups(problem.work)) return text;
@@ -101,11 +107,11 @@ std::string tuning_key(const GemmProblem& problem) {
 }
 
 std::string tuning_key(const WeightOnlyProblem& problem) {
-  return core::format("{}: m {}, n {}, k {}, x {}{}, w {} {}, out {}",
-                      problem.transposed ? "gemm_weight_only_gradient" : "gemm_weight_only",
+  return core::format("{}: m {}, n {}, k {}, x {}{}, w {} {}, out {}{}{}", operation_of(problem),
                       problem.rows, problem.columns, problem.depth, name(problem.x),
                       problem.x_blocks ? " 1x128" : "", name(problem.w), name(problem.w_scales),
-                      name(problem.out));
+                      name(problem.out), text_of_groups(problem),
+                      problem.gathered ? ", gathered" : "");
 }
 
 Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name) {

@@ -37,7 +37,26 @@ constexpr Tiling kManyRows[] = {
 // for 8.0 to 8.7 only, or 48 rows. Tiles of two or eight such warps are not faster anywhere.
 constexpr Tiling kAhead{128, 96, 2, 2, 1}, kAheadOfAmpere{128, 128, 2, 2, 1};
 
+constexpr int kMostFewRows = 16;
+
 constexpr int kLeastStages = 2, kMostStages = 4;
+
+// Of all tiles. Other groups than as expected have other tiles: where there are more, blocks have
+// several.
+std::int64_t blocks_of(const WeightOnlyProblem& problem, const WeightOnlyConfig& config,
+                       int resident, const Gpu& gpu) {
+  const std::int64_t columns = core::ceil_divide(problem.columns, config.tile_columns);
+  const RowTiles tiles = row_tiles(problem, config.tile_rows);
+  if (!config.has_groups()) return tiles.most * columns;
+  constexpr double kSurplus = 1.25;
+  const auto expected = static_cast<std::int64_t>(std::ceil(kSurplus * tiles.expected));
+  const std::int64_t at_once = std::int64_t{resident} * gpu.multiprocessors;
+  return std::min(tiles.most * columns, std::max(expected * columns, at_once));
+}
+
+double rounds_of(double blocks, const Gpu& gpu) {
+  return std::max(std::ceil(blocks / gpu.multiprocessors), 1.0);
+}
 
 // Rows of x that a tile for few of them holds.
 int held_rows(std::int64_t rows) {
@@ -61,6 +80,13 @@ int resident_blocks(const WeightOnlyConfig& config, const Gpu& gpu) {
   return std::max(std::min(by_memory, by_registers), 1);
 }
 
+// Blocks of groups go round for tile after tile, and the assembler for 12.x takes more out of that
+// loop than it has registers for beside two sets of 64 sums.
+bool is_crowded(const WeightOnlyConfig& config, const Gpu& gpu) {
+  return config.has_groups() && config.has_blocks() && !config.ahead &&
+         config.column_tiles() * config.row_tiles() >= 16 && gpu.compute_capability() >= 120;
+}
+
 // Instructions that a code takes to become x's type (kernels/numeric/decode_pairs.h).
 double instructions_of_code(const WeightOnlyConfig& config, const Gpu& gpu) {
   double count = config.w == DType::kE5M2 ? 0.5 : gpu.compute_capability() >= 89 ? 0.75 : 2;
@@ -79,21 +105,67 @@ double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work
   constexpr double kWaits = 770, kProducts = 713, kOfInstruction = 0.73, kUnits = 170;
   constexpr double kStart = 4000, kSchedulers = 4;
   const WeightOnlyConfig& config = work.config;
-  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
-                              core::ceil_divide(problem.columns, config.tile_columns);
-  const auto rounds = core::ceil_divide(blocks, gpu.multiprocessors);
-  const auto resident = std::min<std::int64_t>(rounds, resident_blocks(config, gpu));
-  const double warps =
-      std::max(static_cast<double>(resident * config.threads()) / 32 / kSchedulers, 1.0);
+  const auto columns = core::ceil_divide(problem.columns, config.tile_columns);
+  const double tiles = row_tiles(problem, config.tile_rows).expected;
+  const double rounds = rounds_of(tiles * static_cast<double>(columns), gpu);
+  const double resident = std::min<double>(rounds, resident_blocks(config, gpu));
+  const double warps = std::max(resident * config.threads() / 32 / kSchedulers, 1.0);
   const double decoded = 64.0 * config.group_depth() / 32 * instructions_of_code(config, gpu);
   const double of_sums = kProducts + (config.w_blocks ? kUnits : 0);
   const double of_warp = of_sums * config.row_tiles() / 8 + kOfInstruction * decoded;
   const auto steps = core::ceil_divide(problem.depth, std::int64_t{config.step_depth()});
   const double clocks = static_cast<double>(steps) * (kWaits + warps * of_warp) + warps * kStart;
-  return static_cast<double>(core::ceil_divide(rounds, resident)) * clocks;
+  return std::ceil(rounds / resident) * clocks;
+}
+
+// How many rows a matrix W that has any is expected to be multiplied with.
+double rows_of_matrix(const WeightOnlyProblem& problem) {
+  if (!config::has_groups(problem.work)) return static_cast<double>(problem.rows);
+  const RowTiles rows = row_tiles(problem, 1);
+  return rows.expected / rows.matrices;
 }
 
 }  // namespace
+
+const char* operation_of(const WeightOnlyProblem& problem) {
+  if (config::has_groups(problem.work)) {
+    return problem.transposed ? "grouped_gemm_weight_only_gradient" : "grouped_gemm_weight_only";
+  }
+  return problem.transposed ? "gemm_weight_only_gradient" : "gemm_weight_only";
+}
+
+// Of rows that fall to groups one by one, as many as the mean have a group by Poisson's law; tiles
+// are then as many as there are groups with more than 0, than a tile's rows, than two tiles' …
+RowTiles row_tiles(const WeightOnlyProblem& problem, int tile_rows) {
+  const std::int64_t rows = problem.rows, groups = problem.groups;
+  if (!config::has_groups(problem.work)) {
+    const std::int64_t tiles = core::ceil_divide(rows, tile_rows);
+    return {tiles, static_cast<double>(tiles), 1};
+  }
+  const bool is_masked = problem.work == config::Work::kMaskedRows;
+  const std::int64_t most = is_masked
+                                ? groups * core::ceil_divide(rows, tile_rows)
+                                : (rows + std::min(rows, groups) * (tile_rows - 1)) / tile_rows;
+  constexpr double kMany = 256;  // of which the last tile is half empty
+  const double mean = is_masked ? static_cast<double>(problem.expected)
+                                : static_cast<double>(rows) / static_cast<double>(groups);
+  double tiles = 0, matrices = 1;
+  if (mean > kMany) {
+    tiles = mean / tile_rows + 0.5 * (tile_rows - 1) / tile_rows;
+  } else {
+    double probability = std::exp(-mean), up_to = probability;  // of `count` rows
+    matrices = 1 - probability;
+    const int end = static_cast<int>(2 * mean) + 32;
+    for (int count = 0; count < end; ++count) {
+      if (count % tile_rows == 0) tiles += std::max(1 - up_to, 0.0);
+      probability *= mean / (count + 1);
+      up_to += probability;
+    }
+  }
+  const auto of_all = static_cast<double>(groups);
+  const double limit = static_cast<double>(std::max<std::int64_t>(most, 1));
+  return {most, std::clamp(of_all * tiles, 1.0, limit), std::clamp(of_all * matrices, 1.0, of_all)};
+}
 
 std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem& problem,
                                                         const Gpu& gpu) {
@@ -104,7 +176,9 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
                           .w_blocks = varies_along_k(problem.w_scales),
                           .x_blocks = problem.x_blocks,
                           .vectors = problem.is_aligned,
-                          .store_vectors = problem.out_is_aligned};
+                          .store_vectors = problem.out_is_aligned,
+                          .work = problem.work,
+                          .gathered = problem.gathered};
   if (problem.transposed) {
     config.w_blocks = problem.w_scales == Granularity::kBlock128x128;
     config.depth_factors =
@@ -123,7 +197,7 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
     config.warps_depth = tiling.warps_depth;
     config.split = false;
     for (config.stages = kMostStages; config.stages >= kLeastStages; --config.stages) {
-      if (config.invalid_reason() != nullptr ||
+      if (config.invalid_reason() != nullptr || is_crowded(config, gpu) ||
           config.shared_bytes() > gpu.shared_memory_per_block) {
         continue;
       }
@@ -134,10 +208,24 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
       }
     }
   };
-  if (problem.rows <= 16) {
+  const bool has_groups = config::has_groups(problem.work);
+  const double rows = rows_of_matrix(problem);
+  // Of groups, which differ, tiles for some more rows than are expected, and for fewer.
+  const auto fits = [&](int tile_rows) {
+    return !has_groups || (rows <= 4 * tile_rows && tile_rows <= 8 * std::max(rows, 1.0));
+  };
+  if (has_groups) {
+    for (int held = 1; held <= kMostFewRows; held *= 2) {
+      if (!fits(held)) continue;
+      for (const Tiling& tiling : kFewRows) add(tiling, held);
+    }
+  } else if (problem.rows <= kMostFewRows) {
     for (const Tiling& tiling : kFewRows) add(tiling, held_rows(problem.rows));
-  } else {
-    for (const Tiling& tiling : kManyRows) add(tiling, tiling.rows);
+  }
+  if (has_groups ? rows > kMostFewRows / 4 : problem.rows > kMostFewRows) {
+    for (const Tiling& tiling : kManyRows) {
+      if (fits(tiling.rows) || rows > tiling.rows) add(tiling, tiling.rows);
+    }
     config.ahead = true;
     const int capability = gpu.compute_capability();
     add(kAhead, kAhead.rows);
@@ -159,15 +247,16 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
   constexpr double kFromMemory = 20.8, kLatency = 1500, kStart = 3000, kCombine = 1000;
   constexpr double kCombinedBytes = 40, kOfAProduct = 3;  // instructions: its own, and loads
   const WeightOnlyConfig& config = work.config;
-  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
-                              core::ceil_divide(problem.columns, config.tile_columns) * work.splits;
-  const auto rounds = static_cast<double>(core::ceil_divide(blocks, gpu.multiprocessors));
+  const RowTiles tiles = row_tiles(problem, config.tile_rows);
+  const auto tile_columns = core::ceil_divide(problem.columns, config.tile_columns);
+  const double blocks = tiles.expected * static_cast<double>(tile_columns * work.splits);
+  const double rounds = rounds_of(blocks, gpu);
   const double resident = std::min(rounds, static_cast<double>(resident_blocks(config, gpu)));
   // Each of these for one number of the depth.
   const double columns = config.tile_columns, rows = config.tile_rows;
   const double bytes = columns + rows * size_of(config.x);
   const double ahead = resident * (config.stages - 1) * config.stage_bytes();
-  const auto sharing = static_cast<double>(core::ceil_divide(problem.rows, config.tile_rows));
+  const double sharing = tiles.expected / tiles.matrices;
   const double fetched =
       std::max(bytes / std::min(kFetched, ahead / kLatency), columns / sharing / kFromMemory);
   const double read = columns * config.warps_rows + rows * size_of(config.x) * config.warps_columns;
@@ -208,6 +297,7 @@ WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
   problem.out_is_aligned = problem.columns % 4 == 0;
   problem.fits_tma = problem.is_aligned && problem.depth > 0;
   problem.has_workspace =
+      !config::has_groups(problem.work) &&
       config::weight_only_splits(problem.rows, problem.columns, problem.depth) > 1;
   return problem;
 }
@@ -238,8 +328,9 @@ std::vector<WeightOnlyChoice> weight_only_candidates(const WeightOnlyProblem& pr
 
 namespace {
 
-WeightOnlyChoice chosen(const WeightOnlyProblem& problem, std::string_view called, const Gpu& gpu,
+WeightOnlyChoice chosen(const WeightOnlyProblem& problem, const Gpu& gpu,
                         std::string_view candidate) {
+  const char* const called = operation_of(problem);
   const std::vector<WeightOnlyChoice> candidates = weight_only_candidates(problem, gpu);
   if (candidates.empty()) {
     core::fail(ErrorCode::kInternal, "{}: no tile fits {} bytes of shared memory", called,
@@ -264,10 +355,11 @@ WeightOnlyChoice chosen(const WeightOnlyProblem& problem, std::string_view calle
 // The kernel of warps that multiply and, where blocks share the depth, the one that adds what they
 // have.
 std::vector<KernelPlan> kernels_of(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
-                                   std::string_view called) {
+                                   const Gpu& gpu) {
+  const char* const called = operation_of(problem);
   const WeightOnlyConfig& config = work.config;
-  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
-                              core::ceil_divide(problem.columns, config.tile_columns) * work.splits;
+  const std::int64_t blocks =
+      blocks_of(problem, config, resident_blocks(config, gpu), gpu) * work.splits;
   std::vector<KernelPlan> kernels{
       kernel_plan(called, config.header(), config.kernel(), config, blocks)};
   kernels.back().shared_bytes = config.shared_bytes();
@@ -283,15 +375,15 @@ std::vector<KernelPlan> kernels_of(const WeightOnlyProblem& problem, const Weigh
 
 }  // namespace
 
-WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
-                                const Gpu& gpu, std::string_view candidate) {
-  require_kernels(Operation::kWeightOnly, called, problem.x, gpu);
-  WeightOnlyPlan plan{.config = chosen(problem, called, gpu, candidate)};
+WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, const Gpu& gpu,
+                                std::string_view candidate) {
+  require_kernels(Operation::kWeightOnly, operation_of(problem), problem.x, gpu);
+  WeightOnlyPlan plan{.config = chosen(problem, gpu, candidate)};
   if (const auto* work = std::get_if<WeightOnlyWork>(&plan.config)) {
-    plan.kernels = kernels_of(problem, *work, called);
+    plan.kernels = kernels_of(problem, *work, gpu);
   } else {
     const auto& config = std::get<config::Sm90WeightOnlyConfig>(plan.config);
-    plan.kernels.push_back(kernel_of(problem, config, called, gpu));
+    plan.kernels.push_back(kernel_of(problem, config, gpu));
   }
   return plan;
 }

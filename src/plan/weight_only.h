@@ -16,9 +16,9 @@
 
 namespace octofold::plan {
 
-/// out[rows, columns], each the sum of `depth` products.
+/// out[rows, columns], each the sum of `depth` products; or rows in groups with a W each.
 struct WeightOnlyProblem {
-  std::int64_t rows = 0;
+  std::int64_t rows = 0;  ///< of all groups; of kMaskedRows those that each has room for
   std::int64_t columns = 0;
   std::int64_t depth = 0;
   DType w = DType::kE4M3;
@@ -31,6 +31,10 @@ struct WeightOnlyProblem {
   bool out_is_aligned = true;  ///< rows of out are whole groups of four, at multiples of four
   bool has_workspace = false;  ///< blocks may share the depth
   bool fits_tma = true;        ///< TMA can address x and W
+  config::Work work = config::Work::kDense;
+  std::int64_t groups = 1;
+  std::int64_t expected = 0;  ///< rows of a group of kMaskedRows
+  bool gathered = false;      ///< rows of x are read where they lie
 
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -47,9 +51,25 @@ struct WeightOnlyProblem {
     field("out_is_aligned", out_is_aligned);
     field("has_workspace", has_workspace);
     field("fits_tma", fits_tma);
+    field("work", work);
+    field("groups", groups);
+    field("expected", expected);
+    field("gathered", gathered);
   }
   friend bool operator==(const WeightOnlyProblem&, const WeightOnlyProblem&) = default;
 };
+
+/// The public function of it.
+const char* operation_of(const WeightOnlyProblem& problem);
+
+/// The tiles of so many rows that the problem has: at most, and as rows fall to groups where each
+/// is as likely as another; and how many matrices W have any.
+struct RowTiles {
+  std::int64_t most;
+  double expected;
+  double matrices;
+};
+RowTiles row_tiles(const WeightOnlyProblem& problem, int tile_rows);
 
 /// The same problem of contiguous matrices at addresses that are multiples of 16 bytes, with the
 /// workspace that weight_only_workspace_size() asks for.
@@ -69,11 +89,11 @@ using WeightOnlyChoice = std::variant<WeightOnlyWork, config::Sm90WeightOnlyConf
 using WeightOnlyPlan = Plan<WeightOnlyChoice>;
 
 /// The kernel, with the tile that is reckoned to be the fastest or that `candidate` names, and
-/// where blocks share the depth another that adds what they have. `called`: the public function.
+/// where blocks share the depth another that adds what they have.
 /// Throws Error: kUnsupported for a GPU without kernels for it, or for bfloat16; kInvalidArgument,
 /// which lists the candidates, where there is none of this name.
-WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
-                                const Gpu& gpu, std::string_view candidate = {});
+WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, const Gpu& gpu,
+                                std::string_view candidate = {});
 
 /// "64x16.w2x1x4.s3.k2": columns and rows of a tile, warps along its columns, rows and depth,
 /// stages, and how many blocks share the depth.

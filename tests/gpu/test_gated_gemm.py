@@ -30,7 +30,7 @@ from octofold._ops.gated_gemm import multiply_gated
 
 skip_without("gated products")
 
-ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu")
+ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 # One that does not sum K in slices: it rounds its sums as the gated kernels do.
 PLAIN = plain("128x128.w2.c1x1x1.b1.early")
 CANDIDATES = product_candidates(gated="swiglu", out="e4m3")

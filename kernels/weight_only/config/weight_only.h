@@ -1,5 +1,6 @@
 // Products of numbers and FP8 weights: configurations of their one kernel, the layout of its shared
-// memory, and what the host passes. gemm_weight_only and its gradient are all of them.
+// memory, and what the host passes. gemm_weight_only, grouped_gemm_weight_only and their gradients
+// are all of them.
 //
 // A block of threads makes a tile of out[rows, columns], rows being those of x, from all of the
 // depth, the dimension that is summed. It takes the depth in steps, of which each of `warps_depth`
@@ -9,6 +10,7 @@
 #include "octofold/vocabulary.h"
 
 #include "kernels/shared/arithmetic.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::config {
 
@@ -34,6 +36,8 @@ struct WeightOnlyConfig {
   bool split = false;  // sums of parts of the depth go to memory, and another kernel adds them
   // While products go on, operands of the next ones are decoded: the kernel for many rows.
   bool ahead = false;
+  Work work = Work::kDense;  // or groups of rows, each with a W of its own
+  bool gathered = false;     // rows of groups are read where they lie
 
   constexpr const char* header() const {
     return ahead ? "kernels/weight_only/many_rows.h" : "kernels/weight_only/weight_only.h";
@@ -61,6 +65,8 @@ struct WeightOnlyConfig {
     field("store_vectors", store_vectors);
     field("split", split);
     field("ahead", ahead);
+    field("work", work);
+    field("gathered", gathered);
   }
   friend constexpr bool operator==(const WeightOnlyConfig&, const WeightOnlyConfig&) = default;
 
@@ -69,6 +75,7 @@ struct WeightOnlyConfig {
   constexpr DType factor_type() const { return is_fp8(x) ? DType::kFloat16 : x; }
   constexpr bool on_tensor_cores() const { return x != DType::kFloat32; }
   constexpr bool has_blocks() const { return w_blocks || x_blocks; }
+  constexpr bool has_groups() const { return work != Work::kDense; }
 
   // Of a kernel that adds what blocks have left: only what tells results apart.
   constexpr WeightOnlyConfig of_combination() const {
@@ -120,7 +127,10 @@ struct WeightOnlyConfig {
     return stages * stage_bytes() > sum_bytes() ? stages * stage_bytes() : sum_bytes();
   }
   constexpr int units() const { return ahead ? tile_columns : 0; }
-  constexpr int shared_bytes() const { return units_offset() + 4 * units(); }
+  // Behind these, int32 [tile_rows]: which row of x each is that is gathered.
+  constexpr int places_offset() const { return units_offset() + 4 * units(); }
+  constexpr int places() const { return gathered ? tile_rows : 0; }
+  constexpr int shared_bytes() const { return places_offset() + 4 * places(); }
 
   constexpr const char* invalid_reason() const {
     if (!is_fp8(w)) return "w has to be FP8";
@@ -143,6 +153,9 @@ struct WeightOnlyConfig {
     if (!on_tensor_cores() && (warps_rows != 1 || column_tiles() != 1 || tile_rows > 16)) {
       return "float32 x: a warp has to have 16 columns and at most 16 rows";
     }
+    if (has_groups() && (!groups_rows(work) || size_of(x) != 2 || split))
+      return "groups have to be of rows of 16-bit numbers, whose blocks share no depth";
+    if (gathered && work != Work::kGroupedRows) return "only rows of groups can be gathered";
     if (ahead) return invalid_reason_ahead();
     if (4 * column_tiles() * row_tiles() > (has_blocks() || depth_factors ? 64 : 96)) {
       return "the accumulators leave too few registers for partial sums";
@@ -179,6 +192,20 @@ struct WeightOnlyScale {
   int shift;               // 7 where 128 share one, else 0
 };
 
+// Rows in groups, whose W lie one below another, as do their scales.
+struct WeightOnlyGroups {
+  const int* numbers;  // offsets [count + 1], or counts [count] of `rows` places each
+  int count;
+  long long w_stride;      // bytes from group to group
+  long long scale_stride;  // elements
+  // Of rows that are gathered: row i is row sources[i] / slots of x, if that is below `places`, and
+  // factors[sources[i]] multiplies its sums.
+  const int* sources;
+  Divisor slots;
+  unsigned places;
+  const float* factors;  // null: there are none
+};
+
 struct WeightOnlyParams {
   const unsigned char* w;  // by rows, as it lies in memory
   long long w_stride;      // bytes
@@ -190,33 +217,39 @@ struct WeightOnlyParams {
   bool bias_is_float32;  // else of out's type
   WeightOnlyScale w_scale;
   WeightOnlyScale x_scale;
-  long long rows;
+  long long rows;  // of all groups; of kMaskedRows those that each has room for
   long long columns;
   long long depth;
   float* partials = nullptr;  // [splits, rows, columns], of `split`
   int splits = 1;
+  WeightOnlyGroups groups{};
 };
 
 // Which tile a block has: those of up to 16 of its neighbours share columns, whose weights they
 // read at about the same time.
-inline constexpr long long kNeighbourRows = 16;
+inline constexpr int kNeighbourRows = 16;
 
 struct WeightOnlyTile {
   long long row;
   long long column;
+  long long row_end;  // of the group's rows, perhaps beyond the tile
+  int group;
 };
 
-template <typename Config>
-constexpr WeightOnlyTile weight_only_tile(const Config& config, long long rows, long long columns,
-                                          long long block) {
-  const long long row_tiles = ceil_divide(rows, config.tile_rows);
-  const long long column_tiles = ceil_divide(columns, config.tile_columns);
-  const long long first = block / (kNeighbourRows * column_tiles) * kNeighbourRows;
-  const long long left = row_tiles - first;
-  const long long neighbours = left < kNeighbourRows ? left : kNeighbourRows;
-  const long long inside = block - first * column_tiles;
-  return {(first + inside % neighbours) * config.tile_rows,
-          inside / neighbours * config.tile_columns};
+// Int: what counts blocks; a GPU divides 32 bits sooner than 64.
+template <typename Int, typename Config>
+constexpr WeightOnlyTile weight_only_tile(const Config& config, Int rows, Int columns, Int block) {
+  const Int row_tiles = ceil_divide(rows, static_cast<Int>(config.tile_rows));
+  const Int column_tiles = ceil_divide(columns, static_cast<Int>(config.tile_columns));
+  const Int first = block / (kNeighbourRows * column_tiles) * kNeighbourRows;
+  const Int left = row_tiles - first;
+  const Int neighbours = left < kNeighbourRows ? left : kNeighbourRows;
+  const Int inside = block - first * column_tiles;
+  const Int row_tile = first + inside % neighbours, column_tile = inside / neighbours;
+  return {.row = static_cast<long long>(row_tile) * config.tile_rows,
+          .column = static_cast<long long>(column_tile) * config.tile_columns,
+          .row_end = rows,
+          .group = 0};
 }
 
 }  // namespace octofold::config

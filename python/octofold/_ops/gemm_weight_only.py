@@ -58,8 +58,8 @@ def multiply_by_weights(
     """gemm_weight_only() by the candidate of a name; None: by the fastest."""
     operation = "gemm_weight_only"
     data, scale, granularity = parts_of(operation, "x", x)
-    inputs = (data, scale, *_weight(operation, w), bias)
-    name = _result_dtype(operation, "x", data, ALL, out, out_dtype)
+    inputs = (data, scale, *require_weight(operation, w), bias)
+    name = result_dtype(operation, "x", data, ALL, out, out_dtype)
     results = None
     if out is not None:
         results = (out, _workspace(operation, out, w.shape[1], stream))
@@ -85,22 +85,23 @@ def gemm_weight_only_gradient(
     Returns and raises as gemm_weight_only().
     """
     operation = "gemm_weight_only_gradient"
-    inputs = (gradient, *_weight(operation, w))
-    name = _result_dtype(operation, "gradient", gradient, HALF, out, out_dtype)
+    inputs = (gradient, *require_weight(operation, w))
+    name = result_dtype(operation, "gradient", gradient, HALF, out, out_dtype)
     results = None
     if out is not None:
         results = (out, _workspace(operation, out, w.shape[0], stream))
     return _GRADIENT(inputs, (w.granularity, None), name, results, stream)[0]
 
 
-def _weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:
+def require_weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:
+    """Codes and scales of a ScaledTensor of one level."""
     if not isinstance(w, ScaledTensor):
         raise invalid_argument(operation, "w", "a ScaledTensor", type(w).__qualname__)
     require_one_level(operation, "w", w)
     return w.data, w.scale
 
 
-def _result_dtype(
+def result_dtype(
     operation: str,
     argument: str,
     x: Array,

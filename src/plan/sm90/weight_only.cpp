@@ -70,6 +70,7 @@ std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyPr
   // Tiles, and TMA, count in int.
   constexpr std::int64_t kMostCounted = std::numeric_limits<int>::max() - 4096;
   if (std::max({problem.rows, problem.columns, problem.depth}) > kMostCounted) return candidates;
+  if (config::has_groups(problem.work)) return candidates;
   if (product_kernels(gpu) != ProductKernels::kSm90 || problem.rows < kLeastRows || !is_half ||
       !problem.fits_tma || (problem.out != problem.x && problem.out != DType::kFloat32)) {
     return candidates;
@@ -164,13 +165,14 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
 }
 
 KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
-                     std::string_view called, const Gpu& gpu) {
+                     const Gpu& gpu) {
   std::int64_t blocks = tiles_of(problem, config) * config.split_k;
   if (config.split_k == 1 && config.depth_groups == 1) {
     blocks = std::min<std::int64_t>(
         blocks, std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor);
   }
-  KernelPlan kernel = kernel_plan(called, config.kHeader, config.kKernel, config, blocks);
+  KernelPlan kernel =
+      kernel_plan(operation_of(problem), config.kHeader, config.kKernel, config, blocks);
   kernel.cluster_size = config.split_k;
   kernel.shared_bytes = config.shared_bytes();
   return kernel;

@@ -26,6 +26,6 @@ double expected_clocks(const WeightOnlyProblem& problem, const config::Sm90Weigh
 
 /// Its kernel, and how that is launched.
 KernelPlan kernel_of(const WeightOnlyProblem& problem, const config::Sm90WeightOnlyConfig& config,
-                     std::string_view called, const Gpu& gpu);
+                     const Gpu& gpu);
 
 }  // namespace octofold::plan

@@ -80,7 +80,7 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
 
   // What the planner takes.
   void expect_sound(const plan::WeightOnlyProblem& problem) {
-    const auto choice = plan_weight_only(problem, "test", gpu_).config;
+    const auto choice = plan_weight_only(problem, gpu_).config;
     std::visit([&](const auto& one) { expect_sound(config_of(one)); }, choice);
   }
 
@@ -153,7 +153,7 @@ TEST_P(WeightOnlyKernelsTest, OfADepthThatBlocksShare) {
                                         .out = narrow(),
                                         .w_scales = Granularity::kChannel,
                                         .has_workspace = true};
-  const plan::WeightOnlyPlan plan = plan_weight_only(problem, "test", gpu_);
+  const plan::WeightOnlyPlan plan = plan_weight_only(problem, gpu_);
   if (plan.kernels.size() == 1) GTEST_SKIP() << "this GPU's blocks add their sums themselves";
   ASSERT_EQ(plan.kernels.size(), 2u);
   expect_sound(problem);
@@ -177,6 +177,52 @@ TEST_P(WeightOnlyKernelsTest, OfGradients) {
                     .transposed = true,
                     .w_scales = scales});
     }
+  }
+}
+
+// Of groups, what the planner takes from a token for each of a few experts up to many.
+TEST_P(WeightOnlyKernelsTest, OfGroups) {
+  plan::WeightOnlyProblem problem{.columns = 2048,
+                                  .depth = 4096,
+                                  .x = narrow(),
+                                  .out = narrow(),
+                                  .w_scales = Granularity::kBlock128x128,
+                                  .work = config::Work::kGroupedRows,
+                                  .groups = 128,
+                                  .gathered = true};
+  for (const std::int64_t rows : {8, 1024, 65536}) {
+    problem.rows = rows;
+    expect_sound(problem);
+  }
+  problem.w_scales = Granularity::kChannel;
+  expect_sound(problem);
+  problem.transposed = true;
+  expect_sound(problem);
+  problem.rows = 512;
+  problem.is_aligned = problem.out_is_aligned = false;
+  expect_sound(problem);
+  problem.gathered = false;
+  problem.is_aligned = problem.out_is_aligned = true;
+  problem.work = config::Work::kMaskedRows;
+  problem.expected = 8;
+  expect_sound(problem);
+}
+
+// Of groups those with the most sums, whether the planner takes them or not.
+TEST_P(WeightOnlyKernelsTest, OfTheLargestTilesOfGroups) {
+  const plan::WeightOnlyProblem problem{.rows = 65536,
+                                        .columns = 8192,
+                                        .depth = 8192,
+                                        .x = narrow(),
+                                        .out = narrow(),
+                                        .w_scales = Granularity::kBlock1x128,
+                                        .work = config::Work::kGroupedRows,
+                                        .groups = 8,
+                                        .gathered = true};
+  for (const auto& [config, splits] : warp_weight_only_candidates(problem, gpu_)) {
+    const bool is_largest = config.column_tiles() * config.row_tiles() >= 16 &&
+                            config.stages == (config.ahead ? 3 : 2);
+    if (is_largest) expect_sound(config);
   }
 }
 

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/fake_runtime.h"
-#include "cuda/gemm_weight_only.h"
+#include "cuda/weight_only.h"
 #include "kernels/weight_only_sm90/config/weight_only.h"
 
 namespace octofold::cuda {
@@ -65,9 +65,9 @@ TEST_F(WeightOnlyTest, PassesScalesOfBoth) {
   const DotOperand x{.data = matrix_at(0x2000, DType::kE5M2, 3, 512, 528),
                      .scale = matrix_at(0x6000, DType::kFloat32, 1, 4),
                      .granularity = Granularity::kBlock128x128};
-  gemm_weight_only(runtime().device(0),
-                   {.x = x, .w = weights(), .out = matrix_at(0x3000, DType::kFloat32, 3, 256, 300)},
-                   {&stream_});
+  multiply(runtime().device(0),
+           {.x = x, .w = weights(), .out = matrix_at(0x3000, DType::kFloat32, 3, 256, 300)},
+           {&stream_});
   const WeightOnlyParams params = launched();
   EXPECT_EQ(params.w, address(0x1000));
   EXPECT_EQ(params.w_stride, 640);
@@ -87,11 +87,11 @@ TEST_F(WeightOnlyTest, PlainNumbersHaveNoScales) {
   ScaledTensorView w = weights();
   w.granularity = Granularity::kTensor;
   w.scale = vector(address(0x5000), DType::kFloat32, 1, kGpu);
-  gemm_weight_only(runtime().device(0),
-                   {.x = {matrix_at(0x2000, DType::kFloat32, 1, 512)},
-                    .w = w,
-                    .out = matrix_at(0x3000, DType::kFloat16, 1, 256)},
-                   {&stream_});
+  multiply(runtime().device(0),
+           {.x = {matrix_at(0x2000, DType::kFloat32, 1, 512)},
+            .w = w,
+            .out = matrix_at(0x3000, DType::kFloat16, 1, 256)},
+           {&stream_});
   const WeightOnlyParams params = launched();
   expect_scale(params.w_scale, address(0x5000), 0, 0, 0);
   EXPECT_EQ(params.x_scale.data, nullptr);
@@ -101,12 +101,12 @@ TEST_F(WeightOnlyTest, PlainNumbersHaveNoScales) {
 TEST_F(WeightOnlyTest, ProductsHaveABias) {
   for (const DType type : {DType::kBFloat16, DType::kFloat32}) {
     state().launches.clear();
-    gemm_weight_only(runtime().device(0),
-                     {.x = {matrix_at(0x2000, DType::kBFloat16, 100, 512)},
-                      .w = weights(),
-                      .out = matrix_at(0x3000, DType::kBFloat16, 100, 256),
-                      .bias = vector(address(0x7000), type, 256, kGpu)},
-                     {&stream_});
+    multiply(runtime().device(0),
+             {.x = {matrix_at(0x2000, DType::kBFloat16, 100, 512)},
+              .w = weights(),
+              .out = matrix_at(0x3000, DType::kBFloat16, 100, 256),
+              .bias = vector(address(0x7000), type, 256, kGpu)},
+             {&stream_});
     const WeightOnlyParams params = launched();
     EXPECT_EQ(params.bias, address(0x7000));
     EXPECT_EQ(params.bias_is_float32, type == DType::kFloat32);
@@ -116,14 +116,14 @@ TEST_F(WeightOnlyTest, ProductsHaveABias) {
 }
 
 TEST_F(WeightOnlyTest, WithAWorkspaceBlocksShareTheDepth) {
-  gemm_weight_only(runtime().device(0),
-                   {.x = {matrix_at(0x2000, DType::kBFloat16, 64, 7168)},
-                    .w = {.data = matrix_at(0x1000, DType::kE4M3, 4096, 7168),
-                          .scale = vector(address(0x5000), DType::kFloat32, 4096, kGpu),
-                          .granularity = Granularity::kChannel},
-                    .out = matrix_at(0x3000, DType::kBFloat16, 64, 4096),
-                    .workspace = vector(address(0x7000), DType::kFloat32, 4 * 64 * 4096, kGpu)},
-                   {&stream_});
+  multiply(runtime().device(0),
+           {.x = {matrix_at(0x2000, DType::kBFloat16, 64, 7168)},
+            .w = {.data = matrix_at(0x1000, DType::kE4M3, 4096, 7168),
+                  .scale = vector(address(0x5000), DType::kFloat32, 4096, kGpu),
+                  .granularity = Granularity::kChannel},
+            .out = matrix_at(0x3000, DType::kBFloat16, 64, 4096),
+            .workspace = vector(address(0x7000), DType::kFloat32, 4 * 64 * 4096, kGpu)},
+           {&stream_});
   ASSERT_EQ(state().launches.size(), 2u);
   for (const auto& launch : state().launches) {
     EXPECT_EQ(launch.stream, &stream_);
@@ -137,11 +137,12 @@ TEST_F(WeightOnlyTest, WithAWorkspaceBlocksShareTheDepth) {
 TEST_F(WeightOnlyTest, GradientsSumOverTheRowsOfTheWeights) {
   const auto run = [&](const ScaledTensorView& w) {
     state().launches.clear();
-    gemm_weight_only_gradient(runtime().device(0),
-                              {.gradient = matrix_at(0x2000, DType::kFloat16, 100, 256),
-                               .w = w,
-                               .out = matrix_at(0x3000, DType::kFloat32, 100, 512)},
-                              {&stream_});
+    multiply(runtime().device(0),
+             {.x = {matrix_at(0x2000, DType::kFloat16, 100, 256)},
+              .w = w,
+              .out = matrix_at(0x3000, DType::kFloat32, 100, 512),
+              .transposed = true},
+             {&stream_});
     return launched();
   };
   const WeightOnlyParams params = run(weights());
@@ -168,18 +169,19 @@ TEST_F(WeightOnlyTest, HopperHasTensorMaps) {
     state().launches.clear();
     state().tensor_maps.clear();
     if (gradient) {
-      gemm_weight_only_gradient(runtime().device(0),
-                                {.gradient = matrix_at(0x2000, DType::kBFloat16, 100, 256),
-                                 .w = weights(),
-                                 .out = matrix_at(0x3000, DType::kFloat32, 100, 512)},
-                                {&stream_});
+      multiply(runtime().device(0),
+               {.x = {matrix_at(0x2000, DType::kBFloat16, 100, 256)},
+                .w = weights(),
+                .out = matrix_at(0x3000, DType::kFloat32, 100, 512),
+                .transposed = true},
+               {&stream_});
     } else {
-      gemm_weight_only(runtime().device(0),
-                       {.x = {matrix_at(0x2000, DType::kBFloat16, 100, 512)},
-                        .w = weights(),
-                        .out = matrix_at(0x3000, DType::kBFloat16, 100, 256, 264),
-                        .bias = vector(address(0x7000), DType::kFloat32, 256, kGpu)},
-                       {&stream_});
+      multiply(runtime().device(0),
+               {.x = {matrix_at(0x2000, DType::kBFloat16, 100, 512)},
+                .w = weights(),
+                .out = matrix_at(0x3000, DType::kBFloat16, 100, 256, 264),
+                .bias = vector(address(0x7000), DType::kFloat32, 256, kGpu)},
+               {&stream_});
     }
     EXPECT_EQ(state().launches.size(), 1u);
     EXPECT_TRUE(state().launches.back().may_overlap);
@@ -210,11 +212,11 @@ TEST_F(WeightOnlyTest, RowsAnywhereHaveKernelsOfTheirOwn) {
     w.data.shape[1] = depth;
     w.scale.shape[1] = (depth + 127) / 128;
     const int before = compilations_;
-    gemm_weight_only(runtime().device(0),
-                     {.x = {matrix_at(x, DType::kBFloat16, 100, depth, x_stride)},
-                      .w = w,
-                      .out = matrix_at(0x3000, DType::kBFloat16, 100, 256)},
-                     {&stream_});
+    multiply(runtime().device(0),
+             {.x = {matrix_at(x, DType::kBFloat16, 100, depth, x_stride)},
+              .w = w,
+              .out = matrix_at(0x3000, DType::kBFloat16, 100, 256)},
+             {&stream_});
     return compilations_ - before;
   };
   EXPECT_EQ(run(0x2000, 512, 512), 1);

@@ -124,15 +124,21 @@ void plan_dots(const MatrixRow& row, const Gpu& gpu) {
 
 void plan_weights(const MatrixRow& row, const Gpu& gpu) {
   const Form x = row.forms[0];
-  const WeightOnlyProblem problem{.rows = 4,
-                                  .columns = 256,
-                                  .depth = 256,
-                                  .x = type_of(x),
-                                  .out = has_scales_or_codes(x) ? kFloat32 : type_of(x),
-                                  .transposed = row.rule->called == "gemm_weight_only_gradient",
-                                  .w_scales = granularity_of(row.forms[1]),
-                                  .x_blocks = has_blocks(x)};
-  EXPECT_FALSE(plan_weight_only(problem, row.rule->called, gpu).kernels.empty());
+  WeightOnlyProblem problem{.rows = 4,
+                            .columns = 256,
+                            .depth = 256,
+                            .x = type_of(x),
+                            .out = has_scales_or_codes(x) ? kFloat32 : type_of(x),
+                            .transposed = row.rule->called.ends_with("_gradient"),
+                            .w_scales = granularity_of(row.forms[1]),
+                            .x_blocks = has_blocks(x)};
+  const auto plan = [&] { EXPECT_FALSE(plan_weight_only(problem, gpu).kernels.empty()); };
+  if (!row.rule->called.starts_with("grouped_")) return plan();
+  problem.groups = 8;
+  for (const Work work : {Work::kGroupedRows, Work::kMaskedRows}) {
+    problem.work = work;
+    plan();
+  }
 }
 
 void plan_attentions(const MatrixRow& row, const Gpu& gpu) {

@@ -107,7 +107,7 @@ TEST(PlanWeightOnlyTest, EachProblemHasAKernel) {
     for (const int capability : {75, 80, 86, 90}) {
       if (problem.x == DType::kBFloat16 && capability < 80) continue;
       const Gpu gpu = gpu_of(capability);
-      const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", gpu);
+      const WeightOnlyPlan plan = plan_weight_only(problem, gpu);
       std::visit([&](const auto& choice) { expect_kernels(problem, choice, gpu, plan.kernels); },
                  plan.config);
     }
@@ -120,13 +120,13 @@ TEST(PlanWeightOnlyTest, TilesCoverOut) {
     WeightOnlyProblem problem = draw(random);
     problem.rows = std::min<std::int64_t>(problem.rows, 700);
     problem.columns = std::min<std::int64_t>(problem.columns, 700);
-    const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kAmpere);
+    const WeightOnlyPlan plan = plan_weight_only(problem, kAmpere);
     const auto& [config, splits] = work_of(plan);
     const std::int64_t blocks = plan.kernels[0].blocks / splits;
     EXPECT_EQ(plan.kernels[0].blocks, blocks * splits);
     std::set<std::pair<long long, long long>> tiles;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      const auto tile = config::weight_only_tile(config, problem.rows, problem.columns, block);
+      const auto tile = config::weight_only_tile<long long>(config, problem.rows, problem.columns, block);
       EXPECT_EQ(tile.row % config.tile_rows, 0);
       EXPECT_EQ(tile.column % config.tile_columns, 0);
       EXPECT_LT(tile.row, problem.rows);
@@ -143,7 +143,7 @@ TEST(PlanWeightOnlyTest, FewRowsKeepTheMemoryBusy) {
   for (const std::int64_t size : {8192, 16384}) {
     for (const std::int64_t rows : {1, 2, 5, 8, 16}) {
       const WeightOnlyProblem problem{.rows = rows, .columns = size, .depth = size};
-      const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
+      const WeightOnlyPlan plan = plan_weight_only(problem, kHopper);
       const WeightOnlyConfig& config = work_of(plan).config;
       EXPECT_GE(plan.kernels[0].blocks, 120);
       EXPECT_GE(config.tile_rows, rows);
@@ -158,9 +158,8 @@ TEST(PlanWeightOnlyTest, FewRowsKeepTheMemoryBusy) {
 
 TEST(PlanWeightOnlyTest, ManyRowsHaveLargeTiles) {
   for (const Granularity scales : {Granularity::kTensor, Granularity::kBlock128x128}) {
-    const auto plan =
-        plan_weight_only({.rows = 8192, .columns = 8192, .depth = 8192, .w_scales = scales},
-                         "gemm_weight_only", kAmpere);
+    const auto plan = plan_weight_only(
+        {.rows = 8192, .columns = 8192, .depth = 8192, .w_scales = scales}, kAmpere);
     const WeightOnlyConfig& config = work_of(plan).config;
     EXPECT_GE(config.tile_rows * config.tile_columns, 64 * 128);
   }
@@ -173,7 +172,7 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
       .rows = 4096, .columns = 4096, .depth = 7168, .w_scales = Granularity::kBlock128x128};
   for (const int capability : {80, 86}) {
     const auto is_ahead = [&](const WeightOnlyProblem& problem) {
-      const auto plan = plan_weight_only(problem, "gemm_weight_only", gpu_of(capability));
+      const auto plan = plan_weight_only(problem, gpu_of(capability));
       return work_of(plan).config.ahead;
     };
     EXPECT_TRUE(is_ahead(many)) << capability;
@@ -203,12 +202,12 @@ TEST(PlanWeightOnlyTest, DecodingAheadIsACandidateBesideSharedDepth) {
 // Some tens of rows have few tiles of many columns: blocks share the depth, where they may.
 TEST(PlanWeightOnlyTest, BlocksShareTheDepthOfSomeRows) {
   WeightOnlyProblem problem{.rows = 64, .columns = 4096, .depth = 7168, .has_workspace = true};
-  const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kAmpere);
+  const WeightOnlyPlan plan = plan_weight_only(problem, kAmpere);
   EXPECT_GT(work_of(plan).splits, 1);
   EXPECT_GE(plan.kernels[0].blocks, 120);
   EXPECT_EQ(plan.kernels[1].blocks, 64 * 1024 / work_of(plan).config.of_combination().threads());
   problem.has_workspace = false;
-  EXPECT_EQ(work_of(plan_weight_only(problem, "gemm_weight_only", kAmpere)).splits, 1);
+  EXPECT_EQ(work_of(plan_weight_only(problem, kAmpere)).splits, 1);
 }
 
 TEST(PlanWeightOnlyTest, SplitsLeaveRoomForAWorkspace) {
@@ -229,7 +228,7 @@ TEST(PlanWeightOnlyTest, ScalesOfTheGradientAreThoseOfItsDepth) {
                                      .depth = 512,
                                      .transposed = true,
                                      .w_scales = scales},
-                                    "gemm_weight_only_gradient", kAmpere))
+                                    kAmpere))
         .config;
   };
   EXPECT_FALSE(config_of(Granularity::kTensor).depth_factors);
@@ -251,15 +250,15 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
                                   .depth = 7168,
                                   .transposed = transposed,
                                   .w_scales = scales};
-        const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
+        const WeightOnlyPlan plan = plan_weight_only(problem, kHopper);
         const auto* config = std::get_if<config::Sm90WeightOnlyConfig>(&plan.config);
         ASSERT_NE(config, nullptr);
         EXPECT_EQ(config->depth_factors, transposed && (scales == Granularity::kChannel ||
                                                         scales == Granularity::kBlock1x128));
         EXPECT_GE(plan.kernels[0].blocks, 64) << rows << " " << name_of(*config);
         problem.fits_tma = false;
-        EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(
-            plan_weight_only(problem, "gemm_weight_only", kHopper).config));
+        EXPECT_TRUE(
+            std::holds_alternative<WeightOnlyWork>(plan_weight_only(problem, kHopper).config));
       }
     }
   }
@@ -268,8 +267,7 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
 // What int cannot count has the kernel of warps.
 TEST(PlanWeightOnlyTest, HopperCountsInInt) {
   WeightOnlyProblem problem{.rows = 64, .columns = std::int64_t{1} << 31, .depth = 128};
-  EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(
-      plan_weight_only(problem, "gemm_weight_only", kHopper).config));
+  EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(plan_weight_only(problem, kHopper).config));
 }
 
 // No two candidates have a name in common.
@@ -285,16 +283,14 @@ TEST(PlanWeightOnlyTest, NamesTellCandidatesApart) {
 
 TEST(PlanWeightOnlyTest, SaysWhatAGpuLacks) {
   WeightOnlyProblem problem{.rows = 1, .columns = 64, .depth = 64};
-  EXPECT_THAT(error_of([&] { plan_weight_only(problem, "gemm_weight_only", gpu_of(75)); },
-                       ErrorCode::kUnsupported),
+  EXPECT_THAT(error_of([&] { plan_weight_only(problem, gpu_of(75)); }, ErrorCode::kUnsupported),
               AllOf(HasSubstr("gemm_weight_only: "), HasSubstr("bfloat16"), HasSubstr("8.0"),
                     HasSubstr("got 7.5")));
   problem.x = DType::kFloat16;
-  EXPECT_NO_THROW(plan_weight_only(problem, "gemm_weight_only", gpu_of(75)));
+  EXPECT_NO_THROW(plan_weight_only(problem, gpu_of(75)));
   Gpu volta = kHopper;
   volta.compute_major = 7;
-  EXPECT_THAT(error_of([&] { plan_weight_only(problem, "gemm_weight_only", volta); },
-                       ErrorCode::kUnsupported),
+  EXPECT_THAT(error_of([&] { plan_weight_only(problem, volta); }, ErrorCode::kUnsupported),
               AllOf(HasSubstr("gemm_weight_only: "), HasSubstr("7.5")));
 }
 

@@ -177,7 +177,7 @@ def expert_gradients(
         d_weights = combine_gradient(dy, kept.y, positions)
     if needs.second_bias:
         assert kept.ids is not None
-        d_second_bias = _bias_gradient(dy, kept.ids, kept.weights, offsets)
+        d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets)
         d_second_bias = d_second_bias.to(layer.second.bias_dtype)
     gathered = Gathered(dy, sources, slots=slots, factors=kept.weights)
     casts = cast_as_wanted(gathered, of_rows, of_transpose, offsets=offsets)
@@ -195,7 +195,7 @@ def expert_gradients(
         )
         if needs.first_bias:
             d = activated_gradient(dh, kept.gate_up, layer.activation)
-            d_first_bias = _group_sums(d, offsets).to(layer.first.bias_dtype)
+            d_first_bias = group_sums(d, offsets).to(layer.first.bias_dtype)
         if needs.first:
             x_transposed = kept.x_transposed
             if x_transposed is None:
@@ -233,7 +233,7 @@ def _transposed(kept: Weight, recipe: Recipe, offsets: Tensor) -> ScaledTensor |
     return transposed_weight(kept.rows, recipe)
 
 
-def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+def expert_sums(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     """[experts, out]: the gradient by each expert's result, summed over its tokens."""
     dy, ids, weights = dy.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
     numbers = torch.arange(offsets.shape[0] - 1, dtype=ids.dtype, device=ids.device)
@@ -242,7 +242,7 @@ def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) ->
     return shares.t().to(dy.dtype) @ dy
 
 
-def _group_sums(x: Tensor, offsets: Tensor) -> Tensor:
+def group_sums(x: Tensor, offsets: Tensor) -> Tensor:
     """[experts, cols]: rows of x [rows, cols] summed; those behind the last are not looked at."""
     rows = torch.arange(x.shape[0], dtype=offsets.dtype, device=x.device)
     belongs = (rows >= offsets[:-1, None]) & (rows < offsets[1:, None])

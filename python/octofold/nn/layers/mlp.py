@@ -60,8 +60,8 @@ class MLP(Module):
     for backward.
 
     The parts run one after the other where they cannot be one: where FP8 was measured to be slower
-    for one of them, and after octofold.nn.restore(). Otherwise they are not called: their hooks do
-    not run, and the norm's epsilon is the one that it had at the start.
+    for one of them or the GPU has none, and after octofold.nn.restore(). Otherwise they are not
+    called: their hooks do not run, and the norm's epsilon is the one that it had at the start.
     Raises InvalidArgumentError, which names the argument.
     """
 
