@@ -64,11 +64,6 @@ class RowGroupWalk {
   }
 
   constexpr bool has_stages() const { return has_tile() && work_.depth > 0; }
-  constexpr bool stages_follow() const {
-    RowGroupWalk next = *this;
-    next.advance();
-    return next.has_stages();
-  }
 
  private:
   // Of the group's whole tiles; those of the last row are dealt out with them where they take as
@@ -160,19 +155,17 @@ class TileWalk<kConfig, Work::kGroupedDepth> {
             .k_end = depth.end};
   }
 
-  constexpr bool has_stages() const { return has_stages_from(index_); }
-  constexpr bool stages_follow() const { return has_stages_from(index_ + step_); }
-
- private:
-  constexpr GroupBounds columns_of(int group) const {
-    return columns_of_group(work_.numbers, group, work_.groups, work_.depth);
-  }
-  constexpr bool has_stages_from(int index) const {
-    for (; index < tiles_ * work_.groups; index += step_) {
+  constexpr bool has_stages() const {
+    for (int index = index_; index < tiles_ * work_.groups; index += step_) {
       const GroupBounds depth = columns_of(index / tiles_);
       if (depth.begin < depth.end) return true;
     }
     return false;
+  }
+
+ private:
+  constexpr GroupBounds columns_of(int group) const {
+    return columns_of_group(work_.numbers, group, work_.groups, work_.depth);
   }
 
   const WorkParams& work_;

@@ -9,7 +9,6 @@
 //   void advance();
 //   Tile tile() const;
 //   bool has_stages() const;     // whether this tile, or a later one, has anything to sum
-//   bool stages_follow() const;  // whether a later one has
 // Here are the walk over a dense product and split-K; others are in group_walk.h, arrival_walk.h.
 #pragma once
 
@@ -79,7 +78,6 @@ class TileWalk<kConfig, Work::kDense> {
   }
 
   constexpr bool has_stages() const { return index_ < count_ && work_.depth > 0; }
-  constexpr bool stages_follow() const { return index_ + step_ < count_ && work_.depth > 0; }
 
  private:
   const WorkParams& work_;

@@ -64,6 +64,13 @@ class ConsumerWarpgroup {
     return tile.row + first_row_ + sub_tile * kConfig.sub_tile_stride() < tile.row_end;
   }
 
+  // Sub-tiles of the warpgroup that has most of them: the last tile of a group may end before the
+  // second.
+  static __device__ int turns(const Tile& tile) {
+    constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
+    return kMayEnd && tile.row + kConfig.sub_tile_stride() >= tile.row_end ? 1 : kSubTiles;
+  }
+
   __device__ void begin_tile(const Tile& tile) {
     row_scales.begin_tile(tile);
     column_scales.begin_tile(tile);
@@ -202,7 +209,6 @@ class Promote {
 
   __device__ void add_stages(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                              Accumulators<kConfig>& sums) {
-    // The last tile of a group may end before the second sub-tile.
     constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
     if (!kMayEnd || warpgroup.has_rows(tile, 1)) {
       add_sub_tiles<Warpgroup::kSubTiles>(warpgroup, tile, stages_follow, sums);
@@ -212,8 +218,9 @@ class Promote {
   }
 
   __device__ void pass_tile(Warpgroup& warpgroup, const Tile& tile, bool stages_follow) {
+    const int turns = Warpgroup::turns(tile);
     warpgroup.pass_stages(tile, [&] {
-      for (int i = 0; i < Warpgroup::kSubTiles; ++i) Timing::pass_sub_tile(warpgroup);
+      for (int i = 0; i < turns; ++i) Timing::pass_sub_tile(warpgroup);
     });
     Timing::end_of_pass(warpgroup, stages_follow);
   }
@@ -223,8 +230,10 @@ class Promote {
   template <int kCount>
   __device__ void add_sub_tiles(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                                 Accumulators<kConfig>& sums) {
+    const int turns = Warpgroup::turns(tile);
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       add_stage<kCount>(warpgroup, k + kStageDepth < tile.k_end || stages_follow, sums);
+      for (int i = kCount; i < turns; ++i) Timing::pass_sub_tile(warpgroup);
     }
   }
 
@@ -253,7 +262,6 @@ class Promote {
 #pragma unroll
       for (int i = 0; i < Warpgroup::kSums; ++i) sums[sub_tile][i] += partial[i] * factors[i];
     }
-    for (int i = kCount; i < Warpgroup::kSubTiles; ++i) Timing::pass_sub_tile(warpgroup);
   }
 
   // Where each element has a factor of its own, it is multiplied while the tensor core is busy:

@@ -56,7 +56,12 @@ config::GemmParams gemm_params(const core::Product& product, bool swapped) {
                             .channel_scale = floats_of(product.b.channel_scale),
                             .out_scale = output_scale(product),
                             .work = work_params(product, swapped)};
-  (swapped ? params.rows : params.columns).scale.group_stride = product.groups.scale_stride;
+  const core::Groups& groups = product.groups;
+  (swapped ? params.rows : params.columns).scale.group_stride = groups.scale_stride;
+  if (groups.a_scale_stride) {  // of A rows are counted from the first group's first
+    config::ScaleParams& scale = (swapped ? params.columns : params.rows).scale;
+    scale.group_stride = *groups.a_scale_stride - groups.max_rows * scale.row_stride;
+  }
   return params;
 }
 

@@ -160,16 +160,19 @@ def masked_rows(
     suffix: str,
     run: Run,
 ) -> Iterator[Variant]:
-    """By DeepGEMM's layout of scales, each group's M-major, and row-major ones, which are those of
-    one matrix."""
+    """Scales lie as DeepGEMM has them, M-major in each group."""
     counts = on_device(sizes, run.device)
     valid = [range(g * most, g * most + size) for g, size in enumerate(sizes)]
     first = sets[0]
     reference = RowsReference(first.a, first.flat_b, valid)
 
     def three(flat: ScaledTensor) -> ScaledTensor:
-        """A cast [G · rows, K] as [G, rows, K]; its scales remain those of the matrix."""
-        return ScaledTensor(flat.data.unflatten(0, (case.groups, -1)), flat.scale, pair[0])
+        """A cast [G · rows, K] as [G, rows, K]."""
+        of_groups = grouped(flat, case.groups)
+        if pair[0] != "1x128":
+            return of_groups
+        scale = peers.column_major(of_groups.scale)
+        return ScaledTensor(of_groups.data, scale, pair[0])
 
     def by_us(candidate: str | None = None) -> Implementation:
         calls = []

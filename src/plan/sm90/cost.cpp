@@ -131,9 +131,28 @@ namespace {
 // groups: the host does not know them, and a tiling that fits the average alone is bad for most.
 constexpr double kGroupSizes[] = {0.7, 0.85, 1, 1.15, 1.3};
 
-// Of the time of a whole tile, what one takes besides its share of sub-tiles, as fewer warpgroups
-// hide each other's promotion.
-constexpr double kOfFewSubTiles = 0.15;
+// Of one of these; one group alone has what is expected.
+int rows_of_size(const GemmProblem& problem, double size) {
+  const auto m = static_cast<double>(expected_group(problem).m);
+  const auto rows = std::max(std::lround(problem.groups > 1 ? size * m : m), 1L);
+  return static_cast<int>(std::min<std::int64_t>(rows, problem.product.m));
+}
+
+// Of a tile that is not whole, in whole ones: one sub-tile alone takes longer, as nobody multiplies
+// while it is promoted. Three warpgroups in turn wait for each other all the same, and one that
+// waits ahead for half the products hides less. Fitted to 32 × 256, 2 × 512 and 4 × 256 rows.
+double work_of_last(const Sm90GemmConfig& config, int rows) {
+  constexpr double kAlone = 1.6, kOfThreeInTurn = 1.5, kOfHalf = 1.2;
+  const bool in_turn = config.order == config::ConsumerOrder::kPingPong;
+  const bool is_half = config.row_sub_tiles() == 2;
+  const double each = in_turn && !is_half            ? kOfThreeInTurn
+                      : config.wait_ahead && is_half ? kOfHalf
+                                                     : 1;
+  const int of_block = std::min(rows, config.tile_rows);  // the first one's in a cluster
+  const double sub_tiles = config::ceil_divide(of_block, config.row_unit());
+  const double units = each * std::max(kAlone, sub_tiles);
+  return std::min(units * config.row_unit() / config.tile_rows, 1.0);
+}
 
 // Tiles of clusters in all groups together.
 struct ClusterTiles {
@@ -150,14 +169,14 @@ struct ClusterTiles {
 
 double ClusterTiles::most_of_one(int clusters) const {
   const double whole = std::ceil(columns * whole_rows), last = std::ceil(columns * last_rows);
-  const double work_of_last = last_rows > 0 ? last_rows_work / last_rows : 0;
+  const double each_last = last_rows > 0 ? last_rows_work / last_rows : 0;
   const auto of_cluster = [&](double all, int first) {
     return std::ceil(std::max(all - first, 0.0) / clusters);
   };
   double most = 0;
   for (int cluster = 0; cluster < clusters; ++cluster) {
     const double lasts = of_cluster(last, config::first_last_tile(cluster, clusters));
-    most = std::max(most, of_cluster(whole, cluster) + lasts * work_of_last);
+    most = std::max(most, of_cluster(whole, cluster) + lasts * each_last);
   }
   return most;
 }
@@ -177,14 +196,12 @@ ClusterTiles tiles_of_all(const GemmProblem& problem, const Sm90GemmConfig& conf
   const int tile = config.cluster_tile_rows(), unit = config.row_unit();
   for (const double size : kGroupSizes) {
     const double each = groups / std::size(kGroupSizes);
-    const auto m = static_cast<double>(expected_group(problem).m);
-    const int rows = std::max(static_cast<int>(std::lround(size * m)), 1);
+    const int rows = rows_of_size(problem, size);
     const int whole = config::whole_tile_rows(rows, tile, unit);
     tiles.whole_rows += each * (whole / tile);
     if (whole >= rows) continue;
-    const double share = 1.0 * config::round_up(rows - whole, unit) / tile;
     tiles.last_rows += each;
-    tiles.last_rows_work += each * (share + kOfFewSubTiles * (1 - share));
+    tiles.last_rows_work += each * work_of_last(config, rows - whole);
   }
   return tiles;
 }

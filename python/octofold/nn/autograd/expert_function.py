@@ -15,29 +15,37 @@ from .flat import Layout, flatten, save, saved
 from .linear import result_dtype
 
 
-def run_experts(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    first: Projection,
-    second: Projection,
-    activation: str,
-    recipe: Recipe,
-) -> Tensor:
-    """experts() of arguments that fit. A transposed cast that is missing backward makes, of the
-    weight as it is then."""
-    dtype = result_dtype(x)
-    rows, _ = first.casts
-    assert rows is not None
-    count = rows.shape[0]
+class Routed(NamedTuple):
+    """The tokens of an expert layer, and how they are sorted by expert."""
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    routing: Routing
+    is_vector: bool
+    """Whether there is one token, without a dimension of tokens."""
+
+
+def routed(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: int) -> Routed:
+    """Of arguments that fit. It comes before the casts of the weights, which are made of those
+    experts alone that have tokens."""
     is_vector = x.dim() == 1
     if is_vector:
         x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
-    x = walkable(x)
     if topk_ids.dtype != torch.int32:
-        topk_ids = topk_ids.clamp(-2, count).to(torch.int32)  # no other becomes an expert's number
-    weights = topk_weights.to(torch.float32)
-    routing = sort_by_expert(walkable(topk_ids), count)
+        # No other becomes an expert's number.
+        topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)
+    routing = sort_by_expert(walkable(topk_ids), experts)
+    return Routed(walkable(x), topk_ids, topk_weights.to(torch.float32), routing, is_vector)
+
+
+def run_experts(
+    tokens: Routed, first: Projection, second: Projection, activation: str, recipe: Recipe
+) -> Tensor:
+    """experts() of arguments that fit. Casts of weights may lack those of experts without tokens. A
+    transposed cast that is missing backward makes, of the weight as it is then."""
+    x, topk_ids, weights, routing, is_vector = tokens
+    dtype = result_dtype(x)
     inputs = _Inputs(x, weights, routing, first, second, topk_ids, activation, recipe, dtype)
     if torch.is_grad_enabled() and (
         x.requires_grad

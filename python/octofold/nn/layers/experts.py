@@ -23,7 +23,7 @@ from ..autograd.expert_fitting import (
     require_routed,
     require_same_device,
 )
-from ..autograd.expert_function import run_experts
+from ..autograd.expert_function import routed, run_experts
 from ..autograd.fitting import is_fp8
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.expert_casts import joined_experts, stacked_experts
@@ -61,9 +61,9 @@ class Experts(KeepsBuffers):
     forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
     octofold.experts() says which dtypes, and what is kept for backward.
 
-    Each forward casts the weights as they are then, unless octofold.nn.keep_casts() keeps the
-    casts. FP8 weights are buffers and have no gradients; to(), half() and the like move them
-    without converting them.
+    Each forward casts the weights as they are then, of the experts that have tokens, unless
+    octofold.nn.keep_casts() keeps the casts, of all. FP8 weights are buffers and have no gradients;
+    to(), half() and the like move them without converting them.
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -177,14 +177,14 @@ class Experts(KeepsBuffers):
             topk_ids = entry.whole(topk_ids, topk_ids.shape)
             input, topk_weights = entered(input, entry), entered(topk_weights, entry)
         grad = torch.is_grad_enabled()
-        of_first = self._projection(self._names[0], first, grad and input.requires_grad)
+        tokens = routed(input, topk_ids, topk_weights, first.shape[0])
+        used = tokens.routing.offsets
+        of_first = self._projection(self._names[0], first, grad and input.requires_grad, used)
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both)
+        of_second = self._projection(self._names[1], second, both, used)
         if of_second.bias is not None and exit is not HERE:
             of_second = of_second._replace(bias=added_once(of_second.bias, exit))
-        y = run_experts(
-            input, topk_ids, topk_weights, of_first, of_second, self.activation, self._recipe
-        )
+        y = run_experts(tokens, of_first, of_second, self.activation, self._recipe)
         return y if exit is HERE else left(y, exit)
 
     @property
@@ -206,6 +206,11 @@ class Experts(KeepsBuffers):
             return weight
         assert self._recipe.output is not None
         return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
+
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
+        """As of octofold.nn.Linear; nothing of FP8 weights."""
+        weights = [self._parameters.get(name) for name in self._names]
+        return [((weight,), self._recipe) for weight in weights if weight is not None]
 
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
@@ -264,14 +269,22 @@ class Experts(KeepsBuffers):
         squares = self._recipe.output.b.granularity == "128x128"
         return f"{name}_scale_inv" if squares else f"{name}_scale"
 
-    def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
+    def _projection(
+        self,
+        name: str,
+        weight: Tensor | ScaledTensor,
+        transposed: bool,
+        used: Tensor | None = None,
+    ) -> Projection:
         bias = self._own(f"{name}_bias")
         if isinstance(weight, ScaledTensor):
             return Projection(None, bias, (weight, None))
         if is_dtensor(weight):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
-        casts = weight_casts((weight,), self._recipe, None, transposed, False, self._is_sharded)
+        casts = weight_casts(
+            (weight,), self._recipe, None, transposed, False, self._is_sharded, used
+        )
         main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
         return Projection(weight, bias, casts, main_grad)
 
