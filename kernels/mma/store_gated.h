@@ -36,7 +36,7 @@ __device__ void store_gated(const config::GemmParams& params, const config::Tile
                             int first_row, int first_column, const Sums<kConfig>& sums,
                             unsigned memory) {
   constexpr int kSubTiles = kConfig.sub_tiles(), kEights = kConfig.warp_columns() / 8;
-  constexpr int kWarps = kConfig.column_warps, kRowsOfSubTile = kConfig.kSubTileStride;
+  constexpr int kWarps = kConfig.column_warps, kRowsOfSubTile = kConfig.sub_tile_stride();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int column_warp = first_column / kConfig.warp_columns();
   // Of the two rows of a sub-tile that the lane has a part of: a word of each warp.

@@ -68,6 +68,9 @@ struct MmaGemmConfig {
   constexpr int cluster_size() const { return 1; }
   constexpr int cluster_tile_rows() const { return tile_rows; }
   constexpr int cluster_tile_columns() const { return tile_columns; }
+  // Warps without rows leave their tensor core to those above them, where these have the same one:
+  // a multiprocessor has four, which warps get in turn.
+  constexpr int row_unit() const { return column_warps % 4 == 0 ? warp_rows() : tile_rows; }
 
   // As an epilogue asks (GemmConfiguration). A sub-tile is the instruction's 16 rows.
   static constexpr int sub_tile_stride() { return 16; }

@@ -80,24 +80,22 @@ void expect_cast_of_activation(const core::Product& plain, const test::Numbers& 
   gated.out = actual.codes_on_gpu();
   gated.gated =
       core::GatedEpilogue{.activation = kGated.gated.activation, .scale = actual.scale_on_gpu()};
-  for (const int blocks : {1, 4}) {
-    test::run_mma_gemm<kGated>(gated, blocks);
-    int differ = 0;
-    for (int row = 0; row < rows; ++row) {
-      for (int unit = 0; unit < 2; ++unit) {
-        const float scale = expected.scale(row, unit);
-        EXPECT_NEAR(actual.scale(row, unit), scale, 0x1p-7f * std::abs(scale)) << row;
-      }
-      for (int column = 0; column < kColumns; ++column) {
-        const auto code = static_cast<int>(actual.code(row, column));
-        const auto wanted = static_cast<int>(expected.code(row, column));
-        differ += code != wanted;
-        ASSERT_LE(std::abs(code - wanted), 1) << row << ", " << column;
-      }
+  test::run_mma_gemm<kGated>(gated, 3);
+  int differ = 0;
+  for (int row = 0; row < rows; ++row) {
+    for (int unit = 0; unit < 2; ++unit) {
+      const float scale = expected.scale(row, unit);
+      EXPECT_NEAR(actual.scale(row, unit), scale, 0x1p-7f * std::abs(scale)) << row;
     }
-    EXPECT_LE(differ, rows * kColumns / 100);
-    EXPECT_TRUE(actual.codes().padding_is_untouched());
+    for (int column = 0; column < kColumns; ++column) {
+      const auto code = static_cast<int>(actual.code(row, column));
+      const auto wanted = static_cast<int>(expected.code(row, column));
+      differ += code != wanted;
+      ASSERT_LE(std::abs(code - wanted), 1) << row << ", " << column;
+    }
   }
+  EXPECT_LE(differ, rows * kColumns / 100);
+  EXPECT_TRUE(actual.codes().padding_is_untouched());
 }
 
 constexpr MmaGemmConfig gated(Work work, int rows, int row_warps, Activation activation,
@@ -121,9 +119,7 @@ void expect_dense(int m) {
 
 TEST(MmaGatedGemmTest, IsTheCastOfTheActivation) {
   using enum Activation;
-  for (const int m : {37, 70}) {
-    expect_dense<gated(Work::kDense, 64, 2, kSwiGlu, config::kDeepGemmRule)>(m);
-  }
+  expect_dense<gated(Work::kDense, 64, 2, kSwiGlu, config::kDeepGemmRule)>(70);
   expect_dense<gated(Work::kDense, 16, 1, kGeGluTanh, config::kTorchAoRule)>(35);
   expect_dense<gated(Work::kDense, 32, 1, kGeGluErf, config::kCompressedTensorsRule)>(33);
 }
