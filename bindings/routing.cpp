@@ -106,11 +106,24 @@ void combine_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView y,
       stream_of(stream, y));
 }
 
+void activation_dots(tvm::ffi::TensorView gradient, tvm::ffi::TensorView x,
+                     tvm::ffi::TensorView positions, tvm::ffi::TensorView dots,
+                     tvm::ffi::String activation, OptionalStream stream) {
+  const Operation operation{"activation_dots"};
+  octofold::activation_dots({.gradient = operation.wide("gradient", gradient),
+                             .x = operation.wide("x", x),
+                             .positions = operation.index("positions", positions),
+                             .activation = parse_activation(view_of(activation)),
+                             .dots = operation.floats("dots", dots)},
+                            stream_of(stream, x));
+}
+
 OCTOFOLD_EXPORT(top_k)
 OCTOFOLD_EXPORT(top_k_gradient)
 OCTOFOLD_EXPORT(sort_by_expert)
 OCTOFOLD_EXPORT(sort_workspace_size)
 OCTOFOLD_EXPORT(combine)
 OCTOFOLD_EXPORT(combine_gradient)
+OCTOFOLD_EXPORT(activation_dots)
 
 }  // namespace octofold::bindings

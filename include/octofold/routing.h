@@ -120,4 +120,20 @@ struct CombineGradientArguments {
 /// CPU in double, rounded once), 0 where a slot adds nothing.
 OCTOFOLD_API void combine_gradient(const CombineGradientArguments& arguments, Stream stream = {});
 
+struct ActivationDotsArguments {
+  TensorView gradient{};  ///< by activation(x): [R, N] float32, float16 or bfloat16
+  TensorView x{};  ///< of its dtype: [R, 2·N] for a gated activation, gate first; else [R, N]
+  TensorView positions{};  ///< [..., k] int32: rows of x; other numbers have none
+  Activation activation = Activation::kSwiGlu;
+  MutableTensorView dots{};  ///< written: float32, the shape of positions
+};
+
+/// dots[t, j] = Σ_n gradient[r, n] · activation(x)[r, n] of row r = positions[t, j], 0 where a slot
+/// has none. Where out = combine(activation(x) · Wᵀ, positions, weights), and `gradient` is that by
+/// out of each row's token times W, dots are the gradient by weights: combine_gradient() has it of
+/// the rows of the product instead, which then have to be kept. In FP32, of an activation that is
+/// not rounded (on the CPU in double, rounded once). The CPU backend takes positions in [-1, R).
+/// Errors: as those of cast().
+OCTOFOLD_API void activation_dots(const ActivationDotsArguments& arguments, Stream stream = {});
+
 }  // namespace octofold

@@ -25,7 +25,14 @@ from ._ops.grouped_gemm_weight_only import (
 from ._ops.groups import Depth, Masked, Rows
 from ._ops.norm_gradient import norm_gradient
 from ._ops.quantize import quantize
-from ._ops.routing import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
+from ._ops.routing import (
+    activation_dots,
+    combine,
+    combine_gradient,
+    sort_by_expert,
+    top_k,
+    top_k_gradient,
+)
 from ._ops.transpose import transpose
 
 ERROR_LIMIT: Final = 1e-2
@@ -272,6 +279,12 @@ def _combine_gradient(put: Put) -> Any:
     return combine_gradient(put(_random(24, 256)), put(_a("numbers")), put(positions))
 
 
+def _activation_dots(put: Put) -> Any:
+    positions = _integers(*range(48)).reshape(24, 2)
+    gradient, x = put(_a("numbers")), put(_operand("numbers", 48, 512))
+    return activation_dots(gradient, x, put(positions))
+
+
 _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
     problem.__name__[1:]: problem
     for problem in (
@@ -279,6 +292,7 @@ _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
         *(_cast_activated, _cast_activation_gradient, _cast_gathered),
         *(_cast_normed, _norm_gradient),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
+        _activation_dots,
         *(_dot, _gemm_weight_only, _gemm_weight_only_gradient, _attention),
         *(_grouped_gemm_weight_only, _grouped_gemm_weight_only_gradient),
         *(_gemm, _grouped_gemm, _gated_gemm),

@@ -17,6 +17,7 @@ from ._ops.norm_gradient import NormGradients, norm_gradient
 from ._ops.routing import (
     Routing,
     TopK,
+    activation_dots,
     combine,
     combine_gradient,
     sort_by_expert,
@@ -38,6 +39,7 @@ __all__ = [
     "Routing",
     "Target",
     "TopK",
+    "activation_dots",
     "as_words",
     "cast",
     "cast_many",

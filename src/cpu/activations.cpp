@@ -95,6 +95,12 @@ class Row {
   std::vector<float> values_;
 };
 
+// activation(x) of the row that was read.
+double value_of(Activation activation, const Row& row, std::int64_t column) {
+  const double value = curve(activation, row.gate(column)).value;
+  return row.gated() ? value * factor(activation, row.up(column)).value : value;
+}
+
 // Rows as `work(row, values)` makes them; each thread has a worker.
 template <typename MakeWorker>
 OwnedMatrix matrix_of_rows(std::int64_t rows, std::int64_t cols, DType dtype,
@@ -120,9 +126,7 @@ OwnedMatrix activation(const TensorView& x, Activation activation, GateLayout la
                                                    std::vector<float>& values) mutable {
       input.read(row);
       for (std::int64_t i = 0; i < cols; ++i) {
-        const double value = curve(activation, input.gate(i)).value;
-        values[static_cast<std::size_t>(i)] = static_cast<float>(
-            input.gated() ? value * factor(activation, input.up(i)).value : value);
+        values[static_cast<std::size_t>(i)] = static_cast<float>(value_of(activation, input, i));
       }
     };
   });
@@ -148,6 +152,19 @@ OwnedMatrix activation_gradient(const TensorView& gradient, const TensorView& x,
       }
     };
   });
+}
+
+double activation_dot(const TensorView& gradient, const TensorView& x, std::int64_t row,
+                      Activation activation) {
+  Row input(x, activation, GateLayout::kHalves);
+  Row by_value(gradient, Activation::kSilu, GateLayout::kHalves);
+  input.read(row);
+  by_value.read(row);
+  double sum = 0;
+  for (std::int64_t i = 0; i < input.columns(); ++i) {
+    sum += by_value.gate(i) * value_of(activation, input, i);
+  }
+  return sum;
 }
 
 }  // namespace octofold::cpu

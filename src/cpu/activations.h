@@ -1,6 +1,8 @@
 // Activations on the CPU, on checked matrices: the values that casts read.
 #pragma once
 
+#include <cstdint>
+
 #include "octofold/tensor.h"
 #include "octofold/vocabulary.h"
 
@@ -14,5 +16,9 @@ OwnedMatrix activation(const TensorView& x, Activation activation, GateLayout la
 /// The gradient by x, of its shape and dtype, likewise.
 OwnedMatrix activation_gradient(const TensorView& gradient, const TensorView& x,
                                 Activation activation, GateLayout layout);
+
+/// Σ gradient[row] · activation(x)[row] in FP64; gate and up are halves.
+double activation_dot(const TensorView& gradient, const TensorView& x, std::int64_t row,
+                      Activation activation);
 
 }  // namespace octofold::cpu

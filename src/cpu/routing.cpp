@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "cpu/activations.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 #include "kernels/routing/config/routing.h"
@@ -243,6 +244,23 @@ void combine_gradient(const CombineGradientArguments& arguments) {
           }
         }
         sums[j] = static_cast<float>(sum);
+      }
+    };
+  });
+}
+
+void activation_dots(const ActivationDotsArguments& arguments) {
+  const TensorView& positions = arguments.positions;
+  const std::int64_t slots = positions.shape[1];
+  require_range("activation_dots", "positions", positions, arguments.x.shape[0]);
+  parallel_for(positions.shape[0], 8 * arguments.x.shape[1] * slots, [&] {
+    return [&](std::int64_t token) {
+      const std::int32_t* rows = row_of<std::int32_t>(positions, token);
+      float* dots = row_of<float>(arguments.dots, token);
+      for (std::int64_t j = 0; j < slots; ++j) {
+        dots[j] = rows[j] < 0 ? 0.0f
+                              : static_cast<float>(activation_dot(arguments.gradient, arguments.x,
+                                                                  rows[j], arguments.activation));
       }
     };
   });

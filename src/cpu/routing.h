@@ -12,5 +12,6 @@ void top_k_gradient(const TopKGradientArguments& arguments, const TopKOptions& o
 void sort_by_expert(const TensorView& ids, std::int64_t experts, const SortedSlots& out);
 void combine(const CombineArguments& arguments);
 void combine_gradient(const CombineGradientArguments& arguments);
+void activation_dots(const ActivationDotsArguments& arguments);
 
 }  // namespace octofold::cpu

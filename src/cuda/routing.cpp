@@ -155,4 +155,30 @@ void combine_gradient(Device& device, const CombineGradientArguments& arguments,
       .launch(stream, &params);
 }
 
+void activation_dots(Device& device, const ActivationDotsArguments& arguments, Stream stream) {
+  const TensorView &gradient = arguments.gradient, &x = arguments.x;
+  const TensorView& positions = arguments.positions;
+  check_range(device, "activation_dots", "positions", positions, -1, x.shape[0] - 1, stream);
+  plan::ActivationDotsProblem problem{.slots = positions.element_count(),
+                                      .cols = gradient.shape[1],
+                                      .in = x.dtype,
+                                      .activation = arguments.activation};
+  const int vector = config::ActivationDotsConfig{.in = x.dtype}.vector();
+  problem.is_aligned = holds_vectors(gradient, vector) && holds_vectors(x, vector);
+  const config::ActivationDotsParams params{.gradient = gradient.data,
+                                            .gradient_stride = gradient.strides[0],
+                                            .x = x.data,
+                                            .x_stride = x.strides[0],
+                                            .rows = x.shape[0],
+                                            .cols = problem.cols,
+                                            .positions = ints_of(positions),
+                                            .positions_stride = positions.strides[0],
+                                            .tokens = positions.shape[0],
+                                            .slots = static_cast<int>(positions.shape[1]),
+                                            .dots = floats_of(arguments.dots),
+                                            .dots_stride = arguments.dots.strides[0]};
+  device.prepared(problem, [&] { return plan::plan_activation_dots(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
 }  // namespace octofold::cuda

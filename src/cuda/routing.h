@@ -16,5 +16,6 @@ void sort_by_expert(Device& device, const TensorView& ids, std::int64_t experts,
                     const SortedSlots& out, Stream stream);
 void combine(Device& device, const CombineArguments& arguments, Stream stream);
 void combine_gradient(Device& device, const CombineGradientArguments& arguments, Stream stream);
+void activation_dots(Device& device, const ActivationDotsArguments& arguments, Stream stream);
 
 }  // namespace octofold::cuda

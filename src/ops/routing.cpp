@@ -60,8 +60,14 @@ class Tokens {
   // [rows, cols] of any number of rows.
   TensorView rows(std::string_view argument, const TensorView& given, std::int64_t cols) {
     check.require_input_matrix(argument, given);
-    check.require_shape(argument, given, {given.shape[0], cols});
-    check.require_dtype(argument, given, kWide);
+    return rows(argument, given, {given.shape[0], cols}, kWide);
+  }
+
+  TensorView rows(std::string_view argument, const TensorView& given,
+                  std::initializer_list<std::int64_t> shape, std::initializer_list<DType> dtypes) {
+    check.require_input_matrix(argument, given);
+    check.require_shape(argument, given, shape);
+    check.require_dtype(argument, given, dtypes);
     check.require_same_device(argument, given, first_.device);
     inputs_.add(argument, given);
     return given;
@@ -244,6 +250,22 @@ void combine_gradient(const CombineGradientArguments& given, Stream stream) {
   if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::combine_gradient(arguments);
   cuda::combine_gradient(ops::gpu("combine_gradient", device), arguments, stream);
+}
+
+void activation_dots(const ActivationDotsArguments& given, Stream stream) {
+  Tokens tokens("activation_dots", "positions", given.positions);
+  tokens.check.require_enumerator("activation", given.activation);
+  ActivationDotsArguments arguments = given;
+  arguments.positions = tokens.input("positions", given.positions, kIndex);
+  const std::int64_t cols = last_size(tokens.check, "gradient", given.gradient);
+  tokens.rows("gradient", given.gradient, cols);
+  const std::int64_t features = is_gated(given.activation) ? 2 * cols : cols;
+  tokens.rows("x", given.x, {given.gradient.shape[0], features}, {given.gradient.dtype});
+  arguments.dots = tokens.output("dots", given.dots, kFloat, arguments.positions.shape[1]);
+  const Device device = arguments.positions.device;
+  if (!ops::has_memory(device)) return;
+  if (ops::is_on_cpu(device)) return cpu::activation_dots(arguments);
+  cuda::activation_dots(ops::gpu("activation_dots", device), arguments, stream);
 }
 
 }  // namespace octofold

@@ -38,6 +38,7 @@ constexpr OperationRule kRules[] = {
     {"sort_by_expert", Operation::kRouting, {}},
     {"combine", Operation::kRouting, {}},
     {"combine_gradient", Operation::kRouting, {}},
+    {"activation_dots", Operation::kRouting, {}},
     {"dot", Operation::kDot, {{kDotA, kDotB}}},
     {"gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kWeights}}},
     {"gemm_weight_only", Operation::kWeightOnly, {{kVectors, kWeights}}},

@@ -9,6 +9,7 @@
 namespace octofold::plan {
 namespace {
 
+using config::ActivationDotsConfig;
 using config::ceil_divide;
 using config::CombineConfig;
 using config::CombineGradientConfig;
@@ -111,6 +112,15 @@ RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const G
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   config.row_threads = row_threads(problem.cols, config.vector());
   return plan_of(kOperation, config, problem.tokens, problem.tokens, problem.cols);
+}
+
+RoutingPlan plan_activation_dots(const ActivationDotsProblem& problem, const Gpu& gpu) {
+  constexpr const char* kOperation = "activation_dots";
+  require_kernels(Operation::kRouting, kOperation, gpu);
+  ActivationDotsConfig config{.in = problem.in, .activation = problem.activation};
+  config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
+  const std::int64_t blocks = ceil_divide(problem.slots, std::int64_t{config.kSlots});
+  return plan_of(kOperation, config, blocks, problem.slots, problem.cols);
 }
 
 RoutingPlan plan_group_check(const config::GroupCheckConfig& config, const Gpu& gpu) {

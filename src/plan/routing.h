@@ -104,6 +104,24 @@ struct CombineGradientProblem {
   friend bool operator==(const CombineGradientProblem&, const CombineGradientProblem&) = default;
 };
 
+struct ActivationDotsProblem {
+  std::int64_t slots = 0;  ///< of all tokens
+  std::int64_t cols = 0;   ///< of the activation
+  DType in = DType::kBFloat16;
+  Activation activation = Activation::kSwiGlu;
+  bool is_aligned = true;
+
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("slots", slots);
+    field("cols", cols);
+    field("in", in);
+    field("activation", activation);
+    field("is_aligned", is_aligned);
+  }
+  friend bool operator==(const ActivationDotsProblem&, const ActivationDotsProblem&) = default;
+};
+
 using RoutingPlan = Plan<NoConfig>;
 
 /// One kernel, or none where nothing is written. Throw Error(kUnsupported) for a GPU without
@@ -112,6 +130,7 @@ RoutingPlan plan_top_k(const TopKProblem& problem, const Gpu& gpu);
 RoutingPlan plan_top_k_gradient(const TopKGradientProblem& problem, const Gpu& gpu);
 RoutingPlan plan_combine(const CombineProblem& problem, const Gpu& gpu);
 RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const Gpu& gpu);
+RoutingPlan plan_activation_dots(const ActivationDotsProblem& problem, const Gpu& gpu);
 
 /// Likewise: counts of all spans and then places, or places alone where one span holds all slots.
 RoutingPlan plan_sort(const SortProblem& problem, const Gpu& gpu);

@@ -338,9 +338,8 @@ def routing(tokens, experts, k, dtype):
         def place(index):
             if device == "cpu":
                 return index
-            return torch.where(
-                index < 0, hostile[torch.arange(index.numel()) % 4].view_as(index), index
-            )
+            nowhere = hostile[torch.arange(index.numel()) % 4].view_as(index)
+            return torch.where(index < 0, nowhere, index)
 
         x, w, rows, add, experts_of = (t.to(device) for t in (logits, weights, y, c, place(ids)))
         offsets, sources, positions = octofold.ops.sort_by_expert(experts_of, experts)
@@ -354,6 +353,7 @@ def routing(tokens, experts, k, dtype):
             octofold.ops.combine(rows, positions, w, c=add),
             octofold.ops.combine(rows[:, :72], positions, out_dtype=torch.float32),
             octofold.ops.combine_gradient(add, rows, positions),
+            octofold.ops.activation_dots(rows[:, :36], rows[:, :72], positions),
         ])  # fmt: skip
 
     return run(DEVICE), run("cpu")

@@ -1,6 +1,8 @@
 """Routing on the GPU, against the CPU backend: bit for bit wherever nothing but order and single
 operations decides; numbers that are no experts and no rows; graphs whose routing changes."""
 
+from functools import partial
+
 import octofold
 import pytest
 import routing_reference as reference
@@ -261,11 +263,25 @@ def test_combine_gradient(gradient_dtype, source, generator):
         assert bool((actual[plain < 0] == 0).all())
 
 
+@every_source
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu-oss", "geglu", "gelu-tanh"])
+def test_activation_dots(activation, source, generator):
+    for tokens, k, rows, cols in COMBINES:
+        x = normal(generator, rows, cols * (1 if activation == "gelu-tanh" else 2), dtype=source)
+        gradient = normal(generator, rows, cols, dtype=source)
+        given, plain = positions(generator, tokens, k, rows)
+        dots = partial(octofold.ops.activation_dots, activation=activation)
+        actual, expected = dots(gradient, x, given), on_cpu(dots, gradient, x, plain)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * cols**0.5)
+        assert bool((actual[plain < 0] == 0).all())
+
+
 def route(logits, y, gradient):
     ids, weights = octofold.ops.top_k(logits, 8, normalize=True)
     routing = octofold.ops.sort_by_expert(ids, logits.shape[1])
     out = octofold.ops.combine(y, routing.positions, weights)
     by_weights = octofold.ops.combine_gradient(gradient, y, routing.positions)
+    by_weights = by_weights + octofold.ops.activation_dots(y[:, :512], y, routing.positions)
     by_logits = octofold.ops.top_k_gradient(by_weights, logits, ids, normalize=True)
     return ids, weights, *routing, out, by_weights, by_logits
 

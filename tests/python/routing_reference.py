@@ -69,3 +69,12 @@ def combine_gradient(gradient, y, positions):
         return torch.zeros(positions.shape, device=y.device)
     rows = y.double()[torch.where(valid, positions, 0).long()]
     return ((gradient.double()[..., None, :] * rows).sum(-1) * valid).float()
+
+
+def activation_dots(gradient, h, positions):
+    """h: activation(x), in FP64."""
+    valid = (positions >= 0) & (positions < len(h))
+    if len(h) == 0:
+        return torch.zeros(positions.shape, device=h.device)
+    dots = (gradient.double() * h).sum(-1)
+    return torch.where(valid, dots[torch.where(valid, positions, 0).long()], 0).float()

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octofold._core.library import library
 from octofold._ops.routing import _workspace_size
-from octofold.ops import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
+from octofold.nn.autograd.activated import ACTIVATIONS, activated, is_gated
+from octofold.ops import (
+    activation_dots,
+    combine,
+    combine_gradient,
+    sort_by_expert,
+    top_k,
+    top_k_gradient,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -245,6 +253,29 @@ def test_combine_gradient(dtype, rng):
     torch.testing.assert_close(combine_gradient(gradient, y, positions), weights.grad.float())
 
 
+@every_dtype
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_dots(activation, dtype, rng):
+    for shape, k, rows, cols in (((20,), 4, 80, 64), ((2, 3), 2, 9, 77), ((4,), 2, 0, 8)):
+        x = (3 * torch.randn(rows, cols * (2 if is_gated(activation) else 1))).to(dtype)
+        gradient = torch.randn(rows, cols).to(dtype)
+        positions = positions_of(rng, int(np.prod(shape)), k, rows).view(*shape, k)
+        actual = activation_dots(gradient, x, positions, activation=activation)
+        h = activated(x.double(), activation)
+        expected = reference.activation_dots(gradient, h, positions)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-12)
+        assert (actual[positions < 0] == 0).all()
+
+
+def test_activation_dots_are_the_gradient_by_weights():
+    positions = torch.randperm(12).int().view(2, 3, 2)
+    x, w, dy = torch.randn(12, 10), torch.randn(4, 5), torch.randn(2, 3, 4)
+    by_product = combine_gradient(dy, activated(x, "swiglu") @ w.t(), positions)
+    gradient = torch.empty(12, 5)
+    gradient[positions.flatten().long()] = (dy @ w).view(6, 5).repeat_interleave(2, 0)
+    torch.testing.assert_close(activation_dots(gradient, x, positions), by_product)
+
+
 LOGITS = np.zeros((5, 16), np.float32)
 IDS = np.zeros((5, 2), np.int32)
 Y = np.zeros((10, 8), np.float32)
@@ -303,6 +334,8 @@ Y = np.zeros((10, 8), np.float32)
         ),
         (lambda: combine(Y, IDS, out=Y[:5]), "'out': expected memory of its own"),
         (lambda: combine_gradient(LOGITS, Y, IDS), "'y': expected shape [10, 16], got [10, 8]"),
+        (lambda: activation_dots(Y, Y, IDS), "'x': expected shape [10, 16], got [10, 8]"),
+        (lambda: activation_dots(Y, Y, IDS, activation="tanh"), "activation 'tanh' is not one of"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -321,6 +354,7 @@ def test_arrays_of_numpy(rng):
     out = combine(y, positions, weights)
     assert out.dtype == ml_dtypes.bfloat16
     assert combine_gradient(out, y, positions).dtype == np.float32
+    assert activation_dots(y[:, :20].copy(), y, positions).shape == (6, 3)
     assert top_k_gradient(weights, logits, ids).dtype == ml_dtypes.bfloat16
 
 
@@ -329,6 +363,7 @@ def layer(logits, y, c):
     routing = sort_by_expert(ids, logits.shape[-1])
     out = combine(y, routing.positions, weights, c=c)
     gradient = combine_gradient(out, y, routing.positions)
+    gradient += activation_dots(y[:, ::2].contiguous(), y, routing.positions)
     return out, routing.sources, top_k_gradient(gradient, logits, ids, normalize=True)
 
 

@@ -80,4 +80,19 @@ struct CombineGradientParams {
   long long weights_gradient_stride;
 };
 
+struct ActivationDotsParams {
+  const void* gradient;  // [rows, cols]
+  long long gradient_stride;
+  const void* x;  // [rows, cols], or gates and ups
+  long long x_stride;
+  long long rows;
+  long long cols;
+  const int* positions;  // [tokens, slots]
+  long long positions_stride;
+  long long tokens;
+  int slots;
+  float* dots;  // [tokens, slots]
+  long long dots_stride;
+};
+
 }  // namespace octofold::config

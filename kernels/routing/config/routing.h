@@ -214,4 +214,32 @@ struct CombineGradientConfig {
   }
 };
 
+// The same gradient by what was before the second product: a warp to a slot.
+struct ActivationDotsConfig {
+  DType in = DType::kBFloat16;
+  Activation activation = Activation::kSwiGlu;
+  bool vectors = true;  // whether both matrices, and halves, can be accessed in whole vectors
+
+  static constexpr const char* kHeader = "kernels/routing/activation_dots.h";
+  static constexpr const char* kKernel = "activation_dots_kernel";
+  static constexpr const char* kTypeName = "octofold::config::ActivationDotsConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("in", in);
+    field("activation", activation);
+    field("vectors", vectors);
+  }
+  friend constexpr bool operator==(const ActivationDotsConfig&,
+                                   const ActivationDotsConfig&) = default;
+
+  static constexpr int kVectorsPerThread = 2;
+  static constexpr int kSlots = 8;  // of a block
+  constexpr int vector() const { return 16 / size_of(in); }
+  constexpr int threads() const { return 32 * kSlots; }
+
+  constexpr const char* invalid_reason() const {
+    return is_wide(in) ? nullptr : "the input has to be float32, float16 or bfloat16";
+  }
+};
+
 }  // namespace octofold::config

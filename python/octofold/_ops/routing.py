@@ -168,6 +168,33 @@ def combine_gradient(
     return _COMBINE_GRADIENT((gradient, y, positions), (), "", None, stream)[0]
 
 
+def activation_dots(
+    gradient: Array,
+    x: Array,
+    positions: Array,
+    *,
+    activation: str = "swiglu",
+    stream: StreamLike | None = None,
+) -> Array:
+    """Compute Σ_n gradient[r, n] · activation(x)[r, n], of the row r = positions[t, j] of each
+    slot.
+
+    gradient: that by activation(x), [rows, cols] float32, float16 or bfloat16.
+    x: of its dtype, [rows, 2·cols] for a gated activation, gate first; else [rows, cols].
+    positions: int32 [..., k], as sort_by_expert() returns them.
+    activation: as in Activated.
+    stream: as in gemm().
+
+    Where out = combine(activation(x) · wᵀ, positions, weights), and row r of `gradient` is the
+    gradient by out of that row's token times w, this is the gradient by weights.
+    combine_gradient() takes it from the rows of the product instead, which have to be kept for it.
+
+    Returns float32 [..., k], 0 where a slot has no row; FP32, of an activation that is not rounded,
+    on the CPU FP64, rounded once. The same input gives the same bits. Raises as combine() does.
+    """
+    return _ACTIVATION_DOTS((gradient, x, positions), (activation,), "", None, stream)[0]
+
+
 def _chosen(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     logits, k = inputs[0].shape, options[0]
     require_matrix("top_k", "logits", logits)
@@ -213,6 +240,12 @@ def _by_weights(framework: Framework, inputs: Arrays, options: Options, dtype: s
     return (framework.empty(positions, "float32"),)
 
 
+def _dots(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    positions = inputs[2].shape
+    require_matrix("activation_dots", "positions", positions)
+    return (framework.empty(positions, "float32"),)
+
+
 _TOP_K: Final = Op(
     "top_k",
     top_k.__annotations__,
@@ -248,4 +281,11 @@ _COMBINE_GRADIENT: Final = Op(
     results=("weights_gradient",),
     allocate=_by_weights,
     function=lambda: library.combine_gradient,
+)
+_ACTIVATION_DOTS: Final = Op(
+    "activation_dots",
+    activation_dots.__annotations__,
+    results=("dots",),
+    allocate=_dots,
+    function=lambda: library.activation_dots,
 )

@@ -186,5 +186,31 @@ TEST_F(RoutingTest, CombineGradientGetsTheArguments) {
   EXPECT_EQ(params.weights_gradient_stride, kSlots + 2);
 }
 
+TEST_F(RoutingTest, ActivationDotsGetTheArguments) {
+  state().params_bytes = sizeof(config::ActivationDotsParams);
+  activation_dots(device(),
+                  {.gradient = matrix_at(0x1000, DType::kFloat16, kRows, kCols),
+                   .x = matrix_at(0x2000, DType::kFloat16, kRows, 2 * kCols, 16),
+                   .positions = matrix_at(0x3000, DType::kInt32, kTokens, kSlots, 1),
+                   .dots = matrix_at(0x4000, DType::kFloat32, kTokens, kSlots, 2)},
+                  {&stream_});
+  const auto params = only_params<config::ActivationDotsParams>();
+  EXPECT_EQ(
+      state().launches[0].blocks,
+      config::ceil_divide(kTokens * kSlots, std::int64_t{config::ActivationDotsConfig::kSlots}));
+  EXPECT_EQ(params.gradient, address(0x1000));
+  EXPECT_EQ(params.gradient_stride, kCols + 8);
+  EXPECT_EQ(params.x, address(0x2000));
+  EXPECT_EQ(params.x_stride, 2 * kCols + 16);
+  EXPECT_EQ(params.rows, kRows);
+  EXPECT_EQ(params.cols, kCols);
+  EXPECT_EQ(params.positions, address(0x3000));
+  EXPECT_EQ(params.positions_stride, kSlots + 1);
+  EXPECT_EQ(params.tokens, kTokens);
+  EXPECT_EQ(params.slots, kSlots);
+  EXPECT_EQ(params.dots, address(0x4000));
+  EXPECT_EQ(params.dots_stride, kSlots + 2);
+}
+
 }  // namespace
 }  // namespace octofold::cuda

@@ -88,6 +88,19 @@ TEST_F(NvrtcRoutingTest, CombineCompilesWithoutSpills) {
   }
 }
 
+TEST_F(NvrtcRoutingTest, ActivationDotsCompileWithoutSpills) {
+  for (const DType in : kWide) {
+    for (const bool aligned : kBools) {
+      for (const Activation activation : {Activation::kSwiGlu, Activation::kSwiGluOss,
+                                          Activation::kGeGluErf, Activation::kReluSquared}) {
+        const plan::ActivationDotsProblem problem{
+            .slots = 100, .cols = 768, .in = in, .activation = activation, .is_aligned = aligned};
+        compiler_.expect_sound(plan_activation_dots(problem, plan::kHopper).kernels);
+      }
+    }
+  }
+}
+
 TEST_P(DotKernelsTest, CompileWithoutSpills) {
   const plan::Gpu gpu = plan::gpu_of(GetParam(), 100);
   test::Compiler compiler(gpu);

@@ -12,28 +12,27 @@
 #include "kernels/routing/sort.h"
 #include "kernels/routing/top_k.h"
 #include "kernels/routing/top_k_gradient.h"
+#include "support/routing_on_host.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
+using test::draw;
+using test::Floats;
+using test::floats_of;
+using test::Index;
+using test::index_of;
+using test::kHostile;
+using test::kRows;
+using test::kTokens;
+using test::Positions;
+using test::stored;
 using testing::ElementsAreArray;
-using Index = std::vector<std::int32_t>;
-using Floats = std::vector<float>;
 
-constexpr std::int32_t kHostile[] = {-2, std::numeric_limits<std::int32_t>::min(),
-                                     std::numeric_limits<std::int32_t>::max()};
-
-MutableTensorView index_of(Index& values, std::int64_t rows, std::int64_t cols) {
-  return matrix(values.data(), DType::kInt32, rows, cols);
-}
 MutableTensorView index_of(Index& values) {
   return vector(values.data(), DType::kInt32, std::ssize(values));
 }
-MutableTensorView floats_of(Floats& values, std::int64_t cols) {
-  return matrix(values.data(), DType::kFloat32, std::ssize(values) / cols, cols);
-}
-
 // Experts from -1 on, and some that are none. What the GPU takes them for is `plain`.
 struct Ids {
   Ids(std::int64_t tokens, std::int64_t slots, int experts) {
@@ -108,38 +107,6 @@ TEST(SortKernelsTest, OfSeveralSpans) {
   expect_sorted<1024>(700, 6, 1000);
   expect_sorted<2048>(700, 8, 1100);
 }
-
-Floats draw(std::size_t count) {
-  test::Random random;
-  Floats values(count);
-  for (float& value : values)
-    value = static_cast<float>(static_cast<int>(random() % 8192)) / 999 - 4;
-  return values;
-}
-
-template <DType kType>
-std::vector<numeric::Storage<kType>> stored(const Floats& values) {
-  std::vector<numeric::Storage<kType>> elements(values.size());
-  cpu::store(values.data(), std::ssize(values), elements.data(), kType, 0, Overflow::kNan);
-  return elements;
-}
-
-// Each row in turn, some of them twice, and none: as they are given, and as they are meant.
-struct Positions {
-  Positions(std::int64_t tokens, std::int64_t slots, std::int64_t rows) {
-    test::Random random;
-    for (std::int64_t i = 0; i < tokens * slots; ++i) {
-      const auto row = static_cast<std::int32_t>(random() % static_cast<unsigned>(rows));
-      const bool is_hostile = random() % 4 == 0;
-      given.push_back(is_hostile ? kHostile[random() % 3] : row);
-      if (is_hostile && random() % 2 == 0) given.back() = static_cast<std::int32_t>(rows);
-      plain.push_back(is_hostile ? -1 : row);
-    }
-  }
-  Index given, plain;
-};
-
-constexpr std::int64_t kRows = 11, kTokens = 5;
 
 template <config::CombineConfig kConfig>
 void expect_combined(std::int64_t slots, std::int64_t cols) {

@@ -220,5 +220,36 @@ TEST_F(CombineTest, GradientByWeights) {
             "[0, 0]");
 }
 
+TEST(ActivationDotsTest, AreOfTheRowsOfSlots) {
+  // relu², so that the numbers are whole.
+  Floats gradient{1, 10, 100, 1000, 3, 5}, x{2, -1, 1, 3, 0, 2}, result(4, -1.0f);
+  Index positions{0, 1, -1, 2};
+  const auto error = [&](auto&& spoil) {
+    ActivationDotsArguments arguments{.gradient = floats_of(gradient, 3),
+                                      .x = floats_of(x, 3),
+                                      .positions = TensorView(index_of(positions, 2)),
+                                      .activation = Activation::kReluSquared,
+                                      .dots = floats_of(result, 2)};
+    spoil(arguments);
+    return error_of([&] { activation_dots(arguments); });
+  };
+  EXPECT_EQ(error([](auto&) {}), "no error");
+  EXPECT_THAT(result, ElementsAre(4, 9100, 0, 20));
+  EXPECT_THAT(error([](auto& a) { a.x.shape[0] = 2; }),
+              HasSubstr("'x': expected shape [3, 2], got [2, 2]"));
+  EXPECT_THAT(error([](auto& a) { a.activation = Activation::kSwiGlu; }),
+              HasSubstr("'x': expected shape [3, 4], got [3, 2]"));
+  EXPECT_THAT(error([](auto& a) { a.x.dtype = DType::kBFloat16; }),
+              HasSubstr("'x': expected dtype float32, got bfloat16"));
+  EXPECT_THAT(error([](auto& a) { a.dots.shape[1] = 1; }),
+              HasSubstr("'dots': expected shape [2, 2], got [2, 1]"));
+  EXPECT_THAT(error([](auto& a) { a.activation = static_cast<Activation>(99); }),
+              HasSubstr("'activation'"));
+  positions[2] = 3;
+  EXPECT_EQ(error([](auto&) {}),
+            "activation_dots: argument 'positions': expected numbers from -1 to 2, got 3 at "
+            "[1, 0]");
+}
+
 }  // namespace
 }  // namespace octofold

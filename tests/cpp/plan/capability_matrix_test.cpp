@@ -110,6 +110,7 @@ RoutingPlan routing_plan(std::string_view called, const Gpu& gpu) {
   }
   if (called == "sort_by_expert") return plan_sort({.slots = 8, .experts = 8}, gpu);
   if (called == "combine") return plan_combine({.tokens = 4, .cols = 256}, gpu);
+  if (called == "activation_dots") return plan_activation_dots({.slots = 8, .cols = 256}, gpu);
   return plan_combine_gradient({.tokens = 4, .cols = 256}, gpu);
 }
 

@@ -100,6 +100,20 @@ TEST(PlanCombineTest, RowsFillTheirThreads) {
   }
 }
 
+TEST(PlanRoutingTest, DotsTakeVectorsWhereRowsAreMadeOfThem) {
+  const auto kernel = [](ActivationDotsProblem problem) {
+    const RoutingPlan plan = plan_activation_dots(problem, kHopper);
+    return plan.kernels.empty() ? "" : plan.kernels[0].kernel;
+  };
+  EXPECT_THAT(kernel({.slots = 9, .cols = 64}), HasSubstr(".vectors = true"));
+  EXPECT_THAT(kernel({.slots = 9, .cols = 60}), HasSubstr(".vectors = false"));
+  EXPECT_THAT(kernel({.slots = 9, .cols = 60, .in = DType::kFloat32}),
+              HasSubstr(".vectors = true"));
+  EXPECT_THAT(kernel({.slots = 9, .cols = 64, .is_aligned = false}), HasSubstr(".vectors = false"));
+  EXPECT_EQ(kernel({.slots = 0, .cols = 64}), "");
+  EXPECT_EQ(plan_activation_dots({.slots = 9, .cols = 0}, kHopper).kernels[0].blocks, 2);  // zeros
+}
+
 // Each names the public function.
 TEST(PlanRoutingTest, RefusesWhatItHasNoRoomFor) {
   const auto error = [](auto&& call) { return test::error_of(call, ErrorCode::kUnsupported); };

@@ -114,16 +114,17 @@ def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
         )
         results[e] = product(h, quantize(w2[e], output.b), output)
         factors = topk_weights[tokens, slots].unsqueeze(-1)
-        dy_rows = (dy[tokens].float() * factors).to(dy.dtype)
-        of_weights[tokens, slots] = (dy[tokens].double() * results[e].double()).sum(-1).float()
-        d2[e] = product(cast_side(dy_rows, grad_weight.a, True), h_columns, grad_weight)
+        weighted, weighted_dy = ((t[tokens].float() * factors).to(t.dtype) for t in (x, dy))
+        d2[e] = product(cast_side(weighted_dy, grad_weight.a, True), h_columns, grad_weight)
         back = cast_side(w2[e], grad_input.b, True)
-        dh = product(quantize(dy_rows, grad_input.a), back, grad_input)
+        dh = product(quantize(dy[tokens], grad_input.a), back, grad_input)
+        dots = (dh.double() * activation(gate_up.double(), "swiglu")).sum(-1)
+        of_weights[tokens, slots] = dots.float()
         d, d_columns = (
             cast_side(ActivationGradient(dh, gate_up), format, transpose)
             for format, transpose in ((grad_input.a, False), (grad_weight.a, True))
         )
-        d13[e] = product(d_columns, cast_side(rows, grad_weight.b, True), grad_weight)
+        d13[e] = product(d_columns, cast_side(weighted, grad_weight.b, True), grad_weight)
         of_rows[e] = product(d, cast_side(w13[e], grad_input.b, True), grad_input)
     for slot in range(ids.shape[1]):  # the order of combine()
         for e, (tokens, slots) in enumerate(rows_of(ids, experts)):
@@ -131,5 +132,5 @@ def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
             at = tokens[chosen]
             if len(at):
                 y[at] += results[e][chosen].float() * topk_weights[at, slot].unsqueeze(-1)
-                dx[at] += of_rows[e][chosen].float()
+                dx[at] += of_rows[e][chosen].float() * topk_weights[at, slot].unsqueeze(-1)
     return [y.to(x.dtype)], {"x": dx.to(x.dtype), "topk_weights": of_weights, "w13": d13, "w2": d2}

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..._core.formats import Format
 from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast import cast
 from ..._ops.cast_sources import Activated, Gathered
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.grouped_gemm import grouped_gemm
@@ -44,9 +45,8 @@ class Made(NamedTuple):
     """What forward makes."""
 
     out: Tensor
-    y: Tensor
-    """Rows [R, hidden] of the second product."""
     x_transposed: ScaledTensor | None
+    """Of rows of x times the weights of the routing."""
     gate_up: Tensor | None
     """Rows of the first; None where it was not written."""
     h_transposed: ScaledTensor | None
@@ -80,9 +80,9 @@ def compute_experts(
     if isinstance(x, ScaledTensor):
         rows = taken_rows(x, sources, slots)
     else:
-        gathered = Gathered(x, sources, slots=slots)
-        of_transpose = grad_weight.b if keep_x else None
-        rows, x_transposed, *_ = cast_as_wanted(gathered, output.a, of_transpose, offsets=offsets)
+        rows = cast(Gathered(x, sources, slots=slots), rows=output.a).rows
+        if keep_x:
+            x_transposed = weighted_transpose(x, weights, routing, grad_weight.b)
     weight = first.casts[0]
     assert rows is not None
     assert weight is not None
@@ -99,7 +99,19 @@ def compute_experts(
         )
     y = grouped_product(output, h, second.casts[0], offsets, dtype, second.bias)
     out = combine(y, positions, weights, out_dtype=out_dtype or dtype)
-    return Made(out, y, x_transposed, gate_up, h_transposed)
+    return Made(out, x_transposed, gate_up, h_transposed)
+
+
+def weighted_transpose(
+    tokens: Tensor, weights: Tensor, routing: Routing, format: Format
+) -> ScaledTensor:
+    """The transposed cast of the rows of tokens [..., cols] times their weights [..., k] in the
+    routing, as gradients by weights of experts take it."""
+    offsets, sources, positions = routing
+    rows = Gathered(tokens, sources, slots=positions.shape[-1], factors=weights)
+    transposed = cast(rows, transposed=format, offsets=offsets).transposed
+    assert transposed is not None
+    return transposed
 
 
 def grouped_product(

@@ -1,4 +1,10 @@
-"""The gradients of experts, wherever their tokens have come from."""
+"""The gradients of experts, wherever their tokens have come from.
+
+The weights of the routing are in none of the rows that go back, only in the transposed casts of
+tokens and of gradients that the weights of experts take, and in the last sum. So the gradient by
+the activation, of a token as if its weight were 1, is there; and its product with the activation is
+the gradient by the routing's weight, for which no row of the second product has to be kept.
+"""
 
 from typing import NamedTuple
 
@@ -11,12 +17,12 @@ from ..._ops.cast import cast
 from ..._ops.cast_sources import ActivationGradient, Gathered
 from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Depth
-from ..._ops.routing import Routing, combine, combine_gradient
+from ..._ops.routing import Routing, activation_dots, combine
 from ..casting.casts import cast_as_wanted, cast_weight
 from ..casting.taken import taken_rows
 from ..casting.transposed import transposed_weight
 from .activated import activated_gradient
-from .expert_chain import Made, Projection, grouped_product
+from .expert_chain import Made, Projection, grouped_product, weighted_transpose
 from .main_grad import mark_gradient
 from .products import gradient_formats
 
@@ -33,7 +39,7 @@ class Needs(NamedTuple):
 
     @property
     def gate_up(self) -> bool:
-        return self.x or self.first or self.first_bias
+        return self.x or self.weights or self.first or self.first_bias
 
 
 class Weight(NamedTuple):
@@ -51,8 +57,6 @@ class Kept(NamedTuple):
     routing: Routing
     weights: Tensor
     ids: Tensor | None
-    y: Tensor | None
-    """Rows of the second product."""
     gate_up: Tensor | None
     x: ScaledTensor | None
     """Tokens that have come as codes, of which backward makes the transpose."""
@@ -60,6 +64,7 @@ class Kept(NamedTuple):
     h_transposed: ScaledTensor | None
     first: Weight
     second: Weight
+    second_bias: Tensor | None
 
 
 def kept_for(
@@ -73,17 +78,18 @@ def kept_for(
     second: Projection,
 ) -> Kept:
     """The values that backward needs of those that forward had and made."""
+    of_weights = second.bias if needs.weights else None
     return Kept(
         routing,
         weights,
-        ids if needs.second_bias else None,
-        made.y if needs.weights else None,
+        ids if needs.second_bias or of_weights is not None else None,
         made.gate_up if needs.gate_up else None,
         x if needs.first and isinstance(x, ScaledTensor) else None,
         made.x_transposed,
         made.h_transposed,
         _weight_of(first) if needs.x else Weight(),
         _weight_of(second) if needs.gate_up else Weight(),
+        of_weights,
     )
 
 
@@ -170,43 +176,45 @@ def expert_gradients(
     rows: ScaledTensor | None = None
     if isinstance(dy, ScaledTensor):
         if of_rows is not None:
-            rows, of_rows = taken_rows(dy, sources, slots, kept.weights), None
+            rows, of_rows = taken_rows(dy, sources, slots), None
         dy = _values(dy, dtype)
-    if needs.weights:
-        assert kept.y is not None
-        d_weights = combine_gradient(dy, kept.y, positions)
     if needs.second_bias:
         assert kept.ids is not None
         d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets)
         d_second_bias = d_second_bias.to(layer.second.bias_dtype)
-    gathered = Gathered(dy, sources, slots=slots, factors=kept.weights)
-    casts = cast_as_wanted(gathered, of_rows, of_transpose, offsets=offsets)
-    rows = casts.rows if rows is None else rows
-    if needs.second:
-        d_second = layer.second.gradient(casts.transposed, kept.h_transposed, offsets, recipe)
+    if of_rows is not None:
+        rows = cast(Gathered(dy, sources, slots=slots), rows=of_rows).rows
+    if of_transpose is not None:
+        transposed = weighted_transpose(dy, kept.weights, kept.routing, of_transpose)
+        d_second = layer.second.gradient(transposed, kept.h_transposed, offsets, recipe)
     if needs.gate_up:
         assert kept.gate_up is not None
         weight = _transposed(kept.second, recipe, offsets)
         dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)
-        rows, transposed, *_ = cast_as_wanted(
+        if needs.weights:
+            d_weights = activation_dots(dh, kept.gate_up, positions, activation=layer.activation)
+            if kept.second_bias is not None:
+                assert kept.ids is not None
+                d_weights += bias_dots(dy, kept.second_bias, kept.ids, positions)
+        casts = cast_as_wanted(
             ActivationGradient(dh, kept.gate_up, layer.activation),
             *gradient_formats(recipe, needs.x, needs.first),
             offsets=offsets,
         )
         if needs.first_bias:
             d = activated_gradient(dh, kept.gate_up, layer.activation)
-            d_first_bias = group_sums(d, offsets).to(layer.first.bias_dtype)
+            d_first_bias = group_sums(d, kept.routing, kept.weights).to(layer.first.bias_dtype)
         if needs.first:
             x_transposed = kept.x_transposed
             if x_transposed is None:
                 assert kept.x is not None
-                x = Gathered(_values(kept.x, dtype), sources, slots=slots)
-                x_transposed = cast(x, transposed=grad_weight.b, offsets=offsets).transposed
-            d_first = layer.first.gradient(transposed, x_transposed, offsets, recipe)
+                x = _values(kept.x, dtype)
+                x_transposed = weighted_transpose(x, kept.weights, kept.routing, grad_weight.b)
+            d_first = layer.first.gradient(casts.transposed, x_transposed, offsets, recipe)
         if needs.x:
             weight = _transposed(kept.first, recipe, offsets)
-            dx = grouped_product(grad_input, rows, weight, offsets, dtype)
-            dx = combine(dx, positions, out_dtype=x_dtype)
+            dx = grouped_product(grad_input, casts.rows, weight, offsets, dtype)
+            dx = combine(dx, positions, kept.weights, out_dtype=x_dtype)
     return Gradients(dx, d_weights, (d_first, d_first_bias), (d_second, d_second_bias))
 
 
@@ -242,8 +250,20 @@ def expert_sums(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Te
     return shares.t().to(dy.dtype) @ dy
 
 
-def group_sums(x: Tensor, offsets: Tensor) -> Tensor:
-    """[experts, cols]: rows of x [rows, cols] summed; those behind the last are not looked at."""
+def bias_dots(dy: Tensor, bias: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
+    """float32 [..., k]: of each token's slots that have a row, the product of dy [..., out] and the
+    bias [experts, out] of the slot's expert: what it adds to the gradient by the slot's weight."""
+    dots = dy @ bias.to(dy.dtype).t()
+    taken = dots.gather(-1, ids.clamp(0, bias.shape[0] - 1).long())
+    return torch.where(positions >= 0, taken, 0).float()
+
+
+def group_sums(x: Tensor, routing: Routing, weights: Tensor) -> Tensor:
+    """[experts, cols]: rows of x [rows, cols] times their weights of the routing, summed; those
+    behind the last are not looked at."""
+    offsets, sources, _ = routing
     rows = torch.arange(x.shape[0], dtype=offsets.dtype, device=x.device)
     belongs = (rows >= offsets[:-1, None]) & (rows < offsets[1:, None])
-    return belongs.to(x.dtype) @ torch.where((rows < offsets[-1]).unsqueeze(-1), x, 0)
+    shares = belongs * weights.flatten().index_select(0, sources.clamp(min=0))
+    sums: Tensor = shares.to(x.dtype) @ torch.where((rows < offsets[-1]).unsqueeze(-1), x, 0)
+    return sums

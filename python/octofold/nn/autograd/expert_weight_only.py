@@ -13,12 +13,12 @@ from ..._ops.grouped_gemm_weight_only import (
     grouped_gemm_weight_only_gradient,
 )
 from ..._ops.groups import Rows
-from ..._ops.routing import Routing, combine, combine_gradient
+from ..._ops.routing import Routing, activation_dots, combine
 from ..casting.casts import walkable
 from ..recipes.kernels import has_bfloat16
 from .activated import activated, activated_gradient
 from .expert_chain import Projection
-from .expert_gradients import expert_sums, group_sums
+from .expert_gradients import bias_dots, expert_sums, group_sums
 from .expert_inputs import Tokens
 from .first_order import refuse_in_backward, refuse_transforms
 from .flat import Layout, flatten, save, saved
@@ -87,16 +87,15 @@ class _Kept(NamedTuple):
     routing: Routing
     weights: Tensor
     ids: Tensor
-    y: Tensor | None
-    """Rows of the second product."""
     gate_up: Tensor | None
-    """Rows of the first."""
+    """Rows of the first product."""
     first: ScaledTensor | None
     second: ScaledTensor | None
+    second_bias: Tensor | None
 
 
-def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, the rows of the second product, and those of the first."""
+def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor]:
+    """The result, and the rows of the first product."""
     x, dtype = inputs.x, inputs.dtype
     offsets, sources, positions = inputs.routing
     rows = Gathered(_flat(x), sources, slots=positions.shape[-1])
@@ -107,7 +106,7 @@ def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
     y: Tensor = grouped_gemm_weight_only(
         h, inputs.second, Rows(offsets), bias=bias, out_dtype=dtype
     )
-    return combine(y, positions, inputs.weights.contiguous()), y, gate_up
+    return combine(y, positions, inputs.weights.contiguous()), gate_up
 
 
 class _WeightOnly(torch.autograd.Function):
@@ -117,16 +116,16 @@ class _WeightOnly(torch.autograd.Function):
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
         inputs: _Inputs = layout.record(tensors)
         needs: _Inputs = layout.needs(ctx)
-        out, y, gate_up = _forward(inputs)
-        goes_back = bool(needs.x or needs.first_bias)
+        out, gate_up = _forward(inputs)
+        goes_back = bool(needs.x or needs.weights or needs.first_bias)
         kept = _Kept(
             inputs.routing,
             inputs.weights.contiguous(),
             inputs.ids,
-            y if needs.weights else None,
             gate_up if goes_back else None,
             inputs.first if needs.x else None,
             inputs.second if goes_back else None,
+            inputs.second_bias if needs.weights else None,
         )
         save(ctx, kept)
         ctx.layout, ctx.activation, ctx.x_dtype = layout, inputs.activation, inputs.x.dtype
@@ -143,27 +142,24 @@ class _WeightOnly(torch.autograd.Function):
         half, (first_dtype, second_dtype) = ctx.x_dtype, ctx.bias_dtypes
         dx = d_weights = d_first_bias = d_second_bias = None
         dy = walkable(dy)
-        if needs.weights:
-            assert kept.y is not None
-            d_weights = combine_gradient(dy, kept.y, positions)
         if needs.second_bias:
             d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets).to(second_dtype)
         if kept.gate_up is not None:
-            rows = Gathered(
-                _flat(dy.to(half)),
-                sources,
-                slots=positions.shape[-1],
-                factors=kept.weights.reshape(-1, positions.shape[-1]),
-            )
+            rows = Gathered(_flat(dy.to(half)), sources, slots=positions.shape[-1])
             assert kept.second is not None
             dh: Tensor = grouped_gemm_weight_only_gradient(rows, kept.second, Rows(offsets))
-            d = activated_gradient(dh, kept.gate_up, ctx.activation)
+            if needs.weights:
+                d_weights = activation_dots(dh, kept.gate_up, positions, activation=ctx.activation)
+                if kept.second_bias is not None:
+                    d_weights += bias_dots(dy, kept.second_bias, kept.ids, positions)
+            goes_further = needs.x or needs.first_bias
+            d = activated_gradient(dh, kept.gate_up, ctx.activation) if goes_further else dh
             if needs.first_bias:
-                d_first_bias = group_sums(d, offsets).to(first_dtype)
+                d_first_bias = group_sums(d, kept.routing, kept.weights).to(first_dtype)
             if needs.x:
                 assert kept.first is not None
                 dx = grouped_gemm_weight_only_gradient(d, kept.first, Rows(offsets))
-                dx = combine(dx, positions)
+                dx = combine(dx, positions, kept.weights)
         gradients: tuple[Any, ...] = ctx.layout.gradients(
             ctx, x=dx, weights=d_weights, first_bias=d_first_bias, second_bias=d_second_bias
         )

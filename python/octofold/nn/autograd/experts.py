@@ -65,10 +65,11 @@ def experts(
 
     Returns [..., hidden] in the dtype of x, or in autocast's. Gradients have the dtypes of what
     they belong to. For backward are kept: in FP8 the rows of x and of the activation, transposed,
-    for the weights; the result of the first product; and, where the routing weights need a
-    gradient, that of the second. Each has one row for each of a token's experts. What needs no
-    gradient costs no product and no cast. Where nothing is to be differentiated, recipes of 1x128 ·
-    128x128 scales have product, gated activation and cast in one kernel, as octofold.mlp() has.
+    for the weights, and the result of the first product; each has one row for each of a token's
+    experts. What needs no gradient costs no product and no cast, but the routing weights' takes the
+    product that leads back to the activation. Where nothing is to be differentiated, recipes of
+    1x128 · 128x128 scales have product, gated activation and cast in one kernel, as octofold.mlp()
+    has.
     Raises InvalidArgumentError, which names the argument; backward raises UnsupportedError where it
     is itself to be differentiated.
     """
