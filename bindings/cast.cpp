@@ -245,19 +245,22 @@ void cast_normed(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor b
 }
 
 void cast_gathered(tvm::ffi::TensorView x, tvm::ffi::TensorView sources, OptionalTensor factors,
-                   OptionalTensor rows_scale, OptionalTensor rows_channel_scale,
-                   OptionalTensor rows_amax, OptionalTensor transposed_scale,
-                   OptionalTensor transposed_channel_scale, OptionalTensor transposed_amax,
-                   OptionalTensor offsets, OptionalTensor out, OptionalTensor out_scale,
-                   OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
-                   OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
-                   int64_t slots, OptionalText rows, OptionalText transposed,
-                   OptionalBool power_of_two, tvm::ffi::String overflow, tvm::ffi::String rule,
-                   OptionalInt matrices, OptionalText /*columns*/, OptionalStream stream) {
-  const GatheredRows source{.x = kCast.input("x", x),
-                            .sources = view_of(kCast.name, "sources", sources, "int32"),
-                            .slots = slots,
-                            .factors = kCast.optional("factors", factors, "float32")};
+                   OptionalTensor transposed_factors, OptionalTensor rows_scale,
+                   OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
+                   OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
+                   OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
+                   OptionalTensor out_scale, OptionalTensor out_transposed,
+                   OptionalTensor out_transposed_scale, OptionalTensor sums, OptionalTensor amax,
+                   OptionalTensor workspace, int64_t slots, OptionalText rows,
+                   OptionalText transposed, OptionalBool power_of_two, tvm::ffi::String overflow,
+                   tvm::ffi::String rule, OptionalInt matrices, OptionalText /*columns*/,
+                   OptionalStream stream) {
+  const GatheredRows source{
+      .x = kCast.input("x", x),
+      .sources = view_of(kCast.name, "sources", sources, "int32"),
+      .slots = slots,
+      .factors = kCast.optional("factors", factors, "float32"),
+      .transposed_factors = kCast.optional("transposed_factors", transposed_factors, "float32")};
   run(source,
       {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
        {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,

@@ -94,6 +94,10 @@ struct GatheredRows {
   /// float32 [..., slots], contiguous, with the leading dimensions of x. Products are FP32, rounded
   /// to nearest even in the type of x before they are cast.
   std::optional<TensorView> factors{};
+  /// Likewise, but of the transpose alone, without `factors`: experts' gradients by their weights
+  /// take the one where others take the other. For casts without column reductions. With `offsets`,
+  /// rows that belong to no group come from nowhere.
+  std::optional<TensorView> transposed_factors{};
 };
 
 /// A matrix of numbers [..., K] as it is, or one of those above.

@@ -185,6 +185,50 @@ __device__ Shared& shared_memory() {
   }
 }
 
+// Of a cast both ways, one of them.
+constexpr TileCastConfig one_way(TileCastConfig config, bool rows) {
+  config.to_rows = rows;
+  config.to_transposed = !rows;
+  config.source.factors = !rows;
+  config.source.transposed_factors = false;
+  return config;
+}
+
+// Rows first, then the transpose of what is left of them times the factors: by one read, as if by
+// two kernels.
+template <TileCastConfig kConfig>
+class OneByOneCast {
+  static constexpr TileCastConfig kOfRows = one_way(kConfig, true);
+  static constexpr TileCastConfig kOfTranspose = one_way(kConfig, false);
+  static constexpr bool kVectors = kConfig.vector_loads;
+
+ public:
+  union Shared {
+    typename TileCast<kOfRows>::Shared rows;
+    typename TileCast<kOfTranspose>::Shared transpose;
+  };
+
+  static __device__ void run(const CastParams& params, Shared& shared) {
+    Tiles<kOfRows> tiles{{params, 0}};
+    Tile<kOfRows>& tile = tiles[0];
+    if (!tile.any(params)) return;
+    load<kOfRows>(params, tiles);
+    TileCast<kOfRows>(params, shared.rows, tile).run();
+    Tile<kOfTranspose> multiplied(params, 0);
+    // Factors are loaded when they are needed: there are no registers for them before.
+    const Source<kOfTranspose.source, kConfig.format.in, kVectors> source(
+        params, tile.first_row() + tile.group * tile.kRows, 0);
+#pragma unroll
+    for (int row = 0; row < tile.kRows; ++row) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) multiplied.words[row][i] = tile.words[row][i];
+      source.multiply(row, tile.template exist<kVectors>(row), multiplied.words[row]);
+    }
+    __syncthreads();  // shared memory has been read
+    TileCast<kOfTranspose>(params, shared.transpose, multiplied).run();
+  }
+};
+
 }  // namespace cast
 
 template <config::TileCastConfig kConfig>
@@ -194,6 +238,10 @@ __global__ void __launch_bounds__(kConfig.threads(),
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
+  if constexpr (kConfig.source.transposed_factors) {
+    using Cast = cast::OneByOneCast<kConfig>;
+    return Cast::run(params, cast::shared_memory<kConfig, typename Cast::Shared>());
+  }
   using Shared = typename cast::TileCast<kConfig>::Shared;
   Shared& shared = cast::shared_memory<kConfig, Shared>();
   if constexpr (kConfig.source.both_halves) {

@@ -82,11 +82,13 @@ void read(const Normed& source, Cast& cast) {
 
 void read(const GatheredRows& source, Cast& cast) {
   auto& [problem, params] = cast;
-  problem.source = {.kind = SourceKind::kGathered, .factors = source.factors.has_value()};
+  problem.source = {.kind = SourceKind::kGathered,
+                    .factors = source.factors.has_value(),
+                    .transposed_factors = source.transposed_factors.has_value()};
   read(source.x, cast);
   problem.rows = source.sources.shape[0];
   params.sources = static_cast<const int*>(source.sources.data);
-  params.factors = floats_of(source.factors);
+  params.factors = floats_of(source.factors ? source.factors : source.transposed_factors);
   params.places = places_of(source);
   params.slots = config::Divisor::of(static_cast<unsigned>(source.slots));
 }

@@ -1,6 +1,7 @@
 #include "octofold/cast.h"
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -15,6 +16,50 @@
 
 namespace octofold {
 
+namespace {
+
+void cast_checked(const CastSource& source, const CastTargets& targets,
+                  const config::CastFormat& format, Device device, Stream stream) {
+  if (ops::is_on_cpu(device)) return cpu::cast(source, targets, format);
+  cuda::cast(ops::gpu("cast", device), source, targets, format, stream);
+}
+
+// Whether one kernel makes rows as they are and the transpose times factors.
+bool is_one_cast(const CastTargets& targets, Device device) {
+  const auto finds_scales = [](const CastTarget& target) {
+    return target.scales == ScaleSource::kComputed && !target.channel_scale && !target.amax;
+  };
+  const Granularity rows = targets.rows->format.granularity;
+  const Granularity transposed = targets.transposed->format.granularity;
+  return !ops::is_on_cpu(device) && finds_scales(*targets.rows) &&
+         finds_scales(*targets.transposed) && rows == Granularity::kBlock1x128 &&
+         (transposed == rows || transposed == Granularity::kChannel);
+}
+
+// Where factors are those of the transpose: one cast or two, as there are kernels.
+void cast_gathered(GatheredRows source, const CastTargets& targets,
+                   const config::CastFormat& format, Device device, Stream stream) {
+  if (targets.rows && targets.transposed && is_one_cast(targets, device)) {
+    return cast_checked(source, targets, format, device, stream);
+  }
+  const std::optional<TensorView> factors = source.transposed_factors;
+  source.transposed_factors.reset();
+  if (targets.rows) {
+    CastTargets rows = targets;
+    rows.transposed.reset();
+    rows.offsets.reset();
+    cast_checked(source, rows, format, device, stream);
+  }
+  if (!targets.transposed) return;
+  CastTargets transposed = targets;
+  transposed.rows.reset();
+  source.factors = factors;
+  const config::CastFormat own = ops::format_of(core::Arguments("cast"), transposed, format.in);
+  cast_checked(source, transposed, own, device, stream);
+}
+
+}  // namespace
+
 void cast(const CastSource& given, const CastTargets& given_targets, Stream stream) {
   const core::Arguments check("cast");
   const ops::CheckedSource source = ops::checked_source(check, given);
@@ -26,8 +71,15 @@ void cast(const CastSource& given, const CastTargets& given_targets, Stream stre
   const config::CastFormat format = ops::format_of(check, targets, source.dtype);
   const Device device = source.inputs.front().view.device;
   if (!ops::has_memory(device)) return;
-  if (ops::is_on_cpu(device)) return cpu::cast(source.source, targets, format);
-  cuda::cast(ops::gpu("cast", device), source.source, targets, format, stream);
+  const auto* gathered = std::get_if<GatheredRows>(&source.source);
+  if (gathered != nullptr && gathered->transposed_factors) {
+    if (targets.columns.sums || targets.columns.amax) {
+      check.fail("transposed_factors", "none with reductions of columns",
+                 core::describe(*gathered->transposed_factors));
+    }
+    return cast_gathered(*gathered, targets, format, device, stream);
+  }
+  cast_checked(source.source, targets, format, device, stream);
 }
 
 void cast_many(std::span<const CastJob> jobs, Stream stream) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -138,17 +139,19 @@ CheckedSource checked(const core::Arguments& check, const Normed& given) {
   return {source, given.x.dtype, shape_vector(given.x), inputs.all()};
 }
 
-TensorView checked_factors(const core::Arguments& check, const TensorView& given,
-                           const GatheredRows& rows) {
-  const TensorView factors = core::flatten(check, "factors", given);
-  check.require_dtype("factors", factors, {DType::kFloat32});
-  check.require_same_device("factors", factors, rows.x.device);
-  check.require_shape("factors", factors, {rows.x.shape[0], rows.slots});
-  check.require_matrix("factors", factors);
+void check_factors(const core::Arguments& check, std::string_view argument,
+                   std::optional<TensorView>& given, const GatheredRows& rows, Inputs& inputs) {
+  if (!given) return;
+  const TensorView factors = core::flatten(check, argument, *given);
+  check.require_dtype(argument, factors, {DType::kFloat32});
+  check.require_same_device(argument, factors, rows.x.device);
+  check.require_shape(argument, factors, {rows.x.shape[0], rows.slots});
+  check.require_matrix(argument, factors);
   if (factors.shape[0] > 1 && factors.strides[0] != rows.slots) {
-    check.fail("factors", "contiguous rows", core::describe(factors));
+    check.fail(argument, "contiguous rows", core::describe(factors));
   }
-  return factors;
+  given = factors;
+  inputs.add(argument, factors);
 }
 
 void require_places(const core::Arguments& check, const GatheredRows& rows) {
@@ -181,9 +184,11 @@ void check_places(const core::Arguments& check, GatheredRows& rows, Inputs& inpu
     check.fail("slots", core::format("1 to {}", kMost), core::format("{}", rows.slots));
   }
   inputs.add("sources", rows.sources);
-  if (rows.factors) {
-    rows.factors = checked_factors(check, *rows.factors, rows);
-    inputs.add("factors", *rows.factors);
+  check_factors(check, "factors", rows.factors, rows, inputs);
+  check_factors(check, "transposed_factors", rows.transposed_factors, rows, inputs);
+  if (rows.factors && rows.transposed_factors) {
+    check.fail("transposed_factors", "none beside factors",
+               core::describe(*rows.transposed_factors));
   }
   if (is_on_cpu(rows.x.device)) require_places(check, rows);
 }

@@ -45,6 +45,10 @@ std::int64_t set_rows(const core::Arguments& check, const GivenRows& given, ops:
   }
   GatheredRows rows = *gathered;
   rows.x = ops::checked_halves(check, given.argument, gathered->x, inputs);
+  if (rows.transposed_factors) {
+    check.fail("transposed_factors", "none, as there is no transpose",
+               core::describe(*rows.transposed_factors));
+  }
   ops::check_places(check, rows, inputs);
   product.x.data = rows.x;
   product.gathered = rows;

@@ -220,6 +220,8 @@ std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
     CastProblem transposed = problem;
     transposed.format.granularity = Granularity::kChannel;
     transposed.to_rows = transposed.transposed_by_channel = false;
+    // Of the transpose alone they are all that there are.
+    transposed.source.factors |= std::exchange(transposed.source.transposed_factors, false);
     return steps_around(CastPhase::kWholeRows, problem, transposed, gpu);
   }
   if (problem.format.scales_blocks() || problem.two_level) {

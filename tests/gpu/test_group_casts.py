@@ -128,8 +128,8 @@ def write_plain(written, x, offsets, kind, rule):
     octofold.ops.cast(x, **targets_of(written, kind, rule), offsets=offsets)
 
 
-def write_gathered(written, x, sources, slots, factors, offsets, kind, rule):
-    source = octofold.ops.Gathered(x, sources, slots=slots, factors=factors)
+def write_gathered(written, x, sources, slots, factors, offsets, kind, rule, named="factors"):
+    source = octofold.ops.Gathered(x, sources, slots=slots, **{named: factors})
     octofold.ops.cast(source, **targets_of(written, kind, rule), offsets=offsets)
 
 
@@ -189,7 +189,7 @@ def sources_of(generator, count, places, share=0.1):
     return torch.where(nowhere, -1, sources).to(torch.int32)
 
 
-@pytest.mark.parametrize("multiplies", [False, True], ids=["", "factors"])
+@pytest.mark.parametrize("multiplies", ["", "factors", "transposed_factors"])
 @every_source
 @pytest.mark.parametrize("kind", [*KINDS, *((unit, None, "rows") for unit in
     GRANULARITIES)])  # fmt: skip
@@ -199,10 +199,13 @@ def test_gathered(kind, source, multiplies, generator):
         x = spread_out(generator, tokens, cols, source)
         sources = sources_of(generator, rows, tokens * slots)
         factors = normal(generator, tokens, slots) if multiplies else None
+        if multiplies == "transposed_factors":
+            sources[sum(sizes) :] = -1
         inputs = (x, sources)
 
         def write(written, x, sources, factors, offsets, slots=slots):
-            write_gathered(written, x, sources, slots, factors, offsets, kind, "deepgemm")
+            options = kind, "deepgemm", multiplies or "factors"
+            write_gathered(written, x, sources, slots, factors, offsets, *options)
 
         of_all = None if kind[2] == "rows" else offsets_of(sizes)
         as_on_cpu(write, (rows, cols), of_all, kind, (*inputs, factors, of_all))

@@ -193,6 +193,41 @@ def test_gathered_rows_are_those_in_memory(
         )
 
 
+@pytest.mark.parametrize("rows", [None, *GRANULARITIES])
+@pytest.mark.parametrize("transposed", GRANULARITIES)
+def test_factors_of_the_transpose(rows, transposed, rng):
+    """As two casts: of rows, and of the transpose times factors."""
+    if rows not in (None, transposed) and (rows != "1x128" or transposed == "tensor"):
+        pytest.skip("cast() has no such pair")
+    x = rng.normal(0, 1, (40, 200)).astype(ml_dtypes.bfloat16)
+    factors = rng.normal(0, 1, (40, 3)).astype(np.float32)
+    sources = rng.integers(-1, 120, 150).astype(np.int32)
+    sources[140:] = -1
+    plain, times = (Gathered(x, sources, slots=3, factors=each) for each in (None, factors))
+    given = Gathered(x, sources, slots=3, transposed_factors=factors)
+    for offsets in (None, offsets_of([5, 0, 135])):
+        if offsets is not None and rows == "128x128":
+            continue
+        casts = cast(given, rows=rows, transposed=transposed, offsets=offsets)
+        alone = cast(times, transposed=transposed, offsets=offsets).transposed
+        written = np.ones(casts.transposed.shape[1], bool)
+        if offsets is not None:
+            written[:] = False
+            for part, column in places(offsets):
+                written[column : column + part.stop - part.start] = True
+        codes = (each.data.view(np.uint8)[:, written] for each in (casts.transposed, alone))
+        np.testing.assert_array_equal(*codes)
+        if offsets is None:
+            assert casts.transposed.equals(alone)
+        if rows is not None:
+            exist = sources >= 0
+            wanted = cast(plain, rows=rows).rows
+            for left, right in ((casts.rows.data, wanted.data), (casts.rows.scale, wanted.scale)):
+                each = exist if len(left) == len(exist) else slice(None)
+                np.testing.assert_array_equal(left[each].view(np.uint8), right[each].view(np.uint8))
+    assert cast(given, rows="1x128").rows.shape == (150, 200)
+
+
 def test_with_torch(rng):
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32)).bfloat16()
@@ -234,6 +269,7 @@ def test_compiled(rng):
 X = np.zeros((300, 64), np.float32)
 OFFSETS = np.array([0, 10, 300], np.int32)
 PLACES = np.zeros(5, np.int32)
+ONES = np.ones((300, 1), np.float32)
 
 
 BOTH = {"rows": "1x128", "transposed": "1x128"}
@@ -276,6 +312,21 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
             Gathered(X, PLACES, slots=2, factors=np.ones((300, 3), np.float32)),
             {},
             r"'factors': expected shape \[300, 2\], got \[300, 3\]",
+        ),
+        (
+            Gathered(X, PLACES, factors=ONES, transposed_factors=ONES),
+            {},
+            r"'transposed_factors': expected none beside factors, got",
+        ),
+        (
+            Gathered(X, PLACES, transposed_factors=ONES),
+            {"columns": "sums"},
+            r"'transposed_factors': expected none with reductions of columns, got",
+        ),
+        (
+            Gathered(X, PLACES, slots=2, transposed_factors=ONES),
+            {},
+            r"'transposed_factors': expected shape \[300, 2\], got \[300, 1\]",
         ),
         (
             ActivationGradient(X, X, "silu"),

@@ -145,7 +145,8 @@ def test_shapes_and_scales_of_stacks():
     assert stack.scale.shape == (6, 2)
     x, offsets = random(6, 10, k), offsets_of([4, 0, 6])
     y = grouped_gemm_weight_only(x, stack, Rows(offsets))
-    assert y.shape == (10, n) and y.dtype == x.dtype
+    assert y.shape == (10, n)
+    assert y.dtype == x.dtype
     by_group = ScaledTensor(stack.data, stack.scale.reshape(3, 2, 2), "128x128")
     np.testing.assert_array_equal(y, grouped_gemm_weight_only(x, by_group, Rows(offsets)))
     masked = grouped_gemm_weight_only(
@@ -214,6 +215,10 @@ product, gradient = grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
         (
             lambda: product(Gathered(X, SOURCES, factors=X[:, :1]), W, Rows(OFFSETS)),
             "argument 'factors': expected dtype float32",
+        ),
+        (
+            lambda: product(Gathered(X, SOURCES, transposed_factors=X[:, :1]), W, Rows(OFFSETS)),
+            "argument 'transposed_factors': expected none, as there is no transpose",
         ),
         (
             lambda: product(X.reshape(2, 2, 32), W, Masked(np.array([0, 3], np.int32))),

@@ -93,13 +93,14 @@ def test_opcheck_groups(opcheck):
     opcheck(torch.ops.octofold.cast, arguments)
 
 
-@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize("factors", ["none", "both", "transposed"])
 def test_opcheck_gathered(opcheck, factors):
-    sources, of_places = offsets_of(5, -1, 0, 259, 7), random(130, 2) if factors else None
+    sources = offsets_of(5, -1, 0, 259, 7)
+    of_places = [random(130, 2) if factors == each else None for each in ("both", "transposed")]
     rows = fp8(5, 300), scale_of("1x128", 5, 300)
     for offsets, columns in ((None, 5), (offsets_of(0, 3, 4), 256)):
         transposed = fp8(300, columns), scale_of("1x128", 300, columns)
-        inputs = random(130, 300), sources, of_places, *[None] * 6, offsets
+        inputs = random(130, 300), sources, *of_places, *[None] * 6, offsets
         results = *rows, *transposed, None, None, None
         arguments = (*inputs, *results, 2, *targets_of("1x128", "1x128"))
         opcheck(torch.ops.octofold.cast_gathered, arguments)

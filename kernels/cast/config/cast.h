@@ -161,7 +161,7 @@ struct TileCastConfig {
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
-    const bool multiplies = source.factors && rows_per_thread == 8;
+    const bool multiplies = (source.factors || source.transposed_factors) && rows_per_thread == 8;
     if (format.in == DType::kFloat32) {
       const bool divides = shares_scale && format.rule.arithmetic == CastArithmetic::kDivideInType;
       return (works_out() || divides || multiplies || columns.any() ? 512 : 1024) / threads();
@@ -221,6 +221,14 @@ struct TileCastConfig {
     if (skips_unused && !stacked) return "only a stack has matrices that are not used";
     if (columns.any() && tile_rows != kReducedRows)
       return "column reductions need tiles of 128 rows";
+    if (source.transposed_factors &&
+        (source.kind != SourceKind::kGathered || source.factors || two_level ||
+         transposed_squares || columns.any() ||
+         (phase != CastPhase::kWhole && phase != CastPhase::kWholeRows) || !format.scales_lines() ||
+         !to_rows || !to_transposed)) {
+      return "factors of the transpose alone need gathered rows with 1x128 scales, and a transpose "
+             "beside them";
+    }
     if (source.scaled && !(source.has_activation() && is_fp8(source.codes))) {
       return "only an activation's input may have scales, and it has to be FP8 then";
     }

@@ -44,6 +44,8 @@ struct CastSource {
   Granularity granularity = Granularity::kBlock1x128;
   // Of what is gathered: whether each row is multiplied by a factor, and rounded.
   bool factors = false;
+  // The same in the transpose alone, which is made behind the rows.
+  bool transposed_factors = false;
 
   static constexpr const char* kTypeName = "octofold::config::CastSource";
   template <typename Visit>
@@ -51,6 +53,7 @@ struct CastSource {
     field("kind", kind);
     if (kind == SourceKind::kNormed) field("norm", norm);
     if (kind == SourceKind::kGathered && factors) field("factors", factors);
+    if (transposed_factors) field("transposed_factors", transposed_factors);
     if (!has_activation()) return;
     field("activation", activation);
     if (is_gated(activation)) field("layout", layout);

@@ -53,7 +53,7 @@ class Source<kSource, kIn, kVectors, config::SourceKind::kGathered> {
 
   __device__ void multiply(int rows, int exist, unsigned (&words)[4]) const {
     float values[kVector];
-    numeric::widen<kIn>(words, values);
+    numeric::widen<kIn, true>(words, values);  // rows as they are may have been widened before
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const bool exists = kVectors ? exist > 0 : i < exist;

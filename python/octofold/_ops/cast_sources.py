@@ -146,6 +146,9 @@ class Gathered(Source):
     slots: the number of places of a row of x, at least 1: to how many experts a token goes.
     factors: float32 [..., slots], contiguous. Rows are multiplied by them in FP32 and rounded to
         the dtype of x before they are cast: the rows x[sources // slots] * factors.flat[sources].
+    transposed_factors: the same, but of the transpose alone, without `factors` and without
+        `columns`: experts' gradients by their weights take the one where others take the other.
+        With `offsets`, rows that belong to no group have -1 as their source.
     """
 
     x: Array
@@ -153,9 +156,11 @@ class Gathered(Source):
     _: KW_ONLY
     slots: int = 1
     factors: Array | None = None
+    transposed_factors: Array | None = None
 
     def operands(self) -> tuple[Arrays, Options]:
-        return (self.x, self.sources, self.factors), (self.slots,)
+        factors = self.factors, self.transposed_factors
+        return (self.x, self.sources, *factors), (self.slots,)
 
 
 def _plain_shape(inputs: Arrays, options: Options) -> Sequence[int]:
@@ -227,7 +232,12 @@ Normed.row = cast_row(
 )
 Gathered.row = cast_row(
     "cast_gathered",
-    {"x": Array, "sources": Array, "factors": Array | None},
+    {
+        "x": Array,
+        "sources": Array,
+        "factors": Array | None,
+        "transposed_factors": Array | None,
+    },
     _gathered_shape,
     {"slots": int},
 )

@@ -122,6 +122,10 @@ def _operands(
     """What both products have: inputs up to the bias, options up to the candidate."""
     rows, sources, factors, slots = x, None, None, 1
     if isinstance(x, Gathered):
+        if x.transposed_factors is not None:
+            expected = "none, as there is no transpose"
+            got = type(x.transposed_factors).__qualname__
+            raise invalid_argument(operation, "transposed_factors", expected, got)
         rows, sources, factors, slots = x.x, x.sources, x.factors, x.slots
     expected_rows = None
     if isinstance(groups, Rows):

@@ -18,6 +18,8 @@ using enum Granularity;
 constexpr std::array kInputs{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr CastSource kGathered{.kind = SourceKind::kGathered};
 constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
+constexpr CastSource kTransposeMultiplied{.kind = SourceKind::kGathered,
+                                          .transposed_factors = true};
 
 class CastKernelsTest : public test::NvrtcTest<> {
  protected:
@@ -86,6 +88,19 @@ TEST_F(NvrtcGroupCastTest, ActivationsInGroupsCompileWithoutSpills) {
     expect_sound(problem_of(DType::kFloat16, config::kDeepGemmRule, kBlock1x128,
                             CastSource::of(kind, Activation::kGeGluErf, GateLayout::kInterleaved),
                             true, false));
+  }
+}
+
+TEST_F(NvrtcGroupCastTest, FactorsOfTheTransposeCompileWithoutSpills) {
+  for (const DType in : kInputs) {
+    for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
+      for (const bool aligned : {true, false}) {
+        const CastProblem problem =
+            problem_of(in, rule, kBlock1x128, kTransposeMultiplied, true, aligned);
+        expect_sound(problem);
+        expect_sound(beside(kChannel, problem));
+      }
+    }
   }
 }
 

@@ -27,6 +27,7 @@ struct Input {
   Offsets offsets{};
   std::vector<int> sources{};
   std::vector<float> factors{};
+  bool of_transpose = false;  // the factors
   std::int64_t cols;
 
   CastParams params() const {
@@ -53,16 +54,19 @@ struct Input {
     GatheredRows rows{.x = matrix<const void>(x.data(), kIn, kPlaces, cols),
                       .sources = vector(sources.data(), DType::kInt32, kRows),
                       .slots = kSlots};
-    if (!factors.empty()) {
-      rows.factors = matrix(factors.data(), DType::kFloat32, kPlaces, kSlots);
+    if (factors.empty()) return cpu::cast(rows, out, format);
+    if (of_transpose && out.rows) {
+      cpu::cast(rows, {.rows = out.rows}, format);
+      out.rows.reset();
     }
+    rows.factors = matrix(factors.data(), DType::kFloat32, kPlaces, kSlots);
     cpu::cast(rows, out, format);
   }
 };
 
 // Groups of rows that end before them all: empty ones, such as end within a slot, and at its end.
 const std::vector<Offsets> kPartitions{
-    {0, 0, 5, 5, 140, 268, 268}, {0, 128, 256, 257, 290}, {0, 300}, {0, 0}};
+    {0, 300}, {0, 128, 256, 257, 290}, {0, 0, 5, 5, 140, 268, 268}, {0, 0}};
 
 // What no caller should give.
 const std::vector<Offsets> kHostile{
@@ -111,7 +115,8 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
       input.sources[as_size(row)] = -1;
     }
     std::fill_n(input.sources.begin() + 150, 20, -1);
-    if (kConfig.source.factors) {
+    input.of_transpose = kConfig.source.transposed_factors;
+    if (kConfig.source.factors || input.of_transpose) {
       for (int i = 0; i < kPlaces * kSlots; ++i) {
         input.factors.push_back(static_cast<float>(i % 11) / 7 - 0.7f);
       }
@@ -122,6 +127,9 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
   const auto run = [](const CastParams& params) { launch<kConfig>(params); };
   for (const Offsets& offsets : kPartitions) {
     input.offsets = offsets;
+    if (input.of_transpose) {
+      std::fill(input.sources.begin() + offsets.back(), input.sources.end(), -1);
+    }
     expect_as_on_cpu(input, kConfig.format, rows, transposed, false, run);
   }
   if constexpr (kGathered) {
@@ -169,6 +177,62 @@ TEST(GroupCastsTest, GatheredRowsTimesFactors) {
                                         .group_m = 2,
                                         .grouped = true},
                          true>(136, kBlock1x128);
+}
+
+// Rows as they are; those of no group come from nowhere.
+TEST(GroupCastsTest, GatheredRowsAndTheTransposeTimesFactors) {
+  constexpr CastSource kSource{.kind = SourceKind::kGathered, .transposed_factors = true};
+  expect_tiles_as_on_cpu<
+      TileCastConfig{.source = kSource, .to_transposed = true, .group_m = 2, .grouped = true},
+      true>(136, kBlock1x128);
+  expect_tiles_as_on_cpu<TileCastConfig{
+                             .format = {.in = DType::kFloat32, .rule = config::kDeepSeekRule},
+                             .source = kSource,
+                             .to_transposed = true,
+                             .vector_loads = false,
+                             .vector_stores = false,
+                             .grouped = true},
+                         true>(50, kBlock1x128);
+}
+
+// The scales of the transpose's channels by steps, rows with the codes.
+TEST(GroupCastsTest, GatheredRowsBesideChannelsTimesFactors) {
+  constexpr DType kIn = DType::kBFloat16;
+  constexpr config::CastFormat kLines{.in = kIn};
+  constexpr config::CastFormat kChannels{.in = kIn, .granularity = kChannel};
+  constexpr ScaleStepConfig kClear{
+      .format = kChannels, .step = ScaleStep::kClear, .to_rows = false, .to_transposed = true};
+  constexpr TileCastConfig kAmax{.format = kChannels,
+                                 .source = {.kind = SourceKind::kGathered, .factors = true},
+                                 .phase = CastPhase::kAmax,
+                                 .to_rows = false,
+                                 .to_transposed = true,
+                                 .grouped = true};
+  constexpr TileCastConfig kEncode{
+      .format = kLines,
+      .source = {.kind = SourceKind::kGathered, .transposed_factors = true},
+      .phase = CastPhase::kWholeRows,
+      .to_transposed = true,
+      .grouped = true};
+  constexpr ScaleStepConfig kFinish{
+      .format = kChannels, .step = ScaleStep::kFinish, .to_rows = false, .to_transposed = true};
+  Input<kIn> input{.x = random_values<kIn>(kPlaces, 136), .cols = 136};
+  input.of_transpose = true;
+  for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 5 == 3 ? -1 : row % 240);
+  for (int i = 0; i < kPlaces * kSlots; ++i) {
+    input.factors.push_back(static_cast<float>(i % 11) / 7 - 0.7f);
+  }
+  const auto run = [](const CastParams& params) {
+    launch<kClear>(params);
+    launch<kAmax>(params);
+    launch<kEncode>(params);
+    launch<kFinish>(params);
+  };
+  for (const Offsets& offsets : kPartitions) {
+    input.offsets = offsets;
+    std::fill(input.sources.begin() + offsets.back(), input.sources.end(), -1);
+    expect_as_on_cpu(input, kLines, kBlock1x128, kChannel, false, run);
+  }
 }
 
 TEST(GroupCastsTest, GatheredElements) {

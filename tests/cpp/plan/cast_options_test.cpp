@@ -21,6 +21,8 @@ using enum Granularity;
 constexpr config::ColumnReductions kSums{.sums = true};
 constexpr CastSource kGathered{.kind = SourceKind::kGathered};
 constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
+constexpr CastSource kTransposeMultiplied{.kind = SourceKind::kGathered,
+                                          .transposed_factors = true};
 
 CastProblem of_columns() { return {.rows = 1000, .cols = 640, .columns = kSums}; }
 CastProblem of_groups() { return {.rows = 1000, .cols = 640, .to_transposed = true, .groups = 6}; }
@@ -162,6 +164,8 @@ TEST(PlanCastOptionsTest, NamesAndDescriptionsTellThemApart) {
   }
   EXPECT_NE(first_kernel(from(of_groups(), kGathered)).kernel,
             first_kernel(from(of_groups(), kMultiplied)).kernel);
+  EXPECT_NE(first_kernel(from(of_groups(), kTransposeMultiplied)).kernel,
+            first_kernel(from(of_groups(), kMultiplied)).kernel);
   CastProblem groups = of_groups(), stack = with(of_stack(), kBlock128x128);
   groups.groups = 7;
   EXPECT_EQ(first_kernel(groups).kernel, first_kernel(of_groups()).kernel);
@@ -190,6 +194,11 @@ TEST(PlanCastOptionsTest, WhatNoKernelIsFor) {
         {.to_transposed = true, .grouped = true, .stacked = true},
         {.to_transposed = true, .columns = kSums, .stacked = true},
         {.source = kGathered, .to_transposed = true, .stacked = true},
+        {.source = kTransposeMultiplied},
+        {.format = {.granularity = kBlock128x128},
+         .source = kTransposeMultiplied,
+         .to_transposed = true},
+        {.source = kTransposeMultiplied, .transposed_squares = true, .to_transposed = true},
         {.tile_rows = 32, .rows_per_thread = 4, .stacked = true},
         {.two_level = true, .to_rows = false, .to_transposed = true},  // lines that nobody writes
         {.phase = kGiven, .two_level = true, .to_transposed = true},

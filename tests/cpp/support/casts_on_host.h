@@ -109,8 +109,14 @@ void launch(const CastParams& params) {
   const std::int64_t down = kConfig.grouped   ? config::group_slots(params.rows, params.groups)
                             : kConfig.stacked ? params.matrices * params.matrix_tiles
                                               : config::ceil_divide(params.rows, kConfig.tile_rows);
+  const std::int64_t blocks = down * config::ceil_divide(params.cols, kScaleBlock);
+  if constexpr (kConfig.source.transposed_factors) {
+    using Cast = OneByOneCast<kConfig>;
+    typename Cast::Shared shared{};
+    return test::launch(blocks, kConfig.threads(), [&] { Cast::run(params, shared); });
+  }
   typename TileCast<kConfig>::Shared shared;
-  test::launch(down * config::ceil_divide(params.cols, kScaleBlock), kConfig.threads(), [&] {
+  test::launch(blocks, kConfig.threads(), [&] {
     Tiles<kConfig> tiles{{params, 0}};
     if (!tiles[0].any(params)) return;
     load<kConfig>(params, tiles);

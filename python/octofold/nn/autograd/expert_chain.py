@@ -8,7 +8,7 @@ from torch import Tensor
 from ..._core.formats import Format
 from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.cast import cast
+from ..._ops.cast import AnyCasts
 from ..._ops.cast_sources import Activated, Gathered
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.grouped_gemm import grouped_gemm
@@ -80,9 +80,8 @@ def compute_experts(
     if isinstance(x, ScaledTensor):
         rows = taken_rows(x, sources, slots)
     else:
-        rows = cast(Gathered(x, sources, slots=slots), rows=output.a).rows
-        if keep_x:
-            x_transposed = weighted_transpose(x, weights, routing, grad_weight.b)
+        of_transpose = grad_weight.b if keep_x else None
+        rows, x_transposed, *_ = cast_tokens(x, weights, routing, output.a, of_transpose)
     weight = first.casts[0]
     assert rows is not None
     assert weight is not None
@@ -102,16 +101,21 @@ def compute_experts(
     return Made(out, x_transposed, gate_up, h_transposed)
 
 
-def weighted_transpose(
-    tokens: Tensor, weights: Tensor, routing: Routing, format: Format
-) -> ScaledTensor:
-    """The transposed cast of the rows of tokens [..., cols] times their weights [..., k] in the
-    routing, as gradients by weights of experts take it."""
+def cast_tokens(
+    tokens: Tensor,
+    weights: Tensor,
+    routing: Routing,
+    rows: Format | None,
+    transposed: Format | None,
+) -> AnyCasts:
+    """Of tokens [..., cols] the rows of the routing; and the transpose of these rows times their
+    weights [..., k], as gradients by weights of experts take it."""
     offsets, sources, positions = routing
-    rows = Gathered(tokens, sources, slots=positions.shape[-1], factors=weights)
-    transposed = cast(rows, transposed=format, offsets=offsets).transposed
-    assert transposed is not None
-    return transposed
+    slots = positions.shape[-1]
+    if transposed is None:
+        return cast_as_wanted(Gathered(tokens, sources, slots=slots), rows, None)
+    gathered = Gathered(tokens, sources, slots=slots, transposed_factors=weights)
+    return cast_as_wanted(gathered, rows, transposed, offsets=offsets)
 
 
 def grouped_product(

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.cast import cast
-from ..._ops.cast_sources import ActivationGradient, Gathered
+from ..._ops.cast_sources import ActivationGradient
 from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Depth
 from ..._ops.routing import Routing, activation_dots, combine
@@ -22,7 +21,7 @@ from ..casting.casts import cast_as_wanted, cast_weight
 from ..casting.taken import taken_rows
 from ..casting.transposed import transposed_weight
 from .activated import activated_gradient
-from .expert_chain import Made, Projection, grouped_product, weighted_transpose
+from .expert_chain import Made, Projection, cast_tokens, grouped_product
 from .main_grad import mark_gradient
 from .products import gradient_formats
 
@@ -182,11 +181,10 @@ def expert_gradients(
         assert kept.ids is not None
         d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets)
         d_second_bias = d_second_bias.to(layer.second.bias_dtype)
-    if of_rows is not None:
-        rows = cast(Gathered(dy, sources, slots=slots), rows=of_rows).rows
-    if of_transpose is not None:
-        transposed = weighted_transpose(dy, kept.weights, kept.routing, of_transpose)
-        d_second = layer.second.gradient(transposed, kept.h_transposed, offsets, recipe)
+    casts = cast_tokens(dy, kept.weights, kept.routing, of_rows, of_transpose)
+    rows = casts.rows if rows is None else rows
+    if needs.second:
+        d_second = layer.second.gradient(casts.transposed, kept.h_transposed, offsets, recipe)
     if needs.gate_up:
         assert kept.gate_up is not None
         weight = _transposed(kept.second, recipe, offsets)
@@ -209,7 +207,8 @@ def expert_gradients(
             if x_transposed is None:
                 assert kept.x is not None
                 x = _values(kept.x, dtype)
-                x_transposed = weighted_transpose(x, kept.weights, kept.routing, grad_weight.b)
+                of_x = cast_tokens(x, kept.weights, kept.routing, None, grad_weight.b)
+                x_transposed = of_x.transposed
             d_first = layer.first.gradient(casts.transposed, x_transposed, offsets, recipe)
         if needs.x:
             weight = _transposed(kept.first, recipe, offsets)
