@@ -47,7 +47,7 @@ class Steps:
 
     def training(self) -> dict[str, Call]:
         """Of forward + backward."""
-        i, k, experts = self.inputs, self.layer.top_k, self.layer.experts
+        i, experts = self.inputs, self.layer.experts
         x, dy, routed = i.x.detach(), i.dy, i.weights.detach()
         recipe = self.recipe
         assert recipe.output is not None
@@ -60,7 +60,7 @@ class Steps:
         cast = partial(ops.cast, offsets=offsets)
         of_input = {"rows": recipe.output.a, "transposed": recipe.grad_weight.b}
         of_gradient = {"rows": recipe.grad_input.a, "transposed": recipe.grad_weight.a}
-        gather = partial(cast, ops.Gathered(x, sources, slots=k), **of_input)
+        gather = partial(cast, _gathered(x, sources, routed), **of_input)
         of_x = self.run("gather + casts of x", gather)
         groups, depth = octofold.Rows(offsets), octofold.Depth(offsets)
         product = partial(octofold.grouped_gemm, of_x.rows, w13, groups)
@@ -68,19 +68,24 @@ class Steps:
         h = self.run("SwiGLU + casts", partial(cast, ops.Activated(gate_up), **of_input))
         y = self.run("second product", partial(octofold.grouped_gemm, h.rows, w2, groups))
         self.run("combine", partial(ops.combine, y, positions, routed))
-        self.run("gradient by weights", partial(ops.combine_gradient, dy, y, positions))
-        gather = partial(cast, ops.Gathered(dy, sources, slots=k, factors=routed), **of_gradient)
+        gather = partial(cast, _gathered(dy, sources, routed), **of_gradient)
         of_y = self.run("gather + casts of dY", gather)
         by_weight = partial(octofold.grouped_gemm, groups=depth, out_dtype="bfloat16")
         self.run("gradient by w2", partial(by_weight, of_y.transposed, h.transposed))
         by_rows = partial(octofold.grouped_gemm, groups=groups)
         dh = self.run("gradient by h", partial(by_rows, of_y.rows, w2_transposed))
+        self.run("gradient by weights", partial(ops.activation_dots, dh, gate_up, positions))
         source = ops.ActivationGradient(dh, gate_up)
         of_h = self.run("SwiGLU's gradient + casts", partial(cast, source, **of_gradient))
         self.run("gradient by w13", partial(by_weight, of_h.transposed, of_x.transposed))
         dx = self.run("gradient by rows of x", partial(by_rows, of_h.rows, w13_transposed))
-        self.run("sum of these", partial(ops.combine, dx, positions))
+        self.run("sum of these", partial(ops.combine, dx, positions, routed))
         return self.calls
+
+
+def _gathered(tokens, sources, routed) -> ops.Gathered:
+    """As layers cast them: times the weights of the routing in the transpose alone."""
+    return ops.Gathered(tokens, sources, slots=routed.shape[-1], transposed_factors=routed)
 
 
 def casts_of_weights(inputs: Inputs, recipe: str) -> dict[str, Call]:
