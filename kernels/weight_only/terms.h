@@ -13,8 +13,8 @@ __device__ inline const unsigned char* weights_of(const config::WeightOnlyParams
                                                   int group) {
   return params.w + group * params.groups.w_stride;
 }
-__device__ inline config::WeightOnlyScale scale_of(const config::WeightOnlyParams& params,
-                                                   int group) {
+template <typename Params>
+__device__ inline config::WeightOnlyScale scale_of(const Params& params, int group) {
   config::WeightOnlyScale scale = params.w_scale;
   scale.data += group * params.groups.scale_stride;
   return scale;

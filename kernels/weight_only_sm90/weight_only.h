@@ -22,7 +22,7 @@ namespace weight_only_sm90 {
 template <Sm90WeightOnlyConfig kConfig>
 __device__ void produce(const Sm90WeightOnlyParams& params, const SharedMemory<kConfig>& smem) {
   const int thread = static_cast<int>(threadIdx.x) - kConfig.consumer_threads();
-  if (thread == 0) load_operands(params, smem);
+  if (thread < kLoading<kConfig>) load_operands(params, smem);
   if (kConfig.scales() > 0 && thread / 32 == 1) load_scales(params, smem);
 }
 

@@ -82,7 +82,7 @@ TEST(PlanGroupedWeightOnlyTest, EachProblemHasAKernel) {
     problem.x = problem.out = DType::kFloat16;
     problem.transposed = below(2) == 0;
     problem.w_scales = static_cast<Granularity>(below(4));
-    problem.is_aligned = below(2) == 0;
+    problem.is_aligned = problem.fits_tma = below(2) == 0;
     problem.out_is_aligned = below(2) == 0;
     if (!problem.gathered && below(2) == 0) {
       problem.work = Work::kMaskedRows;
@@ -92,7 +92,15 @@ TEST(PlanGroupedWeightOnlyTest, EachProblemHasAKernel) {
       const Gpu gpu = gpu_of(capability, 100);
       const WeightOnlyPlan plan = plan_weight_only(problem, gpu);
       const auto* work = std::get_if<WeightOnlyWork>(&plan.config);
-      if (work == nullptr) continue;
+      if (work == nullptr) {
+        const auto& config = std::get<config::Sm90WeightOnlyConfig>(plan.config);
+        EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
+        EXPECT_EQ(config.work, problem.work);
+        EXPECT_FALSE(problem.gathered);
+        EXPECT_GE(expected_rows(problem), 17);
+        EXPECT_LE(plan.kernels[0].blocks, 100 * config.blocks_per_multiprocessor);
+        continue;
+      }
       const WeightOnlyConfig& config = work->config;
       EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
       EXPECT_EQ(config.work, problem.work);
@@ -137,6 +145,24 @@ TEST(PlanGroupedWeightOnlyTest, ManyRowsHaveLargeTiles) {
   const WeightOnlyPlan plan = plan_weight_only(of_rows(65536, 128), gpu_of(80, 108));
   const WeightOnlyConfig& config = work_of(plan).config;
   EXPECT_GE(config.tile_rows * config.tile_columns, 64 * 128) << name_of(work_of(plan));
+}
+
+// Hopper's own kernel takes rows that lie one after another, from some of them for each matrix on.
+TEST(PlanGroupedWeightOnlyTest, HopperHasAKernelOfItsOwn) {
+  const auto is_own = [](const WeightOnlyProblem& problem) {
+    const auto config = plan_weight_only(problem, kHopper).config;
+    return std::holds_alternative<config::Sm90WeightOnlyConfig>(config);
+  };
+  EXPECT_TRUE(is_own(of_rows(65536, 128, false)));
+  EXPECT_TRUE(is_own(of_masked(1024, 32, 20)));
+  EXPECT_FALSE(is_own(of_rows(65536, 128, true)));
+  EXPECT_FALSE(is_own(of_rows(1024, 128, false)));
+  EXPECT_FALSE(is_own(of_masked(1024, 32, 4)));
+  WeightOnlyProblem gradient = of_rows(65536, 128, false);
+  gradient.transposed = true;
+  EXPECT_TRUE(is_own(gradient));
+  gradient.depth = 2000;  // behind a group's part of the depth the next one begins
+  EXPECT_FALSE(is_own(gradient));
 }
 
 TEST(PlanGroupedWeightOnlyTest, SaysWhatTheyAre) {
