@@ -38,10 +38,10 @@ enum class AttentionCompute : std::uint8_t { kExact, kFp8 };
 /// Names as the Python API, the tool and error messages spell them: "float32", "float16",
 /// "bfloat16", "e4m3", "e5m2", "int32" · "tensor", "channel", "1x128", "128x128" · "saturate",
 /// "nan" · "deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
-/// "compressed-tensors", "compressed-tensors-0.12" · "swiglu", "geglu-tanh", "geglu", "silu",
-/// "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer" · "softmax",
-/// "sigmoid" · "exact", "fp8". Throws Error(kInvalidArgument) for a number that is none of the
-/// enumerators.
+/// "compressed-tensors", "compressed-tensors-0.12" · "swiglu", "geglu-tanh", "geglu", "swiglu-oss",
+/// "silu", "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer" ·
+/// "softmax", "sigmoid" · "exact", "fp8". Throws Error(kInvalidArgument) for a number that is none
+/// of the enumerators.
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);

@@ -71,13 +71,15 @@ enum class Activation : unsigned char {
   kSwiGlu,       ///< silu(gate) · up
   kGeGluTanh,    ///< gelu_tanh(gate) · up
   kGeGluErf,     ///< gelu(gate) · up
+  kSwiGluOss,    ///< g / (1 + exp(-1.702 · g)) · (u + 1) of g = min(gate, 7) and u = up within
+                 ///< ±7, as gpt-oss has it (openai/gpt-oss, swiglu() of gpt_oss/torch/model.py)
   kSilu,         ///< x / (1 + exp(-x))
   kGelu,         ///< x · Φ(x), with the error function
   kGeluTanh,     ///< x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2
   kReluSquared,  ///< max(x, 0)²
 };
 
-constexpr bool is_gated(Activation activation) { return activation <= Activation::kGeGluErf; }
+constexpr bool is_gated(Activation activation) { return activation <= Activation::kSwiGluOss; }
 
 /// Where gate and up of column i of the result are among 2·K columns.
 enum class GateLayout : unsigned char {

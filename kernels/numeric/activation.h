@@ -12,7 +12,8 @@ namespace octofold::numeric {
 
 inline constexpr float kLog2OfE = 1.44269504f;
 
-// f of an activation f(x), or f(gate) · up, and its derivative.
+// f of an activation f(x), or f(gate) · up, and its derivative. What up is multiplied with may be a
+// function of it too.
 struct Curve {
   float value, slope;
 };
@@ -53,12 +54,33 @@ struct Normal {
   }
 };
 
+// gpt-oss: its slope is that of the sigmoid, and none where a value is clamped. NaN is handed on.
+struct SwiGluOss {
+  static constexpr float kSlope = 1.702f;
+  static constexpr float kLimit = 7;
+
+  static __device__ Curve gate(float x) {
+    const float clamped = x > kLimit ? kLimit : x;
+    const float part = sigmoid(__fmul_rn(clamped, kSlope));
+    const float rest = __fmul_rn(part, __fadd_rn(1.0f, -part));
+    const float slope = __fmaf_rn(clamped, __fmul_rn(rest, kSlope), part);
+    return {__fmul_rn(clamped, part), x > kLimit ? 0.0f : slope};
+  }
+  static __device__ Curve up(float x) {
+    const bool is_clamped = fabsf(x) > kLimit;
+    const float clamped = !is_clamped ? x : x < 0 ? -kLimit : kLimit;
+    return {__fadd_rn(clamped, 1.0f), is_clamped ? 0.0f : 1.0f};
+  }
+};
+
 template <Activation kActivation>
 __device__ inline Curve curve(float x) {
   using enum Activation;
   if constexpr (kActivation == kReluSquared) {
     const float positive = x < 0 ? 0.0f : x;  // NaN is handed on
     return {__fmul_rn(positive, positive), __fmul_rn(2.0f, positive)};
+  } else if constexpr (kActivation == kSwiGluOss) {
+    return SwiGluOss::gate(x);
   } else if constexpr (kActivation == kGelu || kActivation == kGeGluErf) {
     const Normal normal = Normal::at(x);
     return {__fmul_rn(x, normal.part), __fmaf_rn(x, normal.density, normal.part)};
@@ -71,12 +93,19 @@ __device__ inline Curve curve(float x) {
   }
 }
 
+// What f(gate) is multiplied with, and its derivative by up.
+template <Activation kActivation>
+__device__ inline Curve factor(float up) {
+  if constexpr (kActivation == Activation::kSwiGluOss) return SwiGluOss::up(up);
+  return {up, 1.0f};
+}
+
 // f(gate) · up, or f(gate) where the activation is not gated.
 template <Activation kActivation>
 __device__ inline float activate(float gate, float up) {
   const float value = curve<kActivation>(gate).value;
   if constexpr (!is_gated(kActivation)) return value;
-  return __fmul_rn(value, up);
+  return __fmul_rn(value, factor<kActivation>(up).value);
 }
 
 }  // namespace octofold::numeric

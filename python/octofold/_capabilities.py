@@ -7,6 +7,7 @@ from ._core.granularity import GRANULARITIES
 from ._core.library import library
 from ._core.progress import Progress
 from ._info import info
+from ._layer_ways import LEFT, LayerWay, layer_ways
 from ._probes import try_on, why_no_probe
 
 NATIVE, KERNELS = "native", "kernels"
@@ -17,6 +18,7 @@ MEANINGS: Final = {
     "cast": "not this, but FP8 in memory, dequantized before another library's product",
     "CPU": "on the reference backend alone",
     "none": "an error everywhere: operands of these forms do not go together",
+    LEFT: "layers alone: it stays as it is, and computes in 16 bits",
 }
 
 
@@ -98,6 +100,9 @@ class Capabilities:
     """Which GPUs are here, or why none is."""
     untried: str
     """Why nothing was tried on them; "" where it was."""
+    layers: dict[str, dict[str, LayerWay]] = field(default_factory=dict)
+    """How octofold.nn's layers compute: by the layer ("linear layers with FP8 weights"), by the
+    name of the target."""
     meanings: dict[str, str] = field(default_factory=lambda: dict(MEANINGS))
     """Of the words in the cells."""
 
@@ -112,7 +117,7 @@ class Capabilities:
     def table(self) -> list[list[str]]:
         """As text, the head first: an operation, the forms of its operands ("scaled": each of the
         four granularities), a cell for each target. Cells of GPUs that are here say what came of
-        launches, too."""
+        launches, too. Layers come last."""
         head = [target.name + "".join(f" cuda:{i}" for i in target.gpus) for target in self.targets]
         alike: dict[tuple[Any, ...], list[Capability]] = {}
         for row in self.rows:
@@ -123,7 +128,11 @@ class Capabilities:
             for (_, operation, *cells), rows in alike.items()
             for operands in _summaries(rows)
         ]
-        return [["operation", "operands", *head], *lines]
+        ways = [
+            ["octofold.nn", layer, *(by_target[target.name].how for target in self.targets)]
+            for layer, by_target in self.layers.items()
+        ]
+        return [["operation", "operands", *head], *lines, *ways]
 
     def failures(self) -> list[str]:
         """What was tried and did not work, and what happened."""
@@ -165,7 +174,26 @@ def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabi
                 )
         if progress is not None:
             progress(done + 1, len(rows))
-    return Capabilities(rows, targets, str(matrix["at_hand"]), untried)
+    return Capabilities(rows, targets, str(matrix["at_hand"]), untried, _layers(rows, targets))
+
+
+def _layers(
+    rows: tuple[Capability, ...], targets: tuple[Target, ...]
+) -> dict[str, dict[str, LayerWay]]:
+    """By the layer, by the target."""
+    found: dict[str, dict[str, LayerWay]] = {}
+    for target in targets:
+
+        def why_not(kind: str, name: str = target.name) -> str:
+            here = [row.support[name] for row in rows if row.kind == kind]
+            reasons = [cell.why_not for cell in here if cell.how not in (NATIVE, KERNELS, "none")]
+            has_kernels = any(cell.how in (NATIVE, KERNELS) for cell in here)
+            return "" if has_kernels or name == "cpu" else reasons[0]
+
+        for layer, way in layer_ways(why_not).items():
+            here = LayerWay("CPU", "") if target.name == "cpu" else way
+            found.setdefault(layer, {})[target.name] = here
+    return found
 
 
 def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:

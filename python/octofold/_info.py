@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._core.library import library
+from ._layer_ways import LayerWay, layer_ways
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,11 @@ class Component:
 
     available: bool
     detail: str
+
+    @property
+    def why_not(self) -> str:
+        """ "" of a part that is there."""
+        return "" if self.available else self.detail
 
     def __str__(self) -> str:
         return self.detail if self.available else f"not available: {self.detail}"
@@ -33,6 +39,9 @@ class Gpu:
     """What of it there are kernels for: "casts", "norms", "routing", "dot products", "products
     with FP8 weights", "attention", "products", "grouped products", "gated products", "products that
     cast A"; or why not."""
+    layers: dict[str, LayerWay] = field(default_factory=dict)
+    """How octofold.nn's layers compute on it: "linear layers" and "experts", each "with trained
+    weights" and "with FP8 weights"."""
 
     def __str__(self) -> str:
         return (
@@ -43,6 +52,11 @@ class Gpu:
                 f"; {name} {support}"
                 for name, support in self.operations.items()
                 if self.backend.available and not support.available
+            )
+            + "".join(
+                f"; {name}: {way.how}"
+                for name, way in self.layers.items()
+                if self.backend.available
             )
         )
 
@@ -77,19 +91,18 @@ def info() -> Info:
     """Probe this machine, anew at each call. A part that is missing is reported, not raised."""
     fields = library.info()
     parts = {name: _component(fields[name]) for name in ("cpu", "driver", "nvrtc")}
-    gpus = tuple(
-        Gpu(
-            **{
-                **dict(gpu.items()),
-                "backend": _component(gpu["backend"]),
-                "operations": {
-                    str(name): _component(support) for name, support in gpu["operations"].items()
-                },
-            }
-        )
-        for gpu in fields["gpus"]
-    )
+    gpus = tuple(_gpu(gpu) for gpu in fields["gpus"])
     return Info(str(fields["version"]), fields["cpu_threads"], **parts, gpus=gpus)
+
+
+def _gpu(fields: Any) -> Gpu:
+    operations = {str(name): _component(support) for name, support in fields["operations"].items()}
+    made = {
+        "backend": _component(fields["backend"]),
+        "operations": operations,
+        "layers": layer_ways(lambda name: operations[name].why_not),
+    }
+    return Gpu(**{**dict(fields.items()), **made})
 
 
 def _component(fields: Any) -> Component:

@@ -45,8 +45,9 @@ constexpr Names<Rule, 9> kRules{
     "rule",
     {"deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
      "compressed-tensors", "compressed-tensors-0.12"}};
-constexpr Names<Activation, 7> kActivations{
-    "activation", {"swiglu", "geglu-tanh", "geglu", "silu", "gelu", "gelu-tanh", "relu-squared"}};
+constexpr Names<Activation, 8> kActivations{
+    "activation",
+    {"swiglu", "geglu-tanh", "geglu", "swiglu-oss", "silu", "gelu", "gelu-tanh", "relu-squared"}};
 constexpr Names<GateLayout, 2> kGateLayouts{"gate layout", {"halves", "interleaved"}};
 constexpr Names<NormKind, 2> kNorms{"norm", {"rms", "layer"}};
 constexpr Names<Scoring, 2> kScorings{"scoring", {"softmax", "sigmoid"}};

@@ -15,6 +15,9 @@ struct Curve {
   double value, slope;
 };
 
+// Of kSwiGluOss.
+constexpr double kOssSlope = 1.702, kOssLimit = 7;
+
 // The definitions of vocabulary.h.
 Curve curve(Activation activation, double x) {
   switch (activation) {
@@ -36,12 +39,26 @@ Curve curve(Activation activation, double x) {
       const double inner_slope = scale * (1 + 3 * 0.044715 * x * x);
       return {x * part, part + 2 * x * part * (1 - part) * inner_slope};
     }
+    case Activation::kSwiGluOss: {
+      const bool is_clamped = x > kOssLimit;
+      if (is_clamped) x = kOssLimit;
+      const double sigmoid = 1 / (1 + std::exp(-kOssSlope * x));
+      const double slope = sigmoid + kOssSlope * x * sigmoid * (1 - sigmoid);
+      return {x * sigmoid, is_clamped ? 0 : slope};
+    }
     case Activation::kReluSquared: {
       const double positive = x < 0 ? 0 : x;
       return {positive * positive, 2 * positive};
     }
   }
   return {};
+}
+
+// What the curve of a gate is multiplied with, and its derivative by up.
+Curve factor(Activation activation, double up) {
+  if (activation != Activation::kSwiGluOss) return {up, 1};
+  if (std::abs(up) > kOssLimit) return {std::copysign(kOssLimit, up) + 1, 0};
+  return {up + 1, 1};
 }
 
 // A row of x, in FP32: of a gated activation one gate and one up for each of its columns.
@@ -104,8 +121,8 @@ OwnedMatrix activation(const TensorView& x, Activation activation, GateLayout la
       input.read(row);
       for (std::int64_t i = 0; i < cols; ++i) {
         const double value = curve(activation, input.gate(i)).value;
-        values[static_cast<std::size_t>(i)] =
-            static_cast<float>(input.gated() ? value * input.up(i) : value);
+        values[static_cast<std::size_t>(i)] = static_cast<float>(
+            input.gated() ? value * factor(activation, input.up(i)).value : value);
       }
     };
   });
@@ -121,11 +138,13 @@ OwnedMatrix activation_gradient(const TensorView& gradient, const TensorView& x,
       by_value.read(row);
       for (std::int64_t i = 0; i < input.columns(); ++i) {
         const Curve at = curve(activation, input.gate(i));
-        const double slope = input.gated() ? at.slope * input.up(i) : at.slope;
-        values[input.gate_at(i)] = static_cast<float>(by_value.gate(i) * slope);
-        if (input.gated()) {
-          values[input.up_at(i)] = static_cast<float>(by_value.gate(i) * at.value);
+        if (!input.gated()) {
+          values[input.gate_at(i)] = static_cast<float>(by_value.gate(i) * at.slope);
+          continue;
         }
+        const Curve of_up = factor(activation, input.up(i));
+        values[input.gate_at(i)] = static_cast<float>(by_value.gate(i) * at.slope * of_up.value);
+        values[input.up_at(i)] = static_cast<float>(by_value.gate(i) * at.value * of_up.slope);
       }
     };
   });

@@ -217,7 +217,7 @@ core::Product checked(const GemmArguments& given) {
 void require_gated(const core::Arguments& check, const GatedGemmArguments& given) {
   check.require_enumerator("activation", given.activation);
   if (!is_gated(given.activation)) {
-    check.fail("activation", "one of swiglu, geglu-tanh, geglu, which take gate and up",
+    check.fail("activation", "one of swiglu, geglu-tanh, geglu, swiglu-oss, which take gate and up",
                name(given.activation));
   }
   if (given.out.scales != ScaleSource::kComputed) {

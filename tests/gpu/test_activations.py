@@ -7,7 +7,7 @@ import pytest
 from casting import cast_with, only
 from gpu_support import DEVICE, DTYPES, GRANULARITIES, bits, needs_gpu, normal, torch
 
-GATED = ("swiglu", "geglu-tanh", "geglu")
+GATED = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 ACTIVATIONS = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
 CASES = [
     (name, layout)
@@ -43,8 +43,11 @@ def expected_values(gradient, x, activation, layout):
         "geglu-tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         "gelu-tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         "relu-squared": lambda x: torch.relu(x) ** 2,
+        "swiglu-oss": lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
     }
     value = functions[activation](gate)
+    if activation == "swiglu-oss":
+        up = up.clamp(-7, 7) + 1
     value = value if up is None else value * up
     (slope,) = torch.autograd.grad(value, x, gradient.double())
     return value.detach(), slope

@@ -21,7 +21,7 @@ ON_A_CPU = {
     "diffusers_dit.py": ([], {"diffusers"}),
     "dot.py": ([], {"dot"}),
     "gemm_cast.py": ([], {"gemm with cast"}),
-    "experts.py": (["--no-peers"], {"layer", "step", "host"}),
+    "experts.py": (["--no-peers"], {"layer", "step", "few", "few casts", "kept", "host"}),
     "fused_casts.py": (["--only", "norm"], {"fused cast"}),
     "gated_gemm.py": ([], {"gated gemm"}),
     "gemm.py": (["1/20,256,512"], {"gemm"}),

@@ -1,6 +1,7 @@
 """How hypothesis runs: here alone, as machines for the GPU tests need not have it. And how torch's
 ops are checked."""
 
+import gpu_fakes
 import octofold
 import pytest
 from hypothesis import settings
@@ -60,6 +61,13 @@ def opcheck(monkeypatch):
                 assert (new.shape, new.dtype) == (given.shape, given.dtype)
 
     return check
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """pretend("8.0"): layers choose from now on as on a GPU of this compute capability."""
+    yield lambda name: gpu_fakes.pretend(monkeypatch, name)
+    gpu_fakes.forget()
 
 
 @pytest.fixture

@@ -37,7 +37,9 @@ def test_is_as_it_is_defined(activation, rng):
     scale = np.repeat(h.scale, 128, axis=1)[:, :n]
     # Half a step of FP8; gate, up and the result to half a step of BF16, the steepest slope is 1.2.
     step = np.maximum(np.abs(value) / 16, scale / 1024)
-    rounded = 1.1 * 2.0**-9 * (1.2 * np.abs(gate * up) + 2 * np.abs(value))
+    curve, (factor, _) = reference.curve(activation, gate)[0], reference.factor(activation, up)
+    of_up = np.abs(curve * up)  # near a factor of 0 more than the value
+    rounded = 1.1 * 2.0**-8 * (1.2 * np.abs(gate * factor) + of_up + np.abs(value))
     assert (np.abs(h.dequantize("float32") - value) <= step + rounded).all()
 
 
@@ -111,7 +113,7 @@ SHORT = octofold.quantize(np.ones((256, 128), np.float32), "128x128")
         ({"b": SHORT}, "argument 'b': expected K = 256 columns as in 'a', got 128"),
         (
             {"activation": "silu"},
-            "argument 'activation': expected one of swiglu, geglu-tanh, geglu",
+            "argument 'activation': expected one of swiglu, geglu-tanh, geglu, swiglu-oss",
         ),
         ({"activation": "tanh"}, "activation 'tanh' is not one of: swiglu"),
         ({"activation": 3}, "argument 'activation': expected text"),

@@ -11,9 +11,12 @@ namespace octofold::cast {
 // By gate, or by x, and by up.
 template <Activation kActivation>
 __device__ inline float2 activation_gradients(float gradient, float gate, float up) {
-  const numeric::Curve curve = numeric::curve<kActivation>(gate);
-  if constexpr (!is_gated(kActivation)) return {__fmul_rn(gradient, curve.slope), 0};
-  return {__fmul_rn(gradient, __fmul_rn(curve.slope, up)), __fmul_rn(gradient, curve.value)};
+  const numeric::Curve of_gate = numeric::curve<kActivation>(gate);
+  if constexpr (!is_gated(kActivation)) return {__fmul_rn(gradient, of_gate.slope), 0};
+  const numeric::Curve of_up = numeric::factor<kActivation>(up);
+  float by_up = __fmul_rn(gradient, of_gate.value);
+  if constexpr (kActivation == Activation::kSwiGluOss) by_up = __fmul_rn(by_up, of_up.slope);
+  return {__fmul_rn(gradient, __fmul_rn(of_gate.slope, of_up.value)), by_up};
 }
 
 // What both ways to read it have.

@@ -14,7 +14,7 @@ from .._core.ops import Arrays, Options, require_matrix, row_count
 from .._core.scaled_tensor import ScaledTensor, parts_of
 from .cast_row import cast_row
 
-GATED: Final = ("swiglu", "geglu-tanh", "geglu")
+GATED: Final = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 
 
 class NormStatistics(NamedTuple):
@@ -47,8 +47,9 @@ class Activated(Source):
     x: [..., 2·cols] for a gated activation, else [..., cols]; float32, float16 or bfloat16, columns
         contiguous. The activation is computed in FP32 and rounded to this dtype once. x may also be
         a ScaledTensor of any granularity; the result is that of x.dequantize(dtype), bit for bit.
-    activation: "swiglu" (silu(gate) · up), "geglu-tanh", "geglu" (with the error function), or one
-        that is not gated: "silu", "gelu", "gelu-tanh", "relu-squared".
+    activation: "swiglu" (silu(gate) · up), "geglu-tanh", "geglu" (with the error function),
+        "swiglu-oss" (gpt-oss's, which clamps both and takes up + 1), or one that is not gated:
+        "silu", "gelu", "gelu-tanh", "relu-squared".
     layout: where gate and up are: "halves" of the last dimension, gate first, or "interleaved".
     dtype: "bfloat16" (None), "float16" or "float32", to which the values of a ScaledTensor are
         rounded; None for an array, which has a dtype.
@@ -198,7 +199,9 @@ def _statistics(framework: Framework, inputs: Arrays, options: Options) -> Array
     )
 
 
-PLAIN: Final = cast_row("cast", {"x": Array}, _plain_shape, function="cast_plain")
+PLAIN: Final = cast_row(
+    "cast", {"x": Array, "used": Array | None}, _plain_shape, function="cast_plain"
+)
 Activated.row = cast_row(
     "cast_activated",
     {"x": Array | ScaledTensor},

@@ -33,7 +33,8 @@ def gated_gemm(
     groups: Rows(offsets): each row is multiplied with the weights of its group, as in
         grouped_gemm(). There are no kernels for Masked, where rows that do not exist would be cast,
         and none for Depth, whose results are sums of gradients.
-    activation: "swiglu" (silu(gate) · up), "geglu-tanh" or "geglu" (with the error function).
+    activation: "swiglu" (silu(gate) · up), "geglu-tanh", "geglu" (with the error function) or
+        "swiglu-oss" (gpt-oss's, which clamps both and takes up + 1).
     format: that of the result, a Format or its words, of granularity 1x128.
     out: where to write, codes [..., N] and scales 1x128.
     stream: as in gemm().

@@ -21,13 +21,14 @@ from .._core.ops import scale_shape
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import DTYPES
 from .._ops.quantize import quantize
-from ..nn.conversion.frozen import COMPUTE, frozen_layer
+from ..nn.conversion.frozen import frozen_layer, words_of
 from ..nn.conversion.linear import replaced
 from ..nn.conversion.picking import pick
 from ..nn.conversion.report import Conversion
 from ..nn.conversion.weight_only import CONV1D
 from ..nn.layers.conv1d import conv1ds
 from ..nn.layers.fp8_weight import Fp8Weight
+from ..nn.recipes.choice import require_compute
 
 _OF_WEIGHTS: Final = ("128x128", "channel", "tensor")
 
@@ -37,9 +38,9 @@ class LoadingOptions:
     """How the weights of a model are cast while it is loaded, and how its layers compute.
 
     format: an octofold.Format or its words, with scales 128x128, channel or tensor.
-    compute: "native": a layer casts its input too, and multiplies FP8 with FP8. "weight-only":
-        activations have 16 bits, on any GPU. "auto": "native" where the GPU can, but 16 bits for
-        few tokens.
+    compute: "native": a layer casts its input too, and multiplies FP8 with FP8, where the GPU can,
+        else 16 bits. "weight-only": activations have 16 bits, on any GPU. "auto": as "native", but
+        16 bits for few tokens.
     modules_to_not_convert: names, or parts of names between dots, or regular expressions for names
         from their beginning, of modules whose layers stay as they are; beside output heads and what
         octofold.nn.convert() leaves alone.
@@ -65,10 +66,7 @@ class LoadingOptions:
         if format.granularity not in _OF_WEIGHTS:
             expected = f"scales of a weight, {', '.join(_OF_WEIGHTS)}"
             raise invalid_argument(operation, "format", expected, format.granularity)
-        if compute not in COMPUTE:
-            raise invalid_argument(
-                operation, "compute", f"one of {', '.join(COMPUTE)}", repr(compute)
-            )
+        require_compute(operation, compute)
         return cls(format, compute, _patterns(operation, modules_to_not_convert))
 
     def keeping(self, names: Iterable[str]) -> "LoadingOptions":
@@ -117,18 +115,16 @@ def convert_linears(
     for name, linear in picked.layers.items():
         format = options.format if format_of is None else format_of(name)
         assert format is not None
-        layer = empty_layer(linear, format, options.compute, device_of(name))
+        layer = empty_layer(linear, format, options.compute)
         new[id(linear)] = layer
-        converted[name] = f"octofold.nn.{type(layer).__name__}, {format.granularity}"
+        converted[name] = words_of(layer, device_of(name))
     return Conversion(replaced(model, new), converted, picked.left_alone)
 
 
-def empty_layer(
-    linear: torch.nn.Linear, format: Format, compute: str, device: torch.device
-) -> Fp8Weight:
+def empty_layer(linear: torch.nn.Linear, format: Format, compute: str) -> Fp8Weight:
     """The twin of a linear layer with a weight of this format, and without memory."""
     weight = empty_weight(format, linear.out_features, linear.in_features)
-    return frozen_layer(linear, weight, compute, device)
+    return frozen_layer(linear, weight, compute)
 
 
 def empty_weight(

@@ -26,7 +26,7 @@ from .._core.scaled_tensor import ScaledTensor
 from .._ops.quantize import quantize
 from ..nn.autograd.fitting import require_input
 from ..nn.casting.casts import walkable
-from ..nn.conversion.frozen import COMPUTE
+from ..nn.recipes.choice import require_compute
 from .fp8_linear import fp8_linear
 from .hosts import require
 
@@ -66,9 +66,7 @@ class OctofoldFp8WeightConfig(AOBaseConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.format = str(format_of(_CONFIG, self.format))
-        if self.compute not in COMPUTE:
-            expected = f"one of {', '.join(COMPUTE)}"
-            raise invalid_argument(_CONFIG, "compute", expected, repr(self.compute))
+        require_compute(_CONFIG, self.compute)
 
 
 class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]

@@ -12,8 +12,9 @@ from .._core.errors import InvalidArgumentError, invalid_argument
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import Checkpoint, load_checkpoint
-from ..nn.conversion.frozen import COMPUTE, frozen_layer
+from ..nn.conversion.frozen import frozen_layer
 from ..nn.conversion.linear import replaced
+from ..nn.recipes.choice import require_compute
 from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
@@ -42,8 +43,7 @@ def load_checkpoint_into(
         octofold.nn.InferenceLinear with the recipe of the weight's scales (inputs are cast by
         scales of their own; static ones of the checkpoint are not used). "weight-only": an
         octofold.nn.WeightOnlyLinear. "auto": "native" with few tokens multiplied as they are, but
-        "weight-only" on GPUs without FP8 products and for layers that the checkpoint wants
-        multiplied in high precision.
+        "weight-only" for layers that the checkpoint wants multiplied in high precision.
     strict: whether names that only one of the two has are an error.
 
     FP8 weights of other layers (embeddings, classes derived from torch.nn.Linear, fused experts,
@@ -57,8 +57,7 @@ def load_checkpoint_into(
     """
     if not isinstance(module, Module):
         raise invalid_argument(_NAME, "module", "a torch.nn.Module", type(module).__qualname__)
-    if compute not in COMPUTE:
-        raise invalid_argument(_NAME, "compute", f"one of {', '.join(COMPUTE)}", repr(compute))
+    require_compute(_NAME, compute)
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load_checkpoint(checkpoint)
     if checkpoint.framework != "torch":

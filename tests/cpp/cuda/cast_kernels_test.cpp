@@ -172,7 +172,7 @@ TEST_F(NvrtcActivationTest, SourcesCompileWithoutSpills) {
     using enum Activation;
     using enum GateLayout;
     for (const Activation activation :
-         {kSwiGlu, kGeGluTanh, kGeGluErf, kSilu, kGelu, kGeluTanh, kReluSquared}) {
+         {kSwiGlu, kGeGluTanh, kGeGluErf, kSwiGluOss, kSilu, kGelu, kGeluTanh, kReluSquared}) {
       expect_sound(kBlock1x128, DType::kBFloat16, activation, kHalves, true, true, true);
     }
     for (const Granularity granularity : test::kGranularities) {

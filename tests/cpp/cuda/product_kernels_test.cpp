@@ -74,8 +74,8 @@ TEST_F(NvrtcDynamicGemmTest, EveryRuleCompilesWithoutSpills) {
 const GemmProblem kGated = test::gated_problem(4096, 4096, 4096);
 
 TEST_F(NvrtcGatedGemmTest, EveryTilingCompilesWithoutSpills) {
-  for (const Activation activation :
-       {Activation::kSwiGlu, Activation::kGeGluTanh, Activation::kGeGluErf}) {
+  for (const Activation activation : {Activation::kSwiGlu, Activation::kGeGluTanh,
+                                      Activation::kGeGluErf, Activation::kSwiGluOss}) {
     GemmProblem gated = kGated;
     gated.gated.activation = activation;
     expect_all_sound(gated);

@@ -111,6 +111,7 @@ TEST(StoreGatedTest, IsTheCastOfTheActivation) {
     check<kSwiGlu, DType::kE4M3, config::kDeepGemmRule>(Rule::kDeepGemm, rows);
     check<kGeGluTanh, DType::kE5M2, config::kDeepSeekRule>(Rule::kDeepSeek, rows);
     check<kGeGluErf, DType::kE4M3, config::kTorchAoRule>(Rule::kTorchAo, rows);
+    check<kSwiGluOss, DType::kE4M3, config::kDeepGemmRule>(Rule::kDeepGemm, rows);
     check<kSwiGlu, DType::kE5M2, config::kCompressedTensorsRule>(Rule::kCompressedTensors, rows);
   }
 }

@@ -17,8 +17,8 @@ using test::expect_same;
 using test::Matrix;
 
 constexpr std::array kActivations{
-    Activation::kSwiGlu, Activation::kGeGluTanh, Activation::kGeGluErf,   Activation::kSilu,
-    Activation::kGelu,   Activation::kGeluTanh,  Activation::kReluSquared};
+    Activation::kSwiGlu, Activation::kGeGluTanh, Activation::kGeGluErf, Activation::kSwiGluOss,
+    Activation::kSilu,   Activation::kGelu,      Activation::kGeluTanh, Activation::kReluSquared};
 constexpr std::array kLayouts{GateLayout::kHalves, GateLayout::kInterleaved};
 constexpr std::int64_t kRows = 130, kCols = 150;  // of the activation
 
@@ -32,6 +32,8 @@ double curve(Activation activation, double x) {
              (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * std::pow(x, 3))));
     case Activation::kGeGluErf:
     case Activation::kGelu: return 0.5 * x * (1 + std::erf(x / std::sqrt(2)));
+    case Activation::kSwiGluOss:
+      return std::min(x, 7.0) / (1 + std::exp(-1.702 * std::min(x, 7.0)));
     case Activation::kReluSquared: return x > 0 ? x * x : 0;
   }
   return 0;
@@ -89,12 +91,16 @@ TEST_F(ActivationsTest, AndGradientsAreCastAsTheyAreDefined) {
         for (std::int64_t col = 0; col < kCols; ++col) {
           const std::int64_t at_gate = gated ? gate_of(layout, col) : col;
           const double gate = x.at(row, at_gate), by_value = gradient.at(row, col);
-          const double up = gated ? x.at(row, up_of(layout, col)) : 1;
+          const double given_up = gated ? x.at(row, up_of(layout, col)) : 1;
+          const bool is_oss = activation == Activation::kSwiGluOss;
+          const double up = is_oss ? std::clamp(given_up, -7.0, 7.0) + 1 : given_up;
           const double value = curve(activation, gate);
           expected.float_at(row, col) = static_cast<float>(value * up);
           by_x.float_at(row, at_gate) = static_cast<float>(by_value * slope(activation, gate) * up);
           if (!gated) continue;
-          by_x.float_at(row, up_of(layout, col)) = static_cast<float>(by_value * value);
+          const bool is_clamped = is_oss && std::abs(given_up) > 7;
+          by_x.float_at(row, up_of(layout, col)) =
+              static_cast<float>(is_clamped ? 0 : by_value * value);
         }
       }
       ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, cols);

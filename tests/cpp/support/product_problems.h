@@ -86,7 +86,7 @@ inline plan::GemmProblem random_gated_problem(std::mt19937& random) {
   problem.product.form.out = fp8();
   problem.gated = {.exists = true,
                    .activation = pick(random, {Activation::kSwiGlu, Activation::kGeGluTanh,
-                                               Activation::kGeGluErf}),
+                                               Activation::kGeGluErf, Activation::kSwiGluOss}),
                    .power_of_two = random() % 2 == 0,
                    .saturate = random() % 2 == 0};
   return problem;

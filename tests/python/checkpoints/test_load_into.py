@@ -99,12 +99,16 @@ def test_layers_in_fp8(tmp_path, original, granularity, compute):
     assert (ours - expected).norm() < limit * expected.norm()
 
 
-def test_weights_alone_where_there_are_no_products(tmp_path, original, monkeypatch):
+def test_weights_alone_where_there_are_no_products(tmp_path, original, pretend):
     """As on GPUs of 8.6 and 10.0."""
     folder = saved(tmp_path / "x", original, "128x128")
-    monkeypatch.setattr("octofold.nn.conversion.frozen.has_native", lambda device: False)
-    block = octofold.models.load_checkpoint_into(Block(), folder)
-    assert type(block.up) is octofold.nn.WeightOnlyLinear
+    blocks = [
+        octofold.models.load_checkpoint_into(Block(), folder, compute=compute)
+        for compute in ("auto", "native", "weight-only")
+    ]
+    pretend("8.6")
+    expected = blocks[2](TOKENS)
+    assert all(torch.equal(block(TOKENS), expected) for block in blocks)
 
 
 @torch.no_grad()

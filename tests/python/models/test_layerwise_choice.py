@@ -24,7 +24,10 @@ from octofold.nn.recipes import kernels  # noqa: E402
 )
 def test_ways_by_gpu_and_tokens(has, native, expected, monkeypatch):
     has = {*has, "casts"}
-    monkeypatch.setattr(kernels, "has_kernels", lambda operation, device: operation in has)
+    monkeypatch.setattr(
+        kernels, "_why_not_once", lambda operation, index: "" if operation in has else "none"
+    )
+    kernels._way_once.cache_clear()
     bfloat16 = True
     monkeypatch.setattr(kernels, "has_bfloat16", lambda device: bfloat16)
     gpu, dtype = torch.device("cuda:0"), torch.bfloat16
@@ -44,6 +47,7 @@ def test_ways_by_gpu_and_tokens(has, native, expected, monkeypatch):
         assert ways((1024, 320)) == expected[:-1] + "c"  # a copy of the weight is little
         bfloat16 = False
         assert "w" not in ways()
+    kernels._way_once.cache_clear()
 
 
 def test_a_weight_put_in_its_place_is_used():

@@ -13,13 +13,16 @@ CURVES = {
     "gelu-tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu-squared": lambda x: functional.relu(x).square(),
 }
-GATES = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}
+GATES = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu-oss": None}
 
 
 def activation(x, name):
     if name in CURVES:
         return CURVES[name](x)
     gate, up = x.chunk(2, -1)
+    if name == "swiglu-oss":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
     return CURVES[GATES[name]](gate) * up
 
 

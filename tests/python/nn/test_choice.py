@@ -73,7 +73,7 @@ def test_bfloat16_is_what_the_matrix_says(name, has, monkeypatch):
 
 
 def test_products_that_cast(monkeypatch):
-    monkeypatch.setattr(kernels, "_has_kernels_once", lambda operation, index: index == 0)
+    monkeypatch.setattr(kernels, "_why_not_once", lambda operation, index: "no" * index)
     weight = octofold.quantize(torch.zeros(48, 256), "128x128")
     most = choice.CAST_IN_GEMM_MAX_ROWS
 

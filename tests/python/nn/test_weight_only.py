@@ -71,7 +71,7 @@ def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkey
         return y.detach(), leaf.grad, layer.bias.grad
 
     expected = outcome()
-    monkeypatch.setattr("octofold.nn.layers.weight_only._are_many", lambda x, most: True)
+    monkeypatch.setattr("octofold.nn.layers.weight_only._is_by_copy", lambda x, most: True)
     monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only", None)
     monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only_gradient", None)
     for found, other in zip(outcome(), expected, strict=True):
@@ -81,21 +81,25 @@ def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkey
 
 @pytest.mark.parametrize("hopper", [False, True])
 def test_how_many_rows_are_decoded(hopper, monkeypatch):
-    """Up to 128 on any GPU, on Hopper more; on the CPU all."""
+    """Up to 128 on any GPU, on Hopper more; on the CPU all. None where there are no kernels."""
     module = "octofold.nn.layers.weight_only"
     monkeypatch.setattr(f"{module}.has_warpgroups", lambda device: hopper)
-    are_many = importlib.import_module(module)._are_many
+    has_kernels = True
+    monkeypatch.setattr(f"{module}.has_weight_only", lambda device, dtype: has_kernels)
+    by_copy = importlib.import_module(module)._is_by_copy
 
     class OnGpu:
         device = torch.device("cuda", 0)
 
         def __init__(self, rows):
-            self.shape = (rows, 64)
+            self.shape, self.dtype = (rows, 64), torch.float16
 
-    assert not are_many(OnGpu(128), 1024)
-    assert are_many(OnGpu(129), 1024) is not hopper
-    assert are_many(OnGpu(1025), 1024)
-    assert not are_many(random(4096, 64), 1024)
+    assert not by_copy(OnGpu(128), 1024)
+    assert by_copy(OnGpu(129), 1024) is not hopper
+    assert by_copy(OnGpu(1025), 1024)
+    assert not by_copy(random(4096, 64), 1024)
+    has_kernels = False
+    assert by_copy(OnGpu(1), 1024)
 
 
 @pytest.mark.parametrize("granularity", ["128x128", "channel", "tensor"])
@@ -116,12 +120,14 @@ def test_activations_may_be_cast(granularity):
     assert 0.01 < error < 0.032
 
 
-def test_activations_stay_where_fp8_units_lack(monkeypatch):
-    monkeypatch.setattr("octofold.nn.conversion.frozen.has_native", lambda device: False)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64).bfloat16())
-    report = nn.convert_weight_only(model, activations="auto")
-    assert type(model[0]) is nn.WeightOnlyLinear
-    assert "octofold.nn.WeightOnlyLinear, 128x128" in str(report)
+def test_activations_stay_where_fp8_units_lack(pretend):
+    pretend("8.0")
+    linear = torch.nn.Linear(64, 64).bfloat16()
+    exact = nn.convert_weight_only(copy.deepcopy(linear)).model
+    report = nn.convert_weight_only(linear, activations="auto")
+    assert "octofold.nn.InferenceLinear, 128x128, weight-only here (expected a" in str(report)
+    x = random(200, 64, dtype=torch.bfloat16)
+    assert torch.equal(report.model(x), exact(x))
 
 
 def test_adapters_train_over_it():

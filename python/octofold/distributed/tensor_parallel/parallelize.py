@@ -14,7 +14,8 @@ from ..._core.errors import UnsupportedError, invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from ..._ranks.agreement import require_agreement_now
 from ..._ranks.ranks import Ranks, ranks_of
-from ...nn.conversion.experts import convert_experts, holds_experts
+from ...nn.conversion.expert_blocks import holds_experts
+from ...nn.conversion.experts import convert_experts
 from ...nn.conversion.linear import convert
 from ...nn.conversion.picking import ModuleFilter
 from ...nn.conversion.report import Conversion

@@ -9,10 +9,11 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ...nn.conversion.frozen import COMPUTE, frozen_layer
+from ...nn.conversion.frozen import frozen_layer
 from ...nn.conversion.linear import replaced
 from ...nn.conversion.report import Conversion
 from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.recipes.choice import require_compute
 
 _NAME: Final = "octofold.integrations.diffusers.take_fp8r"
 _KIND: Final = "fp8r"
@@ -35,8 +36,7 @@ def take_fp8r(model: Module, compute: str = "auto") -> Conversion:
     """
     if not isinstance(model, Module):
         raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
-    if compute not in COMPUTE:
-        raise invalid_argument(_NAME, "compute", f"one of {', '.join(COMPUTE)}", repr(compute))
+    require_compute(_NAME, compute)
     new: dict[int, Module] = {}
     converted: dict[str, str] = {}
     left_alone: dict[str, str] = {}

@@ -12,16 +12,22 @@ from ..._core.errors import UnsupportedError
 from ..._core.formats import Format
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
+from ..._layer_ways import EXPERTS, FP8, WEIGHT_ONLY
 from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
+from ..._ops.grouped_gemm_weight_only import grouped_gemm_weight_only
+from ..._ops.groups import Rows
 from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
 from ...nn.autograd.expert_chain import grouped_product
-from ...nn.conversion.experts import GATES, convert_router, holds_experts, refusals
+from ...nn.autograd.expert_ways import chosen_way
+from ...nn.autograd.products import addable
+from ...nn.conversion.expert_blocks import GATES, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
+from ...nn.conversion.routers import convert_router
 from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
-from ...nn.recipes.kernels import has_kernels
+from ...nn.recipes.kernels import way_of
 from ..model_loading import LoadingOptions, empty_weight
 
 if TYPE_CHECKING:
@@ -38,9 +44,12 @@ class ModelsOwnExperts(KeepsBuffers):
     and the numbers of the gate are the model's.
 
     forward: x [tokens, hidden], the experts' numbers [tokens, k] and their weights, to [tokens,
-    hidden] in the dtype of x. Without gradients: an x that requires one raises UnsupportedError
-    where gradients are enabled.
+    hidden] in the dtype of x. x is cast too where the GPU has grouped products of FP8, unless
+    `compute` is "weight-only"; else it has 16 bits. Without gradients: an x that requires one
+    raises UnsupportedError where gradients are enabled.
     """
+
+    compute: str
 
     gate_up_proj: Tensor
     down_proj: Tensor
@@ -59,11 +68,19 @@ class ModelsOwnExperts(KeepsBuffers):
         first, second = (self._weight(name) for name in STACKED)
         routing = sort_by_expert(top_k_index.to(torch.int32), first.shape[0])
         offsets, sources, positions = routing
-        rows = cast(Gathered(x, sources, slots=positions.shape[-1]), rows=product.a).rows
-        biases = [getattr(self, f"{name}_bias", None) for name in STACKED]
-        gate_up = grouped_product(product, rows, first, offsets, x.dtype, biases[0], product.a)
-        h = quantize(self._apply_gate(gate_up), product.a)
-        y = grouped_product(product, h, second, offsets, x.dtype, biases[1])
+        gathered = Gathered(x, sources, slots=positions.shape[-1])
+        biases = [addable(getattr(self, f"{name}_bias", None), x.dtype) for name in STACKED]
+        y: Tensor
+        if chosen_way(x, first, second, self.compute) == WEIGHT_ONLY:
+            groups = Rows(offsets)
+            gate_up = grouped_gemm_weight_only(gathered, first, groups, bias=biases[0])
+            h = self._apply_gate(gate_up)
+            y = grouped_gemm_weight_only(h, second, groups, bias=biases[1])
+        else:
+            rows = cast(gathered, rows=product.a).rows
+            gate_up = grouped_product(product, rows, first, offsets, x.dtype, biases[0], product.a)
+            h8 = quantize(self._apply_gate(gate_up), product.a)
+            y = grouped_product(product, h8, second, offsets, x.dtype, biases[1])
         out: Tensor = combine(y, positions, top_k_weights.float().contiguous(), out_dtype=x.dtype)
         return out
 
@@ -86,28 +103,29 @@ def convert_experts_of(
     device_of: Callable[[str], torch.device],
     contents: "Contents | None",
 ) -> dict[str, str]:
-    """Put FP8 weights without memory into the expert blocks of a model on "meta", where there are
-    kernels for them; contents: of a checkpoint in FP8, which has to have them. Their routers choose
-    by octofold.ops.top_k(). Returns what each has become, by its name."""
+    """Put FP8 weights without memory into the expert blocks of a model on "meta"; contents: of a
+    checkpoint in FP8, which has to have them. Their routers choose by octofold.ops.top_k(). Returns
+    what each has become, by its name."""
     found: dict[str, str] = {}
     new: dict[int, Module] = {}
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if not holds_experts(module) or options.keeps(name):
             continue
-        if options.compute == "weight-only" or not _has_kernels(device_of(name)):
-            continue
         if contents is not None and not _fit(module, contents.of_module(name)):
             continue
-        reasons = refusals(module)
-        if not reasons:
-            new[id(module)] = _experts(module)
+        is_ours = not refusals(module) and not module.is_transposed and _has_halves(module)
+        if is_ours:
+            new[id(module)] = _experts(module, options.compute)
             found[name] = "octofold.nn.Experts, 128x128"
         elif _has_own_gate(module):
-            _hold_fp8(module)
+            _hold_fp8(module, options.compute)
             found[name] = "FP8 products around the model's own gate, 128x128"
         else:
             continue
+        way = way_of(EXPERTS, FP8, device_of(name))
+        if way.why_not and options.compute != WEIGHT_ONLY:
+            found[name] += f", {way.how} here ({way.why_not})"
         block = modules[name.rpartition(".")[0]]
         gate = block._modules.get("gate")
         if gate is not None and convert_router(gate):
@@ -126,10 +144,6 @@ def cast_experts(module: Any, name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: made.data, f"{name}_scale_inv": made.scale}
 
 
-def _has_kernels(device: torch.device) -> bool:
-    return has_kernels("grouped products", device) and has_kernels("routing", device)
-
-
 def _fit(module: Any, weights: list[Any]) -> bool:
     """Whether a checkpoint's weights can be these experts' as they are: squares share a scale, and
     gate and up, where they are apart, have squares of their own."""
@@ -139,12 +153,19 @@ def _fit(module: Any, weights: list[Any]) -> bool:
     return not (apart and module.gate_up_proj.shape[1] // 2 % 128)
 
 
-def _experts(module: Any) -> Experts:
+def _experts(module: Any, compute: str) -> Experts:
     """octofold.nn.Experts in the place of these."""
     first, second = (_empty(*getattr(module, name).shape) for name in STACKED)
     b13, b2 = (getattr(module, f"{name}_bias", None) for name in STACKED)
     activation = GATES[type(module.act_fn).__name__]
-    return Experts.from_weights(first, second, b13, b2, activation).train(module.training)
+    experts = Experts.from_weights(first, second, b13, b2, activation, compute=compute)
+    return experts.train(module.training)
+
+
+def _has_halves(module: Any) -> bool:
+    """Whether gates and ups are halves of the first layer's rows, through one of GATES."""
+    gate = gate_of(module)
+    return gate is not None and not gate.interleaved and hasattr(module, "act_fn")
 
 
 def _has_own_gate(module: Any) -> bool:
@@ -158,8 +179,9 @@ def _has_own_gate(module: Any) -> bool:
     )
 
 
-def _hold_fp8(module: Any) -> None:
+def _hold_fp8(module: Any, compute: str) -> None:
     """Make it ModelsOwnExperts, in place."""
+    module.compute = compute
     for name in STACKED:
         experts, out, inner = getattr(module, name).shape
         if module.is_transposed:

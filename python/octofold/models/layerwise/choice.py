@@ -6,15 +6,9 @@ from typing import Final
 import torch
 
 from ..._core.ops import row_count
+from ..._layer_ways import CAST, NATIVE, WEIGHT_ONLY
 from ...nn.recipes.choice import FEW_TOKENS, MOST_TOKENS
 from ...nn.recipes.kernels import has_native, has_weight_only
-
-NATIVE: Final = "native"
-"""x is cast to FP8 too, and FP8 multiplied with FP8."""
-WEIGHT_ONLY: Final = "weight-only"
-"""Codes of the weight become numbers of 16 bits in registers."""
-CAST: Final = "cast"
-"""A copy of the weight in the compute dtype, and torch's own product."""
 
 CAST_COST: Final = 550
 """How many multiplications by FP8 units save what it takes to cast one number (3 bytes read and
@@ -29,7 +23,8 @@ def linear_way(
     device: torch.device,
     dtype: torch.dtype,
 ) -> str:
-    """Of x [..., in] of this shape that is computed with in `dtype`."""
+    """One of octofold._layer_ways, of x [..., in] of this shape that is computed with in `dtype`.
+    "cast" is a copy of the weight in this dtype."""
     if native is True:
         return NATIVE
     if device.type != "cuda":

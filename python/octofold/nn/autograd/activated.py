@@ -14,8 +14,11 @@ from ..casting.casts import cast_as_wanted
 from .products import gradient_formats
 
 ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
-_CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}
+_CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu-oss": "oss"}
 """Of a gated one: what its gate goes through."""
+
+_OSS_SLOPE: Final = 1.702
+_OSS_LIMIT: Final = 7.0
 
 
 def is_gated(activation: str) -> bool:
@@ -43,7 +46,8 @@ def activated(x: Tensor, activation: str) -> Tensor:
     """activation(x) in the dtype of x, differentiable, as torch has it."""
     if is_gated(activation):
         gate, up = x.chunk(2, dim=-1)
-        return _curve(gate, _CURVES[activation]) * up
+        factor = up.clamp(-_OSS_LIMIT, _OSS_LIMIT) + 1 if activation == "swiglu-oss" else up
+        return _curve(gate, _CURVES[activation]) * factor
     return _curve(x, activation)
 
 
@@ -53,6 +57,10 @@ def activated_gradient(dh: Tensor, x: Tensor, activation: str) -> Tensor:
         return _curve_gradient(dh, x, activation)
     gate, up = x.chunk(2, dim=-1)
     curve = _CURVES[activation]
+    if activation == "swiglu-oss":
+        by_up = torch.where(up.abs() > _OSS_LIMIT, 0, dh * _curve(gate, curve))
+        factor = up.clamp(-_OSS_LIMIT, _OSS_LIMIT) + 1
+        return torch.cat((_curve_gradient(dh * factor, gate, curve), by_up), dim=-1)
     return torch.cat((_curve_gradient(dh * up, gate, curve), dh * _curve(gate, curve)), dim=-1)
 
 
@@ -61,6 +69,9 @@ def _curve(x: Tensor, name: str) -> Tensor:
         return functional.silu(x)
     if name == "relu-squared":
         return functional.relu(x).square()
+    if name == "oss":
+        x = x.clamp(max=_OSS_LIMIT)
+        return x * torch.sigmoid(_OSS_SLOPE * x)
     return functional.gelu(x, approximate=_approximation(name))
 
 
@@ -70,6 +81,10 @@ def _curve_gradient(dy: Tensor, x: Tensor, name: str) -> Tensor:
         dx = torch.ops.aten.silu_backward(dy, x)
     elif name == "relu-squared":
         dx = 2 * functional.relu(x) * dy
+    elif name == "oss":
+        part = torch.sigmoid(_OSS_SLOPE * x)
+        slope = part + _OSS_SLOPE * x * part * (1 - part)
+        dx = torch.where(x > _OSS_LIMIT, 0, dy * slope)
     else:
         dx = torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
     return dx

@@ -74,8 +74,9 @@ def mlp(
     gate_up_weight: for a gated activation [2·hidden, in], the gate's rows first; else [hidden, in].
     down_weight: [out, hidden].
     gate_up_bias, down_bias: one number for each row of these.
-    activation: "swiglu", "geglu-tanh", "geglu" (with the error function), or plain: "silu", "gelu",
-        "gelu-tanh", "relu-squared".
+    activation: "swiglu", "geglu-tanh", "geglu" (with the error function), "swiglu-oss" (gpt-oss's:
+        g · sigmoid(1.702 · g) · (u + 1) of g = min(gate, 7) and u = up within ±7), or plain:
+        "silu", "gelu", "gelu-tanh", "relu-squared".
     recipe: as in octofold.linear(), with the output in FP8.
     norm: "rms" or "layer": a norm of x first, as in norm_linear(), with the other arguments there.
     keep_fp8: keep the result of the first product for backward in FP8 (e4m3, 1x128 scales), half of

@@ -32,6 +32,13 @@ class Projection(NamedTuple):
     def needs_gradient(self) -> bool:
         return any(t is not None and t.requires_grad for t in (self.weight, self.bias))
 
+    @property
+    def experts(self) -> int:
+        """Their number."""
+        weight = self.casts[0] if self.weight is None else self.weight
+        assert weight is not None
+        return int(weight.shape[0])
+
 
 class Made(NamedTuple):
     """What forward makes."""

@@ -1,4 +1,4 @@
-"""Experts with a gradient."""
+"""Experts whose products are FP8 with FP8, with a gradient."""
 
 from typing import Any, NamedTuple
 
@@ -6,39 +6,27 @@ import torch
 from torch import Tensor
 
 from ..._core.recipe import Recipe
-from ..._ops.routing import Routing, sort_by_expert
+from ..._ops.routing import Routing
 from ..casting.casts import walkable
 from .expert_chain import Made, Projection, compute_experts
 from .expert_gradients import ExpertLayer, Needs, Target, expert_gradients, kept_for
+from .expert_inputs import Tokens
 from .first_order import refuse_in_backward, refuse_transforms
 from .flat import Layout, flatten, save, saved
-from .linear import result_dtype
 
 
-def run_experts(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
+def native_experts(
+    tokens: Tokens,
     first: Projection,
     second: Projection,
     activation: str,
     recipe: Recipe,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """experts() of arguments that fit. A transposed cast that is missing backward makes, of the
-    weight as it is then."""
-    dtype = result_dtype(x)
-    rows, _ = first.casts
-    assert rows is not None
-    count = rows.shape[0]
-    is_vector = x.dim() == 1
-    if is_vector:
-        x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
-    x = walkable(x)
-    if topk_ids.dtype != torch.int32:
-        topk_ids = topk_ids.clamp(-2, count).to(torch.int32)  # no other becomes an expert's number
-    weights = topk_weights.to(torch.float32)
-    routing = sort_by_expert(walkable(topk_ids), count)
-    inputs = _Inputs(x, weights, routing, first, second, topk_ids, activation, recipe, dtype)
+    """[..., hidden] in this dtype. Casts of weights may lack those of experts without tokens. A
+    transposed cast that is missing backward makes, of the weight as it is then."""
+    x, weights, routing, ids = tokens
+    inputs = _Inputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or weights.requires_grad
@@ -48,9 +36,8 @@ def run_experts(
         refuse_transforms("experts")
         layout, tensors = flatten(inputs)
         y: Tensor = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
-    else:
-        y = _forward(inputs, Needs()).out
-    return y[0] if is_vector else y
+        return y
+    return _forward(inputs, Needs()).out
 
 
 class _Inputs(NamedTuple):

@@ -177,7 +177,7 @@ def expert_gradients(
         d_weights = combine_gradient(dy, kept.y, positions)
     if needs.second_bias:
         assert kept.ids is not None
-        d_second_bias = _bias_gradient(dy, kept.ids, kept.weights, offsets)
+        d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets)
         d_second_bias = d_second_bias.to(layer.second.bias_dtype)
     gathered = Gathered(dy, sources, slots=slots, factors=kept.weights)
     casts = cast_as_wanted(gathered, of_rows, of_transpose, offsets=offsets)
@@ -186,7 +186,7 @@ def expert_gradients(
         d_second = layer.second.gradient(casts.transposed, kept.h_transposed, offsets, recipe)
     if needs.gate_up:
         assert kept.gate_up is not None
-        weight = _transposed(kept.second, recipe)
+        weight = _transposed(kept.second, recipe, offsets)
         dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)
         rows, transposed, *_ = cast_as_wanted(
             ActivationGradient(dh, kept.gate_up, layer.activation),
@@ -195,7 +195,7 @@ def expert_gradients(
         )
         if needs.first_bias:
             d = activated_gradient(dh, kept.gate_up, layer.activation)
-            d_first_bias = _group_sums(d, offsets).to(layer.first.bias_dtype)
+            d_first_bias = group_sums(d, offsets).to(layer.first.bias_dtype)
         if needs.first:
             x_transposed = kept.x_transposed
             if x_transposed is None:
@@ -204,7 +204,7 @@ def expert_gradients(
                 x_transposed = cast(x, transposed=grad_weight.b, offsets=offsets).transposed
             d_first = layer.first.gradient(transposed, x_transposed, offsets, recipe)
         if needs.x:
-            weight = _transposed(kept.first, recipe)
+            weight = _transposed(kept.first, recipe, offsets)
             dx = grouped_product(grad_input, rows, weight, offsets, dtype)
             dx = combine(dx, positions, out_dtype=x_dtype)
     return Gradients(dx, d_weights, (d_first, d_first_bias), (d_second, d_second_bias))
@@ -223,17 +223,17 @@ def _weight_of(projection: Projection) -> Weight:
     return Weight(rows=rows) if weight is None else Weight(weight=weight)
 
 
-def _transposed(kept: Weight, recipe: Recipe) -> ScaledTensor | None:
-    """The transposed cast of a projection's weights."""
+def _transposed(kept: Weight, recipe: Recipe, offsets: Tensor) -> ScaledTensor | None:
+    """The transposed cast of a projection's weights, of the experts at least that have tokens."""
     if kept.transposed is not None:
         return kept.transposed
     if kept.weight is not None:
-        return cast_weight(kept.weight, recipe, False, True)[1]
+        return cast_weight(kept.weight, recipe, False, True, used=offsets)[1]
     assert kept.rows is not None
     return transposed_weight(kept.rows, recipe)
 
 
-def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+def expert_sums(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     """[experts, out]: the gradient by each expert's result, summed over its tokens."""
     dy, ids, weights = dy.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
     numbers = torch.arange(offsets.shape[0] - 1, dtype=ids.dtype, device=ids.device)
@@ -242,7 +242,7 @@ def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) ->
     return shares.t().to(dy.dtype) @ dy
 
 
-def _group_sums(x: Tensor, offsets: Tensor) -> Tensor:
+def group_sums(x: Tensor, offsets: Tensor) -> Tensor:
     """[experts, cols]: rows of x [rows, cols] summed; those behind the last are not looked at."""
     rows = torch.arange(x.shape[0], dtype=offsets.dtype, device=x.device)
     belongs = (rows >= offsets[:-1, None]) & (rows < offsets[1:, None])

@@ -9,16 +9,12 @@ from ..._core.formats import Format
 from ..._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import NAMES
+from ..._layer_ways import FP8, LINEAR, WEIGHT_ONLY
 from ..layers.fp8_weight import Fp8Weight
 from ..layers.inference import InferenceLinear
 from ..layers.weight_only import WeightOnlyLinear
 from ..recipes.choice import FEW_TOKENS
-from ..recipes.kernels import has_native
-
-COMPUTE: Final = ("auto", "native", "weight-only")
-"""How a layer computes with an FP8 weight. "native": it casts its input, and multiplies FP8 with
-FP8. "weight-only": with 16-bit activations. "auto": "native" on GPUs that can, and on the CPU, but
-with 16-bit activations for few tokens."""
+from ..recipes.kernels import has_bfloat16, way_of
 
 # Of a product with a weight of these scales.
 _RECIPES: Final = {
@@ -31,23 +27,35 @@ _RECIPES: Final = {
 }
 
 
-def frozen_layer(
-    linear: Any, weight: ScaledTensor, compute: str = "auto", device: torch.device | None = None
-) -> Fp8Weight:
-    """The twin of a torch.nn.Linear with this weight [out, in] and its bias.
+def frozen_layer(linear: Any, weight: ScaledTensor, compute: str = "auto") -> Fp8Weight:
+    """The twin of a torch.nn.Linear with this weight [out, in] and its bias. It is the same layer
+    whatever the GPU, and asks in each forward what that can.
 
     compute: one of COMPUTE.
-    device: where it will run; None: where the weight is.
     """
-    device = weight.data.device if device is None else device
     codes, bias = NAMES[weight.data.dtype], linear.bias
-    if compute == "native" or (compute == "auto" and has_native(device)):
+    if compute != "weight-only":
         recipe = recipe_of_weight(weight.granularity, codes)
         bias = None if bias is None else bias.detach()
         few = FEW_TOKENS if compute == "auto" else 0
         return InferenceLinear.twin_of(linear, weight, bias, recipe=recipe, few_tokens=few)
     format = Format(codes, weight.granularity)
     return WeightOnlyLinear.twin_of(linear, weight, bias, format=format)
+
+
+def words_of(layer: Fp8Weight, device: torch.device | None = None) -> str:
+    """What a report says of a layer with an FP8 weight that runs on a device (None: where its
+    weight is): its class, its scales and how it computes there."""
+    weight = layer.scaled_weight
+    words = f"octofold.nn.{type(layer).__name__}, {weight.granularity}"
+    if not isinstance(layer, InferenceLinear):
+        return words
+    device = weight.data.device if device is None else device
+    way = way_of(LINEAR, FP8, device)
+    how = f"{way.how} here"
+    if way.how == WEIGHT_ONLY and not has_bfloat16(device):
+        how += " for float16, for bfloat16 by a copy of the weight"
+    return words if not way.why_not else f"{words}, {how} ({way.why_not})"
 
 
 def wide_layer(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:

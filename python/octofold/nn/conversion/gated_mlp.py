@@ -22,7 +22,7 @@ from ..autograd.products import output_product
 from ..casting.casts import walkable
 from ..layers.inference import InferenceLinear
 from ..recipes.choice import FEW_TOKENS
-from .experts import GATES
+from .expert_blocks import GATES
 
 _PLAIN: Final = re.compile(
     r"self\.down_proj\(self\.act_fn\(self\.gate_proj\((\w+)\)\) \* self\.up_proj\(\1\)\)"

@@ -1,15 +1,19 @@
 """The conversion of models to FP8 layers, and back."""
 
-from typing import Final
+from typing import Any, Final
 
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
+from ..._layer_ways import LINEAR, TRAINED
 from ..layers.conv1d import Conv1D, conv1ds, is_conv1d
+from ..layers.inference import InferenceLinear
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.norm_linear import NormLinear
+from ..recipes.kernels import way_of
+from .frozen import words_of
 from .picking import ModuleFilter, pick
 from .report import Conversion
 
@@ -26,7 +30,14 @@ def convert(
     fsdp_fp8: bool = False,
 ) -> Conversion:
     """Make each torch.nn.Linear of a model an octofold.nn.Linear with the same parameters, and each
-    Conv1D of transformers (GPT-2) an octofold.nn.Conv1D.
+    Conv1D of transformers (GPT-2) an octofold.nn.Conv1D, where the GPU multiplies FP8.
+
+    No GPU makes this an error. On one without FP8 products, by the device where the weight is, a
+    layer that is trained is left as it is. One that is frozen (no parameter of it requires a
+    gradient) becomes an octofold.nn.InferenceLinear, which has FP8 weights and 16-bit activations
+    there; what the cast rounds away is gone. A layer that comes to another GPU later asks again:
+    octofold.nn.Linear computes as torch.nn.Linear does where there are no FP8 products, and
+    InferenceLinear multiplies FP8 with FP8 where there are some.
 
     model: changed in place; a torch.nn.Linear itself is left as it is.
     recipe, main_grad, force_fp8: as in octofold.nn.Linear.
@@ -42,10 +53,10 @@ def convert(
     TransformerEncoderLayer does in evaluation. For a layer that stands in several places the filter
     is asked once, with the first of its names, and it stays one layer. Convert before fully_shard()
     and torch.compile. The optimizer may be made before or after: it sees the same parameters.
-    restore() is the way back.
+    restore() is the way back, except from InferenceLinear.
 
     Returns a report that holds the model (for a torch.nn.Linear, the new layer) and says what
-    became of each layer.
+    became of each layer, which way it computes and why.
     Raises InvalidArgumentError, which names the argument: if no layer is to be converted, and for
     picked layers that are octofold.nn.Linear already. The model is then as it was.
     """
@@ -69,8 +80,17 @@ def convert(
     picked = pick(_NAME, model, module_filter_fn, (Linear,), alone)
     new: dict[int, Module] = {}
     converted: dict[str, str] = {}
+    frozen: dict[str, Any] = {}
     for name, layer in picked.layers.items():
         fp8: Linear | Conv1D
+        way = way_of(LINEAR, TRAINED, layer.weight.device)
+        is_frozen = not any(parameter.requires_grad for parameter in layer.parameters())
+        if way.why_not and is_frozen and not is_conv1d(layer):
+            frozen[name] = layer
+            continue
+        if way.why_not:
+            picked.left_alone[name] = f"its products stay in high precision: {way.why_not}"
+            continue
         if is_conv1d(layer):
             fp8 = Conv1D.from_conv1d(layer, recipe, force_fp8=force_fp8)
         else:
@@ -78,9 +98,24 @@ def convert(
         new[id(layer)] = fp8
         converted[name] = f"octofold.nn.{type(fp8).__name__}, recipe={recipe}"
     model = replaced(model, new)
-    if fsdp_fp8:
+    if fsdp_fp8 and new:
         gather_in_fp8(model, _NAME)
-    return Conversion(model, converted, picked.left_alone)
+    return _with_fp8_weights(Conversion(model, converted, picked.left_alone), frozen, recipe)
+
+
+def _with_fp8_weights(report: Conversion, linears: dict[str, Any], recipe: Recipe) -> Conversion:
+    """Put InferenceLinear in the place of these: one after another, so that memory never holds two
+    of each."""
+    model, converted, left_alone = report.model, {**report.converted}, {**report.left_alone}
+    while linears:
+        name, linear = linears.popitem()
+        if recipe.output is None:
+            left_alone[name] = f"the recipe {recipe} has x · weightᵀ in high precision"
+            continue
+        layer = InferenceLinear.from_linear(linear, recipe)
+        converted[name] = words_of(layer)
+        model = replaced(model, {id(linear): layer})
+    return Conversion(model, converted, left_alone)
 
 
 def restore(model: Module) -> Module:

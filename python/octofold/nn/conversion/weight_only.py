@@ -11,7 +11,7 @@ from ..._ops.quantize import quantize
 from ..layers.conv1d import conv1ds
 from ..layers.fp8_weight import Fp8Weight
 from ..layers.weight_only import WeightOnlyLinear
-from .frozen import frozen_layer
+from .frozen import frozen_layer, words_of
 from .linear import replaced
 from .picking import ModuleFilter, pick
 from .report import Conversion
@@ -37,10 +37,11 @@ def convert_weight_only(
         linear stays as it is: have the model in float16 or bfloat16, or use autocast.
     format: how weights are cast, an octofold.Format or its words.
     module_filter_fn: as in octofold.nn.convert().
-    activations: "exact" leaves them as they are. With "auto" each layer on a device that multiplies
-        FP8 with FP8 (a GPU with FP8 units, the CPU) is an octofold.nn.InferenceLinear, which casts
-        the activations of more than a few tokens: of normal numbers a result then loses 2.6 to
-        2.7 % in the norm (e4m3, all granularities). Others are as with "exact".
+    activations: "exact" leaves them as they are. With "auto" each layer is an
+        octofold.nn.InferenceLinear, which casts the activations of more than a few tokens on a
+        device that multiplies FP8 with FP8 (a GPU with FP8 units, the CPU): of normal numbers a
+        result then loses 2.6 to 2.7 % in the norm (e4m3, all granularities). On others they stay
+        exact.
 
     Whatever the filter says, the layers that convert() always leaves alone are left alone here too:
     above all layers whose weight other modules read, which FP8 would break. A layer that stands in
@@ -58,7 +59,7 @@ def convert_weight_only(
     while picked.layers:  # one after another, so that memory never holds two of each
         name, linear = picked.layers.popitem()
         layer = _layer_of(linear, format, activations)
-        converted[name] = f"octofold.nn.{type(layer).__name__}, {format.granularity}"
+        converted[name] = words_of(layer)
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, picked.left_alone)
 

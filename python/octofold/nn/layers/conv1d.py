@@ -11,6 +11,7 @@ from ..._core.recipe import Recipe
 from ..autograd.fitting import require_input
 from ..autograd.linear import linear, stateless_recipe_of
 from ..recipes.choice import fp8_wins
+from ..recipes.kernels import has_native
 from .twins import with_state_of
 
 _NAME: Final = "octofold.nn.Conv1D"
@@ -66,7 +67,7 @@ class Conv1D(Module):
         require_input(_NAME, x, weight)
         out_features, in_features = weight.shape
         sizes = x.numel() // in_features, in_features, out_features
-        if self.force_fp8 or fp8_wins(*sizes, self._recipe, x.device):
+        if has_native(x.device) and (self.force_fp8 or fp8_wins(*sizes, self._recipe, x.device)):
             return linear(x, weight, bias, self._recipe)
         return torch.nn.functional.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 

@@ -11,6 +11,7 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
+from ..._layer_ways import LEFT, NATIVE
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
 from ..autograd.boundary import HERE, Sides, sides_of
@@ -23,11 +24,14 @@ from ..autograd.expert_fitting import (
     require_routed,
     require_same_device,
 )
-from ..autograd.expert_function import run_experts
+from ..autograd.expert_inputs import routed_tokens
+from ..autograd.expert_ways import chosen_way, run_experts
+from ..autograd.experts import uncast_projection
 from ..autograd.fitting import is_fp8
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
+from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
 from .linear import is_dtensor, own_part, require_order
 
@@ -45,6 +49,7 @@ class Experts(KeepsBuffers):
     device, dtype: as in torch.nn.Linear; dtype bfloat16, float16 or float32.
     recipe: as in octofold.experts().
     main_grad: as in octofold.nn.Linear, for both weights.
+    compute: as in octofold.experts(), of FP8 weights.
 
     Its parameters have the names that transformers has for them:
 
@@ -61,9 +66,9 @@ class Experts(KeepsBuffers):
     forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
     octofold.experts() says which dtypes, and what is kept for backward.
 
-    Each forward casts the weights as they are then, unless octofold.nn.keep_casts() keeps the
-    casts. FP8 weights are buffers and have no gradients; to(), half() and the like move them
-    without converting them.
+    Each forward casts the weights as they are then, of the experts that have tokens, unless
+    octofold.nn.keep_casts() keeps the casts, of all. FP8 weights are buffers and have no gradients;
+    to(), half() and the like move them without converting them.
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -85,8 +90,10 @@ class Experts(KeepsBuffers):
         *,
         recipe: Recipe | str = "blockwise",
         main_grad: bool = False,
+        compute: str = "auto",
     ) -> None:
         recipe = expert_recipe_of(_NAME, recipe)
+        require_compute(_NAME, compute)
         require_activation(_NAME, activation)
         require_counts(
             _NAME,
@@ -102,7 +109,7 @@ class Experts(KeepsBuffers):
             first_bias, second_bias = (
                 torch.empty(shape[:2], device=device, dtype=dtype) for shape in shapes
             )
-        self._hold(first, second, first_bias, second_bias, activation, recipe, main_grad)
+        self._hold(first, second, first_bias, second_bias, activation, recipe, main_grad, compute)
         self.reset_parameters()
 
     @classmethod
@@ -116,6 +123,7 @@ class Experts(KeepsBuffers):
         recipe: Recipe | str = "blockwise",
         *,
         main_grad: bool = False,
+        compute: str = "auto",
     ) -> Self:
         """Make experts from weights and biases, as octofold.experts() takes them. A
         torch.nn.Parameter is shared; another tensor becomes the data of a parameter; the tensors of
@@ -125,8 +133,9 @@ class Experts(KeepsBuffers):
         recipe = expert_recipe_of(operation, recipe)
         require_activation(operation, activation)
         require_projections(operation, w13, w2, b13, b2, activation, recipe)
+        require_compute(operation, compute)
         module = cls.__new__(cls)
-        module._hold(w13, w2, b13, b2, activation, recipe, main_grad)
+        module._hold(w13, w2, b13, b2, activation, recipe, main_grad, compute)
         return module
 
     @classmethod
@@ -139,6 +148,7 @@ class Experts(KeepsBuffers):
         recipe: Recipe | str = "blockwise",
         *,
         main_grad: bool = False,
+        compute: str = "auto",
     ) -> Self:
         """Make experts from each expert's own matrices, as checkpoints have them: gate and up
         [inner, hidden] (gate None for a plain activation), down [hidden, inner]. FP8 matrices
@@ -154,9 +164,8 @@ class Experts(KeepsBuffers):
         if gate is not None:
             first = joined_experts(operation, stacked_experts(operation, "gate", gate), first)
         second = stacked_experts(operation, "down", down)
-        return cls.from_weights(
-            first, second, activation=activation, recipe=recipe, main_grad=main_grad
-        )
+        options: dict[str, Any] = {"main_grad": main_grad, "compute": compute}
+        return cls.from_weights(first, second, None, None, activation, recipe, **options)
 
     @property
     def recipe(self) -> Recipe:
@@ -177,14 +186,15 @@ class Experts(KeepsBuffers):
             topk_ids = entry.whole(topk_ids, topk_ids.shape)
             input, topk_weights = entered(input, entry), entered(topk_weights, entry)
         grad = torch.is_grad_enabled()
-        of_first = self._projection(self._names[0], first, grad and input.requires_grad)
+        way = chosen_way(input, first, second, self.compute)
+        tokens = routed_tokens(input, topk_ids, topk_weights, first.shape[0])
+        used = tokens.routing.offsets
+        of_first = self._projection(self._names[0], first, grad and input.requires_grad, way, used)
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both)
+        of_second = self._projection(self._names[1], second, both, way, used)
         if of_second.bias is not None and exit is not HERE:
             of_second = of_second._replace(bias=added_once(of_second.bias, exit))
-        y = run_experts(
-            input, topk_ids, topk_weights, of_first, of_second, self.activation, self._recipe
-        )
+        y = run_experts(input, tokens, of_first, of_second, self.activation, self._recipe, way)
         return y if exit is HERE else left(y, exit)
 
     @property
@@ -207,6 +217,11 @@ class Experts(KeepsBuffers):
         assert self._recipe.output is not None
         return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
 
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
+        """As of octofold.nn.Linear; nothing of FP8 weights."""
+        weights = [self._parameters.get(name) for name in self._names]
+        return [((weight,), self._recipe) for weight in weights if weight is not None]
+
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
         for name in self._names:
@@ -221,7 +236,8 @@ class Experts(KeepsBuffers):
         count, hidden, inner = getattr(self, self._names[1]).shape
         text = f"hidden_features={hidden}, inner_features={inner}, experts={count}"
         bias = getattr(self, f"{self._names[0]}_bias") is not None
-        return f"{text}, bias={bias}, activation={self.activation}, recipe={self._recipe}"
+        text += f", bias={bias}, activation={self.activation}, recipe={self._recipe}"
+        return text if self.compute == "auto" else f"{text}, compute={self.compute}"
 
     def __setattr__(self, name: str, value: Any) -> None:
         # FSDP2 swaps parameters by setattr, as octofold.nn.Linear says.
@@ -239,10 +255,12 @@ class Experts(KeepsBuffers):
         activation: str,
         recipe: Recipe,
         main_grad: bool,
+        compute: str,
     ) -> None:
         Module.__init__(self)
         self.activation = activation
         self.main_grad = main_grad
+        self.compute = compute
         self._recipe = recipe
         self._names = ("gate_up_proj" if is_gated(activation) else "up_proj", "down_proj")
         parts = (first, first_bias), (second, second_bias)
@@ -264,15 +282,26 @@ class Experts(KeepsBuffers):
         squares = self._recipe.output.b.granularity == "128x128"
         return f"{name}_scale_inv" if squares else f"{name}_scale"
 
-    def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
+    def _projection(
+        self,
+        name: str,
+        weight: Tensor | ScaledTensor,
+        transposed: bool,
+        way: str = NATIVE,
+        used: Tensor | None = None,
+    ) -> Projection:
         bias = self._own(f"{name}_bias")
         if isinstance(weight, ScaledTensor):
-            return Projection(None, bias, (weight, None))
+            return uncast_projection(weight, bias)
         if is_dtensor(weight):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
-        casts = weight_casts((weight,), self._recipe, None, transposed, False, self._is_sharded)
         main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
+        if way == LEFT:
+            return uncast_projection(weight, bias, main_grad)
+        casts = weight_casts(
+            (weight,), self._recipe, None, transposed, False, self._is_sharded, used
+        )
         return Projection(weight, bias, casts, main_grad)
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:

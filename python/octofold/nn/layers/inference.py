@@ -1,4 +1,4 @@
-"""A linear layer whose weight is FP8, multiplied in FP8."""
+"""A linear layer whose weight is FP8, multiplied in FP8 where the GPU can."""
 
 from typing import Final, Self
 
@@ -13,7 +13,7 @@ from ..autograd.fitting import require_input
 from ..autograd.frozen import frozen_linear
 from ..autograd.linear import result_dtype
 from ..casting.casts import cast_weight
-from ..recipes.kernels import has_weight_only
+from ..recipes.kernels import has_native, has_weight_only
 from .fp8_weight import Fp8Weight, linear_of
 from .weight_only import weight_only_linear
 
@@ -32,6 +32,10 @@ class InferenceLinear(Fp8Weight):
 
     few_tokens: up to so many tokens of 16 bits are multiplied as they are, as in
         octofold.nn.WeightOnlyLinear, where the weight's bytes take the time; 0: none are.
+
+    A GPU without FP8 products multiplies all tokens as they are: 16 bits by the weight's codes,
+    float32 by a copy of the weight. That is asked in each forward, where x is, and nothing of it is
+    in state_dict(): a layer that was saved on one GPU runs on any other.
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, with the scales that the recipe gives a weight.
@@ -85,13 +89,17 @@ class InferenceLinear(Fp8Weight):
 
     def forward(self, input: Tensor) -> Tensor:
         require_input(_NAME, input, self.weight)
-        if self.few_tokens and row_count(input.shape) <= self.few_tokens:
-            dtype = result_dtype(input)
-            if has_weight_only(input.device, dtype):
-                return weight_only_linear(
-                    input.to(dtype), self.scaled_weight, self.own_bias(), self.sides
-                )
-        return frozen_linear(input, self.scaled_weight, self.own_bias(), self._recipe, self.sides)
+        weight, bias = self.scaled_weight, self.own_bias()
+        if not self._takes_as_it_is(input):
+            return frozen_linear(input, weight, bias, self._recipe, self.sides)
+        return weight_only_linear(input.to(result_dtype(input)), weight, bias, self.sides)
+
+    def _takes_as_it_is(self, x: Tensor) -> bool:
+        """Whether x is not cast."""
+        if not has_native(x.device):
+            return True
+        few = self.few_tokens > 0 and row_count(x.shape) <= self.few_tokens
+        return few and has_weight_only(x.device, result_dtype(x))
 
     def recast(self, weight: Tensor) -> None:
         self.hold(_cast(weight, self._recipe), self.bias)

@@ -1,5 +1,6 @@
 """torch.nn.Linear in FP8."""
 
+from collections.abc import Callable
 from typing import Any, Final, Self
 
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.log import warn_once
 from ..._core.recipe import Recipe, recipe_of
-from ..autograd.boundary import Sides
+from ..._layer_ways import LINEAR, TRAINED
+from ..autograd.boundary import Sides, sides_of
+from ..autograd.crossing import added_once, entered, left
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
@@ -17,6 +20,7 @@ from ..casting.weight_casts import weight_casts
 from ..casting.wrapped_weight import WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
+from ..recipes.kernels import has_native, way_of
 from .buffers import KeepsBuffers
 from .twins import with_state_of
 
@@ -39,6 +43,9 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         Megatron. weight.grad stays as it is, so DDP, FSDP and optimizers that read it do not work.
     force_fp8: whether to use FP8 also where it was measured to be slower than BF16
         (octofold.nn.fp8_wins).
+
+    On a GPU without FP8 products the layer computes in the dtype of x, as torch.nn.Linear does, and
+    says so once in the log.
 
     forward: x [..., in] of bfloat16, float16 or float32, whatever the weight's dtype, to [..., out]
     in the dtype of x, or in autocast's; octofold.linear() says what is kept for backward.
@@ -143,6 +150,10 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         weight, bias = self.weight, self.bias
         return (weight, bias) if self.sides is None else (own_part(weight), own_part(bias))
 
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
+        """What the layer casts: the weights of each cast, and the recipe (nn/casting)."""
+        return [((self.weight,), self._recipe)]
+
     def wanted_main_grad(self) -> Tensor | None:
         """weight.main_grad where backward is to add to it."""
         return wanted_main_grad(_NAME, self.main_grad, self.weight, self._is_sharded)
@@ -151,10 +162,12 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         (weight, bias), recipe = self.own_parameters(), self._recipe
         require_fitting(_NAME, input, weight, bias)
         main_grad = self.wanted_main_grad()
+        if not has_native(input.device):
+            return self._plain(input, main_grad, _why_no_products)
         if not self.force_fp8 and not isinstance(weight, CodedWeight):
             sizes = input.numel() // self.in_features, self.in_features, self.out_features
             if not fp8_wins(*sizes, recipe, input.device):
-                return self._plain(input, main_grad)
+                return self._plain(input, main_grad, _slower)
         x_scale = history = None
         if recipe.keeps_state:
             self._place_state()
@@ -200,20 +213,27 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         amax = torch.zeros(self.in_features, device=device) if recipe.two_level else None
         self.register_buffer("channel_amax", amax, persistent=False)
 
-    def _plain(self, x: Tensor, main_grad: Tensor | None) -> Tensor:
-        weight, bias = self.weight, self.bias
+    def _plain(
+        self, x: Tensor, main_grad: Tensor | None, why: Callable[[torch.device], str]
+    ) -> Tensor:
+        """Computed in the dtype of x."""
+        weight, bias = self.own_parameters()
         if not _is_compiling():
             warn_once(
                 f"{_NAME}: {self.in_features} -> {self.out_features} features, recipe "
-                f"{self._recipe}: FP8 is slower here than x's own dtype, which is used for as few "
-                "tokens (force_fp8=True: FP8 all the same)"
+                f"{self._recipe}: {why(x.device)}"
             )
-        if main_grad is not None:
-            return linear_with_casts(x, weight, bias, _PLAIN, (None, None), main_grad)
+        entry, exit = sides_of(self.sides)
+        if self.sides is not None:
+            x = entered(x, entry)
+            bias = None if bias is None else added_once(bias, exit)
         dtype = x.dtype
-        return torch.nn.functional.linear(
-            x, weight.to(dtype), None if bias is None else bias.to(dtype)
-        )
+        if main_grad is not None:
+            y = linear_with_casts(x, weight, bias, _PLAIN, (None, None), main_grad)
+        else:
+            bias = None if bias is None else bias.to(dtype)
+            y = torch.nn.functional.linear(x, weight.to(dtype), bias)
+        return y if self.sides is None else left(y, exit)
 
     def _held_buffers(self) -> dict[str, Tensor | None]:
         return {name: self._buffers[name] for name in _OWN_BUFFERS}
@@ -249,6 +269,20 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         self._place_state()  # load_state_dict(assign=True) may bring a weight from elsewhere
+
+
+def _slower(device: torch.device) -> str:
+    return (
+        "FP8 is slower here than x's own dtype, which is used for as few tokens (force_fp8=True: "
+        "FP8 all the same)"
+    )
+
+
+def _why_no_products(device: torch.device) -> str:
+    return (
+        f"x's own dtype is used, as there are no FP8 products: "
+        f"{way_of(LINEAR, TRAINED, device).why_not}"
+    )
 
 
 def is_dtensor(value: object) -> bool:

@@ -60,8 +60,8 @@ class MLP(Module):
     for backward.
 
     The parts run one after the other where they cannot be one: where FP8 was measured to be slower
-    for one of them, and after octofold.nn.restore(). Otherwise they are not called: their hooks do
-    not run, and the norm's epsilon is the one that it had at the start.
+    for one of them or the GPU has none, and after octofold.nn.restore(). Otherwise they are not
+    called: their hooks do not run, and the norm's epsilon is the one that it had at the start.
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -196,6 +196,15 @@ class MLP(Module):
     def first_layers(self) -> tuple[Any, ...]:
         """The layers whose results the activation takes: one, or gate and up."""
         return tuple(self._modules[name] for name in self._names)
+
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]] | None:
+        """What the layers cast together, as of octofold.nn.Linear; None where each is by itself."""
+        first, down = self.first_layers(), self.down_proj
+        recipe = common_recipe((*first, down))
+        if recipe is None or len(first) == 1:
+            return None
+        weights = tuple(linear.weight for linear in first)
+        return [(weights, recipe), ((down.weight,), recipe)]
 
     def _by_parts(self, x: Tensor, residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         total = x if residual is None else x + residual

@@ -42,9 +42,9 @@ class NormLinear(Module):
     residual to a pair of that and x + residual. octofold.norm_linear() says what is kept for
     backward.
 
-    The parts run one after the other where they cannot be one: where FP8 was measured to be slower,
-    and after octofold.nn.restore(). Otherwise they are not called: their hooks do not run, and the
-    norm's epsilon is the one that it had at the start.
+    The parts run one after the other where they cannot be one: where FP8 was measured to be slower
+    or the GPU has none, and after octofold.nn.restore(). Otherwise they are not called: their hooks
+    do not run, and the norm's epsilon is the one that it had at the start.
     Raises InvalidArgumentError, which names the argument.
     """
 

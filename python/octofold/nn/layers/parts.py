@@ -14,6 +14,7 @@ from ..autograd.normed import Norm
 from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
+from ..recipes.kernels import has_native
 from .linear import Linear, is_dtensor, own_part
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
@@ -94,6 +95,8 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
 
 def wins(linears: tuple[Linear, ...], x: Tensor, recipe: Recipe) -> bool:
     """Whether all of them are to use FP8 for this x."""
+    if not has_native(x.device):
+        return False
     for linear in linears:
         sizes = x.numel() // max(x.shape[-1], 1), linear.in_features, linear.out_features
         always = linear.force_fp8 or _is_coded(linear)

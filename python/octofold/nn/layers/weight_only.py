@@ -17,7 +17,7 @@ from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
 from ..recipes.choice import MOST_TOKENS, MOST_TOKENS_OF_GRADIENT, MOST_TOKENS_OF_WARPGROUPS
-from ..recipes.kernels import has_warpgroups
+from ..recipes.kernels import has_warpgroups, has_weight_only
 from .frozen_linear import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
@@ -35,10 +35,11 @@ class WeightOnlyLinear(FrozenLinear):
     Its buffers are those of Fp8Weight, and its bias is a parameter.
 
     For many tokens a GPU multiplies by a copy of the weight in the dtype of x, made for the call.
+    So does one whose tensor cores have no bfloat16 (before compute capability 8.0) for bfloat16:
+    float16 is quicker there.
 
     forward: x [..., in] of float16 or bfloat16 to [..., out] in its dtype; in autocast x of any
-    dtype, to autocast's. There are gradients by x and by bias; the weight has none. GPUs before
-    compute capability 8.0 take only float16.
+    dtype, to autocast's. There are gradients by x and by bias; the weight has none.
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -56,8 +57,9 @@ class WeightOnlyLinear(FrozenLinear):
 def weight_only_linear(
     x: Tensor, weight: ScaledTensor, bias: Tensor | None, sides: Sides | None = None
 ) -> Tensor:
-    """x · weightᵀ (+ bias) of an x [..., in] of 16 bits, with gradients by x and bias. sides: where
-    tokens come from and go to; they travel in 16 bits, as nothing is cast."""
+    """x · weightᵀ (+ bias) of an x [..., in], with gradients by x and bias; by a copy of the weight
+    in the dtype of x where there are no products with FP8 weights (float32 too). sides: where
+    tokens come from and go to; they travel in the dtype of x, as nothing is cast."""
     if sides is not None:
         bias = None if bias is None else added_once(bias, sides.exit)
         partial = weight_only_linear(entered(x, sides.entry), weight, bias)
@@ -75,16 +77,19 @@ def weight_only_linear(
 
 
 def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
-    if _are_many(x, MOST_TOKENS_OF_WARPGROUPS):
+    if _is_by_copy(x, MOST_TOKENS_OF_WARPGROUPS):
         copy = weight.dequantize(x.dtype)
         return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))
     y: Tensor = gemm_weight_only(x, weight, bias=bias)
     return y
 
 
-def _are_many(x: Tensor, most_on_hopper: int) -> bool:
-    """Whether a copy of the weight in 16 bits, which is given back at once, and torch's product
-    take less time than one that decodes the weight for each tile of rows."""
+def _is_by_copy(x: Tensor, most_on_hopper: int) -> bool:
+    """Whether a copy of the weight in the dtype of x, which is given back at once, and torch's
+    product take less time than one that decodes the weight for each tile of rows, or there is no
+    other."""
+    if not has_weight_only(x.device, x.dtype):
+        return True
     if x.device.type != "cuda":
         return False
     return row_count(x.shape) > (most_on_hopper if has_warpgroups(x.device) else MOST_TOKENS)
@@ -108,7 +113,7 @@ class _WeightOnly(torch.autograd.Function):
         dy = walkable(dy)
         weight = ScaledTensor(codes, scale, ctx.granularity)
         dx = None
-        if needs_x and _are_many(dy, MOST_TOKENS_OF_GRADIENT):
+        if needs_x and _is_by_copy(dy, MOST_TOKENS_OF_GRADIENT):
             dx = torch.matmul(dy, weight.dequantize(dy.dtype))
         elif needs_x:
             dx = gemm_weight_only_gradient(dy, weight)

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
@@ -20,10 +21,18 @@ over cast and product apart, at 16 it loses 6 %, as each 64 features that a laye
 tokens again."""
 
 
+COMPUTE: Final = ("auto", "native", "weight-only")
+"""How a layer computes with an FP8 weight. "weight-only": with 16-bit activations, everywhere.
+"native": it casts its input, and multiplies FP8 with FP8, on GPUs that can, and on the CPU; others
+have 16-bit activations. "auto": as "native", but with 16-bit activations for few tokens."""
+
 FEW_TOKENS: Final = 16
 """Up to so many the weight's bytes are what takes time, and x need not be rounded: weight-only
 products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/notes/weight-only.md),
 and need no cast of x."""
+
+FEW_TOKENS_OF_EXPERTS: Final = 0
+"""The same of experts with FP8 weights, in the tokens of a call. Not measured: none are few."""
 
 MOST_TOKENS: Final = 128
 """Up to so many weight-only products are taken where there are no native ones. Above, a copy of the
@@ -36,6 +45,13 @@ MOST_TOKENS_OF_GRADIENT: Final = 512
 """The same on Hopper, of a product and of its gradient by x, by scales of blocks at 4096,7168: 92
 µs at 1024 rows where torch's product takes 76, and a copy of the weight some 20; of 512 rows of a
 gradient it is estimated (docs/notes/weight-only.md)."""
+
+
+def require_compute(operation: str, compute: object) -> None:
+    """One of COMPUTE."""
+    if compute not in COMPUTE:
+        expected = f"one of {', '.join(COMPUTE)}"
+        raise invalid_argument(operation, "compute", expected, repr(compute))
 
 
 @dataclass(frozen=True)
@@ -67,8 +83,9 @@ to 1024 features (size 481), at 1.06 for 4096 of 2048 to 2048 (819)."""
 def fp8_wins(
     tokens: int, in_features: int, out_features: int, recipe: Recipe, device: torch.device
 ) -> bool:
-    """Whether a linear layer of these sizes is to use FP8: unless it was measured to be slower
-    there. On the CPU always, which is the reference and not meant to be quick."""
+    """Whether a linear layer of these sizes is to use FP8, on a GPU that has such products: unless
+    it was measured to be slower there. On the CPU always, which is the reference and not meant to
+    be quick."""
     if device.type != "cuda" or not MEASURED or tokens == 0:
         return True
     threshold = MEASURED.get(_gpu_name(device.index), {}).get(recipe.name)

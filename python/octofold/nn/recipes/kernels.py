@@ -1,21 +1,35 @@
-"""What a device has kernels for, by the library's tables. The CPU computes everything."""
+"""What a device has kernels for, by the library's tables, and which way layers compute there. The
+CPU computes everything."""
 
 import functools
+from typing import Final
 
 import torch
 
 from ..._capabilities import KERNELS, capabilities
 from ..._info import info
+from ..._layer_ways import EXPERTS, FP8, LINEAR, NATIVE, LayerWay, layer_way
+
+_HERE: Final = LayerWay(NATIVE, "")
+"""The way of all layers on the CPU, and of what is nowhere yet."""
 
 
 def has_kernels(operation: str, device: torch.device) -> bool:
     """Whether this GPU has kernels of the operation, one of info()'s."""
-    return device.type != "cuda" or _has_kernels(operation, device.index)
+    index = _gpu_of(device)
+    return index is None or not _why_not(operation, index)
 
 
 def has_native(device: torch.device) -> bool:
     """Whether the GPU casts, and multiplies FP8 with FP8."""
-    return has_kernels("casts", device) and has_kernels("products", device)
+    index = _gpu_of(device)
+    return index is None or _how(LINEAR, FP8, index) == NATIVE
+
+
+def expert_way(device: torch.device, weights: str) -> str:
+    """How experts compute on the device, with trained weights or FP8 ones: LayerWay.how."""
+    index = _gpu_of(device)
+    return NATIVE if index is None else _how(EXPERTS, weights, index)
 
 
 def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
@@ -32,7 +46,20 @@ def has_warpgroups(device: torch.device) -> bool:
 
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the GPU multiplies bfloat16 in tensor cores."""
-    return device.type != "cuda" or _has_bfloat16(device.index)
+    index = _gpu_of(device)
+    return index is None or _has_bfloat16(index)
+
+
+def way_of(kind: str, weights: str, device: torch.device) -> LayerWay:
+    """How layers of a kind compute on the device, and why not natively; one of
+    octofold._layer_ways.LAYERS."""
+    index = _gpu_of(device)
+    return _HERE if index is None else _way_once(kind, weights, index)
+
+
+def _gpu_of(device: torch.device) -> int | None:
+    """The index of a GPU; None: the device is none."""
+    return device.index or 0 if device.type == "cuda" else None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -41,13 +68,23 @@ def _has_warpgroups(index: int | None) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_kernels(operation: str, index: int) -> bool:
-    return _has_kernels_once(operation, index)
+def _why_not(operation: str, index: int) -> str:
+    return _why_not_once(operation, index)
 
 
 @functools.cache
-def _has_kernels_once(operation: str, index: int) -> bool:
-    return info().gpus[index].operations[operation].available
+def _why_not_once(operation: str, index: int) -> str:
+    return info().gpus[index].operations[operation].why_not
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _how(kind: str, weights: str, index: int) -> str:
+    return _way_once(kind, weights, index).how
+
+
+@functools.cache
+def _way_once(kind: str, weights: str, index: int) -> LayerWay:
+    return layer_way(kind, weights, lambda operation: _why_not_once(operation, index))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -36,6 +36,7 @@ constexpr const char* word(const GatedOutput& gated) {
     case Activation::kSwiGlu: return "swiglu";
     case Activation::kGeGluTanh: return "geglu-tanh";
     case Activation::kGeGluErf: return "geglu";
+    case Activation::kSwiGluOss: return "swiglu-oss";
     default: return "?";
   }
 }

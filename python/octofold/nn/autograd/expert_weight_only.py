@@ -1,0 +1,175 @@
+"""Experts of FP8 weights with activations of 16 bits, with gradients by all but the weights."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._core.recipe import Recipe
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast_sources import Gathered
+from ..._ops.grouped_gemm_weight_only import (
+    grouped_gemm_weight_only,
+    grouped_gemm_weight_only_gradient,
+)
+from ..._ops.groups import Rows
+from ..._ops.routing import Routing, combine, combine_gradient
+from ..casting.casts import walkable
+from ..recipes.kernels import has_bfloat16
+from .activated import activated, activated_gradient
+from .expert_chain import Projection
+from .expert_gradients import expert_sums, group_sums
+from .expert_inputs import Tokens
+from .first_order import refuse_in_backward, refuse_transforms
+from .flat import Layout, flatten, save, saved
+from .products import addable
+
+
+def weight_only_experts(
+    tokens: Tokens,
+    first: Projection,
+    second: Projection,
+    activation: str,
+    recipe: Recipe,
+    dtype: torch.dtype,
+) -> Tensor:
+    """[..., hidden] in this dtype. Nothing is cast to FP8: rows are read where the tokens lie, and
+    are of `dtype`; for a `dtype` of float32 they are rounded to bfloat16 (float16 where a GPU's
+    tensor cores have no bfloat16), and results are not."""
+    of_first, of_second = first.casts[0], second.casts[0]
+    assert of_first is not None
+    assert of_second is not None
+    half = dtype
+    if half == torch.float32:
+        half = torch.bfloat16 if has_bfloat16(tokens.x.device) else torch.float16
+    inputs = _Inputs(
+        tokens.x.to(half),
+        tokens.weights,
+        tokens.routing,
+        tokens.ids,
+        of_first,
+        of_second,
+        first.bias,
+        second.bias,
+        activation,
+        dtype,
+    )
+    differentiated = inputs.x, inputs.weights, inputs.first_bias, inputs.second_bias
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiated):
+        refuse_transforms("experts")
+        layout, flat = flatten(inputs)
+        out: Tensor = _WeightOnly.apply(layout, *flat)  # type: ignore[no-untyped-call]
+        return out
+    return _forward(inputs)[0]
+
+
+class _Inputs(NamedTuple):
+    """The inputs of such a layer."""
+
+    x: Tensor
+    """Of 16 bits."""
+    weights: Tensor
+    """The weights of the routing."""
+    routing: Routing
+    ids: Tensor
+    first: ScaledTensor
+    second: ScaledTensor
+    first_bias: Tensor | None
+    second_bias: Tensor | None
+    activation: str
+    dtype: torch.dtype
+    """The dtype of the result."""
+
+
+class _Kept(NamedTuple):
+    """The values that backward computes with. Those that it does not need are None."""
+
+    routing: Routing
+    weights: Tensor
+    ids: Tensor
+    y: Tensor | None
+    """Rows of the second product."""
+    gate_up: Tensor | None
+    """Rows of the first."""
+    first: ScaledTensor | None
+    second: ScaledTensor | None
+
+
+def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, the rows of the second product, and those of the first."""
+    x, dtype = inputs.x, inputs.dtype
+    offsets, sources, positions = inputs.routing
+    rows = Gathered(_flat(x), sources, slots=positions.shape[-1])
+    bias = addable(inputs.first_bias, x.dtype)
+    gate_up: Tensor = grouped_gemm_weight_only(rows, inputs.first, Rows(offsets), bias=bias)
+    h = activated(gate_up, inputs.activation)
+    bias = addable(inputs.second_bias, dtype)
+    y: Tensor = grouped_gemm_weight_only(
+        h, inputs.second, Rows(offsets), bias=bias, out_dtype=dtype
+    )
+    return combine(y, positions, inputs.weights.contiguous()), y, gate_up
+
+
+class _WeightOnly(torch.autograd.Function):
+    """weight_only_experts() where something is to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
+        inputs: _Inputs = layout.record(tensors)
+        needs: _Inputs = layout.needs(ctx)
+        out, y, gate_up = _forward(inputs)
+        goes_back = bool(needs.x or needs.first_bias)
+        kept = _Kept(
+            inputs.routing,
+            inputs.weights.contiguous(),
+            inputs.ids,
+            y if needs.weights else None,
+            gate_up if goes_back else None,
+            inputs.first if needs.x else None,
+            inputs.second if goes_back else None,
+        )
+        save(ctx, kept)
+        ctx.layout, ctx.activation, ctx.x_dtype = layout, inputs.activation, inputs.x.dtype
+        biases = inputs.first_bias, inputs.second_bias
+        ctx.bias_dtypes = tuple(None if bias is None else bias.dtype for bias in biases)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        refuse_in_backward("experts", dy)
+        kept: _Kept = saved(ctx)
+        needs: _Inputs = ctx.layout.needs(ctx)
+        offsets, sources, positions = kept.routing
+        half, (first_dtype, second_dtype) = ctx.x_dtype, ctx.bias_dtypes
+        dx = d_weights = d_first_bias = d_second_bias = None
+        dy = walkable(dy)
+        if needs.weights:
+            assert kept.y is not None
+            d_weights = combine_gradient(dy, kept.y, positions)
+        if needs.second_bias:
+            d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets).to(second_dtype)
+        if kept.gate_up is not None:
+            rows = Gathered(
+                _flat(dy.to(half)),
+                sources,
+                slots=positions.shape[-1],
+                factors=kept.weights.reshape(-1, positions.shape[-1]),
+            )
+            assert kept.second is not None
+            dh: Tensor = grouped_gemm_weight_only_gradient(rows, kept.second, Rows(offsets))
+            d = activated_gradient(dh, kept.gate_up, ctx.activation)
+            if needs.first_bias:
+                d_first_bias = group_sums(d, offsets).to(first_dtype)
+            if needs.x:
+                assert kept.first is not None
+                dx = grouped_gemm_weight_only_gradient(d, kept.first, Rows(offsets))
+                dx = combine(dx, positions)
+        gradients: tuple[Any, ...] = ctx.layout.gradients(
+            ctx, x=dx, weights=d_weights, first_bias=d_first_bias, second_bias=d_second_bias
+        )
+        return gradients
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Tokens as the rows of a matrix."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -1,0 +1,142 @@
+"""Modules of experts of transformers: which compute what octofold.experts() does, and their weights
+in its layout."""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ..autograd.activated import activated
+
+GATES: Final = {
+    "SiLU": "swiglu",
+    "SiLUActivation": "swiglu",
+    "GELUActivation": "geglu",
+    "GELUTanh": "geglu-tanh",
+}
+"""Classes of act_fn, which a gate goes through."""
+
+_OWN_GATES: Final = ("swiglu-oss",)
+"""What a gate of a model's own may be."""
+
+_LAYOUT: Final = ("_apply_gate", "has_gate", "is_transposed", "is_concatenated")
+_LIMITS: Final = ("swiglu_alpha", "swiglu_limit", "gate_softcap", "up_softcap")
+_OWN_LIMITS: Final = ("alpha", "limit")
+"""What gates of a model's own call theirs."""
+
+
+class Gate(NamedTuple):
+    """What takes gate and up."""
+
+    activation: str
+    interleaved: bool
+    """Whether gate and up are neighbours among the rows of gate_up_proj; else halves."""
+
+
+def is_of_transformers(module: Module) -> bool:
+    """Whether its class is one of transformers'."""
+    return type(module).__module__.startswith("transformers.")
+
+
+def holds_experts(module: Any) -> bool:
+    """Whether this is a module of experts of transformers, of whatever kind."""
+    if not is_of_transformers(module):
+        return False
+    stacks = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    three = all(isinstance(stack, Tensor) and stack.dim() == 3 for stack in stacks)
+    return three or all(hasattr(module, name) for name in _LAYOUT)
+
+
+def gate_of(module: Any) -> Gate | None:
+    """Of a module with the marks of transformers' implementations of experts; None: there is no
+    such gate here. One of a model's own is known by what it computes."""
+    if _own_gate(module):
+        return _known(module._apply_gate)
+    activation = GATES.get(type(getattr(module, "act_fn", None)).__name__)
+    return None if activation is None else Gate(activation, False)
+
+
+def refusals(module: Any) -> list[str]:
+    """Why experts compute something else than octofold.experts() does, by the marks that
+    transformers puts on classes of experts for the sake of its own implementations; empty: they
+    compute the same."""
+    if not all(hasattr(module, name) for name in _LAYOUT):
+        found = ["it lacks the marks of transformers' implementations of experts (_apply_gate)"]
+        return found + ["its weights are transposed"] * _look_transposed(module)
+    act, own_gate, gate = getattr(module, "act_fn", None), _own_gate(module), gate_of(module)
+    facts = {
+        "it has no gate": module.has_gate is not True,
+        "it has no stacks gate_up_proj and down_proj": not _has_stacks(module),
+        "gate and up are interleaved (is_concatenated)": (
+            module.is_concatenated is not True and gate is not None and not gate.interleaved
+        ),
+        f"its gate is its own, {own_gate}": bool(own_gate) and gate is None,
+        f"its gate is {type(act).__name__}, none of {', '.join(GATES)}": (
+            act is not None and not own_gate and gate is None
+        ),
+        "it has no act_fn": act is None and not own_gate,
+        "each expert's result is normed": getattr(module, "has_post_expert_norm", False),
+        "its experts are spread over devices": getattr(module, "_is_expert_parallel", False),
+        "its activations have static scales": (
+            getattr(module, "activation_scheme", "dynamic") != "dynamic"
+        ),
+    }
+    names: tuple[str, ...] = () if own_gate and gate else _LIMITS
+    names = _LIMITS + _OWN_LIMITS if own_gate and gate is None else names
+    limits = [(name, getattr(module, name, None)) for name in names]
+    clamps = [f"its gate has {name}={value}" for name, value in limits if value is not None]
+    return [words for words, holds in facts.items() if holds] + clamps
+
+
+def first_in_layout(weight: Tensor, module: Any) -> Tensor:
+    """gate_up_proj, or its bias, as octofold.experts() takes w13 and b13: [experts, 2·inner(,
+    hidden)], each expert's gates first. The same tensor where it is so."""
+    gate = gate_of(module)
+    assert gate is not None
+    if weight.dim() == 3 and module.is_transposed:
+        weight = weight.transpose(1, 2)
+    if gate.interleaved:
+        weight = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
+    return weight
+
+
+def second_in_layout(weight: Tensor, module: Any) -> Tensor:
+    """down_proj as octofold.experts() takes w2, [experts, hidden, inner]."""
+    return weight.transpose(1, 2) if module.is_transposed else weight
+
+
+def _known(gate: Any) -> Gate | None:
+    """Which activation a function of gate and up is: it is tried beyond its limits too."""
+    values = torch.linspace(-20, 20, 81, dtype=torch.float64)
+    x = torch.cartesian_prod(values, values).reshape(1, -1)
+    try:
+        found = gate(x)
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        return None
+    for activation in _OWN_GATES:
+        for interleaved in (True, False):
+            halves = torch.cat((x[:, ::2], x[:, 1::2]), dim=1) if interleaved else x
+            expected = activated(halves, activation)
+            same = isinstance(found, Tensor) and found.shape == expected.shape
+            if same and torch.allclose(found.double(), expected, rtol=1e-6, atol=1e-9):
+                return Gate(activation, interleaved)
+    return None
+
+
+def _own_gate(module: Any) -> str:
+    """The name of what takes gate and up, where it is not transformers' for all."""
+    gate = module._apply_gate
+    own = not gate.__module__.startswith("transformers.integrations.")
+    return str(gate.__qualname__) if own else ""
+
+
+def _has_stacks(module: Any) -> bool:
+    return hasattr(module, "gate_up_proj") and hasattr(module, "down_proj")
+
+
+def _look_transposed(module: Any) -> bool:
+    """Whether gate_up_proj is [experts, hidden, 2·inner], not [experts, 2·inner, hidden]."""
+    _, rows, columns = module.gate_up_proj.shape
+    _, inner, hidden = module.down_proj.shape
+    return bool((rows, columns) == (hidden, 2 * inner))

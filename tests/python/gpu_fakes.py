@@ -1,0 +1,61 @@
+"""A GPU that is not there: layers choose as they would on it, and the CPU computes."""
+
+import dataclasses
+import functools
+
+import octofold
+from octofold._info import Component, Gpu
+from octofold._layer_ways import layer_ways
+
+GPUS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+
+
+@functools.cache
+def matrix():
+    return octofold.capabilities(probe=False)
+
+
+def operations_of(name):
+    """What info() would say of the operations of a GPU of this compute capability."""
+    found = {}
+    for row in matrix().rows:
+        support = row.support[name]
+        if support.how == "none":
+            continue
+        before = found.get(row.kind)
+        works = support.how in ("native", "kernels")
+        if before is None or (works and not before.available):
+            found[row.kind] = Component(works, support.why_not)
+    return found
+
+
+def pretend(monkeypatch, name):
+    """From now on the CPU passes for a GPU of this compute capability where layers ask what it
+    has kernels for."""
+    from octofold.nn.recipes import kernels
+
+    operations = operations_of(name)
+    major, minor = map(int, name.split("."))
+    ways = layer_ways(lambda operation: operations[operation].why_not)
+    backend = Component(True, "a fake")
+    gpu = Gpu(0, "a fake", major, minor, 100, 2**34, backend, operations, ways)
+    here = dataclasses.replace(octofold.info(), gpus=(gpu,))
+    targets = tuple(
+        dataclasses.replace(target, gpus=(0,) if target.name == name else ())
+        for target in matrix().targets
+    )
+    monkeypatch.setattr(kernels, "info", lambda: here)
+    monkeypatch.setattr(
+        kernels, "capabilities", lambda probe: dataclasses.replace(matrix(), targets=targets)
+    )
+    monkeypatch.setattr(kernels, "_gpu_of", lambda device: 0)
+    forget()
+    return gpu
+
+
+def forget():
+    """What is remembered of GPUs."""
+    from octofold.nn.recipes import kernels
+
+    for cached in (kernels._why_not_once, kernels._way_once, kernels._has_bfloat16_once):
+        cached.cache_clear()

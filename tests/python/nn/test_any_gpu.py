@@ -1,0 +1,216 @@
+"""One behaviour everywhere: what layers become, and which way they compute, on every GPU."""
+
+import gpu_fakes
+import octofold
+import pytest
+from layer_support import random
+
+torch = pytest.importorskip("torch")
+
+from octofold import nn  # noqa: E402
+from octofold.nn.layers import weight_only  # noqa: E402
+from octofold.nn.recipes import kernels  # noqa: E402
+
+NATIVE = ("8.9", "9.0", "12.0")
+WITHOUT = ("7.5", "8.0", "8.6", "10.0")
+
+
+def model(requires_grad=True):
+    made = torch.nn.Sequential(torch.nn.Linear(256, 384), torch.nn.ReLU(), torch.nn.Linear(384, 64))
+    return made.requires_grad_(requires_grad).bfloat16()
+
+
+def test_the_fakes_are_the_tables(pretend):
+    assert sorted((*NATIVE, *WITHOUT)) == sorted(gpu_fakes.GPUS)
+    for name in gpu_fakes.GPUS:
+        pretend(name)
+        device = torch.device("cpu")
+        assert kernels.has_native(device) == (name in NATIVE)
+        assert kernels.has_weight_only(device, torch.float16)
+        assert kernels.has_weight_only(device, torch.bfloat16) == (name != "7.5")
+
+
+@pytest.mark.parametrize("name", gpu_fakes.GPUS)
+def test_trained_layers(name, pretend):
+    pretend(name)
+    report = nn.convert(model())
+    layers = [report.model[0], report.model[2]]
+    if name in NATIVE:
+        assert all(type(layer) is nn.Linear for layer in layers)
+        assert not report.left_alone
+        return
+    assert all(type(layer) is torch.nn.Linear for layer in layers)
+    assert not report.converted
+    assert "left alone: 2, its products stay in high precision: expected a GPU" in str(report)
+    assert f"got {name}" in str(report)
+    restored = nn.restore(report.model)
+    assert restored is report.model
+
+
+@pytest.mark.parametrize("name", gpu_fakes.GPUS)
+def test_frozen_layers(name, pretend):
+    pretend(name)
+    made = model(requires_grad=False)
+    x = random(40, 256, dtype=torch.bfloat16)
+    before = made(x)
+    report = nn.convert(made)
+    layers = [report.model[0], report.model[2]]
+    expected = nn.Linear if name in NATIVE else nn.InferenceLinear
+    assert all(type(layer) is expected for layer in layers)
+    assert not report.left_alone
+    assert ("weight-only here" in str(report)) == (name in WITHOUT)
+    assert ("for bfloat16 by a copy" in str(report)) == (name == "7.5")
+    error = (report.model(x) - before).norm() / before.norm()
+    assert 1e-3 < error < 0.08
+
+
+def test_trained_biases_are_kept(pretend):
+    pretend("8.0")
+    layer = torch.nn.Linear(256, 64)
+    layer.weight.requires_grad_(False)
+    report = nn.convert(layer)
+    assert report.model is layer
+
+
+def test_a_recipe_without_an_fp8_output(pretend):
+    pretend("8.0")
+    grad_input = nn.recipes.blockwise.grad_input
+    recipe = nn.Recipe(output=None, grad_input=grad_input, grad_weight=None)
+    report = nn.convert(model(requires_grad=False), recipe)
+    assert "has x · weightᵀ in high precision" in str(report)
+    assert type(report.model[0]) is torch.nn.Linear
+
+
+def test_conv1d_is_left(pretend):
+    conv1d = pytest.importorskip("transformers").pytorch_utils.Conv1D(64, 256)
+    pretend("8.6")
+    for layer in (conv1d, conv1d.requires_grad_(False)):
+        assert nn.convert(torch.nn.ModuleList([layer])).model[0] is layer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_trained_layers_that_come_to_another_gpu(dtype, pretend):
+    """Converted where there are FP8 products, run where there are none."""
+    made = nn.convert(model().to(dtype)).model
+    plain = torch.nn.Sequential(*made)
+    x = random(9, 256, dtype=dtype)
+    x.requires_grad_()
+    pretend({torch.bfloat16: "8.0", torch.float32: "8.6"}[dtype])  # what was said is not said again
+    messages = []
+    octofold.set_log_handler(lambda level, message: messages.append(message))
+    try:
+        y = made(x)
+    finally:
+        octofold.set_log_handler(None)
+    assert sum("no FP8 products: expected a GPU of" in message for message in messages) == 2
+    y.sum().backward()
+    found = [x.grad, *(parameter.grad for parameter in made.parameters())]
+    x.grad = None
+    made.zero_grad()
+    plain = nn.restore(plain)
+    assert type(plain[0]) is torch.nn.Linear
+    z = plain(x)
+    z.sum().backward()
+    assert torch.equal(y, z)
+    for one, other in zip(found, [x.grad, *(p.grad for p in plain.parameters())], strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: nn.MLP(256, 128, dtype=torch.bfloat16, force_fp8=True),
+    lambda: nn.NormLinear(256, 128, dtype=torch.bfloat16, force_fp8=True),
+    lambda: nn.Linear(256, 128, dtype=torch.bfloat16, recipe="delayed", main_grad=True),
+])  # fmt: skip
+def test_modules_that_come_to_another_gpu(make, pretend, casts):
+    module = make()
+    x = random(9, 256, dtype=torch.bfloat16)
+    native = module(x)
+    assert casts
+    casts.clear()
+    pretend("10.0")
+    y = module(x)
+    y.sum().backward()
+    assert not casts
+    error = (y - native).norm() / native.norm()
+    assert 1e-3 < error < 0.1
+
+
+@pytest.mark.parametrize("name", gpu_fakes.GPUS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise"])
+def test_an_inference_layer_of_another_gpu(name, dtype, recipe, pretend, monkeypatch):
+    layer = nn.InferenceLinear.from_linear(torch.nn.Linear(256, 96), recipe)
+    calls = []
+    product = weight_only.gemm_weight_only
+    monkeypatch.setattr(
+        weight_only, "gemm_weight_only", lambda *a, **k: calls.append(1) or product(*a, **k)
+    )
+    pretend(name)
+    other = nn.InferenceLinear(256, 96, recipe=recipe)
+    other.load_state_dict(layer.state_dict())
+    x = random(33, 256, dtype=dtype)
+    x.requires_grad_()
+    y = other(x)
+    dy = random(33, 96, dtype=dtype)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert bool(calls) == (
+        name in WITHOUT and (dtype == torch.float16 or (dtype == torch.bfloat16 and name != "7.5"))
+    )
+    weight = layer.scaled_weight.dequantize("float32")
+    expected = x.float() @ weight.t() + layer.bias
+    assert (y.float() - expected).norm() / expected.norm() < (1e-2 if name in WITHOUT else 0.06)
+    expected = dy.float() @ weight
+    assert (dx.float() - expected).norm() / expected.norm() < (1e-2 if name in WITHOUT else 0.06)
+
+
+def test_few_tokens_where_there_are_no_fp8_products(pretend):
+    layer = nn.InferenceLinear(256, 96, few_tokens=16)
+    layer.load_state_dict(nn.InferenceLinear.from_linear(torch.nn.Linear(256, 96)).state_dict())
+    x = random(16, 256, dtype=torch.float16)
+    few = layer(x)
+    pretend("8.0")
+    assert torch.equal(layer(x), few)
+
+
+def test_weights_alone_of_bfloat16_on_turing(pretend):
+    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(256, 96))
+    x = random(33, 256, dtype=torch.bfloat16)
+    expected = layer(x)
+    pretend("7.5")
+    y = layer(x)
+    assert (y - expected).float().norm() / expected.float().norm() < 1e-2
+
+
+def test_info_and_matrix_tell(pretend):
+    ways = {
+        layer: [by_target[name].how for name in gpu_fakes.GPUS]
+        for layer, by_target in gpu_fakes.matrix().layers.items()
+    }
+    of_linear = ["native" if name in NATIVE else "left" for name in gpu_fakes.GPUS]
+    assert ways["linear layers with trained weights"] == of_linear
+    assert ways["linear layers with FP8 weights"] == [
+        {"left": "weight-only"}.get(way, way) for way in of_linear
+    ]
+    assert (
+        gpu_fakes.matrix().layers["experts with FP8 weights"]["8.0"].why_not.startswith("expected")
+    )
+    gpu = pretend("8.0")
+    assert "; linear layers with trained weights: left" in str(gpu)
+    assert "experts with FP8 weights: weight-only" in str(gpu)
+
+
+def test_a_model_saved_elsewhere(tmp_path, pretend):
+    """On Hopper, and loaded by a GPU without FP8 products, and the other way round."""
+    x = random(40, 256, dtype=torch.float16)
+    pretend("9.0")
+    made = model(requires_grad=False).half()
+    nn.convert_weight_only(made, activations="auto")
+    native = made(x)
+    octofold.models.save(made, tmp_path / "of_hopper")
+    pretend("8.0")
+    here = octofold.models.load(model().half(), tmp_path / "of_hopper")
+    exact = here(x)
+    assert 0.01 < (exact - native).float().norm() / native.float().norm() < 0.06
+    octofold.models.save(here, tmp_path / "of_ampere")
+    pretend("9.0")
+    assert torch.equal(octofold.models.load(model().half(), tmp_path / "of_ampere")(x), native)
