@@ -20,6 +20,14 @@ __device__ inline config::WeightOnlyScale scale_of(const Params& params, int gro
   return scale;
 }
 
+// Where the rows of a tile's group end. Of a dense product that is a parameter, which takes no
+// register.
+template <config::WeightOnlyConfig kConfig>
+__device__ inline long long row_end(const config::WeightOnlyParams& params,
+                                    const config::WeightOnlyTile& tile) {
+  return kConfig.has_groups() ? tile.row_end : params.rows;
+}
+
 // Of row or column `index` of out.
 __device__ inline float factor_of(const config::WeightOnlyScale& scale, long long index) {
   return scale.data == nullptr ? 1 : scale.data[(index >> scale.shift) * scale.stride];

@@ -28,11 +28,7 @@ __device__ void for_each_stage(const Sm90WeightOnlyParams& params,
   }
 }
 
-// Who asks for codes and rows: a thread; of groups a warp, which finds tiles together, for its
-// first lane.
-template <Sm90WeightOnlyConfig kConfig>
-inline constexpr int kLoading = kConfig.has_groups() ? 32 : 1;
-
+// One thread; of groups one warp, whose first lane asks.
 template <Sm90WeightOnlyConfig kConfig>
 __device__ void load_operands(const Sm90WeightOnlyParams& params,
                               const SharedMemory<kConfig>& smem) {
