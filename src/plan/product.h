@@ -67,6 +67,8 @@ GemmProblem problem_of(const core::Product& product);
 GemmProblem contiguous(GemmProblem problem);
 GemmProblem problem_of(const ProductProblem& problem);
 
+config::Work work_of(Grouping grouping);
+
 /// How many rows at most were cast to a transpose whose K of so many columns is in groups.
 std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups);
 

@@ -51,6 +51,7 @@ struct WeightOnlyProblem {
     field("out_is_aligned", out_is_aligned);
     field("has_workspace", has_workspace);
     field("fits_tma", fits_tma);
+    if (!config::has_groups(work)) return;
     field("work", work);
     field("groups", groups);
     field("expected", expected);

@@ -145,7 +145,8 @@ def test_shapes_and_scales_of_stacks():
     assert stack.scale.shape == (6, 2)
     x, offsets = random(6, 10, k), offsets_of([4, 0, 6])
     y = grouped_gemm_weight_only(x, stack, Rows(offsets))
-    assert y.shape == (10, n) and y.dtype == x.dtype
+    assert y.shape == (10, n)
+    assert y.dtype == x.dtype
     by_group = ScaledTensor(stack.data, stack.scale.reshape(3, 2, 2), "128x128")
     np.testing.assert_array_equal(y, grouped_gemm_weight_only(x, by_group, Rows(offsets)))
     masked = grouped_gemm_weight_only(
