@@ -79,6 +79,7 @@ struct Arguments {
   const tvm::ffi::String& overflow;
   const tvm::ffi::String& rule;
   const OptionalInt& matrices;
+  OptionalTensor used{};  // of a stack
 };
 
 void run(const CastSource& source, const Arguments& arguments, Stream stream) {
@@ -88,14 +89,15 @@ void run(const CastSource& source, const Arguments& arguments, Stream stream) {
                       .columns = {.sums = of_columns("sums", arguments.sums),
                                   .amax = of_columns("amax", arguments.amax),
                                   .workspace = of_columns("workspace", arguments.workspace)},
-                      .offsets = kCast.optional("offsets", arguments.offsets, "int32")};
+                      .offsets = kCast.optional("offsets", arguments.offsets, "int32"),
+                      .used = kCast.optional("used", arguments.used, "int32")};
   if (arguments.matrices) targets.matrices = *arguments.matrices;
   octofold::cast(source, targets, stream);
 }
 
 }  // namespace
 
-void cast_plain(tvm::ffi::TensorView x, OptionalTensor rows_scale,
+void cast_plain(tvm::ffi::TensorView x, OptionalTensor used, OptionalTensor rows_scale,
                 OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
                 OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
                 OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
@@ -116,7 +118,8 @@ void cast_plain(tvm::ffi::TensorView x, OptionalTensor rows_scale,
        power_of_two,
        overflow,
        rule,
-       matrices},
+       matrices,
+       used},
       stream_of(stream, x));
 }
 

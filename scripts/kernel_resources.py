@@ -24,7 +24,7 @@ FAMILIES = {
     "AttentionKernelsTest.OfManyQueries": "attention, many queries",
     "AttentionKernelsTest.OfWideHeads": "attention, heads beyond 256",
     "DotKernelsTest": "`dot`",
-    "MmaGemmKernelsTest": "FP8 with FP8 (`gemm`)",
+    "MmaGemmKernelsTest": "FP8 with FP8",
 }
 # Threads, blocks, and KB of shared memory, of a multiprocessor: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability". Each has four times 16384 registers, which a

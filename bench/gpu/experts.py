@@ -11,6 +11,10 @@ A layer is tokens,experts,top-k,hidden,inner: SwiGLU, routing from a Zipf distri
             and compiled, and by a loop over experts. "weights cast": weights are other ones in each
             step, and cast; else their casts are kept. "top_k": the choice of experts is part of it
     steps   each operation of our layer apart, in a CUDA graph, and its share of their sum
+    few     with few tokens, forward + backward in a CUDA graph: casts of weights in each step (of
+            the experts that have tokens), held, renewed behind the step
+            (octofold.nn.cast_after_step), and once for four micro-batches; and these casts alone
+    kept    bytes that forward keeps for backward, ours and torch's, of all layers that train
     host    time of the host in an eager call, no wait for the GPU in it; and whether one waits
 
 Results are first checked against FP64: the output and the gradients of some tokens, those of one
@@ -25,14 +29,15 @@ from functools import partial
 import torch
 from common.measure import Build, Implementation, measure
 from common.run import Run, new_parser
-from expert_layers.cases import LAYERS, TINY_LAYERS, Inputs, Layer, inputs
+from expert_layers.cases import FEW_TOKENS, LAYERS, TINY_LAYERS, Inputs, Layer, inputs
 from expert_layers.checks import Expected
+from expert_layers.few_tokens import Way, bytes_kept, casts_alone, ways
 from expert_layers.layers import GROUPED, Variant, variants
 from expert_layers.steps import Steps, casts_of_weights
 from octofold._timing import GRAPH, WALL, Call, Method
 from torch import Tensor
 
-SECTIONS = ("layers", "steps", "host")
+SECTIONS = ("layers", "steps", "few", "kept", "host")
 PASSES = ("forward", "both")
 BFLOAT16_ERRORS = (3e-2, 0.0)
 FP8_ERRORS = (0.2, 2e-2)  # of products in a row
@@ -126,6 +131,40 @@ def measure_steps(layer: Layer, passes: str, options, run: Run) -> None:
     print(f"sum {total:.1f} µs: {', '.join(shares)}")
 
 
+def measure_few(layer: Layer, passes: str, options, run: Run) -> None:
+    """Steps, then casts alone."""
+    given, recipe = inputs(layer, options.zipf, run.device, True), options.recipes[0]
+    expected = Expected(given, True)
+
+    def make(way: Way) -> Implementation:
+        step = way.make(given)
+        limits = FP8_ERRORS if way.is_ours else BFLOAT16_ERRORS
+        method = GRAPH if run.on_gpu else None
+        return Implementation([step], lambda: expected.errors(*step()), *limits, method=method)
+
+    operations = layer.operations * 3
+    builds = [
+        Build(way.name, partial(make, way), way.is_ours, operations=operations * way.micro_batches)
+        for way in ways(recipe, not options.no_peers)
+    ]
+    measure(run, "few", f"{layer.name} {passes}", builds, GROUPED, layer=layer.name)
+    casts = [
+        Build(name, partial(Implementation, [call], lambda: 0.0, method=GRAPH), True)
+        for name, call in casts_alone(given, recipe).items()
+    ]
+    measure(run, "few casts", f"{layer.name} casts", casts, layer=layer.name)
+
+
+def report_kept(layer: Layer, passes: str, options, run: Run) -> None:
+    given = inputs(layer, options.zipf, run.device, True)
+    for way in ways(options.recipes[0], not options.no_peers):
+        if way.micro_batches > 1 or "behind" in way.name or "compiled" in way.name:
+            continue
+        kept = bytes_kept(way.make(given))
+        run.record("kept", case=f"{layer.name} {passes}", name=way.name, bytes=kept)
+        print(f"{layer.name}: {way.name} keeps {kept / 2**20:.1f} MiB for backward")
+
+
 def measure_host(layer: Layer, passes: str, options, run: Run) -> None:
     trains = passes == "both"
     given = inputs(layer, options.zipf, run.device, trains)
@@ -152,12 +191,21 @@ def waiting(call: Call) -> str:
 
 def tasks(options, run: Run):
     """What measures, a layer and its passes."""
-    measures = {"layers": measure_layer, "steps": measure_steps, "host": measure_host}
+    measures = {
+        "layers": measure_layer,
+        "steps": measure_steps,
+        "few": measure_few,
+        "kept": report_kept,
+        "host": measure_host,
+    }
     for section in options.sections:
         layers = LAYERS if run.on_gpu else TINY_LAYERS
+        if section in ("few", "kept") and run.on_gpu:
+            layers = FEW_TOKENS if section == "few" else (*FEW_TOKENS, *LAYERS)
         if section == "host":
             layers = HOST_LAYERS if run.on_gpu else TINY_LAYERS[:1]
-        for passes in options.passes:
+        trains = section in ("few", "kept")
+        for passes in ("both",) if trains else options.passes:
             for layer in layers:
                 wanted = layer.name.startswith(tuple(options.only)) or section == "host"
                 if wanted and (passes == "forward" or layer.trains):

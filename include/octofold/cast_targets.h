@@ -112,6 +112,15 @@ struct CastTargets {
   /// Their strides, and those of the codes, have to compose as x's do. (Rows, whose shape is x's,
   /// may have any leading dimensions, and so may their scales of channels and 1x128.)
   std::optional<std::int64_t> matrices{};
+  /// Beside `matrices`: which of them are cast, a number on the device. int32 [matrices + 1],
+  /// contiguous, on the source's device: where the groups of rows begin that are multiplied by the
+  /// matrices, and where the last one ends, as grouped products take them. A matrix whose group has
+  /// no rows is not read, and neither its codes nor its scales are written: where few tokens are
+  /// routed to many experts, what is read and written is that of the experts that have some.
+  ///
+  /// The CPU backend throws kInvalidArgument for offsets that do not begin at 0, or decrease. On a
+  /// GPU they are not checked: whatever they are, a matrix is cast or left alone.
+  std::optional<TensorView> used{};
 };
 
 /// Rows [begin, end) of a target, like row_slice() of a ScaledTensorView (scale_layout.h).

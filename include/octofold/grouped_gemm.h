@@ -43,8 +43,9 @@ struct RowGroups {
 /// Groups with room for equally many rows each: out[g, i] = a[g, i] · b[g]ᵀ (+ bias[g]) for the
 /// first counts[g] rows i of each group. Others are not written.
 ///
-/// a: [G, rows, K]; its scales are those of the matrix [G · rows, K]. b: [G, N, K].
-/// out: [G, rows, N]. bias: [G, N], contiguous. There is no c.
+/// a: [G, rows, K]; its scales are those of the matrix [G · rows, K], or where they are of rows,
+/// each group's: [G, rows, ceil(K / 128)] or [G, rows] of any strides, such as M-major ones of each
+/// group (DeepGEMM's). b: [G, N, K]. out: [G, rows, N]. bias: [G, N], contiguous. There is no c.
 struct MaskedGroups {
   /// int32 [G], contiguous, from 0 to rows.
   TensorView counts;

@@ -22,6 +22,11 @@ __device__ inline long long scale_offset(long long row_stride, long long col_str
   return row * row_stride + col / kScaleBlock * col_stride;
 }
 
+// Whether any rows are multiplied by a matrix of a stack (CastTargets::used).
+__device__ inline bool is_used(const int* used, long long matrix) {
+  return used[matrix] < used[matrix + 1];
+}
+
 // min(value, limit) as an int.
 __device__ inline int at_most(long long value, int limit) {
   return value < limit ? static_cast<int>(value) : limit;

@@ -40,6 +40,9 @@ class RowCast {
   }
 
   __device__ void run() {
+    if constexpr (kConfig.skips_unused && kConfig.rows_per_block() == 1) {
+      if (!exists()) return;
+    }
     load(0);
     unsigned magnitudes = held_magnitudes();
     if constexpr (kConfig.reread) {
@@ -72,7 +75,9 @@ class RowCast {
   using Caster = CasterOf<kConfig.format>;
 
   __device__ bool exists() const {
-    return row_ < params_.rows && is_written<kConfig.source>(params_, row_);
+    if (row_ >= params_.rows) return false;
+    if constexpr (kConfig.skips_unused) return is_used(params_.used, row_ / params_.matrix_rows);
+    return is_written<kConfig.source>(params_, row_);
   }
 
   // First column of this thread's vector i in the chunk that begins at `col`.

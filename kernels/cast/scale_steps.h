@@ -2,6 +2,7 @@
 // first and the last step of a cast of four, or of three.
 #pragma once
 
+#include "kernels/cast/access.h"
 #include "kernels/cast/config/cast.h"
 #include "kernels/cast/config/params.h"
 #include "kernels/cast/sources/gathered.h"
@@ -29,11 +30,15 @@ __device__ inline bool is_written(const config::CastParams& params, long long ro
   return true;
 }
 
-// Of unit `index`, of `count`, among those of a tensor or of rows.
+// Of unit `index`, of so many to a matrix, among those of a tensor or of rows.
 template <ScaleStepConfig kConfig>
-__device__ inline void update_scale(const config::CastTarget& target, const config::GivenAmax& amax,
-                                    long long index, long long count) {
-  if (index >= count) return;
+__device__ inline void update_scale(const config::CastParams& params,
+                                    const config::CastTarget& target, const config::GivenAmax& amax,
+                                    long long index, long long of_matrix) {
+  if (index >= (kConfig.stacked ? params.matrices : 1) * of_matrix) return;
+  if constexpr (kConfig.skips_unused) {
+    if (!is_used(params.used, index / of_matrix)) return;
+  }
   float* scale = target.scale + index * target.scale_row_stride;
   if constexpr (kConfig.step == config::ScaleStep::kClear) {
     *scale = 0;
@@ -44,27 +49,33 @@ __device__ inline void update_scale(const config::CastTarget& target, const conf
   }
 }
 
+// What a block of threads does.
+template <ScaleStepConfig kConfig>
+__device__ inline void step_scales(const config::CastParams& params, int block) {
+  constexpr bool kTensor = kConfig.format.granularity == Granularity::kTensor;
+  const long long index = static_cast<long long>(block) * kConfig.threads() + threadIdx.x;
+  if constexpr (kConfig.to_rows) {
+    if (is_written<kConfig>(params, index)) {
+      const long long of_matrix = kConfig.stacked ? params.matrix_rows : params.rows;
+      update_scale<kConfig>(params, params.row_target, params.row_amax, index,
+                            kTensor ? 1 : of_matrix);
+    }
+  }
+  if constexpr (kConfig.to_transposed) {
+    update_scale<kConfig>(params, params.transposed_target, params.transposed_amax, index,
+                          kTensor ? 1 : params.cols);
+  }
+}
+
 }  // namespace cast
 
 template <config::ScaleStepConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads())
     scale_step_kernel(const __grid_constant__ config::CastParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  constexpr bool kTensor = kConfig.format.granularity == Granularity::kTensor;
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const long long matrices = kConfig.stacked ? params.matrices : 1;
-  const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
-  if constexpr (kConfig.to_rows) {
-    if (cast::is_written<kConfig>(params, index)) {
-      cast::update_scale<kConfig>(params.row_target, params.row_amax, index,
-                                  kTensor ? matrices : params.rows);
-    }
-  }
-  if constexpr (kConfig.to_transposed) {
-    const long long units = matrices * (kTensor ? 1 : params.cols);
-    cast::update_scale<kConfig>(params.transposed_target, params.transposed_amax, index, units);
-  }
+  cast::step_scales<kConfig>(params, static_cast<int>(blockIdx.x));
 }
 
 }  // namespace octofold

@@ -23,13 +23,16 @@ struct Tile {
   static constexpr int kLanes = kConfig.lanes();
   static constexpr int kRows = kConfig.rows_per_thread;
 
-  __device__ Tile(const CastParams& params, int part) {
+  // The block's own, unless it is said which one.
+  __device__ Tile(const CastParams& params, int part)
+      : Tile(params, part, static_cast<int>(blockIdx.x)) {}
+  __device__ Tile(const CastParams& params, int part, int number) {
     const long long width = params.cols / kConfig.source.parts();
     const config::TileSchedule schedule{
         .tiles_m = static_cast<int>(tiles_down(params)),
         .tiles_n = static_cast<int>(config::ceil_divide(width, kScaleBlock)),
         .group_m = kConfig.group_m};
-    place = schedule.at(static_cast<int>(blockIdx.x));
+    place = schedule.at(number);
     if constexpr (kConfig.grouped) {
       of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);
     }
@@ -46,8 +49,9 @@ struct Tile {
     rows = cols > 0 ? at_most(rows_left(params) - group * kRows, kRows) : 0;
   }
 
-  // Whether there is anything to do: not in a slot of no group.
-  __device__ bool any() const {
+  // Whether there is anything to do: not in a slot of no group, nor for a matrix that is not used.
+  __device__ bool any(const CastParams& params) const {
+    if constexpr (kConfig.skips_unused) return is_used(params.used, matrix);
     if constexpr (kConfig.grouped) return of_slot.begin < of_slot.end;
     return true;
   }

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kConfig.threads(),
   Shared& shared = cast::shared_memory<kConfig, Shared>();
   if constexpr (kConfig.source.both_halves) {
     cast::Tiles<kConfig> tiles{{params, 0}, {params, 1}};
-    if (!tiles[0].any()) return;
+    if (!tiles[0].any(params)) return;
     // The same rows: said, as the compiler would keep both in registers.
     if constexpr (kConfig.grouped) tiles[1].of_slot = tiles[0].of_slot;
     cast::load<kConfig>(params, tiles);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kConfig.threads(),
     cast::TileCast<kConfig>(params, shared, tiles[1]).run();
   } else {
     cast::Tiles<kConfig> tiles{{params, 0}};
-    if (!tiles[0].any()) return;
+    if (!tiles[0].any(params)) return;
     cast::load<kConfig>(params, tiles);
     cast::TileCast<kConfig>(params, shared, tiles[0]).run();
   }

@@ -83,7 +83,7 @@ class RowFactors {
 #pragma unroll
     for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
       values_[i / 2][i % 2] =
-          read(params, tile, first_row + kConfig.kSubTileStride * (i / 2) + 8 * (i % 2));
+          read(params, tile, first_row + kConfig.sub_tile_stride() * (i / 2) + 8 * (i % 2));
     }
   }
 

@@ -23,7 +23,7 @@ __device__ void store_pairs(const GemmParams& params, const Tile& tile, int firs
 #pragma unroll
     for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
       const int sub_tile = i / 2, half = i % 2;
-      const int row = first_row + kConfig.kSubTileStride * sub_tile + 8 * half;
+      const int row = first_row + kConfig.sub_tile_stride() * sub_tile + 8 * half;
       if (row >= tile.row_end) break;
       const int place = 4 * j + 2 * half;
       const float2 values = RowTerms<kConfig>(params, tile, row, row_factors.at(sub_tile, half))

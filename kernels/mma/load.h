@@ -48,24 +48,26 @@ __device__ inline void copy_unit(unsigned target, const unsigned char* source, i
 template <MmaGemmConfig kConfig, int kRows>
 class OperandCopy {
  public:
-  // `first`, `end`: of the tile's rows and of all there are, counted in the operand.
-  __device__ OperandCopy(const config::OperandParams& operand, int first, int end, int depth)
+  // `first`: of the tile's rows in the operand, of which so many are there. `depth`: where K ends.
+  __device__ OperandCopy(const config::OperandParams& operand, int first, int existing, int depth)
       : stride_(operand.stride),
         unit_(static_cast<int>(threadIdx.x) % kUnitsOfRow),
         row_(static_cast<int>(threadIdx.x) / kUnitsOfRow),
-        existing_rows_(end - first),
+        existing_rows_(existing),
         depth_(depth),
         data_(operand.data),
         source_(operand.data + (first + row_) * operand.stride + kUnitBytes * unit_),
         place_(place_of(row_, unit_)) {}
 
-  // `target`: where the rows begin in the stage that holds K from `k` on.
-  __device__ void copy(unsigned target, int k) const {
+  // `target`: where the rows begin in the stage that holds K from `k` on. `skipped`: rows between
+  // the first one and the first of these.
+  __device__ void copy(unsigned target, int k, int skipped = 0) const {
     const int in_row = min(max(depth_ - k - kUnitBytes * unit_, 0), kUnitBytes);
 #pragma unroll
     for (int i = 0; i < kRows / kStep; ++i) {
       const int existing = row_ + i * kStep < existing_rows_ ? in_row : 0;
-      const unsigned char* source = existing > 0 ? source_ + (i * kStep * stride_ + k) : data_;
+      const unsigned char* source =
+          existing > 0 ? source_ + ((skipped + i * kStep) * stride_ + k) : data_;
       copy_unit<kConfig.load_bytes>(target + place_ + i * kStep * kMmaDepth, source, existing);
     }
   }
@@ -84,22 +86,64 @@ class OperandCopy {
   unsigned place_;
 };
 
-// Scales that vary along K, one for each row, also where rows share one.
+// Scales that vary along K, one for each of kRows rows, also where rows share one. `first`: the
+// tile's first row, counted from the group's first where each group has scales of its own; so many
+// rows are there.
 template <MmaGemmConfig kConfig, int kRows, Granularity kScales>
-__device__ inline void copy_scales(const config::ScaleParams& scale, unsigned target, int first,
-                                   int end, int k) {
+__device__ inline void copy_scales(const config::ScaleParams& scale, unsigned target, int group,
+                                   int first, int existing, int k) {
   if constexpr (varies_along_k(kScales)) {
     constexpr int kSharers = config::rows_per_scale(kScales);
+    const float* const of_group = scale.data + group * scale.group_stride;
 #pragma unroll
     for (int begin = 0; begin < kRows; begin += kConfig.threads()) {
       const int place = begin + static_cast<int>(threadIdx.x), row = first + place;
       if (place >= kRows) continue;
-      const bool exists = row < end;
-      const float* source = scale.data;
+      const bool exists = place < existing;
+      const float* source = of_group;
       if (exists) source += row / kSharers * scale.row_stride + k / kMmaDepth * scale.k_stride;
       ptx::copy_word_async(target + 4 * static_cast<unsigned>(place), source, exists ? 4 : 0);
     }
   }
 }
+
+// What a thread copies of a tile's stages.
+template <MmaGemmConfig kConfig>
+class StageCopy {
+ public:
+  __device__ StageCopy(const config::GemmParams& params, const config::Tile& tile)
+      : params_(params),
+        tile_(tile),
+        existing_rows_(tile.row_end - tile.row),
+        existing_columns_(tile.column_end - tile.column),
+        rows_(params.rows, tile.operand_row, existing_rows_, tile.k_end),
+        columns_(params.columns, tile.operand_column, existing_columns_, tile.k_end) {}
+
+  // K from `k` on, into the stage that begins here.
+  __device__ void copy(unsigned stage, int k) const {
+    constexpr int kTileRows = kConfig.tile_rows, kTileColumns = kConfig.tile_columns;
+    const unsigned columns = stage + kTileRows * kMmaDepth;
+    const unsigned row_scales = stage + kConfig.scales_offset();
+    const unsigned column_scales = row_scales + 4 * kConfig.row_scales();
+    rows_.copy(stage, k);
+    copy_scales<kConfig, kTileRows, kConfig.form.a.scales>(
+        params_.rows.scale, row_scales, tile_.group, tile_.operand_row, existing_rows_, k);
+#pragma unroll
+    for (int part = 0; part < kConfig.parts(); ++part) {
+      const int skipped = part * tile_.column_end;  // the gates
+      columns_.copy(columns + part * kTileColumns * kMmaDepth, k, skipped);
+      copy_scales<kConfig, kTileColumns, kConfig.form.b.scales>(
+          params_.columns.scale, column_scales + 4 * part * kTileColumns, tile_.group,
+          tile_.column + skipped, existing_columns_, k);
+    }
+  }
+
+ private:
+  const config::GemmParams& params_;
+  const config::Tile& tile_;
+  int existing_rows_, existing_columns_;
+  OperandCopy<kConfig, kConfig.tile_rows> rows_;
+  OperandCopy<kConfig, kConfig.tile_columns> columns_;
+};
 
 }  // namespace octofold::mma

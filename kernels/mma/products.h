@@ -8,11 +8,11 @@
 
 namespace octofold::mma {
 
-// Of a thread: sub-tiles of 16 rows, eights of columns, and of each four sums, of two columns of
-// two rows (kernels/ptx/mma.h, "sums").
+// Of a thread: sub-tiles of 16 rows, eights of columns (of a gated product those of the gates, then
+// those of the ups), and of each four sums, of two columns of two rows (kernels/ptx/mma.h, "sums").
 template <MmaGemmConfig kConfig>
 struct Sums {
-  float of[kConfig.sub_tiles()][kConfig.warp_columns() / 8][4];
+  float of[kConfig.sub_tiles()][kConfig.eights()][4];
 
   __device__ void clear() {
 #pragma unroll
@@ -29,7 +29,7 @@ struct Sums {
 template <MmaGemmConfig kConfig>
 class WarpProducts {
   static constexpr int kSubTiles = kConfig.sub_tiles();
-  static constexpr int kEights = kConfig.warp_columns() / 8;
+  static constexpr int kEights = kConfig.eights();
   static constexpr int kInstructionDepth = 32;
   static constexpr int kUnitsOfInstruction = kInstructionDepth / kUnitBytes;
   static constexpr bool kRowsScaled = kConfig.row_scales() > 0;
@@ -63,6 +63,12 @@ class WarpProducts {
   }
 
  private:
+  // Where an eight of the warp's stands among the rows of B in a stage, from the warp's first.
+  static constexpr int place_of_eight(int eight) {
+    constexpr int kOfPart = kEights / kConfig.parts();
+    return eight / kOfPart * kConfig.tile_columns + eight % kOfPart * 8;
+  }
+
   // In the tensor core.
   __device__ void multiply(unsigned stage, Sums<kConfig>& sums) const {
 #pragma unroll
@@ -75,7 +81,8 @@ class WarpProducts {
       }
 #pragma unroll
       for (int j = 0; j < kEights / 2; ++j) {
-        ptx::load_matrices((stage + columns_ + j * 16 * kMmaDepth) ^ unit * kUnitBytes, b[j]);
+        ptx::load_matrices(
+            (stage + columns_ + place_of_eight(2 * j) * kMmaDepth) ^ unit * kUnitBytes, b[j]);
       }
 #pragma unroll
       for (int i = 0; i < kSubTiles; ++i) {
@@ -102,7 +109,7 @@ class WarpProducts {
     for (int j = 0; j < kEights; ++j) {
       float2 column_scales{};
       if constexpr (kColumnsScaled) {
-        column_scales = ptx::load_shared_pair(stage + column_scales_ + 4 * 8 * j);
+        column_scales = ptx::load_shared_pair(stage + column_scales_ + 4 * place_of_eight(j));
       }
 #pragma unroll
       for (int i = 0; i < kSubTiles; ++i) {

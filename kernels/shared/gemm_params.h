@@ -25,8 +25,15 @@ struct OperandParams {
   ScaleParams scale;
 };
 
+// Scale of unit (row, column) of what is written at [row * row_stride + column * column_stride].
+struct OutputScaleParams {
+  float* data;
+  long long row_stride;
+  long long column_stride;
+};
+
 // By value. Rows and columns are the instruction's: A's and B's, or B's and A's where a kernel
-// swaps them.
+// swaps them. In a gated product the rows of B that make as many ups lie behind those of the gates.
 struct GemmParams {
   OperandParams rows;
   OperandParams columns;
@@ -34,8 +41,9 @@ struct GemmParams {
   long long out_stride;
   const void* c{};  // likewise
   long long c_stride{};
-  const void* bias{};            // [columns], or [groups, columns]
-  const float* channel_scale{};  // of b, where it is two-level: [its rows]
+  const void* bias{};             // [columns], or [groups, columns]
+  const float* channel_scale{};   // of b, where it is two-level: [its rows]
+  OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
   WorkParams work;
 };
 
@@ -47,8 +55,8 @@ concept GemmConfiguration = requires(const Config config) {
   Operand{config.rows()};
   Operand{config.columns()};
   int{config.tile_columns};
-  int{config.sub_tiles()};      // of a thread
-  int{Config::kSubTileStride};  // rows from one of them to the next
+  int{config.sub_tiles()};        // of a thread
+  int{config.sub_tile_stride()};  // rows from one of them to the next
   bool{config.swapped};
   bool{config.rows_have_factors()};
   bool{config.columns_have_factors()};

@@ -9,7 +9,6 @@
 //   void advance();
 //   Tile tile() const;
 //   bool has_stages() const;     // whether this tile, or a later one, has anything to sum
-//   bool stages_follow() const;  // whether a later one has
 // Here are the walk over a dense product and split-K; others are in group_walk.h, arrival_walk.h.
 #pragma once
 
@@ -26,14 +25,17 @@ constexpr TileSchedule cluster_schedule(int rows, int columns) {
                        kConfig.group_m);
 }
 
-// The first element of a block's tile. The tiles of a cluster lie side by side along one dimension,
-// or are one.
+// The first element of a block's tile, by its cluster's place. The tiles of a cluster lie side by
+// side along one dimension, or are one.
 template <auto kConfig>
-constexpr TileCoordinate first_element(const TileSchedule& schedule, int index, int rank) {
-  TileCoordinate place = schedule.at(index);
+constexpr TileCoordinate first_element_at(TileCoordinate place, int rank) {
   place.m = place.m * kConfig.cluster_rows + (kConfig.cluster_rows > 1 ? rank : 0);
   place.n = place.n * kConfig.cluster_columns + (kConfig.cluster_columns > 1 ? rank : 0);
   return {place.m * kConfig.tile_rows, place.n * kConfig.tile_columns};
+}
+template <auto kConfig>
+constexpr TileCoordinate first_element(const TileSchedule& schedule, int index, int rank) {
+  return first_element_at<kConfig>(schedule.at(index), rank);
 }
 
 template <auto kConfig, Work kWork = kConfig.work>
@@ -76,7 +78,6 @@ class TileWalk<kConfig, Work::kDense> {
   }
 
   constexpr bool has_stages() const { return index_ < count_ && work_.depth > 0; }
-  constexpr bool stages_follow() const { return index_ + step_ < count_ && work_.depth > 0; }
 
  private:
   const WorkParams& work_;

@@ -33,7 +33,7 @@ using Accumulators = float[kConfig.sub_tiles()][kConfig.tile_columns / 2];
 template <Sm90GemmConfig kConfig>
 __device__ int first_row_of_thread() {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  return warp / 4 * kConfig.warpgroup_rows() + warp % 4 * 16 + lane / 4;
+  return warp / 4 * config::kSubTileRows + warp % 4 * 16 + lane / 4;
 }
 
 // The steps that every Order is made from: the place in the ring, scales, products.
@@ -51,7 +51,7 @@ class ConsumerWarpgroup {
         // registers.
         warpgroup_(__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        first_row_(warpgroup_ * kConfig.warpgroup_rows()),
+        first_row_(warpgroup_ * config::kSubTileRows),
         row_scales(first_row_, static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_ / 4),
         column_scales(2 * (lane_ % 4)) {}
 
@@ -61,7 +61,14 @@ class ConsumerWarpgroup {
 
   // Whether rows of the warpgroup, from the sub-tile on, exist in the tile.
   __device__ bool has_rows(const Tile& tile, int sub_tile = 0) const {
-    return tile.row + first_row_ + sub_tile * config::kSubTileRows < tile.row_end;
+    return tile.row + first_row_ + sub_tile * kConfig.sub_tile_stride() < tile.row_end;
+  }
+
+  // Sub-tiles of the warpgroup that has most of them: the last tile of a group may end before the
+  // second.
+  static __device__ int turns(const Tile& tile) {
+    constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
+    return kMayEnd && tile.row + kConfig.sub_tile_stride() >= tile.row_end ? 1 : kSubTiles;
   }
 
   __device__ void begin_tile(const Tile& tile) {
@@ -81,7 +88,7 @@ class ConsumerWarpgroup {
   // gated output its gates or its ups).
   __device__ void issue(int stage, int sub_tile, PartialSums& sums, bool accumulate) const {
     constexpr int kRowSubTiles = kConfig.row_sub_tiles();
-    const int row = first_row_ + 64 * (sub_tile % kRowSubTiles);
+    const int row = first_row_ + kConfig.sub_tile_stride() * (sub_tile % kRowSubTiles);
     const int column = sub_tile / kRowSubTiles * kConfig.tile_columns;
     const unsigned rows = smem_.rows(stage) + row * kStageDepth;
     const unsigned columns = smem_.columns(stage) + column * kStageDepth;
@@ -202,7 +209,6 @@ class Promote {
 
   __device__ void add_stages(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                              Accumulators<kConfig>& sums) {
-    // The last tile of a group may end before the second sub-tile.
     constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
     if (!kMayEnd || warpgroup.has_rows(tile, 1)) {
       add_sub_tiles<Warpgroup::kSubTiles>(warpgroup, tile, stages_follow, sums);
@@ -212,8 +218,9 @@ class Promote {
   }
 
   __device__ void pass_tile(Warpgroup& warpgroup, const Tile& tile, bool stages_follow) {
+    const int turns = Warpgroup::turns(tile);
     warpgroup.pass_stages(tile, [&] {
-      for (int i = 0; i < Warpgroup::kSubTiles; ++i) Timing::pass_sub_tile(warpgroup);
+      for (int i = 0; i < turns; ++i) Timing::pass_sub_tile(warpgroup);
     });
     Timing::end_of_pass(warpgroup, stages_follow);
   }
@@ -223,8 +230,10 @@ class Promote {
   template <int kCount>
   __device__ void add_sub_tiles(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                                 Accumulators<kConfig>& sums) {
+    const int turns = Warpgroup::turns(tile);
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       add_stage<kCount>(warpgroup, k + kStageDepth < tile.k_end || stages_follow, sums);
+      for (int i = kCount; i < turns; ++i) Timing::pass_sub_tile(warpgroup);
     }
   }
 
@@ -253,7 +262,6 @@ class Promote {
 #pragma unroll
       for (int i = 0; i < Warpgroup::kSums; ++i) sums[sub_tile][i] += partial[i] * factors[i];
     }
-    for (int i = kCount; i < Warpgroup::kSubTiles; ++i) Timing::pass_sub_tile(warpgroup);
   }
 
   // Where each element has a factor of its own, it is multiplied while the tensor core is busy:

@@ -55,10 +55,11 @@ __device__ void consume(const Sm90GemmParams& params, const SharedMemory<kConfig
   // between loads of scales: at 256×128 in slabs it then spilled a register.
   typename P::Store output(smem);
   Consumer<typename P::Warpgroup, typename P::Order> consumer(smem, walk.has_stages());
-  for (; walk.has_tile(); walk.advance()) {
+  while (walk.has_tile()) {
     const Tile tile = walk.tile();
+    walk.advance();
     Accumulators<kConfig> sums;
-    consumer.sum_tile(tile, walk.stages_follow(), sums);
+    consumer.sum_tile(tile, walk.has_stages(), sums);
     P::Cluster::reduce(smem, rank, sums);
     output.store(params, tile, rank, sums);
   }

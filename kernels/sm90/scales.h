@@ -28,7 +28,8 @@ class RowScales<kConfig, Granularity::kBlock1x128> {
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
 #pragma unroll
     for (int sub_tile = 0; sub_tile < kConfig.row_sub_tiles(); ++sub_tile) {
-      const unsigned rows = smem.row_scales(stage) + 4 * (row_ + 64 * sub_tile);
+      const unsigned rows =
+          smem.row_scales(stage) + 4 * (row_ + kConfig.sub_tile_stride() * sub_tile);
       values_[sub_tile][0] = ptx::load_shared(rows);
       values_[sub_tile][1] = ptx::load_shared(rows + 4 * 8);
     }

@@ -42,14 +42,15 @@ class RowScales<kConfig, Granularity::kBlock128x128> {
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      const int block = kMayBeginWithin ? i : (first_row_ + 64 * i) / kScaleBlock;
+      const int block =
+          kMayBeginWithin ? i : (first_row_ + kConfig.sub_tile_stride() * i) / kScaleBlock;
       values_[i] = ptx::load_shared(smem.row_scales(stage) + 4 * block);
     }
   }
 
   __device__ float at(int sub_tile, int) const {
     if constexpr (!kMayBeginWithin) return values_[sub_tile];
-    const int block = (offset_ + first_row_ + 64 * sub_tile) / kScaleBlock;
+    const int block = (offset_ + first_row_ + kConfig.sub_tile_stride() * sub_tile) / kScaleBlock;
     return block == 0 ? values_[0] : values_[1];
   }
 

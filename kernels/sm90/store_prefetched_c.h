@@ -103,8 +103,9 @@ class StorePrefetchedC : public StoreDefaults<kConfig> {
           box_at(smem_, box_.stage) + (row_of_thread - lane / 4) * kRowBytes;
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-        const int row = tile.row + row_of_thread + 64 * sub_tile;
-        const unsigned rows = rows_of_warp + 64 * sub_tile * kRowBytes;
+        const int below = kConfig.sub_tile_stride() * sub_tile;
+        const int row = tile.row + row_of_thread + below;
+        const unsigned rows = rows_of_warp + below * kRowBytes;
         const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
         const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
         const float* pairs = &sums[sub_tile][4 * j];

@@ -31,7 +31,7 @@ class StoreSlabs : public StoreDefaults<kConfig> {
       if (!owns<kConfig>(begin, rank)) continue;
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-        const int row = first_row + 64 * sub_tile;
+        const int row = first_row + kConfig.sub_tile_stride() * sub_tile;
         if (row - lane / 4 >= tile.row_end) break;
         if (lane == 0) ptx::tma_store_wait_read<kConfig.slabs - 1>();
         __syncwarp();

@@ -32,7 +32,7 @@ struct WriteSwapped {
       const ColumnTerms<kConfig> columns(params, tile, column_factors, 8 * j);
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-        const int row = first_row + 64 * sub_tile;
+        const int row = first_row + kConfig.sub_tile_stride() * sub_tile;
         const RowTerms<kConfig> upper(params, tile, tile.row + row, row_factors.at(sub_tile, 0));
         const RowTerms<kConfig> lower(params, tile, tile.row + row + 8,
                                       row_factors.at(sub_tile, 1));

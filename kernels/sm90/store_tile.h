@@ -175,12 +175,12 @@ struct WriteRows {
       const unsigned box = rows_of_warp + owned / kBoxColumns * kConfig.tile_rows * kRowBytes;
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-        const int row = first_row + 64 * sub_tile;
+        const int row = first_row + kConfig.sub_tile_stride() * sub_tile;
         const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
         const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
         const float* pairs = &sums[sub_tile][4 * j];
         BoxOf<kConfig.form.out, kRowBytes>::write(
-            box + 64 * sub_tile * kRowBytes, owned % kBoxColumns,
+            box + kConfig.sub_tile_stride() * sub_tile * kRowBytes, owned % kBoxColumns,
             upper.finish(left, pairs[0], pairs[1]), lower.finish(left, pairs[2], pairs[3]),
             upper.finish(right, pairs[4], pairs[5]), lower.finish(right, pairs[6], pairs[7]));
       }

@@ -6,6 +6,7 @@ tensors is an op of torch's own. None has a gradient; octofold.nn has layers tha
 
 from ._core.ops import scale_shape
 from ._ops.cast import Casts, Target, cast
+from ._ops.cast_many import CastJob, cast_many
 from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed, NormStatistics
 from ._ops.convert_dtype import convert_dtype
 from ._ops.dot import dot
@@ -28,6 +29,7 @@ from ._ops.words import as_words, from_words, pack, unpack
 __all__ = [
     "Activated",
     "ActivationGradient",
+    "CastJob",
     "Casts",
     "Gathered",
     "NormGradients",
@@ -38,6 +40,7 @@ __all__ = [
     "TopK",
     "as_words",
     "cast",
+    "cast_many",
     "combine",
     "combine_gradient",
     "convert_dtype",

@@ -18,7 +18,9 @@ struct Groups {
   config::Work work = config::Work::kDense;
   std::int64_t count = 1;
   const std::int32_t* numbers = nullptr;  ///< offsets [count + 1] or counts [count], on the device
-  std::int64_t scale_stride = 0;   ///< elements from b's scales of one group to those of the next
+  std::int64_t scale_stride = 0;  ///< elements from b's scales of one group to those of the next
+  /// The same of a, where a.scale is that of the first group too.
+  std::optional<std::int64_t> a_scale_stride{};
   std::int64_t expected_rows = 0;  ///< of a group; where K is in groups: columns of one
   std::int64_t max_rows = 0;       ///< where offsets may end, or what counts may be
 };

@@ -236,7 +236,9 @@ void cast_groups(const TensorView& x, const CastTarget& out, std::span<const std
 
 void cast_stack(const TensorView& x, const CastTargets& out, const config::CastFormat& format) {
   const std::int64_t matrices = *out.matrices, rows = x.shape[0] / matrices;
+  const auto* used = out.used ? static_cast<const std::int32_t*>(out.used->data) : nullptr;
   for (std::int64_t i = 0; i < matrices; ++i) {
+    if (used != nullptr && used[i + 1] <= used[i]) continue;
     CastTargets one;
     if (out.rows) one.rows = core::matrix_of_stack(*out.rows, matrices, i);
     if (out.transposed) one.transposed = core::matrix_of_stack(*out.transposed, matrices, i);

@@ -34,18 +34,24 @@ View columns_of(View matrix, std::int64_t begin, std::int64_t size) {
   return matrix;
 }
 
-// The same rows of everything that has as many as out.
-core::Product rows_of_product(const core::Product& product, std::int64_t begin, std::int64_t end) {
+// The same rows of everything that has as many as out; those of a are given.
+core::Product with_rows(const core::Product& product, const ScaledTensorView& a, std::int64_t begin,
+                        std::int64_t end) {
   core::Product rows = product;
-  if (product.cast_a) {
-    rows.a.data = rows_of(product.a.data, begin, end);
-  } else {
-    rows.a = row_slice(product.a, begin, end);
-  }
+  rows.a = a;
   rows.out = rows_of(product.out, begin, end);
   if (product.c) rows.c = rows_of(*product.c, begin, end);
   if (product.gated) rows.gated->scale = rows_of(product.gated->scale, begin, end);
   return rows;
+}
+core::Product rows_of_product(const core::Product& product, std::int64_t begin, std::int64_t end) {
+  ScaledTensorView a = product.a;
+  if (product.cast_a) {
+    a.data = rows_of(a.data, begin, end);
+  } else {
+    a = row_slice(a, begin, end);
+  }
+  return with_rows(product, a, begin, end);
 }
 
 void multiply_codes(const core::Product& product) {
@@ -142,6 +148,17 @@ RowScaled row_scaled(const ScaledTensorView& a) {
   return result;
 }
 
+// Rows of all groups' a: of a group's own scales where they have such.
+ScaledTensorView rows_of_a(const core::Product& product, std::int64_t group, GroupBounds rows) {
+  const auto& stride = product.groups.a_scale_stride;
+  if (!stride) return row_slice(product.a, rows.begin, rows.end);
+  ScaledTensorView a = product.a;
+  a.scale = moved(a.scale, group * *stride);
+  a.data = rows_of(a.data, rows.begin, rows.end);
+  a.scale.shape[0] = rows.end - rows.begin;  // the group's first ones
+  return a;
+}
+
 void multiply_groups_of_rows(const core::Product& product) {
   const RowScaled a = row_scaled(product.a);
   core::Product all = product;
@@ -149,7 +166,7 @@ void multiply_groups_of_rows(const core::Product& product) {
   for (std::int64_t group = 0; group < product.groups.count; ++group) {
     const auto [begin, end] = rows_of_group(product.groups, group);
     if (begin == end) continue;
-    core::Product one = rows_of_product(all, begin, end);
+    core::Product one = with_rows(all, rows_of_a(all, group, {begin, end}), begin, end);
     one.b = matrix_of_group(product.groups, product.b, group);
     one.bias = bias_of_group(product.bias, group, product.out.shape[1]);
     multiply_matrices(one);

@@ -4,15 +4,19 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <variant>
+#include <vector>
 
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
 #include "cuda/group_check.h"
 #include "cuda/norm_views.h"
 #include "cuda/norms.h"
+#include "kernels/cast/config/batch.h"
 #include "kernels/cast/config/params.h"
 #include "plan/cast.h"
+#include "plan/cast_batch.h"
 
 namespace octofold::cuda {
 namespace {
@@ -137,7 +141,7 @@ void write_matrices(std::int64_t matrices, Cast& cast) {
 
 void write(const CastTargets& targets, Cast& cast) {
   auto& [problem, params] = cast;
-  const auto& [rows, transposed, columns, offsets, matrices] = targets;
+  const auto& [rows, transposed, columns, offsets, matrices, used] = targets;
   problem.cols = cols_of(targets);
   problem.to_rows = rows.has_value();
   problem.to_transposed = transposed.has_value();
@@ -159,9 +163,96 @@ void write(const CastTargets& targets, Cast& cast) {
   write_columns(columns, cast);
   write_matrices(matrices.value_or(1), cast);
   if (offsets) write_groups(*offsets, cast);
+  if (used) {
+    problem.skips_unused = true;
+    params.used = static_cast<const int*>(used->data);
+  }
+}
+
+// ---- Many casts.
+
+struct Job {
+  CastProblem problem;
+  config::CastJob params;
+};
+
+// Those of one kind.
+struct Batch {
+  CastProblem kind;
+  std::vector<Job> jobs;
+};
+
+config::CastJob job_of(const CastParams& params) {
+  return {.x = params.x,
+          .x_stride = params.x_stride,
+          .rows = params.rows,
+          .cols = params.cols,
+          .row_target = params.row_target,
+          .transposed_target = params.transposed_target,
+          .matrices = params.matrices,
+          .matrix_rows = params.matrix_rows,
+          .matrix_tiles = params.matrix_tiles,
+          .by_matrix_tiles = params.by_matrix_tiles};
+}
+
+// Which of the jobs share a launch: the first ones, as far as parameters and a grid hold them.
+std::span<const Job> first_of(std::span<const Job> jobs,
+                              const std::vector<plan::CastConfig>& kernels) {
+  std::size_t count = 0;
+  std::vector<std::int64_t> blocks(kernels.size());
+  for (; count < std::min<std::size_t>(jobs.size(), config::CastBatchParams::kMostJobs); ++count) {
+    const CastProblem& problem = jobs[count].problem;
+    for (std::size_t i = 0; i < kernels.size(); ++i) {
+      const std::int64_t own = plan::batch_blocks(kernels[i], problem);
+      plan::require_launchable("cast_many", own, problem.rows, problem.cols);
+      blocks[i] += own;
+      if (blocks[i] >= config::CastBatchParams::kNoBlock && count > 0) return jobs.first(count);
+    }
+  }
+  return jobs.first(count);
+}
+
+void launch(Device& device, const Batch& batch, Stream stream) {
+  const auto prepared =
+      device.prepared(batch.kind, [&] { return plan::plan_cast_batch(batch.kind, device.gpu()); });
+  const std::vector<plan::CastConfig>& kernels = prepared.config.kernels;
+  std::span<const Job> left = batch.jobs;
+  while (!left.empty()) {
+    const std::span<const Job> jobs = first_of(left, kernels);
+    config::CastBatchParams params{};
+    for (std::size_t i = 0; i < jobs.size(); ++i) params.jobs[i] = jobs[i].params;
+    for (std::size_t kernel = 0; kernel < kernels.size(); ++kernel) {
+      std::ranges::fill(params.first_block, config::CastBatchParams::kNoBlock);
+      std::int64_t blocks = 0;
+      for (std::size_t i = 0; i < jobs.size(); ++i) {
+        params.first_block[i] = static_cast<int>(blocks);
+        blocks += plan::batch_blocks(kernels[kernel], jobs[i].problem);
+      }
+      if (blocks > 0) prepared.launch(kernel, blocks, stream, &params);
+    }
+    left = left.subspan(jobs.size());
+  }
 }
 
 }  // namespace
+
+void cast_many(Device& device, std::span<const CheckedCast> casts, Stream stream) {
+  std::vector<Batch> batches;
+  for (const CheckedCast& each : casts) {
+    Cast one{.problem = {.format = each.format}};
+    read(each.source, one);
+    write(each.targets, one);
+    const std::optional<CastProblem> kind = plan::batch_kind(one.problem);
+    if (!kind) {
+      cast(device, each.source, each.targets, each.format, stream);
+      continue;
+    }
+    auto batch = std::ranges::find(batches, *kind, &Batch::kind);
+    if (batch == batches.end()) batch = batches.insert(batch, Batch{.kind = *kind, .jobs = {}});
+    batch->jobs.push_back({one.problem, job_of(one.params)});
+  }
+  for (const Batch& batch : batches) launch(device, batch, stream);
+}
 
 void cast(Device& device, const CastSource& source, const CastTargets& targets,
           const config::CastFormat& format, Stream stream) {
@@ -175,6 +266,10 @@ void cast(Device& device, const CastSource& source, const CastTargets& targets,
   if (targets.offsets) {
     check_offsets(device, "cast", "offsets", params.offsets, params.groups + 1, params.rows,
                   stream);
+  }
+  if (targets.used) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    check_offsets(device, "cast", "used", params.used, params.matrices + 1, kMost, stream);
   }
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);

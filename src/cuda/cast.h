@@ -1,6 +1,8 @@
 // Casts on a GPU.
 #pragma once
 
+#include <span>
+
 #include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 #include "octofold/stream.h"
@@ -18,5 +20,17 @@ namespace octofold::cuda {
 /// kernels.
 void cast(Device& device, const CastSource& source, const CastTargets& targets,
           const config::CastFormat& format, Stream stream);
+
+/// A matrix, or a stack of them, and its targets, checked.
+struct CheckedCast {
+  TensorView source;
+  CastTargets targets;
+  config::CastFormat format;
+};
+
+/// octofold::cast_many() on `device`: casts of one kind by one launch, of each of the kernels that
+/// a cast takes, for as many as fit into a kernel's parameters. Casts that cannot share one are
+/// queued as by cast().
+void cast_many(Device& device, std::span<const CheckedCast> casts, Stream stream);
 
 }  // namespace octofold::cuda

@@ -46,6 +46,11 @@ class Prepared {
 
   void add(const Launch& launch) { launches_.at(count_++) = launch; }
 
+  /// Queues one of them.
+  void launch(std::size_t kernel, std::int64_t blocks, Stream stream, const void* params) const {
+    launches_.at(kernel).kernel->launch(stream, blocks, params);
+  }
+
   /// Queues the kernels, one after another. `params`: the struct that all of them take.
   void launch(Stream stream, const void* params) const {
     for (std::size_t i = 0; i < count_; ++i) {

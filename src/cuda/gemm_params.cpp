@@ -13,6 +13,13 @@ config::OperandParams operand_params(const ScaledTensorView& operand) {
           .scale = {scale.data, scale.row_stride, scale.col_stride}};
 }
 
+config::OutputScaleParams output_scale(const core::Product& product) {
+  if (!product.gated) return {};
+  const auto scale = core::scale_access(CastTarget{
+      product.out, product.gated->scale, {.granularity = product.gated->format.granularity}});
+  return {scale.data, scale.row_stride, scale.col_stride};
+}
+
 // The sizes of D, whose rows are B's where operands are swapped, and its groups.
 config::WorkParams work_params(const core::Product& product, bool swapped) {
   const core::Groups& groups = product.groups;
@@ -47,8 +54,14 @@ config::GemmParams gemm_params(const core::Product& product, bool swapped) {
                             .c_stride = product.c ? product.c->strides[0] : 0,
                             .bias = product.bias ? product.bias->data : nullptr,
                             .channel_scale = floats_of(product.b.channel_scale),
+                            .out_scale = output_scale(product),
                             .work = work_params(product, swapped)};
-  (swapped ? params.rows : params.columns).scale.group_stride = product.groups.scale_stride;
+  const core::Groups& groups = product.groups;
+  (swapped ? params.rows : params.columns).scale.group_stride = groups.scale_stride;
+  if (groups.a_scale_stride) {  // of A rows are counted from the first group's first
+    config::ScaleParams& scale = (swapped ? params.columns : params.rows).scale;
+    scale.group_stride = *groups.a_scale_stride - groups.max_rows * scale.row_stride;
+  }
   return params;
 }
 

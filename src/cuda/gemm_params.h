@@ -7,8 +7,7 @@
 namespace octofold::cuda {
 
 /// An A that is cast is what it is cast from, without scales. Of a gated product B has the rows of
-/// gates and ups, and `out` are the codes; their scales are left to the caller. `swapped`: the
-/// instruction's rows are B's.
+/// gates and ups, and `out` are the codes. `swapped`: the instruction's rows are B's.
 config::GemmParams gemm_params(const core::Product& product, bool swapped);
 
 /// What it costs where TMA cannot address a matrix, for the log; null: nothing.

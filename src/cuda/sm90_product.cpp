@@ -1,6 +1,5 @@
 #include "cuda/sm90_product.h"
 
-#include "core/scale_layout.h"
 #include "cuda/context.h"
 #include "cuda/tensor_map.h"
 
@@ -44,12 +43,6 @@ void encode_output(const Driver& driver, const core::Product& product, const Sm9
   }
 }
 
-config::OutputScaleParams output_scale(const core::Product& product) {
-  const auto scale = core::scale_access(CastTarget{
-      product.out, product.gated->scale, {.granularity = product.gated->format.granularity}});
-  return {scale.data, scale.row_stride, scale.col_stride};
-}
-
 }  // namespace
 
 Sm90GemmParams params_of(const Device& device, const core::Product& product,
@@ -60,7 +53,6 @@ Sm90GemmParams params_of(const Device& device, const core::Product& product,
   const ContextGuard current(driver, device.context());
   if (config.load == config::OperandLoad::kTma) encode_operands(driver, product, config, params);
   if (config.store != config::OutputStore::kDirect) encode_output(driver, product, config, params);
-  if (product.gated) params.out_scale = output_scale(product);
   return params;
 }
 

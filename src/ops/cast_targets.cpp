@@ -1,6 +1,7 @@
 #include "ops/cast_targets.h"
 
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -174,20 +175,40 @@ void check_stack(const core::Arguments& check, const CastTargets& out, std::int6
   }
 }
 
+// Of a stack, if it is one: which of its matrices are used.
+void check_used(const core::Arguments& check, const CastTargets& out, Device device) {
+  constexpr std::string_view kUsed = "used";
+  if (!out.matrices) {
+    check.fail(kUsed, "none without 'matrices', of which it says which are cast", "some");
+  }
+  const std::int64_t groups = core::require_offsets(check, kUsed, *out.used, device);
+  if (groups != *out.matrices) {
+    check.fail(kUsed,
+               core::format("{} offsets, one more than there are matrices", *out.matrices + 1),
+               core::describe(*out.used));
+  }
+  if (is_on_cpu(device)) {
+    core::require_ascending_offsets(check, kUsed, *out.used,
+                                    std::numeric_limits<std::int32_t>::max());
+  }
+}
+
 }  // namespace
 
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& given,
                             const CastShape& source) {
   if (!given.rows && !given.transposed) check.fail("out", "rows, transposed or both", "neither");
-  CastTargets targets{.offsets = given.offsets, .matrices = given.matrices};
+  CastTargets targets{.offsets = given.offsets, .matrices = given.matrices, .used = given.used};
   const auto shape = source.shape;
   const Device device = source.inputs.front().view.device;
   std::vector<CastInput> inputs(source.inputs.begin(), source.inputs.end());
   if (given.offsets) inputs.push_back({"offsets", *given.offsets});
+  if (given.used) inputs.push_back({"used", *given.used});
   const auto leading = shape.first(shape.size() - 1);
   const std::int64_t rows = std::accumulate(leading.begin(), leading.end(), std::int64_t{1},
                                             std::multiplies<std::int64_t>());
   if (given.matrices) check_stack(check, given, rows, source.is_plain);
+  if (given.used) check_used(check, given, device);
   if (given.rows) {
     targets.rows = checked_target(check, "out.rows", *given.rows, shape, inputs, given.matrices);
   }

@@ -1,5 +1,6 @@
 #include "ops/grouped_operands.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <span>
@@ -83,6 +84,31 @@ ScaledTensorView checked_a(const core::Arguments& check, std::string_view argume
   return flat;
 }
 
+// a [G, rows, K] as the matrix [G · rows, K]. Scales of rows are those of the first group, and so
+// far away the next one's are: in a layout of its own, as DeepGEMM's, whose groups are M-major
+// each.
+struct MaskedOperand {
+  ScaledTensorView flat;
+  std::optional<std::int64_t> scale_stride;
+};
+
+MaskedOperand checked_masked_a(const core::Arguments& check, const ScaledTensorView& a) {
+  const bool scales_rows = row_of(a.granularity).scales_rows();
+  const bool has_groups =
+      a.data.rank == 3 && a.scale.rank >= 2 &&
+      std::equal(a.scale.shape.begin(), a.scale.shape.begin() + 2, a.data.shape.begin());
+  if (!scales_rows || !has_groups || a.data.shape[0] == 0) {
+    return {checked_a(check, "a", a, 3), std::nullopt};
+  }
+  check.require_sizes("a.scale", a.scale);
+  const auto [scale, stride] = without_groups(a.scale);
+  check.require_scaled_input("a", {without_groups(a.data).view, scale, a.granularity});
+  require_scales(check, "a", plan::kGroupedA, form_of(a));
+  const ScaledTensorView flat{core::flatten(check, "a", a.data), scale, a.granularity};
+  check.require_input_matrix("a", flat.data);
+  return {flat, stride};
+}
+
 const std::int32_t* checked_offsets(const core::Arguments& check, const TensorView& offsets,
                                     std::int64_t groups, std::int64_t rows, Device device) {
   check.require_shape("groups.offsets", offsets, {groups + 1});
@@ -147,11 +173,13 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
 void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
                 const MaskedGroups& groups, core::Product& product) {
   if (given.c) check.fail("c", "none beside MaskedGroups", "one");
-  product.a = checked_a(check, "a", given.a, 3);
+  const auto [a, a_scale_stride] = checked_masked_a(check, given.a);
+  product.a = a;
   const Stack b = checked_stack(check, "b", plan::kGroupedB, given.b);
   product.b = b.flat;
   check_products(check, product.a, product.b, given.fast_accumulation);
   product.groups = masked_groups(check, groups, "a", given.a.data, "b", b);
+  product.groups.a_scale_stride = a_scale_stride;
   const std::array<std::int64_t, 3> shape{b.count, product.groups.max_rows, b.rows};
   set_output(check, given, shape, {"groups.counts", groups.counts}, product);
   product.bias = bias_of_groups(check, given.bias, b.count, product.out);

@@ -18,6 +18,7 @@ struct Row {
 
 constexpr Row row_of(Operation operation) {
   constexpr std::string_view kHopperOnly = "9.0 (H100, H200)";
+  constexpr std::string_view kWithFp8 = "8.9, 9.0 or 12.x";
   constexpr std::string_view kHalves = "7.5 or later (bfloat16: 8.0)";
   switch (operation) {
     case Operation::kCast: return {"casts", 75, 0, "7.5 or later"};
@@ -26,9 +27,9 @@ constexpr Row row_of(Operation operation) {
     case Operation::kDot: return {"dot products", 75, 0, "7.5 or later"};
     case Operation::kWeightOnly: return {"products with FP8 weights", 75, 0, kHalves, false, 80};
     case Operation::kAttention: return {"attention", 75, 0, kHalves, false, 80};
-    case Operation::kProduct: return {"products", 89, 90, "8.9, 9.0 or 12.x", true};
-    case Operation::kGroupedProduct: return {"grouped products", 90, 90, kHopperOnly};
-    case Operation::kGatedProduct: return {"gated products", 90, 90, kHopperOnly};
+    case Operation::kProduct: return {"products", 89, 90, kWithFp8, true};
+    case Operation::kGroupedProduct: return {"grouped products", 89, 90, kWithFp8, true};
+    case Operation::kGatedProduct: return {"gated products", 89, 90, kWithFp8, true};
     case Operation::kDynamicProduct: return {"products that cast A", 90, 90, kHopperOnly};
   }
   return {};

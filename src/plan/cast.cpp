@@ -30,21 +30,20 @@ bool loads_fit(const CastProblem& problem) {
   return problem.x_is_aligned && problem.cols % (parts * problem.format.vector()) == 0;
 }
 
-std::int64_t rows_of_matrix(const CastProblem& problem) { return problem.rows / problem.matrices; }
-
-// Whether several matrices are more than the rows of one: a transpose each, a scale each, or
-// squares that end with each.
+// Whether several matrices are more than the rows of one: a transpose each, a scale each, squares
+// that end with each, or each cast only where it is used. In a batch all are stacks, maybe of one.
 bool is_stack(const CastProblem& problem) {
+  if (problem.skips_unused || problem.batched) return true;
   if (problem.matrices == 1) return false;
   const Granularity granularity = problem.format.granularity;
   return problem.to_transposed || granularity == Granularity::kTensor ||
-         (granularity == Granularity::kBlock128x128 && rows_of_matrix(problem) % kScaleBlock != 0);
+         (granularity == Granularity::kBlock128x128 && problem.rows_of_matrix() % kScaleBlock != 0);
 }
 
 bool stores_fit(const CastProblem& problem) {
   const bool rows_fit = !problem.to_rows || problem.cols % problem.format.vector() == 0;
   const bool transposed_fit =
-      !problem.to_transposed || problem.groups > 0 || rows_of_matrix(problem) % 8 == 0;
+      !problem.to_transposed || problem.groups > 0 || problem.rows_of_matrix() % 8 == 0;
   return problem.codes_are_aligned && rows_fit && transposed_fit;
 }
 
@@ -104,7 +103,8 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
                         .to_transposed = problem.to_transposed,
                         .vector_loads = loads_fit(problem),
                         .grouped = problem.groups > 0,
-                        .stacked = is_stack(problem)};
+                        .stacked = is_stack(problem),
+                        .skips_unused = problem.skips_unused};
   if (phase != CastPhase::kAmax) config.vector_stores = stores_fit(problem);
   config.source.both_halves = problem.source.casts_halves() && config.vector_loads &&
                               size_of(problem.format.in) == 2 &&
@@ -123,7 +123,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
   fit(config, gpu);
   const std::int64_t down =
       config.grouped   ? config::group_slots(problem.rows, problem.groups)
-      : config.stacked ? problem.matrices * ceil_divide(rows_of_matrix(problem), config.tile_rows)
+      : config.stacked ? problem.matrices * ceil_divide(problem.rows_of_matrix(), config.tile_rows)
                        : ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
   if (config.to_transposed && down > 1) config.group_m = 2;
@@ -135,7 +135,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
 // row. Rather three blocks to a multiprocessor than one, and rather few to a row.
 std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int64_t vectors,
                                            const Gpu& gpu) {
-  if (gpu.compute_capability() < 90) return std::nullopt;
+  if (gpu.compute_capability() < 90 || problem.skips_unused) return std::nullopt;
   if (problem.source.kind != config::SourceKind::kPlain || !loads_fit(problem)) return std::nullopt;
   constexpr int kForThree = 36 * 1024, kForOne = 111 * 1024;
   for (const int part_bytes : {kForThree, kForOne}) {
@@ -159,7 +159,8 @@ CastLaunch launch_rows(const CastProblem& problem, const Gpu& gpu) {
   RowCastConfig config{.format = problem.format,
                        .source = problem.source,
                        .vector_loads = loads_fit(problem),
-                       .vector_stores = stores_fit(problem)};
+                       .vector_stores = stores_fit(problem),
+                       .skips_unused = problem.skips_unused};
   const int most_threads = config.vector_loads && config.vector_stores ? 512 : 256;
   const std::int64_t vectors = ceil_divide(problem.cols, problem.format.vector());
   if (vectors > kMostVectors * most_threads) {
@@ -185,7 +186,8 @@ CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
                                .to_transposed = problem.to_transposed,
                                .grouped = rows_differ && problem.groups > 0,
                                .gathered = rows_differ && gathers,
-                               .stacked = is_stack(problem)};
+                               .stacked = is_stack(problem),
+                               .skips_unused = problem.skips_unused};
   std::int64_t units = problem.matrices;
   if (problem.format.granularity != Granularity::kTensor) {
     units = std::max(config.to_rows ? problem.rows : 0,
@@ -224,7 +226,7 @@ std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
     return {launch_tiles(problem, CastPhase::kWhole, gpu)};
   }
   if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed &&
-      !problem.columns.any() && !problem.amax_given) {
+      !problem.columns.any() && !problem.amax_given && !problem.batched) {
     return {launch_rows(problem, gpu)};
   }
   return steps_around(CastPhase::kEncode, problem, problem, gpu);

@@ -41,6 +41,10 @@ struct CastProblem {
   std::int64_t groups = 0;
   /// Of how many matrices, one below another, the rows are (CastTargets::matrices); at least 1.
   std::int64_t matrices = 1;
+  /// Whether those without rows to be multiplied are left alone (CastTargets::used).
+  bool skips_unused = false;
+  /// Whether it stands for many casts by one launch (plan/cast_batch.h).
+  bool batched = false;
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
@@ -61,10 +65,14 @@ struct CastProblem {
     field("columns", columns);
     if (groups > 0) field("groups", groups);
     if (matrices > 1) field("matrices", matrices);
+    if (skips_unused) field("skips_unused", skips_unused);
+    if (batched) field("batched", batched);
     field("x_is_aligned", x_is_aligned);
     field("codes_are_aligned", codes_are_aligned);
   }
   friend bool operator==(const CastProblem&, const CastProblem&) = default;
+
+  std::int64_t rows_of_matrix() const { return rows / matrices; }
 };
 
 using CastConfig =

@@ -1,7 +1,11 @@
 #include "plan/product.h"
 
+#include <algorithm>
 #include <optional>
 
+#include "core/check.h"
+#include "core/format.h"
+#include "kernels/shared/arithmetic.h"
 #include "plan/tma.h"
 
 namespace octofold::plan {
@@ -79,6 +83,40 @@ std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups) {
 std::string_view operation_of(const GemmProblem& problem) {
   if (problem.gated.exists) return "gated_gemm";
   return config::has_groups(problem.work) ? "grouped_gemm" : "gemm";
+}
+
+GroupSizes expected_group(const GemmProblem& problem) {
+  const auto& [m, n, k, form] = problem.product;
+  if (!config::has_groups(problem.work)) return {m, n, k};
+  if (problem.work == config::Work::kGroupedDepth) return {m, n, problem.expected};
+  return {std::max(problem.expected, std::int64_t{1}), n, k};
+}
+
+std::int64_t most_tiles(const GemmProblem& problem, std::int64_t rows_of_a,
+                        std::int64_t rows_of_b) {
+  const std::int64_t m = problem.product.m, groups = problem.groups;
+  const std::int64_t of_rows = problem.work == config::Work::kGroupedRows
+                                   ? m / rows_of_a + std::min(groups, m)
+                                   : groups * config::ceil_divide(m, rows_of_a);
+  return of_rows * config::ceil_divide(problem.product.n, rows_of_b);
+}
+
+void require_sizes(const GemmProblem& problem, const SizeLimits& limits) {
+  const auto tiles = [](std::int64_t size, int tile) { return size / tile + 1; };
+  const auto& [m, n, k, form] = problem.product;
+  const std::int64_t groups = problem.groups, b_rows = problem.gated.exists ? 2 * n : n;
+  // Tiles of rows of all groups; kGroupedRows: those of one, and one more for each other.
+  const bool together = problem.work == config::Work::kGroupedRows;
+  const std::int64_t tiles_of_rows =
+      together ? tiles(m, limits.rows_of_a) + groups : tiles(m, limits.rows_of_a) * groups;
+  const std::int64_t rows = std::max(together ? 0 : m, b_rows);  // of each group
+  if (std::max({m, n, k, groups}) > limits.largest || rows > limits.largest / groups ||
+      tiles_of_rows > limits.most_tiles / tiles(n, limits.rows_of_b)) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: expected M, N, K up to {} and at most {} tiles of {}×{}, got {}×{}×{}{}",
+               operation_of(problem), limits.largest, limits.most_tiles, limits.rows_of_a,
+               limits.rows_of_b, m, n, k, groups == 1 ? "" : core::format(" in {} groups", groups));
+  }
 }
 
 GemmProblem problem_of(const core::Product& product) {

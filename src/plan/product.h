@@ -8,9 +8,9 @@
 #include "octofold/product_problem.h"
 
 #include "core/product.h"
+#include "kernels/shared/gated_output.h"
 #include "kernels/shared/work.h"
 #include "kernels/sm90/config/dynamic_input.h"
-#include "kernels/sm90/config/gated_output.h"
 #include "plan/fields.h"
 
 namespace octofold::plan {
@@ -68,6 +68,26 @@ GemmProblem contiguous(GemmProblem problem);
 GemmProblem problem_of(const ProductProblem& problem);
 
 config::Work work_of(Grouping grouping);
+
+/// Sizes of the product, or of those of one group, as far as the host can expect them: a group of
+/// rows that is expected to be empty counts as one of one row.
+struct GroupSizes {
+  std::int64_t m, n, k;
+};
+GroupSizes expected_group(const GemmProblem& problem);
+
+/// Tiles, of so many rows of A by rows of B, that there can be, whatever the groups' sizes are:
+/// groups of rows may each leave one tile of rows unfilled.
+std::int64_t most_tiles(const GemmProblem& problem, std::int64_t rows_of_a, std::int64_t rows_of_b);
+
+/// What an architecture's kernels can count.
+struct SizeLimits {
+  std::int64_t largest;  ///< of M, N, K, groups, and the rows of all groups together
+  std::int64_t most_tiles;
+  int rows_of_a, rows_of_b;  ///< of the smallest tile
+};
+/// Throws Error(kUnsupported), which names the sizes, where a problem goes beyond.
+void require_sizes(const GemmProblem& problem, const SizeLimits& limits);
 
 /// How many rows at most were cast to a transpose whose K of so many columns is in groups.
 std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups);

@@ -5,7 +5,7 @@ from functools import partial
 
 import octofold
 import torch
-from group_problems import has_products_of_hopper
+from targets import does_what_hopper_does
 
 MOST = 2**31 - 1
 
@@ -89,7 +89,7 @@ def attention_problems(device):
     for sizes in ((192, 128), (64, 256)):
         problem = _pages(80, *sizes)
         yield f"attention values {sizes}", partial(_attend, problem, {"causal": True}, device)
-    for size in (64, 72, 128) if has_products_of_hopper(device) else ():
+    for size in (64, 72, 128) if does_what_hopper_does(device) else ():
         options = {"causal": True, "compute": "fp8"}
         yield f"attention fp8 {size}", partial(_attend, _pages(80, size), options, device)
     lengths = ([1, 0, 2], [30, 4, 300]), ([70, 1, 5], [70, 200, 0])

@@ -21,6 +21,7 @@ from casting import GRANULARITIES as GRANULARITIES
 from octofold._core.library import library
 from octofold._ops.gemm import multiply
 from octofold.tuning import ProductProblem
+from targets import architecture, is_hopper
 
 torch = pytest.importorskip("torch")
 
@@ -52,6 +53,12 @@ def skip_without(operation: str) -> None:
     """Skips the module that calls it where the GPU has no kernels of the operation."""
     if reason := _why_without(operation):
         pytest.skip(reason, allow_module_level=True)
+
+
+def skip_without_hopper() -> None:
+    """Skips the module that calls it on a GPU without Hopper's own kernels."""
+    if ON_GPU and not is_hopper():
+        pytest.skip("Hopper's own kernels", allow_module_level=True)
 
 
 def needs(operation: str) -> pytest.MarkDecorator:
@@ -239,12 +246,17 @@ def candidates(
 
 
 def product_candidates(**fields):
-    """Those of Hopper for these fields of a tuning.ProductProblem, and whether tensors are aligned;
-    the sizes do not matter."""
+    """Those of this GPU for these fields of a tuning.ProductProblem, and whether tensors are
+    aligned; the sizes do not matter."""
     if not ON_GPU:
         return [None]
     problem = {**dataclasses.asdict(ProductProblem(1, 1, 1)), **fields}
-    return [str(name) for name in library.product_candidates(problem, "sm_90a", 132)]
+    return [str(name) for name in library.product_candidates(problem, architecture(), 132)]
+
+
+def plain(name):
+    """The candidate of Hopper of this name, which sums K in one piece. Elsewhere all do."""
+    return name if ON_GPU and is_hopper() else None
 
 
 def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False, arrivals=None):

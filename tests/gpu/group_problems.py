@@ -10,6 +10,7 @@ import torch
 from casting import GRANULARITIES, cast_with
 from octofold import Depth, Masked, Rows, tuning
 from octofold._ops.grouped_gemm import multiply_groups
+from targets import candidate_names
 
 OFFSETS = (
     (0, 5, 5, 70, 200),
@@ -19,14 +20,6 @@ OFFSETS = (
     (2**31 - 1, 0, -(2**31), 50, 3),
 )
 ROWS, GROUPS, N, K = 203, 4, 264, 400
-
-
-def has_products_of_hopper(device):
-    """Others than dense ones, which GPUs that multiply by warps have; candidates' names too."""
-    if device == "cpu":
-        return True
-    gpu = octofold.info().gpus[torch.cuda.current_device()]
-    return gpu.operations["grouped products"].available
 
 
 def make_sense(offsets):
@@ -68,7 +61,7 @@ def candidates_of(grouping, b, c, device):
     if device == "cpu":
         return [None]
     options = {"out": "float32", "b_granularity": b, "c": c, "grouping": grouping}
-    return tuning.candidates(tuning.ProductProblem(1, 1, 1, **options))
+    return candidate_names(tuning.ProductProblem(1, 1, 1, **options))
 
 
 def group_problems(device):

@@ -3,12 +3,13 @@
 import itertools
 
 import octofold
-from gpu_support import DEVICE, DTYPES, ON_GPU, operand, product_candidates, torch
+from gpu_support import DEVICE, DTYPES, ON_GPU, operand, plain, product_candidates, torch
 from octofold._ops.grouped_gemm import multiply_groups
+from targets import is_hopper
 
 # No sums in slices of K: groups have none either.
-PLAIN = "64x64.w1.c1x1x1.b1.alternating" if ON_GPU else None
-PLAIN_FAST = "64x64.w1.c1x1x1.b1" if ON_GPU else None
+PLAIN = plain("64x64.w1.c1x1x1.b1.alternating")
+PLAIN_FAST = plain("64x64.w1.c1x1x1.b1")
 
 SIZES = (
     (1,),
@@ -25,8 +26,8 @@ def candidates(grouping="rows", a="1x128", b="128x128", **fields):
 
 
 def onto_c(**fields):
-    """Those that have C brought by TMA."""
-    if not ON_GPU:
+    """Those that have C brought by TMA, which are Hopper's."""
+    if not ON_GPU or not is_hopper():
         return [None]
     names = [name for name in candidates(**fields) if name.endswith(".onto_c")]
     assert names

@@ -21,11 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "python"))  # for what its te
 from arrival_problems import arrival_problems
 from attention_problems import attention_problems
 from casting import GRANULARITIES, cast_side, cast_with, only
-from group_problems import group_problems, has_products_of_hopper
+from group_problems import group_problems
 from octofold import tuning
 from octofold._ops.gated_gemm import multiply_gated
 from octofold._ops.gemm import multiply
 from octofold.kernel_cache import GemmProblem
+from targets import candidate_names, does_what_hopper_does, is_hopper
 from word_problems import word_problems
 
 PAIRS = (
@@ -107,7 +108,7 @@ def candidates():
     for out_dtype, c_name in ((torch.bfloat16, None), (torch.float32, "float32")):
         c = torch.randn(m, n) if c_name else None
         out_name = str(out_dtype).removeprefix("torch.")
-        for name in tuning.candidates(GemmProblem(m, n, k, out=out_name, c=c_name)):
+        for name in candidate_names(GemmProblem(m, n, k, out=out_name, c=c_name)):
             yield f"candidate {name} {out_name}", partial(by_candidate, name, a, b, c, out_dtype)
 
 
@@ -213,7 +214,7 @@ def gated_products():
     """The second K is longer than the ring."""
     for (m, n, k), name in itertools.product(
         ((1, 128, 16), (300, 384, 1040)),
-        tuning.candidates(tuning.ProductProblem(1, 1, 1, out="e4m3", gated="swiglu")),
+        candidate_names(tuning.ProductProblem(1, 1, 1, out="e4m3", gated="swiglu")),
     ):
         a, b = operand(m, k, "1x128"), operand(2 * n, k, "128x128")
         yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
@@ -232,7 +233,7 @@ def casting_products():
     """The second K is longer than most rings; the last rows are read element by element."""
     for (m, n, k, more), name in itertools.product(
         ((1, 72, 16, 0), (13, 200, 2064, 0), (70, 64, 400, 1)),
-        tuning.candidates(tuning.ProductProblem(1, 1, 1, cast_from="bfloat16")),
+        candidate_names(tuning.ProductProblem(1, 1, 1, cast_from="bfloat16")),
     ):
         x, b = torch.randn(m, k).bfloat16(), operand(n, k, "128x128")
         yield (
@@ -368,12 +369,13 @@ def routings():
 
 def main():
     torch.manual_seed(0)
-    of_hopper = [group_problems(DEVICE), arrival_problems(DEVICE, operand, to_device)]
-    if DEVICE != "cpu":  # which has no candidates
-        of_hopper += [candidates(), gated_products(), casting_products()]
+    arrivals = arrival_problems(DEVICE, operand, to_device)
+    named = [candidates(), gated_products(), *([casting_products()] if is_hopper() else [])]
     problems = itertools.chain(
         products(),
-        *(of_hopper if has_products_of_hopper(DEVICE) else ()),
+        group_problems(DEVICE),
+        arrivals if does_what_hopper_does(DEVICE) else (),
+        *([] if DEVICE == "cpu" else named),  # which has no candidates
         casts(),
         casts_with_columns(),
         two_level_casts(),

@@ -20,13 +20,13 @@ from gpu_support import (
     operands,
     product,
     run_python,
-    skip_without,
+    skip_without_hopper,
     surrounded_copy,
     torch,
     with_data,
 )
 
-skip_without("grouped products")  # Hopper, whose kernels wait
+skip_without_hopper()  # whose kernels wait
 
 # M, N, K, and shards of M / n rows: whole tiles; ends within tiles; less than a tile; one row each;
 # more tiles than blocks run at one time.

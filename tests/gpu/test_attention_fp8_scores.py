@@ -7,11 +7,11 @@ import pytest
 from attention_cases import dense, packed, paged, with_scales
 from attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
 from gpu_support import DEVICE, HALVES, ON_GPU, assert_same_bits, needs_gpu
-from group_problems import has_products_of_hopper
+from targets import does_what_hopper_does
 
 # Tensor cores sum 128 products of codes with about 14 bits (docs/numerics.md).
 OF_FP8_TERMS = 5e-4 if ON_GPU else 0.0
-HAS_FP8_SCORES = has_products_of_hopper(DEVICE.type)
+HAS_FP8_SCORES = does_what_hopper_does(DEVICE.type)
 has_fp8_scores = pytest.mark.skipif(
     not HAS_FP8_SCORES, reason="Hopper's own kernels have FP8 scores"
 )

@@ -5,7 +5,7 @@ import copy
 
 import octofold
 import pytest
-from expert_support import choices
+from expert_support import choices, poisoned_memory
 from gpu_support import DEVICE, ON_GPU, captured, needs_gpu, skip_without, torch
 from layer_support import relative_error
 
@@ -176,6 +176,22 @@ def test_does_not_synchronize(recipe):
                     parameter.mul_(1.01)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_nobody_reads_experts_without_tokens(recipe, tokens):
+    """Their codes and scales, which are not written, are NaN."""
+    module, x, dy = experts_of(recipe), random(tokens, HIDDEN), random(tokens, HIDDEN)
+    ids, weights = routing(tokens, empty=EXPERTS - SLOTS)
+    with nn.keep_casts(module):
+        expected = step(module, x, dy, ids, weights)
+        with torch.no_grad():
+            y = module(x, ids, weights)
+    with poisoned_memory():
+        assert_equal(step(module, x, dy, ids, weights), expected)
+        with torch.no_grad():
+            assert torch.equal(module(x, ids, weights), y)
 
 
 @needs_gpu

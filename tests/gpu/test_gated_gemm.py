@@ -16,6 +16,7 @@ from gpu_support import (
     gemm_by,
     needs_gpu,
     operands,
+    plain,
     poison,
     product_candidates,
     rows_major,
@@ -31,7 +32,7 @@ skip_without("gated products")
 
 ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 # One that does not sum K in slices: it rounds its sums as the gated kernels do.
-PLAIN = "128x128.w2.c1x1x1.b1.early" if ON_GPU else None
+PLAIN = plain("128x128.w2.c1x1x1.b1.early")
 CANDIDATES = product_candidates(gated="swiglu", out="e4m3")
 
 # One row and the least K; tails of tiles, clusters, swizzle atoms and scale blocks; a warpgroup

@@ -22,7 +22,7 @@ from gpu_support import (
     with_data,
 )
 from octofold._ops.gemm_weight_only import _GRADIENT, multiply_by_weights
-from weight_only_problems import is_hopper
+from targets import is_hopper
 from weight_only_support import ROUNDING, assert_product, rows_of, values_of
 
 # Few rows, by which warps share K; tiles of 32, 64 and 128 rows; ragged in all dimensions; K that

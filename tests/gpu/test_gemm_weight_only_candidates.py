@@ -12,7 +12,7 @@ from gpu_support import (
     torch,
 )
 from octofold import tuning
-from weight_only_problems import is_hopper
+from targets import is_hopper
 from weight_only_support import assert_product, rows_of, values_of
 
 pytestmark = pytest.mark.skipif(not is_hopper(), reason="Hopper's own kernels")

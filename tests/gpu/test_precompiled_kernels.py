@@ -3,11 +3,10 @@
 import os
 
 import pytest
-from gpu_support import needs_gpu, run_python, skip_without
+from gpu_support import needs_gpu, run_python, skip_without_hopper
 from octofold import kernel_cache
 
-# They are Hopper's.
-skip_without("grouped products")
+skip_without_hopper()  # whose they are
 
 SCRIPT = """
 import os

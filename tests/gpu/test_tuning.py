@@ -8,9 +8,9 @@ import pytest
 from gpu_support import needs_gpu, run_python, skip_without
 from octofold import tuning
 from octofold.kernel_cache import GemmProblem
+from targets import architecture
 
-# The names of candidates are those of Hopper, which alone has these.
-skip_without("grouped products")
+skip_without("products")
 
 PROBLEM = GemmProblem(96, 512, 1024)
 
@@ -34,12 +34,13 @@ assert {expected!r} in " ".join(log), log
 @pytest.mark.parametrize("follows", [True, False])
 def test_what_is_in_the_table_is_computed(tmp_path, follows):
     gpu = octofold.info().gpus[0]
-    planned = tuning.planned(PROBLEM, gpu.multiprocessors)
-    other = next(name for name in tuning.candidates(PROBLEM) if name != planned)
+    planned = tuning.planned(PROBLEM, gpu.multiprocessors, architecture())
+    other = next(name for name in tuning.candidates(PROBLEM, architecture()) if name != planned)
+    number = architecture().removeprefix("sm_").removesuffix("a")
     document = {
         "octofold": octofold.__version__,
         "gpu": gpu.name if follows else "another",
-        "compute_capability": "9.0",
+        "compute_capability": f"{number[:-1]}.{number[-1]}",
         "multiprocessors": gpu.multiprocessors,
         "products": {str(tuning._key(PROBLEM)): {"candidate": other}},
     }

@@ -1,24 +1,16 @@
 """Small products with FP8 weights, for sanitizer_problems.py."""
 
 import itertools
-import os
 from functools import partial
 
 import octofold
 import torch
 from casting import GRANULARITIES as GRANULARITIES
 from octofold._ops.gemm_weight_only import multiply_by_weights
+from targets import is_hopper
 
 # Few rows and several tiles, ragged; K and N in whole units of 16 bytes, and not.
 SHAPES = ((1, 72, 272), (13, 144, 656), (70, 144, 272), (131, 136, 144), (9, 37, 301))
-
-
-def is_hopper():
-    """Whether products take Hopper's own kernels, and no others."""
-    target = os.environ.get("OCTOFOLD_TARGET")
-    if target or not torch.cuda.is_available():
-        return target == "sm_90"
-    return torch.cuda.get_device_capability()[0] == 9
 
 
 def _flat(results):

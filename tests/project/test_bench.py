@@ -21,7 +21,7 @@ ON_A_CPU = {
     "diffusers_dit.py": ([], {"diffusers"}),
     "dot.py": ([], {"dot"}),
     "gemm_cast.py": ([], {"gemm with cast"}),
-    "experts.py": (["--no-peers"], {"layer", "step", "host"}),
+    "experts.py": (["--no-peers"], {"layer", "step", "few", "few casts", "kept", "host"}),
     "fused_casts.py": (["--only", "norm"], {"fused cast"}),
     "gated_gemm.py": ([], {"gated gemm"}),
     "gemm.py": (["1/20,256,512"], {"gemm"}),
@@ -33,6 +33,7 @@ ON_A_CPU = {
     ),
     "weight_casts.py": ([], {"weight casts", "host"}),
     "weight_only.py": ([], {"weight-only"}),
+    "grouped_weight_only.py": ([], {"grouped-weight-only"}),
 }
 # Of the scripts that two ranks run, on gloo: likewise.
 PARALLEL_ON_A_CPU = {

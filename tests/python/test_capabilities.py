@@ -55,7 +55,8 @@ def test_cells_are_what_the_tables_say():
     assert dense.support["8.6"].why_not == (
         "expected a GPU of compute capability 8.9, 9.0 or 12.x, got 8.6"
     )
-    assert how(rows["grouped_gemm", ("tensor", "tensor")], "8.9") == "cast"
+    grouped = rows["grouped_gemm", ("tensor", "tensor")]
+    assert [how(grouped, a) for a in ("8.6", "8.9", "12.0")] == ["cast", "native", "native"]
     assert how(rows["attention", ("bfloat16", "head")], "7.5") == "CPU"
     assert how(rows["attention", ("float16", "head")], "7.5") == "kernels"
     assert how(rows["gemm", ("two-level", "tensor")], "9.0") == "none"

@@ -146,5 +146,5 @@ def test_opcheck(opcheck, columns):
         torch.zeros(2 * (of_sums + of_amax), 300) if columns else None,
     )
     options = (None, "1x128", None, "saturate", "te", None, columns)
-    arguments = (torch.randn(130, 300), *[None] * 7, *results, *options)
+    arguments = (torch.randn(130, 300), *[None] * 8, *results, *options)
     opcheck(torch.ops.octofold.cast, arguments)

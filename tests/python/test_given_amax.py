@@ -297,7 +297,7 @@ def test_opcheck(opcheck):
     transposed = torch.zeros(300, 130).to(torch.float8_e4m3fn), torch.empty(300)
     options = "1x128", "channel", None, "saturate", "torchao", None, None
     given = *[None] * 5, amax, None
-    arguments = (x, *given, *rows, *transposed, None, None, None, *options)
+    arguments = (x, None, *given, *rows, *transposed, None, None, None, *options)
     opcheck(torch.ops.octofold.cast, arguments)
 
 

@@ -51,7 +51,7 @@ def test_opcheck_quantize_with_given_scales(opcheck):
     scale = octofold.quantize(x).scale
     arguments = (x, scale, fp8(130, 300), None, "1x128", *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize, arguments)
-    given = (x, scale, *[None] * 6, fp8(130, 300), *[None] * 6)
+    given = (x, None, scale, *[None] * 6, fp8(130, 300), *[None] * 6)
     opcheck(torch.ops.octofold.cast, (*given, *targets_of("1x128", None)))
 
 
@@ -63,7 +63,7 @@ def test_opcheck_cast(opcheck, granularity, targets, shape):
     transposed = fp8(300, 130), scale_of(granularity, 300, 130)
     results = {"rows": rows + NONE, "transposed": NONE + transposed, "both": rows + transposed}
     units = [None if targets == other else granularity for other in ("transposed", "rows")]
-    arguments = (random(*shape), *NOTHING, *results[targets], None, None, None)
+    arguments = (random(*shape), None, *NOTHING, *results[targets], None, None, None)
     opcheck(torch.ops.octofold.cast, (*arguments, *targets_of(*units)))
 
 
@@ -76,8 +76,9 @@ def test_opcheck_stacks(opcheck, granularity):
     x, rows, transposed = random(3, 130, 300), results(3, 130, 300), results(3, 300, 130)
     opcheck(torch.ops.octofold.quantize, (x, None, *rows, granularity, *OPTIONS, 3))
     options = targets_of(granularity, granularity, matrices=3)
-    arguments = (x, *NOTHING, *rows, *transposed, None, None, None, *options)
-    opcheck(torch.ops.octofold.cast, arguments)
+    for used in (None, offsets_of(0, 2, 2, 5)):
+        arguments = (x, used, *NOTHING, *rows, *transposed, None, None, None, *options)
+        opcheck(torch.ops.octofold.cast, arguments)
 
 
 def offsets_of(*offsets):
@@ -87,7 +88,7 @@ def offsets_of(*offsets):
 def test_opcheck_groups(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 384), scale_of("128x128", 300, 384)
-    inputs = random(130, 300), *[None] * 6, offsets_of(0, 5, 130)
+    inputs = random(130, 300), *[None] * 7, offsets_of(0, 5, 130)
     arguments = (*inputs, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
     opcheck(torch.ops.octofold.cast, arguments)
 
@@ -108,7 +109,7 @@ def test_opcheck_two_level_scales(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 130), scale_of("128x128", 300, 130)
     factors = random(300).abs()
-    given = random(130, 300), *[None] * 4, factors, None, None
+    given = random(130, 300), *[None] * 5, factors, None, None
     arguments = (*given, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
     opcheck(torch.ops.octofold.cast, arguments)
     arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
@@ -237,6 +238,20 @@ def test_opcheck_weight_only(opcheck, granularity):
     out = torch.empty(20, 130, dtype=torch.float16), torch.empty(2 * 20 * 130)
     arguments = (x, None, *w, None, *out, None, granularity, None)
     opcheck(torch.ops.octofold.gemm_weight_only, arguments)
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_opcheck_weight_only_groups(opcheck, gathered):
+    w = octofold.quantize(random(3, 128, 300), "128x128", matrices=3)
+    weights, options = (w.data, w.scale), (1, "128x128", "rows", None, None)
+    offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    more = (torch.arange(5).int(), random(5, 1)) if gathered else (None, None)
+    x, dy = (random(5, columns, dtype=torch.float16) for columns in (300, 128))
+    out, dx = torch.zeros_like(dy), torch.zeros_like(x)
+    inputs = (*more, *weights, offsets)
+    ops = torch.ops.octofold
+    opcheck(ops.grouped_gemm_weight_only, (x, *inputs, random(3, 128), out, *options))
+    opcheck(ops.grouped_gemm_weight_only_gradient, (dy, *inputs, dx, *options))
 
 
 @pytest.mark.parametrize("logarithms", [False, True])

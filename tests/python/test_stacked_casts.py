@@ -8,7 +8,7 @@ import pytest
 from casting import GRANULARITIES, cast_side
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octofold import InvalidArgumentError, ScaledTensor, ops, quantize
+from octofold import InvalidArgumentError, Rows, ScaledTensor, ops, quantize
 from octofold.ops import Target, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
@@ -94,6 +94,31 @@ def test_two_level_scales(rng):
             assert_each_alone(stack, alone)
 
 
+def poisoned(shape, granularity):
+    """Codes and scales that nobody has written."""
+    data = np.full(shape, 0x7F, np.uint8).view(ml_dtypes.float8_e4m3fn)
+    scale = np.full(ops.scale_shape(granularity, *shape, matrices=shape[0]), -7, np.float32)
+    return ScaledTensor(data, scale, granularity)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_only_matrices_that_are_used(granularity, rng):
+    x = rng.normal(0, 1, (4, 131, 200)).astype(np.float32)
+    offsets = np.array([0, 0, 3, 3, 4], np.int32)
+    out, transposed = poisoned(x.shape, granularity), poisoned((4, 200, 131), granularity)
+    targets = {
+        "rows": Target(granularity, out=out),
+        "transposed": Target(granularity, out=transposed),
+    }
+    cast(x, **targets, matrices=Rows(offsets))
+    expected = cast(x, rows=granularity, transposed=granularity, matrices=4)
+    for some, every in ((out, expected.rows), (transposed, expected.transposed)):
+        untouched = poisoned(some.shape, granularity)
+        for index in range(4):
+            source = every if index in (1, 3) else untouched
+            assert some[index].equals(source[index])
+
+
 def test_into_out_and_from_any_leading_dimensions(rng):
     x = rng.normal(0, 1, (6, 50, 200)).astype(np.float32)
     for granularity in GRANULARITIES:
@@ -158,6 +183,26 @@ X = np.zeros((3, 130, 200), np.float32)
         (
             lambda: cast(X, transposed="1x128", matrices=3, offsets=np.array([0, 390], np.int32)),
             "'offsets': expected none beside 'matrices'",
+        ),
+        (
+            lambda: cast(X, rows="1x128", matrices=Rows(np.array([0], np.int32))),
+            r"'matrices.offsets': expected int32 \[matrices \+ 1\], .*, got \(1,\)",
+        ),
+        (
+            lambda: cast(X, rows="1x128", matrices=Rows(np.array([0, 3, 1, 4], np.int32))),
+            r"'matrices.offsets': expected entries that begin at 0, do not decrease .*1 at \[2\]",
+        ),
+        (
+            lambda: cast(X, rows="1x128", matrices=Rows(np.zeros(4, np.int64))),
+            "'matrices.offsets': expected dtype int32",
+        ),
+        (
+            lambda: cast(X, rows="1x128", matrices=Rows(np.zeros(5, np.int32))),
+            "'matrices': expected a number from 1 on that divides 390 rows, got 4",
+        ),
+        (
+            lambda: cast(ops.Activated(X), rows="1x128", matrices=Rows(np.zeros(4, np.int32))),
+            "'matrices': expected None, as the source is Activated",
         ),
         (
             lambda: quantize(X, "128x128", matrices=3, scale=np.ones((4, 2), np.float32)),

@@ -43,6 +43,12 @@ LAYERS = (
     Layer(8192, 32, 6, 4096, 2048, trains=False),
     Layer(8192, 48, 6, 7168, 3072, trains=False),
 )
+# Where casts of weights weigh most: Qwen3-30B-A3B's experts, and twice as many smaller ones.
+FEW_TOKENS = (
+    Layer(64, 128, 8, 2048, 768),
+    Layer(512, 128, 8, 2048, 768),
+    Layer(4096, 256, 8, 2048, 512),
+)
 TINY_LAYERS = (Layer(48, 4, 2, 256, 128), Layer(40, 3, 1, 128, 256, trains=False))
 
 

@@ -16,7 +16,7 @@ from octofold import Masked, Rows, ScaledTensor
 from torch import Tensor
 
 from . import peers
-from .cases import OURS, Case, Variant, aligned, offsets_of, on_device, zipf
+from .cases import OURS, Case, Variant, aligned, around, offsets_of, on_device, zipf
 from .reference import RowsReference
 
 PAIR = ("1x128", "128x128")  # what DeepGEMM has
@@ -65,12 +65,14 @@ def row_ranges(sizes: Sequence[int]) -> list[range]:
 
 
 def contiguous(case: Case, pair: Pair, exponent: float, run: Run) -> Iterator[Variant]:
-    """Ours at aligned sizes and at Zipf's, both of the same rows; then the peers at both."""
+    """Ours and the peers at aligned sizes, at aligned ones of 0.7 to 1.3 of the mean, and at
+    Zipf's, all of the same rows."""
     n, k = case.sizes
     make = partial(operands, case.rows, case.groups, n, k, pair, run.device)
     sets = sets_of(make, bytes_of(case.rows, case.groups, n, k), run)
     spread = zipf(case.rows, case.groups, exponent)
-    for sizes, suffix in ((aligned(case), ""), (spread, ", zipf")):
+    uneven = around(case, peers.ALIGNMENT)
+    for sizes, suffix in ((aligned(case), ""), (uneven, ", uneven"), (spread, ", zipf")):
         yield Variant(OURS + suffix, partial(ours, sets, sizes), pair)
         yield from peers_of(sets, sizes, suffix)
 
@@ -139,18 +141,38 @@ def decode(case: Case, pair: Pair, run: Run) -> Iterator[Variant]:
 
 
 def masked(case: Case, pair: Pair, most: int, run: Run, suffix: str = "") -> Iterator[Variant]:
-    """Groups of `most` rows, of which the first are valid."""
+    """Groups of `most` rows, of which the first are valid: equally many, and 0.7 to 1.3 of that."""
     n, k = case.sizes
+    uneven = around(case, 1)
+    most = max(most, *uneven)
     make = partial(operands, case.groups * most, case.groups, n, k, pair, run.device)
     sets = sets_of(make, bytes_of(case.rows, case.groups, n, k), run)
-    counts = on_device(aligned(case), run.device)
-    valid = [range(g * most, g * most + case.each) for g in range(case.groups)]
+    for sizes, name in ((aligned(case), suffix), (uneven, f"{suffix}, uneven")):
+        yield from masked_rows(case, pair, sets, sizes, most, name, run)
+
+
+def masked_rows(
+    case: Case,
+    pair: Pair,
+    sets: Sequence[Operands],
+    sizes: Sequence[int],
+    most: int,
+    suffix: str,
+    run: Run,
+) -> Iterator[Variant]:
+    """Scales lie as DeepGEMM has them, M-major in each group."""
+    counts = on_device(sizes, run.device)
+    valid = [range(g * most, g * most + size) for g, size in enumerate(sizes)]
     first = sets[0]
     reference = RowsReference(first.a, first.flat_b, valid)
 
     def three(flat: ScaledTensor) -> ScaledTensor:
-        """A cast [G · rows, K] as [G, rows, K]; its scales remain those of the matrix."""
-        return ScaledTensor(flat.data.unflatten(0, (case.groups, -1)), flat.scale, pair[0])
+        """A cast [G · rows, K] as [G, rows, K]."""
+        of_groups = grouped(flat, case.groups)
+        if pair[0] != "1x128":
+            return of_groups
+        scale = peers.column_major(of_groups.scale)
+        return ScaledTensor(of_groups.data, scale, pair[0])
 
     def by_us(candidate: str | None = None) -> Implementation:
         calls = []
@@ -162,8 +184,8 @@ def masked(case: Case, pair: Pair, most: int, run: Run, suffix: str = "") -> Ite
         def error() -> float:
             first.out.fill_(torch.nan)
             calls[0]()
-            beyond = first.out.unflatten(0, (case.groups, -1))[:, case.each :]
-            assert torch.isnan(beyond).all(), "rows beyond the counts were written"
+            for rows, size in zip(first.out.unflatten(0, (case.groups, -1)), sizes, strict=True):
+                assert torch.isnan(rows[size:]).all(), "rows beyond the counts were written"
             return reference.error(first.out)
 
         return Implementation(calls, error, ERROR_LIMITS[first.out.dtype])

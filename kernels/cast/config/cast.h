@@ -106,6 +106,8 @@ struct TileCastConfig {
   // Whether the rows are those of several matrices, of each of which tiles and what is written
   // begin anew.
   bool stacked = false;
+  // Whether those that no rows are multiplied by are left alone.
+  bool skips_unused = false;
 
   static constexpr const char* kHeader = "kernels/cast/tiles.h";
   static constexpr const char* kKernel = "tile_cast_kernel";
@@ -128,6 +130,7 @@ struct TileCastConfig {
     field("columns", columns);
     if (grouped) field("grouped", grouped);
     if (stacked) field("stacked", stacked);
+    if (skips_unused) field("skips_unused", skips_unused);
   }
   friend constexpr bool operator==(const TileCastConfig&, const TileCastConfig&) = default;
 
@@ -215,6 +218,7 @@ struct TileCastConfig {
     if (stacked && (grouped || columns.any() || source.kind != SourceKind::kPlain)) {
       return "a stack of matrices needs a plain source, and no groups or column reductions";
     }
+    if (skips_unused && !stacked) return "only a stack has matrices that are not used";
     if (columns.any() && tile_rows != kReducedRows)
       return "column reductions need tiles of 128 rows";
     if (source.scaled && !(source.has_activation() && is_fp8(source.codes))) {
@@ -241,6 +245,8 @@ struct RowCastConfig {
   int threads_per_row = 256;
   int vectors_per_thread = 4;
   bool reread = false;
+  // As in TileCastConfig.
+  bool skips_unused = false;
 
   static constexpr const char* kHeader = "kernels/cast/rows.h";
   static constexpr const char* kKernel = "row_cast_kernel";
@@ -254,6 +260,7 @@ struct RowCastConfig {
     field("threads_per_row", threads_per_row);
     field("vectors_per_thread", vectors_per_thread);
     field("reread", reread);
+    if (skips_unused) field("skips_unused", skips_unused);
   }
   friend constexpr bool operator==(const RowCastConfig&, const RowCastConfig&) = default;
 
@@ -343,6 +350,7 @@ struct ScaleStepConfig {
   bool gathered = false;
   // Whether each of several matrices has a tensor's scale, or columns, of its own.
   bool stacked = false;
+  bool skips_unused = false;  // as in TileCastConfig
 
   static constexpr const char* kHeader = "kernels/cast/scale_steps.h";
   static constexpr const char* kKernel = "scale_step_kernel";
@@ -356,6 +364,7 @@ struct ScaleStepConfig {
     if (grouped) field("grouped", grouped);
     if (gathered) field("gathered", gathered);
     if (stacked) field("stacked", stacked);
+    if (skips_unused) field("skips_unused", skips_unused);
   }
   friend constexpr bool operator==(const ScaleStepConfig&, const ScaleStepConfig&) = default;
 
@@ -366,6 +375,7 @@ struct ScaleStepConfig {
     if (format.scales_blocks())
       return "block scales need no step of their own: the kernel of tiles finishes them";
     if (!to_rows && !to_transposed) return "a cast has to write rows, the transpose, or both";
+    if (skips_unused && !stacked) return "only a stack has matrices that are not used";
     return nullptr;
   }
 };

@@ -59,6 +59,8 @@ struct CastParams {
   long long matrix_rows;
   int matrix_tiles;  // of 128 rows, that a matrix has below each other
   Divisor by_matrix_tiles;
+  // Where matrices without rows to be multiplied are skipped: [matrices + 1], where these begin.
+  const int* used;
   // Of ScaleStep::kTake: largest magnitudes that are given.
   GivenAmax row_amax;
   GivenAmax transposed_amax;

@@ -6,8 +6,11 @@
 #include "octofold/gemm_form.h"
 
 #include "kernels/shared/arithmetic.h"
+#include "kernels/shared/gated_output.h"
 #include "kernels/shared/gemm_params.h"
+#include "kernels/shared/product_form.h"
 #include "kernels/shared/stage_scales.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::config {
 
@@ -23,7 +26,11 @@ constexpr int mma_shared_memory(int blocks) { return 100 * 1024 / blocks / 1024 
 // A tile's rows are A's, its columns B's rows.
 struct MmaGemmConfig {
   GemmForm form{};
-  // The output tile of a block of threads, cut into as many equal parts as there are warps.
+  // The product has gates and ups side by side, and D holds the codes of their activation.
+  GatedOutput gated{};
+  // One product, or those of groups.
+  Work work = Work::kDense;
+  // The tile of D of a block of threads, cut into as many equal parts as there are warps.
   int tile_rows = 128;
   int tile_columns = 128;
   int row_warps = 2;
@@ -43,6 +50,8 @@ struct MmaGemmConfig {
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("form", form);
+    field("gated", gated);
+    if (work != Work::kDense) field("work", work);
     field("tile_rows", tile_rows);
     field("tile_columns", tile_columns);
     field("row_warps", row_warps);
@@ -54,52 +63,74 @@ struct MmaGemmConfig {
   }
   friend constexpr bool operator==(const MmaGemmConfig&, const MmaGemmConfig&) = default;
 
+  // As a walk over tiles asks (tile_walk.h): each block computes tiles by itself.
+  static constexpr int cluster_rows = 1, cluster_columns = 1, split_k = 1;
+  constexpr int cluster_size() const { return 1; }
+  constexpr int cluster_tile_rows() const { return tile_rows; }
+  constexpr int cluster_tile_columns() const { return tile_columns; }
+  // Warps without rows leave their tensor core to those above them, where these have the same one:
+  // a multiprocessor has four, which warps get in turn.
+  constexpr int row_unit() const { return column_warps % 4 == 0 ? warp_rows() : tile_rows; }
+
   // As an epilogue asks (GemmConfiguration). A sub-tile is the instruction's 16 rows.
-  static constexpr int kSubTileStride = 16;
+  static constexpr int sub_tile_stride() { return 16; }
   static constexpr bool swapped = false;
   constexpr Operand rows() const { return form.a; }
   constexpr Operand columns() const { return form.b; }
   constexpr bool rows_have_factors() const { return false; }
   constexpr bool columns_have_factors() const { return form.b_channel_scale; }
   constexpr bool reads_c() const { return form.c != Addend::kNone; }
-  constexpr int sub_tiles() const { return warp_rows() / kSubTileStride; }
+  constexpr int sub_tiles() const { return warp_rows() / sub_tile_stride(); }
 
   constexpr int threads() const { return 32 * row_warps * column_warps; }
   constexpr int warp_rows() const { return tile_rows / row_warps; }
   constexpr int warp_columns() const { return tile_columns / column_warps; }
+  // B's rows that make a tile's columns: those of the gates, then in a gated product as many of the
+  // ups. A warp multiplies its columns of either.
+  constexpr int parts() const { return gated.exists ? 2 : 1; }
+  constexpr int operand_columns() const { return parts() * tile_columns; }
+  constexpr int eights() const { return parts() * warp_columns() / 8; }
   // Whether partial sums of kMmaDepth are added in FP32, or the tensor core sums all of K.
   constexpr bool promote() const { return !form.fast_accumulation; }
 
   // A stage in shared memory: rows of A, rows of B, 128 bytes each; then, where scales vary along
   // K, that of each row, and of each column.
-  constexpr int scales_offset() const { return (tile_rows + tile_columns) * kMmaDepth; }
+  constexpr int scales_offset() const { return (tile_rows + operand_columns()) * kMmaDepth; }
   constexpr int row_scales() const { return varies_along_k(form.a.scales) ? tile_rows : 0; }
-  constexpr int column_scales() const { return varies_along_k(form.b.scales) ? tile_columns : 0; }
+  constexpr int column_scales() const {
+    return varies_along_k(form.b.scales) ? operand_columns() : 0;
+  }
   constexpr int stage_bytes() const {
     return round_up(scales_offset() + 4 * (row_scales() + column_scales()), 128);
   }
-  constexpr int shared_bytes() const { return stages * stage_bytes(); }
+  // Behind the ring of a gated product: what warps side by side tell each other of their rows, a
+  // word of each warp for two rows (kernels/mma/store_gated.h).
+  constexpr int exchange_offset() const { return stages * stage_bytes(); }
+  constexpr int exchange_bytes() const {
+    return gated.exists ? tile_rows / 2 * column_warps * 4 : 0;
+  }
+  constexpr int shared_bytes() const { return exchange_offset() + exchange_bytes(); }
 
   // Registers of a thread that the products fill: sums, partial sums, operands of one step of K,
   // and scales.
   constexpr int product_registers() const {
-    const int sums = warp_rows() * warp_columns() / 32;
+    const int sums = 4 * sub_tiles() * eights();
     const int scales =
-        (row_scales() > 0 ? 2 * sub_tiles() : 0) + (column_scales() > 0 ? warp_columns() / 4 : 0);
-    return sums * (promote() ? 2 : 1) + 4 * sub_tiles() + warp_columns() / 4 + scales;
+        (row_scales() > 0 ? 2 * sub_tiles() : 0) + (column_scales() > 0 ? 2 * eights() : 0);
+    return sums * (promote() ? 2 : 1) + 4 * sub_tiles() + 2 * eights() + scales;
   }
 
   // Null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const {
-    if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
-    if (is_fp8(form.out) || form.out == DType::kInt32) {
-      return "D has to be float32, float16 or bfloat16";
+    if (const char* reason = product_invalid_reason(form, gated, work)) return reason;
+    if (work == Work::kArrivingRows) return "no block waits for rows that arrive";
+    if (gated.exists && tile_columns != kScaleBlock) {
+      return "a gated product needs tiles of 128 columns, so that a block has whole 1x128 units";
     }
-    if ((varies_along_k(form.a.scales) || varies_along_k(form.b.scales)) && !promote()) {
-      return "scales that vary along K need promotion";
-    }
-    if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-      return "two-level scales of B need 128x128 scales";
+    if (gated.exists && column_warps != 4) {
+      return "a gated product needs 4 warps along the columns: fewer lack registers, and these "
+             "tell "
+             "each other the magnitudes of a row in one load";
     }
     if (row_warps < 1 || column_warps < 1 || row_warps * column_warps > 16) {
       return "a block has to have 1 to 16 warps";

@@ -1,6 +1,7 @@
 // The configurations from which Hopper's GEMM kernel can be built.
 #pragma once
 
+#include "kernels/shared/product_form.h"
 #include "kernels/sm90/config/gemm_config.h"
 #include "kernels/sm90/config/resources.h"
 #include "kernels/sm90/config/smem_layout.h"
@@ -23,14 +24,6 @@ struct Sm90GemmChecks : Sm90GemmConfig {
 };
 
 constexpr const char* Sm90GemmChecks::gated_invalid_reason() const {
-  if (!is_gated(gated.activation)) return "the activation has to be one of gate and up";
-  if (!is_fp8(form.out)) return "the output of a gated product has to be FP8";
-  if (form.a.scales != Granularity::kBlock1x128 || form.b.scales != Granularity::kBlock128x128) {
-    return "a gated product needs 1x128 scales of A and 128x128 scales of B";
-  }
-  if (form.c != Addend::kNone || form.bias != Addend::kNone || form.b_channel_scale) {
-    return "a gated product has no C, no bias and no two-level scales";
-  }
   if (swapped || tile_columns != kScaleBlock || row_sub_tiles() != 1) {
     return "a gated product needs tiles of 128 columns, straight operands and one sub-tile of "
            "rows, so that four threads hold a 1x128 unit of gate and up";
@@ -63,14 +56,12 @@ constexpr const char* Sm90GemmChecks::dynamic_invalid_reason() const {
 constexpr const char* Sm90GemmChecks::grouped_invalid_reason() const {
   if (split_k != 1) return "products of groups do not use split-K";
   if (dynamic.exists) return "a product of groups cannot cast its A";
-  if (form.b_channel_scale) return "a product of groups has no two-level scales";
   if (store == OutputStore::kTmaSlabs && reads_c()) {
     return "a C that is read slab by slab leaves no registers for a walk over groups";
   }
-  if (work != Work::kGroupedDepth) return nullptr;
-  if (gated.exists || form.bias != Addend::kNone)
-    return "a product with groups along K has no gate and no bias";
-  if (load != OperandLoad::kTma) return "a product with groups along K loads by TMA";
+  if (work == Work::kGroupedDepth && load != OperandLoad::kTma) {
+    return "a product with groups along K loads by TMA";
+  }
   return nullptr;
 }
 
@@ -117,12 +108,6 @@ constexpr const char* Sm90GemmChecks::cluster_invalid_reason() const {
 }
 
 constexpr const char* Sm90GemmChecks::scales_invalid_reason() const {
-  if ((varies_along_k(row_scales()) || varies_along_k(column_scales())) && !promote()) {
-    return "scales that vary along K need promotion";
-  }
-  if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-    return "two-level scales of B need 128x128 scales";
-  }
   if (column_scales() == Granularity::kBlock128x128 &&
       scales_per_stage(column_scales(), tile_columns) > 2) {
     return "a tile may touch two 128-blocks of columns at most";
@@ -204,12 +189,9 @@ constexpr const char* Sm90GemmChecks::resources_invalid_reason() const {
 }
 
 constexpr const char* Sm90GemmConfig::invalid_reason() const {
-  if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
-  if (!gated.exists && (is_fp8(form.out) || form.out == DType::kInt32)) {
-    return "D has to be float32, float16 or bfloat16";
-  }
   const Sm90GemmChecks checks{*this};
-  const char* reason = gated.exists ? checks.gated_invalid_reason() : nullptr;
+  const char* reason = product_invalid_reason(form, gated, work);
+  if (reason == nullptr && gated.exists) reason = checks.gated_invalid_reason();
   if (reason == nullptr && dynamic.exists) reason = checks.dynamic_invalid_reason();
   if (reason == nullptr && has_groups(work)) reason = checks.grouped_invalid_reason();
   if (reason == nullptr && work == Work::kArrivingRows) reason = checks.arriving_invalid_reason();

@@ -6,11 +6,11 @@
 #include "octofold/gemm_form.h"
 
 #include "kernels/shared/arithmetic.h"
+#include "kernels/shared/gated_output.h"
 #include "kernels/shared/stage_scales.h"
 #include "kernels/shared/work.h"
 #include "kernels/sm90/config/choices.h"
 #include "kernels/sm90/config/dynamic_input.h"
-#include "kernels/sm90/config/gated_output.h"
 #include "kernels/sm90/config/gemm_params.h"
 #include "kernels/sm90/config/slices.h"
 
@@ -42,8 +42,8 @@ struct Sm90GemmConfig {
   // All that stands below counts as the instruction does; the store alone turns D back.
   bool swapped = false;
 
-  // The output tile of a block of threads. Each consumer warpgroup owns tile_rows /
-  // consumer_warpgroups of its rows and works on them in sub-tiles of 64, twice where the output is
+  // The output tile of a block of threads, in sub-tiles of 64 rows, which the consumer warpgroups
+  // own in turn: so they have equally much of a tile that is not full. Twice where the output is
   // gated.
   int tile_rows = 128;
   int tile_columns = 128;
@@ -73,7 +73,6 @@ struct Sm90GemmConfig {
   // group_m: rows of cluster tiles that are walked together, for the sake of the L2 cache.
   int group_m = 8;
 
-  static constexpr int kSubTileStride = kSubTileRows;
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -119,6 +118,8 @@ struct Sm90GemmConfig {
   constexpr bool loads_sub_tiles() const {
     return groups_rows(work) && !swapped && tile_rows / cluster_columns % kSubTileRows == 0;
   }
+  // A cluster's tile takes the less time the fewer of these its rows are.
+  constexpr int row_unit() const { return loads_sub_tiles() ? kSubTileRows : cluster_tile_rows(); }
   // Whether D's rows are in groups, which TMA stores no further than they go.
   constexpr bool stores_groups() const { return has_groups(work) && store != OutputStore::kDirect; }
   // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by
@@ -133,9 +134,9 @@ struct Sm90GemmConfig {
   constexpr int cluster_size() const { return multicast_blocks() * split_k; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
   constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
-  constexpr int warpgroup_rows() const { return tile_rows / consumer_warpgroups; }
-  // Sub-tiles of a consumer warpgroup: one below the other; then the same for the ups.
-  constexpr int row_sub_tiles() const { return warpgroup_rows() / kSubTileRows; }
+  // Sub-tiles of a consumer warpgroup, so many rows apart; then the same for the ups.
+  constexpr int sub_tile_stride() const { return kSubTileRows * consumer_warpgroups; }
+  constexpr int row_sub_tiles() const { return tile_rows / sub_tile_stride(); }
   constexpr int sub_tiles() const { return row_sub_tiles() * (gated.exists ? 2 : 1); }
   // Rows of the columns' operand that a stage holds, and scales of theirs.
   constexpr int operand_columns() const { return tile_columns * (gated.exists ? 2 : 1); }

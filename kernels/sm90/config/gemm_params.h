@@ -7,16 +7,8 @@
 
 namespace octofold::config {
 
-// Scale of unit (row, column) of what is written at [row * row_stride + column * column_stride].
-struct OutputScaleParams {
-  float* data;
-  long long row_stride;
-  long long column_stride;
-};
-
 // One struct, by value. With OperandLoad::kTma the operands' maps are used, and with
-// OutputStore::kTma that of D; otherwise the pointers. In a gated product the rows of as many ups
-// lie behind those of the gates.
+// OutputStore::kTma that of D; otherwise the pointers.
 struct Sm90GemmParams : GemmParams {
   TensorMap
       rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
@@ -28,8 +20,7 @@ struct Sm90GemmParams : GemmParams {
   TensorMap out_map{};
   TensorMap c_map{};  // the same of C, with OutputStore::kTmaPrefetchedC
 
-  OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
-  int last_rows{};                // 0: last_rows_map is not used
+  int last_rows{};  // 0: last_rows_map is not used
 };
 
 // Rows that are loaded for the last tile of rows: whole swizzle atoms that hold its rows, as TMA

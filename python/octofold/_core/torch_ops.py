@@ -7,7 +7,7 @@ may keep them, drop them or call it again; its overload <name>.out writes what a
 `out`. No op has a gradient: backward through one raises RuntimeError.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -70,6 +70,25 @@ def call(
             if not first.is_meta:
                 return op.launch(torch_framework_of(first), inputs, options, dtype, out)
     return _call_by_torch(op, inputs, options, dtype, out)
+
+
+def is_called_at_once(arrays: Sequence[Any]) -> bool:
+    """Whether a call with these tensors (None: not given) may go to the library with torch knowing
+    nothing of it: the conditions of call(), for those who have no row."""
+    if _is_compiling() or _is_tracing() or _dispatch_modes():
+        return False
+    if _innermost_transform() is not None:
+        return False
+    return all(
+        array is None
+        or (
+            type(array) in PLAIN_TYPES
+            and not (array.requires_grad and _is_grad_enabled())
+            and not array.is_neg()
+            and not array.is_meta
+        )
+        for array in arrays
+    )
 
 
 def _is_differentiated(inputs: Arrays, out: Arrays | None) -> bool:

@@ -14,6 +14,7 @@ from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
 from .cast_row import GIVEN
 from .cast_sources import PLAIN, Normed, NormStatistics, Source
+from .groups import Rows
 
 _OPERATION = "cast"
 
@@ -82,7 +83,7 @@ def cast(
     transposed: Wanted,
     columns: str | None = None,
     offsets: Array | None = None,
-    matrices: int | None = None,
+    matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[ScaledTensor, ScaledTensor]: ...
 @overload
@@ -93,7 +94,7 @@ def cast(
     transposed: None = None,
     columns: str | None = None,
     offsets: Array | None = None,
-    matrices: int | None = None,
+    matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[ScaledTensor, None]: ...
 @overload
@@ -104,7 +105,7 @@ def cast(
     transposed: Wanted,
     columns: str | None = None,
     offsets: Array | None = None,
-    matrices: int | None = None,
+    matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[None, ScaledTensor]: ...
 @overload
@@ -115,7 +116,7 @@ def cast(
     transposed: Wanted | None,
     columns: str | None = None,
     offsets: Array | None = None,
-    matrices: int | None = None,
+    matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[ScaledTensor, ScaledTensor | None]: ...
 @overload
@@ -126,7 +127,7 @@ def cast(
     transposed: Wanted | None = None,
     columns: str | None = None,
     offsets: Array | None = None,
-    matrices: int | None = None,
+    matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> AnyCasts: ...
 def cast(
@@ -136,7 +137,7 @@ def cast(
     transposed: Wanted | None = None,
     columns: str | None = None,
     offsets: Array | None = None,
-    matrices: int | None = None,
+    matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> AnyCasts:
     """Cast a matrix, its transpose or both to FP8, with FP32 scales, and reduce its columns.
@@ -165,7 +166,10 @@ def cast(
         0. On a GPU what offsets hold is not looked at before: no numbers make it read or write
         outside of the arrays.
     matrices: of an array that is a stack of so many matrices, one below another: as in quantize().
-        The transposes are [matrices, cols, rows / matrices].
+        The transposes are [matrices, cols, rows / matrices]. Rows(offsets), of as many groups as
+        there are matrices: those that grouped_gemm() multiplies by them. A matrix whose group has
+        no rows is then neither read nor cast: its codes and scales are not written. On a GPU the
+        offsets are not looked at before, and the host waits for nothing.
     stream: as in gemm().
 
     Returns Casts, in the framework of the source. On a GPU 1x128 scales have the strides that
@@ -173,24 +177,42 @@ def cast(
     rules. Nothing is differentiated: backward through it raises RuntimeError.
     Raises InvalidArgumentError that names the argument.
     """
-    of_rows = None if rows is None else _target("rows", rows)
-    of_transpose = None if transposed is None else _target("transposed", transposed)
+    of_rows = None if rows is None else target_of("rows", rows)
+    of_transpose = None if transposed is None else target_of("transposed", transposed)
     if matrices is not None and isinstance(source, Source):
         expected = f"None, as the source is {type(source).__name__}: an array alone can be a stack"
         raise invalid_argument(_OPERATION, "matrices", expected, repr(matrices))
+    stack = _stack_of(matrices)
     if of_rows is None or of_transpose is None:
         if of_rows is None and of_transpose is None:
             expected = "a format here, or for 'transposed'"
             raise invalid_argument(_OPERATION, "rows", expected, "None")
-        return _read_once(source, of_rows, of_transpose, columns, offsets, matrices, stream)
+        return _read_once(source, of_rows, of_transpose, columns, offsets, stack, stream)
     require_alike(_OPERATION, "rows", of_rows.format, "transposed", of_transpose.format)
-    if _share_a_read(source, of_rows, of_transpose):
-        return _read_once(source, of_rows, of_transpose, columns, offsets, matrices, stream)
-    first = _read_once(source, of_rows, None, None, None, matrices, stream)
+    if share_a_read(source, of_rows, of_transpose):
+        return _read_once(source, of_rows, of_transpose, columns, offsets, stack, stream)
+    first = _read_once(source, of_rows, None, None, None, stack, stream)
     if isinstance(source, Normed) and first.norm is not None and first.norm.sum is not None:
         source = replace(source, x=first.norm.sum, residual=None)
-    second = _read_once(source, None, of_transpose, columns, offsets, matrices, stream)
+    second = _read_once(source, None, of_transpose, columns, offsets, stack, stream)
     return Casts(first.rows, second.transposed, second.sums, second.amax, first.norm)
+
+
+class _Stack(NamedTuple):
+    """How many matrices a source is, and which of them are cast: those whose groups have rows."""
+
+    matrices: int | None
+    used: Array | None
+
+
+def _stack_of(matrices: int | Rows | None) -> _Stack:
+    if not isinstance(matrices, Rows):
+        return _Stack(matrices, None)
+    shape = tuple(getattr(matrices.offsets, "shape", ()))
+    if len(shape) != 1 or shape[0] < 2:
+        expected = "int32 [matrices + 1], of at least one matrix"
+        raise invalid_argument(_OPERATION, "matrices.offsets", expected, f"{shape}")
+    return _Stack(shape[0] - 1, matrices.offsets)
 
 
 class _Target(NamedTuple):
@@ -203,7 +225,8 @@ class _Target(NamedTuple):
     out: ScaledTensor | None
 
 
-def _target(argument: str, wanted: Wanted) -> _Target:
+def target_of(argument: str, wanted: Wanted) -> _Target:
+    """What is wanted, of a format that is a Format."""
     if not isinstance(wanted, Target):
         return _Target(format_of(_OPERATION, wanted, argument), None, None, None, None)
     format = format_of(_OPERATION, wanted.format, f"{argument}.format")
@@ -222,7 +245,7 @@ def require_format(operation: str, argument: str, out: ScaledTensor, format: For
         raise invalid_argument(operation, argument, expected, f"{held} {out.granularity}")
 
 
-def _share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
+def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
     """Whether one call of the library writes both casts. All of Octofold asks here alone."""
     pair = rows.format.granularity, transposed.format.granularity
     static = rows.scale is not None
@@ -249,7 +272,7 @@ def _read_once(
     transposed: _Target | None,
     columns: str | None,
     offsets: Array | None,
-    matrices: int | None,
+    stack: _Stack,
     stream: StreamLike | None,
 ) -> AnyCasts:
     """cast() of targets that one call of the library writes."""
@@ -259,7 +282,7 @@ def _read_once(
         row = source.row
         inputs, options = source.operands()
     else:
-        row, inputs, options = PLAIN, (source,), ()
+        row, inputs, options = PLAIN, (source, stack.used), ()
     first, second = rows or _NONE, transposed or _NONE
     inputs += (first.scale, first.channel_scale, first.amax)
     inputs += (second.scale, second.channel_scale, second.amax, offsets)
@@ -268,7 +291,7 @@ def _read_once(
         None if rows is None else format.granularity,
         None if transposed is None else second.format.granularity,
         *format.options,
-        matrices,
+        stack.matrices,
         columns,
     )
     out = _written(row, inputs, options, first.out, second.out, columns, stream)

@@ -14,8 +14,7 @@ from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_stack, row_count
 from .words_of_errors import with_errors_in_words_of
 
-# As the library's messages have them.
-_NAMES: Final = {
+NAMES: Final = {
     **{f"out.{name}": name for name in ("rows", "transposed", "columns")},
     **{
         f"out.{target}.{part}": f"{target}.{part}"
@@ -24,7 +23,9 @@ _NAMES: Final = {
     },
     **{f"out.columns.{name}": name for name in ("sums", "amax", "workspace")},
     "norm": "kind",
+    "used": "matrices.offsets",
 }
+"""What the library's messages name, in the words of cast()."""
 
 ShapeOf: TypeAlias = Callable[[Arrays, Options], Sequence[int]]
 """Shape [..., cols] of the matrix that a source is, from the inputs and options of its row. Raises
@@ -95,7 +96,7 @@ def cast_row(
     parameters = {**reads, **GIVEN, **(options or {}), **_OPTIONS}
 
     def load() -> Callable[..., None]:
-        return with_errors_in_words_of("cast", getattr(library, function or name), _NAMES)
+        return with_errors_in_words_of("cast", getattr(library, function or name), NAMES)
 
     return Op(name, parameters, (*RESULTS, *writes), results, load)
 

@@ -199,7 +199,9 @@ def _statistics(framework: Framework, inputs: Arrays, options: Options) -> Array
     )
 
 
-PLAIN: Final = cast_row("cast", {"x": Array}, _plain_shape, function="cast_plain")
+PLAIN: Final = cast_row(
+    "cast", {"x": Array, "used": Array | None}, _plain_shape, function="cast_plain"
+)
 Activated.row = cast_row(
     "cast_activated",
     {"x": Array | ScaledTensor},

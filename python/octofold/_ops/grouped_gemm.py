@@ -37,7 +37,8 @@ def grouped_gemm(
     | Depth(offsets)                | out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g])               |
 
     a: e4m3 or e5m2, scales of any granularity. Rows: [M, K], rows sorted by group. Masked:
-        [G, rows, K]. Depth: [M, columns], the cast of a transpose that was made with these offsets:
+        [G, rows, K], scales of rows in any strides from group to group, as DeepGEMM has them too.
+        Depth: [M, columns], the cast of a transpose that was made with these offsets:
         group g's K begins at column 128 · (offsets[g] // 128 + g), and `columns` is 128 · (rows //
         128 + G) for so many rows that were cast.
     b: [G, N, K]; e4m3 or e5m2. Depth: [N, columns], as a. Its scale, by granularity:

@@ -105,11 +105,12 @@ def contiguous_experts(
     assert recipe.output is not None
     x = _tokens(name, "recv_x", recv_x, recipe.output.a.granularity, w13.shape[2])
     _require_choices(name, x, recv_topk_idx, recv_topk_weights)
-    first, second = projection_of(w13, b13, recipe, False), projection_of(w2, b2, recipe, False)
     experts = w13.shape[0]
     ids = torch.where(recv_topk_idx < experts, recv_topk_idx, -1).to(torch.int32)
     weights = recv_topk_weights.contiguous()
     routing = sort_by_expert(ids, experts)
+    used = routing.offsets
+    first, second = (projection_of(*layer, recipe, False, used) for layer in ((w13, b13), (w2, b2)))
     if rows is not None:
         routing = routing._replace(sources=routing.sources[:rows])
     wanted = torch.is_grad_enabled()

@@ -10,6 +10,7 @@ docs/training.md tells how they work with the rest of torch, docs/recipes.md com
 
 from .._core.recipe import Delayed, Product, Recipe
 from . import recipes
+from .casting.step_casts import CastsAfterStep, cast_after_step
 from .casting.weight_casts import keep_casts
 from .conversion.experts import convert_experts
 from .conversion.linear import convert, restore
@@ -29,6 +30,7 @@ from .recipes.choice import fp8_wins
 
 __all__ = [
     "MLP",
+    "CastsAfterStep",
     "Conv1D",
     "Conversion",
     "Delayed",
@@ -41,6 +43,7 @@ __all__ = [
     "Recipe",
     "TopKRouter",
     "WeightOnlyLinear",
+    "cast_after_step",
     "convert",
     "convert_experts",
     "convert_weight_only",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -11,8 +12,6 @@ namespace octofold::plan::mma {
 namespace {
 
 using config::MmaGemmConfig;
-
-constexpr std::string_view kOperation = "gemm";
 
 // More are not needed to hide the latency of memory.
 constexpr int kMostStages = 5;
@@ -27,9 +26,20 @@ constexpr Tile kTiles[] = {
     {32, 64, 2, 2, 2},   {16, 128, 1, 4, 1}, {16, 64, 1, 4, 2},
 };
 
+// Of gated products: 128 columns of H are 256 rows of B, two stages of which fill the memory. They
+// are large, so that one ahead hides as much as several small ones do.
+constexpr Tile kGatedTiles[] = {{64, 128, 2, 4, 1}, {32, 128, 2, 4, 1}, {16, 128, 1, 4, 1}};
+
+std::span<const Tile> tiles_for(const GemmProblem& problem) {
+  if (problem.gated.exists) return kGatedTiles;
+  return kTiles;
+}
+
 // As many stages as fit; fewer than two where the GPU lacks the memory.
 MmaGemmConfig configure(const GemmProblem& problem, const Tile& tile, const Gpu& gpu) {
   MmaGemmConfig config{.form = problem.product.form,
+                       .gated = problem.gated,
+                       .work = problem.work,
                        .tile_rows = tile.rows,
                        .tile_columns = tile.columns,
                        .row_warps = tile.row_warps,
@@ -50,43 +60,50 @@ std::string name_of(const MmaGemmConfig& config) {
                       config.column_warps, config.blocks_per_multiprocessor);
 }
 
+// As far as the host can expect them.
 std::int64_t tiles_of(const GemmProblem& problem, const MmaGemmConfig& config) {
-  return config::ceil_divide(problem.product.m, config.tile_rows) *
-         config::ceil_divide(problem.product.n, config.tile_columns);
+  const GroupSizes group = expected_group(problem);
+  return problem.groups * config::ceil_divide(group.m, config.tile_rows) *
+         config::ceil_divide(group.n, config.tile_columns);
+}
+
+// A block for each tile; with groups, of whose tiles few may come, as many blocks as run at one
+// time, which stay.
+std::int64_t blocks_of(const GemmProblem& problem, const MmaGemmConfig& config, const Gpu& gpu) {
+  const std::int64_t tiles = most_tiles(problem, config.tile_rows, config.tile_columns);
+  if (!config::has_groups(problem.work)) return tiles;
+  return std::min(
+      tiles, std::int64_t{std::max(gpu.multiprocessors, 1)} * config.blocks_per_multiprocessor);
 }
 
 // Of all tiles that one multiprocessor computes, for 128 of K: products, or bytes from L2, and what
 // a stage takes besides. Clocks, roughly: 512 products and 24 bytes in one, of Ada's kind.
 double predicted_clocks(const GemmProblem& problem, const MmaGemmConfig& config, const Gpu& gpu) {
   constexpr double kProductsPerClock = 512, kBytesPerClock = 24, kClocksOfStage = 100;
-  const double products = config::kMmaDepth * config.tile_rows * config.tile_columns;
-  const double bytes = config::kMmaDepth * (config.tile_rows + config.tile_columns);
+  const double products = config::kMmaDepth * config.tile_rows * config.operand_columns();
+  const double bytes = config::kMmaDepth * (config.tile_rows + config.operand_columns());
   const auto tiles =
       config::ceil_divide(tiles_of(problem, config), std::max(gpu.multiprocessors, 1));
   return static_cast<double>(tiles) *
          (std::max(products / kProductsPerClock, bytes / kBytesPerClock) + kClocksOfStage);
 }
 
-void require_sizes(const GemmProblem& problem) {
-  // Stages are begun before it is known that K ends there.
-  constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - 8 * config::kMmaDepth;
-  const auto& [m, n, k, form] = problem.product;
-  const auto tiles = [](std::int64_t size, int tile) { return size / tile + 1; };
-  if (std::max({m, n, k}) > kLargest || tiles(m, 16) > kLargest / tiles(n, 64)) {
-    core::fail(ErrorCode::kUnsupported,
-               "{}: expected M, N, K up to {} and at most {} tiles of 16×64, got {}×{}×{}",
-               kOperation, kLargest, kLargest, m, n, k);
-  }
-}
+// Stages are begun before it is known that K ends there, and a block counts one round of tiles on
+// before it knows that there are no more.
+constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - 8 * config::kMmaDepth;
+constexpr SizeLimits kLimits{
+    .largest = kLargest, .most_tiles = kLargest / 2, .rows_of_a = 16, .rows_of_b = 64};
 
 class Planner final : public ProductPlanner {
  public:
-  void require_sizes(const GemmProblem& problem) const override { mma::require_sizes(problem); }
+  void require_sizes(const GemmProblem& problem) const override {
+    plan::require_sizes(problem, kLimits);
+  }
 
   std::vector<ProductCandidate> candidates(const GemmProblem& problem,
                                            const Gpu& gpu) const override {
     std::vector<ProductCandidate> candidates;
-    for (const Tile& tile : kTiles) {
+    for (const Tile& tile : tiles_for(problem)) {
       const MmaGemmConfig config = configure(problem, tile, gpu);
       if (config.invalid_reason() == nullptr) candidates.push_back({name_of(config), config});
     }
@@ -96,7 +113,8 @@ class Planner final : public ProductPlanner {
   ProductConfig choose(const GemmProblem& problem, const Gpu& gpu) const override {
     const std::vector<ProductCandidate> all = candidates(problem, gpu);
     if (all.empty()) {
-      core::fail(ErrorCode::kInternal, "{}: no tile for {}", kOperation, describe(problem));
+      core::fail(ErrorCode::kInternal, "{}: no tile for {}", operation_of(problem),
+                 describe(problem));
     }
     const auto clocks = [&](const ProductCandidate& candidate) {
       return predicted_clocks(problem, std::get<MmaGemmConfig>(candidate.config), gpu);
@@ -105,10 +123,10 @@ class Planner final : public ProductPlanner {
   }
 
   KernelPlan kernel(const GemmProblem& problem, const ProductConfig& chosen,
-                    const Gpu&) const override {
+                    const Gpu& gpu) const override {
     const auto& config = std::get<MmaGemmConfig>(chosen);
-    KernelPlan kernel =
-        kernel_plan(kOperation, config.kHeader, config.kKernel, config, tiles_of(problem, config));
+    KernelPlan kernel = kernel_plan("gemm", config.kHeader, config.kKernel, config,
+                                    blocks_of(problem, config, gpu));
     kernel.shared_bytes = config.shared_bytes();
     return kernel;
   }

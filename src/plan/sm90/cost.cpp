@@ -109,13 +109,6 @@ double bytes_of_memory(const GemmProblem& problem, const Sm90GemmConfig& config)
 
 }  // namespace
 
-GroupSizes expected_group(const GemmProblem& problem) {
-  const auto& [m, n, k, form] = problem.product;
-  if (!config::has_groups(problem.work)) return {m, n, k};
-  if (problem.work == config::Work::kGroupedDepth) return {m, n, problem.expected};
-  return {std::max(problem.expected, std::int64_t{1}), n, k};
-}
-
 int clusters_at_once(int size, int blocks_per_multiprocessor, const Gpu& gpu) {
   // Clusters lie within groups of multiprocessors, of which some have an odd number: 39 of three
   // blocks and 30 of four run at one time on 132. Reckoned are 31 of four, as costs were fitted:
@@ -134,34 +127,112 @@ config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmCon
 
 namespace {
 
+// Rows of groups are expected to be so many times as many as on average, each time of as many
+// groups: the host does not know them, and a tiling that fits the average alone is bad for most.
+constexpr double kGroupSizes[] = {0.7, 0.85, 1, 1.15, 1.3};
+
+// Of one of these; one group alone has what is expected.
+int rows_of_size(const GemmProblem& problem, double size) {
+  const auto m = static_cast<double>(expected_group(problem).m);
+  const auto rows = std::max(std::lround(problem.groups > 1 ? size * m : m), 1L);
+  return static_cast<int>(std::min<std::int64_t>(rows, problem.product.m));
+}
+
+// Of a tile that is not whole, in whole ones: one sub-tile alone takes longer, as nobody multiplies
+// while it is promoted. Three warpgroups in turn wait for each other all the same, and one that
+// waits ahead for half the products hides less. Fitted to 32 × 256, 2 × 512 and 4 × 256 rows.
+double work_of_last(const Sm90GemmConfig& config, int rows) {
+  constexpr double kAlone = 1.6, kOfThreeInTurn = 1.5, kOfHalf = 1.2;
+  const bool in_turn = config.order == config::ConsumerOrder::kPingPong;
+  const bool is_half = config.row_sub_tiles() == 2;
+  const double each = in_turn && !is_half            ? kOfThreeInTurn
+                      : config.wait_ahead && is_half ? kOfHalf
+                                                     : 1;
+  const int of_block = std::min(rows, config.tile_rows);  // the first one's in a cluster
+  const double sub_tiles = config::ceil_divide(of_block, config.row_unit());
+  const double units = each * std::max(kAlone, sub_tiles);
+  return std::min(units * config.row_unit() / config.tile_rows, 1.0);
+}
+
+// Tiles of clusters in all groups together.
+struct ClusterTiles {
+  int columns = 0;        // of tiles
+  double whole_rows = 0;  // of whole tiles, one below another
+  double last_rows = 0;   // of tiles that are not, whose work is so many whole ones'
+  double last_rows_work = 0;
+
+  double rows() const { return whole_rows + last_rows; }
+  double count() const { return columns * rows(); }
+  // Of the cluster with most to do, in whole tiles.
+  double most_of_one(int clusters) const;
+};
+
+double ClusterTiles::most_of_one(int clusters) const {
+  const double whole = std::ceil(columns * whole_rows), last = std::ceil(columns * last_rows);
+  const double each_last = last_rows > 0 ? last_rows_work / last_rows : 0;
+  const auto of_cluster = [&](double all, int first) {
+    return std::ceil(std::max(all - first, 0.0) / clusters);
+  };
+  double most = 0;
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    const double lasts = of_cluster(last, config::first_last_tile(cluster, clusters));
+    most = std::max(most, of_cluster(whole, cluster) + lasts * each_last);
+  }
+  return most;
+}
+
+ClusterTiles tiles_of_all(const GemmProblem& problem, const Sm90GemmConfig& config) {
+  const config::TileSchedule expected = cluster_tiles(problem, config);
+  const auto groups = static_cast<double>(problem.groups);
+  if (config.swapped) {
+    ClusterTiles tiles{.columns = expected.tiles_m, .whole_rows = groups * expected.tiles_n};
+    return tiles;
+  }
+  ClusterTiles tiles{.columns = expected.tiles_n};
+  if (!config::groups_rows(problem.work)) {
+    tiles.whole_rows = groups * expected.tiles_m;
+    return tiles;
+  }
+  const int tile = config.cluster_tile_rows(), unit = config.row_unit();
+  for (const double size : kGroupSizes) {
+    const double each = groups / std::size(kGroupSizes);
+    const int rows = rows_of_size(problem, size);
+    const int whole = config::whole_tile_rows(rows, tile, unit);
+    tiles.whole_rows += each * (whole / tile);
+    if (whole >= rows) continue;
+    tiles.last_rows += each;
+    tiles.last_rows_work += each * work_of_last(config, rows - whole);
+  }
+  return tiles;
+}
+
 // What all blocks together take of a stage from L2. Absent rows are not read, but in a box that
 // several blocks share.
 double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
-                      const config::TileSchedule& clusters) {
+                      const ClusterTiles& tiles) {
   const GroupSizes group = expected_group(problem);
+  const auto groups = static_cast<double>(problem.groups);
+  const double along_m = config.swapped ? tiles.columns * groups : tiles.rows();
+  const double along_n = config.swapped ? tiles.rows() / groups : tiles.columns;
   const auto existing = static_cast<int>(config.swapped ? group.n : group.m);
-  const double rows = config.cluster_columns == 1
-                          ? config::round_up(existing, 8)
-                          : static_cast<double>(clusters.tiles_m) * config.cluster_tile_rows();
+  const double rows = config.cluster_columns == 1 ? groups * config::round_up(existing, 8)
+                                                  : along_m * config.cluster_tile_rows();
   // Those of an A that is cast are read where they exist.
   const double columns = config.dynamic.exists
                              ? static_cast<double>(group.m) * bytes_of_a(problem)
-                             : static_cast<double>(clusters.tiles_n) * config.cluster_columns *
-                                   config.operand_columns();
-  return config::kStageDepth * config.split_k * static_cast<double>(problem.groups) *
-         (rows * clusters.tiles_n + columns * clusters.tiles_m);
+                             : along_n * config.cluster_columns * config.operand_columns();
+  return config::kStageDepth * config.split_k * (rows * along_n + columns * along_m);
 }
 
 }  // namespace
 
 double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& config,
                               const Tiling& tiling, const Gpu& gpu) {
-  const config::TileSchedule tiles = cluster_tiles(problem, config);
-  const int count = tiles.count() * static_cast<int>(problem.groups);
+  const ClusterTiles tiles = tiles_of_all(problem, config);
   const int at_once =
       clusters_at_once(config.cluster_size(), config.blocks_per_multiprocessor, gpu);
-  const int waves = config::ceil_divide(count, at_once);
-  const int running = std::min(count, at_once);
+  const auto running = static_cast<int>(std::min(std::ceil(tiles.count()), 1.0 * at_once));
+  const double waves = tiles.most_of_one(at_once);
   const int sharers = config::ceil_divide(running * config.blocks_per_multiprocessor,
                                           at_once);  // blocks of one multiprocessor
   const auto stages = static_cast<double>(
@@ -180,7 +251,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double tile = 1e-3 * tiling.cost.tile_nanoseconds + store +
                       short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
-                      (waves - 1) * (config.split_k > 1 ? kLaterWaveOfSlices : tile);
+                      std::max(waves - 1, 0.0) * (config.split_k > 1 ? kLaterWaveOfSlices : tile);
   const double memory = bytes_of_memory(problem, config) / kMemoryBytes;
   const double busy =
       std::min(1.0, static_cast<double>(running) * config.cluster_size() / gpu.multiprocessors);

@@ -12,13 +12,6 @@ namespace octofold::plan::sm90 {
 /// Clusters of so many blocks that run at one time, with so many blocks to a multiprocessor.
 int clusters_at_once(int size, int blocks_per_multiprocessor, const Gpu& gpu);
 
-/// Sizes of the product, or of those of one group, as far as the host can expect them: a group of
-/// rows that is expected to be empty counts as one of one row.
-struct GroupSizes {
-  std::int64_t m, n, k;
-};
-GroupSizes expected_group(const GemmProblem& problem);
-
 /// The tiles of D that a cluster has at a time: of a group where there are some.
 config::TileSchedule cluster_tiles(const GemmProblem& problem,
                                    const config::Sm90GemmConfig& config);

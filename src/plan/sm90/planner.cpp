@@ -4,6 +4,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -139,19 +140,11 @@ std::string name_of(const Sm90GemmConfig& config) {
   return std::string(name.text()) + (config.prefetches_c() ? ".onto_c" : "");
 }
 
-// Clusters that can find a tile. Groups of rows may each leave one tile of rows unfilled.
+// Clusters that can find a tile.
 int most_clusters(const GemmProblem& problem, const Sm90GemmConfig& config) {
-  const auto groups = static_cast<int>(problem.groups);
-  if (problem.work != config::Work::kGroupedRows) {
-    GemmProblem full = problem;
-    if (problem.work == config::Work::kMaskedRows) full.expected = problem.product.m;
-    return groups * cluster_tiles(full, config).count();
-  }
-  const auto all = static_cast<int>(problem.product.m), n = static_cast<int>(problem.product.n);
-  const int of_rows = config.swapped ? config.cluster_tile_columns() : config.cluster_tile_rows();
-  const int of_columns =
-      config.swapped ? config.cluster_tile_rows() : config.cluster_tile_columns();
-  return (all / of_rows + std::min(groups, all)) * config::ceil_divide(n, of_columns);
+  int rows_of_a = config.cluster_tile_rows(), rows_of_b = config.cluster_tile_columns();
+  if (config.swapped) std::swap(rows_of_a, rows_of_b);
+  return static_cast<int>(most_tiles(problem, rows_of_a, rows_of_b));
 }
 
 // Those of all problems alike, in numbers of their own kind.
@@ -159,30 +152,16 @@ std::span<const Tiling> tilings_for(const GemmProblem& problem) {
   return problem.gated.exists ? gated_tilings() : tilings();
 }
 
-void require_sizes(const GemmProblem& problem) {
-  constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
-  // Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an
-  // int.
-  constexpr std::int64_t kMostTiles = kLargest / 4;
-  const auto tiles = [](std::int64_t size, int tile) { return size / tile + 1; };
-  const auto& [m, n, k, form] = problem.product;
-  const std::int64_t groups = problem.groups, b_rows = problem.gated.exists ? 2 * n : n;
-  // Tiles of rows of all groups; kGroupedRows: those of one, and one more for each other.
-  const bool together = problem.work == config::Work::kGroupedRows;
-  const std::int64_t tiles_of_rows = together ? tiles(m, 8) + groups : tiles(m, 8) * groups;
-  const std::int64_t rows = std::max(together ? 0 : m, b_rows);  // of each group
-  if (std::max({m, n, k, groups}) > kLargest || rows > kLargest / groups ||
-      tiles_of_rows > kMostTiles / tiles(n, 64)) {
-    core::fail(ErrorCode::kUnsupported,
-               "{}: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}{}",
-               operation_of(problem), kLargest, kMostTiles, m, n, k,
-               groups == 1 ? "" : core::format(" in {} groups", groups));
-  }
-}
+// Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an int.
+constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
+constexpr SizeLimits kLimits{
+    .largest = kLargest, .most_tiles = kLargest / 4, .rows_of_a = 8, .rows_of_b = 64};
 
 class Planner final : public ProductPlanner {
  public:
-  void require_sizes(const GemmProblem& problem) const override { sm90::require_sizes(problem); }
+  void require_sizes(const GemmProblem& problem) const override {
+    plan::require_sizes(problem, kLimits);
+  }
 
   std::vector<ProductCandidate> candidates(const GemmProblem& problem,
                                            const Gpu& gpu) const override {

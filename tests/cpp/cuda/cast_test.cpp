@@ -130,6 +130,18 @@ TEST_F(CastTest, TransposesAloneOfAStackHaveTheColumnsOfOneMatrix) {
   EXPECT_EQ(state().launches[0].params_as<config::CastParams>().cols, kCols);
 }
 
+TEST_F(CastTest, UsedMatricesAreTakenFromTheDevice) {
+  const CastTarget out{matrix(address(0x2000), DType::kE4M3, kRows, kCols, kCols, kGpu),
+                       matrix(address(0x3000), DType::kFloat32, 4, 5, 5, kGpu),
+                       {.granularity = Granularity::kBlock128x128}};
+  const auto used = vector<const void>(address(0xA000), DType::kInt32, 5, kGpu);
+  cast({.rows = out, .matrices = 4, .used = used});
+  cast({.rows = out, .matrices = 4});
+  ASSERT_EQ(state().launches.size(), 2u);
+  EXPECT_EQ(state().launches[0].params_as<config::CastParams>().used, address(0xA000));
+  EXPECT_EQ(state().launches[1].params_as<config::CastParams>().used, nullptr);
+}
+
 // The scales of tensors, one for each matrix.
 TEST_F(CastTest, TensorsInAStackHaveAScaleEach) {
   MutableTensorView scales = vector(address(0x3000), DType::kFloat32, 4, kGpu);

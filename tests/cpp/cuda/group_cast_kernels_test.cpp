@@ -197,6 +197,18 @@ TEST_F(NvrtcStackedCastTest, BlocksCompileWithoutSpills) {
   }
 }
 
+TEST_F(NvrtcStackedCastTest, LeavingMatricesAloneTakesNoSpills) {
+  for (const DType in : kInputs) {
+    for (const Granularity granularity : {kBlock1x128, kBlock128x128, kChannel, kTensor}) {
+      for (const bool transposes : {false, true}) {
+        CastProblem problem = stack_of(in, config::kDeepGemmRule, granularity, true, transposes);
+        problem.skips_unused = true;
+        expect_sound(problem);
+      }
+    }
+  }
+}
+
 TEST_F(NvrtcStackedCastTest, StepsCompileWithoutSpills) {
   for (const DType in : kInputs) {
     for (const Granularity granularity : {kTensor, kChannel}) {

@@ -4,12 +4,14 @@
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/product_plans.h"
+#include "support/product_problems.h"
 #include "support/sound_kernel.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
+using config::Work;
 using plan::GemmProblem;
 
 class MmaGemmKernelsTest : public test::NvrtcGpuTest {
@@ -32,8 +34,7 @@ class MmaGemmKernelsTest : public test::NvrtcGpuTest {
     EXPECT_EQ(count_operations(binary.image, kLdl), 0) << description;
     EXPECT_EQ(count_operations(binary.image, kStl), 0) << description;
     // Four steps of K, each of all sub-tiles by all eights.
-    EXPECT_EQ(count_operations(binary.image, kQmma),
-              4 * config.sub_tiles() * config.warp_columns() / 8)
+    EXPECT_EQ(count_operations(binary.image, kQmma), 4 * config.sub_tiles() * config.eights())
         << description;
   }
 
@@ -92,6 +93,76 @@ TEST_P(MmaGemmKernelsTest, EachLoadAndFormCompilesWithoutSpills) {
                                                .b = {DType::kE4M3, scales},
                                                .out = DType::kFloat16,
                                                .fast_accumulation = true}}});
+  }
+}
+
+GemmProblem grouped(Work work, Granularity a, Granularity b, DType out) {
+  GemmProblem problem = test::grouped_problem(work, 8192, 4096, 4096, 32, 256);
+  problem.product.form = {.a = {.scales = a}, .b = {.scales = b}, .out = out};
+  return problem;
+}
+
+// Everything is added.
+TEST_P(MmaGemmKernelsTest, EveryTileOfGroupsCompilesWithoutSpills) {
+  using enum Granularity;
+  for (const Work work : {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth}) {
+    GemmProblem added = grouped(work, kBlock1x128, kBlock1x128, DType::kFloat32);
+    if (work != Work::kMaskedRows) added.product.form.c = Addend::kFloat32;
+    if (work != Work::kGroupedDepth) added.product.form.bias = Addend::kFloat32;
+    expect_all_sound(added);
+  }
+}
+
+TEST_P(MmaGemmKernelsTest, TheLargestTileOfGroupsOfEachPairCompilesWithoutSpills) {
+  using test::kGranularities;
+  for (const Granularity a : kGranularities) {
+    for (const Granularity b : kGranularities) {
+      GemmProblem rows = grouped(Work::kGroupedRows, a, b, DType::kBFloat16);
+      rows.product.form.c = rows.product.form.bias = Addend::kOutputType;
+      expect_planned_sound(rows);
+      expect_planned_sound(grouped(Work::kGroupedDepth, a, b, DType::kFloat32));
+    }
+  }
+}
+
+TEST_P(MmaGemmKernelsTest, EachLoadOfGroupsCompilesWithoutSpills) {
+  GemmProblem rows = grouped(Work::kGroupedRows, Granularity::kBlock128x128,
+                             Granularity::kBlock128x128, DType::kFloat16);
+  expect_planned_sound(rows);
+  for (const auto fits : {&GemmProblem::operands_fit_tma, &GemmProblem::operands_fit_words}) {
+    rows.*fits = false;
+    expect_planned_sound(rows);
+  }
+  GemmProblem fast =
+      grouped(Work::kGroupedRows, Granularity::kChannel, Granularity::kChannel, DType::kBFloat16);
+  fast.product.form.fast_accumulation = true;
+  expect_planned_sound(fast);
+}
+
+TEST_P(MmaGemmKernelsTest, EveryGatedTileCompilesWithoutSpills) {
+  using enum Activation;
+  for (const Activation activation : {kSwiGlu, kGeGluTanh, kGeGluErf}) {
+    GemmProblem gated = test::gated_problem(4096, 4096, 4096);
+    gated.gated.activation = activation;
+    expect_all_sound(gated);
+  }
+  GemmProblem of_groups = test::gated_problem(8192, 2048, 4096);
+  of_groups.work = Work::kGroupedRows;
+  of_groups.groups = 32, of_groups.expected = 256;
+  expect_all_sound(of_groups);
+}
+
+TEST_P(MmaGemmKernelsTest, EveryRuleOfGatedTilesCompilesWithoutSpills) {
+  for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule,
+                                       config::kDeepSeekRule, config::kCompressedTensorsRule}) {
+    for (const DType out : {DType::kE4M3, DType::kE5M2}) {
+      GemmProblem gated = test::gated_problem(4096, 4096, 4096);
+      gated.product.form.b.type = gated.product.form.out = out;
+      gated.gated.rule = rule;
+      gated.gated.power_of_two = out == DType::kE5M2;
+      gated.gated.saturate = out == DType::kE4M3;
+      expect_planned_sound(gated);
+    }
   }
 }
 

@@ -83,11 +83,56 @@ TEST_F(MmaProductTest, CandidatesCanBeAskedFor) {
       AllOf(HasSubstr("'candidate'"), HasSubstr("64x64.w2x2.b2")));
 }
 
-TEST_F(MmaProductTest, HasDenseProductsAlone) {
+TEST_F(MmaProductTest, HasNoProductsThatCastTheirInput) {
   EXPECT_THAT(refusal(test::cast_product(16, 512, 640)), HasSubstr("gemm: expected a GPU"));
-  EXPECT_THAT(refusal(test::gated_product(16, 512, 640)), HasSubstr("gated_gemm: expected a GPU"));
-  EXPECT_THAT(refusal(test::grouped_product(config::Work::kGroupedRows, 16, 512, 640)),
-              HasSubstr("grouped_gemm: expected a GPU"));
+}
+
+TEST_F(MmaProductTest, GroupsAndTheirScales) {
+  multiply(test::grouped_product(config::Work::kGroupedRows, 1000, 256, 640), "64x64.w2x2.b2");
+  auto params = last().params_as<config::GemmParams>();
+  EXPECT_EQ(last().blocks, (1000u / 64 + test::kGroups) * 4);
+  EXPECT_EQ(text(params.work), "1000×256×640, 4 groups by numbers");
+  EXPECT_EQ(text(params.rows), "a, rows 640 apart; a.scale, 1 and 1000 apart");
+  EXPECT_EQ(text(params.columns), "b, rows 640 apart; b.scale, 5 and 1 apart, of groups 10");
+
+  multiply(test::grouped_product(config::Work::kMaskedRows, 1000, 256, 640), "64x64.w2x2.b2");
+  params = last().params_as<config::GemmParams>();
+  EXPECT_EQ(last().blocks, 2u * 128);
+  EXPECT_EQ(text(params.work), "1000×256×640, 4 groups by numbers");
+  EXPECT_EQ(params.columns.scale.group_stride, 10);
+
+  multiply(test::grouped_product(config::Work::kGroupedDepth, 128, 256, 640), "64x64.w2x2.b2");
+  params = last().params_as<config::GemmParams>();
+  EXPECT_EQ(last().blocks, 2u * 4 * test::kGroups);
+  EXPECT_EQ(text(params.work), "128×256×640, 4 groups by numbers");
+  EXPECT_EQ(params.columns.scale.group_stride, 0);
+  EXPECT_TRUE(state().tensor_maps.empty());
+}
+
+TEST_F(MmaProductTest, GatedProductsHaveScalesOfTheResult) {
+  multiply(test::gated_product(1000, 512, 640), "64x128.w2x4.b1");
+  auto params = last().params_as<config::GemmParams>();
+  EXPECT_EQ(last().blocks, 16u * 4);
+  EXPECT_EQ(text(params.work), "1000×512×640");
+  EXPECT_EQ(text(params.columns), "b, rows 640 apart; b.scale, 5 and 1 apart");
+  EXPECT_EQ(params.out, address(test::kOut));
+  EXPECT_EQ(text(params.out_scale.data), "out.scale");
+  EXPECT_EQ(params.out_scale.row_stride, 1);
+  EXPECT_EQ(params.out_scale.column_stride, 1000);
+
+  multiply(test::grouped_gated_product(1000, 256, 640), "16x128.w1x4.b1");
+  params = last().params_as<config::GemmParams>();
+  EXPECT_EQ(last().blocks, 128u);
+  EXPECT_EQ(text(params.work), "1000×256×640, 4 groups by numbers");
+  EXPECT_EQ(params.columns.scale.group_stride, 4 * 5);  // of gates and ups
+}
+
+// What no kernel of any GPU takes.
+TEST_F(MmaProductTest, GatesAndGroupsOfKLieWhereTmaCouldAddressThem) {
+  EXPECT_THAT(refusal(test::gated_product(16, 200, 640)), HasSubstr("a multiple of 128"));
+  core::Product in_depth = test::grouped_product(config::Work::kGroupedDepth, 128, 256, 640);
+  in_depth.a.data.strides[0] = 644;
+  EXPECT_THAT(refusal(in_depth), HasSubstr("argument 'a': expected a matrix that TMA can"));
 }
 
 TEST_F(MmaProductTest, ConsumerBlackwellDoesTheSame) {

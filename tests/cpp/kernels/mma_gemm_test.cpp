@@ -1,8 +1,6 @@
 // The products by warps, run on the host by a thread for each of a block's, beside sums in FP64.
-#include "support/block_on_host.h"  // first: it has CUDA's types
+#include "support/mma_gemm_on_host.h"  // first: it has CUDA's types
 //
-#include "cuda/gemm_params.h"
-#include "kernels/mma/gemm.h"
 #include "support/gemm_on_host.h"
 #include "support/test.h"
 
@@ -15,17 +13,14 @@ using enum Granularity;
 
 template <MmaGemmConfig kConfig>
 void expect_product(const test::GemmProblem& problem = {}, bool twice = false) {
-  static_assert(kConfig.invalid_reason() == nullptr);
   constexpr GemmForm kForm = kConfig.form;
   SCOPED_TRACE(testing::Message() << problem.m << "×" << problem.n << "×" << problem.k << ", "
                                   << name(kForm.a.scales) << " × " << name(kForm.b.scales));
   test::GemmProduct<kForm> product(problem);
-  const config::GemmParams params = cuda::gemm_params(product.product(), false);
   const auto run = [&] {
-    ptx::shared.fill(0xFF);
-    const auto tiles = config::ceil_divide(problem.m, kConfig.tile_rows) *
-                       config::ceil_divide(problem.n, kConfig.tile_columns);
-    test::launch(tiles, kConfig.threads(), [&] { mma_gemm_kernel<kConfig>(params); });
+    test::run_mma_gemm<kConfig>(product.product(),
+                                config::ceil_divide(problem.m, kConfig.tile_rows) *
+                                    config::ceil_divide(problem.n, kConfig.tile_columns));
   };
   run();
   product.expect_right();

@@ -20,6 +20,7 @@ struct Kind {
   std::optional<Granularity> of_rows{}, of_transpose{};
   bool scales_given = false;
   bool two_level = false;
+  std::vector<int> used{};  // offsets by which some are left alone; empty: all are cast
 };
 
 // A stack, its targets, and the casts of each matrix alone.
@@ -56,6 +57,7 @@ class Stack {
     params.matrix_rows = kind_.rows;
     params.matrix_tiles = static_cast<int>(config::ceil_divide(kind_.rows, kScaleBlock));
     params.by_matrix_tiles = config::Divisor::of(static_cast<unsigned>(params.matrix_tiles));
+    params.used = kind_.used.data();
     return params;
   }
 
@@ -64,6 +66,12 @@ class Stack {
       if (*target) (*target)->expect_guards();
     }
     for (std::int64_t i = 0; i < kMatrices; ++i) {
+      if (!kind_.used.empty() && kind_.used[as_size(i)] >= kind_.used[as_size(i + 1)]) {
+        for (const auto* target : {&rows_, &transposed_}) {
+          if (*target) (*target)->expect_untouched(i);
+        }
+        continue;
+      }
       const auto* first = x_.data() + i * kind_.rows * (kind_.cols + kPadding);
       std::optional<Target> of_rows, of_transpose;
       CastTargets out;
@@ -118,13 +126,14 @@ void expect_each_alone(Stack<kIn> stack) {
 
 // By one kernel of this configuration, and what follows from it.
 template <TileCastConfig kConfig>
-void expect_tiles(std::int64_t rows, std::int64_t cols) {
+void expect_tiles(std::int64_t rows, std::int64_t cols, const std::vector<int>& used = {}) {
   const Granularity granularity = kConfig.format.granularity;
   const bool squares = kConfig.transposed_squares || kConfig.two_level;
   Kind kind{.rows = rows,
             .cols = cols,
             .scales_given = kConfig.phase == CastPhase::kEncodeGiven,
-            .two_level = kConfig.two_level};
+            .two_level = kConfig.two_level,
+            .used = used};
   if (kConfig.to_rows) kind.of_rows = granularity;
   if (kConfig.to_transposed) kind.of_transpose = squares ? kBlock128x128 : granularity;
   expect_each_alone<kConfig>(Stack<kConfig.format.in>(kind, kConfig.format));
@@ -205,14 +214,15 @@ TEST(StackedCastsTest, GivenScales) {
 }
 
 // Scales that no tile finds, of each matrix: the steps of a cast of four.
-template <CastFormat kFormat, bool kRows, bool kTransposed>
-void expect_steps(std::int64_t rows, std::int64_t cols) {
+template <CastFormat kFormat, bool kRows, bool kTransposed, bool kSkips = false>
+void expect_steps(std::int64_t rows, std::int64_t cols, const std::vector<int>& used = {}) {
   constexpr auto kStep = [](ScaleStep step) {
     return ScaleStepConfig{.format = kFormat,
                            .step = step,
                            .to_rows = kRows,
                            .to_transposed = kTransposed,
-                           .stacked = true};
+                           .stacked = true,
+                           .skips_unused = kSkips};
   };
   constexpr auto kTiles = [](CastPhase phase) {
     return TileCastConfig{.format = kFormat,
@@ -220,9 +230,10 @@ void expect_steps(std::int64_t rows, std::int64_t cols) {
                           .to_rows = kRows,
                           .to_transposed = kTransposed,
                           .group_m = kTransposed ? 2 : 1,
-                          .stacked = true};
+                          .stacked = true,
+                          .skips_unused = kSkips};
   };
-  Kind kind{.rows = rows, .cols = cols};
+  Kind kind{.rows = rows, .cols = cols, .used = used};
   if (kRows) kind.of_rows = kFormat.granularity;
   if (kTransposed) kind.of_transpose = kFormat.granularity;
   expect_each_alone<kStep(ScaleStep::kClear), kTiles(CastPhase::kAmax), kTiles(CastPhase::kEncode),
@@ -262,6 +273,37 @@ TEST(StackedCastsTest, ChannelsBesideRowsOfBlocks) {
   const Kind kind{.rows = 136, .cols = 136, .of_rows = kBlock1x128, .of_transpose = kChannel};
   expect_each_alone<kStep(ScaleStep::kClear), kAmax, kCodes, kStep(ScaleStep::kFinish)>(
       Stack<DType::kBFloat16>(kind, kBlocks));
+}
+
+// The last: offsets that no sort has made.
+const std::vector<std::vector<int>> kUsed = {
+    {0, 4, 4, 5}, {0, 0, 0, 0}, {0, 0, 0, 1}, {0, 1, 2, 3}, {5, -7, 1 << 30, 9}};
+
+TEST(StackedCastsTest, MatricesThatAreNotUsedAreLeftAlone) {
+  constexpr TileCastConfig kSquares{.format = {.granularity = kBlock128x128},
+                                    .to_transposed = true,
+                                    .group_m = 2,
+                                    .stacked = true,
+                                    .skips_unused = true};
+  constexpr TileCastConfig kLines{.stacked = true, .skips_unused = true};
+  constexpr CastFormat kTensors{.granularity = kTensor}, kChannels{.granularity = kChannel};
+  for (const std::vector<int>& used : kUsed) {
+    expect_tiles<kSquares>(136, 144, used);
+    expect_tiles<kLines>(150, 136, used);
+    expect_steps<kTensors, true, true, true>(136, 136, used);
+    expect_steps<kChannels, true, true, true>(136, 72, used);
+  }
+}
+
+TEST(StackedCastsTest, RowsOfMatricesThatAreNotUsedAreLeftAlone) {
+  constexpr RowCastConfig kWholeBlock{.vectors_per_thread = 1, .skips_unused = true};
+  constexpr RowCastConfig kManyRows{
+      .threads_per_row = 32, .vectors_per_thread = 2, .skips_unused = true};
+  for (const std::vector<int>& used : kUsed) {
+    const Kind kind{.rows = 9, .cols = 136, .of_rows = kChannel, .used = used};
+    expect_each_alone<kWholeBlock>(Stack<DType::kBFloat16>(kind, kWholeBlock.format));
+    expect_each_alone<kManyRows>(Stack<DType::kBFloat16>(kind, kManyRows.format));
+  }
 }
 
 }  // namespace

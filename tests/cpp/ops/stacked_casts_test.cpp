@@ -65,6 +65,14 @@ struct Stack {
     }
     EXPECT_TRUE(codes.padding_is_untouched());
   }
+  void expect_same_matrix(std::int64_t index, const Stack& other) const {
+    const std::size_t bytes = as_size(rows * (cols + 5)), at = as_size(index) * bytes;
+    EXPECT_EQ(std::memcmp(codes.bytes().data() + at, other.codes.bytes().data() + at, bytes), 0);
+    const std::size_t count = scales.size() / as_size(kMatrices);
+    for (std::size_t i = as_size(index) * count; i < as_size(index + 1) * count; ++i) {
+      EXPECT_EQ(scales[i], other.scales[i]);
+    }
+  }
 };
 
 class StackedCastsTest : public testing::Test {
@@ -140,6 +148,28 @@ TEST_F(StackedCastsTest, ByTwoLevelScalesOfEach) {
   }
 }
 
+TEST_F(StackedCastsTest, OnlyOfMatricesThatAreUsed) {
+  const std::vector<std::int32_t> offsets{0, 3, 3, 4};
+  const auto used = vector<const void>(offsets.data(), DType::kInt32, 4);
+  for (const Granularity granularity : test::kGranularities) {
+    Stack rows(granularity, kRows, kCols), transposed(granularity, kCols, kRows);
+    const Stack untouched = rows, its_transpose = transposed;
+    cast(x(), {.rows = rows.target(),
+               .transposed = transposed.target(),
+               .matrices = kMatrices,
+               .used = used});
+    for (const std::int64_t i : {0, 2}) {
+      ScaledMatrix one(kRows, kCols, {.granularity = granularity}),
+          of_transpose(kCols, kRows, {.granularity = granularity});
+      cast(matrix_of(i), {.rows = one.target(), .transposed = of_transpose.target()});
+      rows.expect_matrix(i, one);
+      transposed.expect_matrix(i, of_transpose);
+    }
+    rows.expect_same_matrix(1, untouched);
+    transposed.expect_same_matrix(1, its_transpose);
+  }
+}
+
 TEST_F(StackedCastsTest, OfOneMatrixOrWithoutElements) {
   ScaledMatrix one(kRows, kCols, {.granularity = kBlock128x128}),
       alone(kRows, kCols, {.granularity = kBlock128x128});
@@ -162,7 +192,7 @@ TEST_F(StackedCastsTest, OfOneMatrixOrWithoutElements) {
 
 TEST_F(StackedCastsTest, SayWhatIsWrong) {
   Stack rows(kBlock128x128, kRows, kCols), transposed(kBlock128x128, kCols, kRows);
-  const std::vector<std::int32_t> offsets{0, 450};
+  const std::vector<std::int32_t> offsets{0, 450}, used{0, 2, 2, 5}, wrong{0, 2, 1, 5};
   std::vector<float> sums(kCols);
   const auto refuses = test::refusing<CastTargets>([&](auto&& spoil) {
     CastTargets out{
@@ -188,6 +218,21 @@ TEST_F(StackedCastsTest, SayWhatIsWrong) {
        "'offsets': expected none beside 'matrices'"},
       {[&](auto& out) { out.columns.sums = vector(sums.data(), DType::kFloat32, kCols); },
        "'out.columns': expected none beside 'matrices'"},
+      {[&](auto& out) {
+         out.used = vector(used.data(), DType::kInt32, 4);
+         out.matrices.reset();
+         out.transposed.reset();
+         out.rows->scale = {out.rows->scale.data, DType::kFloat32, 2, {4, 2}, {2, 1}, {}};
+       },
+       "'used': expected none without 'matrices'"},
+      {[&](auto& out) { out.used = vector(used.data(), DType::kInt32, 3); },
+       "'used': expected 4 offsets, one more than there are matrices"},
+      {[&](auto& out) { out.used = vector(used.data(), DType::kFloat32, 4); },
+       "'used': expected dtype int32"},
+      {[&](auto& out) { out.used = vector(wrong.data(), DType::kInt32, 4); },
+       "'used': expected entries that begin at 0, do not decrease"},
+      {[&](auto& out) { out.used = vector<const void>(out.rows->scale.data, DType::kInt32, 4); },
+       "'used'"},
   });
 }
 

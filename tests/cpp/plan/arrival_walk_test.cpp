@@ -169,12 +169,8 @@ TEST(ArrivalWalkTest, SaysWhetherStagesFollow) {
                           .first_shard = 1};
     for (int block = 0; block < 4; ++block) {
       TileWalk<kAlone> walk(work, block, 4);
-      while (walk.has_tile()) {
-        EXPECT_EQ(walk.has_stages(), depth > 0);
-        const bool follow = walk.stages_follow();
-        walk.advance();
-        EXPECT_EQ(follow, walk.has_stages());
-      }
+      for (; walk.has_tile(); walk.advance()) EXPECT_EQ(walk.has_stages(), depth > 0);
+      EXPECT_FALSE(walk.has_stages());
     }
   }
 }

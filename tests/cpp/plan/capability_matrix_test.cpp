@@ -245,7 +245,10 @@ TEST(CapabilityMatrixTest, NamesTheWay) {
   EXPECT_EQ(way("gemm 1x128 128x128", 100), SupportKind::kWeightOnly);
   EXPECT_EQ(way("gemm 1x128 128x128", 70), SupportKind::kCpu);
   EXPECT_EQ(way("gemm two-level tensor", 90), SupportKind::kNone);
-  EXPECT_EQ(way("grouped_gemm 1x128 128x128", 89), SupportKind::kCast);
+  EXPECT_EQ(way("grouped_gemm 1x128 128x128", 89), SupportKind::kNative);
+  EXPECT_EQ(way("grouped_gemm 1x128 128x128", 86), SupportKind::kCast);
+  EXPECT_EQ(way("gated_gemm 1x128 128x128 1x128", 120), SupportKind::kNative);
+  EXPECT_EQ(way("gemm numbers tensor", 89), SupportKind::kCast);
   EXPECT_EQ(way("gemm_weight_only bfloat16 1x128", 75), SupportKind::kCpu);
   EXPECT_EQ(way("gemm_weight_only float16 1x128", 75), SupportKind::kKernels);
   EXPECT_EQ(way("quantize 1x128", 100), SupportKind::kKernels);

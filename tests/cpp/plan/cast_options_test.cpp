@@ -290,6 +290,37 @@ TEST(PlanCastOptionsTest, RowsOfAStackAreThoseOfOneMatrix) {
   }
 }
 
+// A block of threads has rows of one matrix, which are cast or left alone.
+TEST(PlanCastOptionsTest, UnusedMatricesAreLeftAloneByEachKernel) {
+  const auto skips = [](const CastLaunch& launch) {
+    return std::visit(
+        [](const auto& config) {
+          if constexpr (requires { config.skips_unused; }) return config.skips_unused;
+          return false;
+        },
+        launch.config);
+  };
+  for (const Granularity granularity : test::kGranularities) {
+    for (const auto& [to_rows, to_transposed] :
+         {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}}) {
+      CastProblem problem = with(of_stack(), granularity, to_rows, to_transposed);
+      for (const CastLaunch& launch : cast_launches(problem, kHopper)) EXPECT_FALSE(skips(launch));
+      problem.skips_unused = true;
+      for (const std::int64_t cols : {640, 100'000}) {
+        problem.cols = cols;
+        for (const std::int64_t matrices : {1, 4}) {
+          problem.matrices = matrices;
+          for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
+            EXPECT_TRUE(skips(launch));
+            std::visit([](const auto& config) { EXPECT_EQ(config.invalid_reason(), nullptr); },
+                       launch.config);
+          }
+        }
+      }
+    }
+  }
+}
+
 // What is gathered has no pieces to be staged, and tiles as x itself has.
 TEST(PlanCastOptionsTest, GatheredRowsAloneAreCastAsRowsAre) {
   const CastProblem rows = {.rows = 1000, .cols = 640};

@@ -15,10 +15,18 @@ Plan<config::MmaGemmConfig> mma_plan(const GemmProblem& problem, const Gpu& gpu,
   return test::plan_as<config::MmaGemmConfig>(problem, gpu, candidate);
 }
 
+GemmProblem random_mma_problem(test::Random& random, int number) {
+  switch (number % 3) {
+    case 0: return test::random_problem(random);
+    case 1: return test::random_gated_problem(random);
+    default: return test::random_grouped_problem(random);
+  }
+}
+
 TEST(MmaPlanTest, EveryPlanOfRandomProblemsIsValid) {
   test::Random random;
-  for (int i = 0; i < 2000; ++i) {
-    const GemmProblem problem = test::random_problem(random);
+  for (int i = 0; i < 4000; ++i) {
+    const GemmProblem problem = random_mma_problem(random, i);
     const Gpu gpu = gpu_of(i % 2 == 0 ? kAda : kBlackwell, 1 + static_cast<int>(random() % 200));
     const auto plan = mma_plan(problem, gpu);
     const auto& [m, n, k, form] = problem.product;
@@ -27,25 +35,49 @@ TEST(MmaPlanTest, EveryPlanOfRandomProblemsIsValid) {
     ASSERT_EQ(plan.kernels.size(), 1u);
     const KernelPlan& kernel = plan.kernels.front();
     EXPECT_EQ(config.form, form);
+    EXPECT_EQ(config.gated, problem.gated);
+    EXPECT_EQ(config.work, problem.work);
     EXPECT_EQ(kernel.kernel, kernel_name("mma_gemm_kernel", config));
     EXPECT_EQ(kernel.threads, config.threads());
     EXPECT_EQ(kernel.shared_bytes, config.shared_bytes());
     EXPECT_LE(kernel.shared_bytes, gpu.shared_memory_per_block);
     EXPECT_LE(kernel.shared_bytes * config.blocks_per_multiprocessor, 99 * 1024);
-    EXPECT_GE(kernel.blocks * config.tile_rows * config.tile_columns, m * n);
-    EXPECT_LT((kernel.blocks / config::ceil_divide(n, config.tile_columns) - 1) * config.tile_rows,
-              m);
     EXPECT_EQ(config.load_bytes == 16, problem.operands_fit_tma);
     if (!problem.operands_fit_tma) {
       EXPECT_EQ(config.load_bytes == 4, problem.operands_fit_words);
     }
+    if (config::has_groups(problem.work)) {
+      EXPECT_GE(kernel.blocks, 1);
+      EXPECT_LE(kernel.blocks, gpu.multiprocessors * config.blocks_per_multiprocessor);
+      continue;
+    }
+    EXPECT_GE(kernel.blocks * config.tile_rows * config.tile_columns, m * n);
+    EXPECT_LT((kernel.blocks / config::ceil_divide(n, config.tile_columns) - 1) * config.tile_rows,
+              m);
   }
+}
+
+// As many as run at one time, and no more than there can be tiles of groups, whatever their sizes.
+TEST(MmaPlanTest, BlocksOfGroupsStay) {
+  using enum config::Work;
+  const auto blocks = [](config::Work work, std::int64_t m, std::int64_t groups) {
+    return mma_plan(test::grouped_problem(work, m, 128, 1024, groups, 1), gpu_of(kAda, 100),
+                    "64x64.w2x2.b2")
+        .kernels.front()
+        .blocks;
+  };
+  EXPECT_EQ(blocks(kGroupedRows, 3, 100), 3 * 2);  // a row to each of three
+  EXPECT_EQ(blocks(kGroupedRows, 650, 8), (10 + 8) * 2);
+  EXPECT_EQ(blocks(kGroupedRows, 1 << 17, 8), 200);
+  EXPECT_EQ(blocks(kMaskedRows, 65, 8), 2 * 8 * 2);  // all rows that there is room for
+  EXPECT_EQ(blocks(kGroupedDepth, 65, 8), 2 * 8 * 2);
+  EXPECT_EQ(blocks(kGroupedDepth, 65, 100), 200);
 }
 
 TEST(MmaPlanTest, AllTilesAreThereForAllForms) {
   test::Random random;
   for (int i = 0; i < 200; ++i) {
-    const GemmProblem problem = test::random_problem(random);
+    const GemmProblem problem = random_mma_problem(random, i);
     for (const int capability : {kAda, kBlackwell, 121}) {
       const Gpu gpu = gpu_of(capability, 100);
       std::set<std::string> names;
@@ -53,7 +85,7 @@ TEST(MmaPlanTest, AllTilesAreThereForAllForms) {
         EXPECT_TRUE(names.insert(name).second) << name;
         EXPECT_EQ(mma_plan(problem, gpu, name).config, config);
       }
-      EXPECT_EQ(names.size(), 7u) << describe(problem);
+      EXPECT_EQ(names.size(), problem.gated.exists ? 3u : 7u) << describe(problem);
     }
   }
 }
@@ -67,6 +99,25 @@ TEST(MmaPlanTest, TilesAreAsHighAsThereAreRows) {
   EXPECT_EQ(config(32, 8192).tile_rows, 32);
   EXPECT_EQ(config(8192, 8192).tile_rows, 128);
   EXPECT_EQ(config(8192, 8192).tile_columns, 128);
+}
+
+TEST(MmaPlanTest, TilesOfGroupsAreAsHighAsTheirRowsAreExpectedToBe) {
+  const auto rows = [](std::int64_t expected, bool gated) {
+    GemmProblem problem =
+        test::grouped_problem(config::Work::kMaskedRows, 4096, 2048, 4096, 32, expected);
+    if (gated) {
+      problem = test::gated_problem(32 * expected, 2048, 4096);
+      problem.work = config::Work::kGroupedRows;
+      problem.groups = 32, problem.expected = expected;
+    }
+    return mma_plan(problem, gpu_of(kAda, 128)).config.tile_rows;
+  };
+  for (const bool gated : {false, true}) {
+    EXPECT_EQ(rows(0, gated), 16);
+    EXPECT_EQ(rows(16, gated), 16);
+    EXPECT_EQ(rows(32, gated), 32);
+    EXPECT_EQ(rows(1024, gated), gated ? 64 : 128);
+  }
 }
 
 // As an H200 is planned for that stands for one.
@@ -90,6 +141,15 @@ TEST(MmaPlanTest, RefusesWhatKernelsCannotCount) {
   EXPECT_EQ(
       mma_plan({.product = {.m = 1ll << 30, .n = 64, .k = 16}}, gpu_of(kAda, 128)).kernels.size(),
       1u);
+  // Rows of all groups' b.
+  EXPECT_THAT(test::error_of(
+                  [] {
+                    mma_plan(test::grouped_problem(config::Work::kGroupedRows, 64, 1ll << 20, 64,
+                                                   1ll << 11, 1),
+                             gpu_of(kAda, 128));
+                  },
+                  ErrorCode::kUnsupported),
+              HasSubstr("grouped_gemm: expected M, N, K"));
 }
 
 TEST(MmaPlanTest, AnUnknownCandidateIsToldWhichThereAre) {
@@ -112,6 +172,12 @@ TEST(MmaPlanTest, SaysWhyNoKernelCanBeBuilt) {
   EXPECT_THAT(reason([](Config& c) { c.form.a.type = DType::kBFloat16; }), HasSubstr("FP8"));
   EXPECT_THAT(reason([](Config& c) { c.form.out = DType::kE4M3; }), HasSubstr("D has to be"));
   EXPECT_THAT(reason([](Config& c) { c.form.fast_accumulation = true; }), HasSubstr("promotion"));
+  EXPECT_THAT(reason([](Config& c) { c.work = config::Work::kArrivingRows; }), HasSubstr("arrive"));
+  EXPECT_THAT(reason([](Config& c) {
+                c.work = config::Work::kGroupedDepth;
+                c.form.bias = Addend::kFloat32;
+              }),
+              HasSubstr("no bias"));
   EXPECT_THAT(reason([](Config& c) {
                 c.form.b_channel_scale = true;
                 c.form.b.scales = Granularity::kChannel;
@@ -132,6 +198,28 @@ TEST(MmaPlanTest, SaysWhyNoKernelCanBeBuilt) {
   EXPECT_THAT(reason([](Config& c) { c.group_m = 0; }), HasSubstr("group_m"));
   EXPECT_THAT(reason([](Config& c) { c.column_warps = 1; }), HasSubstr("registers"));
   EXPECT_THAT(reason([](Config& c) { c.stages = 4; }), HasSubstr("shared memory"));
+}
+
+TEST(MmaPlanTest, SaysWhyNoGatedKernelCanBeBuilt) {
+  using Config = config::MmaGemmConfig;
+  const auto reason = [](auto&& change) {
+    Config config = mma_plan(test::gated_problem(512, 512, 512), gpu_of(kAda, 100)).config;
+    EXPECT_EQ(config.invalid_reason(), nullptr);
+    change(config);
+    const char* text = config.invalid_reason();
+    return std::string(text != nullptr ? text : "");
+  };
+  EXPECT_THAT(reason([](Config& c) { c.gated.activation = Activation::kGelu; }),
+              HasSubstr("gate and up"));
+  EXPECT_THAT(reason([](Config& c) { c.form.out = DType::kBFloat16; }), HasSubstr("FP8"));
+  EXPECT_THAT(reason([](Config& c) { c.form.a.scales = Granularity::kChannel; }),
+              HasSubstr("1x128 scales of A"));
+  EXPECT_THAT(reason([](Config& c) { c.form.c = Addend::kFloat32; }), HasSubstr("no C"));
+  EXPECT_THAT(reason([](Config& c) { c.tile_columns = 64; }), HasSubstr("whole 1x128"));
+  EXPECT_THAT(reason([](Config& c) { c.column_warps = 8; }), HasSubstr("4 warps"));
+  EXPECT_THAT(reason([](Config& c) { c.stages = 3; }), HasSubstr("shared memory"));
+  EXPECT_THAT(reason([](Config& c) { c.work = config::Work::kGroupedDepth; }),
+              HasSubstr("no gate"));
 }
 
 }  // namespace

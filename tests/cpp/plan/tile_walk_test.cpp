@@ -101,11 +101,10 @@ TEST(TileWalkTest, SaysWhetherStagesFollow) {
     const WorkParams work{.rows = 1000, .columns = 1000, .depth = depth};
     for (int block = 0; block < 8; ++block) {
       TileWalk<kAlone> walk(work, block, 8);
-      while (walk.has_tile()) {
-        const bool follow = walk.stages_follow();
-        walk.advance();
-        EXPECT_EQ(follow, walk.has_tile() && walk.tile().k_begin < walk.tile().k_end);
+      for (; walk.has_tile(); walk.advance()) {
+        EXPECT_EQ(walk.has_stages(), walk.tile().k_begin < walk.tile().k_end);
       }
+      EXPECT_FALSE(walk.has_stages());
     }
   }
 }
@@ -232,12 +231,8 @@ TEST(RowGroupWalkTest, SaysWhetherStagesFollow) {
                             .numbers = offsets.data()};
       for (int block = 0; block < 4; ++block) {
         TileWalk<with(kAlone, Work::kGroupedRows)> walk(work, block, 4);
-        while (walk.has_tile()) {
-          EXPECT_EQ(walk.has_stages(), depth > 0);
-          const bool follow = walk.stages_follow();
-          walk.advance();
-          EXPECT_EQ(follow, walk.has_stages());
-        }
+        for (; walk.has_tile(); walk.advance()) EXPECT_EQ(walk.has_stages(), depth > 0);
+        EXPECT_FALSE(walk.has_stages());
       }
     }
   }
@@ -258,8 +253,9 @@ void expect_groups_of_depth(const std::vector<int>& offsets, int blocks) {
   }
   for (int block = 0; block < blocks; ++block) {
     TileWalk<kConfig> walk(work, block, blocks);
-    bool any = walk.has_stages(), found = false;
-    while (walk.has_tile()) {
+    std::vector<bool> has_stages;  // at each tile, and behind the last
+    std::vector<bool> is_summed;
+    for (; walk.has_tile(); walk.advance()) {
       const Tile tile = walk.tile();
       const auto group = as_size(tile.group);
       EXPECT_EQ(tile.k_begin % 128, 0);
@@ -268,12 +264,14 @@ void expect_groups_of_depth(const std::vector<int>& offsets, int blocks) {
       EXPECT_LE(tile.k_end, depth);
       EXPECT_EQ(kConfig.swapped ? tile.operand_column : tile.operand_row,
                 (kConfig.swapped ? tile.column : tile.row) - tile.group * rows);
-      found = found || tile.k_begin < tile.k_end;
-      const bool follow = walk.stages_follow();
-      walk.advance();
-      EXPECT_EQ(follow, walk.has_stages());
+      has_stages.push_back(walk.has_stages());
+      is_summed.push_back(tile.k_begin < tile.k_end);
     }
-    EXPECT_EQ(any, found);
+    has_stages.push_back(walk.has_stages());
+    for (std::size_t i = 0; i < has_stages.size(); ++i) {
+      const auto rest = is_summed.begin() + static_cast<std::ptrdiff_t>(i);
+      EXPECT_EQ(has_stages[i], std::find(rest, is_summed.end(), true) != is_summed.end());
+    }
   }
 }
 

@@ -70,6 +70,16 @@ class Target {
     expect_part(codes_, other.codes_);
     expect_part(scales_, other.scales_);
   }
+  // That nothing has been written to matrix `index` of the stack.
+  void expect_untouched(std::int64_t index) const {
+    const auto expect_part = [&](const auto& all, auto poison) {
+      const std::size_t count = (all.size() - 2 * kGuard) / as_size(matrices_);
+      const auto* begin = all.data() + kGuard + as_size(index) * count;
+      EXPECT_THAT(std::span(begin, count), testing::Each(poison)) << "matrix " << index;
+    };
+    expect_part(codes_, 0xAA);
+    expect_part(scales_, -1.0f);
+  }
   // Scales to be read.
   std::span<float> scales() { return {scale(), as_size(scale_rows_ * scale_cols_)}; }
   void expect_guards() const {
@@ -102,7 +112,7 @@ void launch(const CastParams& params) {
   typename TileCast<kConfig>::Shared shared;
   test::launch(down * config::ceil_divide(params.cols, kScaleBlock), kConfig.threads(), [&] {
     Tiles<kConfig> tiles{{params, 0}};
-    if (!tiles[0].any()) return;
+    if (!tiles[0].any(params)) return;
     load<kConfig>(params, tiles);
     TileCast<kConfig>(params, shared, tiles[0]).run();
   });

@@ -181,6 +181,7 @@ class GemmProduct {
   }
 
   const std::vector<unsigned char>& out() const { return out_.memory; }
+  const Numbers& numbers() const { return out_; }
 
  private:
   double sum_of(int row, int column, double& terms) const {

@@ -1,5 +1,8 @@
 """What tests of expert layers share: operands, the same in FP64, the same from dense products."""
 
+from contextlib import contextmanager
+
+import octofold
 import pytest
 from casting import cast_side
 from fused_support import activation
@@ -53,6 +56,33 @@ def truth(ids, name="swiglu"):
         return y.view(x.shape)
 
     return function
+
+
+@contextmanager
+def poisoned_memory():
+    """In which operations get their results' memory full of NaN: what is not written stays that."""
+    framework = octofold._core.torch.TorchFramework
+    kinds = framework, octofold._core.torch.EagerTorchFramework
+    own = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("empty", "empty_scale")]
+
+    def poisoned(allocate):
+        def empty(self, *arguments):
+            tensor = allocate(self, *arguments)
+            if tensor.dtype.itemsize == 1:
+                tensor.view(torch.uint8).fill_(0x7F)
+            elif tensor.is_floating_point():
+                tensor.fill_(float("nan"))
+            return tensor
+
+        return empty
+
+    try:
+        for kind, name, allocate in own:
+            setattr(kind, name, poisoned(allocate))
+        yield
+    finally:
+        for kind, name, allocate in own:
+            setattr(kind, name, allocate)
 
 
 def rows_of(ids, experts):

@@ -5,7 +5,7 @@ import copy
 import octofold
 import pytest
 import routing_reference
-from expert_support import EXPERTS, HIDDEN, INNER, SLOTS, choices, operands
+from expert_support import EXPERTS, HIDDEN, INNER, SLOTS, choices, operands, poisoned_memory
 from fused_support import GATES, differentiated
 from judge import assert_same
 from layer_support import random, relative_error, step
@@ -14,8 +14,11 @@ from octofold import InvalidArgumentError
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
+from octofold.nn.casting.weight_casts import weight_casts  # noqa: E402
+
 nn = octofold.nn
 BF16 = torch.bfloat16
+USED = torch.tensor([0, 2, 2, 2, 2, 5], dtype=torch.int32)  # by experts 0 and 4
 W13, W2 = (EXPERTS, 2 * INNER, HIDDEN), (EXPERTS, HIDDEN, INNER)
 
 
@@ -60,6 +63,35 @@ def test_computes_what_the_function_does(recipe, name):
     actual = dict(zip(dict(module.named_parameters()), rest, strict=True))
     for key, parameter in zip(("w13", "b13", "w2", "b2"), names, strict=True):
         assert torch.equal(actual[parameter], grads[key])
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_experts_without_tokens_are_not_cast(recipe, frozen):
+    """And nobody reads what then stays in the memory of the casts: NaN. Casts that are kept are of
+    all experts."""
+    module, _, weights, x = case(6, recipe=recipe, activation="geglu")
+    module.requires_grad_(not frozen)
+    ids = choices((6,), empty=EXPERTS - SLOTS)
+    with nn.keep_casts(module):
+        expected = experts_step(module, ids, weights, x)
+    with poisoned_memory():
+        actual = experts_step(module, ids, weights, x)
+        casts = weight_casts((module.gate_up_proj,), module.recipe, None, True, False, used=USED)
+        with nn.keep_casts(module):
+            whole = weight_casts((module.gate_up_proj,), module.recipe, None, True, False)
+            assert whole == weight_casts(
+                (module.gate_up_proj,), module.recipe, None, True, False, used=USED
+            )
+    assert_same(actual, expected)
+    for some, every in zip(casts, whole, strict=True):
+        assert every.dequantize().isfinite().all()
+        for expert in range(EXPERTS):
+            if expert in (0, 4):
+                assert some[expert].equals(every[expert])
+            else:
+                assert some[expert].data.float().isnan().all()
+                assert some[expert].scale.isnan().all()
 
 
 def test_initial_weights():

@@ -24,8 +24,8 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
         activations have 16 bits, on any GPU. "auto": "native" where the GPU can, and on the CPU,
         but 16 bits for few tokens.
     experts: whether expert blocks (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss and their like) are
-        cast too, with "128x128" scales. They compute natively, on Hopper and the CPU, and stay as
-        they are on other GPUs and with "weight-only".
+        cast too, with "128x128" scales. They compute natively, on GPUs with FP8 units and the CPU,
+        and stay as they are on other GPUs and with "weight-only".
     modules_to_not_convert: names, parts of names between dots, or regular expressions for names
         from their beginning, of modules that stay as they are; beside output heads.
 

@@ -23,8 +23,8 @@ def native_experts(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> Tensor:
-    """[..., hidden] in this dtype. A transposed cast that is missing backward makes, of the weight
-    as it is then."""
+    """[..., hidden] in this dtype. Casts of weights may lack those of experts without tokens. A
+    transposed cast that is missing backward makes, of the weight as it is then."""
     x, weights, routing, ids = tokens
     inputs = _Inputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
     if torch.is_grad_enabled() and (

@@ -186,7 +186,7 @@ def expert_gradients(
         d_second = layer.second.gradient(casts.transposed, kept.h_transposed, offsets, recipe)
     if needs.gate_up:
         assert kept.gate_up is not None
-        weight = _transposed(kept.second, recipe)
+        weight = _transposed(kept.second, recipe, offsets)
         dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)
         rows, transposed, *_ = cast_as_wanted(
             ActivationGradient(dh, kept.gate_up, layer.activation),
@@ -204,7 +204,7 @@ def expert_gradients(
                 x_transposed = cast(x, transposed=grad_weight.b, offsets=offsets).transposed
             d_first = layer.first.gradient(transposed, x_transposed, offsets, recipe)
         if needs.x:
-            weight = _transposed(kept.first, recipe)
+            weight = _transposed(kept.first, recipe, offsets)
             dx = grouped_product(grad_input, rows, weight, offsets, dtype)
             dx = combine(dx, positions, out_dtype=x_dtype)
     return Gradients(dx, d_weights, (d_first, d_first_bias), (d_second, d_second_bias))
@@ -223,12 +223,12 @@ def _weight_of(projection: Projection) -> Weight:
     return Weight(rows=rows) if weight is None else Weight(weight=weight)
 
 
-def _transposed(kept: Weight, recipe: Recipe) -> ScaledTensor | None:
-    """The transposed cast of a projection's weights."""
+def _transposed(kept: Weight, recipe: Recipe, offsets: Tensor) -> ScaledTensor | None:
+    """The transposed cast of a projection's weights, of the experts at least that have tokens."""
     if kept.transposed is not None:
         return kept.transposed
     if kept.weight is not None:
-        return cast_weight(kept.weight, recipe, False, True)[1]
+        return cast_weight(kept.weight, recipe, False, True, used=offsets)[1]
     assert kept.rows is not None
     return transposed_weight(kept.rows, recipe)
 

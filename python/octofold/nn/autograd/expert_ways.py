@@ -13,7 +13,7 @@ from ..recipes.choice import FEW_TOKENS_OF_EXPERTS
 from ..recipes.kernels import expert_way
 from .expert_chain import Projection
 from .expert_function import native_experts
-from .expert_inputs import routed_tokens
+from .expert_inputs import Tokens
 from .expert_weight_only import weight_only_experts
 from .expert_wide import wide_experts
 from .linear import result_dtype
@@ -41,16 +41,14 @@ def chosen_way(
 
 def run_experts(
     x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
+    tokens: Tokens,
     first: Projection,
     second: Projection,
     activation: str,
     recipe: Recipe,
     way: str,
 ) -> Tensor:
-    """experts() of arguments that fit, by the way that chosen_way() gives. The projections have the
-    casts that it takes: of LEFT none."""
-    tokens = routed_tokens(x, topk_ids, topk_weights, first.experts)
+    """experts() of arguments that fit, x and where its tokens go, by the way that chosen_way()
+    gives. The projections have the casts that it takes: of LEFT none."""
     y = _WAYS[way](tokens, first, second, activation, recipe, result_dtype(x))
     return y[0] if x.dim() == 1 else y

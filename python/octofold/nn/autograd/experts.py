@@ -16,6 +16,7 @@ from .expert_fitting import (
     require_routed,
     require_same_device,
 )
+from .expert_inputs import routed_tokens
 from .expert_ways import chosen_way, run_experts
 
 
@@ -41,10 +42,10 @@ def experts(
         a GPU they go nowhere too.
     topk_weights: [..., k] of any of the dtypes of x; float32 is best.
     w13: [experts, 2·inner, hidden] for a gated activation, each expert's gate rows first; else
-        [experts, inner, hidden]. In high precision, of any of these dtypes, it is cast in each call
-        (octofold.nn.keep_casts() keeps the casts of octofold.nn.Experts). A ScaledTensor, as
-        checkpoints have them, with scales of the recipe's granularity that octofold.grouped_gemm()
-        takes, is used as it is, without a gradient.
+        [experts, inner, hidden]. In high precision, of any of these dtypes, it is cast in each
+        call, as far as experts have tokens (octofold.nn.keep_casts() keeps the casts of
+        octofold.nn.Experts). A ScaledTensor, as checkpoints have them, with scales of the recipe's
+        granularity that octofold.grouped_gemm() takes, is used as it is, without a gradient.
     w2: [experts, hidden, inner], likewise.
     activation: as in octofold.mlp().
     recipe: as in octofold.linear(), with all products in FP8.
@@ -80,12 +81,15 @@ def experts(
     require_compute(name, compute)
     grad = torch.is_grad_enabled()
     way = chosen_way(x, w13, w2, compute)
+    tokens = routed_tokens(x, topk_ids, topk_weights, w13.shape[0])
     if way == LEFT:
         first, second = (uncast_projection(w, b) for w, b in ((w13, b13), (w2, b2)))
     else:
-        first = projection_of(w13, b13, recipe, grad and x.requires_grad)
-        second = projection_of(w2, b2, recipe, grad and (x.requires_grad or first.needs_gradient()))
-    return run_experts(x, topk_ids, topk_weights, first, second, activation, recipe, way)
+        used = tokens.routing.offsets
+        first = projection_of(w13, b13, recipe, grad and x.requires_grad, used)
+        both = grad and (x.requires_grad or first.needs_gradient())
+        second = projection_of(w2, b2, recipe, both, used)
+    return run_experts(x, tokens, first, second, activation, recipe, way)
 
 
 def uncast_projection(
@@ -98,9 +102,14 @@ def uncast_projection(
 
 
 def projection_of(
-    weight: Tensor | ScaledTensor, bias: Tensor | None, recipe: Recipe, transposed: bool
+    weight: Tensor | ScaledTensor,
+    bias: Tensor | None,
+    recipe: Recipe,
+    transposed: bool,
+    used: Tensor | None = None,
 ) -> Projection:
-    """With casts that are made now, the transposed one if wanted; of FP8 backward makes it."""
+    """With casts that are made now, the transposed one if wanted; of FP8 backward makes it. used:
+    the routing's offsets, if experts without tokens are to be left out."""
     if isinstance(weight, ScaledTensor):
         return uncast_projection(weight, bias)
-    return Projection(weight, bias, cast_weight(weight, recipe, True, transposed))
+    return Projection(weight, bias, cast_weight(weight, recipe, True, transposed, used=used))

@@ -10,6 +10,7 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
+from ..._ops.groups import Rows
 from .coded_weight import CodedWeight, coded_below
 from .transposed import transposed_weight
 from .wrapped_weight import plain_weight
@@ -42,7 +43,7 @@ def cast_as_wanted(
     *,
     columns: str | None = None,
     offsets: Tensor | None = None,
-    matrices: int | None = None,
+    matrices: int | Rows | None = None,
     scale: Tensor | None = None,
 ) -> AnyCasts:
     """cast() where it may be that no product wants a cast. offsets: where groups of rows begin, the
@@ -73,11 +74,18 @@ def _with_scale(format: Format | None, scale: Tensor | None) -> Format | Target 
 
 
 def cast_weight(
-    weight: Tensor, recipe: Recipe, rows: bool, transposed: bool, scale: Tensor | None = None
+    weight: Tensor,
+    recipe: Recipe,
+    rows: bool,
+    transposed: bool,
+    scale: Tensor | None = None,
+    used: Tensor | None = None,
 ) -> WeightCasts:
     """A weight [out, in] for x · weightᵀ, and its transpose [in, out] for dY · weight, as far as
     wanted and as the recipe has these products in FP8. It may require a gradient. Of experts
-    [experts, out, in] each one's, without a static scale. A CodedWeight is its cast already."""
+    [experts, out, in] each one's, without a static scale; with the offsets `used` [experts + 1] of
+    their tokens, those of experts that have some: what is not cast is whatever memory held. A
+    CodedWeight is its cast already."""
     output, grad_input = recipe.output, recipe.grad_input
     if isinstance(weight, CodedWeight):
         codes = weight.scaled
@@ -85,8 +93,8 @@ def cast_weight(
     weight = plain_weight(weight).detach()
     of_rows = output.b if rows and output is not None else None
     of_transpose = grad_input.b if transposed and grad_input is not None else None
-    matrices = None
+    matrices: int | Rows | None = None
     if weight.dim() == 3:
-        weight, matrices = weight.contiguous(), weight.shape[0]
+        weight, matrices = weight.contiguous(), weight.shape[0] if used is None else Rows(used)
     casts = cast_as_wanted(walkable(weight), of_rows, of_transpose, matrices=matrices, scale=scale)
     return casts.rows, casts.transposed

@@ -1,8 +1,9 @@
-"""The casts of weights: made in each forward, and kept only where keep_casts() asks for it."""
+"""The casts of weights: made in each forward, kept where keep_casts() asks for it, and held from
+step to step where cast_after_step() does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from ..._core.recipe import Recipe
 from ..recipes.history import WEIGHT, delayed_scale
 from .casts import WeightCasts, cast_weight, joined
 from .coded_weight import CodedWeight
+from .step_casts import step_casts
+from .versions import Version
 
 _NAME: Final = "octofold.nn.keep_casts"
 
@@ -59,6 +62,7 @@ def weight_casts(
     transposed: bool,
     remember: bool,
     sharded: bool = False,
+    used: Tensor | None = None,
 ) -> WeightCasts:
     """The casts of a layer's weight as it is now, the transposed one if wanted.
 
@@ -66,26 +70,19 @@ def weight_casts(
     amax_history: the layer's [3, history], under delayed scaling; `remember` as there.
     sharded: by FSDP, which fills the same memory anew in each pass. A transposed cast kept for
         backward would be a whole weight: what FSDP gathers for backward is cast there.
+    used: of experts, the offsets of their tokens, as cast_weight() takes them. What is kept is of
+        all experts, as the next tokens may be for others.
     """
     if sharded:
-        return _cast(weights, recipe, amax_history, False, remember)
+        return _cast(weights, recipe, amax_history, False, remember, used)
+    held = step_casts(weights, recipe)
+    if held is not None:
+        return held if transposed else (held[0], None)
     if not _is_compiling() and _ENTERED and not (weights[0].is_cuda and _is_capturing()):
         for kept in _ENTERED:
             if kept.holds(weights):
                 return kept.casts(weights, recipe, amax_history, transposed, remember)
-    return _cast(weights, recipe, amax_history, transposed, remember)
-
-
-class _Version(NamedTuple):
-    """A parameter as it was when its casts began to be kept."""
-
-    parameter: Tensor
-    version: int
-    address: int
-
-    def is_current(self) -> bool:
-        parameter = self.parameter
-        return parameter._version == self.version and parameter.data_ptr() == self.address
+    return _cast(weights, recipe, amax_history, transposed, remember, used)
 
 
 _Key: TypeAlias = tuple[tuple[int, ...], Recipe, int]
@@ -97,7 +94,7 @@ class _Kept:
     def __init__(self, model: Module) -> None:
         # What is made in inference mode has no version.
         self._versions = {
-            id(parameter): _Version(parameter, parameter._version, parameter.data_ptr())
+            id(parameter): Version.of(parameter)
             for parameter in model.parameters()
             if type(parameter) is torch.nn.Parameter and not parameter.is_inference()
         }
@@ -146,12 +143,13 @@ def _cast(
     amax_history: Tensor | None,
     transposed: bool,
     remember: bool,
+    used: Tensor | None = None,
 ) -> WeightCasts:
     weight = joined(weights)
     scale = None
     if not isinstance(weight, CodedWeight):  # whose history saw it before it was cast
         scale = _weight_scale(weight, recipe, amax_history, remember)
-    return cast_weight(weight, recipe, True, transposed, scale)
+    return cast_weight(weight, recipe, True, transposed, scale, used)
 
 
 def _with_transposed(casts: WeightCasts, weight: Tensor, recipe: Recipe) -> WeightCasts:

@@ -24,6 +24,7 @@ from ..autograd.expert_fitting import (
     require_routed,
     require_same_device,
 )
+from ..autograd.expert_inputs import routed_tokens
 from ..autograd.expert_ways import chosen_way, run_experts
 from ..autograd.experts import uncast_projection
 from ..autograd.fitting import is_fp8
@@ -67,10 +68,10 @@ class Experts(KeepsBuffers):
     forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
     octofold.experts() says which dtypes, and what is kept for backward.
 
-    Each forward casts the weights as they are then, unless octofold.nn.keep_casts() keeps the
-    casts. FP8 weights are buffers and have no gradients; to(), half() and the like move them
-    without converting them. save_pretrained() of other libraries gets the numbers that they stand
-    for.
+    Each forward casts the weights as they are then, of the experts that have tokens, unless
+    octofold.nn.keep_casts() keeps the casts, of all. FP8 weights are buffers and have no gradients;
+    to(), half() and the like move them without converting them. save_pretrained() of other
+    libraries gets the numbers that they stand for.
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -192,14 +193,14 @@ class Experts(KeepsBuffers):
             input, topk_weights = entered(input, entry), entered(topk_weights, entry)
         grad = torch.is_grad_enabled()
         way = chosen_way(input, first, second, self.compute)
-        of_first = self._projection(self._names[0], first, grad and input.requires_grad, way)
+        tokens = routed_tokens(input, topk_ids, topk_weights, first.shape[0])
+        used = tokens.routing.offsets
+        of_first = self._projection(self._names[0], first, grad and input.requires_grad, way, used)
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both, way)
+        of_second = self._projection(self._names[1], second, both, way, used)
         if of_second.bias is not None and exit is not HERE:
             of_second = of_second._replace(bias=added_once(of_second.bias, exit))
-        y = run_experts(
-            input, topk_ids, topk_weights, of_first, of_second, self.activation, self._recipe, way
-        )
+        y = run_experts(input, tokens, of_first, of_second, self.activation, self._recipe, way)
         return y if exit is HERE else left(y, exit)
 
     @property
@@ -221,6 +222,11 @@ class Experts(KeepsBuffers):
             return weight
         assert self._recipe.output is not None
         return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
+
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
+        """As of octofold.nn.Linear; nothing of FP8 weights."""
+        weights = [self._parameters.get(name) for name in self._names]
+        return [((weight,), self._recipe) for weight in weights if weight is not None]
 
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
@@ -306,7 +312,12 @@ class Experts(KeepsBuffers):
         return f"{name}_scale_inv" if squares else f"{name}_scale"
 
     def _projection(
-        self, name: str, weight: Tensor | ScaledTensor, transposed: bool, way: str = NATIVE
+        self,
+        name: str,
+        weight: Tensor | ScaledTensor,
+        transposed: bool,
+        way: str = NATIVE,
+        used: Tensor | None = None,
     ) -> Projection:
         bias = self._own(f"{name}_bias")
         if isinstance(weight, ScaledTensor):
@@ -317,7 +328,9 @@ class Experts(KeepsBuffers):
         main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
         if way == LEFT:
             return uncast_projection(weight, bias, main_grad)
-        casts = weight_casts((weight,), self._recipe, None, transposed, False, self._is_sharded)
+        casts = weight_casts(
+            (weight,), self._recipe, None, transposed, False, self._is_sharded, used
+        )
         return Projection(weight, bias, casts, main_grad)
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:

@@ -150,6 +150,10 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         weight, bias = self.weight, self.bias
         return (weight, bias) if self.sides is None else (own_part(weight), own_part(bias))
 
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
+        """What the layer casts: the weights of each cast, and the recipe (nn/casting)."""
+        return [((self.weight,), self._recipe)]
+
     def wanted_main_grad(self) -> Tensor | None:
         """weight.main_grad where backward is to add to it."""
         return wanted_main_grad(_NAME, self.main_grad, self.weight, self._is_sharded)

@@ -197,6 +197,15 @@ class MLP(Module):
         """The layers whose results the activation takes: one, or gate and up."""
         return tuple(self._modules[name] for name in self._names)
 
+    def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]] | None:
+        """What the layers cast together, as of octofold.nn.Linear; None where each is by itself."""
+        first, down = self.first_layers(), self.down_proj
+        recipe = common_recipe((*first, down))
+        if recipe is None or len(first) == 1:
+            return None
+        weights = tuple(linear.weight for linear in first)
+        return [(weights, recipe), ((down.weight,), recipe)]
+
     def _by_parts(self, x: Tensor, residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         total = x if residual is None else x + residual
         normed = total if self.norm is None else self.norm(total)

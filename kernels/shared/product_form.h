@@ -1,0 +1,46 @@
+// What of a product rules out what else of it, whichever kernel computes it.
+#pragma once
+
+#include "octofold/gemm_form.h"
+
+#include "kernels/shared/gated_output.h"
+#include "kernels/shared/work.h"
+
+namespace octofold::config {
+
+constexpr const char* gated_invalid_reason(const GemmForm& form, const GatedOutput& gated) {
+  if (!is_gated(gated.activation)) return "the activation has to be one of gate and up";
+  if (!is_fp8(form.out)) return "the output of a gated product has to be FP8";
+  if (form.a.scales != Granularity::kBlock1x128 || form.b.scales != Granularity::kBlock128x128) {
+    return "a gated product needs 1x128 scales of A and 128x128 scales of B";
+  }
+  if (form.c != Addend::kNone || form.bias != Addend::kNone || form.b_channel_scale) {
+    return "a gated product has no C, no bias and no two-level scales";
+  }
+  return nullptr;
+}
+
+// Null if there is such a product, else why not.
+constexpr const char* product_invalid_reason(const GemmForm& form, const GatedOutput& gated,
+                                             Work work) {
+  if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
+  if (gated.exists) {
+    if (const char* reason = gated_invalid_reason(form, gated)) return reason;
+  } else if (is_fp8(form.out) || form.out == DType::kInt32) {
+    return "D has to be float32, float16 or bfloat16";
+  }
+  if ((varies_along_k(form.a.scales) || varies_along_k(form.b.scales)) && form.fast_accumulation) {
+    return "scales that vary along K need promotion";
+  }
+  if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
+    return "two-level scales of B need 128x128 scales";
+  }
+  if (has_groups(work) && form.b_channel_scale)
+    return "a product of groups has no two-level scales";
+  if (work == Work::kGroupedDepth && (gated.exists || form.bias != Addend::kNone)) {
+    return "a product with groups along K has no gate and no bias";
+  }
+  return nullptr;
+}
+
+}  // namespace octofold::config

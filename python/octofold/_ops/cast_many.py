@@ -1,0 +1,171 @@
+"""Many casts at once, into memory that is there."""
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final, NamedTuple
+
+from .._core.arrays import framework_for
+from .._core.errors import InvalidArgumentError, invalid_argument
+from .._core.formats import format_of, require_alike
+from .._core.frameworks import Array, Framework, common_kind, is_torch
+from .._core.library import library
+from .._core.ops import EXPORT_ERRORS, Arrays, Options, require_stack
+from .._core.scaled_tensor import ScaledTensor
+from .._core.streams import StreamLike
+from .cast import Target, cast, require_format, share_a_read, target_of
+from .cast_row import NAMES
+from .words_of_errors import in_words_of
+
+_OPERATION: Final = "cast_many"
+
+
+@dataclass(frozen=True, eq=False)
+class CastJob:
+    """One of the casts of cast_many().
+
+    source: as in cast(), an array; matrices: as there, a number.
+    rows, transposed: as there, one at least, each a Target with `out` and nothing else than it and
+        a format.
+    """
+
+    source: Array
+    rows: Target | None = None
+    transposed: Target | None = None
+    _: KW_ONLY
+    matrices: int | None = None
+
+
+def cast_many(jobs: Sequence[CastJob], *, stream: StreamLike | None = None) -> None:
+    """Cast matrices, each as cast() does, byte for byte, into memory that is there: for instance
+    all weights of a model after a step of its optimizer.
+
+    jobs: of one framework and device. What one of them writes is nothing that another one reads or
+        writes; that is not checked.
+    stream: as in gemm(); with one, casts of torch tensors are made one by one.
+
+    On a GPU casts that have dtypes, granularities and rule in common share a launch, up to 27 of
+    them in each (four launches, where one cast takes four: "tensor", and "channel"). The host's
+    part is some microseconds for each job, and nothing in a CUDA graph. Where torch has to know of
+    what is called, under torch.compile for instance, casts are made one by one.
+    Raises InvalidArgumentError that names the job and the argument.
+    """
+    for index, job in enumerate(jobs):
+        _require_sound(index, job)
+    if not jobs:
+        return
+    given = [read for index, job in enumerate(jobs) for read in _reads(index, job)]
+    arrays = [array for read in given for array in read.arrays]
+    common_kind(_OPERATION, ["jobs"] * len(arrays), arrays)
+    if is_torch(jobs[0].source) and (stream is not None or not _at_once(arrays)):
+        for job in jobs:
+            cast(
+                job.source,
+                rows=job.rows,
+                transposed=job.transposed,
+                matrices=job.matrices,
+                stream=stream,
+            )
+        return
+    framework = framework_for(_OPERATION, "source", jobs[0].source, stream)
+    _launch(framework, given)
+
+
+def _require_sound(index: int, job: CastJob) -> None:
+    operation = f"{_OPERATION}: job {index}"
+    if job.rows is None and job.transposed is None:
+        raise invalid_argument(operation, "rows", "a Target here, or for 'transposed'", "None")
+    formats = []
+    for name, target in (("rows", job.rows), ("transposed", job.transposed)):
+        if target is None:
+            continue
+        if not isinstance(target, Target) or target.out is None:
+            expected, got = "a Target with 'out'", type(target).__qualname__
+            raise invalid_argument(operation, name, expected, got)
+        for part in ("scale", "channel_scale", "amax"):
+            if getattr(target, part) is not None:
+                expected = "None: cast() takes one"
+                raise invalid_argument(operation, f"{name}.{part}", expected, "an array")
+        format = format_of(operation, target.format, f"{name}.format")
+        require_format(operation, f"{name}.out", target.out, format)
+        formats.append(format)
+    if len(formats) == 2:
+        require_alike(operation, "rows", formats[0], "transposed", formats[1])
+    if not isinstance(job.matrices, int | None):
+        raise invalid_argument(operation, "matrices", "a number or None", repr(job.matrices))
+    require_stack(operation, job.source.shape, job.matrices)
+
+
+class _Read(NamedTuple):
+    """What one read of a source writes."""
+
+    job: int
+    arrays: Arrays
+    """The source, codes and scales of rows and of the transpose: None for what is not wanted."""
+    options: Options
+
+
+def _reads(index: int, job: CastJob) -> list[_Read]:
+    rows, transposed = job.rows, job.transposed
+    if rows is not None and transposed is not None:
+        both = target_of("rows", rows), target_of("transposed", transposed)
+        if not share_a_read(job.source, *both):
+            return [_read(index, job, rows, None), _read(index, job, None, transposed)]
+    return [_read(index, job, rows, transposed)]
+
+
+def _read(index: int, job: CastJob, rows: Target | None, transposed: Target | None) -> _Read:
+    outs = [None if target is None else target.out for target in (rows, transposed)]
+    target = rows or transposed
+    assert target is not None
+    format = format_of(_OPERATION, target.format, "format")
+    arrays = (job.source, *_parts(outs[0]), *_parts(outs[1]))
+    granularities = tuple(None if out is None else out.granularity for out in outs)
+    return _Read(index, arrays, (*granularities, *format.options, job.matrices))
+
+
+def _parts(out: ScaledTensor | None) -> Arrays:
+    return (None, None) if out is None else (out.data, out.scale)
+
+
+def _launch(framework: Framework, reads: Sequence[_Read]) -> None:
+    arguments: list[Any] = []
+    for _, (source, *written), (rows, transposed, *options) in reads:
+        if not framework.library_takes_arrays:
+            source = _exported(framework, source, False)
+            written = [_exported(framework, array, True) for array in written]
+        arguments += (source, *written[:2], rows, *written[2:], transposed, *options)
+    try:
+        _function()(*arguments, framework.stream)
+    except InvalidArgumentError as error:
+        number = re.match(rf"{_OPERATION}: job (\d+)", str(error))
+        job = f": job {reads[int(number[1])].job}" if number else ""
+        raise in_words_of(f"{_OPERATION}{job}", error, NAMES) from None
+    for _, (_, *written), _ in reads:
+        for array in written:
+            if array is not None:
+                framework.mark_written(array)
+
+
+def _exported(framework: Framework, array: Array | None, writable: bool) -> Any:
+    if array is None:
+        return None
+    try:
+        return framework.export(array, writable)
+    except EXPORT_ERRORS as error:
+        expected = "arrays that DLPack can export"
+        raise invalid_argument(_OPERATION, "jobs", expected, f"this: {error}") from error
+
+
+@functools.cache
+def _function() -> Any:
+    """The library's, which takes any number of jobs."""
+    return library.cast_many()
+
+
+def _at_once(arrays: Arrays | Sequence[Array]) -> bool:
+    """Whether torch need not know of a call with these tensors."""
+    from .._core.torch_ops import is_called_at_once
+
+    return is_called_at_once(arrays)

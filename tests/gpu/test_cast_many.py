@@ -1,0 +1,191 @@
+"""Many casts by one launch on the GPU: the bytes of the CPU backend, nothing written beside them;
+and casts of weights that a step of the optimizer renews, in graphs too."""
+
+import copy
+import itertools
+
+import octofold
+import pytest
+from casting import GRANULARITIES, cast_side
+from expert_support import choices
+from gpu_support import DEVICE, Surrounded, bits, captured, needs, needs_gpu, normal, torch
+from octofold.ops import CastJob, Target, cast, cast_many
+
+nn = octofold.nn
+# More than fit into a launch; whole tiles and parts of them, vectors that fit and others; nothing.
+SHAPES = ((256, 384), (3, 136, 272), (131, 77), (1, 8), (5, 64, 128), (2, 0, 16), (1000, 520)) * 5
+BF16 = torch.bfloat16
+
+
+def target_of(format, shape, matrices):
+    data = Surrounded(torch.Size(shape[:-1]).numel(), shape[-1], torch.float8_e4m3fn)
+    scale_shape = octofold.ops.scale_shape(format.granularity, *shape, matrices=matrices)
+    scale = Surrounded(1, torch.Size(scale_shape).numel(), torch.float32, 64, 32)
+    out = octofold.ScaledTensor(
+        data.view.view(shape), scale.view.view(scale_shape), format.granularity
+    )
+    return Target(format, out=out), (data, scale)
+
+
+@pytest.mark.parametrize("source", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize("kind", ["both", "rows", "transposed"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_bytes_of_each_alone(granularity, kind, source, generator):
+    jobs, memories = [], []
+    for index, shape in enumerate(SHAPES):
+        rule = ("deepgemm", "torchao")[index % 2]
+        format = octofold.Format(granularity=granularity, rule=rule)
+        matrices = shape[0] if len(shape) == 3 else None
+        wanted = {"rows": shape, "transposed": (*shape[:-2], shape[-1], shape[-2])}
+        targets = {}
+        for name in ("rows", "transposed") if kind == "both" else (kind,):
+            targets[name], memory = target_of(format, wanted[name], matrices)
+            memories += memory
+        x = normal(generator, *shape, dtype=source)
+        jobs.append(CastJob(x, **targets, matrices=matrices))
+    cast_many(jobs)
+    for memory in memories:
+        memory.assert_only_view_written()
+    for job in jobs:
+        for name, target in (("rows", job.rows), ("transposed", job.transposed)):
+            if target is None:
+                continue
+            of_cpu = cast_side(
+                job.source.cpu(), target.format, name == "transposed", matrices=job.matrices
+            )
+            assert torch.equal(bits(target.out.data).cpu(), bits(of_cpu.data))
+            assert torch.equal(target.out.scale.cpu(), of_cpu.scale)
+
+
+def models(recipe, dtype=BF16):
+    """Linear layers, a gated MLP of three, experts; and the same again."""
+    options = {"recipe": recipe, "device": DEVICE, "dtype": dtype}
+    linears = [
+        nn.Linear(*size, force_fp8=True, **options)
+        for size in ((512, 256), (512, 256), (256, 512), (512, 512))
+    ]
+    model = torch.nn.ModuleDict(
+        {
+            "linear": linears[3],
+            "mlp": nn.MLP.from_linears(*linears[:3]),
+            "experts": nn.Experts(512, 256, 8, **options),
+        }
+    )
+    return model, copy.deepcopy(model)
+
+
+def forward(model, x, ids, weights):
+    return model["experts"](model["mlp"](model["linear"](x)), ids, weights)
+
+
+def routed(tokens=96):
+    ids = choices((tokens,), 8, 2, empty=3).to(DEVICE)
+    return normal_x(tokens), ids, torch.rand((tokens, 2), device=DEVICE)
+
+
+def normal_x(tokens):
+    return torch.randn(tokens, 512, device=DEVICE).to(BF16)
+
+
+def optimizer_of(model):
+    on_gpu = DEVICE.type == "cuda"
+    return torch.optim.AdamW(model.parameters(), 1e-3, capturable=on_gpu)
+
+
+def train(model, optimizer, x, ids, weights):
+    optimizer.zero_grad()
+    y = forward(model, x, ids, weights)
+    y.square().mean().backward()
+    optimizer.step()
+    return y.detach()
+
+
+def assert_same_weights(model, other):
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+@needs("grouped products")
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
+def test_steps_with_casts_behind_them(recipe):
+    model, anew = models(recipe)
+    optimizer, other = optimizer_of(model), optimizer_of(anew)
+    nn.cast_after_step(optimizer, model)
+    for _ in range(3):
+        given = routed()
+        assert torch.equal(train(model, optimizer, *given), train(anew, other, *given))
+    assert_same_weights(model, anew)
+
+
+@needs_gpu
+@needs("grouped products")
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
+@pytest.mark.parametrize("steps_in_graph", [True, False])
+def test_graphs_read_casts_that_steps_renew(recipe, steps_in_graph):
+    """Replays, whose routing, data and weights change, beside eager steps that cast anew."""
+    model, anew = models(recipe)
+    optimizer, other = optimizer_of(model), optimizer_of(anew)
+    handle = nn.cast_after_step(optimizer, model)
+    x, ids, weights = routed()
+
+    def call():
+        optimizer.zero_grad(set_to_none=False)
+        y = forward(model, x, ids, weights)
+        y.square().mean().backward()
+        if steps_in_graph:
+            optimizer.step()
+        return y.detach()
+
+    graph, y = captured(call)
+    anew.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(4):
+        for tensor, new in zip((x, ids, weights), routed(), strict=True):
+            tensor.copy_(new)
+        graph.replay()
+        if not steps_in_graph:
+            optimizer.step()
+        assert torch.equal(y, train(anew, other, x, ids, weights))
+        assert_same_weights(model, anew)
+        with torch.no_grad():
+            assert torch.equal(forward(model, x, ids, weights), forward(anew, x, ids, weights))
+    with torch.no_grad():
+        for parameter in itertools.chain(model.parameters(), anew.parameters()):
+            parameter.mul_(1.5)
+    handle.casts()
+    graph.replay()
+    assert torch.equal(y, train(anew, other, x, ids, weights))
+
+
+@needs_gpu
+def test_a_graph_has_one_launch_for_all_weights():
+    model, _ = models("blockwise")
+    handle = nn.cast_after_step(optimizer_of(model), model)
+    handle.casts()
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        handle.casts()
+        torch.cuda.synchronize()
+    names = [event.name for event in profiled.events() if "cast" in event.name.lower()]
+    if not profiled.events():
+        pytest.skip("no profiler of kernels here")
+    assert len(names) == 1, names
+    assert "tile_batch_kernel" in names[0]
+
+
+def test_as_cast_alone_for_weights_of_a_model(generator):
+    """Of a size at which blocks of several waves run."""
+    x = [normal(generator, 1024, 2048, dtype="bfloat16") for _ in range(30)]
+    outs = [cast(torch.zeros_like(w), rows="128x128", transposed="128x128") for w in x]
+    cast_many(
+        [
+            CastJob(w, Target("128x128", out=o.rows), Target("128x128", out=o.transposed))
+            for w, o in zip(x, outs, strict=True)
+        ]
+    )
+    for w, out in zip(x, outs, strict=True):
+        expected = cast(w, rows="128x128", transposed="128x128")
+        for left, right in zip(out[:2], expected[:2], strict=True):
+            assert torch.equal(bits(left.data), bits(right.data))
+            assert torch.equal(left.scale, right.scale)

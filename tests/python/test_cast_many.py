@@ -1,0 +1,125 @@
+"""Many casts at once: those of cast(), byte for byte."""
+
+import numpy as np
+import pytest
+from casting import GRANULARITIES
+from octofold import Format, InvalidArgumentError, Rows
+from octofold.ops import CastJob, Target, cast, cast_many
+
+SHAPES = ((130, 200), (256, 128), (3, 136, 264), (1, 7), (2, 0, 16))
+
+
+def job_of(x, granularity, rule="deepgemm", rows=True, transposed=True):
+    """Into memory that holds something else."""
+    format = Format(granularity=granularity, rule=rule)
+    matrices = x.shape[0] if len(x.shape) == 3 else None
+    out = cast(x * 0 + 3, rows=format, transposed=format, matrices=matrices)
+    targets = [
+        Target(format, out=cast) if wanted else None
+        for cast, wanted in zip(out[:2], (rows, transposed), strict=True)
+    ]
+    return CastJob(x, *targets, matrices=matrices)
+
+
+def assert_cast(job):
+    for name in ("rows", "transposed"):
+        target = getattr(job, name)
+        if target is not None:
+            wanted = cast(job.source, matrices=job.matrices, **{name: target.format})
+            assert target.out.equals(getattr(wanted, name))
+
+
+def test_are_casts_of_each(rng):
+    kinds = [(unit, rule) for unit in GRANULARITIES for rule in ("deepgemm", "torchao")]
+    sources = [rng.normal(0, 1, shape).astype(np.float32) for shape in SHAPES]
+    sources += [x.astype(np.float16) for x in sources[:2]]
+    jobs = [job_of(x, *kind) for kind in kinds for x in sources]
+    jobs += [
+        job_of(sources[0], "channel", rows=False),
+        job_of(sources[2], "1x128", transposed=False),
+    ]
+    jobs.insert(2, mixed_job(sources[0]))
+    cast_many(jobs)
+    for job in jobs:
+        assert_cast(job)
+    cast_many([])
+
+
+def mixed_job(x):
+    """Which takes two reads."""
+    rows, transposed = (job_of(x, unit) for unit in ("channel", "tensor"))
+    return CastJob(x, rows.rows, transposed.transposed)
+
+
+def test_of_torch():
+    torch = pytest.importorskip("torch")
+    jobs = [job_of(torch.randn(shape).bfloat16(), "128x128") for shape in SHAPES]
+    version = jobs[0].rows.out.data._version
+    cast_many(jobs)
+    assert jobs[0].rows.out.data._version == version + 1
+    for job in jobs:
+        assert_cast(job)
+        job.source.mul_(-2)
+    # Where torch has to know, and with a stream, one by one.
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        torch.compile(lambda: cast_many(jobs), backend="eager")()
+    for job in jobs:
+        assert_cast(job)
+    for job in jobs:
+        job.source.mul_(3)
+    cast_many(jobs, stream=0)
+    for job in jobs:
+        assert_cast(job)
+
+
+def test_nothing_is_differentiated():
+    torch = pytest.importorskip("torch")
+    job = job_of(torch.randn(4, 8), "1x128")
+    job.source.requires_grad_()
+    with pytest.raises(Exception, match="nothing to differentiate"):
+        cast_many([job])
+
+
+X = np.ones((130, 200), np.float32)
+SOUND = Target("1x128", out=cast(X, rows="1x128").rows)
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (CastJob(X), "job 1: argument 'rows': expected a Target here, or for 'transposed'"),
+        (CastJob(X, "1x128"), "job 1: argument 'rows': expected a Target with 'out', got str"),
+        (CastJob(X, Target("1x128")), "job 1: argument 'rows': expected a Target with 'out'"),
+        (
+            CastJob(X, Target("1x128", out=SOUND.out, amax=np.ones(1, np.float32))),
+            "job 1: argument 'rows.amax': expected None: cast\\(\\) takes one",
+        ),
+        (
+            CastJob(X, Target("channel", out=SOUND.out)),
+            "job 1: argument 'rows.out': expected codes and scales of the format: e4m3 channel",
+        ),
+        (
+            CastJob(X, SOUND, Target("1x128 te", out=cast(X, transposed="1x128").transposed)),
+            "job 1: argument 'transposed",
+        ),
+        (
+            CastJob(X[:128], SOUND),
+            r"job 1: argument 'rows': expected shape \[128, 200\], got \[130, 200\]",
+        ),
+        (CastJob(X, SOUND, matrices=4), "job 1: argument 'matrices': expected a number from 1"),
+        (CastJob(X, SOUND, matrices=Rows(np.zeros(3, np.int32))), "argument 'matrices'"),
+        (CastJob(X.astype(np.float64), SOUND), "job 1: argument 'x': expected"),
+    ],
+)
+def test_errors_name_the_job_and_the_argument(job, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        cast_many([mixed_job(X), job])
+
+
+def test_frameworks_do_not_mix():
+    torch = pytest.importorskip("torch")
+    jobs = [job_of(torch.ones(4, 8), "1x128"), job_of(np.ones((4, 8), np.float32), "1x128")]
+    with pytest.raises(InvalidArgumentError, match="cast_many: argument 'jobs'"):
+        cast_many(jobs)
+    with pytest.raises(InvalidArgumentError, match="cast_many: argument 'jobs'"):
+        cast_many(jobs[::-1])
