@@ -104,7 +104,7 @@ def test_cast_once(name, recipe):
 @pytest.mark.parametrize("name", gpu_fakes.GPUS)
 def test_on_each_gpu(name, pretend):
     """Trained experts are left where there are no grouped products, frozen ones get FP8 weights."""
-    native = name == "9.0"
+    native = name in gpu_fakes.NATIVE
     trained = block_of("mixtral").to(BF16)
     frozen = copy.deepcopy(trained).requires_grad_(False)
     cast = copy.deepcopy(trained)
