@@ -56,8 +56,8 @@ OCTOFOLD_API std::string planned_candidate(const ProductProblem& problem,
 OCTOFOLD_API std::string tuning_key(const ProductProblem& problem);
 
 /// A call of gemm_weight_only(), grouped_gemm_weight_only() or one of their gradients, where m, n
-/// and k are the rows and columns of the result and the depth that is summed. Of kRows m is the rows
-/// of all groups, of kMasked those that each has room for.
+/// and k are the rows and columns of the result and the depth that is summed. Of kRows m is the
+/// rows of all groups, of kMasked those that each has room for.
 struct WeightOnlyProblem {
   std::int64_t m = 0;
   std::int64_t n = 0;

@@ -220,8 +220,8 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTilesOfGroups) {
                                         .groups = 8,
                                         .gathered = true};
   for (const auto& [config, splits] : warp_weight_only_candidates(problem, gpu_)) {
-    const bool is_largest = config.column_tiles() * config.row_tiles() >= 16 &&
-                            config.stages == (config.ahead ? 3 : 2);
+    const bool is_largest =
+        config.column_tiles() * config.row_tiles() >= 16 && config.stages == (config.ahead ? 3 : 2);
     if (is_largest) expect_sound(config);
   }
 }
