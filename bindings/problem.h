@@ -102,7 +102,11 @@ inline WeightOnlyProblem weight_only_problem_of(const Fields& fields) {
           .w = {parse_dtype(text("w")), parse_granularity(text("w_granularity"))},
           .x = parse_dtype(text("x")),
           .out = parse_dtype(text("out")),
-          .gradient = fields.at("gradient").cast<bool>()};
+          .gradient = fields.at("gradient").cast<bool>(),
+          .grouping = grouping_of(optional_text(fields, "grouping")),
+          .groups = optional_field<int64_t>(fields, "groups").value_or(1),
+          .expected_rows = optional_field<int64_t>(fields, "expected_rows"),
+          .gathered = optional_field<bool>(fields, "gathered").value_or(false)};
 }
 
 }  // namespace octofold::bindings

@@ -55,8 +55,9 @@ OCTOFOLD_API std::string planned_candidate(const ProductProblem& problem,
 /// 1x128, …".
 OCTOFOLD_API std::string tuning_key(const ProductProblem& problem);
 
-/// A call of gemm_weight_only(), or of its gradient, where m, n and k are the rows and columns of
-/// the result and the depth that is summed.
+/// A call of gemm_weight_only(), grouped_gemm_weight_only() or one of their gradients, where m, n
+/// and k are the rows and columns of the result and the depth that is summed. Of kRows m is the
+/// rows of all groups, of kMasked those that each has room for.
 struct WeightOnlyProblem {
   std::int64_t m = 0;
   std::int64_t n = 0;
@@ -65,6 +66,10 @@ struct WeightOnlyProblem {
   DType x = DType::kBFloat16;  ///< float16 or bfloat16
   DType out = DType::kBFloat16;
   bool gradient = false;
+  Grouping grouping = Grouping::kNone;  ///< kNone, kRows or kMasked
+  std::int64_t groups = 1;
+  std::optional<std::int64_t> expected_rows{};  ///< of kMasked, as in ProductProblem
+  bool gathered = false;                        ///< rows of kRows are read where they lie
 };
 
 /// As of a ProductProblem, of contiguous tensors and with the workspace that the product asks for.

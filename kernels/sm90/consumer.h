@@ -64,8 +64,7 @@ class ConsumerWarpgroup {
     return tile.row + first_row_ + sub_tile * kConfig.sub_tile_stride() < tile.row_end;
   }
 
-  // Sub-tiles of the warpgroup that has most of them: the last tile of a group may end before the
-  // second.
+  // Sub-tiles of the warpgroup that has most: a group's last tile may end before the second.
   static __device__ int turns(const Tile& tile) {
     constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
     return kMayEnd && tile.row + kConfig.sub_tile_stride() >= tile.row_end ? 1 : kSubTiles;

@@ -231,7 +231,8 @@ class Copies {
   __device__ Source x() const {
     const auto* const first = static_cast<const unsigned char*>(params_.x);
     const long long row = kConfig.gathered ? 0 : tile_.row, stride = params_.x_stride;
-    return {first + row * stride, stride, tile_.row_end - row, params_.depth * size_of(kConfig.x)};
+    return {first + row * stride, stride, row_end<kConfig>(params_, tile_) - row,
+            params_.depth * size_of(kConfig.x)};
   }
   __device__ Source w() const {
     const unsigned char* const first = weights_of(params_, tile_.group);

@@ -57,7 +57,7 @@ class Finish {
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.tile_rows * kPerRow; i += kThreads) {
       const int in_row = i / kPerRow, in_column = i % kPerRow * 4;
       const long long row = tile.row + in_row, column = tile.column + in_column;
-      if (row >= tile.row_end || column >= params_.columns) continue;
+      if (row >= row_end<kConfig>(params_, tile) || column >= params_.columns) continue;
       if (!row_exists<kConfig>(params_, row)) continue;
       float sums[4] = {};
 #pragma unroll

@@ -13,11 +13,19 @@ __device__ inline const unsigned char* weights_of(const config::WeightOnlyParams
                                                   int group) {
   return params.w + group * params.groups.w_stride;
 }
-__device__ inline config::WeightOnlyScale scale_of(const config::WeightOnlyParams& params,
-                                                   int group) {
+template <typename Params>
+__device__ inline config::WeightOnlyScale scale_of(const Params& params, int group) {
   config::WeightOnlyScale scale = params.w_scale;
   scale.data += group * params.groups.scale_stride;
   return scale;
+}
+
+// Where the rows of a tile's group end. Of a dense product that is a parameter, which takes no
+// register.
+template <config::WeightOnlyConfig kConfig>
+__device__ inline long long row_end(const config::WeightOnlyParams& params,
+                                    const config::WeightOnlyTile& tile) {
+  return kConfig.has_groups() ? tile.row_end : params.rows;
 }
 
 // Of row or column `index` of out.

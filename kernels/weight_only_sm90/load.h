@@ -3,7 +3,8 @@
 #pragma once
 
 #include "kernels/ptx/tma.h"
-#include "kernels/weight_only_sm90/shared_memory.h"
+#include "kernels/weight_only/terms.h"
+#include "kernels/weight_only_sm90/walk.h"
 
 namespace octofold::weight_only_sm90 {
 
@@ -27,22 +28,25 @@ __device__ void for_each_stage(const Sm90WeightOnlyParams& params,
   }
 }
 
-// One thread.
+// One thread; of groups one warp, whose first lane asks.
 template <Sm90WeightOnlyConfig kConfig>
 __device__ void load_operands(const Sm90WeightOnlyParams& params,
                               const SharedMemory<kConfig>& smem) {
   for_each_stage(params, smem, [&](int stage, const Position& tile, int step) {
+    if (kConfig.has_groups() && threadIdx.x % 32 != 0) return;
     const unsigned full = smem.full(stage), w = smem.w(stage);
     const int row = static_cast<int>(tile.row), column = static_cast<int>(tile.column);
     const int depth = step * kScaleBlock;
     ptx::mbarrier_arrive_expect_bytes(full, kConfig.w_bytes() + 2 * kConfig.x_half_bytes());
+    // W of groups lie one below another.
     if constexpr (kConfig.transposed) {
+      const int w_row = tile.group * params.depth + depth;
 #pragma unroll
       for (int i = 0; i < kConfig.tile_columns; i += 128) {
-        ptx::tma_load(w + i * kScaleBlock, &params.w_map, full, column + i, depth);
+        ptx::tma_load(w + i * kScaleBlock, &params.w_map, full, column + i, w_row);
       }
     } else {
-      ptx::tma_load(w, &params.w_map, full, depth, column);
+      ptx::tma_load(w, &params.w_map, full, depth, tile.group * params.columns + column);
     }
     ptx::tma_load(smem.x(stage, 0), &params.x_map, full, depth, row);
     ptx::tma_load(smem.x(stage, 1), &params.x_map, full, depth + 64, row);
@@ -53,9 +57,9 @@ __device__ void load_operands(const Sm90WeightOnlyParams& params,
 // of the depth. What lies behind the last of either has its scale, which nobody uses.
 template <Sm90WeightOnlyConfig kConfig>
 __device__ void load_scales(const Sm90WeightOnlyParams& params, const SharedMemory<kConfig>& smem) {
-  const config::WeightOnlyScale& scale = params.w_scale;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for_each_stage(params, smem, [&](int stage, const Position& tile, int step) {
+    const config::WeightOnlyScale scale = weight_only::scale_of(params, tile.group);
 #pragma unroll 1
     for (int i = lane; i < kConfig.scales(); i += 32) {
       const int of_column = kConfig.depth_factors ? i / kScaleBlock * 128 : i;

@@ -51,36 +51,4 @@ struct SharedMemory {
   }
 };
 
-using Position = config::WeightOnlyTile;
-
-// The tiles of this block, and of each the steps of 128 along the depth that it sums. What follows
-// from the sizes is worked out anew: consumers have no registers for it.
-template <Sm90WeightOnlyConfig kConfig>
-class Walk {
- public:
-  __device__ explicit Walk(const Sm90WeightOnlyParams& params)
-      : params_(params), tile_(static_cast<int>(blockIdx.x) / kConfig.split_k) {}
-
-  // The block's among those that share a tile.
-  static __device__ int rank() { return static_cast<int>(blockIdx.x) % kConfig.split_k; }
-
-  __device__ bool has_tile() const {
-    return tile_ < config::ceil_divide(params_.rows, kConfig.tile_rows) *
-                       config::ceil_divide(params_.columns, kConfig.tile_columns);
-  }
-  __device__ Position tile() const {
-    return config::weight_only_tile<long long>(kConfig, params_.rows, params_.columns, tile_);
-  }
-  __device__ void advance() { tile_ += static_cast<int>(gridDim.x) / kConfig.split_k; }
-
-  __device__ int begin() const { return steps() * rank() / kConfig.split_k; }
-  __device__ int end() const { return steps() * (rank() + 1) / kConfig.split_k; }
-
- private:
-  __device__ int steps() const { return config::ceil_divide(params_.depth, kScaleBlock); }
-
-  const Sm90WeightOnlyParams& params_;
-  int tile_;
-};
-
 }  // namespace octofold::weight_only_sm90

@@ -7,6 +7,7 @@
 #include "kernels/ptx/control.h"
 #include "kernels/weight_only/terms.h"
 #include "kernels/weight_only_sm90/products.h"
+#include "kernels/weight_only_sm90/walk.h"
 
 namespace octofold::weight_only_sm90 {
 
@@ -24,7 +25,7 @@ class Store {
   __device__ void store(const Position& tile, int rank, const Sums<kConfig>& sums) const {
     const long long column = tile.column + warpgroup_ * kConfig.warpgroup_columns();
     float factors[kSubTiles][2], biases[kSubTiles][2];
-    load_terms(column, factors, biases);
+    load_terms(tile.group, column, factors, biases);
 #pragma unroll
     for (int eight = 0; eight < kConfig.tile_rows / 8; ++eight) {
       if (8 * eight / kConfig.slices().owned_columns() != rank) continue;
@@ -36,7 +37,7 @@ class Store {
               biases[sub_tile]);
       }
       ptx::barrier_sync(1 + warpgroup_, 128);
-      copy(memory, tile.row + 8 * eight, column);
+      copy(memory, tile.row + 8 * eight, tile.row_end, column);
     }
   }
 
@@ -65,11 +66,12 @@ class Store {
   }
 
   // Eight rows, four columns to a thread at a time.
-  __device__ void copy(unsigned memory, long long first_row, long long first_column) const {
+  __device__ void copy(unsigned memory, long long first_row, long long row_end,
+                       long long first_column) const {
 #pragma unroll
     for (int i = static_cast<int>(threadIdx.x) % 128; i < 8 * kFours; i += 128) {
       const long long row = first_row + i / kFours, column = first_column + i % kFours * 4;
-      if (row >= params_.rows) continue;
+      if (row >= row_end) continue;
       unsigned words[sizeof(T)];
       ptx::load_shared_words(memory + i / kFours * kConfig.stored_row_bytes() +
                                  i % kFours * 4 * static_cast<int>(sizeof(T)),
@@ -81,16 +83,19 @@ class Store {
   }
 
   // Of the thread's columns: what sums are multiplied by, and what is added.
-  __device__ void load_terms(long long first, float (&factors)[kSubTiles][2],
+  __device__ void load_terms(int group, long long first, float (&factors)[kSubTiles][2],
                              float (&biases)[kSubTiles][2]) const {
+    const config::WeightOnlyScale scale = weight_only::scale_of(params_, group);
 #pragma unroll
     for (int i = 0; i < 2 * kSubTiles; ++i) {
       const int within = 64 * (i / 2) + column_of<kConfig>(Lane(), i % 2);
       const long long column = min(first + within, params_.columns - 1ll);
       constexpr bool kApplied = kConfig.w_blocks || kConfig.depth_factors;
-      factors[i / 2][i % 2] = kApplied ? 1 : weight_only::factor_of(params_.w_scale, column);
+      factors[i / 2][i % 2] = kApplied ? 1 : weight_only::factor_of(scale, column);
       biases[i / 2][i % 2] =
-          params_.bias == nullptr ? 0 : weight_only::bias_of<kConfig.out>(params_, column);
+          params_.bias == nullptr
+              ? 0
+              : weight_only::bias_of<kConfig.out>(params_, group * params_.columns + column);
     }
   }
 

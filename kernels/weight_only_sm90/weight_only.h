@@ -22,8 +22,10 @@ namespace weight_only_sm90 {
 template <Sm90WeightOnlyConfig kConfig>
 __device__ void produce(const Sm90WeightOnlyParams& params, const SharedMemory<kConfig>& smem) {
   const int thread = static_cast<int>(threadIdx.x) - kConfig.consumer_threads();
-  if (thread == 0) load_operands(params, smem);
-  if (kConfig.scales() > 0 && thread / 32 == 1) load_scales(params, smem);
+  // Lanes of groups find tiles together: the shuffle tells the compiler that all are here.
+  const int warp = kConfig.has_groups() ? __shfl_sync(0xFFFFFFFFu, thread / 32, 0) : thread / 32;
+  if (warp == 0 && (kConfig.has_groups() || thread == 0)) load_operands(params, smem);
+  if (kConfig.scales() > 0 && warp == 1) load_scales(params, smem);
 }
 
 template <Sm90WeightOnlyConfig kConfig>

@@ -19,11 +19,13 @@ from ._core.library import library
 from ._core.scaled_tensor import ScaledTensor
 from ._core.streams import StreamLike
 from ._info import Gpu, info
+from ._ops.cast_sources import Gathered
 from ._ops.gated_gemm import multiply_gated
 from ._ops.gemm import multiply
 from ._ops.gemm_weight_only import multiply_by_weights
 from ._ops.grouped_gemm import multiply_groups
-from ._ops.groups import Groups, Rows
+from ._ops.grouped_gemm_weight_only import multiply_by_groups_of_weights
+from ._ops.groups import Groups, Masked, Rows
 from .kernel_cache import GemmProblem
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "gemm",
     "gemm_weight_only",
     "grouped_gemm",
+    "grouped_gemm_weight_only",
     "planned",
     "table",
     "write",
@@ -66,9 +69,11 @@ class ProductProblem(GemmProblem):
 
 @dataclass(frozen=True)
 class WeightOnlyProblem:
-    """A call of gemm_weight_only(), or of its gradient, without its arrays.
+    """A call of gemm_weight_only(), grouped_gemm_weight_only() or one of their gradients, without
+    its arrays.
 
-    m, n: rows and columns of the result. k: the depth that is summed.
+    m, n: rows and columns of the result; of "rows" m is the rows of all groups, of "masked" those
+        that each has room for. k: the depth that is summed.
     """
 
     m: int
@@ -79,6 +84,13 @@ class WeightOnlyProblem:
     w_granularity: str = "128x128"
     out: str = "bfloat16"
     gradient: bool = False
+    grouping: str | None = None
+    """"rows" or "masked": the kind of groups. None: there are none."""
+    groups: int = 1
+    expected_rows: int | None = None
+    """As in ProductProblem."""
+    gathered: bool = False
+    """Whether "rows" are read where they lie."""
 
 
 Problem: TypeAlias = GemmProblem | WeightOnlyProblem
@@ -191,6 +203,19 @@ def gemm_weight_only(
 ) -> Array:
     """octofold.gemm_weight_only(x, w) likewise."""
     return multiply_by_weights(x, w, None, None, out, stream, candidate)
+
+
+def grouped_gemm_weight_only(
+    x: Array | Gathered,
+    w: ScaledTensor,
+    groups: Rows | Masked,
+    candidate: str,
+    *,
+    out: Array | None = None,
+    stream: StreamLike | None = None,
+) -> Array:
+    """octofold.grouped_gemm_weight_only(x, w, groups) likewise."""
+    return multiply_by_groups_of_weights(x, w, groups, None, None, out, stream, candidate)
 
 
 def table(gpu: Gpu | int = 0) -> Table:

@@ -1,6 +1,8 @@
 #include "cuda/weight_only.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <variant>
 
 #include "core/scale_layout.h"
@@ -49,12 +51,18 @@ Prepared<plan::WeightOnlyChoice> prepare(Device& device, const WeightOnlyProduct
 
 // Those that a kernel counts: of a masked group, else all.
 std::int64_t rows_of(const WeightOnlyProduct& product) {
-  if (product.groups.work == config::Work::kMaskedRows) return product.groups.max_rows;
-  return product.out.shape[0];
+  const std::int64_t rows = product.out.shape[0];
+  switch (product.groups.work) {
+    case config::Work::kMaskedRows: return product.groups.max_rows;
+    case config::Work::kGroupedRows:  // offsets have 32 bits
+      return std::min<std::int64_t>(rows, std::numeric_limits<int>::max());
+    default: return rows;
+  }
 }
 
 config::WeightOnlyGroups groups_of(const WeightOnlyProduct& product) {
   const core::Groups& groups = product.groups;
+  if (!config::has_groups(groups.work)) return {};
   config::WeightOnlyGroups params{
       .numbers = groups.numbers,
       .count = static_cast<int>(groups.count),
@@ -115,8 +123,8 @@ config::WeightOnlyParams params_of(const Device&, const WeightOnlyProduct& produ
       .rows = rows_of(product),
       .columns = product.out.shape[1],
       .depth = x.shape[1],
-      .splits = static_cast<int>(work.splits)};
-  if (config::has_groups(product.groups.work)) params.groups = groups_of(product);
+      .splits = static_cast<int>(work.splits),
+      .groups = groups_of(product)};
   if (product.x.scale) {
     params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
   }
@@ -138,9 +146,10 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyPro
           .bias = product.bias ? product.bias->data : nullptr,
           .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
           .w_scale = scale_of_weights(product),
-          .rows = static_cast<int>(x.shape[0]),
+          .rows = static_cast<int>(rows_of(product)),
           .columns = static_cast<int>(product.out.shape[1]),
-          .depth = static_cast<int>(x.shape[1])};
+          .depth = static_cast<int>(x.shape[1]),
+          .groups = groups_of(product)};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "core/options.h"
 #include "cuda/tuning_file.h"
 #include "ops/target_gpu.h"
+#include "plan/product.h"
 #include "plan/product_planner.h"
 #include "plan/tuning.h"
 
@@ -33,21 +34,33 @@ TuningTable tuning_table(const GpuInfo& gpu) try {
 
 namespace {
 
+void require_groups(std::string_view operation, std::int64_t groups) {
+  if (groups < 1) {
+    core::fail_argument(operation, "groups", "at least 1", core::format("{}", groups));
+  }
+}
+
 // Throws what the operation would, but for what only sizes decide.
 plan::GemmProblem checked(std::string_view operation, const ProductProblem& problem) {
   GemmForm form = problem.product.form;
   if (problem.gated) form.out = DType::kBFloat16;
   ops::require_form(operation, form);
-  if (problem.groups < 1) {
-    core::fail_argument(operation, "groups", "at least 1", core::format("{}", problem.groups));
-  }
+  require_groups(operation, problem.groups);
   if (problem.gated && !is_gated(*problem.gated)) {
     core::fail_argument(operation, "gated", "a gated activation", name(*problem.gated));
   }
   return plan::problem_of(problem);
 }
 
-plan::WeightOnlyProblem problem_of(const WeightOnlyProblem& problem) {
+plan::WeightOnlyProblem checked(std::string_view operation, const WeightOnlyProblem& problem) {
+  if (problem.grouping == Grouping::kDepth) {
+    core::fail_argument(operation, "grouping", "none, rows or masked", "depth");
+  }
+  require_groups(operation, problem.groups);
+  if (problem.gathered && problem.grouping != Grouping::kRows) {
+    core::fail_argument(operation, "gathered", "false but for groups of rows", "true");
+  }
+  const bool is_masked = problem.grouping == Grouping::kMasked;
   return plan::contiguous({.rows = problem.m,
                            .columns = problem.n,
                            .depth = problem.k,
@@ -55,7 +68,11 @@ plan::WeightOnlyProblem problem_of(const WeightOnlyProblem& problem) {
                            .x = problem.x,
                            .out = problem.out,
                            .transposed = problem.gradient,
-                           .w_scales = problem.w.scales});
+                           .w_scales = problem.w.scales,
+                           .work = plan::work_of(problem.grouping),
+                           .groups = problem.groups,
+                           .expected = is_masked ? problem.expected_rows.value_or(problem.m) : 0,
+                           .gathered = problem.gathered});
 }
 
 plan::Gpu gpu_of(std::string_view operation, const TargetGpu& gpu) {
@@ -88,24 +105,25 @@ std::string tuning_key(const ProductProblem& problem) {
   return plan::tuning_key(checked("tuning_key", problem));
 }
 
-std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
-                                            const TargetGpu& gpu) {
-  const plan::Gpu target = gpu_of("product_candidates", gpu);
+std::vector<std::string> product_candidates(const WeightOnlyProblem& given, const TargetGpu& gpu) {
+  constexpr std::string_view kOperation = "product_candidates";
+  const plan::WeightOnlyProblem problem = checked(kOperation, given);
   std::vector<std::string> names;
   for (const plan::WeightOnlyChoice& choice :
-       plan::weight_only_candidates(problem_of(problem), target)) {
+       plan::weight_only_candidates(problem, gpu_of(kOperation, gpu))) {
     names.push_back(plan::name_of(choice));
   }
   return names;
 }
 
-std::string planned_candidate(const WeightOnlyProblem& problem, const TargetGpu& gpu) {
-  const plan::Gpu target = gpu_of("planned_candidate", gpu);
-  return plan::name_of(plan::plan_weight_only(problem_of(problem), target).config);
+std::string planned_candidate(const WeightOnlyProblem& given, const TargetGpu& gpu) {
+  constexpr std::string_view kOperation = "planned_candidate";
+  const plan::WeightOnlyProblem problem = checked(kOperation, given);
+  return plan::name_of(plan::plan_weight_only(problem, gpu_of(kOperation, gpu)).config);
 }
 
 std::string tuning_key(const WeightOnlyProblem& problem) {
-  return plan::tuning_key(problem_of(problem));
+  return plan::tuning_key(checked("tuning_key", problem));
 }
 
 }  // namespace octofold

@@ -50,16 +50,6 @@ config::DynamicInput dynamic_of(const config::CastFormat& format, const TensorVi
           .vectors = has_vectors(a)};
 }
 
-config::Work work_of(Grouping grouping) {
-  switch (grouping) {
-    case Grouping::kNone: return config::Work::kDense;
-    case Grouping::kRows: return config::Work::kGroupedRows;
-    case Grouping::kMasked: return config::Work::kMaskedRows;
-    case Grouping::kDepth: return config::Work::kGroupedDepth;
-  }
-  return config::Work::kDense;
-}
-
 // What grouped_gemm() expects of a group where nobody says it.
 std::int64_t expected_of(const ProductProblem& problem) {
   const auto share = [&](std::int64_t size) {
@@ -75,6 +65,16 @@ std::int64_t expected_of(const ProductProblem& problem) {
 }
 
 }  // namespace
+
+config::Work work_of(Grouping grouping) {
+  switch (grouping) {
+    case Grouping::kNone: return config::Work::kDense;
+    case Grouping::kRows: return config::Work::kGroupedRows;
+    case Grouping::kMasked: return config::Work::kMaskedRows;
+    case Grouping::kDepth: return config::Work::kGroupedDepth;
+  }
+  return config::Work::kDense;
+}
 
 std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups) {
   return columns - groups * kScaleBlock + kScaleBlock - 1;

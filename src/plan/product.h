@@ -67,6 +67,8 @@ GemmProblem problem_of(const core::Product& product);
 GemmProblem contiguous(GemmProblem problem);
 GemmProblem problem_of(const ProductProblem& problem);
 
+config::Work work_of(Grouping grouping);
+
 /// Sizes of the product, or of those of one group, as far as the host can expect them: a group of
 /// rows that is expected to be empty counts as one of one row.
 struct GroupSizes {

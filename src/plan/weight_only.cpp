@@ -118,13 +118,6 @@ double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work
   return std::ceil(rounds / resident) * clocks;
 }
 
-// How many rows a matrix W that has any is expected to be multiplied with.
-double rows_of_matrix(const WeightOnlyProblem& problem) {
-  if (!config::has_groups(problem.work)) return static_cast<double>(problem.rows);
-  const RowTiles rows = row_tiles(problem, 1);
-  return rows.expected / rows.matrices;
-}
-
 }  // namespace
 
 const char* operation_of(const WeightOnlyProblem& problem) {
@@ -209,7 +202,7 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
     }
   };
   const bool has_groups = config::has_groups(problem.work);
-  const double rows = rows_of_matrix(problem);
+  const double rows = expected_rows(problem);
   // Of groups, which differ, tiles for some more rows than are expected, and for fewer.
   const auto fits = [&](int tile_rows) {
     return !has_groups || (rows <= 4 * tile_rows && tile_rows <= 8 * std::max(rows, 1.0));
@@ -287,6 +280,12 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
     clocks += kCombine + 8 * sums / gpu.multiprocessors / kCombinedBytes;
   }
   return clocks;
+}
+
+double expected_rows(const WeightOnlyProblem& problem) {
+  if (!config::has_groups(problem.work)) return static_cast<double>(problem.rows);
+  const RowTiles rows = row_tiles(problem, 1);
+  return rows.expected / rows.matrices;
 }
 
 WeightOnlyProblem contiguous(WeightOnlyProblem problem) {

@@ -51,6 +51,7 @@ struct WeightOnlyProblem {
     field("out_is_aligned", out_is_aligned);
     field("has_workspace", has_workspace);
     field("fits_tma", fits_tma);
+    if (!config::has_groups(work)) return;
     field("work", work);
     field("groups", groups);
     field("expected", expected);
@@ -70,6 +71,9 @@ struct RowTiles {
   double matrices;
 };
 RowTiles row_tiles(const WeightOnlyProblem& problem, int tile_rows);
+
+/// How many rows a matrix W that has any is expected to be multiplied with.
+double expected_rows(const WeightOnlyProblem& problem);
 
 /// The same problem of contiguous matrices at addresses that are multiples of 16 bytes, with the
 /// workspace that weight_only_workspace_size() asks for.

@@ -2,7 +2,8 @@
 
 import itertools
 
-from gpu_support import DEVICE, ON_GPU, plain, product_candidates, torch
+import octofold
+from gpu_support import DEVICE, DTYPES, ON_GPU, operand, plain, product_candidates, torch
 from octofold._ops.grouped_gemm import multiply_groups
 from targets import is_hopper
 
@@ -36,6 +37,16 @@ def onto_c(**fields):
 def offsets_of(sizes):
     numbers = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
     return numbers.to(DEVICE)
+
+
+def weights(generator, groups, n, k, granularity, dtype="e4m3"):
+    """[G, n, k], each group's scales its own, and those groups one by one."""
+    parts = [operand(generator, n, k, dtype, granularity) for _ in range(groups)]
+    scales = [part.scale.reshape(1, *part.scale.shape) for part in parts]
+    scale = torch.cat(scales).reshape(groups) if granularity == "tensor" else torch.cat(scales)
+    # torch stacks no float8
+    codes = torch.stack([part.data.view(torch.uint8) for part in parts])
+    return octofold.ScaledTensor(codes.view(DTYPES[dtype]), scale, granularity), parts
 
 
 def grouped_by(candidate, a, b, groups, out, c=None, bias=None, fast=False):

@@ -31,21 +31,12 @@ from grouped_support import (
     grouped_by,
     offsets_of,
     onto_c,
+    weights,
 )
 from octofold import Masked, Rows, ScaledTensor
 from octofold._ops.gated_gemm import multiply_gated
 
 skip_without("grouped products")
-
-
-def weights(generator, groups, n, k, granularity):
-    """[G, n, k], each group's scales its own, and those groups one by one."""
-    parts = [operand(generator, n, k, granularity=granularity) for _ in range(groups)]
-    scales = [part.scale.reshape(1, *part.scale.shape) for part in parts]
-    scale = torch.cat(scales).reshape(groups) if granularity == "tensor" else torch.cat(scales)
-    # torch stacks no float8
-    codes = torch.stack([part.data.view(torch.uint8) for part in parts])
-    return ScaledTensor(codes.view(torch.float8_e4m3fn), scale, granularity), parts
 
 
 def rows_of(tensor, begin, end):

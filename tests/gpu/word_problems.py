@@ -6,6 +6,7 @@ from functools import partial
 
 import octofold
 import torch
+from grouped_weight_only_problems import grouped_weight_only_problems
 from weight_only_problems import weight_only_problems
 
 
@@ -47,3 +48,4 @@ def word_problems(device):
         codes = torch.randint(1, 256, shape, dtype=torch.uint8)
         yield f"transpose {shape}", partial(_transpose, codes, device)
     yield from weight_only_problems(device)
+    yield from grouped_weight_only_problems(device)

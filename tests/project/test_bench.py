@@ -33,6 +33,7 @@ ON_A_CPU = {
     ),
     "weight_casts.py": ([], {"weight casts", "host"}),
     "weight_only.py": ([], {"weight-only"}),
+    "grouped_weight_only.py": ([], {"grouped-weight-only"}),
 }
 # Of the scripts that two ranks run, on gloo: likewise.
 PARALLEL_ON_A_CPU = {

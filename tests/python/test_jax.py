@@ -162,6 +162,20 @@ def test_gemm_weight_only_of_vectors(rng):
     assert_same(*both("gemm_weight_only", octofold.quantize(random(rng, 3, 300)), w))
 
 
+@pytest.mark.parametrize("gathered", [False, True])
+def test_grouped_gemm_weight_only(gathered, rng):
+    offsets, sources = np.array([0, 5, 5, 17], np.int32), np.arange(17, dtype=np.int32)
+    w = octofold.quantize(random(rng, 3, 128, 300), "128x128", matrices=3)
+    x, bias = random(rng, 17, 300, dtype="float16"), random(rng, 3, 128)
+
+    def program(x, w, offsets, sources, bias):
+        rows = octofold.ops.Gathered(x, sources) if gathered else x
+        return fp8.grouped_gemm_weight_only(rows, w, Rows(offsets), bias=bias)
+
+    actual = jitted(program, x, w, offsets, sources, bias)
+    assert_same(actual, octofold.grouped_gemm_weight_only(x, w, Rows(offsets), bias=bias))
+
+
 ATTENTIONS = {
     "dense": (lambda rng: with_scales(rng, dense(rng, 2, 5, 150), (2, 2, 2), (2, 2, 2)), {}),
     "causal": (lambda rng: dense(rng, 1, 33, 33, q="bfloat16"), {"causal": True}),

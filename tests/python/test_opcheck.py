@@ -241,6 +241,20 @@ def test_opcheck_weight_only(opcheck, granularity):
     opcheck(torch.ops.octofold.gemm_weight_only, arguments)
 
 
+@pytest.mark.parametrize("gathered", [False, True])
+def test_opcheck_weight_only_groups(opcheck, gathered):
+    w = octofold.quantize(random(3, 128, 300), "128x128", matrices=3)
+    weights, options = (w.data, w.scale), (1, "128x128", "rows", None, None)
+    offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    more = (torch.arange(5).int(), random(5, 1)) if gathered else (None, None)
+    x, dy = (random(5, columns, dtype=torch.float16) for columns in (300, 128))
+    out, dx = torch.zeros_like(dy), torch.zeros_like(x)
+    inputs = (*more, *weights, offsets)
+    ops = torch.ops.octofold
+    opcheck(ops.grouped_gemm_weight_only, (x, *inputs, random(3, 128), out, *options))
+    opcheck(ops.grouped_gemm_weight_only_gradient, (dy, *inputs, dx, *options))
+
+
 @pytest.mark.parametrize("logarithms", [False, True])
 def test_opcheck_attention(opcheck, logarithms):
     k, v = fp8(2, 20, 2, 64), fp8(2, 20, 2, 64)

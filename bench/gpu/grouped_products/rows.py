@@ -65,8 +65,8 @@ def row_ranges(sizes: Sequence[int]) -> list[range]:
 
 
 def contiguous(case: Case, pair: Pair, exponent: float, run: Run) -> Iterator[Variant]:
-    """Ours and the peers at aligned sizes, at aligned ones of 0.7 to 1.3 of the mean, and at Zipf's,
-    all of the same rows."""
+    """Ours and the peers at aligned sizes, at aligned ones of 0.7 to 1.3 of the mean, and at
+    Zipf's, all of the same rows."""
     n, k = case.sizes
     make = partial(operands, case.rows, case.groups, n, k, pair, run.device)
     sets = sets_of(make, bytes_of(case.rows, case.groups, n, k), run)

@@ -200,10 +200,10 @@ struct WeightOnlyGroups {
   long long scale_stride;  // elements
   // Of rows that are gathered: row i is row sources[i] / slots of x, if that is below `places`, and
   // factors[sources[i]] multiplies its sums.
-  const int* sources;
-  Divisor slots;
-  unsigned places;
-  const float* factors;  // null: there are none
+  const int* sources{};
+  Divisor slots{};
+  unsigned places{};
+  const float* factors{};  // null: there are none
 };
 
 struct WeightOnlyParams {

@@ -29,6 +29,7 @@ struct Sm90WeightOnlyConfig {
   int stages = 4;        // of 128 of the depth
   int split_k = 1;       // blocks of a cluster that share a tile, each with a part of the depth
   int blocks_per_multiprocessor = 1;
+  Work work = Work::kDense;   // or groups of rows, as in WeightOnlyConfig
   bool store_vectors = true;  // rows of out are whole units of 16 bytes, at multiples of 16
 
   static constexpr const char* kHeader = "kernels/weight_only_sm90/weight_only.h";
@@ -49,11 +50,13 @@ struct Sm90WeightOnlyConfig {
     field("stages", stages);
     field("split_k", split_k);
     field("blocks_per_multiprocessor", blocks_per_multiprocessor);
+    field("work", work);
     field("store_vectors", store_vectors);
   }
   friend constexpr bool operator==(const Sm90WeightOnlyConfig&,
                                    const Sm90WeightOnlyConfig&) = default;
 
+  constexpr bool has_groups() const { return work != Work::kDense; }
   constexpr int group_threads() const { return 128 * warpgroups; }
   constexpr int consumer_threads() const { return group_threads() * depth_groups; }
   constexpr int threads() const { return consumer_threads() + 128; }
@@ -87,8 +90,8 @@ struct Sm90WeightOnlyConfig {
     return sums() + 48 + other_registers() <= consumer_registers() ? 4 : 2;
   }
   // Addresses and what is being decoded, of a second sub-tile too: with fewer, tiles of 256 columns
-  // spill.
-  constexpr int addresses() const { return 24 + 20 * (sub_tiles() - 1); }
+  // spill. A tile of groups is kept, not worked out anew.
+  constexpr int addresses() const { return 24 + 20 * (sub_tiles() - 1) + (has_groups() ? 8 : 0); }
   constexpr int other_registers() const {
     const int scales = w_blocks && !has_partial_sums() ? 6 * sub_tiles() : 0;
     return addresses() + (depth_factors ? 16 : 0) + scales;
@@ -144,6 +147,8 @@ struct Sm90WeightOnlyConfig {
     if (stages % depth_groups != 0 || stages < 2 * depth_groups) {
       return "the ring has to have two stages or more for each group, as many for all";
     }
+    if (has_groups() && (!groups_rows(work) || split_k > 1 || depth_groups > 1))
+      return "groups have to be of rows, whose blocks have whole tiles one after another";
     if (split_k < 1 || split_k > 8) return "split_k has to be from 1 to 8";
     if (product_registers() + other_registers() > consumer_registers())
       return "sums leave too few registers";
@@ -161,9 +166,10 @@ struct Sm90WeightOnlyParams {
   const void* bias;      // null: there is none
   bool bias_is_float32;  // else of out's type
   WeightOnlyScale w_scale;
-  int rows;
+  int rows;  // as in WeightOnlyParams
   int columns;
   int depth;
+  WeightOnlyGroups groups{};
 };
 
 }  // namespace octofold::config

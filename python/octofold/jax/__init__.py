@@ -29,7 +29,14 @@ from .._core.scaled_tensor import ScaledTensor
 from .._ops.groups import Depth, Masked, Rows
 from ._calls import call
 from ._linear import linear
-from ._operations import attention, gemm, gemm_weight_only, grouped_gemm, quantize
+from ._operations import (
+    attention,
+    gemm,
+    gemm_weight_only,
+    grouped_gemm,
+    grouped_gemm_weight_only,
+    quantize,
+)
 
 __all__ = [
     "Depth",
@@ -44,6 +51,7 @@ __all__ = [
     "gemm",
     "gemm_weight_only",
     "grouped_gemm",
+    "grouped_gemm_weight_only",
     "linear",
     "quantize",
 ]

@@ -1,5 +1,6 @@
 """The operations of `octofold` on JAX's arrays: the same arguments but `out` and `stream`."""
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
@@ -14,8 +15,10 @@ from .._ops import attention as _attention
 from .._ops import gemm as _gemm
 from .._ops import gemm_weight_only as _gemm_weight_only
 from .._ops import grouped_gemm as _grouped_gemm
+from .._ops import grouped_gemm_weight_only as _grouped_gemm_weight_only
 from .._ops import quantize as _quantize
-from .._ops.groups import Groups
+from .._ops.cast_sources import Gathered
+from .._ops.groups import Groups, Masked, Rows
 from ._calls import ARRAYS
 
 Array: TypeAlias = jax.Array
@@ -136,6 +139,36 @@ def gemm_weight_only(
     """
     x = _of_jax("gemm_weight_only", "x", x)
     return _gemm_weight_only.gemm_weight_only(x, w, bias=bias, out_dtype=out_dtype)
+
+
+def grouped_gemm_weight_only(
+    x: Array | Gathered,
+    w: ScaledTensor,
+    groups: Rows | Masked,
+    *,
+    bias: Array | None = None,
+    out_dtype: DTypeLike | None = None,
+) -> Array:
+    """A product of each group of rows with FP8 weights of its own.
+
+    x: float16 or bfloat16. Rows(offsets): [M, K], or octofold.ops.Gathered(x, sources), whose rows
+        are read where they lie. Masked(counts, expected_rows): [G, rows, K].
+    w: [G, N, K], e4m3 or e5m2 with scales of any granularity, as b in grouped_gemm().
+    groups: as in grouped_gemm().
+    bias: [G, N], of the result's dtype or float32.
+    out_dtype: the dtype of x (the default) or float32.
+
+    Returns [M, N] or [G, rows, N]. Rows that belong to no group, or come from nowhere, are whatever
+    memory held. Errors as in grouped_gemm().
+    """
+    operation = "grouped_gemm_weight_only"
+    if isinstance(x, Gathered):
+        x = replace(x, x=_of_jax(operation, "x", x.x))
+    else:
+        x = _of_jax(operation, "x", x)
+    return _grouped_gemm_weight_only.grouped_gemm_weight_only(
+        x, w, groups, bias=bias, out_dtype=out_dtype
+    )
 
 
 def attention(

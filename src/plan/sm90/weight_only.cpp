@@ -32,11 +32,21 @@ constexpr int kMostStages = 12;
 constexpr int kFewRowsOfTile[] = {32, 64, 96, 128};
 constexpr int kManyRowsOfTile[] = {96, 128, 160, 176, 192, 208, 256};
 
-std::vector<int> rows_of_tiles(std::int64_t rows) {
+constexpr int kRowsOfTileOfGroups[] = {32, 64, 96, 128, 176, 256};
+
+std::vector<int> rows_of_tiles(const WeightOnlyProblem& problem) {
+  std::vector<int> all;
+  if (config::has_groups(problem.work)) {
+    const double rows = expected_rows(problem);
+    for (const int of_tile : kRowsOfTileOfGroups) {
+      if (of_tile <= 2 * rows) all.push_back(of_tile);
+    }
+    return all;
+  }
+  const std::int64_t rows = problem.rows;
   for (const int of_tile : kFewRowsOfTile) {
     if (rows <= of_tile) return {of_tile};
   }
-  std::vector<int> all;
   for (const int of_tile : kManyRowsOfTile) {
     const std::int64_t computed = core::ceil_divide(rows, of_tile) * of_tile;
     if (4 * computed <= 5 * rows) all.push_back(of_tile);
@@ -56,8 +66,10 @@ bool fit_stages(Sm90WeightOnlyConfig& config, std::int64_t steps) {
   return false;
 }
 
+// Of groups those that are expected.
 std::int64_t tiles_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config) {
-  return core::ceil_divide(problem.rows, config.tile_rows) *
+  const double tiles = row_tiles(problem, config.tile_rows).expected;
+  return static_cast<std::int64_t>(std::ceil(tiles)) *
          core::ceil_divide(problem.columns, config.tile_columns);
 }
 
@@ -70,8 +82,13 @@ std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyPr
   // Tiles, and TMA, count in int.
   constexpr std::int64_t kMostCounted = std::numeric_limits<int>::max() - 4096;
   if (std::max({problem.rows, problem.columns, problem.depth}) > kMostCounted) return candidates;
-  if (config::has_groups(problem.work)) return candidates;
-  if (product_kernels(gpu) != ProductKernels::kSm90 || problem.rows < kLeastRows || !is_half ||
+  // TMA reads no rows that lie anywhere, and no zeros behind a group's part of the depth.
+  const bool has_groups = config::has_groups(problem.work);
+  if (problem.gathered || (has_groups && problem.transposed && problem.depth % kScaleBlock != 0)) {
+    return candidates;
+  }
+  const double rows_of_matrix = expected_rows(problem);
+  if (product_kernels(gpu) != ProductKernels::kSm90 || rows_of_matrix < kLeastRows || !is_half ||
       !problem.fits_tma || (problem.out != problem.x && problem.out != DType::kFloat32)) {
     return candidates;
   }
@@ -85,20 +102,22 @@ std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyPr
                                               ? problem.w_scales == Granularity::kBlock128x128
                                               : varies_along_k(problem.w_scales),
                               .depth_factors = problem.transposed && by_depth,
+                              .work = problem.work,
                               .store_vectors = problem.out_is_aligned};
   const std::int64_t steps = core::ceil_divide(problem.depth, std::int64_t{kScaleBlock});
   for (const auto& [columns, warpgroups, depth_groups] : kWeightOnlyTilings) {
     config.tile_columns = columns;
     config.warpgroups = warpgroups;
     config.depth_groups = depth_groups;
-    for (const int rows : rows_of_tiles(problem.rows)) {
+    if (has_groups && depth_groups > 1) continue;
+    for (const int rows : rows_of_tiles(problem)) {
       config.tile_rows = rows;
       const std::int64_t tiles = tiles_of(problem, config);
       for (const int split : kSplits) {
         config.split_k = split;
         // Blocks that share a tile have one each, and some steps.
-        if (split > 1 &&
-            (tiles * split > 3 * gpu.multiprocessors || steps < 2 * split * depth_groups)) {
+        if (split > 1 && (has_groups || tiles * split > 3 * gpu.multiprocessors ||
+                          steps < 2 * split * depth_groups)) {
           continue;
         }
         for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
@@ -158,15 +177,20 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
       1 / kHidden);
   const double stored = kStored * cells / 128 / config.warpgroups;
   const double worked = rounds * (steps * stage + kRound + stored);
-  const double read = static_cast<double>(problem.columns) * static_cast<double>(problem.depth) /
-                      gpu.multiprocessors / kFromMemory;
+  const double matrices = row_tiles(problem, config.tile_rows).matrices;
+  const double read = matrices * static_cast<double>(problem.columns) *
+                      static_cast<double>(problem.depth) / gpu.multiprocessors / kFromMemory;
   const double shared = config.split_k > 1 ? kShare + kShareSum * cells / 64 : 0;
   return std::max(worked, read) + kStart + shared;
 }
 
 KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
                      const Gpu& gpu) {
-  std::int64_t blocks = tiles_of(problem, config) * config.split_k;
+  // Of groups there may be more tiles than are expected: blocks stay until all are done.
+  std::int64_t blocks = config.has_groups()
+                            ? row_tiles(problem, config.tile_rows).most *
+                                  core::ceil_divide(problem.columns, config.tile_columns)
+                            : tiles_of(problem, config) * config.split_k;
   if (config.split_k == 1 && config.depth_groups == 1) {
     blocks = std::min<std::int64_t>(
         blocks, std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor);

@@ -220,8 +220,8 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTilesOfGroups) {
                                         .groups = 8,
                                         .gathered = true};
   for (const auto& [config, splits] : warp_weight_only_candidates(problem, gpu_)) {
-    const bool is_largest = config.column_tiles() * config.row_tiles() >= 16 &&
-                            config.stages == (config.ahead ? 3 : 2);
+    const bool is_largest =
+        config.column_tiles() * config.row_tiles() >= 16 && config.stages == (config.ahead ? 3 : 2);
     if (is_largest) expect_sound(config);
   }
 }
@@ -244,6 +244,13 @@ TEST_P(WeightOnlyKernelsTest, OfHopper) {
       {.w_blocks = true, .tile_columns = 192, .tile_rows = 192, .warpgroups = 3, .stages = 2});
   expect_sound(
       Sm90WeightOnlyConfig{.w_blocks = true, .tile_columns = 128, .tile_rows = 256, .stages = 2});
+  for (Sm90WeightOnlyConfig config : kinds) {
+    config.tile_columns = 128;
+    config.tile_rows = config.depth_factors ? 128 : 176;
+    config.stages = 2;
+    config.work = config::Work::kGroupedRows;
+    expect_sound(config);
+  }
   expect_sound(Sm90WeightOnlyConfig{.w_blocks = true,
                                     .tile_columns = 64,
                                     .tile_rows = 64,

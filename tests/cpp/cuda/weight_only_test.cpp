@@ -160,6 +160,45 @@ TEST_F(WeightOnlyTest, GradientsSumOverTheRowsOfTheWeights) {
   expect_scale(run(w).w_scale, address(0x5000), 1, 9, 7);
 }
 
+TEST_F(WeightOnlyTest, GroupsHaveWeightsOneBelowAnother) {
+  core::WeightOnlyProduct product{
+      .x = {matrix_at(0x2000, DType::kBFloat16, 5, 512)},
+      .gathered = GatheredRows{.x = matrix_at(0x2000, DType::kBFloat16, 5, 512),
+                               .sources = vector(address(0x8000), DType::kInt32, 9, kGpu),
+                               .slots = 3,
+                               .factors = TensorView(matrix_at(0x9000, DType::kFloat32, 5, 3))},
+      .w = weights(),
+      .out = matrix_at(0x3000, DType::kFloat32, 9, 128),
+      .groups = {.work = config::Work::kGroupedRows,
+                 .count = 2,
+                 .numbers = static_cast<const std::int32_t*>(address(0xA000)),
+                 .scale_stride = 128,
+                 .max_rows = 9}};
+  multiply(runtime().device(0), product, {&stream_});
+  WeightOnlyParams params = launched();
+  EXPECT_EQ(params.rows, 9);
+  EXPECT_EQ(params.columns, 128);
+  EXPECT_EQ(params.groups.numbers, address(0xA000));
+  EXPECT_EQ(params.groups.count, 2);
+  EXPECT_EQ(params.groups.w_stride, 128 * 640);
+  EXPECT_EQ(params.groups.scale_stride, 128);
+  EXPECT_EQ(params.groups.sources, address(0x8000));
+  EXPECT_EQ(params.groups.slots.quotient(8), 2u);
+  EXPECT_EQ(params.groups.places, 15u);
+  EXPECT_EQ(params.groups.factors, address(0x9000));
+
+  state().launches.clear();
+  product.gathered.reset();
+  product.x.data = matrix_at(0x2000, DType::kBFloat16, 14, 512);
+  product.out = matrix_at(0x3000, DType::kFloat32, 14, 128);
+  product.groups.work = config::Work::kMaskedRows;
+  product.groups.max_rows = 7;
+  multiply(runtime().device(0), product, {&stream_});
+  params = launched();
+  EXPECT_EQ(params.rows, 7);
+  EXPECT_EQ(params.groups.sources, nullptr);
+}
+
 // Hopper has more than 16 rows of 16-bit numbers by TMA.
 TEST_F(WeightOnlyTest, HopperHasTensorMaps) {
   using config::Sm90WeightOnlyParams;

@@ -5,7 +5,7 @@
 #include "octofold/types.h"
 
 #include "kernels/weight_only_sm90/weight_only.h"
-#include "support/tensor_map_on_host.h"
+#include "support/sm90_weight_only_on_host.h"
 #include "support/test.h"
 #include "support/weight_only_on_host.h"
 
@@ -18,42 +18,13 @@ using test::WeightOnlyCase;
 using enum DType;
 using enum Granularity;
 
-template <Sm90WeightOnlyConfig kConfig>
-Sm90WeightOnlyParams params_of(const config::WeightOnlyParams& given) {
-  const auto map = [](const void* data, unsigned element_bytes, std::int64_t rows,
-                      std::int64_t columns, std::int64_t row_bytes, int box_rows) {
-    return test::tensor_map({.data = static_cast<unsigned char*>(const_cast<void*>(data)),
-                             .element_bytes = element_bytes,
-                             .columns = columns,
-                             .rows = rows,
-                             .matrices = 1,
-                             .row_bytes = row_bytes,
-                             .matrix_bytes = 0,
-                             .box_columns = 128 / element_bytes,
-                             .box_rows = static_cast<unsigned>(box_rows)});
-  };
-  constexpr bool kTransposed = kConfig.transposed;
-  return {.w_map = map(given.w, 1, kTransposed ? given.depth : given.columns,
-                       kTransposed ? given.columns : given.depth, given.w_stride,
-                       kTransposed ? kScaleBlock : kConfig.tile_columns),
-          .x_map = map(given.x, 2, given.rows, given.depth, given.x_stride, kConfig.tile_rows),
-          .out = given.out,
-          .out_stride = given.out_stride,
-          .bias = given.bias,
-          .bias_is_float32 = given.bias_is_float32,
-          .w_scale = given.w_scale,
-          .rows = static_cast<int>(given.rows),
-          .columns = static_cast<int>(given.columns),
-          .depth = static_cast<int>(given.depth)};
-}
-
 // By so many blocks, or one for each tile.
 template <Sm90WeightOnlyConfig kConfig>
 void expect_product(const WeightOnlyCase& given, std::int64_t blocks = 0) {
   static_assert(kConfig.invalid_reason() == nullptr);
   ASSERT_LE(kConfig.shared_bytes(), static_cast<int>(ptx::shared.size()));
   test::WeightOnlyProduct<kConfig> product(given);
-  const Sm90WeightOnlyParams params = params_of<kConfig>(product.params());
+  const Sm90WeightOnlyParams params = test::sm90_params_of<kConfig>(product.params(), given.rows);
   ptx::shared.fill(0x7F);  // NaN of both formats
   const std::int64_t tiles = config::ceil_divide(given.rows, kConfig.tile_rows) *
                              config::ceil_divide(given.columns, kConfig.tile_columns);

@@ -126,7 +126,8 @@ TEST(PlanWeightOnlyTest, TilesCoverOut) {
     EXPECT_EQ(plan.kernels[0].blocks, blocks * splits);
     std::set<std::pair<long long, long long>> tiles;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      const auto tile = config::weight_only_tile<long long>(config, problem.rows, problem.columns, block);
+      const auto tile =
+          config::weight_only_tile<long long>(config, problem.rows, problem.columns, block);
       EXPECT_EQ(tile.row % config.tile_rows, 0);
       EXPECT_EQ(tile.column % config.tile_columns, 0);
       EXPECT_LT(tile.row, problem.rows);

@@ -25,6 +25,10 @@ struct GroupedCase {
 template <auto kConfig>
 class GroupedWeightOnlyProduct {
   static constexpr bool kIsMasked = kConfig.work == config::Work::kMaskedRows;
+  static constexpr bool kIsGathered = [] {
+    if constexpr (requires { kConfig.gathered; }) return kConfig.gathered;
+    return false;
+  }();
 
  public:
   explicit GroupedWeightOnlyProduct(const GroupedCase& given)
@@ -38,7 +42,7 @@ class GroupedWeightOnlyProduct {
     w_.draw(random, groups() * w_rows());
     x_.draw(random, x_rows());
     bias_.draw(random, groups());
-    for (std::int64_t row = 0; kConfig.gathered && row < given.rows; ++row) {
+    for (std::int64_t row = 0; kIsGathered && row < given.rows; ++row) {
       const auto place = static_cast<std::int32_t>(
           (row * 7 + 3) % std::max<std::int64_t>(given.tokens * given.slots, 1));
       // On a GPU any number beyond the places is none.
@@ -106,13 +110,13 @@ class GroupedWeightOnlyProduct {
     EXPECT_TRUE(std::isnan(out_.at(all_rows(), 0)));
   }
 
+  std::int64_t all_rows() const { return kIsMasked ? groups() * given_.rows : given_.rows; }
   std::int64_t groups() const { return std::ssize(given_.numbers) - (kIsMasked ? 0 : 1); }
 
  private:
   std::int64_t w_rows() const { return kConfig.transposed ? given_.depth : given_.columns; }
   std::int64_t w_cols() const { return kConfig.transposed ? given_.columns : given_.depth; }
-  std::int64_t all_rows() const { return kIsMasked ? groups() * given_.rows : given_.rows; }
-  std::int64_t x_rows() const { return kConfig.gathered ? given_.tokens : all_rows(); }
+  std::int64_t x_rows() const { return kIsGathered ? given_.tokens : all_rows(); }
   static double of_terms() {
     const double rounding = kConfig.x == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
     return 2e-6 + (kConfig.depth_factors ? rounding : 0);
@@ -123,13 +127,13 @@ class GroupedWeightOnlyProduct {
                                             : 0x1p-8;
   }
   bool exists(std::int64_t row) const {
-    return !kConfig.gathered || (row % 5 != 2 && given_.tokens > 0);
+    return !kIsGathered || (row % 5 != 2 && given_.tokens > 0);
   }
 
   double sum_of(std::int64_t group, std::int64_t row, std::int64_t column, double& terms) const {
-    const std::int64_t x_row = kConfig.gathered ? sources_[as_size(row)] / given_.slots : row;
+    const std::int64_t x_row = kIsGathered ? sources_[as_size(row)] / given_.slots : row;
     const double factor =
-        kConfig.gathered && given_.has_factors ? factors_[as_size(sources_[as_size(row)])] : 1;
+        kIsGathered && given_.has_factors ? factors_[as_size(sources_[as_size(row)])] : 1;
     double sum = terms = 0;
     for (std::int64_t k = 0; k < given_.depth; ++k) {
       const std::int64_t w_row = group * w_rows() + (kConfig.transposed ? k : column);

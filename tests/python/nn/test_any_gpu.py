@@ -11,7 +11,7 @@ from octofold import nn  # noqa: E402
 from octofold.nn.layers import weight_only  # noqa: E402
 from octofold.nn.recipes import kernels  # noqa: E402
 
-NATIVE = ("8.9", "9.0", "12.0")
+NATIVE = gpu_fakes.NATIVE
 WITHOUT = ("7.5", "8.0", "8.6", "10.0")
 
 
@@ -188,6 +188,7 @@ def test_info_and_matrix_tell(pretend):
     }
     of_linear = ["native" if name in NATIVE else "left" for name in gpu_fakes.GPUS]
     assert ways["linear layers with trained weights"] == of_linear
+    assert ways["experts with trained weights"] == of_linear
     assert ways["linear layers with FP8 weights"] == [
         {"left": "weight-only"}.get(way, way) for way in of_linear
     ]

@@ -104,7 +104,7 @@ def test_cast_once(name, recipe):
 @pytest.mark.parametrize("name", gpu_fakes.GPUS)
 def test_on_each_gpu(name, pretend):
     """Trained experts are left where there are no grouped products, frozen ones get FP8 weights."""
-    native = name == "9.0"
+    native = name in gpu_fakes.NATIVE
     trained = block_of("mixtral").to(BF16)
     frozen = copy.deepcopy(trained).requires_grad_(False)
     cast = copy.deepcopy(trained)
@@ -158,3 +158,72 @@ def test_bad_arguments():
         nn.convert_experts(block, weights="bf16")
     with pytest.raises(octofold.InvalidArgumentError, match="'compute': expected one of auto"):
         nn.convert_experts(block, compute="fast")
+
+
+@pytest.mark.parametrize("weights", ["own", "fp8"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_save_pretrained_writes_the_models_own_layout(name, weights, tmp_path):
+    """And numbers, which its class reads."""
+    pytest.importorskip("safetensors")
+    model = (gpt_oss() if name == "gpt_oss" else model_of(name)).to(BF16)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    nn.convert_experts(model, weights=weights)
+    codes = {key: tensor.dtype for key, tensor in model.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    assert {key: tensor.dtype for key, tensor in model.state_dict().items()} == codes
+    again, found = type(model).from_pretrained(tmp_path, dtype=BF16, output_loading_info=True)
+    assert not any(found.values()), found
+    for key, tensor in again.state_dict().items():
+        if weights == "own" or "experts" not in key or key.endswith("bias"):
+            assert torch.equal(tensor, before[key]), key
+        else:
+            assert 1e-3 < relative_error(tensor, before[key]) < 0.04, key
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_a_model_kept_as_a_folder(name, recipe, tmp_path, pretend):
+    """octofold.models.save on a GPU without products, and load on Hopper."""
+    pytest.importorskip("safetensors")
+    model = (gpt_oss() if name == "gpt_oss" else model_of(name)).to(BF16).eval()
+    nn.convert_experts(model, recipe, weights="fp8")
+    nn.convert_weight_only(model)
+    tokens = torch.randint(0, 96, (2, 24))
+    with torch.no_grad():
+        native = model(tokens).logits
+    pretend("8.0")
+    octofold.models.save(model, tmp_path / "kept")
+    again = octofold.models.load(type(model), tmp_path / "kept")
+    with torch.no_grad():
+        exact = again(tokens).logits
+        assert not torch.equal(exact, native)
+        pretend("9.0")
+        again = octofold.models.load(model_like(model).to(BF16).eval(), tmp_path / "kept")
+        assert torch.equal(again(tokens).logits, native)
+    same = model.state_dict()
+    assert list(same) == list(again.state_dict())
+    for key, tensor in again.state_dict().items():
+        assert torch.equal(tensor.view(-1).view(torch.uint8), same[key].view(-1).view(torch.uint8))
+
+
+def model_like(model):
+    return type(model)(model.config)
+
+
+def test_gpt_oss_in_high_precision_is_kept_too(tmp_path):
+    model = nn.convert_experts(gpt_oss()).model
+    octofold.models.save(model, tmp_path / "kept")
+    again = octofold.models.load(model_like(model), tmp_path / "kept")
+    tokens = torch.randint(0, 96, (2, 24))
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+def test_what_cannot_be_experts(tmp_path):
+    model = nn.convert_experts(model_of("mixtral"), weights="fp8").model
+    octofold.models.save(model, tmp_path / "kept")
+    other = model_of("mixtral", intermediate_size=128)
+    with pytest.raises(octofold.InvalidArgumentError, match="that can be Experts, got one of"):
+        octofold.models.load(other, tmp_path / "kept")
+    other.model.layers[0].mlp.experts = torch.nn.Linear(8, 8)
+    with pytest.raises(octofold.InvalidArgumentError, match="that can be Experts, got Linear"):
+        octofold.models.load(other, tmp_path / "kept")

@@ -128,7 +128,7 @@ def test_few_tokens(monkeypatch):
 @pytest.mark.parametrize("name", gpu_fakes.GPUS)
 def test_which_way(name, pretend):
     """On each GPU: FP8 weights, trained ones, and what was said of it."""
-    native = name == "9.0"
+    native = name in gpu_fakes.NATIVE
     given, _ = layer_of()
     ids = choices()
     wide = {n: w.dequantize("bfloat16") if n in ("w13", "w2") else w for n, w in given.items()}

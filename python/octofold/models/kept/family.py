@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..layerwise.layers import StoredLayer
+from .experts import KIND as EXPERTS
 from .layers import STORED, Record
 
 NAME: Final = "compressed-tensors"
@@ -33,6 +34,8 @@ def holds_codes(module: Module) -> bool:
 
 def why_not(record: Record, module: Module) -> str | None:
     """Why the family cannot keep this layer to the bit; None where it can."""
+    if record["kind"] == EXPERTS:
+        return "experts are kept as stacks"
     if not holds_codes(module):
         # Powers of two times codes: exact but for numbers below float16's.
         return "its numbers need not be exact in float16" if _is_half(record) else None

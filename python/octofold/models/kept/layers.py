@@ -12,6 +12,7 @@ from ..._core.formats import Format
 from ..._core.recipe import Delayed, Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
+from ...nn.layers.experts import Experts
 from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
@@ -19,6 +20,8 @@ from ..cast_linear import CastLinear
 from ..layerwise.casting import store_codes
 from ..layerwise.layers import SUPPORTED, StoredLayer
 from ..layerwise.storage import Storage, cast_to_storage
+from .experts import KIND as EXPERTS
+from .experts import record_of_experts, require_experts
 
 Record = dict[str, Any]
 """kind: a name below; granularity, weight_dtype: of its scales and codes; and what its kind takes
@@ -42,6 +45,8 @@ def record_of(module: Module) -> Record | None:
             "native": storage.native,
             "requires_grad": storage.requires_grad,
         }
+    if type(module) is Experts:
+        return record_of_experts(module)
     if not isinstance(module, Fp8Weight):
         return None
     weight = module.scaled_weight
@@ -97,7 +102,7 @@ def layer_of(
     sizes = module.in_features, module.out_features
     weight = ScaledTensor(codes, scale, record["granularity"])
     if record["kind"] == _INFERENCE:
-        options = {"recipe": _recipe(record["recipe"]), "few_tokens": record["few_tokens"]}
+        options = {"recipe": recipe_of_record(record), "few_tokens": record["few_tokens"]}
         layer: Fp8Weight = InferenceLinear(*sizes, False, "meta", **options)
         layer.hold(weight, bias)
     else:
@@ -113,7 +118,9 @@ def require_record(record: Any) -> None:
     kind = record["kind"]
     if kind == _INFERENCE:
         few = int(record["few_tokens"])
-        InferenceLinear(1, 1, False, "meta", recipe=_recipe(record["recipe"]), few_tokens=few)
+        InferenceLinear(1, 1, False, "meta", recipe=recipe_of_record(record), few_tokens=few)
+    elif kind == EXPERTS:
+        require_experts(record, recipe_of_record(record))
     elif kind in _FROZEN:
         _FROZEN[kind](1, 1, False, "meta", format=_format(record))
     elif kind == STORED:
@@ -132,8 +139,9 @@ def _format(record: Record) -> Format:
     return Format(record["weight_dtype"], record["granularity"])
 
 
-def _recipe(values: dict[str, Any]) -> Recipe:
-    made = dict(values)
+def recipe_of_record(record: Record) -> Recipe:
+    """Of a kind that has one."""
+    made = dict(record["recipe"])
     for name in ("output", "grad_input", "grad_weight"):
         made[name] = None if made[name] is None else _product(made[name])
     if made.get("delayed") is not None:

@@ -12,9 +12,20 @@ from torch.nn import Module, Parameter
 from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument
 from ..._core.ops import scale_shape
 from ...nn.conversion.linear import replaced
+from ...nn.conversion.routers import convert_router
 from ..load_places import Slot, slots_of
+from .experts import KIND as EXPERTS
+from .experts import NAMES as EXPERT_NAMES
+from .experts import experts_of, router_beside, why_no_experts
 from .folder import Records, read_records, read_tensors
-from .layers import Record, layer_of, record_of, weight_of, why_not
+from .layers import (
+    Record,
+    layer_of,
+    recipe_of_record,
+    record_of,
+    weight_of,
+    why_not,
+)
 
 _NAME: Final = "octofold.models.load"
 _NAMED_AT_MOST: Final = 5
@@ -48,12 +59,12 @@ def load(model: Module | type[Module], folder: str | os.PathLike[str]) -> Any:
     loading = _Loading(made, records, read_tensors(path), path)
     layers, tensors = loading.layers(), loading.tensors()
     loading.require_all_used()
-    new = {}
-    for module, values in layers:
-        layer = layer_of(values.record, module, values.codes, values.scale, values.bias)
-        new[id(module)] = layer.to(values.device)
+    new = {id(module): values.made(module) for module, values in layers}
     for slot, tensor in tensors:
         _fill(slot, tensor)
+    for name, record in records.layers.items():
+        if record["kind"] == EXPERTS and record["router"]:
+            convert_router(router_beside(made, name))
     return replaced(made, {key: layer for key, layer in new.items() if id(layer) != key})
 
 
@@ -89,6 +100,25 @@ class _Values:
     bias: Tensor | None
     device: torch.device
 
+    def made(self, module: Module) -> Module:
+        """The layer in the place of a module."""
+        layer = layer_of(self.record, module, self.codes, self.scale, self.bias)
+        return layer.to(self.device)
+
+
+@dataclass
+class _Stacks:
+    """What experts get."""
+
+    record: Record
+    tensors: dict[str, Tensor]
+    device: torch.device
+
+    def made(self, module: Module) -> Module:
+        """The experts in the place of a module."""
+        recipe = recipe_of_record(self.record)
+        return experts_of(self.record, recipe, self.tensors, module.training).to(self.device)
+
 
 class _Loading:
     """A folder's tensors, and where in a model they belong."""
@@ -104,23 +134,37 @@ class _Loading:
             group.append(alias)
             self.known[alias] = group
 
-    def layers(self) -> list[tuple[Module, _Values]]:
+    def layers(self) -> list[tuple[Module, "_Values | _Stacks"]]:
         """Modules that become layers in FP8, and with what."""
         modules = dict(self.model.named_modules())
         for name, module in modules.items():
             if record_of(module) is not None:
                 expected = "a model as its class makes it"
                 raise _wrong("model", expected, f"{type(module).__qualname__} at {name!r}")
-        found = []
+        found: list[tuple[Module, _Values | _Stacks]] = []
         for name, record in self.records.layers.items():
             module = modules.get(name)
             if module is None:
                 raise _wrong("model", f"a layer {name!r}, as was saved", "none")
-            got = why_not(record, module)
-            if got is not None:
+            is_stacks = record["kind"] == EXPERTS
+            stacks = self._stacks(name, record, module) if is_stacks else None
+            got = (
+                why_not(record, module)
+                if stacks is None
+                else why_no_experts(record, module, stacks.tensors)
+            )
+            if got:
                 raise _wrong("model", f"a layer at {name!r} that can be {record['kind']}", got)
-            found.append((module, self._values(name, record, module)))
+            found.append((module, stacks or self._values(name, record, module)))
         return found
+
+    def _stacks(self, name: str, record: Record, module: Any) -> _Stacks:
+        keys = {own: f"{name}.{own}" if name else own for own in EXPERT_NAMES}
+        tensors = {own: self.found[key] for own, key in keys.items() if key in self.found}
+        self.used.update(keys[own] for own in tensors)
+        tensor = next(iter(module.parameters()), torch.empty(0))
+        device = torch.device("cpu") if tensor.is_meta else tensor.device
+        return _Stacks(record, tensors, device)
 
     def _values(self, name: str, record: Record, module: Any) -> _Values:
         dot = f"{name}." if name else ""
@@ -150,7 +194,7 @@ class _Loading:
         theirs = {
             f"{name}.{part}" if name else part
             for name in self.records.layers
-            for part in ("weight", "bias")
+            for part in ("weight", "bias", *EXPERT_NAMES)
         }
         return [
             (slot, self.take(slot.names, tuple(slot.tensor.shape)))

@@ -12,7 +12,10 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.log import note
+from ...nn.conversion.routers import chooses_by_top_k
 from . import family
+from .experts import KIND as EXPERTS
+from .experts import router_beside
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
 from .layers import Record, record_of, scale_name_of
 
@@ -22,7 +25,8 @@ _NAME: Final = "octofold.models.save"
 @torch.no_grad()
 def save(model: Module, folder: str | os.PathLike[str]) -> Path:
     """Write a model with layers in FP8 to a folder. The layers are those that apply(),
-    load_checkpoint_into(), enable_layerwise_casting() and octofold.nn.convert_weight_only() make.
+    load_checkpoint_into(), enable_layerwise_casting(), octofold.nn.convert_weight_only() and
+    convert_experts(weights="fp8") make.
 
     model: a model of any library. It is left as it is.
     folder: a folder that does not exist yet, or is empty. It appears whole or not at all.
@@ -46,6 +50,9 @@ def save(model: Module, folder: str | os.PathLike[str]) -> Path:
         name: module for name, module in model.named_modules() if record_of(module) is not None
     }
     records = {name: record for name, one in layers.items() if (record := record_of(one))}
+    for name, record in records.items():
+        if record["kind"] == EXPERTS:
+            record["router"] = chooses_by_top_k(router_beside(model, name))
     reason = _why_no_family(model, layers, records)
     same = _same(state)
     with appearing(path) as new:

@@ -1,5 +1,5 @@
-"""Modules of experts of transformers: which compute what octofold.experts() does, and their weights
-in its layout."""
+"""Modules of experts of transformers: which compute what octofold.experts() does, and how they have
+their weights."""
 
 from typing import Any, Final, NamedTuple
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd.activated import activated
+from ..layers.expert_files import Stacks
 
 GATES: Final = {
     "SiLU": "swiglu",
@@ -89,21 +90,10 @@ def refusals(module: Any) -> list[str]:
     return [words for words, holds in facts.items() if holds] + clamps
 
 
-def first_in_layout(weight: Tensor, module: Any) -> Tensor:
-    """gate_up_proj, or its bias, as octofold.experts() takes w13 and b13: [experts, 2·inner(,
-    hidden)], each expert's gates first. The same tensor where it is so."""
+def stacks_of(module: Any) -> Stacks:
+    """How a module that refusals() has nothing against has its weights."""
     gate = gate_of(module)
-    assert gate is not None
-    if weight.dim() == 3 and module.is_transposed:
-        weight = weight.transpose(1, 2)
-    if gate.interleaved:
-        weight = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
-    return weight
-
-
-def second_in_layout(weight: Tensor, module: Any) -> Tensor:
-    """down_proj as octofold.experts() takes w2, [experts, hidden, inner]."""
-    return weight.transpose(1, 2) if module.is_transposed else weight
+    return Stacks(bool(module.is_transposed), gate is not None and gate.interleaved)
 
 
 def _known(gate: Any) -> Gate | None:

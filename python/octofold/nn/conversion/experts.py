@@ -12,6 +12,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._layer_ways import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
 from ..._ops.quantize import quantize
 from ..autograd.expert_fitting import expert_recipe_of
+from ..layers.expert_files import Stacks
 from ..layers.experts import Experts
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
@@ -19,12 +20,11 @@ from ..recipes.choice import require_compute
 from ..recipes.kernels import has_bfloat16, way_of
 from .expert_blocks import (
     GATES,
-    first_in_layout,
     gate_of,
     holds_experts,
     is_of_transformers,
     refusals,
-    second_in_layout,
+    stacks_of,
 )
 from .linear import replaced
 from .picking import ModuleFilter
@@ -203,9 +203,10 @@ def _experts_of(
 ) -> Experts:
     gate = gate_of(module)
     assert gate is not None
+    stacks = stacks_of(module)
     b13, b2 = (getattr(module, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj"))
     if b13 is not None:
-        b13 = _parameter(first_in_layout(b13, module), b13)
+        b13 = _parameter(stacks.first_of_files(b13), b13)
     experts = Experts.from_weights(
         _weight_of(module, "gate_up_proj", recipe, to_fp8),
         _weight_of(module, "down_proj", recipe, to_fp8),
@@ -216,6 +217,7 @@ def _experts_of(
         main_grad=main_grad,
         compute=compute,
     )
+    experts.in_files = stacks
     return experts.train(module.training)
 
 
@@ -224,7 +226,8 @@ def _weight_of(module: Any, key: str, recipe: Recipe, to_fp8: bool) -> Tensor | 
     scale = getattr(module, f"{key}_scale_inv", None)
     if scale is not None:
         return ScaledTensor(weight.detach(), scale.detach().float(), "128x128")
-    laid_out = (first_in_layout if key == "gate_up_proj" else second_in_layout)(weight, module)
+    stacks, is_first = stacks_of(module), key == "gate_up_proj"
+    laid_out = stacks.first_of_files(weight) if is_first else stacks.second_of_files(weight)
     if not to_fp8:
         return _parameter(laid_out, weight)
     assert recipe.output is not None
@@ -251,8 +254,7 @@ def _require_squares(module: Any, name: str) -> None:
     if tuple(module.block_size or ()) != (128, 128):
         expected = f"scales of 128x128 in {name!r}"
         raise invalid_argument(_NAME, "model", expected, f"block_size={module.block_size}")
-    gate = gate_of(module)
-    if module.is_transposed or (gate is not None and gate.interleaved):
+    if stacks_of(module) != Stacks():
         expected = f"FP8 weights [experts, out, in], gates first, in {name!r}"
         raise invalid_argument(_NAME, "model", expected, "transposed or interleaved ones")
 

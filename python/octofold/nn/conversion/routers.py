@@ -13,12 +13,18 @@ from .expert_blocks import is_of_transformers
 _Routed = tuple[Tensor, Tensor, Tensor]
 
 
+def chooses_by_top_k(gate: Any) -> bool:
+    """Whether convert_router() has been here."""
+    kind: Any = type(gate)
+    return kind.__name__ in _ROUTERS and kind.forward is _ROUTERS[kind.__name__]
+
+
 def convert_router(gate: Any) -> bool:
     """Let a router of transformers choose by octofold.ops.top_k(), in place. Whether it is one."""
     if not is_of_transformers(gate) or type(gate).__name__ not in _ROUTERS:
         return False
     kind: Any = type(gate)
-    if kind.forward is not _ROUTERS[kind.__name__]:
+    if not chooses_by_top_k(gate):
         gate.__class__ = _choosing(kind)
     return True
 

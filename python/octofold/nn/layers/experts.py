@@ -33,7 +33,9 @@ from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
+from .expert_files import Stacks
 from .linear import is_dtensor, own_part, require_order
+from .saving import give_as_files_have_them
 
 _NAME: Final = "octofold.nn.Experts"
 
@@ -68,13 +70,17 @@ class Experts(KeepsBuffers):
 
     Each forward casts the weights as they are then, of the experts that have tokens, unless
     octofold.nn.keep_casts() keeps the casts, of all. FP8 weights are buffers and have no gradients;
-    to(), half() and the like move them without converting them.
+    to(), half() and the like move them without converting them. save_pretrained() of other
+    libraries gets the numbers that they stand for.
     Raises InvalidArgumentError, which names the argument.
     """
 
     sides: Sides | None = None
     """Where tokens enter and leave, in a group of ranks of which each has a part of each expert.
     None: it is whole in this process."""
+
+    in_files: Stacks = Stacks()
+    """How save_pretrained() of other libraries is to write the weights."""
 
     _is_sharded = False
 
@@ -245,6 +251,29 @@ class Experts(KeepsBuffers):
             require_order(_NAME, name, value)
             self.__dict__["_is_sharded"] = True
         super().__setattr__(name, value)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        is_fp8 = isinstance(self.weight(self._names[1]), ScaledTensor)
+        if is_fp8 or self.in_files != Stacks():
+            give_as_files_have_them(destination, prefix, self._as_files_have_them)
+
+    def _as_files_have_them(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
+        """Weights, of FP8 their values of a dtype, and biases, by their names."""
+        values: dict[str, Tensor | None] = {}
+        ways = self.in_files.first_to_files, self.in_files.second_to_files
+        for name, to_files in zip(self._names, ways, strict=True):
+            weight = self.weight(name)
+            if isinstance(weight, ScaledTensor):
+                values[self._scale_name(name)] = None
+                weight = weight.dequantize(dtype)
+            values[name] = to_files(weight)
+            bias = getattr(self, f"{name}_bias")
+            if bias is not None:
+                values[f"{name}_bias"] = to_files(bias)
+        return values
 
     def _hold(
         self,

@@ -53,15 +53,39 @@ def give_numbers(
         return
     if getattr(getattr(writer, "hf_quantizer", None), "saves_codes", False):
         return  # the config that it writes tells its reader that they are codes
-    if codes.is_meta:
+    _require_memory(codes, f"{prefix}weight")
+    dtype = own_dtype if own_dtype in _WIDE else None
+    destination[f"{prefix}weight"] = numbers(dtype or _dtype_of(writer)).cpu()
+    destination.pop(f"{prefix}{scale_name}", None)
+
+
+def give_as_files_have_them(
+    destination: dict[str, Any],
+    prefix: str,
+    values: Callable[[torch.dtype], dict[str, Tensor | None]],
+) -> None:
+    """The same of several tensors that files have in another way: where save_pretrained() asks,
+    those of `values`, by their names, of a dtype, in place of those that a state_dict() has; None:
+    it has none of this name. A model that another library has quantized is written as it is."""
+    writer, of_adapters = _writer()
+    if writer is None or of_adapters or getattr(writer, "hf_quantizer", None) is not None:
+        return
+    for name, value in values(_dtype_of(writer)).items():
+        key = f"{prefix}{name}"
+        if value is None:
+            destination.pop(key, None)
+            continue
+        _require_memory(value, key)
+        destination[key] = value.detach().cpu().contiguous()
+
+
+def _require_memory(tensor: Tensor, name: str) -> None:
+    if tensor.is_meta:
         expected = (
             "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings back "
             "what is offloaded)"
         )
-        raise invalid_argument(_WRITER, "model", expected, f"'{prefix}weight' on meta")
-    dtype = own_dtype if own_dtype in _WIDE else None
-    destination[f"{prefix}weight"] = numbers(dtype or _dtype_of(writer)).cpu()
-    destination.pop(f"{prefix}{scale_name}", None)
+        raise invalid_argument(_WRITER, "model", expected, f"'{name}' on meta")
 
 
 def _writer() -> tuple[Any, bool]:

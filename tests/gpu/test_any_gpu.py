@@ -1,0 +1,165 @@
+"""One behaviour everywhere, on the GPU at hand and as an older one (OCTOFOLD_TARGET=sm_80): what
+layers with FP8 weights and experts become, and that they compute, in graphs too."""
+
+import copy
+
+import octofold
+import pytest
+from expert_support import choices
+from gpu_support import DEVICE, DTYPES, HALVES, captured, needs_gpu, skip_without, torch
+from layer_support import relative_error
+from octofold._layer_ways import EXPERTS, FP8, LINEAR, NATIVE, TRAINED, WEIGHT_ONLY
+from octofold.nn.recipes.kernels import way_of
+
+skip_without("products with FP8 weights")
+
+nn = octofold.nn
+TOKENS, HIDDEN, INNER, COUNT, SLOTS = 260, 512, 384, 12, 4
+GRANULARITIES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}
+LINEARS = way_of(LINEAR, FP8, DEVICE)
+STACKS = way_of(EXPERTS, FP8, DEVICE)
+
+
+def random(*shape, dtype=HALVES[0]):
+    return torch.randn(shape, device=DEVICE).to(DTYPES[dtype])
+
+
+def experts_of(recipe="blockwise", compute="weight-only", dtype=HALVES[0], **options):
+    """With FP8 weights and biases."""
+    first, second = (
+        octofold.quantize(random(COUNT, *shape) / 16, GRANULARITIES[recipe], matrices=COUNT)
+        for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
+    )
+    biases = random(COUNT, 2 * INNER, dtype=dtype) / 4, random(COUNT, HIDDEN, dtype=dtype) / 4
+    options = {"recipe": recipe, "compute": compute, **options}
+    return nn.Experts.from_weights(first, second, *biases, **options)
+
+
+def routing(tokens=TOKENS):
+    ids = choices((tokens,), COUNT, SLOTS, empty=2).to(DEVICE)
+    return ids, torch.rand((tokens, SLOTS), device=DEVICE)
+
+
+def step(module, x, dy, ids, weights):
+    module.zero_grad()
+    x, weights = (t.detach().clone().requires_grad_() for t in (x, weights))
+    y = module(x, ids, weights)
+    y.backward(dy)
+    return [y.detach(), x.grad, weights.grad, *[p.grad.clone() for p in module.parameters()]]
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu-oss"])
+@pytest.mark.parametrize("tokens", [TOKENS, 1])
+@pytest.mark.parametrize("dtype", [*HALVES, "float32"])
+@pytest.mark.parametrize("recipe", GRANULARITIES)
+def test_experts_with_16_bits_compute_what_the_cpu_does(recipe, dtype, tokens, activation):
+    module = experts_of(recipe, dtype=dtype, activation=activation)
+    ids, weights = routing(tokens)
+    x, dy = random(tokens, HIDDEN, dtype=dtype), random(tokens, HIDDEN, dtype=dtype)
+    reference = copy.deepcopy(module).cpu()
+    expected = step(reference, *[t.cpu() for t in (x, dy, ids, weights)])
+    for left, right in zip(step(module, x, dy, ids, weights), expected, strict=True):
+        assert left.dtype == right.dtype
+        assert relative_error(left.cpu(), right) < 0.02
+    with torch.no_grad():
+        assert relative_error(module(x, ids, weights).cpu(), expected[0]) < 0.01
+
+
+@needs_gpu
+@pytest.mark.parametrize("recipe", GRANULARITIES)
+def test_a_graph_over_forward_and_backward(recipe):
+    """Replayed with other tokens and routing; all to one expert, all to none."""
+    module = experts_of(recipe)
+    x, dy, (ids, weights) = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), routing()
+    graph, results = captured(lambda: step(module, x, dy, ids, weights))
+    for change in (
+        lambda: routing()[0],
+        lambda: torch.full_like(ids, 5),
+        lambda: torch.full_like(ids, -1),
+        lambda: routing()[0],
+    ):
+        ids.copy_(change())
+        x.copy_(random(TOKENS, HIDDEN))
+        graph.replay()
+        for left, right in zip(results, step(module, x, dy, ids, weights), strict=True):
+            assert torch.equal(left, right)
+
+
+@needs_gpu
+def test_does_not_synchronize():
+    module = experts_of()
+    arguments = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), *routing()
+    step(module, *arguments)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            step(module, *arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_experts_go_the_way_of_the_gpu():
+    module = experts_of(compute="auto")
+    exact = copy.deepcopy(module)
+    exact.compute = "weight-only"
+    arguments = random(TOKENS, HIDDEN), *routing()
+    with torch.no_grad():
+        y, expected = module(*arguments), exact(*arguments)
+    assert torch.equal(y, expected) == (STACKS.how == WEIGHT_ONLY)
+    assert relative_error(y, expected) < 0.08
+
+
+def test_trained_experts_go_the_way_of_the_gpu():
+    """In FP8, or as torch computes them."""
+    module = nn.Experts(HIDDEN, INNER, COUNT, bias=True, device=DEVICE, dtype=DTYPES[HALVES[0]])
+    reference = copy.deepcopy(module).cpu().float()
+    x, dy, (ids, weights) = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), routing()
+    expected = step(reference, *[t.cpu() for t in (x.float(), dy.float(), ids, weights)])
+    native = way_of(EXPERTS, TRAINED, DEVICE).how == NATIVE
+    for left, right in zip(step(module, x, dy, ids, weights), expected, strict=True):
+        assert relative_error(left.cpu(), right) < (0.05 if native else 0.12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("recipe", GRANULARITIES)
+def test_inference_layers_compute_anywhere(recipe, dtype):
+    linear = torch.nn.Linear(HIDDEN, INNER, device=DEVICE)
+    layer = nn.InferenceLinear.from_linear(linear, recipe)
+    weight = layer.scaled_weight.dequantize("float32")
+    for tokens in (1, 40, 300, 2000):
+        x, dy = random(tokens, HIDDEN, dtype=dtype), random(tokens, INNER, dtype=dtype)
+        x.requires_grad_()
+        y = layer(x)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        limit = 0.06 if LINEARS.how == NATIVE else 0.02
+        assert relative_error(y.float(), x.float() @ weight.t() + layer.bias) < limit
+        assert relative_error(dx.float(), dy.float() @ weight) < limit
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_conversion(trained):
+    model = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, INNER))
+    model = model.to(DEVICE, DTYPES[HALVES[0]]).requires_grad_(trained)
+    x = random(300, HIDDEN)
+    before = model(x).detach()
+    report = nn.convert(model)
+    native = LINEARS.how == NATIVE
+    kind = nn.Linear if native else torch.nn.Linear if trained else nn.InferenceLinear
+    assert all(type(layer) is kind for layer in model)
+    assert bool(report.left_alone) == (trained and not native)
+    y = model(x)
+    assert relative_error(y.detach(), before) < 0.08
+    if trained:
+        y.sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_layers_that_were_converted_elsewhere():
+    """On the CPU, which has FP8 products, before the model comes here."""
+    model = nn.convert(torch.nn.Sequential(torch.nn.Linear(HIDDEN, INNER))).model
+    mlp = nn.MLP(HIDDEN, INNER, norm="rms")
+    for module in (model, mlp):
+        module.to(DEVICE, DTYPES[HALVES[0]])
+        x = random(300, HIDDEN).requires_grad_()
+        module(x).sum().backward()
+        assert torch.isfinite(x.grad).all()
