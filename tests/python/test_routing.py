@@ -394,3 +394,5 @@ def test_opcheck(opcheck):
     opcheck(ops.combine, (y, positions, weights, c, out, False))
     opcheck(ops.combine, (y, positions, None, None, out, False))
     opcheck(ops.combine_gradient, (c, y, positions, weights))
+    halves = y[:, : y.shape[1] // 2].contiguous()
+    opcheck(ops.activation_dots, (halves, y, positions, weights, "swiglu"))
