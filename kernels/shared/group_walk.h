@@ -7,6 +7,15 @@
 
 namespace octofold::config {
 
+// The rows of whole tiles, of so many rows, in units which take as long full or not.
+constexpr int whole_tile_rows(int rows, int tile_rows, int unit) {
+  return ceil_divide(rows, unit) / (tile_rows / unit) * tile_rows;
+}
+
+// The first tile of a cluster among those of last rows, which are dealt from the last cluster on:
+// so those that have one whole tile less have one of these more, as often as not.
+constexpr int first_last_tile(int cluster, int clusters) { return clusters - 1 - cluster; }
+
 // Groups of rows: the tiles of one after those of another. How many tiles a group has is known once
 // its size has been read, so that a block reads them all, in order.
 //

@@ -32,17 +32,6 @@ struct TileSchedule {
   }
 };
 
-// ---- Rows that end anywhere: where a group's rows fill no whole number of tiles
-
-// The rows of whole tiles, of so many rows, in units which take as long full or not.
-constexpr int whole_tile_rows(int rows, int tile_rows, int unit) {
-  return ceil_divide(rows, unit) / (tile_rows / unit) * tile_rows;
-}
-
-// The first tile of a cluster among those of last rows, which are dealt from the last cluster on:
-// so those that have one whole tile less have one of these more, as often as not.
-constexpr int first_last_tile(int cluster, int clusters) { return clusters - 1 - cluster; }
-
 // Of D [m, n] in tiles of these sizes. (It takes numbers, not a configuration: a kernel that passes
 // its template argument on by reference reads it from memory, and nothing of it folds.)
 constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, int group_m) {

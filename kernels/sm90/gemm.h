@@ -57,11 +57,12 @@ __device__ void consume(const Sm90GemmParams& params, const SharedMemory<kConfig
   Consumer<typename P::Warpgroup, typename P::Order> consumer(smem, walk.has_stages());
   while (walk.has_tile()) {
     const Tile tile = walk.tile();
-    walk.advance();
+    if (kConfig.wait_ahead) walk.advance();  // others lack registers for a walk behind the tile
     Accumulators<kConfig> sums;
     consumer.sum_tile(tile, walk.has_stages(), sums);
     P::Cluster::reduce(smem, rank, sums);
     output.store(params, tile, rank, sums);
+    if (!kConfig.wait_ahead) walk.advance();
   }
   output.finish();
 }

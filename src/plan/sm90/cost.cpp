@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/shared/arithmetic.h"
+#include "kernels/shared/group_walk.h"
 #include "kernels/shared/tile_schedule.h"
 
 namespace octofold::plan::sm90 {
