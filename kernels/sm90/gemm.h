@@ -51,8 +51,7 @@ __device__ void consume(const Sm90GemmParams& params, const SharedMemory<kConfig
   const int rank = P::Cluster::rank();
   auto walk = walk_of<kConfig>(params);
   if (!walk.has_tile()) return;
-  // Before the consumer, whose waiting ahead would have the compiler compute the store's addresses
-  // between loads of scales: at 256×128 in slabs it then spilled a register.
+  // Before the consumer: behind it, whose waiting ahead came between, a register spilled in slabs.
   typename P::Store output(smem);
   Consumer<typename P::Warpgroup, typename P::Order> consumer(smem, walk.has_stages());
   while (walk.has_tile()) {
