@@ -21,8 +21,8 @@ constexpr int first_last_tile(int cluster, int clusters) { return clusters - 1 -
 //
 // A group's last row of tiles may have fewer sub-tiles than others, and takes less time. So it is
 // dealt out for itself, and a cluster has as many of either as any other, or one more. (By one
-// count for both, 32 groups of 179 to 333 rows take 1.3 times as long: where each has one whole
-// tile of rows and one that is not, every other block gets whole ones alone.)
+// count for both, where each group has one whole tile of rows and one that is not, every other
+// block gets whole ones alone: docs/notes/experts.md.)
 template <auto kConfig>
 class RowGroupWalk {
  public:

@@ -153,7 +153,8 @@ std::span<const Tiling> tilings_for(const GemmProblem& problem) {
 }
 
 // Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an int.
-constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
+// Rows are rounded up to a stage, or to whole tiles of clusters, of 256 rows at most.
+constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - 2 * config::kStageDepth;
 constexpr SizeLimits kLimits{
     .largest = kLargest, .most_tiles = kLargest / 4, .rows_of_a = 8, .rows_of_b = 64};
 
