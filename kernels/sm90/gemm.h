@@ -49,7 +49,7 @@ template <Sm90GemmConfig kConfig>
 __device__ void consume(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   using P = Policies<kConfig>;
   const int rank = P::Cluster::rank();
-  auto walk = walk_of<kConfig>(params);
+  typename P::Tiles walk(params, smem);
   if (!walk.has_tile()) return;
   // Before the consumer: behind it, whose waiting ahead came between, a register spilled in slabs.
   typename P::Store output(smem);

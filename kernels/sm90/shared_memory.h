@@ -42,6 +42,15 @@ struct SharedMemory {
   __device__ unsigned box_full(int place) const { return full(2 * kConfig.stages + 3 + place); }
   __device__ unsigned box_summed(int place) const { return box_full(kConfig.boxes + place); }
 
+  // Tiles that the producer passes to the consumers: one is there; all warps have read it.
+  __device__ unsigned tile(int place) const {
+    return base + kLayout.tiles + place * config::kPassedTileBytes;
+  }
+  __device__ unsigned tile_full(int place) const { return box_summed(kConfig.boxes + place); }
+  __device__ unsigned tile_empty(int place) const {
+    return tile_full(config::kPassedTiles + place);
+  }
+
   // The first warp. `producers`: arrivals that make a stage full.
   __device__ void init_barriers(unsigned producers) const {
     constexpr unsigned kConsumerWarps = kConfig.consumer_threads() / 32;
@@ -54,6 +63,10 @@ struct SharedMemory {
     if (stage < kConfig.boxes) {
       ptx::mbarrier_init(box_full(stage), 1);
       ptx::mbarrier_init(box_summed(stage), kConsumerWarps);
+    }
+    if (kConfig.passes_tiles() && stage < config::kPassedTiles) {
+      ptx::mbarrier_init(tile_full(stage), 1);
+      ptx::mbarrier_init(tile_empty(stage), kConsumerWarps);
     }
     if (stage == 0) {
       ptx::mbarrier_init(output_full(), kConsumerWarps);

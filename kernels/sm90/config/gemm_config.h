@@ -28,6 +28,9 @@ inline constexpr int kSubTileRows = 64;
 // How many sub-tiles hold so many rows, perhaps none.
 constexpr int sub_tiles_of(int rows) { return rows > 0 ? ceil_divide(rows, kSubTileRows) : 0; }
 
+// Tiles that producers may be ahead of consumers, where these are told them.
+inline constexpr int kPassedTiles = 8;
+
 // A tile's rows and columns are those of the instruction: rows of A and rows of B, or of B and A
 // where they are swapped.
 struct Sm90GemmConfig {
@@ -120,6 +123,8 @@ struct Sm90GemmConfig {
   }
   // A cluster's tile takes the less time the fewer of these its rows are.
   constexpr int row_unit() const { return loads_sub_tiles() ? kSubTileRows : cluster_tile_rows(); }
+  // Whether consumers are told their tiles (pass_tiles.h) or find them.
+  constexpr bool passes_tiles() const { return groups_rows(work) && load == OperandLoad::kTma; }
   // Whether D's rows are in groups, which TMA stores no further than they go.
   constexpr bool stores_groups() const { return has_groups(work) && store != OutputStore::kDirect; }
   // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by

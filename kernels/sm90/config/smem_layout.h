@@ -7,6 +7,9 @@
 
 namespace octofold::config {
 
+// Of a tile that the producer passes to the consumers.
+inline constexpr int kPassedTileBytes = 32;
+
 // Where everything lies in a block's shared memory. Offsets in bytes.
 struct Sm90SmemLayout {
   int output = 0;         // what the block stores of D: boxes, one after another
@@ -16,6 +19,7 @@ struct Sm90SmemLayout {
   int column_scales = 0;  // [stages][…]
   int unaligned = 0;      // [2][rows and columns][kUnalignedRow]: copied, not yet shifted
   int slices = 0;         // [block][sums / 4][thread][4]: of the others that share the tile
+  int tiles = 0;          // [kPassedTiles][8]: of pass_tiles.h
   int barriers = 0;
   int total = 0;
 
@@ -66,10 +70,13 @@ struct Sm90SmemLayout {
       unaligned_bytes = (config.tile_rows + config.tile_columns) * kUnalignedRow;
       slices += 2 * unaligned_bytes;
     }
-    barriers = slices + (config.split_k - 1) * config.slices().bytes();
+    tiles = slices + (config.split_k - 1) * config.slices().bytes();
+    const int passed = config.passes_tiles() ? kPassedTiles : 0;
+    barriers = tiles + passed * kPassedTileBytes;
     // full and empty of each stage; full and empty of the tile of D; full of the slices; of each
-    // box that C comes to whether it is there, and whether it is summed
-    total = barriers + (2 * config.stages + 3 + 2 * config.boxes) * 8;
+    // box that C comes to whether it is there, and whether it is summed; full and empty of each
+    // tile that is passed
+    total = barriers + (2 * config.stages + 3 + 2 * config.boxes + 2 * passed) * 8;
   }
 };
 
