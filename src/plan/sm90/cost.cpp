@@ -37,7 +37,7 @@ double stage_factor(const Sm90GemmConfig& config) {
   if (config.order == config::ConsumerOrder::kPingPong) {
     return config.multicast_blocks() > 1 ? 1.36 : 1.3;
   }
-  return config.wait_ahead && config.tile_columns <= 96 ? 1.42 : 1.7;
+  return config.wait_ahead && config.tile_columns <= 96 ? 1.5 : 1.7;
 }
 
 // Where rows of A are in groups: work and memory overlap less, a tile takes more µs, and a stage so
