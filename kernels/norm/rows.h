@@ -1,9 +1,8 @@
 // Norms of rows by groups of threads: the residual is added, then come the row's statistics, its
 // normalized values, and their cast, with a scale for the row or for each 128 columns of it, or
-// these values themselves. A row
-// goes to 32 to 512 threads, four vectors of 16 bytes to each, held in registers from the first of
-// these steps to the last, packed as they were read; a row that does not fit is read again for
-// each.
+// these values themselves. A row goes to 32 to 512 threads, four vectors of 16 bytes to each, held
+// in registers from the first of these steps to the last, packed as they were read; a row that does
+// not fit is read again for each.
 //
 // What binds norms is issue, not memory: some 36 of 50 µs are instructions (counted), where memory
 // takes 43. Tried and lost: blocks that stay, with the next rows in a ring in shared memory
