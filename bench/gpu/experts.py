@@ -201,7 +201,7 @@ def tasks(options, run: Run):
     for section in options.sections:
         layers = LAYERS if run.on_gpu else TINY_LAYERS
         if section in ("few", "kept") and run.on_gpu:
-            layers = FEW_TOKENS if section == "few" else (*FEW_TOKENS, *LAYERS)
+            layers = FEW_TOKENS if section == "few" else dict.fromkeys((*FEW_TOKENS, *LAYERS))
         if section == "host":
             layers = HOST_LAYERS if run.on_gpu else TINY_LAYERS[:1]
         trains = section in ("few", "kept")

@@ -21,6 +21,7 @@
 #include "octofold/info.h"
 #include "octofold/kernel_cache.h"
 #include "octofold/log.h"
+#include "octofold/norm.h"
 #include "octofold/norm_gradient.h"
 #include "octofold/routing.h"
 #include "octofold/scale_layout.h"

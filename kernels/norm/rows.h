@@ -1,5 +1,6 @@
 // Norms of rows by groups of threads: the residual is added, then come the row's statistics, its
-// normalized values, and their cast, with a scale for the row or for each 128 columns of it. A row
+// normalized values, and their cast, with a scale for the row or for each 128 columns of it, or
+// these values themselves. A row
 // goes to 32 to 512 threads, four vectors of 16 bytes to each, held in registers from the first of
 // these steps to the last, packed as they were read; a row that does not fit is read again for
 // each.
@@ -67,7 +68,9 @@ class NormRows {
       params_.rstd[row_] = rstd_;
       if constexpr (kConfig.form.centres()) params_.mean[row_] = mean_;
     }
-    if constexpr (kConfig.casts) {
+    if constexpr (kConfig.output == config::NormOutput::kNumbers) {
+      store_numbers();
+    } else if constexpr (kConfig.casts()) {
       if constexpr (kBlockScales) {
         cast_blocks();
       } else {
@@ -222,6 +225,17 @@ class NormRows {
         normalize<kConfig.form, kIn>(operands, mean_, rstd_, exist(col, i), x_[i]);
       }
     }
+  }
+
+  __device__ void store_numbers() {
+    Input* y = static_cast<Input*>(params_.y) + row_ * params_.y_stride;
+    for_each_chunk([&](long long col) {
+      normalize_held(col);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        cast::store<Input, kConfig.vector_loads, kVector>(y + column(col, i), exist(col, i), x_[i]);
+      }
+    });
   }
 
   // One scale for the row.

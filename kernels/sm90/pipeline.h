@@ -24,15 +24,25 @@ struct AwaitRows {  // before a tile's rows of A are read: await_rows.h, where t
   __device__ void await(const Sm90GemmParams&, const Tile&) {}
 };
 
+// Tells consumers of each tile, and whether more follow: pass_tiles.h, where they do not walk.
+template <Sm90GemmConfig kConfig, bool kPasses = kConfig.passes_tiles()>
+struct TileSender {
+  __device__ explicit TileSender(const SharedMemory<kConfig>&) {}
+  __device__ void send(const Tile&, bool) {}
+};
+
 // Calls load(stage, tile, k) for each stage that this block fills, as soon as it is empty.
 template <Sm90GemmConfig kConfig, typename Load>
 __device__ void for_each_stage(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                                Load&& load) {
   RingPosition<kConfig.stages> position;
   AwaitRows<kConfig> rows;
-  for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
+  TileSender<kConfig> consumers(smem);
+  for (auto walk = walk_of<kConfig>(params); walk.has_tile();) {
     const Tile tile = walk.tile();
     rows.await(params, tile);
+    walk.advance();
+    consumers.send(tile, walk.has_tile());
 #pragma unroll 1
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);

@@ -15,6 +15,7 @@
 #include "kernels/sm90/order_alternating.h"
 #include "kernels/sm90/order_fast.h"
 #include "kernels/sm90/order_ping_pong.h"
+#include "kernels/sm90/pass_tiles.h"
 #include "kernels/sm90/scales_mirrored.h"
 #include "kernels/sm90/split_k.h"
 #include "kernels/sm90/store_directly.h"
@@ -69,6 +70,10 @@ struct Policies {
                        Otherwise<LoadByTma<kConfig, Rows, Columns>>>;
   static constexpr unsigned kArrivalsOfStage =
       Load::kArrivals + RowScaleLoad::kScaleArrivals + Columns::kScaleArrivals;
+
+  // Who finds the consumers' tiles.
+  using Tiles =
+      FirstOf<When<kConfig.passes_tiles(), PassedTiles<kConfig>>, Otherwise<WalkedTiles<kConfig>>>;
 
   // What the products overlap with.
   using ColumnScaleValues = FirstOf<When<kConfig.gated.exists, GatedColumnScales<kConfig>>,

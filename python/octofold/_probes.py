@@ -23,7 +23,7 @@ from ._ops.grouped_gemm_weight_only import (
     grouped_gemm_weight_only_gradient,
 )
 from ._ops.groups import Depth, Masked, Rows
-from ._ops.norm_gradient import norm_gradient
+from ._ops.norms import norm, norm_gradient
 from ._ops.quantize import quantize
 from ._ops.routing import (
     activation_dots,
@@ -246,6 +246,11 @@ def _cast_normed(put: Put, out: str) -> Any:
     return casts.rows, casts.norm.rstd
 
 
+def _norm(put: Put) -> Any:
+    normed = norm(Normed(put(_a("numbers")), put(_factors(256))))
+    return normed.y, normed.norm.rstd
+
+
 def _norm_gradient(put: Put) -> Any:
     gradient, x = _operand("numbers", 48, 256), _a("numbers")
     rstd = x.square().mean(1).rsqrt()
@@ -290,7 +295,7 @@ _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
     for problem in (
         *(_convert_dtype, _transpose, _quantize, _cast, _dequantize),
         *(_cast_activated, _cast_activation_gradient, _cast_gathered),
-        *(_cast_normed, _norm_gradient),
+        *(_cast_normed, _norm, _norm_gradient),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
         _activation_dots,
         *(_dot, _gemm_weight_only, _gemm_weight_only_gradient, _attention),

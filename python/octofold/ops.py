@@ -13,7 +13,7 @@ from ._ops.dot import dot
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm_weight_only import gemm_weight_only_gradient
 from ._ops.grouped_gemm_weight_only import grouped_gemm_weight_only_gradient
-from ._ops.norm_gradient import NormGradients, norm_gradient
+from ._ops.norms import NormedRows, NormGradients, norm, norm_gradient
 from ._ops.routing import (
     Routing,
     TopK,
@@ -36,6 +36,7 @@ __all__ = [
     "NormGradients",
     "NormStatistics",
     "Normed",
+    "NormedRows",
     "Routing",
     "Target",
     "TopK",
@@ -51,6 +52,7 @@ __all__ = [
     "gated_gemm",
     "gemm_weight_only_gradient",
     "grouped_gemm_weight_only_gradient",
+    "norm",
     "norm_gradient",
     "pack",
     "scale_shape",

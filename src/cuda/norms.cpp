@@ -1,6 +1,7 @@
 #include "cuda/norms.h"
 
 #include <cstdint>
+#include <optional>
 
 #include "cuda/cast_views.h"
 #include "cuda/norm_views.h"
@@ -18,24 +19,26 @@ bool casts_too(const CastTargets& targets) {
                                 targets.rows->scales == ScaleSource::kGiven || targets.rows->amax);
 }
 
-}  // namespace
-
-bool normalize(Device& device, const Normed& source, const CastTargets& targets,
-               const config::CastFormat& format, Stream stream) {
+// Statistics and sum, and with a y that, or codes.
+void launch(Device& device, const Normed& source, const MutableTensorView* y,
+            const std::optional<CastTarget>& codes, const config::CastFormat& format,
+            Stream stream) {
+  using config::NormOutput;
   const TensorView& x = source.x;
   const std::int64_t rows = x.shape[0];
-  const bool casts = casts_too(targets);
-  const config::NormForm form = form_of(source.kind, source.operands, x.dtype);
-  const bool aligned_operands = operands_are_aligned(source.operands);
+  const bool is_whole = y != nullptr || codes;
   plan::NormProblem problem{.rows = rows,
                             .cols = x.shape[1],
-                            .form = form,
+                            .form = form_of(source.kind, source.operands, x.dtype),
                             .adds_residual = source.residual.has_value(),
-                            .casts = casts,
+                            .output = y != nullptr
+                                          ? NormOutput::kNumbers
+                                          : (codes ? NormOutput::kCodes : NormOutput::kNothing),
                             .format = format};
   problem.inputs_are_aligned = is_aligned(x, 16) && is_aligned(source.residual, 16) &&
-                               is_aligned(source.sum, 16) && (aligned_operands || !casts);
-  problem.codes_are_aligned = !casts || codes_are_aligned(targets.rows);
+                               is_aligned(source.sum, 16) && (y == nullptr || is_aligned(*y, 16)) &&
+                               (!is_whole || operands_are_aligned(source.operands));
+  problem.codes_are_aligned = !codes || codes_are_aligned(codes);
   config::NormParams params{.x = x.data,
                             .x_stride = x.strides[0],
                             .residual = data_of(source.residual),
@@ -48,11 +51,25 @@ bool normalize(Device& device, const Normed& source, const CastTargets& targets,
                             .rstd = static_cast<float*>(source.rstd.data),
                             .mean = floats_of(source.mean),
                             .operands = operands_of(source.operands, rows),
-                            .target = {}};
-  if (casts) params.target = target_of(targets.rows);
+                            .target = {},
+                            .y = y != nullptr ? y->data : nullptr,
+                            .y_stride = y != nullptr ? y->strides[0] : 0};
+  if (codes) params.target = target_of(codes);
   device.prepared(problem, [&] { return plan::plan_norm(problem, device.gpu()); })
       .launch(stream, &params);
+}
+
+}  // namespace
+
+bool normalize(Device& device, const Normed& source, const CastTargets& targets,
+               const config::CastFormat& format, Stream stream) {
+  const bool casts = casts_too(targets);
+  launch(device, source, nullptr, casts ? targets.rows : std::nullopt, format, stream);
   return casts;
+}
+
+void norm(Device& device, const Normed& source, const MutableTensorView& y, Stream stream) {
+  launch(device, source, &y, std::nullopt, {.in = y.dtype}, stream);
 }
 
 void norm_gradient(Device& device, const NormGradientArguments& arguments,

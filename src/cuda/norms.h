@@ -2,6 +2,7 @@
 #pragma once
 
 #include "octofold/cast_targets.h"
+#include "octofold/norm.h"
 #include "octofold/norm_gradient.h"
 
 #include "cuda/device.h"
@@ -13,6 +14,9 @@ namespace octofold::cuda {
 /// targets, as it does where it can.
 bool normalize(Device& device, const Normed& source, const CastTargets& targets,
                const config::CastFormat& format, Stream stream);
+
+/// octofold::norm() of a checked source, to a checked matrix on `device`.
+void norm(Device& device, const Normed& source, const MutableTensorView& y, Stream stream);
 
 /// octofold::norm_gradient() on checked matrices that lie on `device`.
 void norm_gradient(Device& device, const NormGradientArguments& arguments,

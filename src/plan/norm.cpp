@@ -14,6 +14,7 @@ using config::NormBackwardConfig;
 using config::NormForm;
 using config::NormGradientConfig;
 using config::NormOperand;
+using config::NormOutput;
 using config::NormRowConfig;
 
 // Warps that hold so many vectors, `each` to a thread.
@@ -61,14 +62,14 @@ NormRowConfig norm_row_config(const NormProblem& problem) {
   const std::int64_t vector = problem.format.vector();
   NormRowConfig config{.form = problem.form,
                        .adds_residual = problem.adds_residual,
-                       .casts = problem.casts,
+                       .output = problem.output,
                        .format = problem.format};
-  if (!config.casts) {  // kernels are shared where nothing is read of it
-    config.format = {.in = problem.format.in};
-    config.form = {.kind = problem.form.kind};
-  }
+  // Kernels are shared where nothing is read of it.
+  if (!config.casts()) config.format = {.in = problem.format.in};
+  if (config.output == NormOutput::kNothing) config.form = {.kind = problem.form.kind};
   config.vector_loads = problem.inputs_are_aligned && problem.cols % vector == 0;
-  config.vector_stores = !config.casts || (problem.codes_are_aligned && problem.cols % vector == 0);
+  config.vector_stores =
+      !config.casts() || (problem.codes_are_aligned && problem.cols % vector == 0);
   const bool in_vectors = config.vector_loads && config.vector_stores;
   const int most_threads = in_vectors ? 512 : 256;
   const std::int64_t vectors = ceil_divide(problem.cols, vector);
@@ -80,13 +81,14 @@ NormRowConfig norm_row_config(const NormProblem& problem) {
   config.reread = vectors > std::int64_t{each} * config.threads_per_row;
   // A weight as wide as x, and no residual: there is room for it.
   config.early_operands =
-      config.casts && in_vectors && !config.reread && each <= 4 && !config.adds_residual &&
+      config.output != NormOutput::kNothing && in_vectors && !config.reread && each <= 4 &&
+      !config.adds_residual &&
       config.form == NormForm{.kind = config.form.kind, .weight = NormOperand::kInputType};
   return config;
 }
 
 NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu) {
-  constexpr const char* kOperation = "cast";
+  const char* const kOperation = problem.output == NormOutput::kNumbers ? "norm" : "cast";
   require_kernels(Operation::kNorm, kOperation, gpu);
   const NormRowConfig config = norm_row_config(problem);
   const std::int64_t blocks = ceil_divide(problem.rows, config.rows_per_block());

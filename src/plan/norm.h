@@ -11,15 +11,16 @@
 
 namespace octofold::plan {
 
-/// Forward, as CastProblem has casts: the kernel that finds the statistics, and casts where it can.
+/// Forward: the kernel that finds the statistics, and writes y or, where it can, the cast of it.
 struct NormProblem {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   config::NormForm form{};
   bool adds_residual = false;
-  bool casts = true;  ///< row_kernel_casts(); else tiles do, from what this kernel leaves
+  /// kCodes: row_kernel_casts(); kNothing: tiles cast, from what this kernel leaves.
+  config::NormOutput output = config::NormOutput::kCodes;
   config::CastFormat format{};
-  /// Whether addresses and row strides of all that is read, and of the sum, are multiples of 16
+  /// Whether addresses and row strides of all that is read, of the sum and of y are multiples of 16
   /// bytes, and those of the codes of 8.
   bool inputs_are_aligned = true;
   bool codes_are_aligned = true;
@@ -30,7 +31,7 @@ struct NormProblem {
     field("cols", cols);
     field("form", form);
     field("adds_residual", adds_residual);
-    field("casts", casts);
+    field("output", output);
     field("format", format);
     field("inputs_are_aligned", inputs_are_aligned);
     field("codes_are_aligned", codes_are_aligned);

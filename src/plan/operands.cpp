@@ -32,6 +32,7 @@ constexpr OperationRule kRules[] = {
     {"cast_activation_gradient", Operation::kCast, {{kActivated, kCast}}},
     {"cast_gathered", Operation::kCast, {{kCast}}},
     {"cast_normed", Operation::kNorm, {{kCast}}},
+    {"norm", Operation::kNorm, {}},
     {"norm_gradient", Operation::kNorm, {}},
     {"top_k", Operation::kRouting, {}},
     {"top_k_gradient", Operation::kRouting, {}},

@@ -249,12 +249,12 @@ def flat(results):
 
 
 def norm(x, operands, options):
-    """Casts, sum and statistics; few codes differ by one step."""
+    """Casts, sum, statistics and numbers; few codes differ by one step."""
 
     def run(x, operands):
         source = octofold.ops.Normed(x, **operands, residual=x, kind="layer")
         casts = cast_with(source, **options)
-        return [*casts[:2], *casts.norm]
+        return [*casts[:2], *casts.norm, octofold.ops.norm(source).y]
 
     on_device = {name: operand.to(DEVICE) for name, operand in operands.items()}
     return flat(run(x.to(DEVICE), on_device)), flat(run(x, operands))

@@ -74,6 +74,9 @@ def check(x, operands, kind, options, residual=None):
         assert (cast is not None) == (targets in (target, "both"))
         if cast is not None:
             assert cast.equals(cast_side(y, octofold.Format(**options), target == "transposed"))
+    numbers = octofold.ops.norm(octofold.ops.Normed(x, **operands, kind=kind))
+    assert_same_bits(numbers.y, y)
+    assert_same_bits(numbers.norm.rstd, result.norm.rstd)
     return result
 
 
@@ -296,6 +299,9 @@ def test_same_input_same_bits(draw):
         )
         casts = [part for cast in norm[:2] for part in (cast.data, cast.scale.contiguous())]
         return [*casts, norm.norm.sum, norm.norm.rstd, norm.norm.mean, *gradients]
+
+    numbers = octofold.ops.norm(octofold.ops.Normed(x, **operands, residual=residual, kind=kind))
+    assert_same_bits(numbers.norm.sum, run()[4])
 
     first = run()
     for _ in range(10):

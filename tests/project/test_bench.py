@@ -31,6 +31,10 @@ ON_A_CPU = {
         ["--no-torchao", "--no-compiled", "--recipes", "rowwise", "--tokens", "3"],
         {"layer", "products", "block", "inference", "host"},
     ),
+    "transformers_experts.py": (
+        ["--layers", "1", "--only", "eager", "parts"],
+        {"eager", "parts"},
+    ),
     "weight_casts.py": ([], {"weight casts", "host"}),
     "weight_only.py": ([], {"weight-only"}),
     "grouped_weight_only.py": ([], {"grouped-weight-only"}),

@@ -7,8 +7,8 @@ import pytest
 from casting import GRANULARITIES, cast_side, formats, sides_of
 from octofold._core.dtypes import dtype_name
 from octofold._core.library import library
-from octofold._ops.norm_gradient import _workspace_rows
-from octofold.ops import Normed, cast, norm_gradient
+from octofold._ops.norms import _workspace_rows
+from octofold.ops import Normed, cast, norm, norm_gradient
 
 torch = pytest.importorskip("torch")
 import reference_norms as reference  # noqa: E402
@@ -34,6 +34,9 @@ def test_is_the_cast_of_the_norm(form, dtype, normal):
             assert casts.norm.sum is None
             assert (casts.norm.mean is None) == (kind == "rms")
             y = reference.apply(x, casts.norm.mean, casts.norm.rstd, operands).to(dtype)
+            numbers = norm(source)
+            assert torch.equal(numbers.y, y)
+            assert torch.equal(numbers.norm.rstd, casts.norm.rstd)
             assert len(sides_of(casts)) == (2 if targets == "both" else 1)
             for one, transpose in sides_of(casts):
                 assert one.equals(cast_side(y, format, transpose))
@@ -80,6 +83,9 @@ def test_residual_is_added_first(form, dtype, normal):
     for targets in (*pairs, {"rows": "1x128", "transposed": "channel"}):
         result = cast(Normed(x, residual=residual, **operands, kind=kind), **targets)
         assert torch.equal(result.norm.sum, total)
+        numbers = norm(Normed(x, residual=residual, **operands, kind=kind))
+        assert torch.equal(numbers.norm.sum, total)
+        assert torch.equal(numbers.y, norm(Normed(total, **operands, kind=kind)).y)
         alone = cast(Normed(total, **operands, kind=kind), **targets)
         assert torch.equal(result.norm.rstd, alone.norm.rstd)
         for one, expected in zip(result[:2], alone[:2], strict=True):
@@ -96,6 +102,8 @@ def test_numpy_arrays(rng):
     np.testing.assert_array_equal(result.norm.sum, x + 1)
     np.testing.assert_array_equal(result.norm.rstd, expected.norm.rstd.numpy())
     np.testing.assert_array_equal(result.rows.scale, expected.rows.scale.numpy())
+    numbers = norm(Normed(x, weight, residual=residual, epsilon=np.float32(1)))
+    np.testing.assert_array_equal(numbers.y, norm(Normed(x8 + 1, weight8, epsilon=1)).y.numpy())
     gradients = norm_gradient(x, result.norm.sum, result.norm.rstd, weight=weight)
     assert isinstance(gradients.dx, np.ndarray)
     assert gradients.d_weight.shape == (300,)
@@ -112,9 +120,13 @@ def test_leading_dimensions_and_strides(normal):
     )
     rstd = result.norm.rstd
     assert torch.equal(rstd, flat.norm.rstd)
+    y = norm(Normed(x, weight)).y
+    assert y.shape == x.shape
+    assert torch.equal(y.view(24, 300), norm(Normed(x.view(24, 300), weight)).y)
     wide = normal(24, 400)
     wide[:, 50:350] = x.view(24, 300)
     assert cast_side(Normed(wide[:, 50:350], weight), "1x128").equals(flat.rows)
+    assert torch.equal(norm(Normed(wide[:, 50:350], weight)).y, y.view(24, 300))
     row = normal(1, 300)
     expected = cast_side(Normed(row.expand(3, 300).contiguous()), "1x128")
     assert cast_side(Normed(row.expand(3, 300)), "1x128").equals(expected)
@@ -222,9 +234,16 @@ BAD_NORMS = [
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_NORMS, ids=[m for _, m in BAD_NORMS])
 def test_bad_input_is_named(arguments, message):
-    with pytest.raises(octofold.InvalidArgumentError) as error:
-        cast(Normed(**{"x": X, **arguments}), rows="1x128")
-    assert message in str(error.value)
+    source = Normed(**{"x": X, **arguments})
+    for operation in (lambda: cast(source, rows="1x128"), lambda: norm(source)):
+        with pytest.raises(octofold.InvalidArgumentError) as error:
+            operation()
+        assert message in str(error.value)
+
+
+def test_a_source_that_is_no_norm_is_named():
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'source': expected an ops\.Normed"):
+        norm(X)
 
 
 BAD_GRADIENTS = [
@@ -258,8 +277,9 @@ def test_compiles(normal):
     def block(x, weight, residual):
         source = Normed(x, weight, residual=residual, epsilon=1e-5)
         rows, transposed, *_, (total, rstd, _) = cast(source, **formats("1x128", "both"))
-        gradients = norm_gradient(x, total, rstd, weight=weight)
-        return rows.data, transposed.scale, total, *gradients[:2]
+        y = norm(Normed(total, weight, epsilon=1e-5)).y
+        gradients = norm_gradient(y, total, rstd, weight=weight)
+        return rows.data, transposed.scale, total, y, *gradients[:2]
 
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
     eager = block(x, weight, residual)
@@ -282,9 +302,9 @@ def test_opcheck_norms(opcheck, with_all, normal):
     x, rows = normal(130, 300), (codes, torch.empty(130, 3), None, None)
     if with_all:
         vectors, batches = (normal(300), normal(300)), (normal(2, 300), normal(2, 300))
-        residual, total, mean, norm = normal(130, 300), normal(130, 300), normal(130), "layer"
+        residual, total, mean, kind = normal(130, 300), normal(130, 300), normal(130), "layer"
     else:
-        vectors, batches, residual, total, mean, norm = (
+        vectors, batches, residual, total, mean, kind = (
             (None, None),
             (None, None),
             *[None] * 3,
@@ -292,7 +312,8 @@ def test_opcheck_norms(opcheck, with_all, normal):
         )
     statistics = normal(130), mean
     inputs = x, *vectors, residual, *batches
-    options = norm, 1e-6, "1x128", None, None, "saturate", "te", None, "amax" if with_all else None
+    opcheck(torch.ops.octofold.norm, (*inputs, normal(130, 300), total, *statistics, kind, 1e-6))
+    options = kind, 1e-6, "1x128", None, None, "saturate", "te", None, "amax" if with_all else None
     columns = (None, torch.zeros(300), torch.zeros(2, 300)) if with_all else (None, None, None)
     written = *rows, *columns, total, *statistics
     opcheck(torch.ops.octofold.cast_normed, (*inputs, *[None] * 7, *written, *options))
@@ -301,5 +322,5 @@ def test_opcheck_norms(opcheck, with_all, normal):
     gradients = [None if operand is None else torch.empty_like(operand) for operand in operands]
     workspace = normal(library.norm_workspace_rows(300, 2), 300) if with_all else None
     inputs = normal(130, 300), x, *statistics, *operands, residual
-    arguments = (*inputs, normal(130, 300), *gradients, workspace, norm)
+    arguments = (*inputs, normal(130, 300), *gradients, workspace, kind)
     opcheck(torch.ops.octofold.norm_gradient, arguments)

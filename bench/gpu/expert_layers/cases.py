@@ -43,11 +43,13 @@ LAYERS = (
     Layer(8192, 32, 6, 4096, 2048, trains=False),
     Layer(8192, 48, 6, 7168, 3072, trains=False),
 )
-# Where casts of weights weigh most: Qwen3-30B-A3B's experts, and twice as many smaller ones.
+# Where casts of weights weigh most: Qwen3-30B-A3B's experts, and twice as many smaller ones; and
+# where they weigh less.
 FEW_TOKENS = (
     Layer(64, 128, 8, 2048, 768),
     Layer(512, 128, 8, 2048, 768),
     Layer(4096, 256, 8, 2048, 512),
+    Layer(8192, 128, 8, 2048, 768),
 )
 TINY_LAYERS = (Layer(48, 4, 2, 256, 128), Layer(40, 3, 1, 128, 256, trains=False))
 

@@ -21,6 +21,22 @@ constexpr const char* word(NormOperand operand) {
   return "?";
 }
 
+// What a kernel of rows writes beside statistics and the sum.
+enum class NormOutput {
+  kNothing,
+  kCodes,    // the cast of y
+  kNumbers,  // y, in the type of x
+};
+
+constexpr const char* word(NormOutput output) {
+  switch (output) {
+    case NormOutput::kNothing: return "";
+    case NormOutput::kCodes: return "codes";
+    case NormOutput::kNumbers: return "numbers";
+  }
+  return "?";
+}
+
 // y = (x - mean) · rstd · weight + bias, then · (1 + scale) + shift: what of it there is. The mean
 // is kLayer's only.
 struct NormForm {

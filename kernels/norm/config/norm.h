@@ -10,15 +10,15 @@ namespace octofold::config {
 
 constexpr int at_least_one(int count) { return count < 1 ? 1 : count; }
 
-// Rows to groups of threads: their statistics, the sum with a residual, and the cast where what
-// shares a scale is a row or a part of it.
+// Rows to groups of threads: their statistics, the sum with a residual, and y, itself or cast where
+// what shares a scale is a row or a part of it.
 struct NormRowConfig {
   NormForm form{};
   bool adds_residual = false;
-  bool casts = true;  // else statistics and the sum only
+  NormOutput output = NormOutput::kCodes;
   CastFormat format{};
 
-  // Whether all that is read, and the sum, can be accessed in whole vectors; and the codes.
+  // Whether all that is read, the sum and y can be accessed in whole vectors; and the codes.
   bool vector_loads = true;
   bool vector_stores = true;
 
@@ -37,7 +37,7 @@ struct NormRowConfig {
   constexpr void visit(Visit&& field) const {
     field("form", form);
     field("adds_residual", adds_residual);
-    field("casts", casts);
+    field("output", output);
     field("format", format);
     field("vector_loads", vector_loads);
     field("vector_stores", vector_stores);
@@ -48,6 +48,7 @@ struct NormRowConfig {
   }
   friend constexpr bool operator==(const NormRowConfig&, const NormRowConfig&) = default;
 
+  constexpr bool casts() const { return output == NormOutput::kCodes; }
   constexpr int rows_per_block() const { return at_least_one(128 / threads_per_row); }
   constexpr int threads() const { return rows_per_block() * threads_per_row; }
   // Threads that hold the 128 columns of a block scale.
@@ -65,7 +66,7 @@ struct NormRowConfig {
   // Null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const {
     if (const char* reason = format.invalid_reason()) return reason;
-    if (casts && format.granularity != Granularity::kChannel &&
+    if (casts() && format.granularity != Granularity::kChannel &&
         format.granularity != Granularity::kBlock1x128) {
       return "a kernel of rows casts with channel or 1x128 scales only";
     }
@@ -76,8 +77,9 @@ struct NormRowConfig {
         vectors_per_thread != 8) {
       return "vectors_per_thread has to be 1, 2, 4 or 8";
     }
-    if (early_operands && (reread || !casts))
-      return "operands can be loaded early only for a row that stays in registers and is cast";
+    if (early_operands && (reread || output == NormOutput::kNothing)) {
+      return "operands can be loaded early only for a row that stays in registers and is written";
+    }
     return nullptr;
   }
 };

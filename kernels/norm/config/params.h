@@ -21,6 +21,8 @@ struct NormParams {
   float* mean;  // [rows]
   NormOperands operands;
   CastTarget target;  // [rows, cols]
+  void* y;            // [rows, cols], of x's type
+  long long y_stride;
 };
 
 // Backward: dx, and in the workspace sums over the rows of each block.

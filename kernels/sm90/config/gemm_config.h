@@ -120,6 +120,8 @@ struct Sm90GemmConfig {
   }
   // A cluster's tile takes the less time the fewer of these its rows are.
   constexpr int row_unit() const { return loads_sub_tiles() ? kSubTileRows : cluster_tile_rows(); }
+  // Whether consumers are told their tiles (pass_tiles.h) or find them.
+  constexpr bool passes_tiles() const { return groups_rows(work) && load == OperandLoad::kTma; }
   // Whether D's rows are in groups, which TMA stores no further than they go.
   constexpr bool stores_groups() const { return has_groups(work) && store != OutputStore::kDirect; }
   // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by

@@ -4,6 +4,7 @@ memory.
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from .._core.calls import Op
@@ -18,7 +19,7 @@ GATED: Final = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 
 
 class NormStatistics(NamedTuple):
-    """The statistics that a cast of a norm computes beside it, for norm_gradient().
+    """The statistics that norm() and a cast of a norm compute beside it, for norm_gradient().
 
     sum: x + residual, of the shape and dtype of x; None without a residual.
     rstd: 1 / deviation, or 1 / root mean square, of each row: float32 [rows].
@@ -193,10 +194,11 @@ def _gathered_shape(inputs: Arrays, options: Options) -> Sequence[int]:
     return sources.shape[0], x.shape[-1]
 
 
-def _statistics(framework: Framework, inputs: Arrays, options: Options) -> Arrays:
+def statistics_of(operation: str, framework: Framework, inputs: Arrays, options: Options) -> Arrays:
+    """Memory for those of a norm, by its operands()."""
     x, _, _, residual, *_ = inputs
     rows = (row_count(x.shape),)
-    of_x = dtype_name("cast", "x", x.dtype, WIDE)
+    of_x = dtype_name(operation, "x", x.dtype, WIDE)
     return (
         None if residual is None else framework.empty(x.shape, of_x),
         framework.empty(rows, "float32"),
@@ -228,7 +230,7 @@ Normed.row = cast_row(
     _plain_shape,
     {"norm": str, "epsilon": float},
     ("norm.sum?", "norm.rstd", "norm.mean?"),
-    _statistics,
+    partial(statistics_of, "cast"),
 )
 Gathered.row = cast_row(
     "cast_gathered",

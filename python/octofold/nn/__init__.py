@@ -14,6 +14,7 @@ from .casting.step_casts import CastsAfterStep, cast_after_step
 from .casting.weight_casts import keep_casts
 from .conversion.experts import convert_experts
 from .conversion.linear import convert, restore
+from .conversion.norms import convert_norms
 from .conversion.report import Conversion
 from .conversion.weight_only import convert_weight_only
 from .layers.conv1d import Conv1D
@@ -46,6 +47,7 @@ __all__ = [
     "cast_after_step",
     "convert",
     "convert_experts",
+    "convert_norms",
     "convert_weight_only",
     "fp8_wins",
     "keep_casts",

@@ -34,9 +34,25 @@ double stage_factor(const Sm90GemmConfig& config) {
                               config.rows().scales == Granularity::kBlock1x128;
   if (!factors_differ) return 1.0;
   if (config.tile_columns <= 64) return 1.2;
-  const bool has_time = config.order == config::ConsumerOrder::kPingPong ||
-                        (config.wait_ahead && config.tile_columns <= 96);
-  return has_time ? 1.3 : 1.7;
+  if (config.order == config::ConsumerOrder::kPingPong) {
+    return config.multicast_blocks() > 1 ? 1.36 : 1.3;
+  }
+  return config.wait_ahead && config.tile_columns <= 96 ? 1.5 : 1.7;
+}
+
+// Where rows of A are in groups: work and memory overlap less, a tile takes more µs, and a stage so
+// many times as long. Fitted to times of 17 kinds of groups (docs/notes/experts.md, "Who walks over
+// groups"), of equal sizes, of 0.7 to 1.3 of the mean, and of a Zipf distribution.
+constexpr double kOverlapOfGroups = 2.7;
+constexpr double kTileOfGroups = 0.2;
+
+double stage_factor_of_groups(const Sm90GemmConfig& config) {
+  if (config.order == config::ConsumerOrder::kPingPong) return 1.01;
+  return config.wait_ahead ? 1.03 : 1.12;
+}
+
+bool is_of_row_groups(const GemmProblem& problem, const Sm90GemmConfig& config) {
+  return config::groups_rows(problem.work) && !config.swapped;
 }
 
 // µs for 64×64 elements that are added to C after the products, as reckoned: where C lies in shared
@@ -139,11 +155,11 @@ int rows_of_size(const GemmProblem& problem, double size) {
   return static_cast<int>(std::min<std::int64_t>(rows, problem.product.m));
 }
 
-// Of a tile that is not whole, in whole ones: one sub-tile alone takes longer, as nobody multiplies
-// while it is promoted. Three warpgroups in turn wait for each other all the same, and one that
-// waits ahead for half the products hides less. Fitted to 32 × 256, 2 × 512 and 4 × 256 rows.
+// Of a tile that is not whole, in whole ones. Three warpgroups in turn wait for each other all the
+// same, and one that waits ahead for half the products hides less. Fitted as kOverlapOfGroups, and
+// to masked groups.
 double work_of_last(const Sm90GemmConfig& config, int rows) {
-  constexpr double kAlone = 1.6, kOfThreeInTurn = 1.5, kOfHalf = 1.2;
+  constexpr double kOfThreeInTurn = 2, kOfHalf = 1.8;
   const bool in_turn = config.order == config::ConsumerOrder::kPingPong;
   const bool is_half = config.row_sub_tiles() == 2;
   const double each = in_turn && !is_half            ? kOfThreeInTurn
@@ -151,8 +167,7 @@ double work_of_last(const Sm90GemmConfig& config, int rows) {
                                                      : 1;
   const int of_block = std::min(rows, config.tile_rows);  // the first one's in a cluster
   const double sub_tiles = config::ceil_divide(of_block, config.row_unit());
-  const double units = each * std::max(kAlone, sub_tiles);
-  return std::min(units * config.row_unit() / config.tile_rows, 1.0);
+  return std::min(each * sub_tiles * config.row_unit() / config.tile_rows, 1.0);
 }
 
 // Tiles of clusters in all groups together.
@@ -240,7 +255,9 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
       config::ceil_divide(config::ceil_divide(expected_group(problem).k, config::kStageDepth),
                           std::int64_t{config.split_k}));
 
-  double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config);
+  const bool in_groups = is_of_row_groups(problem, config);
+  double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config) *
+                 (in_groups ? stage_factor_of_groups(config) : 1);
   stage = std::max(stage,
                    sharers * (config.tile_rows + config.tile_columns) * row_microseconds(config));
   double crowded_stage = stage * (1 + kCrowding * (sharers - 1));
@@ -249,8 +266,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   }
   const double area = config.tile_rows * config.tile_columns / 4096.0;
   const double store = area * (store_microseconds(config) + (config.reads_c() ? kReadC : 0));
-  const double tile = 1e-3 * tiling.cost.tile_nanoseconds + store +
-                      short_tile_microseconds(problem, config, stages);
+  const double tile = 1e-3 * tiling.cost.tile_nanoseconds + (in_groups ? kTileOfGroups : 0) +
+                      store + short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
                       std::max(waves - 1, 0.0) * (config.split_k > 1 ? kLaterWaveOfSlices : tile);
   const double memory = bytes_of_memory(problem, config) / kMemoryBytes;
@@ -259,9 +276,9 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double cache = misalignment(problem.product.k) * stages *
                        bytes_of_stage(problem, config, tiles) / kCacheBytes /
                        (kCacheShareOfFew + (1 - kCacheShareOfFew) * busy);
-  const double body =
-      std::pow(std::pow(work, kOverlap) + std::pow(memory, kOverlap) + std::pow(cache, kOverlap),
-               1 / kOverlap);
+  const double overlap = in_groups ? kOverlapOfGroups : kOverlap;
+  const double body = std::pow(
+      std::pow(work, overlap) + std::pow(memory, overlap) + std::pow(cache, overlap), 1 / overlap);
   return 1e-3 * tiling.cost.start_nanoseconds + body + kLastTile * store;
 }
 

@@ -62,10 +62,14 @@ TEST_P(NvrtcNormTest, ForwardCompilesWithoutSpills) {
           // A rule that divides, whose casters are larger.
           if (residual) problem.format.rule = config::kVllmRule;
           compiler.expect_sound(plan_norm(problem, plan::kHopper).kernels);
-          problem.casts = false;
+          problem.output = config::NormOutput::kNothing;
           compiler.expect_sound(plan_norm(problem, plan::kHopper).kernels);
+          if (granularity == Granularity::kChannel) {  // no matter to numbers
+            problem.output = config::NormOutput::kNumbers;
+            compiler.expect_sound(plan_norm(problem, plan::kHopper).kernels);
+          }
           if (cols != 512) continue;
-          problem.casts = true;
+          problem.output = config::NormOutput::kCodes;
           problem.inputs_are_aligned = problem.codes_are_aligned = false;
           compiler.expect_sound(plan_norm(problem, plan::kHopper).kernels);
         }

@@ -76,6 +76,21 @@ TEST_F(NormTest, OneKernelGetsTheArguments) {
   EXPECT_EQ(params.target.scale_col_stride, kRows);
 }
 
+TEST_F(NormTest, NumbersTakeOneKernel) {
+  state().params_bytes = sizeof(config::NormParams);
+  norm(runtime().device(0), arguments_, rows_at(0x40000, kRows), {&stream_});
+  ASSERT_EQ(state().launches.size(), 1u);
+  const auto params = state().launches[0].params_as<config::NormParams>();
+  EXPECT_EQ(params.x, address(0x10000));
+  EXPECT_EQ(params.sum, address(0x30000));
+  EXPECT_EQ(params.y, address(0x40000));
+  EXPECT_EQ(params.y_stride, kCols + 8);
+  EXPECT_EQ(params.target.codes, nullptr);
+
+  norm(runtime().device(0), arguments_, rows_at(0x40002, kRows), {&stream_});
+  EXPECT_EQ(compilations_, 2);  // y is not aligned
+}
+
 // The casts read the sum, and the statistics that the first kernel leaves.
 TEST_F(NormTest, TilesFollowTheStatistics) {
   constexpr std::size_t kNorm = sizeof(config::NormParams), kCast = sizeof(config::CastParams);

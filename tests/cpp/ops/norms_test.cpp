@@ -88,6 +88,33 @@ TEST_F(NormsTest, RowsHaveMeanZeroAndDeviationOne) {
   }
 }
 
+TEST_F(NormsTest, NumbersAreWhatACastOfThemIsOf) {
+  cast(arguments(), {.rows = out_.target()});
+  std::vector<float> y(x_.size());
+  norm(arguments(), matrix_of(y));
+  ScaledMatrix again(kRows, kCols);
+  cast(TensorView(matrix_of(y)), {.rows = again.target()});
+  expect_same(again, out_);
+}
+
+TEST_F(NormsTest, NamesWhatIsWrongWithNumbers) {
+  std::vector<float> y(x_.size() + 1);
+  const auto error = [&](auto&& spoil) {
+    Normed source = arguments();
+    MutableTensorView out = matrix(y.data(), DType::kFloat32, kRows, kCols);
+    spoil(source, out);
+    return error_of([&] { norm(source, out); });
+  };
+  EXPECT_EQ(error([](auto&, auto&) {}), "no error");
+  EXPECT_THAT(error([](auto& a, auto&) { a.epsilon = -1; }), HasSubstr("norm: argument 'epsilon'"));
+  EXPECT_THAT(error([](auto&, auto& out) { out.shape[0] = kRows - 1; }), HasSubstr("'y'"));
+  EXPECT_THAT(error([](auto&, auto& out) { out.dtype = DType::kBFloat16; }), HasSubstr("'y'"));
+  EXPECT_THAT(error([&](auto&, auto& out) { out.data = x_.data(); }),
+              HasSubstr("'y': expected memory of its own, apart from 'x'"));
+  EXPECT_THAT(error([&](auto&, auto& out) { out.data = sum_.data(); }),
+              HasSubstr("'y': expected memory of its own, apart from 'sum'"));
+}
+
 // Statistics do not depend on the scales, which are read and kept.
 TEST_F(NormsTest, TakesGivenScales) {
   ScaledMatrix transposed(kCols, kRows);

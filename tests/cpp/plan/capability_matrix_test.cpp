@@ -97,9 +97,12 @@ void plan_norms(const MatrixRow& row, const Gpu& gpu) {
     EXPECT_FALSE(plan_norm_backward({.rows = 16, .cols = 256}, gpu).kernels.empty());
     return;
   }
-  NormProblem problem{.rows = 16, .cols = 256};
-  problem.format.granularity = granularity_of(row.forms[0]);
-  problem.casts = row_kernel_casts(problem.format.granularity, true, false, false);
+  NormProblem problem{.rows = 16, .cols = 256, .output = config::NormOutput::kNumbers};
+  if (row.rule->called != "norm") {
+    problem.format.granularity = granularity_of(row.forms[0]);
+    const bool casts = row_kernel_casts(problem.format.granularity, true, false, false);
+    problem.output = casts ? config::NormOutput::kCodes : config::NormOutput::kNothing;
+  }
   EXPECT_FALSE(plan_norm(problem, gpu).kernels.empty());
 }
 

@@ -15,7 +15,7 @@ class Problems {
                         .cols = size(),
                         .form = form(),
                         .adds_residual = below(2) == 1,
-                        .casts = below(3) != 0,
+                        .output = static_cast<config::NormOutput>(below(3)),
                         .format = {.in = static_cast<DType>(below(3))}};
     problem.format.granularity = below(2) == 1 ? Granularity::kChannel : Granularity::kBlock1x128;
     problem.inputs_are_aligned = below(4) != 0;
@@ -114,7 +114,7 @@ TEST(PlanNormTest, OneKernelWhereRowsHaveScales) {
 
 // Operands and formats do not matter to a kernel that casts nothing.
 TEST(PlanNormTest, StatisticsShareAKernel) {
-  NormProblem problem{.rows = 100, .cols = 512, .casts = false};
+  NormProblem problem{.rows = 100, .cols = 512, .output = config::NormOutput::kNothing};
   const std::string kernel = plan_norm(problem, kHopper).kernels[0].kernel;
   problem.form.weight = NormOperand::kFloat32;
   problem.format.granularity = Granularity::kTensor;

@@ -13,10 +13,15 @@ _innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
 _is_batch: Final = torch._C._functorch.is_legacy_batchedtensor
 
 
+def in_transform() -> bool:
+    """Whether this runs inside a transform of torch.func. Compilers do not ask."""
+    return not _is_compiling() and _innermost_transform() is not None
+
+
 def refuse_transforms(operation: str) -> None:
     """Before an operation that is to be differentiated: raises UnsupportedError inside a transform
     of torch.func."""
-    if not _is_compiling() and _innermost_transform() is not None:
+    if in_transform():
         raise UnsupportedError(
             f"octofold.{operation}: expected no transform of torch.func (grad, vjp, jvp, jacrev, "
             "vmap) where something requires a gradient, got one: use backward() or "

@@ -1,7 +1,8 @@
-"""The norm before a linear layer: its casts, its gradients, and itself where no cast will do."""
+"""The norm before a linear layer: its casts, its gradients, and itself where no cast will do. And
+a norm alone, with a gradient."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -9,7 +10,9 @@ from torch.nn import functional
 
 from ..._core.errors import invalid_argument
 from ..._ops.cast_sources import Normed
-from ..._ops.norm_gradient import NormGradients, norm_gradient
+from ..._ops.norms import NormGradients, norm, norm_gradient
+from ..casting.casts import walkable
+from .first_order import refuse_in_backward
 from .fitting import require_vector, require_wide
 
 NORMS: Final = ("rms", "layer")
@@ -95,6 +98,34 @@ def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm) ->
         return functional.layer_norm(wide, shape, weight, bias, norm.epsilon).to(x.dtype)
     y = functional.rms_norm(wide, shape, weight, norm.epsilon)
     return (y if bias is None else y + bias).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm of x [..., features], times weight [features] of its dtype, differentiable."""
+    y: Tensor
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        y = _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
+        return y
+    y = norm(Normed(walkable(x), weight.contiguous(), epsilon=epsilon)).y
+    return y
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        x, weight = walkable(x), weight.contiguous()
+        y: Tensor
+        y, statistics = norm(Normed(x, weight, epsilon=epsilon))
+        ctx.save_for_backward(x, weight, statistics.rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("nn.convert_norms", dy)
+        x, weight, rstd = ctx.saved_tensors
+        dx, d_weight, *_ = norm_gradient(walkable(dy), x, rstd, weight=weight)
+        assert d_weight is not None
+        return dx, d_weight.to(weight.dtype), None
 
 
 def _fitted(operand: Tensor | None, x: Tensor) -> Tensor | None:

@@ -77,12 +77,15 @@ class _Route(torch.autograd.Function):
             scaling_factor=scaling_factor,
         )
         ctx.mark_non_differentiable(ids)
+        ctx.set_materialize_grads(False)  # zeros for ids would be a kernel
         ctx.save_for_backward(logits, ids)
         ctx.options = scoring, normalize, scaling_factor
         return ids, weights
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor | None, dw: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, _: None, dw: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dw is None:
+            return (None,) * 8
         refuse_in_backward("nn.route", dw)
         logits, ids = ctx.saved_tensors
         scoring, normalize, scaling_factor = ctx.options

@@ -1,14 +1,27 @@
-"""The gradients of RMSNorm and LayerNorm."""
+"""RMSNorm and LayerNorm in the numbers that they are of, and their gradients."""
 
 from typing import Final, NamedTuple
 
 from .._core.calls import Op
 from .._core.dtypes import WIDE, dtype_name
+from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.streams import StreamLike
+from .cast_sources import Normed, NormStatistics, statistics_of
 from .words_of_errors import with_errors_in_words_of
+
+
+class NormedRows(NamedTuple):
+    """The results of norm().
+
+    y: of the shape and dtype of x.
+    norm: what norm_gradient() takes beside the gradient by y.
+    """
+
+    y: Array
+    norm: NormStatistics
 
 
 class NormGradients(NamedTuple):
@@ -26,6 +39,21 @@ class NormGradients(NamedTuple):
     d_bias: Array | None
     d_ada_scale: Array | None
     d_ada_shift: Array | None
+
+
+def norm(source: Normed, *, stream: StreamLike | None = None) -> NormedRows:
+    """Compute a norm that is not to be cast, in one kernel: y, rounded once to the dtype of x.
+
+    source: the norm, and its residual. octofold.ops.cast() of it casts the same y.
+    stream: as in gemm().
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+    if not isinstance(source, Normed):
+        raise invalid_argument("norm", "source", "an ops.Normed", type(source).__qualname__)
+    inputs, options = source.operands()
+    y, *statistics = _NORM(inputs, options, "", None, stream)
+    return NormedRows(y, NormStatistics(*statistics))
 
 
 def norm_gradient(
@@ -46,7 +74,7 @@ def norm_gradient(
 
     gradient: that by y, [..., cols] float32, float16 or bfloat16.
     x: the input of the norm, of the shape and dtype of `gradient`: with a residual, the sum.
-    rstd, mean: those of the NormStatistics of cast().
+    rstd, mean: those of the NormStatistics of norm() or cast().
     weight, bias, ada_scale, ada_shift, kind: as ops.Normed had them. For each of these that is
         given here, its gradient is computed.
     residual_gradient: of the shape and dtype of `gradient`, added to dx: the gradient by the sum
@@ -93,6 +121,25 @@ NORM_NAMES: Final = {
 }
 
 
+def _rows(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    x = inputs[0]
+    require_matrix("norm", "x", x.shape)
+    y = framework.empty(x.shape, dtype_name("norm", "x", x.dtype, WIDE))
+    return y, *statistics_of("norm", framework, inputs, options)
+
+
+_NORM: Final = Op(
+    "norm",
+    {
+        "x": Array,
+        **dict.fromkeys(("weight", "bias", "residual", "ada_scale", "ada_shift"), Array | None),
+        "kind": str,
+        "epsilon": float,
+    },
+    results=("y", "sum?", "rstd", "mean?"),
+    allocate=_rows,
+    function=lambda: with_errors_in_words_of("norm", library.norm, NORM_NAMES),
+)
 _NORM_GRADIENT: Final = Op(
     "norm_gradient",
     norm_gradient.__annotations__,

@@ -1,9 +1,10 @@
-#include "octofold/norm_gradient.h"
-
 #include <cstdint>
 #include <optional>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
+
+#include "octofold/norm.h"
+#include "octofold/norm_gradient.h"
 
 #include "cast_arguments.h"
 #include "error.h"
@@ -42,6 +43,22 @@ struct Tensors : CastOperation {
 
 }  // namespace
 
+void norm(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor bias,
+          OptionalTensor residual, OptionalTensor ada_scale, OptionalTensor ada_shift,
+          tvm::ffi::TensorView y, OptionalTensor sum, tvm::ffi::TensorView rstd,
+          OptionalTensor mean, tvm::ffi::String kind, double epsilon, OptionalStream stream) {
+  const Tensors tensors{{"norm"}};
+  octofold::norm({.kind = parse_norm(view_of(kind)),
+                  .epsilon = static_cast<float>(epsilon),
+                  .x = tensors.input("x", x),
+                  .residual = tensors.input("residual", residual),
+                  .operands = tensors.operands(weight, bias, ada_scale, ada_shift),
+                  .sum = tensors.output("sum", sum),
+                  .rstd = tensors.output("rstd", rstd),
+                  .mean = tensors.output("mean", mean)},
+                 tensors.output("y", y), stream_of(stream, x));
+}
+
 void norm_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView x, tvm::ffi::TensorView rstd,
                    OptionalTensor mean, OptionalTensor weight, OptionalTensor bias,
                    OptionalTensor ada_scale, OptionalTensor ada_shift,
@@ -71,6 +88,7 @@ int64_t norm_workspace_rows(int64_t cols, int64_t batches) {
   return octofold::norm_workspace_rows(cols, batches);
 }
 
+OCTOFOLD_EXPORT(norm)
 OCTOFOLD_EXPORT(norm_gradient)
 OCTOFOLD_EXPORT(norm_workspace_rows)
 
