@@ -27,6 +27,17 @@ TEST_F(HopperGroupedGemmTest, RowsOneAfterAnother) {
       {.sizes = {70, 0, 1, 150, 3}, .room = 240, .n = 128, .k = 272});
 }
 
+// A block has more tiles, of one stage each, than the producer may be ahead of its consumers.
+TEST_F(HopperGroupedGemmTest, MoreTilesThanArePassedAtOneTime) {
+  expect_groups<{.work = Work::kGroupedRows,
+                 .tile_rows = 64,
+                 .tile_columns = 64,
+                 .consumer_warpgroups = 1,
+                 .stages = 12,
+                 .wait_ahead = true}>(
+      {.sizes = {1, 2, 0, 1, 70, 1}, .room = 80, .n = 256, .k = 16});
+}
+
 TEST_F(HopperGroupedGemmTest, MaskedRowsSwapped) {
   expect_groups<{.form = {.b = {kE4M3, kBlock1x128}},
                  .work = Work::kMaskedRows,
