@@ -10,10 +10,10 @@ Qwen3MoeModel calls them, but without the mask that it makes where it cannot loo
 (under torch.compile, in a CUDA graph). A step is forward and the gradients of all parameters and of
 the input.
 
-By name alone: the step in a CUDA graph; "called": as Python calls it, with what that takes of the
-host. "own norms": without convert_norms(). Octofold casts weights in each step; "behind": by
-cast_after_step(), with the casts that an optimizer's step adds; "held": without these, as most of
-several micro-batches.
+By name alone: the step in a CUDA graph, or by events where none can be captured; "called": as
+Python calls it, with what that takes of the host. "own norms": without convert_norms(). Octofold
+casts weights in each step; "behind": by cast_after_step(), with the casts that an optimizer's step
+adds; "held": without these, as most of several micro-batches.
 
 parts: what each kind of module takes of a step, by torch's profiler.
 """
