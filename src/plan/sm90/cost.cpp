@@ -27,7 +27,7 @@ constexpr double kLastTile = 0.3;            // of a slow store, which no other 
 constexpr double kAddedBytes = 1.7;
 
 // Of a stage's time. Where each element has a factor of its own the FP32 units have twice the work,
-// which either order or few columns leave time for.
+// which either order or few columns leave time for (docs/notes/experts.md, "Along K").
 double stage_factor(const Sm90GemmConfig& config) {
   if (!config.promote()) return 0.98;
   const bool factors_differ = config.columns().scales == Granularity::kBlock1x128 &&
@@ -49,10 +49,6 @@ constexpr double kTileOfGroups = 0.2;
 double stage_factor_of_groups(const Sm90GemmConfig& config) {
   if (config.order == config::ConsumerOrder::kPingPong) return 1.01;
   return config.wait_ahead ? 1.03 : 1.12;
-}
-
-bool is_of_row_groups(const GemmProblem& problem, const Sm90GemmConfig& config) {
-  return config::groups_rows(problem.work) && !config.swapped;
 }
 
 // µs for 64×64 elements that are added to C after the products, as reckoned: where C lies in shared
@@ -255,7 +251,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
       config::ceil_divide(config::ceil_divide(expected_group(problem).k, config::kStageDepth),
                           std::int64_t{config.split_k}));
 
-  const bool in_groups = is_of_row_groups(problem, config);
+  const bool in_groups = config::groups_rows(problem.work) && !config.swapped;
   double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config) *
                  (in_groups ? stage_factor_of_groups(config) : 1);
   stage = std::max(stage,

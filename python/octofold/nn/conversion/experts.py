@@ -27,7 +27,7 @@ from .expert_blocks import (
     stacks_of,
 )
 from .linear import replaced
-from .picking import ModuleFilter
+from .picking import ModuleFilter, require_model
 from .report import Conversion
 from .routers import convert_router
 
@@ -83,16 +83,12 @@ def convert_experts(
     filter that picks none, with the reason for each class of experts that computes something else
     (Llama-4). The model is then as it was.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    require_model(_NAME, model, module_filter_fn)
     recipe = expert_recipe_of(_NAME, recipe)
     require_compute(_NAME, compute)
     if weights not in _WEIGHTS:
         expected = " or ".join(f"'{word}'" for word in _WEIGHTS)
         raise invalid_argument(_NAME, "weights", expected, repr(weights))
-    if module_filter_fn is not None and not callable(module_filter_fn):
-        expected = "a function (module, fqn) -> bool, or None"
-        raise invalid_argument(_NAME, "module_filter_fn", expected, repr(module_filter_fn))
     picked, left_alone = _picked(model, recipe, module_filter_fn)
     converted: dict[str, str] = {}
     blocks: dict[int, Module] = {}

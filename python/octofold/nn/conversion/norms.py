@@ -14,7 +14,7 @@ from ..autograd.first_order import in_transform
 from ..autograd.normed import rms_norm
 from ..recipes.kernels import has_kernels
 from .expert_blocks import is_of_transformers
-from .picking import ModuleFilter
+from .picking import ModuleFilter, require_model
 from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_norms"
@@ -49,11 +49,7 @@ def convert_norms(model: Module, module_filter_fn: ModuleFilter | None = None) -
     Raises InvalidArgumentError, which names the argument: for a model without such norms, or a
     filter that picks none. The model is then as it was.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
-    if module_filter_fn is not None and not callable(module_filter_fn):
-        expected = "a function (module, fqn) -> bool, or None"
-        raise invalid_argument(_NAME, "module_filter_fn", expected, repr(module_filter_fn))
+    require_model(_NAME, model, module_filter_fn)
     picked: dict[str, Any] = {}
     left_alone: dict[str, str] = {}
     for name, module in model.named_modules():

@@ -28,6 +28,15 @@ class Picked:
     left_alone: dict[str, str] = field(default_factory=dict)
 
 
+def require_model(operation: str, model: object, module_filter_fn: object) -> None:
+    """Raises InvalidArgumentError unless there is a model, and a filter or None."""
+    if not isinstance(model, Module):
+        raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
+    if module_filter_fn is not None and not callable(module_filter_fn):
+        expected = "a function (module, fqn) -> bool, or None"
+        raise invalid_argument(operation, "module_filter_fn", expected, repr(module_filter_fn))
+
+
 def pick(
     operation: str,
     model: Module,
@@ -42,11 +51,7 @@ def pick(
     but: by identity, layers that are left alone for these reasons.
     Raises InvalidArgumentError that names the argument, also where nothing is picked.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
-    if module_filter_fn is not None and not callable(module_filter_fn):
-        expected = "a function (module, fqn) -> bool, or None"
-        raise invalid_argument(operation, "module_filter_fn", expected, repr(module_filter_fn))
+    require_model(operation, model, module_filter_fn)
     picked = Picked()
     reasons = weight_readers(model) | dict(but or {})
     by_default = {} if module_filter_fn is not None else {**_adapters(model), **_heads(model)}
