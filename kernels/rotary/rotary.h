@@ -1,6 +1,6 @@
-// Rotary embeddings. A thread has the same 16 bytes of both halves of a head, for four heads at a
+// Rotary embeddings. A thread has the same 16 bytes of both halves of a head, for two heads at a
 // time, with what cos and sin have for them: eight vectors are on their way at one time, and each
-// is read and written once. Neighbouring threads have neighbouring vectors, then neighbouring
+// of x is read and written once. Neighbouring threads have neighbouring vectors, then neighbouring
 // heads, then tokens.
 #pragma once
 

@@ -23,8 +23,8 @@ struct RotaryConfig {
   }
   friend constexpr bool operator==(const RotaryConfig&, const RotaryConfig&) = default;
 
-  static constexpr int kHeads = 4;  // of a thread at a time: they share what it reads of the tables
-  static constexpr int kThreads = 256;
+  static constexpr int kHeads = 2;  // of a thread at a time: they share what it reads of the tables
+  static constexpr int kThreads = 128;
   constexpr int vector() const { return 16 / size_of(type); }
   constexpr int threads() const { return kThreads; }
   constexpr int tokens_per_block() const { return kThreads / threads_per_token; }
@@ -35,7 +35,7 @@ struct RotaryConfig {
     }
     if (threads_per_token < 1 || threads_per_token > kThreads ||
         (threads_per_token & (threads_per_token - 1)) != 0) {
-      return "threads_per_token has to be a power of two up to 256";
+      return "threads_per_token has to be a power of two up to 128";
     }
     return nullptr;
   }

@@ -35,7 +35,7 @@ TEST_F(RotaryTest, OneKernelGetsTheArguments) {
   rotary(runtime().device(0), arguments_, y_, {&stream_});
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(state().launches[0].stream, &stream_);
-  EXPECT_EQ(state().launches[0].blocks, 3);  // 32 tokens each
+  EXPECT_EQ(state().launches[0].blocks, 10);  // 8 tokens each
   EXPECT_TRUE(state().launches[0].may_overlap);
   const auto params = state().launches[0].params_as<config::RotaryParams>();
   EXPECT_EQ(params.x, address(0x10000));

@@ -106,7 +106,7 @@ TEST(RotaryKernelTest, InVectors) {
   expect_as_on_cpu<kBFloat16, true, 64>({1, 9, 32, 128});
   expect_as_on_cpu<kBFloat16, true, 8>({2, 35, 4, 128, true});
   expect_as_on_cpu<kFloat16, true, 8>({2, 5, 5, 64, false, 2});  // heads that do not fill a thread
-  expect_as_on_cpu<kFloat32, true, 256>({1, 3, 33, 256});        // several times a thread
+  expect_as_on_cpu<kFloat32, true, 128>({1, 3, 33, 256});        // several times a thread
 }
 
 TEST(RotaryKernelTest, ElementByElement) {
