@@ -2,7 +2,7 @@
 // one piece of scheduling, for the planner, the kernel, and the tests, which run it.
 //
 // A walk is the tiles of one block of threads, one after another. Every role of the block makes the
-// same walk. What a role does not ask of a tile is not worked out.
+// same walk, or is told (sm90/pass_tiles.h). What a role does not ask of a tile is not worked out.
 //
 //   TileWalk(const WorkParams&, int block, int blocks);  // one of so many, whole clusters
 //   bool has_tile() const;

@@ -43,6 +43,8 @@ class ConsumerWarpgroup {
   static constexpr Sm90GemmConfig kConfig = kConfig_;
   static constexpr int kSubTiles = kConfig.sub_tiles();
   static constexpr int kSums = kConfig.tile_columns / 2;  // of a sub-tile
+  // Whether a tile may end before the warpgroup's second sub-tile.
+  static constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
   using PartialSums = float[kSums];
 
   __device__ explicit ConsumerWarpgroup(const SharedMemory<kConfig>& smem)
@@ -64,9 +66,8 @@ class ConsumerWarpgroup {
     return tile.row + first_row_ + sub_tile * kConfig.sub_tile_stride() < tile.row_end;
   }
 
-  // Sub-tiles of the warpgroup that has most: a group's last tile may end before the second.
+  // Sub-tiles of the warpgroup that has most.
   static __device__ int turns(const Tile& tile) {
-    constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
     return kMayEnd && tile.row + kConfig.sub_tile_stride() >= tile.row_end ? 1 : kSubTiles;
   }
 
@@ -110,8 +111,7 @@ class ConsumerWarpgroup {
     }
   }
 
-  // No row of the warpgroup's is D's: it waits for the stages, and releases them. `meanwhile()`:
-  // what the other warpgroups need of it besides, at each stage.
+  // Where no row of the warpgroup's is D's. `meanwhile()`: what others need of it at each stage.
   template <typename Meanwhile>
   __device__ void pass_stages(const Tile& tile, Meanwhile&& meanwhile) {
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
@@ -179,8 +179,7 @@ struct Free {
 };
 
 // Wait-ahead: waits for the next stage and reads its scales while the last products of this one
-// run, so that the promotion alone follows the products. It costs one stage of latency tolerance:
-// it gains 2 to 3 % at K ≥ 4096 and loses 2 to 4 % at K = 512.
+// run, so that the promotion alone follows the products. It costs one stage of latency tolerance.
 template <typename Warpgroup>
 struct WaitAhead : Free<Warpgroup> {
   static __device__ void begin(Warpgroup& warpgroup, bool any_stages) {
@@ -208,8 +207,7 @@ class Promote {
 
   __device__ void add_stages(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                              Accumulators<kConfig>& sums) {
-    constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
-    if (!kMayEnd || warpgroup.has_rows(tile, 1)) {
+    if (!Warpgroup::kMayEnd || warpgroup.has_rows(tile, 1)) {
       add_sub_tiles<Warpgroup::kSubTiles>(warpgroup, tile, stages_follow, sums);
     } else {
       add_sub_tiles<1>(warpgroup, tile, stages_follow, sums);

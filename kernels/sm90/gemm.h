@@ -1,24 +1,13 @@
 // The FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias), or the codes of a
 // gated activation of two such products. A may be cast to FP8 on its way; rows of A, or K, may be
 // in groups whose sizes are in device memory.
-//
 // As many blocks of threads as run at one time stay for the whole product and walk over tiles of D.
 // Producer warps keep a ring of stages of 128 of K filled: operands by TMA, scales by small
 // asynchronous copies. One to three consumer warpgroups multiply, and promote the partial sums of
 // each stage in FP32. A finished tile goes to shared memory, from where a producer warp sends it
 // out: the consumers neither wait for it nor for the next tile's first stages. What differs between
 // products are policies (policies.h). docs/kernels.md says in which order to read the files.
-//
-// By how much longer a product takes without these (H200; docs/kernels/gemm-tilings.md):
-//   one warp for each operand's scales, their addresses in registers   33 % at 4096,7168,16384
-//   D by TMA from shared memory                     6 to 9 % at K = 7168, 110 % at 512 (prototype)
-//   a producer warp that sends it                   1 to 2 % at K ≥ 4096, 9 % at 512 (prototype)
-//   wait-ahead                                      2 to 3 % at K ≥ 4096, −2 to −4 % at 512
-//   multicast in clusters of two                    2 to 4 % (prototype)
-//   swapped operands for few rows                   25 % at M = 1, 11 % at 64 (prototype)
-// Tried and lost: the epilogue under the next tile's first products (−0.5 to −2 %, −8 % at K =
-// 512), clusters of four (−2 to −25 %), warpgroups with tiles of their own (−7 %), and weights
-// loaded before the kernel ahead has ended. Hints to L2 gained nothing.
+// What each step of the design is worth, and what was tried and lost: docs/kernels/gemm-tilings.md.
 #pragma once
 
 #include "kernels/sm90/config/gemm.h"

@@ -3,9 +3,7 @@
 // are neighbours in memory is read in full lines.
 //
 // A warp has about as long for a stage as the tensor cores have, so that only the copies themselves
-// are left in its loop. One warp for both operands, which worked addresses out in its loop, was the
-// bottleneck of the kernel: 0.82 of cuBLASLt's speed at 4096,7168,16384 where this takes 1.09
-// (docs/notes/gemm-sm90.md).
+// are left in its loop: addresses worked out there cost 33 % (docs/kernels/gemm-tilings.md).
 #pragma once
 
 #include "kernels/ptx/mbarrier.h"
@@ -37,8 +35,7 @@ constexpr unsigned scale_threads(int units) { return units < 32 ? units : 32; }
 
 // One warp. A stage holds kUnits scales, in memory kRows rows share one. `scales_of(tile)`: the
 // scales of a tile; `target(stage)`: where a stage has them; `place(unit)`: their order there.
-// Nothing is copied beyond the last scale, as the products there are not stored. (Copies of the
-// last one's scale, all from one address, made a stage up to a quarter longer.)
+// Nothing is copied beyond the last scale, as the products there are not stored.
 template <int kUnits, int kRows, Sm90GemmConfig kConfig, typename ScalesOf, typename Target,
           typename Place>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,

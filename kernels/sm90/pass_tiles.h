@@ -10,6 +10,12 @@
 
 namespace octofold::sm90 {
 
+// Where a tile that is passed lies.
+template <Sm90GemmConfig kConfig>
+__device__ unsigned passed_tile(const SharedMemory<kConfig>& smem, int place) {
+  return smem.base + SharedMemory<kConfig>::kLayout.tiles + place * config::kPassedTileBytes;
+}
+
 // The producer's side: one thread.
 template <Sm90GemmConfig kConfig>
 class TileSender<kConfig, true> {
@@ -17,12 +23,12 @@ class TileSender<kConfig, true> {
   __device__ explicit TileSender(const SharedMemory<kConfig>& smem) : smem_(smem) {}
 
   __device__ void send(const Tile& tile, bool more) {
-    ptx::mbarrier_wait(smem_.tile_empty(place_.stage), place_.parity ^ 1);
-    const unsigned target = smem_.tile(place_.stage);
+    ptx::mbarrier_wait(smem_.place_done(kConfig.boxes + place_.stage), place_.parity ^ 1);
+    const unsigned target = passed_tile(smem_, place_.stage);
     const int end = kConfig.swapped ? tile.column_end : tile.row_end;
     store(target, tile.group, tile.operand_row, tile.operand_column, end);
     store(target + 16, tile.row, tile.column, more, 0);
-    ptx::mbarrier_arrive(smem_.tile_full(place_.stage));
+    ptx::mbarrier_arrive(smem_.place_full(kConfig.boxes + place_.stage));
     place_.advance();
   }
 
@@ -55,8 +61,8 @@ class PassedTiles {
   __device__ bool has_stages() const { return has_tile_ && work_.depth > 0; }
 
   __device__ Tile tile() {
-    ptx::mbarrier_wait(smem_.tile_full(place_.stage), place_.parity);
-    const unsigned source = smem_.tile(place_.stage);
+    ptx::mbarrier_wait(smem_.place_full(kConfig.boxes + place_.stage), place_.parity);
+    const unsigned source = passed_tile(smem_, place_.stage);
     unsigned of_operands[4], of_output[4];
     ptx::load_shared_words(source, of_operands);
     ptx::load_shared_words(source + 16, of_output);
@@ -75,7 +81,7 @@ class PassedTiles {
 
   __device__ void advance() {
     __syncwarp();  // one lane speaks for all
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem_.tile_empty(place_.stage));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem_.place_done(kConfig.boxes + place_.stage));
     place_.advance();
     has_tile_ = more_;
   }

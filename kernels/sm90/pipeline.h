@@ -24,8 +24,7 @@ struct AwaitRows {  // before a tile's rows of A are read: await_rows.h, where t
   __device__ void await(const Sm90GemmParams&, const Tile&) {}
 };
 
-// Where consumers do not walk themselves they are told of each tile, and whether more follow it:
-// pass_tiles.h.
+// Tells consumers of each tile, and whether more follow: pass_tiles.h, where they do not walk.
 template <Sm90GemmConfig kConfig, bool kPasses = kConfig.passes_tiles()>
 struct TileSender {
   __device__ explicit TileSender(const SharedMemory<kConfig>&) {}

@@ -72,8 +72,8 @@ struct Policies {
       Load::kArrivals + RowScaleLoad::kScaleArrivals + Columns::kScaleArrivals;
 
   // Who finds the consumers' tiles.
-  using Tiles = FirstOf<When<kConfig.passes_tiles(), PassedTiles<kConfig>>,  //
-                        Otherwise<WalkedTiles<kConfig>>>;
+  using Tiles =
+      FirstOf<When<kConfig.passes_tiles(), PassedTiles<kConfig>>, Otherwise<WalkedTiles<kConfig>>>;
 
   // What the products overlap with.
   using ColumnScaleValues = FirstOf<When<kConfig.gated.exists, GatedColumnScales<kConfig>>,

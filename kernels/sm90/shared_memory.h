@@ -38,35 +38,23 @@ struct SharedMemory {
   // The accumulators of the other blocks of a split K have arrived.
   __device__ unsigned slices_full() const { return full(2 * kConfig.stages + 2); }
 
-  // Boxes in which C is prefetched and D leaves: C has arrived; it is D.
-  __device__ unsigned box_full(int place) const { return full(2 * kConfig.stages + 3 + place); }
-  __device__ unsigned box_summed(int place) const { return box_full(kConfig.boxes + place); }
-
-  // Tiles that the producer passes to the consumers: one is there; all warps have read it.
-  __device__ unsigned tile(int place) const {
-    return base + kLayout.tiles + place * config::kPassedTileBytes;
-  }
-  __device__ unsigned tile_full(int place) const { return box_summed(kConfig.boxes + place); }
-  __device__ unsigned tile_empty(int place) const {
-    return tile_full(config::kPassedTiles + place);
-  }
+  // Places beside the stages: boxes in which C is prefetched and D leaves, then tiles that the
+  // producer passes to the consumers. What is for these has arrived; all their warps are done.
+  __device__ unsigned place_full(int place) const { return full(2 * kConfig.stages + 3 + place); }
+  __device__ unsigned place_done(int place) const { return place_full(kLayout.places + place); }
 
   // The first warp. `producers`: arrivals that make a stage full.
   __device__ void init_barriers(unsigned producers) const {
     constexpr unsigned kConsumerWarps = kConfig.consumer_threads() / 32;
-    static_assert(kConfig.stages <= 32 && kConfig.boxes <= 32);
+    static_assert(kConfig.stages <= 32 && kLayout.places <= 32);
     const int stage = static_cast<int>(threadIdx.x);
     if (stage < kConfig.stages) {
       ptx::mbarrier_init(full(stage), producers);
       ptx::mbarrier_init(empty(stage), kConsumerWarps * kConfig.multicast_blocks());
     }
-    if (stage < kConfig.boxes) {
-      ptx::mbarrier_init(box_full(stage), 1);
-      ptx::mbarrier_init(box_summed(stage), kConsumerWarps);
-    }
-    if (kConfig.passes_tiles() && stage < config::kPassedTiles) {
-      ptx::mbarrier_init(tile_full(stage), 1);
-      ptx::mbarrier_init(tile_empty(stage), kConsumerWarps);
+    if (stage < kLayout.places) {
+      ptx::mbarrier_init(place_full(stage), 1);
+      ptx::mbarrier_init(place_done(stage), kConsumerWarps);
     }
     if (stage == 0) {
       ptx::mbarrier_init(output_full(), kConsumerWarps);

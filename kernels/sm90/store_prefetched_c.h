@@ -54,7 +54,7 @@ class BoxWalk {
   // One thread: brings C's part of this box. Where a box has no column of D, TMA would read what is
   // not C's.
   __device__ void bring(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) const {
-    const unsigned box = box_at(smem, place_.stage), full = smem.box_full(place_.stage);
+    const unsigned box = box_at(smem, place_.stage), full = smem.place_full(place_.stage);
     const Tile tile = walk_.tile();
     const int column = tile.column + column_;
     if (column >= tile.column_end) return ptx::mbarrier_arrive(full);
@@ -64,7 +64,7 @@ class BoxWalk {
   // One thread: stores this box when it is summed.
   __device__ void send(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) const {
     const Tile tile = walk_.tile();
-    ptx::mbarrier_wait(smem.box_summed(place_.stage), place_.parity);
+    ptx::mbarrier_wait(smem.place_done(place_.stage), place_.parity);
     Boxes::send(params, box_at(smem, place_.stage), tile.column + column_, tile.row, tile.row_end);
     ptx::tma_store_commit();
   }
@@ -95,7 +95,7 @@ class StorePrefetchedC : public StoreDefaults<kConfig> {
 #pragma unroll
     for (int j = 0; j < kConfig.tile_columns / 8; j += 2) {
       const int column = 8 * j % kColumns;  // in the box
-      if (column == 0) ptx::mbarrier_wait(smem_.box_full(box_.stage), box_.parity);
+      if (column == 0) ptx::mbarrier_wait(smem_.place_full(box_.stage), box_.parity);
       hold_back_loads<kConfig>();
       const ColumnTerms<kConfig> left(params, tile, column_factors, 8 * j);
       const ColumnTerms<kConfig> right(params, tile, column_factors, 8 * (j + 1));
@@ -146,7 +146,7 @@ class StorePrefetchedC : public StoreDefaults<kConfig> {
   __device__ void pass_on(int lane) {
     ptx::fence_proxy_async();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(smem_.box_summed(box_.stage));
+    if (lane == 0) ptx::mbarrier_arrive(smem_.place_done(box_.stage));
     box_.advance();
   }
 

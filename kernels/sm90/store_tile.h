@@ -10,9 +10,7 @@
 //   finish()                                when all tiles are stored
 //   send(params, smem, rank)                one producer thread, all tiles
 //   prefetch(params)                        one thread, when the kernel starts
-//
-// D leaves so where four stages of the ring remain beside it, else in slabs
-// (docs/notes/gemm-sm90.md, "How FP32 leaves").
+// D leaves so where four stages of the ring remain beside it, else in slabs.
 #pragma once
 
 #include "kernels/epilogue/finish.h"

@@ -133,6 +133,8 @@ def test_inference_layers_compute_anywhere(recipe, dtype):
         (dx,) = torch.autograd.grad(y, x, dy)
         limit = 0.06 if LINEARS.how == NATIVE else 0.02
         assert relative_error(y.float(), x.float() @ weight.t() + layer.bias) < limit
+        # Gradients in E5M2 lose 6 % of a row.
+        limit = 0.08 if LINEARS.how == NATIVE else 0.02
         assert relative_error(dx.float(), dy.float() @ weight) < limit
 
 

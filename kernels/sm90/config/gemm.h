@@ -152,7 +152,7 @@ constexpr const char* Sm90GemmChecks::store_invalid_reason() const {
   }
   if (swapped || split_k != 1) return "C-prefetch needs straight operands and no split-K";
   // One is summed or stored while others are on their way.
-  if (boxes < 2 || boxes > 32) return "C-prefetch needs 2 to 32 boxes";
+  if (boxes < 2 || boxes > 24) return "C-prefetch needs 2 to 24 boxes";
   return nullptr;
 }
 

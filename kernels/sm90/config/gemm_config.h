@@ -28,9 +28,6 @@ inline constexpr int kSubTileRows = 64;
 // How many sub-tiles hold so many rows, perhaps none.
 constexpr int sub_tiles_of(int rows) { return rows > 0 ? ceil_divide(rows, kSubTileRows) : 0; }
 
-// Tiles that producers may be ahead of consumers, where these are told them.
-inline constexpr int kPassedTiles = 8;
-
 // A tile's rows and columns are those of the instruction: rows of A and rows of B, or of B and A
 // where they are swapped.
 struct Sm90GemmConfig {

@@ -7,8 +7,8 @@
 
 namespace octofold::config {
 
-// Of a tile that the producer passes to the consumers.
-inline constexpr int kPassedTileBytes = 32;
+// Tiles that the producer may be ahead of the consumers, where it passes them, and bytes of each.
+inline constexpr int kPassedTiles = 8, kPassedTileBytes = 32;
 
 // Where everything lies in a block's shared memory. Offsets in bytes.
 struct Sm90SmemLayout {
@@ -19,7 +19,7 @@ struct Sm90SmemLayout {
   int column_scales = 0;  // [stages][…]
   int unaligned = 0;      // [2][rows and columns][kUnalignedRow]: copied, not yet shifted
   int slices = 0;         // [block][sums / 4][thread][4]: of the others that share the tile
-  int tiles = 0;          // [kPassedTiles][8]: of pass_tiles.h
+  int tiles = 0;          // [kPassedTiles][kPassedTileBytes]: pass_tiles.h
   int barriers = 0;
   int total = 0;
 
@@ -29,6 +29,7 @@ struct Sm90SmemLayout {
   // bytes; of those that C comes to, each one's bytes.
   int output_box_rows = 0, output_box_columns = 0, output_box_bytes = 0;
   int unaligned_bytes = 0;  // of one of two buffers
+  int places = 0;           // boxes that C comes to, and tiles that are passed
 
   constexpr explicit Sm90SmemLayout(const Sm90GemmConfig& config) {
     rows_bytes = config.tile_rows * kStageDepth;
@@ -72,11 +73,11 @@ struct Sm90SmemLayout {
     }
     tiles = slices + (config.split_k - 1) * config.slices().bytes();
     const int passed = config.passes_tiles() ? kPassedTiles : 0;
+    places = config.boxes + passed;
     barriers = tiles + passed * kPassedTileBytes;
-    // full and empty of each stage; full and empty of the tile of D; full of the slices; of each
-    // box that C comes to whether it is there, and whether it is summed; full and empty of each
-    // tile that is passed
-    total = barriers + (2 * config.stages + 3 + 2 * config.boxes + 2 * passed) * 8;
+    // full and empty of each stage; full and empty of the tile of D; full of the slices; full and
+    // done of each box that C comes to, and of each tile that is passed
+    total = barriers + (2 * config.stages + 3 + 2 * places) * 8;
   }
 };
 
