@@ -1,5 +1,5 @@
 """Layers of Qwen3-30B-A3B as transformers has them, forward and backward: in BF16 by transformers'
-best, and by octofold.nn.convert(), convert_experts() and convert_norms().
+best, and by octofold.nn.convert(), convert_experts(), convert_norms() and convert_rotary().
 
     python bench/gpu/transformers_experts.py RESULTS.jsonl [--layers 4] [--tokens 8192 2x4096]
         [--only eager compiled parts] [--attention default cuDNN]
@@ -11,9 +11,10 @@ Qwen3MoeModel calls them, but without the mask that it makes where it cannot loo
 the input.
 
 By name alone: the step in a CUDA graph, or by events where none can be captured; "called": as
-Python calls it, with what that takes of the host. "own norms": without convert_norms(). Octofold
-casts weights in each step; "behind": by cast_after_step(), with the casts that an optimizer's step
-adds; "held": without these, as most of several micro-batches.
+Python calls it, with what that takes of the host. "own rotary": without convert_rotary(); "own
+norms": without convert_norms() too. Octofold casts weights in each step; "behind": by
+cast_after_step(), with the casts that an optimizer's step adds; "held": without these, as most of
+several micro-batches.
 
 parts: what each kind of module takes of a step, by torch's profiler.
 """
@@ -128,14 +129,15 @@ def ways(options, run):
     sizes = LAYERS if run.on_gpu else TINY
     plain = new_layers(options.layers, sizes, run)
     made = [Way("BF16", plain)]
-    for held, norms in ((False, False), (False, True), (True, True)):
+    for held, own in ((False, "norms"), (False, "rotary"), (False, ""), (True, "")):
         layers = with_memory_of(new_layers(options.layers, sizes, run), plain)
         reports = [octofold.nn.convert_experts(layers), octofold.nn.convert(layers)]
-        if norms:
+        if own != "norms":
             reports.append(octofold.nn.convert_norms(layers))
+        if not own:
+            reports.append(octofold.nn.convert_rotary(layers))
         if not held:
-            name = "Octofold" if norms else "Octofold, own norms"
-            made.append(Way(name, layers))
+            made.append(Way(f"Octofold, own {own}" if own else "Octofold", layers))
             continue
         for report in reports:
             print(report)
@@ -269,12 +271,12 @@ def measure_case(run, options, text, attention, every):
             measure_steps(run, "eager", case, every, x, dy, expected)
             run.release()
         if "compiled" in options.only:
-            # Compiled norms are the models' own anyway.
-            compiled = [way.compiled() for way in every if "own norms" not in way.name]
+            # Compiled norms and rotary embeddings are the models' own anyway.
+            compiled = [way.compiled() for way in every if ", own " not in way.name]
             measure_steps(run, "compiled", case, compiled, x, dy, expected)
             run.release()
         if "parts" in options.only:
-            measure_parts(run, case, every[:4], x, dy)
+            measure_parts(run, case, every[:5], x, dy)
 
 
 def main():

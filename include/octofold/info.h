@@ -16,9 +16,9 @@ struct Component {
   std::string detail;
 };
 
-/// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products
-/// with FP8 weights", "attention", "products", "grouped products", "gated products", "products that
-/// cast A".
+/// Operations of one kind on a GPU: "casts", "norms", "rotary embeddings", "routing", "dot
+/// products", "products with FP8 weights", "attention", "products", "grouped products", "gated
+/// products", "products that cast A".
 /// `support.detail` says why there are no kernels for them, and is empty if there are.
 struct OperationInfo {
   std::string name;

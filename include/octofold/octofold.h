@@ -23,6 +23,7 @@
 #include "octofold/log.h"
 #include "octofold/norm.h"
 #include "octofold/norm_gradient.h"
+#include "octofold/rotary.h"
 #include "octofold/routing.h"
 #include "octofold/scale_layout.h"
 #include "octofold/scaled_matrix.h"

@@ -36,9 +36,9 @@ class Gpu:
     backend: Component
     """Whether Octofold has a backend for this GPU, and which or why not."""
     operations: dict[str, Component] = field(default_factory=dict)
-    """What of it there are kernels for: "casts", "norms", "routing", "dot products", "products
-    with FP8 weights", "attention", "products", "grouped products", "gated products", "products that
-    cast A"; or why not."""
+    """What of it there are kernels for: "casts", "norms", "rotary embeddings", "routing", "dot
+    products", "products with FP8 weights", "attention", "products", "grouped products", "gated
+    products", "products that cast A"; or why not."""
     layers: dict[str, LayerWay] = field(default_factory=dict)
     """How octofold.nn's layers compute on it: "linear layers" and "experts", each "with trained
     weights" and "with FP8 weights"."""

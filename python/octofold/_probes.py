@@ -25,6 +25,7 @@ from ._ops.grouped_gemm_weight_only import (
 from ._ops.groups import Depth, Masked, Rows
 from ._ops.norms import norm, norm_gradient
 from ._ops.quantize import quantize
+from ._ops.rotary import rotary
 from ._ops.routing import (
     activation_dots,
     combine,
@@ -258,6 +259,12 @@ def _norm_gradient(put: Put) -> Any:
     return gradients.dx, gradients.d_weight
 
 
+def _rotary(put: Put) -> Any:
+    angles = _random(6, 32, seed=1).repeat(1, 2)
+    operands = put(_random(6, 8, 64)), put(angles.cos()), put(angles.sin())
+    return rotary(*operands), rotary(*operands, inverse=True)
+
+
 def _ids() -> Any:
     return _random(48, 8).topk(2).indices.int()
 
@@ -295,7 +302,7 @@ _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
     for problem in (
         *(_convert_dtype, _transpose, _quantize, _cast, _dequantize),
         *(_cast_activated, _cast_activation_gradient, _cast_gathered),
-        *(_cast_normed, _norm, _norm_gradient),
+        *(_cast_normed, _norm, _norm_gradient, _rotary),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
         _activation_dots,
         *(_dot, _gemm_weight_only, _gemm_weight_only_gradient, _attention),

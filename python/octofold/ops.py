@@ -14,6 +14,7 @@ from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm_weight_only import gemm_weight_only_gradient
 from ._ops.grouped_gemm_weight_only import grouped_gemm_weight_only_gradient
 from ._ops.norms import NormedRows, NormGradients, norm, norm_gradient
+from ._ops.rotary import rotary
 from ._ops.routing import (
     Routing,
     TopK,
@@ -55,6 +56,7 @@ __all__ = [
     "norm",
     "norm_gradient",
     "pack",
+    "rotary",
     "scale_shape",
     "sort_by_expert",
     "top_k",

@@ -23,6 +23,7 @@ constexpr Row row_of(Operation operation) {
   switch (operation) {
     case Operation::kCast: return {"casts", 75, 0, "7.5 or later"};
     case Operation::kNorm: return {"norms", 75, 0, "7.5 or later"};
+    case Operation::kRotary: return {"rotary embeddings", 75, 0, "7.5 or later"};
     case Operation::kRouting: return {"routing", 75, 0, "7.5 or later"};
     case Operation::kDot: return {"dot products", 75, 0, "7.5 or later"};
     case Operation::kWeightOnly: return {"products with FP8 weights", 75, 0, kHalves, false, 80};

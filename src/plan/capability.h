@@ -15,6 +15,7 @@ namespace octofold::plan {
 enum class Operation {
   kCast,            ///< quantize, dequantize, convert, and what is fused with casts
   kNorm,            ///< norms with casts, and their gradients
+  kRotary,          ///< rotary
   kRouting,         ///< tokens to experts and back
   kDot,             ///< dot
   kWeightOnly,      ///< gemm_weight_only and its gradient
@@ -24,11 +25,11 @@ enum class Operation {
   kGatedProduct,    ///< gated_gemm
   kDynamicProduct,  ///< gemm whose A is cast on its way
 };
-inline constexpr Operation kOperations[] = {Operation::kCast,         Operation::kNorm,
-                                            Operation::kRouting,      Operation::kDot,
-                                            Operation::kWeightOnly,   Operation::kAttention,
-                                            Operation::kProduct,      Operation::kGroupedProduct,
-                                            Operation::kGatedProduct, Operation::kDynamicProduct};
+inline constexpr Operation kOperations[] = {
+    Operation::kCast,         Operation::kNorm,          Operation::kRotary,
+    Operation::kRouting,      Operation::kDot,           Operation::kWeightOnly,
+    Operation::kAttention,    Operation::kProduct,       Operation::kGroupedProduct,
+    Operation::kGatedProduct, Operation::kDynamicProduct};
 
 /// "casts": for people.
 std::string_view word(Operation operation);

@@ -34,6 +34,7 @@ constexpr OperationRule kRules[] = {
     {"cast_normed", Operation::kNorm, {{kCast}}},
     {"norm", Operation::kNorm, {}},
     {"norm_gradient", Operation::kNorm, {}},
+    {"rotary", Operation::kRotary, {}},
     {"top_k", Operation::kRouting, {}},
     {"top_k_gradient", Operation::kRouting, {}},
     {"sort_by_expert", Operation::kRouting, {}},

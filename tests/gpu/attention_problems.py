@@ -1,10 +1,11 @@
-"""Small problems of attention, for sanitizer_problems.py."""
+"""Small problems of attention, and of rotated queries and keys, for sanitizer_problems.py."""
 
 import itertools
 from functools import partial
 
 import octofold
 import torch
+from rotary_problems import rotary_problems
 from targets import does_what_hopper_does
 
 MOST = 2**31 - 1
@@ -69,6 +70,7 @@ def _behind(queries, keys):
 
 
 def attention_problems(device):
+    yield from rotary_problems(device)
     # Head sizes that fill tiles and do not, few queries and many, split keys.
     for size, (queries, keys) in itertools.product(
         (8, 64, 72, 128, 256, 512), ((1, 1), (3, 1500), (70, 130))

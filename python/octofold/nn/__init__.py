@@ -16,6 +16,7 @@ from .conversion.experts import convert_experts
 from .conversion.linear import convert, restore
 from .conversion.norms import convert_norms
 from .conversion.report import Conversion
+from .conversion.rotary import convert_rotary
 from .conversion.weight_only import convert_weight_only
 from .layers.conv1d import Conv1D
 from .layers.experts import Experts
@@ -48,6 +49,7 @@ __all__ = [
     "convert",
     "convert_experts",
     "convert_norms",
+    "convert_rotary",
     "convert_weight_only",
     "fp8_wins",
     "keep_casts",

@@ -1,8 +1,9 @@
-// Casts, norms and routing compiled for GPUs before Hopper, each for its own architecture: no
-// register leaves the register file, and shared memory is within what a block has there. Of each
-// kind of kernel a few; tests of Hopper's have them all.
+// Casts, norms, rotary embeddings and routing compiled for GPUs before Hopper, each for its own
+// architecture: no register leaves the register file, and shared memory is within what a block has
+// there. Of each kind of kernel a few; tests of Hopper's have them all.
 #include "plan/cast.h"
 #include "plan/norm.h"
+#include "plan/rotary.h"
 #include "plan/routing.h"
 #include "plan/transpose.h"
 #include "support/granularities.h"
@@ -76,6 +77,17 @@ TEST_P(OlderGpuTest, NormsCompileWithoutSpills) {
   const plan::NormBackwardProblem backward{
       .rows = 64, .cols = 4096, .form = form, .in = DType::kBFloat16};
   compiler_.expect_sound(plan_norm_backward(backward, gpu_).kernels);
+}
+
+TEST_P(OlderGpuTest, RotaryEmbeddingsCompileWithoutSpills) {
+  plan::RotaryProblem problem{.tokens = 64, .heads = 32, .head_size = 128};
+  for (const DType type : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    for (const bool aligned : {false, true}) {
+      problem.type = type;
+      problem.is_aligned = aligned;
+      compiler_.expect_sound(plan_rotary(problem, gpu_).kernels);
+    }
+  }
 }
 
 TEST_P(OlderGpuTest, RoutingCompilesWithoutSpills) {

@@ -13,6 +13,7 @@
 #include "plan/dot.h"
 #include "plan/norm.h"
 #include "plan/product_planner.h"
+#include "plan/rotary.h"
 #include "plan/routing.h"
 #include "plan/transpose.h"
 #include "plan/weight_only.h"
@@ -179,6 +180,9 @@ void plan_row(const MatrixRow& row, const Gpu& gpu) {
   switch (row.rule->operation) {
     case Operation::kCast: return plan_casts(row, gpu);
     case Operation::kNorm: return plan_norms(row, gpu);
+    case Operation::kRotary:
+      EXPECT_FALSE(plan_rotary({.tokens = 4, .heads = 4, .head_size = 64}, gpu).kernels.empty());
+      return;
     case Operation::kRouting:
       EXPECT_FALSE(routing_plan(row.rule->called, gpu).kernels.empty());
       return;

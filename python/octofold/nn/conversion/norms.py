@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.errors import invalid_argument
 from ..autograd.first_order import in_transform
 from ..autograd.normed import rms_norm
 from ..recipes.kernels import has_kernels
-from .expert_blocks import is_of_transformers
-from .picking import ModuleFilter, require_model
+from .parts import in_front_of, pick_parts
+from .picking import ModuleFilter
 from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_norms"
@@ -49,26 +48,15 @@ def convert_norms(model: Module, module_filter_fn: ModuleFilter | None = None) -
     Raises InvalidArgumentError, which names the argument: for a model without such norms, or a
     filter that picks none. The model is then as it was.
     """
-    require_model(_NAME, model, module_filter_fn)
-    picked: dict[str, Any] = {}
-    left_alone: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, FusedNorm):
-            left_alone[name] = "it is converted already"
-        elif "norm" not in type(module).__name__.lower() or not is_of_transformers(module):
-            continue
-        elif not _is_plain(module):
-            left_alone[name] = f"{type(module).__name__} may compute something else"
-        elif module_filter_fn is not None and not module_filter_fn(module, name):
-            left_alone[name] = "module_filter_fn does not pick it"
-        else:
-            picked[name] = module
-    if not picked:
-        argument = "model" if module_filter_fn is None else "module_filter_fn"
-        expected = "an RMSNorm of transformers that computes what Llama's does"
-        expected = expected if module_filter_fn is None else f"to pick {expected}"
-        got = f"{type(model).__qualname__} with {'; '.join(left_alone.values()) or 'none'}"
-        raise invalid_argument(_NAME, argument, expected, got)
+    picked, left_alone = pick_parts(
+        _NAME,
+        model,
+        module_filter_fn,
+        called="an RMSNorm of transformers that computes what Llama's does",
+        fused=FusedNorm,
+        is_one=lambda module: "norm" in type(module).__name__.lower(),
+        is_plain=_is_plain,
+    )
     for module in picked.values():
         kind: Any = type(module)
         module.__class__ = _fused(kind)
@@ -104,7 +92,6 @@ def _is_plain(module: Any) -> bool:
         isinstance(module._parameters.get("weight"), Tensor)
         and isinstance(getattr(module, "variance_epsilon", None), float)
         and len(module._parameters) == 1
-        and "forward" not in module.__dict__
         and _has_plain_forward(kind)
     )
 
@@ -126,5 +113,4 @@ def _has_plain_forward(kind: Any) -> bool:
 
 @functools.cache
 def _fused(kind: Any) -> Any:
-    """A class with this forward in front. What looks for the class it was finds it."""
-    return type(kind.__name__, (FusedNorm, kind), {"__module__": kind.__module__})
+    return in_front_of(kind, FusedNorm)

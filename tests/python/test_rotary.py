@@ -1,0 +1,110 @@
+"""ops.rotary against transformers' formula, and its transpose."""
+
+import numpy as np
+import octofold
+import pytest
+from octofold import InvalidArgumentError
+from octofold.ops import rotary
+
+torch = pytest.importorskip("torch")
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+
+
+def tables(tokens, head_dim, dtype=torch.float32, batch=None):
+    """As models make them: halves are equal."""
+    positions = torch.arange((batch or 1) * tokens).view(batch or 1, tokens, 1)
+    angles = positions / 100 ** (torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.cat((angles, angles), -1)
+    angles = angles if batch else angles[0]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def formula(x, cos, sin):
+    """As transformers writes it, for x [..., tokens, heads, head_dim]."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
+
+
+def expect_rounded_once(actual, exact, dtype):
+    """FP32 arithmetic, whose terms are below 8, and one rounding."""
+    assert actual.dtype == dtype
+    assert actual.is_contiguous()
+    unit = torch.finfo(dtype).eps / 2
+    limit = unit * exact.abs() + 8 * torch.finfo(torch.float32).eps + 1e-7
+    assert bool(((actual.double() - exact).abs() <= limit).all())
+
+
+@every_dtype
+@pytest.mark.parametrize("batch", [None, 1, 3])
+@pytest.mark.parametrize("head_dim", [2, 30, 64])
+def test_is_the_formula_rounded_once(batch, head_dim, dtype):
+    torch.manual_seed(0)
+    shape = (7, 5, head_dim) if batch is None else (3, 7, 5, head_dim)
+    x = torch.randn(shape).clamp(-4, 4).to(dtype)
+    cos, sin = tables(7, head_dim, dtype, batch)
+    expect_rounded_once(rotary(x, cos, sin), formula(x.double(), cos.double(), sin.double()), dtype)
+    if dtype == torch.float32:
+        assert torch.equal(rotary(x, cos, sin), formula(x, cos, sin))
+
+
+@every_dtype
+def test_the_inverse_is_the_gradient(dtype):
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 3, 32).to(dtype)
+    cos, sin = (torch.randn(2, 6, 32).clamp(-2, 2).to(dtype) for _ in range(2))  # of any halves
+    exact = x.double().requires_grad_()
+    dy = torch.randn(x.shape).clamp(-2, 2).to(dtype)
+    (dx,) = torch.autograd.grad(formula(exact, cos.double(), sin.double()), exact, dy.double())
+    expect_rounded_once(rotary(dy, cos, sin, inverse=True), dx, dtype)
+
+
+def test_takes_back_what_it_did():
+    x, (cos, sin) = torch.randn(9, 4, 64), tables(9, 64)
+    back = rotary(rotary(x, cos, sin), cos, sin, inverse=True)
+    torch.testing.assert_close(back, x, rtol=0, atol=1e-5)
+
+
+def test_strides():
+    x, (cos, sin) = torch.randn(2, 4, 9, 64), tables(9, 64)
+    moved = x.transpose(1, 2)
+    expected = rotary(moved.contiguous(), cos, sin)
+    assert torch.equal(rotary(moved, cos, sin), expected)
+    wide = torch.randn(2, 9, 4, 200)[..., 3:67]
+    assert torch.equal(rotary(wide, cos, sin), rotary(wide.contiguous(), cos, sin))
+    cos, sin = torch.randn(2, 9, 100)[..., :64]
+    expected = rotary(moved, cos.contiguous(), sin.contiguous())
+    assert torch.equal(rotary(moved, cos, sin), expected)
+
+
+def test_nothing_and_numpy():
+    cos, sin = tables(9, 64)
+    assert rotary(torch.empty(9, 0, 64), cos, sin).shape == (9, 0, 64)
+    x = np.random.default_rng(0).normal(0, 1, (9, 3, 64)).astype(np.float32)
+    y = rotary(x, cos.numpy(), sin.numpy())
+    assert isinstance(y, np.ndarray)
+    np.testing.assert_array_equal(y, rotary(torch.from_numpy(x), cos, sin).numpy())
+
+
+def test_torch_op(opcheck):
+    x, (cos, sin) = torch.randn(2, 9, 4, 64).bfloat16(), tables(9, 64, torch.bfloat16)
+    for inverse in (False, True):
+        opcheck(torch.ops.octofold.rotary, (x, cos, sin, torch.empty_like(x), inverse))
+
+
+def test_names_what_is_wrong():
+    x, (cos, sin) = torch.randn(9, 4, 64), tables(9, 64)
+    with pytest.raises(InvalidArgumentError, match="rotary: argument 'x': expected an even"):
+        rotary(x[..., :63], cos[:, :63], sin[:, :63])
+    with pytest.raises(InvalidArgumentError, match="'x': expected a contiguous last"):
+        rotary(x.mT, cos, sin)
+    with pytest.raises(InvalidArgumentError, match="'cos': expected"):
+        rotary(x, cos[:8], sin)
+    with pytest.raises(InvalidArgumentError, match="'sin': expected"):
+        rotary(x, cos, sin.half())
+    with pytest.raises(InvalidArgumentError, match="'x'"):
+        rotary(x.to(torch.int32), cos, sin)
+    with pytest.raises(octofold.InvalidArgumentError, match="'x'"):
+        rotary(3, cos, sin)
