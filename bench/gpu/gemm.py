@@ -18,7 +18,7 @@ from common.measure import PEER_ERROR_LIMIT, Build, Implementation, measure_cand
 from common.operands import normal, sets_of
 from common.run import Run, new_parser, shapes_of, text_of
 from octofold_tool.gpu.check import compared, error_of
-from octofold_tool.gpu.peers import PEERS, Product, prepare_octofold
+from octofold_tool.gpu.peers import PEERS, Product, prepare_deepgemm_added, prepare_octofold
 from octofold_tool.gpu.tune import is_sensible
 from octofold_tool.measure import error_limit
 from octofold_tool.products import GemmOptions
@@ -42,6 +42,16 @@ def others(sets, form: GemmOptions, dtypes):
                 return implementation(products, PEER_ERROR_LIMIT)
 
             yield Build(name, make)
+
+
+def adds(sets, form: GemmOptions):
+    """DeepGEMM's sum in place."""
+
+    def make():
+        products = [prepare_deepgemm_added(x, w, form) for x, w in sets]
+        return implementation(products, PEER_ERROR_LIMIT, 1.0)
+
+    return Build("DeepGEMM, added", make)
 
 
 def measure_shape(run, options, m, n, k):
@@ -75,7 +85,7 @@ def measure_shape(run, options, m, n, k):
         names = candidates.of_texts(candidates.gemm_names(*form_of_names), options.only)
     names = [name for name in names if is_sensible(name, m)]
     dtypes = ("float32", "bfloat16") if options.add else (options.out,)
-    peers = others(sets, form, dtypes)
+    peers = [*others(sets, form, dtypes), *([adds(sets, form)] if options.add else [])]
     measure_candidates(
         run, "gemm", text_of((m, n, k)), names, make, peers, shape=[m, n, k], pair=options.pair
     )

@@ -121,7 +121,9 @@ class Way:
         gradients = torch.autograd.grad(y, [x, *self.parameters], dy)
         if self.after is not None:
             self.after()
-        return y, gradients
+        # What is kept of y must not keep the leaves of its graph: they remember the stream of their
+        # first backward, which none can then capture on another.
+        return y.detach(), gradients
 
 
 def ways(options, run):

@@ -105,6 +105,18 @@ def prepare_deepgemm(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
     return Product(lambda: function(left, right, out), a, b, out)
 
 
+def prepare_deepgemm_added(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
+    """DeepGEMM's out += a · bᵀ, as of weight gradients: 1x128 on both sides, FP32."""
+    kind = options.dtypes, options.granularities, options.out_dtype
+    if kind != (("e4m3", "e4m3"), ("1x128", "1x128"), "float32"):
+        raise ValueError("DeepGEMM adds e4m3 with 1x128 scales on both sides to float32")
+    a, b = quantized(x, w, options.dtypes, options.granularities)
+    out = new_output(x, w, options)
+    function = importlib.import_module("deep_gemm").fp8_gemm_nt
+    left, right = (a.data, torch_scale(a)), (b.data, torch_scale(b))
+    return Product(lambda: function(left, right, out, c=out, recipe=(1, 1, 128)), a, b, out)
+
+
 def scaled_mm(
     a: octofold.ScaledTensor, b: octofold.ScaledTensor, out: Tensor, fast_accumulation: bool
 ) -> Product:
