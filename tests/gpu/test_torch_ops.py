@@ -87,7 +87,7 @@ def test_opcheck_cast(opcheck, granularity, transpose, shape):
         options = granularity, *in_common
         opcheck(torch.ops.octofold.quantize.out, (x, None, *results, *options))
         opcheck(torch.ops.octofold.quantize.default, (x, None, *options, "e4m3"))
-    inputs = x, *[None] * 7
+    inputs = x, *[None] * 8
     both = (None, None, *results) if transpose else (*results, None, None)
     units = (None, granularity) if transpose else (granularity, None)
     options = *units, *in_common, None
