@@ -116,14 +116,14 @@ class WarpgroupLatent {
       ptx::wgmma_wait<1>();
       release_stage();
       ptx::wgmma_wait<0>();
-      arrive(memory_.weights_full());
+      ptx::mbarrier_arrive_for_warp(memory_.weights_full());
       weigh_tile(scores, rescale, next, tile * kKeys, seen_by_all, keys);
       rescale_where_changed(rescale);
       narrow_weights(scores, weights);
       hand_over(weights, rescale);
     }
     issue_values([&](int step) -> const unsigned (&)[4] { return weights[step]; });
-    arrive(memory_.weights_full());
+    ptx::mbarrier_arrive_for_warp(memory_.weights_full());
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(flat(sums_));
     release_stage();
@@ -191,7 +191,7 @@ class WarpgroupLatent {
     issue_values([&](int step) { return ptx::k_major_descriptor(memory_.weights(), 32 * step); });
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(flat(sums_));
-    arrive(memory_.weights_empty());
+    ptx::mbarrier_arrive_for_warp(memory_.weights_empty());
     release_stage();
   }
 
@@ -202,12 +202,8 @@ class WarpgroupLatent {
     }
   }
 
-  static __device__ void arrive(unsigned barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-  }
   __device__ void release_stage() {
-    arrive(memory_.empty(position_.stage));
+    ptx::mbarrier_arrive_for_warp(memory_.empty(position_.stage));
     position_.advance();
   }
 

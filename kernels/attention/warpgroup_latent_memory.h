@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention/config/warpgroup_latent.h"
-#include "kernels/ptx/mbarrier.h"
+#include "kernels/ptx/warp_arrival.h"
 
 namespace octofold::attention {
 
@@ -36,11 +36,11 @@ struct WarpgroupLatentMemory {
 
   __device__ void init_barriers() const {
     for (int i = 0; i < kConfig.stages; ++i) {
-      ptx::mbarrier_init(full(i), kConfig.producer_threads() / 32);
-      ptx::mbarrier_init(empty(i), 8);
+      ptx::mbarrier_init(full(i), kConfig.producer_threads() / 32 * ptx::kArrivalsOfWarp);
+      ptx::mbarrier_init(empty(i), 8 * ptx::kArrivalsOfWarp);
     }
-    ptx::mbarrier_init(weights_full(), 4);
-    ptx::mbarrier_init(weights_empty(), 4);
+    ptx::mbarrier_init(weights_full(), 4 * ptx::kArrivalsOfWarp);
+    ptx::mbarrier_init(weights_empty(), 4 * ptx::kArrivalsOfWarp);
     ptx::fence_mbarrier_init();
   }
 };

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/attention/config/warpgroup_queries.h"
-#include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/warp_arrival.h"
 
 namespace octofold::attention {
 
@@ -42,8 +42,8 @@ struct WarpgroupMemory {
 
   __device__ void init_barriers() const {
     for (int i = 0; i < kConfig.stages; ++i) {
-      ptx::mbarrier_init(full(i), 4);
-      ptx::mbarrier_init(empty(i), 4 * kConfig.warpgroups);
+      ptx::mbarrier_init(full(i), 4 * ptx::kArrivalsOfWarp);
+      ptx::mbarrier_init(empty(i), 4 * kConfig.warpgroups * ptx::kArrivalsOfWarp);
     }
     ptx::fence_mbarrier_init();
   }

@@ -151,10 +151,7 @@ class WarpgroupRows {
     ptx::barrier_arrive(4 + static_cast<unsigned>(next), 256);
   }
 
-  __device__ void release(int stage) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.empty(stage));
-  }
+  __device__ void release(int stage) const { ptx::mbarrier_arrive_for_warp(memory_.empty(stage)); }
   // Keys and values have every other stage.
   static __device__ void pass(Position& position) {
     position.advance();

@@ -177,8 +177,7 @@ class WarpgroupTiles {
   }
   __device__ void end_stage(int stage) {
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory_.full(stage));
+    ptx::mbarrier_arrive_for_warp(memory_.full(stage));
     position_.advance();
   }
   static __device__ void store_scale(unsigned scales, float scale) {

@@ -105,9 +105,9 @@ class ConsumerWarpgroup {
   __device__ void release(int stage) const {
     constexpr int kSharers = kConfig.multicast_blocks();
     if constexpr (kSharers > 1) {
-      if (lane_ < kSharers) ptx::mbarrier_arrive_at_rank(smem_.empty(stage), lane_);
+      ptx::mbarrier_arrive_at_ranks<kSharers>(smem_.empty(stage), lane_);
     } else {
-      if (lane_ == 0) ptx::mbarrier_arrive(smem_.empty(stage));
+      ptx::mbarrier_arrive_of_lanes(smem_.empty(stage), lane_);
     }
   }
 

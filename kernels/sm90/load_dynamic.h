@@ -127,8 +127,7 @@ class DynamicCast {
       store_scale(smem_.column_scales(stage), turn.first_row, unit.scale);
     }
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(smem_.full(stage));
+    ptx::mbarrier_arrive_for_warp(smem_.full(stage));
   }
 
   // The scale of the row that vector `lane_ % kLanes / kLanesOfScale` belongs to.
@@ -186,7 +185,8 @@ class DynamicCast {
 template <Sm90GemmConfig kConfig>
 struct CastColumns {
   static constexpr unsigned kBytes = 0;
-  static constexpr unsigned kScaleArrivals = kConfig.cast_turns();  // codes and scales together
+  static constexpr unsigned kScaleArrivals =
+      ptx::kArrivalsOfWarp * kConfig.cast_turns();  // codes and scales together
 
   static __device__ void prefetch(const Sm90GemmParams&) {}
   static __device__ void load(const Sm90GemmParams&, const Tile&, unsigned, unsigned, int, int) {}

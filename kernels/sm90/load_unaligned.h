@@ -39,8 +39,7 @@ class UnalignedCopy {
       ptx::mbarrier_wait(smem_.empty(position.stage), position.parity ^ 1);
       shift(shifted, buffer, position.stage);
       ptx::fence_proxy_async();
-      __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(smem_.full(position.stage));
+      ptx::mbarrier_arrive_for_warp(smem_.full(position.stage));
       position.advance();
     }
   }
@@ -112,7 +111,7 @@ class UnalignedCopy {
 
 template <Sm90GemmConfig kConfig>
 struct LoadUnaligned : LoadDefaults<kConfig> {
-  static constexpr unsigned kArrivals = kConfig.copy_warps();  // a lane of each
+  static constexpr unsigned kArrivals = ptx::kArrivalsOfWarp * kConfig.copy_warps();
 
   static __device__ void run(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                              int warp) {

@@ -80,8 +80,7 @@ class PassedTiles {
   }
 
   __device__ void advance() {
-    __syncwarp();  // one lane speaks for all
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem_.place_done(kConfig.boxes + place_.stage));
+    ptx::mbarrier_arrive_for_warp(smem_.place_done(kConfig.boxes + place_.stage));
     place_.advance();
     has_tile_ = more_;
   }

@@ -1,8 +1,8 @@
 // The block's shared memory: Sm90SmemLayout's offsets as addresses, and what its barriers mean.
 #pragma once
 
-#include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/warp_arrival.h"
 #include "kernels/sm90/config/gemm.h"
 
 namespace octofold::sm90 {
@@ -45,19 +45,19 @@ struct SharedMemory {
 
   // The first warp. `producers`: arrivals that make a stage full.
   __device__ void init_barriers(unsigned producers) const {
-    constexpr unsigned kConsumerWarps = kConfig.consumer_threads() / 32;
+    constexpr unsigned kConsumers = kConfig.consumer_threads() / 32 * ptx::kArrivalsOfWarp;
     static_assert(kConfig.stages <= 32 && kLayout.places <= 32);
     const int stage = static_cast<int>(threadIdx.x);
     if (stage < kConfig.stages) {
       ptx::mbarrier_init(full(stage), producers);
-      ptx::mbarrier_init(empty(stage), kConsumerWarps * kConfig.multicast_blocks());
+      ptx::mbarrier_init(empty(stage), kConsumers * kConfig.multicast_blocks());
     }
     if (stage < kLayout.places) {
       ptx::mbarrier_init(place_full(stage), 1);
-      ptx::mbarrier_init(place_done(stage), kConsumerWarps);
+      ptx::mbarrier_init(place_done(stage), kConsumers);
     }
     if (stage == 0) {
-      ptx::mbarrier_init(output_full(), kConsumerWarps);
+      ptx::mbarrier_init(output_full(), kConsumers);
       ptx::mbarrier_init(output_empty(), 1);
       ptx::mbarrier_init(slices_full(), 1);
     }

@@ -115,7 +115,7 @@ class StorePrefetchedC : public StoreDefaults<kConfig> {
                    add_pair(upper.finish(right, pairs[4], pairs[5]), c.upper_right),
                    add_pair(lower.finish(right, pairs[6], pairs[7]), c.lower_right));
       }
-      if (column + 16 == kColumns) pass_on(lane);
+      if (column + 16 == kColumns) pass_on();
     }
   }
 
@@ -143,10 +143,9 @@ class StorePrefetchedC : public StoreDefaults<kConfig> {
   static constexpr int kRowBytes = kColumns * size_of(kConfig.form.out);
   using Box = BoxOf<kConfig.form.out, kRowBytes>;
 
-  __device__ void pass_on(int lane) {
+  __device__ void pass_on() {
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(smem_.place_done(box_.stage));
+    ptx::mbarrier_arrive_for_warp(smem_.place_done(box_.stage));
     box_.advance();
   }
 

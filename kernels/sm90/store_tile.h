@@ -100,8 +100,7 @@ class StoreTile : public StoreDefaults<kConfig> {
     parity_ ^= 1;
     Write::write(params, smem_, tile, rank, sums);
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem_.output_full());
+    ptx::mbarrier_arrive_for_warp(smem_.output_full());
   }
 
   static __device__ void send(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,

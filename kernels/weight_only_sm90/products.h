@@ -130,10 +130,7 @@ class Products {
     for (int i = 0; i < kConfig.depth_groups; ++i) ring_.advance();
   }
   __device__ void await() const { ptx::mbarrier_wait(smem_.full(ring_.stage), ring_.parity); }
-  __device__ void release(int stage) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem_.empty(stage));
-  }
+  __device__ void release(int stage) const { ptx::mbarrier_arrive_for_warp(smem_.empty(stage)); }
 
   const SharedMemory<kConfig>& smem_;
   const int warpgroup_;

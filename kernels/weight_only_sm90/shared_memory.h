@@ -1,8 +1,8 @@
 // Where everything lies in the block's shared memory, as addresses, and what its barriers mean.
 #pragma once
 
-#include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/warp_arrival.h"
 #include "kernels/shared/ring_position.h"
 #include "kernels/weight_only_sm90/config/weight_only.h"
 
@@ -44,7 +44,7 @@ struct SharedMemory {
     const int stage = static_cast<int>(threadIdx.x);
     if (stage < kConfig.stages) {
       ptx::mbarrier_init(full(stage), producers);
-      ptx::mbarrier_init(empty(stage), kConfig.group_threads() / 32);
+      ptx::mbarrier_init(empty(stage), kConfig.group_threads() / 32 * ptx::kArrivalsOfWarp);
     }
     if (stage == 0) ptx::mbarrier_init(slices_full(), 1);
     ptx::fence_mbarrier_init();
