@@ -43,7 +43,7 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
                           core::format("{}×{}×{}", problem.m, problem.n, problem.k));
     }
     ops::require_form(kWarm, problem.form);
-    plan::GemmProblem planned = plan::contiguous({.product = problem});
+    plan::GemmProblem planned = plan::as_allocated({.product = problem});
     const bool may_add_in_place =
         problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
     for (const bool c_is_out : {false, true}) {

@@ -74,7 +74,7 @@ std::vector<Tuning> shipped_tables() {
 
 // The planner's choice, and those of the tables.
 void add_product(Kernels& kernels, const GemmProblem& given, const std::vector<Tuning>& tables) {
-  const GemmProblem problem = contiguous(given);
+  const GemmProblem problem = as_allocated(given);
   kernels.add(plan_product(problem, kHopper));
   for (const Tuning& table : tables) {
     const std::string_view name = table.candidate(problem);

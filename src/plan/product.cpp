@@ -143,16 +143,19 @@ GemmProblem problem_of(const core::Product& product) {
   return problem;
 }
 
-GemmProblem contiguous(GemmProblem problem) {
+GemmProblem as_allocated(GemmProblem problem) {
   // No address: a multiple of anything.
   const auto tensor = [](DType dtype, std::int64_t rows, std::int64_t cols) {
     return matrix(static_cast<const char*>(nullptr), dtype, rows, cols);
   };
+  const auto fits_tma = [&](DType codes, std::int64_t rows, std::int64_t cols) {
+    const std::int64_t row_stride = (cols + kTmaAlignment - 1) / kTmaAlignment * kTmaAlignment;
+    return tma_obstacle(tensor(codes, rows, row_stride)) == nullptr;
+  };
   const auto& [m, n, k, form] = problem.product;
   problem.operands_fit_tma =
-      (problem.dynamic.exists || tma_obstacle(tensor(form.a.type, m, k)) == nullptr) &&
-      tma_obstacle(tensor(form.b.type, n, k)) == nullptr;
-  problem.operands_fit_words = problem.dynamic.exists || k % 4 == 0;
+      (problem.dynamic.exists || fits_tma(form.a.type, m, k)) && fits_tma(form.b.type, n, k);
+  problem.operands_fit_words = true;
   problem.output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr;
   problem.c_is_out = false;
   problem.c_fits_tma = tma_obstacle(tensor(form.out, m, n)) == nullptr;
@@ -169,7 +172,7 @@ GemmProblem problem_of(const ProductProblem& given) {
                       .expected = expected_of(given)};
   if (given.gated) problem.gated = {.exists = true, .activation = *given.gated};
   if (given.cast_from) problem.dynamic = {.exists = true, .type = *given.cast_from};
-  return contiguous(problem);
+  return as_allocated(problem);
 }
 
 }  // namespace octofold::plan

@@ -63,8 +63,9 @@ std::string_view operation_of(const GemmProblem& problem);
 /// What of a checked product decides which kernel computes it: all but addresses.
 GemmProblem problem_of(const core::Product& product);
 
-/// The same problem of contiguous tensors at addresses that are multiples of 16 bytes.
-GemmProblem contiguous(GemmProblem problem);
+/// The same problem of tensors as operations allocate them: rows of codes begin at multiples of 16
+/// bytes, other tensors are contiguous.
+GemmProblem as_allocated(GemmProblem problem);
 GemmProblem problem_of(const ProductProblem& problem);
 
 config::Work work_of(Grouping grouping);

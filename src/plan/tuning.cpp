@@ -48,7 +48,7 @@ void require_same(const char* field, std::string_view here, std::string_view the
 
 // Addresses count, and of a C whether it is out: these do not change which candidates there are.
 bool is_contiguous(const GemmProblem& problem) {
-  GemmProblem plain = contiguous(problem);
+  GemmProblem plain = as_allocated(problem);
   plain.c_is_out = problem.c_is_out;
   if (problem.product.form.c == Addend::kNone) plain.c_fits_tma = problem.c_fits_tma;
   return plain == problem;
@@ -148,7 +148,7 @@ std::string_view Tuning::candidate(const GemmProblem& problem) const {
 }
 
 std::string_view Tuning::candidate(const WeightOnlyProblem& problem) const {
-  if (choices_.empty() || contiguous(problem) != problem) return "";
+  if (choices_.empty() || as_allocated(problem) != problem) return "";
   return find(tuning_key(problem));
 }
 

@@ -16,9 +16,9 @@
 
 namespace octofold::plan {
 
-/// How tables name a product of contiguous tensors: "gemm: m 64, n 7168, k 2048, a e4m3 1x128, …".
-/// Groups, a gated activation and the type that A is cast from stand behind. Rules of casts do not:
-/// they make no difference to which kernel is the fastest.
+/// How tables name a product of tensors as_allocated(): "gemm: m 64, n 7168, k 2048, a e4m3 1x128,
+/// …". Groups, a gated activation and the type that A is cast from stand behind. Rules of casts do
+/// not: they make no difference to which kernel is the fastest.
 std::string tuning_key(const GemmProblem& problem);
 std::string tuning_key(const WeightOnlyProblem& problem);
 
@@ -30,8 +30,8 @@ class Tuning {
   /// where it is another GPU's, or another version's, whose candidates took other times.
   Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name);
 
-  /// The candidate's name; empty where the product was not measured, or its tensors are not
-  /// contiguous as those were.
+  /// The candidate's name; empty where the product was not measured, or its tensors do not lie
+  /// as those did.
   std::string_view candidate(const GemmProblem& problem) const;
   std::string_view candidate(const WeightOnlyProblem& problem) const;
 

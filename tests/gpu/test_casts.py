@@ -229,12 +229,16 @@ def test_large(granularity, generator):
         assert_same_cast(cast, expected)
 
 
-def test_scales_are_laid_out_for_gemm(generator):
+def test_casts_are_laid_out_for_gemm(generator):
     if not ON_GPU:
-        pytest.skip("the CPU's scales are row-major")
+        pytest.skip("the CPU's are row-major")
     for rows in (1, 6, 256):
-        scale = octofold.quantize(normal(generator, rows, 512)).scale
-        assert scale.stride() == (1, (rows + 3) // 4 * 4)
+        cast = octofold.quantize(normal(generator, rows, 500))
+        assert cast.scale.stride() == (1, (rows + 3) // 4 * 4)
+        assert cast.data.stride() == (512, 1)
+        moved = octofold.quantize(normal(generator, rows, 500).cpu()).to(DEVICE)
+        assert moved.data.stride() == (512, 1)
+        assert moved.to("cpu").data.is_contiguous()
 
 
 def test_same_input_same_bits(generator):

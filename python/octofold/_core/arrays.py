@@ -57,7 +57,7 @@ def moved(data: Array, scale: Array, granularity: str, device: Any) -> Pair | No
     if data.__dlpack_device__()[1] == device:
         return None
     framework = CuPyFramework(cupy, device, None)
-    new = framework.empty(data.shape, SPELLINGS[str(data.dtype)])
+    new = framework.empty_codes(data.shape, SPELLINGS[str(data.dtype)])
     new_scale = framework.empty_scale(scale.shape, granularity)
     _on_gpu(cupy, new)[...] = _on_gpu(cupy, data)
     new_scale[...] = scale

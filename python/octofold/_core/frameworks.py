@@ -52,8 +52,11 @@ class Framework(Protocol):
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         """Memory for a result, which export() takes."""
 
+    def empty_codes(self, shape: Sequence[int], dtype: str) -> Array:
+        """The same for FP8 codes, in the layout that is fastest on its device."""
+
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
-        """The same for a scale tensor, in the layout that is fastest on its device."""
+        """The same for a scale tensor."""
 
     def deliver(self, array: Array) -> Array:
         """The result as the caller gets it."""
@@ -65,6 +68,11 @@ class Framework(Protocol):
 def column_stride(rows: int) -> int:
     """Of 1x128 scales on a GPU: their rows lie next to each other, each column 16-byte aligned."""
     return (rows + 3) // 4 * 4
+
+
+def row_stride(cols: int) -> int:
+    """Of codes on a GPU: each row begins at a multiple of 16 bytes, as TMA and loads of 16 want."""
+    return (cols + 15) // 16 * 16
 
 
 class NumPyFramework:
@@ -89,6 +97,9 @@ class NumPyFramework:
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         return np.empty(shape, NUMPY_DTYPES[dtype])
+
+    def empty_codes(self, shape: Sequence[int], dtype: str) -> Array:
+        return self.empty(shape, dtype)
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
         return self.empty(shape, "float32")
@@ -133,6 +144,9 @@ class DLPackFramework:
             )
         return NUMPY_FRAMEWORK.export(NUMPY_FRAMEWORK.empty(shape, dtype), writable=True)
 
+    def empty_codes(self, shape: Sequence[int], dtype: str) -> Array:
+        return self.empty(shape, dtype)
+
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
         return self.empty(shape, "float32")
 
@@ -162,11 +176,18 @@ class CuPyFramework(DLPackFramework):
         self._device = device
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        return self._rows(shape, shape[-1] if len(shape) else 1, dtype)
+
+    def empty_codes(self, shape: Sequence[int], dtype: str) -> Array:
+        return self._rows(shape, row_stride(shape[-1]) if len(shape) else 1, dtype)
+
+    def _rows(self, shape: Sequence[int], stride: int, dtype: str) -> Array:
         numpy_dtype = NUMPY_DTYPES[dtype]
         known = numpy_dtype.type.__module__ == np.__name__
         carrier = numpy_dtype if known else np.dtype(_CARRIERS[numpy_dtype.itemsize])
         with self._cupy.cuda.Device(self._device):
-            array = self._cupy.empty(tuple(shape), carrier)
+            array = self._cupy.empty((*shape[:-1], stride), carrier)
+        array = array[..., : shape[-1]] if len(shape) else array.reshape(())
         return array if known else reinterpret(self.export(array, writable=True), dtype)
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:

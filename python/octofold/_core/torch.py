@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .dtypes import DLPACK_NAMES
-from .frameworks import column_stride, reinterpret
+from .frameworks import column_stride, reinterpret, row_stride
 from .granularity import BY_COLUMNS
 from .library import library
 from .ops import row_count
@@ -42,6 +42,11 @@ def row_major(shape: Sequence[int]) -> Sequence[int]:
     return strides[::-1] if len(shape) else ()
 
 
+def aligned_rows(shape: Sequence[int]) -> Sequence[int]:
+    """Strides of codes on a GPU."""
+    return row_major((*shape[:-1], row_stride(shape[-1]))) if len(shape) else ()
+
+
 def columns_first(shape: Sequence[int]) -> Sequence[int]:
     """Strides of 1x128 scales on a GPU: rows next to each other, then columns."""
     return *row_major(shape[:-1]), column_stride(row_count(shape))
@@ -56,6 +61,7 @@ class TorchFramework:
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
+        self.device = like.device
 
     def export(self, array: Tensor, writable: bool) -> "tvm_ffi.Tensor":
         tensor = array.detach()
@@ -70,8 +76,13 @@ class TorchFramework:
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
         return self._like.new_empty(shape, dtype=DTYPES[dtype])
 
+    def empty_codes(self, shape: Sequence[int], dtype: str) -> Tensor:
+        if self.device.type != "cuda":
+            return self.empty(shape, dtype)
+        return self._like.new_empty_strided(shape, aligned_rows(shape), dtype=DTYPES[dtype])
+
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Tensor:
-        if granularity not in BY_COLUMNS or self._like.device.type != "cuda":
+        if granularity not in BY_COLUMNS or self.device.type != "cuda":
             return self._like.new_empty(shape, dtype=torch.float32)
         return self._like.new_empty_strided(shape, columns_first(shape), dtype=torch.float32)
 
@@ -87,16 +98,19 @@ class EagerTorchFramework(TorchFramework):
 
     def __init__(self, like: Tensor) -> None:
         super().__init__(like)
-        self._device = like.device
         self._on_gpu = like.device.type == "cuda"
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
-        return _empty_strided(shape, row_major(shape), dtype=DTYPES[dtype], device=self._device)
+        return _empty_strided(shape, row_major(shape), dtype=DTYPES[dtype], device=self.device)
+
+    def empty_codes(self, shape: Sequence[int], dtype: str) -> Tensor:
+        strides = aligned_rows(shape) if self._on_gpu else row_major(shape)
+        return _empty_strided(shape, strides, dtype=DTYPES[dtype], device=self.device)
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Tensor:
         by_columns = self._on_gpu and granularity in BY_COLUMNS
         strides = columns_first(shape) if by_columns else row_major(shape)
-        return _empty_strided(shape, strides, dtype=torch.float32, device=self._device)
+        return _empty_strided(shape, strides, dtype=torch.float32, device=self.device)
 
 
 class OlderTorchFramework(TorchFramework):
@@ -162,8 +176,8 @@ def moved(
     data: Tensor, scale: Tensor, granularity: str, device: str | int | torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Codes and scales on another device, None if they are there."""
-    codes = data.to(torch.device(device))
-    if codes is data and scale.device == data.device:
+    framework = TorchFramework(data.new_empty(0, device=torch.device(device)))
+    if framework.device == data.device == scale.device:
         return None
-    scales = TorchFramework(codes).empty_scale(scale.shape, granularity)
-    return codes, scales.copy_(scale)
+    codes = framework.empty_codes(data.shape, NAMES[data.dtype]).copy_(data)
+    return codes, framework.empty_scale(scale.shape, granularity).copy_(scale)

@@ -154,7 +154,7 @@ def _allocate_target(
     scale: Array | None,
 ) -> Arrays:
     """Codes of `shape`, and their scales unless some are given."""
-    data = framework.empty(shape, dtype)
+    data = framework.empty_codes(shape, dtype)
     if scale is not None:
         return data, None
     scale_shape = quick_scale_shape(granularity, shape, matrices)

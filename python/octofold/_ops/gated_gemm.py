@@ -91,7 +91,7 @@ def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -
         _, columns, _ = sizes("gated_gemm", "b", inputs[2], ("groups", "2·N", "K"))
         shape = (rows, columns // 2)
     scale_shape = quick_scale_shape("1x128", shape)
-    return framework.empty(shape, dtype), framework.empty_scale(scale_shape, "1x128")
+    return framework.empty_codes(shape, dtype), framework.empty_scale(scale_shape, "1x128")
 
 
 _PARAMETERS: Final[dict[str, Any]] = {

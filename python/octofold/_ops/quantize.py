@@ -42,8 +42,8 @@ def quantize(
     stream: as in gemm().
 
     Returns `out` (with given scales: its codes and these), or a ScaledTensor in the framework of x.
-    On a GPU 1x128 scales have the strides that gemm() reads fastest, (1, rows rounded up to a
-    multiple of 4). NaN and infinities follow IEEE rules. There is no gradient: backward through it
+    On a GPU rows of codes begin at multiples of 16 bytes, and 1x128 scales have the strides (1, rows
+    rounded up to a multiple of 4): so gemm() reads them fastest. NaN and infinities follow IEEE rules. There is no gradient: backward through it
     raises RuntimeError. ops.cast() has the transpose, two-level scales, sums of columns, and casts
     of what is not in memory.
     Raises InvalidArgumentError, which names the argument.
@@ -66,7 +66,7 @@ def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -
     granularity, *_, matrices = options
     require_matrix("quantize", "x", x.shape)
     require_stack("quantize", x.shape, matrices)
-    data = framework.empty(x.shape, dtype)
+    data = framework.empty_codes(x.shape, dtype)
     if scale is not None:
         return data, None
     shape = quick_scale_shape(granularity, x.shape, matrices)

@@ -26,7 +26,7 @@ def transpose(x: Array, *, stream: StreamLike | None = None) -> Array:
 def _transposed(framework: Framework, inputs: Arrays, _: Options, dtype: str) -> Arrays:
     require_matrix("transpose", "x", inputs[0].shape)
     *leading, rows, cols = inputs[0].shape
-    return (framework.empty((*leading, cols, rows), dtype),)
+    return (framework.empty_codes((*leading, cols, rows), dtype),)
 
 
 _TRANSPOSE: Final = Op(

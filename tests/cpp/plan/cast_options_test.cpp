@@ -346,7 +346,7 @@ TEST(PlanCastOptionsTest, GatheredRowsAloneAreCastAsRowsAre) {
 
 // The same tilings as without factors: weight gradients of all shapes, swapped and sliced ones.
 TEST(PlanTwoLevelTest, ProductsAreCutAsWithoutFactors) {
-  GemmProblem problem = contiguous({.product = {.m = 4096, .n = 4096, .k = 8192}});
+  GemmProblem problem = as_allocated({.product = {.m = 4096, .n = 4096, .k = 8192}});
   const auto plain = test::sm90_candidates(problem);
   problem.product.form.b_channel_scale = true;
   const auto candidates = test::sm90_candidates(problem);

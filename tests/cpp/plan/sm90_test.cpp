@@ -140,7 +140,7 @@ TEST(Sm90CostTest, WhatTablesNameIsACandidate) {
     std::size_t found = 0;
     for (const auto& [n, k] : sizes) {
       for (int m = 1; m <= 256; ++m) {
-        const GemmProblem problem = contiguous({.product = {m, n, k}});
+        const GemmProblem problem = as_allocated({.product = {m, n, k}});
         const std::string_view name = table.candidate(problem);
         if (name.empty()) continue;
         ++found;

@@ -17,7 +17,7 @@ using test::error_of;
 constexpr const char* kName = "NVIDIA H200";
 const GemmProblem kProduct{.product = {.m = 64, .n = 7168, .k = 2048}};
 
-const WeightOnlyProblem kWeights = contiguous(WeightOnlyProblem{
+const WeightOnlyProblem kWeights = as_allocated(WeightOnlyProblem{
     .rows = 32, .columns = 4096, .depth = 4096, .w_scales = Granularity::kChannel});
 
 std::string table(std::string_view products, std::string_view gpu = kName,
@@ -63,12 +63,12 @@ TEST(TuningTest, KeysOfEachKindOfProduct) {
 // Each finds its own choice and no other's. How something is cast makes no difference.
 TEST(TuningTest, EveryKindOfProductIsFound) {
   const GemmProblem problems[] = {
-      contiguous(kProduct),
-      contiguous(test::cast_problem(64, 7168, 2048)),
-      contiguous(test::gated_problem(64, 7168, 2048)),
-      contiguous(test::grouped_problem(Work::kGroupedRows, 64, 7168, 2048, 4, 16)),
-      contiguous(test::grouped_problem(Work::kMaskedRows, 64, 7168, 2048, 4, 16)),
-      contiguous(test::grouped_problem(Work::kGroupedDepth, 64, 7168, 2048, 4, 16))};
+      as_allocated(kProduct),
+      as_allocated(test::cast_problem(64, 7168, 2048)),
+      as_allocated(test::gated_problem(64, 7168, 2048)),
+      as_allocated(test::grouped_problem(Work::kGroupedRows, 64, 7168, 2048, 4, 16)),
+      as_allocated(test::grouped_problem(Work::kMaskedRows, 64, 7168, 2048, 4, 16)),
+      as_allocated(test::grouped_problem(Work::kGroupedDepth, 64, 7168, 2048, 4, 16))};
   std::string products = core::format(R"("{}": {{"candidate": "weights"}})", tuning_key(kWeights));
   for (std::size_t i = 0; i < std::size(problems); ++i) {
     products += core::format(R"(, "{}": {{"candidate": "{}"}})", tuning_key(problems[i]), i);
@@ -92,18 +92,18 @@ TEST(TuningTest, EveryKindOfProductIsFound) {
 TEST(TuningTest, FindsContiguousProductsAlone) {
   const Tuning tuning(one("64x16.swapped.w1.c1x1x2.b3"), kHopper, kName);
   EXPECT_EQ(tuning.size(), 1u);
-  GemmProblem problem = contiguous(kProduct);
+  GemmProblem problem = as_allocated(kProduct);
   EXPECT_EQ(tuning.candidate(problem), "64x16.swapped.w1.c1x1x2.b3");
   problem.operands_fit_tma = false;
   EXPECT_EQ(tuning.candidate(problem), "");
-  problem = contiguous(kProduct);
+  problem = as_allocated(kProduct);
   problem.product.m = 65;
   EXPECT_EQ(tuning.candidate(problem), "");
-  problem = contiguous(kProduct);
+  problem = as_allocated(kProduct);
   problem.work = Work::kGroupedRows;
   problem.groups = 2;
   EXPECT_EQ(tuning.candidate(problem), "");
-  EXPECT_EQ(Tuning().candidate(contiguous(kProduct)), "");
+  EXPECT_EQ(Tuning().candidate(as_allocated(kProduct)), "");
 }
 
 TEST(TuningTest, AChoiceMayBeOfSeveralNumbersOfRows) {
@@ -117,7 +117,7 @@ TEST(TuningTest, AChoiceMayBeOfSeveralNumbersOfRows) {
   EXPECT_EQ(tuning.size(), 2u);
   const auto candidate = [&](std::int64_t m) {
     product.product.m = m;
-    return tuning.candidate(contiguous(product));
+    return tuning.candidate(as_allocated(product));
   };
   for (const std::int64_t m : {49, 50, 64}) EXPECT_EQ(candidate(m), "x") << m;
   EXPECT_EQ(candidate(96), "y");
@@ -146,7 +146,7 @@ TEST(TuningTest, WhetherCIsOutMakesNoDifference) {
   const std::string text =
       table(core::format(R"({{"{}": {{"candidate": "x"}}}})", tuning_key(product)));
   const Tuning tuning(text, kHopper, kName);
-  GemmProblem problem = contiguous(product);
+  GemmProblem problem = as_allocated(product);
   for (const bool c_is_out : {false, true}) {
     problem.c_is_out = c_is_out;
     EXPECT_EQ(tuning.candidate(problem), "x");
@@ -207,7 +207,7 @@ TEST(PrecompiledKernelsTest, AllThatDeepSeekV3sDenseLayersNeed) {
        {std::pair(2112, 7168), std::pair(24'576, 1536), std::pair(32'768, 512),
         std::pair(7168, 16'384), std::pair(4096, 7168), std::pair(7168, 2048)}) {
     for (int m = 1; m <= 8192; m += m < 1100 ? 1 : 31) {
-      const GemmProblem problem = contiguous({.product = {m, n, k}});
+      const GemmProblem problem = as_allocated({.product = {m, n, k}});
       expect_ready(test::sm90_plan(problem));
       for (const Tuning& table : tables) {
         const std::string_view name = table.candidate(problem);
@@ -225,7 +225,7 @@ TEST(PrecompiledKernelsTest, MostOfWhatOtherModelsNeed) {
     for (const int k : {1024, 2304, 3584, 6144, 12'288}) {
       for (const int m : {1, 5, 16, 33, 100, 200, 300, 500, 900, 1500, 5000, 12'000}) {
         const KernelPlan kernel =
-            test::sm90_plan(contiguous({.product = {m, n, k}})).kernels.front();
+            test::sm90_plan(as_allocated({.product = {m, n, k}})).kernels.front();
         found += precompiled.contains(kernel.kernel);
         ++all;
       }

@@ -63,7 +63,11 @@ def poisoned_memory():
     """In which operations get their results' memory full of NaN: what is not written stays that."""
     framework = octofold._core.torch.TorchFramework
     kinds = framework, octofold._core.torch.EagerTorchFramework
-    own = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("empty", "empty_scale")]
+    own = [
+        (kind, name, getattr(kind, name))
+        for kind in kinds
+        for name in ("empty", "empty_codes", "empty_scale")
+    ]
 
     def poisoned(allocate):
         def empty(self, *arguments):

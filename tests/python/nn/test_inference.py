@@ -116,6 +116,23 @@ def test_reads_a_converted_checkpoint(tmp_path):
     assert relative_error(model(x), linear(x)) < 0.05
 
 
+@pytest.mark.parametrize("as_parameter", [False, True])
+def test_codes_with_gaps_between_rows_are_saved(as_parameter, tmp_path):
+    """As casts on a GPU lay them out where K is no multiple of 16."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
+    weight = served.scaled_weight
+    apart = torch.empty_strided((200, 300), (304, 1), dtype=weight.data.dtype).copy_(weight.data)
+    served.hold(dataclasses.replace(weight, data=apart), None)
+    if as_parameter:
+        served.keep_as_parameter()
+    safetensors.save_file(served.state_dict(), tmp_path / "one.safetensors")
+    other = nn.InferenceLinear(300, 200, bias=False)
+    other.load_state_dict(safetensors.load_file(tmp_path / "one.safetensors"))
+    assert other.scaled_weight.equals(weight)
+    assert served.scaled_weight.equals(weight)
+
+
 def test_moves_but_does_not_convert():
     served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
     weight, x = served.scaled_weight, random(5, 300)

@@ -40,7 +40,7 @@ def cast_to_storage(weight: Tensor, dtype: str, granularity: str) -> tuple[Tenso
     weight = weight.detach()
     format = Format(dtype, granularity, rule=Rule.TORCHAO, power_of_two=True)
     cast = quantize(as_matrix(weight), format)
-    return of_matrix(cast.data, weight), cast.scale
+    return of_matrix(cast.data.contiguous(), weight), cast.scale
 
 
 def from_storage(codes: Tensor, scale: Tensor, granularity: str, dtype: torch.dtype) -> Tensor:

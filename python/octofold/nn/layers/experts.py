@@ -35,7 +35,7 @@ from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
 from .expert_files import Stacks
 from .linear import is_dtensor, own_part, require_order
-from .saving import give_as_files_have_them
+from .saving import give_as_files_have_them, give_whole_rows
 
 _NAME: Final = "octofold.nn.Experts"
 
@@ -257,6 +257,8 @@ class Experts(KeepsBuffers):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         is_fp8 = isinstance(self.weight(self._names[1]), ScaledTensor)
+        if is_fp8:
+            give_whole_rows(destination, prefix, *self._names)
         if is_fp8 or self.in_files != Stacks():
             give_as_files_have_them(destination, prefix, self._as_files_have_them)
 

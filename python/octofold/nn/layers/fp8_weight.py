@@ -16,7 +16,7 @@ from ..autograd.boundary import Sides
 from ..autograd.fitting import is_fp8, require_features
 from .buffers import KeepsBuffers
 from .linear import own_part
-from .saving import give_numbers
+from .saving import give_numbers, give_whole_rows
 from .stored_weight import stored
 
 
@@ -158,6 +158,7 @@ class Fp8Weight(KeepsBuffers):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        give_whole_rows(destination, prefix, "weight")
         dtype = None if self.bias is None else self.bias.dtype
         numbers = self.scaled_weight.dequantize
         give_numbers(self, destination, prefix, self.scale_name, numbers, dtype)

@@ -59,6 +59,16 @@ def give_numbers(
     destination.pop(f"{prefix}{scale_name}", None)
 
 
+def give_whole_rows(destination: dict[str, Any], prefix: str, *names: str) -> None:
+    """Codes whose rows are apart in memory (frameworks.row_stride()) in a contiguous copy: safetensors
+    takes no others."""
+    for name in names:
+        key = f"{prefix}{name}"
+        codes = destination.get(key)
+        if isinstance(codes, Tensor) and not codes.is_contiguous():
+            destination[key] = codes.contiguous()
+
+
 def give_as_files_have_them(
     destination: dict[str, Any],
     prefix: str,
