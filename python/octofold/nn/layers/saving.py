@@ -60,8 +60,8 @@ def give_numbers(
 
 
 def give_whole_rows(destination: dict[str, Any], prefix: str, *names: str) -> None:
-    """Codes whose rows are apart in memory (frameworks.row_stride()) in a contiguous copy: safetensors
-    takes no others."""
+    """Codes whose rows are apart in memory (frameworks.row_stride()) in a contiguous copy, as
+    safetensors takes no others."""
     for name in names:
         key = f"{prefix}{name}"
         codes = destination.get(key)
