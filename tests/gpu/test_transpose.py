@@ -17,7 +17,7 @@ def codes(*shape, dtype="e4m3"):
 def check(x):
     out = octofold.ops.transpose(x)
     assert out.dtype is x.dtype
-    assert not ON_GPU or out.stride(-2) == row_stride(out.shape[-1])
+    assert not ON_GPU or out.stride(-2) == max(row_stride(out.shape[-1]), 1)
     assert torch.equal(bits(out), bits(x).mT)
 
 
