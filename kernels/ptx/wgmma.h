@@ -25,18 +25,22 @@ __device__ inline void wgmma_pin(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// As below, of an address in units of 16 bytes.
+__device__ inline unsigned long long k_major_descriptor_at(unsigned place) {
+  constexpr unsigned kSwizzle128 = 1u << 30;
+  constexpr unsigned kAtomDistance = 1024 >> 4;
+  unsigned long long descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(place), "r"(kSwizzle128 | kAtomDistance));
+  return descriptor;
+}
+
 // Describes a K-major operand of 8-bit elements in shared memory: rows of 128 bytes under the
 // 128-byte swizzle, eight of them to an atom of 1024 bytes; `k` values of K in (a multiple of 32).
 // Fields ("Matrix Descriptor Format"): address and offsets in units of 16 bytes; bits 16-29 unused
 // here, 32-45 the distance between atoms, 62-63 the swizzle (1: 128 bytes). The low word is summed
 // in 32 bits: no carry can reach the high one, and the compiler need not prove it.
 __device__ inline unsigned long long k_major_descriptor(unsigned address, int k) {
-  constexpr unsigned kSwizzle128 = 1u << 30;
-  constexpr unsigned kAtomDistance = 1024 >> 4;
-  const unsigned low = ((address & 0x3FFFF) >> 4) + (k >> 4);
-  unsigned long long descriptor;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(kSwizzle128 | kAtomDistance));
-  return descriptor;
+  return k_major_descriptor_at(((address & 0x3FFFF) >> 4) + (k >> 4));
 }
 
 // The same of an N-major operand of 16-bit elements: 64 of N in a row of 128 bytes, rows of K

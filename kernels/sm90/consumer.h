@@ -54,6 +54,8 @@ class ConsumerWarpgroup {
         warpgroup_(__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         first_row_(warpgroup_ * config::kSubTileRows),
+        rows_(__shfl_sync(0xFFFFFFFF, (smem.rows(0) + first_row_ * kStageDepth) / 16, 0)),
+        columns_(__shfl_sync(0xFFFFFFFF, smem.columns(0) / 16, 0)),
         row_scales(first_row_, static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_ / 4),
         column_scales(2 * (lane_ % 4)) {}
 
@@ -71,10 +73,7 @@ class ConsumerWarpgroup {
     return kMayEnd && tile.row + kConfig.sub_tile_stride() >= tile.row_end ? 1 : kSubTiles;
   }
 
-  __device__ void begin_tile(const Tile& tile) {
-    row_scales.begin_tile(tile);
-    column_scales.begin_tile(tile);
-  }
+  __device__ void begin_tile(const Tile& tile) { row_scales.begin_tile(tile); }
   __device__ void await_operands() const {
     ptx::mbarrier_wait(smem_.full(position_.stage), position_.parity);
     Load::fence();
@@ -87,17 +86,18 @@ class ConsumerWarpgroup {
   // Starts the products of a sub-tile over one stage: 64 rows and all columns of the tile (of a
   // gated output its gates or its ups).
   __device__ void issue(int stage, int sub_tile, PartialSums& sums, bool accumulate) const {
-    constexpr int kRowSubTiles = kConfig.row_sub_tiles();
-    const int row = first_row_ + kConfig.sub_tile_stride() * (sub_tile % kRowSubTiles);
+    constexpr auto kLayout = SharedMemory<kConfig>::kLayout;
+    constexpr int kRowSubTiles = kConfig.row_sub_tiles(), kRow = kStageDepth / 16;
+    const int row = kConfig.sub_tile_stride() * (sub_tile % kRowSubTiles);
     const int column = sub_tile / kRowSubTiles * kConfig.tile_columns;
-    const unsigned rows = smem_.rows(stage) + row * kStageDepth;
-    const unsigned columns = smem_.columns(stage) + column * kStageDepth;
+    const unsigned rows = rows_ + stage * (kLayout.rows_bytes / 16) + row * kRow;
+    const unsigned columns = columns_ + stage * (kLayout.columns_bytes / 16) + column * kRow;
 #pragma unroll
     for (int k = 0; k < kStageDepth; k += 32) {
       ptx::WgmmaFp8<kConfig.tile_columns>::template issue<kConfig.rows().type,
                                                           kConfig.columns().type>(
-          sums, ptx::k_major_descriptor(rows, k), ptx::k_major_descriptor(columns, k),
-          accumulate || k > 0);
+          sums, ptx::k_major_descriptor_at(rows + k / 16),
+          ptx::k_major_descriptor_at(columns + k / 16), accumulate || k > 0);
     }
   }
 
@@ -128,7 +128,8 @@ class ConsumerWarpgroup {
   RingPosition<kConfig.stages> position_;
   int warpgroup_;
   int lane_;
-  int first_row_;  // of the warpgroup in the tile
+  int first_row_;            // of the warpgroup in the tile
+  unsigned rows_, columns_;  // where these lie in the first stage, in units of 16 bytes
 
  public:
   RowScales<kConfig> row_scales;  // of the stage that was read last
@@ -228,8 +229,8 @@ class Promote {
   __device__ void add_sub_tiles(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                                 Accumulators<kConfig>& sums) {
     const int turns = Warpgroup::turns(tile);
-    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
-      add_stage<kCount>(warpgroup, k + kStageDepth < tile.k_end || stages_follow, sums);
+    for (int left = config::ceil_divide(tile.k_end - tile.k_begin, kStageDepth); left > 0; --left) {
+      add_stage<kCount>(warpgroup, left > 1 || stages_follow, sums);
       for (int i = kCount; i < turns; ++i) Timing::pass_sub_tile(warpgroup);
     }
   }

@@ -35,8 +35,6 @@ template <Sm90GemmConfig kConfig>
 class GatedColumnScales {
  public:
   __device__ explicit GatedColumnScales(int) {}
-  __device__ void begin_tile(const Tile&) {}
-
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
     const float2 pair = ptx::load_shared_pair(smem.column_scales(stage));
     values_[0] = pair.x;

@@ -21,10 +21,9 @@ struct ScaleRange {
   int count;
 };
 
-// The scales of some rows, where rows share a scale of a stage as kHeld says.
-template <Granularity kHeld>
+// The scales of some rows, of which kRows share one of a stage.
+template <int kRows>
 __device__ ScaleRange scales_of(const RowRange& rows) {
-  constexpr int kRows = config::rows_per_scale(kHeld);
   static_assert(kRows > 0, "a granularity that varies along K has scales in each stage");
   const int first = rows.first / kRows;
   return {first * kRows, kRows, (rows.end - 1) / kRows + 1 - first};
@@ -77,8 +76,8 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
 // A warp of the rows.
 template <Sm90GemmConfig kConfig>
 struct RowScalesOfTile {
-  static constexpr Granularity kHeld = kConfig.row_scales();
-  static constexpr int kCount = config::scales_per_stage(kHeld, kConfig.tile_rows);
+  static constexpr int kShare = config::rows_per_scale(kConfig.row_scales());
+  static constexpr int kCount = config::scales_per_stage(kConfig.row_scales(), kConfig.tile_rows);
   static constexpr unsigned kScaleArrivals = scale_threads(kCount);
 
   static __device__ void load_scales(const Sm90GemmParams& params,
@@ -86,7 +85,7 @@ struct RowScalesOfTile {
     if constexpr (kCount > 0) {
       sm90::load_scales<kCount, config::rows_per_scale(kConfig.rows().scales)>(
           params, smem, params.rows.scale,
-          [](const Tile& tile) { return scales_of<kHeld>(scaled_rows_of<kConfig>(tile)); },
+          [](const Tile& tile) { return scales_of<kShare>(scaled_rows_of<kConfig>(tile)); },
           [&](int stage) { return smem.row_scales(stage); }, [](int row) { return row; });
     }
   }
@@ -95,8 +94,7 @@ struct RowScalesOfTile {
 // A warp of the columns, where each scale stands in the order in which consumers read them.
 template <Sm90GemmConfig kConfig>
 struct ColumnScalesOfTile {
-  static constexpr Granularity kHeld = kConfig.column_scales();
-  static constexpr int kCount = kConfig.column_scales_per_stage();
+  static constexpr int kCount = kConfig.column_scales_per_stage(), kShare = kConfig.column_share();
   static constexpr unsigned kScaleArrivals = scale_threads(kCount);
 
   static __device__ void load_scales(const Sm90GemmParams& params,
@@ -104,12 +102,11 @@ struct ColumnScalesOfTile {
     if constexpr (kCount > 0) {
       sm90::load_scales<kCount, config::rows_per_scale(kConfig.columns().scales)>(
           params, smem, params.columns.scale,
-          [](const Tile& tile) { return scales_of<kHeld>(scaled_columns_of<kConfig>(tile)); },
+          [](const Tile& tile) { return scales_of<kShare>(scaled_columns_of<kConfig>(tile)); },
           [&](int stage) { return smem.column_scales(stage); },
           [](int column) {
             constexpr config::ColumnScaleOrder kOrder(kConfig.tile_columns);
-            constexpr bool kOwn = kHeld == Granularity::kBlock1x128;
-            return kOwn ? kOrder.place(column) : column;
+            return kShare == 1 ? kOrder.place(column) : column;
           });
     }
   }

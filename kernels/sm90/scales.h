@@ -21,7 +21,8 @@ template <Sm90GemmConfig kConfig>
 class RowScales<kConfig, Granularity::kBlock1x128> {
  public:
   // `first_row`: of the warpgroup in the tile; `row_of_thread`: of the thread in a sub-tile.
-  __device__ RowScales(int first_row, int row_of_thread) : row_(first_row + row_of_thread) {}
+  __device__ RowScales(int first_row, int row_of_thread)
+      : row_(static_cast<int>(ptx::opaque(static_cast<unsigned>(first_row + row_of_thread)))) {}
 
   __device__ void begin_tile(const Tile&) {}
 
@@ -53,29 +54,26 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
  public:
   __device__ explicit ColumnScales(int) {}
 
-  __device__ void begin_tile(const Tile& tile) {
-    if (kTwo) split_ = kScaleBlock - scaled_columns_of<kConfig>(tile).first % kScaleBlock;
-  }
-
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
-    const float2 pair = ptx::load_shared_pair(smem.column_scales(stage));
-    values_[0] = pair.x;
-    values_[1] = pair.y;
+    const unsigned first = smem.column_scales(stage);
+    if constexpr (kCount == 1) {
+      values_[0] = ptx::load_shared(first);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        const float4 four = ptx::load_shared_four(first + 4 * i);
+        values_[i] = four.x, values_[i + 1] = four.y;
+        values_[i + 2] = four.z, values_[i + 3] = four.w;
+      }
+    }
   }
 
-  // A strip of columns lies in one block, wherever the tile begins.
-  __device__ float at(int, int i) const {
-    const bool second = kTwo && 2 * i / kStrip * kStrip >= split_;
-    return second ? values_[1] : values_[0];
-  }
+  __device__ float at(int, int i) const { return values_[2 * i / kConfig.column_share()]; }
 
  private:
-  static constexpr bool kTwo =
-      config::scales_per_stage(Granularity::kBlock128x128, kConfig.tile_columns) == 2;
-  static constexpr int kStrip = config::common_divisor(kConfig.tile_columns, kScaleBlock);
+  static constexpr int kCount = kConfig.column_scales_per_stage();
 
-  int split_ = 0;  // the tile's first column in the second block
-  float values_[2];
+  float values_[config::round_up(kCount, 4)];
 };
 
 }  // namespace octofold::sm90

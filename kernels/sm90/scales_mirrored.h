@@ -75,8 +75,6 @@ class ColumnScales<kConfig, Granularity::kBlock1x128> {
   __device__ explicit ColumnScales(int first_column)
       : first_(4 * config::ColumnScaleOrder(kConfig.tile_columns).place(first_column)) {}
 
-  __device__ void begin_tile(const Tile&) {}
-
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
     const unsigned first = smem.column_scales(stage) + first_;
     if constexpr (kCount == 2) {

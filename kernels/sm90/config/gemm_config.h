@@ -142,8 +142,12 @@ struct Sm90GemmConfig {
   constexpr int sub_tiles() const { return row_sub_tiles() * (gated.exists ? 2 : 1); }
   // Rows of the columns' operand that a stage holds, and scales of theirs.
   constexpr int operand_columns() const { return tile_columns * (gated.exists ? 2 : 1); }
+  // Columns of a tile that share a scale of a stage, wherever the tile begins: a strip of 128x128.
+  constexpr int column_share() const {
+    return common_divisor(tile_columns, rows_per_scale(column_scales()));
+  }
   constexpr int column_scales_per_stage() const {
-    return scales_per_stage(column_scales(), tile_columns) * (gated.exists ? 2 : 1);
+    return rows_per_scale(column_scales()) > 0 ? operand_columns() / column_share() : 0;
   }
   constexpr int consumer_threads() const { return 128 * consumer_warpgroups; }
   // One producer warpgroup loads, copies scales and stores; there are two where threads copy the
