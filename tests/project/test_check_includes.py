@@ -61,6 +61,8 @@ def test_what_is_right_passes(tmp_path):
     write(tmp_path, "src/model/a.cpp", '#include "core/check.h"\n#include <nlohmann/json.hpp>\n')
     write(tmp_path, "bindings/a.cpp", '#include "b.h"\n#include "octofold/gemm.h"\n')
     write(tmp_path, "kernels/numeric/a.h", '#include "kernels/ptx/a.h"\n')
+    twin = "tests/cpp/support/ptx_on_host/kernels/ptx/a.h"
+    write(tmp_path, twin, '#include "../../../../../../kernels/ptx/a.h"\n')
     write(tmp_path, "tools/a.py", "import octofold\nfrom octofold.torch import gemm\n")
     write(tmp_path, "python/a.py", "from octofold import _ffi\n" * 400)
     result = outcome(sys.executable, SCRIPT, tmp_path)

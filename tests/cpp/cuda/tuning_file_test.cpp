@@ -114,7 +114,7 @@ TEST_F(TuningFileTest, TheLibrarysTableIsFollowedWhereTheUsersHasNothing) {
   for (const auto& [n, k] : {std::pair(1024, 8192), std::pair(4096, 7168), std::pair(7168, 16'384),
                              std::pair(2112, 7168), std::pair(10'240, 8192)}) {
     for (const int m : {1, 16, 64}) {
-      const plan::GemmProblem problem = plan::contiguous({.product = {m, n, k}});
+      const plan::GemmProblem problem = plan::as_allocated({.product = {m, n, k}});
       const std::string_view name = table.candidate(problem);
       if (name.empty()) continue;
       const auto cluster_of = [](const auto& plan) {
