@@ -43,16 +43,19 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
                           core::format("{}×{}×{}", problem.m, problem.n, problem.k));
     }
     ops::require_form(kWarm, problem.form);
-    plan::GemmProblem planned = plan::as_allocated({.product = problem});
+    const plan::GemmProblem given{.product = problem};
     const bool may_add_in_place =
         problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
-    for (const bool c_is_out : {false, true}) {
-      if (c_is_out && !may_add_in_place) continue;
-      planned.c_is_out = c_is_out;
-      jit::Program program =
-          cuda::program_of(plan::plan_product(planned, gpu).kernels.front(), gpu);
-      if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
-        programs.push_back(std::move(program));
+    // Of codes that Octofold has cast, and of others, whose rows may have no gaps.
+    for (plan::GemmProblem planned : {plan::as_allocated(given), plan::contiguous(given)}) {
+      for (const bool c_is_out : {false, true}) {
+        if (c_is_out && !may_add_in_place) continue;
+        planned.c_is_out = c_is_out;
+        jit::Program program =
+            cuda::program_of(plan::plan_product(planned, gpu).kernels.front(), gpu);
+        if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
+          programs.push_back(std::move(program));
+        }
       }
     }
   }

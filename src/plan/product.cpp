@@ -144,18 +144,24 @@ GemmProblem problem_of(const core::Product& product) {
 }
 
 GemmProblem as_allocated(GemmProblem problem) {
+  GemmProblem wider = problem;
+  std::int64_t& k = wider.product.k;  // with the gap behind a row
+  k = (k + kTmaAlignment - 1) / kTmaAlignment * kTmaAlignment;
+  problem = contiguous(problem);
+  problem.operands_fit_tma = contiguous(wider).operands_fit_tma;
+  return problem;
+}
+
+GemmProblem contiguous(GemmProblem problem) {
   // No address: a multiple of anything.
   const auto tensor = [](DType dtype, std::int64_t rows, std::int64_t cols) {
     return matrix(static_cast<const char*>(nullptr), dtype, rows, cols);
   };
-  const auto fits_tma = [&](DType codes, std::int64_t rows, std::int64_t cols) {
-    const std::int64_t row_stride = (cols + kTmaAlignment - 1) / kTmaAlignment * kTmaAlignment;
-    return tma_obstacle(tensor(codes, rows, row_stride)) == nullptr;
-  };
   const auto& [m, n, k, form] = problem.product;
   problem.operands_fit_tma =
-      (problem.dynamic.exists || fits_tma(form.a.type, m, k)) && fits_tma(form.b.type, n, k);
-  problem.operands_fit_words = true;
+      (problem.dynamic.exists || tma_obstacle(tensor(form.a.type, m, k)) == nullptr) &&
+      tma_obstacle(tensor(form.b.type, n, k)) == nullptr;
+  problem.operands_fit_words = problem.dynamic.exists || k % 4 == 0;
   problem.output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr;
   problem.c_is_out = false;
   problem.c_fits_tma = tma_obstacle(tensor(form.out, m, n)) == nullptr;

@@ -66,6 +66,8 @@ GemmProblem problem_of(const core::Product& product);
 /// The same problem of tensors as operations allocate them: rows of codes begin at multiples of 16
 /// bytes, other tensors are contiguous.
 GemmProblem as_allocated(GemmProblem problem);
+/// Likewise, with no gaps between rows of codes.
+GemmProblem contiguous(GemmProblem problem);
 GemmProblem problem_of(const ProductProblem& problem);
 
 config::Work work_of(Grouping grouping);
