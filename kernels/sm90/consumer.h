@@ -49,8 +49,8 @@ class ConsumerWarpgroup {
 
   __device__ explicit ConsumerWarpgroup(const SharedMemory<kConfig>& smem)
       : smem_(smem),
-        // The shuffle tells the compiler that all lanes agree: descriptors stay in uniform
-        // registers.
+        // Shuffles tell the compiler that all lanes agree: descriptors stay in uniform registers.
+        // And what comes from one is kept, not worked out anew for each stage.
         warpgroup_(__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         first_row_(warpgroup_ * config::kSubTileRows),
@@ -229,8 +229,8 @@ class Promote {
   __device__ void add_sub_tiles(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                                 Accumulators<kConfig>& sums) {
     const int turns = Warpgroup::turns(tile);
-    for (int left = config::ceil_divide(tile.k_end - tile.k_begin, kStageDepth); left > 0; --left) {
-      add_stage<kCount>(warpgroup, left > 1 || stages_follow, sums);
+    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
+      add_stage<kCount>(warpgroup, k + kStageDepth < tile.k_end || stages_follow, sums);
       for (int i = kCount; i < turns; ++i) Timing::pass_sub_tile(warpgroup);
     }
   }
