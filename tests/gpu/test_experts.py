@@ -290,8 +290,8 @@ def test_compiles_whole(backend):
     compiled = torch.compile(copy.deepcopy(module), fullgraph=True, backend=backend)
     expected = mixture_step(module, x, dy)
     for left, right in zip(mixture_step(compiled, x, dy), expected, strict=True):
-        # Inductor's router rounds otherwise: a token whose experts are close may take others, one of
-        # 520 is an error of 0.06.
+        # Inductor's router rounds otherwise: a token whose experts are close may take others, and
+        # one of 520 is an error of 0.06.
         assert relative_error(left, right) < (1e-6 if backend == "aot_eager" else 0.15)
 
 
