@@ -129,7 +129,7 @@ class ConsumerWarpgroup {
   int warpgroup_;
   int lane_;
   int first_row_;            // of the warpgroup in the tile
-  unsigned rows_, columns_;  // where these lie in the first stage, in units of 16 bytes
+  unsigned rows_, columns_;  // where they lie in the first stage, in units of 16 bytes
 
  public:
   RowScales<kConfig> row_scales;  // of the stage that was read last

@@ -21,6 +21,7 @@ template <Sm90GemmConfig kConfig>
 class RowScales<kConfig, Granularity::kBlock1x128> {
  public:
   // `first_row`: of the warpgroup in the tile; `row_of_thread`: of the thread in a sub-tile.
+  // Opaque, or they would be summed anew for each stage.
   __device__ RowScales(int first_row, int row_of_thread)
       : row_(static_cast<int>(ptx::opaque(static_cast<unsigned>(first_row + row_of_thread)))) {}
 
