@@ -44,6 +44,8 @@ def row_major(shape: Sequence[int]) -> Sequence[int]:
 
 def aligned_rows(shape: Sequence[int]) -> Sequence[int]:
     """Strides of codes on a GPU."""
+    if len(shape) == 2:  # most
+        return row_stride(shape[1]) or 1, 1
     return row_major((*shape[:-1], row_stride(shape[-1]))) if len(shape) else ()
 
 
