@@ -121,6 +121,9 @@ class _Framework:
     def empty(self, shape: Sequence[int], dtype: str) -> _Result:
         return _Result(tuple(shape), NUMPY_DTYPES[dtype])
 
+    def empty_codes(self, shape: Sequence[int], dtype: str) -> _Result:
+        return self.empty(shape, dtype)  # XLA knows no gaps between rows
+
     def empty_scale(self, shape: Sequence[int], granularity: str) -> _Result:
         return _Result(tuple(shape), NUMPY_DTYPES["float32"], _lies_by_columns(shape, granularity))
 
