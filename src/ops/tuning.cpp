@@ -61,18 +61,18 @@ plan::WeightOnlyProblem checked(std::string_view operation, const WeightOnlyProb
     core::fail_argument(operation, "gathered", "false but for groups of rows", "true");
   }
   const bool is_masked = problem.grouping == Grouping::kMasked;
-  return plan::as_allocated({.rows = problem.m,
-                             .columns = problem.n,
-                             .depth = problem.k,
-                             .w = problem.w.type,
-                             .x = problem.x,
-                             .out = problem.out,
-                             .transposed = problem.gradient,
-                             .w_scales = problem.w.scales,
-                             .work = plan::work_of(problem.grouping),
-                             .groups = problem.groups,
-                             .expected = is_masked ? problem.expected_rows.value_or(problem.m) : 0,
-                             .gathered = problem.gathered});
+  return plan::contiguous({.rows = problem.m,
+                           .columns = problem.n,
+                           .depth = problem.k,
+                           .w = problem.w.type,
+                           .x = problem.x,
+                           .out = problem.out,
+                           .transposed = problem.gradient,
+                           .w_scales = problem.w.scales,
+                           .work = plan::work_of(problem.grouping),
+                           .groups = problem.groups,
+                           .expected = is_masked ? problem.expected_rows.value_or(problem.m) : 0,
+                           .gathered = problem.gathered});
 }
 
 plan::Gpu gpu_of(std::string_view operation, const TargetGpu& gpu) {

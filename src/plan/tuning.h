@@ -16,9 +16,9 @@
 
 namespace octofold::plan {
 
-/// How tables name a product of tensors as_allocated(): "gemm: m 64, n 7168, k 2048, a e4m3 1x128,
-/// …". Groups, a gated activation and the type that A is cast from stand behind. Rules of casts do
-/// not: they make no difference to which kernel is the fastest.
+/// How tables name a product of tensors as operations allocate them: "gemm: m 64, n 7168, k 2048, a
+/// e4m3 1x128, …". Groups, a gated activation and the type that A is cast from stand behind. Rules
+/// of casts do not: they make no difference to which kernel is the fastest.
 std::string tuning_key(const GemmProblem& problem);
 std::string tuning_key(const WeightOnlyProblem& problem);
 

@@ -194,7 +194,7 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
 // They are among the candidates wherever the tile fits, beside those whose blocks share the depth.
 TEST(PlanWeightOnlyTest, DecodingAheadIsACandidateBesideSharedDepth) {
   const auto candidates = warp_weight_only_candidates(
-      as_allocated({.rows = 300, .columns = 392, .depth = 1040}), gpu_of(80));
+      contiguous({.rows = 300, .columns = 392, .depth = 1040}), gpu_of(80));
   const auto count = [&](auto&& has) { return std::ranges::count_if(candidates, has); };
   EXPECT_GT(count([](const WeightOnlyWork& work) { return work.splits > 1; }), 0);
   EXPECT_GT(count([](const WeightOnlyWork& work) { return work.config.ahead; }), 0);
