@@ -96,8 +96,8 @@ class ConsumerWarpgroup {
     for (int k = 0; k < kStageDepth; k += 32) {
       ptx::WgmmaFp8<kConfig.tile_columns>::template issue<kConfig.rows().type,
                                                           kConfig.columns().type>(
-          sums, ptx::k_major_descriptor_at(rows + k / 16),
-          ptx::k_major_descriptor_at(columns + k / 16), accumulate || k > 0);
+          sums, ptx::descriptor_of(rows + k / 16), ptx::descriptor_of(columns + k / 16),
+          accumulate || k > 0);
     }
   }
 

@@ -136,7 +136,6 @@ inline std::uint64_t descriptor_of(unsigned low) {
   constexpr std::uint64_t kSwizzle128 = 1u << 30, kAtomDistance = 1024 >> 4;
   return (kSwizzle128 | kAtomDistance) << 32 | low;
 }
-inline unsigned long long k_major_descriptor_at(unsigned place) { return descriptor_of(place); }
 inline unsigned long long k_major_descriptor(unsigned address, int k) {
   return descriptor_of(address / 16 + static_cast<unsigned>(k) / 16);
 }

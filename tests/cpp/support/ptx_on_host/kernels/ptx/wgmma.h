@@ -7,7 +7,7 @@ void wgmma_fence();
 void wgmma_commit();
 template <int kPending>
 void wgmma_wait();
-unsigned long long k_major_descriptor_at(unsigned place);
+unsigned long long descriptor_of(unsigned low);
 unsigned long long k_major_descriptor(unsigned address, int k);
 
 }  // namespace octofold::ptx
