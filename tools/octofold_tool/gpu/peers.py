@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import octofold
@@ -98,11 +99,7 @@ def prepare_deepgemm(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
     kind = options.dtypes, options.granularities, options.out_dtype
     if kind != (("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16"):
         raise ValueError("DeepGEMM takes e4m3 with 1x128 and 128x128 scales to bfloat16")
-    a, b = quantized(x, w, options.dtypes, options.granularities)
-    out = new_output(x, w, options)
-    function = importlib.import_module("deep_gemm").fp8_gemm_nt
-    left, right = (a.data, torch_scale(a)), (b.data, torch_scale(b))
-    return Product(lambda: function(left, right, out), a, b, out)
+    return by_deepgemm(x, w, options)
 
 
 def prepare_deepgemm_added(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
@@ -110,11 +107,18 @@ def prepare_deepgemm_added(x: Tensor, w: Tensor, options: GemmOptions) -> Produc
     kind = options.dtypes, options.granularities, options.out_dtype
     if kind != (("e4m3", "e4m3"), ("1x128", "1x128"), "float32"):
         raise ValueError("DeepGEMM adds e4m3 with 1x128 scales on both sides to float32")
-    a, b = quantized(x, w, options.dtypes, options.granularities)
     out = new_output(x, w, options)
-    function = importlib.import_module("deep_gemm").fp8_gemm_nt
+    return by_deepgemm(x, w, options, out, c=out, recipe=(1, 1, 128))
+
+
+def by_deepgemm(
+    x: Tensor, w: Tensor, options: GemmOptions, out: Tensor | None = None, **more: Any
+) -> Product:
+    a, b = quantized(x, w, options.dtypes, options.granularities)
+    out = new_output(x, w, options) if out is None else out
     left, right = (a.data, torch_scale(a)), (b.data, torch_scale(b))
-    return Product(lambda: function(left, right, out, c=out, recipe=(1, 1, 128)), a, b, out)
+    call = partial(importlib.import_module("deep_gemm").fp8_gemm_nt, left, right, out, **more)
+    return Product(call, a, b, out)
 
 
 def scaled_mm(
