@@ -14,6 +14,17 @@ NAMES = (*STATELESS, "blockwise_two_level", "delayed")
 WIDTH = 256
 """Features of what MODULES take."""
 
+SMALL_MODEL = {
+    "hidden_size": 256,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 32,
+}
+"""Of a configuration of transformers' language models."""
+
 
 class Routed(torch.nn.Module):
     """Experts as a module of x alone, whose rows go to experts by their places."""

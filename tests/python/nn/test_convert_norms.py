@@ -4,7 +4,7 @@ import copy
 
 import octofold
 import pytest
-from layer_support import random, relative_error
+from layer_support import SMALL_MODEL, random, relative_error
 from octofold import InvalidArgumentError, UnsupportedError
 
 torch = pytest.importorskip("torch")
@@ -23,21 +23,12 @@ from transformers import (  # noqa: E402
 
 nn = octofold.nn
 BF16 = torch.bfloat16
-COMMON = {
-    "hidden_size": 256,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32,
-}
 FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 # How many norms there are.
 MODELS = {
-    "llama": (5, lambda: LlamaModel(LlamaConfig(**COMMON))),
-    "qwen3_moe": (9, lambda: Qwen3MoeModel(Qwen3MoeConfig(**COMMON, **FEW, num_experts=4))),
-    "gpt_oss": (5, lambda: GptOssModel(GptOssConfig(**COMMON, num_local_experts=4))),
+    "llama": (5, lambda: LlamaModel(LlamaConfig(**SMALL_MODEL))),
+    "qwen3_moe": (9, lambda: Qwen3MoeModel(Qwen3MoeConfig(**SMALL_MODEL, **FEW, num_experts=4))),
+    "gpt_oss": (5, lambda: GptOssModel(GptOssConfig(**SMALL_MODEL, num_local_experts=4))),
 }
 
 
@@ -163,7 +154,7 @@ def test_filter_and_what_is_left_alone():
 
 
 def test_others_are_refused():
-    gemma = Gemma2Model(Gemma2Config(**COMMON))
+    gemma = Gemma2Model(Gemma2Config(**SMALL_MODEL))
     with pytest.raises(InvalidArgumentError, match="Gemma2RMSNorm may compute something else"):
         nn.convert_norms(gemma)
     with pytest.raises(InvalidArgumentError, match="'model': expected a torch"):

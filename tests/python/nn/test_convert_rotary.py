@@ -5,12 +5,13 @@ import types
 
 import octofold
 import pytest
-from layer_support import random, relative_error
+from layer_support import SMALL_MODEL, random, relative_error
 from octofold import InvalidArgumentError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
+import transformers  # noqa: E402
 from transformers import (  # noqa: E402
     GptOssConfig,
     GptOssModel,
@@ -23,19 +24,10 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 
 nn = octofold.nn
 BF16 = torch.bfloat16
-COMMON = {
-    "hidden_size": 256,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32,
-}
 FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "num_experts": 4}
 MODELS = {
-    "llama": lambda: LlamaModel(LlamaConfig(**COMMON)),
-    "qwen3_moe": lambda: Qwen3MoeModel(Qwen3MoeConfig(**COMMON, **FEW)),
+    "llama": lambda: LlamaModel(LlamaConfig(**SMALL_MODEL)),
+    "qwen3_moe": lambda: Qwen3MoeModel(Qwen3MoeConfig(**SMALL_MODEL, **FEW)),
 }
 
 
@@ -215,9 +207,18 @@ def test_filter_and_what_is_left_alone():
         nn.convert_rotary(new_model(), lambda *_: False)
 
 
+@pytest.mark.parametrize("model", ["Cohere", "Phi3"])
+def test_functions_that_are_written_otherwise_are_left_alone(model):
+    """Cohere's halves are pairs of neighbours; Phi-3 rotates a part of a head."""
+    config = getattr(transformers, f"{model}Config")(**SMALL_MODEL, pad_token_id=0)
+    plain = getattr(transformers, f"{model}Model")(config)
+    with pytest.raises(InvalidArgumentError, match=f"{model}Attention may compute something else"):
+        nn.convert_rotary(plain)
+
+
 def test_others_are_refused():
     with pytest.raises(InvalidArgumentError, match="GptOssAttention may compute something else"):
-        nn.convert_rotary(GptOssModel(GptOssConfig(**COMMON, num_local_experts=4)))
+        nn.convert_rotary(GptOssModel(GptOssConfig(**SMALL_MODEL, num_local_experts=4)))
     with pytest.raises(InvalidArgumentError, match="'model': expected a torch"):
         nn.convert_rotary(3)
     with pytest.raises(InvalidArgumentError, match="with none"):
