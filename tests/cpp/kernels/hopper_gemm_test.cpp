@@ -43,6 +43,11 @@ TEST_F(HopperGemmTest, AheadOfTheStage) {
                   .wait_ahead = true}>({.m = 130, .n = 40, .k = 336});
 }
 
+// Each strip of 32 columns lies in a 128x128 of B; the second tile and the third touch two.
+TEST_F(HopperGemmTest, TilesThatBeginWithinABlockOfScales) {
+  expect_product<{.tile_columns = 96, .stages = 2}>({.m = 128, .n = 280, .k = 272});
+}
+
 TEST_F(HopperGemmTest, SwappedAndSplit) {
   expect_product<{.swapped = true,
                   .tile_rows = 64,
