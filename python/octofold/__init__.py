@@ -38,6 +38,7 @@ from ._checkpoint import (
     quantize_checkpoint,
 )
 from ._core import torch_import
+from ._core.batch_invariance import is_batch_invariant, set_batch_invariant
 from ._core.errors import (
     BadFormatError,
     Error,
@@ -112,11 +113,13 @@ __all__ = [
     "grouped_gemm_weight_only",
     "info",
     "inspect_checkpoint",
+    "is_batch_invariant",
     "kernel_cache",
     "load_checkpoint",
     "ops",
     "quantize",
     "quantize_checkpoint",
+    "set_batch_invariant",
     "set_log_handler",
     "tuning",
 ]

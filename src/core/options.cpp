@@ -95,6 +95,7 @@ Options parse_options(const char* (*getenv)(const char* name)) {
           .tuning_file = std::string(value("OCTOFOLD_TUNING")),
           .uses_tuning = value("OCTOFOLD_TUNING") != "0",
           .check_groups = is_on("OCTOFOLD_CHECK_GROUPS", false),
+          .batch_invariant = is_on("OCTOFOLD_BATCH_INVARIANT", false),
           .target = parse_target(value("OCTOFOLD_TARGET"))};
 }
 

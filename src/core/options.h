@@ -29,6 +29,9 @@ struct Options {
   /// OCTOFOLD_CHECK_GROUPS: "1": operations that take groups' offsets or counts, or experts' ids,
   /// on a GPU look through these there, and the next such call says what was wrong. Default: "0".
   bool check_groups = false;
+  /// OCTOFOLD_BATCH_INVARIANT: "1": a row of a product's or an attention's result does not depend
+  /// on the rows beside it, in all calls (octofold/batch_invariant.h). Default: "0".
+  bool batch_invariant = false;
   /// OCTOFOLD_TARGET: "sm_80" and so on: plan and compile for this architecture, from sm_75 on,
   /// rather than the GPU's own, which has to be a later one. The compute capability, 80; 0, the
   /// default: the GPU's own.

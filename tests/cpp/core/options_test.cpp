@@ -25,6 +25,7 @@ TEST(OptionsTest, Defaults) {
   EXPECT_EQ(options.log_level, LogLevel::kInfo);
   EXPECT_EQ(options.nvrtc_library, "");
   EXPECT_FALSE(options.check_groups);
+  EXPECT_FALSE(options.batch_invariant);
   EXPECT_EQ(options.target, 0);
   EXPECT_TRUE(options.uses_tuning);
   EXPECT_EQ(options.tuning_file, "");
@@ -40,6 +41,7 @@ TEST(OptionsTest, Values) {
   EXPECT_FALSE(parse("OCTOFOLD_TUNING", "0").uses_tuning);
   EXPECT_TRUE(parse("OCTOFOLD_CHECK_GROUPS", "1").check_groups);
   EXPECT_FALSE(parse("OCTOFOLD_CHECK_GROUPS", "0").check_groups);
+  EXPECT_TRUE(parse("OCTOFOLD_BATCH_INVARIANT", "1").batch_invariant);
   EXPECT_FALSE(parse("OCTOFOLD_PRECOMPILED_KERNELS", "0").uses_precompiled_kernels);
   EXPECT_TRUE(parse("OCTOFOLD_PRECOMPILED_KERNELS", "1").uses_precompiled_kernels);
   EXPECT_EQ(parse("OCTOFOLD_TARGET", "sm_75").target, 75);
