@@ -1,9 +1,12 @@
 // Adds up what blocks have that split the keys of a row: sums, maxima and sums of weights, which
 // they left in the workspace. A warp has some columns of a row, and takes the splits in their
-// order, eight of which are on their way together (docs/notes/attention.md).
+// order, eight of which are on their way together (docs/notes/attention.md). Parts of a fixed
+// number of keys, `in_order`, are added one after the other (parts.h); there may be any number of
+// them, and sums of those that have seen nothing are not read.
 #pragma once
 
 #include "kernels/attention/config/attention.h"
+#include "kernels/attention/parts.h"
 #include "kernels/attention/rows.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/numeric/elements.h"
@@ -50,17 +53,23 @@ class Shares {
   float maximum_, sum_;
 };
 
-// Some columns of a row, from `first` on.
-template <CombineSplitsConfig kConfig>
-__device__ inline void combine_columns(const AttentionParams& params, long long row,
-                                       long long row_count, int first) {
-  constexpr int kNumbers = kConfig.columns() / 32;  // of a lane
-  constexpr int kBatch = 8;                         // splits whose sums are on their way together
-  const int lane = static_cast<int>(threadIdx.x % 32), own = first + lane;
-  const float* const sums = params.partials + row * params.splits * kConfig.value_size + own;
-  const float* const states = params.partials + row_count * params.splits * kConfig.value_size;
-  const Shares shares(states + 2 * row * params.splits, params.splits);
+inline constexpr int kSplitsAtOnce = 8;  // whose sums are on their way together
+
+// What a lane has of a row, and what is known of the row.
+template <int kNumbers>
+struct CombinedRow {
   float numbers[kNumbers] = {};
+  PartState state{-infinity(), 0};
+};
+
+// Of a row's splits with shares of the sum. `sums` are the lane's.
+template <CombineSplitsConfig kConfig, int kNumbers>
+__device__ inline void combine_shares(const AttentionParams& params, const float* sums,
+                                      const float* states, int own, CombinedRow<kNumbers>& row) {
+  constexpr int kBatch = kSplitsAtOnce;
+  const Shares shares(states, params.splits);
+  float(&numbers)[kNumbers] = row.numbers;
+  row.state = {shares.maximum(), shares.sum()};
 #pragma unroll 1
   for (int begin = 0; begin < params.splits; begin += kBatch) {
     float of_splits[kBatch][kNumbers];
@@ -83,17 +92,69 @@ __device__ inline void combine_columns(const AttentionParams& params, long long 
       }
     }
   }
+}
+
+// The same of parts in their order.
+template <CombineSplitsConfig kConfig, int kNumbers>
+__device__ inline void add_parts(const AttentionParams& params, const float* sums,
+                                 const float* states, int own, CombinedRow<kNumbers>& row) {
+#pragma unroll 1
+  for (int begin = 0; begin < params.splits; begin += kSplitsAtOnce) {
+    PartState own_states[kSplitsAtOnce];
+    float of_parts[kSplitsAtOnce][kNumbers];
+#pragma unroll
+    for (int i = 0; i < kSplitsAtOnce; ++i) {
+      const int part = begin + i;
+      own_states[i] = {-infinity(), 0};
+      if (part < params.splits) own_states[i] = {states[2 * part], states[2 * part + 1]};
+    }
+#pragma unroll
+    for (int i = 0; i < kSplitsAtOnce; ++i) {
+      const bool exists = own_states[i].sum != 0;
+#pragma unroll
+      for (int j = 0; j < kNumbers; ++j) {
+        const bool there = exists && own + 32 * j < kConfig.value_size;
+        of_parts[i][j] = there ? sums[(begin + i) * kConfig.value_size + 32 * j] : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSplitsAtOnce; ++i) {
+      const PartSum sum(row.state, own_states[i]);
+#pragma unroll
+      for (int j = 0; j < kNumbers; ++j) row.numbers[j] = sum(row.numbers[j], of_parts[i][j]);
+      row.state = sum.state();
+    }
+  }
+}
+
+// Some columns of a row, from `first` on.
+template <CombineSplitsConfig kConfig>
+__device__ inline void combine_columns(const AttentionParams& params, long long row,
+                                       long long row_count, int first) {
+  constexpr int kNumbers = kConfig.columns() / 32;  // of a lane
+  const int lane = static_cast<int>(threadIdx.x % 32), own = first + lane;
+  const float* const sums = params.partials + row * params.splits * kConfig.value_size + own;
+  const float* const states = params.partials +
+                              row_count * params.splits * kConfig.value_size +
+                              2 * row * params.splits;
+  CombinedRow<kNumbers> combined;
+  if constexpr (kConfig.in_order) {
+    add_parts<kConfig>(params, sums, states, own, combined);
+  } else {
+    combine_shares<kConfig>(params, sums, states, own, combined);
+  }
+  const auto [maximum, sum] = combined.state;
   const long long query = row / params.heads;
   const int head = static_cast<int>(row % params.heads);
   const bool packed = params.query_offsets != nullptr;
   const long long sequence = packed ? 0 : query / params.queries;
   const long long place = query - sequence * params.queries;
-  const float inverse = shares.sum() == 0 ? 0 : __fdiv_rn(1, shares.sum());
+  const float inverse = inverse_of(sum);
   auto* const out = static_cast<unsigned short*>(params.out) + sequence * params.out_batch_stride +
                     place * params.out_stride + head * params.out_head_stride + own;
 #pragma unroll
   for (int i = 0; i < kNumbers; ++i) {
-    const float pair[2] = {__fmul_rn(numbers[i], inverse), 0};
+    const float pair[2] = {result_of(combined.numbers[i], inverse), 0};
     unsigned word;
     numeric::narrow<kConfig.q, false>(pair, &word);
     if (own + 32 * i < kConfig.value_size) out[32 * i] = static_cast<unsigned short>(word);
@@ -101,7 +162,7 @@ __device__ inline void combine_columns(const AttentionParams& params, long long 
   if (params.log_sum_exp != nullptr && own == 0) {
     params.log_sum_exp[sequence * params.log_sum_exp_batch_stride +
                        head * params.log_sum_exp_head_stride + place * params.log_sum_exp_stride] =
-        shares.sum() == 0 ? -infinity() : __fmul_rn(shares.maximum() + log2f(shares.sum()), kLn2);
+        sum == 0 ? -infinity() : __fmul_rn(maximum + log2f(sum), kLn2);
   }
 }
 

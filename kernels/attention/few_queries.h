@@ -47,7 +47,7 @@ class FewQueries {
  public:
   __device__ explicit FewQueries(const AttentionParams& params)
       : params_(params),
-        rows_(rows_of_block<kConfig.rows()>(params)),
+        rows_(rows_of_block<kConfig.rows(), kForm.row_count>(params)),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
         g_(lane_ / 4),
@@ -65,20 +65,28 @@ class FewQueries {
     const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
     factor_ = factor.magnitude;
     load_queries(factor.flips);
-    walk(key_rows, value_rows, keys);
-    merge();
+    // Steps of 32 keys: those of the block that none of its rows sees are left out, and of the rest
+    // it has a part.
+    const Range steps = tiles_of<kForm, kKeys>(params_, rows_, sight_.any);
+    for_each_part<kForm, kKeys>(rows_, steps, [&](Range part) {
+      if constexpr (kForm.adds_parts()) {
+        __syncthreads();  // shared memory is used anew
+        state_ = {};
+#pragma unroll
+        for (int i = 0; i < 4 * kSums; ++i) sums_[i / 4][i % 4] = 0;
+      }
+      walk(key_rows, value_rows, keys, part);
+      merge();
+    });
   }
 
  private:
-  // Steps of 32 keys: those of the block that none of its rows sees are left out, and of the rest
-  // it has a part. Warps take them in turn.
+  // Warps take steps in turn: which one is a matter of the step's keys, not of the first that any
+  // row sees.
   __device__ void walk(const SideRows<kForm.layout>& key_rows,
-                       const SideRows<kForm.layout>& value_rows, int keys) {
-    const int before = sight_.any.begin / kKeys;
-    const int steps = max(config::ceil_divide(sight_.any.end, kKeys) - before, 0);
-    const Range part = part_of(steps, rows_.split, params_.splits);
-    const int end = before + part.end;
-    int step = before + part.begin + warp_;
+                       const SideRows<kForm.layout>& value_rows, int keys, const Range& steps) {
+    const int end = steps.end;
+    int step = steps.begin + (warp_ + kWarps - steps.begin % kWarps) % kWarps;
     int copied = step;
     page_ = page_of_step(copied);
 #pragma unroll
@@ -231,7 +239,7 @@ class FewQueries {
     if constexpr (kForm.v_scales) {
       float value_scales[kTiles][2];
       load_scales(scales + 4 * kKeys, value_scales);
-      multiply_by_value_scales(scores, value_scales, state_, rescale);
+      multiply_by_value_scales(scores, value_scales, state_, rescale, first_key, seen);
     }
     // Maxima soon stay as they are.
     if (numeric::max_of_lanes(rescale[0] != 1 || rescale[1] != 1 ? 1u : 0u) != 0) {
@@ -296,7 +304,7 @@ class FewQueries {
         const unsigned to = states + static_cast<unsigned>((warp_ * kConfig.rows() + row) * 12);
         ptx::store_shared_word(to, __float_as_uint(state_.maximum[i]));
         ptx::store_shared_word(to + 4, __float_as_uint(weights[i]));
-        ptx::store_shared_word(to + 8, __float_as_uint(state_.unit));
+        ptx::store_shared_word(to + 8, __float_as_uint(state_.unit(i)));
       }
 #pragma unroll
       for (int chunk = 0; chunk < kSums / 2; ++chunk) {
@@ -344,20 +352,21 @@ class FewQueries {
       first = __fmaf_rn(pair.x, in_units, first);
       second = __fmaf_rn(pair.y, in_units, second);
     }
-    store_pair<kForm>(params_, rows_, rows_.first + row, dim, first, second, inverse_of(sum));
-    if (dim == 0)
-      store_state<kForm>(params_, rows_, rows_.first + row, __fmul_rn(maximum, factor_), sum);
+    row += rows_.first;
+    const RowEnd<kForm> row_end(params_, rows_, row, __fmul_rn(maximum, factor_), sum);
+    store_pair<kForm>(params_, rows_, row, dim, first, second, row_end);
+    if (dim == 0) store_state<kForm>(params_, rows_, row, row_end);
   }
 
   const AttentionParams& params_;
-  const Rows rows_;
+  Rows rows_;
   const int warp_, lane_, g_, t_;
   const unsigned memory_ = ptx::dynamic_shared_memory();
   Sight sight_{};
   float factor_ = 1;
   int page_ = 0;
   float sums_[kSums][4] = {};
-  RowState state_;
+  RowState<kForm> state_;
 };
 
 }  // namespace attention

@@ -41,7 +41,7 @@ class ManyQueries {
  public:
   __device__ explicit ManyQueries(const AttentionParams& params)
       : params_(params),
-        rows_(rows_of_block<kConfig.rows()>(params)),
+        rows_(rows_of_block<kConfig.rows(), kForm.row_count>(params)),
         lane_(static_cast<int>(threadIdx.x % 32)),
         warp_row_(static_cast<int>(threadIdx.x / 32) * 16 * kRowTiles) {}
 
@@ -52,13 +52,26 @@ class ManyQueries {
     const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
     const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
     factor_ = factor.magnitude;
-    walk(KeyTiles(params_, rows_, first_key, sight.any), sight, factor.flips, keys);
-    store();
+    const KeyTiles tiles(params_, rows_, first_key, sight.any);
+    const Range all = tiles_of<kForm, kKeys>(params_, rows_, sight.any);
+    for_each_part<kForm, kKeys>(rows_, all, [&](Range part) {
+      if (kForm.adds_parts() && rows_.parts_before > 0) begin_part();
+      walk(tiles, part, sight, factor.flips, keys);
+      store();
+    });
   }
 
  private:
-  __device__ void walk(const KeyTiles& tiles, const Sight& sight, bool flip, int keys) {
-    const Range part = tiles_of<kKeys>(params_, rows_, sight.any);
+  __device__ void begin_part() {
+#pragma unroll
+    for (RowState<kForm>& state : states_) state = {};
+#pragma unroll
+    for (int i = 0; i < kRowTiles * 8 * kValueSteps; ++i) {
+      sums_[i / (8 * kValueSteps)][i / 4 % (2 * kValueSteps)][i % 4] = 0;
+    }
+  }
+
+  __device__ void walk(const KeyTiles& tiles, Range part, const Sight& sight, bool flip, int keys) {
     int first = part.begin * kKeys, buffer = 0;
     const int end = part.end * kKeys;
     // Decodes the tile from `next` on, whose codes are on their way, and has those behind it come.
@@ -69,7 +82,9 @@ class ManyQueries {
       if (next + kKeys < end) tiles.copy(next + kKeys);
     };
     if (first < end) tiles.copy(first);
-    copy_queries<kConfig>(params_, rows_, memory_, flip);
+    if (!kForm.adds_parts() || rows_.parts_before == 0) {
+      copy_queries<kConfig>(params_, rows_, memory_, flip);
+    }
     decode(first, 0);
     __syncthreads();
     constexpr bool kBeside = kConfig.buffers == 2;
@@ -113,7 +128,10 @@ class ManyQueries {
       if constexpr (kForm.v_scales) {
         float value_scales[kTiles][2];
         load_scales(KeyTiles::value_scales(buffer) + 4u * part, value_scales);
-        multiply_by_value_scales(scores[i], value_scales, states_[i], rescale[i]);
+        const Range seen[2] = {seen_where(is_masked, 2 * i, keys),
+                               seen_where(is_masked, 2 * i + 1, keys)};
+        multiply_by_value_scales(scores[i], value_scales, states_[i], rescale[i], first_key + part,
+                                 seen);
       }
       changes = changes || rescale[i][0] != 1 || rescale[i][1] != 1;
     }
@@ -130,6 +148,12 @@ class ManyQueries {
     for (int i = 0; i < 2 * kRowTiles; ++i) {
       mask(scores[i / 2], i % 2, first_key, seen_by_row(params_, rows_, row_of(i), keys));
     }
+  }
+
+  // What the lane's row i sees, or if nothing is masked everything.
+  __device__ Range seen_where(bool is_masked, int i, int keys) const {
+    if (!is_masked) return {0, keys};
+    return seen_by_row(params_, rows_, row_of(i), keys);
   }
 
   // Of 16 numbers of each row.
@@ -205,32 +229,31 @@ class ManyQueries {
     }
 #pragma unroll
     for (int i = 0; i < 2 * kRowTiles; ++i) {
-      const RowState& state = states_[i / 2];
-      const float sum = sums_of_weights[i], in_units = __fmul_rn(state.unit, v_factor);
+      const RowState<kForm>& state = states_[i / 2];
+      const float sum = sums_of_weights[i], in_units = __fmul_rn(state.unit(i % 2), v_factor);
       const int row = row_of(i), dim = lane_ % 4 * 2;
       if (row >= rows_.end) continue;
-      const float inverse = inverse_of(sum);
+      const RowEnd<kForm> row_end(params_, rows_, row, __fmul_rn(state.maximum[i % 2], factor_),
+                                  sum);
 #pragma unroll
       for (int tile = 0; tile < 2 * kValueSteps; ++tile) {
         if (8 * tile >= kForm.value_size) continue;
         const float (&sums)[4] = sums_[i / 2][tile];
         store_pair<kForm>(params_, rows_, row, 8 * tile + dim, __fmul_rn(sums[i % 2 * 2], in_units),
-                          __fmul_rn(sums[i % 2 * 2 + 1], in_units), inverse);
+                          __fmul_rn(sums[i % 2 * 2 + 1], in_units), row_end);
       }
-      if (dim == 0) {
-        store_state<kForm>(params_, rows_, row, __fmul_rn(state.maximum[i % 2], factor_), sum);
-      }
+      if (dim == 0) store_state<kForm>(params_, rows_, row, row_end);
     }
   }
 
   const AttentionParams& params_;
-  const Rows rows_;
+  Rows rows_;
   const int lane_;
   const int warp_row_;  // the warp's first row, of the block's
   const unsigned memory_ = ptx::dynamic_shared_memory();
   float factor_ = 1;
   float sums_[kRowTiles][2 * kValueSteps][4] = {};
-  RowState states_[kRowTiles];
+  RowState<kForm> states_[kRowTiles];
 };
 
 }  // namespace attention

@@ -8,8 +8,6 @@
 
 namespace octofold::attention {
 
-using config::AttentionForm;
-
 // A row's query and head among all.
 struct Place {
   int query;
@@ -76,22 +74,80 @@ __device__ inline float* row_of_partials(const AttentionParams& params, const Ro
          (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
 }
 
-// A sum of values over the sum of weights. Values of keys that others see may be NaN.
-__device__ inline float result_of(float sum, float inverse) {
-  return inverse == 0 ? 0 : __fmul_rn(sum, inverse);
+// Where the maximum of its scores and its sum of weights go, then.
+template <AttentionForm kForm>
+__device__ inline float* state_in_partials(const AttentionParams& params, const Rows& rows,
+                                           const Place& place) {
+  const long long queries = params.query_offsets != nullptr
+                                ? params.queries
+                                : static_cast<long long>(params.batch) * params.queries;
+  float* const states = params.partials + queries * params.heads * params.splits * kForm.value_size;
+  const long long number = number_of(params, rows, place);
+  // The other one of two: warps may still read what is there of the parts before.
+  if constexpr (kForm.adds_parts()) return states + 4 * number + rows.parts_before % 2 * 2;
+  return states + 2 * (number * params.splits + rows.split);
 }
 
-// Of all keys that the block has, numbers `dim` and dim + 1 of a row's sum of values; `inverse`: of
-// the sum of weights.
+// What a row's sums over the keys at hand become: those of the keys that the block has, over the
+// sum of their weights, or with parts those of all parts so far.
+template <AttentionForm kForm>
+class RowEnd {
+ public:
+  // Of scores in powers of two, and of weights.
+  __device__ RowEnd(const AttentionParams& params, const Rows& rows, int row, float maximum,
+                    float sum)
+      : sums_({0, 0}, {maximum, sum}) {
+    if constexpr (kForm.adds_parts()) {
+      if (rows.parts_before > 0 && row < rows.end) {
+        Rows before = rows;
+        --before.parts_before;
+        const float* const state =
+            state_in_partials<kForm>(params, before, place_of(params, rows, row));
+        sums_ = PartSum({state[0], state[1]}, {maximum, sum});
+      }
+    }
+    inverse_ = inverse_of(sums_.state().sum);
+  }
+  // Of what the block has, by a thread that knows the inverse of the sum alone.
+  __device__ explicit RowEnd(float inverse) : sums_({0, 0}, {0, 1}), inverse_(inverse) {
+    static_assert(!kForm.adds_parts(), "sums of parts take more");
+  }
+
+  __device__ const PartState& state() const { return sums_.state(); }
+  __device__ float inverse() const { return inverse_; }
+
+  // A sum of values together with that in the workspace, of the same thread.
+  __device__ float with_before(const float* before, float own) const {
+    if constexpr (!kForm.adds_parts()) return own;
+    return sums_(sums_.has_before() ? *before : 0, own);
+  }
+
+ private:
+  PartSum sums_;
+  float inverse_;
+};
+
+// Whether sums go to the workspace, rather than results to where they belong.
+template <AttentionForm kForm>
+__device__ inline bool keeps_sums(const Rows& rows) {
+  return kForm.split || (kForm.adds_parts() && !rows.is_last_part);
+}
+
+// Numbers `dim` and dim + 1 of a row's sum of values.
 template <AttentionForm kForm>
 __device__ inline void store_pair(const AttentionParams& params, const Rows& rows, int row, int dim,
-                                  float first, float second, float inverse) {
-  if constexpr (kForm.split) {
+                                  float first, float second, const RowEnd<kForm>& end) {
+  if constexpr (kForm.adds_parts()) {
+    const float* const before = row_of_partials<kForm>(params, rows, row) + dim;
+    first = end.with_before(before, first);
+    second = end.with_before(before + 1, second);
+  }
+  if (keeps_sums<kForm>(rows)) {
     float* const sums = row_of_partials<kForm>(params, rows, row) + dim;
     sums[0] = first;
     sums[1] = second;
   } else {
-    const float pair[2] = {result_of(first, inverse), result_of(second, inverse)};
+    const float pair[2] = {result_of(first, end.inverse()), result_of(second, end.inverse())};
     unsigned word;
     numeric::narrow<kForm.q, false>(pair, &word);
     unsigned short* const out = row_of_out(params, rows, row) + dim;
@@ -119,23 +175,28 @@ __device__ inline void transpose_quad(unsigned (&words)[4]) {
   }
 }
 
-// Of all keys that the block has, a row's sums of values, the lane's row `of_lane` of two;
-// `inverse`: of the sum of weights. All lanes of a warp are here, whether or not their rows exist.
+// A row's sums of values, the lane's row `of_lane` of two. All lanes of a warp are here, whether or
+// not their rows exist.
 template <AttentionForm kForm, int kTiles>
 __device__ inline void store_row(const AttentionParams& params, const Rows& rows, int row,
                                  const float (&sums)[kTiles][4], int of_lane, float in_units,
-                                 float inverse) {
+                                 const RowEnd<kForm>& end) {
   const int lane = static_cast<int>(threadIdx.x % 4);
   const bool exists = row < rows.end;
-  if constexpr (kForm.split) {
+  if (keeps_sums<kForm>(rows)) {
     if (!exists) return;
-    float* const out = row_of_partials<kForm>(params, rows, row) + 2 * lane;
+    float* const kept = row_of_partials<kForm>(params, rows, row) + 2 * lane;
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
       if (8 * (i / 2) >= kForm.value_size) continue;
-      out[8 * (i / 2) + i % 2] = __fmul_rn(sums[i / 2][2 * of_lane + i % 2], in_units);
+      float& to = kept[8 * (i / 2) + i % 2];
+      to = end.with_before(&to, __fmul_rn(sums[i / 2][2 * of_lane + i % 2], in_units));
     }
     return;
+  }
+  const float* before = nullptr;
+  if (kForm.adds_parts() && exists) {
+    before = row_of_partials<kForm>(params, rows, row) + 2 * lane;
   }
   unsigned short* const out = exists ? row_of_out(params, rows, row) : nullptr;
   // Four tiles at a time: a lane's pairs of each become eight numbers of one.
@@ -145,8 +206,16 @@ __device__ inline void store_row(const AttentionParams& params, const Rows& rows
 #pragma unroll
     for (int i = 0; i < 4 && first + i < kTiles; ++i) {
       const float (&tile)[4] = sums[first + i];
-      const float pair[2] = {result_of(__fmul_rn(tile[2 * of_lane], in_units), inverse),
-                             result_of(__fmul_rn(tile[2 * of_lane + 1], in_units), inverse)};
+      float pair[2] = {__fmul_rn(tile[2 * of_lane], in_units),
+                       __fmul_rn(tile[2 * of_lane + 1], in_units)};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        // Sums of a row that does not exist are of no parts before.
+        if (8 * (first + i) < kForm.value_size) {
+          pair[j] = end.with_before(before + 8 * (first + i) + j, pair[j]);
+        }
+        pair[j] = result_of(pair[j], end.inverse());
+      }
       numeric::narrow<kForm.q, false>(pair, &words[i]);
     }
     transpose_quad(words);
@@ -163,22 +232,14 @@ __device__ inline void store_row(const AttentionParams& params, const Rows& rows
   }
 }
 
-// 1 / the sum of weights; 0 where no key was seen, so that the row has zeros.
-__device__ inline float inverse_of(float sum) { return sum == 0 ? 0 : __fdiv_rn(1, sum); }
-
 // The maximum of a row's scores in powers of two, and the sum of its weights.
 template <AttentionForm kForm>
 __device__ inline void store_state(const AttentionParams& params, const Rows& rows, int row,
-                                   float maximum, float sum) {
+                                   const RowEnd<kForm>& end) {
   const Place place = place_of(params, rows, row);
-  if constexpr (kForm.split) {
-    const long long queries = params.query_offsets != nullptr
-                                  ? params.queries
-                                  : static_cast<long long>(params.batch) * params.queries;
-    const long long rows_before = number_of(params, rows, place) * params.splits + rows.split;
-    float* const state = params.partials +
-                         queries * params.heads * params.splits * kForm.value_size +
-                         2 * rows_before;
+  const auto [maximum, sum] = end.state();
+  if (keeps_sums<kForm>(rows)) {
+    float* const state = state_in_partials<kForm>(params, rows, place);
     state[0] = maximum;
     state[1] = sum;
   } else if (params.log_sum_exp != nullptr) {

@@ -3,13 +3,16 @@
 // them.
 #pragma once
 
+#include "kernels/attention/config/attention.h"
 #include "kernels/attention/config/params.h"
 #include "kernels/numeric/find_tile.h"
 #include "kernels/shared/arithmetic.h"
 
 namespace octofold::attention {
 
+using config::AttentionForm;
 using config::AttentionParams;
+using config::RowCount;
 
 struct Range {
   int begin;
@@ -34,14 +37,20 @@ struct Rows {
   int end;          // of its rows; not beyond first: there are none
   int key_head;
   int split;
+  // Of a block that has part after part: how many came before the one at hand, and whether it is
+  // the last.
+  int parts_before;
+  bool is_last_part;
 };
 
-// Tile `index` of rows of all sequences, by all lanes of a warp.
-template <int kRows>
+// Tile `index` of rows of all sequences that the kernel has, by all lanes of a warp.
+template <int kRows, RowCount kCount>
 __device__ inline void find_rows(const AttentionParams& params, unsigned index, Rows& rows) {
   const auto [sequence, tile, exists] = numeric::find_tile<1>(params.batch, index, [&](int asked) {
     const Range queries = range_at(params.query_offsets, asked, params.queries);
     const auto count = static_cast<unsigned>((queries.end - queries.begin) * params.group);
+    if (kCount == RowCount::kFew && count > config::kMostRowsOfFew) return 0u;
+    if (kCount == RowCount::kMany && count <= config::kMostRowsOfFew) return 0u;
     return config::ceil_divide(count, static_cast<unsigned>(kRows));
   });
   const Range queries = range_at(params.query_offsets, sequence, params.queries);
@@ -54,7 +63,7 @@ __device__ inline void find_rows(const AttentionParams& params, unsigned index, 
 
 // Of a piece of work. Heads that lie beside each other in memory are at work together; of dense
 // queries the last ones, which see most keys where attention is causal, come first.
-template <int kRows>
+template <int kRows, RowCount kCount>
 __device__ inline Rows rows_of_work(const AttentionParams& params, unsigned work) {
   Rows rows;
   unsigned rest = work;
@@ -63,7 +72,7 @@ __device__ inline Rows rows_of_work(const AttentionParams& params, unsigned work
   rows.split = static_cast<int>(rest % static_cast<unsigned>(params.splits));
   rest /= static_cast<unsigned>(params.splits);
   if (params.query_offsets != nullptr) {
-    find_rows<kRows>(params, rest, rows);
+    find_rows<kRows, kCount>(params, rest, rows);
   } else {
     rows.sequence = static_cast<int>(rest % static_cast<unsigned>(params.batch));
     const int tile = static_cast<int>(rest / static_cast<unsigned>(params.batch));
@@ -72,18 +81,20 @@ __device__ inline Rows rows_of_work(const AttentionParams& params, unsigned work
     rows.first = (params.row_tiles - 1 - tile) * kRows;
     rows.end = params.queries * params.group;
   }
+  rows.parts_before = 0;
+  rows.is_last_part = true;
   return rows;
 }
 
 // Of a block that does one piece.
-template <int kRows>
+template <int kRows, RowCount kCount>
 __device__ inline Rows rows_of_block(const AttentionParams& params) {
-  return rows_of_work<kRows>(params, blockIdx.x);
+  return rows_of_work<kRows, kCount>(params, blockIdx.x);
 }
 
 // The pieces of a block that stays until all are done. Rounds go forth and back, so that the block
 // with the longest piece of one, which comes first, has the shortest of the next.
-template <int kRows>
+template <int kRows, RowCount kCount>
 class WorkWalk {
  public:
   __device__ explicit WorkWalk(const AttentionParams& params) : params_(params) {}
@@ -98,7 +109,7 @@ class WorkWalk {
       const unsigned piece = round_ * gridDim.x + place;
       ++round_;
       if (piece >= pieces) continue;
-      rows = rows_of_work<kRows>(params_, piece);
+      rows = rows_of_work<kRows, kCount>(params_, piece);
       if (rows.first < rows.end) return true;
     }
     return false;
@@ -153,12 +164,36 @@ __device__ inline Range part_of(int count, int split, int splits) {
 }
 
 // Which tiles of keys the rows' split has, of those that any of them sees.
-template <int kKeys>
+template <AttentionForm kForm, int kKeys>
 __device__ inline Range tiles_of(const AttentionParams& params, const Rows& rows, Range seen) {
+  if constexpr (kForm.part_keys > 0) {
+    constexpr int kTiles = kForm.part_keys / kKeys;
+    const Range tiles{seen.begin / kKeys, config::ceil_divide(seen.end, kKeys)};
+    if constexpr (!kForm.split) return tiles;
+    return {max(tiles.begin, rows.split * kTiles), min(tiles.end, (rows.split + 1) * kTiles)};
+  }
   const int before = seen.begin / kKeys;
   const Range part =
       part_of(max(config::ceil_divide(seen.end, kKeys) - before, 0), rows.split, params.splits);
   return {before + part.begin, before + part.end};
+}
+
+// add(tiles) for what the block has of `tiles`: all of them, or one part after the other.
+template <AttentionForm kForm, int kKeys, typename Add>
+__device__ inline void for_each_part(Rows& rows, Range tiles, Add&& add) {
+  if constexpr (!kForm.adds_parts()) {
+    add(tiles);
+  } else {
+    constexpr int kTiles = kForm.part_keys / kKeys;
+    rows.parts_before = 0;
+    do {
+      const int end = min(tiles.end, (tiles.begin / kTiles + 1) * kTiles);
+      rows.is_last_part = end >= tiles.end;
+      add(Range{tiles.begin, end});
+      tiles.begin = end;
+      ++rows.parts_before;
+    } while (!rows.is_last_part);
+  }
 }
 
 }  // namespace octofold::attention

@@ -3,6 +3,7 @@
 // 2t + 1 with t = lane % 4, as products of a warp leave them (kernels/ptx/mma.h).
 #pragma once
 
+#include "kernels/attention/parts.h"
 #include "kernels/attention/rows.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/approximate.h"
@@ -11,8 +12,6 @@
 namespace octofold::attention {
 
 inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
-
-__device__ inline float infinity() { return __uint_as_float(0x7F800000u); }
 
 // A reduction over the four lanes that share rows.
 template <typename Choose>
@@ -27,13 +26,28 @@ __device__ inline float sum_of_quad(float value) {
   return of_quad(value, [](float left, float right) { return __fadd_rn(left, right); });
 }
 
-// Of two rows of a lane.
-struct RowState {
-  float maximum[2];  // of scores, before `factor`
-  float sum[2];      // this lane's, of weights
-  float unit;        // what sums of values count in, where scales of values differ
+// 1 / the sum of weights; 0 where no key was seen, so that the row has zeros.
+__device__ inline float inverse_of(float sum) { return sum == 0 ? 0 : __fdiv_rn(1, sum); }
 
-  __device__ RowState() : maximum{-infinity(), -infinity()}, sum{0, 0}, unit(1) {}
+// A sum of values over the sum of weights. Values of keys that others see may be NaN.
+__device__ inline float result_of(float sum, float inverse) {
+  return inverse == 0 ? 0 : __fmul_rn(sum, inverse);
+}
+
+// Of two rows of a lane.
+template <AttentionForm kForm>
+struct RowState {
+  static constexpr bool kHasUnits = kForm.part_keys > 0;  // of each row, or one of both
+
+  float maximum[2] = {-infinity(), -infinity()};  // of scores, before `factor`
+  float sum[2] = {};                              // this lane's, of weights
+  float units[kHasUnits ? 2 : 1];  // what sums of values count in, where scales of values differ
+
+  __device__ RowState() {
+#pragma unroll
+    for (float& unit : units) unit = 1;
+  }
+  __device__ float unit(int row) const { return units[kHasUnits ? row : 0]; }
 };
 
 // Scores of keys that a lane's row (0 or 1) does not see become -infinity.
@@ -53,8 +67,8 @@ __device__ inline void mask(float (&scores)[kTiles][4], int row, int first_key, 
 
 // Scores become weights, 2^(factor · (score - maximum)); `rescale` is what multiplies all that was
 // summed before. factor > 0.
-template <int kTiles>
-__device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState& state,
+template <int kTiles, AttentionForm kForm>
+__device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState<kForm>& state,
                              float (&rescale)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -66,7 +80,8 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState&
     maximum = max_of_quad(maximum);
     // Where nothing was seen so far: all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor);
-    rescale[row] = ptx::exp2(__fmaf_rn(state.maximum[row], factor, -shift));
+    // Rounded as the shift was: 1 where the maximum stays.
+    rescale[row] = ptx::exp2(__fadd_rn(__fmul_rn(state.maximum[row], factor), -shift));
     state.maximum[row] = maximum;
     float sum = __fmul_rn(state.sum[row], rescale[row]);
 #pragma unroll
@@ -84,9 +99,9 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState&
 // The same over a maximum that stays until a score is beyond it by 2^kBeyond: so the lanes that
 // share a row seldom have to agree on a new one. FP16 and BF16 hold such weights as well as smaller
 // ones. Whether any sums of the warp have to be multiplied by `rescale`.
-template <int kTiles>
+template <int kTiles, AttentionForm kForm>
 __device__ inline bool weigh_lazily(float (&scores)[kTiles][4], const float (&factor)[2],
-                                    RowState& state, float (&rescale)[2]) {
+                                    RowState<kForm>& state, float (&rescale)[2]) {
   constexpr float kBeyond = 8;
   float largest[2] = {-infinity(), -infinity()};
 #pragma unroll
@@ -166,11 +181,52 @@ struct Unit {
   }
 };
 
-// Weights times scales of values, over their unit.
-template <int kTiles>
+// Weights times scales of values, over a unit of each row: that of the keys from `first_key` on
+// which it sees, so that it does not matter which ones other rows see.
+template <int kTiles, AttentionForm kForm>
+__device__ inline void multiply_by_seen_scales(float (&weights)[kTiles][4],
+                                               const float (&scales)[kTiles][2],
+                                               RowState<kForm>& state, float (&rescale)[2],
+                                               int first_key, const Range (&seen)[2]) {
+  const int own = first_key + static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const auto is_seen = [&](int tile, int i) {
+      const int key = own + 8 * tile + i;
+      return key >= seen[row].begin && key < seen[row].end;
+    };
+    float largest = -1;  // it sees none
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const float magnitude = fmaxf(fabsf(scales[i / 2][i % 2]), 0);  // NaN is none
+      largest = fmaxf(largest, is_seen(i / 2, i % 2) ? magnitude : -1);
+    }
+    largest = max_of_quad(largest);
+    if (largest < 0) continue;
+    const Unit unit(largest);
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      float& weight = weights[i / 2][2 * row + i % 2];
+      if (is_seen(i / 2, i % 2)) {
+        weight = __fmul_rn(weight, __fmul_rn(scales[i / 2][i % 2], unit.inverse));
+      }
+    }
+    rescale[row] = __fmul_rn(rescale[row], __fmul_rn(state.units[row], unit.inverse));
+    state.units[row] = unit.value;
+  }
+}
+
+// Weights times scales of values, over their unit, which is that of all keys of the tile. With
+// part_keys each row has its own; `first_key` and `seen` are for that.
+template <int kTiles, AttentionForm kForm>
 __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
-                                                float (&scales)[kTiles][2], RowState& state,
-                                                float (&rescale)[2]) {
+                                                float (&scales)[kTiles][2], RowState<kForm>& state,
+                                                float (&rescale)[2], int first_key,
+                                                const Range (&seen)[2]) {
+  if constexpr (RowState<kForm>::kHasUnits) {
+    multiply_by_seen_scales(weights, scales, state, rescale, first_key, seen);
+    return;
+  }
   float largest = 0;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -183,10 +239,10 @@ __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
     scales[tile][1] = __fmul_rn(scales[tile][1], unit.inverse);
   }
   multiply_by_scales(weights, scales);
-  const float change = __fmul_rn(state.unit, unit.inverse);
+  const float change = __fmul_rn(state.units[0], unit.inverse);
   rescale[0] = __fmul_rn(rescale[0], change);
   rescale[1] = __fmul_rn(rescale[1], change);
-  state.unit = unit.value;
+  state.units[0] = unit.value;
 }
 
 template <int kTiles>

@@ -39,7 +39,7 @@ class WarpgroupLatent {
       : params_(params), memory_(memory) {}
 
   __device__ void run() {
-    WorkWalk<kConfig.rows()> walk(params_);
+    WorkWalk<kConfig.rows(), kForm.row_count> walk(params_);
     while (walk.next(rows_)) run_piece();
   }
 
@@ -48,19 +48,21 @@ class WarpgroupLatent {
     int first_key;
     const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
     const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
-    const Range tiles = tiles_of<kKeys>(params_, rows_, sight.any);
     const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
     factor_ = factor.magnitude;
     copy_queries(factor.flips);
-    state_ = RowState();
+    const Range all = tiles_of<kForm, kKeys>(params_, rows_, sight.any);
+    for_each_part<kForm, kKeys>(rows_, all, [&](Range tiles) {
+      state_ = {};
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) sums_[i / 4][i % 4] = 0;
-    if constexpr (kScores) {
-      if (tiles.begin < tiles.end) score_and_add(tiles, sight.all, keys);
-    } else {
-      for (int tile = tiles.begin; tile < tiles.end; ++tile) add();
-    }
-    store();
+      for (int i = 0; i < kColumns / 2; ++i) sums_[i / 4][i % 4] = 0;
+      if constexpr (kScores) {
+        if (tiles.begin < tiles.end) score_and_add(tiles, sight.all, keys);
+      } else {
+        for (int tile = tiles.begin; tile < tiles.end; ++tile) add();
+      }
+      store();
+    });
   }
 
   // The lane's row i of two, of the block's.
@@ -139,17 +141,19 @@ class WarpgroupLatent {
       load_scales(memory_.scales(at.stage), scales);
       multiply_by_scales(scores, scales);
     }
+    Range seen[2] = {{0, keys}, {0, keys}};
     if (first < seen_by_all.begin || first + kKeys > seen_by_all.end) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        mask(scores, i, first, seen_by_row(params_, rows_, rows_.first + row_of(i), keys));
+        seen[i] = seen_by_row(params_, rows_, rows_.first + row_of(i), keys);
+        mask(scores, i, first, seen[i]);
       }
     }
     weigh(scores, factor_, state_, rescale);
     if constexpr (kForm.v_scales) {
       float scales[kTiles][2];
       load_scales(memory_.value_scales(at.stage), scales);
-      multiply_by_value_scales(scores, scales, state_, rescale);
+      multiply_by_value_scales(scores, scales, state_, rescale, first, seen);
     }
   }
 
@@ -253,10 +257,13 @@ class WarpgroupLatent {
       for (int i = 0; i < 2; ++i) {
         const int row = rows_.first + row_of(i);
         if (threadIdx.x % 4 != 0) continue;
-        ptx::store_shared(memory_.factors(static_cast<unsigned>(row_of(i))),
-                          {inverse_of(sums[i]), state_.unit});
+        const float maximum = __fmul_rn(state_.maximum[i], factor_);
+        const unsigned to = memory_.factors(static_cast<unsigned>(row_of(i)));
+        ptx::store_shared(to, {inverse_of(sums[i]), state_.unit(i)});
+        if constexpr (kForm.adds_parts()) ptx::store_shared(to + 8, {maximum, sums[i]});
         if (row < rows_.end) {
-          store_state<kForm>(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_), sums[i]);
+          store_state<kForm>(params_, rows_, row,
+                             RowEnd<kForm>(params_, rows_, row, maximum, sums[i]));
         }
       }
     }
@@ -266,18 +273,29 @@ class WarpgroupLatent {
     for (int i = 0; i < 2; ++i) {
       const int row = rows_.first + row_of(i), dim = static_cast<int>(threadIdx.x % 4) * 2;
       if (row >= rows_.end) continue;
-      const float2 state = ptx::load_shared_pair(memory_.factors(static_cast<unsigned>(row_of(i))));
+      const unsigned known = memory_.factors(static_cast<unsigned>(row_of(i)));
+      const float2 state = ptx::load_shared_pair(known);
       const float in_units = __fmul_rn(state.y, v_factor);
+      const RowEnd<kForm> row_end = end_of_row(row, known, state.x);
 #pragma unroll
       for (int tile = 0; tile < kColumns / 8; ++tile) {
         const int column = kFirstColumn + 8 * tile;
         if (column >= kForm.value_size) continue;
         const float (&sums)[4] = sums_[tile];
         store_pair<kForm>(params_, rows_, row, column + dim, __fmul_rn(sums[2 * i], in_units),
-                          __fmul_rn(sums[2 * i + 1], in_units), state.x);
+                          __fmul_rn(sums[2 * i + 1], in_units), row_end);
       }
     }
     ptx::barrier_sync(kBarrier, kThreads);
+  }
+  // By what the first warpgroup knows of it.
+  __device__ RowEnd<kForm> end_of_row(int row, unsigned known, float inverse) const {
+    if constexpr (kForm.adds_parts()) {
+      const float2 state = ptx::load_shared_pair(known + 8);
+      return RowEnd<kForm>(params_, rows_, row, state.x, state.y);
+    } else {
+      return RowEnd<kForm>(inverse);
+    }
   }
 
   const AttentionParams& params_;
@@ -287,7 +305,7 @@ class WarpgroupLatent {
   unsigned weights_parity_ = 0;
   float factor_ = 1;
   float sums_[kColumns / 8][4];
-  RowState state_;
+  RowState<kForm> state_;
 };
 
 }  // namespace attention

@@ -19,7 +19,7 @@ struct WarpgroupLatentMemory {
   }
   __device__ unsigned weights() const { return base + kConfig.weights_offset(); }
   __device__ unsigned factors(unsigned row) const {
-    return base + kConfig.factors_offset() + 8 * row;
+    return base + kConfig.factors_offset() + kConfig.factor_bytes() * row;
   }
   __device__ unsigned scales(int i) const {
     return base + static_cast<unsigned>(kConfig.scales_offset() + i * 8 * kConfig.keys);

@@ -42,11 +42,7 @@ class WarpgroupRows {
       int first_key;
       const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
       const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
-      const Range tiles = tiles_of<kKeys>(params_, rows_, sight.any);
       const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
-      state_ = {};
-#pragma unroll
-      for (int i = 0; i < 4 * (kColumns / 8); ++i) sums_[i / 4][i % 4] = 0;
       queries_.await(factor.flips);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -54,12 +50,18 @@ class WarpgroupRows {
         const float of_row = __fmul_rn(factor.magnitude, unit);
         factor_[i] = of_row < 1e-37f ? 1e-37f : of_row;  // NaN stays
       }
-      if (tiles.begin < tiles.end) {
-        add(tiles, sight.all, keys);
-      } else {
-        find_following();
-      }
-      store();
+      const Range all = tiles_of<kForm, kKeys>(params_, rows_, sight.any);
+      for_each_part<kForm, kKeys>(rows_, all, [&](Range tiles) {
+        state_ = {};
+#pragma unroll
+        for (int i = 0; i < 4 * (kColumns / 8); ++i) sums_[i / 4][i % 4] = 0;
+        if (tiles.begin < tiles.end) {
+          add(tiles, sight.all, keys);
+        } else {
+          find_following();
+        }
+        store();
+      });
     }
   }
 
@@ -106,7 +108,7 @@ class WarpgroupRows {
     begin_turn();
     issue_values(weights);
     end_turn();
-    find_following();
+    if (!kForm.adds_parts() || rows_.is_last_part) find_following();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(flat(sums_));
     release(values_.stage);
@@ -125,10 +127,12 @@ class WarpgroupRows {
     release(keys_.stage);
     pass(keys_);
     const int first = tile * kKeys;
+    Range seen[2] = {{0, keys}, {0, keys}};
     if (first < seen_by_all.begin || first + kKeys > seen_by_all.end) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        mask(scores, i, first, seen_by_row(params_, rows_, row_of(i), keys));
+        seen[i] = seen_by_row(params_, rows_, row_of(i), keys);
+        mask(scores, i, first, seen[i]);
       }
     }
     bool changes = weigh_lazily(scores, factor_, state_, rescale);
@@ -137,7 +141,7 @@ class WarpgroupRows {
     if constexpr (kForm.v_scales) {
       float scales[kTiles][2];
       load_scales(memory_.scales(values_.stage), scales);
-      multiply_by_value_scales(scores, scales, state_, rescale);
+      multiply_by_value_scales(scores, scales, state_, rescale, first, seen);
       changes = __any_sync(0xFFFFFFFFu, rescale[0] != 1 || rescale[1] != 1);
     }
     return changes;
@@ -204,17 +208,15 @@ class WarpgroupRows {
 
   __device__ void store() const {
     const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
-    const float in_units = __fmul_rn(state_.unit, v_factor);
-    store_row_of_lane(0, in_units);
-    store_row_of_lane(1, in_units);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) store_row_of_lane(i, __fmul_rn(state_.unit(i), v_factor));
   }
   __device__ void store_row_of_lane(int i, float in_units) const {
     const float sum = sum_of_quad(state_.sum[i]);
     const int row = row_of(i);
-    store_row<kForm>(params_, rows_, row, sums_, i, in_units, inverse_of(sum));
-    if (row < rows_.end && threadIdx.x % 4 == 0) {
-      store_state<kForm>(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_[i]), sum);
-    }
+    const RowEnd<kForm> row_end(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_[i]), sum);
+    store_row<kForm>(params_, rows_, row, sums_, i, in_units, row_end);
+    if (row < rows_.end && threadIdx.x % 4 == 0) store_state<kForm>(params_, rows_, row, row_end);
   }
 
   const AttentionParams& params_;
@@ -222,12 +224,12 @@ class WarpgroupRows {
   const int warpgroup_;
   const WarpgroupQueryTile<kConfig> queries_;
   Position keys_, values_;
-  WorkWalk<kConfig.rows()> walk_;
+  WorkWalk<kConfig.rows(), kForm.row_count> walk_;
   Rows following_, rows_;
   bool follows_;
   float factor_[2];  // of each row's scores
   float sums_[kColumns / 8][4];
-  RowState state_;
+  RowState<kForm> state_;
 };
 
 }  // namespace octofold::attention

@@ -53,7 +53,7 @@ class WarpgroupTiles {
       : params_(params), memory_(memory) {}
 
   __device__ void run() {
-    WorkWalk<kConfig.rows()> walk(params_);
+    WorkWalk<kConfig.rows(), kForm.row_count> walk(params_);
     for (Rows rows; walk.next(rows);) fill_stages(rows);
   }
 
@@ -62,7 +62,7 @@ class WarpgroupTiles {
     int first_key;
     const int keys = count_keys<kForm.layout>(params_, rows.sequence, first_key);
     seen_ = sight_of<kConfig.rows()>(params_, rows, keys).any;
-    const Range tiles = tiles_of<kKeys>(params_, rows, seen_);
+    const Range tiles = tiles_of<kForm, kKeys>(params_, rows, seen_);
     if (tiles.begin >= tiles.end) return;
     sequence_ = rows.sequence;
     const SideRows key_rows(params_, params_.k, sequence_, first_key, rows.key_head);

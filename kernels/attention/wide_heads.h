@@ -50,7 +50,7 @@ class WideHeads {
  public:
   __device__ explicit WideHeads(const AttentionParams& params)
       : params_(params),
-        rows_(rows_of_block<kConfig.rows()>(params)),
+        rows_(rows_of_block<kConfig.rows(), kForm.row_count>(params)),
         warp_(static_cast<int>(threadIdx.x / 32)),
         lane_(static_cast<int>(threadIdx.x % 32)) {}
 
@@ -61,13 +61,28 @@ class WideHeads {
     const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
     const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
     factor_ = factor.magnitude;
-    walk(KeyTiles(params_, rows_, first_key, sight.any), sight, factor.flips, keys);
-    store();
+    const KeyTiles tiles(params_, rows_, first_key, sight.any);
+    const Range all = tiles_of<kForm, kKeys>(params_, rows_, sight.any);
+    for_each_part<kForm, kKeys>(rows_, all, [&](Range part) {
+      if (kForm.adds_parts() && rows_.parts_before > 0) begin_part();
+      walk(tiles, part, sight, factor.flips, keys);
+      store();
+    });
   }
 
  private:
-  __device__ void walk(const KeyTiles& tiles, const Sight& sight, bool flip, int keys) {
-    const Range part = tiles_of<kKeys>(params_, rows_, sight.any);
+  __device__ void begin_part() {
+    __syncthreads();  // what the softmax knew of the rows has been read
+    maximum_ = -infinity();
+    sum_ = 0;
+    unit_ = 1;
+#pragma unroll
+    for (int i = 0; i < kRowTiles * 8 * kValueSteps; ++i) {
+      sums_[i / (8 * kValueSteps)][i / 4 % (2 * kValueSteps)][i % 4] = 0;
+    }
+  }
+
+  __device__ void walk(const KeyTiles& tiles, Range part, const Sight& sight, bool flip, int keys) {
     int first = part.begin * kKeys, buffer = 0;
     const int end = part.end * kKeys;
     const auto decode = [&](int next, int to) {
@@ -81,7 +96,9 @@ class WideHeads {
       }
     };
     if (kConfig.ahead && first < end) tiles.copy(first);
-    copy_queries<kConfig>(params_, rows_, memory_, flip);
+    if (!kForm.adds_parts() || rows_.parts_before == 0) {
+      copy_queries<kConfig>(params_, rows_, memory_, flip);
+    }
     decode(first, 0);
     __syncthreads();
     if (first < end) multiply_keys(0);
@@ -177,12 +194,12 @@ class WideHeads {
   __device__ void weigh(int first_key, int buffer, bool is_masked, int keys) {
     float scores[kPairs][2];
     load_scores(scores, buffer);
+    Range seen{0, keys};
     if (is_masked) {
-      const Range seen = seen_by_row(params_, rows_, rows_.first + own_row(), keys);
+      seen = seen_by_row(params_, rows_, rows_.first + own_row(), keys);
 #pragma unroll
       for (int i = 0; i < 2 * kPairs; ++i) {
-        const int key = first_key + static_cast<int>(own_key(i / 2)) + i % 2;
-        if (key < seen.begin || key >= seen.end) scores[i / 2][i % 2] = -infinity();
+        if (!is_seen(first_key, i, seen)) scores[i / 2][i % 2] = -infinity();
       }
     }
     float maximum = maximum_;
@@ -193,7 +210,8 @@ class WideHeads {
     maximum = max_of_row(maximum);
     // Where nothing was seen so far: all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor_);
-    float rescale = ptx::exp2(__fmaf_rn(maximum_, factor_, -shift));
+    // Rounded as the shift was: 1 where the maximum stays.
+    float rescale = ptx::exp2(__fadd_rn(__fmul_rn(maximum_, factor_), -shift));
     maximum_ = maximum;
     sum_ = __fmul_rn(sum_, rescale);
 #pragma unroll
@@ -202,7 +220,9 @@ class WideHeads {
       score = ptx::exp2(__fmaf_rn(score, factor_, -shift));
       sum_ = __fadd_rn(sum_, score);
     }
-    if constexpr (kForm.v_scales) multiply_by_value_scales(scores, buffer, rescale);
+    if constexpr (kForm.v_scales) {
+      multiply_by_value_scales(scores, buffer, rescale, first_key, seen);
+    }
     const unsigned weights = weight_address(static_cast<unsigned>(own_row()));
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
@@ -214,6 +234,12 @@ class WideHeads {
       ptx::store_shared_word(factor_address(static_cast<unsigned>(own_row())),
                              __float_as_uint(rescale));
     }
+  }
+
+  // Whether the row sees the lane's key i of a tile.
+  static __device__ bool is_seen(int first_key, int i, const Range& seen) {
+    const int key = first_key + static_cast<int>(own_key(i / 2)) + i % 2;
+    return key >= seen.begin && key < seen.end;
   }
 
   __device__ void load_scores(float (&scores)[kPairs][2], int buffer) const {
@@ -238,13 +264,18 @@ class WideHeads {
     }
   }
 
-  __device__ void multiply_by_value_scales(float (&weights)[kPairs][2], int buffer,
-                                           float& rescale) {
+  // Their unit is that of all keys of the tile, with parts of those that the row sees.
+  __device__ void multiply_by_value_scales(float (&weights)[kPairs][2], int buffer, float& rescale,
+                                           int first_key, const Range& seen) {
     float2 scales[kPairs];
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       scales[i] = ptx::load_shared_pair(KeyTiles::value_scales(buffer) + 4 * own_key(i));
+      if constexpr (kForm.part_keys > 0) {
+        if (!is_seen(first_key, 2 * i, seen)) scales[i].x = 0;
+        if (!is_seen(first_key, 2 * i + 1, seen)) scales[i].y = 0;
+      }
       largest = fmaxf(largest, fmaxf(fabsf(scales[i].x), fabsf(scales[i].y)));
     }
     const Unit unit(max_of_row(largest));
@@ -253,6 +284,7 @@ class WideHeads {
       weights[i][0] = __fmul_rn(weights[i][0], __fmul_rn(scales[i].x, unit.inverse));
       weights[i][1] = __fmul_rn(weights[i][1], __fmul_rn(scales[i].y, unit.inverse));
     }
+    if (kForm.part_keys > 0 && (seen.begin >= first_key + kKeys || seen.end <= first_key)) return;
     rescale = __fmul_rn(rescale, __fmul_rn(unit_, unit.inverse));
     unit_ = unit.value;
   }
@@ -320,10 +352,12 @@ class WideHeads {
     const float sum = of_row(sum_, [](float left, float right) { return __fadd_rn(left, right); });
     if (threadIdx.x % kRowLanes == 0) {
       const int row = rows_.first + own_row();
-      ptx::store_shared(score_address(static_cast<unsigned>(own_row()), 0),
-                        {inverse_of(sum), unit_});
+      const float maximum = __fmul_rn(maximum_, factor_);
+      const unsigned to = score_address(static_cast<unsigned>(own_row()), 0);
+      ptx::store_shared(to, {inverse_of(sum), unit_});
+      if constexpr (kForm.adds_parts()) ptx::store_shared(to + 8, {maximum, sum});
       if (row < rows_.end) {
-        store_state<kForm>(params_, rows_, row, __fmul_rn(maximum_, factor_), sum);
+        store_state<kForm>(params_, rows_, row, RowEnd<kForm>(params_, rows_, row, maximum, sum));
       }
     }
     __syncthreads();
@@ -332,9 +366,10 @@ class WideHeads {
     for (int i = 0; i < 2 * kRowTiles; ++i) {
       const int row = rows_.first + row_of(i);
       if (row >= rows_.end) continue;
-      const float2 state =
-          ptx::load_shared_pair(score_address(static_cast<unsigned>(row_of(i)), 0));
+      const unsigned known = score_address(static_cast<unsigned>(row_of(i)), 0);
+      const float2 state = ptx::load_shared_pair(known);
       const float in_units = __fmul_rn(state.y, v_factor);
+      const RowEnd<kForm> row_end = end_of_row(row, known, state.x);
 #pragma unroll
       for (int tile = 0; tile < 2 * kValueSteps; ++tile) {
         const int column = 16 * first_step() + 8 * tile;
@@ -342,13 +377,22 @@ class WideHeads {
         const float (&sums)[4] = sums_[i / 2][tile];
         store_pair<kForm>(params_, rows_, row, column + lane_ % 4 * 2,
                           __fmul_rn(sums[i % 2 * 2], in_units),
-                          __fmul_rn(sums[i % 2 * 2 + 1], in_units), state.x);
+                          __fmul_rn(sums[i % 2 * 2 + 1], in_units), row_end);
       }
+    }
+  }
+  // By what the softmax knows of it.
+  __device__ RowEnd<kForm> end_of_row(int row, unsigned known, float inverse) const {
+    if constexpr (kForm.adds_parts()) {
+      const float2 state = ptx::load_shared_pair(known + 8);
+      return RowEnd<kForm>(params_, rows_, row, state.x, state.y);
+    } else {
+      return RowEnd<kForm>(inverse);
     }
   }
 
   const AttentionParams& params_;
-  const Rows rows_;
+  Rows rows_;
   const int warp_, lane_;
   const unsigned memory_ = ptx::dynamic_shared_memory();
   float factor_ = 1;

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "kernels/attention/config/params.h"
+#include "kernels/attention/config/workspace.h"
 #include "plan/attention.h"
 
 namespace octofold::cuda {
@@ -116,6 +117,12 @@ std::int64_t key_count(const AttentionArguments& arguments) {
   return k.shape[0] == 0 ? 0 : std::min(arguments.page_table->shape[1] * k.shape[1], kMostCounted);
 }
 
+// Keys grow with each token; plans need not. Those with parts have as many as the workspace has.
+std::int64_t planned_keys(bool in_parts, std::int64_t keys) {
+  if (in_parts) return config::round_up<std::int64_t>(keys, config::kPartKeys);
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(keys)));
+}
+
 config::AttentionParams params_of(const AttentionArguments& arguments,
                                   const plan::AttentionProblem& problem,
                                   const plan::AttentionWork& work) {
@@ -191,10 +198,10 @@ void attention(Device& device, const AttentionArguments& arguments, Stream strea
       .batch = arguments.query_offsets ? arguments.query_offsets->shape[0] - 1 : q.shape[0],
       .queries = q.shape[at],
       .has_query_offsets = arguments.query_offsets.has_value(),
-      // Keys grow with each token; plans need not.
-      .keys = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(keys))),
+      .keys = planned_keys(arguments.batch_invariant, keys),
       .heads = q.shape[at + 1],
-      .key_heads = key_heads_of(arguments.k)};
+      .key_heads = key_heads_of(arguments.k),
+      .batch_invariant = arguments.batch_invariant};
   if (q.element_count() == 0) return;
   counted("rows of a sequence", problem.queries * (problem.heads / problem.key_heads));
   counted("keys of a sequence", arguments.page_table ? 0 : keys);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <type_traits>
 #include <variant>
+#include <vector>
 
 #include "core/check.h"
 #include "kernels/attention/config/warpgroup_latent.h"
@@ -18,8 +19,6 @@ namespace {
 
 constexpr const char* kOperation = "attention";
 
-// Rows to a sequence and key head beyond which warps do not split the keys.
-constexpr std::int64_t kMostRowsOfFew = 32;
 // Numbers of a row beyond which a warp does not hold queries and sums of it.
 constexpr int kMostOfWarp = 256;
 // Fewer keys are not worth a block of their own: of few queries, of many.
@@ -143,7 +142,7 @@ using Config = std::variant<config::FewQueriesConfig, config::ManyQueriesConfig,
 Config config_of(const AttentionProblem& problem, const Gpu& gpu) {
   const config::AttentionForm& form = problem.form;
   const std::int64_t rows = rows_of_sequence(problem);
-  const bool few = rows <= kMostRowsOfFew;
+  const bool few = rows <= config::kMostRowsOfFew;
   if (std::max(form.head_size, form.value_size) > kMostOfWarp) {
     const config::WarpgroupLatentConfig latent[] = {{form}};
     if (!few && has_warpgroups(gpu) && fitting(latent, 1, gpu)) return latent[0];
@@ -194,24 +193,93 @@ std::int64_t splits_of(const Config& config, const AttentionProblem& problem, st
   }
 }
 
-// The kernel of `config`, and the one that combines splits.
+// The kernel of `config`, for so many tiles of rows.
 template <typename Config>
-void add_kernels(AttentionPlan& plan, const AttentionProblem& problem, Config config,
-                 const Gpu& gpu) {
-  const std::int64_t splits = plan.config.splits;
-  config.form.split = splits > 1;
-  std::int64_t blocks = unsplit_blocks(problem, plan.config.row_tiles) * splits;
+void add_kernel(AttentionPlan& plan, const AttentionProblem& problem, Config config,
+                std::int64_t row_tiles, const Gpu& gpu) {
+  config.form.split = plan.config.splits > 1;
+  std::int64_t blocks = unsplit_blocks(problem, row_tiles) * plan.config.splits;
   // Of those that stay a multiprocessor holds one.
   if (config.stays()) blocks = std::min<std::int64_t>(blocks, gpu.multiprocessors);
   plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
   plan.kernels.back().shared_bytes = config.shared_bytes();
-  if (splits == 1) return;
+}
+
+// The one that combines splits, if there are any.
+void add_combination(AttentionPlan& plan, const AttentionProblem& problem) {
+  if (plan.config.splits == 1) return;
   const config::CombineSplitsConfig combine{.q = problem.form.q,
-                                            .value_size = problem.form.value_size};
+                                            .value_size = problem.form.value_size,
+                                            .in_order = problem.batch_invariant};
   const std::int64_t rows = problem.all_queries() * problem.heads;
   plan.kernels.push_back(
       kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
                   config::ceil_divide(rows * combine.warps_of_row(), combine.warps)));
+}
+
+// What has the rows of sequences with few or with many, by form and GPU alone.
+Config batch_invariant_config(const AttentionProblem& problem, config::RowCount count, bool few,
+                              const Gpu& gpu) {
+  // Of a sequence that stands for all of them.
+  AttentionProblem one = problem;
+  one.batch = one.heads = one.key_heads = 1;
+  one.has_query_offsets = false;
+  one.queries = few ? 1 : config::kMostRowsOfFew + 1;
+  one.form.row_count = count;
+  const Config chosen = config_of(one, gpu);
+  const bool is_long = std::holds_alternative<config::ManyQueriesConfig>(chosen) ||
+                       std::holds_alternative<config::WarpgroupQueriesConfig>(chosen);
+  one.form.part_keys = is_long ? config::kLongPartKeys : config::kPartKeys;
+  return config_of(one, gpu);
+}
+
+// Tiles of the rows of sequences that have few, however queries are dealt out.
+std::int64_t tiles_of_few(const AttentionProblem& problem, std::int64_t rows_of_tile) {
+  return std::min(row_tiles_of(problem, rows_of_tile),
+                  problem.batch * config::ceil_divide<std::int64_t>(config::kMostRowsOfFew,
+                                                                    rows_of_tile));
+}
+
+// Keys are cut into parts of a fixed number. Each has a block where that pays, and places in the
+// workspace; else a block has all parts of its rows, and adds them as the other kernel does.
+AttentionPlan plan_batch_invariant(const AttentionProblem& problem, const Gpu& gpu) {
+  struct Kernel {
+    Config config;
+    std::int64_t row_tiles;
+  };
+  std::vector<Kernel> kernels;
+  const auto add = [&](config::RowCount count, bool few) {
+    const Config config = batch_invariant_config(problem, count, few, gpu);
+    const std::int64_t tile = std::visit([](const auto& of) { return of.rows(); }, config);
+    kernels.push_back({config, count == config::RowCount::kFew ? tiles_of_few(problem, tile)
+                                                               : row_tiles_of(problem, tile)});
+  };
+  // Those of a sequence, or with offsets of all that there are.
+  const bool few =
+      problem.queries * (problem.heads / problem.key_heads) <= config::kMostRowsOfFew;
+  if (few || !problem.has_query_offsets) {
+    add(config::RowCount::kAny, few);
+  } else {
+    add(config::RowCount::kFew, true);
+    add(config::RowCount::kMany, false);
+  }
+  AttentionPlan plan;
+  plan.config.row_tiles = kernels.back().row_tiles;
+  const std::int64_t rows = problem.all_queries() * problem.heads;
+  const bool fills_gpu = unsplit_blocks(problem, plan.config.row_tiles) >= gpu.multiprocessors;
+  const bool is_apart = config::attention_has_parts_apart(rows, problem.keys);
+  if (is_apart && (!fills_gpu || few || kernels.size() > 1)) {
+    const int part_keys =
+        std::visit([](const auto& of) { return of.form.part_keys; }, kernels.front().config);
+    plan.config.splits =
+        std::max<std::int64_t>(1, config::ceil_divide<std::int64_t>(problem.keys, part_keys));
+  }
+  for (const Kernel& kernel : kernels) {
+    std::visit([&](const auto& of) { add_kernel(plan, problem, of, kernel.row_tiles, gpu); },
+               kernel.config);
+  }
+  add_combination(plan, problem);
+  return plan;
 }
 
 }  // namespace
@@ -221,6 +289,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   AttentionPlan plan;
   const std::int64_t rows = problem.all_queries() * problem.heads;
   if (rows == 0 || problem.batch == 0) return plan;
+  if (problem.batch_invariant) return plan_batch_invariant(problem, gpu);
   const Config chosen = config_of(problem, gpu);
   const bool few = std::holds_alternative<config::FewQueriesConfig>(chosen);
   const std::int64_t most_splits = std::clamp<std::int64_t>(
@@ -231,9 +300,10 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
         plan.config.row_tiles = row_tiles_of(problem, config.rows());
         plan.config.splits = splits_of(
             config, problem, unsplit_blocks(problem, plan.config.row_tiles), most_splits, gpu);
-        add_kernels(plan, problem, config, gpu);
+        add_kernel(plan, problem, config, plan.config.row_tiles, gpu);
       },
       chosen);
+  add_combination(plan, problem);
   return plan;
 }
 

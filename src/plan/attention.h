@@ -11,7 +11,7 @@
 namespace octofold::plan {
 
 struct AttentionProblem {
-  config::AttentionForm form{};  ///< but for `split`
+  config::AttentionForm form{};  ///< but for `split` and what is behind it
   bool allows_fp8_scores = false;
   std::int64_t batch = 1;
   std::int64_t queries = 1;  ///< of each sequence, or of all
@@ -19,6 +19,7 @@ struct AttentionProblem {
   std::int64_t keys = 1;  ///< of a sequence at most, or near it; of all with packed keys
   std::int64_t heads = 1;
   std::int64_t key_heads = 1;
+  bool batch_invariant = false;
 
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -30,6 +31,7 @@ struct AttentionProblem {
     field("keys", keys);
     field("heads", heads);
     field("key_heads", key_heads);
+    field("batch_invariant", batch_invariant);
   }
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 
@@ -39,13 +41,18 @@ struct AttentionProblem {
 /// How the blocks of threads divide the work: the kernels' parameters say it again.
 struct AttentionWork {
   std::int64_t row_tiles = 0;  ///< of each sequence and key head, or with offsets of all sequences
-  std::int64_t splits = 1;     ///< of the keys
+  std::int64_t splits = 1;     ///< of the keys; with batch_invariant their parts, or 1
 };
 
 using AttentionPlan = Plan<AttentionWork>;
 
 /// A kernel for few or for many queries to a key head, and one that combines where keys are split.
 /// None where there are no queries. Throws Error(kUnsupported) for a GPU without kernels.
+///
+/// With batch_invariant what is done for a row does not depend on batch and queries, but for one
+/// border: whether its sequence has more than kMostRowsOfFew rows to a key head. Where only the GPU
+/// knows that, by query_offsets, there are kernels for both sides of it, the second of which
+/// `row_tiles` is of.
 AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu);
 
 }  // namespace octofold::plan

@@ -23,6 +23,25 @@ constexpr const char* word(KeyLayout layout) {
   return "?";
 }
 
+// Rows to a sequence and key head beyond which they are many: warps do not split the keys.
+inline constexpr int kMostRowsOfFew = 32;
+
+// Which sequences a kernel has the rows of, where one of two kernels has the others.
+enum class RowCount {
+  kAny,
+  kFew,   // those with up to kMostRowsOfFew to a key head
+  kMany,  // those with more
+};
+
+constexpr const char* word(RowCount rows) {
+  switch (rows) {
+    case RowCount::kAny: return "any";
+    case RowCount::kFew: return "few";
+    case RowCount::kMany: return "many";
+  }
+  return "?";
+}
+
 // What all kernels of an attention have to know.
 struct AttentionForm {
   DType q = DType::kFloat16;
@@ -36,6 +55,11 @@ struct AttentionForm {
   bool v_scales = false;
   int copy_bytes = 16;  // what keys and values are copied by: 16, 8, 4, or 1
   bool split = false;   // keys are split among blocks, which leave their results in the workspace
+  // Other than 0: a row's keys are summed in parts of so many, from the sequence's first key on,
+  // and parts are added in their order, whatever else the block and the batch have. With `split`
+  // each part has a block, else one block has them all (kernels/attention/parts.h).
+  int part_keys = 0;
+  RowCount row_count = RowCount::kAny;  // of the sequences that the kernel has
 
   static constexpr const char* kTypeName = "octofold::config::AttentionForm";
   template <typename Visit>
@@ -51,8 +75,13 @@ struct AttentionForm {
     field("v_scales", v_scales);
     field("copy_bytes", copy_bytes);
     field("split", split);
+    field("part_keys", part_keys);
+    field("row_count", row_count);
   }
   friend constexpr bool operator==(const AttentionForm&, const AttentionForm&) = default;
+
+  // Whether a block adds part after part to what it left in the workspace.
+  constexpr bool adds_parts() const { return part_keys > 0 && !split; }
 
   static constexpr int kMostOfHead = 576, kMostOfValue = 512;
 
@@ -75,6 +104,8 @@ struct AttentionForm {
     return nullptr;
   }
 };
+
+inline constexpr const char* kPartReason = "a part has to have whole tiles of keys";
 
 // Few queries: 16 rows to a block, each warp with keys of its own.
 struct FewQueriesConfig {
@@ -124,6 +155,7 @@ struct FewQueriesConfig {
     if (warps < 1 || warps > 8) return "a block has to have 1 to 8 warps";
     if (keys != 16 && keys != 32) return "a stage has to have 16 or 32 keys";
     if (stages < 1) return "the ring has to have at least one stage";
+    if (form.part_keys % keys != 0) return kPartReason;
     return nullptr;
   }
 };
@@ -195,6 +227,7 @@ struct ManyQueriesConfig {
       return "a block has to have one or two buffers of decoded keys and values";
     if (keys < 16 || keys % 16 != 0 || keys % score_keys() != 0)
       return "keys has to be a multiple of 16 and of the keys whose scores a warp holds";
+    if (form.part_keys % keys != 0) return kPartReason;
     return nullptr;
   }
 };
@@ -203,7 +236,8 @@ struct ManyQueriesConfig {
 struct CombineSplitsConfig {
   DType q = DType::kFloat16;
   int value_size = 128;
-  int warps = 4;  // with some columns of a row each
+  int warps = 4;           // with some columns of a row each
+  bool in_order = false;   // one split after the other, as a block adds parts that it has itself
 
   static constexpr const char* kHeader = "kernels/attention/combine_splits.h";
   static constexpr const char* kKernel = "combine_splits_kernel";
@@ -213,6 +247,7 @@ struct CombineSplitsConfig {
     field("q", q);
     field("value_size", value_size);
     field("warps", warps);
+    field("in_order", in_order);
   }
   friend constexpr bool operator==(const CombineSplitsConfig&,
                                    const CombineSplitsConfig&) = default;

@@ -45,7 +45,7 @@ struct WarpgroupLatentConfig {
   static constexpr int producer_registers() { return 120; }
 
   // Shared memory: queries, by panels; stages, by panels; weights, a panel; what rescales each
-  // row's sums, or at the end its inverse and unit; scales of keys and values of each stage;
+  // row's sums, or at the end its inverse and unit, and with parts what else is known of it; scales of keys and values of each stage;
   // barriers.
   static constexpr int query_panel_bytes() { return rows() * kPanelRow; }
   constexpr int panel_bytes() const { return keys * kPanelRow; }
@@ -53,7 +53,8 @@ struct WarpgroupLatentConfig {
   constexpr int stages_offset() const { return panels() * query_panel_bytes(); }
   constexpr int weights_offset() const { return stages_offset() + stages * stage_bytes(); }
   constexpr int factors_offset() const { return weights_offset() + rows() * kPanelRow; }
-  constexpr int scales_offset() const { return factors_offset() + 8 * rows(); }
+  constexpr int factor_bytes() const { return form.adds_parts() ? 16 : 8; }  // of a row
+  constexpr int scales_offset() const { return factors_offset() + factor_bytes() * rows(); }
   constexpr int barriers_offset() const {
     return scales_offset() + (has_scales() ? stages * 8 * keys : 0);
   }
@@ -66,6 +67,7 @@ struct WarpgroupLatentConfig {
     if (2 * columns() > panels() * kPanel) return "a key has to have all columns of both halves";
     if (keys != kPanel) return "weights of a stage have to be a panel";
     if (stages < 2) return "the ring has to have at least two stages";
+    if (form.part_keys % keys != 0) return kPartReason;
     return nullptr;
   }
 };

@@ -85,6 +85,7 @@ struct WarpgroupQueriesConfig {
       return "keys has to be a multiple of 16, at most 128";
     if (form.value_size > 256) return "registers hold sums of 256 numbers of a row at most";
     if (stages < 4 || stages % 2 != 0) return "the ring has to have two pairs of stages or more";
+    if (form.part_keys % keys != 0) return kPartReason;
     // Tensor cores add products of FP8 with fewer bits than FP32 has.
     if (fp8_scores && form.head_size > kMostOfChain)
       return "FP8 scores have to be one chain of products, of 128 numbers at most";

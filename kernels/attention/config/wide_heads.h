@@ -98,6 +98,7 @@ struct WideHeadsConfig {
       return "a warp has to have scores of 16 or 32 keys";
     if (keys % (2 * row_lanes()) != 0) return "a lane has to have pairs of keys in the softmax";
     if (row_tiles * value_steps() > 16) return "a warp has sums of 128 numbers to a lane at most";
+    if (form.part_keys % keys != 0) return kPartReason;
     return nullptr;
   }
 };
