@@ -54,9 +54,7 @@ def test_addends(in_place, generator):
     def product(rows):
         added = c[rows].clone()
         out = added if in_place else torch.empty_like(added)
-        return octofold.gemm(
-            rows_of(a, rows), b, c=added, bias=bias, out=out, batch_invariant=True
-        )
+        return octofold.gemm(rows_of(a, rows), b, c=added, bias=bias, out=out, batch_invariant=True)
 
     whole = product(torch.arange(ROWS, device=DEVICE))
     for rows in some_rows(generator):
