@@ -5,6 +5,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._core.batch_invariance import is_batch_invariant
 from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
@@ -90,7 +91,7 @@ def _is_by_copy(x: Tensor, most_on_hopper: int) -> bool:
     other."""
     if not has_weight_only(x.device, x.dtype):
         return True
-    if x.device.type != "cuda":
+    if x.device.type != "cuda" or is_batch_invariant():
         return False
     return row_count(x.shape) > (most_on_hopper if has_warpgroups(x.device) else MOST_TOKENS)
 
