@@ -29,7 +29,7 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
                OptionalTensor key_offsets, OptionalTensor key_counts, OptionalTensor page_table,
                tvm::ffi::TensorView out, tvm::ffi::TensorView workspace, OptionalTensor log_sum_exp,
                double softmax_scale, int64_t window_left, int64_t window_right,
-               tvm::ffi::String compute, OptionalStream stream) {
+               tvm::ffi::String compute, bool batch_invariant, OptionalStream stream) {
   AttentionArguments arguments{
       .q = view_of("attention", "q", q, kHalf),
       .k = {.data = view_of("attention", "k", k, kCodes),
@@ -45,6 +45,7 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
       .window_left = window_left,
       .window_right = window_right,
       .compute = parse_attention_compute(view_of(compute)),
+      .batch_invariant = batch_invariant,
       .workspace = view_of("attention", "workspace", workspace, "float32")};
   if (log_sum_exp) {
     arguments.log_sum_exp = view_of("attention", "log_sum_exp", *log_sum_exp, "float32");
@@ -52,8 +53,9 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
   octofold::attention(arguments, stream_of(stream, q));
 }
 
-int64_t attention_workspace_size(int64_t queries, int64_t heads, int64_t value_size) {
-  return octofold::attention_workspace_size(queries, heads, value_size);
+int64_t attention_workspace_size(int64_t queries, int64_t heads, int64_t value_size,
+                                 std::optional<int64_t> keys) {
+  return octofold::attention_workspace_size(queries, heads, value_size, keys);
 }
 
 OCTOFOLD_EXPORT(attention)

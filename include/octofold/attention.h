@@ -83,16 +83,28 @@ struct AttentionArguments {
   /// of each sequence, where heads are at most 128 and values at most 256.
   AttentionCompute compute = AttentionCompute::kExact;
 
+  /// A row of out, a query of a head, depends on that query and the keys and values it sees alone:
+  /// not on which other queries and sequences there are, nor on which place it has among them.
+  /// Keys are summed in parts of a fixed number then, and the workspace is larger. On GPUs one
+  /// border is left: sequences with up to 32 queries, times the heads that share a key head, have
+  /// other bits than those with more (docs/batch-invariance.md).
+  bool batch_invariant = false;
+
   /// float32 [attention_workspace_size()], contiguous. Its contents do not matter; the CPU backend
   /// does not use it.
   MutableTensorView workspace;
 };
 
 /// The number of elements of the workspace, for `queries` queries in all (batch times queries, or
-/// total_queries). It does not depend on sequences, pages, keys or the GPU. Throws
-/// Error(kInvalidArgument) for sizes below 0.
+/// total_queries). It does not depend on sequences, pages, keys or the GPU. With batch_invariant,
+/// for one call or all of the process, it depends on keys too: pass in `keys` how many there are of
+/// a sequence at most, which are k's keys, total_keys, or with a page table the pages of a sequence
+/// times page_size. For up to 1024 keys it is 0. For more it is queries · heads · p ·
+/// (value_size + 2) for p = ceil(keys / 1024) parts, where queries · heads · p is at most 131072,
+/// else queries · heads · (value_size + 4). Throws Error(kInvalidArgument) for sizes below 0.
 OCTOFOLD_API std::int64_t attention_workspace_size(std::int64_t queries, std::int64_t heads,
-                                                   std::int64_t value_size);
+                                                   std::int64_t value_size,
+                                                   std::optional<std::int64_t> keys = {});
 
 /// out = softmax(softmax_scale · q · kᵀ) · v for each sequence and head, with sums in FP32, after
 /// FlashAttention (Dao et al. 2022, arXiv:2205.14135) and for few queries Flash-Decoding (split

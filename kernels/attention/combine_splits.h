@@ -68,7 +68,7 @@ __device__ inline void combine_shares(const AttentionParams& params, const float
                                       const float* states, int own, CombinedRow<kNumbers>& row) {
   constexpr int kBatch = kSplitsAtOnce;
   const Shares shares(states, params.splits);
-  float(&numbers)[kNumbers] = row.numbers;
+  float (&numbers)[kNumbers] = row.numbers;
   row.state = {shares.maximum(), shares.sum()};
 #pragma unroll 1
   for (int begin = 0; begin < params.splits; begin += kBatch) {
@@ -134,9 +134,8 @@ __device__ inline void combine_columns(const AttentionParams& params, long long 
   constexpr int kNumbers = kConfig.columns() / 32;  // of a lane
   const int lane = static_cast<int>(threadIdx.x % 32), own = first + lane;
   const float* const sums = params.partials + row * params.splits * kConfig.value_size + own;
-  const float* const states = params.partials +
-                              row_count * params.splits * kConfig.value_size +
-                              2 * row * params.splits;
+  const float* const states =
+      params.partials + row_count * params.splits * kConfig.value_size + 2 * row * params.splits;
   CombinedRow<kNumbers> combined;
   if constexpr (kConfig.in_order) {
     add_parts<kConfig>(params, sums, states, own, combined);

@@ -72,8 +72,7 @@ class FewQueries {
       if constexpr (kForm.adds_parts()) {
         __syncthreads();  // shared memory is used anew
         state_ = {};
-#pragma unroll
-        for (int i = 0; i < 4 * kSums; ++i) sums_[i / 4][i % 4] = 0;
+        clear(sums_);
       }
       walk(key_rows, value_rows, keys, part);
       merge();

@@ -64,10 +64,9 @@ class ManyQueries {
  private:
   __device__ void begin_part() {
 #pragma unroll
-    for (RowState<kForm>& state : states_) state = {};
-#pragma unroll
-    for (int i = 0; i < kRowTiles * 8 * kValueSteps; ++i) {
-      sums_[i / (8 * kValueSteps)][i / 4 % (2 * kValueSteps)][i % 4] = 0;
+    for (int i = 0; i < kRowTiles; ++i) {
+      states_[i] = {};
+      clear(sums_[i]);
     }
   }
 

@@ -250,4 +250,27 @@ __device__ inline void store_state(const AttentionParams& params, const Rows& ro
   }
 }
 
+// By the one thread that knows the end of a row's part: its state goes where it belongs, and what
+// threads with sums of its values have to know to `shared`: the inverse, what the sums count in,
+// and where parts are added the state.
+template <AttentionForm kForm>
+__device__ inline void share_end(const AttentionParams& params, const Rows& rows, int row,
+                                 const PartState& state, float unit, unsigned shared) {
+  ptx::store_shared(shared, {inverse_of(state.sum), unit});
+  if constexpr (kForm.adds_parts()) ptx::store_shared(shared + 8, {state.maximum, state.sum});
+  if (row >= rows.end) return;
+  store_state<kForm>(params, rows, row, RowEnd<kForm>(params, rows, row, state.maximum, state.sum));
+}
+__device__ inline float load_unit(unsigned shared) { return ptx::load_shared(shared + 4); }
+template <AttentionForm kForm>
+__device__ inline RowEnd<kForm> load_end(const AttentionParams& params, const Rows& rows, int row,
+                                         unsigned shared) {
+  if constexpr (kForm.adds_parts()) {
+    const float2 state = ptx::load_shared_pair(shared + 8);
+    return RowEnd<kForm>(params, rows, row, state.x, state.y);
+  } else {
+    return RowEnd<kForm>(ptx::load_shared(shared));
+  }
+}
+
 }  // namespace octofold::attention

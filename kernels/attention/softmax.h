@@ -246,6 +246,12 @@ __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
 }
 
 template <int kTiles>
+__device__ inline void clear(float (&sums)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kTiles; ++i) sums[i / 4][i % 4] = 0;
+}
+
+template <int kTiles>
 __device__ inline void rescale_sums(float (&sums)[kTiles][4], const float (&rescale)[2]) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {

@@ -54,8 +54,7 @@ class WarpgroupLatent {
     const Range all = tiles_of<kForm, kKeys>(params_, rows_, sight.any);
     for_each_part<kForm, kKeys>(rows_, all, [&](Range tiles) {
       state_ = {};
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) sums_[i / 4][i % 4] = 0;
+      clear(sums_);
       if constexpr (kScores) {
         if (tiles.begin < tiles.end) score_and_add(tiles, sight.all, keys);
       } else {
@@ -257,14 +256,8 @@ class WarpgroupLatent {
       for (int i = 0; i < 2; ++i) {
         const int row = rows_.first + row_of(i);
         if (threadIdx.x % 4 != 0) continue;
-        const float maximum = __fmul_rn(state_.maximum[i], factor_);
-        const unsigned to = memory_.factors(static_cast<unsigned>(row_of(i)));
-        ptx::store_shared(to, {inverse_of(sums[i]), state_.unit(i)});
-        if constexpr (kForm.adds_parts()) ptx::store_shared(to + 8, {maximum, sums[i]});
-        if (row < rows_.end) {
-          store_state<kForm>(params_, rows_, row,
-                             RowEnd<kForm>(params_, rows_, row, maximum, sums[i]));
-        }
+        share_end<kForm>(params_, rows_, row, {__fmul_rn(state_.maximum[i], factor_), sums[i]},
+                         state_.unit(i), memory_.factors(static_cast<unsigned>(row_of(i))));
       }
     }
     ptx::barrier_sync(kBarrier, kThreads);
@@ -274,9 +267,8 @@ class WarpgroupLatent {
       const int row = rows_.first + row_of(i), dim = static_cast<int>(threadIdx.x % 4) * 2;
       if (row >= rows_.end) continue;
       const unsigned known = memory_.factors(static_cast<unsigned>(row_of(i)));
-      const float2 state = ptx::load_shared_pair(known);
-      const float in_units = __fmul_rn(state.y, v_factor);
-      const RowEnd<kForm> row_end = end_of_row(row, known, state.x);
+      const float in_units = __fmul_rn(load_unit(known), v_factor);
+      const RowEnd<kForm> row_end = load_end<kForm>(params_, rows_, row, known);
 #pragma unroll
       for (int tile = 0; tile < kColumns / 8; ++tile) {
         const int column = kFirstColumn + 8 * tile;
@@ -287,15 +279,6 @@ class WarpgroupLatent {
       }
     }
     ptx::barrier_sync(kBarrier, kThreads);
-  }
-  // By what the first warpgroup knows of it.
-  __device__ RowEnd<kForm> end_of_row(int row, unsigned known, float inverse) const {
-    if constexpr (kForm.adds_parts()) {
-      const float2 state = ptx::load_shared_pair(known + 8);
-      return RowEnd<kForm>(params_, rows_, row, state.x, state.y);
-    } else {
-      return RowEnd<kForm>(inverse);
-    }
   }
 
   const AttentionParams& params_;

@@ -53,8 +53,7 @@ class WarpgroupRows {
       const Range all = tiles_of<kForm, kKeys>(params_, rows_, sight.any);
       for_each_part<kForm, kKeys>(rows_, all, [&](Range tiles) {
         state_ = {};
-#pragma unroll
-        for (int i = 0; i < 4 * (kColumns / 8); ++i) sums_[i / 4][i % 4] = 0;
+        clear(sums_);
         if (tiles.begin < tiles.end) {
           add(tiles, sight.all, keys);
         } else {

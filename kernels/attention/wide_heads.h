@@ -77,9 +77,7 @@ class WideHeads {
     sum_ = 0;
     unit_ = 1;
 #pragma unroll
-    for (int i = 0; i < kRowTiles * 8 * kValueSteps; ++i) {
-      sums_[i / (8 * kValueSteps)][i / 4 % (2 * kValueSteps)][i % 4] = 0;
-    }
+    for (int i = 0; i < kRowTiles; ++i) clear(sums_[i]);
   }
 
   __device__ void walk(const KeyTiles& tiles, Range part, const Sight& sight, bool flip, int keys) {
@@ -352,13 +350,8 @@ class WideHeads {
     const float sum = of_row(sum_, [](float left, float right) { return __fadd_rn(left, right); });
     if (threadIdx.x % kRowLanes == 0) {
       const int row = rows_.first + own_row();
-      const float maximum = __fmul_rn(maximum_, factor_);
-      const unsigned to = score_address(static_cast<unsigned>(own_row()), 0);
-      ptx::store_shared(to, {inverse_of(sum), unit_});
-      if constexpr (kForm.adds_parts()) ptx::store_shared(to + 8, {maximum, sum});
-      if (row < rows_.end) {
-        store_state<kForm>(params_, rows_, row, RowEnd<kForm>(params_, rows_, row, maximum, sum));
-      }
+      share_end<kForm>(params_, rows_, row, {__fmul_rn(maximum_, factor_), sum}, unit_,
+                       score_address(static_cast<unsigned>(own_row()), 0));
     }
     __syncthreads();
     const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
@@ -367,9 +360,8 @@ class WideHeads {
       const int row = rows_.first + row_of(i);
       if (row >= rows_.end) continue;
       const unsigned known = score_address(static_cast<unsigned>(row_of(i)), 0);
-      const float2 state = ptx::load_shared_pair(known);
-      const float in_units = __fmul_rn(state.y, v_factor);
-      const RowEnd<kForm> row_end = end_of_row(row, known, state.x);
+      const float in_units = __fmul_rn(load_unit(known), v_factor);
+      const RowEnd<kForm> row_end = load_end<kForm>(params_, rows_, row, known);
 #pragma unroll
       for (int tile = 0; tile < 2 * kValueSteps; ++tile) {
         const int column = 16 * first_step() + 8 * tile;
@@ -379,15 +371,6 @@ class WideHeads {
                           __fmul_rn(sums[i % 2 * 2], in_units),
                           __fmul_rn(sums[i % 2 * 2 + 1], in_units), row_end);
       }
-    }
-  }
-  // By what the softmax knows of it.
-  __device__ RowEnd<kForm> end_of_row(int row, unsigned known, float inverse) const {
-    if constexpr (kForm.adds_parts()) {
-      const float2 state = ptx::load_shared_pair(known + 8);
-      return RowEnd<kForm>(params_, rows_, row, state.x, state.y);
-    } else {
-      return RowEnd<kForm>(inverse);
     }
   }
 

@@ -220,7 +220,8 @@ class Worker {
     const std::int64_t kv_head = item.head / (heads() / kv_heads);
     const Side k(arguments_, arguments_.k, item.sequence, keys.begin, kv_head);
     const Side v(arguments_, arguments_.v, item.sequence, keys.begin, kv_head);
-    for (; first < end; first += kKeysOfBlock)
+    // Where blocks begin is a matter of the keys, not of what other rows see.
+    for (first -= first % kKeysOfBlock; first < end; first += kKeysOfBlock)
       add_block(k, v, first, std::min(end - first, kKeysOfBlock));
     for (std::int64_t i = 0; i < count; ++i) {
       finish(rows_[static_cast<std::size_t>(i)], item, queries.begin + item.first + i);

@@ -108,18 +108,9 @@ config::AttentionSide side_of(const AttentionOperand& operand, config::KeyLayout
   return side;
 }
 
-// Of a sequence at most, or of all that are packed.
-std::int64_t key_count(const AttentionArguments& arguments) {
-  const TensorView& k = arguments.k.data;
-  if (arguments.key_offsets) return k.shape[0];
-  if (!arguments.page_table) return k.shape[1];
-  // Beyond what counts can say there is nothing.
-  return k.shape[0] == 0 ? 0 : std::min(arguments.page_table->shape[1] * k.shape[1], kMostCounted);
-}
-
 // Keys grow with each token; plans need not. Those with parts have as many as the workspace has.
 std::int64_t planned_keys(bool in_parts, std::int64_t keys) {
-  if (in_parts) return config::round_up<std::int64_t>(keys, config::kPartKeys);
+  if (in_parts) return config::attention_parts(keys) * config::kPartKeys;
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(keys)));
 }
 
@@ -176,6 +167,14 @@ config::AttentionParams params_of(const AttentionArguments& arguments,
 }
 
 }  // namespace
+
+std::int64_t key_count(const AttentionArguments& arguments) {
+  const TensorView& k = arguments.k.data;
+  if (arguments.key_offsets) return k.shape[0];
+  if (!arguments.page_table) return k.shape[1];
+  // Beyond what counts can say there is nothing.
+  return k.shape[0] == 0 ? 0 : std::min(arguments.page_table->shape[1] * k.shape[1], kMostCounted);
+}
 
 void attention(Device& device, const AttentionArguments& arguments, Stream stream) {
   const TensorView& q = arguments.q;

@@ -6,8 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 #include <utility>
+
+#include "octofold/batch_invariant.h"
 
 #include "core/check.h"
 #include "core/group_offsets.h"
@@ -98,11 +101,13 @@ void check_results(const core::Arguments& check, const AttentionArguments& argum
   }
 
   const MutableTensorView& workspace = arguments.workspace;
+  std::optional<std::int64_t> keys;
+  if (arguments.batch_invariant) keys = cuda::key_count(arguments);
   check.require_vector("workspace", workspace);
   check.require_dtype("workspace", workspace, {DType::kFloat32});
   check.require_shape("workspace", workspace,
                       {attention_workspace_size(packed ? q.shape[0] : q.shape[0] * q.shape[1],
-                                                queries.heads, value_size)});
+                                                queries.heads, value_size, keys)});
   check.require_same_device("workspace", workspace, queries.device);
   inputs.add_output("workspace", workspace);
 }
@@ -110,18 +115,22 @@ void check_results(const core::Arguments& check, const AttentionArguments& argum
 }  // namespace
 
 std::int64_t attention_workspace_size(std::int64_t queries, std::int64_t heads,
-                                      std::int64_t value_size) {
+                                      std::int64_t value_size, std::optional<std::int64_t> keys) {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;  // nothing below overflows
   const core::Arguments check("attention_workspace_size");
   for (const auto& [argument, size] :
        {std::pair<std::string_view, std::int64_t>{"queries", queries},
         {"heads", heads},
-        {"value_size", value_size}}) {
+        {"value_size", value_size},
+        {"keys", keys.value_or(0)}}) {
     if (size < 0 || size > kMost) check.fail(argument, "0 to 2^48", core::format("{}", size));
   }
   std::int64_t rows = 0;
   if (__builtin_mul_overflow(queries, heads, &rows)) return 0;  // so many need no splits
-  return config::attention_workspace_elements(rows, value_size);
+  if (!keys) return config::attention_workspace_elements(rows, value_size);
+  std::int64_t elements = 0;  // more than there may be: so many rows have no memory either
+  if (__builtin_mul_overflow(rows, value_size + 4, &elements)) return 0;
+  return config::attention_parts_elements(rows, *keys, value_size);
 }
 
 void attention(const AttentionArguments& given, Stream stream) {
@@ -136,8 +145,9 @@ void attention(const AttentionArguments& given, Stream stream) {
     check.fail("compute", "an AttentionCompute",
                core::format("{}", static_cast<int>(given.compute)));
   }
-  check_results(check, given, queries, value_size, inputs);
   AttentionArguments arguments = given;
+  arguments.batch_invariant = given.batch_invariant || is_batch_invariant();
+  check_results(check, arguments, queries, value_size, inputs);
   if (arguments.softmax_scale == 0) {
     arguments.softmax_scale =
         static_cast<float>(1 / std::sqrt(static_cast<double>(queries.head_size)));

@@ -235,9 +235,9 @@ Config batch_invariant_config(const AttentionProblem& problem, config::RowCount 
 
 // Tiles of the rows of sequences that have few, however queries are dealt out.
 std::int64_t tiles_of_few(const AttentionProblem& problem, std::int64_t rows_of_tile) {
-  return std::min(row_tiles_of(problem, rows_of_tile),
-                  problem.batch * config::ceil_divide<std::int64_t>(config::kMostRowsOfFew,
-                                                                    rows_of_tile));
+  return std::min(
+      row_tiles_of(problem, rows_of_tile),
+      problem.batch * config::ceil_divide<std::int64_t>(config::kMostRowsOfFew, rows_of_tile));
 }
 
 // Keys are cut into parts of a fixed number. Each has a block where that pays, and places in the
@@ -255,8 +255,7 @@ AttentionPlan plan_batch_invariant(const AttentionProblem& problem, const Gpu& g
                                                                : row_tiles_of(problem, tile)});
   };
   // Those of a sequence, or with offsets of all that there are.
-  const bool few =
-      problem.queries * (problem.heads / problem.key_heads) <= config::kMostRowsOfFew;
+  const bool few = problem.queries * (problem.heads / problem.key_heads) <= config::kMostRowsOfFew;
   if (few || !problem.has_query_offsets) {
     add(config::RowCount::kAny, few);
   } else {

@@ -236,8 +236,8 @@ struct ManyQueriesConfig {
 struct CombineSplitsConfig {
   DType q = DType::kFloat16;
   int value_size = 128;
-  int warps = 4;           // with some columns of a row each
-  bool in_order = false;   // one split after the other, as a block adds parts that it has itself
+  int warps = 4;          // with some columns of a row each
+  bool in_order = false;  // one split after the other, as a block adds parts that it has itself
 
   static constexpr const char* kHeader = "kernels/attention/combine_splits.h";
   static constexpr const char* kKernel = "combine_splits_kernel";

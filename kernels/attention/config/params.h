@@ -43,19 +43,19 @@ struct AttentionParams {
   int keys;     // of each sequence at most; with key_offsets of all
   int heads;
   int key_heads;
-  int group;       // heads of a key head
-  int pages;       // that there are
-  int page_shift;  // a page has 1 << page_shift keys
-  int row_tiles;   // with query_offsets of all sequences at most, else of each
-  int splits;      // of the keys: among blocks, which with part_keys have a part each
+  int group;        // heads of a key head
+  int pages;        // that there are
+  int page_shift;   // a page has 1 << page_shift keys
+  int row_tiles;    // with query_offsets of all sequences at most, else of each
+  int splits;       // of the keys: among blocks, which with part_keys have a part each
   int window_left;  // negative: no limit
   int window_right;
   float scale;       // of scores, times log2(e)
   bool q_vectors;    // each row of q is at a multiple of 16 bytes
   bool out_pairs;    // each row of out is at a multiple of 4 bytes
   bool out_vectors;  // of 16
-  // [queries, heads, splits, value_size], then [queries, heads, splits, 2]; where a block adds parts
-  // [queries, heads, value_size], then [queries, heads, 2, 2].
+  // [queries, heads, splits, value_size], then [queries, heads, splits, 2]; where a block adds
+  // parts [queries, heads, value_size], then [queries, heads, 2, 2].
   float* partials;
 };
 

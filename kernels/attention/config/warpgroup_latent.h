@@ -45,8 +45,8 @@ struct WarpgroupLatentConfig {
   static constexpr int producer_registers() { return 120; }
 
   // Shared memory: queries, by panels; stages, by panels; weights, a panel; what rescales each
-  // row's sums, or at the end its inverse and unit, and with parts what else is known of it; scales of keys and values of each stage;
-  // barriers.
+  // row's sums, or at the end its inverse and unit, and with parts what else is known of it; scales
+  // of keys and values of each stage; barriers.
   static constexpr int query_panel_bytes() { return rows() * kPanelRow; }
   constexpr int panel_bytes() const { return keys * kPanelRow; }
   constexpr int stage_bytes() const { return panels() * panel_bytes(); }

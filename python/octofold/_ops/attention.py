@@ -3,6 +3,7 @@
 from typing import Final
 
 from .._core.arrays import scratch
+from .._core.batch_invariance import is_batch_invariant
 from .._core.calls import Op
 from .._core.dtypes import dtype_name
 from .._core.errors import invalid_argument
@@ -12,6 +13,9 @@ from .._core.ops import Arrays, Options
 from .._core.streams import StreamLike
 
 _HALVES: Final = ("float16", "bfloat16")
+
+# Beyond so many keys no kernel counts: what a table has room for is cut to it.
+_MOST_COUNTED: Final = 2**31 - 1 - 4096
 
 
 def attention(
@@ -30,6 +34,7 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     return_log_sum_exp: bool = False,
     compute: str = "exact",
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -67,6 +72,12 @@ def attention(
         any FP8. It requires nothing: kernels without such products have exact ones. Hopper's have
         them for more than 32 queries, times the heads that share a key head, of each sequence,
         where heads are at most 128 and values at most 256; the CPU backend always does.
+    batch_invariant: a row of the result, a query of a head, depends on that query and the keys and
+        values that it sees alone, not on which other queries and sequences there are. Keys are
+        summed in parts of a fixed number then. On a GPU one border is left: sequences with up to
+        32 queries, times the heads that share a key head, have other bits than those with more;
+        docs/batch-invariance.md tells what else there is to it, and what it costs. Also where
+        octofold.set_batch_invariant(True) is on.
     out: where to write, of q's shape, but v's last dimension, and q's type. As in gemm(), nothing
         may require a gradient.
     stream: as in gemm().
@@ -83,13 +94,14 @@ def attention(
     """
     left, right = _limits(causal, window)
     inputs = (q, k, v, k_scale, v_scale, query_offsets, key_offsets, key_counts, page_table)
-    options = (_scale_or_default(softmax_scale), left, right, compute)
+    batch_invariant = batch_invariant or is_batch_invariant()
+    options = (_scale_or_default(softmax_scale), left, right, compute, batch_invariant)
     if out is None:
         wanted = "float32" if return_log_sum_exp else ""
         results = _ATTENTION(inputs, options, wanted, None, stream)
     else:
         shape = _shape(q)
-        size = _workspace_size(_shape_of_out(shape, v))
+        size = _workspace_size(_shape_of_out(shape, v), _keys_of_parts(inputs, options))
         workspace = scratch("attention", "out", out, (size,), stream)
         logarithms = None
         if return_log_sum_exp:
@@ -146,12 +158,34 @@ def _logarithms_shape(q: tuple[int, ...]) -> tuple[int, ...]:
     return (*batch, heads, queries)
 
 
-def _workspace_size(out: tuple[int, ...]) -> int:
+def _keys_of_parts(inputs: Arrays, options: Options) -> int | None:
+    """How many keys a sequence has at most, or all have that are packed; None where the size of the
+    workspace does not depend on it."""
+    _, k, *_, key_offsets, _, page_table = inputs
+    if not options[-1]:
+        return None
+    shape = getattr(k, "shape", ())
+    if len(shape) < 2:
+        return 0  # which the library says
+    if key_offsets is not None:
+        return shape[0]
+    if page_table is None:
+        return shape[1]
+    pages = getattr(page_table, "shape", (0,))[-1]
+    return 0 if shape[0] == 0 else min(pages * shape[1], _MOST_COUNTED)
+
+
+def _workspace_size(out: tuple[int, ...], keys: int | None = None) -> int:
     """attention_workspace_size() of the library, for torch's symbolic sizes too."""
     *leading, size = out
     rows = 1
     for count in leading:
         rows *= count
+    if keys is not None:
+        parts = (keys + 1023) // 1024
+        if parts <= 1:
+            return 0
+        return rows * parts * (size + 2) if rows * parts <= 1 << 17 else rows * (size + 4)
     splits = 1 if rows <= 0 else min(64, max(1, 16384 // rows))
     return 0 if splits == 1 else rows * splits * (size + 2)
 
@@ -161,7 +195,8 @@ def _attended(framework: Framework, inputs: Arrays, options: Options, dtype: str
     q = inputs[0]
     shape = _shape_of_out(_shape(q), inputs[2])
     out = framework.empty(shape, dtype_name("attention", "q", q.dtype, _HALVES))
-    workspace = framework.empty((_workspace_size(shape),), "float32")
+    size = _workspace_size(shape, _keys_of_parts(inputs, options))
+    workspace = framework.empty((size,), "float32")
     logarithms = framework.empty(_logarithms_shape(shape), dtype) if dtype else None
     return out, workspace, logarithms
 
@@ -183,6 +218,7 @@ _ATTENTION: Final = Op(
         "window_left": int,
         "window_right": int,
         "compute": str,
+        "batch_invariant": bool,
     },
     results=("out", "workspace", "log_sum_exp?"),
     allocate=_attended,

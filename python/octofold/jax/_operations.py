@@ -192,6 +192,7 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     return_log_sum_exp: bool = False,
     compute: str = "exact",
+    batch_invariant: bool = False,
 ) -> Any:
     """Compute softmax(softmax_scale · q · kᵀ) · v for each sequence and head, with keys and values
     in FP8.
@@ -204,8 +205,8 @@ def attention(
     k_scale, v_scale: float32, the multipliers of the codes, in the shapes of octofold.attention().
     query_offsets, key_offsets: int32 [batch + 1]. key_counts: int32 [batch].
     page_table: int32 [batch, pages of a sequence].
-    softmax_scale, causal, window, return_log_sum_exp, compute: as in octofold.attention(); no
-        arrays.
+    softmax_scale, causal, window, return_log_sum_exp, compute, batch_invariant: as in
+        octofold.attention(); no arrays.
 
     Returns an array of q's shape, but v's last dimension, and q's dtype; with return_log_sum_exp a
     pair of it and float32
@@ -226,6 +227,7 @@ def attention(
         window=window,
         return_log_sum_exp=return_log_sum_exp,
         compute=compute,
+        batch_invariant=batch_invariant,
     )
 
 

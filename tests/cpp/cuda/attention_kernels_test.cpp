@@ -32,7 +32,16 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
     return gpu;
   }
 
+  // Also where keys are summed in parts, by blocks that share them and by ones that do not.
   static void expect_sound(const plan::AttentionProblem& problem) {
+    expect_kernels_sound(problem);
+    plan::AttentionProblem in_parts = problem;
+    in_parts.batch_invariant = true;
+    expect_kernels_sound(in_parts);
+    in_parts.batch *= 1024;
+    expect_kernels_sound(in_parts);
+  }
+  static void expect_kernels_sound(const plan::AttentionProblem& problem) {
     const plan::Gpu gpu = gpu_of(GetParam());
     for (const plan::KernelPlan& plan : plan_attention(problem, gpu).kernels) {
       const jit::Binary binary = jit::compile_cached(program_of(plan, gpu), kernel_headers());

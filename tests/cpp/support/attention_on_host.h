@@ -87,6 +87,13 @@ class Side {
     return value;
   }
 
+  // A key's numbers, of all heads, become NaN.
+  void spoil(std::size_t sequence, std::size_t key) {
+    const auto width = as_size(key_heads_ * head_size_);
+    const std::size_t first = as_size(offset_) + places_[sequence][key] * width;
+    std::fill_n(codes_.begin() + static_cast<std::ptrdiff_t>(first), width, 0x7F);
+  }
+
   // Scales of blocks in memory, from the first on.
   std::vector<float> scales_;
 

@@ -39,7 +39,7 @@ class Attention {
     }
     out_.assign(as_size(all * given.heads * kForm.value_size), 0x7FFF);
     log_sum_exp_.assign(as_size(all * given.heads), 77.0f);
-    partials_.assign(as_size(all * given.heads * given.splits) * (kForm.value_size + 2), NAN);
+    partials_.assign(as_size(all * given.heads * given.splits) * (kForm.value_size + 4), NAN);
   }
 
   config::AttentionParams params(int tile_rows) {
@@ -120,8 +120,9 @@ class Attention {
     ptx::shared.fill(0x7F);
     launch(blocks, kConfig.threads(), kernel);
     EXPECT_TRUE(ptx::shared.is_filled_behind(kConfig.shared_bytes(), 0x7F));
-    if constexpr (kForm.split) {
-      constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.value_size, 2};
+    if constexpr (kConfig.form.split) {
+      constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.value_size, 2,
+                                                     kForm.part_keys > 0};
       const auto rows = static_cast<int>(log_sum_exp_.size());
       launch(config::ceil_divide(rows * kCombine.warps_of_row(), 2), kCombine.threads(),
              [&] { combine_splits_kernel<kCombine>(params); });
