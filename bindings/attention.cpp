@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 
 #include "error.h"
@@ -54,8 +55,10 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
 }
 
 int64_t attention_workspace_size(int64_t queries, int64_t heads, int64_t value_size,
-                                 std::optional<int64_t> keys) {
-  return octofold::attention_workspace_size(queries, heads, value_size, keys);
+                                 tvm::ffi::Optional<int64_t> keys) {
+  std::optional<int64_t> of_parts;
+  if (keys) of_parts = *keys;
+  return octofold::attention_workspace_size(queries, heads, value_size, of_parts);
 }
 
 OCTOFOLD_EXPORT(attention)

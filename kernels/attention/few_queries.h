@@ -57,10 +57,6 @@ class FewQueries {
     if (rows_.first >= rows_.end) return;
     int first_key;
     const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
-    const SideRows<kForm.layout> key_rows(params_, params_.k, rows_.sequence, first_key,
-                                          rows_.key_head);
-    const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
-                                            rows_.key_head);
     sight_ = sight_of<kConfig.rows()>(params_, rows_, keys);
     const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
     factor_ = factor.magnitude;
@@ -74,6 +70,10 @@ class FewQueries {
         state_ = {};
         clear(sums_);
       }
+      const SideRows<kForm.layout> key_rows(params_, params_.k, rows_.sequence, first_key,
+                                            rows_.key_head);
+      const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
+                                              rows_.key_head);
       walk(key_rows, value_rows, keys, part);
       merge();
     });
@@ -236,9 +236,7 @@ class FewQueries {
     float rescale[2];
     weigh(scores, factor_, state_, rescale);
     if constexpr (kForm.v_scales) {
-      float value_scales[kTiles][2];
-      load_scales(scales + 4 * kKeys, value_scales);
-      multiply_by_value_scales(scores, value_scales, state_, rescale, first_key, seen);
+      multiply_by_value_scales(scores, scales + 4 * kKeys, state_, rescale, first_key, seen);
     }
     // Maxima soon stay as they are.
     if (numeric::max_of_lanes(rescale[0] != 1 || rescale[1] != 1 ? 1u : 0u) != 0) {

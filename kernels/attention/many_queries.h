@@ -125,12 +125,10 @@ class ManyQueries {
     for (int i = 0; i < kRowTiles; ++i) {
       weigh(scores[i], factor_, states_[i], rescale[i]);
       if constexpr (kForm.v_scales) {
-        float value_scales[kTiles][2];
-        load_scales(KeyTiles::value_scales(buffer) + 4u * part, value_scales);
         const Range seen[2] = {seen_where(is_masked, 2 * i, keys),
                                seen_where(is_masked, 2 * i + 1, keys)};
-        multiply_by_value_scales(scores[i], value_scales, states_[i], rescale[i], first_key + part,
-                                 seen);
+        multiply_by_value_scales(scores[i], KeyTiles::value_scales(buffer) + 4u * part, states_[i],
+                                 rescale[i], first_key + part, seen);
       }
       changes = changes || rescale[i][0] != 1 || rescale[i][1] != 1;
     }

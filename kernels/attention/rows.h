@@ -186,6 +186,7 @@ __device__ inline void for_each_part(Rows& rows, Range tiles, Add&& add) {
   } else {
     constexpr int kTiles = kForm.part_keys / kKeys;
     rows.parts_before = 0;
+#pragma unroll 1
     do {
       const int end = min(tiles.end, (tiles.begin / kTiles + 1) * kTiles);
       rows.is_last_part = end >= tiles.end;

@@ -181,52 +181,67 @@ struct Unit {
   }
 };
 
-// Weights times scales of values, over a unit of each row: that of the keys from `first_key` on
-// which it sees, so that it does not matter which ones other rows see.
+// Weights times scales of values at a shared address, over a unit of each row: that of the keys
+// from `first_key` on which it sees, so that it does not matter which ones other rows see. Scales
+// are loaded twice rather than kept in registers.
 template <int kTiles, AttentionForm kForm>
-__device__ inline void multiply_by_seen_scales(float (&weights)[kTiles][4],
-                                               const float (&scales)[kTiles][2],
+__device__ inline void multiply_by_seen_scales(float (&weights)[kTiles][4], unsigned address,
                                                RowState<kForm>& state, float (&rescale)[2],
                                                int first_key, const Range (&seen)[2]) {
+  address += threadIdx.x % 4 * 8;
   const int own = first_key + static_cast<int>(threadIdx.x % 4) * 2;
+  const auto is_seen = [&](int row, int key) {  // of the lane's keys
+    return static_cast<unsigned>(own - seen[row].begin + key) <
+           static_cast<unsigned>(max(seen[row].end - seen[row].begin, 0));
+  };
+  float largest[2] = {-1, -1};  // they see none
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const float2 pair = ptx::load_shared_pair(address + static_cast<unsigned>(32 * tile));
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      // NaN is none.
+      const float first = is_seen(row, 8 * tile) ? fmaxf(fabsf(pair.x), 0) : -1;
+      const float second = is_seen(row, 8 * tile + 1) ? fmaxf(fabsf(pair.y), 0) : -1;
+      largest[row] = fmaxf(largest[row], fmaxf(first, second));
+    }
+  }
+  float inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const auto is_seen = [&](int tile, int i) {
-      const int key = own + 8 * tile + i;
-      return key >= seen[row].begin && key < seen[row].end;
-    };
-    float largest = -1;  // it sees none
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const float magnitude = fmaxf(fabsf(scales[i / 2][i % 2]), 0);  // NaN is none
-      largest = fmaxf(largest, is_seen(i / 2, i % 2) ? magnitude : -1);
-    }
-    largest = max_of_quad(largest);
-    if (largest < 0) continue;
-    const Unit unit(largest);
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      float& weight = weights[i / 2][2 * row + i % 2];
-      if (is_seen(i / 2, i % 2)) {
-        weight = __fmul_rn(weight, __fmul_rn(scales[i / 2][i % 2], unit.inverse));
-      }
-    }
+    largest[row] = max_of_quad(largest[row]);
+    const Unit unit(largest[row]);
+    inverse[row] = unit.inverse;
+    if (largest[row] < 0) continue;
     rescale[row] = __fmul_rn(rescale[row], __fmul_rn(state.units[row], unit.inverse));
     state.units[row] = unit.value;
   }
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const float2 pair = ptx::load_shared_pair(address + static_cast<unsigned>(32 * tile));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // Of what is not seen the weight is 0, and the scale may be anything.
+      const float scale = __fmul_rn(i % 2 ? pair.y : pair.x, inverse[i / 2]);
+      if (is_seen(i / 2, 8 * tile + i % 2)) {
+        weights[tile][i] = __fmul_rn(weights[tile][i], scale);
+      }
+    }
+  }
 }
 
-// Weights times scales of values, over their unit, which is that of all keys of the tile. With
-// part_keys each row has its own; `first_key` and `seen` are for that.
+// Weights times scales of values at a shared address, over their unit, which is that of all keys of
+// the tile. With part_keys each row has its own; `first_key` and `seen` are for that.
 template <int kTiles, AttentionForm kForm>
-__device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
-                                                float (&scales)[kTiles][2], RowState<kForm>& state,
-                                                float (&rescale)[2], int first_key,
-                                                const Range (&seen)[2]) {
+__device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4], unsigned address,
+                                                RowState<kForm>& state, float (&rescale)[2],
+                                                int first_key, const Range (&seen)[2]) {
   if constexpr (RowState<kForm>::kHasUnits) {
-    multiply_by_seen_scales(weights, scales, state, rescale, first_key, seen);
+    multiply_by_seen_scales(weights, address, state, rescale, first_key, seen);
     return;
   }
+  float scales[kTiles][2];
+  load_scales(address, scales);
   float largest = 0;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {

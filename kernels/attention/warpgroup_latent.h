@@ -150,9 +150,8 @@ class WarpgroupLatent {
     }
     weigh(scores, factor_, state_, rescale);
     if constexpr (kForm.v_scales) {
-      float scales[kTiles][2];
-      load_scales(memory_.value_scales(at.stage), scales);
-      multiply_by_value_scales(scores, scales, state_, rescale, first, seen);
+      multiply_by_value_scales(scores, memory_.value_scales(at.stage), state_, rescale, first,
+                               seen);
     }
   }
 

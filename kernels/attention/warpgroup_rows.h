@@ -138,9 +138,7 @@ class WarpgroupRows {
     // Also keeps the assembler from waiting for products before all this.
     ptx::mbarrier_wait(memory_.full(values_.stage), values_.parity);
     if constexpr (kForm.v_scales) {
-      float scales[kTiles][2];
-      load_scales(memory_.scales(values_.stage), scales);
-      multiply_by_value_scales(scores, scales, state_, rescale, first, seen);
+      multiply_by_value_scales(scores, memory_.scales(values_.stage), state_, rescale, first, seen);
       changes = __any_sync(0xFFFFFFFFu, rescale[0] != 1 || rescale[1] != 1);
     }
     return changes;

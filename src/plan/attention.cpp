@@ -94,7 +94,9 @@ config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& fo
   using Config = config::WarpgroupQueriesConfig;
   const bool scales = form.k_scales || form.v_scales;
   const bool paged = form.layout == config::KeyLayout::kPaged;
-  const int warpgroups = form.value_size <= 128 ? 3 : 2;
+  // What adds parts has their places in registers besides scales.
+  const bool has_room = !(form.adds_parts() && scales);
+  const int warpgroups = form.value_size <= 128 && has_room ? 3 : 2;
   int keys = 64;
   if (form.value_size <= 64) {
     if (!scales && form.head_size <= 192) keys = 96;
@@ -230,6 +232,7 @@ Config batch_invariant_config(const AttentionProblem& problem, config::RowCount 
   const bool is_long = std::holds_alternative<config::ManyQueriesConfig>(chosen) ||
                        std::holds_alternative<config::WarpgroupQueriesConfig>(chosen);
   one.form.part_keys = is_long ? config::kLongPartKeys : config::kPartKeys;
+  if (problem.keys <= one.form.part_keys) one.form.part_keys = config::kAllPartKeys;
   return config_of(one, gpu);
 }
 

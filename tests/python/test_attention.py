@@ -379,5 +379,8 @@ def test_says_what_is_wrong(rng):
 def test_workspace_is_that_of_the_library():
     for rows in (0, 1, 2, 255, 256, 257, 8191, 8192, 8193, 16384, 16385):
         size = _workspace_size((1, rows, 1, 72))
-        assert size == library.attention_workspace_size(rows, 1, 72)
+        assert size == library.attention_workspace_size(rows, 1, 72, None)
         assert _workspace_size((rows, 1, 72)) == size
+        for keys in (0, 1, 1024, 1025, 3072, 3073, 70_000, 10**6):
+            size = _workspace_size((rows, 1, 72), keys)
+            assert size == library.attention_workspace_size(rows, 1, 72, keys)

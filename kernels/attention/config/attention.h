@@ -42,6 +42,9 @@ constexpr const char* word(RowCount rows) {
   return "?";
 }
 
+// Of a part that has all keys of any sequence: a multiple of each kernel's keys of a tile.
+inline constexpr int kAllPartKeys = 3 << 28;
+
 // What all kernels of an attention have to know.
 struct AttentionForm {
   DType q = DType::kFloat16;
@@ -81,7 +84,9 @@ struct AttentionForm {
   friend constexpr bool operator==(const AttentionForm&, const AttentionForm&) = default;
 
   // Whether a block adds part after part to what it left in the workspace.
-  constexpr bool adds_parts() const { return part_keys > 0 && !split; }
+  constexpr bool adds_parts() const {
+    return part_keys > 0 && part_keys != kAllPartKeys && !split;
+  }
 
   static constexpr int kMostOfHead = 576, kMostOfValue = 512;
 

@@ -39,6 +39,7 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
     in_parts.batch_invariant = true;
     expect_kernels_sound(in_parts);
     in_parts.batch *= 1024;
+    in_parts.keys *= 4;
     expect_kernels_sound(in_parts);
   }
   static void expect_kernels_sound(const plan::AttentionProblem& problem) {
@@ -48,8 +49,14 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
       const auto& resources = binary.resources;
       SCOPED_TRACE(plan.kernel);
       test::record_resources(plan, resources);
-      EXPECT_EQ(resources.spill_store_bytes, 0);
-      EXPECT_EQ(resources.stack_bytes, 0);
+      // What adds parts may put away where a part ends what it needs there.
+      const bool adds_parts = plan.kernel.find(".split = false") != std::string::npos &&
+                              plan.kernel.find(core::format(
+                                  ".part_keys = {}", config::kAllPartKeys)) == std::string::npos &&
+                              plan.kernel.find(".part_keys = 0") == std::string::npos;
+      const int most_spilled = adds_parts ? 32 : 0;
+      EXPECT_LE(resources.spill_store_bytes, most_spilled);
+      EXPECT_LE(resources.stack_bytes, most_spilled);
       EXPECT_LE(resources.registers, 255);
       EXPECT_LE(plan.shared_bytes + resources.shared_bytes, gpu.shared_memory_per_block);
       EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0);

@@ -267,6 +267,16 @@ TEST_F(AttentionErrors, OfWorkspaceSizes) {
   EXPECT_EQ(attention_workspace_size(1, 32, 128), 32 * 64 * 130);
   EXPECT_EQ(attention_workspace_size(1 << 20, 32, 128), 0);
   EXPECT_EQ(attention_workspace_size(std::int64_t{1} << 48, std::int64_t{1} << 48, 128), 0);
+  // With batch_invariant, of so many keys: each part of each row apart, or one place for all.
+  EXPECT_EQ(attention_workspace_size(64, 32, 128, 1024), 0);
+  EXPECT_EQ(attention_workspace_size(64, 32, 128, 1025), 64 * 32 * 2 * 130);
+  EXPECT_EQ(attention_workspace_size(64, 32, 128, 65'536), 64 * 32 * 64 * 130);
+  EXPECT_EQ(attention_workspace_size(64, 32, 128, 65'537), 64 * 32 * 132);
+  EXPECT_EQ(attention_workspace_size(1 << 20, 32, 128, 8192), (std::int64_t{1} << 25) * 132);
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  EXPECT_EQ(attention_workspace_size(kMost, 1, kMost, kMost), 0);
+  EXPECT_THAT(test::error_of([] { attention_workspace_size(1, 2, 128, -1); }),
+              HasSubstr("attention_workspace_size: argument 'keys': expected 0 to 2^48, got -1"));
   EXPECT_THAT(test::error_of([] { attention_workspace_size(1, -2, 128); }),
               HasSubstr("attention_workspace_size: argument 'heads': expected 0 to 2^48, got -2"));
 }

@@ -249,6 +249,91 @@ TEST(PlanAttentionTest, OverManyProblems) {
   }
 }
 
+// What a kernel computes for a row: its name, without who has which rows and parts.
+std::string arithmetic_of(const KernelPlan& kernel) {
+  std::string name = kernel.kernel;
+  for (const char* const field : {".split = ", ".part_keys = ", ".row_count = "}) {
+    const std::size_t at = name.find(field);
+    if (at == std::string::npos) continue;
+    name.erase(at, name.find_first_of(",}", at) - at);
+  }
+  return name;
+}
+
+// Whatever batch and queries are, up to the border between few rows and many.
+TEST(PlanAttentionTest, BatchInvariantOnesComputeTheSameForEachRow) {
+  test::Random random;
+  for (int i = 0; i < 300; ++i) {
+    const Gpu gpu = as_target(kHopper, std::array{75, 80, 86, 89, 90}[random() % 5]);
+    const int head_size = 8 + 8 * static_cast<int>(random() % 72);
+    const int value_size = std::min(head_size, 512);
+    AttentionProblem problem{.form = {.head_size = head_size,
+                                      .value_size = value_size,
+                                      .shared_latent = random() % 2 == 0,
+                                      .layout = static_cast<KeyLayout>(random() % 3),
+                                      .k_scales = random() % 2 == 0,
+                                      .v_scales = random() % 2 == 0,
+                                      .copy_bytes = head_size % 16 == 0 ? 16 : 8},
+                             .allows_fp8_scores = random() % 2 == 0,
+                             .key_heads = 1 + static_cast<std::int64_t>(random() % 8),
+                             .batch_invariant = true};
+    const auto group = 1 + static_cast<std::int64_t>(random() % 8);
+    problem.heads = problem.key_heads * group;
+    std::set<std::string> of_few, of_many;
+    for (int j = 0; j < 40; ++j) {
+      problem.batch = 1 + static_cast<std::int64_t>(random() % 300);
+      problem.queries = 1 + static_cast<std::int64_t>(random() % (j % 2 ? 8192 : 40));
+      problem.has_query_offsets = random() % 2 == 0;
+      problem.keys = 1024 * (1 + static_cast<std::int64_t>(random() % (j % 3 ? 10 : 200)));
+      const AttentionPlan plan = plan_attention(problem, gpu);
+      const std::int64_t rows = problem.all_queries() * problem.heads;
+      const bool combines = is_combination(plan.kernels.back());
+      EXPECT_EQ(combines, plan.config.splits > 1);
+      // Blocks share keys only where each part has its place.
+      if (combines) {
+        EXPECT_THAT(plan.kernels.back().kernel, HasSubstr(".in_order = true"));
+        EXPECT_TRUE(config::attention_has_parts_apart(rows, problem.keys));
+        EXPECT_LE(plan.config.splits, config::attention_parts(problem.keys));
+      }
+      const std::size_t kernels = plan.kernels.size() - (combines ? 1 : 0);
+      const bool all_few = problem.queries * group <= config::kMostRowsOfFew;
+      ASSERT_EQ(kernels, problem.has_query_offsets && !all_few ? 2u : 1u);
+      for (std::size_t kernel = 0; kernel < kernels; ++kernel) {
+        const std::string& name = plan.kernels[kernel].kernel;
+        EXPECT_LE(plan.kernels[kernel].shared_bytes, gpu.shared_memory_per_block);
+        EXPECT_THAT(name, Not(HasSubstr(".part_keys = 0")));
+        const bool is_few = kernels == 2 ? kernel == 0 : all_few;
+        (is_few ? of_few : of_many).insert(arithmetic_of(plan.kernels[kernel]));
+        if (kernels == 1) continue;
+        EXPECT_THAT(name, HasSubstr(core::format("(octofold::config::AttentionForm::row_count)({})",
+                                                 kernel + 1)));
+      }
+    }
+    EXPECT_LE(of_few.size(), 1u);
+    EXPECT_LE(of_many.size(), 1u);
+  }
+}
+
+TEST(PlanAttentionTest, BatchInvariantOnesSplitKeysWhereThatPays) {
+  AttentionProblem problem{
+      .batch = 1, .queries = 1, .keys = 8192, .heads = 32, .key_heads = 8, .batch_invariant = true};
+  const auto splits = [&] { return plan_attention(problem, kHopper).config.splits; };
+  EXPECT_EQ(splits(), 8);  // of 1024 keys
+  problem.batch = 64;
+  EXPECT_EQ(splits(), 8);
+  problem.keys = 1024;
+  EXPECT_EQ(splits(), 1);
+  problem.keys = 1 << 20;  // too many for the workspace
+  EXPECT_EQ(splits(), 1);
+  problem.batch = 1;
+  EXPECT_EQ(splits(), 1024);
+  problem.queries = 64;
+  problem.keys = 8192;
+  EXPECT_EQ(splits(), 3);  // of 3072 keys
+  problem.queries = 2048;  // fill the GPU
+  EXPECT_EQ(splits(), 1);
+}
+
 TEST(PlanAttentionTest, OldGpusAreRefused) {
   const Gpu turing = as_target(kHopper, 75);
   EXPECT_NO_THROW(plan_attention({}, turing));

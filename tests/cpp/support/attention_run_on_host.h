@@ -160,7 +160,9 @@ class Attention {
       capacity_ = table_pages_ << given_.page_shift;
       outer_rows_ = page;
       outer_scale_rows_ = 1;
-      rows_ = (batch * as_size(table_pages_) + 3) * page;
+      std::size_t pages = batch * as_size(table_pages_) + 3;
+      if (pages % 5 == 0) ++pages;  // entries are 5 apart, and none has another's page
+      rows_ = pages * page;
       // What does not count lies.
       table_.assign(batch * as_size(table_pages_), -1'000'000);
     }
