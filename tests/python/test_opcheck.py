@@ -263,11 +263,11 @@ def test_opcheck_attention(opcheck, logarithms):
     log_sum_exp = torch.empty(2, 4, 3) if logarithms else None
     counts = offsets_of(20, 3)
     arguments = (*inputs, None, None, counts, None, *results, log_sum_exp, 0.0, -1, 0)
-    arguments = (*arguments, "exact")
+    arguments = (*arguments, "exact", False)
     dtype = "float32" if logarithms else ""
     opcheck(torch.ops.octofold.attention, arguments, dtype)
     table = offsets_of(1, 0).view(2, 1)
     pages = fp8(2, 32, 2, 64), fp8(2, 32, 2, 64), None, torch.ones(2, 2)
     arguments = (inputs[0], *pages, None, None, counts, table, *results, log_sum_exp, 0.1, 7, -1)
-    arguments = (*arguments, "fp8")
+    arguments = (*arguments, "fp8", False)
     opcheck(torch.ops.octofold.attention, arguments, dtype)

@@ -33,14 +33,15 @@ constexpr AttentionForm kPages{.head_size = 64,
                                .v_scales = true,
                                .part_keys = 64};
 
-AttentionCase causal() { return {.heads = 2, .key_heads = 1, .window_right = 0}; }
+AttentionCase causal() { return {.heads = 2, .key_heads = 1, .window_right = 0, .scale = 1}; }
 AttentionCase in_a_window_of_pages() {
   return {.heads = 2,
           .key_heads = 1,
-          .window_left = 75,
+          .window_left = 40,
           .window_right = 0,
           .k_scale = ScaleKind::kKeys,
-          .v_scale = ScaleKind::kKeys};
+          .v_scale = ScaleKind::kKeys,
+          .scale = 1};
 }
 
 TEST(AttentionPartsTest, OfFewQueries) {
@@ -61,7 +62,7 @@ TEST(AttentionPartsTest, OfManyQueries) {
 TEST(AttentionPartsTest, OfManyQueriesInAWindowOfPages) {
   constexpr ManyQueriesConfig kConfig{
       .form = kPages, .warps = 2, .row_tiles = 1, .keys = 32, .buffers = 1};
-  test::expect_batch_invariant<kConfig, ByWarps>(in_a_window_of_pages(), 30, 215);
+  test::expect_batch_invariant<kConfig, ByWarps>(in_a_window_of_pages(), 20, 215);
 }
 
 TEST(AttentionPartsTest, OfWideHeads) {
@@ -88,14 +89,14 @@ void expect_parts_apart(int queries) {
   };
   constexpr auto kSplit = test::with_splits<kConfig>();
   const auto sound = bits_of.template operator()<kConfig>({});
-  for (const auto& rows : {bits_of.template operator()<kConfig>({120, 127}),
-                           bits_of.template operator()<kSplit>({120, 127})}) {
+  for (const auto& rows : {bits_of.template operator()<kConfig>({165, 191}),
+                           bits_of.template operator()<kSplit>({165, 191})}) {
     int spoiled = 0;
     for (const auto& [place, bits] : rows) {
-      if (place.first - 75 > 127) {
-        EXPECT_EQ(bits, sound.at(place)) << place.first;
+      if (place.first - 40 > 191) {
+        EXPECT_EQ(bits.results, sound.at(place).results) << place.first;
       } else {
-        spoiled += bits != sound.at(place);
+        spoiled += bits.results != sound.at(place).results;
       }
     }
     EXPECT_GT(spoiled, 0);

@@ -51,7 +51,7 @@ TEST(HopperAttentionPartsTest, OfFp8ScoresInAWindowOfPages) {
           .form = kForm, .warpgroups = 2, .keys = 32, .stages = 4, .fp8_scores = true},
       ByWarpgroups>({.heads = 2,
                      .key_heads = 1,
-                     .window_left = 75,
+                     .window_left = 40,
                      .window_right = 0,
                      .k_scale = ScaleKind::kKeys,
                      .v_scale = ScaleKind::kKeys,
@@ -70,7 +70,7 @@ TEST(HopperAttentionPartsTest, OfALatentInPages) {
   test::expect_batch_invariant<WarpgroupLatentConfig{.form = kForm}, ByWarpgroups>(
       {.heads = 4,
        .key_heads = 1,
-       .window_left = 150,
+       .window_left = 70,
        .window_right = 0,
        .k_scale = ScaleKind::kKeys,
        .v_scale = ScaleKind::kKeys,
