@@ -125,6 +125,7 @@ void expect_batch_invariant(AttentionCase given, int queries, int keys) {
   const RowsAtPlaces all = split({queries, keys});
   expect_same_rows(whole({queries, keys}), all, "by one block");
   expect_same_rows(split({1, keys - queries + 1}), all, "the first query alone, split");
+  expect_same_rows(split({1, keys}), all, "the last query alone, split");
   expect_same_rows(whole({1, keys - queries + 1}), all, "the first query alone");
   expect_same_rows(split({2, keys - 3}), all, "two queries, split");
   const FirstSequence among_others{queries - 5, keys - 2, {2, queries + 7}, {keys / 2, keys + 99}};
