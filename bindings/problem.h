@@ -73,7 +73,7 @@ inline Grouping grouping_of(const std::optional<std::string>& text) {
 }
 
 /// From the fields of a GemmProblem and, where they are there, "grouping", "groups",
-/// "expected_rows", "gated" and "cast_from".
+/// "expected_rows", "gated", "cast_from" and "batch_invariant".
 inline ProductProblem product_problem_of(const Fields& fields) {
   ProductProblem problem{.product = problem_of(fields),
                          .grouping = grouping_of(optional_text(fields, "grouping")),
@@ -81,6 +81,7 @@ inline ProductProblem product_problem_of(const Fields& fields) {
                          .expected_rows = optional_field<int64_t>(fields, "expected_rows")};
   if (const auto gated = optional_text(fields, "gated")) problem.gated = parse_activation(*gated);
   if (const auto type = optional_text(fields, "cast_from")) problem.cast_from = parse_dtype(*type);
+  problem.batch_invariant = optional_field<bool>(fields, "batch_invariant").value_or(false);
   return problem;
 }
 

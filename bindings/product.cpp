@@ -60,8 +60,9 @@ std::optional<Arrivals> arrivals_of(const CastOperation& operation, const Option
 void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTensor c,
           OptionalTensor bias, OptionalTensor b_channel_scale, OptionalTensor flags, Tensor out,
           OptionalText a_granularity, String b_granularity, bool fast_accumulation,
-          OptionalText dtype, OptionalBool power_of_two, OptionalText overflow, OptionalText rule,
-          OptionalInt own, OptionalText candidate, OptionalStream stream) {
+          bool batch_invariant, OptionalText dtype, OptionalBool power_of_two,
+          OptionalText overflow, OptionalText rule, OptionalInt own, OptionalText candidate,
+          OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm"};
   GemmArguments arguments{
       .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, rule}),
@@ -70,6 +71,7 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
       .c = kOperation.optional("c", c, kAddend),
       .bias = kOperation.optional("bias", bias, kAddend),
       .fast_accumulation = fast_accumulation,
+      .batch_invariant = batch_invariant,
       .arrivals = arrivals_of(kOperation, flags, own),
       .candidate = candidate_of(candidate)};
   arguments.b.channel_scale = kOperation.optional("b.channel_scale", b_channel_scale, "float32");
@@ -79,7 +81,8 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
 void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor numbers,
                   OptionalTensor c, OptionalTensor bias, Tensor out, String a_granularity,
                   String b_granularity, String groups, OptionalInt expected_rows,
-                  bool fast_accumulation, OptionalText candidate, OptionalStream stream) {
+                  bool fast_accumulation, bool batch_invariant, OptionalText candidate,
+                  OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm"};
   octofold::grouped_gemm(
       {.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
@@ -89,6 +92,7 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
        .c = kOperation.optional("c", c, kAddend),
        .bias = kOperation.optional("bias", bias, kAddend),
        .fast_accumulation = fast_accumulation,
+       .batch_invariant = batch_invariant,
        .candidate = candidate_of(candidate)},
       stream_of(stream, out));
 }
@@ -96,13 +100,14 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
 void gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, OptionalTensor offsets,
                 Tensor out, Tensor out_scale, String a_granularity, String b_granularity,
                 String activation, OptionalBool power_of_two, String overflow, String rule,
-                OptionalText candidate, OptionalStream stream) {
+                bool batch_invariant, OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"gated_gemm"};
   GatedGemmArguments arguments{
       .a = kOperation.scaled_input("a", a, a_scale, a_granularity),
       .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
       .out = target_of(kOperation.name, out, out_scale, format_of(power_of_two, overflow, rule)),
       .activation = parse_activation(view_of(activation)),
+      .batch_invariant = batch_invariant,
       .candidate = candidate_of(candidate)};
   if (offsets) {
     arguments.groups = RowGroups{view_of(kOperation.name, "groups.offsets", *offsets, "int32")};

@@ -25,7 +25,7 @@ namespace octofold {
 /// from
 ///   the last offset on are not written.
 /// activation: a gated one (vocabulary.h).
-/// candidate: as in gemm().
+/// batch_invariant, candidate: as in gemm().
 ///
 /// The codes and scales are those of gemm() to a bfloat16 [..., 2·N] and cast() of that as
 /// Activated, with gate and up in halves: gate and up are the sums rounded to BF16, the activation
@@ -37,6 +37,7 @@ struct GatedGemmArguments {
   std::optional<RowGroups> groups{};
   CastTarget out;
   Activation activation = Activation::kSwiGlu;
+  bool batch_invariant = false;
   std::string candidate{};
 };
 

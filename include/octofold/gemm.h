@@ -59,9 +59,10 @@ struct Arrivals {
 /// The same input gives the same bits.
 ///
 /// With an A that is cast, the result is that of cast() and gemm() one after another, to the bit,
-/// except that on a GPU both may split K differently, and then round their sums differently. This
-/// saves a kernel and is meant for few rows, as in decoding: each tile of out casts the rows that
-/// it takes, where cast() would cast them once. Many rows are correct too, but slow.
+/// except that on a GPU both may split K differently, and then round their sums differently, unless
+/// both are batch_invariant. This saves a kernel and is meant for few rows, as in decoding: each
+/// tile of out casts the rows that it takes, where cast() would cast them once. Many rows are
+/// correct too, but slow.
 struct GemmArguments {
   std::variant<ScaledTensorView, CastOperand> a;
   ScaledTensorView b;
@@ -71,6 +72,10 @@ struct GemmArguments {
   /// Lets a backend sum all of K inside the tensor core (about 14 significant bits on Hopper).
   /// For tensor and channel scales only; a backend that gains nothing by it does not use it.
   bool fast_accumulation = false;
+  /// A row of out depends on that row of A alone, not on how many rows there are nor on its place:
+  /// K is never split, and on the CPU rows are summed in blocks of one size
+  /// (docs/batch-invariance.md).
+  bool batch_invariant = false;
   /// Where A's rows are still on their way. A is FP8 then, K ≥ 1, and beside 128x128 scales of A
   /// shards are whole blocks of 128 rows. Scales of a tensor are there from the start. The result
   /// has the bits that it has without, as long as both split K alike: with `arrivals` K is never

@@ -74,6 +74,7 @@ struct GroupedGemmArguments {
   std::optional<TensorView> c{};
   std::optional<TensorView> bias{};
   bool fast_accumulation = false;  ///< as in gemm()
+  bool batch_invariant = false;    ///< as in gemm(), whatever the groups are
   std::string candidate{};         ///< as in gemm()
 };
 

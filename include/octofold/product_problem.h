@@ -45,6 +45,7 @@ struct ProductProblem {
   std::optional<Activation> gated{};
   /// The type of an `a` that gemm() casts itself; form.a is then that of its codes.
   std::optional<DType> cast_from{};
+  bool batch_invariant = false;
 };
 
 }  // namespace octofold

@@ -65,6 +65,7 @@ class ProductProblem(GemmProblem):
     """The activation of gated_gemm()."""
     cast_from: str | None = None
     """The dtype of an `a` that gemm() casts itself; `a` is then the dtype of its codes."""
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,9 @@ def gemm(
 
     Raises as gemm() does; InvalidArgumentError lists the candidates if none has this name.
     """
-    return multiply(a, b, None, None, "1x128", None, fast_accumulation, out, stream, candidate)
+    return multiply(
+        a, b, None, None, "1x128", None, (fast_accumulation, False), out, stream, candidate
+    )
 
 
 def grouped_gemm(
@@ -175,7 +178,7 @@ def grouped_gemm(
     stream: StreamLike | None = None,
 ) -> Array:
     """octofold.grouped_gemm(a, b, groups) likewise."""
-    options = None, None, None, fast_accumulation, out, stream
+    options = None, None, None, (fast_accumulation, False), out, stream
     return multiply_groups(a, b, groups, *options, candidate)
 
 
@@ -190,7 +193,7 @@ def gated_gemm(
     stream: StreamLike | None = None,
 ) -> ScaledTensor:
     """octofold.ops.gated_gemm(a, b, groups) likewise."""
-    return multiply_gated(a, b, groups, activation, "1x128", out, stream, candidate)
+    return multiply_gated(a, b, groups, activation, "1x128", False, out, stream, candidate)
 
 
 def gemm_weight_only(

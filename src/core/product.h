@@ -51,6 +51,7 @@ struct Product {
   std::optional<TensorView> c{};
   std::optional<TensorView> bias{};
   bool fast_accumulation = false;
+  bool batch_invariant = false;  ///< the bits of a row of out depend on that row of a alone
   Groups groups{};
   std::optional<Arrivals> arrivals{};          ///< of a dense product
   std::optional<config::CastFormat> cast_a{};  ///< a comes in high precision and is cast so

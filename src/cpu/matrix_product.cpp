@@ -20,6 +20,11 @@ namespace {
 constexpr std::int64_t kTileM = kProductTileRows;
 constexpr std::int64_t kTileN = 2 * kScaleBlock;
 
+// A BLAS chooses by the number of rows how it sums. Calls for as many rows always sum each alike,
+// where the number is a multiple of what its kernels have in registers.
+constexpr std::int64_t kInvariantRows = 32;
+static_assert(kTileM % kInvariantRows == 0);
+
 struct Tile {
   std::int64_t m, rows;
   std::int64_t n, cols;
@@ -80,6 +85,24 @@ void store_tile(const MatrixProduct& product, const Tile& tile, Workspace<Sum>& 
   }
 }
 
+// partial = a · bᵀ of a tile's blocks; with batch_invariant also of rows behind the tile's, which
+// are nobody's.
+template <typename Sum>
+void multiply_blocks(const MatrixProduct& product, const Tile& tile, std::int64_t depth,
+                     Workspace<Sum>& work) {
+  const auto multiply_rows = [&](std::int64_t first, std::int64_t rows) {
+    multiply(rows, tile.cols, depth, work.a.get() + first * kScaleBlock, kScaleBlock, work.b.get(),
+             kScaleBlock, work.partial.get() + first * kTileN, kTileN);
+  };
+  if (!product.batch_invariant) return multiply_rows(0, tile.rows);
+  const std::int64_t behind =
+      core::ceil_divide(tile.rows, kInvariantRows) * kInvariantRows - tile.rows;
+  std::fill_n(work.a.get() + tile.rows * kScaleBlock, behind * kScaleBlock, 0.0f);
+  for (std::int64_t first = 0; first < tile.rows; first += kInvariantRows) {
+    multiply_rows(first, kInvariantRows);
+  }
+}
+
 template <typename Sum>
 void compute_tile(const MatrixProduct& product, const Tile& tile, Workspace<Sum>& work) {
   std::fill_n(work.sum.get(), tile.rows * kTileN, Sum{0});
@@ -88,8 +111,7 @@ void compute_tile(const MatrixProduct& product, const Tile& tile, Workspace<Sum>
     const std::int64_t depth = std::min<std::int64_t>(kScaleBlock, size_k - k);
     product.a.load_block(tile.m, tile.rows, k, depth, work.a.get(), work.scale_a);
     product.b.load_block(tile.n, tile.cols, k, depth, work.b.get(), work.scale_b);
-    multiply(tile.rows, tile.cols, depth, work.a.get(), kScaleBlock, work.b.get(), kScaleBlock,
-             work.partial.get(), kTileN);
+    multiply_blocks(product, tile, depth, work);
     promote(tile, work);
   }
   store_tile(product, tile, work);

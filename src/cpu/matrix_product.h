@@ -49,6 +49,8 @@ struct MatrixProduct {
   std::optional<TensorView> channel_scale{};
   std::optional<TensorView> c{};
   std::optional<TensorView> bias{};
+  /// Whether what stands in a row of out depends on that row of a alone.
+  bool batch_invariant = false;
 };
 
 /// Sums of kScaleBlock products are made in FP32, and added, with their scales, as `Sum`: float or

@@ -60,7 +60,8 @@ void multiply_codes(const core::Product& product) {
                   .out = product.out,
                   .channel_scale = product.b.channel_scale,
                   .c = product.c,
-                  .bias = product.bias});
+                  .bias = product.bias,
+                  .batch_invariant = product.batch_invariant});
 }
 
 // With the codes of a in memory.

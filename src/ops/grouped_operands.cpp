@@ -6,6 +6,8 @@
 #include <span>
 #include <string_view>
 
+#include "octofold/batch_invariant.h"
+
 #include "core/flatten.h"
 #include "core/format.h"
 #include "core/group_offsets.h"
@@ -307,6 +309,7 @@ namespace octofold {
 void grouped_gemm(const GroupedGemmArguments& arguments, Stream stream) {
   const core::Arguments check("grouped_gemm");
   core::Product product{.fast_accumulation = arguments.fast_accumulation,
+                        .batch_invariant = arguments.batch_invariant || is_batch_invariant(),
                         .candidate = arguments.candidate};
   std::visit([&](const auto& groups) { ops::set_groups(check, arguments, groups, product); },
              arguments.groups);

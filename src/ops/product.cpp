@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <span>
 
+#include "octofold/batch_invariant.h"
 #include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"
 
@@ -191,6 +192,7 @@ core::Product checked(const GemmArguments& given) {
   core::Product product{.b = given.b,
                         .bias = given.bias,
                         .fast_accumulation = given.fast_accumulation,
+                        .batch_invariant = given.batch_invariant || is_batch_invariant(),
                         .candidate = given.candidate};
   std::visit([&](const auto& a) { set_operands(check, a, given, product); }, given.a);
   const TensorView& a =
@@ -247,7 +249,9 @@ void set_gated_output(const core::Arguments& check, const GatedGemmArguments& gi
 core::Product checked(const GatedGemmArguments& given) {
   const core::Arguments check("gated_gemm");
   require_gated(check, given);
-  core::Product product{.b = given.b, .candidate = given.candidate};
+  core::Product product{.b = given.b,
+                        .batch_invariant = given.batch_invariant || is_batch_invariant(),
+                        .candidate = given.candidate};
   std::int64_t b_rows = 0;
   if (given.groups) {
     b_rows = ops::set_groups_of_rows(check, given.a, given.b, *given.groups, product);

@@ -125,6 +125,7 @@ GemmProblem problem_of(const core::Product& product) {
   const core::Groups& groups = product.groups;
   GemmProblem problem{
       .product = {.m = out.shape[0], .n = out.shape[1], .k = a.shape[1], .form = form_of(product)},
+      .batch_invariant = product.batch_invariant,
       .operands_fit_tma =
           (product.cast_a || tma_obstacle(a) == nullptr) && tma_obstacle(b) == nullptr,
       .operands_fit_words = product.cast_a || (has_words(a) && has_words(b)),
@@ -173,6 +174,7 @@ GemmProblem contiguous(GemmProblem problem) {
 
 GemmProblem problem_of(const ProductProblem& given) {
   GemmProblem problem{.product = given.product,
+                      .batch_invariant = given.batch_invariant,
                       .work = work_of(given.grouping),
                       .groups = given.groups,
                       .expected = expected_of(given)};

@@ -22,6 +22,8 @@ struct GemmProblem {
   config::GatedOutput gated{};
   /// Where it exists, A is of another type, and `a` that of the codes that it is cast to.
   config::DynamicInput dynamic{};
+  /// Whether the bits of a row may not depend on what decides how a sum is divided.
+  bool batch_invariant = false;
   /// Whether TMA can address A and B, and D (plan/tma.h), and whether A and B consist of words. An
   /// A that is cast does not count.
   bool operands_fit_tma = true;
@@ -43,6 +45,7 @@ struct GemmProblem {
     field("product", product);
     field("gated", gated);
     field("dynamic", dynamic);
+    if (batch_invariant) field("batch_invariant", batch_invariant);
     field("operands_fit_tma", operands_fit_tma);
     field("operands_fit_words", operands_fit_words);
     field("output_fits_tma", output_fits_tma);

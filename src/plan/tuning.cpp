@@ -103,7 +103,8 @@ std::string tuning_key(const GemmProblem& problem) {
   std::string key = core::format("{}: {}", operation_of(problem), describe(problem.product));
   if (problem.dynamic.exists) key += core::format(", cast from {}", name(problem.dynamic.type));
   if (problem.gated.exists) key += core::format(", {}", word(problem.gated));
-  return key + text_of_groups(problem);
+  key += text_of_groups(problem);
+  return problem.batch_invariant ? key + ", batch-invariant" : key;
 }
 
 std::string tuning_key(const WeightOnlyProblem& problem) {

@@ -117,7 +117,7 @@ def test_opcheck_two_level_scales(opcheck):
     opcheck(torch.ops.octofold.dequantize, arguments)
     operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
     out = random(5, 300)
-    options = "1x128", "128x128", False, *[None] * 6, False
+    options = "1x128", "128x128", False, False, *[None] * 6, False
     arguments = (*operands, None, None, factors, None, out, *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
@@ -166,7 +166,7 @@ def test_opcheck_transpose(opcheck):
 def test_opcheck_gemm(opcheck, addend, in_place):
     operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
     c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    options = "1x128", "128x128", False, *[None] * 6, in_place
+    options = "1x128", "128x128", False, False, *[None] * 6, in_place
     arguments = (*operands, c, random(7), None, None, random(5, 7), *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
@@ -178,7 +178,7 @@ def scaled_groups(groups, rows, cols):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_groups_of_rows(opcheck, in_place):
-    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", None, False, None)
+    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", None, False, False, None)
     operands = (*scaled(5, 300, "1x128"), *scaled_groups(2, 7, 300))
     c = None if in_place else random(5, 7)
     arguments = (*operands, offsets, c, random(2, 7), random(5, 7), *options, in_place)
@@ -188,7 +188,7 @@ def test_opcheck_groups_of_rows(opcheck, in_place):
 def test_opcheck_masked_groups(opcheck):
     for bias, expected_rows in ((None, None), (random(2, 7), 1)):
         operands = (*scaled_groups(2, 5, 300), *scaled_groups(2, 7, 300), offsets_of(3, 0))
-        options = "1x128", "1x128", "masked", expected_rows, False, None, False
+        options = "1x128", "1x128", "masked", expected_rows, False, False, None, False
         arguments = (*operands, None, bias, random(2, 5, 7), *options)
         opcheck(torch.ops.octofold.grouped_gemm, arguments)
 
@@ -197,7 +197,7 @@ def test_opcheck_masked_groups(opcheck):
 def test_opcheck_groups_of_k(opcheck, in_place):
     operands = (*scaled(5, 384, "1x128"), *scaled(7, 384, "128x128"), offsets_of(0, 3, 130))
     c = None if in_place else random(2, 5, 7)
-    options = "1x128", "128x128", "depth", None, False, None, in_place
+    options = "1x128", "128x128", "depth", None, False, False, None, in_place
     opcheck(torch.ops.octofold.grouped_gemm, (*operands, c, None, random(2, 5, 7), *options))
 
 
@@ -205,7 +205,7 @@ def test_opcheck_gated_groups(opcheck):
     weights = octofold.quantize(random(2, 256, 300), "128x128")
     operands = (*scaled(5, 300, "1x128"), weights.data, weights.scale, offsets_of(0, 3, 4))
     results = fp8(5, 128), scale_of("1x128", 5, 128)
-    options = "1x128", "128x128", "swiglu", *OPTIONS, None
+    options = "1x128", "128x128", "swiglu", *OPTIONS, False, None
     opcheck(torch.ops.octofold.gated_gemm, (*operands, *results, *options))
 
 

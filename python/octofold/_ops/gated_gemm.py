@@ -21,6 +21,7 @@ def gated_gemm(
     *,
     activation: str = "swiglu",
     format: FormatLike = "1x128",
+    batch_invariant: bool = False,
     out: ScaledTensor | None = None,
     stream: StreamLike | None = None,
 ) -> ScaledTensor:
@@ -37,7 +38,7 @@ def gated_gemm(
         "swiglu-oss" (gpt-oss's, which clamps both and takes up + 1).
     format: that of the result, a Format or its words, of granularity 1x128.
     out: where to write, codes [..., N] and scales 1x128.
-    stream: as in gemm().
+    batch_invariant, stream: as in gemm().
 
     Returns `out`, or a new ScaledTensor [..., N] in the framework of a. It is the cast of the
     activation of gemm(a, b), to the bit unless gemm() uses split-K. Gate and up are rounded to
@@ -47,7 +48,7 @@ def gated_gemm(
     usable driver or compiler and UnsupportedError where there are no kernels for it, or for such
     sizes or strides.
     """
-    return multiply_gated(a, b, groups, activation, format, out, stream)
+    return multiply_gated(a, b, groups, activation, format, batch_invariant, out, stream)
 
 
 def multiply_gated(
@@ -56,6 +57,7 @@ def multiply_gated(
     groups: Rows | None,
     activation: str,
     format: FormatLike,
+    batch_invariant: bool,
     out: ScaledTensor | None,
     stream: StreamLike | None,
     candidate: str | None = None,
@@ -69,7 +71,7 @@ def multiply_gated(
     if cast.granularity != "1x128":
         raise invalid_argument("gated_gemm", "format", "one of granularity 1x128", str(cast))
     inputs = (a.data, a.scale, b.data, b.scale, None if groups is None else groups.offsets)
-    options = (a.granularity, b.granularity, activation, *cast.options, candidate)
+    options = (a.granularity, b.granularity, activation, *cast.options, batch_invariant, candidate)
     if out is None:
         data, scale = _GATED_GEMM(inputs, options, cast.dtype, None, stream)
         return ScaledTensor(data, scale, "1x128")
@@ -102,6 +104,7 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "format.power_of_two": bool | None,
     "format.overflow": str,
     "format.rule": str,
+    "batch_invariant": bool,
     "candidate": str | None,
 }
 

@@ -23,6 +23,7 @@ def gemm(
     format: FormatLike = "1x128",
     out_dtype: DTypeLike | None = None,
     fast_accumulation: bool = False,
+    batch_invariant: bool = False,
     arrivals: Arrivals | None = None,
     out: Array | None = None,
     stream: StreamLike | None = None,
@@ -39,6 +40,9 @@ def gemm(
     out_dtype: the dtype of the result; by default that of `out`, else bfloat16.
     fast_accumulation: let a backend sum all of K in the tensor core (tensor and channel scales
         only); the CPU gains nothing by it and does not.
+    batch_invariant: a row of the result depends on that row of `a` alone, not on how many rows
+        there are nor on its place; docs/batch-invariance.md tells what that costs. Also where
+        octofold.set_batch_invariant(True) is on.
     arrivals: where rows of `a` are still on their way: an Arrivals, which says in which order they
         are multiplied, as each shard of them comes. `a` is a ScaledTensor with K ≥ 1 then; beside
         128x128 scales its shards are whole blocks of 128 rows, and the scale of a "tensor" is there
@@ -54,9 +58,9 @@ def gemm(
 
     Partial sums over at most 128 values of K are scaled and added in FP32; channel scales multiply
     the finished sums; the result is rounded once. For an array `a` the result is that of
-    gemm(quantize(a, format), b), to the bit unless the two split K differently. That is meant for
-    few rows, as in decoding: it saves a kernel, and casts `a` once for each 64 columns of the
-    result.
+    gemm(quantize(a, format), b), to the bit unless the two split K differently, which
+    batch_invariant excludes. That is meant for few rows, as in decoding: it saves a kernel, and
+    casts `a` once for each 64 columns of the result.
     Returns `out`, or a new array in the framework of a. (CuPy lacks some dtypes; such results are
     tvm_ffi.Tensor in CuPy's memory.)
     Raises InvalidArgumentError, which names the argument; UnsupportedError for an `out` where
@@ -64,9 +68,8 @@ def gemm(
     UnsupportedError where there are no kernels for it, or, with an array `a`, for rows of b that do
     not begin at multiples of 16 bytes.
     """
-    return multiply(
-        a, b, c, bias, format, out_dtype, fast_accumulation, out, stream, None, arrivals
-    )
+    how = fast_accumulation, batch_invariant
+    return multiply(a, b, c, bias, format, out_dtype, how, out, stream, None, arrivals)
 
 
 def multiply(
@@ -76,13 +79,14 @@ def multiply(
     bias: Array | None,
     format: FormatLike,
     out_dtype: DTypeLike | None,
-    fast_accumulation: bool,
+    how: tuple[bool, bool],
     out: Array | None,
     stream: StreamLike | None,
     candidate: str | None = None,
     arrivals: Arrivals | None = None,
 ) -> Array:
-    """gemm() by the candidate of a name, on a GPU; None: by the fastest."""
+    """gemm() by the candidate of a name, on a GPU; None: by the fastest. `how` is fast_accumulation
+    and batch_invariant."""
     if not isinstance(b, ScaledTensor):
         raise invalid_argument("gemm", "b", "a ScaledTensor", type(b).__qualname__)
     flags, own = (None, None) if arrivals is None else _checked(arrivals)
@@ -99,13 +103,13 @@ def multiply(
             raise invalid_argument("gemm", "a.scale", "the scales of its codes", "None")
         inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale, flags)
         kinds = a.granularity, b.granularity
-        options = (*kinds, fast_accumulation, None, None, None, None, own, candidate)
+        options = (*kinds, *how, None, None, None, None, own, candidate)
     else:
         cast = _format_of_a(format)
         require_one_level("gemm", "b", b)
         inputs = (a, None, b.data, b.scale, c, bias, None, flags)
         of_cast = (cast.dtype, *cast.options)
-        options = (None, b.granularity, fast_accumulation, *of_cast, own, candidate)
+        options = (None, b.granularity, *how, *of_cast, own, candidate)
     if out is None:
         name = "bfloat16"
         if out_dtype is not None:
@@ -144,6 +148,7 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "b.channel_scale": Array | None,
     "arrivals.flags": Array | None,
     "fast_accumulation": bool,
+    "batch_invariant": bool,
     "format.dtype": str | None,
     "format.power_of_two": bool | None,
     "format.overflow": str | None,

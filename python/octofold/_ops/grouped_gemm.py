@@ -23,6 +23,7 @@ def grouped_gemm(
     bias: Array | None = None,
     out_dtype: DTypeLike | None = None,
     fast_accumulation: bool = False,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -58,7 +59,8 @@ def grouped_gemm(
     bias: [G, N], of out's dtype or float32, contiguous. None beside Depth.
     out: bfloat16, float16 or float32. Rows: [M, N]; Masked: [G, rows, N]; Depth: [G, M, N]. Rows
         that belong to no group are not written: those of a new array are whatever memory held.
-    out_dtype, fast_accumulation, stream: as in gemm().
+    out_dtype, fast_accumulation, stream: as in gemm(); and batch_invariant, whatever the groups
+        are.
 
     Each group has the bits of a gemm() of its own, but where that sums K in slices. Of no K the sum
     is 0. Returns `out`, or a new array in the framework of a. Nothing is differentiated.
@@ -66,7 +68,8 @@ def grouped_gemm(
     GPU nothing outside of the given arrays is read or written, whatever they are. There Depth
     raises UnsupportedError where addresses or row strides of a or b are no multiples of 16 bytes.
     """
-    return multiply_groups(a, b, groups, c, bias, out_dtype, fast_accumulation, out, stream)
+    how = fast_accumulation, batch_invariant
+    return multiply_groups(a, b, groups, c, bias, out_dtype, how, out, stream)
 
 
 def multiply_groups(
@@ -76,12 +79,13 @@ def multiply_groups(
     c: Array | None,
     bias: Array | None,
     out_dtype: DTypeLike | None,
-    fast_accumulation: bool,
+    how: tuple[bool, bool],
     out: Array | None,
     stream: StreamLike | None,
     candidate: str | None = None,
 ) -> Array:
-    """grouped_gemm() by the candidate of a name, on a GPU; None: by the fastest."""
+    """grouped_gemm() by the candidate of a name, on a GPU; None: by the fastest. `how` is
+    fast_accumulation and batch_invariant."""
     require_operands("grouped_gemm", a, b)
     expected_rows = None
     if isinstance(groups, Rows):
@@ -96,7 +100,7 @@ def multiply_groups(
         raise invalid_argument("grouped_gemm", "groups", expected, got)
     inputs = (a.data, a.scale, b.data, b.scale, numbers, c, bias)
     scales = (a.granularity, b.granularity)
-    options = (*scales, kind, expected_rows, fast_accumulation, candidate)
+    options = (*scales, kind, expected_rows, *how, candidate)
     if out is None:
         name = "bfloat16"
         if out_dtype is not None:
@@ -154,6 +158,7 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "groups": str,
     "groups.expected_rows": int | None,
     "fast_accumulation": bool,
+    "batch_invariant": bool,
     "candidate": str | None,
 }
 

@@ -56,6 +56,7 @@ def gemm(
     format: FormatLike = "1x128",
     out_dtype: DTypeLike | None = None,
     fast_accumulation: bool = False,
+    batch_invariant: bool = False,
 ) -> Array:
     """Compute the FP8 product a[..., K] · b[N, K]ᵀ (+ c[..., N]) (+ bias[N]).
 
@@ -67,6 +68,7 @@ def gemm(
     format: for the cast of an array `a`: a Format or its words, of granularity 1x128.
     out_dtype: bfloat16 (the default), float16 or float32.
     fast_accumulation: let a GPU sum all of K in the tensor core (tensor and channel scales only).
+    batch_invariant: a row of the result depends on that row of `a` alone.
 
     Returns [..., N]. octofold.gemm() says how it is summed and rounded. Errors are raised as by
     quantize(); what only the GPU refuses comes from XLA, as the program runs.
@@ -79,6 +81,7 @@ def gemm(
         format=format,
         out_dtype=out_dtype,
         fast_accumulation=fast_accumulation,
+        batch_invariant=batch_invariant,
     )
 
 
@@ -91,6 +94,7 @@ def grouped_gemm(
     bias: Array | None = None,
     out_dtype: DTypeLike | None = None,
     fast_accumulation: bool = False,
+    batch_invariant: bool = False,
 ) -> Array:
     """A product for each group of rows, or of K, whose sizes are numbers on the device.
 
@@ -104,7 +108,7 @@ def grouped_gemm(
     groups: `offsets` int32 [G + 1], `counts` int32 [G]; `expected_rows` is a number, no array.
     c: of the result's shape, of its dtype or float32. None beside Masked.
     bias: [G, N], of the result's dtype or float32. None beside Depth.
-    out_dtype, fast_accumulation: as in gemm().
+    out_dtype, fast_accumulation, batch_invariant: as in gemm().
 
     Rows that belong to no group are whatever memory held. Errors as in gemm(); offsets that make no
     sense are found on the CPU alone, as the program runs.
@@ -117,6 +121,7 @@ def grouped_gemm(
         bias=bias,
         out_dtype=out_dtype,
         fast_accumulation=fast_accumulation,
+        batch_invariant=batch_invariant,
     )
 
 

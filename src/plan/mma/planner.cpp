@@ -35,6 +35,7 @@ std::span<const Tile> tiles_for(const GemmProblem& problem) {
   return kTiles;
 }
 
+// They sum a row alike, as none splits K: problems that are to be batch-invariant have them all.
 // As many stages as fit; fewer than two where the GPU lacks the memory.
 MmaGemmConfig configure(const GemmProblem& problem, const Tile& tile, const Gpu& gpu) {
   MmaGemmConfig config{.form = problem.product.form,

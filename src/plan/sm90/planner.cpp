@@ -94,9 +94,11 @@ std::optional<Sm90GemmConfig> with_store_onto_c(Sm90GemmConfig config, const Gem
 }
 
 // The kernels of this problem with this tiling: D leaves in the way that suits it; onto C, where
-// that can be.
+// that can be. All tilings that leave K whole give a row the same bits; into how many parts others
+// split it depends on how many rows there are.
 std::vector<Sm90GemmConfig> configure(const GemmProblem& problem, const Tiling& tiling,
                                       const Gpu& gpu) {
+  if (problem.batch_invariant && tiling.split_k > 1) return {};
   const bool promote = !problem.product.form.fast_accumulation;
   Sm90GemmConfig config{
       .form = problem.product.form,

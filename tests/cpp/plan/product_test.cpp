@@ -157,6 +157,23 @@ TEST(ProductPlanTest, NamesOfCandidatesDoNotDependOnHowThreadsLoad) {
   EXPECT_EQ(names(true), names(false));
 }
 
+// Where that is the fastest, others do; a named candidate is none either.
+TEST(ProductPlanTest, BatchInvariantProductsLeaveKWhole) {
+  int split = 0;
+  for (const std::int64_t m : {1, 8, 16, 32, 64, 100, 128, 256, 512, 777, 1024, 4096}) {
+    for (const auto& [n, k] : {std::pair{4096, 7168}, {2112, 7168}, {4096, 4096}, {576, 7168}}) {
+      GemmProblem problem{.product = {.m = m, .n = n, .k = k}};
+      split += test::sm90_plan(problem).config.split_k > 1;
+      problem.batch_invariant = true;
+      EXPECT_EQ(test::sm90_plan(problem).config.split_k, 1) << describe(problem);
+      for (const test::Sm90Candidate& candidate : test::sm90_candidates(problem)) {
+        EXPECT_EQ(candidate.config.split_k, 1) << candidate.name;
+      }
+    }
+  }
+  EXPECT_GT(split, 10);
+}
+
 TEST(ProductPlanTest, AnUnknownCandidateIsToldWhichThereAre) {
   EXPECT_THAT(
       test::error_of([] { test::sm90_plan({.product = {.m = 16, .n = 16, .k = 16}}, "1x1"); },

@@ -40,6 +40,8 @@ TEST(TuningTest, KeysTellAllThatDecides) {
   other.product.form.fast_accumulation = true;
   other.product.form.bias = Addend::kFloat32;
   EXPECT_THAT(tuning_key(other), AllOf(HasSubstr("bias float32"), HasSubstr("fast_accumulation")));
+  other.batch_invariant = true;  // what may be chosen is another
+  EXPECT_THAT(tuning_key(other), EndsWith("fast_accumulation, batch-invariant"));
 }
 
 TEST(TuningTest, KeysOfEachKindOfProduct) {
