@@ -40,8 +40,8 @@ class WeightOnlyLinear(FrozenLinear):
     Its buffers are those of Fp8Weight, and its bias is a parameter.
 
     For many tokens a GPU multiplies by a copy of the weight in the dtype of x, made for the call,
-    unless the layer is batch-invariant. So does one whose tensor cores have no bfloat16 (before compute capability 8.0) for bfloat16:
-    float16 is quicker there.
+    unless the layer is batch-invariant. So does one whose tensor cores have no bfloat16 (before
+    compute capability 8.0) for bfloat16: float16 is quicker there.
 
     forward: x [..., in] of float16 or bfloat16 to [..., out] in its dtype; in autocast x of any
     dtype, to autocast's. There are gradients by x and by bias; the weight has none.
