@@ -261,7 +261,7 @@ def plain(name):
 
 def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False, arrivals=None):
     """octofold.gemm(out=) by the configuration of that name."""
-    multiply(a, b, c, bias, "1x128", None, fast, out, None, candidate, arrivals)
+    multiply(a, b, c, bias, "1x128", None, (fast, False), out, None, candidate, arrivals)
 
 
 def bits(tensor):

@@ -45,7 +45,7 @@ def multiply(device, candidate, a, b, groups, out, in_place):
     result, numbers = out.to(device), groups[0].to(device)
     c = result if in_place else None
     return multiply_groups(
-        a, b, type(groups)(numbers), c, None, None, False, result, None, candidate
+        a, b, type(groups)(numbers), c, None, None, (False, False), result, None, candidate
     )
 
 

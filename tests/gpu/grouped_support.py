@@ -51,7 +51,7 @@ def weights(generator, groups, n, k, granularity, dtype="e4m3"):
 
 def grouped_by(candidate, a, b, groups, out, c=None, bias=None, fast=False):
     """octofold.grouped_gemm(out=) by the configuration of that name."""
-    multiply_groups(a, b, groups, c, bias, None, fast, out, None, candidate)
+    multiply_groups(a, b, groups, c, bias, None, (fast, False), out, None, candidate)
 
 
 HOSTILE = (

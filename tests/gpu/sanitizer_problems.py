@@ -97,7 +97,7 @@ def by_candidate(name, a, b, c, out_dtype):
     if c is not None:
         out.copy_(c)
     added = out if c is not None else None
-    multiply(device_a, device_b, added, None, "1x128", None, False, out, None, name)
+    multiply(device_a, device_b, added, None, "1x128", None, (False, False), out, None, name)
     return out, octofold.gemm(a, b, c=c, out_dtype=out_dtype)
 
 
@@ -206,7 +206,7 @@ def gated(name, a, b):
     codes = torch.zeros(m, n, dtype=torch.float8_e4m3fn, device=DEVICE)
     scale = torch.zeros(m, n // 128, device=DEVICE)
     result = octofold.ScaledTensor(codes, scale, "1x128")
-    multiply_gated(*on_device, None, "swiglu", "1x128", result, None, name)
+    multiply_gated(*on_device, None, "swiglu", "1x128", False, result, None, name)
     return result.dequantize(), octofold.ops.gated_gemm(a, b).dequantize()
 
 
@@ -225,7 +225,7 @@ def casting_product(name, x, b, more):
     on_device, rows = to_device(b), torch.zeros(x.shape[0], x.shape[1] + more, device=DEVICE)
     x_on_device = rows.bfloat16()[:, : x.shape[1]].copy_(x)
     out = torch.zeros(x.shape[0], b.shape[0], dtype=torch.bfloat16, device=DEVICE)
-    multiply(x_on_device, on_device, None, None, "1x128", None, False, out, None, name)
+    multiply(x_on_device, on_device, None, None, "1x128", None, (False, False), out, None, name)
     return out, octofold.gemm(x, b)
 
 

@@ -67,7 +67,7 @@ def unfused(a, b, activation="swiglu", dtype="e4m3", **cast):
 def gated_by(candidate, a, b, codes, scale, activation="swiglu", **cast):
     out = octofold.ScaledTensor(codes, scale, "1x128")
     format = octofold.Format(codes.dtype, **cast)
-    multiply_gated(a, b, None, activation, format, out, None, candidate)
+    multiply_gated(a, b, None, activation, format, False, out, None, candidate)
 
 
 def check(candidate, a, b, activation="swiglu", dtype="e4m3", **cast):

@@ -76,7 +76,7 @@ def case(generator, m, n, k, dtype="bfloat16", granularity="128x128"):
 
 def cast_by(candidate, x, b, out, bias=None, dtype="e4m3", **cast):
     format = octofold.Format(dtype, **cast)
-    multiply(x, b, None, bias, format, None, False, out, None, candidate)
+    multiply(x, b, None, bias, format, None, (False, False), out, None, candidate)
 
 
 def apart(candidate, x, b, out_dtype="bfloat16", bias=None, dtype="e4m3", **cast):

@@ -178,7 +178,7 @@ def test_gated_groups(candidate, generator):
         codes = Surrounded(sum(sizes) + 3, n, torch.float8_e4m3fn, padding=16, offset=16)
         scale = poison((sum(sizes) + 3) * (n // 128), torch.float32).view(-1, n // 128)
         out = ScaledTensor(codes.view, scale, "1x128")
-        multiply_gated(a, b, Rows(offsets), "swiglu", "1x128", out, None, candidate)
+        multiply_gated(a, b, Rows(offsets), "swiglu", "1x128", False, out, None, candidate)
         begin = 0
         for g, size in enumerate(sizes):
             if size:

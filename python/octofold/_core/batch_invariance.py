@@ -1,7 +1,15 @@
 """The same bits at every batch size, for all calls of a process."""
 
+import os
+from typing import Final
+
 from .errors import invalid_argument
 from .library import library
+
+_VARIABLE: Final = "OCTOFOLD_BATCH_INVARIANT"
+
+# What the library has too: torch.compile may read it here, and puts a guard on it.
+_enabled = os.environ.get(_VARIABLE) == "1"
 
 
 def set_batch_invariant(enabled: bool) -> None:
@@ -15,11 +23,13 @@ def set_batch_invariant(enabled: bool) -> None:
     Example: octofold.set_batch_invariant(True)
     Raises InvalidArgumentError for what is neither True nor False.
     """
+    global _enabled
     if not isinstance(enabled, bool):
         raise invalid_argument("set_batch_invariant", "enabled", "True or False", repr(enabled))
     library.set_batch_invariant(enabled)
+    _enabled = enabled
 
 
 def is_batch_invariant() -> bool:
     """Whether set_batch_invariant() or the environment variable has it on for all calls."""
-    return bool(library.is_batch_invariant())
+    return _enabled

@@ -16,6 +16,7 @@ class Product:
     operand as the product reads it, so it is constant along the dimension that is summed.
 
     fast_accumulation: sum all of K in the tensor core; for "tensor" and "channel" scales only.
+    batch_invariant: a row of the result depends on that row of `a` alone (gemm()).
     two_level: b, which is x in the weight gradient, has two-level scales: a factor for each of x's
         features, from the largest magnitudes of the step before, and "128x128" scales of x divided
         by them. For the weight gradient alone.
@@ -27,6 +28,7 @@ class Product:
     b: Format
     _: KW_ONLY
     fast_accumulation: bool = False
+    batch_invariant: bool = False
     two_level: bool = False
 
     def __init__(
@@ -35,13 +37,15 @@ class Product:
         b: FormatLike,
         *,
         fast_accumulation: bool = False,
+        batch_invariant: bool = False,
         two_level: bool = False,
     ) -> None:
         object.__setattr__(self, "a", format_of("Product", a, "a"))
         object.__setattr__(self, "b", format_of("Product", b, "b"))
         object.__setattr__(self, "fast_accumulation", fast_accumulation)
+        object.__setattr__(self, "batch_invariant", batch_invariant)
         object.__setattr__(self, "two_level", two_level)
-        for name in ("fast_accumulation", "two_level"):
+        for name in ("fast_accumulation", "batch_invariant", "two_level"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise invalid_argument("Product", name, "True or False", repr(value))
@@ -93,6 +97,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("output", "grad_input", "grad_weight"):
             _require_product(name, getattr(self, name), self.delayed is not None)
+        for name in ("output", "grad_input"):
+            _require_rows_apart(name, getattr(self, name), self.delayed is not None)
         for left, right in (
             ("output.a", "grad_weight.b"),
             ("output.b", "grad_input.b"),
@@ -122,6 +128,11 @@ class Recipe:
     def two_level(self) -> bool:
         """Whether x has two-level scales in the weight gradient."""
         return self.grad_weight is not None and self.grad_weight.two_level
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's result depends on that token alone."""
+        return self.output is not None and self.output.batch_invariant
 
     @property
     def keeps_state(self) -> bool:
@@ -165,6 +176,14 @@ def _require_product(field: str, product: object, delayed: bool) -> None:
         if delayed and format.power_of_two:
             expected = "power_of_two=False, as delayed scales are not rounded"
             raise _wrong(f"{field}.{operand}", expected, True)
+
+
+def _require_rows_apart(field: str, product: Product | None, delayed: bool) -> None:
+    if product is None or not product.batch_invariant or delayed:
+        return
+    if product.a.granularity not in ("1x128", "channel"):
+        expected = "one of scales that rows have for themselves, as the product is batch_invariant"
+        raise _wrong(f"{field}.a", expected, product.a.granularity)
 
 
 blockwise: Final = Recipe(
@@ -225,6 +244,23 @@ NAMED: Final[dict[str, Recipe]] = {
     "tensorwise": tensorwise,
     "delayed": delayed,
 }
+
+
+def batch_invariant(recipe: Recipe | str) -> Recipe:
+    """The same recipe, with a result and a gradient of each token that depend on that token alone:
+    not on how many there are, nor on which place it has. docs/batch-invariance.md tells what that
+    costs.
+
+    Example: octofold.nn.convert(model, recipe=octofold.nn.recipes.batch_invariant("blockwise"))
+    Raises InvalidArgumentError for a recipe whose tokens share scales of their own ("tensorwise").
+    """
+    recipe = recipe_of("batch_invariant", recipe)
+    products = {
+        name: replace(getattr(recipe, name), batch_invariant=True)
+        for name in ("output", "grad_input")
+        if getattr(recipe, name) is not None
+    }
+    return replace(recipe, **products)
 
 
 def recipe_of(operation: str, recipe: Any) -> Recipe:

@@ -201,11 +201,15 @@ def masked_experts(
         assert first is not None
         assert second is not None
         rows = x if isinstance(x, ScaledTensor) else cast(x, rows=output.a).rows
-        groups, fast = Masked(packed_recv_count, expected_rows), output.fast_accumulation
+        groups = Masked(packed_recv_count, expected_rows)
+        how = {
+            "fast_accumulation": output.fast_accumulation,
+            "batch_invariant": output.batch_invariant,
+        }
         b13, b2 = addable(b13, torch.bfloat16), addable(b2, torch.bfloat16)
-        gate_up = grouped_gemm(rows, first, groups, bias=b13, fast_accumulation=fast)
+        gate_up = grouped_gemm(rows, first, groups, bias=b13, **how)
         h = cast(Activated(gate_up, activation), rows=output.a).rows
-        y: Tensor = grouped_gemm(h, second, groups, bias=b2, fast_accumulation=fast, out=out)
+        y: Tensor = grouped_gemm(h, second, groups, bias=b2, out=out, **how)
     return y
 
 

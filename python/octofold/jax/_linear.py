@@ -113,7 +113,14 @@ def _cast(
 def _multiply(product: Product, a: Any, b: Any, dtype: Any, bias: Array | None = None) -> Array:
     if bias is not None and bias.dtype != np.float32:
         bias = bias.astype(dtype)
-    return gemm(a, b, bias=bias, out_dtype=dtype, fast_accumulation=product.fast_accumulation)
+    return gemm(
+        a,
+        b,
+        bias=bias,
+        out_dtype=dtype,
+        fast_accumulation=product.fast_accumulation,
+        batch_invariant=product.batch_invariant,
+    )
 
 
 def _result(

@@ -5,6 +5,7 @@ from typing import Final
 
 import torch
 
+from ..._core.batch_invariance import is_batch_invariant
 from ..._core.ops import row_count
 from ..._layer_ways import CAST, NATIVE, WEIGHT_ONLY
 from ...nn.recipes.choice import FEW_TOKENS, MOST_TOKENS
@@ -24,13 +25,17 @@ def linear_way(
     dtype: torch.dtype,
 ) -> str:
     """One of octofold._layer_ways, of x [..., in] of this shape that is computed with in `dtype`.
-    "cast" is a copy of the weight in this dtype."""
+    "cast" is a copy of the weight in this dtype, for torch's product, whose rows are not apart."""
     if native is True:
         return NATIVE
     if device.type != "cuda":
         return CAST
     tokens = row_count(shape)
     weight_only = has_weight_only(device, dtype)
+    if is_batch_invariant():  # whatever their number
+        if native == "auto" and has_native(device):
+            return NATIVE
+        return WEIGHT_ONLY if weight_only else CAST
     if weight_only and tokens <= FEW_TOKENS:
         return WEIGHT_ONLY
     if native == "auto" and _gains(tokens, shape[-1], out_features) and has_native(device):

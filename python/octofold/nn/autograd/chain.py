@@ -102,7 +102,13 @@ def compute(
     else:
         assert rows is not None
         assert weight is not None
-        h = gated_gemm(rows, weight, activation=chain.activation, format=output.a)
+        h = gated_gemm(
+            rows,
+            weight,
+            activation=chain.activation,
+            format=output.a,
+            batch_invariant=output.batch_invariant,
+        )
     y = _leaving(h, second, chain, dtype)
     return Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
 

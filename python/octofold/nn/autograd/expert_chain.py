@@ -88,7 +88,14 @@ def compute_experts(
     h: ScaledTensor | None
     gate_up = h_transposed = None
     if not (keep_gate_up or keep_h) and gated_in_one(recipe, activation, weight, first.bias, dtype):
-        h = gated_gemm(rows, weight, Rows(offsets), activation=activation, format=output.a)
+        h = gated_gemm(
+            rows,
+            weight,
+            Rows(offsets),
+            activation=activation,
+            format=output.a,
+            batch_invariant=output.batch_invariant,
+        )
     else:
         of_h = output.a
         gate_up = grouped_product(output, rows, weight, offsets, dtype, first.bias, of_h)
@@ -135,14 +142,14 @@ def grouped_product(
         cast_to is not None and cast_to.granularity == "tensor"
     ):  # which sees all rows, those too that are nobody's
         out = a.data.new_zeros((a.shape[0], b.shape[1]), dtype=dtype)
-    bias, fast = addable(bias, dtype), product.fast_accumulation
     y: Tensor = grouped_gemm(
         a,
         b,
         Rows(offsets),
-        bias=bias,
+        bias=addable(bias, dtype),
         out_dtype=None if out is not None else dtype,
-        fast_accumulation=fast,
+        fast_accumulation=product.fast_accumulation,
+        batch_invariant=product.batch_invariant,
         out=out,
     )
     return y

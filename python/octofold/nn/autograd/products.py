@@ -23,8 +23,15 @@ def output_product(
     assert recipe.output is not None
     assert x is not None
     assert weight is not None
-    fast = recipe.output.fast_accumulation
-    y: Tensor = gemm(x, weight, bias=addable(bias, dtype), out_dtype=dtype, fast_accumulation=fast)
+    product = recipe.output
+    y: Tensor = gemm(
+        x,
+        weight,
+        bias=addable(bias, dtype),
+        out_dtype=dtype,
+        fast_accumulation=product.fast_accumulation,
+        batch_invariant=product.batch_invariant,
+    )
     return y
 
 
@@ -34,7 +41,15 @@ def dynamic_output_product(
     """The same of an x that is yet to be cast, in one operation."""
     assert weight is not None
     assert recipe.output is not None
-    y: Tensor = gemm(x, weight, bias=addable(bias, dtype), format=recipe.output.a, out_dtype=dtype)
+    product = recipe.output
+    y: Tensor = gemm(
+        x,
+        weight,
+        bias=addable(bias, dtype),
+        format=product.a,
+        out_dtype=dtype,
+        batch_invariant=product.batch_invariant,
+    )
     return y
 
 
@@ -135,10 +150,13 @@ def _product(
     """a · bᵀ, new and of `dtype`, or added to a tensor."""
     assert a is not None
     assert b is not None
-    fast = product.fast_accumulation
-    result: Tensor = (
-        gemm(a, b, out_dtype=dtype, fast_accumulation=fast)
-        if added_to is None
-        else gemm(a, b, c=added_to, out=added_to, fast_accumulation=fast)
+    result: Tensor = gemm(
+        a,
+        b,
+        c=added_to,
+        out_dtype=dtype if added_to is None else None,
+        fast_accumulation=product.fast_accumulation,
+        batch_invariant=product.batch_invariant,
+        out=added_to,
     )
     return result

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..._core.batch_invariance import is_batch_invariant
 from ..._core.ops import row_count
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
@@ -62,10 +63,12 @@ def _in_one(mlp: Any, x: Tensor) -> Tensor | None:
     if (
         layers is None
         or (torch.is_grad_enabled() and x.requires_grad)
-        or row_count(x.shape) <= FEW_TOKENS
+        or (row_count(x.shape) <= FEW_TOKENS and not is_batch_invariant())
     ):
         return None
     gate, up, _ = layers
+    if gate.recipe.batch_invariant:  # what is in one is of named recipes
+        return None
     dtype, activation = result_dtype(x), GATES[type(mlp.act_fn).__name__]
     if not gated_in_one(gate.recipe, activation, gate.scaled_weight, None, dtype):
         return None

@@ -13,6 +13,7 @@ from ..autograd.fitting import require_input
 from ..autograd.frozen import frozen_linear
 from ..autograd.linear import result_dtype
 from ..casting.casts import cast_weight
+from ..recipes.choice import is_invariant
 from ..recipes.kernels import has_native, has_weight_only
 from .fp8_weight import Fp8Weight, linear_of
 from .weight_only import weight_only_linear
@@ -99,7 +100,7 @@ class InferenceLinear(Fp8Weight):
         if not has_native(x.device):
             return True
         few = self.few_tokens > 0 and row_count(x.shape) <= self.few_tokens
-        return few and has_weight_only(x.device, result_dtype(x))
+        return few and not is_invariant(self._recipe) and has_weight_only(x.device, result_dtype(x))
 
     def recast(self, weight: Tensor) -> None:
         self.hold(_cast(weight, self._recipe), self.bias)

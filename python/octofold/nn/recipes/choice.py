@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from ..._core.batch_invariance import is_batch_invariant
 from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.recipe import Recipe
@@ -54,6 +55,11 @@ def require_compute(operation: str, compute: object) -> None:
         raise invalid_argument(operation, "compute", expected, repr(compute))
 
 
+def is_invariant(recipe: Recipe) -> bool:
+    """Whether the number of tokens may not decide how they are computed."""
+    return recipe.batch_invariant or is_batch_invariant()
+
+
 @dataclass(frozen=True)
 class Threshold:
     """From which sizes on a layer gains by FP8, forward and backward with all casts.
@@ -85,8 +91,8 @@ def fp8_wins(
 ) -> bool:
     """Whether a linear layer of these sizes is to use FP8, on a GPU that has such products: unless
     it was measured to be slower there. On the CPU always, which is the reference and not meant to
-    be quick."""
-    if device.type != "cuda" or not MEASURED or tokens == 0:
+    be quick. And wherever the number of tokens may not decide (batch_invariant)."""
+    if device.type != "cuda" or not MEASURED or tokens == 0 or is_invariant(recipe):
         return True
     threshold = MEASURED.get(_gpu_name(device.index), {}).get(recipe.name)
     if threshold is None:

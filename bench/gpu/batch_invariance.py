@@ -1,0 +1,140 @@
+"""What it costs that rows do not depend on the rows beside them: calls with batch_invariant=True
+beside the same calls without.
+
+    python bench/gpu/batch_invariance.py RESULTS.jsonl [SECTION ...] [--rows M,M,...]
+
+SECTION: gemm, weight-only or attention, of whose sequences M is the number. Results are checked
+against FP32's, and the first row against a call of that row alone, to the bit. Last come tables of
+the time with it over the time without.
+"""
+
+import math
+import sys
+from functools import partial
+
+import octofold
+import torch
+from common.measure import ERROR_LIMITS, Build, Implementation, geometric_mean, measure
+from common.operands import LAYERS, calls_of, normal, poison, relative_error, scaled, sets_of
+from common.run import Run, new_parser, print_table, sizes, text_of
+
+WITHOUT, WITH = "without", "batch_invariant"
+ROWS = "1,8,16,32,64,128,256,512,1024,4096"
+HEADS, KEY_HEADS, HEAD_SIZE = 32, 8, 128
+KEYS = (1024, 8192, 32768)
+
+
+def build(name, run, sets, product, expected, one):
+    """product(*operands, out); one: the first row of the operands, without `out`."""
+    how = {"batch_invariant": name == WITH}
+    *operands, out = sets[0]
+
+    def error():
+        poison(out)
+        product(*operands, out=out, **how)
+        if name == WITH:
+            alone = product(*one, out=torch.empty_like(out[:1]), **how)
+            if not torch.equal(alone.view(torch.int16), out[:1].view(torch.int16)):
+                return math.nan
+        return relative_error(out, expected)
+
+    def call(*arguments):
+        return product(*arguments[:-1], out=arguments[-1], **how)
+
+    limit = ERROR_LIMITS[torch.bfloat16]
+    return Build(name, lambda: Implementation(calls_of(call, sets), error, limit), True)
+
+
+def first_row(x):
+    if isinstance(x, torch.Tensor):
+        return x[:1]
+    return octofold.ScaledTensor(x.data[:1], x.scale[:1], x.granularity)
+
+
+def wide(x):
+    return x.float() if isinstance(x, torch.Tensor) else x.dequantize("float32")
+
+
+def products(run, section, rows):
+    product, make = {
+        "gemm": (octofold.gemm, partial(scaled, granularity="1x128")),
+        "weight-only": (octofold.gemm_weight_only, normal),
+    }[section]
+    for n, k in LAYERS if run.on_gpu else ((256, 512),):
+        for m in rows:
+
+            def operands(m=m, n=n, k=k):
+                out = torch.empty(m, n, dtype=torch.bfloat16, device=run.device)
+                return make(run, m, k), scaled(run, n, k, "128x128"), out
+
+            sets = sets_of(operands, n * k, run)
+            x, w, _ = sets[0]
+            expected, one = wide(x) @ wide(w).T, (first_row(x), w)
+            yield text_of((n, k)), m, sets, product, expected, one
+
+
+def attentions(run, rows):
+    def attend(q, k, v, out, **how):
+        return octofold.attention(q, k, v, out=out, **how)
+
+    for keys in KEYS if run.on_gpu else (300,):
+        for m in (m for m in rows if m * keys <= 2**19):
+
+            def operands(m=m, keys=keys):
+                q = normal(run, m, 1, HEADS, HEAD_SIZE)
+                k, v = (
+                    normal(run, m, keys, KEY_HEADS, HEAD_SIZE).to(torch.float8_e4m3fn) for _ in "kv"
+                )
+                return q, k, v, torch.empty_like(q)
+
+            sets = sets_of(operands, 2 * m * keys * KEY_HEADS * HEAD_SIZE, run)
+            q, k, v, _ = sets[0]
+            expected = torch.nn.functional.scaled_dot_product_attention(
+                *(x.bfloat16().transpose(1, 2) for x in (q, k, v)), enable_gqa=True
+            ).transpose(1, 2)
+            yield f"{keys} keys", m, sets, attend, expected, (q[:1], k[:1], v[:1])
+
+
+def cases(run, section, rows):
+    return attentions(run, rows) if section == "attention" else products(run, section, rows)
+
+
+def show(section, found):
+    names = list(dict.fromkeys(name for name, _ in found))
+    rows = list(dict.fromkeys(m for _, m in found))
+    table = []
+    for name in names:
+        ratios = [f"{found[name, m]:.2f}" if (name, m) in found else "" for m in rows]
+        mean = geometric_mean(found[name, m] for m in rows if (name, m) in found)
+        table.append([name, *ratios, mean])
+    columns = [geometric_mean(found[key] for key in found if key[1] == m) for m in rows]
+    table.append(["mean", *columns, geometric_mean(found.values())])
+    print_table(f"{section}: time over that without", ["", *map(str, rows), "mean"], table)
+
+
+def main():
+    parser = new_parser(__doc__, rounds=7, seconds=300)
+    parser.add_argument("sections", nargs="*", metavar="SECTION")
+    parser.add_argument("--rows", type=sizes, metavar="M,M,...")
+    options = parser.parse_args()
+    sections = options.sections or ["gemm", "weight-only", "attention"]
+    ratios = {section: {} for section in sections}
+    with Run(options) as run:
+        rows = options.rows or sizes(ROWS if run.on_gpu else "1,20")
+        for section in sections:
+            for name, m, sets, product, expected, one in run.cases(cases(run, section, rows)):
+                builds = [
+                    build(each, run, sets, product, expected, one) for each in (WITHOUT, WITH)
+                ]
+                times = measure(run, section, f"{name}, {m}", builds)
+                if len(times) == len(builds):
+                    ratio = times[WITH].timing.microseconds / times[WITHOUT].timing.microseconds
+                    ratios[section][name, m] = ratio
+    for section, found in ratios.items():
+        if found:
+            show(section, found)
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
