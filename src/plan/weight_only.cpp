@@ -37,9 +37,8 @@ constexpr Tiling kManyRows[] = {
 // for 8.0 to 8.7 only, or 48 rows. Tiles of two or eight such warps are not faster anywhere.
 constexpr Tiling kAhead{128, 96, 2, 2, 1}, kAheadOfAmpere{128, 128, 2, 2, 1};
 
-// What decides how a row is summed: into how many parts warps and blocks divide the depth, and
-// whether operands are decoded ahead; not the tile. Of the numbers of warps along the depth two
-// alone have tiles for few rows and for many. On 7.5 many rows need a small one.
+// How a row is summed is decided by how many warps and blocks share the depth and by decoding
+// ahead, not by the tile. Two warps have tiles for few rows and for many, of which 7.5 fits one.
 constexpr int kInvariantDepth = 2;
 constexpr Tiling kSmall{64, 24, 2, 1, kInvariantDepth};
 

@@ -103,6 +103,31 @@ def test_the_switch_is_for_all_calls(rng):
     np.testing.assert_array_equal(whole[7], one[0])
 
 
+def test_experts_hand_it_on():
+    torch = pytest.importorskip("torch")
+    from octofold import nn
+
+    torch.manual_seed(1)
+    recipe = nn.recipes.batch_invariant("blockwise")
+    shapes = (4, 256, 384), (4, 384, 128)
+    stacks = [octofold.quantize(torch.randn(s), "128x128", matrices=4) for s in shapes]
+    x, dy = torch.randn(300, 384).half(), torch.randn(300, 384).half()
+    ids, weights = torch.randint(0, 4, (300, 2)), torch.rand(300, 2)
+
+    def outcome(tokens):
+        leaf = x[tokens].requires_grad_()
+        y = octofold.experts(
+            leaf, ids[tokens], weights[tokens], *stacks, recipe=recipe, compute="weight-only"
+        )
+        return y, *torch.autograd.grad(y, leaf, dy[tokens])
+
+    whole = outcome(torch.arange(300))
+    for count in COUNTS:
+        tokens = torch.randperm(300)[:count]
+        for some, of_all in zip(outcome(tokens), whole, strict=True):
+            assert torch.equal(some, of_all[tokens])
+
+
 def test_a_layer_hands_it_on():
     torch = pytest.importorskip("torch")
     from octofold.nn import WeightOnlyLinear, convert_weight_only
