@@ -41,7 +41,7 @@ RowsOfGroups rows_of_groups(const CastOperation& operation, std::string_view arg
 void gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor x_scale, tvm::ffi::TensorView w,
                       tvm::ffi::TensorView w_scale, OptionalTensor bias, tvm::ffi::TensorView out,
                       OptionalTensor workspace, OptionalText x_granularity,
-                      tvm::ffi::String w_granularity, OptionalText candidate,
+                      tvm::ffi::String w_granularity, bool batch_invariant, OptionalText candidate,
                       OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only"};
   octofold::gemm_weight_only(
@@ -50,6 +50,7 @@ void gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor x_scale, tvm::ffi::
        .out = view_of(kOperation.name, "out", out, "float32, float16 or bfloat16"),
        .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
        .workspace = workspace_of(kOperation, workspace),
+       .batch_invariant = batch_invariant,
        .candidate = candidate_of(candidate)},
       stream_of(stream, out));
 }
@@ -57,13 +58,15 @@ void gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor x_scale, tvm::ffi::
 void gemm_weight_only_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView w,
                                tvm::ffi::TensorView w_scale, tvm::ffi::TensorView out,
                                OptionalTensor workspace, tvm::ffi::String w_granularity,
-                               OptionalText candidate, OptionalStream stream) {
+                               bool batch_invariant, OptionalText candidate,
+                               OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only_gradient"};
   octofold::gemm_weight_only_gradient(
       {.gradient = view_of(kOperation.name, "gradient", gradient, "float16 or bfloat16"),
        .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
        .out = view_of(kOperation.name, "out", out, "that of 'gradient' or float32"),
        .workspace = workspace_of(kOperation, workspace),
+       .batch_invariant = batch_invariant,
        .candidate = candidate_of(candidate)},
       stream_of(stream, out));
 }
@@ -77,8 +80,8 @@ void grouped_gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor sources,
                               tvm::ffi::TensorView w_scale, tvm::ffi::TensorView numbers,
                               OptionalTensor bias, tvm::ffi::TensorView out, int64_t slots,
                               tvm::ffi::String w_granularity, tvm::ffi::String groups,
-                              tvm::ffi::Optional<int64_t> expected_rows, OptionalText candidate,
-                              OptionalStream stream) {
+                              tvm::ffi::Optional<int64_t> expected_rows, bool batch_invariant,
+                              OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm_weight_only"};
   octofold::grouped_gemm_weight_only(
       {.x = rows_of_groups(kOperation, "x", x, sources, factors, slots),
@@ -86,6 +89,7 @@ void grouped_gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor sources,
        .groups = groups_of<WeightOnlyGroups>(kOperation, view_of(groups), numbers, expected_rows),
        .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
        .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
+       .batch_invariant = batch_invariant,
        .candidate = candidate_of(candidate)},
       stream_of(stream, out));
 }
@@ -96,13 +100,15 @@ void grouped_gemm_weight_only_gradient(tvm::ffi::TensorView gradient, OptionalTe
                                        tvm::ffi::TensorView out, int64_t slots,
                                        tvm::ffi::String w_granularity, tvm::ffi::String groups,
                                        tvm::ffi::Optional<int64_t> expected_rows,
-                                       OptionalText candidate, OptionalStream stream) {
+                                       bool batch_invariant, OptionalText candidate,
+                                       OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm_weight_only_gradient"};
   octofold::grouped_gemm_weight_only_gradient(
       {.gradient = rows_of_groups(kOperation, "gradient", gradient, sources, factors, slots),
        .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
        .groups = groups_of<WeightOnlyGroups>(kOperation, view_of(groups), numbers, expected_rows),
        .out = view_of(kOperation.name, "out", out, "that of 'gradient' or float32"),
+       .batch_invariant = batch_invariant,
        .candidate = candidate_of(candidate)},
       stream_of(stream, out));
 }

@@ -107,7 +107,8 @@ inline WeightOnlyProblem weight_only_problem_of(const Fields& fields) {
           .grouping = grouping_of(optional_text(fields, "grouping")),
           .groups = optional_field<int64_t>(fields, "groups").value_or(1),
           .expected_rows = optional_field<int64_t>(fields, "expected_rows"),
-          .gathered = optional_field<bool>(fields, "gathered").value_or(false)};
+          .gathered = optional_field<bool>(fields, "gathered").value_or(false),
+          .batch_invariant = optional_field<bool>(fields, "batch_invariant").value_or(false)};
 }
 
 }  // namespace octofold::bindings

@@ -32,6 +32,10 @@ struct GemmWeightOnlyArguments {
   /// float32 [weight_only_workspace_size(M, N, K)], contiguous. With it blocks of a GPU use split-K
   /// where that is faster, as for some tens of rows. Its contents do not matter.
   std::optional<MutableTensorView> workspace{};
+  /// A row of out depends on that row of x alone, not on how many rows there are nor on its place:
+  /// how the sum is divided follows from W and the types (docs/batch-invariance.md). The workspace
+  /// is not used.
+  bool batch_invariant = false;
   /// As in gemm().
   std::string candidate{};
 };
@@ -63,6 +67,8 @@ struct GemmWeightOnlyGradientArguments {
   MutableTensorView out;
   /// As in gemm_weight_only(), of weight_only_workspace_size(M, K, N).
   std::optional<MutableTensorView> workspace{};
+  /// As in gemm_weight_only().
+  bool batch_invariant = false;
   /// As in gemm().
   std::string candidate{};
 };

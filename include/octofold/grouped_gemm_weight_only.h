@@ -37,6 +37,8 @@ struct GroupedGemmWeightOnlyArguments {
   MutableTensorView out;
   /// [G, N], of out's type or float32, contiguous.
   std::optional<TensorView> bias{};
+  /// As in gemm_weight_only(), whatever the groups are: a row depends on itself and its group's W.
+  bool batch_invariant = false;
   /// As in gemm().
   std::string candidate{};
 };
@@ -56,6 +58,8 @@ struct GroupedGemmWeightOnlyGradientArguments {
   WeightOnlyGroups groups;
   /// [M, K]; MaskedGroups: [G, rows, K]. As in grouped_gemm_weight_only().
   MutableTensorView out;
+  /// As in grouped_gemm_weight_only().
+  bool batch_invariant = false;
   /// As in gemm().
   std::string candidate{};
 };

@@ -70,6 +70,7 @@ struct WeightOnlyProblem {
   std::int64_t groups = 1;
   std::optional<std::int64_t> expected_rows{};  ///< of kMasked, as in ProductProblem
   bool gathered = false;                        ///< rows of kRows are read where they lie
+  bool batch_invariant = false;
 };
 
 /// As of a ProductProblem, of contiguous tensors and with the workspace that the product asks for.

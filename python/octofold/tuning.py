@@ -92,6 +92,7 @@ class WeightOnlyProblem:
     """As in ProductProblem."""
     gathered: bool = False
     """Whether "rows" are read where they lie."""
+    batch_invariant: bool = False
 
 
 Problem: TypeAlias = GemmProblem | WeightOnlyProblem
@@ -201,11 +202,12 @@ def gemm_weight_only(
     w: ScaledTensor,
     candidate: str,
     *,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
     """octofold.gemm_weight_only(x, w) likewise."""
-    return multiply_by_weights(x, w, None, None, out, stream, candidate)
+    return multiply_by_weights(x, w, None, None, batch_invariant, out, stream, candidate)
 
 
 def grouped_gemm_weight_only(
@@ -214,11 +216,14 @@ def grouped_gemm_weight_only(
     groups: Rows | Masked,
     candidate: str,
     *,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
     """octofold.grouped_gemm_weight_only(x, w, groups) likewise."""
-    return multiply_by_groups_of_weights(x, w, groups, None, None, out, stream, candidate)
+    return multiply_by_groups_of_weights(
+        x, w, groups, None, None, batch_invariant, out, stream, candidate
+    )
 
 
 def table(gpu: Gpu | int = 0) -> Table:

@@ -24,6 +24,7 @@ struct WeightOnlyProduct {
   std::optional<TensorView> bias{};
   std::optional<MutableTensorView> workspace{};  ///< of a dense product
   bool transposed = false;                       ///< x · w
+  bool batch_invariant = false;  ///< the bits of a row of out depend on that row of x alone
   Groups groups{};
   std::string_view candidate{};  ///< the configuration of this name; empty: the planner's choice
 };

@@ -99,7 +99,8 @@ plan::WeightOnlyProblem problem_of(const WeightOnlyProduct& product) {
           .work = groups.work,
           .groups = groups.count,
           .expected = groups.work == config::Work::kMaskedRows ? groups.expected_rows : 0,
-          .gathered = product.gathered.has_value()};
+          .gathered = product.gathered.has_value(),
+          .batch_invariant = product.batch_invariant};
 }
 
 config::WeightOnlyScale scale_of_weights(const WeightOnlyProduct& product) {

@@ -3,6 +3,8 @@
 #include <string_view>
 #include <utility>
 
+#include "octofold/batch_invariant.h"
+
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
@@ -62,8 +64,11 @@ void check_workspace(const core::Arguments& check,
 core::WeightOnlyProduct checked(const GemmWeightOnlyArguments& given) {
   const core::Arguments check("gemm_weight_only");
   ops::Inputs inputs(check);
-  core::WeightOnlyProduct product{
-      .w = given.w, .bias = given.bias, .workspace = given.workspace, .candidate = given.candidate};
+  core::WeightOnlyProduct product{.w = given.w,
+                                  .bias = given.bias,
+                                  .workspace = given.workspace,
+                                  .batch_invariant = given.batch_invariant || is_batch_invariant(),
+                                  .candidate = given.candidate};
   product.x = flat_x(check, given, inputs);
   const TensorView& x = product.x.data;
   ops::check_weights(check, given.w, x.device, inputs);
@@ -78,8 +83,11 @@ core::WeightOnlyProduct checked(const GemmWeightOnlyArguments& given) {
 core::WeightOnlyProduct checked(const GemmWeightOnlyGradientArguments& given) {
   const core::Arguments check("gemm_weight_only_gradient");
   ops::Inputs inputs(check);
-  core::WeightOnlyProduct product{
-      .w = given.w, .workspace = given.workspace, .transposed = true, .candidate = given.candidate};
+  core::WeightOnlyProduct product{.w = given.w,
+                                  .workspace = given.workspace,
+                                  .transposed = true,
+                                  .batch_invariant = given.batch_invariant || is_batch_invariant(),
+                                  .candidate = given.candidate};
   product.x.data = ops::checked_halves(check, "gradient", given.gradient, inputs);
   const TensorView& gradient = product.x.data;
   ops::check_weights(check, given.w, gradient.device, inputs);

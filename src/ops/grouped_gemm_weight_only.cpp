@@ -6,6 +6,8 @@
 #include <span>
 #include <string_view>
 
+#include "octofold/batch_invariant.h"
+
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
@@ -114,6 +116,7 @@ void grouped_gemm_weight_only(const GroupedGemmWeightOnlyArguments& arguments, S
   core::WeightOnlyProduct product =
       checked(check, {"x", arguments.x}, arguments.w, arguments.groups, arguments.out, false);
   product.bias = ops::bias_of_groups(check, arguments.bias, product.groups.count, product.out);
+  product.batch_invariant = arguments.batch_invariant || is_batch_invariant();
   product.candidate = arguments.candidate;
   ops::run(kCalled, product, stream);
 }
@@ -124,6 +127,7 @@ void grouped_gemm_weight_only_gradient(const GroupedGemmWeightOnlyGradientArgume
   const core::Arguments check(kCalled);
   core::WeightOnlyProduct product = checked(check, {"gradient", arguments.gradient}, arguments.w,
                                             arguments.groups, arguments.out, true);
+  product.batch_invariant = arguments.batch_invariant || is_batch_invariant();
   product.candidate = arguments.candidate;
   ops::run(kCalled, product, stream);
 }

@@ -72,7 +72,8 @@ plan::WeightOnlyProblem checked(std::string_view operation, const WeightOnlyProb
                            .work = plan::work_of(problem.grouping),
                            .groups = problem.groups,
                            .expected = is_masked ? problem.expected_rows.value_or(problem.m) : 0,
-                           .gathered = problem.gathered});
+                           .gathered = problem.gathered,
+                           .batch_invariant = problem.batch_invariant});
 }
 
 plan::Gpu gpu_of(std::string_view operation, const TargetGpu& gpu) {

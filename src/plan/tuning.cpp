@@ -108,11 +108,11 @@ std::string tuning_key(const GemmProblem& problem) {
 }
 
 std::string tuning_key(const WeightOnlyProblem& problem) {
-  return core::format("{}: m {}, n {}, k {}, x {}{}, w {} {}, out {}{}{}", operation_of(problem),
-                      problem.rows, problem.columns, problem.depth, name(problem.x),
-                      problem.x_blocks ? " 1x128" : "", name(problem.w), name(problem.w_scales),
-                      name(problem.out), text_of_groups(problem),
-                      problem.gathered ? ", gathered" : "");
+  return core::format(
+      "{}: m {}, n {}, k {}, x {}{}, w {} {}, out {}{}{}{}", operation_of(problem), problem.rows,
+      problem.columns, problem.depth, name(problem.x), problem.x_blocks ? " 1x128" : "",
+      name(problem.w), name(problem.w_scales), name(problem.out), text_of_groups(problem),
+      problem.gathered ? ", gathered" : "", problem.batch_invariant ? ", batch-invariant" : "");
 }
 
 Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name) {

@@ -37,6 +37,11 @@ constexpr Tiling kManyRows[] = {
 // for 8.0 to 8.7 only, or 48 rows. Tiles of two or eight such warps are not faster anywhere.
 constexpr Tiling kAhead{128, 96, 2, 2, 1}, kAheadOfAmpere{128, 128, 2, 2, 1};
 
+// How a row is summed is decided by how many warps and blocks share the depth and by decoding
+// ahead, not by the tile. Two warps have tiles for few rows and for many, of which 7.5 fits one.
+constexpr int kInvariantDepth = 2;
+constexpr Tiling kSmall{64, 24, 2, 1, kInvariantDepth};
+
 constexpr int kMostFewRows = 16;
 
 constexpr int kLeastStages = 2, kMostStages = 4;
@@ -178,11 +183,12 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
         problem.w_scales == Granularity::kChannel || problem.w_scales == Granularity::kBlock1x128;
   }
   const std::int64_t most_splits =
-      problem.has_workspace
+      problem.has_workspace && !problem.batch_invariant
           ? config::weight_only_splits(problem.rows, problem.columns, problem.depth)
           : 1;
   std::vector<WeightOnlyWork> candidates;
   const auto add = [&](const Tiling& tiling, int rows) {
+    if (problem.batch_invariant && tiling.warps_depth != kInvariantDepth) return;
     config.tile_columns = tiling.columns;
     config.tile_rows = rows;
     config.warps_columns = tiling.warps_columns;
@@ -218,6 +224,10 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
   if (has_groups ? rows > kMostFewRows / 4 : problem.rows > kMostFewRows) {
     for (const Tiling& tiling : kManyRows) {
       if (fits(tiling.rows) || rows > tiling.rows) add(tiling, tiling.rows);
+    }
+    if (problem.batch_invariant) {
+      add(kSmall, kSmall.rows);
+      return candidates;
     }
     config.ahead = true;
     const int capability = gpu.compute_capability();

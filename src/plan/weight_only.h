@@ -33,8 +33,9 @@ struct WeightOnlyProblem {
   bool fits_tma = true;        ///< TMA can address x and W
   config::Work work = config::Work::kDense;
   std::int64_t groups = 1;
-  std::int64_t expected = 0;  ///< rows of a group of kMaskedRows
-  bool gathered = false;      ///< rows of x are read where they lie
+  std::int64_t expected = 0;     ///< rows of a group of kMaskedRows
+  bool gathered = false;         ///< rows of x are read where they lie
+  bool batch_invariant = false;  ///< how a row is summed may not depend on how many there are
 
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -51,6 +52,7 @@ struct WeightOnlyProblem {
     field("out_is_aligned", out_is_aligned);
     field("has_workspace", has_workspace);
     field("fits_tma", fits_tma);
+    if (batch_invariant) field("batch_invariant", batch_invariant);
     if (!config::has_groups(work)) return;
     field("work", work);
     field("groups", groups);

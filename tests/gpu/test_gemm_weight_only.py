@@ -99,7 +99,7 @@ def test_gradients(dtype, w_dtype, granularity, generator):
 def test_operands_that_are_decoded_ahead(dtype, w_dtype, granularity, generator):
     for m, n, k in ((131, 264, 656), (70, 300, 301), (300, 392, 1040), (17, 33, 64)):
         x, w = rows_of(generator, m, k, dtype), operand(generator, n, k, w_dtype, granularity)
-        options = None, torch.float32, None, None, AHEAD
+        options = None, torch.float32, False, None, None, AHEAD
         out = multiply_by_weights(x, w, *options)
         assert_product(out, x.double(), values_of(w))
         assert_same_bits(out, multiply_by_weights(x, w, *options))
@@ -107,7 +107,7 @@ def test_operands_that_are_decoded_ahead(dtype, w_dtype, granularity, generator)
             continue
         gradient = rows_of(generator, m, n, dtype)
         inputs = gradient, w.data, w.scale
-        out = _GRADIENT(inputs, (granularity, AHEAD), "float32", None, None)[0]
+        out = _GRADIENT(inputs, (granularity, False, AHEAD), "float32", None, None)[0]
         assert_product(out, gradient.double(), values_of(w).T)
 
 
@@ -121,7 +121,7 @@ def test_codes_that_are_decoded_ahead_are_exact(dtype, w_dtype, generator):
     w.data.view(torch.uint8)[:, 22:] = 0
     x = torch.zeros(100, 64, device=w.data.device, dtype=DTYPES[dtype])
     x[::3, 21] = 1
-    out = multiply_by_weights(x, w, None, torch.float32, None, None, AHEAD)
+    out = multiply_by_weights(x, w, None, torch.float32, False, None, None, AHEAD)
     expected = w.data[:, 21].double() * w.scale.double().flatten()[0]
     torch.testing.assert_close(out[::3].double(), expected.expand(34, 256), **EXACTLY)
     is_nan = ~expected.isfinite()  # times 0

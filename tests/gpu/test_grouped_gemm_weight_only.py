@@ -84,7 +84,7 @@ class Case:
 def product_of(case, w, parts, dtype, bias=None, candidate=None, out=None):
     n = parts[0].shape[0]
     out = Surrounded(case.rows, n, dtype, padding=4, offset=4) if out is None else out
-    options = bias, None, out.view, None, candidate
+    options = bias, None, False, out.view, None, candidate
     multiply_by_groups_of_weights(case.given, w, Rows(case.offsets), *options)
     case.check(out.view, lambda group: values_of(parts[group]), bias)
     return out
@@ -92,7 +92,7 @@ def product_of(case, w, parts, dtype, bias=None, candidate=None, out=None):
 
 def gradient_of(case, w, parts, dtype, candidate=None):
     out = Surrounded(case.rows, parts[0].shape[1], dtype, padding=4, offset=4)
-    options = None, out.view, None, candidate
+    options = None, False, out.view, None, candidate
     multiply_by_groups_of_rows(case.given, w, Rows(case.offsets), *options)
     rounds = w.granularity in ("channel", "1x128")
     rounding = 1.01 * ROUNDING[case.x.dtype] if rounds else 0.0
@@ -160,7 +160,9 @@ def test_masked_rows(granularity, generator):
 
 def tiles_of(case, w, call=multiply_by_groups_of_weights):
     """Names of candidates, one of each tile; those that the planner has for this target."""
-    options = (None, None, None) if call is multiply_by_groups_of_rows else (None, None, None, None)
+    options = (None, False, None, None)
+    if call is multiply_by_groups_of_weights:
+        options = (None, *options)
     with pytest.raises(octofold.InvalidArgumentError, match="expected one of") as caught:
         call(case.given, w, Rows(case.offsets), *options, "none of this name")
     listed = re.search(r"expected one of (.*), got", str(caught.value))

@@ -2,7 +2,7 @@
 
 import pytest
 from gpu_support import DEVICE, needs_gpu, torch
-from octofold._timing import EVENTS, GRAPH, NotCapturableError, captured, timings
+from octofold._timing import EVENTS, GRAPH, Method, NotCapturableError, captured, timings
 
 pytestmark = needs_gpu
 
@@ -13,6 +13,15 @@ def test_graphs_and_events_agree():
     calls[0]()
     found = timings({method.kind: method.sampler(calls) for method in (GRAPH, EVENTS)}, rounds=5)
     assert 0.8 < found["graph"].microseconds / found["events"].microseconds < 1.25
+
+
+def test_what_lasts_is_no_faster_than_a_burst():
+    x, out = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in "ab")
+    calls = [lambda: torch.mm(x, x, out=out)]
+    calls[0]()
+    lasting = Method("graph", rest=0.1, sustained=0.3)
+    found = timings({"burst": GRAPH.sampler(calls), "lasting": lasting.sampler(calls)}, rounds=3)
+    assert 0.95 < found["lasting"].microseconds / found["burst"].microseconds < 2
 
 
 def test_a_replay_writes_what_it_returns():

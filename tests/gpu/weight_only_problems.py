@@ -28,7 +28,7 @@ def _products(x, gradient, codes, scale, granularity, bias, device):
         if x.shape[0] > 100 and device != "cpu" and not is_hopper():
             tile = "128x96.w2x2x1.s3.k1.ahead"
             results[0] = multiply_by_weights(
-                wide, w, bias.to(device), torch.float32, None, None, tile
+                wide, w, bias.to(device), torch.float32, False, None, None, tile
             )
         if x.shape[0] <= 16:
             codes_of_x = (8 * wide).to(torch.float8_e5m2)

@@ -3,6 +3,7 @@ how it stays out."""
 
 import logging
 
+import octofold
 import pytest
 import torch
 from octofold.integrations import vllm as plug
@@ -209,8 +210,17 @@ def test_reasons_and_the_next_kernel(gpu, kernel, capability, layer, reason):
 
 
 def test_batch_invariance(gpu, monkeypatch):
+    """Plugging in switches it on; a scale for all tokens is what it excludes."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    fits, why_not = plugged.tables.is_supported_and_can_implement_kernel(BLOCKS, BLOCK_LAYER, None)
+    try:
+        plug._plug()
+        assert octofold.is_batch_invariant()
+    finally:
+        octofold.set_batch_invariant(False)
+    fits, _ = plugged.tables.is_supported_and_can_implement_kernel(BLOCKS, BLOCK_LAYER, None)
+    assert fits
+    layer = config(kFp8DynamicTensorSym, kFp8StaticTensorSym)
+    fits, why_not = plugged.tables.is_supported_and_can_implement_kernel(CHANNELS, layer, None)
     assert not fits
     assert "VLLM_BATCH_INVARIANT" in why_not
 

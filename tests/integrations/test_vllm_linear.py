@@ -76,6 +76,19 @@ def test_blocks(dtype, inputs, outputs, bias):
                 assert_product(y, cast(x, "1x128"), values(weight), layer.bias)
 
 
+def test_tokens_are_apart_where_that_is_wanted():
+    octofold.set_batch_invariant(True)
+    try:
+        with model_of(torch.bfloat16):
+            layer, _ = block_layer(torch.bfloat16, 300, 200)
+            x = random(33, 300, dtype=torch.bfloat16)
+            y, _ = layer(x)
+            for tokens in (slice(7, 8), slice(3, 20)):
+                assert torch.equal(layer(x[tokens])[0], y[tokens])
+    finally:
+        octofold.set_batch_invariant(False)
+
+
 def test_blocks_keep_the_bytes_of_the_checkpoint():
     with model_of(torch.bfloat16):
         layer, weight = block_layer(torch.bfloat16, 300, 200)

@@ -222,7 +222,7 @@ def test_opcheck_dot(opcheck):
 def test_opcheck_weight_only_vectors(opcheck, granularity):
     w, results = scaled(130, 300, granularity), (None, torch.empty(3, 130), None)
     for x, of_x in (((random(3, 300), None), None), (scaled(3, 300, "1x128"), "1x128")):
-        arguments = (*x, *w, *results, of_x, granularity, None)
+        arguments = (*x, *w, *results, of_x, granularity, False, None)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
 
 
@@ -231,20 +231,21 @@ def test_opcheck_weight_only(opcheck, granularity):
     w, x = scaled(130, 300, granularity), random(5, 300, dtype=torch.float16)
     dy = random(5, 130, dtype=torch.float16)
     for bias in (None, random(130)):
-        arguments = (x, None, *w, bias, torch.empty_like(dy), None, None, granularity, None)
+        results = torch.empty_like(dy), None
+        arguments = (x, None, *w, bias, *results, None, granularity, False, None)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
-    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity, None)
+    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity, True, None)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
     w, x = scaled(130, 1100, granularity), random(20, 1100, dtype=torch.float16)
     out = torch.empty(20, 130, dtype=torch.float16), torch.empty(2 * 20 * 130)
-    arguments = (x, None, *w, None, *out, None, granularity, None)
+    arguments = (x, None, *w, None, *out, None, granularity, True, None)
     opcheck(torch.ops.octofold.gemm_weight_only, arguments)
 
 
 @pytest.mark.parametrize("gathered", [False, True])
 def test_opcheck_weight_only_groups(opcheck, gathered):
     w = octofold.quantize(random(3, 128, 300), "128x128", matrices=3)
-    weights, options = (w.data, w.scale), (1, "128x128", "rows", None, None)
+    weights, options = (w.data, w.scale), (1, "128x128", "rows", None, True, None)
     offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
     more = (torch.arange(5).int(), random(5, 1)) if gathered else (None, None)
     x, dy = (random(5, columns, dtype=torch.float16) for columns in (300, 128))

@@ -72,6 +72,13 @@ def test_only_the_fastest_are_timed_again():
     assert order.count("4") == 3
 
 
+def test_the_fastest_may_be_timed_again_in_another_way():
+    samplers = {name: lambda name=name: float(name) for name in "4213"}
+    again = {name: lambda name=name: 10.0 - float(name) for name in "1234"}
+    _, last = screened(samplers, {}, rounds=2, finalists=2, again=again.__getitem__)
+    assert {name: timing.microseconds for name, timing in last.items()} == {"1": 9e6, "2": 8e6}
+
+
 def test_timing_is_a_median_and_a_spread():
     assert Timing.of([1e-6, 2e-6, 3e-6]) == Timing(pytest.approx(2.0), pytest.approx(0.5))
     assert spread([1.0, 1.0, 1.0]) == 0

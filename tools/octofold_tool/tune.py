@@ -33,15 +33,19 @@ Rows (of equal sizes), Masked or Depth (M,N,K: K rows were cast), or gemm_weight
 
   octofold tune --suite deepseek-v3
   octofold tune --shape 300,4096,7168 --shape 64,4096,7168 --granularity channel,channel
+  octofold tune --shape 4096,24576,1536 --sustained
   octofold tune --product rows --groups 32 --shape 8192,4096,7168
   octofold tune --show
   octofold tune --clear
 
-Take a GPU that does nothing else: 2 to 5 seconds a shape, and the kernels' compilation once.
+Take a GPU that does nothing else: 2 to 5 seconds a shape, and the kernels' compilation once. With
+--sustained the best are timed back to back until the chip's power limits them, as in training and
+in long prompts: half a minute a shape.
 """
 
 PRODUCTS = ("gemm", "cast", "gated", "rows", "masked", "depth", "weight-only")
 DEFAULT_ROUNDS = 13
+DEFAULT_SUSTAINED_ROUNDS = 3
 DEFAULT_LEAST_GAIN = 0.01
 
 
@@ -66,8 +70,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--rounds",
         metavar="COUNT",
         type=parse_rounds,
-        default=DEFAULT_ROUNDS,
-        help="rounds for the best kernels and the planned one (default: %(default)s)",
+        help="rounds for the best kernels and the planned one "
+        f"(default: {DEFAULT_ROUNDS}, sustained {DEFAULT_SUSTAINED_ROUNDS})",
+    )
+    parser.add_argument(
+        "--sustained",
+        action="store_true",
+        help="the best are those that last, back to back for half a second",
     )
     parser.add_argument(
         "--least-gain",
@@ -120,11 +129,12 @@ def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
     check_outputs(arguments.json)
     if reason := why_not():
         raise ToolError(f"no GPU to measure on: {reason}")
+    rounds = DEFAULT_SUSTAINED_ROUNDS if arguments.sustained else DEFAULT_ROUNDS
     options = GemmOptions(
         dtypes=arguments.dtype,
         granularities=arguments.granularity,
         out_dtype=arguments.out_dtype,
-        rounds=arguments.rounds,
+        rounds=arguments.rounds or rounds,
         fast_accumulation=arguments.fast_accumulation,
     )
     if not arguments.dry_run and tuning.table().file is None:
@@ -133,12 +143,13 @@ def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
             "OCTOFOLD_TUNING unset"
         )
     wanted = wanted_of(arguments, options)
-    results = measure(shapes, wanted)
+    results = measure(shapes, wanted, sustained=arguments.sustained)
     keep = [result for result in results if result.gain >= 1 + arguments.least_gain]
     show(results, keep, f"{arguments.product}: {title(options)}")
     if arguments.json is not None:
         document = [dataclasses.asdict(result) for result in results]
-        write_json(arguments.json, {"options": dataclasses.asdict(options), "results": document})
+        kind = {"options": dataclasses.asdict(options), "sustained": arguments.sustained}
+        write_json(arguments.json, {**kind, "results": document})
     if arguments.dry_run:
         return
     file = tuning.write([result.choice(wanted, planned=result not in keep) for result in results])
@@ -153,9 +164,9 @@ def wanted_of(arguments: argparse.Namespace, options: GemmOptions) -> "Wanted":
     return Wanted(options, arguments.product, arguments.groups)
 
 
-def measure(shapes: Sequence[Shape], wanted: "Wanted") -> "list[Tuned]":
+def measure(shapes: Sequence[Shape], wanted: "Wanted", *, sustained: bool) -> "list[Tuned]":
     import torch
-    from octofold._timing import GRAPH
+    from octofold._timing import GRAPH, SUSTAINED
 
     from .gpu.tune import tune
 
@@ -165,8 +176,9 @@ def measure(shapes: Sequence[Shape], wanted: "Wanted") -> "list[Tuned]":
             "only Hopper (9.0) has kernels to choose among so far, and this GPU is "
             f"{gpu.compute_major}.{gpu.compute_minor}"
         )
+    last = SUSTAINED if sustained else None
     return [
-        tune(shape, wanted, gpu.multiprocessors, GRAPH, torch.device("cuda"))
+        tune(shape, wanted, gpu.multiprocessors, GRAPH, torch.device("cuda"), last=last)
         for shape in tracked("tune", shapes)
     ]
 

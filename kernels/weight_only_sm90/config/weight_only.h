@@ -22,6 +22,9 @@ struct Sm90WeightOnlyConfig {
   bool transposed = false;
   bool w_blocks = false;
   bool depth_factors = false;
+  // Scales of blocks change what a tile's sums are in; else products of a block have sums of their
+  // own (block_scales.h). The two round differently.
+  bool unit_sums = false;
   int tile_columns = 128;
   int tile_rows = 128;
   int warpgroups = 2;    // along the columns of the tile
@@ -43,6 +46,7 @@ struct Sm90WeightOnlyConfig {
     field("transposed", transposed);
     field("w_blocks", w_blocks);
     field("depth_factors", depth_factors);
+    field("unit_sums", unit_sums);
     field("tile_columns", tile_columns);
     field("tile_rows", tile_rows);
     field("warpgroups", warpgroups);
@@ -81,9 +85,10 @@ struct Sm90WeightOnlyConfig {
   constexpr int sums() const {
     return tile_rows / 2 * (sub_tiles() + (has_partial_sums() ? 1 : 0));
   }
-  // Whether products of a block have sums of their own (block_scales.h).
-  constexpr bool has_partial_sums() const {
-    return w_blocks && tile_rows / 2 * (sub_tiles() + 1) + 48 + addresses() <= consumer_registers();
+  // Whether products of a block have sums of their own, and whether there are registers for them.
+  constexpr bool has_partial_sums() const { return w_blocks && !unit_sums; }
+  constexpr bool fits_partial_sums() const {
+    return tile_rows / 2 * (sub_tiles() + 1) + 48 + addresses() <= consumer_registers();
   }
   // Of the eight products of a stage, each 16 of the depth, so many are decoded at a time.
   constexpr int products_at_once() const {
@@ -93,7 +98,7 @@ struct Sm90WeightOnlyConfig {
   // spill. A tile of groups is kept, not worked out anew.
   constexpr int addresses() const { return 24 + 20 * (sub_tiles() - 1) + (has_groups() ? 8 : 0); }
   constexpr int other_registers() const {
-    const int scales = w_blocks && !has_partial_sums() ? 6 * sub_tiles() : 0;
+    const int scales = unit_sums ? 6 * sub_tiles() : 0;
     return addresses() + (depth_factors ? 16 : 0) + scales;
   }
 
@@ -142,6 +147,9 @@ struct Sm90WeightOnlyConfig {
     if (depth_factors && (!transposed || w_blocks)) {
       return "factors along the depth need a transposed W without block scales";
     }
+    if (unit_sums && !w_blocks) return "only scales of blocks change what sums are in";
+    if (has_partial_sums() && !fits_partial_sums())
+      return "partial sums leave too few registers: unit_sums needs none";
     // Whose places in the ring are its own: it may not be one round ahead of what fills them. It
     // waits for its next stage before it has read the one that it is at.
     if (stages % depth_groups != 0 || stages < 2 * depth_groups) {

@@ -164,15 +164,13 @@ def _keys_of_parts(inputs: Arrays, options: Options) -> int | None:
     _, k, *_, key_offsets, _, page_table = inputs
     if not options[-1]:
         return None
-    shape = getattr(k, "shape", ())
-    if len(shape) < 2:
-        return 0  # which the library says
-    if key_offsets is not None:
-        return shape[0]
+    outer, *inner = getattr(k, "shape", (0, 0))
+    if key_offsets is not None or not inner:
+        return int(outer)
     if page_table is None:
-        return shape[1]
-    pages = getattr(page_table, "shape", (0,))[-1]
-    return 0 if shape[0] == 0 else min(pages * shape[1], _MOST_COUNTED)
+        return int(inner[0])
+    *_, pages = getattr(page_table, "shape", (0,))
+    return 0 if outer == 0 else min(int(pages * inner[0]), _MOST_COUNTED)
 
 
 def _workspace_size(out: tuple[int, ...], keys: int | None = None) -> int:

@@ -20,6 +20,7 @@ def gemm_weight_only(
     *,
     bias: Array | None = None,
     out_dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -33,6 +34,9 @@ def gemm_weight_only(
     out_dtype: the dtype of the result: x's dtype or float32; for an x of float32 or FP8 any of
         float32, float16 and bfloat16. The default is the dtype of `out`, else that of x, and
         float32 where x is FP8.
+    batch_invariant: a row of the result depends on that row of x alone, not on how many rows there
+        are nor on its place; docs/batch-invariance.md tells what that costs. Also where
+        octofold.set_batch_invariant(True) is on.
     out: where to write, [..., N]. As in gemm(), nothing may require a gradient
         (octofold.nn.WeightOnlyLinear has one).
     stream: as in gemm().
@@ -43,7 +47,7 @@ def gemm_weight_only(
     Raises InvalidArgumentError, which names the argument; on a GPU UnavailableError without a
     usable driver or compiler and UnsupportedError where there are no kernels for it.
     """
-    return multiply_by_weights(x, w, bias, out_dtype, out, stream)
+    return multiply_by_weights(x, w, bias, out_dtype, batch_invariant, out, stream)
 
 
 def multiply_by_weights(
@@ -51,6 +55,7 @@ def multiply_by_weights(
     w: ScaledTensor,
     bias: Array | None,
     out_dtype: DTypeLike | None,
+    batch_invariant: bool,
     out: Array | None,
     stream: StreamLike | None,
     candidate: str | None = None,
@@ -63,7 +68,8 @@ def multiply_by_weights(
     results = None
     if out is not None:
         results = (out, _workspace(operation, out, w.shape[1], stream))
-    return _GEMM(inputs, (granularity, w.granularity, candidate), name, results, stream)[0]
+    options = (granularity, w.granularity, batch_invariant, candidate)
+    return _GEMM(inputs, options, name, results, stream)[0]
 
 
 def gemm_weight_only_gradient(
@@ -71,6 +77,7 @@ def gemm_weight_only_gradient(
     w: ScaledTensor,
     *,
     out_dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -80,7 +87,7 @@ def gemm_weight_only_gradient(
     w: as in gemm_weight_only().
     out_dtype: the dtype of the result; by default that of `out`, else gradient's.
     out: where to write, [..., K] of gradient's dtype or float32.
-    stream: as in gemm().
+    batch_invariant, stream: as in gemm_weight_only().
 
     Returns and raises as gemm_weight_only().
     """
@@ -90,7 +97,7 @@ def gemm_weight_only_gradient(
     results = None
     if out is not None:
         results = (out, _workspace(operation, out, w.shape[0], stream))
-    return _GRADIENT(inputs, (w.granularity, None), name, results, stream)[0]
+    return _GRADIENT(inputs, (w.granularity, batch_invariant, None), name, results, stream)[0]
 
 
 def require_weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ def grouped_gemm_weight_only(
     *,
     bias: Array | None = None,
     out_dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -48,13 +49,17 @@ def grouped_gemm_weight_only(
     out: where to write: [M, N], M being the number of sources where rows are gathered; Masked:
         [G, rows, N]. Rows that belong to no group, or come from nowhere, are not written: those of
         a new array are whatever memory held.
+    batch_invariant: as in gemm_weight_only(), whatever the groups are: a row depends on itself and
+        on its group's w.
     stream: as in gemm().
 
     Arithmetic is that of gemm_weight_only(). Returns `out`, or a new array in the framework of x.
     Nothing is differentiated: grouped_gemm_weight_only_gradient() is the gradient by x.
     Raises as grouped_gemm() and gemm_weight_only().
     """
-    return multiply_by_groups_of_weights(x, w, groups, bias, out_dtype, out, stream)
+    return multiply_by_groups_of_weights(
+        x, w, groups, bias, out_dtype, batch_invariant, out, stream
+    )
 
 
 def multiply_by_groups_of_weights(
@@ -63,6 +68,7 @@ def multiply_by_groups_of_weights(
     groups: Rows | Masked,
     bias: Array | None,
     out_dtype: DTypeLike | None,
+    batch_invariant: bool,
     out: Array | None,
     stream: StreamLike | None,
     candidate: str | None = None,
@@ -72,7 +78,8 @@ def multiply_by_groups_of_weights(
     inputs, options = _operands(operation, x, w, groups)
     name = result_dtype(operation, "x", inputs[0], HALF, out, out_dtype)
     results = None if out is None else (out,)
-    return _PRODUCT((*inputs, bias), (*options, candidate), name, results, stream)[0]
+    options = (*options, batch_invariant, candidate)
+    return _PRODUCT((*inputs, bias), options, name, results, stream)[0]
 
 
 def grouped_gemm_weight_only_gradient(
@@ -81,6 +88,7 @@ def grouped_gemm_weight_only_gradient(
     groups: Rows | Masked,
     *,
     out_dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -91,12 +99,12 @@ def grouped_gemm_weight_only_gradient(
     w, groups: as in grouped_gemm_weight_only().
     out_dtype: the dtype of the result; by default that of `out`, else gradient's.
     out: where to write, [M, K] or [G, rows, K], of gradient's dtype or float32.
-    stream: as in gemm().
+    batch_invariant, stream: as in grouped_gemm_weight_only().
 
     Scales that differ along N ("channel", 1x128) take one more rounding, as in
     gemm_weight_only_gradient(). Returns and raises as grouped_gemm_weight_only().
     """
-    return multiply_by_groups_of_rows(gradient, w, groups, out_dtype, out, stream)
+    return multiply_by_groups_of_rows(gradient, w, groups, out_dtype, batch_invariant, out, stream)
 
 
 def multiply_by_groups_of_rows(
@@ -104,6 +112,7 @@ def multiply_by_groups_of_rows(
     w: ScaledTensor,
     groups: Rows | Masked,
     out_dtype: DTypeLike | None,
+    batch_invariant: bool,
     out: Array | None,
     stream: StreamLike | None,
     candidate: str | None = None,
@@ -113,13 +122,14 @@ def multiply_by_groups_of_rows(
     inputs, options = _operands(operation, gradient, w, groups)
     name = result_dtype(operation, "gradient", inputs[0], HALF, out, out_dtype)
     results = None if out is None else (out,)
-    return _GRADIENT(inputs, (*options, candidate), name, results, stream)[0]
+    options = (*options, batch_invariant, candidate)
+    return _GRADIENT(inputs, options, name, results, stream)[0]
 
 
 def _operands(
     operation: str, x: Array | Gathered, w: ScaledTensor, groups: Rows | Masked
 ) -> tuple[Arrays, Options]:
-    """What both products have: inputs up to the bias, options up to the candidate."""
+    """What both products have: inputs up to the bias, options up to batch_invariant."""
     rows, sources, factors, slots = x, None, None, 1
     if isinstance(x, Gathered):
         if x.transposed_factors is not None:
@@ -176,6 +186,7 @@ def _parameters(argument: str, **more: Any) -> dict[str, Any]:
         **more,
         "groups": str,
         "groups.expected_rows": int | None,
+        "batch_invariant": bool,
         "candidate": str | None,
     }
 

@@ -131,6 +131,7 @@ def gemm_weight_only(
     *,
     bias: Array | None = None,
     out_dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """Compute x[..., K] · w[N, K]ᵀ (+ bias[N]) with FP8 weights, on GPUs with FP8 units or without.
 
@@ -139,11 +140,14 @@ def gemm_weight_only(
     w: e4m3 or e5m2 with scales of any granularity.
     bias: [N], of the result's dtype or float32. Only with an x of 16 bits.
     out_dtype: the dtype of x (the default; float32 where x is FP8) or float32.
+    batch_invariant: a row of the result depends on that row of x alone.
 
     Returns [..., N]. Errors as in gemm().
     """
     x = _of_jax("gemm_weight_only", "x", x)
-    return _gemm_weight_only.gemm_weight_only(x, w, bias=bias, out_dtype=out_dtype)
+    return _gemm_weight_only.gemm_weight_only(
+        x, w, bias=bias, out_dtype=out_dtype, batch_invariant=batch_invariant
+    )
 
 
 def grouped_gemm_weight_only(
@@ -153,6 +157,7 @@ def grouped_gemm_weight_only(
     *,
     bias: Array | None = None,
     out_dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """A product of each group of rows with FP8 weights of its own.
 
@@ -162,6 +167,7 @@ def grouped_gemm_weight_only(
     groups: as in grouped_gemm().
     bias: [G, N], of the result's dtype or float32.
     out_dtype: the dtype of x (the default) or float32.
+    batch_invariant: as in gemm_weight_only().
 
     Returns [M, N] or [G, rows, N]. Rows that belong to no group, or come from nowhere, are whatever
     memory held. Errors as in grouped_gemm().
@@ -172,7 +178,7 @@ def grouped_gemm_weight_only(
     else:
         x = _of_jax(operation, "x", x)
     return _grouped_gemm_weight_only.grouped_gemm_weight_only(
-        x, w, groups, bias=bias, out_dtype=out_dtype
+        x, w, groups, bias=bias, out_dtype=out_dtype, batch_invariant=batch_invariant
     )
 
 

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "core/format.h"
 #include "core/scale_layout.h"
 #include "kernels/sm90/config/gemm.h"
 #include "plan/capability.h"
 #include "plan/sm90/cost.h"
+#include "plan/tma.h"
 
 namespace octofold::plan {
 namespace {
@@ -34,16 +36,30 @@ constexpr int kManyRowsOfTile[] = {96, 128, 160, 176, 192, 208, 256};
 
 constexpr int kRowsOfTileOfGroups[] = {32, 64, 96, 128, 176, 256};
 
+// Where this kernel has to take fewer rows too.
+constexpr int kFewestRowsOfTile[] = {8, 16};
+
+// Numbers of rows, of all magnitudes that matter.
+constexpr std::int64_t kRowsOfAllMagnitudes[] = {8, 64, 512, 4096};
+
 std::vector<int> rows_of_tiles(const WeightOnlyProblem& problem) {
   std::vector<int> all;
+  const std::span<const int> fewest =
+      problem.batch_invariant ? std::span<const int>(kFewestRowsOfTile) : std::span<const int>();
   if (config::has_groups(problem.work)) {
     const double rows = expected_rows(problem);
+    for (const int of_tile : fewest) {
+      if (rows <= 2 * of_tile) all.push_back(of_tile);
+    }
     for (const int of_tile : kRowsOfTileOfGroups) {
       if (of_tile <= 2 * rows) all.push_back(of_tile);
     }
     return all;
   }
   const std::int64_t rows = problem.rows;
+  for (const int of_tile : fewest) {
+    if (rows <= of_tile) return {of_tile};
+  }
   for (const int of_tile : kFewRowsOfTile) {
     if (rows <= of_tile) return {of_tile};
   }
@@ -73,25 +89,31 @@ std::int64_t tiles_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConf
          core::ceil_divide(problem.columns, config.tile_columns);
 }
 
-}  // namespace
-
-std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyProblem& problem,
-                                                              const Gpu& gpu) {
-  std::vector<Sm90WeightOnlyConfig> candidates;
+// Whether the kernel can have it, whatever its rows.
+bool is_possible(const WeightOnlyProblem& problem, const Gpu& gpu) {
   const bool is_half = problem.x == DType::kFloat16 || problem.x == DType::kBFloat16;
+  if (product_kernels(gpu) != ProductKernels::kSm90 || !is_half || !problem.fits_tma ||
+      (problem.out != problem.x && problem.out != DType::kFloat32)) {
+    return false;
+  }
   // Tiles, and TMA, count in int.
   constexpr std::int64_t kMostCounted = std::numeric_limits<int>::max() - 4096;
-  if (std::max({problem.rows, problem.columns, problem.depth}) > kMostCounted) return candidates;
+  if (std::max({problem.rows, problem.columns, problem.depth}) > kMostCounted) return false;
+  // A row alone fits TMA whatever its length, others of that length do not.
+  if (problem.batch_invariant && problem.depth * size_of(problem.x) % kTmaAlignment != 0) {
+    return false;
+  }
   // TMA reads no rows that lie anywhere, and no zeros behind a group's part of the depth.
   const bool has_groups = config::has_groups(problem.work);
-  if (problem.gathered || (has_groups && problem.transposed && problem.depth % kScaleBlock != 0)) {
-    return candidates;
-  }
-  const double rows_of_matrix = expected_rows(problem);
-  if (product_kernels(gpu) != ProductKernels::kSm90 || rows_of_matrix < kLeastRows || !is_half ||
-      !problem.fits_tma || (problem.out != problem.x && problem.out != DType::kFloat32)) {
-    return candidates;
-  }
+  return !problem.gathered &&
+         !(has_groups && problem.transposed && problem.depth % kScaleBlock != 0);
+}
+
+// All whose tiles so many blocks share.
+std::vector<Sm90WeightOnlyConfig> candidates_of(const WeightOnlyProblem& problem, const Gpu& gpu,
+                                                std::span<const int> splits) {
+  std::vector<Sm90WeightOnlyConfig> candidates;
+  const bool has_groups = config::has_groups(problem.work);
   const bool by_depth =
       problem.w_scales == Granularity::kChannel || problem.w_scales == Granularity::kBlock1x128;
   Sm90WeightOnlyConfig config{.w = problem.w,
@@ -109,20 +131,24 @@ std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyPr
     config.tile_columns = columns;
     config.warpgroups = warpgroups;
     config.depth_groups = depth_groups;
-    if (has_groups && depth_groups > 1) continue;
+    // Groups of warpgroups add their sums, each of which rounds: none where rows are summed alike.
+    if ((has_groups || problem.batch_invariant) && depth_groups > 1) continue;
     for (const int rows : rows_of_tiles(problem)) {
       config.tile_rows = rows;
       const std::int64_t tiles = tiles_of(problem, config);
-      for (const int split : kSplits) {
+      for (const int split : splits) {
         config.split_k = split;
-        // Blocks that share a tile have one each, and some steps.
-        if (split > 1 && (has_groups || tiles * split > 3 * gpu.multiprocessors ||
-                          steps < 2 * split * depth_groups)) {
+        if (split > 1 && steps < 2 * split * depth_groups) continue;
+        // Blocks that share a tile have one each.
+        if (split > 1 && !problem.batch_invariant && tiles * split > 3 * gpu.multiprocessors) {
           continue;
         }
         for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
           config.blocks_per_multiprocessor = blocks;
           if (blocks > 1 && tiles <= sm90::clusters_at_once(split, blocks - 1, gpu)) break;
+          // Tiles of many rows have no registers for partial sums, others do as well without.
+          config.unit_sums =
+              config.w_blocks && (problem.batch_invariant || !config.fits_partial_sums());
           if (fit_stages(config, core::ceil_divide(steps, std::int64_t{split})) &&
               config.invalid_reason() == nullptr) {
             candidates.push_back(config);
@@ -132,6 +158,38 @@ std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyPr
     }
   }
   return candidates;
+}
+
+// How many blocks share a tile, whatever its rows: those with which few rows, some and many take
+// the least time together, of each its share of what it takes with the best.
+int invariant_split(WeightOnlyProblem problem, const Gpu& gpu) {
+  const auto cost_of = [&](int split) {
+    double cost = 0;
+    for (const std::int64_t rows : kRowsOfAllMagnitudes) {
+      problem.rows = rows;
+      double least = std::numeric_limits<double>::infinity();
+      for (const auto& config : candidates_of(problem, gpu, {&split, 1})) {
+        least = std::min(least, expected_clocks(problem, config, gpu));
+      }
+      cost += std::log(least);
+    }
+    return cost;
+  };
+  return *std::ranges::min_element(kSplits, {}, cost_of);
+}
+
+}  // namespace
+
+std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyProblem& problem,
+                                                              const Gpu& gpu) {
+  if (!is_possible(problem, gpu)) return {};
+  const bool has_groups = config::has_groups(problem.work);
+  if (problem.batch_invariant) {
+    const int split = has_groups ? 1 : invariant_split(problem, gpu);
+    return candidates_of(problem, gpu, {&split, 1});
+  }
+  if (expected_rows(problem) < kLeastRows) return {};
+  return candidates_of(problem, gpu, has_groups ? std::span(kSplits).first(1) : kSplits);
 }
 
 std::string name_of(const Sm90WeightOnlyConfig& config) {
@@ -181,7 +239,7 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
   const double read = matrices * static_cast<double>(problem.columns) *
                       static_cast<double>(problem.depth) / gpu.multiprocessors / kFromMemory;
   const double shared = config.split_k > 1 ? kShare + kShareSum * cells / 64 : 0;
-  return std::max(worked, read) + kStart + shared;
+  return std::max(worked, read) + kStart + rounds * shared;
 }
 
 KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,

@@ -226,13 +226,26 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTilesOfGroups) {
   }
 }
 
+// Batch-invariant ones, of few rows and of many.
+TEST_P(WeightOnlyKernelsTest, OfBatchInvariantProducts) {
+  for (const std::int64_t rows : {4, 1000}) {
+    expect_sound({.rows = rows,
+                  .columns = 2112,
+                  .depth = 7168,
+                  .x = narrow(),
+                  .out = narrow(),
+                  .w_scales = Granularity::kBlock128x128,
+                  .batch_invariant = true});
+  }
+}
+
 // Of Hopper's own kernel those with the most sums for a thread, of each kind of scales.
 TEST_P(WeightOnlyKernelsTest, OfHopper) {
   if (GetParam() != 90) GTEST_SKIP() << "9.0 alone has products of warpgroups";
   const Sm90WeightOnlyConfig kinds[] = {
-      {.w_blocks = true},
+      {.w_blocks = true, .unit_sums = true},
       {.x = DType::kFloat16, .out = DType::kFloat32},
-      {.transposed = true, .w_blocks = true},
+      {.transposed = true, .w_blocks = true, .unit_sums = true},
       {.w = DType::kE5M2, .transposed = true, .depth_factors = true, .store_vectors = false}};
   for (Sm90WeightOnlyConfig config : kinds) {
     config.tile_columns = 256;
@@ -240,10 +253,15 @@ TEST_P(WeightOnlyKernelsTest, OfHopper) {
     config.stages = 2;
     expect_sound(config);
   }
-  expect_sound(
-      {.w_blocks = true, .tile_columns = 192, .tile_rows = 192, .warpgroups = 3, .stages = 2});
-  expect_sound(
-      Sm90WeightOnlyConfig{.w_blocks = true, .tile_columns = 128, .tile_rows = 256, .stages = 2});
+  Sm90WeightOnlyConfig largest = kinds[0];
+  largest.stages = 2;
+  largest.tile_columns = largest.tile_rows = 192;
+  largest.warpgroups = 3;
+  expect_sound(largest);
+  largest.tile_columns = 128;
+  largest.tile_rows = 256;
+  largest.warpgroups = 2;
+  expect_sound(largest);
   for (Sm90WeightOnlyConfig config : kinds) {
     config.tile_columns = 128;
     config.tile_rows = config.depth_factors ? 128 : 176;

@@ -86,6 +86,7 @@ TEST(HopperWeightOnlyTest, OfBlocksInUnitsOfTheLastOne) {
   constexpr Sm90WeightOnlyConfig kConfig{.x = kFloat16,
                                          .out = kFloat32,
                                          .w_blocks = true,
+                                         .unit_sums = true,
                                          .tile_columns = 128,
                                          .tile_rows = 208,
                                          .warpgroups = 2,
@@ -96,6 +97,15 @@ TEST(HopperWeightOnlyTest, OfBlocksInUnitsOfTheLastOne) {
         {.rows = 8, .columns = 64, .depth = 896, .w_scales = kBlock128x128, .scales = scales});
   }
   expect_product<kConfig>({.rows = 120, .columns = 144, .depth = 656, .w_scales = kBlock1x128});
+  // Of few rows, as batch-invariant products have them.
+  expect_product<{.w_blocks = true,
+                  .unit_sums = true,
+                  .tile_columns = 64,
+                  .tile_rows = 8,
+                  .warpgroups = 1,
+                  .stages = 4,
+                  .split_k = 2}>(
+      {.rows = 5, .columns = 80, .depth = 784, .w_scales = kBlock128x128, .has_bias = true});
 }
 
 // Of its four warps each two have a half of a slab of 128 columns.
@@ -115,8 +125,12 @@ TEST(HopperWeightOnlyTest, TransposedByTwoWarpgroupsToASlab) {
 }
 
 TEST(HopperWeightOnlyTest, TransposedOfBlocks) {
-  expect_product<{
-      .transposed = true, .w_blocks = true, .tile_columns = 256, .tile_rows = 96, .stages = 2}>(
+  expect_product<{.transposed = true,
+                  .w_blocks = true,
+                  .unit_sums = true,
+                  .tile_columns = 256,
+                  .tile_rows = 96,
+                  .stages = 2}>(
       {.rows = 96, .columns = 272, .depth = 400, .w_scales = kBlock128x128});
 }
 

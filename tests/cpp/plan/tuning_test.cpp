@@ -60,6 +60,9 @@ TEST(TuningTest, KeysOfEachKindOfProduct) {
             key("grouped_gemm", "bfloat16, groups of K, groups 4"));
   EXPECT_EQ(tuning_key(kWeights),
             "gemm_weight_only: m 32, n 4096, k 4096, x bfloat16, w e4m3 channel, out bfloat16");
+  WeightOnlyProblem other = kWeights;
+  other.batch_invariant = true;
+  EXPECT_EQ(tuning_key(other), tuning_key(kWeights) + ", batch-invariant");
 }
 
 // Each finds its own choice and no other's. How something is cast makes no difference.

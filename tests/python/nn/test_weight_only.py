@@ -71,7 +71,7 @@ def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkey
         return y.detach(), leaf.grad, layer.bias.grad
 
     expected = outcome()
-    monkeypatch.setattr("octofold.nn.layers.weight_only._is_by_copy", lambda x, most: True)
+    monkeypatch.setattr("octofold.nn.layers.weight_only._is_by_copy", lambda *_: True)
     monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only", None)
     monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only_gradient", None)
     for found, other in zip(outcome(), expected, strict=True):
@@ -81,7 +81,8 @@ def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkey
 
 @pytest.mark.parametrize("hopper", [False, True])
 def test_how_many_rows_are_decoded(hopper, monkeypatch):
-    """Up to 128 on any GPU, on Hopper more; on the CPU all. None where there are no kernels."""
+    """Up to 128 on any GPU, on Hopper more; on the CPU, and where they may not matter, all. None
+    where there are no kernels."""
     module = "octofold.nn.layers.weight_only"
     monkeypatch.setattr(f"{module}.has_warpgroups", lambda device: hopper)
     has_kernels = True
@@ -94,12 +95,15 @@ def test_how_many_rows_are_decoded(hopper, monkeypatch):
         def __init__(self, rows):
             self.shape, self.dtype = (rows, 64), torch.float16
 
-    assert not by_copy(OnGpu(128), 1024)
-    assert by_copy(OnGpu(129), 1024) is not hopper
-    assert by_copy(OnGpu(1025), 1024)
-    assert not by_copy(random(4096, 64), 1024)
+    assert not by_copy(OnGpu(128), 1024, False)
+    assert by_copy(OnGpu(129), 1024, False) is not hopper
+    assert by_copy(OnGpu(1025), 1024, False)
+    assert not by_copy(random(4096, 64), 1024, False)
+    assert not by_copy(OnGpu(1025), 1024, True)
+    monkeypatch.setattr(f"{module}.is_batch_invariant", lambda: True)
+    assert not by_copy(OnGpu(1025), 1024, False)
     has_kernels = False
-    assert by_copy(OnGpu(1), 1024)
+    assert by_copy(OnGpu(1), 1024, True)
 
 
 @pytest.mark.parametrize("granularity", ["128x128", "channel", "tensor"])
@@ -213,9 +217,9 @@ def test_old_weights_are_let_go_one_by_one(monkeypatch):
     weights = [weakref.ref(layer.weight) for layer in model]
     from_linear, alive = nn.WeightOnlyLinear.from_linear, []
 
-    def counting(*arguments):
+    def counting(*arguments, **options):
         alive.append(sum(weight() is not None for weight in weights))
-        return from_linear(*arguments)
+        return from_linear(*arguments, **options)
 
     monkeypatch.setattr(nn.WeightOnlyLinear, "from_linear", counting)
     nn.convert_weight_only(model)

@@ -68,6 +68,17 @@ def test_what_is_planned_is_always_timed():
     assert (unchanged.candidate, unchanged.gain) == (planned, 1.0)
 
 
+def test_the_last_rounds_may_be_of_what_lasts():
+    """The planned one is slower in bursts, and faster back to back."""
+    planned, other = tuning.planned(WANTED.problem(SHAPE)), "128x64.w2.c1x1x1.b1.early"
+    bursts, lasting = FakeMethod({other: 4e-6, planned: 5e-6}), FakeMethod({planned: 6e-6})
+    arguments = SHAPE, WANTED, 132, bursts, CPU, bursts.new_call, 400_000
+    result = gpu_tune.tune(*arguments, last=lasting)
+    assert (result.candidate, result.microseconds) == (planned, pytest.approx(6.0))
+    assert {other, planned} <= set(lasting.names)
+    assert len(lasting.names) < len(bursts.names)
+
+
 def test_a_wrong_candidate_is_a_fault(monkeypatch):
     method = FakeMethod({})
 
@@ -115,7 +126,7 @@ def one_gpu(monkeypatch, tmp_path):
         products = len(json.loads(file.read_text())["products"]) if file.exists() else 0
         return tuning.Table(file, "", products, 45)
 
-    def measure(shapes, wanted):
+    def measure(shapes, wanted, sustained):
         planned = [tuning.planned(wanted.problem(shape)) for shape in shapes]
         other = "256x128.w2.c1x1x1.b1.early"
         return [

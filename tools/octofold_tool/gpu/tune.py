@@ -92,9 +92,10 @@ def tune(
     device: torch.device,
     new_call: NewCall = Case.by,
     min_bytes: int = COLD_BYTES,
+    last: Method | None = None,
 ) -> Tuned:
     """Screen all sensible candidates in turns, then time the best and the planned one in turns for
-    longer. Raises ToolError where one is wrong."""
+    longer, by the method `last` if that is another. Raises ToolError where one is wrong."""
     problem = wanted.problem(shape)
     planned = tuning.planned(problem, multiprocessors)
     names = [
@@ -109,7 +110,8 @@ def tune(
         require_right(f"{wanted.product} {shape} by {name}", cases[0], ours[0])
 
     samplers = {name: method.sampler(ours) for name, ours in calls.items()}
-    _, times = screened(samplers, {planned: samplers[planned]}, wanted.options.rounds)
+    again = samplers.__getitem__ if last is None else lambda name: last.sampler(calls[name])
+    _, times = screened(samplers, {planned: again(planned)}, wanted.options.rounds, again=again)
     fastest = min(times, key=lambda name: times[name].microseconds)
     return Tuned(
         *shape,

@@ -8,6 +8,7 @@ it took. docs/integrations/vllm.md tells the rest.
 
 from importlib.metadata import version
 
+from ..._core.batch_invariance import set_batch_invariant
 from ..hosts import plug_in
 
 
@@ -20,8 +21,12 @@ def register() -> None:
 
 
 def _plug() -> str:
+    import vllm.envs as envs
+
     from . import experts, linear
 
+    if envs.VLLM_BATCH_INVARIANT:
+        set_batch_invariant(True)
     linear.insert()
     experts.insert()
     return (

@@ -126,8 +126,8 @@ class OctofoldExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         why_not = serving.why_not_first(capability, "grouped_gemm", a="1x128", b="128x128")
         if why_not:
             return False, f"kernel {why_not}"
-        if envs.VLLM_BATCH_INVARIANT:
-            return False, "kernel does not support batch invariance"
+        if envs.VLLM_BATCH_INVARIANT and activation_key == kFp8DynamicTensorSym:
+            return False, "kernel casts all tokens with one scale, and so has no batch invariance"
         if moe_config.has_bias:
             return False, "kernel does not support biases"
         limits = moe_config.swiglu_limit, moe_config.swiglu_alpha, moe_config.swiglu_beta

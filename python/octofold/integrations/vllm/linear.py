@@ -63,12 +63,8 @@ class OctofoldFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):  # type: ign
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> _Answer:
-        return _answer(
-            _why_not_here()
-            or serving.why_not_first(
-                _capability(compute_capability), "gemm", a="1x128", b="128x128"
-            )
-        )
+        capability = _capability(compute_capability)
+        return _answer(serving.why_not_first(capability, "gemm", a="1x128", b="128x128"))
 
     @classmethod
     def can_implement(cls, config: FP8ScaledMMLinearLayerConfig) -> _Answer:
@@ -111,12 +107,8 @@ class OctofoldFP8ScaledMMLinearKernel(FP8ScaledMMLinearKernel):  # type: ignore[
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> _Answer:
-        return _answer(
-            _why_not_here()
-            or serving.why_not_first(
-                _capability(compute_capability), "gemm", a="channel", b="channel"
-            )
-        )
+        capability = _capability(compute_capability)
+        return _answer(serving.why_not_first(capability, "gemm", a="channel", b="channel"))
 
     @classmethod
     def can_implement(cls, config: FP8ScaledMMLinearLayerConfig) -> _Answer:
@@ -129,6 +121,8 @@ class OctofoldFP8ScaledMMLinearKernel(FP8ScaledMMLinearKernel):  # type: ignore[
             )
         if x.static and of_x != "tensor":
             return False, "takes one static scale for activations, not one for each token"
+        if envs.VLLM_BATCH_INVARIANT and of_x == "tensor" and not x.static:
+            return False, "casts all tokens with one scale, which VLLM_BATCH_INVARIANT excludes"
         return _answer(_why_not_dtypes(config))
 
     def input_quant_key(self) -> QuantKey | None:
@@ -172,9 +166,7 @@ class OctofoldWeightOnlyFP8LinearKernel(FP8ScaledMMLinearKernel):  # type: ignor
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> _Answer:
         capability = _capability(compute_capability)
-        return _answer(
-            _why_not_here() or serving.why_not_weight_only(capability, torch.float16, "channel")
-        )
+        return _answer(serving.why_not_weight_only(capability, torch.float16, "channel"))
 
     @classmethod
     def can_implement(cls, config: FP8ScaledMMLinearLayerConfig) -> _Answer:
@@ -243,13 +235,6 @@ def _granularity(shape: GroupShape) -> str:
 def _shape(scale: Any) -> str:
     row, column = scale.group_shape
     return f"{row}x{column}"
-
-
-def _why_not_here() -> str:
-    """What does not depend on a layer."""
-    if envs.VLLM_BATCH_INVARIANT:
-        return "has sums whose order depends on the number of tokens (VLLM_BATCH_INVARIANT)"
-    return ""
 
 
 def _why_not_dtypes(config: FP8ScaledMMLinearLayerConfig) -> str:

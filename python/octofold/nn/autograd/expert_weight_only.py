@@ -1,5 +1,6 @@
 """Experts of FP8 weights with activations of 16 bits, with gradients by all but the weights."""
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,7 @@ def weight_only_experts(
         second.bias,
         activation,
         dtype,
+        recipe.batch_invariant,
     )
     differentiated = inputs.x, inputs.weights, inputs.first_bias, inputs.second_bias
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiated):
@@ -79,6 +81,7 @@ class _Inputs(NamedTuple):
     activation: str
     dtype: torch.dtype
     """The dtype of the result."""
+    batch_invariant: bool
 
 
 class _Kept(NamedTuple):
@@ -100,11 +103,14 @@ def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor]:
     offsets, sources, positions = inputs.routing
     rows = Gathered(_flat(x), sources, slots=positions.shape[-1])
     bias = addable(inputs.first_bias, x.dtype)
-    gate_up: Tensor = grouped_gemm_weight_only(rows, inputs.first, Rows(offsets), bias=bias)
+    invariant = inputs.batch_invariant
+    gate_up: Tensor = grouped_gemm_weight_only(
+        rows, inputs.first, Rows(offsets), bias=bias, batch_invariant=invariant
+    )
     h = activated(gate_up, inputs.activation)
     bias = addable(inputs.second_bias, dtype)
     y: Tensor = grouped_gemm_weight_only(
-        h, inputs.second, Rows(offsets), bias=bias, out_dtype=dtype
+        h, inputs.second, Rows(offsets), bias=bias, out_dtype=dtype, batch_invariant=invariant
     )
     return combine(y, positions, inputs.weights.contiguous()), gate_up
 
@@ -129,6 +135,9 @@ class _WeightOnly(torch.autograd.Function):
         )
         save(ctx, kept)
         ctx.layout, ctx.activation, ctx.x_dtype = layout, inputs.activation, inputs.x.dtype
+        ctx.product = functools.partial(
+            grouped_gemm_weight_only_gradient, batch_invariant=inputs.batch_invariant
+        )
         biases = inputs.first_bias, inputs.second_bias
         ctx.bias_dtypes = tuple(None if bias is None else bias.dtype for bias in biases)
         return out
@@ -147,7 +156,7 @@ class _WeightOnly(torch.autograd.Function):
         if kept.gate_up is not None:
             rows = Gathered(_flat(dy.to(half)), sources, slots=positions.shape[-1])
             assert kept.second is not None
-            dh: Tensor = grouped_gemm_weight_only_gradient(rows, kept.second, Rows(offsets))
+            dh: Tensor = ctx.product(rows, kept.second, Rows(offsets))
             if needs.weights:
                 d_weights = activation_dots(dh, kept.gate_up, positions, activation=ctx.activation)
                 if kept.second_bias is not None:
@@ -158,7 +167,7 @@ class _WeightOnly(torch.autograd.Function):
                 d_first_bias = group_sums(d, kept.routing, kept.weights).to(first_dtype)
             if needs.x:
                 assert kept.first is not None
-                dx = grouped_gemm_weight_only_gradient(d, kept.first, Rows(offsets))
+                dx = ctx.product(d, kept.first, Rows(offsets))
                 dx = combine(dx, positions, kept.weights)
         gradients: tuple[Any, ...] = ctx.layout.gradients(
             ctx, x=dx, weights=d_weights, first_bias=d_first_bias, second_bias=d_second_bias

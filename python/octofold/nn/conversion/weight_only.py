@@ -30,6 +30,7 @@ def convert_weight_only(
     module_filter_fn: ModuleFilter | None = None,
     *,
     activations: str = "exact",
+    batch_invariant: bool = False,
 ) -> Conversion:
     """Make each torch.nn.Linear of a model an octofold.nn.WeightOnlyLinear.
 
@@ -42,6 +43,8 @@ def convert_weight_only(
         device that multiplies FP8 with FP8 (a GPU with FP8 units, the CPU): of normal numbers a
         result then loses 2.6 to 2.7 % in the norm (e4m3, all granularities). On others they stay
         exact.
+    batch_invariant: that of the WeightOnlyLinear; False with "auto", where the number of tokens
+        decides.
 
     Whatever the filter says, the layers that convert() always leaves alone are left alone here too:
     above all layers whose weight other modules read, which FP8 would break. A layer that stands in
@@ -54,17 +57,22 @@ def convert_weight_only(
     if activations not in _ACTIVATIONS:
         expected = " or ".join(f"'{word}'" for word in _ACTIVATIONS)
         raise invalid_argument(_NAME, "activations", expected, activations)
+    if batch_invariant and activations == "auto":
+        expected = "False with activations='auto', where the number of tokens decides"
+        raise invalid_argument(_NAME, "batch_invariant", expected, repr(batch_invariant))
     picked = pick(_NAME, model, module_filter_fn, but=conv1ds(model, CONV1D))
     converted = dict.fromkeys(picked.layers, "")
     while picked.layers:  # one after another, so that memory never holds two of each
         name, linear = picked.layers.popitem()
-        layer = _layer_of(linear, format, activations)
+        layer = _layer_of(linear, format, activations, batch_invariant)
         converted[name] = words_of(layer)
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, picked.left_alone)
 
 
-def _layer_of(linear: torch.nn.Linear, format: Format, activations: str) -> Fp8Weight:
+def _layer_of(
+    linear: torch.nn.Linear, format: Format, activations: str, batch_invariant: bool
+) -> Fp8Weight:
     if activations == "exact":
-        return WeightOnlyLinear.from_linear(linear, format)
+        return WeightOnlyLinear.from_linear(linear, format, batch_invariant=batch_invariant)
     return frozen_layer(linear, quantize(linear.weight.detach(), format))

@@ -11,7 +11,7 @@ from ..._core.errors import invalid_argument
 from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
-from ..._core.torch import DTYPES
+from ..._core.torch import DTYPES, with_aligned_rows
 from ..autograd.boundary import Sides
 from ..autograd.fitting import is_fp8, require_features
 from .buffers import KeepsBuffers
@@ -35,7 +35,8 @@ class Fp8Weight(KeepsBuffers):
     Scales are float32 multipliers, whatever their names say. to(), half() and the like move weight
     and scales, and convert neither. save_pretrained() of other libraries gets the numbers that they
     stand for. In models that other libraries load, the weight is a parameter, a frozen one
-    (keep_as_parameter()).
+    (keep_as_parameter()). On a GPU rows of codes begin at multiples of 16 bytes: where a checkpoint
+    has them otherwise (an `in` that is no multiple of 16), the layer has a copy.
 
     own_name: the name of the class in messages.
     trains_bias: whether the bias of a new layer is a parameter.
@@ -112,16 +113,25 @@ class Fp8Weight(KeepsBuffers):
 
     def hold(self, weight: ScaledTensor, bias: Tensor | None) -> None:
         """Take these; a bias that is a parameter stays one, and the weight stays what it was."""
-        if "weight" in self._parameters:
-            self._parameters["weight"] = stored(weight.data)
-        else:
-            self.register_buffer("weight", weight.data)
+        self._hold_codes(with_aligned_rows(weight.data))
         self.register_buffer(self.scale_name, weight.scale)
         if isinstance(bias, Parameter):
             self._buffers.pop("bias", None)
             self.register_parameter("bias", bias)
         else:
             self.register_buffer("bias", bias)
+
+    def _hold_codes(self, codes: Tensor) -> None:
+        if "weight" in self._parameters:
+            self._parameters["weight"] = stored(codes)
+        else:
+            self.register_buffer("weight", codes)
+
+    def _align_codes(self) -> None:
+        codes = self.weight.detach()
+        aligned = with_aligned_rows(codes)
+        if aligned is not codes:
+            self._hold_codes(aligned)
 
     def recast(self, weight: Tensor) -> None:
         """Take a weight [out, in] of high precision, cast as the layer's own was."""
@@ -145,14 +155,17 @@ class Fp8Weight(KeepsBuffers):
             self._parameters["weight"] = stored(
                 now if now.dtype == codes.dtype else codes.to(now.device)
             )
+        self._align_codes()
         return self
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        # Others, of load_state_dict(assign=True).
         if "weight" in self._parameters:
-            self._parameters["weight"] = stored(self.weight)  # load_state_dict(assign=True)
+            self._parameters["weight"] = stored(self.weight)
+        self._align_codes()
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -93,7 +93,8 @@ class InferenceLinear(Fp8Weight):
         weight, bias = self.scaled_weight, self.own_bias()
         if not self._takes_as_it_is(input):
             return frozen_linear(input, weight, bias, self._recipe, self.sides)
-        return weight_only_linear(input.to(result_dtype(input)), weight, bias, self.sides)
+        x, invariant = input.to(result_dtype(input)), self._recipe.batch_invariant
+        return weight_only_linear(x, weight, bias, self.sides, invariant)
 
     def _takes_as_it_is(self, x: Tensor) -> bool:
         """Whether x is not cast."""

@@ -1,12 +1,13 @@
 """A linear layer with FP8 weights and wide activations, with gradients by x and bias."""
 
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
 
 from ..._core.batch_invariance import is_batch_invariant
 from ..._core.errors import invalid_argument
+from ..._core.formats import FormatLike
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
@@ -31,13 +32,16 @@ class WeightOnlyLinear(FrozenLinear):
     in_features, out_features, bias, device: as in torch.nn.Linear.
     dtype: of the bias; it need not be that of x.
     format: how the weight is cast, an octofold.Format or its words.
+    batch_invariant: a token's result, and its gradient, depend on that token alone, not on how many
+        there are nor on its place (docs/batch-invariance.md). Not of bfloat16 where tensor cores
+        have none. A property of the layer, not of its state_dict().
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, and its bias is a parameter.
 
-    For many tokens a GPU multiplies by a copy of the weight in the dtype of x, made for the call.
-    So does one whose tensor cores have no bfloat16 (before compute capability 8.0) for bfloat16:
-    float16 is quicker there.
+    For many tokens a GPU multiplies by a copy of the weight in the dtype of x, made for the call,
+    unless the layer is batch-invariant. So does one whose tensor cores have no bfloat16 (before
+    compute capability 8.0) for bfloat16: float16 is quicker there.
 
     forward: x [..., in] of float16 or bfloat16 to [..., out] in its dtype; in autocast x of any
     dtype, to autocast's. There are gradients by x and by bias; the weight has none.
@@ -46,52 +50,90 @@ class WeightOnlyLinear(FrozenLinear):
 
     own_name = _NAME
 
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        format: FormatLike = "128x128",
+        batch_invariant: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype, format=format)
+        self.batch_invariant = batch_invariant
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        format: FormatLike = "128x128",
+        *,
+        batch_invariant: bool = False,
+    ) -> Self:
+        """Make the twin of a torch.nn.Linear with its weight cast. The bias is shared."""
+        layer = super().from_linear(linear, format)
+        layer.batch_invariant = batch_invariant
+        return layer
+
     def forward(self, input: Tensor) -> Tensor:
         require_input(_NAME, input, self.weight)
         dtype = result_dtype(input)
         if dtype == torch.float32:
             expected = "float16 or bfloat16 (as the model after half() or bfloat16(), or autocast)"
             raise invalid_argument(_NAME, "x", expected, dtype)
-        return weight_only_linear(input.to(dtype), self.scaled_weight, self.own_bias(), self.sides)
+        weight, bias, invariant = self.scaled_weight, self.own_bias(), self.batch_invariant
+        return weight_only_linear(input.to(dtype), weight, bias, self.sides, invariant)
+
+    def extra_repr(self) -> str:
+        invariant = ", batch_invariant=True" if self.batch_invariant else ""
+        return f"{super().extra_repr()}{invariant}"
 
 
 def weight_only_linear(
-    x: Tensor, weight: ScaledTensor, bias: Tensor | None, sides: Sides | None = None
+    x: Tensor,
+    weight: ScaledTensor,
+    bias: Tensor | None,
+    sides: Sides | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """x · weightᵀ (+ bias) of an x [..., in], with gradients by x and bias; by a copy of the weight
     in the dtype of x where there are no products with FP8 weights (float32 too). sides: where
-    tokens come from and go to; they travel in the dtype of x, as nothing is cast."""
+    tokens come from and go to; they travel in the dtype of x, as nothing is cast. batch_invariant:
+    as of WeightOnlyLinear."""
     if sides is not None:
         bias = None if bias is None else added_once(bias, sides.exit)
-        partial = weight_only_linear(entered(x, sides.entry), weight, bias)
+        entry = entered(x, sides.entry)
+        partial = weight_only_linear(entry, weight, bias, None, batch_invariant)
         return left(partial, sides.exit)
     y: Tensor
     rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         refuse_transforms("nn.WeightOnlyLinear")
         y = _WeightOnly.apply(  # type: ignore[no-untyped-call]
-            rows, bias, weight.data, weight.scale, weight.granularity
+            rows, bias, weight.data, weight.scale, weight.granularity, batch_invariant
         )
     else:  # autograd's way around takes the host as long as half of the product's call
-        y = _product(rows, weight, bias)
+        y = _product(rows, weight, bias, batch_invariant)
     return y[0] if x.dim() == 1 else y
 
 
-def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
-    if _is_by_copy(x, MOST_TOKENS_OF_WARPGROUPS):
+def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None, batch_invariant: bool) -> Tensor:
+    if _is_by_copy(x, MOST_TOKENS_OF_WARPGROUPS, batch_invariant):
         copy = weight.dequantize(x.dtype)
         return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))
-    y: Tensor = gemm_weight_only(x, weight, bias=bias)
+    y: Tensor = gemm_weight_only(x, weight, bias=bias, batch_invariant=batch_invariant)
     return y
 
 
-def _is_by_copy(x: Tensor, most_on_hopper: int) -> bool:
+def _is_by_copy(x: Tensor, most_on_hopper: int, batch_invariant: bool) -> bool:
     """Whether a copy of the weight in the dtype of x, which is given back at once, and torch's
     product take less time than one that decodes the weight for each tile of rows, or there is no
     other."""
     if not has_weight_only(x.device, x.dtype):
         return True
-    if x.device.type != "cuda" or is_batch_invariant():
+    if x.device.type != "cuda" or batch_invariant or is_batch_invariant():
         return False
     return row_count(x.shape) > (most_on_hopper if has_warpgroups(x.device) else MOST_TOKENS)
 
@@ -99,12 +141,18 @@ def _is_by_copy(x: Tensor, most_on_hopper: int) -> bool:
 class _WeightOnly(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, granularity: str
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        codes: Tensor,
+        scale: Tensor,
+        granularity: str,
+        batch_invariant: bool,
     ) -> Tensor:
         ctx.save_for_backward(codes, scale)
-        ctx.granularity = granularity
+        ctx.granularity, ctx.batch_invariant = granularity, batch_invariant
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _product(x, ScaledTensor(codes, scale, granularity), bias)
+        return _product(x, ScaledTensor(codes, scale, granularity), bias, batch_invariant)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -114,9 +162,9 @@ class _WeightOnly(torch.autograd.Function):
         dy = walkable(dy)
         weight = ScaledTensor(codes, scale, ctx.granularity)
         dx = None
-        if needs_x and _is_by_copy(dy, MOST_TOKENS_OF_GRADIENT):
+        if needs_x and _is_by_copy(dy, MOST_TOKENS_OF_GRADIENT, ctx.batch_invariant):
             dx = torch.matmul(dy, weight.dequantize(dy.dtype))
         elif needs_x:
-            dx = gemm_weight_only_gradient(dy, weight)
+            dx = gemm_weight_only_gradient(dy, weight, batch_invariant=ctx.batch_invariant)
         db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None
-        return dx, db, None, None, None
+        return dx, db, None, None, None, None
