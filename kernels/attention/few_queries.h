@@ -57,6 +57,10 @@ class FewQueries {
     if (rows_.first >= rows_.end) return;
     int first_key;
     const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
+    const SideRows<kForm.layout> key_rows(params_, params_.k, rows_.sequence, first_key,
+                                          rows_.key_head);
+    const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
+                                            rows_.key_head);
     sight_ = sight_of<kConfig.rows()>(params_, rows_, keys);
     const ScoreFactor factor = score_factor<kForm>(params_, rows_.key_head);
     factor_ = factor.magnitude;
@@ -70,10 +74,6 @@ class FewQueries {
         state_ = {};
         clear(sums_);
       }
-      const SideRows<kForm.layout> key_rows(params_, params_.k, rows_.sequence, first_key,
-                                            rows_.key_head);
-      const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
-                                              rows_.key_head);
       walk(key_rows, value_rows, keys, part);
       merge();
     });
@@ -83,9 +83,9 @@ class FewQueries {
   // Warps take steps in turn: which one is a matter of the step's keys, not of the first that any
   // row sees.
   __device__ void walk(const SideRows<kForm.layout>& key_rows,
-                       const SideRows<kForm.layout>& value_rows, int keys, const Range& steps) {
+                       const SideRows<kForm.layout>& value_rows, int keys, Range steps) {
     const int end = steps.end;
-    int step = steps.begin + (warp_ + kWarps - steps.begin % kWarps) % kWarps;
+    int step = (steps.begin + kWarps - 1 - warp_) / kWarps * kWarps + warp_;
     int copied = step;
     page_ = page_of_step(copied);
 #pragma unroll
@@ -349,10 +349,10 @@ class FewQueries {
       first = __fmaf_rn(pair.x, in_units, first);
       second = __fmaf_rn(pair.y, in_units, second);
     }
-    row += rows_.first;
-    const RowEnd<kForm> row_end(params_, rows_, row, __fmul_rn(maximum, factor_), sum);
-    store_pair<kForm>(params_, rows_, row, dim, first, second, row_end);
-    if (dim == 0) store_state<kForm>(params_, rows_, row, row_end);
+    const RowEnd<kForm> row_end(params_, rows_, rows_.first + row, __fmul_rn(maximum, factor_),
+                                sum);
+    store_pair<kForm>(params_, rows_, rows_.first + row, dim, first, second, row_end);
+    if (dim == 0) store_state<kForm>(params_, rows_, rows_.first + row, row_end);
   }
 
   const AttentionParams& params_;

@@ -43,9 +43,8 @@ struct RowState {
   float sum[2] = {};                              // this lane's, of weights
   float units[kHasUnits ? 2 : 1];  // what sums of values count in, where scales of values differ
 
-  __device__ RowState() {
-#pragma unroll
-    for (float& unit : units) unit = 1;
+  __device__ RowState() : units{1} {
+    if constexpr (kHasUnits) units[1] = 1;
   }
   __device__ float unit(int row) const { return units[kHasUnits ? row : 0]; }
 };

@@ -84,9 +84,7 @@ struct AttentionForm {
   friend constexpr bool operator==(const AttentionForm&, const AttentionForm&) = default;
 
   // Whether a block adds part after part to what it left in the workspace.
-  constexpr bool adds_parts() const {
-    return part_keys > 0 && part_keys != kAllPartKeys && !split;
-  }
+  constexpr bool adds_parts() const { return part_keys > 0 && part_keys != kAllPartKeys && !split; }
 
   static constexpr int kMostOfHead = 576, kMostOfValue = 512;
 
