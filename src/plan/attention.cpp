@@ -94,8 +94,10 @@ config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& fo
   using Config = config::WarpgroupQueriesConfig;
   const bool scales = form.k_scales || form.v_scales;
   const bool paged = form.layout == config::KeyLayout::kPaged;
-  // What adds parts has their places in registers besides scales.
-  const bool has_room = !(form.adds_parts() && scales);
+  // What adds parts has their places in registers besides scales; units of rows are beside factors
+  // of FP8 queries.
+  const bool has_room =
+      !(form.adds_parts() && scales) && !(form.part_keys > 0 && form.v_scales && allows_fp8_scores);
   const int warpgroups = form.value_size <= 128 && has_room ? 3 : 2;
   int keys = 64;
   if (form.value_size <= 64) {

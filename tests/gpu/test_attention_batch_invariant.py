@@ -177,7 +177,7 @@ HEADS = {
     "of 72 and 40": (4, 4, 72, 40),
     "latent": (16, 1, 576, 512),
 }
-OPTIONS = {"causal": {"causal": True}, "window": {"window": (KEYS // 3 + 5, 0)}}
+OPTIONS = {"causal": {"causal": True}, "window": {"window": (KEYS // 2 + 5, 0)}}
 if does_what_hopper_does(DEVICE.type):
     OPTIONS["fp8"] = {"causal": True, "compute": "fp8"}
 
