@@ -21,10 +21,11 @@ from common.run import Run, new_parser, print_table, sizes, text_of
 WITHOUT, WITH = "without", "batch_invariant"
 ROWS = "1,8,16,32,64,128,256,512,1024,4096"
 HEADS, KEY_HEADS, HEAD_SIZE = 32, 8, 128
-KEYS = (1024, 8192, 32768)
+SEQUENCES = ((1, 1024), (1, 8192), (1, 32768), (512, 8192), (4096, 4096))  # queries, keys
+ATTENTION_LIMIT = 5e-3  # torch rounds its own result, and weights, too
 
 
-def build(name, run, sets, product, expected, one):
+def build(name, run, sets, product, expected, one, limit):
     """product(*operands, out); one: the first row of the operands, without `out`."""
     how = {"batch_invariant": name == WITH}
     *operands, out = sets[0]
@@ -41,7 +42,6 @@ def build(name, run, sets, product, expected, one):
     def call(*arguments):
         return product(*arguments[:-1], out=arguments[-1], **how)
 
-    limit = ERROR_LIMITS[torch.bfloat16]
     return Build(name, lambda: Implementation(calls_of(call, sets), error, limit), True)
 
 
@@ -70,18 +70,19 @@ def products(run, section, rows):
             sets = sets_of(operands, n * k, run)
             x, w, _ = sets[0]
             expected, one = wide(x) @ wide(w).T, (first_row(x), w)
-            yield text_of((n, k)), m, sets, product, expected, one
+            limit = ERROR_LIMITS[torch.bfloat16]
+            yield text_of((n, k)), m, sets, product, expected, one, limit
 
 
 def attentions(run, rows):
     def attend(q, k, v, out, **how):
         return octofold.attention(q, k, v, out=out, **how)
 
-    for keys in KEYS if run.on_gpu else (300,):
-        for m in (m for m in rows if m * keys <= 2**19):
+    for queries, keys in SEQUENCES if run.on_gpu else ((1, 300),):
+        for m in (m for m in rows if m * keys <= 2**19 and m * queries <= 2**13):
 
-            def operands(m=m, keys=keys):
-                q = normal(run, m, 1, HEADS, HEAD_SIZE)
+            def operands(m=m, queries=queries, keys=keys):
+                q = normal(run, m, queries, HEADS, HEAD_SIZE)
                 k, v = (
                     normal(run, m, keys, KEY_HEADS, HEAD_SIZE).to(torch.float8_e4m3fn) for _ in "kv"
                 )
@@ -92,7 +93,8 @@ def attentions(run, rows):
             expected = torch.nn.functional.scaled_dot_product_attention(
                 *(x.bfloat16().transpose(1, 2) for x in (q, k, v)), enable_gqa=True
             ).transpose(1, 2)
-            yield f"{keys} keys", m, sets, attend, expected, (q[:1], k[:1], v[:1])
+            one = q[:1], k[:1], v[:1]
+            yield f"{queries}, {keys} keys", m, sets, attend, expected, one, ATTENTION_LIMIT
 
 
 def cases(run, section, rows):
@@ -122,10 +124,8 @@ def main():
     with Run(options) as run:
         rows = options.rows or sizes(ROWS if run.on_gpu else "1,20")
         for section in sections:
-            for name, m, sets, product, expected, one in run.cases(cases(run, section, rows)):
-                builds = [
-                    build(each, run, sets, product, expected, one) for each in (WITHOUT, WITH)
-                ]
+            for name, m, *case in run.cases(cases(run, section, rows)):
+                builds = [build(each, run, *case) for each in (WITHOUT, WITH)]
                 times = measure(run, section, f"{name}, {m}", builds)
                 if len(times) == len(builds):
                     ratio = times[WITH].timing.microseconds / times[WITHOUT].timing.microseconds

@@ -64,6 +64,17 @@ __device__ inline void mask(float (&scores)[kTiles][4], int row, int first_key, 
   }
 }
 
+// What multiplies sums over `maximum` as `shift`, factor times a new one, takes its place. With
+// parts it is rounded as the shift was, so 1 where the maximum stays: tiles of which a row sees
+// nothing leave no trace. Without parts it is one instruction.
+template <AttentionForm kForm>
+__device__ inline float rescale_of(float maximum, float factor, float shift) {
+  if constexpr (kForm.part_keys > 0) {
+    return ptx::exp2(__fadd_rn(__fmul_rn(maximum, factor), -shift));
+  }
+  return ptx::exp2(__fmaf_rn(maximum, factor, -shift));
+}
+
 // Scores become weights, 2^(factor · (score - maximum)); `rescale` is what multiplies all that was
 // summed before. factor > 0.
 template <int kTiles, AttentionForm kForm>
@@ -79,8 +90,7 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState<
     maximum = max_of_quad(maximum);
     // Where nothing was seen so far: all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor);
-    // Rounded as the shift was: 1 where the maximum stays.
-    rescale[row] = ptx::exp2(__fadd_rn(__fmul_rn(state.maximum[row], factor), -shift));
+    rescale[row] = rescale_of<kForm>(state.maximum[row], factor, shift);
     state.maximum[row] = maximum;
     float sum = __fmul_rn(state.sum[row], rescale[row]);
 #pragma unroll

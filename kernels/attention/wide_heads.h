@@ -208,8 +208,7 @@ class WideHeads {
     maximum = max_of_row(maximum);
     // Where nothing was seen so far: all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor_);
-    // Rounded as the shift was: 1 where the maximum stays.
-    float rescale = ptx::exp2(__fadd_rn(__fmul_rn(maximum_, factor_), -shift));
+    float rescale = rescale_of<kForm>(maximum_, factor_, shift);
     maximum_ = maximum;
     sum_ = __fmul_rn(sum_, rescale);
 #pragma unroll
