@@ -279,14 +279,8 @@ AttentionPlan plan_batch_invariant(const AttentionProblem& problem, const Gpu& g
         std::max<std::int64_t>(1, config::ceil_divide<std::int64_t>(problem.keys, part_keys));
   }
   for (const Kernel& kernel : kernels) {
-    std::visit(
-        [&](auto of) {
-          // Of one part nothing is added, and only units of rows differ from what there is without.
-          const bool is_one = plan.config.splits == 1 && of.form.part_keys == config::kAllPartKeys;
-          if (is_one && !of.form.v_scales) of.form.part_keys = 0;
-          add_kernel(plan, problem, of, kernel.row_tiles, gpu);
-        },
-        kernel.config);
+    std::visit([&](const auto& of) { add_kernel(plan, problem, of, kernel.row_tiles, gpu); },
+               kernel.config);
   }
   add_combination(plan, problem);
   return plan;

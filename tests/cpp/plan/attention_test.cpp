@@ -303,11 +303,7 @@ TEST(PlanAttentionTest, BatchInvariantOnesComputeTheSameForEachRow) {
       for (std::size_t kernel = 0; kernel < kernels; ++kernel) {
         const std::string& name = plan.kernels[kernel].kernel;
         EXPECT_LE(plan.kernels[kernel].shared_bytes, gpu.shared_memory_per_block);
-        if (name.find(".part_keys = 0") != std::string::npos) {
-          EXPECT_EQ(plan.config.splits, 1);
-          EXPECT_LE(problem.keys, config::kLongPartKeys);
-          EXPECT_FALSE(problem.form.v_scales);
-        }
+        EXPECT_THAT(name, Not(HasSubstr(".part_keys = 0,")));  // which rounds otherwise
         const bool is_few = kernels == 2 ? kernel == 0 : all_few;
         (is_few ? of_few : of_many).insert(arithmetic_of(plan.kernels[kernel]));
         if (kernels == 1) continue;
