@@ -72,9 +72,10 @@ struct WarmReport {
 };
 
 /// Compiles the kernels of these products into the cache, as the first gemm() of each would if no
-/// tuned table named another; precompiled kernels are left out. This needs NVRTC, but neither a GPU
-/// nor a driver. The tensors are assumed to be contiguous, at addresses that are multiples of 16
-/// bytes, as allocators give them; M and N are at least 1.
+/// tuned table named another, batch_invariant where that is on for all calls; precompiled kernels
+/// are left out. This needs NVRTC, but neither a GPU nor a driver. The tensors are assumed to be
+/// contiguous, at addresses that are multiples of 16 bytes, as allocators give them; M and N are at
+/// least 1.
 ///
 /// All problems are checked first. Then OCTOFOLD_NUM_THREADS threads compile.
 /// Throws Error: kInvalidArgument, which names the argument of gemm() or the option; kUnsupported

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "octofold/batch_invariant.h"
+
 #include "core/check.h"
 #include "core/format.h"
 #include "core/options.h"
@@ -43,7 +45,7 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
                           core::format("{}×{}×{}", problem.m, problem.n, problem.k));
     }
     ops::require_form(kWarm, problem.form);
-    const plan::GemmProblem given{.product = problem};
+    const plan::GemmProblem given{.product = problem, .batch_invariant = is_batch_invariant()};
     const bool may_add_in_place =
         problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
     // Of codes that Octofold has cast, and of others, whose rows may have no gaps.

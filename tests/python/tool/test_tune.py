@@ -107,6 +107,19 @@ def test_every_kind_of_product_is_right_and_has_a_key(product):
     assert (f", groups {groups}" in key) == (groups > 1)
 
 
+@pytest.mark.parametrize("product", ["gemm", "weight-only"])
+def test_batch_invariant_products_have_a_table_of_their_own(product):
+    wanted = gpu_tune.Wanted(OPTIONS, product)
+    plain = wanted.problem(SHAPE)
+    octofold.set_batch_invariant(True)
+    try:
+        invariant = wanted.problem(SHAPE)
+    finally:
+        octofold.set_batch_invariant(False)
+    assert str(tuning._key(invariant)) == f"{tuning._key(plain)}, batch-invariant"
+    assert set(tuning.candidates(invariant)) != set(tuning.candidates(plain))
+
+
 def test_sensible_candidates_are_some_of_all():
     names = tuning.candidates(WANTED.problem(SHAPE))
     for m in (1, 64, 4096):

@@ -99,6 +99,7 @@ def _problem(shape: Shape, options: GemmOptions, **fields: Any) -> ProductProble
         options.out_dtype,
         *options.granularities,
         fast_accumulation=options.fast_accumulation,
+        batch_invariant=octofold.is_batch_invariant(),  # by the environment: of all calls
         **fields,
     )
 
@@ -274,7 +275,10 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "weight-only": Kind(
         lambda shape, options, _: WeightOnlyProblem(
-            *shape, w=options.dtypes[1], w_granularity=options.granularities[1]
+            *shape,
+            w=options.dtypes[1],
+            w_granularity=options.granularities[1],
+            batch_invariant=octofold.is_batch_invariant(),
         ),
         _weight_only,
     ),
