@@ -14,8 +14,9 @@
 
 namespace octofold {
 
-/// A contiguous FP8 matrix [rows, cols] with its scales in the layout of scale_layout(), in host
-/// memory or on a GPU. It moves but does not copy; to() makes a copy, on any device.
+/// An FP8 matrix [rows, cols] with its scales in the layout of scale_layout(), in host memory or on
+/// a GPU. Its codes are contiguous; on a GPU each row begins at a multiple of 16 bytes, as products
+/// read them fastest. It moves but does not copy; to() makes a copy, on any device.
 ///
 /// Example:
 ///   ScaledMatrix w(outputs, inputs, {.granularity = Granularity::kBlock128x128});
@@ -62,7 +63,7 @@ class OCTOFOLD_API ScaledMatrix {
   static Memory allocate(std::int64_t bytes, Device device);
   void require_host() const;
 
-  std::int64_t rows_, cols_;
+  std::int64_t rows_, cols_, row_stride_;
   Format format_;
   Device device_;
   ScaleLayout layout_;

@@ -1,13 +1,17 @@
 #include "octofold/scaled_matrix.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <vector>
 
 #include "core/check.h"
+#include "core/scale_layout.h"
 #include "cuda/memory.h"
 #include "ops/backend.h"
+#include "plan/tma.h"
 
 namespace octofold {
 namespace {
@@ -38,6 +42,23 @@ std::vector<float> rearranged(const std::vector<float>& scales, const ScaleLayou
   return result;
 }
 
+// Rows of codes with other gaps between them.
+std::vector<std::byte> rearranged(const std::vector<std::byte>& codes, std::int64_t cols,
+                                  std::int64_t from, std::int64_t to) {
+  const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
+  const std::size_t rows = codes.size() / size(from);
+  std::vector<std::byte> result(rows * size(to));
+  for (std::size_t row = 0; row < rows; ++row) {
+    std::copy_n(codes.data() + row * size(from), size(cols), result.data() + row * size(to));
+  }
+  return result;
+}
+
+std::int64_t row_stride(std::int64_t cols, Device device) {
+  constexpr std::int64_t kAlignment = plan::kTmaAlignment;
+  return ops::is_on_cpu(device) ? cols : core::ceil_divide(cols, kAlignment) * kAlignment;
+}
+
 template <typename T>
 std::span<T> elements(void* memory, std::int64_t count) {
   return {static_cast<T*>(memory), static_cast<std::size_t>(count)};
@@ -49,13 +70,14 @@ ScaledMatrix::ScaledMatrix(std::int64_t rows, std::int64_t cols, const Format& f
                            Device device)
     : rows_(rows),
       cols_(cols),
+      row_stride_(row_stride(cols, device)),
       format_(format),
       device_(device),
       layout_(scale_layout(format.granularity, rows, cols, device.type)) {
   if (!is_fp8(format.dtype)) {
     core::fail_argument(kOperation, "format.dtype", "e4m3 or e5m2", name(format.dtype));
   }
-  codes_ = allocate(rows * cols, device);
+  codes_ = allocate(rows * row_stride_, device);
   scales_ = allocate(layout_.extent() * size_of(DType::kFloat32), device);
 }
 
@@ -79,18 +101,26 @@ void ScaledMatrix::Release::operator()(void* memory) const noexcept {
 }
 
 CastTarget ScaledMatrix::target() {
-  return {matrix(codes_.get(), format_.dtype, rows_, cols_, cols_, device_),
+  return {matrix(codes_.get(), format_.dtype, rows_, cols_, row_stride_, device_),
           layout_.view(scales_.get(), device_), format_};
 }
 
 ScaledTensorView ScaledMatrix::view() const {
-  return {matrix<const void>(codes_.get(), format_.dtype, rows_, cols_, cols_, device_),
+  return {matrix<const void>(codes_.get(), format_.dtype, rows_, cols_, row_stride_, device_),
           layout_.view<const void>(scales_.get(), device_), format_.granularity};
 }
 
 ScaledMatrix ScaledMatrix::to(Device device) const {
   ScaledMatrix result(rows_, cols_, format_, device);
-  copy(result.codes_.get(), device, codes_.get(), device_, rows_ * cols_);
+  const std::int64_t bytes = rows_ * row_stride_;
+  if (row_stride_ == result.row_stride_) {
+    copy(result.codes_.get(), device, codes_.get(), device_, bytes);
+  } else if (bytes > 0) {
+    std::vector<std::byte> codes(static_cast<std::size_t>(bytes));
+    copy(codes.data(), {}, codes_.get(), device_, bytes);
+    codes = rearranged(codes, cols_, row_stride_, result.row_stride_);
+    copy(result.codes_.get(), device, codes.data(), {}, rows_ * result.row_stride_);
+  }
   const std::int64_t extent = layout_.extent();
   const std::int64_t result_extent = result.layout_.extent();
   constexpr std::int64_t kBytes = size_of(DType::kFloat32);

@@ -100,6 +100,17 @@ TEST_F(ScaledMatrixTest, ScalesOnAGpuLieAsKernelsReadThem) {
   EXPECT_EQ(scales[304], 2.0f);  // row 0, block 1
 }
 
+TEST_F(ScaledMatrixTest, RowsOfCodesOnAGpuBeginAtMultiplesOf16Bytes) {
+  const ScaledMatrix on_host = numbered(Granularity::kBlock1x128);
+  EXPECT_EQ(on_host.view().data.strides[0], 200);
+  const ScaledMatrix on_gpu = on_host.to(kGpu);
+  const TensorView codes = on_gpu.view().data;
+  EXPECT_EQ(codes.strides[0], 208);
+  const auto* rows = static_cast<const std::uint8_t*>(codes.data);
+  EXPECT_EQ(rows[199], on_host.codes()[199]);
+  EXPECT_EQ(rows[208], on_host.codes()[200]);
+}
+
 TEST_F(ScaledMatrixTest, EmptyOnesOwnNothing) {
   const ScaledMatrix matrix(0, 200, {.granularity = Granularity::kBlock1x128}, kGpu);
   EXPECT_TRUE(state().memory.empty());
@@ -132,7 +143,7 @@ TEST_F(ScaledMatrixTest, AFullGpuIsAnError) {
   state().memory_bytes = 1000;
   EXPECT_THAT(error_of([] { ScaledMatrix(40, 100, {.granularity = Granularity::kTensor}, kGpu); },
                        ErrorCode::kUnavailable),
-              HasSubstr("cuda:0: 4000 bytes: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"));
+              HasSubstr("cuda:0: 4480 bytes: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"));
 }
 
 }  // namespace
