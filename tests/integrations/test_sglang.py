@@ -3,6 +3,7 @@ out."""
 
 import logging
 
+import octofold
 import pytest
 from octofold.integrations.sglang import linear as plugged
 from sglang.srt.arg_groups.choices import MOE_RUNNER_BACKEND_CHOICES
@@ -94,9 +95,13 @@ def test_a_chosen_backend_stays_chosen(gpu, monkeypatch):
     assert function_of(linear) is fp8_utils.triton_w8a8_block_fp8_linear
 
 
-def test_deterministic_inference_is_sglangs(gpu):
+def test_deterministic_inference_is_batch_invariant(gpu):
     load()
-    for wanted, ours in ((False, True), (True, False)):
-        with get_context().override_server_args(enable_deterministic_inference=wanted):
-            linear = fp8.dispatch_w8a8_block_fp8_linear(BLOCKS)
-        assert (function_of(linear) is plugged.linear_of_blocks) == ours
+    try:
+        for wanted in (False, True):
+            with get_context().override_server_args(enable_deterministic_inference=wanted):
+                linear = fp8.dispatch_w8a8_block_fp8_linear(BLOCKS)
+            assert function_of(linear) is plugged.linear_of_blocks
+            assert octofold.is_batch_invariant() == wanted
+    finally:
+        octofold.set_batch_invariant(False)

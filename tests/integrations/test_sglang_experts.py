@@ -35,11 +35,11 @@ def server(backend="octofold", **options):
             yield
 
 
-def make(**options):
+def make(blocks=(128, 128), **options):
     config = Fp8Config(
         is_checkpoint_fp8_serialized=True,
         activation_scheme="dynamic",
-        weight_block_size=[128, 128],
+        weight_block_size=None if blocks is None else list(blocks),
     )
     return FusedMoE(
         EXPERTS, HIDDEN, INNER, 0, TOP_K, params_dtype=DTYPE, quant_config=config, **options
@@ -121,12 +121,22 @@ def test_what_does_not_fit_is_an_error(gpu, capability, options, reason):
         make(**options)
 
 
-def test_deterministic_inference_is_an_error():
-    with (
-        server(enable_deterministic_inference=True),
-        pytest.raises(octofold.UnsupportedError, match="got --enable-deterministic-inference"),
-    ):
-        make()
+def test_deterministic_inference():
+    """Tokens are apart, which tokens that share a scale would not be."""
+    try:
+        with server(enable_deterministic_inference=True):
+            layer = make()
+            load(layer)
+            x, (ids, weights) = random(40, HIDDEN, dtype=DTYPE), routed(40, EXPERTS, TOP_K)
+            y = run(layer, x, ids, weights)
+            for tokens in (slice(7, 8), slice(3, 20)):
+                some = run(layer, x[tokens], ids[tokens], weights[tokens])
+                assert torch.equal(some, y[tokens])
+            with pytest.raises(octofold.UnsupportedError, match="got a scale for each expert"):
+                make(blocks=None)
+        assert octofold.is_batch_invariant()
+    finally:
+        octofold.set_batch_invariant(False)
 
 
 def test_other_backends_are_sglangs():

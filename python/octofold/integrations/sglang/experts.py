@@ -19,7 +19,7 @@ from ..._core.errors import UnsupportedError
 from ..._core.scaled_tensor import ScaledTensor
 from .. import serving
 from .hooks import hook_around
-from .linear import is_deterministic
+from .linear import heed_determinism
 
 NAME: Final = "octofold"
 _METHOD: Final = "sglang.srt.layers.quantization.fp8.Fp8MoEMethod"
@@ -47,6 +47,9 @@ def create_runner(
         raise _unsupported("FP8 weights without a bias", "MXFP8 or FP4 weights, or a bias")
     if method.block_quant and list(method.weight_block_size) != [128, 128]:
         raise _unsupported("blocks of 128x128", f"blocks of {method.weight_block_size}")
+    if heed_determinism() and not method.block_quant:
+        got = "a scale for each expert, as all tokens share one then"
+        raise _unsupported("blocks of 128x128 with --enable-deterministic-inference", got)
     method.moe_runner_config = moe_runner_config
     method.runner = MoeRunner(get_moe_runner_backend(), moe_runner_config)
     method._owns_moe_runner = True
@@ -69,8 +72,6 @@ class OctofoldRunnerCore(DispatchMoeRunnerCore):  # type: ignore[misc]
         why_not = serving.why_not_first(capability, "grouped_gemm", a="1x128", b="128x128")
         if why_not:
             raise UnsupportedError(f"--moe-runner-backend {NAME} {why_not}")
-        if is_deterministic():
-            raise _unsupported("sums in any order", "--enable-deterministic-inference")
         if config.activation not in _ACTIVATIONS or not config.is_gated:
             got = f"{config.activation}{'' if config.is_gated else ' without gates'}"
             raise _unsupported(f"gates of {' or '.join(_ACTIVATIONS)}", got)

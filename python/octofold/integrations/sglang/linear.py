@@ -17,6 +17,7 @@ from sglang.srt.layers.quantization import fp8_utils
 from sglang.srt.runtime_context import get_exec
 from torch import Tensor
 
+from ..._core.batch_invariance import is_batch_invariant, set_batch_invariant
 from ..._core.scaled_tensor import ScaledTensor
 from .. import serving
 from .hooks import hook_around
@@ -104,8 +105,11 @@ def apply_linear(
     one for each channel."""
     way = _way()
     scales = weight_scale.numel()
+    # SGLang's own has a scale for each token, but where it is told otherwise.
+    by_token = use_per_token_if_dynamic or not compressed_tensor_quant
     is_ours = (
         not rest
+        and (by_token or input_scale is not None or not is_batch_invariant())
         and input_scale_ub is None
         and weight.dim() == 2
         and weight.stride(0) == 1
@@ -130,8 +134,7 @@ def apply_linear(
     scaled = ScaledTensor(weight.t(), weight_scale.reshape(-1), granularity)
     if way == _WEIGHTS_ALONE:
         return serving.weight_only(input, scaled, bias)
-    if input_scale is None:  # SGLang's own has one for each token, but where it is told otherwise
-        by_token = use_per_token_if_dynamic or not compressed_tensor_quant
+    if input_scale is None:
         return serving.linear(input, scaled, bias, "channel" if by_token else "tensor")
     of_x = "tensor" if input_scale.numel() == 1 else "channel"
     out_dtype = pre_quant_output_dtype or torch.bfloat16
@@ -156,16 +159,20 @@ def process_weights(original: Callable[..., None], method: Any, layer: torch.nn.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _way() -> str:
     """Who computes on this process's GPU."""
-    return _SGLANG if is_deterministic() else _way_on(fp8_utils.get_device_capability())
+    heed_determinism()
+    return _way_on(fp8_utils.get_device_capability())
 
 
-def is_deterministic() -> bool:
-    """Whether a result may not depend on what else is in a batch, as it does with Octofold's sums,
-    whose order follows the number of tokens."""
+def heed_determinism() -> bool:
+    """Whether a result may not depend on what else is in a batch: --enable-deterministic-inference.
+    Then all calls of the process are batch-invariant."""
     try:
-        return bool(get_exec().deterministic.enable_deterministic_inference)
+        wanted = bool(get_exec().deterministic.enable_deterministic_inference)
     except ValueError:  # no server: its configuration is not there
         return False
+    if wanted:
+        set_batch_invariant(True)
+    return wanted
 
 
 @functools.cache
