@@ -96,10 +96,11 @@ void expect_decoded(const AttentionCase& given, int offset = 0) {
     attention::WarpgroupTiles<kConfig, WarpgroupMemory<kConfig>>(params, memory).run();
     __syncthreads();
     if (threadIdx.x != 0) return;
-    const Rows rows = attention::rows_of_work<kConfig.rows()>(params, blockIdx.x);
+    const Rows rows =
+        attention::rows_of_work<kConfig.rows(), config::RowCount::kAny>(params, blockIdx.x);
     const int keys = given.keys[static_cast<std::size_t>(rows.sequence)];
     const Range seen = attention::sight_of<kConfig.rows()>(params, rows, keys).any;
-    const Range tiles = attention::tiles_of<kConfig.keys>(params, rows, seen);
+    const Range tiles = attention::tiles_of<kConfig.form, kConfig.keys>(params, rows, seen);
     ASSERT_LE(2 * (tiles.end - tiles.begin), kConfig.stages);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       const int stage = 2 * (tile - tiles.begin), first = tile * kConfig.keys;
@@ -186,7 +187,8 @@ void expect_queries(bool flip, bool vectors) {
   params.q_vectors = vectors;
   const WarpgroupMemory<kConfig> memory{0};
   test::launch(1, 128, [&] {
-    const Rows rows = attention::rows_of_work<kConfig.rows()>(params, 1);  // the first rows
+    const Rows rows = attention::rows_of_work<kConfig.rows(), config::RowCount::kAny>(
+        params, 1);  // the first rows
     const attention::WarpgroupQueryTile<kConfig> tile(params, memory, 1);
     tile.copy(rows, rows.first + 64);
     tile.await(flip);
@@ -238,7 +240,8 @@ void expect_codes(bool flip) {
   const config::AttentionParams params = attention.params(kConfig.rows());
   const WarpgroupMemory<kConfig> memory{0};
   test::launch(1, 128, [&] {
-    const Rows rows = attention::rows_of_work<kConfig.rows()>(params, 1);  // the first rows
+    const Rows rows = attention::rows_of_work<kConfig.rows(), config::RowCount::kAny>(
+        params, 1);  // the first rows
     const attention::WarpgroupQueryTile<kConfig> tile(params, memory, 1);
     tile.copy(rows, rows.first + kOfTile);
     tile.await(flip);
