@@ -1,7 +1,7 @@
 """What it costs that rows do not depend on the rows beside them: calls with batch_invariant=True
 beside the same calls without.
 
-    python bench/gpu/batch_invariance.py RESULTS.jsonl [SECTION ...] [--rows M,M,...]
+    python bench/gpu/batch_invariance.py RESULTS.jsonl [--sections SECTION ...] [--rows M,M,...]
 
 SECTION: gemm, weight-only or attention, of whose sequences M is the number. Results are checked
 against FP32's, and the first row against a call of that row alone, to the bit. Last come tables of
@@ -116,7 +116,7 @@ def show(section, found):
 
 def main():
     parser = new_parser(__doc__, rounds=7, seconds=300)
-    parser.add_argument("sections", nargs="*", metavar="SECTION")
+    parser.add_argument("--sections", nargs="+", metavar="SECTION")
     parser.add_argument("--rows", type=sizes, metavar="M,M,...")
     options = parser.parse_args()
     sections = options.sections or ["gemm", "weight-only", "attention"]

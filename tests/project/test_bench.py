@@ -17,7 +17,7 @@ SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 ON_A_CPU = {
     "advisor.py": (["--models", "dit"], {"advisor"}),
     "attention.py": ([], {"attention"}),
-    "batch_invariance.py": (["gemm"], {"gemm"}),
+    "batch_invariance.py": ([], {"gemm", "weight-only", "attention"}),
     "casts.py": (["--only", "1x128"], {"cast"}),
     "diffusers_dit.py": ([], {"diffusers"}),
     "dot.py": ([], {"dot"}),

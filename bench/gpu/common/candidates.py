@@ -55,7 +55,7 @@ def gemm(
     fast: bool = False,
 ) -> Call:
     """Of a tensor `a`, which the product casts itself, too."""
-    return partial(multiply, a, b, c, None, "1x128", None, fast, out, None, name)
+    return partial(multiply, a, b, c, None, "1x128", None, (fast, False), out, None, name)
 
 
 def gated_gemm(
@@ -67,7 +67,7 @@ def gated_gemm(
     offsets: Tensor | None = None,
 ) -> Call:
     groups = None if offsets is None else Rows(offsets)
-    return partial(multiply_gated, a, b, groups, activation, "1x128", out, None, name)
+    return partial(multiply_gated, a, b, groups, activation, "1x128", False, out, None, name)
 
 
 def grouped_gemm(
@@ -78,7 +78,7 @@ def grouped_gemm(
     name: str | None,
     c: Tensor | None = None,
 ) -> Call:
-    return partial(multiply_groups, a, b, groups, c, None, None, False, out, None, name)
+    return partial(multiply_groups, a, b, groups, c, None, None, (False, False), out, None, name)
 
 
 def sensible_swapped(name: str, m: int) -> bool:
