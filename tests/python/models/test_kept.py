@@ -279,6 +279,15 @@ def test_any_module_is_kept(tmp_path):
         models.load(torch.nn.Sequential, tmp_path / "twice")
 
 
+def test_what_is_batch_invariant_stays_so(tmp_path):
+    linear = torch.nn.Linear(128, 64, dtype=torch.bfloat16)
+    for invariant in (False, True):
+        layer = nn.WeightOnlyLinear.from_linear(linear, batch_invariant=invariant)
+        models.save(layer, tmp_path / str(invariant))
+        other = models.load(torch.nn.Linear(128, 64), tmp_path / str(invariant))
+        assert other.batch_invariant is invariant
+
+
 def test_a_plan_is_kept(tmp_path):
     """What apply() made, without the plan and the original."""
     model, inputs = llama()

@@ -59,7 +59,7 @@ def record_of(module: Module) -> Record | None:
         expected = f"layers of {', '.join((_INFERENCE, *_FROZEN))}, or of layerwise casting"
         got = f"a {type(module).__qualname__}, which a file cannot make again"
         raise invalid_argument("octofold.models.save", "model", expected, got)
-    return {"kind": kind, **record}
+    return {"kind": kind, **record, **_options_of(vars(module))}
 
 
 def scale_name_of(module: Module) -> str:
@@ -107,7 +107,7 @@ def layer_of(
         layer.hold(weight, bias)
     else:
         kind = _FROZEN[record["kind"]]
-        layer = kind(*sizes, False, "meta", format=_format(record))
+        layer = kind(*sizes, False, "meta", format=_format(record), **_options_of(record))
         layer.hold(weight, None if bias is None else Parameter(bias))
     return layer.train(module.training)
 
@@ -122,7 +122,7 @@ def require_record(record: Any) -> None:
     elif kind == EXPERTS:
         require_experts(record, recipe_of_record(record))
     elif kind in _FROZEN:
-        _FROZEN[kind](1, 1, False, "meta", format=_format(record))
+        _FROZEN[kind](1, 1, False, "meta", format=_format(record), **_options_of(record))
     elif kind == STORED:
         for name in ("weight_dtype", "compute_dtype", "wide_dtype"):
             DTYPES[record[name]]
@@ -133,6 +133,11 @@ def require_record(record: Any) -> None:
         bool(record["requires_grad"])
     else:
         raise ValueError(f"kind {kind!r}")
+
+
+def _options_of(values: dict[str, Any]) -> dict[str, bool]:
+    """What a layer with 16-bit activations is besides its weight, of its attributes or a record."""
+    return {"batch_invariant": True} if values.get("batch_invariant", False) else {}
 
 
 def _format(record: Record) -> Format:
