@@ -26,7 +26,8 @@ SharedObject SharedObject::own_instance(const std::string& name) {
   std::error_code failure, ignored;
   const fs::path folder = fs::temp_directory_path(failure);
   if (failure) return without("the folder for temporary files: " + failure.message());
-  std::string copy = (folder / "octofold-XXXXXX").string();
+  // Its name stays what debuggers, profilers and tests/tsan.supp know the library by.
+  std::string copy = (folder / fs::path(shared.path()).filename()).string() + "-octofold-XXXXXX";
   const int file = mkstemp(copy.data());
   if (file < 0) return without(copy + ": " + std::strerror(errno));
   close(file);
