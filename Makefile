@@ -23,6 +23,7 @@ export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 
+WHEEL ?= dist/octofold-*.whl
 WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOTICE \
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
@@ -96,11 +97,11 @@ release: .venv/.release ## dist/release: sdist, wheels for any Linux, checksums,
 release-dry-run: .venv/.release ## the same without the tag (MACHINES=x86_64 for one wheel)
 	$(VENV)/python scripts/release.py --dry-run $(MACHINES)
 
-test-matrix: .venv/.release ## the wheel with the oldest and the newest of what it stands on
-	$(VENV)/python scripts/test_matrix.py dist/release/octofold-*-manylinux_*_x86_64.whl $(ENDS)
+test-matrix: .venv/.wheel ## the wheel with the oldest and the newest of what it stands on
+	$(VENV)/python scripts/test_matrix.py $(WHEEL) $(ENDS)
 
 test-integrations: .venv/.wheel ## the plugs with the programs they plug into (HOSTS="vllm" for one)
-	$(VENV)/python scripts/test_integrations.py dist/octofold-*.whl $(HOSTS)
+	$(VENV)/python scripts/test_integrations.py $(WHEEL) $(HOSTS)
 
 gpu-bundle: .venv/.wheel ## dist/gpu: all that the GPU suite needs, for a machine without network
 	scripts/gpu_bundle
