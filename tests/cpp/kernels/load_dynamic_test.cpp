@@ -1,10 +1,11 @@
-// What the warps that cast leave in the stages: the kernel's own code, with a thread for each lane,
+// What the warps that cast leave in the stages: the kernel's own code, by a fiber for each lane,
 // against cast().
-#include "kernels/sm90/load_dynamic.h"
-
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
 #include "octofold/cast.h"
 #include "octofold/convert_dtype.h"
 
+#include "kernels/sm90/load_dynamic.h"
 #include "support/matrix.h"
 #include "support/test.h"
 
@@ -78,17 +79,11 @@ struct Input {
 template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem, int rank) {
   for (int warp = 0; warp < config::kCastWarps; ++warp) {
-    std::barrier<> lanes(32);
-    std::vector<std::jthread> threads;
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      threads.emplace_back([&, lane] {
-        ptx::warp = &lanes;
-        threadIdx.x = lane;
-        blockIdx.x = static_cast<unsigned>(rank);
-        gridDim.x = static_cast<unsigned>(kConfig.cluster_size());
-        DynamicCast<kConfig>(params, smem, warp).run();
-      });
-    }
+    test::launch(1, 32, [&] {
+      blockIdx.x = static_cast<unsigned>(rank);
+      gridDim.x = static_cast<unsigned>(kConfig.cluster_size());
+      DynamicCast<kConfig>(params, smem, warp).run();
+    });
   }
 }
 

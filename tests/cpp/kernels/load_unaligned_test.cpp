@@ -1,8 +1,9 @@
 // What the copying warps leave in the stages, for operands of any address, stride and K, and for
-// such that consist of words: the kernel's own code, with a thread for each lane.
-#include "kernels/sm90/load_unaligned.h"
-
+// such that consist of words: the kernel's own code, by a fiber for each lane.
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
 #include "kernels/sm90/await_rows.h"
+#include "kernels/sm90/load_unaligned.h"
 #include "kernels/sm90/load_words.h"
 #include "support/test.h"
 
@@ -87,20 +88,13 @@ template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   for (int warp = 0; warp < 4 * kConfig.producer_warpgroups(); ++warp) {
     if (warp == 2 || warp == 3) continue;  // these copy scales
-    std::barrier<> lanes(32);
-    std::vector<std::jthread> threads;
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      threads.emplace_back([&, lane] {
-        ptx::warp = &lanes;
-        threadIdx.x = lane;
-        gridDim.x = 1;
-        if constexpr (kConfig.load == config::OperandLoad::kWords) {
-          LoadWords<kConfig>::run(params, smem, warp);
-        } else {
-          LoadUnaligned<kConfig>::run(params, smem, warp);
-        }
-      });
-    }
+    test::launch(1, 32, [&] {
+      if constexpr (kConfig.load == config::OperandLoad::kWords) {
+        LoadWords<kConfig>::run(params, smem, warp);
+      } else {
+        LoadUnaligned<kConfig>::run(params, smem, warp);
+      }
+    });
   }
 }
 

@@ -1,10 +1,11 @@
 // What the epilogue of gated products leaves in shared memory and in the scales: the kernel's own
-// code, with a thread for each lane, against the cast of the activation.
-#include "kernels/sm90/store_gated.h"
-
+// code, by a fiber for each thread, against the cast of the activation.
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
 #include "octofold/cast.h"
 #include "octofold/convert_dtype.h"
 
+#include "kernels/sm90/store_gated.h"
 #include "support/matrix.h"
 #include "support/test.h"
 
@@ -32,19 +33,11 @@ void take_sums(const test::Matrix& both, Accumulators<kConfig>& sums) {
 
 template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const Tile& tile, const test::Matrix& both) {
-  for (unsigned warp = 0; warp < kConfig.consumer_threads() / 32; ++warp) {
-    std::barrier<> lanes(32);
-    std::vector<std::jthread> threads;
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      threads.emplace_back([&, lane] {
-        ptx::warp = &lanes;
-        threadIdx.x = 32 * warp + lane;
-        Accumulators<kConfig> sums;
-        take_sums<kConfig>(both, sums);
-        WriteGated<kConfig>::write(params, SharedMemory<kConfig>{0}, tile, 0, sums);
-      });
-    }
-  }
+  test::launch(1, kConfig.consumer_threads(), [&] {
+    Accumulators<kConfig> sums;
+    take_sums<kConfig>(both, sums);
+    WriteGated<kConfig>::write(params, SharedMemory<kConfig>{0}, tile, 0, sums);
+  });
 }
 
 constexpr Tile tile_at(int row, int column, int row_end, int column_end) {

@@ -1,15 +1,13 @@
-// Kernels run on the host, by a thread for each of a block's: what CUDA has and the headers of
+// Kernels run on the host, by a fiber for each thread of a block: what CUDA has and the headers of
 // ptx_on_host do not run. To be included before the kernels.
 #pragma once
 
 #include <array>
 #include <atomic>
-#include <barrier>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 #define __global__
@@ -27,16 +25,14 @@ struct uint4 {
 
 namespace octofold::test {
 
-// Of the block that this thread is of.
-inline thread_local std::barrier<>* threads_of_block = nullptr;
-inline std::array<std::atomic<int>, ptx::kMostBlocks> any;
+inline std::array<std::atomic<int>, ptx::kMostBlocks> any;  // of each block
 
 }  // namespace octofold::test
 
-inline void __syncthreads() { octofold::test::threads_of_block->arrive_and_wait(); }
+inline void __syncthreads() { octofold::ptx::self().block->arrive_and_wait(); }
 
 inline int __syncthreads_or(int value) {
-  std::atomic<int>& any = octofold::test::any[octofold::ptx::rank];
+  std::atomic<int>& any = octofold::test::any[octofold::ptx::self().rank];
   any |= value;
   __syncthreads();
   const int result = any;
@@ -52,27 +48,24 @@ namespace octofold::test {
 template <typename Body>
 void launch(std::int64_t blocks, int threads, Body&& body, int cluster = 1) {
   if (cluster > static_cast<int>(ptx::kMostBlocks)) throw std::invalid_argument("cluster");
-  std::barrier<> of_cluster(cluster * threads);
-  std::barrier all(cluster * threads, []() noexcept { ptx::end_blocks(); });
-  std::deque<std::barrier<>> of_blocks, of_warps;
+  Barrier of_cluster(cluster * threads), all(cluster * threads, ptx::end_blocks);
+  std::deque<Barrier> of_blocks, of_warps;
   for (int block = 0; block < cluster; ++block) of_blocks.emplace_back(threads);
   for (int warp = 0; warp < cluster * threads / 32; ++warp) of_warps.emplace_back(32);
-  std::vector<std::jthread> running;
-  for (int i = 0; i < cluster * threads; ++i) {
-    running.emplace_back([&, i] {
-      threadIdx.x = static_cast<unsigned>(i % threads);
-      gridDim.x = static_cast<unsigned>(blocks);
-      ptx::rank = static_cast<std::size_t>(i / threads);
-      threads_of_block = &of_blocks[ptx::rank];
-      ptx::cluster = &of_cluster;
-      ptx::warp = &of_warps[static_cast<std::size_t>(i / 32)];
-      for (std::int64_t first = 0; first < blocks; first += cluster) {
-        blockIdx.x = static_cast<unsigned>(first + i / threads);
-        body();
-        all.arrive_and_wait();
-      }
-    });
-  }
+  run_fibers(cluster * threads, [&](int i) {
+    ptx::Thread thread{.index = {static_cast<unsigned>(i % threads)},
+                       .grid = {static_cast<unsigned>(blocks)},
+                       .rank = static_cast<std::size_t>(i / threads)};
+    thread.warp = &of_warps[static_cast<std::size_t>(i / 32)];
+    thread.block = &of_blocks[thread.rank];
+    thread.cluster = &of_cluster;
+    set_fiber_local(&thread);
+    for (std::int64_t first = 0; first < blocks; first += cluster) {
+      thread.block_index.x = static_cast<unsigned>(first + i / threads);
+      body();
+      all.arrive_and_wait();
+    }
+  });
 }
 
 }  // namespace octofold::test

@@ -4,12 +4,10 @@
 
 #include <array>
 #include <atomic>
-#include <barrier>
-#include <optional>
 
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
-#include "support/meeting.h"
+#include "support/fibers.h"
 
 namespace octofold::ptx {
 
@@ -45,13 +43,13 @@ class NamedBarrier {
 inline std::array<std::array<NamedBarrier, 16>, kMostBlocks> named_barriers;
 
 inline void barrier_sync(unsigned barrier, unsigned threads) {
-  warp->arrive_and_wait();
-  if (threadIdx.x % 32 == 0) named_barriers[rank][barrier].arrive_and_wait(barrier, threads);
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
+  if (threadIdx.x % 32 == 0) named_barriers[self().rank][barrier].arrive_and_wait(barrier, threads);
+  self().warp->arrive_and_wait();
 }
 inline void barrier_arrive(unsigned barrier, unsigned threads) {
-  warp->arrive_and_wait();
-  if (threadIdx.x % 32 == 0) named_barriers[rank][barrier].arrive(threads);
+  self().warp->arrive_and_wait();
+  if (threadIdx.x % 32 == 0) named_barriers[self().rank][barrier].arrive(threads);
 }
 
 inline void end_blocks() {
@@ -61,13 +59,9 @@ inline void end_blocks() {
   mbarriers.clear();
 }
 
-inline unsigned cluster_rank() { return static_cast<unsigned>(rank); }
-inline thread_local std::optional<std::barrier<>::arrival_token> arrived_at_cluster;
-inline void cluster_arrive() { arrived_at_cluster = cluster->arrive(); }
-inline void cluster_wait() {
-  cluster->wait(std::move(*arrived_at_cluster));
-  arrived_at_cluster.reset();
-}
+inline unsigned cluster_rank() { return static_cast<unsigned>(self().rank); }
+inline void cluster_arrive() { self().cluster_meeting = self().cluster->arrive(); }
+inline void cluster_wait() { self().cluster->wait(self().cluster_meeting); }
 inline void cluster_sync() {
   cluster_arrive();
   cluster_wait();

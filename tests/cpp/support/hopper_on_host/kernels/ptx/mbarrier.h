@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "kernels/ptx/shared_memory.h"
-#include "support/meeting.h"
+#include "support/fibers.h"
 
 namespace octofold::ptx {
 
@@ -16,7 +16,7 @@ class Mbarrier {
   // `bytes` more are expected, or fewer.
   void count(unsigned barrier, unsigned arrivals, long bytes) {
     meeting_.change([&] {
-      if (arrivals > pending_) test::Meeting::fail("mbarrier", barrier, "has too many arrivals");
+      if (arrivals > pending_) test::fail("mbarrier", barrier, "has too many arrivals");
       pending_ -= arrivals;
       bytes_ += bytes;
       if (pending_ > 0 || bytes_ != 0) return;
@@ -51,7 +51,7 @@ class Mbarriers {
     const std::size_t place = SharedMemory::place(address);
     const auto found = barriers_.find(place);
     if (found == barriers_.end() || std::memcmp(&shared[address], &place, sizeof(place)) != 0) {
-      test::Meeting::fail("mbarrier", address, "is used before mbarrier_init, or written over");
+      test::fail("mbarrier", address, "is used before mbarrier_init, or written over");
     }
     return found->second;
   }

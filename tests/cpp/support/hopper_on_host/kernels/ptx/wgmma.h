@@ -24,13 +24,12 @@ struct WarpgroupProduct {
   DType a_type, b_type;
 };
 
-// Of each thread, in the order of the issue; and how many each group of them has.
+// Of each thread, in the order of the issue; Thread has how many each group of them has.
 inline std::array<std::deque<WarpgroupProduct>, 1024 * kMostBlocks> issued;
-inline thread_local std::deque<std::size_t> groups{0};
 
 inline void issue(const WarpgroupProduct& product) {
   issued[place_of_thread()].push_back(product);
-  ++groups.back();
+  ++self().products.back();
 }
 
 // "Matrix Descriptor Format", as kernels/ptx/wgmma.h makes them.
@@ -39,7 +38,7 @@ struct Descriptor {
       : start(static_cast<unsigned>(bits & 0x3FFF) * 16),
         leading(static_cast<unsigned>(bits >> 16 & 0x3FFF) * 16),
         stride(static_cast<unsigned>(bits >> 32 & 0x3FFF) * 16) {
-    if (bits >> 62 != 1) test::Meeting::fail("descriptor", start, "has another swizzle");
+    if (bits >> 62 != 1) test::fail("descriptor", start, "has another swizzle");
   }
   const unsigned char* k_major(unsigned row, unsigned byte) const {
     return &shared[swizzled_place(start + row / 8 * stride + row % 8 * 128 + byte, 128)];
@@ -115,17 +114,18 @@ inline void multiply(const WarpgroupProduct& product, std::size_t index) {
 }
 
 inline void wgmma_fence() {}
-inline void wgmma_commit() { groups.push_back(0); }
+inline void wgmma_commit() { self().products.push_back(0); }
 
 // All lanes of the warp: they read each other's registers.
 template <int kPending>
 void wgmma_wait() {
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
   std::size_t count = 0;
+  auto& groups = self().products;
   for (; groups.size() > kPending + 1; groups.pop_front()) count += groups.front();
   std::deque<WarpgroupProduct>& products = issued[place_of_thread()];
   for (std::size_t i = 0; i < count; ++i) multiply(products[i], i);
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
   products.erase(products.begin(), products.begin() + static_cast<std::ptrdiff_t>(count));
 }
 

@@ -1,4 +1,4 @@
-// Matrix products of a warp on the host, by a thread for each lane: the numbers that a lane needs
+// Matrix products of a warp on the host, by a fiber for each lane: the numbers that a lane needs
 // are those that others hold. Sums are made in FP64 and rounded once.
 #pragma once
 
@@ -35,7 +35,7 @@ void multiply_add_of(float (&sums)[4], const unsigned (&a)[4], const unsigned (&
   constexpr int kNumbers = 32 / static_cast<int>(sizeof(typename FormatA::Storage));
   const std::size_t thread = place_of_thread(), warp_begin = thread / 32 * 32, lane = thread % 32;
   operands[thread] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
   for (std::size_t i = 0; i < 4; ++i) {
     const int half = static_cast<int>(i / 2);
     const std::size_t column = lane % 4 * 2 + i % 2;
@@ -46,7 +46,7 @@ void multiply_add_of(float (&sums)[4], const unsigned (&a)[4], const unsigned (&
     }
     sums[i] = static_cast<float>(sums[i] + sum);
   }
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
 }
 
 template <DType kType>
@@ -72,7 +72,7 @@ void multiply_add_fp8(float (&sums)[4], const unsigned (&a)[4], const unsigned (
 // Addresses of the rows of matrix i from lane 8 · i on, as all lanes gave them.
 inline void share_address(unsigned row_address) {
   operands[place_of_thread()][0] = row_address;
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
 }
 inline const unsigned char* row_of(int matrix, std::size_t row) {
   const std::size_t warp_begin = place_of_thread() / 32 * 32;
@@ -84,7 +84,7 @@ inline void load_matrices(unsigned row_address, unsigned (&matrices)[4]) {
   for (int i = 0; i < 4; ++i) {
     std::memcpy(&matrices[i], row_of(i, threadIdx.x % 32 / 4) + threadIdx.x % 4 * 4, 4);
   }
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
 }
 
 inline void load_matrices_transposed(unsigned row_address, unsigned (&matrices)[4]) {
@@ -97,7 +97,7 @@ inline void load_matrices_transposed(unsigned row_address, unsigned (&matrices)[
       matrices[i] |= static_cast<unsigned>(element) << 16 * pair;
     }
   }
-  warp->arrive_and_wait();
+  self().warp->arrive_and_wait();
 }
 
 }  // namespace octofold::ptx

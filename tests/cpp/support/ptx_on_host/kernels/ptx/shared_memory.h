@@ -1,4 +1,4 @@
-// kernels/ptx for code that loads, run on the host by a thread for each lane: shared memory is an
+// kernels/ptx for code that loads, run on the host by a fiber for each thread: shared memory is an
 // array, asynchronous copies arrive when they are waited for and no sooner, and barriers are open
 // (those of hopper_on_host are not).
 #pragma once
@@ -6,21 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <barrier>
 #include <bit>
 #include <cstring>
 #include <deque>
 #include <vector>
 
 #include "kernels/ptx/architecture.h"
+#include "support/fibers.h"
 
 using std::max;
 using std::min;
-
-struct Dimensions {
-  unsigned x;
-};
-inline thread_local Dimensions threadIdx{}, blockIdx{}, gridDim{};
 
 struct float2 {
   float x, y;
@@ -31,10 +26,42 @@ struct float4 {
 
 namespace octofold::ptx {
 
-inline constexpr std::size_t kMostBlocks = 4;           // of a cluster
-inline thread_local std::size_t rank = 0;               // of the block that this thread is of
-inline thread_local std::barrier<>* warp = nullptr;     // of the lanes of this one
-inline thread_local std::barrier<>* cluster = nullptr;  // of its threads
+inline constexpr std::size_t kMostBlocks = 4;  // of a cluster
+
+struct Copy {
+  unsigned destination;
+  const void* source;
+  unsigned bytes;
+  unsigned written = 16;  // zeros behind those that are read
+};
+
+// What a thread has for itself.
+struct Thread {
+  struct Dimensions {
+    unsigned x;
+  };
+  Dimensions index{}, block_index{}, grid{};
+  std::size_t rank = 0;  // of its block in the cluster
+  test::Barrier *warp = nullptr, *block = nullptr, *cluster = nullptr;
+  unsigned cluster_meeting = 0;               // at which it has arrived
+  std::vector<Copy> begun{};                  // copies,
+  std::deque<std::vector<Copy>> committed{};  // by groups
+  std::deque<std::size_t> products{0};        // that were issued, by groups
+};
+
+// Outside of a launch, a test is a thread.
+inline Thread& self() {
+  static thread_local Thread outside;
+  return test::fiber_local == nullptr ? outside : *static_cast<Thread*>(test::fiber_local);
+}
+
+}  // namespace octofold::ptx
+
+#define threadIdx (::octofold::ptx::self().index)
+#define blockIdx (::octofold::ptx::self().block_index)
+#define gridDim (::octofold::ptx::self().grid)
+
+namespace octofold::ptx {
 
 // Of each block of a cluster. An address is in the own block, or as address_at_rank() makes it.
 class SharedMemory {
@@ -44,7 +71,7 @@ class SharedMemory {
   // The same number for an address and whatever another block calls it.
   static std::size_t place(std::size_t address) {
     const std::size_t named = address / kBytes;
-    return (named == 0 ? rank : named - 1) * kBytes + address % kBytes;
+    return (named == 0 ? self().rank : named - 1) * kBytes + address % kBytes;
   }
   static unsigned address_at_rank(unsigned address, unsigned of_block) {
     return static_cast<unsigned>((of_block + 1) * kBytes + address % kBytes);
@@ -69,28 +96,17 @@ class SharedMemory {
 inline SharedMemory shared;
 
 // The thread's place among those of a cluster.
-inline std::size_t place_of_thread() { return rank * 1024 + threadIdx.x; }
-
-struct Copy {
-  unsigned destination;
-  const void* source;
-  unsigned bytes;
-  unsigned written = 16;  // zeros behind those that are read
-};
-inline thread_local std::vector<Copy> begun;
-inline thread_local std::deque<std::vector<Copy>> committed;
+inline std::size_t place_of_thread() { return self().rank * 1024 + threadIdx.x; }
 
 inline void copy_unit_async(unsigned destination, const void* source, unsigned bytes) {
-  begun.push_back({destination, source, bytes});
+  self().begun.push_back({destination, source, bytes});
 }
 
-inline void copies_commit() {
-  committed.push_back(std::move(begun));
-  begun.clear();
-}
+inline void copies_commit() { self().committed.push_back(std::exchange(self().begun, {})); }
 
 template <int kPending>
 inline void copies_wait() {
+  auto& committed = self().committed;
   for (; committed.size() > kPending; committed.pop_front()) {
     for (const Copy& copy : committed.front()) {
       std::memset(&shared[copy.destination], 0, copy.written);
@@ -102,7 +118,7 @@ inline void copies_wait() {
 // Before Ampere at once.
 template <int kBytes, bool kThroughL1>
 void copy_async(unsigned destination, const void* source, bool exists) {
-  begun.push_back({destination, source, exists ? kBytes : 0u, kBytes});
+  self().begun.push_back({destination, source, exists ? kBytes : 0u, kBytes});
   if constexpr (kHasAmpere) return;
   copies_commit();
   copies_wait<0>();
@@ -169,7 +185,7 @@ inline void store_shared_half(unsigned address, unsigned value) {
 }
 
 inline void copy_word_async(unsigned destination, const void* source, unsigned bytes) {
-  begun.push_back({destination, source, bytes, 4});
+  self().begun.push_back({destination, source, bytes, 4});
 }
 inline void copy_word_async(unsigned destination, const void* source) {
   copy_word_async(destination, source, 4);
@@ -177,7 +193,7 @@ inline void copy_word_async(unsigned destination, const void* source) {
 
 }  // namespace octofold::ptx
 
-inline void __syncwarp() { octofold::ptx::warp->arrive_and_wait(); }
+inline void __syncwarp() { octofold::ptx::self().warp->arrive_and_wait(); }
 
 // Each thread's word, for the others of its warp to read.
 inline std::array<unsigned, 1024 * octofold::ptx::kMostBlocks> exchanged;

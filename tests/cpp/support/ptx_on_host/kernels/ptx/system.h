@@ -2,7 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <thread>
+
+#include "support/fibers.h"
 
 namespace octofold::ptx {
 
@@ -12,7 +13,7 @@ inline int load_acquire_system(const int* address) {
 inline void fence_proxy_async_global() {}
 template <int kNanoseconds>
 inline void sleep_nanoseconds() {
-  std::this_thread::yield();
+  test::give_way();
 }
 
 }  // namespace octofold::ptx

@@ -1,0 +1,222 @@
+#include "support/fibers.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <dlfcn.h>
+#include <map>
+#include <random>
+#include <string_view>
+#include <sys/mman.h>
+#include <thread>
+#include <ucontext.h>
+#include <vector>
+
+// Sanitizers are told of switches: that of addresses which stack is used, that of threads whose
+// deeds follow, without an order between one fiber's and the next one's. Nothing here is compiled
+// with them (CMakeLists.txt), as turns would look like races.
+#ifdef OCTOFOLD_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef OCTOFOLD_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace octofold::test {
+
+thread_local void* fiber_local = nullptr;
+
+namespace {
+
+constexpr std::size_t kStackBytes = 1 << 20;  // pages that nothing touches take no memory
+
+// glibc's, and not the address sanitizer's, which forgets at each switch what it knows of a stack.
+int switch_context(ucontext_t* from, const ucontext_t* to) {
+  static auto* const function = reinterpret_cast<int (*)(ucontext_t*, const ucontext_t*)>(
+      dlsym(dlopen("libc.so.6", RTLD_LAZY), "swapcontext"));
+  return function(from, to);
+}
+
+// A stack and what runs on it: the thread of the host, or a fiber, which is used by one run after
+// another.
+struct Context {
+  ucontext_t registers{};
+  void* stack = nullptr;
+  std::size_t stack_bytes = 0;
+  void* frames = nullptr;  // the address sanitizer's
+  void* deeds = nullptr;   // the thread sanitizer's
+
+  void switch_to(Context& next) {
+#ifdef OCTOFOLD_ASAN
+    __sanitizer_start_switch_fiber(&frames, next.stack, next.stack_bytes);
+#endif
+#ifdef OCTOFOLD_TSAN
+    __tsan_switch_to_fiber(next.deeds, __tsan_switch_to_fiber_no_sync);
+#endif
+    switch_context(&registers, &next.registers);
+    arrived_from(next);
+  }
+
+  // `before` is told what its stack is where it is the host's, whose bounds nobody else knows.
+  void arrived_from([[maybe_unused]] Context& before) {
+#ifdef OCTOFOLD_ASAN
+    const void* stack_before = nullptr;
+    std::size_t bytes_before = 0;
+    __sanitizer_finish_switch_fiber(frames, &stack_before, &bytes_before);
+    before.stack = const_cast<void*>(stack_before);
+    before.stack_bytes = bytes_before;
+#endif
+  }
+};
+
+struct Fiber : Context {
+  int number = 0;
+  bool has_ended = true;
+  void* local = nullptr;
+  const std::atomic<unsigned>* word = nullptr;  // that it waits for; null: for nothing
+  unsigned seen = 0;
+  const char* what = "";
+  unsigned which = 0;
+
+  bool can_run() const { return word == nullptr || word->load(std::memory_order_relaxed) != seen; }
+};
+
+// Those of one thread of the host.
+class Fibers {
+ public:
+  void run(int count, const std::function<void(int)>& body) {
+    body_ = &body;
+    while (static_cast<int>(fibers_.size()) < count) make();
+#ifdef OCTOFOLD_TSAN
+    host_.deeds = __tsan_get_current_fiber();
+    __tsan_release(&begin_);
+#endif
+    std::vector<Fiber*> waiting;
+    for (int i = 0; i < count; ++i) {
+      Fiber& fiber = *waiting.emplace_back(&fibers_[static_cast<std::size_t>(i)]);
+      fiber.number = i;
+      fiber.has_ended = false;
+    }
+    while (!waiting.empty()) {
+      std::shuffle(waiting.begin(), waiting.end(), random_);
+      bool has_run = false;
+      for (Fiber* const fiber : waiting) {
+        if (!fiber->can_run()) continue;
+        resume(*fiber);
+        has_run = true;
+      }
+      if (!has_run) end_of_all_waiting(waiting);
+      std::erase_if(waiting, [](const Fiber* fiber) { return fiber->has_ended; });
+    }
+#ifdef OCTOFOLD_TSAN
+    __tsan_acquire(&end_);
+#endif
+  }
+
+  // Of the fiber that runs.
+  void give_way(const std::atomic<unsigned>* word, unsigned seen, const char* what,
+                unsigned which) {
+    if (running_ == nullptr) fail(what, which, "is waited for outside a fiber");
+    Fiber& fiber = *running_;
+    fiber.word = word;
+    fiber.seen = seen;
+    fiber.what = what;
+    fiber.which = which;
+    fiber.switch_to(host_);
+  }
+
+  void set_local(void* pointer) { running_->local = fiber_local = pointer; }
+
+  static Fibers& of_this_thread() {
+    static thread_local Fibers fibers;
+    return fibers;
+  }
+
+ private:
+  void make() {
+    Fiber& fiber = fibers_.emplace_back();
+    fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (fiber.stack == MAP_FAILED) fail("the stack of fiber", made(), "cannot be had");
+    fiber.stack_bytes = kStackBytes;
+    mprotect(fiber.stack, 4096, PROT_NONE);  // who needs more ends here
+#ifdef OCTOFOLD_TSAN
+    fiber.deeds = __tsan_create_fiber(0);
+#endif
+    getcontext(&fiber.registers);
+    fiber.registers.uc_stack.ss_sp = fiber.stack;
+    fiber.registers.uc_stack.ss_size = kStackBytes;
+    makecontext(&fiber.registers, [] { of_this_thread().run_bodies(); }, 0);
+  }
+  unsigned made() const { return static_cast<unsigned>(fibers_.size()); }
+
+  [[noreturn]] static void end_of_all_waiting(const std::vector<Fiber*>& waiting) {
+    std::map<std::pair<std::string_view, unsigned>, unsigned> fibers;
+    for (const Fiber* const fiber : waiting) ++fibers[{fiber->what, fiber->which}];
+    for (const auto& [awaited, count] : fibers) {
+      std::fprintf(stderr, "%s %u is waited for by %u\n", awaited.first.data(), awaited.second,
+                   count);
+    }
+    fail("all that is waited for, by", static_cast<unsigned>(waiting.size()), "fibers, in vain");
+  }
+
+  void resume(Fiber& fiber) {
+    running_ = &fiber;
+    fiber_local = fiber.local;
+    fiber.word = nullptr;
+    host_.switch_to(fiber);
+    fiber_local = nullptr;
+    running_ = nullptr;
+  }
+
+  // All that a fiber does: it ends with the process.
+  [[noreturn]] void run_bodies() {
+    Fiber& fiber = *running_;
+    fiber.arrived_from(host_);
+    while (true) {
+#ifdef OCTOFOLD_TSAN
+      __tsan_acquire(&begin_);
+#endif
+      (*body_)(fiber.number);
+#ifdef OCTOFOLD_TSAN
+      __tsan_release(&end_);
+#endif
+      fiber.local = nullptr;
+      fiber.has_ended = true;
+      fiber.switch_to(host_);
+    }
+  }
+
+  std::deque<Fiber> fibers_;
+  Context host_;
+  Fiber* running_ = nullptr;
+  const std::function<void(int)>* body_ = nullptr;
+  std::minstd_rand random_;
+  char begin_ = 0, end_ = 0;  // of a run, for the thread sanitizer
+};
+
+}  // namespace
+
+void run_fibers(int count, const std::function<void(int)>& body) {
+  Fibers::of_this_thread().run(count, body);
+}
+
+void give_way_until_changed(const std::atomic<unsigned>& word, unsigned seen, const char* what,
+                            unsigned which) {
+  Fibers::of_this_thread().give_way(&word, seen, what, which);
+}
+
+void give_way() {
+  std::this_thread::yield();
+  Fibers::of_this_thread().give_way(nullptr, 0, "", 0);
+}
+
+void set_fiber_local(void* pointer) { Fibers::of_this_thread().set_local(pointer); }
+
+void fail(const char* what, unsigned which, const char* how) {
+  std::fprintf(stderr, "%s %u %s\n", what, which, how);
+  std::abort();
+}
+
+}  // namespace octofold::test
