@@ -51,8 +51,9 @@ struct Thread {
 
 // Outside of a launch, a test is a thread.
 inline Thread& self() {
+  if (test::fiber_local != nullptr) return *static_cast<Thread*>(test::fiber_local);
   static thread_local Thread outside;
-  return test::fiber_local == nullptr ? outside : *static_cast<Thread*>(test::fiber_local);
+  return outside;
 }
 
 }  // namespace octofold::ptx
