@@ -1,4 +1,4 @@
-// The kernels of attention, run on the host by a thread for each of a block's, beside sums in FP64.
+// The kernels of attention, run on the host, beside sums in FP64.
 #define __shared__ static
 #include "support/attention_run_on_host.h"  // first: it has CUDA's types
 //

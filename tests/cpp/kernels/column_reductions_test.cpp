@@ -1,5 +1,5 @@
-// The kernels that reduce columns, run on the host by a thread for each of a block's, against loops
-// in double: which element goes into which sum.
+// The kernels that reduce columns, run on the host, against loops in double: which element goes
+// into which sum.
 #include "octofold/cast_targets.h"
 
 #include "support/block_on_host.h"  // first: it has CUDA's types

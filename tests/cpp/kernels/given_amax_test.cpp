@@ -1,5 +1,5 @@
-// Casts by largest magnitudes that are given, run on the host by a thread for each of a block's,
-// beside the CPU backend's: the same bytes, for values far beyond them too.
+// Casts by largest magnitudes that are given, run on the host, beside the CPU backend's: the
+// same bytes, for values far beyond them too.
 #include "octofold/cast_targets.h"
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types

@@ -1,6 +1,6 @@
-// Casts of rows in groups and of gathered rows, run on the host by a thread for each of a block's,
-// beside the CPU backend's: the same bytes, and none written elsewhere. Offsets and sources that
-// nobody should give write nothing outside of the tensors either.
+// Casts of rows in groups and of gathered rows, run on the host, beside the CPU backend's: the
+// same bytes, and none written elsewhere. Offsets and sources that nobody should give write
+// nothing outside of the tensors either.
 #include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 

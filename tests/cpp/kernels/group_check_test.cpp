@@ -1,5 +1,4 @@
-// The kernel that looks through the numbers of groups, run on the host by a thread for each of its
-// block's.
+// The kernel that looks through the numbers of groups, run on the host.
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //

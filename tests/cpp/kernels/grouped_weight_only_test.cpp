@@ -1,5 +1,5 @@
-// Groups of rows by the kernels of products with FP8 weights, run on the host by a thread for each
-// of a block's, beside sums in FP64.
+// Groups of rows by the kernels of products with FP8 weights, run on the host, beside sums in
+// FP64.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/types.h"

@@ -1,4 +1,4 @@
-// The products by warps, run on the host by a thread for each of a block's, beside sums in FP64.
+// The products by warps, run on the host, beside sums in FP64.
 #include "support/mma_gemm_on_host.h"  // first: it has CUDA's types
 //
 #include "support/gemm_on_host.h"

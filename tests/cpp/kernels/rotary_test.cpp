@@ -1,5 +1,5 @@
-// The kernel of rotary embeddings, run on the host by a thread for each of a block's: the bits of
-// the CPU backend, whatever the layout, and nothing written beside y.
+// The kernel of rotary embeddings, run on the host: the bits of the CPU backend, whatever the
+// layout, and nothing written beside y.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/rotary.h"

@@ -1,5 +1,4 @@
-// The kernels of routing, run on the host by a thread for each of a block's, beside the CPU
-// backend.
+// The kernels of routing, run on the host, beside the CPU backend.
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //

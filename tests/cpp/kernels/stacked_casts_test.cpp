@@ -1,5 +1,5 @@
-// Casts of stacks of matrices, run on the host by a thread for each of a block's: the bytes that
-// the CPU backend gives for each matrix alone, and none written elsewhere.
+// Casts of stacks of matrices, run on the host: the bytes that the CPU backend gives for each
+// matrix alone, and none written elsewhere.
 #include "octofold/cast_targets.h"
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types

@@ -1,4 +1,4 @@
-// The transpose of bytes, run on the host by a thread for each of a block's.
+// The transpose of bytes, run on the host.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "kernels/cast/transpose.h"

@@ -1,5 +1,4 @@
-// The cast of two-level scales, run on the host by a thread for each of a block's, beside the CPU
-// backend's: the same bytes.
+// The cast of two-level scales, run on the host, beside the CPU backend's: the same bytes.
 #include "octofold/cast_targets.h"
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types

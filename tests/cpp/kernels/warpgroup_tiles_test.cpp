@@ -1,6 +1,6 @@
-// What attention by warpgroups multiplies: keys, values and queries as the kernel's own code leaves
-// them in shared memory, by a thread for each lane of one warpgroup. Barriers are open, so a block
-// has no more tiles than stages.
+// What attention by warpgroups multiplies: keys, values and queries as the kernel's own code
+// leaves them in shared memory, by the lanes of one warpgroup. Barriers are open, so a block has
+// no more tiles than stages.
 #define __shared__ static
 #include "support/attention_run_on_host.h"  // first: it has CUDA's types
 //

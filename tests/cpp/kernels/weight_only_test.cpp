@@ -1,5 +1,4 @@
-// The kernel of products with FP8 weights, run on the host by a thread for each of a block's,
-// beside sums in FP64.
+// The kernel of products with FP8 weights, run on the host, beside sums in FP64.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/types.h"

@@ -1,4 +1,4 @@
-// An attention in memory that the kernels themselves run over, a thread for each of a block's.
+// An attention in memory that the kernels themselves run over.
 #pragma once
 
 #include "support/block_on_host.h"  // first: it has CUDA's types

@@ -1,5 +1,5 @@
-// Kernels of casts, run on the host by a thread for each of a block's, and what they write to. To
-// be included before what else has CUDA's types.
+// Kernels of casts, run on the host, and what they write to. To be included before what else has
+// CUDA's types.
 #pragma once
 
 #include "octofold/cast_targets.h"
