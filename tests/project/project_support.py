@@ -1,10 +1,15 @@
 """What the tests of this folder share."""
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples" / "python"
@@ -24,10 +29,19 @@ def run(*command, cwd=None, **environment):
 
 
 def refused(script, *arguments):
-    """What a script says that has to fail."""
-    result = outcome(sys.executable, script, *arguments)
-    assert result.returncode != 0
-    return result.stderr
+    """What a script says that has to end with an error, and without a trace. It runs in this
+    process, which has imported what it imports."""
+    errors = io.StringIO()
+    before = sys.argv, sys.path
+    sys.argv = [str(script), *map(str, arguments)]
+    sys.path = [str(Path(script).parent), *sys.path]
+    try:
+        with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as end:
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv, sys.path = before
+    assert end.value.code not in (None, 0)
+    return errors.getvalue() + str(end.value)
 
 
 def assert_example_output(output):

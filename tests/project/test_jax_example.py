@@ -2,6 +2,7 @@
 
 import re
 
+import octofold
 import pytest
 from gallery_runs import of_the_gallery
 from project_support import EXAMPLES, refused
@@ -24,4 +25,5 @@ def test_fp8_trains_as_fp32_does():
 
 
 def test_a_recipe_that_is_none_is_refused():
-    assert "recipe" in refused(SCRIPT, "--steps", "1", "--recipe", "none")
+    with pytest.raises(octofold.InvalidArgumentError, match="recipe"):
+        refused(SCRIPT, "--steps", "1", "--recipe", "none")

@@ -105,9 +105,7 @@ def test_plot(runs):
 
 def test_refusals(runs):
     def said(*options):
-        error = refused(SCRIPT, "--output", runs, *TINY, *options)
-        assert "Traceback" not in error
-        return error
+        return refused(SCRIPT, "--output", runs, *TINY, *options)
 
     assert "--resume goes on with them" in said("--recipe", "bfloat16")
     changed = said("--recipe", "bfloat16", "--resume", "--learning-rate", "0.5")

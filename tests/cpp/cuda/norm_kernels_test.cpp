@@ -86,6 +86,7 @@ TEST_P(NvrtcNormTest, CastsOfWhatIsNormedCompileWithoutSpills) {
     for (const auto granularity :
          {Granularity::kTensor, Granularity::kBlock1x128, Granularity::kBlock128x128}) {
       for (const bool aligned : {false, true}) {
+        if (aligned && in == DType::kFloat16) continue;  // as BF16 but for a conversion
         const plan::CastProblem problem{
             .rows = 256,
             .cols = 7168,
