@@ -50,7 +50,7 @@ THIRD_PARTY = {
     r"fmt/": ["src", "tests/cpp"],
     r"nlohmann/": ["src/model", "src/plan/tuning.cpp", "tests/cpp/model"],
     r"cblas\.h": ["src/cpu", "tests/cpp/cpu", "bench"],
-    r"dlfcn\.h": ["src/core", "bench"],
+    r"dlfcn\.h": ["src/core", "bench", "tests/cpp/support"],
     r"(xxhash|zstd)\.h": ["src/jit"],
     r"tvm/|dlpack/": ["bindings"],
     r"gtest/|gmock/": ["tests/cpp"],
