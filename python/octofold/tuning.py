@@ -155,6 +155,7 @@ def gemm(
     candidate: str,
     *,
     fast_accumulation: bool = False,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
@@ -163,9 +164,8 @@ def gemm(
 
     Raises as gemm() does; InvalidArgumentError lists the candidates if none has this name.
     """
-    return multiply(
-        a, b, None, None, "1x128", None, (fast_accumulation, False), out, stream, candidate
-    )
+    how = fast_accumulation, batch_invariant
+    return multiply(a, b, None, None, "1x128", None, how, out, stream, candidate)
 
 
 def grouped_gemm(
@@ -175,11 +175,12 @@ def grouped_gemm(
     candidate: str,
     *,
     fast_accumulation: bool = False,
+    batch_invariant: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
     """octofold.grouped_gemm(a, b, groups) likewise."""
-    options = None, None, None, (fast_accumulation, False), out, stream
+    options = None, None, None, (fast_accumulation, batch_invariant), out, stream
     return multiply_groups(a, b, groups, *options, candidate)
 
 
@@ -190,11 +191,14 @@ def gated_gemm(
     candidate: str,
     *,
     activation: str = "swiglu",
+    batch_invariant: bool = False,
     out: ScaledTensor | None = None,
     stream: StreamLike | None = None,
 ) -> ScaledTensor:
     """octofold.ops.gated_gemm(a, b, groups) likewise."""
-    return multiply_gated(a, b, groups, activation, "1x128", False, out, stream, candidate)
+    return multiply_gated(
+        a, b, groups, activation, "1x128", batch_invariant, out, stream, candidate
+    )
 
 
 def gemm_weight_only(

@@ -13,9 +13,6 @@
 #include <ucontext.h>
 #include <vector>
 
-// Sanitizers are told of switches: that of addresses which stack is used, that of threads whose
-// deeds follow, without an order between one fiber's and the next one's. Nothing here is compiled
-// with them (CMakeLists.txt), as turns would look like races.
 #ifdef OCTOFOLD_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -31,6 +28,35 @@ namespace {
 
 constexpr std::size_t kStackBytes = 1 << 20;  // pages that nothing touches take no memory
 
+// Sanitizers are told of switches: that of addresses on which stack the program goes on, that of
+// threads whose deeds follow, without an order between one fiber's turn and the next one's. Nothing
+// here is compiled with them (CMakeLists.txt), as turns would look like races.
+#ifdef OCTOFOLD_ASAN
+void leave_stack(void** frames, const void* next, std::size_t bytes) {
+  __sanitizer_start_switch_fiber(frames, next, bytes);
+}
+void enter_stack(void* frames, const void** before, std::size_t* bytes) {
+  __sanitizer_finish_switch_fiber(frames, before, bytes);
+}
+#else
+void leave_stack(void**, const void*, std::size_t) {}
+void enter_stack(void*, const void**, std::size_t*) {}
+#endif
+
+#ifdef OCTOFOLD_TSAN
+void* own_deeds() { return __tsan_get_current_fiber(); }
+void* deeds_of_new_fiber() { return __tsan_create_fiber(0); }
+void go_on_with(void* deeds) { __tsan_switch_to_fiber(deeds, __tsan_switch_to_fiber_no_sync); }
+void come_before(void* point) { __tsan_release(point); }
+void come_after(void* point) { __tsan_acquire(point); }
+#else
+void* own_deeds() { return nullptr; }
+void* deeds_of_new_fiber() { return nullptr; }
+void go_on_with(void*) {}
+void come_before(void*) {}
+void come_after(void*) {}
+#endif
+
 // glibc's, and not the address sanitizer's, which forgets at each switch what it knows of a stack.
 int switch_context(ucontext_t* from, const ucontext_t* to) {
   static auto* const function = reinterpret_cast<int (*)(ucontext_t*, const ucontext_t*)>(
@@ -42,32 +68,20 @@ int switch_context(ucontext_t* from, const ucontext_t* to) {
 // another.
 struct Context {
   ucontext_t registers{};
-  void* stack = nullptr;
+  const void* stack = nullptr;
   std::size_t stack_bytes = 0;
   void* frames = nullptr;  // the address sanitizer's
   void* deeds = nullptr;   // the thread sanitizer's
 
   void switch_to(Context& next) {
-#ifdef OCTOFOLD_ASAN
-    __sanitizer_start_switch_fiber(&frames, next.stack, next.stack_bytes);
-#endif
-#ifdef OCTOFOLD_TSAN
-    __tsan_switch_to_fiber(next.deeds, __tsan_switch_to_fiber_no_sync);
-#endif
+    leave_stack(&frames, next.stack, next.stack_bytes);
+    go_on_with(next.deeds);
     switch_context(&registers, &next.registers);
     arrived_from(next);
   }
 
-  // `before` is told what its stack is where it is the host's, whose bounds nobody else knows.
-  void arrived_from([[maybe_unused]] Context& before) {
-#ifdef OCTOFOLD_ASAN
-    const void* stack_before = nullptr;
-    std::size_t bytes_before = 0;
-    __sanitizer_finish_switch_fiber(frames, &stack_before, &bytes_before);
-    before.stack = const_cast<void*>(stack_before);
-    before.stack_bytes = bytes_before;
-#endif
-  }
+  // Nobody else knows the bounds of the host's stack.
+  void arrived_from(Context& before) { enter_stack(frames, &before.stack, &before.stack_bytes); }
 };
 
 struct Fiber : Context {
@@ -88,10 +102,8 @@ class Fibers {
   void run(int count, const std::function<void(int)>& body) {
     body_ = &body;
     while (static_cast<int>(fibers_.size()) < count) make();
-#ifdef OCTOFOLD_TSAN
-    host_.deeds = __tsan_get_current_fiber();
-    __tsan_release(&begin_);
-#endif
+    host_.deeds = own_deeds();
+    come_before(&begin_);
     std::vector<Fiber*> waiting;
     for (int i = 0; i < count; ++i) {
       Fiber& fiber = *waiting.emplace_back(&fibers_[static_cast<std::size_t>(i)]);
@@ -109,9 +121,7 @@ class Fibers {
       if (!has_run) end_of_all_waiting(waiting);
       std::erase_if(waiting, [](const Fiber* fiber) { return fiber->has_ended; });
     }
-#ifdef OCTOFOLD_TSAN
-    __tsan_acquire(&end_);
-#endif
+    come_after(&end_);
   }
 
   // Of the fiber that runs.
@@ -136,20 +146,19 @@ class Fibers {
  private:
   void make() {
     Fiber& fiber = fibers_.emplace_back();
-    fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (fiber.stack == MAP_FAILED) fail("the stack of fiber", made(), "cannot be had");
+    void* const stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const auto made = static_cast<unsigned>(fibers_.size());
+    if (stack == MAP_FAILED) fail("the stack of fiber", made, "cannot be had");
+    mprotect(stack, 4096, PROT_NONE);  // who needs more ends here
+    fiber.stack = stack;
     fiber.stack_bytes = kStackBytes;
-    mprotect(fiber.stack, 4096, PROT_NONE);  // who needs more ends here
-#ifdef OCTOFOLD_TSAN
-    fiber.deeds = __tsan_create_fiber(0);
-#endif
+    fiber.deeds = deeds_of_new_fiber();
     getcontext(&fiber.registers);
-    fiber.registers.uc_stack.ss_sp = fiber.stack;
+    fiber.registers.uc_stack.ss_sp = stack;
     fiber.registers.uc_stack.ss_size = kStackBytes;
     makecontext(&fiber.registers, [] { of_this_thread().run_bodies(); }, 0);
   }
-  unsigned made() const { return static_cast<unsigned>(fibers_.size()); }
 
   [[noreturn]] static void end_of_all_waiting(const std::vector<Fiber*>& waiting) {
     std::map<std::pair<std::string_view, unsigned>, unsigned> fibers;
@@ -175,13 +184,9 @@ class Fibers {
     Fiber& fiber = *running_;
     fiber.arrived_from(host_);
     while (true) {
-#ifdef OCTOFOLD_TSAN
-      __tsan_acquire(&begin_);
-#endif
+      come_after(&begin_);
       (*body_)(fiber.number);
-#ifdef OCTOFOLD_TSAN
-      __tsan_release(&end_);
-#endif
+      come_before(&end_);
       fiber.local = nullptr;
       fiber.has_ended = true;
       fiber.switch_to(host_);
