@@ -74,19 +74,8 @@ Problems problems() {
 
 class NvrtcGemmTest : public test::NvrtcTest<testing::TestWithParam<Problems::value_type>> {};
 
-// Where TMA does not load and store, and where registers are not scarce (TMA adds to C in memory,
-// sums stay in the tensor core): every third tiling, by turns. Each meets each way to load, store
-// and sum, and each granularity on either side.
 TEST_P(NvrtcGemmTest, EveryTilingCompilesWithoutSpills) {
-  const GemmProblem& problem = GetParam().second;
-  const GemmForm& form = problem.product.form;
-  const bool is_tma = problem.operands_fit_tma && problem.output_fits_tma;
-  const int step = is_tma && !problem.c_is_out && !form.fast_accumulation ? 1 : 3;
-  int turn = static_cast<int>(form.a.scales) + static_cast<int>(form.b.scales) +
-             (problem.operands_fit_words ? 0 : 1) + (form.bias == Addend::kNone ? 0 : 2);
-  for (const auto& [name, config] : test::sm90_candidates(problem)) {
-    if (turn++ % step == 0) expect_sound(config);
-  }
+  test::expect_every_tiling_sound(GetParam().second);
 }
 
 INSTANTIATE_TEST_SUITE_P(Problems, NvrtcGemmTest, testing::ValuesIn(problems()),

@@ -7,6 +7,7 @@
 #include "kernels/sm90/config/gemm.h"
 #include "plan/cast.h"
 #include "plan/sm90/planner.h"
+#include "support/product_plans.h"
 #include "support/sass.h"
 #include "support/test.h"
 
@@ -71,6 +72,22 @@ inline void expect_sound(const config::Sm90GemmConfig& config) {
   const bool has_loop_for_one = config.loads_sub_tiles() && config.row_sub_tiles() == 2;
   EXPECT_EQ(products % (has_loop_for_one ? 4 : 4 * config.sub_tiles()), 0) << description;
   EXPECT_LE(binary.resources.registers, config.registers_at_start()) << description;
+}
+
+// Every tiling of a product. Where threads load or store, and where registers are not scarce (TMA
+// adds to C in memory, sums stay in the tensor core): every third one, by turns. Each meets each
+// way to load, store and sum, and each granularity on either side.
+inline void expect_every_tiling_sound(const plan::GemmProblem& problem) {
+  const GemmForm& form = problem.product.form;
+  const bool is_tma = problem.operands_fit_tma && problem.output_fits_tma;
+  const int step = is_tma && !problem.c_is_out && !form.fast_accumulation ? 1 : 3;
+  int turn = static_cast<int>(form.a.scales) + static_cast<int>(form.b.scales) +
+             (problem.operands_fit_words ? 0 : 1) + (form.bias == Addend::kNone ? 0 : 2);
+  const std::vector<Sm90Candidate> candidates = sm90_candidates(problem);
+  EXPECT_FALSE(candidates.empty());
+  for (const auto& [name, config] : candidates) {
+    if (turn++ % step == 0) expect_sound(config);
+  }
 }
 
 }  // namespace octofold::test
