@@ -16,8 +16,6 @@ TIMES = $(CURDIR)/build/times
 NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
-# Modules are compiled where they are imported first, and not all of PyTorch's and JAX's.
-export PIP_NO_COMPILE ?= 1
 # ccache sees paths from inside the build folder, so that checkouts share what they compile alike; and
 # it takes precompiled headers.
 export CXX
