@@ -1,6 +1,7 @@
 #include "core/shared_object.h"
 
 #include <cstdlib>
+#include <fstream>
 #include <optional>
 #include <string>
 
@@ -39,6 +40,14 @@ TEST_F(SharedObjectTest, AnOwnInstanceHasFunctionsOfItsOwn) {
 TEST_F(SharedObjectTest, AnOwnInstanceLeavesNoFile) {
   ASSERT_TRUE(SharedObject::own_instance("libm.so.6").is_open());
   EXPECT_THAT(folder_.names(), testing::IsEmpty());
+}
+
+// tests/tsan.supp knows NVRTC by it.
+TEST_F(SharedObjectTest, AnOwnInstanceHasTheNameOfItsFile) {
+  ASSERT_TRUE(SharedObject::own_instance("libm.so.6").is_open());
+  std::ifstream maps("/proc/self/maps");
+  const std::string mapped(std::istreambuf_iterator<char>(maps), {});
+  EXPECT_THAT(mapped, HasSubstr((folder_ / "libm.so.6-octofold-").string()));
 }
 
 TEST_F(SharedObjectTest, WithoutAFolderForTheCopyThereIsNone) {

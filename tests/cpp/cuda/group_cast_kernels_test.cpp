@@ -15,8 +15,9 @@ using config::SourceKind;
 using plan::CastProblem;
 using enum Granularity;
 
-// FP16 differs from BF16 in a conversion, so it has a few of them: those that are not aligned.
+// FP16 differs from BF16 in a conversion, so it takes its place in what is not aligned.
 constexpr std::array kInputs{DType::kFloat32, DType::kBFloat16};
+constexpr DType unaligned(DType in) { return in == DType::kBFloat16 ? DType::kFloat16 : in; }
 constexpr CastSource kGathered{.kind = SourceKind::kGathered};
 constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
 constexpr CastSource kTransposeMultiplied{.kind = SourceKind::kGathered,
@@ -95,10 +96,9 @@ TEST_F(NvrtcGroupCastTest, ActivationsInGroupsCompileWithoutSpills) {
 TEST_F(NvrtcGroupCastTest, FactorsOfTheTransposeCompileWithoutSpills) {
   for (const DType in : kInputs) {
     for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
-      const CastProblem aligned = problem_of(in, rule, kBlock1x128, kTransposeMultiplied);
-      const CastProblem unaligned = problem_of(in == DType::kBFloat16 ? DType::kFloat16 : in, rule,
-                                               kBlock1x128, kTransposeMultiplied, true, false);
-      for (const CastProblem& problem : {aligned, unaligned}) {
+      for (const CastProblem& problem :
+           {problem_of(in, rule, kBlock1x128, kTransposeMultiplied),
+            problem_of(unaligned(in), rule, kBlock1x128, kTransposeMultiplied, true, false)}) {
         expect_sound(problem);
         expect_sound(beside(kChannel, problem));
       }
@@ -128,9 +128,7 @@ TEST_F(NvrtcGroupCastTest, GatheredRowsCompileWithoutSpills) {
       expect_sound(beside(kChannel, problem_of(in, config::kTorchAoRule, kBlock1x128, source)));
       expect_sound(beside(kBlock128x128, problem_of(in, config::kVllmRule, kBlock1x128, source)));
       expect_sound(problem_of(in, config::kVllmRule, kBlock128x128, source, false));
-    }
-    for (const DType in : {DType::kFloat32, DType::kFloat16}) {
-      expect_sound(problem_of(in, config::kVllmRule, kBlock1x128, source, true, false));
+      expect_sound(problem_of(unaligned(in), config::kVllmRule, kBlock1x128, source, true, false));
     }
     expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kTensor, source));
     expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kChannel, source));
@@ -255,10 +253,9 @@ TEST_F(NvrtcStackedCastTest, OtherFormsCompileWithoutSpills) {
       CastProblem two_level = stack_of(in, config::kTorchAoRule, granularity);
       two_level.two_level = true;
       expect_sound(two_level);
-      CastProblem unaligned =
-          stack_of(in == DType::kBFloat16 ? DType::kFloat16 : in, config::kVllmRule, granularity);
-      unaligned.x_is_aligned = unaligned.codes_are_aligned = false;
-      expect_sound(unaligned);
+      CastProblem bytes = stack_of(unaligned(in), config::kVllmRule, granularity);
+      bytes.x_is_aligned = bytes.codes_are_aligned = false;
+      expect_sound(bytes);
     }
   }
 }
