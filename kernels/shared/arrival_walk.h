@@ -18,8 +18,8 @@ template <auto kConfig>
 constexpr TileSchedule arrival_schedule(const WorkParams& work) {
   TileSchedule schedule = cluster_schedule<kConfig>(work.rows, work.columns);
   const int tiles = work.shard_rows / kConfig.cluster_tile_rows();
-  const int bands = ceil_divide(tiles, kConfig.group_m);
-  schedule.group_m = bands > 0 ? ceil_divide(tiles, bands) : 1;
+  const int bands = ceil_divide(tiles, schedule.bands.width);
+  schedule.bands.width = bands > 0 ? ceil_divide(tiles, bands) : 1;
   return schedule;
 }
 

@@ -11,31 +11,44 @@ struct TileCoordinate {
   int n;
 };
 
-// A grid of tiles, walked `group_m` rows at a time, down the rows first. In a GEMM, what runs
-// at one time is about square then, and so reads little of A and B.
+// How a grid of tiles is walked, for the sake of the L2 cache: in bands of so many rows of tiles,
+// down the rows first, or of so many columns, along the columns first. In a GEMM, what runs at one
+// time is about square then, and so reads little of A and B.
+struct TileBands {
+  bool of_columns = false;
+  int width = 8;
+};
+
 struct TileSchedule {
   int tiles_m;
   int tiles_n;
-  int group_m;
+  TileBands bands;
 
   constexpr int count() const { return tiles_m * tiles_n; }
 
   constexpr TileCoordinate at(int index) const {
-    if (group_m == 1) return {index / tiles_n, index % tiles_n};
-    const int band_size = group_m * tiles_n;
+    const int across = bands.of_columns ? tiles_n : tiles_m;
+    const int along = bands.of_columns ? tiles_m : tiles_n;
+    const int band_size = bands.width * along;
     const int band = index / band_size;
-    const int first = band * group_m;
-    const int rows = tiles_m - first < group_m ? tiles_m - first : group_m;
+    const int first = band * bands.width;
+    const int width = across - first < bands.width ? across - first : bands.width;
     const int within = index - band * band_size;
-    const int column = within / rows;  // the one division: what it leaves is cheaper multiplied
-    return {first + within - column * rows, column};
+    const int step = within / width;  // the one division: what it leaves is cheaper multiplied
+    const int line = first + within - step * width;
+    return bands.of_columns ? TileCoordinate{step, line} : TileCoordinate{line, step};
+  }
+
+  // In bands of one row.
+  constexpr TileCoordinate row_by_row(int index) const {
+    return {index / tiles_n, index % tiles_n};
   }
 };
 
 // Of D [m, n] in tiles of these sizes. (It takes numbers, not a configuration: a kernel that passes
 // its template argument on by reference reads it from memory, and nothing of it folds.)
-constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, int group_m) {
-  return {ceil_divide(m, tile_m), ceil_divide(n, tile_n), group_m};
+constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, TileBands bands = {}) {
+  return {ceil_divide(m, tile_m), ceil_divide(n, tile_n), bands};
 }
 
 }  // namespace octofold::config

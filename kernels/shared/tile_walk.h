@@ -20,9 +20,9 @@ namespace octofold::config {
 
 // The tiles of clusters of a D of so many of the instruction's rows and columns.
 template <auto kConfig>
-constexpr TileSchedule cluster_schedule(int rows, int columns) {
+constexpr TileSchedule cluster_schedule(int rows, int columns, TileBands bands = {}) {
   return tile_schedule(rows, columns, kConfig.cluster_tile_rows(), kConfig.cluster_tile_columns(),
-                       kConfig.group_m);
+                       bands);
 }
 
 // The first element of a block's tile, by its cluster's place. The tiles of a cluster lie side by
@@ -45,7 +45,8 @@ template <auto kConfig>
 class TileWalk<kConfig, Work::kDense> {
  public:
   constexpr TileWalk(const WorkParams& work, int block, int blocks)
-      : TileWalk(work, block, blocks, cluster_schedule<kConfig>(work.rows, work.columns)) {}
+      : TileWalk(work, block, blocks,
+                 cluster_schedule<kConfig>(work.rows, work.columns, work.bands)) {}
   constexpr TileWalk(const WorkParams& work, int block, int blocks, const TileSchedule& schedule)
       : work_(work),
         schedule_(schedule),

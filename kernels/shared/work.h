@@ -3,6 +3,8 @@
 
 #include "octofold/vocabulary.h"
 
+#include "kernels/shared/tile_schedule.h"
+
 namespace octofold::config {
 
 // The work of a product: all of D as one, or in groups whose sizes are numbers in device memory.
@@ -43,6 +45,7 @@ struct WorkParams {
   // [groups + 1]: where each begins, and the last one ends; or counts or flags [groups].
   const int* numbers{};
   int shard_rows{}, first_shard{};  // of rows that arrive: of each; the one that comes first
+  TileBands bands{};                // of a dense product
 };
 
 // One unit of work. All that loads, multiplies or stores knows no more of the product than this.

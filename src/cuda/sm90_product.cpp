@@ -2,6 +2,7 @@
 
 #include "cuda/context.h"
 #include "cuda/tensor_map.h"
+#include "plan/sm90/bands.h"
 
 namespace octofold::cuda {
 namespace {
@@ -48,6 +49,7 @@ void encode_output(const Driver& driver, const core::Product& product, const Sm9
 Sm90GemmParams params_of(const Device& device, const core::Product& product,
                          const Sm90GemmConfig& config) {
   Sm90GemmParams params{gemm_params(product, config.swapped)};
+  params.work.bands = plan::sm90::bands_of(config, params.work, device.gpu());
   const Driver& driver = device.driver();
   // Tensor maps want one too, and a thread of torch's autograd may have none yet.
   const ContextGuard current(driver, device.context());

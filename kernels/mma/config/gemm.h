@@ -41,8 +41,6 @@ struct MmaGemmConfig {
   // Bytes of A and B that a thread copies at a time: 16, 4 or 1. Their addresses and strides are
   // multiples of as many; of 4, so is K.
   int load_bytes = 16;
-  // Rows of tiles that are walked together, for the sake of the L2 cache.
-  int group_m = 8;
 
   static constexpr const char* kHeader = "kernels/mma/gemm.h";
   static constexpr const char* kKernel = "mma_gemm_kernel";
@@ -59,7 +57,6 @@ struct MmaGemmConfig {
     field("stages", stages);
     field("blocks_per_multiprocessor", blocks_per_multiprocessor);
     field("load_bytes", load_bytes);
-    field("group_m", group_m);
   }
   friend constexpr bool operator==(const MmaGemmConfig&, const MmaGemmConfig&) = default;
 
@@ -151,7 +148,6 @@ struct MmaGemmConfig {
       return "load_bytes has to be 16, 4 or 1";
     if (stages < 2 || stages > 8) return "the ring has to have 2 to 8 stages";
     if (blocks_per_multiprocessor < 1) return "blocks_per_multiprocessor has to be at least 1";
-    if (group_m < 1) return "group_m has to be at least 1";
     // 60 for addresses and what is copied.
     if (product_registers() + 60 > registers())
       return "the accumulators leave too few registers for operands and addresses";

@@ -83,7 +83,6 @@ constexpr const char* Sm90GemmChecks::tile_invalid_reason() const {
     return "tile_columns has to be a multiple of 16, at most 256, or 8 where swapped";
   }
   if (stages < 2) return "the ring has to have at least 2 stages";
-  if (group_m < 1) return "group_m has to be at least 1";
   return nullptr;
 }
 

@@ -70,8 +70,6 @@ struct Sm90GemmConfig {
   // Wait-ahead: for the next stage and its scales, while the products of this one run. It hides the
   // wait and costs one stage of latency tolerance.
   bool wait_ahead = false;
-  // group_m: rows of cluster tiles that are walked together, for the sake of the L2 cache.
-  int group_m = 8;
 
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
   template <typename Visit>
@@ -96,7 +94,6 @@ struct Sm90GemmConfig {
     field("adds_in_place", adds_in_place);
     field("order", order);
     field("wait_ahead", wait_ahead);
-    field("group_m", group_m);
   }
   friend constexpr bool operator==(const Sm90GemmConfig&, const Sm90GemmConfig&) = default;
 

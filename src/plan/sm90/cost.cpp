@@ -134,8 +134,7 @@ config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmCon
   const GroupSizes group = expected_group(problem);
   const auto m = static_cast<int>(group.m), n = static_cast<int>(group.n);
   return config::tile_schedule(config.swapped ? n : m, config.swapped ? m : n,
-                               config.cluster_tile_rows(), config.cluster_tile_columns(),
-                               config.group_m);
+                               config.cluster_tile_rows(), config.cluster_tile_columns());
 }
 
 namespace {

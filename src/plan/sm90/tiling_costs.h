@@ -17,7 +17,7 @@ struct NamedCost {
 };
 
 inline constexpr NamedCost kTilingCosts[] = {
-    {"256x128.w2.c1x2x1.b1.early", {698, 1597, 4386}},
+    {"256x128.w2.c1x2x1.b1.early", {688, 1597, 4386}},
     {"256x128.w2.c1x1x1.b1.early", {625, 1891, 4236}},
     {"256x128.w2.c1x1x1.b1", {645, 1659, 3714}},
     {"256x128.w2.c1x2x1.b1.ordered", {749, 1122, 3566}},

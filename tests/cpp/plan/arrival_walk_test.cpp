@@ -14,8 +14,7 @@ constexpr Sm90GemmConfig arriving(Sm90GemmConfig config) {
 constexpr Sm90GemmConfig kAlone =
     arriving({.tile_rows = 64, .tile_columns = 32, .consumer_warpgroups = 1});
 constexpr Sm90GemmConfig kAlongRows = arriving({.tile_columns = 192, .cluster_rows = 2});
-constexpr Sm90GemmConfig kAlongColumns =
-    arriving({.tile_rows = 256, .cluster_columns = 2, .group_m = 3});
+constexpr Sm90GemmConfig kAlongColumns = arriving({.tile_rows = 256, .cluster_columns = 2});
 constexpr Sm90GemmConfig kHigh = arriving({.tile_rows = 192, .consumer_warpgroups = 3});
 
 // Which shards there are when the first `count` of the order are.
@@ -57,11 +56,11 @@ template <Sm90GemmConfig kConfig>
 void expect_order(const WorkParams& work) {
   const ArrivalOrder order = arrival_order<kConfig>(work);
   const int columns = ceil_divide(work.columns, kConfig.cluster_tile_columns());
-  const int band = arrival_schedule<kConfig>(work).group_m;
+  const int band = arrival_schedule<kConfig>(work).bands.width;
   const int tiles = work.shard_rows / kConfig.cluster_tile_rows();
   const bool is_even =  // no band has to lie in two shards
       work.shard_rows % kConfig.cluster_tile_rows() == 0 &&
-      (tiles <= kConfig.group_m || tiles % kConfig.group_m == 0);
+      (tiles <= work.bands.width || tiles % work.bands.width == 0);
   ArrivedShards arrived;
   int most = 0, done = 0;
   for (TileWalk<kConfig> walk(work, 0, kConfig.cluster_size()); walk.has_tile(); walk.advance()) {

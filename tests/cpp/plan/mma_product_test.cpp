@@ -195,7 +195,6 @@ TEST(MmaPlanTest, SaysWhyNoKernelCanBeBuilt) {
               HasSubstr("swizzle"));
   EXPECT_THAT(reason([](Config& c) { c.load_bytes = 8; }), HasSubstr("16, 4 or 1"));
   EXPECT_THAT(reason([](Config& c) { c.stages = 1; }), HasSubstr("2 to 8 stages"));
-  EXPECT_THAT(reason([](Config& c) { c.group_m = 0; }), HasSubstr("group_m"));
   EXPECT_THAT(reason([](Config& c) { c.column_warps = 1; }), HasSubstr("registers"));
   EXPECT_THAT(reason([](Config& c) { c.stages = 4; }), HasSubstr("shared memory"));
 }

@@ -11,23 +11,45 @@ namespace {
 TEST(TileScheduleTest, EachTileComesOnce) {
   for (int tiles_m = 1; tiles_m <= 20; ++tiles_m) {
     for (int tiles_n = 1; tiles_n <= 20; ++tiles_n) {
-      for (const int group_m : {1, 2, 3, 8, 16}) {
-        const TileSchedule schedule{tiles_m, tiles_n, group_m};
-        std::set<std::pair<int, int>> seen;
-        for (int i = 0; i < schedule.count(); ++i) {
-          const TileCoordinate tile = schedule.at(i);
-          ASSERT_TRUE(tile.m >= 0 && tile.m < tiles_m && tile.n >= 0 && tile.n < tiles_n);
-          ASSERT_TRUE(seen.emplace(tile.m, tile.n).second) << tile.m << ", " << tile.n;
+      for (const int width : {1, 2, 3, 8, 16}) {
+        for (const bool of_columns : {false, true}) {
+          const TileSchedule schedule{tiles_m, tiles_n, {of_columns, width}};
+          std::set<std::pair<int, int>> seen;
+          for (int i = 0; i < schedule.count(); ++i) {
+            const TileCoordinate tile = schedule.at(i);
+            ASSERT_TRUE(tile.m >= 0 && tile.m < tiles_m && tile.n >= 0 && tile.n < tiles_n);
+            ASSERT_TRUE(seen.emplace(tile.m, tile.n).second) << tile.m << ", " << tile.n;
+          }
+          EXPECT_EQ(std::ssize(seen), schedule.count());
         }
-        EXPECT_EQ(std::ssize(seen), schedule.count());
       }
     }
   }
 }
 
+std::vector<std::pair<int, int>> first_tiles(const TileSchedule& schedule, int count) {
+  std::vector<std::pair<int, int>> tiles;
+  for (int i = 0; i < count; ++i) tiles.emplace_back(schedule.at(i).m, schedule.at(i).n);
+  return tiles;
+}
+
+TEST(TileScheduleTest, BandsAreWalkedAcrossFirst) {
+  const std::vector<std::pair<int, int>> down = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2},
+                                                 {1, 2}, {2, 0}, {2, 1}, {2, 2}};
+  EXPECT_EQ(first_tiles({3, 3, {.width = 2}}, 9), down);
+  const std::vector<std::pair<int, int>> along = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0},
+                                                  {2, 1}, {0, 2}, {1, 2}, {2, 2}};
+  EXPECT_EQ(first_tiles({3, 3, {.of_columns = true, .width = 2}}, 9), along);
+  const TileSchedule rows{3, 5, {.width = 1}};
+  for (int i = 0; i < rows.count(); ++i) {
+    EXPECT_EQ(rows.at(i).m, rows.row_by_row(i).m);
+    EXPECT_EQ(rows.at(i).n, rows.row_by_row(i).n);
+  }
+}
+
 constexpr Sm90GemmConfig kAlone{.tile_rows = 64, .tile_columns = 32, .consumer_warpgroups = 1};
 constexpr Sm90GemmConfig kAlongRows{.tile_columns = 192, .cluster_rows = 2};
-constexpr Sm90GemmConfig kAlongColumns{.tile_rows = 256, .cluster_columns = 2, .group_m = 3};
+constexpr Sm90GemmConfig kAlongColumns{.tile_rows = 256, .cluster_columns = 2};
 
 // Columns are those of what is written.
 constexpr Sm90GemmConfig kGated{.gated = {.exists = true}, .cluster_rows = 2};

@@ -146,7 +146,7 @@ inline config::TileSchedule tiles_of(const config::Sm90GemmConfig& config,
   auto rows = static_cast<int>(problem.product.m), columns = static_cast<int>(problem.product.n);
   if (config.swapped) std::swap(rows, columns);
   return config::tile_schedule(rows, columns, config.cluster_tile_rows(),
-                               config.cluster_tile_columns(), config.group_m);
+                               config.cluster_tile_columns());
 }
 
 }  // namespace octofold::test
