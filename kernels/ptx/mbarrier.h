@@ -41,19 +41,18 @@ __device__ inline void mbarrier_arrive_after_copies(unsigned barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Returns once the phase of this parity has completed. A warp may sleep until then, for 10 ms at a
-// time: with no time named it comes back every few hundred clocks, and warps that wait for most of
-// their lives made a tenth of a large product's instructions.
+// Returns once the phase of this parity has completed. Until then a warp may sleep, for 10 ms at a
+// time: with no time named it comes back every few hundred clocks, and the polls of producers, who
+// wait for most of their lives, were a tenth of a large product's instructions.
 __device__ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
-  constexpr unsigned kNanoseconds = 10'000'000;
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "wait:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 10000000;\n"
       "@!done bra wait;\n"
       "}" ::"r"(barrier),
-      "r"(parity), "n"(kNanoseconds)
+      "r"(parity)
       : "memory");
 }
 

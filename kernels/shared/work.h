@@ -52,8 +52,7 @@ struct WorkParams {
 struct Tile {
   int group;
   // The first row of each operand that the tile reads.
-  int operand_row;
-  int operand_column;
+  int operand_row, operand_column;
   // The tile's first element in D, and where D's rows and columns end, perhaps beyond the tile.
   // Nothing behind the ends is read or stored; a cluster's last tile may begin there.
   int row;
