@@ -32,7 +32,7 @@ struct Tile {
         .tiles_m = static_cast<int>(tiles_down(params)),
         .tiles_n = static_cast<int>(config::ceil_divide(width, kScaleBlock)),
         .bands = {.width = kConfig.group_m}};
-    place = kConfig.group_m == 1 ? schedule.row_by_row(number) : schedule.at(number);
+    place = schedule.at(number);
     if constexpr (kConfig.grouped) {
       of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);
     }

@@ -16,7 +16,7 @@ constexpr ArrivalOrder arrival_order(const WorkParams& work) {
 // wait for the shards of all of its rows.
 template <auto kConfig>
 constexpr TileSchedule arrival_schedule(const WorkParams& work) {
-  TileSchedule schedule = cluster_schedule<kConfig>(work.rows, work.columns);
+  TileSchedule schedule = cluster_schedule<kConfig>(work.rows, work.columns, work.bands);
   const int tiles = work.shard_rows / kConfig.cluster_tile_rows();
   const int bands = ceil_divide(tiles, schedule.bands.width);
   schedule.bands.width = bands > 0 ? ceil_divide(tiles, bands) : 1;

@@ -32,16 +32,13 @@ struct TileSchedule {
     const int band_size = bands.width * along;
     const int band = index / band_size;
     const int first = band * bands.width;
-    const int width = across - first < bands.width ? across - first : bands.width;
+    // The last band may have fewer lines; one of a single line is whole, and nothing is divided.
+    const int rest = across - first;
+    const int width = bands.width > 1 && rest < bands.width ? rest : bands.width;
     const int within = index - band * band_size;
     const int step = within / width;  // the one division: what it leaves is cheaper multiplied
     const int line = first + within - step * width;
     return bands.of_columns ? TileCoordinate{step, line} : TileCoordinate{line, step};
-  }
-
-  // In bands of one row.
-  constexpr TileCoordinate row_by_row(int index) const {
-    return {index / tiles_n, index % tiles_n};
   }
 };
 

@@ -54,6 +54,14 @@ TEST_F(ProductParamsTest, TensorMapsDescribeTheMatrices) {
   EXPECT_EQ(last_params().last_rows, 104);
 }
 
+// plan/sm90/bands.h
+TEST_F(ProductParamsTest, TilesComeInTheBandsThatSuitThem) {
+  multiply(product(1000, 512, 640), kTile);
+  EXPECT_FALSE(last_params().work.bands.of_columns);
+  multiply(product(1000, 512, 640), "128x192.w2.c2x1x1.b1.early");
+  EXPECT_TRUE(last_params().work.bands.of_columns);
+}
+
 TEST_F(ProductParamsTest, SwappedOperandsChangePlacesButDDoesNot) {
   multiply(product(20, 512, 640), "64x16.swapped.w1.c1x1x2.b3");
   const config::Sm90GemmParams params = last_params();

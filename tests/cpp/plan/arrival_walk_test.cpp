@@ -82,7 +82,7 @@ void expect_order(const WorkParams& work) {
 }
 
 template <Sm90GemmConfig kConfig>
-void expect_each_element_once(int shard_rows, int shards, int columns) {
+void expect_each_element_once(int shard_rows, int shards, int columns, TileBands bands = {}) {
   for (int first = 0; first < shards; ++first) {
     SCOPED_TRACE(testing::Message() << shards << " shards of " << shard_rows << " rows from "
                                     << first << " on, " << columns << " columns");
@@ -93,7 +93,8 @@ void expect_each_element_once(int shard_rows, int shards, int columns) {
                           .groups = shards,
                           .numbers = flags.data(),
                           .shard_rows = shard_rows,
-                          .first_shard = first};
+                          .first_shard = first,
+                          .bands = bands};
     expect_order<kConfig>(work);
     for (const int blocks : {2, 6, 132}) {
       std::vector<int> times(as_size(work.rows) * as_size(columns));
@@ -109,7 +110,7 @@ void expect_each_element_once(int shard_rows, int shards, int columns) {
 void expect_all(int shard_rows, int shards, int columns) {
   expect_each_element_once<kAlone>(shard_rows, shards, columns);
   expect_each_element_once<kAlongRows>(shard_rows, shards, columns);
-  expect_each_element_once<kAlongColumns>(shard_rows, shards, columns);
+  expect_each_element_once<kAlongColumns>(shard_rows, shards, columns, {.width = 3});
   expect_each_element_once<kHigh>(shard_rows, shards, columns);
 }
 

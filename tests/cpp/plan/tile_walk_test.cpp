@@ -40,11 +40,8 @@ TEST(TileScheduleTest, BandsAreWalkedAcrossFirst) {
   const std::vector<std::pair<int, int>> along = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0},
                                                   {2, 1}, {0, 2}, {1, 2}, {2, 2}};
   EXPECT_EQ(first_tiles({3, 3, {.of_columns = true, .width = 2}}, 9), along);
-  const TileSchedule rows{3, 5, {.width = 1}};
-  for (int i = 0; i < rows.count(); ++i) {
-    EXPECT_EQ(rows.at(i).m, rows.row_by_row(i).m);
-    EXPECT_EQ(rows.at(i).n, rows.row_by_row(i).n);
-  }
+  const std::vector<std::pair<int, int>> row_by_row = {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}};
+  EXPECT_EQ(first_tiles({3, 3, {.width = 1}}, 5), row_by_row);
 }
 
 constexpr Sm90GemmConfig kAlone{.tile_rows = 64, .tile_columns = 32, .consumer_warpgroups = 1};
@@ -84,12 +81,26 @@ TEST(TileWalkTest, BlocksTogetherCoverEachElementOfDOnce) {
   for (const auto& [rows, columns] :
        {std::pair{1, 1}, {64, 32}, {65, 33}, {300, 520}, {1000, 77}, {257, 1025}, {3, 2000}}) {
     for (const int blocks : {2, 4, 6, 132}) {
-      const WorkParams work{.rows = rows, .columns = columns, .depth = 384};
-      expect_each_element_once<kAlone>(work, blocks);
-      expect_each_element_once<kAlongRows>(work, blocks);
-      expect_each_element_once<kAlongColumns>(work, blocks);
-      expect_each_element_once<kGated>(work, blocks);
+      for (const TileBands& bands : {TileBands{}, {.width = 3}, {.of_columns = true, .width = 3}}) {
+        const WorkParams work{.rows = rows, .columns = columns, .depth = 384, .bands = bands};
+        expect_each_element_once<kAlone>(work, blocks);
+        expect_each_element_once<kAlongRows>(work, blocks);
+        expect_each_element_once<kAlongColumns>(work, blocks);
+        expect_each_element_once<kGated>(work, blocks);
+      }
     }
+  }
+}
+
+TEST(TileWalkTest, TilesComeInTheBandsOfTheWork) {
+  for (const bool of_columns : {false, true}) {
+    const WorkParams work{
+        .rows = 3 * 64, .columns = 3 * 32, .depth = 384, .bands = {of_columns, 2}};
+    std::vector<std::pair<int, int>> tiles;
+    for (TileWalk<kAlone> walk(work, 0, 1); walk.has_tile(); walk.advance()) {
+      tiles.emplace_back(walk.tile().row / 64, walk.tile().column / 32);
+    }
+    EXPECT_EQ(tiles, first_tiles({3, 3, work.bands}, 9));
   }
 }
 
