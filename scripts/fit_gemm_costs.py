@@ -8,7 +8,7 @@ RESULTS.jsonl is what bench/gpu/gemm.py wrote, block-scaled products with BF16 o
 Prints the constants, and each tiling's nanoseconds of a stage, of a tile and of the start by its
 name. With --held-out a third of the shapes is left out of the fit and judged: by how much the
 choices take longer than the best. The formula is cost.cpp's, in arrays; whether both say the
-same is seen by GemmCostTest, which has to find the regret that is printed here. Needs NumPy and
+same is seen by Sm90CostTest, which has to find the regret that is printed here. Needs NumPy and
 SciPy.
 """
 
