@@ -20,6 +20,17 @@ __device__ inline unsigned cluster_rank() {
   return rank;
 }
 
+// True in one thread of a warp whose threads are all here. By elect.sync and not by a comparison of
+// lanes, so that the compiler knows that one thread is active: else it loops over active threads
+// around every instruction of TMA.
+__device__ inline bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n.reg .pred elected;\nelect.sync _|elected, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, elected;\n}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // Each warp of the cluster arrives as often as it waits.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

@@ -30,7 +30,7 @@ __device__ void produce(const Sm90GemmParams& params, const SharedMemory<kConfig
     P::Columns::load_scales(params, smem);
   } else {
     P::Load::run(params, smem, warp);
-    if (warp == 1 && threadIdx.x % 32 == 0) P::Store::send(params, smem, P::Cluster::rank());
+    if (warp == 1 && ptx::elect_one()) P::Store::send(params, smem, P::Cluster::rank());
   }
 }
 

@@ -39,7 +39,7 @@ struct LoadByTma : LoadDefaults<kConfig> {
 
   static __device__ void run(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                              int warp) {
-    if (warp != 0 || threadIdx.x % 32 != 0) return;
+    if (warp != 0 || !ptx::elect_one()) return;
     const int rank = kConfig.multicast_blocks() > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
     for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
       const unsigned full = smem.full(stage);

@@ -59,6 +59,8 @@ inline void end_blocks() {
   mbarriers.clear();
 }
 
+inline bool elect_one() { return threadIdx.x % 32 == 0; }
+
 inline unsigned cluster_rank() { return static_cast<unsigned>(self().rank); }
 inline void cluster_arrive() { self().cluster_meeting = self().cluster->arrive(); }
 inline void cluster_wait() { self().cluster->wait(self().cluster_meeting); }
