@@ -4,7 +4,7 @@ costs come from, and what it is judged by.
     python bench/gpu/gemm.py RESULTS.jsonl SHAPE ... [--pair 1x128 128x128] [--out float32] [--add]
         [--fast] [--unaligned] [--only TEXT ... | --planned]
 
-    python bench/gpu/gemm.py RESULTS.jsonl --planned --draw 69 [--seed 1]
+    python bench/gpu/gemm.py RESULTS.jsonl --planned --draw 69 [--multiple 128] [--seed 1]
 
 SHAPE is M,N,K; M may be several, with slashes: 1/16/64,4096,7168; @FILE has one a line. All are
 checked, screened in turns, and the best timed with the peers and the planner's own choice once
@@ -87,11 +87,11 @@ def gapless(products: list[Product], limit):
     return Build(GAPLESS, lambda: implementation([*map(without_gaps, products)], limit), ours=True)
 
 
-def drawn(count: int, seed: int) -> Iterator[tuple[int, int, int]]:
+def drawn(count: int, seed: int, multiple: int) -> Iterator[tuple[int, int, int]]:
     numbers = random.Random(seed)
     for i in range(count):
         m, n, k = (round(2 ** numbers.uniform(low, 14)) for low in (0, 6, 6))
-        yield (m, n, k) if i % 2 else (m, n // 8 * 8, k // 8 * 8)
+        yield (m, n, k) if i % 2 else (m, *(max(x // multiple, 1) * multiple for x in (n, k)))
 
 
 def print_worst(speeds: dict[str, float]) -> None:
@@ -158,9 +158,10 @@ def main():
     parser.add_argument("--only", nargs="*", help="parts of candidates' names")
     parser.add_argument("--planned", action="store_true", help="what gemm() takes, and peers")
     parser.add_argument("--draw", type=int, default=0, metavar="COUNT", help="shapes at random")
+    parser.add_argument("--multiple", type=int, default=8, help="every other N and K of --draw")
     parser.add_argument("--seed", type=int, default=1, help="of --draw")
     options = parser.parse_intermixed_args()
-    shapes = [*shapes_of(options.shapes), *drawn(options.draw, options.seed)]
+    shapes = [*shapes_of(options.shapes), *drawn(options.draw, options.seed, options.multiple)]
     speeds = {}
     with Run(options) as run:
         for shape in run.cases(shapes or shapes_of(["1/20,256,512"])):
