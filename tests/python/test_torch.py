@@ -9,7 +9,7 @@ import octofold
 import pytest
 import reference
 from casting import GRANULARITIES, cast_side
-from octofold._core.frameworks import column_stride
+from octofold._core.frameworks import column_stride, row_stride
 from octofold._core.library import library
 from octofold._core.ops import quick_scale_shape
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 
-from octofold._core.torch import columns_first  # noqa: E402
+from octofold._core.torch import aligned_rows, columns_first  # noqa: E402
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -293,6 +293,12 @@ def test_layout_of_scales_is_the_librarys(granularity):
         assert quick_scale_shape(granularity, (rows, cols)) == tuple(shape)
         if granularity == "1x128":
             assert tuple(strides) == (1, column_stride(rows)) == tuple(columns_first(tuple(shape)))
+
+
+def test_rows_of_codes_on_a_gpu_begin_with_sectors_and_long_ones_that_move_with_lines():
+    expected = {0: 0, 1: 32, 16: 32, 32: 32, 424: 448, 2880: 2880, 4304: 4352, 8191: 8192}
+    assert {cols: row_stride(cols) for cols in expected} == expected
+    assert tuple(aligned_rows((2, 3, 48))) == (3 * 64, 64, 1)
 
 
 def test_scales_of_leading_dimensions_on_a_gpu_have_columns_first():

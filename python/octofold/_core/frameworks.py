@@ -70,9 +70,18 @@ def column_stride(rows: int) -> int:
     return (rows + 3) // 4 * 4
 
 
+ROW_ALIGNMENT = 16
+"""Of rows of codes, in bytes, as TMA and loads of 16 bytes want them."""
+
+
 def row_stride(cols: int) -> int:
-    """Of codes on a GPU: each row begins at a multiple of 16 bytes, as TMA and loads of 16 want."""
-    return (cols + 15) // 16 * 16
+    """Of codes on a GPU. Each row begins with a sector of the cache, 32 bytes; where it has to be
+    moved for that, a long one begins with a line. Of rows at odd multiples of 16 bytes products took
+    up to 1.4 times as long (docs/notes/products.md, "Rows of codes")."""
+    if cols % 32 == 0:
+        return cols
+    unit = 128 if cols >= 1024 else 32
+    return (cols + unit - 1) // unit * unit
 
 
 class NumPyFramework:

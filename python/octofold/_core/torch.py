@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .dtypes import DLPACK_NAMES
-from .frameworks import column_stride, reinterpret, row_stride
+from .frameworks import ROW_ALIGNMENT, column_stride, reinterpret, row_stride
 from .granularity import BY_COLUMNS
 from .library import library
 from .ops import row_count
@@ -179,7 +179,7 @@ def with_aligned_rows(codes: Tensor) -> Tensor:
     of 16 bytes, in which they do: products read nothing else by TMA."""
     if codes.device.type != "cuda":
         return codes
-    if codes.stride(0) % row_stride(1) == 0 and codes.storage_offset() % row_stride(1) == 0:
+    if codes.stride(0) % ROW_ALIGNMENT == 0 and codes.storage_offset() % ROW_ALIGNMENT == 0:
         return codes
     framework = torch_framework_of(codes)
     return framework.empty_codes(codes.shape, NAMES[codes.dtype]).copy_(codes)
