@@ -6,6 +6,7 @@
 #include "kernels/sm90/await_rows.h"
 #include "kernels/sm90/cluster.h"
 #include "kernels/sm90/consumer.h"
+#include "kernels/sm90/copied_slabs.h"
 #include "kernels/sm90/gated_columns.h"
 #include "kernels/sm90/load_dynamic.h"
 #include "kernels/sm90/load_groups.h"
@@ -93,9 +94,11 @@ struct Policies {
   using Write = FirstOf<When<kConfig.gated.exists, WriteGated<kConfig>>,
                         When<kConfig.swapped, WriteSwapped<kConfig>>,  //
                         Otherwise<WriteRows<kConfig>>>;
+  using Slabs = FirstOf<When<kConfig.stores_by_tma(), SentSlabs<kConfig, Boxes>>,  //
+                        Otherwise<CopiedSlabs<kConfig>>>;
   using Store =
       FirstOf<When<kConfig.store == StoreKind::kDirect, StoreDirectly<kConfig>>,
-              When<kConfig.store == StoreKind::kTmaSlabs, StoreSlabs<kConfig, Boxes>>,
+              When<kConfig.in_slabs(), StoreSlabs<kConfig, Slabs>>,
               When<kConfig.store == StoreKind::kTmaPrefetchedC, StorePrefetchedC<kConfig, Boxes>>,
               Otherwise<StoreTile<kConfig, Write, Boxes>>>;
 };

@@ -1,6 +1,13 @@
-// Store: each consumer warp sends its own rows out by TMA, in slabs of 16 rows × 128 bytes, some
-// under way while it fills the next one. For tiles that would take too much shared memory as a
-// whole.
+// Store: each consumer warp stores its own rows, in slabs of 16 rows × 128 bytes of shared memory.
+// For tiles that would take too much of it as a whole, and for a D that TMA cannot address.
+//
+// `Slabs` is how a slab leaves: sent by TMA (SentSlabs, here), some under way while the next one is
+// filled, or copied by the warp (copied_slabs.h).
+//
+//   prefetch(params)                       one thread, when the kernel starts
+//   await()                                a warp, before it fills a slab
+//   leave(params, slab, tile, row, column) a warp; where in D the slab belongs
+//   finish()                               when all have left
 //
 // Slabs are used in turn on over the ends of tiles: beginning with the first one at each tile, a
 // tile with an odd number of slabs filled one twice running while TMA still read it. C prefetched
@@ -12,14 +19,33 @@
 namespace octofold::sm90 {
 
 template <Sm90GemmConfig kConfig, typename Boxes>
+struct SentSlabs {
+  static __device__ void prefetch(const Sm90GemmParams& params) {
+    ptx::prefetch_tensor_map(&params.out_map);
+  }
+  static __device__ void await() {
+    if (threadIdx.x % 32 == 0) ptx::tma_store_wait_read<kConfig.slabs - 1>();
+    __syncwarp();
+  }
+  static __device__ void leave(const Sm90GemmParams& params, unsigned slab, const Tile& tile,
+                               int row, int column) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    Boxes::send(params, slab, column, row, tile.row_end);
+    ptx::tma_store_commit();
+  }
+  // Shared memory has to last until all of it is read.
+  static __device__ void finish() { ptx::tma_store_wait_read<0>(); }
+};
+
+template <Sm90GemmConfig kConfig, typename Slabs>
 class StoreSlabs : public StoreDefaults<kConfig> {
  public:
   __device__ explicit StoreSlabs(const SharedMemory<kConfig>& smem)
       : slabs_(smem.output() + static_cast<int>(threadIdx.x) / 32 * kConfig.slabs * kSlabBytes) {}
 
-  static __device__ void prefetch(const Sm90GemmParams& params) {
-    ptx::prefetch_tensor_map(&params.out_map);
-  }
+  static __device__ void prefetch(const Sm90GemmParams& params) { Slabs::prefetch(params); }
 
   __device__ void store(const Sm90GemmParams& params, const Tile& tile, int rank,
                         const Accumulators<kConfig>& sums) {
@@ -33,13 +59,13 @@ class StoreSlabs : public StoreDefaults<kConfig> {
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
         const int row = first_row + kConfig.sub_tile_stride() * sub_tile;
         if (row - lane / 4 >= tile.row_end) break;
-        if (lane == 0) ptx::tma_store_wait_read<kConfig.slabs - 1>();
-        __syncwarp();
+        Slabs::await();
         const unsigned slab = slabs_ + next_ * kSlabBytes;
         const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
         const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
 #pragma unroll
         for (int column = 0; column < kColumns; column += 16) {
+          if (begin + column >= kConfig.tile_columns) break;
           // The factors of a whole tile's columns take registers that slabs lack.
           const ColumnFactors<kConfig, 16> column_factors(params, tile, begin + column);
           const ColumnTerms<kConfig> left(params, tile, column_factors, 0, begin + column);
@@ -50,19 +76,13 @@ class StoreSlabs : public StoreDefaults<kConfig> {
               lower.finish(left, pairs[2], pairs[3]), upper.finish(right, pairs[4], pairs[5]),
               lower.finish(right, pairs[6], pairs[7]));
         }
-        ptx::fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) {
-          Boxes::send(params, slab, tile.column + begin, row, tile.row_end);
-          ptx::tma_store_commit();
-        }
+        Slabs::leave(params, slab, tile, row - lane / 4, tile.column + begin);
         next_ = next_ + 1 == kConfig.slabs ? 0 : next_ + 1;
       }
     }
   }
 
-  // Shared memory has to last until all of it is read.
-  __device__ void finish() const { ptx::tma_store_wait_read<0>(); }
+  __device__ void finish() const { Slabs::finish(); }
 
  private:
   static constexpr int kSlabBytes = config::kSlabBytes;

@@ -30,6 +30,7 @@ enum class OutputStore : unsigned char {
   kTma,             // whole tiles through shared memory, by a producer warp
   kDirect,          // straight from registers: any row stride
   kTmaSlabs,        // slabs: by each consumer warp, where a whole tile would take too much memory
+  kSlabs,           // slabs that the warp itself copies: any row stride, in full lines
   kTmaPrefetchedC,  // as kTma, box by box, each after TMA has prefetched C's to the same place
 };
 
@@ -38,12 +39,13 @@ constexpr const char* word(OutputStore store) {
     case OutputStore::kTma: return "by TMA";
     case OutputStore::kDirect: return "direct";
     case OutputStore::kTmaSlabs: return "by TMA in slabs";
+    case OutputStore::kSlabs: return "in slabs";
     case OutputStore::kTmaPrefetchedC: return "by TMA onto C";
   }
   return "?";
 }
 
-// kTmaSlabs: a slab holds the rows that a consumer warp has of a sub-tile, 128 bytes wide.
+// A slab holds the rows that a consumer warp has of a sub-tile, 128 bytes wide.
 inline constexpr int kSlabRows = 16;
 inline constexpr int kSlabRowBytes = 128;
 inline constexpr int kSlabBytes = kSlabRows * kSlabRowBytes;

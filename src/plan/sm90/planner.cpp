@@ -56,7 +56,10 @@ Sm90GemmConfig with_store(Sm90GemmConfig config, OutputStore store, int memory) 
 Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& problem, int memory) {
   const bool turns_fp32 = config.swapped && config.form.out == DType::kFloat32;
   if (!problem.output_fits_tma || turns_fp32) {
-    return with_store(config, OutputStore::kDirect, memory);
+    const Sm90GemmConfig in_slabs = with_store(config, OutputStore::kSlabs, memory);
+    // Threads that copy operands lack registers for them.
+    const bool can = problem.operands_fit_tma && in_slabs.invalid_reason() == nullptr;
+    return can ? in_slabs : with_store(config, OutputStore::kDirect, memory);
   }
   // Slabs of groups that add to another C lack registers.
   const bool adds_to_groups =
@@ -122,7 +125,7 @@ std::vector<Sm90GemmConfig> configure(const GemmProblem& problem, const Tiling& 
   const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
                               gpu.shared_memory_per_block);
   std::vector<Sm90GemmConfig> configs{with_store(config, problem, memory)};
-  configs.front().adds_in_place = problem.c_is_out && configs.front().store != OutputStore::kDirect;
+  configs.front().adds_in_place = problem.c_is_out && configs.front().stores_by_tma();
   if (const auto onto_c = with_store_onto_c(config, problem, memory)) configs.push_back(*onto_c);
   std::erase_if(configs, [](const auto& each) { return each.invalid_reason() != nullptr; });
   return configs;

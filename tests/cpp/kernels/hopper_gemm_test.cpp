@@ -22,7 +22,9 @@ class HopperGemmTest : public test::HopperGemm {
     if (kConfig.load == OperandLoad::kTma) {
       problem.padding = config::round_up(problem.k, 16) - problem.k;
     }
-    problem.out_padding = config::round_up(problem.n, 8) - problem.n + 8;
+    if (kConfig.stores_by_tma()) {
+      problem.out_padding = config::round_up(problem.n, 8) - problem.n + 8;
+    }
     test::GemmProduct<kConfig.form> product(problem);
     run<kConfig>(product.product(), clusters);
     product.expect_right();
@@ -87,6 +89,19 @@ TEST_F(HopperGemmTest, OfTensorScalesInTheTensorCore) {
                   .tile_columns = 128,
                   .stages = 2,
                   .store = OutputStore::kTmaSlabs}>({.m = 100, .n = 152, .k = 272});
+}
+
+// All rows at even places, and tiles of one slab and a half; every other row at an odd place;
+// words.
+TEST_F(HopperGemmTest, InSlabsThatWarpsCopy) {
+  expect_product<{.tile_columns = 96, .stages = 2, .store = OutputStore::kSlabs}>(
+      {.m = 150, .n = 133, .k = 272});
+  expect_product<{.tile_columns = 128, .stages = 2, .store = OutputStore::kSlabs}>(
+      {.m = 40, .n = 66, .k = 144, .out_padding = 1});
+  expect_product<{.form = {.out = kFloat32, .c = Addend::kFloat32},
+                  .tile_columns = 64,
+                  .stages = 2,
+                  .store = OutputStore::kSlabs}>({.m = 130, .n = 101, .k = 144});
 }
 
 // Rows that TMA cannot address.
