@@ -15,7 +15,7 @@
 namespace octofold {
 
 /// An FP8 matrix [rows, cols] with its scales in the layout of scale_layout(), in host memory or on
-/// a GPU. Its codes are contiguous; on a GPU each row begins at a multiple of 16 bytes, as products
+/// a GPU. Its codes are contiguous; on a GPU each row begins at a multiple of 32 bytes, as products
 /// read them fastest. It moves but does not copy; to() makes a copy, on any device.
 ///
 /// Example:

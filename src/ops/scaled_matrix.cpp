@@ -11,7 +11,6 @@
 #include "core/scale_layout.h"
 #include "cuda/memory.h"
 #include "ops/backend.h"
-#include "plan/tma.h"
 
 namespace octofold {
 namespace {
@@ -54,9 +53,11 @@ std::vector<std::byte> rearranged(const std::vector<std::byte>& codes, std::int6
   return result;
 }
 
+// On a GPU each row begins with a sector of the cache: products read rows at odd multiples of 16
+// bytes up to 1.3 times as slowly (docs/notes/products.md, "Rows of codes").
 std::int64_t row_stride(std::int64_t cols, Device device) {
-  constexpr std::int64_t kAlignment = plan::kTmaAlignment;
-  return ops::is_on_cpu(device) ? cols : core::ceil_divide(cols, kAlignment) * kAlignment;
+  constexpr std::int64_t kSector = 32;
+  return ops::is_on_cpu(device) ? cols : core::ceil_divide(cols, kSector) * kSector;
 }
 
 template <typename T>

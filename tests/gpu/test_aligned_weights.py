@@ -1,4 +1,4 @@
-"""Layers with FP8 weights of checkpoints: rows of codes that begin at multiples of 16 bytes on a
+"""Layers with FP8 weights of checkpoints: rows of codes that begin at multiples of 32 bytes on a
 GPU, however they came there."""
 
 import octofold
@@ -7,7 +7,7 @@ from gpu_support import DEVICE, ON_GPU, normal, torch
 
 nn = octofold.nn
 IN, OUT = 1003, 264
-STRIDE = 1008 if ON_GPU else IN
+STRIDE = 1024 if ON_GPU else IN
 
 
 def twin(device):

@@ -42,7 +42,7 @@ def quantize(
     stream: as in gemm().
 
     Returns `out` (with given scales: its codes and these), or a ScaledTensor in the framework of x.
-    On a GPU rows of codes begin at multiples of 16 bytes, and 1x128 scales have the strides (1,
+    On a GPU rows of codes begin at multiples of 32 bytes, and 1x128 scales have the strides (1,
     rows rounded up to a multiple of 4): so gemm() reads them fastest. NaN and infinities follow
     IEEE rules. There is no gradient: backward through it raises RuntimeError. ops.cast() has the
     transpose, two-level scales, sums of columns, and casts of what is not in memory.

@@ -100,15 +100,15 @@ TEST_F(ScaledMatrixTest, ScalesOnAGpuLieAsKernelsReadThem) {
   EXPECT_EQ(scales[304], 2.0f);  // row 0, block 1
 }
 
-TEST_F(ScaledMatrixTest, RowsOfCodesOnAGpuBeginAtMultiplesOf16Bytes) {
+TEST_F(ScaledMatrixTest, RowsOfCodesOnAGpuBeginAtMultiplesOf32Bytes) {
   const ScaledMatrix on_host = numbered(Granularity::kBlock1x128);
   EXPECT_EQ(on_host.view().data.strides[0], 200);
   const ScaledMatrix on_gpu = on_host.to(kGpu);
   const TensorView codes = on_gpu.view().data;
-  EXPECT_EQ(codes.strides[0], 208);
+  EXPECT_EQ(codes.strides[0], 224);
   const auto* rows = static_cast<const std::uint8_t*>(codes.data);
   EXPECT_EQ(rows[199], on_host.codes()[199]);
-  EXPECT_EQ(rows[208], on_host.codes()[200]);
+  EXPECT_EQ(rows[224], on_host.codes()[200]);
 }
 
 TEST_F(ScaledMatrixTest, EmptyOnesOwnNothing) {
