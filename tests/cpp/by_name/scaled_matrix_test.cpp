@@ -143,7 +143,7 @@ TEST_F(ScaledMatrixTest, AFullGpuIsAnError) {
   state().memory_bytes = 1000;
   EXPECT_THAT(error_of([] { ScaledMatrix(40, 100, {.granularity = Granularity::kTensor}, kGpu); },
                        ErrorCode::kUnavailable),
-              HasSubstr("cuda:0: 4480 bytes: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"));
+              HasSubstr("cuda:0: 5120 bytes: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"));
 }
 
 }  // namespace
