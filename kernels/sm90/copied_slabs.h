@@ -11,7 +11,7 @@ template <Sm90GemmConfig kConfig>
 struct CopiedSlabs {
   // The warp copies a slab once all its lanes have filled it; they fill it again two slabs later,
   // when all have copied it.
-  static_assert(kConfig.slabs == 2 || kConfig.stores_by_tma());
+  static_assert(kConfig.slabs == 2);
 
   static __device__ void prefetch(const Sm90GemmParams&) {}
   static __device__ void await() {}

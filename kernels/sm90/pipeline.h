@@ -59,8 +59,7 @@ struct RowRange {
   int end;
 };
 
-// Rows are counted from the operand's first one. The instruction's columns are rows of their
-// operand, too.
+// Rows count from the operand's first one. The instruction's columns are rows of their operand.
 __device__ inline RowRange rows_of(const Tile& tile) {
   return {tile.operand_row, tile.row_end + (tile.operand_row - tile.row)};
 }

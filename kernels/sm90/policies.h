@@ -94,13 +94,12 @@ struct Policies {
   using Write = FirstOf<When<kConfig.gated.exists, WriteGated<kConfig>>,
                         When<kConfig.swapped, WriteSwapped<kConfig>>,  //
                         Otherwise<WriteRows<kConfig>>>;
-  using Slabs = FirstOf<When<kConfig.stores_by_tma(), SentSlabs<kConfig, Boxes>>,  //
-                        Otherwise<CopiedSlabs<kConfig>>>;
-  using Store =
-      FirstOf<When<kConfig.store == StoreKind::kDirect, StoreDirectly<kConfig>>,
-              When<kConfig.in_slabs(), StoreSlabs<kConfig, Slabs>>,
-              When<kConfig.store == StoreKind::kTmaPrefetchedC, StorePrefetchedC<kConfig, Boxes>>,
-              Otherwise<StoreTile<kConfig, Write, Boxes>>>;
+  using Store = FirstOf<
+      When<kConfig.store == StoreKind::kDirect, StoreDirectly<kConfig>>,
+      When<kConfig.store == StoreKind::kTmaSlabs, StoreSlabs<kConfig, SentSlabs<kConfig, Boxes>>>,
+      When<kConfig.store == StoreKind::kSlabs, StoreSlabs<kConfig, CopiedSlabs<kConfig>>>,
+      When<kConfig.store == StoreKind::kTmaPrefetchedC, StorePrefetchedC<kConfig, Boxes>>,
+      Otherwise<StoreTile<kConfig, Write, Boxes>>>;
 };
 
 }  // namespace octofold::sm90

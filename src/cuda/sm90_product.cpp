@@ -54,7 +54,7 @@ Sm90GemmParams params_of(const Device& device, const core::Product& product,
   // Tensor maps want one too, and a thread of torch's autograd may have none yet.
   const ContextGuard current(driver, device.context());
   if (config.load == config::OperandLoad::kTma) encode_operands(driver, product, config, params);
-  if (config.stores_by_tma()) encode_output(driver, product, config, params);
+  if (config::by_tma(config.store)) encode_output(driver, product, config, params);
   return params;
 }
 

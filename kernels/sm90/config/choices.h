@@ -45,6 +45,13 @@ constexpr const char* word(OutputStore store) {
   return "?";
 }
 
+constexpr bool by_tma(OutputStore store) {
+  return store != OutputStore::kDirect && store != OutputStore::kSlabs;
+}
+constexpr bool in_slabs(OutputStore store) {
+  return store == OutputStore::kTmaSlabs || store == OutputStore::kSlabs;
+}
+
 // A slab holds the rows that a consumer warp has of a sub-tile, 128 bytes wide.
 inline constexpr int kSlabRows = 16;
 inline constexpr int kSlabRowBytes = 128;

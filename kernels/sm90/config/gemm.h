@@ -56,7 +56,7 @@ constexpr const char* Sm90GemmChecks::dynamic_invalid_reason() const {
 constexpr const char* Sm90GemmChecks::grouped_invalid_reason() const {
   if (split_k != 1) return "products of groups do not use split-K";
   if (dynamic.exists) return "a product of groups cannot cast its A";
-  if (in_slabs() && reads_c()) {
+  if (in_slabs(store) && reads_c()) {
     return "a C that is read slab by slab leaves no registers for a walk over groups";
   }
   if (work == Work::kGroupedDepth && load != OperandLoad::kTma) {
@@ -134,17 +134,17 @@ constexpr const char* Sm90GemmChecks::store_invalid_reason() const {
   }
   // TMA stores whole ones, and so do blocks that share a tile.
   const bool whole_slabs = store == OutputStore::kTmaSlabs || split_k > 1;
-  if (in_slabs() &&
+  if (in_slabs(store) &&
       (swapped || slabs < 1 || (whole_slabs && owned_columns() % slab_columns() != 0))) {
     return "per-warp store slabs need straight operands, at least one slab, and a whole number of "
            "slabs in a block's columns";
   }
-  if (in_slabs() && consumer_warpgroups == 3 && varies_along_k(row_scales()) &&
+  if (in_slabs(store) && consumer_warpgroups == 3 && varies_along_k(row_scales()) &&
       columns().scales == Granularity::kChannel) {
     return "factors of columns, read for each slab, leave three warpgroups too few registers";
   }
-  if (adds_in_place && (form.out != DType::kFloat32 || form.c == Addend::kNone ||
-                        !stores_by_tma() || prefetches_c())) {
+  if (adds_in_place && (form.out != DType::kFloat32 || form.c == Addend::kNone || !by_tma(store) ||
+                        prefetches_c())) {
     return "adding in place needs an FP32 D that is C, stored by TMA without C-prefetch";
   }
   if (!prefetches_c()) return boxes == 0 ? nullptr : "boxes are for C-prefetch alone";

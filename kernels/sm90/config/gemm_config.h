@@ -67,8 +67,7 @@ struct Sm90GemmConfig {
   // C is D itself: TMA adds to what is there.
   bool adds_in_place = false;
   ConsumerOrder order = ConsumerOrder::kFree;
-  // Wait-ahead: for the next stage and its scales, while the products of this one run. It hides the
-  // wait and costs one stage of latency tolerance.
+  // For the next stage and its scales, while the products of this one run (consumer.h).
   bool wait_ahead = false;
 
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
@@ -110,12 +109,6 @@ struct Sm90GemmConfig {
   // 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }
 
-  constexpr bool in_slabs() const {
-    return store == OutputStore::kTmaSlabs || store == OutputStore::kSlabs;
-  }
-  constexpr bool stores_by_tma() const {
-    return store != OutputStore::kDirect && store != OutputStore::kSlabs;
-  }
   constexpr int slab_columns() const { return kSlabRowBytes / size_of(form.out); }
   // Whether just those sub-tiles of a tile are loaded and multiplied that have rows of its group.
   constexpr bool loads_sub_tiles() const {
@@ -126,7 +119,7 @@ struct Sm90GemmConfig {
   // Whether consumers are told their tiles (pass_tiles.h) or find them.
   constexpr bool passes_tiles() const { return groups_rows(work) && load == OperandLoad::kTma; }
   // Whether D's rows are in groups, which TMA stores no further than they go.
-  constexpr bool stores_groups() const { return has_groups(work) && stores_by_tma(); }
+  constexpr bool stores_groups() const { return has_groups(work) && by_tma(store); }
   // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by
   // threads, which read it themselves.
   constexpr bool prefetches_c() const { return store == OutputStore::kTmaPrefetchedC; }

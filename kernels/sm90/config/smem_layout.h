@@ -56,7 +56,7 @@ struct Sm90SmemLayout {
       output_box_columns = config.box_columns();
       output_box_bytes = output_box_rows * output_box_columns * size_of(config.form.out);
       end = config.boxes * output_box_bytes;
-    } else if (config.in_slabs()) {
+    } else if (in_slabs(config.store)) {
       output_box_rows = kSlabRows;
       output_box_columns = config.slab_columns();
       end = config.consumer_threads() / 32 * config.slabs * kSlabBytes;

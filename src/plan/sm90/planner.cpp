@@ -125,7 +125,7 @@ std::vector<Sm90GemmConfig> configure(const GemmProblem& problem, const Tiling& 
   const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
                               gpu.shared_memory_per_block);
   std::vector<Sm90GemmConfig> configs{with_store(config, problem, memory)};
-  configs.front().adds_in_place = problem.c_is_out && configs.front().stores_by_tma();
+  configs.front().adds_in_place = problem.c_is_out && config::by_tma(configs.front().store);
   if (const auto onto_c = with_store_onto_c(config, problem, memory)) configs.push_back(*onto_c);
   std::erase_if(configs, [](const auto& each) { return each.invalid_reason() != nullptr; });
   return configs;

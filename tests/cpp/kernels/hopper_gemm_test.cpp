@@ -22,7 +22,7 @@ class HopperGemmTest : public test::HopperGemm {
     if (kConfig.load == OperandLoad::kTma) {
       problem.padding = config::round_up(problem.k, 16) - problem.k;
     }
-    if (kConfig.stores_by_tma()) {
+    if (config::by_tma(kConfig.store)) {
       problem.out_padding = config::round_up(problem.n, 8) - problem.n + 8;
     }
     test::GemmProduct<kConfig.form> product(problem);

@@ -103,7 +103,7 @@ TEST(GroupedPlanTest, ThereAreCandidatesForAllForms) {
               EXPECT_EQ(config.invalid_reason(), nullptr) << name;
               EXPECT_EQ(config.load, load) << name;
               EXPECT_EQ(config.split_k, 1) << name;
-              EXPECT_TRUE(output_fits_tma || !config.stores_by_tma()) << name;
+              EXPECT_TRUE(output_fits_tma || !config::by_tma(config.store)) << name;
             }
           }
         }

@@ -23,7 +23,7 @@ void expect_grouped(const GemmProblem& problem, const Sm90GemmConfig& config,
   expect_plain(problem, config, kernel);
   EXPECT_EQ(config.split_k, 1);
   EXPECT_EQ(config.adds_in_place,
-            problem.c_is_out && config.stores_by_tma() && !config.prefetches_c());
+            problem.c_is_out && config::by_tma(config.store) && !config.prefetches_c());
   EXPECT_TRUE(problem.c_fits_tma || !config.prefetches_c());
   EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config.cluster_size(),
                                                   config.blocks_per_multiprocessor, kHopper) *
@@ -99,7 +99,7 @@ TEST_P(EveryKindTest, EveryPlanOfRandomProblemsIsValid) {
     EXPECT_EQ(config.dynamic, problem.dynamic);
     EXPECT_EQ(config.work, problem.work);
     // What TMA cannot address it is not given.
-    EXPECT_TRUE(problem.output_fits_tma || !config.stores_by_tma());
+    EXPECT_TRUE(problem.output_fits_tma || !config::by_tma(config.store));
     ASSERT_EQ(plan.kernels.size(), 1u);
     const KernelPlan& kernel = plan.kernels.front();
     EXPECT_GT(kernel.blocks, 0);
