@@ -16,5 +16,6 @@ template <int kRegisters>
 void grow_registers();
 void barrier_sync(unsigned barrier, unsigned threads);
 void barrier_arrive(unsigned barrier, unsigned threads);
+bool elect_one();
 
 }  // namespace octofold::ptx
