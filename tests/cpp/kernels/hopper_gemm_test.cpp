@@ -1,6 +1,8 @@
 // FP8 products by warpgroups, kernel and all, run on the host beside sums in FP64.
 #include "support/sm90_gemm_on_host.h"  // first: it has CUDA's types
 //
+#include <algorithm>
+
 #include "support/gemm_on_host.h"
 #include "support/test.h"
 
@@ -102,6 +104,24 @@ TEST_F(HopperGemmTest, InSlabsThatWarpsCopy) {
                   .tile_columns = 64,
                   .stages = 2,
                   .store = OutputStore::kSlabs}>({.m = 130, .n = 101, .k = 144});
+}
+
+// D is C: what the last slab of a tile wrote too much, the next tile would add to.
+TEST_F(HopperGemmTest, CopiedSlabsEndWithTheirTile) {
+  constexpr Sm90GemmConfig kConfig{.form = {.out = kFloat32, .c = Addend::kFloat32},
+                                   .tile_columns = 48,
+                                   .stages = 2,
+                                   .store = OutputStore::kSlabs};
+  test::GemmProduct<kConfig.form> problem({.m = 130, .n = 101, .k = 144, .padding = 0});
+  core::Product product = problem.product();
+  for (std::int64_t row = 0; row < product.out.shape[0]; ++row) {
+    std::copy_n(static_cast<const float*>(product.c->data) + row * product.c->strides[0],
+                product.out.shape[1],
+                static_cast<float*>(product.out.data) + row * product.out.strides[0]);
+  }
+  product.c = product.out;
+  run<kConfig>(product);
+  problem.expect_right();
 }
 
 // Rows that TMA cannot address.
