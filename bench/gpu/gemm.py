@@ -158,7 +158,7 @@ def main():
     parser.add_argument("--only", nargs="*", help="parts of candidates' names")
     parser.add_argument("--planned", action="store_true", help="what gemm() takes, and peers")
     parser.add_argument("--draw", type=int, default=0, metavar="COUNT", help="shapes at random")
-    parser.add_argument("--multiple", type=int, default=8, help="every other N and K of --draw")
+    parser.add_argument("--multiple", type=int, default=8, help="of every other N and K of --draw")
     parser.add_argument("--seed", type=int, default=1, help="of --draw")
     options = parser.parse_intermixed_args()
     shapes = [*shapes_of(options.shapes), *drawn(options.draw, options.seed, options.multiple)]

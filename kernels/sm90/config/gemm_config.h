@@ -67,7 +67,7 @@ struct Sm90GemmConfig {
   // C is D itself: TMA adds to what is there.
   bool adds_in_place = false;
   ConsumerOrder order = ConsumerOrder::kFree;
-  // For the next stage and its scales, while the products of this one run (consumer.h).
+  // Waits for the next stage and its scales while the products of this one run (consumer.h).
   bool wait_ahead = false;
 
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";

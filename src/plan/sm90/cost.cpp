@@ -56,23 +56,30 @@ double stage_factor_of_groups(const Sm90GemmConfig& config) {
 constexpr double kOntoC = 0.25;
 constexpr double kReadC = 0.6;
 
-// Where warps copy slabs: µs for 64×64 elements, in turns with the multiprocessor's other blocks,
-// and for a tile besides. Of three warpgroups one copies while others multiply. Measured at 11
-// problems of odd N (docs/notes/products.md, "Results that TMA cannot address").
+// Where warps copy slabs, a tile takes this besides what its elements take.
 constexpr double kTileOfCopies = 0.5;
 
+double tile_microseconds(const Sm90GemmConfig& config, const Tiling& tiling) {
+  if (config.store == config::OutputStore::kSlabs) return kTileOfCopies;
+  return 1e-3 * tiling.cost.tile_nanoseconds;
+}
+
+// µs for 64×64 elements that warps copy in slabs. Of three warpgroups one copies while others
+// multiply. Measured at 11 problems of odd N (docs/notes/products.md, "Results that TMA cannot
+// address").
 double copied_slab_microseconds(const Sm90GemmConfig& config) {
   const double each = config.form.out == DType::kFloat32 ? 1.35 : 0.75;
   return config.consumer_warpgroups == 3 ? 0.85 * each : each;
 }
 
-// µs for 64×64 elements of a tile that does not leave by TMA as a whole.
-double store_microseconds(const Sm90GemmConfig& config) {
+// µs for 64×64 elements of a tile that does not leave by TMA as a whole. Blocks of one
+// multiprocessor, `sharers`, copy slabs in turns.
+double store_microseconds(const Sm90GemmConfig& config, int sharers) {
   switch (config.store) {
     case config::OutputStore::kTma: return 0;
     case config::OutputStore::kTmaPrefetchedC: return kOntoC;
     case config::OutputStore::kTmaSlabs: return config.form.out == DType::kFloat32 ? 0.35 : 0;
-    case config::OutputStore::kSlabs: return copied_slab_microseconds(config);
+    case config::OutputStore::kSlabs: return sharers * copied_slab_microseconds(config);
     case config::OutputStore::kDirect: return 0.61;
   }
   return 0;
@@ -271,11 +278,9 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
     crowded_stage = std::max(crowded_stage, sharers * config.tile_columns * kCastMicroseconds);
   }
   const double area = config.tile_rows * config.tile_columns / 4096.0;
-  const bool copies = config.store == config::OutputStore::kSlabs;
-  const double store = area * (store_microseconds(config) * (copies ? sharers : 1) +
-                               (config.reads_c() ? kReadC : 0));
-  const double tile = (copies ? kTileOfCopies : 1e-3 * tiling.cost.tile_nanoseconds) +
-                      (in_groups ? kTileOfGroups : 0) + store +
+  const double store =
+      area * (store_microseconds(config, sharers) + (config.reads_c() ? kReadC : 0));
+  const double tile = tile_microseconds(config, tiling) + (in_groups ? kTileOfGroups : 0) + store +
                       short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
                       std::max(waves - 1, 0.0) * (config.split_k > 1 ? kLaterWaveOfSlices : tile);
