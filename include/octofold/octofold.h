@@ -21,6 +21,7 @@
 #include "octofold/grouped_gemm_weight_only.h"
 #include "octofold/info.h"
 #include "octofold/kernel_cache.h"
+#include "octofold/linear.h"
 #include "octofold/log.h"
 #include "octofold/norm.h"
 #include "octofold/norm_gradient.h"

@@ -35,6 +35,14 @@ struct ScaleGrid {
 ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols,
                      std::int64_t matrices = 1);
 
+/// From row to row of codes that Octofold allocates, in bytes. On a GPU each row begins with a
+/// sector of the cache: products read rows at odd multiples of 16 bytes up to 1.3 times as slowly
+/// (docs/notes/products.md, "Rows of codes").
+constexpr std::int64_t code_row_stride(std::int64_t cols, DeviceType device) {
+  constexpr std::int64_t kSector = 32;
+  return device == DeviceType::kCuda ? ceil_divide(cols, kSector) * kSector : cols;
+}
+
 /// Whether the scale tensor has one of the shapes that cast_targets.h allows; of a stack, one whose
 /// leading dimensions are one.
 bool scale_shape_matches(const ScaledTensorView& tensor, std::int64_t matrices = 1);

@@ -53,13 +53,6 @@ std::vector<std::byte> rearranged(const std::vector<std::byte>& codes, std::int6
   return result;
 }
 
-// On a GPU each row begins with a sector of the cache: products read rows at odd multiples of 16
-// bytes up to 1.3 times as slowly (docs/notes/products.md, "Rows of codes").
-std::int64_t row_stride(std::int64_t cols, Device device) {
-  constexpr std::int64_t kSector = 32;
-  return ops::is_on_cpu(device) ? cols : core::ceil_divide(cols, kSector) * kSector;
-}
-
 template <typename T>
 std::span<T> elements(void* memory, std::int64_t count) {
   return {static_cast<T*>(memory), static_cast<std::size_t>(count)};
@@ -71,7 +64,7 @@ ScaledMatrix::ScaledMatrix(std::int64_t rows, std::int64_t cols, const Format& f
                            Device device)
     : rows_(rows),
       cols_(cols),
-      row_stride_(row_stride(cols, device)),
+      row_stride_(core::code_row_stride(cols, device.type)),
       format_(format),
       device_(device),
       layout_(scale_layout(format.granularity, rows, cols, device.type)) {

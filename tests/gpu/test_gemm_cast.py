@@ -283,17 +283,16 @@ def test_compiled_by_torch(generator):
 
 @needs_gpu
 def test_layers_use_it(generator):
-    """For as many tokens as choice.py says, and not for more."""
-    from octofold.nn.recipes import choice
-
+    """For few tokens (src/ops/linear.cpp), and not for more."""
+    few = 8
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
     layer = octofold.nn.InferenceLinear.from_linear(linear)
     bias, format = linear.bias.detach(), layer.recipe.output.a
-    for tokens in (1, choice.CAST_IN_GEMM_MAX_ROWS, choice.CAST_IN_GEMM_MAX_ROWS + 1):
+    for tokens in (1, few, few + 1):
         x = rows_of(generator, tokens, 1024)
         within = octofold.gemm(x, layer.scaled_weight, bias=bias, format=format)
         cast = octofold.quantize(x, format)
         after = octofold.gemm(cast, layer.scaled_weight, bias=bias)
         with torch.no_grad():
             y = layer(x)
-        assert_same_bits(y, within if tokens <= choice.CAST_IN_GEMM_MAX_ROWS else after)
+        assert_same_bits(y, within if tokens <= few else after)

@@ -75,11 +75,7 @@ def call(
 def is_called_at_once(arrays: Sequence[Any]) -> bool:
     """Whether a call with these tensors (None: not given) may go to the library with torch knowing
     nothing of it: the conditions of call(), for those who have no row."""
-    if _is_compiling() or _is_tracing() or _dispatch_modes():
-        return False
-    if _innermost_transform() is not None:
-        return False
-    return all(
+    return not torch_is_watching() and all(
         array is None
         or (
             type(array) in PLAIN_TYPES
@@ -88,6 +84,17 @@ def is_called_at_once(arrays: Sequence[Any]) -> bool:
             and not array.is_meta
         )
         for array in arrays
+    )
+
+
+def torch_is_watching() -> bool:
+    """Whether torch has to know of what is called: a compiler, a tracer, a dispatch mode, a
+    transform of torch.func."""
+    return (
+        _is_compiling()
+        or _is_tracing()
+        or _dispatch_modes() != 0
+        or _innermost_transform() is not None
     )
 
 

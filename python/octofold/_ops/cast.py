@@ -246,14 +246,14 @@ def require_format(operation: str, argument: str, out: ScaledTensor, format: For
 
 
 def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
-    """Whether one call of the library writes both casts. All of Octofold asks here alone."""
-    pair = rows.format.granularity, transposed.format.granularity
+    """Whether one call of the library writes both casts. All of Octofold asks here alone, or in
+    one_read()."""
     static = rows.scale is not None
     if static != (transposed.scale is not None):
         return False
     if (rows.out is None) != (transposed.out is None):
         return False  # a call writes into memory of its caller, or into new memory
-    if pair[0] == pair[1]:
+    if rows.format.granularity == transposed.format.granularity:
         return all(
             (of_rows is None) == (of_transpose is None)
             for of_rows, of_transpose in (
@@ -263,7 +263,16 @@ def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> 
         )
     if isinstance(source, Normed):
         return False  # rows alone are cast by the kernel that norms them
-    return pair == ("1x128", "channel") or (pair == ("1x128", "128x128") and not static)
+    return one_read(rows.format, transposed.format, static)
+
+
+def one_read(rows: Format, transposed: Format, static: bool = False) -> bool:
+    """The same of a plain array, by the formats alone: with static scales, or scales of the data
+    alike."""
+    pair = rows.granularity, transposed.granularity
+    if pair[0] == pair[1] or pair == ("1x128", "channel"):
+        return True
+    return pair == ("1x128", "128x128") and not static
 
 
 def _read_once(

@@ -24,7 +24,33 @@ def reads(monkeypatch):
         return read_once(source, *arguments)
 
     monkeypatch.setattr(module, "_read_once", record)
+    _record_passes(monkeypatch, seen)
     return seen
+
+
+def _record_passes(monkeypatch, seen):
+    """Those of linear layers in one call of the library."""
+    from octofold.nn.autograd import one_call
+
+    passes_of = one_call.passes_of
+
+    def recorded(*arguments):
+        passes = passes_of(*arguments)
+        if passes is None:
+            return None
+
+        def forward(x, weight, weight_scale, *others):
+            seen.extend([("Tensor", tuple(weight.shape))] if weight_scale is None else [])
+            seen.append(("Tensor", tuple(x.shape)))
+            passes.forward(x, weight, weight_scale, *others)
+
+        def backward(dy, *others):
+            seen.append(("Tensor", tuple(dy.shape)))
+            passes.backward(dy, *others)
+
+        return passes._replace(forward=forward, backward=backward)
+
+    monkeypatch.setattr(one_call, "passes_of", recorded)
 
 
 class _Shapes:

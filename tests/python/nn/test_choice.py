@@ -72,29 +72,6 @@ def test_bfloat16_is_what_the_matrix_says(name, has, monkeypatch):
     kernels._has_bfloat16_once.cache_clear()
 
 
-def test_products_that_cast(monkeypatch):
-    monkeypatch.setattr(kernels, "_why_not_once", lambda operation, index: "no" * index)
-    weight = octofold.quantize(torch.zeros(48, 256), "128x128")
-    most = choice.CAST_IN_GEMM_MAX_ROWS
-
-    def casts(shape=(most, 256), weight=weight, recipe="blockwise", device=GPU):
-        return choice.product_casts(shape, weight, nn.recipes.NAMED[recipe], device)
-
-    assert casts()
-    assert casts((256,))
-    assert casts((2, most // 2, 256))
-    assert not casts((most + 1, 256))
-    assert not casts((2, most, 256))
-    assert not casts(device=torch.device("cpu"))
-    assert not casts(device=torch.device("cuda", 1))  # without such kernels
-    assert not casts(recipe="rowwise")
-    assert not casts(weight=None)
-    memory = torch.zeros(48 * 264 + 8).to(torch.float8_e4m3fn)
-    for stride, offset, fits in ((256, 16, True), (264, 0, False), (256, 8, False)):
-        codes = memory.as_strided((48, 256), (stride, 1), offset)
-        assert casts(weight=octofold.ScaledTensor(codes, weight.scale, "128x128")) == fits
-
-
 @pytest.fixture
 def losing(monkeypatch):
     from octofold.nn.layers import linear

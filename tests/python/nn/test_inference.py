@@ -9,9 +9,6 @@ from layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn.autograd import linear as functional  # noqa: E402
-from octofold.nn.autograd import products  # noqa: E402
-
 nn = octofold.nn
 SQUARES, LINES = (
     octofold.Format("e4m3", unit, rule="torchao", power_of_two=True)
@@ -32,34 +29,6 @@ def test_has_the_bits_of_the_layer(recipe, dtype):
         if recipe != "tensorwise":  # whose scale is that of all x
             assert relative_error(y[0, 0], served(x[0, 0])) < 2**-8
     assert y.dtype == dtype
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(300,), (5, 300), (2, 3, 300)])
-def test_products_that_cast_have_its_bits(shape, dtype, monkeypatch):
-    layer = nn.Linear(300, 200, dtype=dtype, recipe=EXACT)
-    served = nn.InferenceLinear.from_linear(layer, EXACT)
-    x = random(*shape, dtype=dtype)
-    with torch.no_grad():
-        expected = served(x)
-    calls = []
-
-    def gemm(a, *arguments, **options):
-        if not isinstance(a, octofold.ScaledTensor):
-            calls.append(a)
-        return octofold.gemm(a, *arguments, **options)
-
-    monkeypatch.setattr(functional, "product_casts", lambda *_: True)  # as on a GPU
-    monkeypatch.setattr(products, "gemm", gemm)
-    with torch.no_grad():
-        for module in (served, layer):
-            y = module(x)
-            assert y.dtype == dtype
-            assert torch.equal(y, expected)
-    assert len(calls) == 2
-    # A gradient of the weight wants the cast of x transposed.
-    assert torch.equal(layer(x), expected)
-    assert len(calls) == 2
 
 
 def test_delayed_scales_are_those_of_the_data():

@@ -199,10 +199,9 @@ def test_x_is_not_kept():
     weight.requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         octofold.linear(x, weight)
-        assert [(t.dtype, tuple(t.shape)) for t in saved] == [
-            (torch.float8_e4m3fn, (300, 130)),
-            (FP32, (300,)),
-        ]
+        (kept,) = saved
+        codes, scales, gaps = 300 * 130, 300 * 4, 2 * 256
+        assert codes + scales <= kept.numel() * kept.itemsize < codes + scales + gaps
         saved.clear()
         octofold.linear(x, weight, recipe="rowwise_with_gw_hp")
         assert [t.data_ptr() for t in saved] == [x.data_ptr()]

@@ -10,17 +10,16 @@ from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_weight, walkable
-from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
 from .boundary import Sides, sides_of
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved
 from .main_grad import mark_gradient
+from .one_call import linear_in_one_call
 from .products import (
     bias_gradient,
     cast_gradient,
-    dynamic_output_product,
     gradient_formats,
     input_gradient,
     output_product,
@@ -50,8 +49,7 @@ def linear(
     """
     recipe = stateless_recipe_of("linear", recipe)
     require_fitting("linear", x, weight, bias)
-    casts = cast_weight(weight, recipe, True, torch.is_grad_enabled() and x.requires_grad)
-    return linear_with_casts(x, weight, bias, recipe, casts)
+    return linear_with_casts(x, weight, bias, recipe, None)
 
 
 def linear_with_casts(
@@ -59,15 +57,15 @@ def linear_with_casts(
     weight: Tensor,
     bias: Tensor | None,
     recipe: Recipe,
-    casts: WeightCasts,
+    casts: WeightCasts | None,
     main_grad: Tensor | None = None,
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
     channel_amax: Tensor | None = None,
     sides: Sides | None = None,
 ) -> Tensor:
-    """linear() of arguments that fit, with the casts of the weight. Where the transposed one is
-    missing backward makes it, of the weight as it is then.
+    """linear() of arguments that fit, with the casts of the weight; None: they are yet to be made.
+    Where the transposed one is missing backward makes it, of the weight as it is then.
 
     main_grad: float32 [out, in]: the weight's gradient is added to it, and weight.grad left alone.
     x_scale, amax_history: for delayed scaling: the static scale [1] of x (the weight's is that of
@@ -77,9 +75,17 @@ def linear_with_casts(
         (activation checkpointing) then has the factors of the first time.
     sides: where tokens come from and go to, if the weight is a part of one (tensor parallelism).
     """
+    y: Tensor | None
     dtype = result_dtype(x)
     is_vector = x.dim() == 1
     x = walkable(x[None] if is_vector else x)
+    if sides is None and x_scale is None:
+        y = linear_in_one_call(x, weight, bias, recipe, casts, main_grad, dtype)
+        if y is not None:
+            return y[0] if is_vector else y
+    if casts is None:
+        both = torch.is_grad_enabled() and x.requires_grad
+        casts = cast_weight(weight, recipe, True, both)
     inputs = _Inputs(
         x,
         weight,
@@ -98,7 +104,7 @@ def linear_with_casts(
     ):
         refuse_transforms("linear")
         layout, tensors = flatten(inputs)
-        y: Tensor = _Linear.apply(layout, *tensors)  # type: ignore[no-untyped-call]
+        y = _Linear.apply(layout, *tensors)  # type: ignore[no-untyped-call]
     else:
         y, _, _ = _forward(inputs, None, False)
     return y[0] if is_vector else y
@@ -167,9 +173,6 @@ def _forward(
     x, weight, bias, rows, recipe, dtype = *inputs[:4], inputs.recipe, inputs.dtype
     output, grad_weight, x_scale = recipe.output, recipe.grad_weight, inputs.x_scale
     entry, exit = sides_of(inputs.sides)
-    is_kept = needs_weight_gradient or x_scale is not None or factors is not None
-    if not is_kept and inputs.sides is None and product_casts(x.shape, rows, recipe, x.device):
-        return dynamic_output_product(x, rows, bias, recipe, dtype), None, None
     of_rows = None if output is None else output.a
     x_transposed: ScaledTensor | None
     amax = None

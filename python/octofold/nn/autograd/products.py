@@ -35,24 +35,6 @@ def output_product(
     return y
 
 
-def dynamic_output_product(
-    x: Tensor, weight: ScaledTensor | None, bias: Tensor | None, recipe: Recipe, dtype: torch.dtype
-) -> Tensor:
-    """The same of an x that is yet to be cast, in one operation."""
-    assert weight is not None
-    assert recipe.output is not None
-    product = recipe.output
-    y: Tensor = gemm(
-        x,
-        weight,
-        bias=addable(bias, dtype),
-        format=product.a,
-        out_dtype=dtype,
-        batch_invariant=product.batch_invariant,
-    )
-    return y
-
-
 def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """As products to this dtype take it."""
     # torch takes the host a tenth of a product's call to find that nothing is to be done.

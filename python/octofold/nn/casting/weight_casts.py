@@ -75,6 +75,18 @@ def weight_casts(
     """
     if sharded:
         return _cast(weights, recipe, amax_history, False, remember, used)
+    held = held_casts(weights, recipe, amax_history, transposed, remember)
+    return held or _cast(weights, recipe, amax_history, transposed, remember, used)
+
+
+def held_casts(
+    weights: tuple[Tensor, ...],
+    recipe: Recipe,
+    amax_history: Tensor | None,
+    transposed: bool,
+    remember: bool,
+) -> WeightCasts | None:
+    """The same, where somebody holds them: cast_after_step(), keep_casts()."""
     held = step_casts(weights, recipe)
     if held is not None:
         return held if transposed else (held[0], None)
@@ -82,7 +94,7 @@ def weight_casts(
         for kept in _ENTERED:
             if kept.holds(weights):
                 return kept.casts(weights, recipe, amax_history, transposed, remember)
-    return _cast(weights, recipe, amax_history, transposed, remember, used)
+    return None
 
 
 _Key: TypeAlias = tuple[tuple[int, ...], Recipe, int]

@@ -15,8 +15,9 @@ from ..autograd.crossing import added_once, entered, left
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
+from ..casting.casts import WeightCasts
 from ..casting.coded_weight import CodedWeight
-from ..casting.weight_casts import weight_casts
+from ..casting.weight_casts import held_casts, weight_casts
 from ..casting.wrapped_weight import WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
@@ -178,11 +179,18 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             dtype = recipe.output.a.dtype
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = torch.is_grad_enabled() and input.requires_grad
-        casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)
+        casts = self._casts(weight, history, both)
         state = x_scale, history, self.channel_amax
         return linear_with_casts(
             input, weight, bias, recipe, casts, main_grad, *state, sides=self.sides
         )
+
+    def _casts(self, weight: Tensor, history: Tensor | None, both: bool) -> WeightCasts | None:
+        """Those that somebody holds; None: they are yet to be made, with scales of the data."""
+        arguments = (weight,), self._recipe, history, both, self.training
+        if history is not None or self._is_sharded:
+            return weight_casts(*arguments, self._is_sharded)
+        return held_casts(*arguments)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

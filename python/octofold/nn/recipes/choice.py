@@ -1,8 +1,6 @@
-"""Where a layer computes in FP8: where that is not measured to be slower than BF16. And where the
-product casts its input itself."""
+"""Where a layer computes in FP8: where that is not measured to be slower than BF16."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,17 +8,7 @@ import torch
 
 from ..._core.batch_invariance import is_batch_invariant
 from ..._core.errors import invalid_argument
-from ..._core.ops import row_count
 from ..._core.recipe import Recipe
-from ..._core.scaled_tensor import ScaledTensor
-from .kernels import has_kernels
-
-CAST_IN_GEMM_MAX_ROWS: Final = 8
-"""Up to so many tokens a product without gradients casts its input itself on a GPU
-(octofold.gemm of an array). Measured on an H200, six N,K (docs/notes/layers.md): at 8 it wins 7 %
-over cast and product apart, at 16 it loses 6 %, as each 64 features that a layer puts out cast all
-tokens again."""
-
 
 COMPUTE: Final = ("auto", "native", "weight-only")
 """How a layer computes with an FP8 weight. "weight-only": with 16-bit activations, everywhere.
@@ -101,26 +89,6 @@ def fp8_wins(
     casts = tokens * in_features + tokens * out_features + in_features * out_features
     return (
         multiplications >= threshold.multiplications and multiplications >= threshold.size * casts
-    )
-
-
-def product_casts(
-    shape: Sequence[int], weight: ScaledTensor | None, recipe: Recipe, device: torch.device
-) -> bool:
-    """Whether x · weightᵀ of an x of this shape [..., in], kept for no gradient, is to be an
-    octofold.gemm() that casts x."""
-    output = recipe.output
-    return (
-        device.type == "cuda"
-        and output is not None
-        and weight is not None
-        and (output.a.granularity, output.b.granularity) == ("1x128", "128x128")
-        and row_count(shape) <= CAST_IN_GEMM_MAX_ROWS
-        # What its kernels can address. torch.compile does not tell where a weight is in memory.
-        and not torch.compiler.is_compiling()
-        and weight.data.stride(0) % 16 == 0
-        and weight.data.storage_offset() % 16 == 0
-        and has_kernels("products that cast A", device)
     )
 
 

@@ -1,0 +1,194 @@
+#include "octofold/linear.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string_view>
+#include <variant>
+
+#include "octofold/cast.h"
+#include "octofold/gemm.h"
+
+#include "core/check.h"
+#include "core/flatten.h"
+#include "core/format.h"
+#include "ops/backend.h"
+#include "ops/linear_memory.h"
+#include "plan/capability.h"
+#include "plan/tma.h"
+
+namespace octofold {
+namespace {
+
+// Up to so many tokens a product casts x itself, where backward wants nothing of it: it saves a
+// kernel, and each 64 features that the layer puts out cast all tokens again. Measured on an H200,
+// six N,K (docs/notes/layers.md): at 8 it wins 7 % over cast and product apart, at 16 it loses 6 %.
+constexpr std::int64_t kFewTokens = 8;
+
+void require_problem(const core::Arguments& check, const LinearProblem& problem) {
+  const auto require = [&](std::string_view name, std::int64_t size, std::int64_t least) {
+    if (size < least) {
+      check.fail(name, core::format("at least {}", least), core::format("{}", size));
+    }
+  };
+  require("tokens", problem.tokens, 0);
+  require("in_features", problem.in_features, 1);
+  require("out_features", problem.out_features, 1);
+  check.require_enumerator("device", problem.device.type);
+  if (problem.grad_bias && !problem.grad_input && !problem.grad_weight) {
+    check.fail("grad_bias", "false where neither of the others is wanted, whose cast sums dY",
+               "true");
+  }
+}
+
+// The matrix of so many rows and columns that a tensor with leading dimensions is.
+template <typename View>
+View matrix_of(const core::Arguments& check, std::string_view argument, const View& given,
+               const LinearProblem& problem, std::int64_t rows, std::int64_t cols) {
+  const View flat = core::flatten(check, argument, given);
+  check.require_shape(argument, flat, {rows, cols});
+  check.require_same_device(argument, flat, problem.device);
+  check.require_dtype(argument, flat, {DType::kBFloat16, DType::kFloat16, DType::kFloat32});
+  return flat;
+}
+
+void require_codes(const core::Arguments& check, std::string_view argument,
+                   const ScaledTensorView& given, const Format& format) {
+  if (given.data.dtype == format.dtype && given.granularity == format.granularity) return;
+  check.fail(argument,
+             core::format("{} with scales of {}", name(format.dtype), name(format.granularity)),
+             core::format("{} with scales of {}", name(given.data.dtype), name(given.granularity)));
+}
+
+void require_memory(const core::Arguments& check, std::string_view argument,
+                    std::span<const std::byte> given, std::int64_t bytes) {
+  constexpr std::uintptr_t kAlignment = 16;
+  if (static_cast<std::int64_t>(given.size()) < bytes) {
+    check.fail(argument, core::format("at least {} bytes", bytes),
+               core::format("{}", given.size()));
+  }
+  if (bytes > 0 && reinterpret_cast<std::uintptr_t>(given.data()) % kAlignment != 0) {
+    check.fail(argument, core::format("memory at a multiple of {} bytes", kAlignment),
+               "another address");
+  }
+}
+
+// Whether a tensor is there exactly where the problem wants it.
+void require_wanted(const core::Arguments& check, std::string_view argument, bool wanted,
+                    bool given) {
+  if (wanted == given) return;
+  check.fail(argument, wanted ? "a tensor, which the problem wants" : "none, as the problem has it",
+             wanted ? "none" : "one");
+}
+
+bool product_casts(const LinearProblem& problem, const ScaledTensorView& weight) {
+  const LinearProduct& output = problem.recipe.output;
+  return problem.device.type == DeviceType::kCuda && !problem.grad_weight &&
+         problem.tokens <= kFewTokens && output.a.granularity == Granularity::kBlock1x128 &&
+         output.b.granularity == Granularity::kBlock128x128 &&
+         plan::tma_obstacle(weight.data) == nullptr &&
+         plan::why_not(plan::Operation::kDynamicProduct,
+                       ops::gpu("linear_forward", problem.device).gpu())
+             .empty();
+}
+
+void multiply(const LinearProduct& product, const ScaledTensorView& a, const ScaledTensorView& b,
+              const MutableTensorView& out, std::optional<TensorView> c, Stream stream) {
+  gemm({.a = a,
+        .b = b,
+        .out = out,
+        .c = c,
+        .fast_accumulation = product.fast_accumulation,
+        .batch_invariant = product.batch_invariant},
+       stream);
+}
+
+}  // namespace
+
+LinearMemory linear_memory(const LinearProblem& problem) {
+  require_problem(core::Arguments("linear_memory"), problem);
+  return {.kept = ops::kept_casts(problem, nullptr).bytes,
+          .forward = ops::forward_casts(problem, nullptr).bytes,
+          .backward = ops::backward_casts(problem, nullptr).bytes};
+}
+
+void linear_forward(const LinearProblem& problem, const LinearForward& given, Stream stream) {
+  const core::Arguments check("linear_forward");
+  require_problem(check, problem);
+  const std::int64_t tokens = problem.tokens, in = problem.in_features, out = problem.out_features;
+  const LinearProduct& output = problem.recipe.output;
+  const TensorView x = matrix_of(check, "x", given.x, problem, tokens, in);
+  const MutableTensorView y = matrix_of(check, "y", given.y, problem, tokens, out);
+  const auto* const numbers = std::get_if<TensorView>(&given.weight);
+  if (problem.weight_is_cast == (numbers != nullptr)) {
+    check.fail("weight", problem.weight_is_cast ? "its cast" : "numbers, which are cast here",
+               problem.weight_is_cast ? "numbers" : "its cast");
+  }
+  const ops::KeptCasts kept = ops::kept_casts(problem, given.kept.data());
+  const ops::ForwardCasts casts = ops::forward_casts(problem, given.workspace.data());
+  require_memory(check, "kept", given.kept, kept.bytes);
+  require_memory(check, "workspace", given.workspace, casts.bytes);
+  ScaledTensorView weight;
+  if (numbers != nullptr) {
+    const TensorView matrix = matrix_of(check, "weight", *numbers, problem, out, in);
+    cast(matrix, {.rows = casts.weight, .transposed = kept.weight_transposed}, stream);
+    weight = *casts.weight;
+  } else {
+    weight = std::get<ScaledTensorView>(given.weight);
+    require_codes(check, "weight", weight, output.b);
+  }
+  GemmArguments product{.a = ScaledTensorView(casts.x),
+                        .b = weight,
+                        .out = y,
+                        .bias = given.bias,
+                        .fast_accumulation = output.fast_accumulation,
+                        .batch_invariant = output.batch_invariant};
+  if (product_casts(problem, weight)) {
+    product.a = CastOperand{.data = x, .format = output.a};
+  } else {
+    cast(x, {.rows = casts.x, .transposed = kept.x_transposed}, stream);
+  }
+  gemm(product, stream);
+}
+
+void linear_backward(const LinearProblem& problem, const LinearBackward& given, Stream stream) {
+  const core::Arguments check("linear_backward");
+  require_problem(check, problem);
+  const std::int64_t tokens = problem.tokens, in = problem.in_features, out = problem.out_features;
+  const LinearRecipe& recipe = problem.recipe;
+  require_wanted(check, "dx", problem.grad_input, given.dx.has_value());
+  require_wanted(check, "dw", problem.grad_weight, given.dw.has_value());
+  require_wanted(check, "db", problem.grad_bias, given.db.has_value());
+  require_wanted(check, "weight_transposed", problem.grad_input && problem.weight_is_cast,
+                 given.weight_transposed.has_value());
+  const TensorView dy = matrix_of(check, "dy", given.dy, problem, tokens, out);
+  const ops::KeptCasts kept = ops::kept_casts(problem, given.kept.data());
+  const ops::BackwardCasts casts = ops::backward_casts(problem, given.workspace.data());
+  require_memory(check, "kept", given.kept, kept.bytes);
+  require_memory(check, "workspace", given.workspace, casts.bytes);
+  if (given.weight_transposed) {
+    require_codes(check, "weight_transposed", *given.weight_transposed, recipe.grad_input.b);
+  }
+  cast(dy,
+       {.rows = casts.dy,
+        .transposed = casts.dy_transposed,
+        .columns = {.sums = given.db, .workspace = casts.sums_workspace}},
+       stream);
+  if (given.dx) {
+    const MutableTensorView dx = matrix_of(check, "dx", *given.dx, problem, tokens, in);
+    const ScaledTensorView weight = given.weight_transposed
+                                        ? *given.weight_transposed
+                                        : ScaledTensorView(*kept.weight_transposed);
+    multiply(recipe.grad_input, *casts.dy, weight, dx, std::nullopt, stream);
+  }
+  if (given.dw) {
+    const MutableTensorView dw = matrix_of(check, "dw", *given.dw, problem, out, in);
+    std::optional<TensorView> held;
+    if (given.adds_to_dw) held = dw;
+    multiply(recipe.grad_weight, *casts.dy_transposed, *kept.x_transposed, dw, held, stream);
+  }
+}
+
+}  // namespace octofold

@@ -1,0 +1,286 @@
+// Linear layers in one call each way: the bits of casts and products one after another, memory that
+// is just enough, and bad arguments.
+#include "octofold/linear.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octofold/octofold.h"
+
+#include "support/error_of.h"
+#include "support/matrix.h"
+#include "support/test.h"
+
+namespace octofold {
+namespace {
+
+using test::Matrix;
+
+constexpr Format kRows{.rule = Rule::kTorchAo};
+constexpr Format with(Granularity granularity, DType dtype = DType::kE4M3) {
+  return {.dtype = dtype, .granularity = granularity, .rule = Rule::kTorchAo};
+}
+
+const LinearRecipe kBlockwise{.output = {.a = kRows, .b = with(Granularity::kBlock128x128)},
+                              .grad_input = {.a = kRows, .b = with(Granularity::kBlock128x128)},
+                              .grad_weight = {.a = kRows, .b = with(Granularity::kChannel)}};
+const LinearRecipe kTensorwise{
+    .output = {.a = with(Granularity::kTensor), .b = with(Granularity::kTensor)},
+    .grad_input = {.a = with(Granularity::kTensor, DType::kE5M2), .b = with(Granularity::kTensor)},
+    .grad_weight = {.a = with(Granularity::kTensor, DType::kE5M2),
+                    .b = with(Granularity::kTensor)}};
+
+Matrix random(test::Random& source, DType dtype, std::int64_t rows, std::int64_t cols,
+              std::int64_t padding) {
+  Matrix result(dtype, rows, cols, padding);
+  convert_dtype(test::random_matrix(source, rows, cols).view(), result.view());
+  return result;
+}
+
+// Bytes of just that size, behind and before which none may be written.
+class Bytes {
+ public:
+  explicit Bytes(std::int64_t size) : bytes_(static_cast<std::size_t>(size) + 2 * kGuard, kSeal) {}
+  std::span<std::byte> span() {
+    return std::span(bytes_).subspan(kGuard, bytes_.size() - 2 * kGuard);
+  }
+  bool is_sealed() const {
+    const auto is_seal = [](std::byte byte) { return byte == kSeal; };
+    return std::all_of(bytes_.begin(), bytes_.begin() + kGuard, is_seal) &&
+           std::all_of(bytes_.end() - kGuard, bytes_.end(), is_seal);
+  }
+
+ private:
+  static constexpr std::ptrdiff_t kGuard = 64;
+  static constexpr std::byte kSeal{0xA5};
+  std::vector<std::byte> bytes_;
+};
+
+// A layer of random numbers and what it is to compute, by cast() and gemm().
+struct Layer {
+  test::Random numbers;
+  LinearProblem problem;
+  Matrix x, weight, bias, dy, y, dx, dw, db;
+
+  Layer(const LinearRecipe& recipe, std::int64_t tokens, std::int64_t in, std::int64_t out)
+      : problem{.tokens = tokens,
+                .in_features = in,
+                .out_features = out,
+                .recipe = recipe,
+                .grad_input = true,
+                .grad_weight = true,
+                .grad_bias = true},
+        x(random(numbers, DType::kBFloat16, tokens, in, 3)),
+        weight(random(numbers, DType::kFloat32, out, in, 5)),
+        bias(random(numbers, DType::kFloat32, 1, out, 0)),
+        dy(random(numbers, DType::kFloat16, tokens, out, 0)),
+        y(DType::kBFloat16, tokens, out, 1),
+        dx(DType::kBFloat16, tokens, in),
+        dw(DType::kFloat32, out, in),
+        db(DType::kFloat32, 1, out) {}
+
+  LinearForward forward(Bytes& kept, Bytes& workspace) {
+    return {.x = x.view(),
+            .weight = std::as_const(weight).view(),
+            .bias = std::as_const(bias).row_vector(),
+            .y = y.view(),
+            .kept = kept.span(),
+            .workspace = workspace.span()};
+  }
+  LinearBackward backward(Bytes& kept, Bytes& workspace) {
+    LinearBackward arguments{
+        .dy = std::as_const(dy).view(), .kept = kept.span(), .workspace = workspace.span()};
+    if (problem.grad_input) arguments.dx = dx.view();
+    if (problem.grad_weight) arguments.dw = dw.view();
+    if (problem.grad_bias) arguments.db = db.row_vector();
+    return arguments;
+  }
+
+  ScaledMatrix cast_of(const Matrix& source, const Format& format) const {
+    ScaledMatrix result(source.rows(), source.cols(), format);
+    cast(source.view(), {.rows = result.target()});
+    return result;
+  }
+  ScaledMatrix transpose_of(const Matrix& source, const Format& format) const {
+    ScaledMatrix result(source.cols(), source.rows(), format);
+    cast(source.view(), {.transposed = result.target()});
+    return result;
+  }
+  static Matrix product(const ScaledMatrix& a, const ScaledMatrix& b, DType dtype,
+                        std::int64_t padding, std::optional<TensorView> bias = {},
+                        const Matrix* c = nullptr) {
+    Matrix result(dtype, a.rows(), b.rows(), padding);
+    std::optional<TensorView> addend;
+    if (c != nullptr) addend = c->view();
+    gemm({.a = a.view(), .b = b.view(), .out = result.view(), .c = addend, .bias = bias});
+    return result;
+  }
+  Matrix expected_y() const {
+    const LinearProduct& output = problem.recipe.output;
+    return product(cast_of(x, output.a), cast_of(weight, output.b), y.dtype(), 1,
+                   bias.row_vector());
+  }
+  Matrix expected_dx() const {
+    const LinearProduct& product_of = problem.recipe.grad_input;
+    return product(cast_of(dy, product_of.a), transpose_of(weight, product_of.b), dx.dtype(), 0);
+  }
+  Matrix expected_dw(const Matrix* c = nullptr) const {
+    const LinearProduct& product_of = problem.recipe.grad_weight;
+    return product(transpose_of(dy, product_of.a), transpose_of(x, product_of.b), dw.dtype(), 0, {},
+                   c);
+  }
+};
+
+class LinearTest : public testing::TestWithParam<const LinearRecipe*> {};
+
+TEST_P(LinearTest, HasTheBitsOfCastsAndProducts) {
+  for (const std::int64_t tokens : {1, 8, 9, 200}) {
+    Layer layer(*GetParam(), tokens, 300, 136);
+    const LinearMemory memory = linear_memory(layer.problem);
+    Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+    linear_forward(layer.problem, layer.forward(kept, forward));
+    EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes()) << tokens;
+    linear_backward(layer.problem, layer.backward(kept, backward));
+    EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes()) << tokens;
+    EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes()) << tokens;
+    for (std::int64_t col = 0; col < layer.dy.cols(); ++col) {
+      double sum = 0;
+      for (std::int64_t row = 0; row < tokens; ++row) sum += layer.dy.at(row, col);
+      EXPECT_FLOAT_EQ(static_cast<float>(layer.db.at(0, col)), static_cast<float>(sum));
+    }
+    EXPECT_TRUE(kept.is_sealed() && forward.is_sealed() && backward.is_sealed());
+  }
+}
+
+TEST_P(LinearTest, AddsToAGradient) {
+  Layer layer(*GetParam(), 130, 300, 136);
+  layer.dw = random(layer.numbers, DType::kFloat32, 136, 300, 0);
+  const Matrix held = layer.dw;
+  const LinearMemory memory = linear_memory(layer.problem);
+  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  linear_forward(layer.problem, layer.forward(kept, forward));
+  LinearBackward arguments = layer.backward(kept, backward);
+  arguments.adds_to_dw = true;
+  linear_backward(layer.problem, arguments);
+  EXPECT_EQ(layer.dw.bytes(), layer.expected_dw(&held).bytes());
+}
+
+TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
+  for (int wanted = 0; wanted < 4; ++wanted) {
+    Layer layer(*GetParam(), 9, 300, 136);
+    layer.problem.grad_input = (wanted & 1) != 0;
+    layer.problem.grad_weight = (wanted & 2) != 0;
+    layer.problem.grad_bias = wanted == 2;
+    const LinearMemory memory = linear_memory(layer.problem);
+    Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+    EXPECT_EQ(memory.kept > 0, wanted != 0);
+    EXPECT_EQ(memory.backward > 0, wanted != 0);
+    linear_forward(layer.problem, layer.forward(kept, forward));
+    EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes());
+    if (wanted == 0) continue;
+    linear_backward(layer.problem, layer.backward(kept, backward));
+    if (layer.problem.grad_input) {
+      EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes());
+    }
+    if (layer.problem.grad_weight) {
+      EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes());
+    }
+  }
+}
+
+TEST_P(LinearTest, TakesAWeightThatIsCast) {
+  Layer layer(*GetParam(), 9, 300, 136);
+  const LinearRecipe& recipe = layer.problem.recipe;
+  const LinearMemory with_casts = linear_memory(layer.problem);
+  layer.problem.weight_is_cast = true;
+  const LinearMemory memory = linear_memory(layer.problem);
+  EXPECT_LE(memory.kept + 300 * 136, with_casts.kept);
+  EXPECT_LE(memory.forward + 300 * 136, with_casts.forward);
+  const ScaledMatrix rows = layer.cast_of(layer.weight, recipe.output.b);
+  const ScaledMatrix transposed = layer.transpose_of(layer.weight, recipe.grad_input.b);
+  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  LinearForward arguments = layer.forward(kept, forward);
+  arguments.weight = rows.view();
+  linear_forward(layer.problem, arguments);
+  EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes());
+  LinearBackward back = layer.backward(kept, backward);
+  back.weight_transposed = transposed.view();
+  linear_backward(layer.problem, back);
+  EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes());
+  EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes());
+}
+
+TEST_P(LinearTest, OfNoTokens) {
+  Layer layer(*GetParam(), 0, 300, 136);
+  const LinearMemory memory = linear_memory(layer.problem);
+  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  linear_forward(layer.problem, layer.forward(kept, forward));
+  linear_backward(layer.problem, layer.backward(kept, backward));
+  for (std::int64_t row = 0; row < 136; ++row) {
+    for (std::int64_t col = 0; col < 300; ++col) EXPECT_EQ(layer.dw.at(row, col), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, testing::Values(&kBlockwise, &kTensorwise),
+                         [](const auto& recipe) {
+                           return recipe.param == &kBlockwise ? "Blockwise" : "Tensorwise";
+                         });
+
+TEST(LinearErrorsTest, NameTheArgument) {
+  Layer layer(kBlockwise, 9, 300, 136);
+  const LinearMemory memory = linear_memory(layer.problem);
+  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  const auto of_problem = [&](auto spoil) {
+    LinearProblem problem = layer.problem;
+    spoil(problem);
+    return test::error_of([&] { linear_memory(problem); });
+  };
+  EXPECT_EQ(of_problem([](auto& problem) { problem.tokens = -1; }),
+            "linear_memory: argument 'tokens': expected at least 0, got -1");
+  EXPECT_EQ(of_problem([](auto& problem) { problem.in_features = 0; }),
+            "linear_memory: argument 'in_features': expected at least 1, got 0");
+  EXPECT_EQ(of_problem([](auto& problem) { problem.grad_input = problem.grad_weight = false; }),
+            "linear_memory: argument 'grad_bias': expected false where neither of the others is "
+            "wanted, whose cast sums dY, got true");
+  EXPECT_NE(of_problem([](auto& problem) { problem.in_features = INT64_MAX / 2; }), "no error");
+
+  const auto of_forward = [&](auto spoil) {
+    LinearForward arguments = layer.forward(kept, forward);
+    spoil(arguments);
+    return test::error_of([&] { linear_forward(layer.problem, arguments); });
+  };
+  EXPECT_EQ(of_forward([&](auto& given) { given.x = layer.dy.view(); }),
+            "linear_forward: argument 'x': expected shape [9, 300], got [9, 136]");
+  EXPECT_EQ(of_forward([&](auto& given) { given.weight = layer.x.view(); }),
+            "linear_forward: argument 'weight': expected shape [136, 300], got [9, 300]");
+  EXPECT_EQ(of_forward([](auto& given) { given.weight = ScaledTensorView{}; }),
+            "linear_forward: argument 'weight': expected numbers, which are cast here, got its "
+            "cast");
+  EXPECT_EQ(of_forward([](auto& given) { given.workspace = given.workspace.first(1); }),
+            core::format("linear_forward: argument 'workspace': expected at least {} bytes, got 1",
+                         memory.forward));
+  EXPECT_EQ(of_forward([](auto& given) { given.kept = {}; }),
+            core::format("linear_forward: argument 'kept': expected at least {} bytes, got 0",
+                         memory.kept));
+  const auto of_backward = [&](auto spoil) {
+    LinearBackward arguments = layer.backward(kept, backward);
+    spoil(arguments);
+    return test::error_of([&] { linear_backward(layer.problem, arguments); });
+  };
+  EXPECT_EQ(of_backward([](auto& given) { given.dx.reset(); }),
+            "linear_backward: argument 'dx': expected a tensor, which the problem wants, got none");
+  EXPECT_EQ(of_backward([&](auto& given) { given.dy = layer.x.view(); }),
+            "linear_backward: argument 'dy': expected shape [9, 136], got [9, 300]");
+  const ScaledMatrix wrong = layer.cast_of(layer.x, kRows);
+  EXPECT_EQ(of_backward([&](auto& given) { given.weight_transposed = wrong.view(); }),
+            "linear_backward: argument 'weight_transposed': expected none, as the problem has it, "
+            "got one");
+  layer.problem.weight_is_cast = true;
+  EXPECT_EQ(of_forward([&](auto& given) { given.weight = wrong.view(); }),
+            "linear_forward: argument 'weight': expected e4m3 with scales of 128x128, got e4m3 "
+            "with scales of 1x128");
+}
+
+}  // namespace
+}  // namespace octofold
