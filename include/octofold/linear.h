@@ -85,8 +85,8 @@ struct LinearBackward {
   /// The cast of the weight's transpose [in, out], in the format of recipe.grad_input.b, where the
   /// weight came as its cast and dx is wanted.
   std::optional<ScaledTensorView> weight_transposed{};
-  /// What the problem wants: the gradients of x [..., in], of the weight [out, in], each bfloat16,
-  /// float16 or float32, and of the bias, float32 [out].
+  /// What the problem wants: the gradients of x [..., in], of the weight [out, in] and of the bias
+  /// [out], contiguous; each bfloat16, float16 or float32.
   std::optional<MutableTensorView> dx{}, dw{}, db{};
   /// Whether the weight's gradient is added to what dw holds.
   bool adds_to_dw = false;

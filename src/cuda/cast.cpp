@@ -110,12 +110,18 @@ bool is_mixed(const CastTargets& targets, Granularity transposed) {
 void write_columns(const ColumnTargets& columns, Cast& cast) {
   auto& [problem, params] = cast;
   problem.columns = {.sums = columns.sums.has_value(), .amax = columns.amax.has_value()};
-  float* workspace = floats_of(columns.workspace);
   const std::int64_t partial = core::ceil_divide(problem.rows, config::kReducedRows) * problem.cols;
-  params.columns.sums = floats_of(columns.sums);
-  params.columns.amax = floats_of(columns.amax);
-  if (columns.sums) params.columns.partial_sums = workspace;
-  if (columns.amax) params.columns.partial_amax = columns.sums ? workspace + partial : workspace;
+  config::ColumnReductionParams& written = params.columns;
+  written.sums = floats_of(columns.sums);
+  written.amax = floats_of(columns.amax);
+  if (problem.has_whole_columns()) {  // then tiles write the results themselves
+    written.partial_sums = written.sums;
+    written.partial_amax = written.amax;
+    return;
+  }
+  float* workspace = floats_of(columns.workspace);
+  if (columns.sums) written.partial_sums = workspace;
+  if (columns.amax) written.partial_amax = columns.sums ? workspace + partial : workspace;
 }
 
 // A transpose in the K-group layout.

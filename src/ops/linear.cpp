@@ -1,14 +1,13 @@
 #include "octofold/linear.h"
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
-#include <initializer_list>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <variant>
 
 #include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/gemm.h"
 
 #include "core/check.h"
@@ -171,11 +170,14 @@ void linear_backward(const LinearProblem& problem, const LinearBackward& given, 
   if (given.weight_transposed) {
     require_codes(check, "weight_transposed", *given.weight_transposed, recipe.grad_input.b);
   }
+  const bool is_converted = given.db && given.db->dtype != DType::kFloat32;
   cast(dy,
        {.rows = casts.dy,
         .transposed = casts.dy_transposed,
-        .columns = {.sums = given.db, .workspace = casts.sums_workspace}},
+        .columns = {.sums = is_converted ? casts.sums : given.db,
+                    .workspace = casts.sums_workspace}},
        stream);
+  if (is_converted) convert_dtype(*casts.sums, *given.db, Overflow::kSaturate, stream);
   if (given.dx) {
     const MutableTensorView dx = matrix_of(check, "dx", *given.dx, problem, tokens, in);
     const ScaledTensorView weight = given.weight_transposed

@@ -28,6 +28,9 @@ class Parts {
     return matrix(take(rows * cols * size_of(DType::kFloat32)), DType::kFloat32, rows, cols, -1,
                   device_);
   }
+  MutableTensorView numbers(std::int64_t count) {
+    return vector(take(count * size_of(DType::kFloat32)), DType::kFloat32, count, device_);
+  }
   std::int64_t bytes() const { return static_cast<std::int64_t>(end_ - begin_); }
 
  private:
@@ -80,6 +83,7 @@ BackwardCasts backward_casts(const LinearProblem& problem, std::byte* memory) {
     casts.dy_transposed = parts.cast(out, tokens, problem.recipe.grad_weight.a);
   }
   if (problem.grad_bias) {
+    casts.sums = parts.numbers(out);
     casts.sums_workspace = parts.numbers(column_workspace_rows(tokens, true, false), out);
   }
   casts.bytes = parts.bytes();

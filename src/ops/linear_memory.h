@@ -29,6 +29,7 @@ ForwardCasts forward_casts(const LinearProblem& problem, std::byte* memory);
 /// What backward multiplies.
 struct BackwardCasts {
   std::optional<CastTarget> dy, dy_transposed;
+  std::optional<MutableTensorView> sums;  ///< float32 [out], where the bias has another type
   std::optional<MutableTensorView> sums_workspace;
   std::int64_t bytes = 0;
 };

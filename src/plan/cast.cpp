@@ -212,10 +212,21 @@ std::vector<CastLaunch> steps_around(CastPhase encode, const CastProblem& proble
           codes, finish};
 }
 
+// Whether each row of the transpose is a block of 1x128.
+bool channels_are_blocks(const CastProblem& problem) {
+  return problem.has_whole_columns() && !problem.amax_given && !problem.batched &&
+         problem.groups == 0 && problem.matrices == 1;
+}
+
 // Scales that are known before x is read, that a tile finds, that a row finds, and others. Only
 // tiles reduce columns.
 std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
   if (problem.scales_given) return {launch_tiles(problem, CastPhase::kEncodeGiven, gpu)};
+  if (problem.transposed_by_channel && channels_are_blocks(problem)) {
+    CastProblem blocks = problem;
+    blocks.transposed_by_channel = false;
+    return {launch_tiles(blocks, CastPhase::kWhole, gpu)};
+  }
   if (problem.transposed_by_channel) {
     CastProblem transposed = problem;
     transposed.format.granularity = Granularity::kChannel;
@@ -266,7 +277,9 @@ void require_launchable(std::string_view operation, std::int64_t blocks, std::in
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu) {
   require_kernels(Operation::kCast, "cast", gpu);
   std::vector<CastLaunch> launches = cast_steps(problem, gpu);
-  if (problem.columns.any()) launches.push_back(launch_columns(problem));
+  if (problem.columns.any() && !problem.has_whole_columns()) {
+    launches.push_back(launch_columns(problem));
+  }
   std::erase_if(launches, [](const CastLaunch& launch) { return launch.blocks == 0; });
   for (const CastLaunch& launch : launches) {
     require_launchable("cast", launch.blocks, problem.rows, problem.cols);

@@ -73,6 +73,8 @@ struct CastProblem {
   friend bool operator==(const CastProblem&, const CastProblem&) = default;
 
   std::int64_t rows_of_matrix() const { return rows / matrices; }
+  /// Whether a tile has all rows of its columns: what it finds of a column is the column's.
+  bool has_whole_columns() const { return rows >= 1 && rows <= config::kReducedRows; }
 };
 
 using CastConfig =

@@ -166,6 +166,20 @@ TEST_P(LinearTest, AddsToAGradient) {
   EXPECT_EQ(layer.dw.bytes(), layer.expected_dw(&held).bytes());
 }
 
+TEST_P(LinearTest, RoundsTheGradientOfABiasOnce) {
+  Layer layer(*GetParam(), 130, 300, 136);
+  const LinearMemory memory = linear_memory(layer.problem);
+  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  linear_forward(layer.problem, layer.forward(kept, forward));
+  linear_backward(layer.problem, layer.backward(kept, backward));
+  LinearBackward arguments = layer.backward(kept, backward);
+  Matrix rounded(DType::kBFloat16, 1, 136), expected(DType::kBFloat16, 1, 136);
+  arguments.db = rounded.row_vector();
+  linear_backward(layer.problem, arguments);
+  convert_dtype(layer.db.view(), expected.view());
+  EXPECT_EQ(rounded.bytes(), expected.bytes());
+}
+
 TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
   for (int wanted = 0; wanted < 4; ++wanted) {
     Layer layer(*GetParam(), 9, 300, 136);

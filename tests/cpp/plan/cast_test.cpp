@@ -172,6 +172,32 @@ TEST(PlanCastTest, ChannelsOfTheTransposeTakeAnotherRead) {
   EXPECT_EQ(cast_launches(problem, kHopper).size(), 1u);
 }
 
+// A tile finds them where it has all of their elements, and sums that are no parts of others.
+TEST(PlanCastTest, ChannelsOfABlockTakeOneKernel) {
+  CastProblem problem = problem_of(Granularity::kBlock1x128, 128, 7168, true, true);
+  problem.transposed_by_channel = true;
+  problem.columns.sums = true;
+  for (const std::int64_t rows : {1, 128}) {
+    problem.rows = rows;
+    const auto launches = cast_launches(problem, kHopper);
+    ASSERT_EQ(launches.size(), 1u);
+    EXPECT_EQ(get<TileCastConfig>(launches[0])->phase, CastPhase::kWhole);
+    EXPECT_TRUE(get<TileCastConfig>(launches[0])->columns.sums);
+  }
+  problem.rows = 129;
+  EXPECT_EQ(cast_launches(problem, kHopper).size(), 5u);
+  problem.rows = 128;
+  CastProblem other = problem;
+  other.matrices = 2;
+  EXPECT_GT(cast_launches(other, kHopper).size(), 1u);
+  other = problem;
+  other.amax_given = true;
+  EXPECT_GT(cast_launches(other, kHopper).size(), 1u);
+  other = problem;
+  other.groups = 2;
+  EXPECT_GT(cast_launches(other, kHopper).size(), 1u);
+}
+
 // Both halves of a gradient by one tile, where they are whole blocks and lie apart.
 TEST(PlanCastTest, HalvesAreTakenTogether) {
   const auto takes_both = [](std::int64_t cols, GateLayout layout, DType in, bool aligned) {

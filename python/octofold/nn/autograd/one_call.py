@@ -123,7 +123,7 @@ class _OneCall(torch.autograd.Function):
         refuse_in_backward("linear", dy)
         kept, *transposed = ctx.saved_tensors
         passes: Passes = ctx.passes
-        dy = walkable(dy.resolve_neg())
+        dy = walkable(dy.resolve_neg() if dy.is_neg() else dy)
         device, main_grad = dy.device, ctx.main_grad
         dx = dw = db = None
         if passes.wanted[0]:
@@ -133,7 +133,7 @@ class _OneCall(torch.autograd.Function):
         elif passes.wanted[1]:
             dw = _empty(ctx.weight_shape, dtype=ctx.weight_dtype, device=device)
         if passes.wanted[2]:
-            db = _empty(ctx.weight_shape[:1], dtype=torch.float32, device=device)
+            db = _empty(ctx.weight_shape[:1], dtype=ctx.bias_dtype, device=device)
         passes.backward(
             dy,
             *(transposed or (None, None)),
@@ -149,6 +149,4 @@ class _OneCall(torch.autograd.Function):
             increment_version((main_grad,))
             mark_gradient(ctx.weight)
             dw = None
-        if db is not None:
-            db = db.to(ctx.bias_dtype)
         return dx, dw, db, None, None, None, None
