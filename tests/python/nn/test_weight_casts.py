@@ -173,6 +173,7 @@ def test_a_fault_leaves_nothing_kept(casts):
     layer, x = nn.Linear(96, 64), random(33, 96)
     with pytest.raises(octofold.InvalidArgumentError), nn.keep_casts(layer):
         layer(x[:, :-1])
+    casts.clear()
     layer(x)
     layer(x)
     assert casts.count((64, 96)) == 2

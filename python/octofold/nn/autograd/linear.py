@@ -80,7 +80,7 @@ def linear_with_casts(
     is_vector = x.dim() == 1
     x = walkable(x[None] if is_vector else x)
     if sides is None and x_scale is None:
-        y = linear_in_one_call(x, weight, bias, recipe, casts, main_grad, dtype)
+        y = linear_in_one_call("linear", x, weight, bias, recipe, casts, main_grad, dtype)
         if y is not None:
             return y[0] if is_vector else y
     if casts is None:

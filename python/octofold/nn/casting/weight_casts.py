@@ -84,7 +84,7 @@ def held_casts(
     recipe: Recipe,
     amax_history: Tensor | None,
     transposed: bool,
-    remember: bool,
+    remember: bool = False,
 ) -> WeightCasts | None:
     """The same, where somebody holds them: cast_after_step(), keep_casts()."""
     held = step_casts(weights, recipe)
@@ -97,7 +97,7 @@ def held_casts(
     return None
 
 
-_Key: TypeAlias = tuple[tuple[int, ...], Recipe, int]
+_Key: TypeAlias = tuple[tuple[int, ...], int, int]
 
 
 class _Kept:
@@ -110,7 +110,7 @@ class _Kept:
             for parameter in model.parameters()
             if type(parameter) is torch.nn.Parameter and not parameter.is_inference()
         }
-        self._casts: dict[_Key, WeightCasts] = {}
+        self._casts: dict[_Key, tuple[Recipe, WeightCasts]] = {}
 
     def holds(self, weights: tuple[Tensor, ...]) -> bool:
         return all(id(weight) in self._versions for weight in weights)
@@ -126,8 +126,9 @@ class _Kept:
         """As of weight_casts(). Raises InvalidArgumentError for weights that have changed."""
         if not all(self._versions[id(weight)].is_current() for weight in weights):
             raise _changed(weights)
-        key = tuple(map(id, weights)), recipe, id(amax_history)
-        casts = self._casts.get(key)
+        # By the recipe itself, which is held: to hash what it says takes longer than a forward.
+        key = tuple(map(id, weights)), id(recipe), id(amax_history)
+        _, casts = self._casts.get(key, (recipe, None))
         lacks_transposed = transposed and recipe.grad_input is not None
         if casts is None or (lacks_transposed and casts[1] is None):
             # What is kept may serve backward later.
@@ -136,7 +137,7 @@ class _Kept:
                     casts = _cast(weights, recipe, amax_history, transposed, remember)
                 else:
                     casts = _with_transposed(casts, joined(weights), recipe)
-            self._casts[key] = casts
+            self._casts[key] = recipe, casts
         return casts
 
 

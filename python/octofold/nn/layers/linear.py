@@ -13,9 +13,9 @@ from ..._layer_ways import LINEAR, TRAINED
 from ..autograd.boundary import Sides, sides_of
 from ..autograd.crossing import added_once, entered, left
 from ..autograd.fitting import is_fp8, require_features, require_fitting
-from ..autograd.linear import linear_with_casts
+from ..autograd.linear import linear_with_casts, result_dtype
 from ..autograd.main_grad import wanted_main_grad
-from ..casting.casts import WeightCasts
+from ..autograd.one_call import linear_in_one_call
 from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import held_casts, weight_casts
 from ..casting.wrapped_weight import WrappedWeight
@@ -161,14 +161,15 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         (weight, bias), recipe = self.own_parameters(), self._recipe
+        y = self._in_one_call(input, weight, bias)
+        if y is not None:
+            return y
         require_fitting(_NAME, input, weight, bias)
         main_grad = self.wanted_main_grad()
         if not has_native(input.device):
             return self._plain(input, main_grad, _why_no_products)
-        if not self.force_fp8 and not isinstance(weight, CodedWeight):
-            sizes = input.numel() // self.in_features, self.in_features, self.out_features
-            if not fp8_wins(*sizes, recipe, input.device):
-                return self._plain(input, main_grad, _slower)
+        if not self._wins(input, weight):
+            return self._plain(input, main_grad, _slower)
         x_scale = history = None
         if recipe.keeps_state:
             self._place_state()
@@ -179,18 +180,30 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             dtype = recipe.output.a.dtype
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = torch.is_grad_enabled() and input.requires_grad
-        casts = self._casts(weight, history, both)
+        casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)
         state = x_scale, history, self.channel_amax
         return linear_with_casts(
             input, weight, bias, recipe, casts, main_grad, *state, sides=self.sides
         )
 
-    def _casts(self, weight: Tensor, history: Tensor | None, both: bool) -> WeightCasts | None:
-        """Those that somebody holds; None: they are yet to be made, with scales of the data."""
-        arguments = (weight,), self._recipe, history, both, self.training
-        if history is not None or self._is_sharded:
-            return weight_casts(*arguments, self._is_sharded)
-        return held_casts(*arguments)
+    def _in_one_call(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """forward() by one call of the library; None where it takes several, or none."""
+        recipe = self._recipe
+        if recipe.keeps_state or self.sides is not None or self._is_sharded:
+            return None
+        if type(x) is not Tensor or not has_native(x.device) or not self._wins(x, weight):
+            return None
+        casts = held_casts((weight,), recipe, None, torch.is_grad_enabled() and x.requires_grad)
+        main_grad = self.wanted_main_grad() if self.main_grad else None
+        dtype = result_dtype(x)
+        return linear_in_one_call(_NAME, x, weight, bias, recipe, casts, main_grad, dtype)
+
+    def _wins(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether FP8 is not slower than x's own dtype."""
+        if self.force_fp8 or isinstance(weight, CodedWeight):
+            return True
+        sizes = x.numel() // self.in_features, self.in_features, self.out_features
+        return fp8_wins(*sizes, self._recipe, x.device)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
