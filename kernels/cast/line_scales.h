@@ -2,6 +2,7 @@
 // transpose. A thread owns each of them, and all share the casters through shared memory.
 #pragma once
 
+#include "kernels/cast/cluster_magnitudes.h"
 #include "kernels/cast/config/cast.h"
 #include "kernels/cast/config/params.h"
 #include "kernels/cast/line_magnitudes.h"
@@ -50,6 +51,9 @@ class LineScales {
   __device__ bool prepare() {
     if constexpr (kFindsRows || kFindsColumns) magnitudes_.share();
     const int number = static_cast<int>(threadIdx.x);
+    if constexpr (kConfig.clustered) {
+      ClusterMagnitudes::share(number < kScaleBlock ? magnitudes_.of_column(number) : 0);
+    }
     bool unusual = false;
     if (number < kConfig.units()) {
       Caster& caster = kept_.casters[place_of_line<kConfig>(number)];
@@ -92,18 +96,24 @@ class LineScales {
   // Of columns first, then of rows.
   __device__ Unit unit_at(int number) const {
     if (number < kConfig.column_units()) {
-      const bool exists = tile_.first_col() + number < params_.cols;
+      bool exists = tile_.first_col() + number < params_.cols;
+      if constexpr (kConfig.clustered)
+        exists = exists && tile_.place.m == 0;  // one block writes it
       float* scale = exists
                          ? scale_of(params_.transposed_target,
                                     tile_.transposed_row(params_) + number, tile_.transposed_col())
                          : nullptr;
-      return {scale, kFindsColumns, kFindsColumns ? magnitudes_.of_column(number) : 0};
+      return {scale, kFindsColumns, kFindsColumns ? amax_of_column(number) : 0};
     }
     const int row = number - kConfig.column_units();
     const long long at = tile_.first_row() + row;
     const bool exists = at < tile_.end_row(params_) && is_written<kConfig.source>(params_, at);
     float* scale = exists ? scale_of(params_.row_target, at, tile_.first_col()) : nullptr;
     return {scale, kFindsRows, kFindsRows ? magnitudes_.of_row(row) : 0};
+  }
+  __device__ float amax_of_column(int column) const {
+    if constexpr (kConfig.clustered) return ClusterMagnitudes::of_column(column);
+    return magnitudes_.of_column(column);
   }
   static __device__ float* scale_of(const config::CastTarget& target, long long row,
                                     long long col) {

@@ -111,6 +111,18 @@ __device__ inline void store_async_at_rank(unsigned address, unsigned rank, unsi
       : "memory");
 }
 
+// Stores to the same offset in the shared memory of block `rank` of the cluster.
+__device__ inline void store_at_rank(unsigned address, unsigned rank, unsigned value) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.u32 [remote], %2;\n"
+      "}" ::"r"(address),
+      "r"(rank), "r"(value)
+      : "memory");
+}
+
 // The address of the same place in the shared memory of block `rank` of the cluster.
 __device__ inline unsigned address_at_rank(unsigned address, unsigned rank) {
   unsigned remote;

@@ -128,7 +128,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
   // Tiles below each other write to the same rows of the transpose.
   if (config.to_transposed && down > 1) config.group_m = 2;
   const std::int64_t across = ceil_divide(problem.cols / config.source.parts(), kScaleBlock);
-  return {config, down * across};
+  return {config, down * across, 1};
 }
 
 // Rows of so many vectors by clusters, if the GPU has these and the shared memory of one holds a
@@ -146,7 +146,7 @@ std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int6
                                      .vector_stores = stores_fit(problem),
                                      .blocks_per_row = blocks,
                                      .part_bytes = part_bytes};
-      return CastLaunch{config, problem.rows * blocks};
+      return CastLaunch{config, problem.rows * blocks, blocks};
     }
   }
   return std::nullopt;
@@ -212,22 +212,35 @@ std::vector<CastLaunch> steps_around(CastPhase encode, const CastProblem& proble
           codes, finish};
 }
 
-// Whether each row of the transpose is a block of 1x128.
-bool channels_are_blocks(const CastProblem& problem) {
-  return problem.has_whole_columns() && !problem.amax_given && !problem.batched &&
-         problem.groups == 0 && problem.matrices == 1;
+// A transpose whose rows have one scale each, beside rows of 1x128, where few tiles have all of a
+// row: a tile of up to 128 elements, for which a block of 1x128 is the same, or a cluster of tiles.
+std::optional<CastLaunch> launch_whole_channels(const CastProblem& problem, const Gpu& gpu) {
+  if (problem.amax_given || problem.batched || problem.groups > 0 || is_stack(problem)) {
+    return std::nullopt;
+  }
+  const std::int64_t tiles = ceil_divide(problem.rows, std::int64_t{kScaleBlock});
+  const bool clustered = tiles > 1;
+  if (tiles == 0) return std::nullopt;  // scales are written all the same
+  if (clustered && (gpu.compute_capability() < 90 || tiles > config::kMostClusterTiles ||
+                    problem.source.kind != config::SourceKind::kPlain)) {
+    return std::nullopt;
+  }
+  CastProblem blocks = problem;
+  blocks.transposed_by_channel = false;
+  CastLaunch launch = launch_tiles(blocks, CastPhase::kWhole, gpu);
+  if (clustered) {
+    std::get<TileCastConfig>(launch.config).clustered = true;
+    launch.cluster_size = static_cast<int>(tiles);
+  }
+  return launch;
 }
 
 // Scales that are known before x is read, that a tile finds, that a row finds, and others. Only
 // tiles reduce columns.
 std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
   if (problem.scales_given) return {launch_tiles(problem, CastPhase::kEncodeGiven, gpu)};
-  if (problem.transposed_by_channel && channels_are_blocks(problem)) {
-    CastProblem blocks = problem;
-    blocks.transposed_by_channel = false;
-    return {launch_tiles(blocks, CastPhase::kWhole, gpu)};
-  }
   if (problem.transposed_by_channel) {
+    if (const auto whole = launch_whole_channels(problem, gpu)) return {*whole};
     CastProblem transposed = problem;
     transposed.format.granularity = Granularity::kChannel;
     transposed.to_rows = transposed.transposed_by_channel = false;
@@ -258,7 +271,6 @@ KernelPlan kernel_of(const TileCastConfig& config, std::int64_t blocks) {
 
 KernelPlan kernel_of(const WideRowCastConfig& config, std::int64_t blocks) {
   KernelPlan kernel = kernel_of<>(config, blocks);
-  kernel.cluster_size = config.blocks_per_row;
   kernel.shared_bytes = config.shared_bytes();
   kernel.as_many_as_run = true;
   return kernel;
@@ -292,6 +304,7 @@ CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
   for (const CastLaunch& launch : cast_launches(problem, gpu)) {
     plan.kernels.push_back(std::visit(
         [&](const auto& config) { return kernel_of(config, launch.blocks); }, launch.config));
+    plan.kernels.back().cluster_size = launch.cluster_size;
   }
   return plan;
 }

@@ -70,6 +70,9 @@ constexpr const char* word(CastPhase phase) {
   return "?";
 }
 
+// Of a cluster, each to a block: every GPU with clusters runs as many.
+inline constexpr int kMostClusterTiles = 8;
+
 // A tile of x to a block of threads.
 struct TileCastConfig {
   CastFormat format{};
@@ -108,6 +111,9 @@ struct TileCastConfig {
   bool stacked = false;
   // Whether those that no rows are multiplied by are left alone.
   bool skips_unused = false;
+  // Whether the tiles below each other are those of a cluster, and each column has one scale for
+  // all of its rows, which the cluster finds together.
+  bool clustered = false;
 
   static constexpr const char* kHeader = "kernels/cast/tiles.h";
   static constexpr const char* kKernel = "tile_cast_kernel";
@@ -131,6 +137,7 @@ struct TileCastConfig {
     if (grouped) field("grouped", grouped);
     if (stacked) field("stacked", stacked);
     if (skips_unused) field("skips_unused", skips_unused);
+    if (clustered) field("clustered", clustered);
   }
   friend constexpr bool operator==(const TileCastConfig&, const TileCastConfig&) = default;
 
@@ -149,6 +156,7 @@ struct TileCastConfig {
   constexpr bool is_staged() const { return works_out() && vector_loads; }
   constexpr int pieces() const { return source.pieces(); }
   constexpr int shared_bytes() const {
+    if (clustered) return kMostClusterTiles * kScaleBlock * 4;  // see cluster_magnitudes.h
     if (!is_staged()) return 0;
     return rows_per_thread * threads() * source.slot_bytes_before(pieces(), format.vector());
   }
@@ -219,6 +227,12 @@ struct TileCastConfig {
       return "a stack of matrices needs a plain source, and no groups or column reductions";
     }
     if (skips_unused && !stacked) return "only a stack has matrices that are not used";
+    if (clustered &&
+        (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 ||
+         two_level || transposed_squares || !to_rows || !to_transposed || grouped || stacked ||
+         source.kind != SourceKind::kPlain)) {
+      return "a cluster casts a plain matrix both ways, with 1x128 scales of rows";
+    }
     if (columns.any() && tile_rows != kReducedRows)
       return "column reductions need tiles of 128 rows";
     if (source.transposed_factors &&

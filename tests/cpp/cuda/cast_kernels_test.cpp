@@ -69,11 +69,13 @@ TEST_F(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
   Compiler compiler;
   for (const DType in : kInputs) {
     for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
-      compiler.expect_sound(CastProblem{.rows = 256,
-                                        .cols = 512,
-                                        .format = {.in = in, .rule = rule},
-                                        .to_transposed = true,
-                                        .transposed_by_channel = true});
+      for (const std::int64_t rows : {256, 2048}) {  // by a cluster, and by four kernels
+        compiler.expect_sound(CastProblem{.rows = rows,
+                                          .cols = 512,
+                                          .format = {.in = in, .rule = rule},
+                                          .to_transposed = true,
+                                          .transposed_by_channel = true});
+      }
     }
   }
 }

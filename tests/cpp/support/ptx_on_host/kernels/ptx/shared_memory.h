@@ -42,6 +42,7 @@ struct Thread {
   };
   Dimensions index{}, block_index{}, grid{};
   std::size_t rank = 0;  // of its block in the cluster
+  std::size_t cluster_blocks = 1;
   test::Barrier *warp = nullptr, *block = nullptr, *cluster = nullptr;
   unsigned cluster_meeting = 0;               // at which it has arrived
   std::vector<Copy> begun{};                  // copies,
@@ -149,6 +150,10 @@ inline unsigned load_shared_word(unsigned address) {
 
 inline void store_shared_word(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, sizeof(value));
+}
+
+inline void store_at_rank(unsigned address, unsigned of_block, unsigned value) {
+  store_shared_word(address_at_rank(address, of_block), value);
 }
 
 template <int kWords>
