@@ -9,7 +9,8 @@
 
 namespace octofold::cast {
 
-// [blocks of the cluster][128] in the launch's shared memory.
+// [tiles][128] in the launch's shared memory.
+template <int kTiles>
 class ClusterMagnitudes {
  public:
   // All threads of all blocks together: thread i < 128 has the magnitude of column i of its tile,
@@ -19,7 +20,8 @@ class ClusterMagnitudes {
     ptx::cluster_sync();  // all blocks are there
     if (column < kScaleBlock) {
       const unsigned place = place_of(ptx::cluster_rank(), column);
-      for (unsigned block = 0; block < ptx::cluster_blocks(); ++block) {
+#pragma unroll
+      for (unsigned block = 0; block < kTiles; ++block) {
         ptx::store_at_rank(place, block, __float_as_uint(magnitude));
       }
     }
@@ -28,7 +30,8 @@ class ClusterMagnitudes {
 
   static __device__ float of_column(int column) {
     unsigned largest = 0;  // as whole numbers, of which NaN is the largest
-    for (unsigned block = 0; block < ptx::cluster_blocks(); ++block) {
+#pragma unroll
+    for (unsigned block = 0; block < kTiles; ++block) {
       const unsigned of_block = ptx::load_shared_word(place_of(block, column));
       largest = largest < of_block ? of_block : largest;
     }

@@ -51,8 +51,9 @@ class LineScales {
   __device__ bool prepare() {
     if constexpr (kFindsRows || kFindsColumns) magnitudes_.share();
     const int number = static_cast<int>(threadIdx.x);
-    if constexpr (kConfig.clustered) {
-      ClusterMagnitudes::share(number < kScaleBlock ? magnitudes_.of_column(number) : 0);
+    if constexpr (kConfig.is_clustered()) {
+      ClusterMagnitudes<kConfig.cluster_tiles>::share(
+          number < kScaleBlock ? magnitudes_.of_column(number) : 0);
     }
     bool unusual = false;
     if (number < kConfig.units()) {
@@ -97,7 +98,7 @@ class LineScales {
   __device__ Unit unit_at(int number) const {
     if (number < kConfig.column_units()) {
       bool exists = tile_.first_col() + number < params_.cols;
-      if constexpr (kConfig.clustered)
+      if constexpr (kConfig.is_clustered())
         exists = exists && tile_.place.m == 0;  // one block writes it
       float* scale = exists
                          ? scale_of(params_.transposed_target,
@@ -112,7 +113,8 @@ class LineScales {
     return {scale, kFindsRows, kFindsRows ? magnitudes_.of_row(row) : 0};
   }
   __device__ float amax_of_column(int column) const {
-    if constexpr (kConfig.clustered) return ClusterMagnitudes::of_column(column);
+    if constexpr (kConfig.is_clustered())
+      return ClusterMagnitudes<kConfig.cluster_tiles>::of_column(column);
     return magnitudes_.of_column(column);
   }
   static __device__ float* scale_of(const config::CastTarget& target, long long row,

@@ -7,7 +7,6 @@
 #include "kernels/cast/config/cast.h"
 #include "kernels/cast/config/params.h"
 #include "kernels/cast/sources/all.h"
-#include "kernels/ptx/control.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/group_layout.h"
@@ -34,9 +33,8 @@ struct Tile {
         .tiles_n = static_cast<int>(config::ceil_divide(width, kScaleBlock)),
         .bands = {.width = kConfig.group_m}};
     place = schedule.at(number);
-    if constexpr (kConfig.clustered) {
-      const int down = static_cast<int>(ptx::cluster_blocks());
-      place = {.m = number % down, .n = number / down};
+    if constexpr (kConfig.is_clustered()) {
+      place = {.m = number % kConfig.cluster_tiles, .n = number / kConfig.cluster_tiles};
     }
     if constexpr (kConfig.grouped) {
       of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);

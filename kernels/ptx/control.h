@@ -20,12 +20,6 @@ __device__ inline unsigned cluster_rank() {
   return rank;
 }
 
-__device__ inline unsigned cluster_blocks() {
-  unsigned blocks;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-  return blocks;
-}
-
 // True in one thread of a warp whose threads are all here. By elect.sync and not by a comparison of
 // lanes, so that the compiler knows that one thread is active: else it loops over active threads
 // around every instruction of TMA.

@@ -128,7 +128,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
   // Tiles below each other write to the same rows of the transpose.
   if (config.to_transposed && down > 1) config.group_m = 2;
   const std::int64_t across = ceil_divide(problem.cols / config.source.parts(), kScaleBlock);
-  return {config, down * across, 1};
+  return {config, down * across};
 }
 
 // Rows of so many vectors by clusters, if the GPU has these and the shared memory of one holds a
@@ -146,7 +146,7 @@ std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int6
                                      .vector_stores = stores_fit(problem),
                                      .blocks_per_row = blocks,
                                      .part_bytes = part_bytes};
-      return CastLaunch{config, problem.rows * blocks, blocks};
+      return CastLaunch{config, problem.rows * blocks};
     }
   }
   return std::nullopt;
@@ -229,8 +229,7 @@ std::optional<CastLaunch> launch_whole_channels(const CastProblem& problem, cons
   blocks.transposed_by_channel = false;
   CastLaunch launch = launch_tiles(blocks, CastPhase::kWhole, gpu);
   if (clustered) {
-    std::get<TileCastConfig>(launch.config).clustered = true;
-    launch.cluster_size = static_cast<int>(tiles);
+    std::get<TileCastConfig>(launch.config).cluster_tiles = static_cast<int>(tiles);
   }
   return launch;
 }
@@ -265,12 +264,14 @@ KernelPlan kernel_of(const Config& config, std::int64_t blocks) {
 
 KernelPlan kernel_of(const TileCastConfig& config, std::int64_t blocks) {
   KernelPlan kernel = kernel_of<>(config, blocks);
+  kernel.cluster_size = config.cluster_tiles;
   kernel.shared_bytes = config.shared_bytes();
   return kernel;
 }
 
 KernelPlan kernel_of(const WideRowCastConfig& config, std::int64_t blocks) {
   KernelPlan kernel = kernel_of<>(config, blocks);
+  kernel.cluster_size = config.blocks_per_row;
   kernel.shared_bytes = config.shared_bytes();
   kernel.as_many_as_run = true;
   return kernel;
@@ -304,7 +305,6 @@ CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
   for (const CastLaunch& launch : cast_launches(problem, gpu)) {
     plan.kernels.push_back(std::visit(
         [&](const auto& config) { return kernel_of(config, launch.blocks); }, launch.config));
-    plan.kernels.back().cluster_size = launch.cluster_size;
   }
   return plan;
 }

@@ -84,7 +84,6 @@ using CastConfig =
 struct CastLaunch {
   CastConfig config;
   std::int64_t blocks = 0;  ///< of threads; of wide rows, at most
-  int cluster_size = 1;
 };
 
 /// No parameter depends on a cast's configurations.

@@ -111,9 +111,9 @@ struct TileCastConfig {
   bool stacked = false;
   // Whether those that no rows are multiplied by are left alone.
   bool skips_unused = false;
-  // Whether the tiles below each other are those of a cluster, and each column has one scale for
-  // all of its rows, which the cluster finds together.
-  bool clustered = false;
+  // Of how many blocks a cluster is: more than one have all tiles below each other, and each column
+  // one scale for all of its rows, which they find together.
+  int cluster_tiles = 1;
 
   static constexpr const char* kHeader = "kernels/cast/tiles.h";
   static constexpr const char* kKernel = "tile_cast_kernel";
@@ -137,7 +137,7 @@ struct TileCastConfig {
     if (grouped) field("grouped", grouped);
     if (stacked) field("stacked", stacked);
     if (skips_unused) field("skips_unused", skips_unused);
-    if (clustered) field("clustered", clustered);
+    if (cluster_tiles > 1) field("cluster_tiles", cluster_tiles);
   }
   friend constexpr bool operator==(const TileCastConfig&, const TileCastConfig&) = default;
 
@@ -150,13 +150,14 @@ struct TileCastConfig {
   }
   constexpr int units() const { return column_units() + (to_rows ? tile_rows : 0); }
 
+  constexpr bool is_clustered() const { return cluster_tiles > 1; }
   constexpr bool works_out() const { return source.works_out(); }
   // Whether what values are worked out from comes by way of shared memory: all of a thread's is
   // then under way at once, for which there are no registers.
   constexpr bool is_staged() const { return works_out() && vector_loads; }
   constexpr int pieces() const { return source.pieces(); }
   constexpr int shared_bytes() const {
-    if (clustered) return kMostClusterTiles * kScaleBlock * 4;  // see cluster_magnitudes.h
+    if (is_clustered()) return cluster_tiles * kScaleBlock * 4;  // see cluster_magnitudes.h
     if (!is_staged()) return 0;
     return rows_per_thread * threads() * source.slot_bytes_before(pieces(), format.vector());
   }
@@ -227,7 +228,9 @@ struct TileCastConfig {
       return "a stack of matrices needs a plain source, and no groups or column reductions";
     }
     if (skips_unused && !stacked) return "only a stack has matrices that are not used";
-    if (clustered &&
+    if (cluster_tiles < 1 || cluster_tiles > kMostClusterTiles)
+      return "no cluster has so many tiles";
+    if (is_clustered() &&
         (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 ||
          two_level || transposed_squares || !to_rows || !to_transposed || grouped || stacked ||
          source.kind != SourceKind::kPlain)) {

@@ -13,24 +13,23 @@ template <TileCastConfig kConfig>
 void run(const CastParams& params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   std::vector<typename TileCast<kConfig>::Shared> shared(ptx::kMostBlocks);
-  const auto down = static_cast<int>(config::ceil_divide(params.rows, std::int64_t{kScaleBlock}));
   const std::int64_t across = config::ceil_divide(params.cols, std::int64_t{kScaleBlock});
   const auto body = [&] {
     Tiles<kConfig> tiles{{params, 0}};
     load<kConfig>(params, tiles);
     TileCast<kConfig>(params, shared[ptx::cluster_rank()], tiles[0]).run();
   };
-  test::launch(down * across, kConfig.threads(), body, down);
+  test::launch(kConfig.cluster_tiles * across, kConfig.threads(), body, kConfig.cluster_tiles);
 }
 
-template <DType kIn>
+template <DType kIn, int kTiles>
 void expect_right(std::int64_t rows, std::int64_t cols, bool spoil) {
   constexpr TileCastConfig kConfig{.format = {.in = kIn, .rule = config::kTorchAoRule},
                                    .to_rows = true,
                                    .to_transposed = true,
                                    .vector_loads = false,
                                    .vector_stores = false,
-                                   .clustered = true};
+                                   .cluster_tiles = kTiles};
   std::mt19937 random(static_cast<unsigned>(rows + cols));
   std::normal_distribution<float> normal;
   std::vector<float> values(as_size(rows * cols));
@@ -60,15 +59,15 @@ void expect_right(std::int64_t rows, std::int64_t cols, bool spoil) {
 }
 
 TEST(ClusterCastTest, FindsTheLargestOfAllBlocks) {
-  for (const auto& [rows, cols] : {std::pair{129, 130}, std::pair{256, 17}, std::pair{500, 128}}) {
-    expect_right<DType::kFloat32>(rows, cols, false);
-    expect_right<DType::kBFloat16>(rows, cols, false);
-  }
+  expect_right<DType::kFloat32, 2>(129, 130, false);
+  expect_right<DType::kBFloat16, 2>(256, 17, false);
+  expect_right<DType::kFloat32, 3>(300, 257, false);
+  expect_right<DType::kBFloat16, 4>(500, 128, false);
 }
 
 TEST(ClusterCastTest, NanIsTheLargestAndZeroTheSmallest) {
-  expect_right<DType::kFloat32>(300, 140, true);
-  expect_right<DType::kFloat16>(300, 140, true);
+  expect_right<DType::kFloat32, 3>(300, 140, true);
+  expect_right<DType::kFloat16, 3>(300, 140, true);
 }
 
 }  // namespace

@@ -208,7 +208,7 @@ TEST(PlanCastTest, ChannelsOfAFewBlocksTakeACluster) {
     ASSERT_EQ(plan.kernels.size(), 1u);
     EXPECT_EQ(plan.kernels[0].cluster_size, tiles);
     EXPECT_EQ(plan.kernels[0].blocks, 3 * tiles);
-    EXPECT_TRUE(get<TileCastConfig>(cast_launches(problem, kHopper)[0])->clustered);
+    EXPECT_EQ(get<TileCastConfig>(cast_launches(problem, kHopper)[0])->cluster_tiles, tiles);
   }
   problem.columns.sums = true;
   EXPECT_EQ(plan_cast(problem, kHopper).kernels.size(), 2u);
@@ -216,8 +216,8 @@ TEST(PlanCastTest, ChannelsOfAFewBlocksTakeACluster) {
   EXPECT_EQ(cast_launches(problem, gpu_of(80, 108)).size(), 4u);  // which has no clusters
   problem.rows = 1025;
   EXPECT_EQ(cast_launches(problem, kHopper).size(), 4u);
-  for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
-    EXPECT_EQ(launch.cluster_size, 1);
+  for (const KernelPlan& kernel : plan_cast(problem, kHopper).kernels) {
+    EXPECT_EQ(kernel.cluster_size, 1);
   }
 }
 

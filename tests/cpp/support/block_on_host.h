@@ -55,8 +55,7 @@ void launch(std::int64_t blocks, int threads, Body&& body, int cluster = 1) {
   run_fibers(cluster * threads, [&](int i) {
     ptx::Thread thread{.index = {static_cast<unsigned>(i % threads)},
                        .grid = {static_cast<unsigned>(blocks)},
-                       .rank = static_cast<std::size_t>(i / threads),
-                       .cluster_blocks = static_cast<std::size_t>(cluster)};
+                       .rank = static_cast<std::size_t>(i / threads)};
     thread.warp = &of_warps[static_cast<std::size_t>(i / 32)];
     thread.block = &of_blocks[thread.rank];
     thread.cluster = &of_cluster;

@@ -61,7 +61,6 @@ inline void end_blocks() {
 
 inline bool elect_one() { return threadIdx.x % 32 == 0; }
 
-inline unsigned cluster_blocks() { return static_cast<unsigned>(self().cluster_blocks); }
 inline unsigned cluster_rank() { return static_cast<unsigned>(self().rank); }
 inline void cluster_arrive() { self().cluster_meeting = self().cluster->arrive(); }
 inline void cluster_wait() { self().cluster->wait(self().cluster_meeting); }

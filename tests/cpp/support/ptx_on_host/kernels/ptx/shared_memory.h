@@ -42,7 +42,6 @@ struct Thread {
   };
   Dimensions index{}, block_index{}, grid{};
   std::size_t rank = 0;  // of its block in the cluster
-  std::size_t cluster_blocks = 1;
   test::Barrier *warp = nullptr, *block = nullptr, *cluster = nullptr;
   unsigned cluster_meeting = 0;               // at which it has arrived
   std::vector<Copy> begun{};                  // copies,
