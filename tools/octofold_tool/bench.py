@@ -38,8 +38,8 @@ and named.
 
 HOST_DESCRIPTION = """\
 Time what one call costs the processor on a machine with a GPU: octofold.gemm(out=) and
-octofold.quantize beside torch.mm(out=) and torch._scaled_mm(out=), on matrices so small that the
-GPU keeps up.
+octofold.quantize beside torch.mm(out=) and torch._scaled_mm(out=), and layers beside
+torch.nn.Linear, on matrices so small that the GPU keeps up.
 """
 
 HELP = "measure speed and error of matrix products"

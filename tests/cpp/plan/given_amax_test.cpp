@@ -15,7 +15,7 @@ using enum Granularity;
 
 CastProblem problem_of(Granularity granularity, bool to_rows, bool to_transposed,
                        const config::CastRule& rule = config::kTorchAoRule) {
-  return {.rows = 1000,
+  return {.rows = 2000,  // more than a cluster finds without them
           .cols = 640,
           .format = {.granularity = granularity, .rule = rule},
           .to_rows = to_rows,

@@ -185,6 +185,14 @@ def test_host_time(capsys):
     assert "Host time" in capsys.readouterr().out
 
 
+def test_host_time_of_layers(monkeypatch):
+    times = host.measure(host.layer_calls(CPU), Method("host", rest=0.0, passes=1))
+    assert all(time.microseconds > 0 for time in times)
+    monkeypatch.setattr(host, "_MOST_ERROR", 1e-6)
+    with pytest.raises(ToolError, match=r"Linear: relative error 0\.0"):
+        host.layer_calls(CPU)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("command", [["gemm", "--device", "cuda"], ["host"]])
 def test_no_gpu_is_said(command, run):

@@ -8,13 +8,14 @@ import torch
 from octofold._timing import Call, Method, timings
 
 from ..products import GemmOptions
-from ..report import print_table
+from ..report import ToolError, print_table
 from .peers import prepare_bfloat16, prepare_octofold, prepare_same_scales, prepare_tensor_scales
 
 # Fewer calls than a stream's queue holds, so that none waits for the GPU.
 METHOD = Method("host", rest=0.0, passes=200)
 # Done before the host has queued the next one.
 SHAPE = (64, 128, 512)
+_MOST_ERROR = 0.06  # of FP8
 OPTIONS = GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", rounds=21)
 
 
@@ -38,6 +39,38 @@ def calls(device: torch.device) -> dict[str, Call]:
     }
 
 
+def layer_calls(device: torch.device) -> dict[str, Call]:
+    """A linear layer of these sizes, and torch's. Raises where they do not compute the same."""
+    m, n, k = SHAPE
+    plain = torch.nn.Linear(k, n, device=device, dtype=torch.bfloat16)
+    layer = octofold.nn.Linear.from_linear(plain, force_fp8=True)
+    frozen = octofold.nn.InferenceLinear.from_linear(plain)
+    x = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+    own, dy = x.clone().requires_grad_(), torch.randn(m, n, device=device, dtype=torch.bfloat16)
+    expected = plain(x).float()
+    for each in (layer, frozen):
+        error = (each(x).float() - expected).norm() / expected.norm()
+        if not error < _MOST_ERROR:
+            raise ToolError(f"{type(each).__name__}: relative error {error:.3f}")
+
+    def inference(module: torch.nn.Module) -> Call:
+        def call() -> None:
+            with torch.no_grad():
+                module(x)
+
+        return call
+
+    return {
+        "octofold.nn.InferenceLinear": inference(frozen),
+        "octofold.nn.Linear, no gradients": inference(layer),
+        "torch.nn.Linear, no gradients": inference(plain),
+        "octofold.nn.Linear": lambda: layer(own),
+        "torch.nn.Linear": lambda: plain(own),
+        "octofold.nn.Linear, and backward": lambda: layer(own).backward(dy),
+        "torch.nn.Linear, and backward": lambda: plain(own).backward(dy),
+    }
+
+
 def measure(named: dict[str, Call], method: Method = METHOD) -> list[HostTime]:
     for call in named.values():
         call()  # loads kernels
@@ -49,7 +82,8 @@ def measure(named: dict[str, Call], method: Method = METHOD) -> list[HostTime]:
 
 
 def run() -> list[HostTime]:
-    return measure(calls(torch.device("cuda")))
+    device = torch.device("cuda")
+    return measure(calls(device) | layer_calls(device))
 
 
 def show(times: Sequence[HostTime]) -> None:
