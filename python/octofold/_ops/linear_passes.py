@@ -96,10 +96,8 @@ def _made(
     # Those that are not wanted are not looked at.
     products = [_words(product or output) for product in _products(recipe)]
     gpu = (device.index or 0) if device.type == "cuda" else None
-    forward, backward, kept, *workspaces = library.linear(
-        tokens, in_features, out_features, products, wanted, weight_is_cast, gpu
-    )
-    return Passes(forward, backward, kept, *workspaces, wanted)
+    made = library.linear(tokens, in_features, out_features, products, wanted, weight_is_cast, gpu)
+    return Passes._make((*made, wanted))
 
 
 def _products(recipe: Recipe) -> tuple[Product | None, ...]:

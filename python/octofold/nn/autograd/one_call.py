@@ -4,6 +4,7 @@ The bits are those of casts and products one after another (linear.py), which is
 else: recipes that keep a state or leave a product in high precision, ranks, compilers, modes.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from .main_grad import mark_gradient
 from .products import addable
 
 _NOTHING: Final[Wanted] = False, False, False
+_NAMES: Final = {"a": "x", "b": "weight", "b.scale": "weight.scale"}
+"""What the product's messages name."""
 _is_grad_enabled: Final = torch.is_grad_enabled
 _empty: Final = torch.empty
 
@@ -61,12 +64,11 @@ def linear_in_one_call(
         call = _Call(passes, casts, main_grad, dtype)
         if wanted == _NOTHING:
             return call.forward(x, weight, bias)[0]
-        y: Tensor = _apply(x, weight, bias, call)
-        return y
+        return _apply(x, weight, bias, call)
     except InvalidArgumentError as error:
         if casts is None:
             require_fitting(operation, x, weight, bias)
-        raise in_words_of(operation, error, {}) from None
+        raise in_words_of(operation, error, _NAMES) from None
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -148,4 +150,4 @@ class _OneCall(torch.autograd.Function):
 
 # Function.apply() without what it does for torch.func first: no transform is active, and it takes
 # the host as long as the allocation of y.
-_apply: Final = super(torch.autograd.Function, _OneCall).apply
+_apply: Final[Callable[..., Tensor]] = super(torch.autograd.Function, _OneCall).apply
