@@ -1,0 +1,56 @@
+"""Linear layers in one call of the library each way: the bits of casts and products one after
+another, with every recipe that has them, from one token to more than a cluster casts."""
+
+import octofold
+import pytest
+from gpu_support import DEVICE, assert_same_bits, needs_gpu, skip_without, torch
+from octofold.nn.autograd import one_call
+
+skip_without("products")
+
+RECIPES = ("blockwise", "rowwise", "tensorwise")
+
+
+def apart(monkeypatch):
+    """Torch has to see all operations."""
+    monkeypatch.setattr(one_call, "torch_is_watching", lambda: True)
+
+
+def results(layer, x, dy):
+    """y and the gradients."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.backward(dy)
+    return [y.detach(), *(each.grad.clone() for each in (x, *layer.parameters()))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("tokens", [1, 8, 128, 129, 400, 1024, 1100])
+def test_has_the_bits_of_operations_apart(tokens, recipe, dtype, monkeypatch):
+    torch.manual_seed(tokens)
+    layer = octofold.nn.Linear(520, 264, device=DEVICE, dtype=dtype, recipe=recipe, force_fp8=True)
+    x = torch.randn(tokens, 520, device=DEVICE, dtype=torch.bfloat16)
+    dy = torch.randn(tokens, 264, device=DEVICE, dtype=torch.bfloat16)
+    at_once = results(layer, x, dy)
+    with octofold.nn.keep_casts(layer):
+        held = results(layer, x, dy)
+    apart(monkeypatch)
+    for one, other, expected in zip(at_once, held, results(layer, x, dy), strict=True):
+        assert_same_bits(one, expected)
+        assert_same_bits(other, expected)
+
+
+@needs_gpu
+def test_forward_is_as_many_kernels_as_it_takes():
+    """The weight's cast, that of x, and the product."""
+    layer = octofold.nn.Linear(512, 128, device=DEVICE, dtype=torch.bfloat16, force_fp8=True)
+    x = torch.randn(64, 512, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    layer(x)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        layer(x)
+        torch.cuda.synchronize()
+    kernels = [event.name for event in profile.events() if "octofold" in event.name]
+    assert len(kernels) == 3, kernels
