@@ -17,7 +17,8 @@ namespace octofold {
 /// How one product a · bᵀ of a layer is made: how its operands are cast, as gemm() reads them, and
 /// what gemm() is told besides.
 struct LinearProduct {
-  Format a{}, b{};
+  Format a{};
+  Format b{};
   bool fast_accumulation = false;
   bool batch_invariant = false;
 };
@@ -33,14 +34,20 @@ struct LinearProduct {
 /// An operand that stands in two products is cast for both at once, so its two formats go together
 /// as CastTargets says.
 struct LinearRecipe {
-  LinearProduct output{}, grad_input{}, grad_weight{};
+  LinearProduct output{};
+  LinearProduct grad_input{};
+  LinearProduct grad_weight{};
 };
 
 /// A layer's sizes, and what its backward is to give: nothing is cast or kept for what it is not.
 struct LinearProblem {
-  std::int64_t tokens = 0, in_features = 1, out_features = 1;
+  std::int64_t tokens = 0;
+  std::int64_t in_features = 1;
+  std::int64_t out_features = 1;
   LinearRecipe recipe{};
-  bool grad_input = false, grad_weight = false, grad_bias = false;
+  bool grad_input = false;
+  bool grad_weight = false;
+  bool grad_bias = false;  ///< beside one of the others, whose cast sums dY
   /// Whether the weight comes as its cast, which the caller keeps for several calls, and the cast
   /// of its transpose too where backward gives the gradient of x.
   bool weight_is_cast = false;
@@ -50,8 +57,9 @@ struct LinearProblem {
 /// The memory that a layer takes besides its tensors, in bytes; the caller's, on the layer's
 /// device, at a multiple of 16.
 struct LinearMemory {
-  std::int64_t kept = 0;                   ///< written by forward, read by backward
-  std::int64_t forward = 0, backward = 0;  ///< used within the call alone
+  std::int64_t kept = 0;      ///< written by forward, read by backward
+  std::int64_t forward = 0;   ///< used within the call alone
+  std::int64_t backward = 0;  ///< likewise
 };
 
 /// Throws Error(kInvalidArgument) for sizes below 0, no features, an unknown device or granularity,
@@ -65,7 +73,8 @@ struct LinearForward {
   std::variant<TensorView, ScaledTensorView> weight;
   std::optional<TensorView> bias{};  ///< [out], of y's type or float32
   MutableTensorView y;               ///< [..., out] bfloat16, float16 or float32
-  std::span<std::byte> kept{}, workspace{};
+  std::span<std::byte> kept{};
+  std::span<std::byte> workspace{};
 };
 
 /// y = x · weightᵀ (+ bias): what cast() and gemm() do one after another, to the bit. Where nothing
@@ -85,12 +94,16 @@ struct LinearBackward {
   /// The cast of the weight's transpose [in, out], in the format of recipe.grad_input.b, where the
   /// weight came as its cast and dx is wanted.
   std::optional<ScaledTensorView> weight_transposed{};
-  /// What the problem wants: the gradients of x [..., in], of the weight [out, in] and of the bias
-  /// [out], contiguous; each bfloat16, float16 or float32.
-  std::optional<MutableTensorView> dx{}, dw{}, db{};
+  /// What the problem wants, each bfloat16, float16 or float32: the gradient of x [..., in],
+  std::optional<MutableTensorView> dx{};
+  /// of the weight [out, in],
+  std::optional<MutableTensorView> dw{};
+  /// and of the bias [out], contiguous.
+  std::optional<MutableTensorView> db{};
   /// Whether the weight's gradient is added to what dw holds.
   bool adds_to_dw = false;
-  std::span<std::byte> kept{}, workspace{};
+  std::span<std::byte> kept{};
+  std::span<std::byte> workspace{};
 };
 
 /// The gradients, from one cast of dY: dx = dY · weight, dw = dYᵀ · x, db = dY summed over tokens.
