@@ -54,7 +54,11 @@ def passes_of(
             _FOUND.clear()
         passes = None
         if LIBRARY_TAKES_TENSORS and _fits(recipe, wanted, weight_is_cast):
-            passes = _made(tokens, weight_shape, recipe, wanted, weight_is_cast, device)
+            out_features, in_features = weight_shape
+            gpu = (device.index or 0) if device.type == "cuda" else None
+            sizes = tokens, in_features, out_features
+            made = library.linear(*sizes, _products(recipe), wanted, weight_is_cast, gpu)
+            passes = Passes._make((*made, wanted))
         found = _FOUND[key] = recipe, passes
     return found[1]
 
@@ -82,26 +86,11 @@ def _fits(recipe: Recipe, wanted: Wanted, weight_is_cast: bool) -> bool:
     return one_read(grad_input.a, grad_weight.a)
 
 
-def _made(
-    tokens: int,
-    weight_shape: torch.Size,
-    recipe: Recipe,
-    wanted: Wanted,
-    weight_is_cast: bool,
-    device: torch.device,
-) -> Passes:
-    out_features, in_features = weight_shape
+def _products(recipe: Recipe) -> list[tuple[Any, ...]]:
     output = recipe.output
     assert output is not None
     # Those that are not wanted are not looked at.
-    products = [_words(product or output) for product in _products(recipe)]
-    gpu = (device.index or 0) if device.type == "cuda" else None
-    made = library.linear(tokens, in_features, out_features, products, wanted, weight_is_cast, gpu)
-    return Passes._make((*made, wanted))
-
-
-def _products(recipe: Recipe) -> tuple[Product | None, ...]:
-    return recipe.output, recipe.grad_input, recipe.grad_weight
+    return [_words(each or output) for each in (output, recipe.grad_input, recipe.grad_weight)]
 
 
 def _words(product: Product) -> tuple[Any, ...]:

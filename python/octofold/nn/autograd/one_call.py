@@ -124,11 +124,13 @@ class _OneCall(torch.autograd.Function):
         kept, *transposed = ctx.saved_tensors
         passes, _, main_grad, _ = ctx.call
         dy = walkable(dy.resolve_neg() if dy.is_neg() else dy)
-        dx, dw, db = (
-            _empty(shape, dtype=dtype, device=dy.device) if wanted else None
-            for shape, dtype, wanted in zip(ctx.shapes, ctx.dtypes, passes.wanted, strict=True)
-        )
         adds = main_grad is not None
+        of_x, of_weight, of_bias = passes.wanted
+        made = of_x, of_weight and not adds, of_bias
+        dx, dw, db = (
+            _empty(shape, dtype=dtype, device=dy.device) if new else None
+            for shape, dtype, new in zip(ctx.shapes, ctx.dtypes, made, strict=True)
+        )
         workspace = memory(passes.backward_workspace, dy)
         passes.backward(
             dy,
@@ -144,7 +146,6 @@ class _OneCall(torch.autograd.Function):
         if adds:
             increment_version((main_grad,))
             mark_gradient(ctx.weight)
-            dw = None
         return dx, dw, db, None
 
 
