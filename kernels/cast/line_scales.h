@@ -98,8 +98,7 @@ class LineScales {
   __device__ Unit unit_at(int number) const {
     if (number < kConfig.column_units()) {
       bool exists = tile_.first_col() + number < params_.cols;
-      if constexpr (kConfig.is_clustered())
-        exists = exists && tile_.place.m == 0;  // one block writes it
+      if constexpr (kConfig.is_clustered()) exists = exists && tile_.place.m == 0;  // one writes it
       float* scale = exists
                          ? scale_of(params_.transposed_target,
                                     tile_.transposed_row(params_) + number, tile_.transposed_col())

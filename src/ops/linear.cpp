@@ -163,6 +163,9 @@ void linear_backward(const LinearProblem& problem, const LinearBackward& given, 
   require_wanted(check, "weight_transposed", problem.grad_input && problem.weight_is_cast,
                  given.weight_transposed.has_value());
   const TensorView dy = matrix_of(check, "dy", given.dy, problem, tokens, out);
+  MutableTensorView dx, dw;
+  if (given.dx) dx = matrix_of(check, "dx", *given.dx, problem, tokens, in);
+  if (given.dw) dw = matrix_of(check, "dw", *given.dw, problem, out, in);
   const ops::KeptCasts kept = ops::kept_casts(problem, given.kept.data());
   const ops::BackwardCasts casts = ops::backward_casts(problem, given.workspace.data());
   require_memory(check, "kept", given.kept, kept.bytes);
@@ -179,14 +182,12 @@ void linear_backward(const LinearProblem& problem, const LinearBackward& given, 
        stream);
   if (is_converted) convert_dtype(*casts.sums, *given.db, Overflow::kSaturate, stream);
   if (given.dx) {
-    const MutableTensorView dx = matrix_of(check, "dx", *given.dx, problem, tokens, in);
     const ScaledTensorView weight = given.weight_transposed
                                         ? *given.weight_transposed
                                         : ScaledTensorView(*kept.weight_transposed);
     multiply(recipe.grad_input, *casts.dy, weight, dx, std::nullopt, stream);
   }
   if (given.dw) {
-    const MutableTensorView dw = matrix_of(check, "dw", *given.dw, problem, out, in);
     std::optional<TensorView> held;
     if (given.adds_to_dw) held = dw;
     multiply(recipe.grad_weight, *casts.dy_transposed, *kept.x_transposed, dw, held, stream);

@@ -10,8 +10,8 @@
 namespace octofold::ops {
 namespace {
 
-// Hands out memory from its beginning, each part at a multiple of as much as torch's allocators
-// give. Where there is no memory the addresses count its bytes, and are not to be followed.
+// Hands out memory from its beginning, each part at a multiple of 256 bytes from there. Where there
+// is no memory the addresses count its bytes, and are not to be followed.
 class Parts {
  public:
   Parts(std::byte* memory, Device device)
