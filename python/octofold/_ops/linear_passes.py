@@ -44,7 +44,7 @@ def passes_of(
     weight_is_cast: bool,
     device: torch.device,
 ) -> Passes | None:
-    """None: of a recipe that is not all FP8 with scales of the data, as far as it is wanted, or
+    """With scales of the data. None: of a recipe that is not all FP8, as far as it is wanted, or
     where one read does not make both casts of an operand."""
     # By the recipe itself: the hash of its fields takes longer than the library's call.
     key = tokens, weight_shape, id(recipe), wanted, weight_is_cast, device
@@ -71,7 +71,7 @@ _MOST: Final = 4096
 def _fits(recipe: Recipe, wanted: Wanted, weight_is_cast: bool) -> bool:
     of_x, of_weight, of_bias = wanted
     output, grad_input, grad_weight = recipe.output, recipe.grad_input, recipe.grad_weight
-    if output is None or recipe.delayed is not None:
+    if output is None:
         return False
     if of_bias and not (of_x or of_weight):
         return False  # no cast of dY, which would sum it
