@@ -59,5 +59,6 @@ def forget():
     """What is remembered of GPUs."""
     from octofold.nn.recipes import kernels
 
-    for cached in (kernels._why_not_once, kernels._way_once, kernels._has_bfloat16_once):
-        cached.cache_clear()
+    for cached in vars(kernels).values():
+        if hasattr(cached, "cache_clear") and cached.__module__ == kernels.__name__:
+            cached.cache_clear()

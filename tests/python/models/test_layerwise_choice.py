@@ -18,6 +18,7 @@ from octofold.nn.recipes import kernels  # noqa: E402
         ({"products", "products with FP8 weights"}, False, "wwwwcc"),
         ({"products", "products with FP8 weights"}, True, "nnnnnn"),
         ({"products with FP8 weights"}, "auto", "wwwwcc"),
+        ({"products with FP8 weights"}, True, "wwwwcc"),  # moved there by somebody
         ({"products"}, "auto", "nnnnnn"),
         (set(), "auto", "cccccc"),
     ],

@@ -9,7 +9,7 @@ from ..._core.batch_invariance import is_batch_invariant
 from ..._core.ops import row_count
 from ..._layer_ways import CAST, NATIVE, WEIGHT_ONLY
 from ...nn.recipes.choice import FEW_TOKENS, MOST_TOKENS
-from ...nn.recipes.kernels import has_native, has_weight_only
+from ...nn.recipes.kernels import has_native, has_weight_only, on_gpu
 
 CAST_COST: Final = 550
 """How many multiplications by FP8 units save what it takes to cast one number (3 bytes read and
@@ -25,10 +25,12 @@ def linear_way(
     dtype: torch.dtype,
 ) -> str:
     """One of octofold._layer_ways, of x [..., in] of this shape that is computed with in `dtype`.
-    "cast" is a copy of the weight in this dtype, for torch's product, whose rows are not apart."""
-    if native is True:
+    "cast" is a copy of the weight in this dtype, for torch's product, whose rows are not apart.
+    native: as enable_layerwise_casting() takes it. True on a GPU that has no native products, as a
+    layer may be moved to, is as False."""
+    if native is True and has_native(device):
         return NATIVE
-    if device.type != "cuda":
+    if not on_gpu(device):
         return CAST
     tokens = row_count(shape)
     weight_only = has_weight_only(device, dtype)

@@ -6,9 +6,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._core.dtypes import FP8
+from ..._core.granularity import GRANULARITIES
 from ..._core.recipe import Product, Recipe
-from ..._core.recipe import blockwise as _blockwise
 from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES
 from ...nn.autograd.first_order import refuse_in_backward, refuse_transforms
 from ...nn.autograd.linear import linear_with_casts
 from ...nn.autograd.products import bias_gradient
@@ -16,18 +18,21 @@ from .storage import from_storage
 
 _NAME: Final = "models (a linear layer with its weight in FP8)"
 _RECIPES: Final = {
-    torch.float8_e4m3fn: Recipe(output=_blockwise.output, grad_input=None, grad_weight=None),
-    torch.float8_e5m2: Recipe(
-        output=Product("1x128 torchao", "e5m2 128x128 torchao"), grad_input=None, grad_weight=None
-    ),
+    (DTYPES[dtype], granularity): Recipe(
+        output=Product("1x128 torchao", f"{dtype} {granularity} torchao"),
+        grad_input=None,
+        grad_weight=None,
+    )
+    for dtype in FP8
+    for granularity in GRANULARITIES
 }
-"""By the weight's dtype. x is cast to e4m3 with a scale for 128 of its values."""
+"""By the weight's dtype and scales. x is cast to e4m3 with a scale for 128 of its values."""
 
 
 def linear_of_codes(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
-    """x · weightᵀ (+ bias) in the dtype of x: of FP8 with FP8 (native; weight has 128x128 scales),
-    or with a copy of the weight in the dtype of x. Either way the gradient by x is that of the
-    product with x as it is, by a copy."""
+    """x · weightᵀ (+ bias) in the dtype of x: of FP8 with FP8 (native), or with a copy of the
+    weight in the dtype of x. Either way the gradient by x is that of the product with x as it is,
+    by a copy."""
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         refuse_transforms(_NAME)
         y: Tensor = _Codes.apply(  # type: ignore[no-untyped-call]
@@ -62,7 +67,7 @@ def forgetting(
 
 def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
     if native:
-        recipe = _RECIPES[weight.data.dtype]
+        recipe = _RECIPES[weight.data.dtype, weight.granularity]
         return linear_with_casts(x, weight.data, bias, recipe, (weight, None))
     copy = from_storage(weight.data, weight.scale, weight.granularity, x.dtype)
     return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))

@@ -11,7 +11,7 @@ from ..._core.errors import invalid_argument
 from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
-from ..._core.torch import DTYPES, with_aligned_rows
+from ..._core.torch import DTYPES, NAMES, with_aligned_rows
 from ..autograd.boundary import Sides
 from ..autograd.fitting import is_fp8, require_features
 from .buffers import KeepsBuffers
@@ -112,7 +112,13 @@ class Fp8Weight(KeepsBuffers):
             self.register_parameter("weight", stored(codes))
 
     def hold(self, weight: ScaledTensor, bias: Tensor | None) -> None:
-        """Take these; a bias that is a parameter stays one, and the weight stays what it was."""
+        """Take these; a bias that is a parameter stays one, and the weight stays what it was.
+        Raises InvalidArgumentError for a weight of other scales, or codes, than the layer's own."""
+        codes = self.weight.dtype if hasattr(self, "weight") else weight.data.dtype
+        own, got = (codes, self._granularity), (weight.data.dtype, weight.granularity)
+        if own != got:
+            words = [f"{NAMES[dtype]} {scales}" for dtype, scales in (own, got)]
+            raise invalid_argument(f"{self.own_name}.hold", "weight", *words)
         self._hold_codes(with_aligned_rows(weight.data))
         self.register_buffer(self.scale_name, weight.scale)
         if isinstance(bias, Parameter):

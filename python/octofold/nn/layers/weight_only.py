@@ -19,7 +19,7 @@ from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
 from ..recipes.choice import MOST_TOKENS, MOST_TOKENS_OF_GRADIENT, MOST_TOKENS_OF_WARPGROUPS
-from ..recipes.kernels import has_warpgroups, has_weight_only
+from ..recipes.kernels import has_warpgroups, has_weight_only, on_gpu
 from .frozen_linear import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
@@ -133,7 +133,7 @@ def _is_by_copy(x: Tensor, most_on_hopper: int, batch_invariant: bool) -> bool:
     other."""
     if not has_weight_only(x.device, x.dtype):
         return True
-    if x.device.type != "cuda" or batch_invariant or is_batch_invariant():
+    if not on_gpu(x.device) or batch_invariant or is_batch_invariant():
         return False
     return row_count(x.shape) > (most_on_hopper if has_warpgroups(x.device) else MOST_TOKENS)
 

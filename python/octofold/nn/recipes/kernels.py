@@ -14,6 +14,11 @@ _HERE: Final = LayerWay(NATIVE, "")
 """The way of all layers on the CPU, and of what is nowhere yet."""
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Whether it is a GPU, where it matters how many tokens there are."""
+    return _gpu_of(device) is not None
+
+
 def has_kernels(operation: str, device: torch.device) -> bool:
     """Whether this GPU has kernels of the operation, one of info()'s."""
     index = _gpu_of(device)
@@ -41,7 +46,8 @@ def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
 
 def has_warpgroups(device: torch.device) -> bool:
     """Whether warpgroups multiply 16-bit numbers and FP8 weights: on Hopper."""
-    return device.type == "cuda" and _has_warpgroups(device.index)
+    index = _gpu_of(device)
+    return index is not None and _has_warpgroups(index)
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -63,8 +69,13 @@ def _gpu_of(device: torch.device) -> int | None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_warpgroups(index: int | None) -> bool:
-    return torch.cuda.get_device_capability(index)[0] == 9
+def _has_warpgroups(index: int) -> bool:
+    return _has_warpgroups_once(index)
+
+
+@functools.cache
+def _has_warpgroups_once(index: int) -> bool:
+    return info().gpus[index].compute_major == 9
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
