@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .errors import UnsupportedError
 from .frameworks import common_kind
@@ -36,6 +37,9 @@ _is_tracing: Final = torch._C._is_tracing
 _is_grad_enabled: Final = torch.is_grad_enabled
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
+_is_excluded: Final = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD: Final = torch._C.DispatchKey.AutogradFunctionality
+_JVP: Final = torch._C._functorch.TransformType.Jvp
 
 
 def call(
@@ -47,8 +51,8 @@ def call(
     stream: StreamLike | None,
 ) -> Arrays:
     """The results of an op: at once if all inputs are plain tensors and torch need not know: no
-    compiler or tracer, no transform of torch.func, no dispatch mode, nothing to differentiate, no
-    negation that torch still owes to the memory."""
+    compiler or tracer, no transform of torch.func, no forward-mode differentiation, no dispatch
+    mode, nothing to differentiate, no negation that torch still owes to the memory."""
     if stream is not None:
         return _on_stream(op, inputs, options, dtype, out, stream_handle(op.name, stream))
     if _is_compiling():
@@ -56,7 +60,12 @@ def call(
             return _call_by_torch(op, inputs, options, dtype, out)
         traced: Arrays = _call_in_graph(op.name, inputs, options, dtype, out)
         return traced
-    if not (_is_tracing() or _dispatch_modes() or _innermost_transform() is not None):
+    if not (
+        _is_tracing()
+        or _dispatch_modes()
+        or _innermost_transform() is not None
+        or is_forward_mode()
+    ):
         with_gradients = _is_grad_enabled()
         for array in inputs if out is None else inputs + out:
             if array is not None and (
@@ -89,13 +98,45 @@ def is_called_at_once(arrays: Sequence[Any]) -> bool:
 
 def torch_is_watching() -> bool:
     """Whether torch has to know of what is called: a compiler, a tracer, a dispatch mode, a
-    transform of torch.func."""
+    transform of torch.func, forward-mode differentiation."""
     return (
         _is_compiling()
         or _is_tracing()
         or _dispatch_modes() != 0
         or _innermost_transform() is not None
+        or is_forward_mode()
     )
+
+
+def is_forward_mode() -> bool:
+    """Whether this runs in torch.autograd.forward_ad.dual_level() or torch.func.jvp()."""
+    return forward_ad._current_level >= 0
+
+
+def refuse_tangents(operation: str, arrays: Sequence[Any]) -> None:
+    """Before anything is computed from these (None: not given): raises UnsupportedError where torch
+    differentiates forwards by one of them, as no result of ours would carry a tangent."""
+    if _is_compiling() or not is_forward_mode() or not torch._C._is_fwd_grad_enabled():
+        return
+    transform = _innermost_transform()
+    # Below autograd, as compiled functions call, and inside of several transforms, or of one within
+    # a dual_level(), tangents cannot be seen.
+    is_hidden = _is_excluded(_AUTOGRAD) or (
+        transform is not None and (transform.key() != _JVP or transform.level() > 1)
+    )
+    for array in arrays:
+        if isinstance(array, Tensor) and (is_hidden or _tangent(array) is not None):
+            raise UnsupportedError(
+                f"octofold.{operation} has no derivative, and forward-mode differentiation "
+                "(torch.func.jvp, forward_ad.make_dual) came to it: use backward()"
+            )
+
+
+def _tangent(tensor: Tensor) -> Tensor | None:
+    if not tensor.is_floating_point() or tensor.is_meta:
+        return None
+    tangent: Tensor | None = torch._VF._unpack_dual(tensor, level=0)[1]  # type: ignore[attr-defined]
+    return tangent
 
 
 def _is_differentiated(inputs: Arrays, out: Arrays | None) -> bool:
@@ -120,6 +161,7 @@ def _call_by_torch(
     """By the registered op."""
     options = op.checked_options(tuple(map(_specialized, options)))
     arrays = inputs + (out or ())
+    refuse_tangents(op.name, arrays)
     if not all(array is None or isinstance(array, Tensor) for array in arrays):
         common_kind(op.name, op.names(), arrays)  # raises for the one that is another's
     differentiated = _is_differentiated(inputs, out)
@@ -184,13 +226,6 @@ class _WithoutGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise RuntimeError(f"octofold.{ctx.name} has no gradient, and backward came through it")
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise RuntimeError(
-            f"octofold.{ctx.name} has no derivative, and forward-mode differentiation "
-            "(torch.func.jvp) came through it: use backward()"
-        )
 
     @staticmethod
     def vmap(
@@ -300,8 +335,13 @@ def _register_writing(op: Row) -> Any:
 def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register torch.ops.octofold.<name>: one kernel for every device, and a fake that allocates
     what it returns. Graphs that a compiler keeps hold the op by its name."""
+
+    def without_tangents(*arguments: Any) -> Any:
+        refuse_tangents(name, arguments)
+        return kernel(*arguments)
+
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, without_tangents, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"octofold::{name}", fake, lib=_LIBRARY)
 
 

@@ -6,6 +6,7 @@ from layer_support import KINDS, WIDTH, every, random
 
 torch = pytest.importorskip("torch")
 
+forward_ad = torch.autograd.forward_ad
 nn = octofold.nn
 
 
@@ -26,10 +27,19 @@ def total(run):
     return lambda x: run(x).float().sum()
 
 
+@torch.no_grad()
+def dual(run, x):
+    with forward_ad.dual_level():
+        return run(forward_ad.make_dual(x, x))
+
+
 TRANSFORMS = {
     "grad": lambda run, x: torch.func.grad(total(run))(x),
     "vjp": lambda run, x: torch.func.vjp(run, x),
     "jvp": lambda run, x: torch.func.jvp(run, (x,), (x,)),
+    "jvp without gradients": lambda run, x: torch.no_grad()(torch.func.jvp)(run, (x,), (x,)),
+    "jvp of vmap": lambda run, x: torch.func.jvp(torch.func.vmap(run), (x[None],), (x[None],)),
+    "make_dual": dual,
     "jacrev": lambda run, x: torch.func.jacrev(run)(x),
     "gradients for each sample": lambda run, x: torch.func.vmap(torch.func.grad(total(run)))(
         x[:, None]
@@ -44,6 +54,32 @@ def test_transforms_of_gradients_are_refused(make, transform):
     errors = octofold.UnsupportedError, RuntimeError  # the latter of operations without gradients
     with pytest.raises(errors, match=r"octofold\..*torch\.func.*backward\(\)"):
         transform(make(), random(5, WIDTH))
+
+
+CODES = torch.ones(1, 5, 1, 128).to(torch.float8_e4m3fn)
+ROWS = octofold.ScaledTensor(CODES[0, :, 0], torch.ones(5, 1), "1x128")
+OF_OTHERS = {
+    "weight": lambda x: octofold.linear(torch.ones(3, 128), x),
+    "bias": lambda x: octofold.linear(torch.ones(3, 128), torch.ones(5, 128), x[:, 0]),
+    "norm": lambda x: octofold.norm_linear(torch.ones(3, 128), x[0], torch.ones(8, 128)),
+    "scale": lambda x: octofold.gemm(octofold.ScaledTensor(ROWS.data, x[:, :1], "1x128"), ROWS),
+    "cast": octofold.quantize,
+    "attention": lambda x: octofold.attention(x[None, :, None].bfloat16(), CODES, CODES),
+    "compiled": torch.compile(octofold.quantize),
+}
+
+
+@pytest.mark.parametrize("run", OF_OTHERS.values(), ids=OF_OTHERS)
+def test_tangents_of_what_is_no_x_are_refused(run):
+    with pytest.raises(octofold.UnsupportedError, match=r"octofold\..*make_dual"):
+        dual(run, random(5, 128))
+
+
+def test_what_has_no_tangent_is_computed_beside_tangents():
+    layer = nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 64))
+    x, y = random(5, WIDTH), random(5, 64)
+    _, tangent = torch.func.jvp(lambda y: layer(x) * y, (y,), (y,))
+    assert torch.equal(tangent, layer(x) * y)
 
 
 BATCHES = {

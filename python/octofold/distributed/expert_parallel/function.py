@@ -18,7 +18,7 @@ from ..._ops.routing import Routing, combine, sort_by_expert
 from ..._ranks.wire import InFlight, begin_exchange
 from ...nn.autograd.expert_chain import Projection, compute_experts
 from ...nn.autograd.expert_gradients import ExpertLayer, Kept, Needs, Target, kept_for
-from ...nn.autograd.first_order import refuse_in_backward, refuse_transforms
+from ...nn.autograd.first_order import differentiates, refuse_in_backward
 from ...nn.autograd.flat import Layout, flatten, save, saved
 from ...nn.casting.casts import walkable
 from .backward import gradients_over_ranks
@@ -61,13 +61,8 @@ def run_over_ranks(inputs: Inputs, facts: Mapping[str, object], dropped: Tensor 
     plans, beyond = _plans(inputs, facts)
     inputs = inputs._replace(plans=plans)
     first, second = inputs.first, inputs.second
-    if torch.is_grad_enabled() and (
-        inputs.x.requires_grad
-        or inputs.weights.requires_grad
-        or first.needs_gradient()
-        or second.needs_gradient()
-    ):
-        refuse_transforms("distributed.experts")
+    trained = *first.trained(), *second.trained()
+    if differentiates("distributed.experts", inputs.x, inputs.weights, *trained):
         layout, tensors = flatten(inputs)
         made = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         y, of_products = (made, None) if isinstance(made, Tensor) else made

@@ -11,7 +11,7 @@ from ..._core.granularity import GRANULARITIES
 from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
-from ...nn.autograd.first_order import refuse_in_backward, refuse_transforms
+from ...nn.autograd.first_order import differentiates, refuse_in_backward
 from ...nn.autograd.linear import linear_with_casts
 from ...nn.autograd.products import bias_gradient
 from .storage import from_storage
@@ -33,8 +33,7 @@ def linear_of_codes(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native
     """x · weightᵀ (+ bias) in the dtype of x: of FP8 with FP8 (native), or with a copy of the
     weight in the dtype of x. Either way the gradient by x is that of the product with x as it is,
     by a copy."""
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        refuse_transforms(_NAME)
+    if differentiates(_NAME, x, bias):
         y: Tensor = _Codes.apply(  # type: ignore[no-untyped-call]
             x, bias, weight.data, weight.scale, weight.granularity, native
         )

@@ -11,7 +11,7 @@ from ..casting.casts import walkable
 from .expert_chain import Made, Projection, compute_experts
 from .expert_gradients import ExpertLayer, Needs, Target, expert_gradients, kept_for
 from .expert_inputs import Tokens
-from .first_order import refuse_in_backward, refuse_transforms
+from .first_order import differentiates, refuse_in_backward
 from .flat import Layout, flatten, save, saved
 
 
@@ -27,13 +27,7 @@ def native_experts(
     transposed cast that is missing backward makes, of the weight as it is then."""
     x, weights, routing, ids = tokens
     inputs = _Inputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or weights.requires_grad
-        or first.needs_gradient()
-        or second.needs_gradient()
-    ):
-        refuse_transforms("experts")
+    if differentiates("experts", x, weights, *first.trained(), *second.trained()):
         layout, tensors = flatten(inputs)
         y: Tensor = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         return y

@@ -21,7 +21,7 @@ from .activated import activated, activated_gradient
 from .expert_chain import Projection
 from .expert_gradients import bias_dots, expert_sums, group_sums
 from .expert_inputs import Tokens
-from .first_order import refuse_in_backward, refuse_transforms
+from .first_order import differentiates, refuse_in_backward
 from .flat import Layout, flatten, save, saved
 from .products import addable
 
@@ -56,9 +56,8 @@ def weight_only_experts(
         dtype,
         recipe.batch_invariant,
     )
-    differentiated = inputs.x, inputs.weights, inputs.first_bias, inputs.second_bias
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiated):
-        refuse_transforms("experts")
+    biases = inputs.first_bias, inputs.second_bias
+    if differentiates("experts", inputs.x, inputs.weights, *biases):
         layout, flat = flatten(inputs)
         out: Tensor = _WeightOnly.apply(layout, *flat)  # type: ignore[no-untyped-call]
         return out

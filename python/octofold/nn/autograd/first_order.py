@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import UnsupportedError
+from ..._core.torch_ops import is_forward_mode, refuse_tangents
 
 _is_compiling: Final = torch.compiler.is_compiling
 _innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
@@ -14,19 +15,23 @@ _is_batch: Final = torch._C._functorch.is_legacy_batchedtensor
 
 
 def in_transform() -> bool:
-    """Whether this runs inside a transform of torch.func. Compilers do not ask."""
-    return not _is_compiling() and _innermost_transform() is not None
+    """Whether this runs inside a transform of torch.func or in forward-mode differentiation.
+    Compilers do not ask."""
+    return not _is_compiling() and (_innermost_transform() is not None or is_forward_mode())
 
 
-def refuse_transforms(operation: str) -> None:
-    """Before an operation that is to be differentiated: raises UnsupportedError inside a transform
-    of torch.func."""
-    if in_transform():
+def differentiates(operation: str, *tensors: Tensor | None) -> bool:
+    """Whether what an operation makes of these (None: not given) is to have a gradient. Raises
+    UnsupportedError where it would be that of a transform of torch.func, or a tangent."""
+    refuse_tangents(operation, tensors)
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if wanted and not _is_compiling() and _innermost_transform() is not None:
         raise UnsupportedError(
             f"octofold.{operation}: expected no transform of torch.func (grad, vjp, jvp, jacrev, "
             "vmap) where something requires a gradient, got one: use backward() or "
             "torch.autograd.grad(), or vmap() under torch.no_grad(), or octofold.nn.restore(model)"
         )
+    return wanted
 
 
 def refuse_in_backward(operation: str, gradient: Tensor) -> None:

@@ -10,7 +10,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..casting.casts import walkable
 from ..casting.transposed import transposed_weight
 from .boundary import Sides, sides_of
-from .first_order import refuse_in_backward, refuse_transforms
+from .first_order import differentiates, refuse_in_backward
 from .linear import linear_with_casts
 from .products import cast_gradient, input_gradient
 
@@ -22,9 +22,8 @@ def frozen_linear(
     the transpose of the codes each time: kept, it would take as much memory as the weight. Where
     the recipe has no such product in FP8, dY meets the weight's values. sides: as in
     linear_with_casts()."""
-    if not (torch.is_grad_enabled() and x.requires_grad):
+    if not differentiates("nn.InferenceLinear", x):
         return linear_with_casts(x, weight.data, bias, recipe, (weight, None), sides=sides)
-    refuse_transforms("nn.InferenceLinear")
     y: Tensor = _Frozen.apply(  # type: ignore[no-untyped-call]
         x, weight.data, weight.scale, bias, weight.granularity, recipe, sides
     )

@@ -14,7 +14,7 @@ from ..casting.casts import walkable
 from .activated import activated, activated_gradient, cast_activation_gradient
 from .boundary import sides_of
 from .chain import Chain, Layer, compute
-from .first_order import refuse_in_backward, refuse_transforms
+from .first_order import differentiates, refuse_in_backward
 from .flat import Layout, flatten, save, saved
 from .linear import result_dtype
 from .main_grad import mark_gradient
@@ -47,14 +47,10 @@ def run(
     x = walkable(x[None] if is_vector else x)
     if residual is not None:
         residual = walkable(residual[None] if is_vector else residual)
-    layers = (first,) if second is None else (first, second)
     before = (x, residual, norm_weight, norm_bias)
     inputs = _Inputs(*before, first, second, chain, dtype)
-    if torch.is_grad_enabled() and (
-        any(t is not None and t.requires_grad for t in before)
-        or any(layer.needs_gradient() for layer in layers)
-    ):
-        refuse_transforms(chain.name)
+    of_second = () if second is None else second.trained()
+    if differentiates(chain.name, *before, *first.trained(), *of_second):
         layout, tensors = flatten(inputs)
         results = _Chain.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         y, total = (results, x) if residual is None else results

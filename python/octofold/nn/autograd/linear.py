@@ -12,7 +12,7 @@ from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_weight, walkable
 from ..recipes.history import GRADIENT, delayed_scale
 from .boundary import Sides, sides_of
-from .first_order import refuse_in_backward, refuse_transforms
+from .first_order import differentiates, refuse_in_backward
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved
 from .main_grad import mark_gradient
@@ -99,10 +99,7 @@ def linear_with_casts(
         dtype,
         sides,
     )
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        refuse_transforms("linear")
+    if differentiates("linear", x, weight, bias):
         layout, tensors = flatten(inputs)
         y = _Linear.apply(layout, *tensors)  # type: ignore[no-untyped-call]
     else:

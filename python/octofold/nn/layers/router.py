@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from ..._core.errors import invalid_argument
 from ..._ops.routing import top_k, top_k_gradient
 from ..autograd.expert_fitting import require_counts
-from ..autograd.first_order import refuse_in_backward, refuse_transforms
+from ..autograd.first_order import differentiates, refuse_in_backward
 from .buffers import KeepsBuffers
 
 _NAME: Final = "octofold.nn.TopKRouter"
@@ -34,8 +34,7 @@ def route(
     The other arguments, the errors and the result, ids int32 [..., k] and weights float32 [..., k],
     are those of octofold.ops.top_k(). The gradient has the dtype of logits.
     """
-    if torch.is_grad_enabled() and logits.requires_grad:
-        refuse_transforms("nn.route")
+    if differentiates("nn.route", logits):
         routed: tuple[Tensor, Tensor] = _Route.apply(  # type: ignore[no-untyped-call]
             logits, bias, k, scoring, normalize, groups, top_groups, scaling_factor
         )

@@ -13,7 +13,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..autograd.boundary import Sides
 from ..autograd.crossing import added_once, entered, left
-from ..autograd.first_order import refuse_in_backward, refuse_transforms
+from ..autograd.first_order import differentiates, refuse_in_backward
 from ..autograd.fitting import require_input
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
@@ -109,8 +109,7 @@ def weight_only_linear(
         return left(partial, sides.exit)
     y: Tensor
     rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        refuse_transforms("nn.WeightOnlyLinear")
+    if differentiates("nn.WeightOnlyLinear", x, bias):
         y = _WeightOnly.apply(  # type: ignore[no-untyped-call]
             rows, bias, weight.data, weight.scale, weight.granularity, batch_invariant
         )
