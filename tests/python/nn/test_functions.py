@@ -79,6 +79,18 @@ def test_no_tokens(name, recipe, tokens, dtype):
         assert not gradient.any()
 
 
+@pytest.mark.parametrize(("name", "recipe"), [case for case in CASES if case[0] != "experts"])
+def test_gradient_of_a_narrow_bias_alone_is_rounded_once(name, recipe):
+    function, operands, (dy, *_) = case(name, recipe)
+    dy[1] = 0.01 * torch.randn_like(dy[0]) - dy[0]  # sums that are small beside what is summed
+    last = "bias" if "linear" in name else "down_bias"
+    bias = operands[last].bfloat16().requires_grad_()
+    y = function(**operands | {last: bias})
+    y = y[0] if isinstance(y, tuple) else y
+    (db,) = torch.autograd.grad(y, bias, dy)
+    torch.testing.assert_close(db, dy.double().sum((0, 1)).bfloat16(), rtol=2**-7, atol=1e-5)
+
+
 @every_case
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_propagates(name, recipe, value):

@@ -35,7 +35,8 @@ def wide_experts(
         rows = rows if projection is first else activated(rows, activation)
         products = _grouped(rows, _weight_of(projection, dtype).transpose(1, 2), offsets[1:])
         if projection.bias is not None:
-            products = products + projection.bias.to(dtype).index_select(0, owners)
+            bias = projection.bias.float().index_select(0, owners)  # whose gradient is a sum
+            products = (products + bias).to(dtype)
         rows = torch.where(is_used, products, 0)
     taken = rows.index_select(0, positions.clamp(min=0).flatten())
     taken = taken.view(*positions.shape, rows.shape[1])

@@ -12,7 +12,7 @@ from ..._ops.cast import AnyCasts
 from ..._ops.quantize import quantize
 from ..casting.casts import walkable
 from .activated import activated, activated_gradient, cast_activation_gradient
-from .boundary import sides_of
+from .boundary import HERE, sides_of
 from .chain import Chain, Layer, compute
 from .first_order import differentiates, refuse_in_backward
 from .flat import Layout, flatten, save, saved
@@ -165,8 +165,7 @@ class _Chain(torch.autograd.Function):
                 h = _activation_of(kept, chain, dtype) if recipe.grad_weight is None else None
                 d_second = ctx.second.gradients(dy, casts, h, kept.h_transposed, recipe)
             if needs.second_bias:
-                d_second_bias = bias_gradient(own, casts.sums, ctx.second.bias_dtype)
-                d_second_bias = exit.total(d_second_bias)
+                d_second_bias = bias_gradient(own, casts.sums, ctx.second.bias_dtype, exit)
             if needs.gate_up:
                 weights, transposed = kept.second
                 dh = input_gradient(dy, casts.rows, weights, transposed, recipe, dtype)
@@ -177,9 +176,8 @@ class _Chain(torch.autograd.Function):
             x_transposed = entry.whole(kept.x_transposed, ctx.x_shape)
             d_first = ctx.first.gradients(d, casts, x, x_transposed, recipe)
         if needs.first_bias:
-            is_last = chain.activation is None
-            d_bias = bias_gradient(own if is_last else d, casts.sums, ctx.first.bias_dtype)
-            d_bias = exit.total(d_bias) if is_last else d_bias
+            of, leaves = (own, exit) if chain.activation is None else (d, HERE)
+            d_bias = bias_gradient(of, casts.sums, ctx.first.bias_dtype, leaves)
         if needs.x:
             weights, transposed = kept.first
             partial = entry.partial_dtype or ctx.x_dtype

@@ -253,7 +253,7 @@ class _Linear(torch.autograd.Function):
                 dw = None
                 mark_gradient(ctx.weight)
         if needs.bias:
-            db = exit.total(bias_gradient(own, casts.sums, ctx.bias_dtype))
+            db = bias_gradient(own, casts.sums, ctx.bias_dtype, exit)
         gradients: tuple[Tensor | None, ...] = ctx.layout.gradients(ctx, x=dx, weight=dw, bias=db)
         return gradients
 

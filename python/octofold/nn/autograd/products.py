@@ -109,12 +109,15 @@ def weight_gradient(
     return dw.to(dtype) if added_to is None else added_to.add_(dw)
 
 
-def bias_gradient(dy: Tensor | None, sums: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """dY summed over all tokens: `sums` where a cast has made them, else from dY itself."""
-    if sums is not None:
-        return sums.to(dtype)
-    assert dy is not None
-    return flat(dy).sum(0, dtype=dtype)
+def bias_gradient(
+    dy: Tensor | None, sums: Tensor | None, dtype: torch.dtype, boundary: Boundary = HERE
+) -> Tensor:
+    """dY summed over all tokens, and rounded to `dtype` once: `sums` where a cast has made them,
+    else from dY itself."""
+    if sums is None:
+        assert dy is not None
+        sums = flat(dy).sum(0, dtype=torch.float32)
+    return boundary.total(sums).to(dtype)
 
 
 def flat(x: Tensor) -> Tensor:
