@@ -82,6 +82,29 @@ def test_what_has_no_tangent_is_computed_beside_tangents():
     assert torch.equal(tangent, layer(x) * y)
 
 
+UNPACKED = {
+    "other strides": (lambda t: torch.stack((t, t), -1)[..., 0], None),
+    "another dtype": (lambda t: t.double() if t.is_floating_point() else t.char(), "float64|int8"),
+    "another shape": (lambda t: t[None], r"\[1, "),
+    "another device": (lambda t: t.to("meta"), "on meta"),
+}
+
+
+@pytest.mark.parametrize(("unpack", "error"), UNPACKED.values(), ids=UNPACKED)
+@every(RUNS)
+def test_what_hooks_unpack_is_used_as_it_was_packed(make, unpack, error):
+    run, x = make(), random(5, WIDTH).requires_grad_()
+    y = run(x)
+    (expected,) = torch.autograd.grad(y, x, y.detach())
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        y = run(x)
+    if error is None:
+        assert torch.equal(torch.autograd.grad(y, x, y.detach())[0], expected)
+        return
+    with pytest.raises(octofold.InvalidArgumentError, match=f"saved_tensors_hooks.*got.*({error})"):
+        torch.autograd.grad(y, x, y.detach())
+
+
 BATCHES = {
     "jacobian": lambda y, x, run: torch.autograd.functional.jacobian(run, x, vectorize=True),
     "batched gradients": lambda y, x, run: torch.autograd.grad(

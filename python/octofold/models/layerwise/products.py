@@ -12,6 +12,7 @@ from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
 from ...nn.autograd.first_order import differentiates, refuse_in_backward
+from ...nn.autograd.flat import save_tensors, saved_tensors
 from ...nn.autograd.linear import linear_with_casts
 from ...nn.autograd.products import bias_gradient
 from .storage import from_storage
@@ -85,7 +86,7 @@ class _Codes(torch.autograd.Function):
         granularity: str,
         native: bool,
     ) -> Tensor:
-        ctx.save_for_backward(codes, scale)
+        save_tensors(ctx, codes, scale)
         ctx.granularity = granularity
         ctx.bias_dtype = None if bias is None else bias.dtype
         return _product(x, ScaledTensor(codes, scale, granularity), bias, native)
@@ -93,7 +94,7 @@ class _Codes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward(_NAME, dy)
-        codes, scale = ctx.saved_tensors
+        codes, scale = saved_tensors(ctx)
         needs_x, needs_bias = ctx.needs_input_grad[:2]
         dx = dy @ from_storage(codes, scale, ctx.granularity, dy.dtype) if needs_x else None
         db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None

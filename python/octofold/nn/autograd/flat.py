@@ -22,9 +22,13 @@ flatten() has taken apart, so that a Function has records on both sides:
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
+
+_is_compiling: Final = torch.compiler.is_compiling
 
 
 class _Scaled(NamedTuple):
@@ -93,12 +97,47 @@ def flatten(record: tuple[Any, ...]) -> tuple[Layout, tuple[Tensor, ...]]:
 def save(ctx: Any, record: tuple[Any, ...]) -> None:
     """Keeps a record for backward. Its tensors must not be written to until then."""
     ctx.saved_layout, tensors = flatten(record)
-    ctx.save_for_backward(*tensors)
+    save_tensors(ctx, *tensors)
 
 
 def saved(ctx: Any) -> Any:
     """The record that save() kept."""
-    return ctx.saved_layout.record(ctx.saved_tensors)
+    return ctx.saved_layout.record(saved_tensors(ctx))
+
+
+def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
+    """ctx.save_for_backward(), for saved_tensors()."""
+    ctx.save_for_backward(*tensors)
+    if not _is_compiling():
+        ctx.saved_as = [None if t is None else (_kind(t), t.stride()) for t in tensors]
+
+
+def saved_tensors(ctx: Any) -> Sequence[Any]:
+    """The tensors that save_tensors() kept, with the strides that they had: hooks of autograd
+    (torch.autograd.graph.saved_tensors_hooks) may have made them anew. Raises InvalidArgumentError
+    for what can no longer be their values."""
+    tensors: tuple[Tensor | None, ...] = ctx.saved_tensors
+    if _is_compiling():
+        return tensors
+    return [
+        None if t is None else _restored(t, *saved_as)
+        for t, saved_as in zip(tensors, ctx.saved_as, strict=True)
+    ]
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.device
+
+
+def _restored(tensor: Tensor, kind: tuple[Any, ...], strides: tuple[int, ...]) -> Tensor:
+    if _kind(tensor) != kind:
+        expected, got = ("{} {} on {}".format(*each) for each in (kind, _kind(tensor)))
+        expected += ", as was packed"
+        raise invalid_argument("backward", "what saved_tensors_hooks unpacks", expected, got)
+    if tensor.stride() == strides and not tensor.is_neg():
+        return tensor
+    dtype, shape, device = kind
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(tensor)
 
 
 def _layout(record: tuple[Any, ...], tensors: list[Tensor]) -> Layout:

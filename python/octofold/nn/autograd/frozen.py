@@ -11,6 +11,7 @@ from ..casting.casts import walkable
 from ..casting.transposed import transposed_weight
 from .boundary import Sides, sides_of
 from .first_order import differentiates, refuse_in_backward
+from .flat import save_tensors, saved_tensors
 from .linear import linear_with_casts
 from .products import cast_gradient, input_gradient
 
@@ -42,7 +43,7 @@ class _Frozen(torch.autograd.Function):
         recipe: Recipe,
         sides: Sides | None,
     ) -> Tensor:
-        ctx.save_for_backward(codes, scale)
+        save_tensors(ctx, codes, scale)
         ctx.granularity, ctx.recipe, ctx.x_dtype = granularity, recipe, x.dtype
         ctx.sides = sides
         weight = ScaledTensor(codes, scale, granularity)
@@ -51,7 +52,7 @@ class _Frozen(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("nn.InferenceLinear", dy)
-        codes, scale = ctx.saved_tensors
+        codes, scale = saved_tensors(ctx)
         weight, recipe = ScaledTensor(codes, scale, ctx.granularity), ctx.recipe
         entry, exit = sides_of(ctx.sides)
         dtype = entry.partial_dtype or ctx.x_dtype

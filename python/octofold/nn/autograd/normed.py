@@ -14,6 +14,7 @@ from ..._ops.norms import NormGradients, norm, norm_gradient
 from ..casting.casts import walkable
 from .first_order import refuse_in_backward
 from .fitting import require_vector, require_wide
+from .flat import save_tensors, saved_tensors
 
 NORMS: Final = ("rms", "layer")
 
@@ -116,13 +117,13 @@ class _RmsNorm(torch.autograd.Function):
         x, weight = walkable(x), weight.contiguous()
         y: Tensor
         y, statistics = norm(Normed(x, weight, epsilon=epsilon))
-        ctx.save_for_backward(x, weight, statistics.rstd)
+        save_tensors(ctx, x, weight, statistics.rstd)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("nn.convert_norms", dy)
-        x, weight, rstd = ctx.saved_tensors
+        x, weight, rstd = saved_tensors(ctx)
         dx, d_weight, *_ = norm_gradient(walkable(dy), x, rstd, weight=weight)
         assert d_weight is not None
         return dx, d_weight.to(weight.dtype), None

@@ -19,6 +19,7 @@ from ..._ops.words_of_errors import in_words_of
 from ..casting.casts import WeightCasts, walkable
 from .first_order import refuse_in_backward
 from .fitting import require_fitting
+from .flat import save_tensors, saved_tensors
 from .main_grad import mark_gradient
 from .products import addable
 
@@ -109,9 +110,9 @@ class _OneCall(torch.autograd.Function):
         y, kept = call.forward(x, weight, bias)
         transposed = None if call.casts is None else call.casts[1]
         if transposed is None:
-            ctx.save_for_backward(kept)
+            save_tensors(ctx, kept)
         else:
-            ctx.save_for_backward(kept, transposed.data, transposed.scale)
+            save_tensors(ctx, kept, transposed.data, transposed.scale)
         ctx.call = call
         ctx.shapes = x.shape, weight.shape, weight.shape[:1]
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -121,7 +122,7 @@ class _OneCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("linear", dy)
-        kept, *transposed = ctx.saved_tensors
+        kept, *transposed = saved_tensors(ctx)
         passes, _, main_grad, _ = ctx.call
         dy = walkable(dy.resolve_neg() if dy.is_neg() else dy)
         adds = main_grad is not None

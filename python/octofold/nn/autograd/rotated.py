@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..._ops.rotary import rotary
 from .first_order import refuse_in_backward
+from .flat import save_tensors, saved_tensors
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -24,14 +25,14 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos, sin = _with_runs(cos), _with_runs(sin)
-        ctx.save_for_backward(cos, sin)
+        save_tensors(ctx, cos, sin)
         y: Tensor = rotary(_with_runs(x), cos, sin)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("nn.convert_rotary", dy)
-        cos, sin = ctx.saved_tensors
+        cos, sin = saved_tensors(ctx)
         return rotary(_with_runs(dy), cos, sin, inverse=True), None, None
 
 

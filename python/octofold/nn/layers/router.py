@@ -12,6 +12,7 @@ from ..._core.errors import invalid_argument
 from ..._ops.routing import top_k, top_k_gradient
 from ..autograd.expert_fitting import require_counts
 from ..autograd.first_order import differentiates, refuse_in_backward
+from ..autograd.flat import save_tensors, saved_tensors
 from .buffers import KeepsBuffers
 
 _NAME: Final = "octofold.nn.TopKRouter"
@@ -77,7 +78,7 @@ class _Route(torch.autograd.Function):
         )
         ctx.mark_non_differentiable(ids)
         ctx.set_materialize_grads(False)  # zeros for ids would be a kernel
-        ctx.save_for_backward(logits, ids)
+        save_tensors(ctx, logits, ids)
         ctx.options = scoring, normalize, scaling_factor
         return ids, weights
 
@@ -86,7 +87,7 @@ class _Route(torch.autograd.Function):
         if dw is None:
             return (None,) * 8
         refuse_in_backward("nn.route", dw)
-        logits, ids = ctx.saved_tensors
+        logits, ids = saved_tensors(ctx)
         scoring, normalize, scaling_factor = ctx.options
         dw = dw.contiguous()
         gradient = top_k_gradient(

@@ -15,6 +15,7 @@ from ..autograd.boundary import Sides
 from ..autograd.crossing import added_once, entered, left
 from ..autograd.first_order import differentiates, refuse_in_backward
 from ..autograd.fitting import require_input
+from ..autograd.flat import save_tensors, saved_tensors
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
@@ -148,7 +149,7 @@ class _WeightOnly(torch.autograd.Function):
         granularity: str,
         batch_invariant: bool,
     ) -> Tensor:
-        ctx.save_for_backward(codes, scale)
+        save_tensors(ctx, codes, scale)
         ctx.granularity, ctx.batch_invariant = granularity, batch_invariant
         ctx.bias_dtype = None if bias is None else bias.dtype
         return _product(x, ScaledTensor(codes, scale, granularity), bias, batch_invariant)
@@ -156,7 +157,7 @@ class _WeightOnly(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("nn.WeightOnlyLinear", dy)
-        codes, scale = ctx.saved_tensors
+        codes, scale = saved_tensors(ctx)
         needs_x, needs_bias = ctx.needs_input_grad[:2]
         dy = walkable(dy)
         weight = ScaledTensor(codes, scale, ctx.granularity)
