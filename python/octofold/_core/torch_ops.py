@@ -135,7 +135,7 @@ def refuse_tangents(operation: str, arrays: Sequence[Any]) -> None:
 def _tangent(tensor: Tensor) -> Tensor | None:
     if not tensor.is_floating_point() or tensor.is_meta:
         return None
-    tangent: Tensor | None = torch._VF._unpack_dual(tensor, level=0)[1]  # type: ignore[attr-defined]
+    tangent: Tensor | None = torch._VF._unpack_dual(tensor, level=0)[1]
     return tangent
 
 

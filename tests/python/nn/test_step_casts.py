@@ -108,6 +108,16 @@ def test_writes_of_others(write):
     assert torch.equal(layer(x), copy.deepcopy(layer)(x))
 
 
+def test_a_weight_that_moves_is_cast_where_and_as_it_is():
+    mlp = mlp_of_96()
+    _, handle = holding(mlp)
+    gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
+    gate.data, up.data = up.data, gate.data
+    handle.casts()
+    x = random(8, 96)
+    assert torch.equal(mlp(x), copy.deepcopy(mlp)(x))
+
+
 def test_until_the_next_step_a_weight_that_was_written_is_cast_in_each_forward(casts):
     layer, x = nn.Linear(96, 64), random(8, 96)
     optimizer, _ = holding(layer)

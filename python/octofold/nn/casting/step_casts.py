@@ -136,7 +136,9 @@ class _Held:
         """That make the casts of the weights as they are now: made anew where these have moved, or
         are copied to be one."""
         addresses = {weight.data_ptr() for weight in self.weights}
-        if any(job.source.data_ptr() not in addresses for job in self._jobs):
+        if any(version.has_moved() for version in self._versions) or any(
+            job.source.data_ptr() not in addresses for job in self._jobs
+        ):
             self._jobs = self._make_jobs()
         return self._jobs
 

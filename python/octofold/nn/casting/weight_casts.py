@@ -110,7 +110,7 @@ class _Kept:
             for parameter in model.parameters()
             if type(parameter) is torch.nn.Parameter and not parameter.is_inference()
         }
-        self._casts: dict[_Key, tuple[Recipe, WeightCasts]] = {}
+        self._casts: dict[_Key, tuple[Recipe, Tensor | None, WeightCasts]] = {}
 
     def holds(self, weights: tuple[Tensor, ...]) -> bool:
         return all(id(weight) in self._versions for weight in weights)
@@ -126,9 +126,9 @@ class _Kept:
         """As of weight_casts(). Raises InvalidArgumentError for weights that have changed."""
         if not all(self._versions[id(weight)].is_current() for weight in weights):
             raise _changed(weights)
-        # By the recipe itself, which is held: to hash what it says takes longer than a forward.
+        # By the objects themselves, which are held: to hash a recipe takes longer than a forward.
         key = tuple(map(id, weights)), id(recipe), id(amax_history)
-        _, casts = self._casts.get(key, (recipe, None))
+        *_, casts = self._casts.get(key, (None,))
         lacks_transposed = transposed and recipe.grad_input is not None
         if casts is None or (lacks_transposed and casts[1] is None):
             # What is kept may serve backward later.
@@ -137,7 +137,7 @@ class _Kept:
                     casts = _cast(weights, recipe, amax_history, transposed, remember)
                 else:
                     casts = _with_transposed(casts, joined(weights), recipe)
-            self._casts[key] = recipe, casts
+            self._casts[key] = recipe, amax_history, casts
         return casts
 
 
