@@ -60,12 +60,7 @@ def call(
             return _call_by_torch(op, inputs, options, dtype, out)
         traced: Arrays = _call_in_graph(op.name, inputs, options, dtype, out)
         return traced
-    if not (
-        _is_tracing()
-        or _dispatch_modes()
-        or _innermost_transform() is not None
-        or is_forward_mode()
-    ):
+    if not (_is_tracing() or _dispatch_modes() or _innermost_transform() or is_forward_mode()):
         with_gradients = _is_grad_enabled()
         for array in inputs if out is None else inputs + out:
             if array is not None and (

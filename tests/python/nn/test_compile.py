@@ -1,9 +1,11 @@
 """Layers with FP8 weights under torch.compile, and the choice between FP8 and a plain product; what
-trains is compiled in test_modules.py and test_functions.py."""
+trains is compiled in test_modules.py and test_functions.py, and here two in one graph."""
+
+import copy
 
 import octofold
 import pytest
-from judge import assert_same
+from judge import assert_compiled_same, assert_same
 from layer_support import WIDTH, Routed, random, step
 
 torch = pytest.importorskip("torch")
@@ -41,6 +43,21 @@ def test_fp8_weights(make):
         assert_same(compiled(x), layer(x))
     if make is not inference:
         assert_same(step(compiled, x), step(layer, x))
+
+
+OSS = {"activation": "swiglu-oss", "bias": True}
+WITH_NUMBERS = {
+    "delayed": lambda: nn.Linear(WIDTH, WIDTH, recipe="delayed"),
+    "mlp": lambda: nn.MLP(WIDTH, 128, recipe="rowwise_with_gw_hp", **OSS),
+    "experts": lambda: Routed(nn.Experts(WIDTH, 128, 4, **OSS)),
+}
+
+
+@pytest.mark.parametrize("make", WITH_NUMBERS.values(), ids=WITH_NUMBERS)
+def test_two_layers_of_any_sizes_in_one_graph(make):
+    model, x = torch.nn.Sequential(make(), make()), random(65, WIDTH)
+    twin = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager", dynamic=True)
+    assert_compiled_same(step(twin, x), step(model, x))
 
 
 def test_decision_is_compiled(monkeypatch):

@@ -1,5 +1,5 @@
 """What the functions of layers have in common: no tokens, what is not finite, autocast, graphs of
-torch.compile, checkpointing, no second derivatives."""
+torch.compile, checkpointing."""
 
 from functools import partial
 from typing import NamedTuple
@@ -155,15 +155,3 @@ def test_compiles_whole(name, recipe, backend):
     )
     with torch.no_grad():
         assert_same(compiled(**operands), function(**operands))
-
-
-@every_case
-def test_backward_is_not_differentiated(name, recipe):
-    function, operands, _ = case(name, recipe)
-    x = operands.pop("x").requires_grad_()
-    result = function(x, **operands) if name != "experts" else function(x=x, **operands)
-    y = result[0] if isinstance(result, tuple) else result
-    with pytest.raises(
-        octofold.UnsupportedError, match=rf"{name.split()[0].strip(',')}.*create_graph"
-    ):
-        torch.autograd.grad(y.square().sum(), x, create_graph=True)

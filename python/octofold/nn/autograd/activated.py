@@ -17,8 +17,11 @@ ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
 _CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu-oss": "oss"}
 """Of a gated one: what its gate goes through."""
 
-_OSS_SLOPE: Final = 1.702
-_OSS_LIMIT: Final = 7.0
+
+def _oss() -> tuple[float, float]:
+    """Slope and limit. A module's numbers are variables to torch.compile(dynamic=True), which then
+    fails where two functions with gradients read the same."""
+    return 1.702, 7.0
 
 
 def is_gated(activation: str) -> bool:
@@ -46,8 +49,7 @@ def activated(x: Tensor, activation: str) -> Tensor:
     """activation(x) in the dtype of x, differentiable, as torch has it."""
     if is_gated(activation):
         gate, up = x.chunk(2, dim=-1)
-        factor = up.clamp(-_OSS_LIMIT, _OSS_LIMIT) + 1 if activation == "swiglu-oss" else up
-        return _curve(gate, _CURVES[activation]) * factor
+        return _curve(gate, _CURVES[activation]) * _factor(up, activation)
     return _curve(x, activation)
 
 
@@ -57,11 +59,19 @@ def activated_gradient(dh: Tensor, x: Tensor, activation: str) -> Tensor:
         return _curve_gradient(dh, x, activation)
     gate, up = x.chunk(2, dim=-1)
     curve = _CURVES[activation]
+    by_gate = _curve_gradient(dh * _factor(up, activation), gate, curve)
+    by_up = dh * _curve(gate, curve)
     if activation == "swiglu-oss":
-        by_up = torch.where(up.abs() > _OSS_LIMIT, 0, dh * _curve(gate, curve))
-        factor = up.clamp(-_OSS_LIMIT, _OSS_LIMIT) + 1
-        return torch.cat((_curve_gradient(dh * factor, gate, curve), by_up), dim=-1)
-    return torch.cat((_curve_gradient(dh * up, gate, curve), dh * _curve(gate, curve)), dim=-1)
+        by_up = torch.where(up.abs() > _oss()[1], 0, by_up)
+    return torch.cat((by_gate, by_up), dim=-1)
+
+
+def _factor(up: Tensor, activation: str) -> Tensor:
+    """What a gate's curve is multiplied by."""
+    if activation != "swiglu-oss":
+        return up
+    _, limit = _oss()
+    return up.clamp(-limit, limit) + 1
 
 
 def _curve(x: Tensor, name: str) -> Tensor:
@@ -70,8 +80,9 @@ def _curve(x: Tensor, name: str) -> Tensor:
     if name == "relu-squared":
         return functional.relu(x).square()
     if name == "oss":
-        x = x.clamp(max=_OSS_LIMIT)
-        return x * torch.sigmoid(_OSS_SLOPE * x)
+        slope, limit = _oss()
+        x = x.clamp(max=limit)
+        return x * torch.sigmoid(slope * x)
     return functional.gelu(x, approximate=_approximation(name))
 
 
@@ -82,9 +93,9 @@ def _curve_gradient(dy: Tensor, x: Tensor, name: str) -> Tensor:
     elif name == "relu-squared":
         dx = 2 * functional.relu(x) * dy
     elif name == "oss":
-        part = torch.sigmoid(_OSS_SLOPE * x)
-        slope = part + _OSS_SLOPE * x * part * (1 - part)
-        dx = torch.where(x > _OSS_LIMIT, 0, dy * slope)
+        slope, limit = _oss()
+        part = torch.sigmoid(slope * x)
+        dx = torch.where(x > limit, 0, dy * (part + slope * x * part * (1 - part)))
     else:
         dx = torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
     return dx

@@ -7,14 +7,12 @@ capture it.
 """
 
 import math
-from typing import Final
-
 import torch
 from torch import Tensor
 
 from ..._core.recipe import Delayed
+from ..._core.torch import DTYPES
 
-LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0}
 INPUT, WEIGHT, GRADIENT = 0, 1, 2
 """Rows of a layer's histories."""
 
@@ -41,7 +39,7 @@ def delayed_scale(
         amax = torch.linalg.vector_norm(x, math.inf).float().reshape(1)
     finite = amax.nan_to_num(nan=0.0, posinf=0.0)
     seen = history.amax(dim=0, keepdim=True)
-    largest = LARGEST[dtype]
+    largest = torch.finfo(DTYPES[dtype]).max
     basis = torch.where(seen > 0, seen, finite)
     basis = torch.where(basis > 0, basis, largest)
     if remember:
