@@ -81,6 +81,10 @@ def test_experts_are_fp8(saved, name):
                 assert distance(codes.dequantize("float32"), weight.float()) < 0.04
     biases = [stack.gate_up_proj_bias for stack in stacks if name == "gpt-oss"]
     assert all(bias.dtype == torch.bfloat16 for bias in biases)
+    if biases:
+        loss = model(TOKENS).logits.sum()
+        with pytest.raises(octofold.UnsupportedError, match="experts=False"):
+            loss.backward()
     for stack in stacks:
         stack.half()
     assert all(stack.down_proj.dtype == torch.float8_e4m3fn for stack in stacks)

@@ -25,7 +25,7 @@ from tensor_parallel_checks import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 nn = octofold.nn
 
@@ -213,6 +213,9 @@ def refusals(rank):
     ):
         with refused(words):
             ColumnParallel(**options)
+    for style in (ColwiseParallel(), RowwiseParallel()):
+        with refused("octofold.distributed.parallelize(), or"):
+            parallelize_module(nn.Linear(16, 16), mesh, style)(torch.randn(3, 16))
     row = parallelize_module(seeded(nn.Linear, 16, 16), mesh, RowParallel(output_layouts=Shard(0)))
     for x, words in (
         (here(torch.randn(size + 1, 16 // size)), f"a multiple of {size} tokens in dimension 0"),

@@ -35,6 +35,13 @@ def kinds(model):
     }
 
 
+def test_the_report_is_no_model():
+    report = nn.convert(new_model())
+    for use, error in ((report, TypeError), (lambda x: report.eval(), AttributeError)):
+        with pytest.raises(error, match=r"the report of .* changed the model in place \(\.model"):
+            use(random(2, 16))
+
+
 CONVERTED = {"first", "block.0", "block.2", "again", "head"}
 
 

@@ -170,15 +170,6 @@ def test_few_tokens_are_multiplied_as_they_are(dtype):
         nn.InferenceLinear(300, 200, few_tokens=-1)
 
 
-def test_no_second_gradient():
-    served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
-    x = random(5, 300).requires_grad_()
-    with pytest.raises(octofold.UnsupportedError, match="create_graph=True"):
-        torch.autograd.grad(served(x).sum(), x, create_graph=True)
-    with pytest.raises(octofold.UnsupportedError, match=r"no transform of torch\.func"):
-        torch.func.grad(lambda x: served(x).sum())(x)
-
-
 @pytest.mark.slow
 def test_the_gradient_compiles_whole():
     served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))

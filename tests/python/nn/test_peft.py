@@ -50,6 +50,14 @@ def logits(model):
         return model(input_ids=TOKENS).logits.float()
 
 
+def test_prepared_for_training():
+    """Norms and activations of float32."""
+    base = peft.prepare_model_for_kbit_training(nn.convert_weight_only(llama()).model)
+    model = adapted(base=base)
+    model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    assert all(p.grad.any() for n, p in model.named_parameters() if "lora_B" in n)
+
+
 def of_inference(recipe="blockwise"):
     model = llama()
     for parent in list(model.modules()):

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
 from ...nn.autograd.expert_chain import grouped_product
 from ...nn.autograd.expert_ways import chosen_way
+from ...nn.autograd.first_order import differentiates
 from ...nn.autograd.products import addable
 from ...nn.conversion.expert_blocks import GATES, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
@@ -45,8 +46,8 @@ class ModelsOwnExperts(KeepsBuffers):
 
     forward: x [tokens, hidden], the experts' numbers [tokens, k] and their weights, to [tokens,
     hidden] in the dtype of x. x is cast too where the GPU has grouped products of FP8, unless
-    `compute` is "weight-only"; else it has 16 bits. Without gradients: an x that requires one
-    raises UnsupportedError where gradients are enabled.
+    `compute` is "weight-only"; else it has 16 bits. Without gradients: backward raises
+    UnsupportedError.
     """
 
     compute: str
@@ -57,12 +58,15 @@ class ModelsOwnExperts(KeepsBuffers):
     _apply_gate: Callable[[Tensor], Tensor]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        x = hidden_states
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise UnsupportedError(
-                "octofold.integrations.transformers: experts with a gate of the model's own have "
-                "no gradient in FP8: OctofoldConfig(experts=False) leaves them as they are"
-            )
+        operands: tuple[Tensor, ...] = hidden_states, top_k_index, top_k_weights
+        with torch.no_grad():
+            y = self._computed(*operands)
+        operands = *operands, *self.parameters()
+        if differentiates("integrations.transformers", *operands):
+            y = _Refusing.apply(y, *operands)  # type: ignore[no-untyped-call]
+        return y
+
+    def _computed(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         product = blockwise.output
         assert product is not None
         first, second = (self._weight(name) for name in STACKED)
@@ -90,6 +94,21 @@ class ModelsOwnExperts(KeepsBuffers):
     def _held_buffers(self) -> dict[str, Tensor | None]:
         names = (*STACKED, *(f"{name}_scale_inv" for name in STACKED))
         return {name: self._buffers[name] for name in names}
+
+
+class _Refusing(torch.autograd.Function):
+    """The first tensor, as if it were made of the others."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> NoReturn:
+        raise UnsupportedError(
+            "octofold.integrations.transformers: experts with a gate of the model's own have no "
+            "gradient in FP8: OctofoldConfig(experts=False) leaves them as they are"
+        )
 
 
 def is_experts(module: Any) -> bool:

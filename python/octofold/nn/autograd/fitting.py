@@ -53,6 +53,15 @@ def require_wide(operation: str, name: str, value: object) -> None:
     """A tensor of bfloat16, float16 or float32."""
     if not isinstance(value, Tensor) or value.dtype not in _WIDE:
         raise _not_wide(operation, name, value)
+    if hasattr(value, "device_mesh"):
+        expected = (
+            "a tensor of this rank: torch's ColwiseParallel and RowwiseParallel make DTensors"
+        )
+        expected += (
+            ", of which FP8 layers know nothing; octofold.distributed.parallelize(), or its "
+        )
+        expected += "ColumnParallel and RowParallel, share such layers out"
+        raise invalid_argument(operation, name, expected, "a DTensor")
 
 
 def require_input(operation: str, x: Tensor, weight: Tensor, weight_name: str = "weight") -> None:

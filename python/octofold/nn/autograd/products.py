@@ -38,7 +38,9 @@ def output_product(
 def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """As products to this dtype take it."""
     # torch takes the host a tenth of a product's call to find that nothing is to be done.
-    return bias if bias is None or bias.dtype in (dtype, torch.float32) else bias.to(dtype)
+    if bias is None or (bias.dtype in (dtype, torch.float32) and bias.is_contiguous()):
+        return bias
+    return (bias if bias.dtype == torch.float32 else bias.to(dtype)).contiguous()
 
 
 def gradient_formats(

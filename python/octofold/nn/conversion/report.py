@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from torch.nn import Module
 
 _NAMED_AT_MOST: Final = 3
+_WHAT: Final = "the report of a conversion, which changed the model in place (.model is it)"
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,6 +23,12 @@ class Conversion:
     model: Module
     converted: Mapping[str, str]
     left_alone: Mapping[str, str]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"this is {_WHAT}, not a module: call the model")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"'Conversion' object has no attribute {name!r}: it is {_WHAT}")
 
     def __repr__(self) -> str:
         lines = [

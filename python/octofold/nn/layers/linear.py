@@ -42,6 +42,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     main_grad: whether the product that makes the weight's gradient adds it to weight.main_grad
         (float32, shape of the weight; made of zeros if there is none as forward runs), as in
         Megatron. weight.grad stays as it is, so DDP, FSDP and optimizers that read it do not work.
+        Every backward through the layer adds, that of autograd.grad(y, x) too.
     force_fp8: whether to use FP8 also where it was measured to be slower than BF16
         (octofold.nn.fp8_wins).
 

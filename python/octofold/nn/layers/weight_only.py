@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ..._core.batch_invariance import is_batch_invariant
-from ..._core.errors import invalid_argument
 from ..._core.formats import FormatLike
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
@@ -34,8 +33,8 @@ class WeightOnlyLinear(FrozenLinear):
     dtype: of the bias; it need not be that of x.
     format: how the weight is cast, an octofold.Format or its words.
     batch_invariant: a token's result, and its gradient, depend on that token alone, not on how many
-        there are nor on its place (docs/batch-invariance.md). Not of bfloat16 where tensor cores
-        have none. A property of the layer, not of its state_dict().
+        there are nor on its place (docs/batch-invariance.md). Not of float32, nor of
+        bfloat16 where tensor cores have none. A property of the layer, not of its state_dict().
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, and its bias is a parameter.
@@ -45,7 +44,9 @@ class WeightOnlyLinear(FrozenLinear):
     compute capability 8.0) for bfloat16: float16 is quicker there.
 
     forward: x [..., in] of float16 or bfloat16 to [..., out] in its dtype; in autocast x of any
-    dtype, to autocast's. There are gradients by x and by bias; the weight has none.
+    dtype, to autocast's. float32 otherwise, as peft.prepare_model_for_kbit_training() leaves a
+    model, is multiplied by a float32 copy of the weight, made for the call. There are gradients by
+    x and by bias; the weight has none.
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -80,12 +81,9 @@ class WeightOnlyLinear(FrozenLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         require_input(_NAME, input, self.weight)
-        dtype = result_dtype(input)
-        if dtype == torch.float32:
-            expected = "float16 or bfloat16 (as the model after half() or bfloat16(), or autocast)"
-            raise invalid_argument(_NAME, "x", expected, dtype)
         weight, bias, invariant = self.scaled_weight, self.own_bias(), self.batch_invariant
-        return weight_only_linear(input.to(dtype), weight, bias, self.sides, invariant)
+        x = input.to(result_dtype(input))
+        return weight_only_linear(x, weight, bias, self.sides, invariant)
 
     def extra_repr(self) -> str:
         invariant = ", batch_invariant=True" if self.batch_invariant else ""
