@@ -60,35 +60,26 @@ def call(
             return _call_by_torch(op, inputs, options, dtype, out)
         traced: Arrays = _call_in_graph(op.name, inputs, options, dtype, out)
         return traced
-    if not (_is_tracing() or _dispatch_modes() or _innermost_transform() or is_forward_mode()):
-        with_gradients = _is_grad_enabled()
-        for array in inputs if out is None else inputs + out:
-            if array is not None and (
-                type(array) not in PLAIN_TYPES
-                or (with_gradients and array.requires_grad)
-                or array.is_neg()
-            ):
-                break
-        else:
-            first = inputs[0]
-            if not first.is_meta:
-                return op.launch(torch_framework_of(first), inputs, options, dtype, out)
+    if is_called_at_once(inputs if out is None else inputs + out):
+        return op.launch(torch_framework_of(inputs[0]), inputs, options, dtype, out)
     return _call_by_torch(op, inputs, options, dtype, out)
 
 
 def is_called_at_once(arrays: Sequence[Any]) -> bool:
     """Whether a call with these tensors (None: not given) may go to the library with torch knowing
     nothing of it: the conditions of call(), for those who have no row."""
-    return not torch_is_watching() and all(
-        array is None
-        or (
-            type(array) in PLAIN_TYPES
-            and not (array.requires_grad and _is_grad_enabled())
-            and not array.is_neg()
-            and not array.is_meta
-        )
-        for array in arrays
-    )
+    if torch_is_watching():
+        return False
+    with_gradients = _is_grad_enabled()
+    for array in arrays:
+        if array is not None and (
+            type(array) not in PLAIN_TYPES
+            or (with_gradients and array.requires_grad)
+            or array.is_neg()
+            or array.is_meta
+        ):
+            return False
+    return True
 
 
 def torch_is_watching() -> bool:

@@ -21,7 +21,6 @@ from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
 from ...nn.autograd.expert_chain import grouped_product
 from ...nn.autograd.expert_ways import chosen_way
-from ...nn.autograd.first_order import differentiates
 from ...nn.autograd.products import addable
 from ...nn.conversion.expert_blocks import GATES, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
@@ -58,15 +57,7 @@ class ModelsOwnExperts(KeepsBuffers):
     _apply_gate: Callable[[Tensor], Tensor]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        operands: tuple[Tensor, ...] = hidden_states, top_k_index, top_k_weights
-        with torch.no_grad():
-            y = self._computed(*operands)
-        operands = *operands, *self.parameters()
-        if differentiates("integrations.transformers", *operands):
-            y = _Refusing.apply(y, *operands)  # type: ignore[no-untyped-call]
-        return y
-
-    def _computed(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        x = hidden_states
         product = blockwise.output
         assert product is not None
         first, second = (self._weight(name) for name in STACKED)
@@ -86,6 +77,8 @@ class ModelsOwnExperts(KeepsBuffers):
             h8 = quantize(self._apply_gate(gate_up), product.a)
             y = grouped_product(product, h8, second, offsets, x.dtype, biases[1])
         out: Tensor = combine(y, positions, top_k_weights.float().contiguous(), out_dtype=x.dtype)
+        if out.requires_grad and not torch.compiler.is_compiling():
+            out.register_hook(_refuse)
         return out
 
     def _weight(self, name: str) -> ScaledTensor:
@@ -96,19 +89,11 @@ class ModelsOwnExperts(KeepsBuffers):
         return {name: self._buffers[name] for name in names}
 
 
-class _Refusing(torch.autograd.Function):
-    """The first tensor, as if it were made of the others."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> NoReturn:
-        raise UnsupportedError(
-            "octofold.integrations.transformers: experts with a gate of the model's own have no "
-            "gradient in FP8: OctofoldConfig(experts=False) leaves them as they are"
-        )
+def _refuse(gradient: Tensor) -> NoReturn:
+    raise UnsupportedError(
+        "octofold.integrations.transformers: experts with a gate of the model's own have no "
+        "gradient in FP8: OctofoldConfig(experts=False) leaves them as they are"
+    )
 
 
 def is_experts(module: Any) -> bool:

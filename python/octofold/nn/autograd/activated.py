@@ -16,12 +16,8 @@ from .products import gradient_formats
 ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
 _CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu-oss": "oss"}
 """Of a gated one: what its gate goes through."""
-
-
-def _oss() -> tuple[float, float]:
-    """Slope and limit. A module's numbers are variables to torch.compile(dynamic=True), which then
-    fails where two functions with gradients read the same."""
-    return 1.702, 7.0
+# swiglu-oss's slope and limit are written out: a module's numbers are variables to
+# torch.compile(dynamic=True), which fails where two functions with gradients read them.
 
 
 def is_gated(activation: str) -> bool:
@@ -49,7 +45,8 @@ def activated(x: Tensor, activation: str) -> Tensor:
     """activation(x) in the dtype of x, differentiable, as torch has it."""
     if is_gated(activation):
         gate, up = x.chunk(2, dim=-1)
-        return _curve(gate, _CURVES[activation]) * _factor(up, activation)
+        factor = up.clamp(-7.0, 7.0) + 1 if activation == "swiglu-oss" else up
+        return _curve(gate, _CURVES[activation]) * factor
     return _curve(x, activation)
 
 
@@ -59,19 +56,11 @@ def activated_gradient(dh: Tensor, x: Tensor, activation: str) -> Tensor:
         return _curve_gradient(dh, x, activation)
     gate, up = x.chunk(2, dim=-1)
     curve = _CURVES[activation]
-    by_gate = _curve_gradient(dh * _factor(up, activation), gate, curve)
-    by_up = dh * _curve(gate, curve)
     if activation == "swiglu-oss":
-        by_up = torch.where(up.abs() > _oss()[1], 0, by_up)
-    return torch.cat((by_gate, by_up), dim=-1)
-
-
-def _factor(up: Tensor, activation: str) -> Tensor:
-    """What a gate's curve is multiplied by."""
-    if activation != "swiglu-oss":
-        return up
-    _, limit = _oss()
-    return up.clamp(-limit, limit) + 1
+        by_up = torch.where(up.abs() > 7.0, 0, dh * _curve(gate, curve))
+        factor = up.clamp(-7.0, 7.0) + 1
+        return torch.cat((_curve_gradient(dh * factor, gate, curve), by_up), dim=-1)
+    return torch.cat((_curve_gradient(dh * up, gate, curve), dh * _curve(gate, curve)), dim=-1)
 
 
 def _curve(x: Tensor, name: str) -> Tensor:
@@ -80,9 +69,8 @@ def _curve(x: Tensor, name: str) -> Tensor:
     if name == "relu-squared":
         return functional.relu(x).square()
     if name == "oss":
-        slope, limit = _oss()
-        x = x.clamp(max=limit)
-        return x * torch.sigmoid(slope * x)
+        x = x.clamp(max=7.0)
+        return x * torch.sigmoid(1.702 * x)
     return functional.gelu(x, approximate=_approximation(name))
 
 
@@ -93,9 +81,9 @@ def _curve_gradient(dy: Tensor, x: Tensor, name: str) -> Tensor:
     elif name == "relu-squared":
         dx = 2 * functional.relu(x) * dy
     elif name == "oss":
-        slope, limit = _oss()
-        part = torch.sigmoid(slope * x)
-        dx = torch.where(x > limit, 0, dy * (part + slope * x * part * (1 - part)))
+        part = torch.sigmoid(1.702 * x)
+        slope = part + 1.702 * x * part * (1 - part)
+        dx = torch.where(x > 7.0, 0, dy * slope)
     else:
         dx = torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
     return dx

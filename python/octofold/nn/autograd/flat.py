@@ -113,30 +113,26 @@ def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
 
 
 def saved_tensors(ctx: Any) -> Sequence[Any]:
-    """The tensors that save_tensors() kept, with the strides that they had: hooks of autograd
-    (torch.autograd.graph.saved_tensors_hooks) may have made them anew. Raises InvalidArgumentError
-    for what can no longer be their values."""
-    tensors: tuple[Tensor | None, ...] = ctx.saved_tensors
-    if _is_compiling():
-        return tensors
-    return [
-        None if t is None else _restored(t, *saved_as)
-        for t, saved_as in zip(tensors, ctx.saved_as, strict=True)
-    ]
+    """What save_tensors() kept, with the strides that it had, which hooks of autograd
+    (torch.autograd.graph.saved_tensors_hooks) may have changed. Raises InvalidArgumentError for
+    what can no longer be these values."""
+    tensors: tuple[Any, ...] = ctx.saved_tensors
+    return tensors if _is_compiling() else tuple(map(_restored, tensors, ctx.saved_as))
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.device
+    return tensor.dtype, tensor.device, tensor.shape
 
 
-def _restored(tensor: Tensor, kind: tuple[Any, ...], strides: tuple[int, ...]) -> Tensor:
+def _restored(tensor: Tensor | None, saved_as: Any) -> Tensor | None:
+    if tensor is None:
+        return None
+    (dtype, device, shape), strides = kind, _ = saved_as
     if _kind(tensor) != kind:
-        expected, got = ("{} {} on {}".format(*each) for each in (kind, _kind(tensor)))
-        expected += ", as was packed"
+        expected, got = ("{} on {}, {}".format(*each) for each in (kind, _kind(tensor)))
         raise invalid_argument("backward", "what saved_tensors_hooks unpacks", expected, got)
     if tensor.stride() == strides and not tensor.is_neg():
         return tensor
-    dtype, shape, device = kind
     return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(tensor)
 
 

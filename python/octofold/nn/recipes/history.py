@@ -7,6 +7,7 @@ capture it.
 """
 
 import math
+
 import torch
 from torch import Tensor
 
