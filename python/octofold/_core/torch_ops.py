@@ -60,14 +60,14 @@ def call(
             return _call_by_torch(op, inputs, options, dtype, out)
         traced: Arrays = _call_in_graph(op.name, inputs, options, dtype, out)
         return traced
-    if is_called_at_once(inputs if out is None else inputs + out):
+    if is_called_at_once(inputs if out is None else inputs + out) and not inputs[0].is_meta:
         return op.launch(torch_framework_of(inputs[0]), inputs, options, dtype, out)
     return _call_by_torch(op, inputs, options, dtype, out)
 
 
 def is_called_at_once(arrays: Sequence[Any]) -> bool:
-    """Whether a call with these tensors (None: not given) may go to the library with torch knowing
-    nothing of it: the conditions of call(), for those who have no row."""
+    """Whether a call with these tensors (None: not given), if they have memory, may go to the
+    library with torch knowing nothing of it."""
     if torch_is_watching():
         return False
     with_gradients = _is_grad_enabled()
@@ -76,7 +76,6 @@ def is_called_at_once(arrays: Sequence[Any]) -> bool:
             type(array) not in PLAIN_TYPES
             or (with_gradients and array.requires_grad)
             or array.is_neg()
-            or array.is_meta
         ):
             return False
     return True

@@ -168,4 +168,4 @@ def _at_once(arrays: Arrays | Sequence[Array]) -> bool:
     """Whether torch need not know of a call with these tensors."""
     from .._core.torch_ops import is_called_at_once
 
-    return is_called_at_once(arrays)
+    return is_called_at_once(arrays) and not any(a is not None and a.is_meta for a in arrays)

@@ -78,7 +78,7 @@ class ModelsOwnExperts(KeepsBuffers):
             y = grouped_product(product, h8, second, offsets, x.dtype, biases[1])
         out: Tensor = combine(y, positions, top_k_weights.float().contiguous(), out_dtype=x.dtype)
         if out.requires_grad and not torch.compiler.is_compiling():
-            out.register_hook(_refuse)
+            out.register_hook(_refuse)  # type: ignore[no-untyped-call]
         return out
 
     def _weight(self, name: str) -> ScaledTensor:
