@@ -26,7 +26,9 @@ export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 WHEEL ?= dist/octofold-*.whl
 WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOTICE \
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
-CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
+# By find: git lists nothing in a folder that is not its own (a tarball, another user's).
+CPP_FILES = $(shell find bench bindings cmake examples include kernels src tests \
+  -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help demo test test-all test-cpp test-python all-cpp all-python all-asan all-tsan all-fuzz \
   docs docs-links quarantine times bench wheel release release-dry-run test-matrix test-integrations gpu-bundle \
@@ -122,7 +124,7 @@ check: .venv/.check ## formatting, lint, include rules, generated files, types
 
 tidy: .venv/.check ## clang-tidy (minutes)
 	cmake --preset release
-	git ls-files 'src/*.cpp' | \
+	find src -name '*.cpp' | \
 	  xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 1 $(VENV)/clang-tidy --quiet -p build/release
 
 clean: ## removes what was built; .venv stays

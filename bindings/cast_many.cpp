@@ -67,7 +67,9 @@ void cast_jobs(const AnyView* given, std::int32_t count) {
                                       given[0].cast<tvm::ffi::TensorView>()));
 }
 
-void guarded(const AnyView* given, std::int32_t count) { Guarded<&cast_jobs>::call(given, count); }
+void guarded(const AnyView* given, std::int32_t count) {
+  Guarded<"cast_many", &cast_jobs>::call(given, count);
+}
 
 }  // namespace
 

@@ -26,6 +26,12 @@ Strings strings_of(const Range& texts) {
   return strings;
 }
 
+tvm::ffi::Array<tvm::ffi::Bytes> paths_of(const std::vector<std::filesystem::path>& files) {
+  tvm::ffi::Array<tvm::ffi::Bytes> names;
+  for (const std::filesystem::path& file : files) names.push_back(bytes_of(file));
+  return names;
+}
+
 Fields reasons_of(const std::vector<LeftAlone>& weights) {
   Fields reasons;
   for (const LeftAlone& weight : weights) {
@@ -43,7 +49,7 @@ Fields fields_of(const CheckpointReport& report) {
           {"left_alone", reasons_of(report.left_alone)},
           {"input_bytes", report.input_bytes},
           {"output_bytes", report.output_bytes},
-          {"files", strings_of(report.files)}};
+          {"files", paths_of(report.files)}};
 }
 
 std::optional<Granularity> granularity_of(const tvm::ffi::Optional<tvm::ffi::String>& name) {
@@ -61,7 +67,7 @@ Fields fields_of(const CheckpointTensor& tensor) {
   return {{"name", tvm::ffi::String(tensor.name)},
           {"dtype", tvm::ffi::String(tensor.dtype)},
           {"shape", shape},
-          {"file", tvm::ffi::String(tensor.file.string())},
+          {"file", bytes_of(tensor.file)},
           {"offset", tensor.offset},
           {"bytes", tensor.bytes}};
 }
@@ -89,7 +95,7 @@ tvm::ffi::Array<Fields> list_of(const Range& values) {
 
 }  // namespace
 
-Fields quantize_checkpoint(tvm::ffi::String input, tvm::ffi::String output, Strings skip,
+Fields quantize_checkpoint(tvm::ffi::Bytes input, tvm::ffi::Bytes output, Strings skip,
                            bool use_default_skips, tvm::ffi::String family,
                            tvm::ffi::Optional<tvm::ffi::String> granularity, tvm::ffi::String rule,
                            tvm::ffi::Optional<bool> power_of_two, Progress progress) {
@@ -100,25 +106,25 @@ Fields quantize_checkpoint(tvm::ffi::String input, tvm::ffi::String output, Stri
                                     .progress = progress_to(progress)};
   if (power_of_two) options.power_of_two = *power_of_two;
   for (const tvm::ffi::String& pattern : skip) options.skip.emplace_back(view_of(pattern));
-  return fields_of(octofold::quantize_checkpoint(view_of(input), view_of(output), options));
+  return fields_of(octofold::quantize_checkpoint(path_of(input), path_of(output), options));
 }
 
-Fields convert_checkpoint(tvm::ffi::String input, tvm::ffi::String output, tvm::ffi::String family,
+Fields convert_checkpoint(tvm::ffi::Bytes input, tvm::ffi::Bytes output, tvm::ffi::String family,
                           tvm::ffi::Optional<tvm::ffi::String> granularity, Progress progress) {
-  return fields_of(octofold::convert_checkpoint(view_of(input), view_of(output),
+  return fields_of(octofold::convert_checkpoint(path_of(input), path_of(output),
                                                 {.family = parse_checkpoint_family(view_of(family)),
                                                  .granularity = granularity_of(granularity),
                                                  .progress = progress_to(progress)}));
 }
 
-Fields inspect_checkpoint(tvm::ffi::String input) {
-  const CheckpointContents contents = octofold::inspect_checkpoint(view_of(input));
+Fields inspect_checkpoint(tvm::ffi::Bytes input) {
+  const CheckpointContents contents = octofold::inspect_checkpoint(path_of(input));
   tvm::ffi::Any family = nullptr;
   if (contents.family) family = tvm::ffi::String(std::string(name(*contents.family)));
   return {{"family", family},
           {"weights", list_of(contents.weights)},
           {"others", list_of(contents.others)},
-          {"files", strings_of(contents.files)},
+          {"files", paths_of(contents.files)},
           {"bytes", contents.bytes}};
 }
 

@@ -21,16 +21,16 @@ using Fields = tvm::ffi::Map<String, tvm::ffi::Any>;
 using Progress = tvm::ffi::TypedFunction<void(int64_t, int64_t)>;
 }  // namespace
 
-String kernel_cache_folder() { return octofold::kernel_cache_folder().string(); }
+tvm::ffi::Bytes kernel_cache_folder() { return bytes_of(octofold::kernel_cache_folder()); }
 
 tvm::ffi::Array<Fields> list_kernel_cache() {
   tvm::ffi::Array<Fields> kernels;
   for (const CachedKernel& kernel : octofold::list_kernel_cache()) {
     const std::chrono::duration<double> written = kernel.written.time_since_epoch();
-    kernels.push_back({{"file", String(kernel.file.string())},
+    kernels.push_back({{"file", bytes_of(kernel.file)},
                        {"bytes", kernel.bytes},
                        {"written", written.count()},
-                       {"fault", String(kernel.fault)},
+                       {"fault", as_utf8(kernel.fault)},
                        {"description", String(kernel.description)},
                        {"architecture", String(kernel.architecture)},
                        {"registers", kernel.registers}});

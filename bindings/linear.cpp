@@ -122,14 +122,16 @@ Array<Any> linear(std::int64_t tokens, std::int64_t in_features, std::int64_t ou
       Function::FromTyped([problem](Tensor x, Tensor weight, OptionalTensor weight_scale,
                                     OptionalTensor bias, Tensor y, OptionalTensor kept,
                                     OptionalTensor workspace, OptionalStream stream) {
-        Guarded<&forward>::call(problem, x, weight, weight_scale, bias, y, kept, workspace, stream);
+        Guarded<"linear", &forward>::call(problem, x, weight, weight_scale, bias, y, kept,
+                                          workspace, stream);
       }),
       Function::FromTyped(
           [problem](Tensor dy, OptionalTensor weight_transposed, OptionalTensor weight_scale,
                     OptionalTensor kept, OptionalTensor dx, OptionalTensor dw, OptionalTensor db,
                     OptionalTensor workspace, bool adds_to_dw, OptionalStream stream) {
-            Guarded<&backward>::call(problem, dy, weight_transposed, weight_scale, kept, dx, dw, db,
-                                     workspace, adds_to_dw, stream);
+            Guarded<"linear_backward", &backward>::call(problem, dy, weight_transposed,
+                                                        weight_scale, kept, dx, dw, db, workspace,
+                                                        adds_to_dw, stream);
           }),
       memory.kept, memory.forward, memory.backward};
 }

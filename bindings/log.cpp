@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "error.h"
+#include "text.h"
 
 namespace octofold::bindings {
 namespace {
@@ -27,7 +28,7 @@ void set_log_handler(tvm::ffi::Optional<PythonLogHandler> handler) {
   if (!handler) return octofold::set_log_handler({});
   octofold::set_log_handler(
       [function = *std::move(handler)](LogLevel level, std::string_view text) {
-        function(name_of(level), std::string(text));
+        function(name_of(level), as_utf8(text));
       });
 }
 

@@ -53,8 +53,8 @@ Fields tuning_table(String gpu, int64_t compute_major, int64_t compute_minor,
   info.compute_minor = static_cast<std::int32_t>(compute_minor);
   info.multiprocessors = static_cast<std::int32_t>(multiprocessors);
   const TuningTable table = octofold::tuning_table(info);
-  return {{"file", String(table.file.string())},
-          {"fault", String(table.fault)},
+  return {{"file", bytes_of(table.file)},
+          {"fault", as_utf8(table.fault)},
           {"products", table.products},
           {"shipped", table.shipped}};
 }

@@ -73,6 +73,8 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 def problems(root: Path) -> Iterator[str]:
     paths = {module_name(path, root): path for path in sorted(root.rglob("*.py"))}
+    if not paths:
+        yield f"{root}: expected the package, got no Python"
     modules: dict[str, set[str]] = {name: set() for name in paths}
     folder = {name: str(path.parent.relative_to(root)) for name, path in paths.items()}
     folders: dict[str, set[str]] = {name: set() for name in folder.values()}

@@ -146,7 +146,10 @@ def check(root: Path) -> list[str]:
     problems: list[str] = []
     folders = ["bench", "bindings", "cmake", "examples", "include", "kernels"]
     folders += ["python", "scripts", "src", "tests", "tools"]
-    for file in sorted(f for folder in folders for f in (root / folder).rglob("*") if f.is_file()):
+    files = sorted(f for folder in folders for f in (root / folder).rglob("*") if f.is_file())
+    if not files:
+        problems.append(f"{root}: expected Octofold's sources, got none of its folders")
+    for file in files:
         path = file.relative_to(root)
         if path.suffix not in LENGTH_LIMITED:
             continue

@@ -272,6 +272,8 @@ def main() -> int:
         if part in (arguments.only or PARTS)
         for step in make_steps[part](arguments)
     ]
+    if not steps:
+        sys.exit(f"gpu_suite: nothing to run: {BASELINE} has no wheel to compare with")
     results: list[Result] = []
     for step in steps:
         left = end - time.monotonic()

@@ -63,8 +63,8 @@ def start(seconds: float) -> str:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     options: dict[str, Any] = {"timeout": timedelta(seconds=seconds)}
     if "RANK" not in os.environ:
-        rendezvous = Path(tempfile.mkdtemp()) / "rendezvous"
-        options |= {"init_method": rendezvous.as_uri(), "rank": 0, "world_size": 1}
+        store = torch.distributed.FileStore(f"{tempfile.mkdtemp()}/rendezvous", 1)
+        options |= {"store": store, "rank": 0, "world_size": 1}
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     torch.distributed.init_process_group(backend, **options)
     return device

@@ -20,7 +20,6 @@ makes a model train in FP8;
 makes a model faster or smaller at inference. octofold.jax has the operations and a layer for JAX.
 """
 
-import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ from ._checkpoint import (
     inspect_checkpoint,
     quantize_checkpoint,
 )
-from ._core import torch_import
+from ._core import imported
 from ._core.batch_invariance import is_batch_invariant, set_batch_invariant
 from ._core.errors import (
     BadFormatError,
@@ -45,6 +44,7 @@ from ._core.errors import (
     InternalError,
     InvalidArgumentError,
     IoError,
+    OutOfMemoryError,
     UnavailableError,
     UnsupportedError,
 )
@@ -95,6 +95,7 @@ __all__ = [
     "InvalidArgumentError",
     "IoError",
     "Masked",
+    "OutOfMemoryError",
     "Rows",
     "Rule",
     "ScaledTensor",
@@ -134,13 +135,13 @@ for _name in __all__:
 # rest. A star import has no "jax", which would hide JAX itself.
 _LAZY = {
     "distributed": "",
-    "experts": ".nn.autograd.experts",
+    "experts": "nn.autograd.experts",
     "jax": "",
-    "linear": ".nn.autograd.linear",
-    "mlp": ".nn.autograd.blocks",
+    "linear": "nn.autograd.linear",
+    "mlp": "nn.autograd.blocks",
     "models": "",
     "nn": "",
-    "norm_linear": ".nn.autograd.blocks",
+    "norm_linear": "nn.autograd.blocks",
 }
 if importlib.util.find_spec("torch") is not None:  # so that a star import works without torch
     __all__ += ["experts", "linear", "mlp", "models", "nn", "norm_linear"]
@@ -157,14 +158,13 @@ def __getattr__(name: str) -> object:
             return str(library.version())
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _LAZY[name]
-    if not module:
-        return importlib.import_module(f".{name}", __name__)
-    return getattr(importlib.import_module(module, __name__), name)
+    path = _LAZY[name]
+    module = imported.import_below(__name__, path or name)
+    return getattr(module, name) if path else module
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-torch_import.introduce()
+imported.introduce(ScaledTensor)

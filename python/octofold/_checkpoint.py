@@ -9,6 +9,7 @@ from typing import Any
 from ._core.errors import invalid_argument
 from ._core.formats import Format, FormatLike, format_of, words_of
 from ._core.library import library
+from ._core.paths import path_bytes, path_of
 from ._core.progress import Progress, reporting
 
 
@@ -107,13 +108,13 @@ def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
     each other, and for scales that are missing or have no known shape; UnsupportedError for
     quantizations other than FP8; IoError.
     """
-    contents = library.inspect_checkpoint(os.fspath(input))
+    contents = library.inspect_checkpoint(path_bytes("inspect_checkpoint", "input", input))
     family = contents["family"]
     return CheckpointContents(
         family=None if family is None else str(family),
         weights=tuple(map(_weight, contents["weights"])),
         others=tuple(map(_tensor, contents["others"])),
-        files=tuple(map(Path, contents["files"])),
+        files=tuple(map(path_of, contents["files"])),
         bytes=contents["bytes"],
     )
 
@@ -162,8 +163,8 @@ def quantize_checkpoint(
     rule, granularity, power_of_two = _cast_of(format)
     with reporting(progress) as report_progress:
         report = library.quantize_checkpoint(
-            os.fspath(input),
-            os.fspath(output),
+            path_bytes("quantize_checkpoint", "input", input),
+            path_bytes("quantize_checkpoint", "output", output),
             _patterns(skip),
             use_default_skips,
             family,
@@ -196,7 +197,11 @@ def convert_checkpoint(
     """
     with reporting(progress) as report_progress:
         report = library.convert_checkpoint(
-            os.fspath(input), os.fspath(output), family, granularity, report_progress
+            path_bytes("convert_checkpoint", "input", input),
+            path_bytes("convert_checkpoint", "output", output),
+            family,
+            granularity,
+            report_progress,
         )
     return _report(report)
 
@@ -220,7 +225,7 @@ def _report(fields: Mapping[str, Any]) -> CheckpointReport:
         left_alone={str(name): str(reason) for name, reason in fields["left_alone"].items()},
         input_bytes=fields["input_bytes"],
         output_bytes=fields["output_bytes"],
-        files=tuple(map(Path, fields["files"])),
+        files=tuple(map(path_of, fields["files"])),
     )
 
 
@@ -229,7 +234,7 @@ def _tensor(fields: Mapping[str, Any]) -> CheckpointTensor:
         name=str(fields["name"]),
         dtype=str(fields["dtype"]),
         shape=tuple(fields["shape"]),
-        file=Path(fields["file"]),
+        file=path_of(fields["file"]),
         offset=fields["offset"],
         bytes=fields["bytes"],
     )

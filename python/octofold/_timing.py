@@ -264,6 +264,9 @@ def new_event() -> Any:
 
 def synchronize() -> None:
     """Waits for the GPU, if this process uses one."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if sys.modules.get("torch") is None:
+        return
+    import torch  # whole: another thread may be at it
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ._core.library import library
+from ._core.paths import path_of
 from ._core.progress import Progress, reporting
 
 __all__ = [
@@ -97,15 +98,15 @@ def folder() -> Path | None:
 
     None where there is no such place; then nothing is kept.
     """
-    text = str(library.kernel_cache_folder())
-    return Path(text) if text else None
+    name = library.kernel_cache_folder()
+    return path_of(name) if name else None
 
 
 def entries() -> tuple[CachedKernel, ...]:
     """List all files of the cache, newest first. Raises IoError if the folder cannot be read."""
     return tuple(
         CachedKernel(
-            file=Path(fields["file"]),
+            file=path_of(fields["file"]),
             bytes=fields["bytes"],
             written=datetime.datetime.fromtimestamp(fields["written"]),
             fault=str(fields["fault"]),

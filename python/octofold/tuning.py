@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
 from ._core.frameworks import Array
 from ._core.library import library
+from ._core.paths import path_of
 from ._core.scaled_tensor import ScaledTensor
 from ._core.streams import StreamLike
 from ._info import Gpu, info
@@ -240,9 +241,9 @@ def table(gpu: Gpu | int = 0) -> Table:
     fields = library.tuning_table(
         gpu.name, gpu.compute_major, gpu.compute_minor, gpu.multiprocessors
     )
-    file = str(fields["file"])
+    file = path_of(fields["file"]) if fields["file"] else None
     counts = int(fields["products"]), int(fields["shipped"])
-    return Table(Path(file) if file else None, str(fields["fault"]), *counts)
+    return Table(file, str(fields["fault"]), *counts)
 
 
 def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:

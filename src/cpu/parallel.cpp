@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -40,6 +41,7 @@ void run_on_threads(int threads, const std::function<void()>& worker) {
       while (std::ssize(others) + 1 < threads) others.emplace_back(guarded);
     } catch (const std::system_error&) {
       // No more threads to be had: those that run share the work.
+    } catch (const std::bad_alloc&) {  // alike
     }
     guarded();
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -27,7 +28,11 @@ class Compilations {
         std::min(programs_.size(), static_cast<std::size_t>(core::options().num_threads));
     std::vector<std::jthread> workers;  // joined when it ends, however that is
     const Stop stop{*this};
-    for (std::size_t i = 0; i < threads; ++i) workers.emplace_back([this] { work(); });
+    try {
+      for (std::size_t i = 0; i < threads; ++i) workers.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      if (workers.empty()) work();  // no threads to be had
+    }
     for (std::size_t told = 0; told < programs_.size();) {
       told = wait_for_more_than(told);
       tell(static_cast<std::int64_t>(told));

@@ -146,6 +146,7 @@ CheckpointReport write_file(const CheckpointSource& source, const RewritePlan& p
 
 void check_output(std::string_view operation, const fs::path& input, const fs::path& output) {
   const InputKind kind = kind_of(operation, "input", input);
+  require_path(operation, "output", output);
   std::error_code ignored;
   if (fs::equivalent(input, output, ignored)) {
     fail(operation, "a path other than the input", output);

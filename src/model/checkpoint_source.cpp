@@ -74,7 +74,14 @@ fs::path weights_in(std::string_view operation, const fs::path& folder) {
 
 }  // namespace
 
+void require_path(std::string_view operation, std::string_view argument, const fs::path& path) {
+  if (path.native().find('\0') == std::string::npos) return;
+  const std::string cut = path.c_str();
+  core::fail_argument(operation, argument, "a path", core::format("'{}' and a NUL behind it", cut));
+}
+
 InputKind kind_of(std::string_view operation, std::string_view argument, const fs::path& path) {
+  require_path(operation, argument, path);
   std::error_code error;
   if (!fs::exists(path, error) && !error) fail_io("open", path, ENOENT);
   const std::string name = path.filename();

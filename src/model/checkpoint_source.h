@@ -26,6 +26,10 @@ inline constexpr const char* kConfigName = "config.json";
 /// What a path names.
 enum class InputKind : std::uint8_t { kFile, kIndex, kFolder };
 
+/// Throws Error(kInvalidArgument) for a path with a NUL, at which the system would cut it.
+void require_path(std::string_view operation, std::string_view argument,
+                  const std::filesystem::path& path);
+
 /// By its ending, or as a folder. Throws Error(kInvalidArgument) that names the argument.
 InputKind kind_of(std::string_view operation, std::string_view argument,
                   const std::filesystem::path& path);

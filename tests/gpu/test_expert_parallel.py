@@ -25,9 +25,9 @@ RECIPES = ("blockwise", "rowwise", "tensorwise")
 
 @pytest.fixture(scope="module", autouse=True)
 def group(tmp_path_factory):
-    file = tmp_path_factory.mktemp("group") / "rendezvous"
+    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "rendezvous"), 1)
     backend = "nccl" if ON_GPU else "gloo"
-    torch.distributed.init_process_group(backend, init_method=file.as_uri(), rank=0, world_size=1)
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 

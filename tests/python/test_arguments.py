@@ -239,6 +239,7 @@ def test_exceptions_are_builtins_too():
         InvalidArgumentError: ValueError,
         UnsupportedError: NotImplementedError,
         octofold.UnavailableError: RuntimeError,
+        octofold.OutOfMemoryError: MemoryError,
         octofold.IoError: OSError,
         BadFormatError: ValueError,
         octofold.InternalError: RuntimeError,

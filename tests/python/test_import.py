@@ -64,14 +64,92 @@ def test_version_is_that_of_the_library():
     assert octofold.__version__ == octofold.info().version
 
 
-def test_the_library_loads_from_several_threads_at_once():
-    code = (
-        "import concurrent.futures, octofold\n"
-        "with concurrent.futures.ThreadPoolExecutor(8) as pool:\n"
-        "    shapes = pool.map(lambda i: octofold.ops.scale_shape('1x128', i, 300), range(8))\n"
-        "print(*(rows for rows, _ in shapes))"
-    )
-    assert run(code).split() == [str(i) for i in range(8)]
+# What threads do at once in a process that has done nothing yet, each in a thread of its own.
+AT_ONCE = {
+    "first use": ["octofold.ops.scale_shape('1x128', 7, 300)"] * 8,
+    "first arrays": ["octofold.quantize(x) == octofold.quantize(x)"] * 4,
+    "arrays while torch comes": ["import torch", "octofold.quantize(x)", "octofold.info()"],
+    "tensors": ["import torch; octofold.quantize(torch.ones(4, 256))"] * 2 + ["octofold.nn"],
+    "layers": [f"octofold.{name}" for name in ("linear", "nn", "mlp", "models", "distributed")],
+    "layers while torch comes": ["import torch", "octofold.experts", "octofold.nn.recipes"],
+    "JAX": ["import jax", "octofold.jax.gemm", "octofold.quantize(x)", "octofold.jax.linear"],
+    "reloads": ["importlib.reload(octofold); importlib.reload(octofold)", "import torch"],
+    "a module that comes": ["import slow", "assert octofold._core.imported.imported('slow').end"],
+}
+SLOW = "import time; time.sleep(0.5); end = True"
+THREADS = """
+import importlib, sys, threading, time, numpy, octofold
+x = numpy.ones((4, 256), numpy.float32)
+def run(code):
+    try:
+        exec(code, {"importlib": importlib, "octofold": octofold, "x": x})
+    except BaseException as error:
+        print(f"{code}: {error!r}")
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=run, args=(code,)) for code in CODES]
+for thread in threads:
+    thread.start()
+    time.sleep(PAUSE)
+for thread in threads:
+    thread.join()
+if torch := sys.modules.get("torch"):
+    assert octofold.ScaledTensor in torch.serialization.get_safe_globals()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0, 0.1])
+@pytest.mark.parametrize("what", AT_ONCE)
+def test_no_failure_depends_on_who_came_first(what, pause, tmp_path):
+    codes = AT_ONCE[what]
+    for name in ("torch", "jax"):
+        if any(name in code for code in codes) or what == "layers":
+            pytest.importorskip("torch" if what == "layers" else name)
+    (tmp_path / "slow.py").write_text(SLOW)
+    folder = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    assert run(f"{folder}\nCODES, PAUSE = {codes!r}, {pause}\n{THREADS}") == ""
+
+
+# Limits and forks, with a product before them where buffers are there already.
+MULTIPLY = """
+import os, resource, signal, threading, numpy, octofold
+def multiply():
+    return round(float(octofold.gemm(x, x, out_dtype="float32")[0, 0]))
+def limit_memory(more):
+    now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
+x = octofold.quantize(numpy.ones((512, 1024), numpy.float32))
+"""
+NARROW = {
+    "no memory": """
+limit_memory(8 << 20)
+try:
+    multiply()
+except octofold.OutOfMemoryError as error:
+    print("33554432 bytes" in str(error) or "gemm: the host has too little memory" in str(error))
+""",
+    "memory of an earlier call": "multiply(); limit_memory(8 << 20); print(multiply() == 1024)",
+    "no threads": """
+os.getuid() or os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+print(multiply() == 1024)
+""",
+    "forks amid products": """
+threading.Thread(target=lambda: [multiply() for _ in range(200)], daemon=True).start()
+for _ in range(20):
+    if not (child := os.fork()):
+        signal.alarm(20)
+        os._exit(multiply() != 1024)
+    assert os.waitpid(child, 0)[1] == 0
+print(True)
+""",
+}
+
+
+@pytest.mark.parametrize("what", NARROW)
+def test_products_where_little_is_left(what, monkeypatch):
+    monkeypatch.setenv("OCTOFOLD_NUM_THREADS", "1" if "memory" in what else "4")
+    assert run(MULTIPLY + NARROW[what]) == "True\n"
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """What can be done with arrays of any framework: compare them, move them."""
 
-import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ from .frameworks import (
     is_torch,
     reinterpret,
 )
+from .imported import imported
 from .streams import StreamLike, stream_handle
 from .tvm_ffi import tvm_ffi
 
@@ -47,7 +47,7 @@ def moved(data: Array, scale: Array, granularity: str, device: Any) -> Pair | No
             return None
         expected = "'cpu', where arrays of this framework stay"
         raise invalid_argument("ScaledTensor.to", "device", expected, repr(device))
-    cupy = sys.modules.get("cupy")
+    cupy = imported("cupy")
     if cupy is None or not (device == "cpu" or isinstance(device, int)):
         expected = "'cpu' or the number of a GPU, for CuPy's arrays"
         raise invalid_argument("ScaledTensor.to", "device", expected, repr(device))
@@ -68,7 +68,7 @@ def moved_like(values: Array, data: Array, device: Any) -> Array:
     """What belongs to codes that moved() has moved, of float32."""
     if is_torch(data):
         return values.to(device)
-    cupy: Any = sys.modules["cupy"]
+    cupy: Any = imported("cupy")
     if device == "cpu":
         return cupy.asnumpy(values)
     with cupy.cuda.Device(device):
@@ -104,7 +104,7 @@ def _integers(array: Array) -> "np.ndarray[Any, Any]":
         tensor = array if isinstance(array, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(array)
         bits = 8 * NUMPY_DTYPES[name].itemsize
         return np.from_dlpack(reinterpret(tensor, f"uint{bits}"))
-    cupy: Any = sys.modules["cupy"]
+    cupy: Any = imported("cupy")
     integers: np.ndarray[Any, Any] = cupy.asnumpy(_on_gpu(cupy, array))
     return integers
 

@@ -29,6 +29,10 @@ class UnavailableError(Error, RuntimeError):
     """Needs a device, a driver or a library that is not there."""
 
 
+class OutOfMemoryError(Error, MemoryError):
+    """The host has too little memory left, or the process may not have more of it."""
+
+
 class IoError(Error, OSError):
     """The operating system refused a file operation. `errno` says why, where the system did; for
     the reasons that have a builtin class of their own the error is one of that class too."""
@@ -69,6 +73,7 @@ KINDS: Final[tuple[type[Error], ...]] = (
     InvalidArgumentError,
     UnsupportedError,
     UnavailableError,
+    OutOfMemoryError,
     IoError,
     BadFormatError,
     InternalError,

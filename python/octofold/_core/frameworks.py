@@ -16,6 +16,7 @@ import numpy as np
 from .dtypes import DLPACK_NAMES, NUMPY_DTYPES
 from .errors import UnsupportedError, invalid_argument
 from .granularity import BY_COLUMNS
+from .imported import imported
 from .library import library
 from .tvm_ffi import tvm_ffi
 
@@ -245,9 +246,9 @@ def _may_be_written(capsule: Any) -> bool:
 
 
 def is_torch(array: Array) -> bool:
-    """Whether this is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
+    """Whether this is a torch tensor, without importing torch. While another thread imports it,
+    there may be no such type yet, and then no tensor either."""
+    return isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_on_cpu(array: Array) -> bool:
@@ -301,7 +302,7 @@ def framework_of(kind: str, arrays: Sequence[Array | None], stream: int | None) 
     devices = [array.__dlpack_device__() for array in given]
     if all(device_type == _DLPACK_CPU for device_type, _ in devices):
         return DLPackFramework(namespace, on_cpu=True, stream=None)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and any(isinstance(array, cupy.ndarray) for array in given):
+    cupy = imported("cupy")
+    if cupy is not None and any(isinstance(array, getattr(cupy, "ndarray", ())) for array in given):
         return CuPyFramework(cupy, devices[0][1], stream)
     return DLPackFramework(namespace, on_cpu=False, stream=stream)

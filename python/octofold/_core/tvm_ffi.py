@@ -31,7 +31,7 @@ def _cuda_untouched() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[_VARIABLE]
+        os.environ.pop(_VARIABLE, None)  # several threads may be here
 
 
 class _TvmFfi:

@@ -8,6 +8,7 @@ docs/distributed.md tells which bytes travel, what has the bits of one process, 
 together.
 """
 
+from .. import nn  # noqa: F401  (whole, before its parts: octofold._core.imported.import_below)
 from ..nn.fsdp.sharding import gather_in_fp8
 from . import deepep
 from .expert_parallel.experts import experts

@@ -12,6 +12,7 @@
 docs/advisor.md, docs/casting.md and docs/checkpoints.md describe them in full.
 """
 
+from .. import nn  # noqa: F401  (whole, before its parts: octofold._core.imported.import_below)
 from .advisor.advise import advise
 from .advisor.apply import apply
 from .advisor.plan.data import Plan

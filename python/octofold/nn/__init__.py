@@ -8,6 +8,8 @@
 docs/training.md tells how they work with the rest of torch, docs/recipes.md compares the recipes.
 """
 
+import torch  # noqa: F401  (whole, before its parts: octofold._core.imported.import_below)
+
 from .._core.recipe import Delayed, Product, Recipe
 from . import recipes
 from .casting.step_casts import CastsAfterStep, cast_after_step

@@ -245,6 +245,9 @@ TEST_F(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   expect("in.safetensors", "out.bin", kInvalid, {"'output'", ".safetensors", "out.bin"});
   expect("in.safetensors", "out.safetensors.index.json", kInvalid, {"'output'", "as the input"});
   expect("in.safetensors.index.json", "out.safetensors", kInvalid, {"'output'", "as the input"});
+  using std::string_view_literals::operator""sv;
+  expect("in.safetensors\0x"sv, "out.safetensors", kInvalid, {"'input'", "in.safetensors", "NUL"});
+  expect("in.safetensors", "out.safetensors\0x.safetensors"sv, kInvalid, {"'output'", "NUL"});
   expect("none.bin", "out.safetensors", ErrorCode::kIo, {"none.bin", "No such"});
   expect("in.safetensors", "in.safetensors", kInvalid, {"'output'", "other than the input"});
   expect("in.safetensors", "link.safetensors", kInvalid, {"'output'", "other than the input"});

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 
 import numpy as np
 import octofold
@@ -255,3 +256,38 @@ def test_a_shard_that_is_missing_or_cut(tmp_path, rng):
     refused(tmp_path, name, quantize, folder, out, error=FileNotFoundError)
     (tmp_path / "nothing").mkdir()
     refused(tmp_path, ["nothing"], quantize, tmp_path / "nothing", out, error=octofold.Error)
+
+
+@pytest.mark.parametrize("folder", [b"\xff", b"a \xc3\xbc", b"\xff ?#%20"], ids=str)
+def test_names_need_not_be_utf8(tmp_path, rng, folder, log):
+    place = tmp_path / os.fsdecode(folder)
+    wide = write_wide(place / "in", rng)
+    report = quantize(wide, place / "out", family="torchao")
+    assert report.files[0].parent == place / "out"
+    contents = octofold.inspect_checkpoint(place / "out")
+    assert contents.weights[0].codes.file.is_file()
+    octofold.load_checkpoint(place / "out")[contents.weights[0].name]
+    text = folder.decode(errors="replace")
+    refused(tmp_path, [text], quantize, wide, place / "out")
+    refused(tmp_path, [text], convert, place / "no", place / "x", "torchao", error=octofold.Error)
+
+
+DOORS = {
+    "quantize_checkpoint": (("input", "output"), lambda *paths: quantize(*paths)),
+    "convert_checkpoint": (("input", "output"), lambda *paths: convert(*paths, "torchao")),
+    "inspect_checkpoint": (("input",), octofold.inspect_checkpoint),
+    "load_checkpoint": (("input",), octofold.load_checkpoint),
+    "save": (("folder",), lambda path: octofold.models.save(torch.nn.Linear(1, 1), path)),
+    "load": (("folder",), lambda path: octofold.models.load(torch.nn.Linear, path)),
+    "Plan.load": (("path",), octofold.models.Plan.load),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_no_path_is_refused_at_the_door(tmp_path, rng, door):
+    arguments, call = DOORS[door]
+    fitting = [write_wide(tmp_path / "in", rng), tmp_path / "out"][: len(arguments)]
+    for index, argument in enumerate(arguments):
+        for bad in (f"{fitting[index]}\0x", str(fitting[index]).encode(), 3, None):
+            given = [*fitting[:index], bad, *fitting[index + 1 :]]
+            refused(tmp_path, [f"argument '{argument}'", "a path"], call, *given)

@@ -11,7 +11,6 @@ import os
 import tempfile
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -98,7 +97,7 @@ def _serve(connection, environment, rank, size, file, seconds):
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
         "gloo" if DEVICE == "cpu" else "cpu:gloo,cuda:nccl",
-        init_method=Path(file).as_uri(),
+        store=torch.distributed.FileStore(file, size),  # torch does not unquote URLs
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=seconds),

@@ -157,9 +157,8 @@ def main():
     if device() == "cuda":
         torch.cuda.set_device(rank)
     backend = "gloo" if device() == "cpu" else "nccl"
-    torch.distributed.init_process_group(
-        backend, init_method=f"file://{file}", rank=rank, world_size=PROCESSES
-    )
+    store = torch.distributed.FileStore(file, PROCESSES)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=PROCESSES)
     initial = [parameter.detach().clone() for parameter in new_model().parameters()]
     expected = [parameter.detach() for parameter in trained_alone(new_model()).parameters()]
     check_ddp(rank, expected, initial)

@@ -1,12 +1,12 @@
 """Entering Octofold into the tables of comfy-kitchen and ComfyUI, and taking it out again."""
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from ..._core.imported import imported
 from ...nn.recipes.kernels import has_native
 from ..hosts import plug_in
 
@@ -74,12 +74,12 @@ def _enter() -> str:
 
 def _algorithms() -> Any:
     """ComfyUI's table of formats; empty where comfy-kitchen is used without ComfyUI."""
-    return getattr(sys.modules.get("comfy.quant_ops"), "QUANT_ALGOS", {})
+    return getattr(imported("comfy.quant_ops"), "QUANT_ALGOS", {})
 
 
 def _how() -> str:
     """What is done on the GPU at hand, and what is missing for it."""
-    management = sys.modules.get("comfy.model_management")
+    management = imported("comfy.model_management")
     if management is not None and not management.supports_fp8_compute():
         return (
             "none so far, because ComfyUI gives layers FP8 weights only where it takes the GPU to "

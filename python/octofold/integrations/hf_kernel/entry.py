@@ -8,6 +8,9 @@ version is loaded already, the kernel is that one.
 
 import importlib.util
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -17,25 +20,29 @@ _VERSION: Final = (_FOLDER / "VERSION").read_text().strip()
 
 
 def _load() -> ModuleType:
-    loaded = sys.modules.get("octofold")
-    if loaded is not None:
-        if loaded.__version__ != _VERSION:
-            raise ImportError(
-                f"this kernel is octofold {_VERSION}, and octofold {loaded.__version__} is loaded "
-                "already: a process has one of them"
-            )
-        return loaded
-    spec = importlib.util.spec_from_file_location("octofold", _FOLDER / "octofold" / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["octofold"] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules["octofold"]
-        raise
-    return module
+    finder = _Here()
+    sys.meta_path.insert(0, finder)
+    try:  # by Python's own import, which has other threads wait until the package is whole
+        loaded = importlib.import_module("octofold")
+    finally:
+        sys.meta_path.remove(finder)
+    if loaded.__version__ != _VERSION:
+        raise ImportError(
+            f"this kernel is octofold {_VERSION}, and octofold {loaded.__version__} is loaded "
+            "already: a process has one of them"
+        )
+    return loaded
+
+
+class _Here(MetaPathFinder):
+    """Finds this folder's octofold, where none is loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "octofold":
+            return None
+        return importlib.util.spec_from_file_location(name, _FOLDER / name / "__init__.py")
 
 
 _octofold: Final = _load()

@@ -12,6 +12,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from ..._core.errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
+from ..._core.paths import path_argument
 from .layers import Record, require_record
 
 RECORDS: Final = "octofold.json"
@@ -35,10 +36,7 @@ class Records:
 
 def require_new(operation: str, folder: object) -> Path:
     """The path, where nothing is or an empty folder."""
-    if not isinstance(folder, str | os.PathLike):
-        got = type(folder).__qualname__
-        raise invalid_argument(operation, "folder", "a path (str or os.PathLike)", got)
-    path = Path(folder).absolute()
+    path = path_argument(operation, "folder", folder).absolute()
     if path.is_symlink() or path.exists():
         if not path.is_dir():
             raise invalid_argument(operation, "folder", "a new or empty folder", f"a file, {path}")
@@ -77,10 +75,7 @@ def write_records(folder: Path, records: Records) -> None:
 
 def read_records(operation: str, folder: object) -> tuple[Path, Records]:
     """The folder's path, and what save() has recorded there."""
-    if not isinstance(folder, str | os.PathLike):
-        got = type(folder).__qualname__
-        raise invalid_argument(operation, "folder", "a path (str or os.PathLike)", got)
-    path = Path(folder)
+    path = path_argument(operation, "folder", folder)
     file = path / RECORDS
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -1,10 +1,11 @@
 """A plan: which layer of a model is run how, and what was measured to pick that."""
 
 import json
+import os
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Self
 
+from ...._core.paths import path_argument
 from .files import plan_fields, read_text, write_whole
 from .fingerprint import Machine
 from .layers import Other
@@ -145,16 +146,17 @@ class Plan:
 
         return cls(**plan_fields(text, cls, "plan"))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a JSON file, whole or not at all. Replaces the file. Raises IoError."""
 
-        write_whole(Path(path), self.to_json())
+        write_whole(path_argument("Plan.save", "path", path), self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what save() wrote. Raises IoError, and BadFormatError that names file and field."""
 
-        return cls(**plan_fields(read_text(Path(path)), cls, str(path)))
+        file = path_argument("Plan.load", "path", path)
+        return cls(**plan_fields(read_text(file), cls, str(file)))
 
     def __repr__(self) -> str:
         return f"Plan({self.model}: {len(self.changed)} of {len(self.layers)} linear layers)"
