@@ -12,7 +12,7 @@ machine, of which 2 % of the files are held out for validation. Weights and Adam
 rest BF16; a recipe turns every linear layer but the output layer into FP8 by octofold.nn.convert.
 Runs of one seed begin with the same weights and see the same data in the same order.
 
-Needs: pip install 'octofold[torch,tool]'
+Needs: pip install '.[torch,tool]'
 """
 
 import argparse

@@ -11,7 +11,7 @@ for any number of processes, and so is the curve, but for rounding. Losses go to
 and checkpoints beside it. The same command goes on from the last one, on another number of
 processes too, if it was interrupted or killed.
 
-Needs: pip install 'octofold[torch,tool]'
+Needs: pip install '.[torch,tool]'
 """
 
 import argparse
