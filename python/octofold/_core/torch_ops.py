@@ -110,18 +110,13 @@ def refuse_tangents(operation: str, arrays: Sequence[Any]) -> None:
         transform is not None and (transform.key() != _JVP or transform.level() > 1)
     )
     for array in arrays:
-        if isinstance(array, Tensor) and (is_hidden or _tangent(array) is not None):
+        if not isinstance(array, Tensor) or not array.is_floating_point() or array.is_meta:
+            continue
+        if is_hidden or torch._VF._unpack_dual(array, level=0)[1] is not None:
             raise UnsupportedError(
                 f"octofold.{operation} has no derivative, and forward-mode differentiation "
                 "(torch.func.jvp, forward_ad.make_dual) came to it: use backward()"
             )
-
-
-def _tangent(tensor: Tensor) -> Tensor | None:
-    if not tensor.is_floating_point() or tensor.is_meta:
-        return None
-    tangent: Tensor | None = torch._VF._unpack_dual(tensor, level=0)[1]
-    return tangent
 
 
 def _is_differentiated(inputs: Arrays, out: Arrays | None) -> bool:

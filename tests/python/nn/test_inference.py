@@ -170,17 +170,6 @@ def test_few_tokens_are_multiplied_as_they_are(dtype):
         nn.InferenceLinear(300, 200, few_tokens=-1)
 
 
-@pytest.mark.slow
-def test_the_gradient_compiles_whole():
-    served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
-    compiled = torch.compile(served, fullgraph=True, backend="aot_eager")
-    x = random(5, 300).requires_grad_()
-    served(x).sum().backward()
-    found, x.grad = x.grad, None
-    compiled(x).sum().backward()
-    assert torch.equal(found, x.grad)
-
-
 def test_states_that_do_not_fit():
     linear = torch.nn.Linear(300, 200)
     served = nn.InferenceLinear.from_linear(linear)

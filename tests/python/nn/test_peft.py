@@ -51,7 +51,6 @@ def logits(model):
 
 
 def test_prepared_for_training():
-    """Norms and activations of float32."""
     base = peft.prepare_model_for_kbit_training(nn.convert_weight_only(llama()).model)
     model = adapted(base=base)
     model(input_ids=TOKENS, labels=TOKENS).loss.backward()

@@ -43,12 +43,8 @@ class Layer(NamedTuple):
     main_grads: tuple[Tensor | None, ...] = ()
     """For each weight what its gradient is added to, instead of weight.grad."""
 
-    def trained(self) -> tuple[Tensor | None, ...]:
-        """What may have gradients."""
-        return *self.weights, self.bias
-
     def needs_gradient(self) -> bool:
-        return any(t is not None and t.requires_grad for t in self.trained())
+        return any(t is not None and t.requires_grad for t in (*self.weights, self.bias))
 
 
 class Made(NamedTuple):

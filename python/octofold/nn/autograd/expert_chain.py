@@ -31,11 +31,7 @@ class Projection(NamedTuple):
     """What the weights' gradient is added to, instead of weight.grad."""
 
     def needs_gradient(self) -> bool:
-        return any(t is not None and t.requires_grad for t in self.trained())
-
-    def trained(self) -> tuple[Tensor | None, Tensor | None]:
-        """What may have gradients."""
-        return self.weight, self.bias
+        return any(t is not None and t.requires_grad for t in (self.weight, self.bias))
 
     @property
     def experts(self) -> int:

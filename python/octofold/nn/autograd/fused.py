@@ -49,8 +49,8 @@ def run(
         residual = walkable(residual[None] if is_vector else residual)
     before = (x, residual, norm_weight, norm_bias)
     inputs = _Inputs(*before, first, second, chain, dtype)
-    of_second = () if second is None else second.trained()
-    if differentiates(chain.name, *before, *first.trained(), *of_second):
+    of_second = () if second is None else (*second.weights, second.bias)
+    if differentiates(chain.name, *before, *first.weights, first.bias, *of_second):
         layout, tensors = flatten(inputs)
         results = _Chain.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         y, total = (results, x) if residual is None else results
