@@ -54,13 +54,8 @@ def require_wide(operation: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor) or value.dtype not in _WIDE:
         raise _not_wide(operation, name, value)
     if hasattr(value, "device_mesh"):
-        expected = (
-            "a tensor of this rank: torch's ColwiseParallel and RowwiseParallel make DTensors"
-        )
-        expected += (
-            ", of which FP8 layers know nothing; octofold.distributed.parallelize(), or its "
-        )
-        expected += "ColumnParallel and RowParallel, share such layers out"
+        expected = "a tensor of this rank, as octofold.distributed.parallelize() or ColumnParallel "
+        expected += "and RowParallel make it (torch's ColwiseParallel and RowwiseParallel do not)"
         raise invalid_argument(operation, name, expected, "a DTensor")
 
 
