@@ -30,7 +30,7 @@ WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOT
 CPP_FILES = $(shell find bench bindings cmake examples include kernels src tests \
   -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-all test-cpp test-python all-cpp all-python all-asan all-tsan all-fuzz \
+.PHONY: help demo test test-all test-cpp test-python test-elsewhere all-cpp all-python all-asan all-tsan all-fuzz \
   docs docs-links quarantine times bench wheel release release-dry-run test-matrix test-integrations gpu-bundle \
   format check tidy clean
 
@@ -54,6 +54,23 @@ test-cpp: .venv/.build ## the quick C++ tests (PRESET=dev, asan, tsan: all in su
 test-python: .venv/.test ## the quick Python tests, with the wheel; the C++ package; the examples
 	$(PYTEST) --quarantine=without -m "not slow" --hypothesis-profile=quick \
 	  --junitxml $(TIMES)/python.xml
+
+# No git, no HOME that can be written, no rights of root, a path and a TMPDIR with spaces and ü, a
+# folder called octofold, and plugins of pytest that people have.
+test-elsewhere: ELSEWHERE = $(or $(TMPDIR),/tmp)/octofold ü 1
+test-elsewhere: .venv/.test ## the quick Python tests in a copy at an odd place (TESTS= names some)
+	rm -rf "$(ELSEWHERE)"
+	mkdir -p "$(ELSEWHERE)"/{octofold,home,'tmp dir'}
+	tar -c --exclude=./{build,dist,.git,.venv} . | tar -x -C "$(ELSEWHERE)/octofold"
+	$(VENV)/python -m venv "$(ELSEWHERE)/venv"
+	ls -d "$$PWD"/.venv/lib/python3*/site-packages >"$$(ls -d "$(ELSEWHERE)"/venv/lib/python3*/site-packages)/shared.pth"
+	"$(ELSEWHERE)/venv/bin/python" -m pip install -q pytest-benchmark pytest-cov pytest-randomly
+	chmod a-w "$(ELSEWHERE)/home"
+	cd "$(ELSEWHERE)/octofold"; HOME="$(ELSEWHERE)/home" TMPDIR="$(ELSEWHERE)/tmp dir" \
+	  OMP_NUM_THREADS=1 $(shell unshare -U true 2>/dev/null && echo unshare -U) ../venv/bin/python -m pytest \
+	  -n $(CTEST_PARALLEL_LEVEL) --dist loadfile --quarantine=without -m "not slow" \
+	  --hypothesis-profile=quick $(or $(TESTS),tests/python)
+	chmod -R u+w "$(ELSEWHERE)" && rm -rf "$(ELSEWHERE)"
 
 all-cpp: .venv/.wheel
 	$(MAKE) test-cpp CTEST_PRESET=release

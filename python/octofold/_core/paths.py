@@ -1,5 +1,4 @@
-"""Paths on their way to the operating system and the library, and back: as bytes, because a file's
-name need not be UTF-8."""
+"""Paths on their way to the library and back: as bytes, for a file's name need not be UTF-8."""
 
 import os
 from pathlib import Path
@@ -8,18 +7,12 @@ from .errors import invalid_argument
 
 
 def path_argument(operation: str, argument: str, path: object) -> Path:
-    """The path that a caller names. Raises InvalidArgumentError for another type, and for a NUL,
-    at which the system would cut it."""
-    expected = "a path (str or os.PathLike)"
-    try:
-        text = os.fspath(path)  # type: ignore[call-overload]
-    except TypeError:
-        text = None
-    if not isinstance(text, str):
-        raise invalid_argument(operation, argument, expected, type(path).__qualname__)
-    if "\0" in text:
-        raise invalid_argument(operation, argument, f"{expected} without NUL", repr(text))
-    return Path(text)
+    """What a caller names. Raises InvalidArgumentError for what is none, or would be cut."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if isinstance(text, str) and "\0" not in text:
+        return Path(text)
+    got = repr(text) if isinstance(text, str) else type(path).__qualname__
+    raise invalid_argument(operation, argument, "a path (str or os.PathLike) without NUL", got)
 
 
 def path_bytes(operation: str, argument: str, path: object) -> bytes:

@@ -160,19 +160,6 @@ def test_quantizing_twice_and_converting_what_is_wide(tmp_path, rng):
     refused(tmp_path, ["deepseek-v3", "awq"], convert, quantized, out, "awq")
 
 
-def test_patterns_that_match_all_or_nothing(tmp_path, rng, log):
-    wide, out = write_wide(tmp_path / "in", rng), tmp_path / "out"
-    refused(tmp_path, ["matrices named *.weight", "none among"], quantize, wide, out, skip="*")
-    quantize(wide, out, skip="nowhere.*")
-    assert any("'nowhere.*' matches no tensor" in text for text in log)
-
-
-def test_nothing_to_quantize(tmp_path):
-    tensors = {"norm.weight": np.ones(5, np.float32), "embed_tokens.weight": np.ones((4, 4))}
-    wide = write_folder(tmp_path / "in", tensors, {})
-    refused(tmp_path, ["matrices named *.weight", "2 tensors"], quantize, wide, tmp_path / "out")
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_reported_and_logged(tmp_path, rng, value, log):
     tensors = wide_tensors(rng)
@@ -202,28 +189,6 @@ def test_zeros_stay_zeros(tmp_path, rng):
         assert not finite or not value.any()
 
 
-def test_outputs_that_exist_are_left_alone(tmp_path, rng):
-    write_wide(tmp_path / "in", rng)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").write_text("mine")
-    (tmp_path / "file.safetensors").write_bytes(b"mine")
-    (tmp_path / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
-    single = tmp_path / "in" / "model.safetensors"
-    for given, output in (
-        (tmp_path / "in", tmp_path / "full"),
-        (tmp_path / "in", tmp_path / "in"),
-        (tmp_path / "in", tmp_path / "x.safetensors"),
-        (single, tmp_path / "file.safetensors"),
-        (single, tmp_path / "dangling.safetensors"),
-        (single, tmp_path / "folder"),
-        (single, single),
-    ):
-        refused(tmp_path, ["'output'"], quantize, given, output)
-    (tmp_path / "empty").mkdir()
-    quantize(tmp_path / "in", tmp_path / "empty")
-    assert (tmp_path / "empty" / "model.safetensors").exists()
-
-
 @pytest.mark.parametrize("family", octofold.checkpoint_families())
 def test_what_progress_raises_leaves_nothing(tmp_path, rng, family):
     wide = write_wide(tmp_path / "in", rng)
@@ -239,34 +204,13 @@ def test_what_progress_raises_leaves_nothing(tmp_path, rng, family):
     refused(tmp_path, [], quantize, wide, tmp_path / "out", **options)
 
 
-def test_a_shard_that_is_missing_or_cut(tmp_path, rng):
-    tensors = {name: torch.ones(256, 256) for name in ("a.weight", "b.weight")}
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for i, (name, tensor) in enumerate(tensors.items()):
-        save_file({name: tensor}, folder / f"model-{i}.safetensors")
-    weight_map = {name: f"model-{i}.safetensors" for i, name in enumerate(tensors)}
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    whole = (folder / "model-1.safetensors").read_bytes()
-    (folder / "model-1.safetensors").write_bytes(whole[:-1000])
-    name, out = ["model-1.safetensors"], tmp_path / "out"
-    refused(tmp_path, name, quantize, folder, out, error=BAD)
-    (folder / "model-1.safetensors").unlink()
-    refused(tmp_path, name, quantize, folder, out, error=FileNotFoundError)
-    (tmp_path / "nothing").mkdir()
-    refused(tmp_path, ["nothing"], quantize, tmp_path / "nothing", out, error=octofold.Error)
-
-
 @pytest.mark.parametrize("folder", [b"\xff", b"a \xc3\xbc", b"\xff ?#%20"], ids=str)
-def test_names_need_not_be_utf8(tmp_path, rng, folder, log):
+def test_names_need_not_be_utf8(tmp_path, rng, folder):
     place = tmp_path / os.fsdecode(folder)
     wide = write_wide(place / "in", rng)
     report = quantize(wide, place / "out", family="torchao")
     assert report.files[0].parent == place / "out"
-    contents = octofold.inspect_checkpoint(place / "out")
-    assert contents.weights[0].codes.file.is_file()
-    octofold.load_checkpoint(place / "out")[contents.weights[0].name]
+    octofold.load_checkpoint(place / "out")[report.quantized[0]]
     text = folder.decode(errors="replace")
     refused(tmp_path, [text], quantize, wide, place / "out")
     refused(tmp_path, [text], convert, place / "no", place / "x", "torchao", error=octofold.Error)
@@ -276,7 +220,6 @@ DOORS = {
     "quantize_checkpoint": (("input", "output"), lambda *paths: quantize(*paths)),
     "convert_checkpoint": (("input", "output"), lambda *paths: convert(*paths, "torchao")),
     "inspect_checkpoint": (("input",), octofold.inspect_checkpoint),
-    "load_checkpoint": (("input",), octofold.load_checkpoint),
     "save": (("folder",), lambda path: octofold.models.save(torch.nn.Linear(1, 1), path)),
     "load": (("folder",), lambda path: octofold.models.load(torch.nn.Linear, path)),
     "Plan.load": (("path",), octofold.models.Plan.load),
