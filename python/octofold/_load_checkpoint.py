@@ -1,6 +1,7 @@
 """Checkpoints in memory: a tensor is read from its file when it is asked for."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import numpy as np
 from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_checkpoint
 from ._core.errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
 from ._core.frameworks import Array
+from ._core.log import warn_once
 from ._core.ops import scale_shape
 from ._core.scaled_tensor import ScaledTensor
 
@@ -38,6 +40,10 @@ _DTYPES: Final[dict[str, tuple[np.dtype[Any], str]]] = {
         ("C64", np.complex64, "complex64"),
     )
 }
+
+
+_OF_SCALES: Final = ("F32", "BF16", "F16")
+_CACHE_SCALE: Final = re.compile(r"\.([kvqp]|kv|[kv]_proj\.output)_scale$")
 
 
 class Checkpoint(Mapping[str, Any]):
@@ -91,6 +97,8 @@ class Checkpoint(Mapping[str, Any]):
             scale = np.ones(expected, np.float32)
         else:
             scale = _read(weight.scale).astype(np.float32).reshape(expected)
+            if _warn_of(weight.scale, scale) == scale.size:
+                self._require_zeros(weight)
         return ScaledTensor(codes, self._delivered(scale), weight.granularity)
 
     def input_scale(self, name: str) -> Array | None:
@@ -103,7 +111,9 @@ class Checkpoint(Mapping[str, Any]):
             return None
         if weight.input_scale is None:
             return None
-        return self._delivered(_read(weight.input_scale).astype(np.float32).reshape(-1))
+        scale = _read(weight.input_scale).astype(np.float32).reshape(-1)
+        _warn_of(weight.input_scale, scale)
+        return self._delivered(scale)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._weights
@@ -120,6 +130,15 @@ class Checkpoint(Mapping[str, Any]):
             f"Checkpoint(family={self.family!r}, {len(self._weights)} weights in FP8, "
             f"{len(self._others)} other tensors, {len(self._contents.files)} files)"
         )
+
+    def _require_zeros(self, weight: CheckpointWeight) -> None:
+        """Of a weight of zeros alone the scale is zero to some who write it."""
+        magnitudes = _read(weight.codes).view(np.uint8) & 0x7F
+        if weight.scale is not None and np.any((magnitudes > 0) & (magnitudes < 0x7F)):
+            raise BadFormatError(
+                f"{weight.scale.file}: tensor '{weight.scale.name}': expected scales above zero, "
+                "got none but NaN, infinite, negative or zero ones"
+            )
 
     def _array(self, tensor: CheckpointTensor) -> Array:
         return self._delivered(_read(tensor), tensor.dtype)
@@ -150,14 +169,31 @@ def load_checkpoint(
 
     Headers are read at once, each tensor when it is asked for. inspect_checkpoint() says what
     checkpoints there are, and its errors are raised. An access raises IoError where the file cannot
-    be read, BadFormatError where it has become shorter, and UnsupportedError for dtypes that the
-    framework does not have. octofold.models.load_checkpoint_into() loads the weights into a model.
+    be read, BadFormatError where it has become shorter or all scales of a weight are NaN, infinite,
+    negative or zero, and UnsupportedError for dtypes that the framework does not have. Tensors with
+    some such scales are logged, those of caches at once. octofold.models.load_checkpoint_into()
+    loads the weights into a model.
     """
     if framework not in ("torch", "numpy"):
         raise invalid_argument(_NAME, "framework", "'torch' or 'numpy'", repr(framework))
     if framework == "numpy" and device not in (None, "cpu"):
         raise invalid_argument(_NAME, "device", "None or 'cpu' with NumPy", repr(device))
-    return Checkpoint(inspect_checkpoint(path), framework, device)
+    contents = inspect_checkpoint(path)
+    for tensor in contents.others:
+        if _CACHE_SCALE.search(tensor.name) and tensor.dtype in _OF_SCALES:
+            _warn_of(tensor, _read(tensor).astype(np.float32))
+    return Checkpoint(contents, framework, device)
+
+
+def _warn_of(tensor: CheckpointTensor, scale: "np.ndarray[Any, Any]") -> int:
+    """Of how many scales it warns, as they are none."""
+    count = scale.size - int(np.count_nonzero(np.isfinite(scale) & (scale > 0)))
+    if count:
+        warn_once(
+            f"{tensor.file}: tensor '{tensor.name}': {count} of {scale.size} scales are NaN, "
+            "infinite, negative or zero"
+        )
+    return count
 
 
 def _read(tensor: CheckpointTensor) -> "np.ndarray[Any, Any]":

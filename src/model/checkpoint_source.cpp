@@ -53,6 +53,13 @@ fs::path weights_in(std::string_view operation, const fs::path& folder) {
     if (!about_format(entry->path()).empty()) others.push_back(entry->path());
   }
   if (error) fail_io("open", folder, error.value());
+  // Beside a model's own file there may be variants, adapters, or the same once more (Mistral's
+  // consolidated.safetensors). transformers and Diffusers look for these names, in this order.
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json",
+        "diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors"}) {
+    if (fs::exists(folder / name, error)) return folder / name;
+  }
   const std::vector<fs::path>& found = indices.empty() ? files : indices;
   if (found.size() == 1) return found.front();
   require_one_model(operation, folder);

@@ -1,6 +1,7 @@
 #include "model/contents.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <string_view>
 #include <unordered_set>
@@ -10,15 +11,12 @@
 #include "core/check.h"
 #include "model/hints.h"
 #include "model/json_text.h"
+#include "model/kv_scales.h"
 #include "model/scale_names.h"
+#include "model/weight_scales.h"
 
 namespace octofold::model {
 namespace {
-
-bool is_scale(const CheckpointTensor& tensor) {
-  return tensor.dtype == "F32" || tensor.dtype == "BF16" || tensor.dtype == "F16" ||
-         tensor.dtype == "F8_E8M0";
-}
 
 bool any(const TensorsByName& tensors, const std::function<bool(const CheckpointTensor&)>& holds) {
   return std::any_of(tensors.begin(), tensors.end(),
@@ -87,7 +85,24 @@ void require_high_precision(const TensorsByName& tensors) {
   }
 }
 
+/// Throws for Octofold's own folders, whose layers nobody but their own functions makes again.
+void require_others(const CheckpointSource& source) {
+  const auto config = source.quantization();
+  const bool is_of_config = config && text_at(*config, "quant_method") == "octofold";
+  const bool is_kept =
+      !source.shards().empty() && source.shards()[0].name == "octofold.safetensors";
+  if (!is_of_config && !is_kept) return;
+  core::fail(ErrorCode::kUnsupported,
+             "{}: expected a checkpoint of another library's or in high precision, got one that {}",
+             source.folder().string(),
+             is_kept
+                 ? "octofold.models.save() wrote: octofold.models.load() reads it"
+                 : "transformers wrote with OctofoldConfig: its from_pretrained() reads it after "
+                   "`import octofold.integrations.transformers`");
+}
+
 const Family* family_in(const CheckpointSource& source, const TensorsByName& tensors) {
+  require_others(source);
   if (const auto config = source.quantization()) {
     for (const Family* family : families()) {
       if (!family->recognizes(*config)) continue;
@@ -101,8 +116,8 @@ const Family* family_in(const CheckpointSource& source, const TensorsByName& ten
     }
     const auto method = config->find("quant_method");
     core::fail(ErrorCode::kUnsupported,
-               "{}: expected a quant_method that is FP8 (fp8, compressed-tensors, modelopt, "
-               "torchao), got {}",
+               "{}: expected a quant_method that is FP8 (fp8, compressed-tensors, fbgemm_fp8, "
+               "modelopt, torchao), got {}",
                source.folder().string(), method == config->end() ? "none" : text_of(*method));
   }
   return family_by_names(tensors);
@@ -114,19 +129,34 @@ class Reader {
   Reader(const CheckpointSource& source, const Family& family, const TensorsByName& tensors)
       : family_(family), tensors_(tensors), hints_(source) {}
 
+  /// Throws where a tensor beside those of weights makes other numbers of them: zero points, an
+  /// order of columns, scales of another kind.
+  void require_nothing_more(const CheckpointTensor& tensor) {
+    if (const std::string_view said = hints_.dtype_of(tensor.name);
+        !said.empty() && said != tensor.dtype) {
+      fail(tensor, core::format("{}, as the note on its layer says", said), tensor.dtype);
+    }
+    if (tensor.name.ends_with("_g_idx"))
+      fail(tensor, "columns in their own order", "another order");
+    if (is_zero_point(tensor.name)) {
+      const std::vector<std::byte> bytes = data_.read(tensor);
+      if (std::count(bytes.begin(), bytes.end(), std::byte{}) != std::ssize(bytes)) {
+        fail(tensor, "zeros, as codes stand for numbers around zero", "others");
+      }
+    }
+    if (weights_.contains(tensor.name)) require_no_scales_beside(tensor);
+  }
+
   /// The weight that these codes are of; nothing if they are but a tensor in FP8.
   std::optional<CheckpointWeight> weight(const CheckpointTensor& codes) {
     const auto name = weight_spelled(family_.spelling().codes, codes.name);
+    if (is_zero_point(codes.name)) return std::nullopt;
     const bool matrix = (codes.shape.size() == 2 || codes.shape.size() == 3) &&
                         !family_.granularities_of(codes.shape).empty();
     if (!name || !is_fp8(codes)) return std::nullopt;
     CheckpointWeight weight{.name = *name, .codes = codes, .full_precision = hints_.of(*name)};
-    for (const Spelling& spelling : family_.spellings) {
-      if (!weight.scale) weight.scale = take(spelled(spelling.scale, *name));
-      if (!weight.input_scale && !spelling.input_scale.empty()) {
-        weight.input_scale = take(spelled(spelling.input_scale, *name));
-      }
-    }
+    weight.scale = scale_of(*name, &Spelling::scale);
+    weight.input_scale = scale_of(*name, &Spelling::input_scale);
     if (!weight.scale) {
       if (family_.unscaled) require_no_scales_beside(codes);
       if (family_.unscaled) return matrix ? std::optional(weight) : std::nullopt;
@@ -143,6 +173,7 @@ class Reader {
     }
     weight.granularity = *granularity;
     taken_.insert(codes.name);
+    weights_.insert(codes.name);
     return weight;
   }
 
@@ -182,13 +213,41 @@ class Reader {
     return *found->second;
   }
 
+  /// The scale under one of the family's names for it. Under another's name there may be the same.
+  std::optional<CheckpointTensor> scale_of(const std::string& weight,
+                                           std::string_view Spelling::* part) {
+    std::optional<CheckpointTensor> scale;
+    for (const Family* family : std::array{&family_, &kDeepSeekV3, &kFineGrainedFp8, &kComfyUi}) {
+      for (const Spelling& spelling : family->spellings) {
+        const std::string_view pattern = spelling.*part;
+        // "scale" is no other family's name: a module's own parameter may be called so.
+        if (pattern.empty() || (family != &family_ && (!scale || pattern == "?scale"))) continue;
+        const auto found = take(spelled(pattern, weight));
+        if (!found) continue;
+        if (!scale) scale = found;
+        if (found->name == scale->name) continue;
+        if (!is_scale(*scale) || !is_scale(*found) ||
+            floats_of(scale->dtype, data_.read(*scale)) !=
+                floats_of(found->dtype, data_.read(*found))) {
+          fail(*found, core::format("the numbers of {}", quote(scale->name)), "others");
+        }
+      }
+    }
+    return scale;
+  }
+
   /// Throws where codes that would count as values have beside them what looks like their scales.
   void require_no_scales_beside(const CheckpointTensor& codes) const {
-    const CheckpointTensor* scales = scales_beside(codes, tensors_);
+    const CheckpointTensor* scales = scales_beside(codes, tensors_, [&](const auto& tensor) {
+      return taken_.contains(tensor.name) || is_kv_scale(tensor.name) ||
+             is_other_calibration(tensor);
+    });
     if (scales == nullptr) return;
     fail(codes,
-         "scales under a name that a family uses (weight_scale, weight_scale_inv, scale_weight, or "
-         "scale for blocks: rename them), or no scales",
+         weights_.contains(codes.name)
+             ? "no further scales"
+             : "scales under a name that a family uses (weight_scale, weight_scale_inv, "
+               "scale_weight, or scale for blocks: rename them), or no scales",
          core::format("{} {}", quote(scales->name), shape_text(scales->shape)));
   }
 
@@ -230,12 +289,19 @@ class Reader {
   const TensorsByName& tensors_;
   Hints hints_;
   std::unordered_set<std::string_view> taken_;
+  std::unordered_set<std::string_view> weights_;  // names of codes
+  TensorBytes data_;
 };
 
 }  // namespace
 
 bool is_fp8(const CheckpointTensor& tensor) {
   return tensor.dtype == "F8_E4M3" || tensor.dtype == "F8_E5M2";
+}
+
+bool is_scale(const CheckpointTensor& tensor) {
+  return tensor.dtype == "F32" || tensor.dtype == "BF16" || tensor.dtype == "F16" ||
+         tensor.dtype == "F8_E8M0";
 }
 
 std::optional<Granularity> granularity_of(const Family& family, std::span<const std::int64_t> codes,
@@ -292,6 +358,7 @@ CheckpointContents read_contents(const CheckpointSource& source) {
   });
   each_tensor([&](const auto& tensor) {
     reader.require_no_scale_of(tensor);
+    reader.require_nothing_more(tensor);
     if (!weights.contains(tensor.name) && reader.is_other(tensor)) {
       contents.others.push_back(tensor);
     }

@@ -34,5 +34,7 @@ struct MatrixSizes {
 };
 
 bool is_fp8(const CheckpointTensor& tensor);
+/// Whether it has a type that scales have.
+bool is_scale(const CheckpointTensor& tensor);
 
 }  // namespace octofold::model

@@ -67,8 +67,8 @@ class Walk {
   std::vector<fs::path> run() {
     visit("");
     if (!left_.empty()) {
-      core::log(LogLevel::kWarning, "{} files with weights in other formats are left behind: {}",
-                left_.size(), quoted(left_));
+      core::log(LogLevel::kWarning, "{} other files with weights are left behind: {}", left_.size(),
+                quoted(left_));
     }
     return std::move(copied_);
   }
@@ -105,7 +105,9 @@ class Walk {
     if (name.ends_with(".partial")) return;
     const bool top = !path.has_parent_path();
     if (top) {
-      if (name == kConfigName || name == "hf_quant_config.json" || weights_.contains(name)) return;
+      if (name == kConfigName || name == "hf_quant_config.json" || name == "octofold.json" ||
+          weights_.contains(name))
+        return;
       if (name.ends_with(kIndex)) return;
     }
     const bool is_own = !top && modules_.contains(path.begin()->string());

@@ -52,19 +52,27 @@ Hints::Hints(const CheckpointSource& source) {
 void Hints::read_layer(const std::string& where, const std::string& module,
                        const nlohmann::json& layer) {
   if (!layer.is_object()) return;
-  const nlohmann::json format = layer.value("format", nlohmann::json());
-  if (format.is_string() && !format.get_ref<const std::string&>().starts_with("float8_e")) {
+  const std::string format = text_at(layer, "format");
+  if (format == "float8_e4m3fn") dtypes_[module] = "F8_E4M3";
+  if (format == "float8_e5m2") dtypes_[module] = "F8_E5M2";
+  if (!format.empty() && !dtypes_.contains(module)) {
     core::fail(ErrorCode::kUnsupported,
                "{}: layer {}: expected the format float8_e4m3fn or "
                "float8_e5m2, got {}",
-               where, quote(module), quote(format.dump()));
+               where, quote(module), quote(format));
   }
+  require_known(kComfyUi, layer, R"({"format": null, "full_precision_matrix_mult": null})");
   const nlohmann::json hint = layer.value("full_precision_matrix_mult", nlohmann::json());
   if (hint.is_boolean() && hint.get<bool>()) full_precision_.insert(module);
 }
 
 bool Hints::of(std::string_view weight) const {
   return full_precision_.contains(module_of(weight));
+}
+
+std::string_view Hints::dtype_of(std::string_view weight) const {
+  const auto found = dtypes_.find(module_of(weight));
+  return found == dtypes_.end() ? "" : found->second;
 }
 
 bool is_note(std::string_view name) {

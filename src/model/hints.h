@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "model/checkpoint_source.h"
@@ -18,11 +19,14 @@ class Hints {
 
   /// Whether the layer of this weight is to multiply in high precision.
   bool of(std::string_view weight) const;
+  /// What the weight is to be, as safetensors spells it; empty: nothing is said.
+  std::string_view dtype_of(std::string_view weight) const;
 
  private:
   void read_layer(const std::string& where, const std::string& module, const nlohmann::json& layer);
 
   std::unordered_set<std::string> full_precision_;
+  std::unordered_map<std::string, std::string_view> dtypes_;
 };
 
 /// Whether a tensor is nothing but such a note, or the marker `scaled_fp8`.

@@ -1,8 +1,10 @@
 #include "model/json_text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -59,10 +61,36 @@ std::string quoted(std::span<const std::string> names) {
   return text;
 }
 
+std::string foreign_content(std::string_view begin) {
+  constexpr std::string_view kTorch =
+      "a file of torch.save(): load it with torch and write it with safetensors' save_file()";
+  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
+      {"version https://git-lfs", "a pointer of Git LFS: get the file itself by `git lfs pull`"},
+      {"<", "a page of HTML or XML, as a failed download leaves: get the file again"},
+      {"PK\x03\x04", kTorch},
+      {"\x80", kTorch},
+      {"GGUF", "GGUF, with other quantizations: take the model from which it was made"},
+      {"\x1f\x8b", "an archive: unpack it"},
+      {std::string_view("\0\0\0\0\0\0\0\0\0", 9), "zeros, as an unfinished download has"}};
+  const std::string_view text =
+      begin.substr(std::min(begin.find_first_not_of(" \t\r\n\xEF\xBB\xBF"), begin.size()));
+  for (const auto& [kind, what] : kKinds) {
+    if (text.starts_with(kind)) return std::string(what);
+  }
+  const bool is_text = std::all_of(begin.begin(), begin.end(), [](unsigned char c) {
+    return std::isprint(c) != 0 || std::isspace(c) != 0;
+  });
+  return is_text ? core::format("the text {}", quote(begin)) : "";
+}
+
 void require_json_object_text(std::string_view where, std::string_view text) {
   if (!text.starts_with('{')) {
+    const std::string what = foreign_content(text.substr(0, 64));
     core::fail(ErrorCode::kBadFormat, "{}: expected a JSON object that begins with '{{', got {}",
-               where, text.empty() ? "nothing" : quote(text.substr(0, 1)));
+               where,
+               text.empty()   ? "nothing"
+               : what.empty() ? quote(text.substr(0, 1))
+                              : what);
   }
   if (const std::size_t at = find_malformed_utf8(text); at != std::string_view::npos) {
     core::fail(ErrorCode::kBadFormat, "{}: expected UTF-8, got the stray byte 0x{:02X} at {}",

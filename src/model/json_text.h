@@ -16,6 +16,10 @@ std::string quote(std::string_view text);
 /// Several, up to ten of them.
 std::string quoted(std::span<const std::string> names);
 
+/// What a file is that begins so, if it is one that people have in the place of safetensors or
+/// JSON, and what to do then; empty: nothing that is known.
+std::string foreign_content(std::string_view begin);
+
 /// Checks what the JSON parser would let pass or describe with the offending bytes: `text` is
 /// well-formed UTF-8 (RFC 3629) without NUL, and its first byte is '{'.
 /// Throws Error(kBadFormat) that begins with `where`.

@@ -36,6 +36,17 @@ void require_owner(std::string_view operation, const model::CheckpointSource& so
   }
 }
 
+/// Names what the config said of caches and inputs and no tensor tells the new one.
+void drop_unsaid(const model::CheckpointSource& source, model::RewritePlan& plan) {
+  const nlohmann::json config = source.quantization().value_or(nlohmann::json::object());
+  const bool has_caches = model::describe(plan).has_kv_scales;
+  for (const char* key : {"kv_cache_scheme", "kv_cache_quant_algo", "activation_scale_ub"}) {
+    const bool is_said = has_caches && std::string_view(key).starts_with("kv_");
+    if (is_said || config.value(key, nlohmann::json()).is_null()) continue;
+    plan.dropped.push_back(core::format("quantization_config.{}", key));
+  }
+}
+
 }  // namespace
 
 CheckpointReport quantize_checkpoint(const fs::path& input, const fs::path& output,
@@ -57,6 +68,7 @@ CheckpointReport convert_checkpoint(const fs::path& input, const fs::path& outpu
   require_owner("convert_checkpoint", source, options.family);
   model::RewritePlan plan = model::plan_conversion(model::read_contents(source), options);
   plan.of_diffusers = of_diffusers(source);
+  drop_unsaid(source, plan);
   return model::write_checkpoint(source, plan, {}, options.progress, output);
 }
 

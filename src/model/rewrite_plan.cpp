@@ -199,6 +199,7 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
                         core::format("one of the family {} with {} weights in FP8",
                                      name(*contents.family), contents.weights.size()));
   }
+  require_model(contents);
   const Family& family = family_of(options.family);
   const Granularity granularity = options.granularity.value_or(family.granularities.front());
   if (family.tensor_needs_input && granularity == Granularity::kTensor) {
@@ -238,8 +239,14 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
                         core::format("{} tensors, none in FP8", contents.others.size()));
   }
   const Family& family = family_of(options.family);
-  if (*contents.family == options.family && !options.granularity) {
-    core::fail_argument(kOperation, "family", "another family than the input's", family.name);
+  // Names that a family reads and does not write are a reason to convert within it.
+  const bool is_own = std::all_of(
+      contents.weights.begin(), contents.weights.end(), [&](const CheckpointWeight& weight) {
+        return !weight.scale || weight.scale->name == spelled(family.spelling().scale, weight.name);
+      });
+  if (*contents.family == options.family && !options.granularity && is_own) {
+    core::fail_argument(kOperation, "family",
+                        "another family than the input's, or a granularity beside it", family.name);
   }
   for (const CheckpointWeight& weight : contents.weights) {
     if (family.granularities_of(weight.codes.shape).empty()) {
@@ -283,6 +290,10 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     if (weight.input_scale && !has_input) plan.dropped.push_back(weight.input_scale->name);
   }
   for (const CheckpointTensor& tensor : contents.others) {
+    if (is_other_calibration(tensor)) {
+      plan.dropped.push_back(tensor.name);
+      continue;
+    }
     if (is_kv_scale(tensor.name)) {
       const auto there = kv_scale_in(family, tensor.name);
       if (!there) {

@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "model/contents.h"
 #include "model/json_text.h"
+#include "model/kv_scales.h"
 #include "model/weight_selection.h"
 
 namespace octofold::model {
@@ -108,9 +109,18 @@ CheckpointReport Rewriter::finish() {
       "weights hold NaN or infinity now: their own, or NaN that the rule makes of zeros (deepseek, "
       "torchao-tensor)",
       report_.not_finite);
+  for (const auto& [of, count] : lost_) {
+    if (count.second < count.first) continue;
+    core::fail(
+        ErrorCode::kBadFormat,
+        "expected scales of {} above zero, got {} that are NaN, infinite, negative or zero: {}", of,
+        count.second, quoted(senseless_));
+  }
+  log_names("scales hold numbers that are NaN, infinite, negative or zero", senseless_);
   log_names("weights were cast anew, because no scales of the family can repeat theirs",
             report_.requantized);
-  log_names("tensors are left out, because the family has no place for them", report_.dropped);
+  log_names("tensors or settings are left out, because the family has no place for them",
+            report_.dropped);
   return report_;
 }
 
@@ -165,7 +175,34 @@ void Rewriter::each_piece(const CheckpointTensor& tensor, Action action) {
 void Rewriter::copy(const Step& step, SafetensorsWriter& output) {
   each_piece(step.values, [&](std::int64_t offset, std::span<const std::byte> bytes) {
     output.write(step.name, offset, bytes);
+    if (is_kv_scale(step.name) && is_scale(step.values)) {
+      check("caches", step.values, floats_of(step.values.dtype, bytes));
+    }
   });
+}
+
+void Rewriter::check(std::string_view of, const CheckpointTensor& scale,
+                     std::span<const float> values, const CheckpointTensor* codes) {
+  const std::int64_t senseless = count_senseless(values);
+  auto& [all, lost] = lost_[of];
+  ++all;
+  if (codes == nullptr && senseless == std::ssize(values)) ++lost;
+  if (senseless == 0) return;
+  const std::string got = core::format("{} of {}", senseless, values.size());
+  senseless_.push_back(core::format("{} ({})", scale.name, got));
+  if (codes == nullptr || senseless < std::ssize(values)) return;
+  // Of zeros alone the scale is zero to some who write them.
+  const std::vector<std::byte> bytes = data_.read(*codes);
+  const bool is_number = std::any_of(bytes.begin(), bytes.end(), [](std::byte code) {
+    const auto magnitude = std::to_integer<int>(code & std::byte{0x7f});
+    return magnitude != 0 && magnitude != 0x7f;
+  });
+  if (!is_number) return;
+  core::fail(
+      ErrorCode::kBadFormat,
+      "{}: tensor {}: expected scales above zero, got {} that are NaN, infinite, negative or "
+      "zero",
+      scale.file.string(), quote(scale.name), got);
 }
 
 void Rewriter::widen(const Step& step, SafetensorsWriter& output) {
@@ -241,6 +278,7 @@ std::vector<WeightScales> Rewriter::scales_of(const Step& step) {
   const MatrixSizes sizes(step.values.shape);
   const std::vector<float> all = step.scale ? floats_of(step.scale->dtype, data_.read(*step.scale))
                                             : std::vector<float>(sizes.matrices, 1.0F);
+  if (step.scale) check("weights", *step.scale, all, &step.values);
   const std::int64_t each = std::ssize(all) / std::max<std::int64_t>(sizes.matrices, 1);
   std::vector<WeightScales> matrices;
   for (std::int64_t i = 0; i < sizes.matrices; ++i) {
@@ -259,6 +297,7 @@ void Rewriter::write_scales(const Step& step, const std::vector<float>& scales,
 void Rewriter::write_input_scale(const Step& step, SafetensorsWriter& output) {
   const std::vector<float> scale =
       floats_of(step.input_scale->dtype, data_.read(*step.input_scale));
+  check("inputs", *step.input_scale, scale);
   output.write(spelled(plan_.family->spelling().input_scale, step.name), 0,
                std::as_bytes(std::span(scale)));
   advance(step.input_scale->bytes);

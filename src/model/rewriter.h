@@ -29,7 +29,8 @@ class Rewriter {
                                  const std::map<std::string, std::string>& metadata,
                                  const std::filesystem::path& output);
 
-  /// What was done so far, without the files' paths. Logs what was lost.
+  /// What was done so far, without the files' paths. Logs what was lost. Throws Error(kBadFormat)
+  /// where no scale of inputs or caches is left.
   CheckpointReport finish();
 
  private:
@@ -41,6 +42,10 @@ class Rewriter {
   void cast(const Step& step, SafetensorsWriter& output);
   void write_scales(const Step& step, const std::vector<float>& scales, SafetensorsWriter& output);
   void write_input_scale(const Step& step, SafetensorsWriter& output);
+  /// Takes note of scales of the input, of inputs, caches or `codes`, that are none. Throws
+  /// Error(kBadFormat) where all of a weight are, and it has codes that are numbers.
+  void check(std::string_view of, const CheckpointTensor& scale, std::span<const float> values,
+             const CheckpointTensor* codes = nullptr);
   /// Of each matrix of a weight that is FP8.
   std::vector<WeightScales> scales_of(const Step& step);
   /// Calls action(offset, bytes) for all bytes of a tensor, some at a time.
@@ -55,6 +60,8 @@ class Rewriter {
   CheckpointReport report_;
   TensorBytes data_;
   WeightCaster caster_;
+  std::vector<std::string> senseless_;                    // names of scales
+  std::map<std::string_view, std::pair<int, int>> lost_;  // tensors of them, and those without any
   // Kept from tensor to tensor.
   std::vector<std::byte> input_;
   std::vector<std::byte> wide_;

@@ -67,7 +67,8 @@ std::string_view name_beside(std::string_view name, std::string_view module,
 
 }  // namespace
 
-const CheckpointTensor* scales_beside(const CheckpointTensor& codes, const TensorsByName& tensors) {
+const CheckpointTensor* scales_beside(const CheckpointTensor& codes, const TensorsByName& tensors,
+                                      const std::function<bool(const CheckpointTensor&)>& known) {
   if (codes.shape.size() < 2) return nullptr;
   const std::string_view whole = codes.name;
   const std::size_t dot = whole.rfind('.');
@@ -76,7 +77,7 @@ const CheckpointTensor* scales_beside(const CheckpointTensor& codes, const Tenso
   for (auto at = tensors.lower_bound(module); at != tensors.end() && at->first.starts_with(module);
        ++at) {
     const std::string_view name = name_beside(at->first, module, parameter);
-    if (name.empty() || is_fp8(*at->second)) continue;
+    if (name.empty() || is_fp8(*at->second) || known(*at->second)) continue;
     const Shape shape = at->second->shape;
     if ((speaks_of_scales(name) && may_scale(codes.shape, shape)) ||
         has_shape_of_blocks(codes.shape, shape)) {

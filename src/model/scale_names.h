@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string_view>
 
@@ -16,7 +17,8 @@ using TensorsByName = std::map<std::string_view, const CheckpointTensor*>;
 /// It looks so by its name, if that speaks of a scale or a largest magnitude and the shape is one
 /// of scales (a number; the codes' dimensions, some of them left out, in blocks of a power of two);
 /// or by its shape alone, if that is [..., N/128, K/128] and more than one number. What is in FP8
-/// itself does not.
-const CheckpointTensor* scales_beside(const CheckpointTensor& codes, const TensorsByName& tensors);
+/// itself does not, nor what is known to be something else.
+const CheckpointTensor* scales_beside(const CheckpointTensor& codes, const TensorsByName& tensors,
+                                      const std::function<bool(const CheckpointTensor&)>& known);
 
 }  // namespace octofold::model

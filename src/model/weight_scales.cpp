@@ -101,6 +101,11 @@ bool all_finite(DType dtype, std::span<const std::byte> codes) {
   return beyond == 0;
 }
 
+std::int64_t count_senseless(std::span<const float> scales) {
+  return std::count_if(scales.begin(), scales.end(),
+                       [](float scale) { return !std::isfinite(scale) || scale <= 0; });
+}
+
 bool all_finite(std::span<const float> scales) {
   return std::all_of(scales.begin(), scales.end(),
                      [](float scale) { return std::isfinite(scale); });

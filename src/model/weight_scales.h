@@ -39,5 +39,7 @@ bool repeats(Granularity coarse, Granularity fine);
 /// Whether codes are all finite, and scales too.
 bool all_finite(DType dtype, std::span<const std::byte> codes);
 bool all_finite(std::span<const float> scales);
+/// How many scales are NaN, infinite, negative or zero.
+std::int64_t count_senseless(std::span<const float> scales);
 
 }  // namespace octofold::model

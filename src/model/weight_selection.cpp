@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <fnmatch.h>
+#include <set>
+#include <span>
 
 #include "core/check.h"
 #include "core/log.h"
@@ -57,7 +59,46 @@ void warn_of_idle_patterns(const std::vector<std::string>& patterns,
   }
 }
 
+using Marks = std::span<const std::string_view>;
+
+/// Where one of the marks begins in a name; npos: there is none.
+std::size_t find_any(const std::string& name, Marks marks) {
+  std::size_t first = std::string::npos;
+  for (const std::string_view mark : marks) first = std::min(first, ("." + name).find(mark));
+  return first;
+}
+
+/// By the names that PEFT, Diffusers, kohya's scripts and LyCORIS give to what they put beside a
+/// layer, and torch to the states of its optimizers.
+constexpr std::string_view kOfAdapters[] = {".lora_",     ".lora.up", ".lora.down", "_lora.up",
+                                            "_lora.down", "_lora1.",  "_lora2.",    ".lokr_",
+                                            ".hada_",     ".oft_",    ".boft_",     ".ia3_",
+                                            ".vera_",     ".hra_",    ".dora_",     ".adalora_"};
+constexpr std::string_view kOfOptimizers[] = {".exp_avg", ".max_exp_avg", ".momentum_buffer",
+                                              ".optimizer.", ".optim."};
+
 }  // namespace
+
+void require_model(const CheckpointContents& contents) {
+  const CheckpointTensor* adapter = nullptr;
+  std::set<std::string_view> names;
+  for (const CheckpointTensor& tensor : contents.others) names.insert(tensor.name);
+  for (const CheckpointTensor& tensor : contents.others) {
+    const bool is_file = tensor.file.filename().string().starts_with("adapter_model");
+    const std::size_t end = is_file ? 0 : find_any(tensor.name, kOfAdapters);
+    if (end == std::string::npos) continue;
+    adapter = &tensor;
+    const std::string layer = tensor.name.substr(0, std::max<std::size_t>(end, 1) - 1);
+    if (names.contains(layer + ".weight") || names.contains(layer + ".base_layer.weight")) return;
+  }
+  if (adapter == nullptr) return;
+  core::fail_argument(
+      "quantize_checkpoint", "input",
+      "a model's weights (merge the adapter into its model before, as by PEFT's "
+      "merge_and_unload() or Diffusers' fuse_lora(), or quantize the model and load "
+      "the adapter over it)",
+      core::format("an adapter's, such as {}", quote(adapter->name)));
+}
 
 WeightSelection::WeightSelection(const QuantizeCheckpointOptions& options, const Family& family,
                                  Granularity granularity,
@@ -85,6 +126,10 @@ std::string WeightSelection::reason_against(const CheckpointTensor& tensor) cons
     return matches(candidate, tensor.name);
   });
   if (pattern != skip_.end()) return std::string(kByPattern) + quote(*pattern);
+  if (find_any(tensor.name, kOfAdapters) != std::string::npos) return "it is an adapter's";
+  if (find_any(tensor.name, kOfOptimizers) != std::string::npos) {
+    return "it is the state of an optimizer";
+  }
   const std::string_view objection = layout_.objection(tensor);
   if (!objection.empty()) return std::string(objection);
   const MatrixSizes sizes(tensor.shape);

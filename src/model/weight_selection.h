@@ -15,6 +15,9 @@ namespace octofold::model {
 /// How the reasons begin that patterns give.
 inline constexpr std::string_view kByPattern = "its name matches ";
 
+/// Throws Error(kInvalidArgument) where tensors are an adapter's and not a model's.
+void require_model(const CheckpointContents& contents);
+
 class WeightSelection {
  public:
   /// Throws Error(kInvalidArgument) for a pattern that is empty or holds a NUL. Warns in the log of

@@ -94,15 +94,6 @@ def test_safetensors_reads_it(checkpoint, tensors, tmp_path):
     np.testing.assert_array_equal(weight.dequantize(), expected)
 
 
-def test_skip_patterns(checkpoint, tensors, tmp_path):
-    output = tmp_path / "out.safetensors"
-    report = octofold.quantize_checkpoint(
-        checkpoint, output, skip=["layer.[01].*"], use_default_skips=False
-    )
-    assert set(report.quantized) == {"layer.2.proj.weight", "embed_tokens.weight"}
-    assert "*embed*" in octofold.default_skip_patterns()
-
-
 def test_a_string_is_one_pattern(checkpoint, tmp_path):
     report = octofold.quantize_checkpoint(
         checkpoint, tmp_path / "out.safetensors", skip="layer.0*", use_default_skips=False
@@ -172,26 +163,10 @@ def test_refusals(checkpoint, tmp_path):
         with pytest.raises(error, match=message):
             octofold.quantize_checkpoint(input, output, **options)
 
-    refuses(octofold.IoError, "missing", input=tmp_path / "missing.safetensors")
-    (tmp_path / "in.bin").touch()
-    refuses(octofold.InvalidArgumentError, "'input'", input=tmp_path / "in.bin")
     refuses(octofold.InvalidArgumentError, "'output'.*input", output=checkpoint)
     refuses(octofold.InvalidArgumentError, "'skip'", skip=[""])
     refuses(octofold.InvalidArgumentError, "'format': expected .*got 'mine'", format="mine")
     refuses(octofold.InvalidArgumentError, "'format.dtype': expected e4m3", format="e5m2 128x128")
-    (tmp_path / "taken.safetensors").touch()
-    refuses(octofold.InvalidArgumentError, "exists", output=tmp_path / "taken.safetensors")
-
-    raw = checkpoint.read_bytes()
-    for name, content in {
-        "empty": b"",
-        "truncated": raw[: len(raw) - 1],
-        "huge header": struct.pack("<Q", 2**63) + raw[8:],
-        "not JSON": struct.pack("<Q", 4) + b"[[[[",
-    }.items():
-        path = tmp_path / f"{name}.safetensors"
-        path.write_bytes(content)
-        refuses(octofold.BadFormatError, f"{name}.safetensors", input=path)
     assert not (tmp_path / "out.safetensors").exists()
 
 

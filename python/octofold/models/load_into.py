@@ -19,8 +19,10 @@ from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
 _NAMED_AT_MOST: Final = 5
-_KV_SCALE: Final = re.compile(r"\.[kv]_scale$")
-"""Of caches of keys and values, which no module has: servers' business."""
+_OF_SERVERS: Final = re.compile(
+    r"\.([kvqp]|prob|kv|output)_scale$|\.(input_scale_ub|kv_cache_scaling_factor)$|zero_point$"
+)
+"""Numbers of caches, queries and outputs, which no module has."""
 
 
 @torch.no_grad()
@@ -96,7 +98,7 @@ def _present(slot: Slot, checkpoint: Checkpoint) -> list[str]:
 
 def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Checkpoint) -> None:
     known = {name for slot in slots for name in slot.names}
-    unexpected = [name for name in checkpoint if name not in known and not _KV_SCALE.search(name)]
+    unexpected = [name for name in checkpoint if name not in known and not _OF_SERVERS.search(name)]
     missing = [slot.names[0] for slot in slots if not _present(slot, checkpoint)]
     if missing or unexpected:
         expected = "the names of the module's parameters and buffers (or strict=False)"

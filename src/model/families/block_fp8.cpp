@@ -32,27 +32,24 @@ bool takes_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols) 
   return granularity == Granularity::kTensor || (is_read(rows) && is_read(cols));
 }
 
-bool names_format(const nlohmann::json& config) { return config.contains("fmt"); }
+/// Of transformers, and of AutoFP8 and vLLM.
+constexpr std::string_view kKnown = R"({"quant_method": null, "fmt": ["e4m3", "float8_e4m3fn"],
+  "weight_block_size": [[128, 128]], "activation_scheme": ["dynamic", "static"],
+  "modules_to_not_convert": null, "modules_to_convert": null, "ignored_layers": null,
+  "dequantize": null, "scale_fmt": ["float", "ue8m0"], "expert_dtype": ["fp8"],
+  "kv_cache_scheme": ["static", "dynamic"]})";
 
-/// null: a scale for each tensor.
-void require_blocks_of_128(const Family& family, const nlohmann::json& config) {
-  const auto size = config.find("weight_block_size");
-  if (size == config.end() || size->is_null()) return;
-  if (*size != nlohmann::json::array({kScaleBlock, kScaleBlock})) {
-    fail_unsupported(family, "weight_block_size [128, 128] or null", size->dump());
-  }
-}
+bool names_format(const nlohmann::json& config) { return config.contains("fmt"); }
 
 bool recognizes_deepseek(const nlohmann::json& config) {
   if (!is_fp8(config) || !names_format(config)) return false;
-  if (config["fmt"] != "e4m3") fail_unsupported(kDeepSeekV3, "fmt e4m3", config["fmt"].dump());
-  require_blocks_of_128(kDeepSeekV3, config);
+  require_known(kDeepSeekV3, config, kKnown);
   return true;
 }
 
 bool recognizes_finegrained(const nlohmann::json& config) {
   if (!is_fp8(config) || names_format(config)) return false;
-  require_blocks_of_128(kFineGrainedFp8, config);
+  require_known(kFineGrainedFp8, config, kKnown);
   return true;
 }
 

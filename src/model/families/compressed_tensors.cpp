@@ -22,27 +22,36 @@ std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, s
   return scale_shape(granularity, rows, cols);
 }
 
-/// Groups of weights that are anything but 8-bit floats in blocks of 128.
-void require_fp8(const nlohmann::json& group) {
-  const nlohmann::json weights = group.value("weights", nlohmann::json());
-  if (!weights.is_object()) return;  // weights as they were
-  if (weights.value("num_bits", nlohmann::json(8)) != 8 || text_at(weights, "type") != "float") {
-    fail_unsupported(kCompressedTensors, "weights of 8-bit floats", weights.dump());
-  }
-  const nlohmann::json block = weights.value("block_structure", nlohmann::json());
-  const bool whole = block.is_null() || block == nlohmann::json::array({kScaleBlock, kScaleBlock});
-  const nlohmann::json group_size = weights.value("group_size", nlohmann::json());
-  if (!whole || (text_at(weights, "strategy") == "group" && group_size != kScaleBlock)) {
-    fail_unsupported(kCompressedTensors, "blocks of 128 x 128 or groups of 128", weights.dump());
-  }
-}
+constexpr std::string_view kKnown = R"({"quant_method": null, "ignore": null, "version": null,
+  "quantization_status": null, "global_compression_ratio": null, "run_compressed": null,
+  "dequantize": null, "use_optimized_inference": null, "transform_config": {"config_groups": {}},
+  "format": ["dense", "float-quantized", "naive-quantized", "mixed-precision"],
+  "sparsity_config": {"format": ["dense"], "global_sparsity": null, "sparsity_structure": null,
+    "registry_requires_subclass": null, "targets": null, "ignore": null},
+  "config_groups": {"*": {"targets": null, "format": ["dense", "float-quantized", "naive-quantized"],
+    "weights": {"num_bits": [8], "type": ["float"], "symmetric": [true], "group_size": [128, -1],
+      "strategy": ["tensor", "channel", "block", "group"], "actorder": ["static", "weight", false],
+      "block_structure": [[128, 128], "128x128"], "dynamic": [false], "observer": null,
+      "observer_kwargs": null, "scale_dtype": null, "zp_dtype": null},
+    "input_activations": {"num_bits": [8], "type": ["float"], "symmetric": [true],
+      "group_size": [128, -1], "strategy": ["tensor", "token", "group"], "dynamic": [true, false],
+      "block_structure": null, "observer": null, "observer_kwargs": null, "scale_dtype": null,
+      "zp_dtype": null},
+    "output_activations": {"num_bits": [8], "type": ["float"], "symmetric": [true],
+      "strategy": ["tensor"], "dynamic": [true, false], "observer": null, "observer_kwargs": null,
+      "scale_dtype": null, "zp_dtype": null}}},
+  "kv_cache_scheme": {"num_bits": [8], "type": ["float"], "symmetric": [true],
+    "strategy": ["tensor", "token", "attn_head"], "dynamic": [true, false], "observer": null,
+    "observer_kwargs": null, "scale_dtype": null, "zp_dtype": null}})";
+/// Meta's and transformers' FBGEMM has tensors of the same names and shapes, with channel scales.
+constexpr std::string_view kKnownOfFbgemm = R"({"quant_method": null,
+  "activation_scale_ub": null, "modules_to_not_convert": null})";
 
 bool recognizes(const nlohmann::json& config) {
-  if (text_at(config, "quant_method") != "compressed-tensors") return false;
-  const nlohmann::json groups = config.value("config_groups", nlohmann::json::object());
-  for (const auto& [name, group] : groups.items()) {
-    if (group.is_object()) require_fp8(group);
-  }
+  const std::string method = text_at(config, "quant_method");
+  const bool is_fbgemm = method == "fbgemm_fp8";
+  if (!is_fbgemm && method != "compressed-tensors") return false;
+  require_known(kCompressedTensors, config, is_fbgemm ? kKnownOfFbgemm : kKnown);
   return true;
 }
 

@@ -6,12 +6,37 @@
 #include "octofold/scale_layout.h"
 
 #include "core/check.h"
+#include "model/json_text.h"
 
 namespace octofold::model {
 namespace {
 
 constexpr std::array<const Family*, 6> kFamilies = {
     &kDeepSeekV3, &kFineGrainedFp8, &kCompressedTensors, &kModelOpt, &kTorchao, &kComfyUi};
+
+void require_known_in(const Family& family, const std::string& path, const nlohmann::json& object,
+                      const nlohmann::json& known) {
+  for (const auto& [name, value] : object.items()) {
+    if (value.empty()) continue;
+    const std::string key = path + name;
+    const auto found = known.contains(name) ? known.find(name) : known.find("*");
+    const std::string got = quote(value.dump());
+    if (found == known.end()) {
+      if (value == false || value == 0 || value == "") continue;
+      fail_unsupported(family, "no keys that may change numbers and are not known",
+                       core::format("quantization_config.{} = {}", key, got));
+    }
+    if (found->is_object() && value.is_object()) {
+      require_known_in(family, key + ".", value, *found);
+    } else if (!found->is_null() &&
+               std::find(found->begin(), found->end(), value) == found->end()) {
+      fail_unsupported(family,
+                       core::format("quantization_config.{} to be {}", key,
+                                    found->is_object() ? "an object" : found->dump()),
+                       got);
+    }
+  }
+}
 
 /// Of a name at its last dot: with the dot, and what follows.
 std::pair<std::string_view, std::string_view> split(std::string_view name) {
@@ -73,6 +98,10 @@ std::vector<std::int64_t> one_scale_of(const Family& family, std::span<const std
 void fail_unsupported(const Family& family, std::string_view expected, std::string_view got) {
   core::fail(ErrorCode::kUnsupported, "checkpoint of the family {}: expected {}, got {}",
              family.name, expected, got);
+}
+
+void require_known(const Family& family, const nlohmann::json& config, std::string_view known) {
+  require_known_in(family, "", config, nlohmann::json::parse(known));
 }
 
 std::string_view no_refusal(std::string_view) { return ""; }

@@ -121,6 +121,13 @@ std::vector<std::int64_t> one_scale_of(const Family& family, std::span<const std
 [[noreturn]] void fail_unsupported(const Family& family, std::string_view expected,
                                    std::string_view got);
 
+/// Throws Error(kUnsupported) that names the first key of a `quantization_config` by which numbers
+/// may be others than those of the codes, scales and casts that are known. null, [] and {} say
+/// nothing, nor do false, 0 and "" of other keys. `known` is a JSON object: each key that is known
+/// ("*": any) with the values that it may have in an array, with such an object of its own keys, or
+/// with null for any value.
+void require_known(const Family& family, const nlohmann::json& config, std::string_view known);
+
 /// What most families have.
 std::string_view no_refusal(std::string_view weight);
 bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);

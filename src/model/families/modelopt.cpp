@@ -38,17 +38,27 @@ std::string in_capitals(std::string text) {
   return text;
 }
 
+constexpr std::string_view kKnown = R"({"quant_method": null, "quant_algo": null, "producer": null,
+  "ignore": null, "exclude_modules": null, "group_size": null, "smoothquant_val": null,
+  "kv_cache_quant_algo": ["FP8", "fp8"],
+  "kv_cache_scheme": {"num_bits": [8], "type": ["float"], "dynamic": [true, false]},
+  "config_groups": {"*": {"targets": null,
+    "weights": {"num_bits": [8], "type": ["float"], "dynamic": [false], "group_size": null},
+    "input_activations": {"num_bits": [8], "type": ["float"], "dynamic": [true, false],
+      "group_size": null}}}})";
+
 /// Its algorithm is where hf_quant_config.json has it, under "quantization", or in config.json.
 bool recognizes(const nlohmann::json& config) {
   if (text_at(config, "quant_method") != "modelopt") return false;
-  const auto said = config.find("quant_algo");
-  if (said == config.end() || !said->is_string()) return true;
-  const std::string text = in_capitals(said->get<std::string>());
-  for (const Granularity granularity : kGranularities) {
-    if (text == algorithm(granularity)) return true;
+  const std::string text = in_capitals(text_at(config, "quant_algo"));
+  const bool is_known =
+      std::any_of(std::begin(kGranularities), std::end(kGranularities),
+                  [&](Granularity granularity) { return text == algorithm(granularity); });
+  if (!is_known && !text.empty()) {
+    fail_unsupported(kModelOpt, "quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN or FP8_PB_WO", text);
   }
-  fail_unsupported(kModelOpt, "quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN or FP8_PB_WO",
-                   said->dump());
+  require_known(kModelOpt, config, kKnown);
+  return true;
 }
 
 std::string_view algorithm_of(const Description& checkpoint) {

@@ -142,47 +142,6 @@ TEST_F(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
   }
 }
 
-TEST_F(QuantizeCheckpoint, PatternThatMatchesNothingIsLogged) {
-  write_checkpoint(folder_.in(),
-                   {float_tensor("a.weight", {2, 2}, 1), float_tensor("b.weight", {2, 2}, 2)});
-  const test::Log log;
-  quantize_checkpoint(folder_.in(), folder_.out(), {.skip = {"a*", "typo*"}});
-  test::expect_contains(log.text, "'typo*' matches no tensor");
-  EXPECT_EQ(log.text.find("'a*'"), std::string::npos);
-}
-
-TEST_F(QuantizeCheckpoint, NothingToQuantizeIsAnError) {
-  const auto expect = [&](const NamedTensor& tensor, const QuantizeCheckpointOptions& options,
-                          const std::vector<std::string>& parts) {
-    write_checkpoint(folder_.in(), {tensor});
-    expect_error(ErrorCode::kInvalidArgument, parts,
-                 [&] { quantize_checkpoint(folder_.in(), folder_.out(), options); });
-    EXPECT_EQ(folder_.names(), Names{"in.safetensors"});
-    fs::remove(folder_.in());
-  };
-  expect(float_tensor("a.bias", {4}, 1), {}, {"'input'", "*.weight", "none among 1 tensors"});
-  expect(float_tensor("a.weight", {4, 4}, 1), {.skip = {"*"}}, {"'input'", "no pattern skips"});
-  expect({"a.weight", SafetensorsDType::kF8E4M3, {2, 2}, "abcd"}, {},
-         {"'input'", "not quantized", "comfyui", "1 weights in FP8"});
-}
-
-TEST_F(QuantizeCheckpoint, WeightsThatAreNotFiniteAreNamed) {
-  NamedTensor bad = float_tensor("bad.weight", {130, 140}, 1);
-  bad.bytes.replace(4 * 1000, 4, std::string("\0\0\xc0\x7f", 4));
-  NamedTensor zero = float_tensor("zero.weight", {130, 140}, 1);
-  std::fill(zero.bytes.begin(), zero.bytes.end(), '\0');
-  write_checkpoint(folder_.in(), {bad, zero, float_tensor("fine.weight", {9, 9}, 2)});
-  const test::Log log;
-  const auto named = [&](Rule rule, const char* output) {
-    return quantize_checkpoint(folder_.in(), folder_ / output, {.rule = rule}).not_finite;
-  };
-  EXPECT_EQ(named(Rule::kDeepGemm, "a.safetensors"), Names{"bad.weight"});
-  test::expect_contains(log.text, "1 weights hold NaN or infinity now");
-  test::expect_contains(log.text, ": 'bad.weight'");
-  // 0 / 0: the rule of DeepSeek's own casts.
-  EXPECT_EQ(named(Rule::kDeepSeek, "b.safetensors"), (Names{"bad.weight", "zero.weight"}));
-}
-
 TEST_F(QuantizeCheckpoint, OtherQuantizationsAreRefused) {
   for (const char* name : {"a.weight_scale", "a.weight_scale_inv", "a.qweight"}) {
     const fs::path input = folder_ / (std::string(name) + ".safetensors");

@@ -111,9 +111,9 @@ std::vector<BadHeader> bad_headers() {
   const std::string t = "tensor 't'";
   const std::string good = one("U8", "[8]", "[0,8]");
   return {
-      {"Empty", "", {"begins with '{'", "got nothing"}},
-      {"Array", "[]", {"begins with '{'", "got '['"}},
-      {"LeadingSpace", fmt::format(" {}", good), {"begins with '{'", "got ' '"}},
+      {"Empty", "", {"a header of 2 to", "a length of 0"}},
+      {"Array", "[]", {"begins with '{'", "the text '[]'"}},
+      {"LeadingSpace", fmt::format(" {}", good), {"begins with '{'", "the text ' {"}},
       {"ByteOrderMark", fmt::format("\xEF\xBB\xBF{}", good), {"begins with '{'"}},
       {"Unclosed", good.substr(0, good.size() - 1), {"not valid JSON at byte"}},
       {"Trailing", good + "x", {"not valid JSON at byte"}},
@@ -200,8 +200,21 @@ TEST_F(SafetensorsReaderTest, RefusesLyingLengths) {
   };
   expect("", {path.string(), "a file of 0 bytes"});
   expect("1234567", {"a file of 7 bytes"});
-  expect(std::string(8, '\xFF'), {"at most 100000000 bytes", "18446744073709551615"});
-  expect(std::string("\x01\xE1\xF5\x05\0\0\0\0", 8), {"at most 100000000", "100000001"});
+  for (const auto& [begin, what] : std::map<std::string, std::string>{
+           {"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"},
+           {"\n<!DOCTYPE html><html>", "a page of HTML"},
+           {"<?xml version='1.0'?>", "a page of HTML or XML"},
+           {"{\"error\":\"Repository not found\"}", "the text '{"},
+           {"Access to the model is restricted", "the text 'Access"},
+           {"PK\x03\x04-zipped", "torch.save()"},
+           {"\x80\x02\x8a\nlF\xf9j", "torch.save()"},
+           {"GGUF\x03-----", "GGUF"},
+           {"\x1f\x8b-------", "an archive"},
+           {std::string(100, '\0'), "zeros"}}) {
+    expect(begin, {"expected a header of 2 to 100000000 bytes, got", what});
+  }
+  expect(std::string(8, '\xFF'), {"to 100000000 bytes", "18446744073709551615"});
+  expect(std::string("\x01\xE1\xF5\x05\0\0\0\0", 8), {"to 100000000", "100000001"});
   expect(std::string("\x00\xE1\xF5\x05\0\0\0\0", 8), {"header of 100000000", "ends after 0"});
   const std::string good =
       safetensors_bytes(object({tensor_json("t", "U8", "[8]", "[0,8]")}), "01234567");

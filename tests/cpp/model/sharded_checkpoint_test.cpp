@@ -161,6 +161,7 @@ TEST_F(ShardedCheckpoint, BadIndexIsRefused) {
   };
   expect("", {"begins with '{'"});
   expect("[]", {"begins with '{'"});
+  expect("version https://git-lfs.github.com/spec/v1\n", {"a pointer of Git LFS"});
   expect("{", {"not valid JSON at byte"});
   expect("{\"weight_map\":{}}\n\xFF", {"expected UTF-8"});
   expect("{}", {"weight_map: expected an object", "without it"});
@@ -209,15 +210,6 @@ TEST_F(ShardedCheckpoint, ScalesInAnotherShardAreAnError) {
   map_["x.weight_scale_inv"] = "c.safetensors";
   write_map(map_);
   expect_failure(ErrorCode::kUnsupported, {"'x.weight_scale_inv'", "quantized in another way"});
-}
-
-TEST_F(ShardedCheckpoint, ConfigMustBeOfAModelThatIsNotQuantized) {
-  test::write_file(in() / "config.json", R"({"quantization_config":{"quant_method":"gptq"}})");
-  expect_failure(ErrorCode::kUnsupported, {in().string(), "quant_method", "gptq"});
-  test::write_file(in() / "config.json", R"({"quantization_config":{"quant_method":"fp8"}})");
-  expect_bad({in().string(), "finegrained-fp8", "without FP8 tensors"});
-  test::write_file(in() / "config.json", "{\"a\":}");
-  expect_bad({"config.json", "not valid JSON at byte 6"});
 }
 
 TEST(ShardedCheckpoints, SeventyBillionParametersAreHeadersOnly) {

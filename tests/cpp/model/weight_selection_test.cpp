@@ -98,34 +98,6 @@ TEST_F(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
   expect_copied(outcome.tensors, biased);
 }
 
-TEST_F(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
-  const std::vector<NamedTensor> all = {
-      float_tensor("whole.weight", {256, 128}, 1), float_tensor("tall.weight", {200, 128}, 2),
-      float_tensor("wide.weight", {128, 200}, 3), float_tensor("small.weight", {100, 100}, 4)};
-  const auto left = [&](CheckpointFamily family, Granularity granularity) {
-    Names names;
-    for (const auto& [name, reason] :
-         quantize(all, {.family = family, .granularity = granularity}).reasons) {
-      test::expect_contains(reason, "no multiple of 128");
-      names.push_back(name);
-    }
-    return names;
-  };
-  using enum CheckpointFamily;
-  const Names ragged = {"small.weight", "tall.weight", "wide.weight"};
-  EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock128x128),
-            (Names{"small.weight", "wide.weight"}));
-  EXPECT_EQ(left(kTorchao, Granularity::kBlock128x128), ragged);
-  EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock1x128),
-            (Names{"small.weight", "wide.weight"}));
-  EXPECT_EQ(left(kFineGrainedFp8, Granularity::kBlock128x128),
-            (Names{"tall.weight", "wide.weight"}));
-  EXPECT_EQ(left(kDeepSeekV3, Granularity::kBlock128x128), Names{});
-  test::expect_contains(quantize(all, {.family = kDeepSeekV3}).log,
-                        "2 weights have sizes that are no multiples of 128: transformers");
-  EXPECT_EQ(left(kCompressedTensors, Granularity::kChannel), Names{});
-}
-
 TEST_F(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
   write_checkpoint(folder_.in(), {float_tensor("l.wide.weight", {128, 200}, 1),
                                   float_tensor("l.whole.weight", {128, 256}, 2)});
@@ -175,32 +147,6 @@ TEST_F(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
   const Outcome outcome = quantize({wide}, {});
   test::expect_quantized(outcome.tensors, weight);
   EXPECT_EQ(outcome.report.input_bytes, 130 * 140 * 8);
-}
-
-TEST_F(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
-  const std::vector<NamedTensor> experts = {
-      float_tensor("l.0.experts.0.up_proj.weight", {128, 128}, 1),
-      float_tensor("l.0.q.weight", {128, 128}, 2)};
-  const auto refuse = [&](const QuantizeCheckpointOptions& options) {
-    expect_error(ErrorCode::kInvalidArgument, {"experts", "'*.experts.*'", "deepseek-v3"},
-                 [&] { quantize(experts, options); });
-    QuantizeCheckpointOptions without = options;
-    without.skip = {"*.experts.*"};
-    EXPECT_EQ(quantize(experts, without).report.quantized, Names{"l.0.q.weight"});
-  };
-  refuse({.family = CheckpointFamily::kTorchao});
-  refuse(
-      {.family = CheckpointFamily::kCompressedTensors, .granularity = Granularity::kBlock128x128});
-  EXPECT_EQ(
-      quantize(experts, {.family = CheckpointFamily::kCompressedTensors}).report.quantized.size(),
-      2u);
-}
-
-TEST_F(WeightSelection, LayersOfVisionTransformersAreRefusedByTorchao) {
-  expect_error(ErrorCode::kInvalidArgument, {"'family'", "vision", "compressed-tensors"}, [] {
-    quantize({float_tensor("v.layer.0.attention.attention.query.weight", {8, 8}, 1)},
-             {.family = CheckpointFamily::kTorchao});
-  });
 }
 
 /// Whether compressed-tensors leaves a module alone that is not in the file.
@@ -297,32 +243,22 @@ TEST_F(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
   for (const fs::path& path : report.files) EXPECT_TRUE(fs::is_regular_file(path)) << path;
   EXPECT_EQ(test::read_file(in / "out/a/b/c.txt"), "a/b/c.txt");
   test::expect_contains(log.text,
-                        "2 files with weights in other formats are left behind: "
+                        "2 other files with weights are left behind: "
                         "'onnx/model.onnx', 'pytorch_model.bin'");
 }
 
-TEST_F(FolderFiles, PipelinesAndFamiliesThatAFolderIsNotOfAreRefused) {
-  for (const char* model : {"transformer", "vae"}) {
-    fs::create_directories(folder_ / "pipe" / model);
-    write_checkpoint(folder_ / "pipe" / model / "model.safetensors",
-                     {float_tensor("a.weight", {8, 8}, 1)});
-    test::write_file(folder_ / "pipe" / model / "config.json",
-                     R"({"_class_name":"X","_diffusers_version":"0.42"})");
-  }
-  test::write_file(folder_ / "pipe" / "model_index.json", "{}");
-  expect_error(ErrorCode::kInvalidArgument,
-               {"'input'", "model_index.json", "'transformer', 'vae'", "torchao"},
-               [&] { quantize_checkpoint(folder_ / "pipe", folder_ / "out"); });
-  expect_error(ErrorCode::kInvalidArgument, {"'family'", "torchao", "Diffusers", "deepseek-v3"},
-               [&] { quantize_checkpoint(folder_ / "pipe" / "vae", folder_ / "out"); });
-  EXPECT_FALSE(fs::exists(folder_ / "out"));
-  quantize_checkpoint(folder_ / "pipe" / "vae", folder_ / "out",
-                      {.family = CheckpointFamily::kTorchao});
-  test::write_file(folder_ / "pipe" / "vae" / "config.json", R"({"architectures":["X"]})");
-  expect_error(ErrorCode::kInvalidArgument, {"'family'", "transformers", "comfyui"}, [&] {
-    quantize_checkpoint(folder_ / "pipe" / "vae", folder_ / "no",
-                        {.family = CheckpointFamily::kComfyUi});
-  });
+TEST_F(FolderFiles, FamiliesThatAFolderIsNotOfAreRefused) {
+  fs::create_directory(folder_ / "in");
+  write_checkpoint(folder_ / "in" / "model.safetensors", {float_tensor("a.weight", {8, 8}, 1)});
+  const auto expect = [&](const char* config, CheckpointFamily family, const Names& parts) {
+    test::write_file(folder_ / "in" / "config.json", config);
+    expect_error(ErrorCode::kInvalidArgument, parts,
+                 [&] { quantize_checkpoint(folder_ / "in", folder_ / "out", {.family = family}); });
+  };
+  expect(R"({"_diffusers_version":"0.42"})", CheckpointFamily::kDeepSeekV3,
+         {"'family'", "torchao", "Diffusers", "deepseek-v3"});
+  expect(R"({"architectures":["X"]})", CheckpointFamily::kComfyUi,
+         {"'family'", "transformers", "comfyui"});
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 """Checkpoints that lie, and arguments that do not fit: clear errors, and folders as they were."""
 
-import contextlib
 import json
 import os
 
@@ -63,10 +62,6 @@ PAIR, ROWS = {UP: MATRIX, INV: SCALES}, {UP: MATRIX, ROW: torch.ones(256, 1)}
 WHOLE = PAIR | {"b.weight": MATRIX}
 BOTH = WHOLE | {"b.weight_scale": torch.ones(256, 1)}
 PACKED = {f"{UP}_packed": torch.ones(8, 8, dtype=torch.int32)}
-BLOCKS, GROUPS = (
-    ct(strategy="block", block_structure=[64, 128]),
-    ct(strategy="group", group_size=32),
-)
 BAD, UNSUPPORTED = octofold.BadFormatError, octofold.UnsupportedError
 
 LIES = {
@@ -96,14 +91,22 @@ LIES = {
         ["_scale_inv", "[256,256]", "[2,3]"],
     ),
     "scales of a wrong dtype": ({UP: MATRIX, INV: SCALES.int()}, FP8, BAD, ["of F32", "I32"]),
-    "other blocks": (PAIR, FP8 | {"weight_block_size": [64, 64]}, UNSUPPORTED, ["[128, 128]"]),
-    "blocks that are none": (PAIR, FP8 | {"weight_block_size": "x"}, UNSUPPORTED, ["128"]),
-    "another format": (PAIR, FP8 | {"fmt": "e5m2"}, UNSUPPORTED, ["e4m3", "e5m2"]),
-    "8-bit integers": (ROWS, ct(type="int"), UNSUPPORTED, ["8-bit floats"]),
-    "4-bit integers": (PACKED, ct(num_bits=4, type="int"), UNSUPPORTED, ["8-bit floats"]),
-    "4-bit floats": (ROWS, ct(num_bits=4), UNSUPPORTED, ["8-bit floats"]),
-    "blocks of compressed-tensors": (ROWS, BLOCKS, UNSUPPORTED, ["128 x 128"]),
-    "groups of compressed-tensors": (ROWS, GROUPS, UNSUPPORTED, ["groups of 128"]),
+    "zero points": (ROWS | {f"{UP}_zero_point": torch.ones(256, 1)}, CT, BAD, ["zeros"]),
+    "columns in another order": (ROWS | {f"{UP}_g_idx": torch.arange(256)}, CT, BAD, ["g_idx"]),
+    "scales of inputs' channels": (
+        ROWS | {"a.up.pre_quant_scale": torch.rand(256)},
+        CT,
+        BAD,
+        ["no further scales", "pre_quant_scale"],
+    ),
+    "two names and two scales": (
+        {UP: MATRIX, ROW: torch.tensor(1.0), "a.up.scale_weight": torch.tensor(2.0)},
+        None,
+        BAD,
+        ["scale_weight", "the numbers of", ROW],
+    ),
+    "two families and two scales": (PAIR | {ROW: torch.ones(1)}, FP8, BAD, ["the numbers of"]),
+    "4-bit integers": (PACKED, ct(num_bits=4, type="int"), UNSUPPORTED, ["num_bits to be [8]"]),
     "another method": (ROWS, {"quant_method": "awq", "bits": 4}, UNSUPPORTED, ["awq"]),
     "no method": (ROWS, {"bits": 4}, UNSUPPORTED, ["quant_method"]),
 }
@@ -119,27 +122,169 @@ def test_lies_are_refused_wherever_they_are_told(tmp_path, lie):
     refused(tmp_path, words, quantize, folder, tmp_path / "out", error=error)
 
 
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+FLOAT8 = {"_type": "Float8DynamicActivationFloat8WeightConfig", "_data": {"activation_value_ub": 1}}
+OTHER = {"_type": "FqnToConfig", "_data": {"fqn_to_config": {"a": {"_type": "Int8WeightOnly"}}}}
+WEIGHTS, INPUTS = "config_groups.group_0.weights", "config_groups.group_0.input_activations"
+
+
+def inputs(**changes):
+    group = {"targets": ["Linear"], "weights": CHANNELS, "input_activations": CHANNELS | changes}
+    return CT | {"config_groups": {"group_0": group}}
+
+
 @pytest.mark.parametrize(
-    "said",
+    ("key", "said"),
     [
-        7,
-        [],
-        "fp8",
-        {"quant_method": 7},
-        CT | {"config_groups": 7},
-        ct(num_bits="x"),
-        CT | {"config_groups": {"g": {"weights": []}}},
-        {"quant_method": "modelopt", "quant_algo": 7},
+        (
+            "transform_config.config_groups.u",
+            CT | {"transform_config": {"config_groups": {"u": 1}}},
+        ),
+        ("sparsity_config.format", CT | {"sparsity_config": {"format": "sparse-24-bitmask"}}),
+        ("format", CT | {"format": "pack-quantized"}),
+        ("kv_cache_scheme.num_bits", CT | {"kv_cache_scheme": {"num_bits": 4}}),
+        ("new_key", CT | {"new_key": "x"}),
+        (f"{WEIGHTS}.type", ct(type="int")),
+        (f"{WEIGHTS}.num_bits", ct(num_bits=4)),
+        (f"{WEIGHTS}.symmetric", ct(symmetric=False)),
+        (f"{WEIGHTS}.actorder", ct(actorder="group")),
+        (f"{WEIGHTS}.strategy", ct(strategy="tensor_group")),
+        (f"{WEIGHTS}.block_structure", ct(strategy="block", block_structure=[64, 128])),
+        (f"{WEIGHTS}.group_size", ct(strategy="group", group_size=32)),
+        (f"{INPUTS}.strategy", inputs(strategy="channel")),
+        (f"{INPUTS}.dynamic", inputs(strategy="token", dynamic="local")),
+        ("weight_block_size", FP8 | {"weight_block_size": [64, 64]}),
+        ("weight_block_size", FP8 | {"weight_block_size": "x"}),
+        ("fmt", FP8 | {"fmt": "e5m2"}),
+        ("expert_dtype", FP8 | {"expert_dtype": "fp4"}),
+        ("rotation", FP8 | {"rotation": "hadamard"}),
+        ("pre_quant_scale", MODELOPT | {"pre_quant_scale": True}),
+        ("kv_cache_quant_algo", MODELOPT | {"kv_cache_quant_algo": "NVFP4"}),
+        ("clamp_val", {"quant_method": "fbgemm_fp8", "clamp_val": [-1, 1]}),
+        (
+            "quant_type.default._data.activation_value_ub",
+            {"quant_method": "torchao", "quant_type": {"default": FLOAT8}},
+        ),
+        ("quant_type.a._type", {"quant_method": "torchao", "quant_type": {"default": OTHER}}),
     ],
-    ids=repr,
 )
-def test_configs_of_wrong_types_raise_what_is_ours(tmp_path, said):
+def test_keys_that_change_numbers_are_refused_by_name(tmp_path, key, said):
     folder = folder_of(tmp_path / "in", ROWS, said)
-    before = listing(tmp_path)
-    # Or nothing, where what is wrong says nothing of the weights.
-    with contextlib.suppress(octofold.BadFormatError, octofold.UnsupportedError):
-        octofold.inspect_checkpoint(folder)
-    assert listing(tmp_path) == before
+    for call, more in (
+        (octofold.load_checkpoint, ()),
+        (convert, (tmp_path / "out", "deepseek-v3")),
+    ):
+        words = [f"quantization_config.{key} "]
+        refused(tmp_path, words, call, folder, *more, error=UNSUPPORTED)
+
+
+def test_fbgemm_is_read(tmp_path):
+    config = pytest.importorskip("transformers").FbgemmFp8Config().to_dict()
+    said = json.loads(json.dumps(config, default=lambda value: value.value))
+    # Zero points of zeros, which compressed-tensors once wrote, are no others.
+    more = {
+        "a.up.input_scale_ub": torch.tensor([1200.0]),
+        f"{UP}_zero_point": torch.zeros(256, 1).to(MATRIX.dtype),
+    }
+    tensors = ROWS | {ROW: torch.rand(256, 1) + 0.5}
+    folder = folder_of(tmp_path / "in", tensors | more, said)
+    assert octofold.inspect_checkpoint(folder).family == "compressed-tensors"
+    report = convert(folder, tmp_path / "out", "torchao")
+    assert {*report.dropped} == {*more, "quantization_config.activation_scale_ub"}
+    expected = MATRIX.float() * tensors[ROW]
+    for path in (folder, tmp_path / "out"):
+        assert torch.equal(octofold.load_checkpoint(path)[UP].dequantize("float32"), expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0])
+def test_scales_that_are_none_are_named(tmp_path, log, value):
+    cache = {f"a.{x}_proj.{x}_scale": torch.tensor(1.0) for x in "kv"}
+    inv = torch.tensor([[1, 2], [3, value]])
+    folder = folder_of(tmp_path / "in", {UP: MATRIX, INV: inv} | cache, FP8)
+    octofold.load_checkpoint(folder)[UP]
+    assert any(f"'{INV}': 1 of 4 scales are NaN" in text for text in log)
+    convert(folder, tmp_path / "a", "compressed-tensors")
+    assert any(
+        f"1 scales hold numbers that are NaN, infinite, negative or zero: '{INV} (1 of 4)'" in text
+        for text in log
+    )
+    lost = folder_of(tmp_path / "lost", {UP: MATRIX, INV: torch.full((2, 2), value)}, FP8)
+    words = [INV, "scales above zero"]
+    refused(tmp_path, words, octofold.load_checkpoint(lost).__getitem__, UP, error=BAD)
+    refused(tmp_path, words, convert, lost, tmp_path / "b", "compressed-tensors", error=BAD)
+    for number, name in enumerate(cache, 1):
+        folder_of(folder, {UP: MATRIX, INV: SCALES} | cache | {name: torch.tensor(value)}, FP8)
+        octofold.load_checkpoint(folder)
+        assert any(f"'{name}': 1 of 1 scales are NaN" in text for text in log)
+        cache[name] = torch.tensor(value)
+        if number == 1:
+            convert(folder, tmp_path / "c", "modelopt")
+            assert any(f"'{name} (1 of 1)'" in text for text in log)
+    refused(
+        tmp_path,
+        ["scales of caches", "2 that"],
+        convert,
+        folder,
+        tmp_path / "d",
+        "modelopt",
+        error=BAD,
+    )
+
+
+ADAPTERS = (
+    *("base_model.model.q_proj.lora_A.weight", "q_proj.lora_B.default.weight"),
+    *(
+        "unet.to_q_lora.down.weight",
+        "to_q.lora.up.weight",
+        "blocks.0.processor.qkv_lora1.up.weight",
+    ),
+    *("lora_unet_mid_block_proj.lora_up.weight", "lora_te_fc1.hada_w1_a", "lora_te_fc1.lokr_w2"),
+    *("q_proj.ia3_l.weight", "q_proj.oft_R.weight", "q_proj.lora_magnitude_vector.weight"),
+)
+
+
+@pytest.mark.parametrize("name", [*ADAPTERS, "modules_to_save.up.weight"])
+def test_adapters_are_no_models(tmp_path, name):
+    tensors = {name: WIDE, "unrelated.weight": WIDE}
+    folder = folder_of(tmp_path / "in", tensors)
+    if name not in ADAPTERS:
+        file = folder / "model.safetensors"
+        file.rename(folder / "adapter_model.safetensors")
+    refused(tmp_path, ["'input'", "an adapter's", "merge"], quantize, folder, tmp_path / "out")
+
+
+def test_what_lies_beside_a_models_weights_is_left_alone(tmp_path):
+    beside = {"up.lora_A.weight": "adapter", "up.lora_B.x.weight": "adapter"}
+    beside |= {
+        "exp_avg.up.weight": "optimizer",
+        "optimizer.state.up.exp_avg_sq.weight": "optimizer",
+    }
+    folder = folder_of(
+        tmp_path / "in", {"up.base_layer.weight": WIDE} | dict.fromkeys(beside, WIDE)
+    )
+    report = quantize(folder, tmp_path / "out")
+    assert report.quantized == ("up.base_layer.weight",)
+    assert report.left_alone.keys() == beside.keys()
+    assert all(word in report.left_alone[name] for name, word in beside.items())
+
+
+def test_octofolds_own_folders_are_their_functions(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from model_support import llama
+    from octofold.integrations.transformers import OctofoldConfig
+
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    octofold.models.save(octofold.nn.convert_weight_only(model).model, tmp_path / "kept")
+    transformers.LlamaForCausalLM(llama()).save_pretrained(tmp_path / "wide")
+    options = {"quantization_config": OctofoldConfig()}
+    auto = transformers.AutoModelForCausalLM
+    auto.from_pretrained(tmp_path / "wide", **options).save_pretrained(tmp_path / "saved")
+    for name, words in (("kept", ["models.load()"]), ("saved", ["from_pretrained()", "OctofoldC"])):
+        folder, out = tmp_path / name, tmp_path / "out"
+        for call in (octofold.inspect_checkpoint, octofold.load_checkpoint):
+            refused(tmp_path, words, call, folder, error=UNSUPPORTED)
+        refused(tmp_path, words, convert, folder, out, "torchao", error=UNSUPPORTED)
+        refused(tmp_path, words, quantize, folder, out, error=UNSUPPORTED)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "", '{"a": NaN}'])
@@ -187,21 +332,6 @@ def test_zeros_stay_zeros(tmp_path, rng):
         finite = bool(np.isfinite(value).all())
         assert (report.not_finite == ()) == finite  # never without a word
         assert not finite or not value.any()
-
-
-@pytest.mark.parametrize("family", octofold.checkpoint_families())
-def test_what_progress_raises_leaves_nothing(tmp_path, rng, family):
-    wide = write_wide(tmp_path / "in", rng)
-
-    class StopError(Exception):
-        pass
-
-    def stop(done, total):
-        if done > total // 2:
-            raise StopError
-
-    options = {"family": family, "progress": stop, "error": StopError}
-    refused(tmp_path, [], quantize, wide, tmp_path / "out", **options)
 
 
 @pytest.mark.parametrize("folder", [b"\xff", b"a \xc3\xbc", b"\xff ?#%20"], ids=str)

@@ -175,6 +175,13 @@ def test_other_formats_are_refused(tmp_path, where, format):
         octofold.inspect_checkpoint(file)
 
 
+@pytest.mark.parametrize("where", ["header", "layers"])
+def test_notes_of_another_format_than_the_codes_are_refused(tmp_path, where):
+    file = written(tmp_path / "x.safetensors", *hinted(where, format="float8_e5m2"))
+    with pytest.raises(octofold.BadFormatError, match=r"to_q2?\.weight': expected F8_E5M2.*E4M3"):
+        octofold.inspect_checkpoint(file)
+
+
 @pytest.mark.parametrize("text", [b"{", b"[]", b"\xff\xfe", b""])
 def test_notes_that_are_no_json_are_refused(tmp_path, text):
     tensors, _ = hinted("scales")

@@ -199,13 +199,37 @@ def test_scales_of_caches_are_translated(tmp_path, family, other):
         assert (scheme["num_bits"], scheme["strategy"], scheme["dynamic"]) == (8, "tensor", False)
 
 
+@pytest.mark.parametrize("beside", ["consolidated", "model.fp16", "adapter_model", "ema"])
+def test_a_models_own_file_is_taken_of_several(tmp_path, beside):
+    folder = folder_of(tmp_path / "in", {NAME: codes()})
+    save_file({"other.weight": codes()}, folder / f"{beside}.safetensors")
+    assert list(octofold.load_checkpoint(folder)) == [NAME]
+
+
+def test_scales_of_caches_by_older_names(tmp_path):
+    tensors, said, scales = caches("modelopt")
+    older = {
+        name.replace("k_scale", "output_scale").replace("v_scale", "output_scale"): scale
+        for name, scale in scales.items()
+    }
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in scales} | older
+    folder = folder_of(tmp_path / "in", tensors, said)
+    octofold.convert_checkpoint(folder, tmp_path / "out", "compressed-tensors")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    for name, scale in caches("compressed-tensors")[2].items():
+        assert torch.equal(written[name], scale)
+
+
 def test_scales_of_caches_that_have_no_place_are_named(tmp_path):
     tensors, said, scales = caches("modelopt")
+    attention = "model.layers.0.self_attn."
+    for name in ("kv_scale", "q_scale", "prob_scale", "q_proj.output_scale"):
+        scales[attention + name] = tensors[attention + name] = torch.tensor(0.5)
     folder = folder_of(tmp_path / "in", tensors, said)
     report = octofold.convert_checkpoint(folder, tmp_path / "out", "finegrained-fp8")
     assert set(scales) <= set(report.dropped)
     written = load_file(tmp_path / "out" / "model.safetensors")
-    assert not any(name.endswith(("k_scale", "v_scale")) for name in written)
+    assert not scales.keys() & written.keys()
 
 
 def test_scales_of_caches_are_no_names_that_a_model_lacks(tmp_path):
@@ -242,7 +266,7 @@ def test_what_is_not_there_is_not_found(tmp_path, name):
         (["pytorch_model.bin"], "files of torch.save"),
         (["model.gguf"], "GGUF"),
         (["model-1.safetensors", "model-2.safetensors"], "need their index.*'model-1.safetensors'"),
-        (["model.fp16.safetensors", "model.safetensors"], "or one of these files itself"),
+        (["model.fp16.safetensors", "ema.safetensors"], "or one of these files itself"),
         (["model_index.json"], "a pipeline of Diffusers"),
     ],
 )
