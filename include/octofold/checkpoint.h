@@ -79,7 +79,8 @@ struct CheckpointContents {
 /// one, the names of the tensors tell.
 /// Throws Error: kBadFormat for files that are not valid, for tensors that contradict their config
 /// or each other, and for scales that are missing or have no known shape; kUnsupported for
-/// quantizations other than FP8; kIo if a file cannot be read.
+/// quantizations other than FP8, keys of a config that may change numbers and are not known, and
+/// folders that functions of Octofold's wrote and read; kIo if a file cannot be read.
 OCTOFOLD_API CheckpointContents inspect_checkpoint(const std::filesystem::path& input);
 
 /// A weight that could be FP8 by its shape and type, and is not.
@@ -89,14 +90,14 @@ struct LeftAlone {
 };
 
 struct CheckpointReport {
-  std::vector<std::string> quantized;        ///< names of the weights in FP8
-  std::vector<std::string> copied;           ///< names of all other tensors
-  std::vector<std::string> requantized;      ///< weights that were cast anew, with another error
-  std::vector<std::string> not_finite;       ///< weights with codes or scales of NaN or infinity
-  std::vector<std::string> dropped;          ///< tensors for which the family has no place
-  std::vector<LeftAlone> left_alone;         ///< among those copied; by quantize_checkpoint()
-  std::int64_t input_bytes = 0;              ///< tensor data read
-  std::int64_t output_bytes = 0;             ///< tensor data written
+  std::vector<std::string> quantized;    ///< names of the weights in FP8
+  std::vector<std::string> copied;       ///< names of all other tensors
+  std::vector<std::string> requantized;  ///< weights that were cast anew, with another error
+  std::vector<std::string> not_finite;   ///< weights with codes or scales of NaN or infinity
+  std::vector<std::string> dropped;      ///< tensors and settings for which the family has no place
+  std::vector<LeftAlone> left_alone;     ///< among those copied; by quantize_checkpoint()
+  std::int64_t input_bytes = 0;          ///< tensor data read
+  std::int64_t output_bytes = 0;         ///< tensor data written
   std::vector<std::filesystem::path> files;  ///< what was written
 };
 
@@ -136,8 +137,8 @@ OCTOFOLD_API const std::vector<std::string>& default_skip_patterns();
 /// Weights with NaN or infinity are logged and reported, not refused.
 /// Throws Error: kBadFormat for a file that is not valid safetensors; kIo where the system refuses
 /// (a full disk …); kInvalidArgument for wrong paths and patterns, for a checkpoint that is
-/// quantized already, where no weight would be quantized, for pipelines of Diffusers, and for
-/// models that the libraries of the family would not load.
+/// quantized already, where no weight would be quantized, for pipelines of Diffusers, for adapters,
+/// and for models that the libraries of the family would not load.
 /// Format: https://github.com/huggingface/safetensors (README, "Format").
 OCTOFOLD_API CheckpointReport quantize_checkpoint(const std::filesystem::path& input,
                                                   const std::filesystem::path& output,
@@ -155,7 +156,9 @@ struct ConvertCheckpointOptions {
 /// quantize_checkpoint(). Codes stay what they are, and scales become FP32 in the family's shapes,
 /// wherever these can say the same. Other weights (128x128 scales in a family of channels) are cast
 /// anew from their values by the rule of Rule::kDeepGemm, logged and reported. Scales of
-/// inputs are kept where the family has them, else dropped, logged and reported.
+/// inputs are kept where the family has them, else dropped, logged and reported. Scales that are
+/// NaN, infinite, negative or zero are logged, and kBadFormat where all of a weight, of inputs or
+/// of caches are.
 OCTOFOLD_API CheckpointReport convert_checkpoint(const std::filesystem::path& input,
                                                  const std::filesystem::path& output,
                                                  const ConvertCheckpointOptions& options);

@@ -26,7 +26,7 @@ class CheckpointReport:
     not_finite: tuple[str, ...]
     """Of the weights in FP8, those with codes or scales of NaN or infinity."""
     dropped: tuple[str, ...]
-    """Tensors that the family has no place for."""
+    """Tensors, and settings (`quantization_config.…`), that the family has no place for."""
     left_alone: Mapping[str, str]
     """Weights that could have been FP8 by their shape and type and are not, with the reason: a skip
     pattern, or what the family's libraries would not read right. By quantize_checkpoint() alone."""
@@ -106,7 +106,8 @@ def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
 
     Raises BadFormatError for files that are not valid, for tensors that contradict their config or
     each other, and for scales that are missing or have no known shape; UnsupportedError for
-    quantizations other than FP8; IoError.
+    quantizations other than FP8, keys of a config that may change numbers and are not known, and
+    folders that functions of Octofold's wrote and read; IoError.
     """
     contents = library.inspect_checkpoint(path_bytes("inspect_checkpoint", "input", input))
     family = contents["family"]
@@ -158,7 +159,8 @@ def quantize_checkpoint(
     Raises BadFormatError for a file that is not valid safetensors, IoError where the system refuses
     (a missing file is a FileNotFoundError too), InvalidArgumentError for wrong paths and patterns,
     for a checkpoint that is FP8 already, where no weight would be quantized, for a pipeline of
-    Diffusers, and for models that the libraries of the family would not load (it says which would).
+    Diffusers, for adapters, and for models that the libraries of the family would not load (it says
+    which would).
     """
     rule, granularity, power_of_two = _cast_of(format)
     with reporting(progress) as report_progress:
@@ -193,7 +195,9 @@ def convert_checkpoint(
 
     Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
     the same. Other weights are cast anew from their values, logged and reported. Scales of inputs
-    and other tensors for which the family has no place are dropped, logged and reported.
+    and other tensors for which the family has no place are dropped, logged and reported. So are
+    scales that are NaN, infinite, negative or zero; BadFormatError where all of a weight, of inputs
+    or of caches are.
     """
     with reporting(progress) as report_progress:
         report = library.convert_checkpoint(

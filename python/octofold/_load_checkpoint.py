@@ -96,9 +96,7 @@ class Checkpoint(Mapping[str, Any]):
         if weight.scale is None:
             scale = np.ones(expected, np.float32)
         else:
-            scale = _read(weight.scale).astype(np.float32).reshape(expected)
-            if _warn_of(weight.scale, scale) == scale.size:
-                self._require_zeros(weight)
+            scale = _scale(weight.scale, weight.codes).reshape(expected)
         return ScaledTensor(codes, self._delivered(scale), weight.granularity)
 
     def input_scale(self, name: str) -> Array | None:
@@ -111,9 +109,7 @@ class Checkpoint(Mapping[str, Any]):
             return None
         if weight.input_scale is None:
             return None
-        scale = _read(weight.input_scale).astype(np.float32).reshape(-1)
-        _warn_of(weight.input_scale, scale)
-        return self._delivered(scale)
+        return self._delivered(_scale(weight.input_scale).reshape(-1))
 
     def __iter__(self) -> Iterator[str]:
         yield from self._weights
@@ -130,15 +126,6 @@ class Checkpoint(Mapping[str, Any]):
             f"Checkpoint(family={self.family!r}, {len(self._weights)} weights in FP8, "
             f"{len(self._others)} other tensors, {len(self._contents.files)} files)"
         )
-
-    def _require_zeros(self, weight: CheckpointWeight) -> None:
-        """Of a weight of zeros alone the scale is zero to some who write it."""
-        magnitudes = _read(weight.codes).view(np.uint8) & 0x7F
-        if weight.scale is not None and np.any((magnitudes > 0) & (magnitudes < 0x7F)):
-            raise BadFormatError(
-                f"{weight.scale.file}: tensor '{weight.scale.name}': expected scales above zero, "
-                "got none but NaN, infinite, negative or zero ones"
-            )
 
     def _array(self, tensor: CheckpointTensor) -> Array:
         return self._delivered(_read(tensor), tensor.dtype)
@@ -181,19 +168,25 @@ def load_checkpoint(
     contents = inspect_checkpoint(path)
     for tensor in contents.others:
         if _CACHE_SCALE.search(tensor.name) and tensor.dtype in _OF_SCALES:
-            _warn_of(tensor, _read(tensor).astype(np.float32))
+            _scale(tensor)
     return Checkpoint(contents, framework, device)
 
 
-def _warn_of(tensor: CheckpointTensor, scale: "np.ndarray[Any, Any]") -> int:
-    """Of how many scales it warns, as they are none."""
+def _scale(
+    tensor: CheckpointTensor, codes: CheckpointTensor | None = None
+) -> "np.ndarray[Any, Any]":
+    """As float32. What is no scale is logged, and an error if nothing else is left of the codes."""
+    scale = _read(tensor).astype(np.float32)
     count = scale.size - int(np.count_nonzero(np.isfinite(scale) & (scale > 0)))
+    text = f"{count} of {scale.size} scales are NaN, infinite, negative or zero"
     if count:
-        warn_once(
-            f"{tensor.file}: tensor '{tensor.name}': {count} of {scale.size} scales are NaN, "
-            "infinite, negative or zero"
-        )
-    return count
+        warn_once(f"{tensor.file}: tensor '{tensor.name}': {text}")
+    if codes is not None and count == scale.size:
+        magnitudes = _read(codes).view(np.uint8) & 0x7F
+        # Of zeros alone the scale is zero to some who write it.
+        if np.any((magnitudes > 0) & (magnitudes < 0x7F)):
+            raise BadFormatError(f"{tensor.file}: tensor '{tensor.name}': {text}")
+    return scale
 
 
 def _read(tensor: CheckpointTensor) -> "np.ndarray[Any, Any]":

@@ -145,8 +145,10 @@ std::int64_t CheckpointSource::bytes() const {
 
 std::optional<nlohmann::json> CheckpointSource::quantization() const {
   if (config_) {
-    const auto said = config_->find("quantization_config");
-    if (said != config_->end() && said->is_object()) return *said;
+    for (const char* name : {"quantization_config", "compression_config"}) {  // the second is old
+      const auto said = config_->find(name);
+      if (said != config_->end() && said->is_object()) return *said;
+    }
   }
   if (!quantization_file_) return std::nullopt;
   nlohmann::json said = quantization_file_->value("quantization", nlohmann::json::object());

@@ -132,12 +132,8 @@ class Reader {
   /// Throws where a tensor beside those of weights makes other numbers of them: zero points, an
   /// order of columns, scales of another kind.
   void require_nothing_more(const CheckpointTensor& tensor) {
-    if (const std::string_view said = hints_.dtype_of(tensor.name);
-        !said.empty() && said != tensor.dtype) {
-      fail(tensor, core::format("{}, as the note on its layer says", said), tensor.dtype);
-    }
-    if (tensor.name.ends_with("_g_idx"))
-      fail(tensor, "columns in their own order", "another order");
+    hints_.require_dtype(tensor);
+    if (tensor.name.ends_with("_g_idx")) fail(tensor, "columns in order", "an order of their own");
     if (is_zero_point(tensor.name)) {
       const std::vector<std::byte> bytes = data_.read(tensor);
       if (std::count(bytes.begin(), bytes.end(), std::byte{}) != std::ssize(bytes)) {
@@ -145,6 +141,8 @@ class Reader {
       }
     }
     if (weights_.contains(tensor.name)) require_no_scales_beside(tensor);
+    const auto cache = kv_scale_in(kCompressedTensors, tensor.name);
+    if (cache && !caches_.emplace(*cache, tensor).second) require_same(tensor, caches_.at(*cache));
   }
 
   /// The weight that these codes are of; nothing if they are but a tensor in FP8.
@@ -213,6 +211,13 @@ class Reader {
     return *found->second;
   }
 
+  void require_same(const CheckpointTensor& scale, const CheckpointTensor& other) {
+    const auto values = [&](const auto& it) { return floats_of(it.dtype, data_.read(it)); };
+    if (!is_scale(scale) || !is_scale(other) || values(scale) != values(other)) {
+      fail(scale, core::format("the numbers of {}", quote(other.name)), "others");
+    }
+  }
+
   /// The scale under one of the family's names for it. Under another's name there may be the same.
   std::optional<CheckpointTensor> scale_of(const std::string& weight,
                                            std::string_view Spelling::* part) {
@@ -226,11 +231,7 @@ class Reader {
         if (!found) continue;
         if (!scale) scale = found;
         if (found->name == scale->name) continue;
-        if (!is_scale(*scale) || !is_scale(*found) ||
-            floats_of(scale->dtype, data_.read(*scale)) !=
-                floats_of(found->dtype, data_.read(*found))) {
-          fail(*found, core::format("the numbers of {}", quote(scale->name)), "others");
-        }
+        require_same(*found, *scale);
       }
     }
     return scale;
@@ -289,7 +290,8 @@ class Reader {
   const TensorsByName& tensors_;
   Hints hints_;
   std::unordered_set<std::string_view> taken_;
-  std::unordered_set<std::string_view> weights_;  // names of codes
+  std::unordered_set<std::string_view> weights_;    // names of codes
+  std::map<std::string, CheckpointTensor> caches_;  // their scales
   TensorBytes data_;
 };
 
@@ -344,7 +346,11 @@ CheckpointContents read_contents(const CheckpointSource& source) {
   };
   if (family == nullptr) {
     require_high_precision(tensors);
-    each_tensor([&](const auto& tensor) { contents.others.push_back(tensor); });
+    const Hints hints(source);
+    each_tensor([&](const auto& tensor) {
+      hints.require_dtype(tensor);
+      contents.others.push_back(tensor);
+    });
     return contents;
   }
   contents.family = family->id;

@@ -67,7 +67,7 @@ class Walk {
   std::vector<fs::path> run() {
     visit("");
     if (!left_.empty()) {
-      core::log(LogLevel::kWarning, "{} other files with weights are left behind: {}", left_.size(),
+      core::log(LogLevel::kWarning, "{} other files of weights are left behind: {}", left_.size(),
                 quoted(left_));
     }
     return std::move(copied_);
@@ -105,13 +105,13 @@ class Walk {
     if (name.ends_with(".partial")) return;
     const bool top = !path.has_parent_path();
     if (top) {
-      if (name == kConfigName || name == "hf_quant_config.json" || name == "octofold.json" ||
-          weights_.contains(name))
-        return;
+      if (name == kConfigName || name == "hf_quant_config.json" || weights_.contains(name)) return;
       if (name.ends_with(kIndex)) return;
     }
     const bool is_own = !top && modules_.contains(path.begin()->string());
-    if ((top && name.ends_with(kSafetensors)) || (!is_own && is_in_other_format(name))) {
+    // Records of layers by octofold.models.save() are not true of other weights.
+    if ((top && (name.ends_with(kSafetensors) || name == "octofold.json")) ||
+        (!is_own && is_in_other_format(name))) {
       left_.push_back(path.string());
       return;
     }

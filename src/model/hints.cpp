@@ -61,7 +61,8 @@ void Hints::read_layer(const std::string& where, const std::string& module,
                "float8_e5m2, got {}",
                where, quote(module), quote(format));
   }
-  require_known(kComfyUi, layer, R"({"format": null, "full_precision_matrix_mult": null})");
+  require_known(kComfyUi, layer, {{"format", {}}, {"full_precision_matrix_mult", {}}},
+                core::format("layer {}: ", quote(module)));
   const nlohmann::json hint = layer.value("full_precision_matrix_mult", nlohmann::json());
   if (hint.is_boolean() && hint.get<bool>()) full_precision_.insert(module);
 }
@@ -70,9 +71,12 @@ bool Hints::of(std::string_view weight) const {
   return full_precision_.contains(module_of(weight));
 }
 
-std::string_view Hints::dtype_of(std::string_view weight) const {
-  const auto found = dtypes_.find(module_of(weight));
-  return found == dtypes_.end() ? "" : found->second;
+void Hints::require_dtype(const CheckpointTensor& weight) const {
+  const auto said = dtypes_.find(module_of(weight.name));
+  if (said == dtypes_.end() || said->second == weight.dtype) return;
+  core::fail(ErrorCode::kBadFormat,
+             "{}: tensor {}: expected {}, as the note on its layer says, got {}",
+             weight.file.string(), quote(weight.name), said->second, weight.dtype);
 }
 
 bool is_note(std::string_view name) {

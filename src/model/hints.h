@@ -19,8 +19,8 @@ class Hints {
 
   /// Whether the layer of this weight is to multiply in high precision.
   bool of(std::string_view weight) const;
-  /// What the weight is to be, as safetensors spells it; empty: nothing is said.
-  std::string_view dtype_of(std::string_view weight) const;
+  /// Throws Error(kBadFormat) for a weight of another type than is said.
+  void require_dtype(const CheckpointTensor& weight) const;
 
  private:
   void read_layer(const std::string& where, const std::string& module, const nlohmann::json& layer);

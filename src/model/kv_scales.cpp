@@ -22,6 +22,7 @@ std::optional<KvScale> parsed(std::string_view tensor) {
     const bool is_projection = attention.ends_with(projection);
     if (last != own && !(is_projection && last == "output_scale")) continue;
     if (is_projection) attention.remove_suffix(projection.size());
+    if (attention.ends_with(".qkv_proj.")) attention.remove_suffix(9);
     return KvScale{attention, letter};
   }
   return std::nullopt;

@@ -289,6 +289,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
                           .full_precision = weight.full_precision});
     if (weight.input_scale && !has_input) plan.dropped.push_back(weight.input_scale->name);
   }
+  std::set<std::string> caches;
   for (const CheckpointTensor& tensor : contents.others) {
     if (is_other_calibration(tensor)) {
       plan.dropped.push_back(tensor.name);
@@ -296,7 +297,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     }
     if (is_kv_scale(tensor.name)) {
       const auto there = kv_scale_in(family, tensor.name);
-      if (!there) {
+      if (!there || !caches.insert(*there).second) {  // or the same under another name
         plan.dropped.push_back(tensor.name);
         continue;
       }

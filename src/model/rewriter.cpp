@@ -198,11 +198,8 @@ void Rewriter::check(std::string_view of, const CheckpointTensor& scale,
     return magnitude != 0 && magnitude != 0x7f;
   });
   if (!is_number) return;
-  core::fail(
-      ErrorCode::kBadFormat,
-      "{}: tensor {}: expected scales above zero, got {} that are NaN, infinite, negative or "
-      "zero",
-      scale.file.string(), quote(scale.name), got);
+  core::fail(ErrorCode::kBadFormat, "{}: tensor {}: {} scales are NaN, infinite, negative or zero",
+             scale.file.string(), quote(scale.name), got);
 }
 
 void Rewriter::widen(const Step& step, SafetensorsWriter& output) {

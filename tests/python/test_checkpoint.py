@@ -168,8 +168,3 @@ def test_refusals(checkpoint, tmp_path):
     refuses(octofold.InvalidArgumentError, "'format': expected .*got 'mine'", format="mine")
     refuses(octofold.InvalidArgumentError, "'format.dtype': expected e4m3", format="e5m2 128x128")
     assert not (tmp_path / "out.safetensors").exists()
-
-
-def test_errors_are_catchable_as_builtins(tmp_path):
-    with pytest.raises(OSError, match="No such file"):
-        octofold.quantize_checkpoint(tmp_path / "a.safetensors", tmp_path / "b.safetensors")

@@ -34,6 +34,7 @@ octofold.models.advise. The current folder is looked into for the module.
 """
 
 FILES: Final = ("plan.json", "report.html", "report.txt")
+_OWN: Final = re.compile(r'"quant_method":\s*"octofold"')
 _TOKENIZERS: Final = ("tokenizer*", "vocab*", "*.model", "*.vocab", "*.tiktoken")
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
 
@@ -172,6 +173,13 @@ def load_folder(
     folder: Path, dtype: str, sentences: list[str], device: str
 ) -> tuple["torch.nn.Module", dict[str, Any]]:
     """A model and a tokenizer of transformers, and the sentences in one batch."""
+    config = folder / "config.json"
+    said = config.read_text("utf-8", "replace") if config.is_file() else ""
+    if _OWN.search(said) or (folder / "octofold.json").exists():
+        raise ToolError(
+            f"{folder}: its layers are in FP8 already, as octofold.models.save() or OctofoldConfig "
+            "wrote them, and a plan is of weights in high precision: name the folder before that"
+        )
     if importlib.util.find_spec("transformers") is None:
         raise ToolError("a model in a folder needs transformers: pip install transformers")
     import torch

@@ -43,13 +43,13 @@ bool names_format(const nlohmann::json& config) { return config.contains("fmt");
 
 bool recognizes_deepseek(const nlohmann::json& config) {
   if (!is_fp8(config) || !names_format(config)) return false;
-  require_known(kDeepSeekV3, config, kKnown);
+  require_known(kDeepSeekV3, config, nlohmann::json::parse(kKnown));
   return true;
 }
 
 bool recognizes_finegrained(const nlohmann::json& config) {
   if (!is_fp8(config) || names_format(config)) return false;
-  require_known(kFineGrainedFp8, config, kKnown);
+  require_known(kFineGrainedFp8, config, nlohmann::json::parse(kKnown));
   return true;
 }
 

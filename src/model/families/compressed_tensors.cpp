@@ -51,7 +51,8 @@ bool recognizes(const nlohmann::json& config) {
   const std::string method = text_at(config, "quant_method");
   const bool is_fbgemm = method == "fbgemm_fp8";
   if (!is_fbgemm && method != "compressed-tensors") return false;
-  require_known(kCompressedTensors, config, is_fbgemm ? kKnownOfFbgemm : kKnown);
+  require_known(kCompressedTensors, config,
+                nlohmann::json::parse(is_fbgemm ? kKnownOfFbgemm : kKnown));
   return true;
 }
 

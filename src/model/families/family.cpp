@@ -14,30 +14,6 @@ namespace {
 constexpr std::array<const Family*, 6> kFamilies = {
     &kDeepSeekV3, &kFineGrainedFp8, &kCompressedTensors, &kModelOpt, &kTorchao, &kComfyUi};
 
-void require_known_in(const Family& family, const std::string& path, const nlohmann::json& object,
-                      const nlohmann::json& known) {
-  for (const auto& [name, value] : object.items()) {
-    if (value.empty()) continue;
-    const std::string key = path + name;
-    const auto found = known.contains(name) ? known.find(name) : known.find("*");
-    const std::string got = quote(value.dump());
-    if (found == known.end()) {
-      if (value == false || value == 0 || value == "") continue;
-      fail_unsupported(family, "no keys that may change numbers and are not known",
-                       core::format("quantization_config.{} = {}", key, got));
-    }
-    if (found->is_object() && value.is_object()) {
-      require_known_in(family, key + ".", value, *found);
-    } else if (!found->is_null() &&
-               std::find(found->begin(), found->end(), value) == found->end()) {
-      fail_unsupported(family,
-                       core::format("quantization_config.{} to be {}", key,
-                                    found->is_object() ? "an object" : found->dump()),
-                       got);
-    }
-  }
-}
-
 /// Of a name at its last dot: with the dot, and what follows.
 std::pair<std::string_view, std::string_view> split(std::string_view name) {
   const std::size_t end = name.rfind('.') + 1;  // 0 without a dot
@@ -100,8 +76,27 @@ void fail_unsupported(const Family& family, std::string_view expected, std::stri
              family.name, expected, got);
 }
 
-void require_known(const Family& family, const nlohmann::json& config, std::string_view known) {
-  require_known_in(family, "", config, nlohmann::json::parse(known));
+void require_known(const Family& family, const nlohmann::json& object, const nlohmann::json& known,
+                   const std::string& path) {
+  for (const auto& [name, value] : object.items()) {
+    if (value.empty()) continue;
+    const std::string key = path + name;
+    const auto found = known.contains(name) ? known.find(name) : known.find("*");
+    const std::string got = quote(value.is_string() ? value.get<std::string>() : value.dump());
+    if (found == known.end()) {
+      if (value == false || value == 0 || value == "") continue;
+      fail_unsupported(family, "no keys that may change numbers and are not known",
+                       core::format("{} = {}", key, got));
+    }
+    if (found->is_object() && value.is_object()) {
+      require_known(family, value, *found, key + ".");
+    } else if (!found->is_null() &&
+               std::find(found->begin(), found->end(), value) == found->end()) {
+      fail_unsupported(
+          family,
+          core::format("{} to be {}", key, found->is_object() ? "an object" : found->dump()), got);
+    }
+  }
 }
 
 std::string_view no_refusal(std::string_view) { return ""; }

@@ -126,7 +126,8 @@ std::vector<std::int64_t> one_scale_of(const Family& family, std::span<const std
 /// nothing, nor do false, 0 and "" of other keys. `known` is a JSON object: each key that is known
 /// ("*": any) with the values that it may have in an array, with such an object of its own keys, or
 /// with null for any value.
-void require_known(const Family& family, const nlohmann::json& config, std::string_view known);
+void require_known(const Family& family, const nlohmann::json& object, const nlohmann::json& known,
+                   const std::string& path = "quantization_config.");
 
 /// What most families have.
 std::string_view no_refusal(std::string_view weight);

@@ -57,7 +57,7 @@ bool recognizes(const nlohmann::json& config) {
   if (!is_known && !text.empty()) {
     fail_unsupported(kModelOpt, "quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN or FP8_PB_WO", text);
   }
-  require_known(kModelOpt, config, kKnown);
+  require_known(kModelOpt, config, nlohmann::json::parse(kKnown));
   return true;
 }
 

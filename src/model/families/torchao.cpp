@@ -27,18 +27,19 @@ bool whole_blocks(Granularity granularity, std::int64_t rows, std::int64_t cols)
 constexpr std::string_view kKnown = R"({"quant_method": null, "quant_type": null,
   "modules_to_not_convert": null, "include_input_output_embeddings": null,
   "untie_embedding_weights": null})";
-constexpr std::string_view kKnownOfTypes = R"({"quant_type": {"*": {"_version": null,
+constexpr std::string_view kKnownOfTypes = R"({"*": {"_version": null,
   "_type": ["Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig", "FqnToConfig",
             "ModuleFqnToConfig"],
   "_data": {"weight_dtype": null, "activation_dtype": null, "granularity": null, "mm_config": null,
     "packing_format": [{"_data": "PLAIN", "_type": "Float8PackingFormat"}], "version": null,
     "kernel_preference": null, "set_inductor_config": null, "fqn_to_config": null,
-    "module_fqn_to_config": null}}}})";
+    "module_fqn_to_config": null}}})";
 
 /// What a config says of all layers, or of each by its name.
 void require_known_types(const nlohmann::json& types) {
   if (!types.is_object()) return;
-  require_known(kTorchao, {{"quant_type", types}}, kKnownOfTypes);
+  require_known(kTorchao, types, nlohmann::json::parse(kKnownOfTypes),
+                "quantization_config.quant_type.");
   for (const nlohmann::json& type : types) {
     if (!type.is_object() || !type.contains("_data") || !type["_data"].is_object()) continue;
     for (const char* names : {"fqn_to_config", "module_fqn_to_config"}) {
@@ -49,7 +50,7 @@ void require_known_types(const nlohmann::json& types) {
 
 bool recognizes(const nlohmann::json& config) {
   if (text_at(config, "quant_method") != "torchao") return false;
-  require_known(kTorchao, config, kKnown);
+  require_known(kTorchao, config, nlohmann::json::parse(kKnown));
   require_known_types(config.value("quant_type", nlohmann::json()));
   return true;
 }

@@ -87,14 +87,6 @@ TEST_F(QuantizeCheckpoint, TilesOfLargeMatricesMeetWithoutASeam) {
   }
 }
 
-TEST_F(QuantizeCheckpoint, ProfileAndScalesFollowTheOptions) {
-  const NamedTensor weight = float_tensor("a.weight", {200, 200}, 3);
-  write_checkpoint(folder_.in(), {weight});
-  quantize_checkpoint(folder_.in(), folder_.out(), {.rule = Rule::kVllm, .power_of_two = true});
-  expect_quantized(read_checkpoint(folder_.out()), weight,
-                   {.rule = Rule::kVllm, .power_of_two = true});
-}
-
 TEST_F(QuantizeCheckpoint, SkipPatternsAreGlobs) {
   write_checkpoint(
       folder_.in(),
@@ -218,20 +210,6 @@ TEST_F(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   EXPECT_EQ(test::read_file(folder_.in()), before);
   EXPECT_EQ(test::read_file(folder_ / "old.safetensors"), "precious");
   EXPECT_EQ(folder_.names().size(), 6u);
-}
-
-TEST_F(QuantizeCheckpoint, ProgressRunsFromZeroToAll) {
-  write_checkpoint(folder_.in(),
-                   {float_tensor("a.weight", {20, 20}, 1), float_tensor("b", {5}, 2)});
-  std::vector<std::int64_t> seen;
-  quantize_checkpoint(folder_.in(), folder_.out(),
-                      {.progress = [&](std::int64_t done, std::int64_t total) {
-                        EXPECT_EQ(total, 1620);
-                        seen.push_back(done);
-                      }});
-  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
-  EXPECT_EQ(seen.front(), 0);
-  EXPECT_EQ(seen.back(), 1620);
 }
 
 TEST_F(QuantizeCheckpoint, FailuresLeaveNothingBehind) {

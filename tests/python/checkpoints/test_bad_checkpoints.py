@@ -105,6 +105,13 @@ LIES = {
         BAD,
         ["scale_weight", "the numbers of", ROW],
     ),
+    "two names and two scales of a cache": (
+        ROWS
+        | {f"a.k_proj.{name}_scale": torch.tensor(float(len(name))) for name in ("k", "output")},
+        CT,
+        BAD,
+        ["a.k_proj", "the numbers of"],
+    ),
     "two families and two scales": (PAIR | {ROW: torch.ones(1)}, FP8, BAD, ["the numbers of"]),
     "4-bit integers": (PACKED, ct(num_bits=4, type="int"), UNSUPPORTED, ["num_bits to be [8]"]),
     "another method": (ROWS, {"quant_method": "awq", "bits": 4}, UNSUPPORTED, ["awq"]),
@@ -209,7 +216,7 @@ def test_scales_that_are_none_are_named(tmp_path, log, value):
         for text in log
     )
     lost = folder_of(tmp_path / "lost", {UP: MATRIX, INV: torch.full((2, 2), value)}, FP8)
-    words = [INV, "scales above zero"]
+    words = [INV, "4 of 4 scales are NaN"]
     refused(tmp_path, words, octofold.load_checkpoint(lost).__getitem__, UP, error=BAD)
     refused(tmp_path, words, convert, lost, tmp_path / "b", "compressed-tensors", error=BAD)
     for number, name in enumerate(cache, 1):
@@ -253,6 +260,25 @@ def test_adapters_are_no_models(tmp_path, name):
     refused(tmp_path, ["'input'", "an adapter's", "merge"], quantize, folder, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("LoraConfig", {"target_modules": ["q_proj"], "use_dora": True}),
+        ("IA3Config", {"target_modules": ["q_proj"], "feedforward_modules": []}),
+        ("PromptEncoderConfig", {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}),
+    ],
+)
+def test_folders_of_peft_are_no_models(tmp_path, kind, options):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    from model_support import llama
+
+    model = peft.get_peft_model(
+        transformers.LlamaForCausalLM(llama()), getattr(peft, kind)(**options)
+    )
+    model.save_pretrained(tmp_path / "in")
+    refused(tmp_path, ["'input'", "an adapter's"], quantize, tmp_path / "in", tmp_path / "out")
+
+
 def test_what_lies_beside_a_models_weights_is_left_alone(tmp_path):
     beside = {"up.lora_A.weight": "adapter", "up.lora_B.x.weight": "adapter"}
     beside |= {
@@ -279,6 +305,11 @@ def test_octofolds_own_folders_are_their_functions(tmp_path):
     options = {"quantization_config": OctofoldConfig()}
     auto = transformers.AutoModelForCausalLM
     auto.from_pretrained(tmp_path / "wide", **options).save_pretrained(tmp_path / "saved")
+    # What the family can say is one of its checkpoints; the records of its layers stay behind.
+    model = octofold.nn.convert_weight_only(auto.from_pretrained(tmp_path / "wide")).model
+    octofold.models.save(model, tmp_path / "ct")
+    convert(tmp_path / "ct", tmp_path / "ao", "torchao")
+    assert not (tmp_path / "ao" / "octofold.json").exists()
     for name, words in (("kept", ["models.load()"]), ("saved", ["from_pretrained()", "OctofoldC"])):
         folder, out = tmp_path / name, tmp_path / "out"
         for call in (octofold.inspect_checkpoint, octofold.load_checkpoint):

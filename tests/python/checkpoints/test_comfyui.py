@@ -3,7 +3,6 @@ name or none, with hints in the header or beside each layer."""
 
 import json
 
-import ml_dtypes
 import numpy as np
 import octofold
 import pytest
@@ -28,26 +27,6 @@ def json_tensor(value):
 def written(path, tensors, metadata=None):
     save_file(tensors | {PLAIN: torch.ones(64, dtype=torch.bfloat16)}, path, metadata)
     return path
-
-
-def test_unscaled_codes_are_values(tmp_path):
-    weight = codes()
-    file = written(tmp_path / "x.safetensors", {f"{LAYER}.weight": weight})
-    checkpoint = octofold.load_checkpoint(file)
-    assert checkpoint.family == "comfyui"
-    value = checkpoint[f"{LAYER}.weight"]
-    assert value.granularity == "tensor"
-    assert value.scale.tolist() == [1]
-    assert torch.equal(value.dequantize(), weight.float())
-    assert checkpoint.weight(f"{LAYER}.weight").scale is None
-
-    report = octofold.convert_checkpoint(
-        file, tmp_path / "y.safetensors", "compressed-tensors", granularity="tensor"
-    )
-    assert report.requantized == ()
-    tensors = load_file(tmp_path / "y.safetensors")
-    assert tensors[f"{LAYER}.weight_scale"].tolist() == [1]
-    assert torch.equal(tensors[f"{LAYER}.weight"].view(torch.uint8), weight.view(torch.uint8))
 
 
 def test_e5m2_is_read_and_cast_anew_elsewhere(tmp_path):
@@ -189,9 +168,3 @@ def test_notes_that_are_no_json_are_refused(tmp_path, text):
     file = written(tmp_path / "x.safetensors", tensors | {f"{LAYER}.comfy_quant": note})
     with pytest.raises(octofold.BadFormatError, match="comfy_quant"):
         octofold.inspect_checkpoint(file)
-
-
-def test_ml_dtypes_in_numpy(tmp_path):
-    file = written(tmp_path / "x.safetensors", {f"{LAYER}.weight": codes()})
-    value = octofold.load_checkpoint(file, framework="numpy")[f"{LAYER}.weight"]
-    assert value.dtype == ml_dtypes.float8_e4m3fn

@@ -9,7 +9,6 @@ import octofold
 import pytest
 import torch
 from checkpoint_support import (
-    BF16,
     E4M3,
     PAIRS,
     relative_error,
@@ -243,10 +242,3 @@ def test_numpy_needs_no_torch(tmp_path, rng):
         "[c[name] for name in c]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_bfloat16_of_other_tensors_is_ml_dtypes(tmp_path, rng):
-    write_wide(tmp_path / "in", rng)
-    checkpoint = octofold.load_checkpoint(tmp_path / "in", framework="numpy")
-    assert checkpoint.family is None
-    assert checkpoint["blocks.0.up.weight"].dtype == BF16

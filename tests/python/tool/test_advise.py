@@ -172,6 +172,19 @@ def test_a_folder_without_a_tokenizer(failure, monkeypatch, tmp_path):
     assert "no files of a tokenizer, such as tokenizer.json, to make inputs from text" in message
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("octofold.json", "{}"),
+        ("config.json", '{"quantization_config": {"quant_method": "octofold"}}'),
+    ],
+)
+def test_folders_of_octofolds_own_are_refused(failure, monkeypatch, tmp_path, name, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    assert "in FP8 already, as octofold.models.save()" in failure(str(tmp_path), "--device", "cpu")
+
+
 def test_without_transformers_it_is_named(failure, monkeypatch, tmp_path):
     from octofold_tool import advise
 
