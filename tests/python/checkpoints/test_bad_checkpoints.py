@@ -150,7 +150,7 @@ def inputs(**changes):
         ("sparsity_config.format", CT | {"sparsity_config": {"format": "sparse-24-bitmask"}}),
         ("format", CT | {"format": "pack-quantized"}),
         ("kv_cache_scheme.num_bits", CT | {"kv_cache_scheme": {"num_bits": 4}}),
-        ("new_key", CT | {"new_key": "x"}),
+        ("config_groups.W8A8", CT | {"config_groups": {"FP8": ["a"], "W8A8": ["b"]}}),
         (f"{WEIGHTS}.type", ct(type="int")),
         (f"{WEIGHTS}.num_bits", ct(num_bits=4)),
         (f"{WEIGHTS}.symmetric", ct(symmetric=False)),
