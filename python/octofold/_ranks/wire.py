@@ -32,7 +32,7 @@ def gathered(operation: str, tensor: Tensor, ranks: Ranks, dim: int = 0) -> Tens
     whole = _arrived(operation, tensor, ranks, lambda: gather(sent, size, ranks.name))
     if dim != 0:
         parts = whole.view(ranks.size, *sent.shape)
-        whole = parts.movedim(0, dim).flatten(dim, dim + 1)
+        whole = parts.movedim(0, dim).flatten(dim, dim + 1).contiguous()
     return whole.view(tensor.dtype)
 
 

@@ -210,13 +210,14 @@ def stacked(weights):
     return ScaledTensor(data.view(torch.float8_e4m3fn), scale, "128x128")
 
 
-def fp8_weights(rank, kind, sizes):
-    """Layers with FP8 weights, column- and row-parallel, with scales that straddle borders."""
+def fp8_weights(rank, kind, sizes, tokens):
+    """Layers with FP8 weights, column- and row-parallel, with scales that straddle borders. tokens:
+    of each sequence on a rank."""
     linear = seeded(torch.nn.Linear, *sizes, dtype=torch.bfloat16)
     layer = getattr(nn, kind).from_linear(linear)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
-    inputs = {"input": numbers(2, 64, sizes[0], seed=1)}
+    inputs = {"input": numbers(2, tokens * mesh_of_all().size(), sizes[0], seed=1)}
     bits = ("y",)
     beside(layer, ColumnParallel(), inputs, (Replicate(), FEATURES), bits)
     beside(layer, RowParallel(), inputs, (FEATURES, Replicate()))

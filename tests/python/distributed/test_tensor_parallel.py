@@ -49,8 +49,8 @@ def test_experts_in_fp8(processes, activation):
 
 @pytest.mark.parametrize("kind", ["InferenceLinear", "WeightOnlyLinear"])
 def test_fp8_weights(processes, kind):
-    processes.run(checks.fp8_weights, kind, (768, 512))
-    processes.run(checks.fp8_weights, kind, (264, 300))
+    processes.run(checks.fp8_weights, kind, (768, 512), 32)
+    processes.run(checks.fp8_weights, kind, (264, 300), 1)
 
 
 @pytest.mark.parametrize("recipe", STATELESS)
