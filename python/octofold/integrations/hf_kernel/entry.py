@@ -26,7 +26,8 @@ def _load() -> ModuleType:
         loaded = importlib.import_module("octofold")
     finally:
         sys.meta_path.remove(finder)
-    if loaded.__version__ != _VERSION:
+    is_this = getattr(loaded, "__path__", None) == [str(_FOLDER / "octofold")]
+    if not is_this and loaded.__version__ != _VERSION:
         raise ImportError(
             f"this kernel is octofold {_VERSION}, and octofold {loaded.__version__} is loaded "
             "already: a process has one of them"
