@@ -55,8 +55,7 @@ test-python: .venv/.test ## the quick Python tests, with the wheel; the C++ pack
 	$(PYTEST) --quarantine=without -m "not slow" --hypothesis-profile=quick \
 	  --junitxml $(TIMES)/python.xml
 
-# No git, no HOME that can be written, no rights of root, a path and a TMPDIR with spaces and ü, a
-# folder called octofold, and plugins of pytest that people have.
+# No git, no HOME to write to, no rights of root, spaces and ü in paths, others' pytest plugins.
 test-elsewhere: ELSEWHERE = $(or $(TMPDIR),/tmp)/octofold ü 1
 test-elsewhere: .venv/.test ## the quick Python tests in a copy at an odd place (TESTS= names some)
 	rm -rf "$(ELSEWHERE)"

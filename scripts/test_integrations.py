@@ -8,8 +8,7 @@ Each host has an environment of its own, build/integrations/<host>, made by pip 
 versions, over one that they share (torch, the wheel, pytest); where all tests pass it is removed:
 all of them take gigabytes. Those of `everyday` have one together, over the environment that runs
 this script. Its tests are tests/integrations/test_<host>*.py, and the code blocks of
-docs/integrations/<host>.md. A host that cannot be installed has failed, and so has one of whose
-tests none has passed.
+docs/integrations/<host>.md. A host has failed, too, if it cannot be installed or no test passed.
 """
 
 import argparse

@@ -9,10 +9,9 @@
 
 #include "core/check.h"
 
-// OpenBLAS's packing buffers are ours: the linker's --wrap (cmake/dependencies.cmake) routes its
-// two functions for them through here. Its serial build looks its own up unlocked, so that two
-// calls would pack over each other, and where there is no memory it asks again and again. (The
-// threaded one starts a pool of its own when the library is loaded.)
+// OpenBLAS's packing buffers are ours, by the linker's --wrap (cmake/dependencies.cmake). Its
+// serial build looks its own up unlocked, so that two calls would pack over each other, and asks
+// forever where no memory is. (The threaded one starts a pool when the library is loaded.)
 extern "C" {
 void* __wrap_blas_memory_alloc(int process);
 void __wrap_blas_memory_free(void* buffer);

@@ -32,7 +32,3 @@ assert nn is octofold.nn
 def test_unknown_names():
     with pytest.raises(AttributeError, match="'octofold' has no attribute 'liner'"):
         octofold.liner  # noqa: B018
-
-
-def test_all_is_there():
-    assert all(hasattr(octofold.nn, name) for name in octofold.nn.__all__)
