@@ -113,10 +113,10 @@ def check_cpp(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{number}: #include of {header}: {problem}"
 
 
-# Private modules that folders share with the package: how times are taken; and, for measurements,
+# Private modules that folders share with the package: how times and files are taken; to measure,
 # the library itself, which runs candidates by their names, and how ranks send.
 PRIVATE = {
-    "tools": ("octofold._timing",),
+    "tools": ("octofold._timing", "octofold._core.files"),
     "bench": (
         *("octofold._timing", "octofold._core.library", "octofold._ops"),
         *("octofold._ranks", "octofold.distributed._copy_engine"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_checkpoint
 from ._core.errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
+from ._core.files import open_regular
 from ._core.frameworks import Array
 from ._core.log import warn_once
 from ._core.ops import scale_shape
@@ -198,7 +199,7 @@ def _read(tensor: CheckpointTensor) -> "np.ndarray[Any, Any]":
         )
     data = np.empty(tensor.bytes, np.uint8)
     try:
-        with open(tensor.file, "rb", buffering=0) as file:
+        with open_regular(tensor.file) as file:
             file.seek(tensor.offset)
             _fill(file, data, tensor)
     except OSError as error:

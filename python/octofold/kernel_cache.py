@@ -103,7 +103,11 @@ def folder() -> Path | None:
 
 
 def entries() -> tuple[CachedKernel, ...]:
-    """List all files of the cache, newest first. Raises IoError if the folder cannot be read."""
+    """List all files of the cache, newest first. A folder that is not used, because others than
+    this user and root may have written to it, stands alone, with the reason as its `fault`.
+
+    Raises IoError if the folder cannot be read.
+    """
     return tuple(
         CachedKernel(
             file=path_of(fields["file"]),

@@ -7,13 +7,13 @@
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
+from ._core.files import read_text, write_whole
 from ._core.frameworks import Array
 from ._core.library import library
 from ._core.paths import path_of
@@ -260,7 +260,8 @@ def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
             "tuning.write: expected a folder for tables, got none: name one in OCTOFOLD_CACHE_DIR, "
             "and leave OCTOFOLD_TUNING unset"
         )
-    products = {} if there.fault or not there.products else _read(there.file)["products"]
+    is_kept = there.products and not there.fault
+    products = json.loads(read_text(there.file))["products"] if is_kept else {}
     for choice in choices:
         products[_key(choice.problem)] = {
             "candidate": choice.candidate,
@@ -274,8 +275,14 @@ def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
         "multiprocessors": gpu.multiprocessors,
         "products": dict(sorted(products.items())),
     }
-    _replace(there.file, json.dumps(document, indent=1) + "\n")
-    return there.file
+    file = there.file
+    try:
+        for folder in (file.parent.parent, file.parent):  # for nobody else to write to
+            folder.mkdir(0o755, parents=True, exist_ok=True)
+        write_whole(file, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise IoErrorWithErrno(f"{error.errno}:tuning.write: '{file}': {error.strerror}") from None
+    return file
 
 
 def clear(gpu: Gpu | int = 0) -> bool:
@@ -303,20 +310,3 @@ def _gpu(gpu: Gpu | int) -> Gpu:
 
 def _key(problem: Problem) -> str:
     return str(library.tuning_key(asdict(problem)))
-
-
-def _read(file: Path) -> Any:
-    return json.loads(file.read_text())
-
-
-def _replace(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text)
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise IoErrorWithErrno(f"{error.errno}:tuning.write: '{file}': {error.strerror}") from None

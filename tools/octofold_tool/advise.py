@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .report import ToolError, check_writable, console, progress, require, write_text
+from .report import ToolError, check_writable, console, progress, require, write_whole
 from .sentences import read_sentences
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def write_plan(plan: "Plan", folder: Path) -> None:
 
     texts = plan.to_json(), html_report(plan), text_report(plan)
     for name, text in zip(FILES, texts, strict=True):
-        write_text(folder / name, text)
+        write_whole(folder / name, text)
 
 
 def load(arguments: argparse.Namespace, device: str) -> tuple["torch.nn.Module", Any]:

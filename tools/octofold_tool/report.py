@@ -1,16 +1,18 @@
 """What the commands show and write: tables, progress bars, JSON files, charts."""
 
 import json
-import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import octofold
+from octofold._core.files import read_text as read_text
+from octofold._core.files import write_whole as write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,35 +116,19 @@ def check_writable(path: Path) -> None:
         raise ToolError(f"{path}: {error.strerror}") from None
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Write to a temporary file that takes the place of `path` at the end, or leaves no trace."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def json_text(content: Mapping[str, Any]) -> str:
     """`content` with the versions and the machine that it was measured on."""
     return json.dumps({"environment": environment(), **content}, indent=2)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with _replacing(path) as temporary:
-        temporary.write_text(json_text(content) + "\n", encoding="utf-8")
-
-
-def write_text(path: Path, text: str) -> None:
-    with _replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(path, json_text(content) + "\n")
 
 
 def write_png(path: Path, figure: "Figure") -> None:
-    with _replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
+    write_whole(path, picture.getvalue())
 
 
 def new_figure(columns: int, title: str, width_ratios: Sequence[float] | None = None) -> Any:

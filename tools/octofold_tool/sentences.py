@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-from .report import ToolError
+from .report import ToolError, read_text
 
 
 def read_sentences(path: Path | None) -> list[str]:
@@ -12,7 +12,7 @@ def read_sentences(path: Path | None) -> list[str]:
         text = (
             resources.files(__package__).joinpath("page.txt").read_text(encoding="utf-8")
             if path is None
-            else path.read_text(encoding="utf-8")
+            else read_text(path)
         )
     except UnicodeDecodeError:
         raise ToolError(f"{path}: expected UTF-8 text") from None

@@ -137,7 +137,9 @@ def _cache(info: octofold.Info) -> Check:
         return Check("cache", missed, f"{folder} cannot be written to", advice)
     kernels = octofold.kernel_cache.entries()
     detail = f"{folder}: {len(kernels)} kernels, {sum(k.bytes for k in kernels) / 1e6:.1f} MB"
-    broken = sum(bool(kernel.fault) for kernel in kernels)
+    broken = [kernel for kernel in kernels if kernel.fault]
+    if broken and broken[0].file == folder:
+        return Check("cache", "amiss", f"{folder} is not used: {broken[0].fault}", advice)
     if broken:
-        return Check("cache", "amiss", f"{detail}, {broken} broken", "octofold cache clear")
+        return Check("cache", "amiss", f"{detail}, {len(broken)} broken", "octofold cache clear")
     return Check("cache", "ok", detail)

@@ -11,9 +11,11 @@ import time
 import numpy as np
 import octofold
 import pytest
+from octofold._core.files import read_text
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
+LLAMA = ("plan-parallel", "--model", "llama-3-70b", "--gpus", "8")
 PROGRAM = [sys.executable, "-m", "octofold_tool"]
 
 
@@ -49,6 +51,12 @@ def test_help_says_what_for(run, arguments, words):
         assert word in out
 
 
+def test_no_pipe_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="expected a regular file"):
+        read_text(tmp_path / "pipe")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -67,6 +75,9 @@ def test_help_says_what_for(run, arguments, words):
         (["bench", "gemm", "--json", "/proc/x.json"], "/proc/x.json: "),
         (["demo", "--text", "/no/such/page.txt"], "/no/such/page.txt: No such file or directory"),
         (["demo", "--text", "/tmp"], "/tmp: Is a directory"),
+        (["demo", "--text", "/dev/zero"], "/dev/zero: expected a regular file"),
+        ([*LLAMA, "--rates", "/dev/zero"], "/dev/zero: expected a regular file"),
+        ([*LLAMA, "--links", "/dev/zero"], "/dev/zero: expected a regular file"),
         (["quantize", "in.safetensors"], "required: OUT"),
         (["quantize", "/no/such.safetensors", "out.safetensors"], "/no/such.safetensors"),
         (["quantize", "model.bin", "out.safetensors"], "model.bin"),

@@ -6,9 +6,9 @@ from octofold_tool import report
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):
     class FullDisk:
-        def savefig(self, path, **_):
-            path.write_bytes(b"half a picture")
-            raise OSError(28, "No space left on device", str(path))
+        def savefig(self, file, **_):
+            file.write(b"half a picture")
+            raise OSError(28, "No space left on device", str(target))
 
     target = tmp_path / "chart.png"
     target.write_bytes(b"the old picture")

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..report import ToolError
+from ..report import ToolError, read_text
 from .links import KINDS, Kind, Link
 from .rates import positive
 
@@ -57,7 +57,7 @@ def load_links(path: Path) -> dict[Kind, Link]:
 
 def entries(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ToolError(f"--links: {path}: {reason}") from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ..report import ToolError
+from ..report import ToolError, read_text
 
 CONFIGS: Final = Path(__file__).parent / "configs"
 BUILT_IN: Final = tuple(sorted(path.stem for path in CONFIGS.glob("*.json")))
@@ -130,7 +130,7 @@ def load_model(name: str) -> Model:
             f"--model: expected {', '.join(BUILT_IN)} or the path of a config.json, got '{name}'"
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
     except ValueError as error:
         raise ToolError(f"--model: {path}: expected JSON: {error}") from None
     if not isinstance(config, dict):

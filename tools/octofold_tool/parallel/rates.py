@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ..report import ToolError
+from ..report import ToolError, read_text
 
 COMMITTED: Final = Path(__file__).parent / "rates.json"
 SCHEMA: Final = 1
@@ -118,7 +118,7 @@ def distance(one: Product, other: Product) -> float:
 def load_rates(path: Path) -> Rates:
     """Of a JSON file as `--rates measure --json` and rates.json have it. Raises ToolError."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except OSError as error:
         raise ToolError(f"--rates: {path}: {error.strerror}") from None
     except ValueError as error:

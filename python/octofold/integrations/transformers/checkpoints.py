@@ -21,6 +21,7 @@ from transformers.core_model_loading import (
 
 from ..._checkpoint import inspect_checkpoint
 from ..._core.errors import BadFormatError, UnsupportedError
+from ..._core.files import open_regular
 from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
@@ -120,6 +121,7 @@ def _own(files: Sequence[str]) -> dict[str, Weight]:
     shapes: dict[str, tuple[int, ...]] = {}
     codes: dict[str, str] = {}
     for file in files:
+        open_regular(file).close()
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
                 part = tensors.get_slice(name)

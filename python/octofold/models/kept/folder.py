@@ -12,6 +12,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from ..._core.errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
+from ..._core.files import open_regular, read_text
 from ..._core.paths import path_argument
 from .layers import Record, require_record
 
@@ -78,7 +79,7 @@ def read_records(operation: str, folder: object) -> tuple[Path, Records]:
     path = path_argument(operation, "folder", folder)
     file = path / RECORDS
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
     except OSError as error:
         what = f"{operation}: argument 'folder': expected what octofold.models.save() wrote"
         raise io_error(error, f"{what}: cannot open '{file}'") from None
@@ -109,6 +110,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
+            open_regular(file).close()
             tensors.update(load_file(file))
         except SafetensorError as error:
             raise BadFormatError(f"{file}: expected a safetensors file: {error}") from None

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from ...._core.paths import path_argument
-from .files import plan_fields, read_text, write_whole
+from .files import plan_fields, read_plan, write_plan
 from .fingerprint import Machine
 from .layers import Other
 from .ways import OWN
@@ -149,14 +149,14 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a JSON file, whole or not at all. Replaces the file. Raises IoError."""
 
-        write_whole(path_argument("Plan.save", "path", path), self.to_json())
+        write_plan(path_argument("Plan.save", "path", path), self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what save() wrote. Raises IoError, and BadFormatError that names file and field."""
 
         file = path_argument("Plan.load", "path", path)
-        return cls(**plan_fields(read_text(file), cls, str(file)))
+        return cls(**plan_fields(read_plan(file), cls, str(file)))
 
     def __repr__(self) -> str:
         return f"Plan({self.model}: {len(self.changed)} of {len(self.layers)} linear layers)"

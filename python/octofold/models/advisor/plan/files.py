@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 import types
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from ...._core.errors import BadFormatError, IoErrorWithErrno
+from ...._core.files import read_text, write_whole
 from .record import WIDE
 from .ways import OWN, WAYS
 
@@ -102,25 +102,20 @@ def _value(kind: Any, content: Any, name: str, where: str) -> Any:
     return content
 
 
-def read_text(path: Path) -> str:
+def read_plan(path: Path) -> str:
     """The text of a file in UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except UnicodeDecodeError:
         raise BadFormatError(f"{path}: expected a plan in JSON, got no UTF-8") from None
     except OSError as error:
         raise _io_error(error, f"cannot open '{path}'") from None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Through a file beside it, which takes its place at the end."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_plan(path: Path, text: str) -> None:
+    """Whole or not at all."""
     try:
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, text)
     except OSError as error:
         raise _io_error(error, f"cannot write '{path}'") from None
 
