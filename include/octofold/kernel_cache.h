@@ -46,7 +46,9 @@ OCTOFOLD_API std::vector<PrecompiledKernel> list_precompiled_kernels();
 /// Empty where there is no such place; then nothing is kept.
 OCTOFOLD_API std::filesystem::path kernel_cache_folder();
 
-/// All files of the cache, newest first. Throws Error(kIo) if the folder cannot be read.
+/// All files of the cache, newest first. A folder that is not used, because others than this user
+/// and root may have written to it, stands alone, with the reason. Throws Error(kIo) if it cannot
+/// be read.
 OCTOFOLD_API std::vector<CachedKernel> list_kernel_cache();
 
 /// Removes what the cache has written, and nothing else. Returns the number of kernels removed.

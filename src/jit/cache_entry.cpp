@@ -4,12 +4,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <system_error>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "core/check.h"
+#include "core/file.h"
 #include "core/format.h"
 
 namespace octofold::jit {
@@ -33,52 +32,7 @@ struct EntryHead {
 };
 static_assert(sizeof(EntryHead) == 88);
 
-class File {
- public:
-  File(const std::filesystem::path& path, int flags)
-      : descriptor_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  bool is_open() const { return descriptor_ >= 0; }
-  int descriptor() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
-
-std::string last_error() { return std::generic_category().message(errno); }
-
-// The whole file, or nothing with errno set.
-std::optional<std::string> read_all(const std::filesystem::path& path) {
-  const File file(path, O_RDONLY);
-  struct stat status{};
-  if (!file.is_open() || fstat(file.descriptor(), &status) != 0) return std::nullopt;
-  std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t count = read(file.descriptor(), bytes.data() + done, bytes.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return std::nullopt;
-    if (count == 0) break;  // it has become shorter: the checks will say so
-    done += static_cast<std::size_t>(count);
-  }
-  bytes.resize(done);
-  return bytes;
-}
-
-bool write_all(int descriptor, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = write(descriptor, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return false;
-    bytes.remove_prefix(static_cast<std::size_t>(count));
-  }
-  return true;
-}
+constexpr std::int64_t kMostBytes = 64 << 20;  // the largest kernel has less than 1 MB
 
 // What is wrong with a file of these bytes; empty if nothing is.
 std::string fault_of(std::string_view bytes, EntryHead& head) {
@@ -180,29 +134,44 @@ std::string bytes_of(const CacheEntry& entry) {
   return bytes;
 }
 
+std::string distrust_of(const struct stat& status) {
+  if (status.st_uid != 0 && status.st_uid != geteuid()) {
+    return core::format("it belongs to user {}, expected this one ({}) or root", status.st_uid,
+                        geteuid());
+  }
+  const bool is_sticky = S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX) != 0;
+  const bool has_own_group = status.st_gid == status.st_uid;
+  const mode_t others = has_own_group ? S_IWOTH : S_IWGRP | S_IWOTH;
+  if (is_sticky || (status.st_mode & others) == 0) return "";
+  return core::format("its mode {:04o} lets others write to it, expected none (chmod go-w)",
+                      status.st_mode & 07777);
+}
+
 std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::string& reason) {
-  reason.clear();
-  const std::optional<std::string> bytes = read_all(file);
-  if (bytes) return parse_entry(*bytes, reason);
-  if (errno != ENOENT && errno != ENOTDIR) reason = last_error();
-  return std::nullopt;
+  try {
+    const core::File open = core::File::open_for_reading(file);
+    struct stat status{};
+    fstat(open.descriptor(), &status);
+    reason = distrust_of(status);
+    return reason.empty() ? parse_entry(open.read_text(kMostBytes), reason) : std::nullopt;
+  } catch (const Error& error) {
+    const bool is_absent = error.system_error() == ENOENT || error.system_error() == ENOTDIR;
+    reason = is_absent ? "" : error.what();
+    return std::nullopt;
+  }
 }
 
 void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
-  const std::string bytes = bytes_of(entry);
   std::filesystem::path temporary = file;
-  temporary += kTemporarySuffix;
-  const auto fail = [&](std::string_view what) {
-    const int error_number = errno;
+  temporary.replace_extension(kTemporarySuffix);
+  unlink(temporary.c_str());  // what a killed process left; what others put there is not followed
+  try {
+    core::write_text(core::File::create_new(temporary, temporary, 0644), bytes_of(entry));
+    if (rename(temporary.c_str(), file.c_str()) != 0) core::fail_io("rename", temporary, errno);
+  } catch (const Error&) {
     unlink(temporary.c_str());
-    core::fail_io(error_number, "{} '{}'", what, temporary.string());
-  };
-  {
-    const File target(temporary, O_WRONLY | O_CREAT | O_TRUNC);
-    if (!target.is_open()) fail("cannot create");
-    if (!write_all(target.descriptor(), bytes)) fail("cannot write");
+    throw;
   }
-  if (rename(temporary.c_str(), file.c_str()) != 0) fail("cannot rename");
 }
 
 }  // namespace octofold::jit

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <sys/stat.h>
 
 #include "jit/program.h"
 
@@ -34,13 +35,19 @@ struct CacheEntry {
 };
 
 inline constexpr std::string_view kEntrySuffix = ".kernel";
-inline constexpr std::string_view kTemporarySuffix = ".tmp";
+inline constexpr std::string_view kTemporarySuffix = ".kernel.tmp";
 
 /// An entry as a file has it, and back: nothing, and in `reason` what is wrong with the bytes.
 std::string bytes_of(const CacheEntry& entry);
 std::optional<CacheEntry> parse_entry(std::string_view bytes, std::string& reason);
 
-/// The entry, or nothing and in `reason` what is wrong with the file: empty where there is none.
+/// Why what has this status may hold what others than this user and root have written; empty: it
+/// does not. The group of a user's own, whose number is the user's, is no other. Of a folder in
+/// which nobody replaces another's files, as in /tmp, each file answers for itself.
+std::string distrust_of(const struct stat& status);
+
+/// The entry, or nothing and in `reason` what is wrong with the file, which is a regular one that
+/// is not distrusted: empty where there is none.
 std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::string& reason);
 
 /// Writes beside `file` and renames. Throws Error(kIo) and leaves nothing behind.

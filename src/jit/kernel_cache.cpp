@@ -5,7 +5,9 @@
 #include <cerrno>
 #include <chrono>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <system_error>
+#include <thread>
 #include <unistd.h>
 
 #include "core/check.h"
@@ -20,18 +22,24 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLockFile = "locks";
+constexpr std::string_view kUnwritable = "cannot be written";
+constexpr std::chrono::minutes kPatience(1);  // with another process that compiles
 
 // One byte of the lock file for each key: a lock of the open file, so that it keeps threads apart
 // as well as processes, and ends with its process however that ends. Two keys that share a byte
-// only wait for each other. Where the file system has no such locks nobody is kept apart: then a
-// kernel may be compiled twice, and the later one's entry stays.
+// only wait for each other. Where the file system has no such locks, or no lock comes in time, as
+// of a process that is stopped, nobody is kept apart: then a kernel may be compiled twice, and the
+// later one's entry stays.
 class KeyLock {
  public:
   KeyLock(const fs::path& folder, const CacheKey& key)
-      : descriptor_(open((folder / kLockFile).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)),
+      : descriptor_(open((folder / kLockFile).c_str(),
+                         O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644)),
         position_(static_cast<off_t>(key.low >> 2)) {  // positive, also with room behind it
-    if (descriptor_ < 0) return;
-    while (set(F_WRLCK) != 0 && errno == EINTR) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (descriptor_ >= 0 && set(F_WRLCK) != 0 && (errno == EAGAIN || errno == EACCES) &&
+           std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
   ~KeyLock() {
@@ -50,20 +58,40 @@ class KeyLock {
     lock.l_whence = SEEK_SET;
     lock.l_start = position_;
     lock.l_len = 1;
-    return fcntl(descriptor_, F_OFD_SETLKW, &lock);
+    return fcntl(descriptor_, F_OFD_SETLK, &lock);
   }
 
   int descriptor_;
   off_t position_;
 };
 
-// Says it once a process: whatever keeps entries from being written will go on doing so.
-void warn_of_unusable_folder(const fs::path& folder, std::string_view reason) {
+// What of the folder is called as the cache calls its own, by a key and one of the suffixes, or as
+// the locks, and is no folder. Throws Error(kIo) where the folder cannot be read.
+std::vector<fs::path> files_called(const fs::path& folder,
+                                   std::initializer_list<std::string_view> suffixes) {
+  std::vector<fs::path> files;
+  std::error_code error, gone;
+  if (folder.empty() || !fs::exists(folder, error)) return files;
+  const std::size_t digits = CacheKey().text().size();
+  for (auto it = fs::directory_iterator(folder, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename();
+    const std::size_t key = name == kLockFile ? 0 : digits;
+    const bool is_own = name.find_first_not_of("0123456789abcdef") == key &&
+                        std::ranges::find(suffixes, name.substr(key)) != suffixes.end();
+    if (is_own && !fs::is_directory(it->symlink_status(gone))) files.push_back(it->path());
+  }
+  if (error) core::fail_io(error.value(), "kernel cache '{}'", folder.string());
+  return files;
+}
+
+// Says it once a process: whatever keeps entries from being kept will go on doing so.
+void warn_of_unusable_folder(const fs::path& folder, std::string_view what,
+                             std::string_view reason) {
   static std::atomic<bool> said = false;
   if (said.exchange(true)) return;
-  core::log(LogLevel::kWarning,
-            "kernel cache '{}' cannot be written, so kernels will be compiled again: {}",
-            folder.string(), reason);
+  core::log(LogLevel::kWarning, "kernel cache '{}' {}, so kernels will be compiled again: {}",
+            folder.string(), what, reason);
 }
 
 }  // namespace
@@ -72,10 +100,16 @@ fs::path KernelCache::file_of(const CacheKey& key) const {
   return folder_ / (key.text() + std::string(kEntrySuffix));
 }
 
+std::string KernelCache::fault() const {
+  struct stat status{};
+  const bool is_there = !folder_.empty() && stat(folder_.c_str(), &status) == 0;
+  return is_there ? distrust_of(status) : "";
+}
+
 bool KernelCache::contains(const CacheKey& key) const {
   std::string fault;
   const std::optional<CacheEntry> entry =
-      folder_.empty() ? std::nullopt : read_entry(file_of(key), fault);
+      folder_.empty() || !this->fault().empty() ? std::nullopt : read_entry(file_of(key), fault);
   return entry && entry->key == key;
 }
 
@@ -103,17 +137,22 @@ void KernelCache::keep(const CacheKey& key, const Program& program, const Binary
   try {
     write_entry(file_of(key), {key, program.description, program.architecture, binary});
   } catch (const Error& error) {
-    warn_of_unusable_folder(folder_, error.what());
+    warn_of_unusable_folder(folder_, kUnwritable, error.what());
   }
 }
 
 Binary KernelCache::get(const CacheKey& key, const Program& program, const Compile& compile) const {
   if (folder_.empty()) return compile(program);
+  if (const std::string reason = fault(); !reason.empty()) {
+    warn_of_unusable_folder(folder_, "is not used", reason);
+    return compile(program);
+  }
   if (std::optional<Binary> binary = read(key, program)) return *std::move(binary);
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) {
-    warn_of_unusable_folder(folder_, error.message());
+  std::error_code ignored;
+  fs::create_directories(folder_.parent_path(), ignored);
+  // Whatever the umask, it is not for others to write to.
+  if (mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST) {
+    warn_of_unusable_folder(folder_, kUnwritable, std::generic_category().message(errno));
     return compile(program);
   }
   const KeyLock lock(folder_, key);
@@ -126,20 +165,14 @@ Binary KernelCache::get(const CacheKey& key, const Program& program, const Compi
 
 std::vector<KernelCache::Listed> KernelCache::list() const {
   std::vector<Listed> listed;
-  std::error_code error;
-  if (folder_.empty() || !fs::exists(folder_, error)) return listed;
-  for (auto it = fs::directory_iterator(folder_, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    if (it->path().extension() != kEntrySuffix) continue;
-    std::error_code gone;  // another process may be clearing the cache
-    Listed item{.file = it->path(), .bytes = it->file_size(gone)};
-    item.written = it->last_write_time(gone);
+  if (!fault().empty()) return {{.file = folder_, .fault = fault()}};
+  for (const fs::path& file : files_called(folder_, {kEntrySuffix})) {
+    std::error_code gone, no_size;  // another process may be clearing the cache
+    Listed item{.file = file, .written = fs::last_write_time(file, gone)};
     if (gone) continue;
+    if (fs::is_regular_file(file, no_size)) item.bytes = fs::file_size(file, no_size);
     item.entry = read_entry(item.file, item.fault);
     listed.push_back(std::move(item));
-  }
-  if (error) {
-    core::fail_io(error.value(), "kernel cache '{}'", folder_.string());
   }
   std::ranges::sort(listed, std::greater(), &Listed::written);
   return listed;
@@ -148,22 +181,9 @@ std::vector<KernelCache::Listed> KernelCache::list() const {
 int KernelCache::clear() const {
   int entries = 0;
   std::error_code error;
-  if (folder_.empty() || !fs::exists(folder_, error)) return 0;
-  std::vector<fs::path> files;
-  for (auto it = fs::directory_iterator(folder_, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    const fs::path extension = it->path().extension();
-    if (extension == kEntrySuffix || extension == kTemporarySuffix ||
-        it->path().filename() == kLockFile) {
-      files.push_back(it->path());
-    }
-  }
-  for (const fs::path& file : files) {
-    if (error) break;
+  for (const fs::path& file : files_called(folder_, {kEntrySuffix, kTemporarySuffix, kLockFile})) {
     if (fs::remove(file, error) && file.extension() == kEntrySuffix) ++entries;
-  }
-  if (error) {
-    core::fail_io(error.value(), "kernel cache '{}'", folder_.string());
+    if (error) core::fail_io(error.value(), "kernel cache '{}'", folder_.string());
   }
   return entries;
 }

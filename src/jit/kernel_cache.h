@@ -21,11 +21,16 @@ class KernelCache {
   using Compile = std::function<Binary(const Program&)>;
 
   /// An empty `folder` keeps nothing.
-  explicit KernelCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  explicit KernelCache(const std::filesystem::path& folder)
+      : folder_(folder.has_filename() ? folder : folder.parent_path()) {}
 
   /// The binary under `key`: read, or compiled and kept. Of all processes that ask for the same key
   /// at once one compiles, the others wait for it; if it is killed, the next one takes over.
   Binary get(const CacheKey& key, const Program& program, const Compile& compile) const;
+
+  /// Why nothing is read from the folder or kept in it: others than this user and root may have
+  /// written there. Empty where it is used, or there is none yet.
+  std::string fault() const;
 
   /// Whether get() would find the binary.
   bool contains(const CacheKey& key) const;
@@ -38,11 +43,12 @@ class KernelCache {
     std::optional<CacheEntry> entry{};
     std::string fault{};
   };
-  /// All entries, newest first. Throws Error(kIo) if the folder cannot be read.
+  /// All entries, newest first; a folder with a fault alone. Throws Error(kIo) if it cannot be
+  /// read.
   std::vector<Listed> list() const;
 
-  /// Removes all that the cache has written and nothing else; returns how many entries went. Throws
-  /// Error(kIo) where a file cannot be removed.
+  /// Removes all that the cache has written and nothing else, by the names; returns how many
+  /// entries went. Throws Error(kIo) where a file cannot be removed.
   int clear() const;
 
  private:

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 fs::path new_folder(const fs::path& folder) {
   std::error_code error;
   const fs::path absolute = fs::weakly_canonical(fs::absolute(folder, error), error);
-  if (error) fail_io("open", folder, error.value());
+  if (error) core::fail_io("open", folder, error.value());
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
@@ -35,7 +35,7 @@ void check_folder(std::string_view operation, const fs::path& output, const fs::
   std::error_code error;
   if (!fs::exists(folder, error)) return;
   if (!fs::is_directory(folder, error) || !fs::is_empty(folder, error)) {
-    if (error) fail_io("open", folder, error.value());
+    if (error) core::fail_io("open", folder, error.value());
     fail(operation, "a path in a folder that does not exist yet or is empty", output);
   }
   if (fs::equivalent(folder, fs::current_path(error), error)) {
@@ -87,7 +87,7 @@ CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan&
   }
   CheckpointReport report = rewriter.finish();
   const auto add = [&](const std::string& name, const nlohmann::json& content) {
-    write_text_file(staged.path() / name, indented(content));
+    core::write_text_file(staged.path() / name, indented(content));
     files.push_back(folder / name);
   };
   if (const auto config = config_of(source, plan)) add(kConfigName, *config);
@@ -120,7 +120,7 @@ CheckpointReport write_file(const CheckpointSource& source, const RewritePlan& p
   std::optional<StagedFile> staged;
   if (config && !is_taken) {
     staged.emplace(config_path);
-    write_text(staged->file(), indented(*config));
+    core::write_text(staged->file(), indented(*config));
   }
   rewriter.write(files.front().second, files.front().first->metadata, output);
   CheckpointReport report = rewriter.finish();

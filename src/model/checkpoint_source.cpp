@@ -5,7 +5,7 @@
 #include <system_error>
 
 #include "core/check.h"
-#include "model/file.h"
+#include "core/file.h"
 #include "model/folder_files.h"
 #include "model/json_text.h"
 #include "model/sharded_checkpoint.h"
@@ -52,7 +52,7 @@ fs::path weights_in(std::string_view operation, const fs::path& folder) {
     if (name.ends_with(kFileEnding)) files.push_back(entry->path());
     if (!about_format(entry->path()).empty()) others.push_back(entry->path());
   }
-  if (error) fail_io("open", folder, error.value());
+  if (error) core::fail_io("open", folder, error.value());
   // Beside a model's own file there may be variants, adapters, or the same once more (Mistral's
   // consolidated.safetensors). transformers and Diffusers look for these names, in this order.
   for (const char* name :
@@ -90,7 +90,7 @@ void require_path(std::string_view operation, std::string_view argument, const f
 InputKind kind_of(std::string_view operation, std::string_view argument, const fs::path& path) {
   require_path(operation, argument, path);
   std::error_code error;
-  if (!fs::exists(path, error) && !error) fail_io("open", path, ENOENT);
+  if (!fs::exists(path, error) && !error) core::fail_io("open", path, ENOENT);
   const std::string name = path.filename();
   if (name.ends_with(kIndexEnding)) return InputKind::kIndex;
   if (name.ends_with(kFileEnding)) return InputKind::kFile;
@@ -159,13 +159,13 @@ std::optional<nlohmann::json> CheckpointSource::quantization() const {
   return said;
 }
 
-const File& TensorBytes::open(const fs::path& path) {
+const core::File& TensorBytes::open(const fs::path& path) {
   const auto found = std::find_if(files_.begin(), files_.end(),
                                   [&](const auto& entry) { return entry.first == path; });
   if (found != files_.end()) {
     files_.splice(files_.begin(), files_, found);
   } else {
-    files_.emplace_front(path, File::open_for_reading(path));
+    files_.emplace_front(path, core::File::open_for_reading(path));
     if (files_.size() > kOpenFiles) files_.pop_back();
   }
   return files_.front().second;

@@ -16,7 +16,7 @@
 
 #include "octofold/checkpoint.h"
 
-#include "model/file.h"
+#include "core/file.h"
 #include "model/safetensors_reader.h"
 
 namespace octofold::model {
@@ -79,9 +79,9 @@ class TensorBytes {
   std::vector<std::byte> read(const CheckpointTensor& tensor);
 
  private:
-  const File& open(const std::filesystem::path& path);
+  const core::File& open(const std::filesystem::path& path);
 
-  std::list<std::pair<std::filesystem::path, File>> files_;  // the last used first
+  std::list<std::pair<std::filesystem::path, core::File>> files_;  // the last used first
 };
 
 }  // namespace octofold::model

@@ -8,10 +8,11 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/file.h"
 #include "core/log.h"
 #include "model/checkpoint_source.h"
-#include "model/file.h"
 #include "model/json_text.h"
+#include "model/staged_output.h"
 
 namespace octofold::model {
 namespace {
@@ -45,9 +46,7 @@ std::set<std::string> modules_in(const fs::path& folder) {
   std::set<std::string> paths;
   std::error_code ignored;
   if (!fs::exists(folder / kModules, ignored)) return paths;
-  const File file = File::open_for_reading(folder / kModules);
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  file.read_at(0, std::as_writable_bytes(std::span(text)));
+  const std::string text = core::File::open_for_reading(folder / kModules).read_text();
   const nlohmann::json modules = nlohmann::json::parse(text, nullptr, false);
   if (!modules.is_array()) return paths;
   for (const nlohmann::json& module : modules) {
@@ -81,7 +80,7 @@ class Walk {
          entry.increment(error)) {
       entries.push_back(*entry);
     }
-    if (error) fail_io("open", folder_ / below, error.value());
+    if (error) core::fail_io("open", folder_ / below, error.value());
     std::sort(entries.begin(), entries.end());
     for (const fs::directory_entry& entry : entries) {
       const fs::path path = below / entry.path().filename();
@@ -96,13 +95,13 @@ class Walk {
   bool comes_along(const fs::directory_entry& folder) const {
     const std::string name = folder.path().filename();
     std::error_code ignored;
-    return !is_cache(name) && !name.ends_with(".partial") &&
+    return !is_cache(name) && !is_staged_name(name) &&
            !fs::equivalent(folder.path(), target_, ignored);
   }
 
   void take(const fs::directory_entry& entry, const fs::path& path) {
     const std::string name = path.filename();
-    if (name.ends_with(".partial")) return;
+    if (is_staged_name(name)) return;
     const bool top = !path.has_parent_path();
     if (top) {
       if (name == kConfigName || name == "hf_quant_config.json" || weights_.contains(name)) return;
@@ -118,7 +117,7 @@ class Walk {
     std::error_code error;
     fs::create_directories((target_ / path).parent_path(), error);
     if (!error) fs::copy_file(entry.path(), target_ / path, error);
-    if (error) fail_io("copy", entry.path(), error.value());
+    if (error) core::fail_io("copy", entry.path(), error.value());
     copied_.push_back(path);
   }
 

@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "core/check.h"
-#include "model/file.h"
+#include "core/file.h"
 
 namespace octofold::model {
 namespace {
 
-constexpr std::int64_t kMaxFileSize = 100'000'000;
 /// Printing JSON recurses, so that a hostile depth would overflow the stack.
 constexpr int kMaxDepth = 100;
 
@@ -106,14 +105,8 @@ void fail_json_syntax(std::string_view where, std::size_t byte) {
 }
 
 nlohmann::json read_json_object(const std::filesystem::path& path) {
-  const File file = File::open_for_reading(path);
   const std::string where = path.string();
-  if (file.size() > kMaxFileSize) {
-    core::fail(ErrorCode::kBadFormat, "{}: expected a JSON file of at most {} bytes, got {} bytes",
-               where, kMaxFileSize, file.size());
-  }
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  file.read_at(0, std::as_writable_bytes(std::span(text)));
+  const std::string text = core::File::open_for_reading(path).read_text();
   require_json_object_text(where, text);
 
   using Json = nlohmann::json;

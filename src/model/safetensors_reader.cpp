@@ -8,7 +8,7 @@
 namespace octofold::model {
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
-    : file_(File::open_for_reading(path)) {
+    : file_(core::File::open_for_reading(path)) {
   if (file_.size() < kLengthBytes) {
     core::fail(ErrorCode::kBadFormat,
                "{}: expected the length of a header in the first {} bytes, got a file of {} bytes "

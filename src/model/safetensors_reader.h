@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model/file.h"
+#include "core/file.h"
 #include "model/safetensors_header.h"
 
 namespace octofold::model {
@@ -33,7 +33,7 @@ class SafetensorsReader {
   void read(const TensorInfo& tensor, std::int64_t offset, std::span<std::byte> bytes) const;
 
  private:
-  File file_;
+  core::File file_;
   SafetensorsHeader header_;
   std::int64_t data_offset_ = 0;
 };

@@ -6,8 +6,8 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <fcntl.h>
+#include <regex>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
@@ -23,9 +23,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = ".octofold-";
-constexpr std::string_view kSuffix = ".partial";
 constexpr std::chrono::seconds kMomentBeforeTheLock(30);
+
+/// The process that a name of temporary_sibling()'s has; nothing for any other name.
+std::optional<pid_t> process_of(const std::string& name) {
+  static const std::regex kOwn(R"(\.octofold-([1-9]\d{0,8})-\d{1,10}\.partial)");
+  std::smatch parts;
+  if (!std::regex_match(name, parts, kOwn)) return std::nullopt;
+  return std::stoi(parts[1]);
+}
 
 /// A name beside `target` that nothing in this process uses. It does not contain the target's name,
 /// so that a long one does not make it too long.
@@ -33,7 +39,7 @@ fs::path temporary_sibling(const fs::path& target) {
   static std::atomic<std::uint32_t> counter = 0;
   for (;;) {
     const auto path = target.parent_path() /
-                      core::format("{}{}-{}{}", kPrefix, ::getpid(), counter.fetch_add(1), kSuffix);
+                      core::format(".octofold-{}-{}.partial", ::getpid(), counter.fetch_add(1));
     // A process of the same id that was killed may have left one behind.
     std::error_code ignored;
     if (!fs::exists(fs::symlink_status(path, ignored))) return path;
@@ -44,14 +50,16 @@ fs::path temporary_sibling(const fs::path& target) {
 /// holds a lock, but for the moment before it has it: what is new is left alone where a process has
 /// the id that the name says, as it has in each container whose only process is the first.
 bool is_abandoned(const fs::path& path) {
-  const std::string name = path.filename();
-  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return false;
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const std::optional<pid_t> process = process_of(path.filename());
+  if (!process) return false;
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
   if (descriptor < 0) return false;
-  const bool unlocked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+  struct stat status{};
+  const bool is_own = ::fstat(descriptor, &status) == 0 && status.st_uid == ::geteuid() &&
+                      (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode));
+  const bool unlocked = is_own && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
   ::close(descriptor);
-  const auto id = static_cast<pid_t>(std::strtol(name.c_str() + kPrefix.size(), nullptr, 10));
-  const bool is_gone = ::kill(id, 0) != 0 && errno == ESRCH;
+  const bool is_gone = ::kill(*process, 0) != 0 && errno == ESRCH;
   std::error_code error;
   const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path, error);
   return unlocked && !error && (is_gone || age > kMomentBeforeTheLock);
@@ -80,10 +88,10 @@ int lock(const fs::path& path) {
 }
 
 /// Gives a file without a name one, that must be free.
-void link_unnamed(const File& file, const fs::path& target) {
+void link_unnamed(const core::File& file, const fs::path& target) {
   const std::string path = core::format("/proc/self/fd/{}", file.descriptor());
   if (::linkat(AT_FDCWD, path.c_str(), AT_FDCWD, target.c_str(), AT_SYMLINK_FOLLOW) != 0) {
-    fail_io("create", target, errno);
+    core::fail_io("create", target, errno);
   }
 }
 
@@ -92,7 +100,7 @@ void rename_without_replacing(const fs::path& from, const fs::path& to) {
   // File systems without that flag (NFS, some FUSE ones) have link(), which does not replace
   // either.
   const bool unsupported = errno == EINVAL || errno == ENOSYS;
-  if (!unsupported || ::link(from.c_str(), to.c_str()) != 0) fail_io("create", to, errno);
+  if (!unsupported || ::link(from.c_str(), to.c_str()) != 0) core::fail_io("create", to, errno);
   ::unlink(from.c_str());
 }
 
@@ -107,12 +115,15 @@ void sync_folder(const fs::path& folder) {
 
 }  // namespace
 
-StagedFile::StagedFile(const fs::path& target) : StagedFile(target, File::create_unnamed(target)) {}
+bool is_staged_name(const std::string& name) { return process_of(name).has_value(); }
 
-StagedFile::StagedFile(const fs::path& target, std::optional<File> unnamed)
+StagedFile::StagedFile(const fs::path& target)
+    : StagedFile(target, core::File::create_unnamed(target)) {}
+
+StagedFile::StagedFile(const fs::path& target, std::optional<core::File> unnamed)
     : target_(target),
       path_(unnamed ? fs::path() : temporary_sibling(target)),
-      file_(unnamed ? std::move(*unnamed) : File::create_new(path_, target)) {
+      file_(unnamed ? std::move(*unnamed) : core::File::create_new(path_, target)) {
   ::flock(file_.descriptor(), LOCK_EX | LOCK_NB);
   remove_abandoned(target.parent_path());
 }
@@ -135,7 +146,7 @@ void StagedFile::publish() {
 StagedFolder::StagedFolder(const fs::path& target)
     : target_(target), path_(temporary_sibling(target)) {
   remove_abandoned(target.parent_path());
-  if (::mkdir(path_.c_str(), 0777) != 0) fail_io("create", target, errno);
+  if (::mkdir(path_.c_str(), 0777) != 0) core::fail_io("create", target, errno);
   lock_ = lock(path_);
 }
 
@@ -148,7 +159,7 @@ StagedFolder::~StagedFolder() {
 
 void StagedFolder::publish() {
   sync_folder(path_);
-  if (::rename(path_.c_str(), target_.c_str()) != 0) fail_io("create", target_, errno);
+  if (::rename(path_.c_str(), target_.c_str()) != 0) core::fail_io("create", target_, errno);
   published_ = true;
   sync_folder(target_.parent_path());
 }

@@ -4,10 +4,12 @@
 
 #include <filesystem>
 #include <optional>
-
-#include "model/file.h"
+#include <string>
 
 namespace octofold::model {
+
+/// Whether a file or folder of this name is output that is not complete.
+bool is_staged_name(const std::string& name);
 
 class StagedFile {
  public:
@@ -20,18 +22,18 @@ class StagedFile {
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
 
-  const File& file() const { return file_; }
+  const core::File& file() const { return file_; }
 
   /// Writes through to the disk and renames. Throws Error(kIo) if the target exists by now: nothing
   /// is ever overwritten.
   void publish();
 
  private:
-  StagedFile(const std::filesystem::path& target, std::optional<File> unnamed);
+  StagedFile(const std::filesystem::path& target, std::optional<core::File> unnamed);
 
   std::filesystem::path target_;
   std::filesystem::path path_;  // empty: the file has no name
-  File file_;
+  core::File file_;
   bool published_ = false;
 };
 
@@ -59,3 +61,4 @@ class StagedFolder {
 };
 
 }  // namespace octofold::model
+#include "core/file.h"

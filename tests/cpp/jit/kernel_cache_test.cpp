@@ -5,6 +5,7 @@
 #include <fstream>
 #include <future>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -187,41 +188,80 @@ TEST_F(KernelCacheTest, AChildForkedInMidCompileKeepsNobodyWaiting) {
   EXPECT_EQ(compiled(), 1);
 }
 
-TEST_F(KernelCacheTest, TruncatedEntries) {
+TEST_F(KernelCacheTest, DamagedForeignAndFutureEntries) {
   get();
   const std::string whole = read_entry_bytes();
+  const auto expect_refused = [&](const std::string& bytes, const std::string& why) {
+    write_entry_bytes(bytes);
+    expect_recompiled(why);
+  };
   for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{87}, std::size_t{88},
                                  whole.size() / 2, whole.size() - 1}) {
-    write_entry_bytes(whole.substr(0, size));
-    expect_recompiled("cut to " + std::to_string(size));
+    expect_refused(whole.substr(0, size), "cut to " + std::to_string(size));
   }
-}
-
-TEST_F(KernelCacheTest, AFlippedBitAnywhere) {
-  get();
-  const std::string whole = read_entry_bytes();
   for (std::size_t i = 0; i < whole.size(); i += i < 160 ? 1 : 499) {
     std::string damaged = whole;
     damaged[i] = static_cast<char>(damaged[i] ^ 0x10);
-    write_entry_bytes(damaged);
-    expect_recompiled("bit flipped in byte " + std::to_string(i));
+    expect_refused(damaged, "bit flipped in byte " + std::to_string(i));
   }
-}
-
-TEST_F(KernelCacheTest, ForeignLongerAndFutureEntries) {
-  get();
-  const std::string whole = read_entry_bytes();
-  write_entry_bytes(std::string(10000, 'A'));
-  expect_recompiled("foreign");
-  write_entry_bytes(whole + "more");
-  expect_recompiled("longer");
+  expect_refused(std::string(10000, 'A'), "foreign");
+  expect_refused(whole + "more", "longer");
   std::string future = whole;
   ++future[8];  // the format version
-  write_entry_bytes(future);
-  expect_recompiled("future version");
+  expect_refused(future, "future version");
   fs::remove(entry());
   fs::create_directory(entry());
   EXPECT_EQ(get(), binary_of('x'));
+}
+
+TEST_F(KernelCacheTest, WhatOthersPutThereIsNeitherWaitedForNorBelievedNorFollowed) {
+  get();
+  const std::string whole = read_entry_bytes();
+  const std::map<std::string, std::function<void()>> others{
+      {"a pipe", [&] { mkfifo(entry().c_str(), 0600); }},
+      {"a device", [&] { fs::create_symlink("/dev/zero", entry()); }},
+      {"2 TB", [&] { write_entry_bytes(""), fs::resize_file(entry(), std::uintmax_t{2} << 40); }},
+      {"for all", [&] { write_entry_bytes(whole), chmod(entry().c_str(), 0646); }}};
+  for (const auto& [what, put] : others) {
+    fs::remove(entry());
+    put();
+    expect_recompiled(what);
+  }
+  fs::remove_all(root_ / "cache");
+  fs::create_directory(root_ / "cache");
+  for (const fs::path& link : {entry().replace_extension(".kernel.tmp"), root_ / "cache/locks"}) {
+    fs::create_symlink(root_ / "elsewhere", link);
+  }
+  EXPECT_EQ(get(), binary_of('x'));
+  EXPECT_FALSE(fs::exists(root_ / "elsewhere"));
+}
+
+TEST_F(KernelCacheTest, AFolderThatOthersWriteToIsNotUsed) {
+  get();
+  chmod((root_ / "cache").c_str(), 0757);
+  EXPECT_THAT(cache().fault(), HasSubstr("its mode 0757 lets others write to it"));
+  EXPECT_FALSE(cache().contains(kKey));
+  EXPECT_EQ(cache().list().at(0).fault, cache().fault());
+  get();
+  EXPECT_EQ(compiled(), 2);
+  chmod((root_ / "cache").c_str(), 01777);  // as /tmp: each entry answers for itself
+  get();
+  EXPECT_EQ(compiled(), 2);
+}
+
+TEST(DistrustTest, IsOfWhatNeitherThisUserNorRootAloneHasWritten) {
+  const auto distrust = [](uid_t user, gid_t group, mode_t mode) {
+    struct stat status{};
+    status.st_uid = user, status.st_gid = group, status.st_mode = mode;
+    return distrust_of(status);
+  };
+  const uid_t own = geteuid(), other = own + 1;
+  EXPECT_EQ(distrust(own, other, S_IFREG | 0644), "");
+  EXPECT_EQ(distrust(own, own, S_IFREG | 0664), "") << "a group of the user's own";
+  EXPECT_EQ(distrust(0, other, S_IFDIR | 01777), "");
+  EXPECT_THAT(distrust(other, other, S_IFDIR | 01700), HasSubstr("it belongs to user "));
+  EXPECT_THAT(distrust(0, other, S_IFREG | 01664), HasSubstr("its mode 1664"));
+  EXPECT_THAT(distrust(own, other, S_IFDIR | 0775), HasSubstr("its mode 0775"));
 }
 
 TEST_F(KernelCacheTest, AnotherKernelsEntryUnderThisName) {
@@ -236,13 +276,6 @@ TEST_F(KernelCacheTest, AFolderThatCannotBe) {
   EXPECT_EQ(get(), binary_of('x'));
   EXPECT_EQ(get(), binary_of('x'));
   EXPECT_EQ(compiled(), 2);
-}
-
-TEST_F(KernelCacheTest, AReadOnlyFolderStillServesWhatItHas) {
-  // /proc stands for a folder that even root cannot write to.
-  const KernelCache read_only("/proc/self");
-  EXPECT_EQ(read_only.get(kKey, kProgram, [](const Program&) { return binary_of('r'); }),
-            binary_of('r'));
 }
 
 TEST_F(KernelCacheTest, NoFolderAtAll) {
@@ -289,8 +322,11 @@ TEST_F(KernelCacheTest, AFailedCompilationKeepsNothing) {
 
 TEST_F(KernelCacheTest, ListsAndClearsItsOwnFilesOnly) {
   get();
-  std::ofstream(root_ / "cache" / "mine.txt") << "not the cache's";
-  std::ofstream(root_ / "cache" / "broken.kernel") << "?";
+  for (const char* name : {"mine.txt", "mine.tmp", "mine.kernel", "0123.kernel"}) {
+    std::ofstream(root_ / "cache" / name) << "not the cache's";
+  }
+  std::ofstream(root_ / "cache" / (CacheKey{}.text() + ".kernel")) << "?";
+  std::ofstream(root_ / "cache" / (CacheKey{}.text() + ".kernel.tmp")) << "?";
   const std::vector<KernelCache::Listed> listed = cache().list();
   ASSERT_EQ(listed.size(), 2u);
   int usable = 0;
@@ -306,7 +342,7 @@ TEST_F(KernelCacheTest, ListsAndClearsItsOwnFilesOnly) {
   }
   EXPECT_EQ(usable, 1);
   EXPECT_EQ(cache().clear(), 2);
-  EXPECT_TRUE(fs::exists(root_ / "cache" / "mine.txt"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_ / "cache"), {}), 4);
   EXPECT_THAT(cache().list(), IsEmpty());
 }
 

@@ -6,7 +6,6 @@
 #include "octofold/convert_dtype.h"
 
 #include "checkpoints.h"
-#include "model/file.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -149,20 +148,21 @@ TEST_F(QuantizeCheckpoint, OtherQuantizationsAreRefused) {
 TEST_F(QuantizeCheckpoint, WhatWasLeftIsRemovedWhoeverHasTheId) {
   write_checkpoint(folder_.in(), {float_tensor("a.weight", {9, 9}, 1)});
   const fs::path old = folder_ / ".octofold-1-0.partial", young = folder_ / ".octofold-1-1.partial",
-                 locked = folder_ / ".octofold-1-2.partial";
+                 locked = folder_ / ".octofold-1-2.partial",
+                 foreign = folder_ / ".octofold-my-notes.partial";
   fs::create_directory(old);
-  for (const fs::path& path : {old / "model.safetensors", young, locked}) {
+  for (const fs::path& path : {old / "model.safetensors", young, locked, foreign}) {
     test::write_file(path, "half");
   }
   const auto a_minute_ago = fs::file_time_type::clock::now() - std::chrono::minutes(1);
-  for (const fs::path& path : {old, locked}) fs::last_write_time(path, a_minute_ago);
-  const model::File held = model::File::open_for_reading(locked);
+  for (const fs::path& path : {old, locked, foreign}) fs::last_write_time(path, a_minute_ago);
+  const core::File held = core::File::open_for_reading(locked);
   ASSERT_EQ(flock(held.descriptor(), LOCK_EX | LOCK_NB), 0);
   const test::Log log;
   quantize_checkpoint(folder_.in(), folder_.out());
   EXPECT_FALSE(fs::exists(old));
   EXPECT_TRUE(fs::exists(young));
-  EXPECT_TRUE(fs::exists(locked));
+  EXPECT_TRUE(fs::exists(locked) && fs::exists(foreign));
   test::expect_contains(log.text, "-1-0.partial', which was left behind by a run that was killed");
 }
 
@@ -267,3 +267,4 @@ TEST_F(QuantizeCheckpoint, MemoryDoesNotGrowWithTheFile) {
 
 }  // namespace
 }  // namespace octofold
+#include "core/file.h"

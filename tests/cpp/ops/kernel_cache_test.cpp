@@ -92,18 +92,6 @@ TEST_F(KernelCacheApiTest, OtherGpusProductsAreWarmedToo) {
   EXPECT_THAT(architectures, testing::UnorderedElementsAre("sm_89", "sm_120"));
 }
 
-TEST_F(KernelCacheApiTest, DamageIsSaidAndMended) {
-  const std::vector problems{kSmall};
-  warm_kernel_cache(problems);
-  const fs::path file = list_kernel_cache().front().file;
-  fs::resize_file(file, fs::file_size(file) / 2);
-  const CachedKernel damaged = list_kernel_cache().front();
-  EXPECT_NE(damaged.fault, "");
-  EXPECT_EQ(damaged.description, "");
-  EXPECT_EQ(warm_kernel_cache(problems).compiled, 1);
-  EXPECT_EQ(list_kernel_cache().front().fault, "");
-}
-
 // Six kernels.
 std::vector<GemmProblem> several() {
   std::vector<GemmProblem> problems;

@@ -139,6 +139,19 @@ def test_a_damaged_file_is_named_and_replaced(own):
 
 
 @needs_nvrtc
+def test_a_folder_that_others_write_to_is_not_used(own):
+    own.folder.mkdir()
+    own.folder.chmod(0o757)
+    fault = "its mode 0757 lets others write to it"
+    assert f"unusable: {fault}" in own.output("list")
+    error = own.error(*WARM)
+    assert error.count(f"kernel cache '{own.folder}' is not used") == 1
+    info = [sys.executable, "-m", "octofold_tool", "info"]
+    text = subprocess.run(info, env=own.environment(), capture_output=True, text=True).stdout
+    assert f"{own.folder} is not used: {fault}" in text
+
+
+@needs_nvrtc
 def test_ctrl_c_ends_it_quietly(own):
     process = subprocess.Popen(
         own.command("warm", "--arch", "sm_90a", "--suite", "deepseek-v3"),

@@ -6,9 +6,10 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
-namespace octofold::model {
+namespace octofold::core {
 
 /// Throws Error(kIo): "cannot <action> '<path>': <what errno says>".
 [[noreturn]] void fail_io(std::string_view action, const std::filesystem::path& path,
@@ -19,10 +20,11 @@ namespace octofold::model {
 /// not in SIGBUS.
 class File {
  public:
-  /// Regular files only: a pipe has no size to check a header against.
+  /// Regular files only: opening a pipe would wait for its writer, and a device has no end.
   static File open_for_reading(const std::filesystem::path& path);
   /// Throws where the path exists already. Messages name `shown_as`, the path that the user knows.
-  static File create_new(const std::filesystem::path& path, const std::filesystem::path& shown_as);
+  static File create_new(const std::filesystem::path& path, const std::filesystem::path& shown_as,
+                         unsigned mode = 0666);
 
   /// A file in the folder of `shown_as` that has no name, and goes with the process unless it gets
   /// one; nothing where the file system or the system has no such files.
@@ -39,6 +41,8 @@ class File {
   /// Fills `bytes` from `offset` on. Throws if the file ends before.
   void read_at(std::int64_t offset, std::span<std::byte> bytes) const;
   void write_at(std::int64_t offset, std::span<const std::byte> bytes) const;
+  /// The whole text. Throws Error(kBadFormat) for more than `most` bytes.
+  std::string read_text(std::int64_t most = 100'000'000) const;
   /// Asks for the space of `size` bytes now, so that a full disk shows before hours of work do.
   /// File systems that cannot promise space are left to fail in write_at().
   void reserve(std::int64_t size) const;
@@ -59,4 +63,4 @@ void write_text(const File& file, std::string_view text);
 /// Creates the file `path` with this text, on the disk on return.
 void write_text_file(const std::filesystem::path& path, std::string_view text);
 
-}  // namespace octofold::model
+}  // namespace octofold::core

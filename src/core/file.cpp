@@ -1,4 +1,4 @@
-#include "model/file.h"
+#include "core/file.h"
 
 #include <cerrno>
 #include <fcntl.h>
@@ -8,10 +8,10 @@
 
 #include "core/check.h"
 
-namespace octofold::model {
+namespace octofold::core {
 
 void fail_io(std::string_view action, const std::filesystem::path& path, int error_number) {
-  core::fail_io(error_number, "cannot {} '{}'", action, path.string());
+  fail_io(error_number, "cannot {} '{}'", action, path.string());
 }
 
 File File::open_for_reading(const std::filesystem::path& path) {
@@ -23,16 +23,17 @@ File File::open_for_reading(const std::filesystem::path& path) {
   if (!S_ISREG(status.st_mode)) {
     const bool is_folder = S_ISDIR(status.st_mode);
     throw Error(ErrorCode::kIo,
-                core::format("cannot read '{}': expected a regular file, got a {}", path.string(),
-                             is_folder ? "folder" : "device, pipe or socket"),
+                format("cannot read '{}': expected a regular file, got a {}", path.string(),
+                       is_folder ? "folder" : "device, pipe or socket"),
                 is_folder ? EISDIR : 0);
   }
   file.size_ = status.st_size;
   return file;
 }
 
-File File::create_new(const std::filesystem::path& path, const std::filesystem::path& shown_as) {
-  File file(shown_as, ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+File File::create_new(const std::filesystem::path& path, const std::filesystem::path& shown_as,
+                      unsigned mode) {
+  File file(shown_as, ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (file.descriptor_ < 0) fail_io("create", shown_as, errno);
   return file;
 }
@@ -63,13 +64,23 @@ void File::read_at(std::int64_t offset, std::span<std::byte> bytes) const {
       fail_io("read", shown_as_, errno);
     }
     if (count == 0) {
-      core::fail(ErrorCode::kIo,
-                 "cannot read '{}': expected {} bytes, as when it was opened, but it ends at {}",
-                 shown_as_.string(), size_, offset);
+      fail(ErrorCode::kIo,
+           "cannot read '{}': expected {} bytes, as when it was opened, but it ends at {}",
+           shown_as_.string(), size_, offset);
     }
     offset += count;
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
+}
+
+std::string File::read_text(std::int64_t most) const {
+  if (size_ > most) {
+    fail(ErrorCode::kBadFormat, "{}: expected at most {} bytes, got {}", shown_as_.string(), most,
+         size_);
+  }
+  std::string text(static_cast<std::size_t>(size_), '\0');
+  read_at(0, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 void File::write_at(std::int64_t offset, std::span<const std::byte> bytes) const {
@@ -91,7 +102,7 @@ void File::reserve(std::int64_t size) const {
     result = ::fallocate(descriptor_, 0, 0, size);
   } while (result != 0 && errno == EINTR);
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-    fail_io(core::format("reserve {} bytes for", size), shown_as_, errno);
+    fail_io(format("reserve {} bytes for", size), shown_as_, errno);
   }
 }
 
@@ -109,4 +120,4 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
   file.sync();
 }
 
-}  // namespace octofold::model
+}  // namespace octofold::core
