@@ -18,6 +18,8 @@ endif()
 # Casts are specified to the bit: the compiler may not fuse x * y + z behind our back.
 add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
                     -ffp-contract=off)
+# A unique symbol binds a library to its process: dlclose() would not unmap it.
+add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique>)
 if(OCTOFOLD_SANITIZE)
   add_compile_options(-fsanitize=${OCTOFOLD_SANITIZE} -fno-omit-frame-pointer
                       -fno-sanitize-recover=all)

@@ -63,5 +63,8 @@ def test_the_library_shows_and_needs_nothing_of_its_third_parties(prefix):
     names = [line.split(maxsplit=2)[2] for line in symbols.splitlines()]
     assert any("octofold::gemm" in name for name in names)
     assert not [name for name in names if "octofold" not in name and "std::" not in name]
-    needed = re.findall(r"NEEDED.*\[(.*)\.so", run("readelf", "--dynamic", library))
+    assert not [line for line in symbols.splitlines() if line.split()[1] == "u"]  # dlclose() unmaps
+    dynamic = run("readelf", "--dynamic", library)
+    assert re.search(r"soname: \[liboctofold\.so\.\d+\.\d+\]", dynamic)
+    needed = re.findall(r"NEEDED.*\[(.*)\.so", dynamic)
     assert set(needed) <= {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64"}
