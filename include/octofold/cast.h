@@ -28,7 +28,7 @@ struct CastJob {
 };
 
 /// Casts each of the sources as cast() does, byte for byte. They are all on one device, and what
-/// one of them writes is nothing that another one reads or writes: that is not checked.
+/// one of them writes is nothing that another one reads or writes.
 ///
 /// On a GPU casts of one kind (dtypes, granularities, rule) share a launch, up to 27 of them in
 /// each: the casts of all weights of a model after a step of its optimizer. (With scales of

@@ -62,8 +62,8 @@ struct LinearMemory {
   std::int64_t backward = 0;  ///< likewise
 };
 
-/// Throws Error(kInvalidArgument) for sizes below 0, no features, an unknown device or granularity,
-/// and sizes that memory cannot hold.
+/// Throws Error(kInvalidArgument) for sizes below 0 or above 2^28, no features, and an unknown
+/// device or granularity.
 OCTOFOLD_API LinearMemory linear_memory(const LinearProblem& problem);
 
 struct LinearForward {

@@ -20,12 +20,13 @@ struct ScaleLayout {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
 
-  /// Elements from the first to the one after the last, padding included.
+  /// Elements from the first to the one after the last, padding included. This and view() throw
+  /// Error(kInvalidArgument) for an empty layout, as one has that was moved from.
   OCTOFOLD_API std::int64_t extent() const;
   /// A scale tensor of this layout over `data`.
   template <typename T>
   detail::ViewOf<T> view(T* data, Device device = {}) const {
-    if (shape.size() == 1) return vector(data, DType::kFloat32, shape[0], device);
+    if (shape.size() < 2) return vector(data, DType::kFloat32, extent(), device);
     auto result = matrix(data, DType::kFloat32, shape[0], shape[1], -1, device);
     result.strides = {strides[0], strides[1]};
     return result;

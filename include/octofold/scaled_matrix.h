@@ -16,7 +16,9 @@ namespace octofold {
 
 /// An FP8 matrix [rows, cols] with its scales in the layout of scale_layout(), in host memory or on
 /// a GPU. Its codes are contiguous; on a GPU each row begins at a multiple of 32 bytes, as products
-/// read them fastest. It moves but does not copy; to() makes a copy, on any device.
+/// read them fastest. It moves but does not copy; to() makes a copy, on any device. One that was
+/// moved from has no memory: until another is assigned to it, view(), target(), to(), codes() and
+/// scales() throw Error(kInvalidArgument).
 ///
 /// Example:
 ///   ScaledMatrix w(outputs, inputs, {.granularity = Granularity::kBlock128x128});
@@ -63,10 +65,11 @@ class OCTOFOLD_API ScaledMatrix {
   static Memory allocate(std::int64_t bytes, Device device);
   void require_host() const;
 
-  std::int64_t rows_, cols_, row_stride_;
+  std::int64_t rows_, cols_;
   Format format_;
   Device device_;
-  ScaleLayout layout_;
+  ScaleLayout layout_;  // empty in one that was moved from
+  std::int64_t row_stride_;
   Memory codes_, scales_;
 };
 

@@ -133,6 +133,12 @@ void Arguments::require_enumerator(std::string_view argument, DeviceType type) c
   require_up_to(*this, argument, "DeviceType", type, DeviceType::kNone);
 }
 
+void Arguments::require_size(std::string_view argument, std::int64_t size, std::int64_t least,
+                             int bits) const {
+  if (size >= least && size <= std::int64_t{1} << bits) return;
+  fail(argument, core::format("{} to 2^{}", least, bits), core::format("{}", size));
+}
+
 void Arguments::require_rank(std::string_view argument, const TensorView& tensor, std::int32_t rank,
                              std::string_view expected) const {
   require_sizes(argument, tensor);
@@ -274,15 +280,15 @@ void Arguments::require_channel_scale(std::string_view argument,
   require_same_device(name_of_it, factors, tensor.data.device);
 }
 
+ByteRange byte_range(const TensorView& tensor) {
+  const auto base = reinterpret_cast<std::intptr_t>(tensor.data);
+  const Extent extent = extent_of(tensor);
+  return {base + extent.begin * size_of(tensor.dtype), base + extent.end * size_of(tensor.dtype)};
+}
+
 bool memory_overlaps(const TensorView& left_view, const TensorView& right_view) {
   if (left_view.device != right_view.device) return false;
   if (left_view.element_count() == 0 || right_view.element_count() == 0) return false;
-  const auto byte_range = [](const TensorView& tensor) {
-    const auto base = reinterpret_cast<std::intptr_t>(tensor.data);
-    const Extent extent = extent_of(tensor);
-    return std::pair{base + extent.begin * size_of(tensor.dtype),
-                     base + extent.end * size_of(tensor.dtype)};
-  };
   const auto [left_begin, left_end] = byte_range(left_view);
   const auto [right_begin, right_end] = byte_range(right_view);
   if (left_end <= right_begin || right_end <= left_begin) return false;

@@ -1,6 +1,7 @@
 // Argument checks whose messages name the argument, what was expected and what came.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,6 +54,9 @@ class Arguments {
   void require_enumerator(std::string_view argument, Activation activation) const;
   void require_enumerator(std::string_view argument, GateLayout layout) const;
   void require_enumerator(std::string_view argument, DeviceType type) const;
+  /// A number from which sizes are computed: from `least` to 2^bits, so that none overflows.
+  void require_size(std::string_view argument, std::int64_t size, std::int64_t least = 0,
+                    int bits = 48) const;
   /// Sizes ≥ 0 whose strides and product fit into memory; any rank.
   void require_sizes(std::string_view argument, const TensorView& tensor) const;
   /// Of a tensor that has elements: not null, aligned to them.
@@ -97,6 +101,10 @@ class Arguments {
 
   std::string_view operation_;
 };
+
+/// From the first byte that a view touches to the one behind the last.
+using ByteRange = std::pair<std::intptr_t, std::intptr_t>;
+ByteRange byte_range(const TensorView& tensor);
 
 /// Whether any element of one view lies in memory of the other. Exact for matrices with equal row
 /// strides, one of which may be negative (side-by-side slices of one buffer do not overlap), and

@@ -185,8 +185,7 @@ ScaleLayout scale_layout(Granularity granularity, std::int64_t rows, std::int64_
                          DeviceType device) {
   require_sizes("scale_layout", granularity, rows, cols);
   core::Arguments("scale_layout").require_enumerator("device", device);
-  // No scale tensor takes more bytes than four for each code and each padding row.
-  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 16;
+  constexpr std::int64_t kLargest = std::int64_t{1} << 57;  // bytes with all padding fit too
   std::int64_t codes = 0;
   if (__builtin_mul_overflow(rows, cols, &codes) || std::max({codes, rows, cols}) > kLargest) {
     core::fail(ErrorCode::kInvalidArgument,
@@ -201,6 +200,10 @@ ScaleLayout scale_layout(Granularity granularity, std::int64_t rows, std::int64_
 }
 
 std::int64_t ScaleLayout::extent() const {
+  if (shape.empty()) {
+    core::fail(ErrorCode::kInvalidArgument,
+               "scales: expected a layout, got one that was moved from");
+  }
   std::int64_t extent = 1;
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] == 0) return 0;

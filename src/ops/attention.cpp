@@ -116,15 +116,11 @@ void check_results(const core::Arguments& check, const AttentionArguments& argum
 
 std::int64_t attention_workspace_size(std::int64_t queries, std::int64_t heads,
                                       std::int64_t value_size, std::optional<std::int64_t> keys) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 48;  // nothing below overflows
   const core::Arguments check("attention_workspace_size");
-  for (const auto& [argument, size] :
-       {std::pair<std::string_view, std::int64_t>{"queries", queries},
-        {"heads", heads},
-        {"value_size", value_size},
-        {"keys", keys.value_or(0)}}) {
-    if (size < 0 || size > kMost) check.fail(argument, "0 to 2^48", core::format("{}", size));
-  }
+  check.require_size("queries", queries);
+  check.require_size("heads", heads);
+  check.require_size("value_size", value_size);
+  check.require_size("keys", keys.value_or(0));
   std::int64_t rows = 0;
   if (__builtin_mul_overflow(queries, heads, &rows)) return 0;  // so many need no splits
   if (!keys) return config::attention_workspace_elements(rows, value_size);

@@ -63,11 +63,11 @@ void cast_gathered(GatheredRows source, const CastTargets& targets,
 void cast(const CastSource& given, const CastTargets& given_targets, Stream stream) {
   const core::Arguments check("cast");
   const ops::CheckedSource source = ops::checked_source(check, given);
+  ops::Inputs memory(check);
+  const bool is_plain = std::holds_alternative<TensorView>(given);
   const CastTargets targets =
-      ops::checked_targets(check, given_targets,
-                           {.shape = source.shape,
-                            .inputs = source.inputs,
-                            .is_plain = std::holds_alternative<TensorView>(given)});
+      ops::checked_targets(check, given_targets, {source.shape, source.inputs, is_plain}, memory);
+  memory.require_all_apart();
   const config::CastFormat format = ops::format_of(check, targets, source.dtype);
   const Device device = source.inputs.front().view.device;
   if (!ops::has_memory(device)) return;
@@ -84,17 +84,21 @@ void cast(const CastSource& given, const CastTargets& given_targets, Stream stre
 
 void cast_many(std::span<const CastJob> jobs, Stream stream) {
   std::vector<cuda::CheckedCast> casts;
+  const core::Arguments all("cast_many");
+  ops::Inputs memory(all);
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const std::string operation = core::format("cast_many: job {}", i);
     const core::Arguments check(operation);
     const auto& [given, given_targets] = jobs[i];
     check.require_same_device("x", given, jobs[0].source.device);
     const ops::CheckedSource source = ops::checked_source(check, given);
+    memory.begin_job(i);
     const CastTargets targets = ops::checked_targets(
-        check, given_targets, {.shape = source.shape, .inputs = source.inputs, .is_plain = true});
+        check, given_targets, {source.shape, source.inputs, /*is_plain=*/true}, memory);
     const config::CastFormat format = ops::format_of(check, targets, source.dtype);
     casts.push_back({std::get<TensorView>(source.source), targets, format});
   }
+  memory.require_all_apart();
   if (casts.empty() || !ops::has_memory(jobs[0].source.device)) return;
   if (!ops::is_on_cpu(jobs[0].source.device)) {
     return cuda::cast_many(ops::gpu("cast_many", jobs[0].source.device), casts, stream);

@@ -44,8 +44,7 @@ NumbersOrCodes checked_x(const core::Arguments& check, const NumbersOrCodes& giv
     check.require_enumerator("x.granularity", scaled->granularity);
     require_scales(check, "x", plan::kActivated, form_of(*scaled));
     check.require_scaled_input("x", codes);
-    inputs.add("x", codes.data);
-    inputs.add("x.scale", codes.scale);
+    inputs.add("x", codes);
     x = codes;
   } else {
     x = checked_numbers(check, "x", std::get<TensorView>(given));

@@ -14,13 +14,11 @@
 
 namespace octofold::ops {
 
-/// A target as matrices, checked against `shape`, that of its codes; on the device of the inputs,
-/// of which there is at least one, and apart from all of them. Of a stack of `matrices`, whose
-/// scales have the shapes of CastTargets::matrices, as one matrix.
+/// A target as matrices, checked against `shape`, that of its codes, and on the device. Of a stack
+/// of `matrices`, whose scales have the shapes of CastTargets::matrices, as one matrix.
 CastTarget checked_target(const core::Arguments& check, const std::string& argument,
                           const CastTarget& target, std::span<const std::int64_t> shape,
-                          std::span<const CastInput> inputs,
-                          std::optional<std::int64_t> matrices = {});
+                          Device device, std::optional<std::int64_t> matrices = {});
 
 /// What is computed by a format from values of dtype `in`.
 config::CastFormat format_of(const core::Arguments& check, const Format& format, DType in,

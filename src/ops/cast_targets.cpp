@@ -54,53 +54,23 @@ void require_one_format(const core::Arguments& check, const CastTarget& rows,
   }
 }
 
-void require_alike_and_apart(const core::Arguments& check, const CastTarget& rows,
-                             const CastTarget& transposed) {
+void require_alike(const core::Arguments& check, const CastTarget& rows,
+                   const CastTarget& transposed) {
   require_one_format(check, rows, transposed);
   const bool given = rows.scales == ScaleSource::kGiven;
   if (const auto refused = plan::refusal_beside(form_of(rows), form_of(transposed), given)) {
     check.fail(refused->argument, refused->expected, refused->got);
   }
-  // What is written for one, from what is read for the other.
-  const auto require_apart_from = [&](std::string_view argument, const CastTarget& written,
-                                      std::string_view name,
-                                      const std::optional<TensorView>& read) {
-    if (!read) return;
-    check.require_disjoint(argument, written.data, name, *read);
-    check.require_disjoint(std::string(argument) + ".scale", written.scale, name, *read);
-  };
-  require_apart_from("out.rows", rows, "out.transposed.channel_scale", transposed.channel_scale);
-  require_apart_from("out.rows", rows, "out.transposed.amax", transposed.amax);
-  require_apart_from("out.transposed", transposed, "out.rows.channel_scale", rows.channel_scale);
-  require_apart_from("out.transposed", transposed, "out.rows.amax", rows.amax);
-  check.require_disjoint("out.transposed", transposed.data, "out.rows", rows.data);
-  check.require_disjoint("out.transposed", transposed.data, "out.rows.scale", rows.scale);
-  check.require_disjoint("out.rows", rows.data, "out.transposed.scale", transposed.scale);
-  if (rows.scales == ScaleSource::kGiven) return;  // both may read the same
-  check.require_disjoint("out.transposed.scale", transposed.scale, "out.rows.scale", rows.scale);
 }
 
-// `rows` and `cols` are those of what is cast, `targets` what is written besides.
+// `rows` and `cols` are those of what is cast, `memory` all that is read and written besides.
 ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets& columns,
-                              std::int64_t rows, std::int64_t cols, const CastTargets& targets,
-                              std::span<const CastInput> inputs) {
+                              std::int64_t rows, std::int64_t cols, Inputs& memory) {
   if (!reduces(columns)) return {};
-  Inputs others(check);
-  for (const CastInput& input : inputs) others.add(input.argument, input.view);
-  const auto add_target = [&](std::string_view argument, std::string_view scale_argument,
-                              std::string_view amax_argument,
-                              const std::optional<CastTarget>& target) {
-    if (!target) return;
-    others.add(argument, target->data);
-    others.add(scale_argument, target->scale);
-    if (target->amax) others.add(amax_argument, *target->amax);
-  };
-  add_target("out.rows", "out.rows.scale", "out.rows.amax", targets.rows);
-  add_target("out.transposed", "out.transposed.scale", "out.transposed.amax", targets.transposed);
   const auto check_written = [&](std::string_view argument, const MutableTensorView& view) {
     check.require_dtype(argument, view, {DType::kFloat32});
-    check.require_same_device(argument, view, inputs.front().view.device);
-    others.add_output(argument, view);
+    check.require_same_device(argument, view, memory.all().front().view.device);
+    memory.add(argument, view, "", true);
   };
   const auto check_result = [&](std::string_view argument,
                                 const std::optional<MutableTensorView>& vector) {
@@ -196,21 +166,24 @@ void check_used(const core::Arguments& check, const CastTargets& out, Device dev
 }  // namespace
 
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& given,
-                            const CastShape& source) {
+                            const CastShape& source, Inputs& memory) {
   if (!given.rows && !given.transposed) check.fail("out", "rows, transposed or both", "neither");
   CastTargets targets{.offsets = given.offsets, .matrices = given.matrices, .used = given.used};
   const auto shape = source.shape;
   const Device device = source.inputs.front().view.device;
-  std::vector<CastInput> inputs(source.inputs.begin(), source.inputs.end());
-  if (given.offsets) inputs.push_back({"offsets", *given.offsets});
-  if (given.used) inputs.push_back({"used", *given.used});
+  for (const CastInput& input : source.inputs) {
+    memory.add(input.argument, input.view, input.part.c_str());
+  }
+  if (given.offsets) memory.add("offsets", *given.offsets);
+  if (given.used) memory.add("used", *given.used);
   const auto leading = shape.first(shape.size() - 1);
   const std::int64_t rows = std::accumulate(leading.begin(), leading.end(), std::int64_t{1},
                                             std::multiplies<std::int64_t>());
   if (given.matrices) check_stack(check, given, rows, source.is_plain);
   if (given.used) check_used(check, given, device);
   if (given.rows) {
-    targets.rows = checked_target(check, "out.rows", *given.rows, shape, inputs, given.matrices);
+    targets.rows = checked_target(check, "out.rows", *given.rows, shape, device, given.matrices);
+    memory.add("out.rows", *targets.rows);
   }
   std::int64_t columns = rows / given.matrices.value_or(1);
   if (given.offsets) columns = check_groups(check, given, rows, device);
@@ -218,12 +191,13 @@ CastTargets checked_targets(const core::Arguments& check, const CastTargets& giv
     std::vector<std::int64_t> transposed_shape{shape.back(), columns};
     if (given.matrices) transposed_shape.insert(transposed_shape.begin(), *given.matrices);
     targets.transposed = checked_target(check, "out.transposed", *given.transposed,
-                                        transposed_shape, inputs, given.matrices);
+                                        transposed_shape, device, given.matrices);
+    memory.add("out.transposed", *targets.transposed);
   }
   if (targets.rows && targets.transposed) {
-    require_alike_and_apart(check, *targets.rows, *targets.transposed);
+    require_alike(check, *targets.rows, *targets.transposed);
   }
-  targets.columns = checked_columns(check, given.columns, rows, shape.back(), targets, inputs);
+  targets.columns = checked_columns(check, given.columns, rows, shape.back(), memory);
   return targets;
 }
 
@@ -237,19 +211,14 @@ config::CastFormat format_of(const core::Arguments& check, const CastTargets& ta
 namespace octofold {
 
 std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax) {
-  if (rows < 0) {
-    core::fail(ErrorCode::kInvalidArgument,
-               "column_workspace_rows: argument 'rows': expected at least 0, got {}", rows);
-  }
+  core::Arguments("column_workspace_rows").require_size("rows", rows);
   return (int{sums} + int{amax}) * core::ceil_divide(rows, config::kReducedRows);
 }
 
 std::int64_t group_columns(std::int64_t rows, std::int64_t groups) {
-  if (rows < 0 || groups < 1) {
-    core::fail(ErrorCode::kInvalidArgument,
-               "group_columns: expected rows of at least 0 in at least 1 group, got {} in {}", rows,
-               groups);
-  }
+  const core::Arguments check("group_columns");
+  check.require_size("rows", rows);
+  check.require_size("groups", groups, 1);
   return kScaleBlock * config::group_slots(rows, groups);
 }
 

@@ -20,11 +20,11 @@ struct CastShape {
 };
 
 /// The targets as matrices, codes of the shape [..., K] and of its transpose [K, rows]; on the
-/// device of the inputs and apart from all of them, with what is wanted of columns. With offsets
-/// the transpose has their layout; on the CPU their values are checked too. Codes and scales of a
-/// stack become those of one matrix each.
+/// device of the inputs, with which they join `memory`, to be held apart there, with what is
+/// wanted of columns. With offsets the transpose has their layout; on the CPU their values are
+/// checked too. Codes and scales of a stack become those of one matrix each.
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& given,
-                            const CastShape& source);
+                            const CastShape& source, Inputs& memory);
 
 /// What is computed for checked targets, from values of dtype `in`. The granularity is that of rows
 /// where there are any.

@@ -17,9 +17,9 @@ namespace octofold {
 namespace {
 
 // The operand as a matrix of one row.
-DotOperand checked(const core::Arguments& check, std::string_view argument,
-                   std::string_view scale_argument, const DotOperand& given, ops::Inputs& inputs) {
-  const DotOperand operand = ops::flat_operand(check, argument, scale_argument, given, inputs);
+DotOperand checked(const core::Arguments& check, std::string_view argument, const DotOperand& given,
+                   ops::Inputs& inputs) {
+  const DotOperand operand = ops::flat_operand(check, argument, given, inputs);
   if (operand.data.shape[0] != 1) {
     check.fail(argument, "a vector [K]", core::describe(given.data));
   }
@@ -29,10 +29,7 @@ DotOperand checked(const core::Arguments& check, std::string_view argument,
 }  // namespace
 
 std::int64_t dot_workspace_size(std::int64_t size) {
-  if (size < 0) {
-    core::fail(ErrorCode::kInvalidArgument,
-               "dot_workspace_size: argument 'size': expected at least 0, got {}", size);
-  }
+  core::Arguments("dot_workspace_size").require_size("size", size);
   return config::dot_parts(size);
 }
 
@@ -40,8 +37,8 @@ void dot(const DotArguments& given, Stream stream) {
   const core::Arguments check("dot");
   ops::Inputs inputs(check);
   DotArguments arguments = given;
-  arguments.a = checked(check, "a", "a.scale", given.a, inputs);
-  arguments.b = checked(check, "b", "b.scale", given.b, inputs);
+  arguments.a = checked(check, "a", given.a, inputs);
+  arguments.b = checked(check, "b", given.b, inputs);
   const std::int64_t size = arguments.a.data.shape[1];
   const Device device = arguments.a.data.device;
   check.require_same_device("b", arguments.b.data, device);

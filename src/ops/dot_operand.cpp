@@ -5,7 +5,7 @@
 namespace octofold::ops {
 
 DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
-                        std::string_view scale_argument, const DotOperand& given, Inputs& inputs) {
+                        const DotOperand& given, Inputs& inputs) {
   DotOperand operand = given;
   if (given.scale) {
     const ScaledTensorView flat = core::flatten(
@@ -13,7 +13,7 @@ DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
     check.require_scaled_input(argument, flat);
     operand.data = flat.data;
     operand.scale = flat.scale;
-    inputs.add(scale_argument, flat.scale);
+    inputs.add(argument, flat.scale, ".scale");
   } else {
     operand.data = core::flatten(check, argument, given.data);
     check.require_input_matrix(argument, operand.data);

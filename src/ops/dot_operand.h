@@ -12,6 +12,6 @@ namespace octofold::ops {
 
 /// The operand as a matrix, its scale as one for it: checked, and among `inputs`.
 DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
-                        std::string_view scale_argument, const DotOperand& given, Inputs& inputs);
+                        const DotOperand& given, Inputs& inputs);
 
 }  // namespace octofold::ops

@@ -22,7 +22,7 @@ bool is_half(const TensorView& tensor) { return size_of(tensor.dtype) == 2; }
 // As a matrix. Many rows, and a bias, are for float16 and bfloat16.
 DotOperand flat_x(const core::Arguments& check, const GemmWeightOnlyArguments& given,
                   ops::Inputs& inputs) {
-  const DotOperand x = ops::flat_operand(check, "x", "x.scale", given.x, inputs);
+  const DotOperand x = ops::flat_operand(check, "x", given.x, inputs);
   if (is_half(x.data)) return x;
   if (x.data.shape[0] > kMostVectors) {
     check.fail("x",
@@ -102,11 +102,9 @@ core::WeightOnlyProduct checked(const GemmWeightOnlyGradientArguments& given) {
 std::int64_t weight_only_workspace_size(std::int64_t rows, std::int64_t columns,
                                         std::int64_t depth) {
   const core::Arguments check("weight_only_workspace_size");
-  for (const auto& [argument, size] : {std::pair<std::string_view, std::int64_t>{"rows", rows},
-                                       {"columns", columns},
-                                       {"depth", depth}}) {
-    if (size < 0) check.fail(argument, "0 or more", core::format("{}", size));
-  }
+  check.require_size("rows", rows);
+  check.require_size("columns", columns);
+  check.require_size("depth", depth);
   return config::weight_only_workspace_elements(rows, columns, depth);
 }
 

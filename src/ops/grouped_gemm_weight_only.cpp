@@ -97,8 +97,7 @@ core::WeightOnlyProduct checked(const core::Arguments& check, const GivenRows& g
   } else {
     ops::require_depth(check, given.argument, x, "w", product.w.data);
   }
-  inputs.add("w", product.w.data);
-  inputs.add("w.scale", given_w.scale);
+  inputs.add("w", {product.w.data, given_w.scale});
   const std::size_t rank = std::holds_alternative<MaskedGroups>(groups) ? 3 : 2;
   shape[rank - 1] = transposed ? product.w.data.shape[1] : w.rows;
   check.require_shape("out", out, std::span<const std::int64_t>(shape.data(), rank));

@@ -156,7 +156,7 @@ void set_output(const core::Arguments& check, const GroupedGemmArguments& given,
   product.out = core::flatten(check, "out", given.out);
   const std::array inputs{CastInput{"a", given.a.data}, CastInput{"a.scale", given.a.scale},
                           CastInput{"b", given.b.data}, CastInput{"b.scale", given.b.scale},
-                          CastInput{numbers.argument, numbers.view}};
+                          CastInput{std::string(numbers.argument), numbers.view}};
   check_output(check, product.out, inputs);
   if (!given.c) return;
   check.require_shape("c", *given.c, shape);
@@ -198,11 +198,12 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
     check.fail("out", "3 dimensions, [groups, M, N]", core::describe(given.out));
   }
   const std::int64_t count = given.out.shape[0], columns = product.a.data.shape[1];
-  if (columns % kScaleBlock != 0 || columns < count * kScaleBlock) {
-    check.fail("a",
-               core::format("group_columns() of {} groups: a multiple of {} columns, at least {}",
-                            count, kScaleBlock, count * kScaleBlock),
-               core::describe(given.a.data));
+  if (columns % kScaleBlock != 0 || columns / kScaleBlock < count) {
+    check.fail(
+        "a",
+        core::format("group_columns() of {0} groups: a multiple of {1} columns, at least {0}·{1}",
+                     count, kScaleBlock),
+        core::describe(given.a.data));
   }
   const std::int64_t rows = plan::max_rows_of_depth(columns, count);
   product.groups = {

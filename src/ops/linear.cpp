@@ -14,6 +14,7 @@
 #include "core/flatten.h"
 #include "core/format.h"
 #include "ops/backend.h"
+#include "ops/inputs.h"
 #include "ops/linear_memory.h"
 #include "plan/capability.h"
 #include "plan/tma.h"
@@ -27,14 +28,10 @@ namespace {
 constexpr std::int64_t kFewTokens = 8;
 
 void require_problem(const core::Arguments& check, const LinearProblem& problem) {
-  const auto require = [&](std::string_view name, std::int64_t size, std::int64_t least) {
-    if (size < least) {
-      check.fail(name, core::format("at least {}", least), core::format("{}", size));
-    }
-  };
-  require("tokens", problem.tokens, 0);
-  require("in_features", problem.in_features, 1);
-  require("out_features", problem.out_features, 1);
+  constexpr int kBits = 28;  // bytes of two of them, several times
+  check.require_size("tokens", problem.tokens, 0, kBits);
+  check.require_size("in_features", problem.in_features, 1, kBits);
+  check.require_size("out_features", problem.out_features, 1, kBits);
   check.require_enumerator("device", problem.device.type);
   if (problem.grad_bias && !problem.grad_input && !problem.grad_weight) {
     check.fail("grad_bias", "false where neither of the others is wanted, whose cast sums dY",
@@ -61,8 +58,10 @@ void require_codes(const core::Arguments& check, std::string_view argument,
              core::format("{} with scales of {}", name(given.data.dtype), name(given.granularity)));
 }
 
-void require_memory(const core::Arguments& check, std::string_view argument,
-                    std::span<const std::byte> given, std::int64_t bytes) {
+// Adds to what is used of the call's memory what the layer uses of these bytes.
+void add_memory(const core::Arguments& check, std::string_view argument,
+                std::span<const std::byte> given, std::int64_t bytes, bool is_written,
+                Device device, ops::Inputs& inputs) {
   constexpr std::uintptr_t kAlignment = 16;
   if (static_cast<std::int64_t>(given.size()) < bytes) {
     check.fail(argument, core::format("at least {} bytes", bytes),
@@ -72,6 +71,7 @@ void require_memory(const core::Arguments& check, std::string_view argument,
     check.fail(argument, core::format("memory at a multiple of {} bytes", kAlignment),
                "another address");
   }
+  inputs.add(argument, vector(given.data(), DType::kE4M3, bytes, device), "", is_written);
 }
 
 // Whether a tensor is there exactly where the problem wants it.
@@ -127,16 +127,30 @@ void linear_forward(const LinearProblem& problem, const LinearForward& given, St
   }
   const ops::KeptCasts kept = ops::kept_casts(problem, given.kept.data());
   const ops::ForwardCasts casts = ops::forward_casts(problem, given.workspace.data());
-  require_memory(check, "kept", given.kept, kept.bytes);
-  require_memory(check, "workspace", given.workspace, casts.bytes);
+  ops::Inputs inputs(check);
+  add_memory(check, "kept", given.kept, kept.bytes, true, problem.device, inputs);
+  add_memory(check, "workspace", given.workspace, casts.bytes, true, problem.device, inputs);
+  inputs.add("x", x);
+  inputs.add("y", y, "", true);
+  TensorView matrix;
   ScaledTensorView weight;
   if (numbers != nullptr) {
-    const TensorView matrix = matrix_of(check, "weight", *numbers, problem, out, in);
-    cast(matrix, {.rows = casts.weight, .transposed = kept.weight_transposed}, stream);
-    weight = *casts.weight;
+    matrix = matrix_of(check, "weight", *numbers, problem, out, in);
+    inputs.add("weight", matrix);
   } else {
     weight = std::get<ScaledTensorView>(given.weight);
     require_codes(check, "weight", weight, output.b);
+    check.require_scaled_input("weight", weight);
+    inputs.add("weight", weight);
+  }
+  if (given.bias) {
+    check.require_vector("bias", *given.bias);
+    inputs.add("bias", *given.bias);
+  }
+  inputs.require_all_apart();
+  if (numbers != nullptr) {
+    cast(matrix, {.rows = casts.weight, .transposed = kept.weight_transposed}, stream);
+    weight = *casts.weight;
   }
   GemmArguments product{.a = ScaledTensorView(casts.x),
                         .b = weight,
@@ -168,11 +182,22 @@ void linear_backward(const LinearProblem& problem, const LinearBackward& given, 
   if (given.dw) dw = matrix_of(check, "dw", *given.dw, problem, out, in);
   const ops::KeptCasts kept = ops::kept_casts(problem, given.kept.data());
   const ops::BackwardCasts casts = ops::backward_casts(problem, given.workspace.data());
-  require_memory(check, "kept", given.kept, kept.bytes);
-  require_memory(check, "workspace", given.workspace, casts.bytes);
+  ops::Inputs inputs(check);
+  add_memory(check, "kept", given.kept, kept.bytes, false, problem.device, inputs);
+  add_memory(check, "workspace", given.workspace, casts.bytes, true, problem.device, inputs);
+  inputs.add("dy", dy);
   if (given.weight_transposed) {
     require_codes(check, "weight_transposed", *given.weight_transposed, recipe.grad_input.b);
+    check.require_scaled_input("weight_transposed", *given.weight_transposed);
+    inputs.add("weight_transposed", *given.weight_transposed);
   }
+  if (given.dx) inputs.add("dx", dx, "", true);
+  if (given.dw) inputs.add("dw", dw, "", true);
+  if (given.db) {
+    check.require_vector("db", *given.db);
+    inputs.add("db", *given.db, "", true);
+  }
+  inputs.require_all_apart();
   const bool is_converted = given.db && given.db->dtype != DType::kFloat32;
   cast(dy,
        {.rows = casts.dy,

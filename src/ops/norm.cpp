@@ -17,9 +17,7 @@ void norm(const Normed& given, const MutableTensorView& given_y, Stream stream) 
   const auto& source = std::get<Normed>(checked.source);
   const MutableTensorView y = ops::checked_like(check, "y", given_y, given.x);
   check.require_matrix("y", y);
-  for (const ops::CastInput& input : checked.inputs) {
-    check.require_disjoint("y", y, input.argument, input.view);
-  }
+  ops::require_apart(check, "y", y, checked.inputs);
   const Device device = source.x.device;
   if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::normalize(source, y);

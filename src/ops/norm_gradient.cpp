@@ -89,11 +89,9 @@ NormGradients checked(const core::Arguments& check, const NormGradients& given,
 }  // namespace
 
 std::int64_t norm_workspace_rows(std::int64_t cols, std::int64_t batches) {
-  if (cols < 0 || batches < 0) {
-    core::fail(ErrorCode::kInvalidArgument,
-               "norm_workspace_rows: expected sizes of at least 0, got {} columns and {} batches",
-               cols, batches);
-  }
+  const core::Arguments check("norm_workspace_rows");
+  check.require_size("cols", cols);
+  check.require_size("batches", batches);
   return 2 * config::norm_spans(cols, batches);
 }
 

@@ -60,9 +60,7 @@ void check_output(const core::Arguments& check, const MutableTensorView& out,
   check.require_matrix("out", out);
   check.require_dtype("out", out, kOutputTypes);
   check.require_same_device("out", out, inputs.front().view.device);
-  for (const CastInput& input : inputs) {
-    check.require_disjoint("out", out, input.argument, input.view);
-  }
+  require_apart(check, "out", out, inputs);
 }
 
 void check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
@@ -162,28 +160,6 @@ void set_arrivals(const core::Arguments& check, const Arrivals& given, core::Pro
       .flags = static_cast<const std::int32_t*>(flags.data), .shards = shards, .own = given.own};
 }
 
-// What is read while out is written.
-class ProductInputs {
- public:
-  explicit ProductInputs(const core::Product& product) {
-    add("a", product.a.data);
-    if (!product.cast_a) add("a.scale", product.a.scale);
-    add("b", product.b.data);
-    add("b.scale", product.b.scale);
-    if (product.b.channel_scale) add("b.channel_scale", *product.b.channel_scale);
-  }
-  void add(const Arrivals& arrivals) { add("arrivals.flags", arrivals.flags); }
-  std::span<const ops::CastInput> all() const { return {inputs_.data(), count_}; }
-
- private:
-  void add(std::string_view argument, const TensorView& view) {
-    inputs_.at(count_++) = {argument, view};
-  }
-
-  std::array<ops::CastInput, 6> inputs_;
-  std::size_t count_ = 0;
-};
-
 const TensorView& data_of(const ScaledTensorView& a) { return a.data; }
 const TensorView& data_of(const CastOperand& a) { return a.data; }
 
@@ -200,11 +176,13 @@ core::Product checked(const GemmArguments& given) {
   const std::int64_t columns = given.b.data.shape[0];
   ops::require_shape_of_result(check, "out", given.out, a, columns);
   product.out = core::flatten(check, "out", given.out);
-  ProductInputs inputs(product);
+  ops::Inputs inputs(check);
+  product.cast_a ? inputs.add("a", product.a.data) : inputs.add("a", product.a);
+  inputs.add("b", product.b);
   if (given.arrivals) {
     if (product.cast_a) check.fail("arrivals", "none beside an 'a' that is cast", "some");
     set_arrivals(check, *given.arrivals, product);
-    inputs.add(*given.arrivals);
+    inputs.add("arrivals.flags", given.arrivals->flags);
   }
   ops::check_output(check, product.out, inputs.all());
   if (given.c) {
@@ -238,8 +216,13 @@ void set_gated_output(const core::Arguments& check, const GatedGemmArguments& gi
   const auto leading = ops::shape_of(given.a.data).first(given.a.data.rank - 1);
   std::vector<std::int64_t> shape(leading.begin(), leading.end());
   shape.push_back(b_rows / 2);
-  const CastTarget out =
-      ops::checked_target(check, "out", given.out, shape, ProductInputs(product).all());
+  const CastTarget out = ops::checked_target(check, "out", given.out, shape, product.a.data.device);
+  ops::Inputs memory(check);
+  memory.add("a", product.a);
+  memory.add("b", {product.b.data, given.b.scale});
+  if (given.groups) memory.add("groups.offsets", given.groups->offsets);
+  memory.add("out", out);
+  memory.require_all_apart();
   ops::require_scales(check, "out", plan::kGatedOut, ops::form_of(given.out));
   product.out = out.data;
   product.gated = {given.activation, ops::format_of(check, out.format, DType::kBFloat16),

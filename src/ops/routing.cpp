@@ -184,11 +184,9 @@ void top_k_gradient(const TopKGradientArguments& given, const TopKOptions& optio
 }
 
 std::int64_t sort_workspace_size(std::int64_t slots, std::int64_t experts) {
-  if (slots < 0 || experts < 0) {
-    core::fail(ErrorCode::kInvalidArgument,
-               "sort_workspace_size: expected sizes of at least 0, got {} slots and {} experts",
-               slots, experts);
-  }
+  const core::Arguments check("sort_workspace_size");
+  check.require_size("slots", slots);
+  check.require_size("experts", experts);
   return config::slot_spans(slots) * experts;
 }
 

@@ -64,10 +64,10 @@ ScaledMatrix::ScaledMatrix(std::int64_t rows, std::int64_t cols, const Format& f
                            Device device)
     : rows_(rows),
       cols_(cols),
-      row_stride_(core::code_row_stride(cols, device.type)),
       format_(format),
       device_(device),
-      layout_(scale_layout(format.granularity, rows, cols, device.type)) {
+      layout_(scale_layout(format.granularity, rows, cols, device.type)),
+      row_stride_(core::code_row_stride(cols, device.type)) {
   if (!is_fp8(format.dtype)) {
     core::fail_argument(kOperation, "format.dtype", "e4m3 or e5m2", name(format.dtype));
   }
@@ -105,6 +105,7 @@ ScaledTensorView ScaledMatrix::view() const {
 }
 
 ScaledMatrix ScaledMatrix::to(Device device) const {
+  const std::int64_t extent = layout_.extent();
   ScaledMatrix result(rows_, cols_, format_, device);
   const std::int64_t bytes = rows_ * row_stride_;
   if (row_stride_ == result.row_stride_) {
@@ -115,7 +116,6 @@ ScaledMatrix ScaledMatrix::to(Device device) const {
     codes = rearranged(codes, cols_, row_stride_, result.row_stride_);
     copy(result.codes_.get(), device, codes.data(), {}, rows_ * result.row_stride_);
   }
-  const std::int64_t extent = layout_.extent();
   const std::int64_t result_extent = result.layout_.extent();
   constexpr std::int64_t kBytes = size_of(DType::kFloat32);
   if (layout_.strides == result.layout_.strides) {
@@ -130,6 +130,7 @@ ScaledMatrix ScaledMatrix::to(Device device) const {
 }
 
 void ScaledMatrix::require_host() const {
+  layout_.extent();  // throws where there is no memory
   if (ops::is_on_cpu(device_)) return;
   core::fail(ErrorCode::kInvalidArgument,
              "{}: codes and scales are on cuda:{}, where the host cannot read them: copy them to "

@@ -14,8 +14,7 @@ void check_weights(const core::Arguments& check, const ScaledTensorView& w, Devi
   check.require_scaled_input("w", w);
   require_scales(check, "w", plan::kWeights, form_of(w));
   check.require_same_device("w", w.data, device);
-  inputs.add("w", w.data);
-  inputs.add("w.scale", w.scale);
+  inputs.add("w", w);
 }
 
 TensorView checked_halves(const core::Arguments& check, std::string_view argument,

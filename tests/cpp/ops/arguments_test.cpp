@@ -256,6 +256,36 @@ TEST(NamesTest, ParseWhatTheyPrint) {
             "overflow 'wrap' is not one of: saturate, nan");
 }
 
+TEST(SizesTest, ThoseBelowZeroAndThoseThatOverflowAreErrors) {
+  for (const std::int64_t size : {std::int64_t{-1}, INT64_MAX}) {
+    const std::vector<std::function<void()>> calls{
+        [&] { sort_workspace_size(size, 256); },
+        [&] { sort_workspace_size(8, size); },
+        [&] { dot_workspace_size(size); },
+        [&] { norm_workspace_rows(1, size); },
+        [&] { column_workspace_rows(size, true, true); },
+        [&] { group_columns(size, 1); },
+        [&] { group_columns(1, size); },
+        [&] { weight_only_workspace_size(size, 17, 1024); },
+        [&] { attention_workspace_size(size, 1, 8); },
+        [&] { attention_workspace_size(1, 2, 128, size); }};
+    for (const auto& call : calls) EXPECT_THAT(error_of(call), HasSubstr(" to 2^48, got "));
+    EXPECT_NE(error_of([&] { ScaledMatrix(size, 1); }), "no error");
+  }
+  EXPECT_THAT(error_of([] { scale_layout({}, std::int64_t{1} << 58, 1, DeviceType::kCuda); }),
+              HasSubstr("expected sizes that memory can hold"));
+}
+
+TEST(ScaledMatrixTest, OneThatWasMovedFromHasNoMemory) {
+  ScaledMatrix from(2, 4, {.granularity = Granularity::kChannel});
+  const ScaledMatrix to = std::move(from);
+  const std::vector<std::function<void()>> calls{[&] { from.view(); }, [&] { from.target(); },
+                                                 [&] { from.to({}); }, [&] { from.codes(); },
+                                                 [&] { from.scales(); }};
+  for (const auto& call : calls) EXPECT_THAT(error_of(call), HasSubstr("one that was moved from"));
+  EXPECT_NE(error_of([&] { ScaleLayout{}.view(to.scales().data()); }), "no error");
+}
+
 // Random arguments: an Error or a product, never a crash; the sanitizer builds watch the memory.
 TEST(ArgumentFuzzTest, RandomViewsNeverCrash) {
   test::Random random;

@@ -275,10 +275,6 @@ TEST_F(AttentionErrors, OfWorkspaceSizes) {
   EXPECT_EQ(attention_workspace_size(1 << 20, 32, 128, 8192), (std::int64_t{1} << 25) * 132);
   constexpr std::int64_t kMost = std::int64_t{1} << 48;
   EXPECT_EQ(attention_workspace_size(kMost, 1, kMost, kMost), 0);
-  EXPECT_THAT(test::error_of([] { attention_workspace_size(1, 2, 128, -1); }),
-              HasSubstr("attention_workspace_size: argument 'keys': expected 0 to 2^48, got -1"));
-  EXPECT_THAT(test::error_of([] { attention_workspace_size(1, -2, 128); }),
-              HasSubstr("attention_workspace_size: argument 'heads': expected 0 to 2^48, got -2"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"
+#include "support/refusals.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -150,28 +151,29 @@ TEST_F(CastColumnsTest, ErrorsNameTheArgument) {
     return error_of([&] { cast(x.view(), targets); });
   };
   EXPECT_EQ(error([](auto&) {}), "no error");
-  EXPECT_THAT(error([](auto& t) { t.rows.reset(); }), HasSubstr("'out': expected rows"));
-  EXPECT_THAT(error([](auto& t) { --t.columns.sums->shape[0]; }),
-              HasSubstr("'out.columns.sums': expected shape [600]"));
-  EXPECT_THAT(error([](auto& t) { t.columns.amax->dtype = DType::kBFloat16; }),
-              HasSubstr("'out.columns.amax': expected dtype float32"));
-  EXPECT_THAT(error([](auto& t) { t.columns.amax->data = t.columns.sums->data; }),
-              HasSubstr("'out.columns.amax'"));
-  EXPECT_THAT(error([](auto& t) { t.columns.sums->data = t.rows->data.data; }),
-              HasSubstr("apart from 'out.rows'"));
-  EXPECT_THAT(error([](auto& t) { t.columns.workspace.reset(); }),
-              HasSubstr("'out.columns.workspace': expected one, because sums or amax of columns"));
-  EXPECT_THAT(error([](auto& t) { t.columns.amax.reset(); }),
-              HasSubstr("'out.columns.workspace': expected shape [2, 600]"));
-  EXPECT_THAT(error([](auto& t) { t.columns.amax.reset(), t.columns.sums.reset(); }),
-              HasSubstr("expected none without sums and amax"));
-  EXPECT_THAT(error([](auto& t) {
-                t.columns.workspace->strides[0] = 700;
-                t.columns.workspace->shape[0] = 4;
-              }),
-              HasSubstr("'out.columns.workspace': expected contiguous rows"));
-  EXPECT_THAT(error_of([] { column_workspace_rows(-1, true, false); }),
-              HasSubstr("column_workspace_rows: argument 'rows'"));
+  std::vector<float> both(600, 1.0f);
+  const test::Refusals<CastTargets> refusals{
+      {[](auto& t) { t.rows.reset(); }, "'out': expected rows"},
+      {[](auto& t) { --t.columns.sums->shape[0]; }, "'out.columns.sums': expected shape [600]"},
+      {[](auto& t) { t.columns.amax->dtype = DType::kBFloat16; },
+       "'out.columns.amax': expected dtype float32"},
+      {[](auto& t) { t.columns.amax->data = t.columns.sums->data; },
+       "'out.columns.amax': expected memory of its own, apart from 'out.columns.sums'"},
+      {[](auto& t) { t.columns.sums->data = t.rows->data.data; }, "apart from 'out.rows'"},
+      {[&](auto& t) {
+         t.rows->format.granularity = Granularity::kBlock128x128, t.rows->scale.shape = {2, 5};
+         t.columns.sums->data = both.data();
+         t.rows->channel_scale = vector(both.data(), DType::kFloat32, t.rows->data.shape[0]);
+       },
+       "'out.columns.sums': expected memory of its own, apart from 'out.rows.channel_scale'"},
+      {[](auto& t) { t.columns.workspace.reset(); },
+       "'out.columns.workspace': expected one, because sums or amax of columns"},
+      {[](auto& t) { t.columns.amax.reset(); }, "'out.columns.workspace': expected shape [2, 600]"},
+      {[](auto& t) { t.columns.amax.reset(), t.columns.sums.reset(); },
+       "expected none without sums and amax"},
+      {[](auto& t) { t.columns.workspace->strides[0] = 700, t.columns.workspace->shape[0] = 4; },
+       "'out.columns.workspace': expected contiguous rows"}};
+  for (const auto& [spoil, says] : refusals) EXPECT_THAT(error(spoil), HasSubstr(says));
 }
 
 }  // namespace

@@ -50,6 +50,9 @@ TEST(CastManyTest, SaysWhichJobIsWrong) {
   });
   EXPECT_THAT(error, testing::HasSubstr("cast_many: job 1: argument 'out.rows': expected shape"));
   EXPECT_THAT(first.codes(), testing::ElementsAreArray(before));
+  const CastJob job{x.view(), {.rows = first.target()}};
+  EXPECT_THAT(test::error_of([&] { cast_many(std::vector{job, job}); }),
+              testing::HasSubstr(" of job 1': expected memory of its own, apart from 'out.rows"));
   EXPECT_THAT(test::error_of([&] { cast_many(std::vector<CastJob>{{x.view(), {}}}); }),
               testing::HasSubstr("cast_many: job 0: argument 'out'"));
 }

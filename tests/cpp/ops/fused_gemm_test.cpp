@@ -139,6 +139,7 @@ TEST(GatedGemmTest, NanAndInfinityAreHandedOn) {
 TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {
   const ScaledMatrix a(5, 256), b(400, 256, {.granularity = Granularity::kBlock128x128});
   ScaledMatrix out(5, 200);
+  std::vector<std::int32_t> offsets{0, 5};
   const auto refuses = test::refusing<GatedGemmArguments>([&](auto&& spoil) {
     GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.target()};
     spoil(arguments);
@@ -178,6 +179,13 @@ TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {
        },
        "argument 'out': expected scales of granularity 1x128"},
       {[](auto& g) { g.out.data.data = const_cast<void*>(g.b.data.data); }, "argument 'out'"},
+      {[&](auto& g) {
+         g.b.data = {g.b.data.data, DType::kE4M3, 3, {1, 400, 256}, {400 * 256, 256, 1}};
+         g.b.scale = {g.b.scale.data, DType::kFloat32, 3, {1, 4, 2}, {8, 2, 1}};
+         g.groups = RowGroups{vector<const void>(offsets.data(), DType::kInt32, 2)};
+         g.out.scale.data = offsets.data();
+       },
+       "argument 'out.scale': expected memory of its own, apart from 'groups.offsets'"},
       {[](auto& g) { g.out.data.device = {DeviceType::kCuda, 0}; }, "argument 'out"},
       {[](auto& g) { g.out.format.rule = static_cast<Rule>(99); }, "argument 'rule'"},
       {[](auto& g) { g.out.scales = ScaleSource::kGiven; }, "argument 'out.scales'"},

@@ -251,9 +251,9 @@ TEST(LinearErrorsTest, NameTheArgument) {
     return test::error_of([&] { linear_memory(problem); });
   };
   EXPECT_EQ(of_problem([](auto& problem) { problem.tokens = -1; }),
-            "linear_memory: argument 'tokens': expected at least 0, got -1");
+            "linear_memory: argument 'tokens': expected 0 to 2^28, got -1");
   EXPECT_EQ(of_problem([](auto& problem) { problem.in_features = 0; }),
-            "linear_memory: argument 'in_features': expected at least 1, got 0");
+            "linear_memory: argument 'in_features': expected 1 to 2^28, got 0");
   EXPECT_EQ(of_problem([](auto& problem) { problem.grad_input = problem.grad_weight = false; }),
             "linear_memory: argument 'grad_bias': expected false where neither of the others is "
             "wanted, whose cast sums dY, got true");
@@ -294,6 +294,34 @@ TEST(LinearErrorsTest, NameTheArgument) {
   EXPECT_EQ(of_forward([&](auto& given) { given.weight = wrong.view(); }),
             "linear_forward: argument 'weight': expected e4m3 with scales of 128x128, got e4m3 "
             "with scales of 1x128");
+}
+
+// All that is written, at the place of each other memory.
+TEST(LinearErrorsTest, WhatIsWrittenOverlapsNothing) {
+  Layer layer(kBlockwise, 9, 300, 136);
+  const LinearMemory memory = linear_memory(layer.problem);
+  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  void *const y = layer.y.data(), *const dx = layer.dx.data(), *const dw = layer.dw.data();
+  std::byte* const held = kept.span().data();
+  const auto expect_refused = [](const auto& call) {
+    EXPECT_THAT(test::error_of(call), HasSubstr("expected memory of its own, apart from '"));
+  };
+  for (void* const place : {layer.x.data(), layer.weight.data(), layer.bias.data(), y}) {
+    LinearForward of_y = layer.forward(kept, forward), of_memory = of_y;
+    of_y.y.data = place == y ? held : place;
+    of_memory.kept = {static_cast<std::byte*>(place), of_memory.kept.size()};
+    expect_refused([&] { linear_forward(layer.problem, of_y); });
+    expect_refused([&] { linear_forward(layer.problem, of_memory); });
+  }
+  for (void* const place : {layer.dy.data(), layer.db.data(), dx, dw}) {
+    LinearBackward of_dx = layer.backward(kept, backward), of_dw = of_dx, of_memory = of_dx;
+    of_dx.dx->data = place == dx ? held : place;
+    of_dw.dw->data = place == dw ? held : place;
+    of_memory.workspace = {static_cast<std::byte*>(place), of_memory.workspace.size()};
+    expect_refused([&] { linear_backward(layer.problem, of_dx); });
+    expect_refused([&] { linear_backward(layer.problem, of_dw); });
+    expect_refused([&] { linear_backward(layer.problem, of_memory); });
+  }
 }
 
 }  // namespace

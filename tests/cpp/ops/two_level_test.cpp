@@ -188,6 +188,12 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   product.b.channel_scale->data = d.data();
   EXPECT_THAT(error_of([&] { gemm(product); }),
               HasSubstr("'out': expected memory of its own, apart from 'b.channel_scale'"));
+  std::vector<float> values(kRows * kCols);
+  const MutableTensorView numbers = matrix(values.data(), DType::kFloat32, kRows, kCols);
+  ScaledTensorView two_levels = with_factors(squares, of_rows);
+  two_levels.channel_scale->data = values.data();
+  EXPECT_THAT(error_of([&] { dequantize(two_levels, numbers); }),
+              HasSubstr("'out': expected memory of its own, apart from 'x.channel_scale'"));
   GemmProblem form{.m = 1, .n = 1, .k = 1};
   form.form.b_channel_scale = true;
   EXPECT_FALSE(product_candidates({.product = form}).empty());
