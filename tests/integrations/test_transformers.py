@@ -1,6 +1,7 @@
 """octofold.integrations.transformers with transformers: models that are cast while they load."""
 
 import copy
+import pickle
 
 import octofold
 import pytest
@@ -43,12 +44,13 @@ def with_the_same_values(model, plain):
 
 
 @pytest.mark.parametrize("compute", ["native", "weight-only"])
-@pytest.mark.parametrize("name", [name for name in ROWS if name != "GPT-2"])
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in ("GPT-2", "Falcon")])
 def test_models_are_cast_while_they_load(saved, name, compute, tmp_path):
     row = ROWS[name]
     if row.dtype == torch.float32 and compute == "weight-only":
         pytest.skip("activations of 16 bits")
     model = load(saved, name, quantization_config=OctofoldConfig(compute=compute))
+    pickled = pickle.loads(pickle.dumps(model))
     kind = InferenceLinear if compute == "native" else WeightOnlyLinear
     assert sum(isinstance(module, kind) for module in model.modules()) >= 1
     assert not any(isinstance(m, Fp8Weight) and not isinstance(m, kind) for m in model.modules())
@@ -58,9 +60,10 @@ def test_models_are_cast_while_they_load(saved, name, compute, tmp_path):
     outputs = row.outputs(model)
     assert distance(outputs, expected) < limit(name, compute)
     model.save_pretrained(tmp_path / "again")
-    again = load(saved, name, folder=tmp_path / "again")
-    same_bytes(again, model)
-    assert torch.equal(row.outputs(again), outputs)
+    for again in (load(saved, name, folder=tmp_path / "again"), pickled):
+        same_bytes(again, model)
+        assert torch.equal(row.outputs(again), outputs)
+    assert [type(m) for m in pickled.modules()] == [type(m) for m in model.modules()]
 
 
 @pytest.mark.parametrize("name", MIXTURES)

@@ -1,6 +1,7 @@
 """octofold.nn.convert_rotary: attention of transformers' models against its own rotary function."""
 
 import copy
+import pickle
 import types
 
 import octofold
@@ -34,6 +35,15 @@ MODELS = {
 def new_model(name="llama", dtype=BF16):
     torch.manual_seed(0)
     return MODELS[name]().to(dtype)
+
+
+def test_what_is_converted_is_pickled():
+    model = new_model("qwen3_moe")
+    for convert in (nn.convert_norms, nn.convert_rotary):
+        convert(model)
+    again, x = pickle.loads(pickle.dumps(model)), random(2, 24, 256).to(BF16)
+    assert [type(module) for module in again.modules()] == [type(m) for m in model.modules()]
+    assert all(map(torch.equal, results(again, x), results(model, x)))
 
 
 def converted(model):

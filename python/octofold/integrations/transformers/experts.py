@@ -24,6 +24,7 @@ from ...nn.autograd.expert_ways import chosen_way
 from ...nn.autograd.products import addable
 from ...nn.conversion.expert_blocks import GATES, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
+from ...nn.conversion.parts import in_front_of
 from ...nn.conversion.routers import convert_router
 from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
@@ -201,7 +202,7 @@ def _hold_fp8(module: Any, compute: str) -> None:
 @functools.cache
 def _around(kind: Any) -> Any:
     """A model's class of experts with the forward of ModelsOwnExperts."""
-    return type(kind.__name__, (ModelsOwnExperts, kind), {"__module__": kind.__module__})
+    return in_front_of(_around, kind, ModelsOwnExperts)
 
 
 def _empty(experts: int, out: int, inner: int) -> ScaledTensor:

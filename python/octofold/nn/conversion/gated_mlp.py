@@ -24,6 +24,7 @@ from ..casting.casts import walkable
 from ..layers.inference import InferenceLinear
 from ..recipes.choice import FEW_TOKENS
 from .expert_blocks import GATES
+from .parts import in_front_of
 
 _PLAIN: Final = re.compile(
     r"self\.down_proj\(self\.act_fn\(self\.gate_proj\((\w+)\)\) \* self\.up_proj\(\1\)\)"
@@ -189,4 +190,4 @@ def _has_plain_forward(kind: Any) -> bool:
 @functools.cache
 def _fused(kind: Any) -> Any:
     """A class with this forward in front. What looks for the class it was finds it."""
-    return type(kind.__name__, (GatedMlp, kind), {"__module__": kind.__module__})
+    return in_front_of(_fused, kind, GatedMlp)

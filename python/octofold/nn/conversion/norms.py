@@ -113,4 +113,4 @@ def _has_plain_forward(kind: Any) -> bool:
 
 @functools.cache
 def _fused(kind: Any) -> Any:
-    return in_front_of(kind, FusedNorm)
+    return in_front_of(_fused, kind, FusedNorm)

@@ -51,6 +51,25 @@ def pick_parts(
     return picked, left_alone
 
 
-def in_front_of(kind: Any, fused: Any, **members: Any) -> Any:
-    """A class with `fused` in front. What looks for the class that it was finds it."""
-    return type(kind.__name__, (fused, kind), {"__module__": kind.__module__, **members})
+def in_front_of(maker: Callable[[Any], Any], kind: Any, *fronts: Any, **members: Any) -> Any:
+    """The class that maker(kind) returns: `kind` with `fronts` before it. What looks for the class
+    that it was finds it. pickle, which finds classes by their names, gets the maker and the kind,
+    and so torch.save() and processes that are spawned can have the module."""
+    members |= {"__module__": kind.__module__, "_made_by": (maker, kind), "__reduce_ex__": _reduce}
+    return type(kind.__name__, (*fronts, kind), members)
+
+
+def _reduce(module: Any, protocol: Any) -> tuple[Any, ...]:
+    reduced: Any = object.__reduce_ex__(module, max(int(protocol), 2))
+    makers, kind = [], type(module)
+    while "_made_by" in kind.__dict__:
+        maker, kind = kind.__dict__["_made_by"]
+        makers.append(maker)
+    return _blank, (kind, *reversed(makers)), *reduced[2:]
+
+
+def _blank(kind: Any, *makers: Callable[[Any], Any]) -> Any:
+    """For copies and files, which fill it."""
+    for maker in makers:
+        kind = maker(kind)
+    return kind.__new__(kind)

@@ -178,4 +178,5 @@ def _meaning(source: str) -> list[str] | None:
 @functools.cache
 def _fused(kind: Any) -> Any:
     own = kind.forward
-    return in_front_of(kind, FusedRotary, _forward=own, _own_function=own.__globals__[_FUNCTION])
+    members = {"_forward": own, "_own_function": own.__globals__[_FUNCTION]}
+    return in_front_of(_fused, kind, FusedRotary, **members)

@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 
 from ..layers.router import route
 from .expert_blocks import is_of_transformers
+from .parts import in_front_of
 
 _Routed = tuple[Tensor, Tensor, Tensor]
 
@@ -32,8 +33,7 @@ def convert_router(gate: Any) -> bool:
 @functools.cache
 def _choosing(router: Any) -> Any:
     """A router's class with the forward of the table. What looks for the class it was finds it."""
-    members = {"forward": _ROUTERS[router.__name__], "__module__": router.__module__}
-    return type(router.__name__, (router,), members)
+    return in_front_of(_choosing, router, forward=_ROUTERS[router.__name__])
 
 
 def _mixtral(self: Any, hidden_states: Tensor) -> _Routed:

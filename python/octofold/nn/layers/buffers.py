@@ -6,7 +6,9 @@ from typing import Any, Self
 from torch import Tensor
 from torch.nn import Module
 
+from ..autograd.fitting import is_fp8
 from ..casting.wrapped_weight import without_wrapping
+from .stored_weight import StoredWeight, stored
 
 
 class KeepsBuffers(Module):
@@ -32,6 +34,16 @@ class KeepsBuffers(Module):
     def _adapted(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
         """The state in the shapes that the module has."""
         return state_dict
+
+    def __getstate__(self) -> dict[str, Any]:
+        buffers = self._buffers.items()
+        coded = {name: stored(b) if b is not None and is_fp8(b) else b for name, b in buffers}
+        return {**self.__dict__, "_buffers": coded}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = buffer.data if isinstance(buffer, StoredWeight) else buffer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         held = self._held_buffers()

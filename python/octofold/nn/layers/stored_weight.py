@@ -29,8 +29,12 @@ class StoredWeight(Parameter):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Of a plain Parameter torch makes a plain one again.
-        return StoredWeight, (self.detach(),)
+        # Of a plain Parameter torch makes a plain one again; and pickle reads no FP8 of torch's.
+        return _restored, (self.detach().view(torch.uint8), self.dtype)
+
+
+def _restored(codes: Tensor, dtype: torch.dtype) -> StoredWeight:
+    return StoredWeight(codes.view(dtype))
 
 
 def stored(codes: Tensor) -> StoredWeight:
