@@ -14,6 +14,7 @@ from octofold.nn import InferenceLinear
 from octofold.nn.conversion.frozen import wide_layer
 from octofold.nn.layers.fp8_weight import Fp8Weight
 from project_support import EXAMPLES
+from transformers_support import load
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,39 @@ def test_what_is_merged_is_saved_as_codes(folder, tmp_path):
 def test_what_reads_the_weight_is_refused(folder):
     with pytest.raises(octofold.InvalidArgumentError, match="use_dora"):
         adapted(loaded(folder), use_dora=True)
+
+
+LORA, QKV = peft.LoraConfig, {"target_modules": ["q_proj", "k_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (LORA(**QKV, modules_to_save=["up_proj"]), "modules_to_save"),
+        (LORA(target_parameters=["experts.down_proj"]), "target_parameters"),
+        (LORA(**QKV, bias="all"), "bias"),
+        (peft.LoHaConfig(target_modules=["lm_head"], modules_to_save=["mlp"]), "modules_to_save"),
+        (peft.TrainableTokensConfig(token_indices=[1]), "trainable_token_indices"),
+        (LORA(**QKV, modules_to_save=["norm"]), None),
+        (LORA(**QKV, trainable_token_indices=[1]), None),
+        (LORA(**QKV, layers_to_transform=[0], rank_pattern={"q_proj": 2}), None),
+    ],
+)
+def test_what_would_train_nothing_is_refused(saved, config, field):
+    """And everything else trains what it does over other weights."""
+    model = load(saved, "Qwen3-MoE", quantization_config=OctofoldConfig())
+    if field is None:
+        plain = load(saved, "Qwen3-MoE")
+        trained = (gradients(peft.get_peft_model(each, config)) for each in (model, plain))
+        assert next(trained).keys() == next(trained).keys()
+        return
+    k_proj = model.model.layers[0].self_attn.k_proj
+    k_proj.hold(k_proj.scaled_weight, torch.zeros(128, dtype=torch.bfloat16))
+    if field == "trainable_token_indices":
+        octofold.models.enable_layerwise_casting(model.model.embed_tokens)
+    with pytest.raises(octofold.InvalidArgumentError, match=f"config.{field}"):
+        peft.get_peft_model(model, config)
+    assert not [name for name, _ in model.named_parameters() if "lora" in name or "hada" in name]
 
 
 def test_the_example():

@@ -3,9 +3,11 @@
 octofold.nn.lora_config() makes a config that knows the layers, for those who make the config
 themselves. Diffusers' load_lora_weights() and transformers' add_adapter() make one where nobody can
 reach it; so peft's table of tuners has, for LoRA, a subclass of its own LoraModel, by whose hook
-before an injection the config learns them. Nothing is different for models without such layers.
+before an injection the config learns them. Its other methods have subclasses that refuse what they
+would train of FP8 weights without gradients. Nothing is different for models without such layers.
 """
 
+import functools
 from typing import Any, Final
 
 from .hosts import require
@@ -15,13 +17,22 @@ require("peft")
 import peft  # noqa: E402
 from torch.nn import Module  # noqa: E402
 
+from ..nn.conversion.parts import in_front_of  # noqa: E402
 from ..nn.layers.lora import linear_names  # noqa: E402
-from ..nn.layers.peft_layers import LAYERS  # noqa: E402
+from ..nn.layers.peft_layers import LAYERS, require_trained  # noqa: E402
 
-_BEFORE: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING[peft.PeftType.LORA]
+_TUNERS: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING
 
 
-class Fp8LoraModel(_BEFORE):  # type: ignore[misc]
+class Trained:
+    """Before peft's tuners: what would train nothing is refused before the model changes."""
+
+    def _prepare_model(self, peft_config: Any, model: Module) -> None:
+        require_trained(model, peft_config)
+        super()._prepare_model(peft_config, model)  # type: ignore[misc]
+
+
+class Fp8LoraModel(Trained, _TUNERS[peft.PeftType.LORA]):  # type: ignore[misc]
     """peft's LoraModel, over octofold.nn.WeightOnlyLinear and InferenceLinear too.
 
     What reads the weight (DoRA …) is refused over both.
@@ -38,4 +49,12 @@ class Fp8LoraModel(_BEFORE):  # type: ignore[misc]
             config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
 
 
-peft.PEFT_TYPE_TO_TUNER_MAPPING[peft.PeftType.LORA] = Fp8LoraModel
+@functools.cache
+def _refusing(tuner: Any) -> Any:
+    return in_front_of(_refusing, tuner, Trained)
+
+
+for _kind, _tuner in list(_TUNERS.items()):
+    if hasattr(_tuner, "_prepare_model"):  # the others train no part of the model
+        _TUNERS[_kind] = _refusing(_tuner)
+_TUNERS[peft.PeftType.LORA] = Fp8LoraModel

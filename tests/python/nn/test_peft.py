@@ -188,6 +188,9 @@ def test_trained_adapters_run_over_inference_linear(recipe, tmp_path):
         ({"lora_bias": True}, "lora_bias"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"init_lora_weights": "olora"}, "init_lora_weights"),
+        ({"modules_to_save": ["norm", "up_proj"]}, "modules_to_save.*mlp.up_proj.weight'"),
+        ({"modules_to_save": ["self_attn"]}, "modules_to_save.*self_attn.q_proj.weight'"),
+        ({"target_parameters": ["v_proj.weight"]}, "target_parameters.*v_proj.weight'"),
     ],
 )
 def test_what_reads_the_weight_is_refused(options, named):

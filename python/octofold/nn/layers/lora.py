@@ -23,8 +23,9 @@ def lora_config(model: Module, config: Any) -> Any:
     model: the model that goes to get_peft_model() or PeftModel.from_pretrained() with the config;
         or a PeftModel that gets one more adapter. It stays as it is.
     config: a peft.LoraConfig of plain LoRA. Variants (DoRA …), lora_bias and first values that are
-        computed from the weight (PiSSA …) are refused, because they read FP8 codes as numbers. It
-        stays as it is.
+        computed from the weight (PiSSA …) are refused, because they read FP8 codes as numbers; and
+        what would train FP8 weights themselves or their frozen biases (modules_to_save, bias,
+        trainable_token_indices, target_parameters), as they get no gradient. It stays as it is.
 
     target_modules="all-linear" becomes the names of all linear layers, FP8 ones too, except the
     output layer. Nothing in peft is patched: the config alone says which classes are used. Files do
@@ -47,6 +48,7 @@ def lora_config(model: Module, config: Any) -> Any:
     layers.require_plain(config)
     if isinstance(model, peft.PeftModel):
         model = model.get_base_model()
+    layers.require_trained(model, config)
     config = copy.copy(config)
     config._custom_modules = dict(config._custom_modules or {})
     targets = config.target_modules

@@ -1,6 +1,7 @@
 """peft's LoRA layers over layers whose weight is FP8. This module alone imports peft."""
 
 import importlib
+import re
 from typing import Any, Final
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
+from ..autograd.fitting import is_fp8
 from .fp8_weight import Fp8Weight
 from .inference import InferenceLinear
 from .weight_only import WeightOnlyLinear
@@ -86,6 +88,8 @@ LAYERS: Final[dict[type[Module], type[Module]]] = {
     WeightOnlyLinear: Fp8Lora,
     InferenceLinear: Fp8Lora,
 }
+_TRAINED: Final = ("modules_to_save", "trainable_token_indices", "target_parameters", "bias")
+_KINDS: Final = " and ".join(kind.__name__ for kind in LAYERS)
 
 
 def require_plain(config: Any) -> None:
@@ -100,3 +104,26 @@ def require_plain(config: Any) -> None:
         if getattr(config, name, None):
             expected = "False or None over FP8 weights, which take plain LoRA"
             raise invalid_argument(_NAME, f"config.{name}", expected, repr(getattr(config, name)))
+
+
+def require_trained(model: Module, config: Any) -> None:
+    """That a config, of any of peft's methods, asks nothing of a model's FP8 weights and frozen
+    biases but adapters over layers of LAYERS: they have no gradient."""
+    modules = dict(model.named_modules())
+    of = {key: getattr(config, key, None) for key in (*_TRAINED, "token_indices")}
+    tokens = of["trainable_token_indices"] or of["token_indices"]
+    if tokens and not isinstance(tokens, dict):
+        tokens = [name for name, m in modules.items() if isinstance(m, torch.nn.Embedding)]
+    asked = of | {"trainable_token_indices": tokens, "token_indices": None}
+    asked["bias"] = ["bias"] if of["bias"] not in (None, "none") else None
+    for name, module in modules.items():
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            is_bias = isinstance(module, Fp8Weight) and key == "bias" and key in module._buffers
+            if tensor is None or not (is_bias or is_fp8(tensor) or hasattr(tensor, "scaled")):
+                continue
+            for field in _TRAINED:
+                # As peft compares them: what ends so, and whatever is in it.
+                endings = "|".join(map(re.escape, asked[field] or ()))
+                if endings and re.search(rf"(?:{endings})(?:$|\.)", f"{name}.{key}"):
+                    expected = f"nothing without gradients (FP8 takes adapters over {_KINDS})"
+                    raise invalid_argument(_NAME, f"config.{field}", expected, f"'{name}.{key}'")
