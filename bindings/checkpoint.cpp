@@ -16,6 +16,7 @@ namespace octofold::bindings {
 namespace {
 
 using Fields = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>;
+using Names = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::String>;
 using Strings = tvm::ffi::Array<tvm::ffi::String>;
 using Progress = tvm::ffi::TypedFunction<void(int64_t, int64_t)>;
 
@@ -61,6 +62,13 @@ CheckpointProgress progress_to(const Progress& progress) {
   return [&progress](std::int64_t done, std::int64_t total) { progress(done, total); };
 }
 
+LoadedModel loaded_of(const Names& modules, const Names& unreadable) {
+  LoadedModel loaded;
+  for (const auto& [file, library] : modules) loaded.modules.emplace(file, library);
+  for (const auto& [name, reason] : unreadable) loaded.unreadable.emplace(name, reason);
+  return loaded;
+}
+
 Fields fields_of(const CheckpointTensor& tensor) {
   tvm::ffi::Array<int64_t> shape;
   for (const std::int64_t size : tensor.shape) shape.push_back(size);
@@ -98,11 +106,13 @@ tvm::ffi::Array<Fields> list_of(const Range& values) {
 Fields quantize_checkpoint(tvm::ffi::Bytes input, tvm::ffi::Bytes output, Strings skip,
                            bool use_default_skips, tvm::ffi::String family,
                            tvm::ffi::Optional<tvm::ffi::String> granularity, tvm::ffi::String rule,
-                           tvm::ffi::Optional<bool> power_of_two, Progress progress) {
+                           tvm::ffi::Optional<bool> power_of_two, Names modules, Names unreadable,
+                           Progress progress) {
   QuantizeCheckpointOptions options{.use_default_skips = use_default_skips,
                                     .family = parse_checkpoint_family(view_of(family)),
                                     .granularity = granularity_of(granularity),
                                     .rule = parse_rule(view_of(rule)),
+                                    .loaded = loaded_of(modules, unreadable),
                                     .progress = progress_to(progress)};
   if (power_of_two) options.power_of_two = *power_of_two;
   for (const tvm::ffi::String& pattern : skip) options.skip.emplace_back(view_of(pattern));
@@ -110,10 +120,12 @@ Fields quantize_checkpoint(tvm::ffi::Bytes input, tvm::ffi::Bytes output, String
 }
 
 Fields convert_checkpoint(tvm::ffi::Bytes input, tvm::ffi::Bytes output, tvm::ffi::String family,
-                          tvm::ffi::Optional<tvm::ffi::String> granularity, Progress progress) {
+                          tvm::ffi::Optional<tvm::ffi::String> granularity, Names modules,
+                          Names unreadable, Progress progress) {
   return fields_of(octofold::convert_checkpoint(path_of(input), path_of(output),
                                                 {.family = parse_checkpoint_family(view_of(family)),
                                                  .granularity = granularity_of(granularity),
+                                                 .loaded = loaded_of(modules, unreadable),
                                                  .progress = progress_to(progress)}));
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -105,6 +106,15 @@ struct CheckpointReport {
 /// in all. An exception that it throws ends the run, and nothing is left behind.
 using CheckpointProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
+/// What a library makes of a checkpoint's tensors as it loads them. Where nothing is said, modules
+/// are called there as in the files, and matrices `*.weight` are of layers that families know.
+struct LoadedModel {
+  /// Its linear layers and experts that have another name there, or no weight of their own in the
+  /// files, by their name in the files, or their own.
+  std::map<std::string, std::string> modules{};
+  std::map<std::string, std::string> unreadable{};  ///< weights that it has no FP8 layer for; why
+};
+
 struct QuantizeCheckpointOptions {
   /// Glob patterns (`*`, `?`, `[…]`, as in fnmatch): tensors whose names match are copied
   /// unchanged, beside those of default_skip_patterns().
@@ -116,6 +126,7 @@ struct QuantizeCheckpointOptions {
   Rule rule = Rule::kDeepGemm;
   /// Round scales to powers of two. Unset: as the rule does by itself.
   std::optional<bool> power_of_two{};
+  LoadedModel loaded{};
   CheckpointProgress progress{};
 };
 
@@ -149,6 +160,7 @@ struct ConvertCheckpointOptions {
   /// The granularity of the weights. Unset: their own where the family has it, else the finest of
   /// the family's that can repeat their scales, else the family's first.
   std::optional<Granularity> granularity{};
+  LoadedModel loaded{};  ///< of which what is unreadable is logged
   CheckpointProgress progress{};
 };
 

@@ -75,6 +75,7 @@ std::optional<nlohmann::json> config_of(const CheckpointSource& source, const Re
 CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan& plan,
                               Rewriter& rewriter, const fs::path& folder,
                               const std::string& index_name) {
+  const auto config = config_of(source, plan);  // which may refuse
   StagedFolder staged(folder);
   std::vector<fs::path> files;
   nlohmann::json weight_map = nlohmann::json::object();
@@ -90,7 +91,7 @@ CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan&
     core::write_text_file(staged.path() / name, indented(content));
     files.push_back(folder / name);
   };
-  if (const auto config = config_of(source, plan)) add(kConfigName, *config);
+  if (config) add(kConfigName, *config);
   for (const SideFile& file : plan.family->side_files(describe(plan))) {
     add(file.name, file.content);
   }

@@ -135,6 +135,16 @@ void warn_of_sizes(const RewritePlan& plan) {
 /// Throws where a library that owns the family would not load what the plan makes.
 void require_loadable(std::string_view operation, const RewritePlan& plan) {
   const Family& family = *plan.family;
+  std::map<std::string, std::set<bool>> experts;  // whether some are FP8, and some are not
+  for (const Step& step : plan.steps) {
+    const std::size_t end = step.name.find(".experts.");
+    if (end == std::string::npos || step.values.shape.size() != 2) continue;
+    std::set<bool>& are = experts[step.name.substr(0, end)];
+    are.insert(step.is_weight());
+    if (are.size() == 1) continue;
+    core::fail_argument(operation, "skip", "all experts of a layer, or none: they are one module",
+                        core::format("some beside {}", quote(step.name)));
+  }
   for (const Step& step : plan.steps) {
     if (!step.is_weight()) continue;
     if (is_expert_amiss(family, step)) {
@@ -146,9 +156,12 @@ void require_loadable(std::string_view operation, const RewritePlan& plan) {
                        family.name, family.about_experts),
           core::format("{} scales of {}", name(step.to), quote(step.name)));
     }
-    const std::string_view refusal = family.refusal(step.name);
-    if (refusal.empty()) continue;
-    core::fail_argument(operation, "family", core::format("one that can be loaded: {}", refusal),
+    // ViT and its kin are renamed, whoever knows the loader.
+    const bool is_renamed = plan.loaded.modules.contains(module_of(step.name)) ||
+                            step.name.find(".attention.attention.") != std::string::npos;
+    if (!is_renamed || family.about_names.empty()) continue;
+    core::fail_argument(operation, "family",
+                        core::format("one that can be loaded: {}", family.about_names),
                         core::format("{} and {}", family.name, quote(step.name)));
   }
 }
@@ -209,7 +222,7 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
         name(granularity));
   }
   const WeightSelection selection(options, family, granularity, contents.others);
-  RewritePlan plan{.family = &family, .steps = {}, .dropped = {}};
+  RewritePlan plan{.family = &family, .steps = {}, .dropped = {}, .loaded = options.loaded};
   for (const CheckpointTensor& tensor : contents.others) {
     bool chosen = selection.is_candidate(tensor);
     if (chosen) {
@@ -265,7 +278,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
           name(*options.granularity));
     }
   }
-  RewritePlan plan{.family = &family, .steps = {}, .dropped = {}};
+  RewritePlan plan{.family = &family, .steps = {}, .dropped = {}, .loaded = options.loaded};
   plan.dtype = dtype_of(contents);
   const std::span<const CheckpointWeight> weights(contents.weights);
   const Granularity common =
@@ -274,6 +287,10 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
       std::all_of(weights.begin(), weights.end(),
                   [](const CheckpointWeight& weight) { return weight.input_scale.has_value(); });
   for (const CheckpointWeight& weight : weights) {
+    const auto amiss = options.loaded.unreadable.find(weight.name);
+    if (amiss != options.loaded.unreadable.end()) {
+      core::log(LogLevel::kWarning, "{}: {}", quote(weight.name), amiss->second);
+    }
     const bool own = family.mixes && !options.granularity;
     const Granularity to = own ? target_of(std::span(&weight, 1), family) : common;
     const bool has_input = !family.spelling().input_scale.empty() && (family.mixes || all_static) &&
@@ -338,11 +355,16 @@ Description describe(const RewritePlan& plan) {
     if (step.is_weight()) {
       description.weights.push_back(
           {.name = step.name,
+           .modules = {module_of(step.name)},
            .shape = step.values.shape,
            .granularity = step.to,
            .static_input = step.input_scale.has_value(),
            .full_precision = step.full_precision,
            .dtype = step.kind == Step::Kind::kQuantize ? step.values.dtype : plan.dtype});
+      const auto other = plan.loaded.modules.find(module_of(step.name));
+      if (other != plan.loaded.modules.end()) {
+        description.weights.back().modules.push_back(other->second);
+      }
       if (step.input_scale) {
         description.others.push_back(spelled(plan.family->spelling().input_scale, step.name));
       }
@@ -362,6 +384,18 @@ Description describe(const RewritePlan& plan) {
         description.skipped.push_back(std::move(experts));
       }
     }
+  }
+  std::set<std::string> in_fp8;
+  for (const Description::Weight& weight : description.weights) in_fp8.insert(weight.modules[0]);
+  for (const auto& [in_file, in_library] : plan.loaded.modules) {
+    if (!in_fp8.contains(in_file)) description.skipped.push_back(in_library);
+  }
+  // Classes with another head have the layers under names without the prefix, or with one.
+  const std::set<std::string> said(description.skipped.begin(), description.skipped.end());
+  for (const std::string& module : said) {
+    std::string ending = ending_of(module);
+    if (said.contains(ending) || names_fp8(description, ending)) continue;
+    description.skipped.push_back(std::move(ending));
   }
   // A head tied to the embeddings has no tensor: transformers would take it for an FP8 layer.
   constexpr std::string_view kHead = "lm_head";

@@ -43,6 +43,7 @@ struct RewritePlan {
   /// What the model computes in, as safetensors spells it.
   std::string dtype = "BF16";
   bool of_diffusers = false;  ///< config.json is one of Diffusers
+  LoadedModel loaded{};
 };
 
 /// Throws what quantize_checkpoint() throws of what a checkpoint holds. Warns in the log of

@@ -103,7 +103,11 @@ void require_model(const CheckpointContents& contents) {
 WeightSelection::WeightSelection(const QuantizeCheckpointOptions& options, const Family& family,
                                  Granularity granularity,
                                  const std::vector<CheckpointTensor>& tensors)
-    : family_(family), granularity_(granularity), skip_(options.skip), layout_(tensors) {
+    : family_(family),
+      granularity_(granularity),
+      skip_(options.skip),
+      layout_(tensors),
+      unreadable_(options.loaded.unreadable) {
   require_patterns(options.skip);
   warn_of_idle_patterns(options.skip, tensors);
   if (options.use_default_skips) {
@@ -132,6 +136,8 @@ std::string WeightSelection::reason_against(const CheckpointTensor& tensor) cons
   }
   const std::string_view objection = layout_.objection(tensor);
   if (!objection.empty()) return std::string(objection);
+  const auto unreadable = unreadable_.find(tensor.name);
+  if (unreadable != unreadable_.end()) return unreadable->second;
   const MatrixSizes sizes(tensor.shape);
   const bool is_stack = tensor.shape.size() == 3;  // of those GPUs read blocks of any size
   if (is_stack || !family_.leaves_other_sizes ||

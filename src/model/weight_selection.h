@@ -1,6 +1,7 @@
 // Which tensors of a checkpoint in high precision become FP8, and why others do not.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,7 @@ class WeightSelection {
   Granularity granularity_;
   std::vector<std::string> skip_;
   LinearLayout layout_;
+  std::map<std::string, std::string> unreadable_;  // by name, why
 };
 
 }  // namespace octofold::model

@@ -4,6 +4,7 @@
 // integrations/finegrained_fp8.py of transformers 5.23.
 #include <array>
 
+#include "core/check.h"
 #include "model/families/family.h"
 
 namespace octofold::model {
@@ -55,6 +56,14 @@ bool recognizes_finegrained(const nlohmann::json& config) {
 
 /// transformers makes FP8 layers of all linear ones that are not named here.
 std::optional<nlohmann::json> config_of(const Description& checkpoint) {
+  for (const std::string& module : checkpoint.skipped) {  // and of those with such an ending
+    if (names_fp8(checkpoint, module)) {
+      core::fail(ErrorCode::kInvalidArgument,
+                 "argument 'skip': expected no layer in FP8 "
+                 "whose name ends as that of one without, which would be left out too; got '{}'",
+                 module);
+    }
+  }
   const bool blocks = checkpoint.weights.empty() ||
                       checkpoint.weights.front().granularity == Granularity::kBlock128x128;
   nlohmann::json config = {{"activation_scheme", all_static(checkpoint) ? "static" : "dynamic"},
@@ -84,7 +93,7 @@ constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
                                       .tensor_needs_input = false,
                                       .kv_scales = KvScales::kNone,
                                       .about_experts = "",
-                                      .refusal = no_refusal,
+                                      .about_names = "",
                                       .takes_sizes = takes_sizes,
                                       .leaves_other_sizes = false,
                                       .about_sizes = kAboutSizes,
@@ -105,7 +114,7 @@ constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp
                                           .tensor_needs_input = false,
                                           .kv_scales = KvScales::kNone,
                                           .about_experts = "",
-                                          .refusal = no_refusal,
+                                          .about_names = "",
                                           .takes_sizes = takes_sizes,
                                           .leaves_other_sizes = true,
                                           .about_sizes = kAboutSizes,

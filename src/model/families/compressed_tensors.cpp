@@ -94,14 +94,6 @@ nlohmann::json input_arguments(const Description::Weight& weight) {
   return inputs;
 }
 
-/// The ending of a module's name that it has with and without the prefix of its base model.
-std::string ending_of(const std::string& module) {
-  const std::size_t first = module.find('.');
-  const bool has_three_parts =
-      first != std::string::npos && module.find('.', first + 1) != std::string::npos;
-  return has_three_parts ? module.substr(first + 1) : module;
-}
-
 std::string escaped(std::string_view text) {
   std::string regex;
   for (const char c : text) {
@@ -130,8 +122,9 @@ bool in_a_list(std::string_view module) {
 std::string outside_the_lists(const Description& checkpoint) {
   std::set<std::string> endings;
   for (const Description::Weight& weight : checkpoint.weights) {
-    const std::string module = module_of(weight.name);
-    if (!in_a_list(module)) endings.insert(escaped(ending_of(module)));
+    for (const std::string& module : weight.modules) {
+      if (!in_a_list(module)) endings.insert(escaped(ending_of(module)));
+    }
   }
   std::string quantized;
   for (const std::string& ending : endings) {
@@ -142,13 +135,25 @@ std::string outside_the_lists(const Description& checkpoint) {
   return core::format(R"(re:(?!(?:.*\.)?\d+(?:\.|$)){}.*$)", but);
 }
 
+/// A regular expression for what is in lists and is not FP8, with whatever prefix.
+std::string left_in_lists(const Description& checkpoint) {
+  std::string left;
+  for (const std::string& module : checkpoint.skipped) {
+    if (!in_a_list(module) || names_fp8(checkpoint, module)) continue;
+    left.append(left.empty() ? "" : "|").append(escaped(module));
+  }
+  return core::format(R"(re:(?:.*\.)?(?:{})$)", left.empty() ? "$^" : left);
+}
+
 /// One group for each kind of weight; of several each names its layers.
 std::optional<nlohmann::json> config_of(const Description& checkpoint) {
   std::map<std::pair<Granularity, bool>, std::vector<std::string>> kinds;
   std::map<std::pair<Granularity, bool>, const Description::Weight*> examples;
   for (const Description::Weight& weight : checkpoint.weights) {
     const std::pair kind(weight.granularity, weight.static_input);
-    kinds[kind].push_back(module_of(weight.name));
+    for (const std::string& module : weight.modules) {
+      if (!module.ends_with(".experts")) kinds[kind].push_back(module);
+    }
     examples[kind] = &weight;
   }
   nlohmann::json groups = nlohmann::json::object();
@@ -162,6 +167,7 @@ std::optional<nlohmann::json> config_of(const Description& checkpoint) {
         {"weights", weight_arguments(kind.first)}};
   }
   std::vector<std::string> ignored = checkpoint.skipped;
+  ignored.push_back(left_in_lists(checkpoint));
   ignored.push_back(outside_the_lists(checkpoint));
   return nlohmann::json{
       {"config_groups", groups},
@@ -187,7 +193,7 @@ constinit const Family kCompressedTensors = {
     .tensor_needs_input = false,
     .kv_scales = KvScales::kOfAttention,
     .about_experts = "transformers loads only channel and tensor scales for them",
-    .refusal = no_refusal,
+    .about_names = "",
     .takes_sizes = whole_groups,
     .leaves_other_sizes = true,
     .about_sizes = "",

@@ -99,8 +99,6 @@ void require_known(const Family& family, const nlohmann::json& object, const nlo
   }
 }
 
-std::string_view no_refusal(std::string_view) { return ""; }
-
 bool any_sizes(Granularity, std::int64_t, std::int64_t) { return true; }
 
 std::vector<SideFile> no_side_files(const Description&) { return {}; }
@@ -122,6 +120,22 @@ bool all_static(const Description& checkpoint) {
   return !checkpoint.weights.empty() &&
          std::all_of(checkpoint.weights.begin(), checkpoint.weights.end(),
                      [](const Description::Weight& weight) { return weight.static_input; });
+}
+
+bool names_fp8(const Description& checkpoint, std::string_view ending) {
+  for (const Description::Weight& weight : checkpoint.weights) {
+    for (const std::string& module : weight.modules) {
+      if (module.ends_with(ending)) return true;
+    }
+  }
+  return false;
+}
+
+std::string ending_of(const std::string& module) {
+  const std::size_t first = module.find('.');
+  const bool has_three_parts =
+      first != std::string::npos && module.find('.', first + 1) != std::string::npos;
+  return has_three_parts ? module.substr(first + 1) : module;
 }
 
 std::string module_of(std::string_view weight) {

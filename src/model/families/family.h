@@ -40,6 +40,7 @@ enum class KvScales : std::uint8_t {
 struct Description {
   struct Weight {
     std::string name;
+    std::vector<std::string> modules;  ///< what the layer is called in the file, and by a loader
     std::vector<std::int64_t> shape;
     Granularity granularity;
     bool static_input;
@@ -75,9 +76,8 @@ struct Family {
   KvScales kv_scales;
   /// What to say where experts' matrices have other scales; empty: nothing.
   std::string_view about_experts;
-  /// Why a weight of this name would not load, or with other values, and what else to do; empty: it
-  /// loads.
-  std::string_view (*refusal)(std::string_view weight);
+  /// Why weights that are renamed as they are loaded would not load; empty: they load.
+  std::string_view about_names;
   /// Whether such scales of a matrix of these sizes are read right, whoever reads them.
   bool (*takes_sizes)(Granularity granularity, std::int64_t rows, std::int64_t cols);
   /// Whether matrices of other sizes are left as they are.
@@ -130,7 +130,6 @@ void require_known(const Family& family, const nlohmann::json& object, const nlo
                    const std::string& path = "quantization_config.");
 
 /// What most families have.
-std::string_view no_refusal(std::string_view weight);
 bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);
 std::vector<SideFile> no_side_files(const Description& checkpoint);
 std::map<std::string, std::string> no_metadata(const Description& checkpoint);
@@ -143,6 +142,10 @@ std::string text_at(const nlohmann::json& object, const char* key);
 
 /// Whether every weight has a static scale of its input.
 bool all_static(const Description& checkpoint);
+/// Whether the name of a module in FP8 ends with this, by which libraries would leave it out.
+bool names_fp8(const Description& checkpoint, std::string_view ending);
+/// The ending of a module's name that it has with and without the prefix of its base model.
+std::string ending_of(const std::string& module);
 /// The name of a weight's module, or of the parameter itself where that is not called "weight".
 std::string module_of(std::string_view weight);
 

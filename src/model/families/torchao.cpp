@@ -99,13 +99,9 @@ constexpr std::string_view torch_name(std::string_view dtype) {
   return dtype == "F16" ? "float16" : "bfloat16";
 }
 
-/// Its entries name parameters as the file does, and transformers asks for them by the names that
-/// it gives to those of ViT and its kin.
-std::string_view refusal(std::string_view weight) {
-  if (weight.find(".attention.attention.") == std::string_view::npos) return "";
-  return "transformers loads such layers of vision transformers under other names than those in "
-         "torchao's header; it loads them in the families compressed-tensors and finegrained-fp8";
-}
+constexpr std::string_view kAboutNames =
+    "transformers loads such layers under other names than those in torchao's header; it loads "
+    "them in the families compressed-tensors and finegrained-fp8";
 
 /// Every entry is text, and what it says JSON.
 std::map<std::string, std::string> metadata_of(const Description& checkpoint) {
@@ -146,7 +142,7 @@ constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
                                    .tensor_needs_input = false,
                                    .kv_scales = KvScales::kNone,
                                    .about_experts = "transformers loads no experts in this family",
-                                   .refusal = refusal,
+                                   .about_names = kAboutNames,
                                    .takes_sizes = whole_blocks,
                                    .leaves_other_sizes = true,
                                    .about_sizes = "",

@@ -155,14 +155,22 @@ TEST_F(WeightSelection, HeadsThatAreNotInTheFileAreIgnored) {
   write_checkpoint(folder_ / "in" / "model.safetensors",
                    {float_tensor("bert.encoder.layer.0.dense.weight", {8, 8}, 1),
                     float_tensor("bert.pooler.dense.weight", {8, 8}, 2),
+                    float_tensor("visual.0.qkv.weight", {8, 8}, 4),
+                    float_tensor("visual.0.odd.weight", {8, 8}, 5),
                     float_tensor("vocab_transform.weight", {8, 8}, 3)});
   test::write_file(folder_ / "in" / "config.json", "{}");
-  quantize_checkpoint(folder_ / "in", folder_ / "out",
-                      {.family = CheckpointFamily::kCompressedTensors});
+  const LoadedModel loaded = {.modules = {{"visual.0.qkv", "tower.0.to_qkv"}, {"l.1.x", "l.1.x"}},
+                              .unreadable = {{"visual.0.odd.weight", "a reason"}}};
+  const auto report = quantize_checkpoint(folder_ / "in", folder_ / "out",
+                                          {.skip = {"visual.0.qkv.weight"},
+                                           .family = CheckpointFamily::kCompressedTensors,
+                                           .loaded = loaded});
+  EXPECT_EQ(reasons_of(report)["visual.0.odd.weight"], "a reason");
   const json config = json::parse(test::read_file(folder_ / "out" / "config.json"));
   for (const char* module :
-       {"cls.predictions.decoder", "lm_head.decoder", "vocab_projector", "decoder",
-        "generator_lm_head", "proj_out", "model.proj_out", "score", "classifier.dense"}) {
+       {"tower.0.to_qkv", "visual.0.qkv", "model.visual.0.odd", "l.1.x", "cls.predictions.decoder",
+        "lm_head.decoder", "vocab_projector", "decoder", "generator_lm_head", "proj_out",
+        "model.proj_out", "score", "classifier.dense"}) {
     EXPECT_TRUE(is_ignored(config, module)) << module;
   }
   for (const char* module :

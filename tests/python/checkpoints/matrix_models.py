@@ -19,12 +19,15 @@ class Row:
     make: Callable[[], torch.nn.Module]
     inputs: Callable[[], dict[str, torch.Tensor]]
     dtype: torch.dtype = torch.bfloat16
+    number: int = 0
+    """Of the output that is looked at."""
 
     def outputs(self, model: torch.nn.Module) -> torch.Tensor:
-        """The first output, as FP32."""
+        """An output, as FP32."""
         with torch.no_grad():
             result = model(**self.inputs())
-        return (result.to_tuple() if hasattr(result, "to_tuple") else result)[0].float()
+        results = result.to_tuple() if hasattr(result, "to_tuple") else result
+        return results[self.number].float()
 
 
 def tokens() -> dict[str, torch.Tensor]:
@@ -40,6 +43,19 @@ def images() -> dict[str, torch.Tensor]:
     return {"pixel_values": pixels.to(torch.bfloat16)}
 
 
+def seen() -> dict[str, torch.Tensor]:
+    """An image of sixteen tokens before text."""
+    ids = torch.cat((torch.full((1, 16), 95), TOKENS[:1] % 90), 1)
+    return {"input_ids": ids, **images()}
+
+
+def patches() -> dict[str, torch.Tensor]:
+    """The same for Qwen2-VL, whose images come as patches, four to a token."""
+    ids, grid = seen()["input_ids"], torch.tensor([[1, 8, 8]])
+    kinds = {"image_grid_thw": grid, "mm_token_type_ids": (ids == 95).int()}
+    return {"input_ids": ids, "pixel_values": values(64, 384), **kinds}
+
+
 def sounds() -> dict[str, torch.Tensor]:
     features = torch.linspace(-1, 1, 16 * 40).reshape(1, 16, 40).to(torch.bfloat16)
     return {"input_features": features, "decoder_input_ids": TOKENS[:1]}
@@ -53,6 +69,7 @@ SIZES = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 64,
 }
+VISION = {key: SIZES[key] for key in (*SIZES,)[:4]} | {"image_size": 32, "patch_size": 8}
 DECODER = {**SIZES, "num_key_value_heads": 2, "head_dim": 64}
 TEXT_PAIR = {
     "d_model": 128,
@@ -81,6 +98,7 @@ def of(architecture: str, config: str, **options: Any) -> Callable[[], torch.nn.
     return make
 
 
+MROPE = {"rope_type": "default", "mrope_section": [8, 12, 12]}
 EXPERTS = {"moe_intermediate_size": 256, "num_experts_per_tok": 2}
 DEEPSEEK = {
     **SIZES,
@@ -119,6 +137,12 @@ TEXT_ROWS = [
         ),
         tokens,
     ),
+    Row(
+        "Granite MoE",
+        of("GraniteMoeForCausalLM", "GraniteMoeConfig", **SIZES, num_key_value_heads=2,
+           num_local_experts=4, num_experts_per_tok=2),
+        tokens,
+    ),
     Row("DeepSeek-V3", of("DeepseekV3ForCausalLM", "DeepseekV3Config", **DEEPSEEK), tokens),
     Row(
         "gpt-oss",
@@ -141,6 +165,12 @@ TEXT_ROWS = [
         "GPT-2",
         of("GPT2LMHeadModel", "GPT2Config", n_embd=128, n_layer=1, n_head=2, vocab_size=VOCABULARY,
            n_positions=64, bos_token_id=1, eos_token_id=2),
+        tokens,
+    ),
+    Row(
+        "GPT-J",
+        of("GPTJForCausalLM", "GPTJConfig", n_embd=128, n_layer=1, n_head=2, rotary_dim=32,
+           vocab_size=VOCABULARY, n_positions=64, bos_token_id=1, eos_token_id=2),
         tokens,
     ),
     Row("BERT", of("BertForMaskedLM", "BertConfig", **SIZES), tokens, torch.float32),
@@ -175,9 +205,48 @@ TEXT_ROWS = [
     ),
     Row(
         "ViT",
-        of("ViTForImageClassification", "ViTConfig", hidden_size=128, intermediate_size=256,
-           num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=8),
+        of("ViTForImageClassification", "ViTConfig", **VISION),
         images,
+    ),
+    Row("DINOv2", of("Dinov2Model", "Dinov2Config", **VISION, mlp_ratio=2), images),
+    Row("DINOv3", of("DINOv3ViTModel", "DINOv3ViTConfig", **VISION), images),
+    Row("SigLIP", of("SiglipVisionModel", "SiglipVisionConfig", **VISION), images, number=1),
+    Row(
+        "Qwen2-VL",
+        of("Qwen2VLForConditionalGeneration", "Qwen2VLConfig",
+           text_config={**SIZES, "num_key_value_heads": 2, "rope_parameters": MROPE},
+           vision_config={"depth": 1, "embed_dim": 128, "hidden_size": 128, "num_heads": 2,
+                          "mlp_ratio": 2, "patch_size": 8}, image_token_id=95),
+        patches,
+    ),
+    Row(
+        "LLaVA",
+        of("LlavaForConditionalGeneration", "LlavaConfig",
+           text_config={"model_type": "llama", **DECODER},
+           vision_config={"model_type": "clip_vision_model", **VISION, "num_hidden_layers": 2},
+           image_token_index=95),
+        seen,
+    ),
+    Row(
+        "Gemma 3 with images",
+        of("Gemma3ForConditionalGeneration", "Gemma3Config",
+           text_config={**DECODER, "layer_types": ["full_attention"]},
+           vision_config={**VISION, "vision_use_head": True}, mm_tokens_per_image=16,
+           image_token_id=95),
+        seen,
+    ),
+    Row(
+        "Falcon",
+        of("FalconForCausalLM", "FalconConfig", hidden_size=128, num_hidden_layers=1,
+           num_attention_heads=2, vocab_size=VOCABULARY),
+        tokens,
+    ),
+    Row("NomicBERT", of("NomicBertModel", "NomicBertConfig", **SIZES), tokens),
+    Row(
+        "Llama 4",
+        of("Llama4ForCausalLM", "Llama4TextConfig", **DECODER, intermediate_size_mlp=256,
+           num_local_experts=2, num_experts_per_tok=1, pad_token_id=0),
+        tokens,
     ),
     Row(
         "Mamba",
