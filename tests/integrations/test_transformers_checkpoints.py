@@ -1,6 +1,5 @@
 """FP8 checkpoints of other libraries through the plug into transformers, and what it refuses."""
 
-import json
 import subprocess
 import sys
 
@@ -89,9 +88,18 @@ def test_arguments(options, message):
         OctofoldConfig(**options)
 
 
-def test_unknown_options_are_refused():
-    with pytest.raises(TypeError, match="unexpected bits"):
-        OctofoldConfig(bits=8)
+def test_numbers_are_not_cast_from_float64(saved):
+    folder, kind = saved("Llama")
+    with pytest.raises(octofold.InvalidArgumentError, match="'dtype': expected float32, float16"):
+        kind.from_pretrained(folder, dtype=torch.float64, quantization_config=OctofoldConfig())
+
+
+def test_layers_of_no_kind_of_ours_are_dequantized(saved, tmp_path):
+    """Falcon has a subclass of torch.nn.Linear for all of them."""
+    octofold.quantize_checkpoint(saved("Falcon")[0], tmp_path / "8", family="compressed-tensors")
+    model = load(saved, "Falcon", folder=tmp_path / "8", config=checkpoint_config(tmp_path / "8"))
+    outputs = (ROWS["Falcon"].outputs(each) for each in (model, load(saved, "Falcon")))
+    assert distance(*outputs) < 0.15
 
 
 def test_a_model_without_linear_layers(saved):
@@ -129,18 +137,17 @@ def test_experts_with_scales_of_two_kinds(saved, tmp_path):
         load(saved, "Mixtral", folder=tmp_path, config=checkpoint_config(tmp_path))
 
 
-def test_the_config_says_how(saved, tmp_path):
-    model = load(saved, "Llama", quantization_config=OctofoldConfig(compute="weight-only"))
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    assert config == {
-        "compute": "weight-only",
-        "experts": True,
-        "foreign": False,
-        "format": "128x128",
-        "modules_to_not_convert": None,
-        "quant_method": "octofold",
-    }
+def test_a_saved_folder_without_the_plug_is_refused(saved, tmp_path):
+    """transformers that knows no OctofoldConfig takes codes for weights, and `octofold advise`."""
+    load(saved, "Mixtral", quantization_config=OctofoldConfig()).save_pretrained(tmp_path)
+    for program in (
+        "import transformers as t; t.AutoModel.from_pretrained(__import__('sys').argv[1])",
+        "import octofold_tool.__main__ as m, sys; sys.exit(m.main(['advise', sys.argv[1]]))",
+    ):
+        run = [sys.executable, "-c", program, str(tmp_path)]
+        done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode != 0
+        assert "size mismatch" in done.stderr or "ignore_mismatched_sizes" in done.stderr
 
 
 def test_another_version_is_refused_and_nothing_registered():

@@ -25,6 +25,7 @@ from ..._core.files import open_regular
 from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
+from ...nn.autograd.fitting import is_fp8
 from ...nn.layers.fp8_weight import Fp8Weight
 from .config import OctofoldConfig
 from .experts import STACKED, is_experts
@@ -128,6 +129,8 @@ def _own(files: Sequence[str]) -> dict[str, Weight]:
                 shapes[name] = tuple(part.get_shape())
                 if part.get_dtype() in _CODES:
                     codes[name] = _CODES[part.get_dtype()]
+                    is_marked = len(shapes[name]) > 2 and shapes[name][-1] == 1
+                    shapes[name] = shapes[name][:-1] if is_marked else shapes[name]
     found: dict[str, Weight] = {}
     for name, dtype in codes.items():
         scale = next((n for n in (f"{name}_scale_inv", f"{name}_scale") if n in shapes), None)
@@ -146,6 +149,18 @@ def _granularity(shape: tuple[int, ...], scale: str, scales: tuple[int, ...]) ->
         if scales == scale_shape(granularity, *shape):
             return granularity
     raise BadFormatError(f"tensor '{scale}': expected scales of a weight {shape}, got {scales}")
+
+
+def marked(state: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict() whose codes have one dimension more, of size 1. transformers without this
+    plug knows no OctofoldConfig, and takes what a file has for numbers: it refuses the shape."""
+    return {key: value.unsqueeze(-1) if is_fp8(value) else value for key, value in state.items()}
+
+
+def own_converters(contents: Contents) -> list[Any]:
+    """The transforms that undo marked()."""
+    endings = {name.rpartition(".")[2] for name in contents.weights}
+    return [WeightConverter(rf"\.{re.escape(e)}$", f".{e}", [_AsHeld()]) for e in endings]
 
 
 def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> list[Any]:
@@ -176,8 +191,8 @@ def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> 
         for scale_name in (name for name in layers if name != usual):
             for layer in layers[scale_name]:
                 pattern = rf"^{re.escape(layer)}\.{re.escape(scale)}$"
-                made.append(WeightConverter(pattern, f"{layer}.{scale_name}", [_AsScale()]))
-        made.append(WeightConverter(rf"\.{re.escape(scale)}$", f".{usual}", [_AsScale()]))
+                made.append(WeightConverter(pattern, f"{layer}.{scale_name}", [_AsHeld()]))
+        made.append(WeightConverter(rf"\.{re.escape(scale)}$", f".{usual}", [_AsHeld()]))
     return made
 
 
@@ -227,8 +242,9 @@ def _like(converter: Any, sources: list[str], targets: list[str], operations: li
     return made
 
 
-class _AsScale(ConversionOps):  # type: ignore[misc]
-    """A scale in the shape of its buffer: families have [out, 1] or [] for [out] and [1]."""
+class _AsHeld(ConversionOps):  # type: ignore[misc]
+    """A tensor in the shape and dtype that the module has: families have scales of [out, 1] or []
+    for [out] and [1], and marked() codes of [out, in, 1]."""
 
     def convert(
         self,
@@ -238,10 +254,11 @@ class _AsScale(ConversionOps):  # type: ignore[misc]
         **others: Any,
     ) -> dict[str, Tensor]:
         (value,) = input_dict.values()
-        scale: Tensor = value[0] if isinstance(value, list) else value
-        path, _, buffer = full_layer_name.rpartition(".")
-        shape = getattr(model.get_submodule(path), buffer).shape
-        return {full_layer_name: scale.float().reshape(shape)}
+        tensor: Tensor = value[0] if isinstance(value, list) else value
+        path, _, name = full_layer_name.rpartition(".")
+        held = getattr(model.get_submodule(path), name)
+        fits = tensor.numel() == held.numel()
+        return {full_layer_name: tensor.to(held.dtype).reshape(held.shape) if fits else tensor}
 
 
 class _Dequantize(ConversionOps):  # type: ignore[misc]

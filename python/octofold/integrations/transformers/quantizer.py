@@ -17,7 +17,7 @@ from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.stored_weight import stored
 from ..device_maps import Devices
 from ..model_loading import cast_weight, convert_linears
-from .checkpoints import Contents, converters_of
+from .checkpoints import Contents, converters_of, marked, own_converters
 from .config import NAME, OctofoldConfig
 from .experts import STACKED, cast_experts, convert_experts_of, is_experts
 
@@ -71,6 +71,10 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         """save_pretrained() writes codes and scales."""
         return True
 
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[Any, dict[str, str]]:
+        """What save_pretrained() writes."""
+        return marked(model.state_dict()), {}
+
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
         """Whether a checkpoint's tensor of this name is to be cast as it is read."""
         path, _, name = param_name.rpartition(".")
@@ -91,6 +95,10 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         checkpoint_files: Any = None,
         **options: Any,
     ) -> None:
+        wanted = dtype or model.dtype
+        if not self.pre_quantized and wanted not in (torch.float32, torch.float16, torch.bfloat16):
+            expected = "float32, float16 or bfloat16, of which layers with FP8 weights answer"
+            raise invalid_argument("from_pretrained", "dtype", expected, wanted)
         # transformers' own choice: output embeddings, what is tied, and the last module, which is
         # the head of a classifier (it names that by its bias, where it has one).
         names = self.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
@@ -107,13 +115,13 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
             converted = convert_linears(_OPERATION, model, options_of_config, where, found_in)
             found |= converted.converted
         except InvalidArgumentError:
-            if not found:
-                raise
+            if not found and self._contents is None:
+                raise  # else there are only weights that are dequantized as they are read
         for module in model.modules():
             if isinstance(module, Fp8Weight):
                 module.keep_as_parameter()
             if not self.pre_quantized:
-                _expect_numbers(module, dtype or model.dtype)
+                _expect_numbers(module, wanted)
         self.report = found
         for line in grouped(found):
             _log.info("octofold: %s", line)
@@ -121,8 +129,10 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
     def update_weight_conversions(self, weight_conversions: Any, *_: Any) -> Any:
         """Renames what another family's checkpoint calls its codes and scales. (transformers gives
         the model too from 5.20 on.)"""
-        if self._contents is None or not self.quantization_config.foreign:
+        if self._contents is None:
             return weight_conversions
+        if not self.quantization_config.foreign:
+            return [*weight_conversions, *own_converters(self._contents)]
         return converters_of(self._contents, weight_conversions, self._contents.model)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
@@ -140,12 +150,13 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        if stacks := [type(module).__name__ for module in model.modules() if is_experts(module)]:
+            expected = "a model without experts in FP8 (OctofoldConfig(experts=False))"
+            raise invalid_argument("dequantize", "model", expected, stacks[0])
         for parent in list(model.modules()):
             for name, child in list(parent._modules.items()):
                 if isinstance(child, Fp8Weight):
                     setattr(parent, name, wide_layer(child, dtype or model.dtype))
-                elif is_experts(child):
-                    raise NotImplementedError("octofold: experts in FP8 are not dequantized")
         return model
 
 
