@@ -62,6 +62,23 @@ def mixture():
     return transformers.Qwen3MoeForCausalLM._from_config(config), {"input_ids": tokens()}
 
 
+def of_matrix(name):
+    """A model of the matrix in bfloat16, with buffers in float32 as from_pretrained() has them."""
+
+    def make():
+        rows = {row.name: row for row in pytest.importorskip("matrix_models").TEXT_ROWS}
+        model = rows[name].make()
+        for parameter in model.parameters():
+            parameter.data = parameter.bfloat16()
+        return model, rows[name].inputs()
+
+    return make
+
+
+SINES = of_matrix("GPT-J"), of_matrix("Marian")
+"""Of positions: a buffer that is not saved, and a parameter that transformers does not save."""
+
+
 def tokens():
     return torch.arange(14).reshape(2, 7)
 

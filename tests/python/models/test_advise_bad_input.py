@@ -31,6 +31,7 @@ def plan():
         (lambda model: make_ids(), "gives none"),
         (lambda model: torch.ones(3), "calls none"),
         (lambda model: model(make_ids())["logits"] * torch.nan, "finite"),
+        (lambda model: torch.tensor([1, torch.nan]) * model(make_ids())["logits"].max(), "finite"),
     ],
 )
 def test_inputs_that_do_not_fit(inputs, words):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +51,9 @@ def require_new(operation: str, folder: object) -> Path:
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
     """A folder to write to that is this one when the block has ended, and nowhere if it fails."""
+    _safetensors()
+    from safetensors import SafetensorError
+
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -61,6 +65,10 @@ def appearing(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise io_error(error, f"cannot write '{path}'") from error
+    except SafetensorError as error:  # which has what the system said in its text alone
+        said = re.search(r"os error (\d+)", str(error))
+        number = int(said[1]) if said else 5
+        raise io_error(OSError(number, str(error)), f"cannot write '{path}'") from error
 
 
 def write_records(folder: Path, records: Records) -> None:

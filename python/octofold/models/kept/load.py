@@ -81,7 +81,13 @@ def _made(kind: Any, folder: Path) -> Module:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         make = getattr(kind, "from_config", None) or kind._from_config
-        model = make(config)
+        # In FP32, as from_pretrained() has what is computed and not in files: sines of positions.
+        dtype = config.dtype
+        model = make(config, dtype=torch.float32)
+        model.config.dtype = dtype
+        for name in _computed(model) & dict(model.named_parameters()).keys():
+            parameter: Any = model.get_parameter(name)
+            parameter.data = parameter.to(dtype or torch.float32)
         if (folder / "generation_config.json").is_file():
             generation: Any = model
             generation.generation_config = transformers.GenerationConfig.from_pretrained(folder)
@@ -196,10 +202,11 @@ class _Loading:
             for name in self.records.layers
             for part in ("weight", "bias", *EXPERT_NAMES)
         }
+        computed = _computed(self.model) - self.found.keys()
         return [
             (slot, self.take(slot.names, tuple(slot.tensor.shape)))
             for slot in slots_of(self.model)
-            if theirs.isdisjoint(slot.names)
+            if theirs.isdisjoint(slot.names) and not computed.issuperset(slot.names)
         ]
 
     def take(self, names: list[str], shape: tuple[int, ...]) -> Tensor:
@@ -222,6 +229,11 @@ class _Loading:
             more = len(others) - _NAMED_AT_MOST
             listed = ", ".join(others[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
             raise _wrong("model", "the names of the model that was saved", f"one without {listed}")
+
+
+def _computed(model: Any) -> set[str]:
+    """Names of parameters that a class of transformers computes, and so does not save."""
+    return set(getattr(model, "_keys_to_ignore_on_save", None) or ())
 
 
 def _wrong(argument: str, expected: str, got: object) -> InvalidArgumentError:

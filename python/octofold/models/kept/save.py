@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..._core.errors import invalid_argument
 from ..._core.log import note
@@ -58,7 +59,7 @@ def save(model: Module, folder: str | os.PathLike[str]) -> Path:
     with appearing(path) as new:
         if reason is None:
             write_records(new, Records(family.NAME, records, same))
-            _write_family(model, new, _in_family(state, layers, records), records)
+            _write_family(model, new, _in_family(state, layers, records), records, same)
         else:
             if _is_transformers(model):
                 note(f"{_NAME}: {path} is for octofold.models.load() alone: {reason}")
@@ -75,6 +76,9 @@ def _state_of(model: Module) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             got = f"{type(value).__qualname__} as '{name}'"
             raise invalid_argument(_NAME, "model", "tensors alone in its state_dict()", got)
+        if is_traceable_wrapper_subclass(value):
+            expected = "plain tensors (of DTensors full_tensor()) in layers of Octofold's"
+            raise invalid_argument(_NAME, "model", expected, f"{type(value).__name__} as '{name}'")
         if value.is_meta:
             expected = (
                 "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings "
@@ -117,6 +121,8 @@ def _why_no_family(
     every = [id(module) for _, module in model.named_modules(remove_duplicate=False)]
     for name, record in records.items():
         why = family.why_not(record, layers[name])
+        if f"{name}.weight" in (getattr(model, "_keys_to_ignore_on_save", None) or ()):
+            why = "transformers computes its weight, and does not save it"
         if why is None and every.count(id(layers[name])) > 1:
             why = "it stands in several places"
         if why is not None:
@@ -141,13 +147,16 @@ def _in_family(
 
 
 def _write_family(
-    model: Any, folder: Path, state: dict[str, Tensor], records: Mapping[str, Record]
+    model: Any, folder: Path, state: dict[str, Tensor], records: Mapping[str, Record], same: Any
 ) -> None:
     """By transformers, which knows about its config, ties and shards; under the modules' names, as
     the config has them."""
     in_codes = {
         name: record for name, record in records.items() if _joined(name, "weight_scale") in state
     }
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for name in same.keys() & state.keys() - tied.keys() - set(tied.values()):
+        state[name] = state[name].clone()  # transformers writes no others of one memory
     dtype = model.config.dtype
     architectures = model.config.architectures
     try:

@@ -81,9 +81,9 @@ def first_answers(operation: str, runs: Runs, model: Module) -> list[list[Tensor
         if not tensors:
             expected = "a run that gives tensors of floating-point numbers, to compare"
             raise invalid_argument(operation, "inputs", expected, "a run that gives none")
-        if any(not bool(torch.isfinite(tensor).any()) for tensor in tensors):
+        if any(bool(t.isnan().any()) or not bool(t.isfinite().any()) for t in tensors):
             expected = "a run whose answer holds finite numbers"
-            raise invalid_argument(operation, "inputs", expected, "NaN or infinities alone")
+            raise invalid_argument(operation, "inputs", expected, "NaN, or infinities alone")
     return found
 
 
