@@ -1,18 +1,17 @@
 """FP8 checkpoints on disk."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from ._core.errors import Error, invalid_argument
+from ._core.errors import invalid_argument
+from ._core.files import path_bytes, path_of
 from ._core.formats import Format, FormatLike, format_of, words_of
 from ._core.library import library
-from ._core.paths import path_bytes, path_of
 from ._core.progress import Progress, reporting
+from ._loaded_model import loaded_model
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def quantize_checkpoint(
             granularity,
             rule,
             power_of_two,
-            *_loaded("quantize_checkpoint", Path(input), family),
+            *_loaded("quantize_checkpoint", input, family),
             report_progress,
         )
     return _report(report)
@@ -210,102 +209,20 @@ def convert_checkpoint(
             path_bytes("convert_checkpoint", "output", output),
             family,
             granularity,
-            *_loaded("convert_checkpoint", Path(input), family),
+            *_loaded("convert_checkpoint", input, family),
             report_progress,
         )
     return _report(report)
 
 
-_IN_TRANSFORMERS: Final = ("deepseek-v3", "finegrained-fp8", "compressed-tensors", "torchao")
+def _loaded(
+    operation: str, input: str | os.PathLike[str], family: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    def names() -> list[str]:
+        contents = inspect_checkpoint(input)
+        return [one.name for part in (contents.weights, contents.others) for one in part]
 
-
-def _loaded(operation: str, path: Path, family: str) -> tuple[dict[str, str], dict[str, str]]:
-    """What transformers makes of a folder of its own in one of its families: its linear layers and
-    experts of another name than the file has (by that), or without weights there (by their own);
-    and by their names the weights that it would read wrong, and why. Nothing where it is not
-    installed, and for models that it does not know or that lack a package of theirs."""
-    modules: dict[str, str] = {}
-    unreadable: dict[str, str] = {}
-    folder = path if path.is_dir() else path.parent
-    if family not in _IN_TRANSFORMERS or path.suffix == ".safetensors":
-        return modules, unreadable
-    try:
-        contents = inspect_checkpoint(path)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        (architecture,) = config["architectures"]
-    except (Error, OSError, ValueError, KeyError, TypeError):
-        return modules, unreadable  # what is wrong with files is said by who reads them next
-    try:
-        loading: Any = import_module("transformers.core_model_loading")
-        mapping: Any = import_module("transformers.conversion_mapping")
-        kind = getattr(import_module("transformers"), str(architecture), None)
-        nn: Any = import_module("torch").nn
-        if kind is None:
-            return modules, unreadable
-        with import_module("torch").device("meta"):
-            model = kind(kind.config_class.from_pretrained(folder))
-    except ImportError:
-        return modules, unreadable
-    transforms = mapping.get_model_conversion_mapping(model)
-    renamings = [one for one in transforms if isinstance(one, loading.WeightRenaming)]
-    converters = [one for one in transforms if isinstance(one, loading.WeightConverter)]
-    if operation == "quantize_checkpoint":
-        _require_loadable(operation, family, model, converters)
-    found, state, taken = dict(model.named_modules()), model.state_dict(), set()
-    names = (one.name for part in (contents.weights, contents.others) for one in part)
-    for name in filter(lambda name: name.endswith(".weight") or ".experts." in name, names):
-        target, converted = loading.rename_source_key(
-            name, renamings, converters, model.base_model_prefix, state
-        )
-        module = target.removesuffix(".weight")
-        if ".experts." in name:
-            taken.add(stacks := f"{target.rpartition('.experts.')[0]}.experts")
-            if converted is not None:
-                modules[name.removesuffix(".weight")] = stacks
-        elif converted is not None:
-            unreadable[name] = "transformers splits, joins or turns it as it loads it"
-        if converted is not None or module not in found:
-            continue  # what it stacks, or leaves unread
-        taken.add(module)
-        if target != name and isinstance(found[module], nn.Linear):
-            modules[name.removesuffix(".weight")] = module
-        parent = found[module.rpartition(".")[0]]
-        if not _is_linear(nn, family, found[module], parent):
-            where = f"a {type(found[module]).__name__} of {type(parent).__name__}"
-            unreadable[name] = f"transformers has it in {where}, of which it makes no FP8 layer"
-    made = {n for n, m in found.items() if isinstance(m, nn.Linear) or n.endswith(".experts")}
-    return modules | {name: name for name in made - taken}, unreadable
-
-
-def _is_linear(nn: Any, family: str, module: Any, parent: Any) -> bool:
-    """Whether it becomes an FP8 layer whose weight nobody reads past its forward."""
-    lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    if type(parent).__module__.startswith("torch.nn.") and not isinstance(parent, lists):
-        return False
-    grouped = "GroupedLinear" in type(module).__name__ and family != "torchao"
-    any_subclass = grouped or family == "compressed-tensors"
-    return type(module) is nn.Linear or (any_subclass and isinstance(module, nn.Linear))
-
-
-def _require_loadable(operation: str, family: str, model: Any, converters: Any) -> None:
-    """Raise where transformers' quantizers would fail, whatever is in FP8."""
-    patched: Any = import_module("transformers.quantizers.base").MODULES_TO_PATCH_FOR_QUANTIZATION
-    splits = [
-        one._original_source_patterns
-        for one in converters
-        if len(one._original_target_patterns) > 1
-        and all(source.endswith(".weight") for source in one._original_source_patterns)
-        and not any(step.supports_many_to_many for step in one.operations)
-    ]
-    replaces = [
-        name
-        for name, module in model.named_modules()
-        if family in patched.get(type(module).__name__, {}).get("quantization_methods", ())
-    ]
-    if splits or replaces:
-        expected = "one in which transformers loads this model"
-        got = f"{family}, where it fails to split {splits}, or puts others in place of {replaces}"
-        raise invalid_argument(operation, "family", expected, got)
+    return loaded_model(operation, Path(input), family, names)
 
 
 def _cast_of(format: FormatLike) -> tuple[str, str | None, bool | None]:

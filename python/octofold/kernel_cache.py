@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ._core.files import path_of
 from ._core.library import library
-from ._core.paths import path_of
 from ._core.progress import Progress, reporting
 
 __all__ = [

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
-from ._core.files import read_text, write_whole
+from ._core.files import path_of, read_text, write_whole
 from ._core.frameworks import Array
 from ._core.library import library
-from ._core.paths import path_of
 from ._core.scaled_tensor import ScaledTensor
 from ._core.streams import StreamLike
 from ._info import Gpu, info

@@ -108,9 +108,8 @@ bool is_expert_amiss(const Family& family, const Step& step) {
 
 /// Checkpoints that are right, and that a library cannot load.
 void warn_of_experts(const RewritePlan& plan) {
-  const auto experts = std::count_if(plan.steps.begin(), plan.steps.end(), [&](const Step& step) {
-    return is_expert_amiss(*plan.family, step);
-  });
+  const auto experts = std::ranges::count_if(
+      plan.steps, [&](const Step& step) { return is_expert_amiss(*plan.family, step); });
   if (experts == 0) return;
   core::log(LogLevel::kWarning, "{} weights of experts are written in the family {}: {}", experts,
             plan.family->name, plan.family->about_experts);
@@ -168,9 +167,8 @@ void require_loadable(std::string_view operation, const RewritePlan& plan) {
 
 /// Throws where nothing is to be quantized, with the reasons there are.
 void require_some(std::string_view operation, const RewritePlan& plan) {
-  if (std::any_of(plan.steps.begin(), plan.steps.end(),
-                  [](const Step& step) { return step.is_weight(); })) {
-    return;
+  for (const Step& step : plan.steps) {
+    if (step.is_weight()) return;
   }
   std::string got = core::format("none among {} tensors", plan.steps.size());
   std::set<std::string> said;
@@ -192,12 +190,11 @@ void require_free_names(std::string_view operation, const RewritePlan& plan) {
   for (const Step& step : plan.steps) {
     if (!step.is_weight()) continue;
     const std::string scale = spelled(spelling.scale, step.name);
-    if (names.contains(scale)) {
-      core::fail(ErrorCode::kInvalidArgument,
-                 "{}: argument 'input': expected no tensor named {}, which is the name for the "
-                 "scales of {}, got one",
-                 operation, quote(scale), quote(step.name));
-    }
+    if (!names.contains(scale)) continue;
+    core::fail_argument(operation, "input",
+                        core::format("no tensor named {}, which is the name for the scales of {}",
+                                     quote(scale), quote(step.name)),
+                        "one");
   }
 }
 
@@ -280,15 +277,14 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   }
   RewritePlan plan{.family = &family, .steps = {}, .dropped = {}, .loaded = options.loaded};
   plan.dtype = dtype_of(contents);
-  const std::span<const CheckpointWeight> weights(contents.weights);
-  const Granularity common =
-      options.granularity ? *options.granularity : target_of(weights, family);
+  const std::vector<CheckpointWeight>& weights = contents.weights;
+  const Granularity common = options.granularity.value_or(target_of(weights, family));
   const bool all_static =
       std::all_of(weights.begin(), weights.end(),
                   [](const CheckpointWeight& weight) { return weight.input_scale.has_value(); });
   for (const CheckpointWeight& weight : weights) {
-    const auto amiss = options.loaded.unreadable.find(weight.name);
-    if (amiss != options.loaded.unreadable.end()) {
+    const auto amiss = plan.loaded.unreadable.find(weight.name);
+    if (amiss != plan.loaded.unreadable.end()) {
       core::log(LogLevel::kWarning, "{}: {}", quote(weight.name), amiss->second);
     }
     const bool own = family.mixes && !options.granularity;
@@ -308,16 +304,13 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   }
   std::set<std::string> caches;
   for (const CheckpointTensor& tensor : contents.others) {
-    if (is_other_calibration(tensor)) {
+    const auto there = kv_scale_in(family, tensor.name);
+    if (is_other_calibration(tensor) || (is_kv_scale(tensor.name) && !there) ||
+        (there && !caches.insert(*there).second)) {  // the same under another name
       plan.dropped.push_back(tensor.name);
       continue;
     }
-    if (is_kv_scale(tensor.name)) {
-      const auto there = kv_scale_in(family, tensor.name);
-      if (!there || !caches.insert(*there).second) {  // or the same under another name
-        plan.dropped.push_back(tensor.name);
-        continue;
-      }
+    if (there) {
       CheckpointTensor scale = tensor;
       scale.shape = one_scale_of(family, tensor.shape);
       plan.steps.push_back({.kind = Step::Kind::kCopy, .name = *there, .values = std::move(scale)});
@@ -361,10 +354,9 @@ Description describe(const RewritePlan& plan) {
            .static_input = step.input_scale.has_value(),
            .full_precision = step.full_precision,
            .dtype = step.kind == Step::Kind::kQuantize ? step.values.dtype : plan.dtype});
-      const auto other = plan.loaded.modules.find(module_of(step.name));
-      if (other != plan.loaded.modules.end()) {
-        description.weights.back().modules.push_back(other->second);
-      }
+      const auto& modules = plan.loaded.modules;
+      const auto other = modules.find(module_of(step.name));
+      if (other != modules.end()) description.weights.back().modules.push_back(other->second);
       if (step.input_scale) {
         description.others.push_back(spelled(plan.family->spelling().input_scale, step.name));
       }
@@ -373,16 +365,14 @@ Description describe(const RewritePlan& plan) {
     description.others.push_back(step.name);
     description.has_kv_scales = description.has_kv_scales || is_kv_scale(step.name);
     const bool matrix = step.values.shape.size() == 2 || step.values.shape.size() == 3;
-    if (matrix && module_of(step.name) != step.name) {
-      description.skipped.push_back(module_of(step.name));
-    }
+    const std::string module = module_of(step.name);
+    if (matrix && module != step.name) description.skipped.push_back(module);
     // transformers makes FP8 experts of a module, and knows its name alone.
     if (is_stack_of_experts(step.name)) {
-      std::string experts = step.name.substr(0, step.name.rfind('.'));
-      if (std::find(description.skipped.begin(), description.skipped.end(), experts) ==
-          description.skipped.end()) {
-        description.skipped.push_back(std::move(experts));
-      }
+      const std::string experts = step.name.substr(0, step.name.rfind('.'));
+      auto& skipped = description.skipped;
+      const bool is_new = std::find(skipped.begin(), skipped.end(), experts) == skipped.end();
+      if (is_new) skipped.push_back(experts);
     }
   }
   std::set<std::string> in_fp8;
@@ -399,13 +389,10 @@ Description describe(const RewritePlan& plan) {
   }
   // A head tied to the embeddings has no tensor: transformers would take it for an FP8 layer.
   constexpr std::string_view kHead = "lm_head";
-  const bool head_is_fp8 =
-      std::any_of(description.weights.begin(), description.weights.end(),
-                  [&](const auto& weight) { return module_of(weight.name).ends_with(kHead); });
-  const bool head_is_named =
+  const bool is_skipped =
       std::any_of(description.skipped.begin(), description.skipped.end(),
                   [&](const std::string& module) { return module.ends_with(kHead); });
-  if (!head_is_fp8 && !head_is_named) description.skipped.emplace_back(kHead);
+  if (!is_skipped && !names_fp8(description, kHead)) description.skipped.emplace_back(kHead);
   return description;
 }
 

@@ -1,11 +1,14 @@
-"""Files by names that others have a say in: opening one waits for nobody, what is read of it has a
-bound, and it is replaced as a whole. All raise OSError."""
+"""Files, and their names on the way to the operating system and the library: as bytes, because a
+name need not be UTF-8. Opening a file waits for nobody, what is read of it has a bound, and it is
+replaced as a whole; these raise OSError."""
 
 import errno
 import os
 import stat
 from io import FileIO
 from pathlib import Path
+
+from .errors import invalid_argument
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
@@ -37,3 +40,22 @@ def write_whole(path: Path, content: str | bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def path_argument(operation: str, argument: str, path: object) -> Path:
+    """What a caller names. Raises InvalidArgumentError for what is none, or would be cut."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if isinstance(text, str) and "\0" not in text:
+        return Path(text)
+    got = repr(text) if isinstance(text, str) else type(path).__qualname__
+    raise invalid_argument(operation, argument, "a path (str or os.PathLike) without NUL", got)
+
+
+def path_bytes(operation: str, argument: str, path: object) -> bytes:
+    """The same for the library."""
+    return os.fsencode(path_argument(operation, argument, path))
+
+
+def path_of(name: bytes) -> Path:
+    """A path that the library names."""
+    return Path(os.fsdecode(name))

@@ -13,8 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from ..._core.errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
-from ..._core.files import open_regular, read_text
-from ..._core.paths import path_argument
+from ..._core.files import open_regular, path_argument, read_text
 from .layers import Record, require_record
 
 RECORDS: Final = "octofold.json"

@@ -5,7 +5,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from ...._core.paths import path_argument
+from ...._core.files import path_argument
 from .files import plan_fields, read_plan, write_plan
 from .fingerprint import Machine
 from .layers import Other
