@@ -101,9 +101,9 @@ docs-links: .venv/.docs ## whether the links to other sites are alive (needs net
 	$(SPHINX) -b linkcheck . build/docs-links
 
 bench: .venv/.demo ## speed on this machine, in C++ and from Python
-	cmake --preset bench
-	cmake --build --preset bench
-	build/bench/bench/octofold_bench
+	cmake --preset release
+	cmake --build --preset release --target octofold_bench
+	build/release/bench/octofold_bench
 	$(VENV)/octofold bench gemm --suite square
 
 wheel: .venv/.wheel ## dist/octofold-*.whl

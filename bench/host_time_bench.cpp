@@ -33,7 +33,7 @@ void host_time_gemm(benchmark::State& state) {
   std::vector<ScaledMatrix> as;
   std::vector<GemmArguments> arguments;
   for (std::int64_t m = 1; m <= products; ++m) {
-    as.emplace_back(m, kK, Granularity::kBlock1x128, DType::kE4M3, kGpu);
+    as.emplace_back(m, kK, Format{.granularity = Granularity::kBlock1x128}, kGpu);
     arguments.push_back({.a = as.back().view(),
                          .b = b.view(),
                          .out = matrix(out.get(), DType::kBFloat16, m, kN, kN, kGpu)});
