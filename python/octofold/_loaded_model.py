@@ -116,7 +116,18 @@ def _require_loadable(operation: str, family: str, model: Any, converters: Any) 
         for name, module in model.named_modules()
         if family in patched.get(type(module).__name__, {}).get("quantization_methods", ())
     ]
-    if splits or replaces:
-        expected = "one in which transformers loads this model"
-        got = f"{family}, where it fails to split {splits}, or puts others in place of {replaces}"
-        raise invalid_argument(operation, "family", expected, got)
+    config = model.config.get_text_config()
+    sizes = ("moe_intermediate_size", "intermediate_size")  # which its FP8 experts ask for
+    unsized = [
+        name
+        for name, _ in model.named_modules()
+        if name.endswith(".experts") and not any(hasattr(config, size) for size in sizes)
+    ]
+    for amiss, why in (
+        (splits, "it fails to split"),
+        (replaces, "it puts others in place of"),
+        (unsized if family in _FAMILIES[:2] else (), "its config has no size for"),
+    ):
+        if amiss:
+            expected = "one in which transformers loads this model"
+            raise invalid_argument(operation, "family", expected, f"{family}, where {why} {amiss}")

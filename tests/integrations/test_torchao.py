@@ -48,20 +48,6 @@ def error(y, expected):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("compute", ["auto", "weight-only", "native"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_linear_layers(format, compute, dtype):
-    model = network(dtype, format=format, compute=compute)
-    x = torch.randn(2, 9, 256).to(dtype)
-    with torch.no_grad():
-        y = model(x)
-    assert (y.dtype, y.shape) == (dtype, (2, 9, 200))
-    rounding = 1e-5 if dtype == torch.float32 else 6e-3
-    found = error(y, exact(model, x.double()))
-    assert (0.01 < found < 0.06) if compute == "native" else found < rounding
-
-
-@pytest.mark.parametrize("format", FORMATS)
 def test_the_codes_are_octofolds(format):
     plain, model = network(), network(format=format)
     scaled = octofold.quantize(plain[0].weight.detach(), format)
@@ -137,7 +123,11 @@ def test_torch_save_and_load(format):
     torch.save(model.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    assigned = network()
+    whole = io.BytesIO()
+    torch.save(model, whole)
+    whole.seek(0)
+    assigned = torch.load(whole, weights_only=False)
+    assert repr(assigned) == repr(model)
     assigned.load_state_dict(state, assign=True)
     copied = network(format=format)
     with torch.no_grad():

@@ -174,10 +174,26 @@ def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
         mlp.gate_proj.forward = mlp.gate_proj.forward  # as accelerate replaces it
         assert torch.equal(mlp(x), apart)
         del mlp.gate_proj.forward
-    mlp.up_proj.register_forward_hook(lambda *_: None)
+    seen = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     with torch.no_grad():
         assert torch.equal(mlp(x), apart)
+        seen.remove()
+        mlp.act_fn = type("SiLU", (torch.nn.Module,), {"forward": lambda self, x: 0 * x})()
+        assert not mlp(x).any()
+        mlp.act_fn = torch.nn.SiLU()
+        mlp.up_proj.register_forward_hook(lambda *_: None)
+        assert torch.equal(mlp(x), apart)
     assert calls == ["swiglu"]
+
+
+def test_rotary_embeddings_of_this_version(saved):
+    model = load(saved, "Llama")
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        before = model(ids).logits
+        report = octofold.nn.convert_rotary(model)
+        assert report.converted
+        assert distance(model(ids).logits, before) < 0.02
 
 
 def test_layers_that_stay(saved):

@@ -1,6 +1,7 @@
 """ScaledTensor among torch's own: devices, files, modules; what may not be differentiated."""
 
 import io
+import pickle
 import subprocess
 import sys
 
@@ -40,6 +41,7 @@ def test_equals_and_slices(granularity):
 def test_saves_and_loads_what_is_not_trusted(order, tmp_path):
     """Under torch.load's default, whichever is imported first."""
     cast = quantize(random(130, 300))
+    assert pickle.loads(pickle.dumps(cast)).equals(cast)
     torch.save({"weight": cast, "step": 3}, tmp_path / "file")
     assert torch.load(tmp_path / "file", weights_only=True)["weight"].equals(cast)
     script = f"""

@@ -8,8 +8,9 @@ from . import arrays
 from .calls import Op
 from .dtypes import WIDE, DTypeLike, dtype_name
 from .errors import invalid_argument
-from .frameworks import Array, Framework
+from .frameworks import Array, Framework, is_torch
 from .granularity import UNITS, Unit
+from .imported import imported
 from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
 from .streams import StreamLike
@@ -39,6 +40,20 @@ class ScaledTensor(Scaled):
     scale: Array
     granularity: str
     channel_scale: Array | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__
+        if not is_torch(self.data):
+            return state
+        # pickle reads no FP8 of torch's: codes travel as bytes, beside their dtype.
+        torch = imported("torch")
+        return state | {"data": self.data.view(torch.uint8), "codes": self.data.dtype}  # type: ignore[union-attr]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        codes = state.pop("codes", None)
+        self.__dict__.update(state)
+        if codes is not None:
+            self.__dict__["data"] = self.data.view(codes)
 
     @property
     def shape(self) -> tuple[int, ...]:

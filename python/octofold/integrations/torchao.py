@@ -10,7 +10,6 @@ that takes a torchao config takes this one: transformers' TorchAoConfig, and tor
 Raises UnavailableError for a torchao that it does not know.
 """
 
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -150,14 +149,20 @@ def _quantize_module(
     tensor = OctofoldTensor.from_weight(getattr(module, parameter_name), config)
     setattr(module, parameter_name, Parameter(tensor, requires_grad=False))
     if isinstance(module, torch.nn.Linear):
-        module.extra_repr = types.MethodType(_described, module)  # type: ignore[method-assign]
+        module.extra_repr = _Description(module)  # type: ignore[method-assign]
     return module
 
 
-def _described(layer: torch.nn.Linear) -> str:
-    weight: Any = layer.weight
-    text = torch.nn.Linear.extra_repr(layer)
-    return f"{text}, weight=OctofoldTensor({weight._quantization_type()})"
+class _Description:
+    """extra_repr() of a layer. A method would be pickled by a name that the layer does not have."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        self._layer = layer
+
+    def __call__(self) -> str:
+        weight: Any = self._layer.weight
+        text = torch.nn.Linear.extra_repr(self._layer)
+        return f"{text}, weight=OctofoldTensor({weight._quantization_type()})"
 
 
 def _linear(func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:

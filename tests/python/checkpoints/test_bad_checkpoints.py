@@ -365,6 +365,15 @@ def test_zeros_stay_zeros(tmp_path, rng):
         assert not finite or not value.any()
 
 
+def test_experts_that_transformers_cannot_size_are_refused(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 128, "d_ff": 128, "d_kv": 64, "num_heads": 2, "vocab_size": 64}
+    config = transformers.SwitchTransformersConfig(**sizes, num_layers=2, num_experts=2)
+    transformers.SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path / "in")
+    words, paths = ["'family'", "no size", "experts"], (tmp_path / "in", tmp_path / "out")
+    refused(tmp_path, words, quantize, *paths, family="finegrained-fp8")
+
+
 @pytest.mark.parametrize("folder", [b"\xff", b"a \xc3\xbc", b"\xff ?#%20"], ids=str)
 def test_names_need_not_be_utf8(tmp_path, rng, folder):
     place = tmp_path / os.fsdecode(folder)

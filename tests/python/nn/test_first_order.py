@@ -88,6 +88,7 @@ def test_what_has_no_tangent_is_computed_beside_tangents():
 
 UNPACKED = {
     "other strides": (lambda t: torch.stack((t, t), -1)[..., 0], None),
+    "another place": (lambda t: torch.cat((t.new_empty(1), t.flatten()))[1:].view(t.shape), None),
     "another dtype": (lambda t: t.double() if t.is_floating_point() else t.char(), "float64|int8"),
     "another shape": (lambda t: t[None], r"\[1, "),
     "another device": (lambda t: t.to("meta"), "on meta"),
@@ -97,7 +98,7 @@ UNPACKED = {
 @pytest.mark.parametrize(("unpack", "error"), UNPACKED.values(), ids=UNPACKED)
 @every(RUNS)
 def test_what_hooks_unpack_is_used_as_it_was_packed(make, unpack, error):
-    run, x = make(), random(5, WIDTH).requires_grad_()
+    run, x = make(), random(1, WIDTH).expand(5, WIDTH).requires_grad_()
     y = run(x)
     (expected,) = torch.autograd.grad(y, x, y.detach())
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):

@@ -133,6 +133,8 @@ def _restored(tensor: Tensor | None, saved_as: Any) -> Tensor | None:
         raise invalid_argument("backward", "what saved_tensors_hooks unpacks", expected, got)
     if tensor.stride() == strides and not tensor.is_neg():
         return tensor
+    if 0 in strides:  # rows that were one are as many now
+        return tensor.contiguous()
     return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(tensor)
 
 

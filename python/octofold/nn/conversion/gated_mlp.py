@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..._core.batch_invariance import is_batch_invariant
 from ..._core.ops import row_count
@@ -60,9 +61,11 @@ class GatedMlp(Module):
 
 def _in_one(mlp: Any, x: Tensor) -> Tensor | None:
     """The MLP of x; None where it is to call its layers."""
-    layers = _layers(mlp)
+    layers, activation = _layers(mlp), _activation(mlp)
     if (
         layers is None
+        or activation is None
+        or _has_any_global_hook()  # type: ignore[no-untyped-call]
         or (torch.is_grad_enabled() and x.requires_grad)
         or (row_count(x.shape) <= FEW_TOKENS and not is_batch_invariant())
     ):
@@ -70,7 +73,7 @@ def _in_one(mlp: Any, x: Tensor) -> Tensor | None:
     gate, up, _ = layers
     if gate.recipe.batch_invariant:  # what is in one is of named recipes
         return None
-    dtype, activation = result_dtype(x), GATES[type(mlp.act_fn).__name__]
+    dtype = result_dtype(x)
     if not gated_in_one(gate.recipe, activation, gate.scaled_weight, None, dtype):
         return None
     if not torch.compiler.is_compiling():
@@ -113,6 +116,13 @@ define(
     _gated_mlp,
     lambda x, *others: x.new_empty((*x.shape[:-1], others[4].shape[0]), dtype=others[-1]),
 )
+
+
+def _activation(mlp: Any) -> str | None:
+    """What the model's act_fn is here, if a kernel has it. Other classes may have such names."""
+    kind = type(getattr(mlp, "act_fn", None))
+    is_known = kind.__module__.startswith(("torch.nn.", "transformers."))
+    return GATES.get(kind.__name__) if is_known else None
 
 
 def _layers(mlp: Any) -> tuple[InferenceLinear, InferenceLinear, InferenceLinear] | None:
@@ -173,9 +183,7 @@ def _is_plain(module: Module) -> bool:
     kind: Any = type(module)
     if not kind.__module__.startswith("transformers.") or issubclass(kind, GatedMlp):
         return False
-    if type(getattr(module, "act_fn", None)).__name__ not in GATES:
-        return False
-    return _has_plain_forward(kind)
+    return _activation(module) is not None and _has_plain_forward(kind)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -85,16 +85,24 @@ class FusedRotary(Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own = type(self)._forward
-        names = own.__globals__
+        names = inspect.unwrap(own).__globals__
         if torch.compiler.is_compiling() or names.get(_FUNCTION) is not type(self)._own_function:
             return super().forward(*args, **kwargs)
         # Names as they are now: others may have been replaced since.
         names = {**names, _FUNCTION: functools.partial(_rotate, names[_FUNCTION])}
-        forward: Any = FunctionType(
-            own.__code__, names, own.__name__, own.__defaults__, own.__closure__
-        )
-        forward.__kwdefaults__ = own.__kwdefaults__
-        return forward(self, *args, **kwargs)
+        return _with_names(own, names)(self, *args, **kwargs)
+
+
+def _with_names(function: Any, names: dict[str, Any]) -> Any:
+    """The function with these globals, behind what renames its old keywords."""
+    inner, closure = getattr(function, "__wrapped__", None), function.__closure__
+    if inner is not None:
+        new = _with_names(inner, names)
+        closure = tuple(CellType(new) if c.cell_contents is inner else c for c in closure)
+        names = function.__globals__
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def _rotate(
@@ -141,9 +149,11 @@ def _is_plain(module: Any) -> bool:
     return isinstance(kind.forward, FunctionType) and _calls_what_is_known(kind.forward)
 
 
-def _calls_what_is_known(forward: FunctionType) -> bool:
-    if hasattr(forward, "__wrapped__"):
-        return False
+def _calls_what_is_known(forward: Any) -> bool:
+    while hasattr(forward, "__wrapped__"):
+        if forward.__globals__["__name__"] != "transformers.utils.deprecation":  # of old keywords
+            return False
+        forward = forward.__wrapped__
     function = forward.__globals__.get(_FUNCTION)
     names = getattr(inspect.unwrap(function), "__globals__", {}) if callable(function) else {}
     return _is_written(function, _ROTARY) and _is_written(names.get("rotate_half"), _HALVES)
@@ -178,5 +188,5 @@ def _meaning(source: str) -> list[str] | None:
 @functools.cache
 def _fused(kind: Any) -> Any:
     own = kind.forward
-    members = {"_forward": own, "_own_function": own.__globals__[_FUNCTION]}
+    members = {"_forward": own, "_own_function": inspect.unwrap(own).__globals__[_FUNCTION]}
     return in_front_of(_fused, kind, FusedRotary, **members)
