@@ -10,7 +10,7 @@ from layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 
-from octofold import models, nn  # noqa: E402
+from octofold import models  # noqa: E402
 from octofold.models.layerwise import layers, products  # noqa: E402
 from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
 
@@ -294,44 +294,3 @@ def test_subclasses_with_a_forward_of_their_own():
         x.requires_grad_()
         layer(x).sum().backward()
         assert x.grad is not None
-
-
-def test_native_rounds_what_comes_in_too():
-    linear = torch.nn.Linear(256, 128).bfloat16()
-    x = random(40, 256, dtype=torch.bfloat16)
-    served = nn.InferenceLinear.from_linear(linear)
-    outputs = {}
-    for native in (True, False, "auto"):
-        layer = models.enable_layerwise_casting(copy.deepcopy(linear), native=native)
-        outputs[native] = layer(x)
-    assert torch.equal(outputs[False], outputs["auto"])  # on the CPU
-    error = relative_error(outputs[True], linear(x))
-    assert relative_error(outputs[False], linear(x)) < error < 0.05
-    assert abs(error - relative_error(served(x), linear(x))) < 2e-3
-
-
-@pytest.mark.parametrize("storage_dtype", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("way", ["native", "weight-only"])
-def test_gradients_of_every_way(way, storage_dtype, monkeypatch):
-    layer = torch.nn.Linear(256, 128).bfloat16()
-    models.enable_layerwise_casting(layer, storage_dtype)
-    plain = with_plain_weight(layer)
-    monkeypatch.setattr(layers, "linear_way", lambda *arguments: way)
-    for shape in ((40, 256), (2, 3, 256), (256,), (0, 256)):
-        x = random(*shape, dtype=torch.bfloat16).requires_grad_()
-        dy = random(*shape[:-1], 128, dtype=torch.bfloat16)
-        y = layer(x)
-        with torch.no_grad():
-            assert torch.equal(layer(x), y)
-        assert y.dtype == torch.bfloat16
-        layer.bias.grad = None
-        y.backward(dy)
-        if x.numel() > 0:
-            leaf = x.detach().float().requires_grad_()
-            expected = plain(leaf)
-            expected.backward(dy.float())
-            assert relative_error(y, expected) < (0.04 if way == "native" else 4e-3)
-            assert relative_error(x.grad, leaf.grad) < 4e-3
-            assert relative_error(layer.bias.grad, dy.double().reshape(-1, 128).sum(0)) < 4e-3
-    x = random(3, 256).requires_grad_()
-    assert layer(x).dtype == torch.float32
