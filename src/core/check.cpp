@@ -1,10 +1,13 @@
 #include "core/check.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fmt/ranges.h>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "octofold/scale_layout.h"
@@ -29,29 +32,42 @@ Extent extent_of(const TensorView& tensor) {
   return extent;
 }
 
-bool is_row_strided(const TensorView& tensor) {
-  return tensor.rank == 2 && (tensor.shape[1] == 1 || tensor.strides[1] == 1);
-}
+// Bytes in rows that lie apart, each `stride` behind the one before; 0: there is one.
+struct ByteRows {
+  std::intptr_t begin, end;
+  std::int64_t width, count = 1, stride = 0;
+};
 
-// The same memory with a row stride of at least 0; rows that are all the same are one.
-TensorView in_order(TensorView matrix) {
-  if (matrix.strides[0] == 0) matrix.shape[0] = 1;
-  if (matrix.strides[0] < 0) {
-    matrix.data = static_cast<const char*>(matrix.data) +
-                  (matrix.shape[0] - 1) * matrix.strides[0] * size_of(matrix.dtype);
-    matrix.strides[0] = -matrix.strides[0];
+// The bytes of a view, whatever the order and the signs of its strides. Where rows lie in rows that
+// do not go on in one step, what is between the inner ones counts too.
+ByteRows byte_rows(const TensorView& tensor) {
+  const auto [begin, end] = byte_range(tensor);
+  ByteRows rows{begin, end, size_of(tensor.dtype)};
+  std::vector<std::pair<std::int64_t, std::int64_t>> steps;  // in bytes, and how many
+  for (std::int32_t i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] == 1 || tensor.strides[i] == 0) continue;
+    steps.emplace_back(std::abs(tensor.strides[i]) * size_of(tensor.dtype), tensor.shape[i] - 1);
   }
-  return matrix;
+  std::ranges::sort(steps);
+  for (const auto& [step, times] : steps) {
+    if (rows.count > 1 && step % rows.stride == 0 && step <= rows.count * rows.stride) {
+      rows.count += times * (step / rows.stride);
+      continue;
+    }
+    rows.width += (rows.count - 1) * rows.stride;
+    const bool touch = step <= rows.width;
+    rows.count = touch ? 1 : times + 1;
+    rows.stride = touch ? 0 : step;
+    if (touch) rows.width += times * step;
+  }
+  return rows;
 }
 
-// Columns of two row-strided matrices over the same rows: do their byte columns meet?
-bool columns_overlap(const TensorView& left, const TensorView& right, std::int64_t stride_bytes) {
-  const auto address = [](const TensorView& t) { return reinterpret_cast<std::intptr_t>(t.data); };
-  const std::int64_t left_width = left.shape[1] * size_of(left.dtype);
-  const std::int64_t right_width = right.shape[1] * size_of(right.dtype);
-  const std::int64_t shift =
-      ((address(right) - address(left)) % stride_bytes + stride_bytes) % stride_bytes;
-  return shift < left_width || shift + right_width > stride_bytes;
+// Whether one of the rows lies in the other's range.
+bool has_row_in(const ByteRows& rows, const ByteRows& other) {
+  const std::int64_t gap = other.begin - rows.begin - rows.width;  // from the first row
+  const std::int64_t first = gap < 0 ? 0 : gap / std::max<std::int64_t>(rows.stride, 1) + 1;
+  return first < rows.count && rows.begin + first * rows.stride < other.end;
 }
 
 template <typename Enum>
@@ -289,17 +305,13 @@ ByteRange byte_range(const TensorView& tensor) {
 bool memory_overlaps(const TensorView& left_view, const TensorView& right_view) {
   if (left_view.device != right_view.device) return false;
   if (left_view.element_count() == 0 || right_view.element_count() == 0) return false;
-  const auto [left_begin, left_end] = byte_range(left_view);
-  const auto [right_begin, right_end] = byte_range(right_view);
-  if (left_end <= right_begin || right_end <= left_begin) return false;
-  if (!is_row_strided(left_view) || !is_row_strided(right_view)) return true;
-
-  const TensorView left = in_order(left_view), right = in_order(right_view);
-  const auto stride_of = [](const TensorView& t) { return t.strides[0] * size_of(t.dtype); };
-  const std::int64_t left_stride = left.shape[0] > 1 ? stride_of(left) : stride_of(right);
-  const std::int64_t right_stride = right.shape[0] > 1 ? stride_of(right) : left_stride;
-  if (left_stride != right_stride || left_stride <= 0) return true;
-  return columns_overlap(left, right, left_stride);
+  const ByteRows left = byte_rows(left_view), right = byte_rows(right_view);
+  if (!has_row_in(left, right) || !has_row_in(right, left)) return false;
+  // All rows have the same place in steps that divide both strides.
+  const std::int64_t step = std::gcd(left.stride, right.stride);
+  if (step == 0) return true;
+  const std::int64_t shift = ((right.begin - left.begin) % step + step) % step;
+  return shift < left.width || shift + right.width > step;
 }
 
 }  // namespace octofold::core

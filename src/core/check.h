@@ -106,9 +106,9 @@ class Arguments {
 using ByteRange = std::pair<std::intptr_t, std::intptr_t>;
 ByteRange byte_range(const TensorView& tensor);
 
-/// Whether any element of one view lies in memory of the other. Exact for matrices with equal row
-/// strides, one of which may be negative (side-by-side slices of one buffer do not overlap), and
-/// for a matrix and a row; by address range otherwise.
+/// Whether any element of one view lies in memory of the other, so that side-by-side slices of one
+/// buffer do not. Exact for views that are one row or rows at one stride, in any order of their
+/// dimensions, if one of the strides divides the other; true in doubt.
 bool memory_overlaps(const TensorView& left, const TensorView& right);
 
 }  // namespace octofold::core

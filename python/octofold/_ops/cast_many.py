@@ -41,8 +41,8 @@ def cast_many(jobs: Sequence[CastJob], *, stream: StreamLike | None = None) -> N
     """Cast matrices, each as cast() does, byte for byte, into memory that is there: for instance
     all weights of a model after a step of its optimizer.
 
-    jobs: of one framework and device. What one of them writes is nothing that another one reads or
-        writes; that is not checked.
+    jobs: of one framework and device. What one of them writes has memory of its own, apart from
+        all that the others read or write.
     stream: as in gemm(); with one, casts of torch tensors are made one by one.
 
     On a GPU casts that have dtypes, granularities and rule in common share a launch, up to 27 of
