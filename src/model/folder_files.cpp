@@ -108,13 +108,16 @@ class Walk {
       if (name.ends_with(kIndex)) return;
     }
     const bool is_own = !top && modules_.contains(path.begin()->string());
+    std::error_code error;
+    // An adapter is for the model, in FP8 or not, and its config asks for it.
+    const bool is_adapter = (name == "adapter_model.safetensors" || name == "adapter_model.bin") &&
+                            fs::exists(entry.path().parent_path() / "adapter_config.json", error);
     // Records of layers by octofold.models.save() are not true of other weights.
-    if ((top && (name.ends_with(kSafetensors) || name == "octofold.json")) ||
-        (!is_own && is_in_other_format(name))) {
+    if ((top && !is_adapter && (name.ends_with(kSafetensors) || name == "octofold.json")) ||
+        (!is_own && !is_adapter && is_in_other_format(name))) {
       left_.push_back(path.string());
       return;
     }
-    std::error_code error;
     fs::create_directories((target_ / path).parent_path(), error);
     if (!error) fs::copy_file(entry.path(), target_ / path, error);
     if (error) core::fail_io("copy", entry.path(), error.value());

@@ -74,6 +74,7 @@ constexpr std::string_view kOfAdapters[] = {".lora_",     ".lora.up", ".lora.dow
                                             "_lora.down", "_lora1.",  "_lora2.",    ".lokr_",
                                             ".hada_",     ".oft_",    ".boft_",     ".ia3_",
                                             ".vera_",     ".hra_",    ".dora_",     ".adalora_"};
+constexpr std::string_view kOfPeft[] = {".base_model.", ".modules_to_save."};
 constexpr std::string_view kOfOptimizers[] = {".exp_avg", ".max_exp_avg", ".momentum_buffer",
                                               ".optimizer.", ".optim."};
 
@@ -86,7 +87,12 @@ void require_model(const CheckpointContents& contents) {
   for (const CheckpointTensor& tensor : contents.others) {
     const bool is_file = tensor.file.filename().string().starts_with("adapter_model");
     const std::size_t end = is_file ? 0 : find_any(tensor.name, kOfAdapters);
-    if (end == std::string::npos) continue;
+    // A model may call layers of its own so; adapters hold little else, under names of PEFT's.
+    if (end == std::string::npos) {
+      const bool is_matrix = tensor.shape.size() > 1 && tensor.name.ends_with(".weight");
+      if (is_matrix && find_any(tensor.name, kOfPeft) == end) return;
+      continue;
+    }
     adapter = &tensor;
     const std::string layer = tensor.name.substr(0, std::max<std::size_t>(end, 1) - 1);
     if (names.contains(layer + ".weight") || names.contains(layer + ".base_layer.weight")) return;

@@ -220,7 +220,8 @@ TEST_F(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
   test::write_file(in / "modules.json", R"([{"path":""},{"path":"1_Pooling"},{"path":"2_Dense"}])");
   for (const char* path :
        {"1_Pooling/config.json", "2_Dense/pytorch_model.bin", "onnx/model.onnx", "onnx/config.json",
-        ".git/HEAD", ".cache/x", ".gitattributes", "pytorch_model.bin", "a/b/c.txt"}) {
+        ".git/HEAD", ".cache/x", ".gitattributes", "pytorch_model.bin", "a/b/c.txt",
+        "adapter_config.json", "adapter_model.safetensors"}) {
     fs::create_directories((in / path).parent_path());
     test::write_file(in / path, path);
   }
@@ -230,8 +231,8 @@ TEST_F(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
   for (const fs::path& path : report.files) files.push_back(path.lexically_relative(in / "out"));
   std::sort(files.begin(), files.end());
   EXPECT_EQ(files, (Names{".gitattributes", "1_Pooling/config.json", "2_Dense/pytorch_model.bin",
-                          "a/b/c.txt", "config.json", "model.safetensors", "modules.json",
-                          "onnx/config.json"}));
+                          "a/b/c.txt", "adapter_config.json", "adapter_model.safetensors",
+                          "config.json", "model.safetensors", "modules.json", "onnx/config.json"}));
   for (const fs::path& path : report.files) EXPECT_TRUE(fs::is_regular_file(path)) << path;
   EXPECT_EQ(test::read_file(in / "out/a/b/c.txt"), "a/b/c.txt");
   test::expect_contains(log.text,
