@@ -135,7 +135,12 @@ class Reader {
     hints_.require_dtype(tensor);
     if (tensor.name.ends_with("_g_idx")) fail(tensor, "columns in order", "an order of their own");
     if (is_zero_point(tensor.name)) {
-      const std::vector<std::byte> bytes = data_.read(tensor);
+      std::vector<std::byte> bytes = data_.read(tensor);
+      // The sign of a zero says nothing.
+      if (is_fp8(tensor) || (is_scale(tensor) && tensor.dtype != "F8_E8M0")) {
+        const std::size_t size = tensor.dtype.starts_with("F8") ? 1 : tensor.dtype == "F32" ? 4 : 2;
+        for (std::size_t i = size - 1; i < bytes.size(); i += size) bytes[i] &= std::byte{0x7F};
+      }
       if (std::count(bytes.begin(), bytes.end(), std::byte{}) != std::ssize(bytes)) {
         fail(tensor, "zeros, as codes stand for numbers around zero", "others");
       }

@@ -61,8 +61,10 @@ void Hints::read_layer(const std::string& where, const std::string& module,
                "float8_e5m2, got {}",
                where, quote(module), quote(format));
   }
-  require_known(kComfyUi, layer, {{"format", {}}, {"full_precision_matrix_mult", {}}},
-                core::format("layer {}: ", quote(module)));
+  require_known(
+      kComfyUi, layer,
+      {{"format", {}}, {"full_precision_matrix_mult", {}}, {"orig_dtype", {}}, {"orig_shape", {}}},
+      core::format("layer {}: ", quote(module)));
   const nlohmann::json hint = layer.value("full_precision_matrix_mult", nlohmann::json());
   if (hint.is_boolean() && hint.get<bool>()) full_precision_.insert(module);
 }

@@ -66,7 +66,10 @@ CheckpointReport convert_checkpoint(const fs::path& input, const fs::path& outpu
   model::check_output("convert_checkpoint", input, output);
   const model::CheckpointSource source("convert_checkpoint", input);
   require_owner("convert_checkpoint", source, options.family);
-  model::RewritePlan plan = model::plan_conversion(model::read_contents(source), options);
+  const CheckpointContents contents = model::read_contents(source);
+  const auto said = source.quantization(), own = model::family_of(options.family).config({});
+  const bool is_said = !said || !own || said->value("quant_method", "") == (*own)["quant_method"];
+  model::RewritePlan plan = model::plan_conversion(contents, options, is_said);
   plan.of_diffusers = of_diffusers(source);
   drop_unsaid(source, plan);
   return model::write_checkpoint(source, plan, {}, options.progress, output);

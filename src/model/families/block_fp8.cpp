@@ -37,7 +37,8 @@ bool takes_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols) 
 constexpr std::string_view kKnown = R"({"quant_method": null, "fmt": ["e4m3", "float8_e4m3fn"],
   "weight_block_size": [[128, 128]], "activation_scheme": ["dynamic", "static"],
   "modules_to_not_convert": null, "modules_to_convert": null, "ignored_layers": null,
-  "dequantize": null, "scale_fmt": ["float", "ue8m0"], "expert_dtype": ["fp8"],
+  "is_checkpoint_fp8_serialized": null, "packed_modules_mapping": null, "dequantize": null,
+  "quant_dtype": ["float8_e4m3fn"], "scale_fmt": ["float", "ue8m0"], "expert_dtype": ["fp8"],
   "kv_cache_scheme": ["static", "dynamic"]})";
 
 bool names_format(const nlohmann::json& config) { return config.contains("fmt"); }

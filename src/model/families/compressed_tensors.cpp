@@ -30,20 +30,20 @@ constexpr std::string_view kKnown = R"({"quant_method": null, "ignore": null, "v
     "registry_requires_subclass": null, "targets": null, "ignore": null},
   "config_groups": {"FP8": null, "FP8_DYNAMIC": null, "FP8_BLOCK": null, "*": {"targets": null,
     "format": ["dense", "float-quantized", "naive-quantized"],
-    "weights": {"num_bits": [8], "type": ["float"], "symmetric": [true], "group_size": [128, -1],
+    "weights": {"num_bits": [8], "type": ["float"], "symmetric": [true], "group_size": [0, 128, -1],
       "strategy": ["tensor", "channel", "block", "group"], "actorder": ["static", "weight", false],
       "block_structure": [[128, 128], "128x128"], "dynamic": [false], "observer": null,
       "observer_kwargs": null, "scale_dtype": null, "zp_dtype": null},
     "input_activations": {"num_bits": [8], "type": ["float"], "symmetric": [true],
-      "group_size": [128, -1], "strategy": ["tensor", "token", "group"], "dynamic": [true, false],
-      "observer": null, "observer_kwargs": null, "scale_dtype": null, "zp_dtype": null,
-      "block_structure": null},
+      "group_size": [0, 128, -1], "strategy": ["tensor", "token", "group"],
+      "dynamic": [true, false], "observer": null, "observer_kwargs": null, "scale_dtype": null,
+      "zp_dtype": null, "block_structure": null},
     "output_activations": {"num_bits": [8], "type": ["float"], "symmetric": [true],
       "strategy": ["tensor"], "dynamic": [true, false], "observer": null, "observer_kwargs": null,
       "scale_dtype": null, "zp_dtype": null}}},
   "kv_cache_scheme": {"num_bits": [8], "type": ["float"], "symmetric": [true],
     "strategy": ["tensor", "token", "attn_head"], "dynamic": [true, false], "observer": null,
-    "observer_kwargs": null, "scale_dtype": null, "zp_dtype": null}})";
+    "observer_kwargs": null, "scale_dtype": null, "zp_dtype": null, "group_size": [-1, 0]}})";
 /// Meta's and transformers' FBGEMM has tensors of the same names and shapes, with channel scales.
 constexpr std::string_view kKnownOfFbgemm = R"({"quant_method": null,
   "activation_scale_ub": null, "modules_to_not_convert": null})";

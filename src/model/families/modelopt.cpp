@@ -40,7 +40,8 @@ std::string in_capitals(std::string text) {
 
 constexpr std::string_view kKnown = R"({"quant_method": null, "quant_algo": null, "producer": null,
   "ignore": null, "exclude_modules": null, "group_size": null, "smoothquant_val": null,
-  "kv_cache_quant_algo": ["FP8", "fp8"],
+  "kv_cache_quant_algo": ["FP8", "fp8"], "quantized_layers": {"*": {"group_size": null,
+    "quant_algo": ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "fp8_pb_wo"]}},
   "kv_cache_scheme": {"num_bits": [8], "type": ["float"], "dynamic": [true, false]},
   "config_groups": {"*": {"targets": null,
     "weights": {"num_bits": [8], "type": ["float"], "dynamic": [false], "group_size": null},

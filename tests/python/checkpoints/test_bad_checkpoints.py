@@ -185,13 +185,30 @@ def test_keys_that_change_numbers_are_refused_by_name(tmp_path, key, said):
         refused(tmp_path, words, call, folder, *more, error=UNSUPPORTED)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        FP8 | {"is_checkpoint_fp8_serialized": True, "packed_modules_mapping": {"qkv": ["q"]}},
+        FP8 | {"quant_dtype": "float8_e4m3fn"},
+        MODELOPT | {"quantized_layers": {"a.up": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}},
+        ct(group_size=0) | {"kv_cache_scheme": {"num_bits": 8, "group_size": -1}},
+    ],
+)
+def test_keys_that_change_no_numbers_are_read(tmp_path, said):
+    note = b'{"format": "float8_e4m3fn", "orig_dtype": "bf16", "orig_shape": [256, 256]}'
+    tensors = PAIR if said["quant_method"] == "fp8" else ROWS
+    tensors = tensors | {"a.up.comfy_quant": torch.tensor([*note], dtype=torch.uint8)}
+    assert [*octofold.load_checkpoint(folder_of(tmp_path / "in", tensors, said))] == [UP]
+
+
 def test_fbgemm_is_read(tmp_path):
     config = pytest.importorskip("transformers").FbgemmFp8Config().to_dict()
     said = json.loads(json.dumps(config, default=lambda value: value.value))
     # Zero points of zeros, which compressed-tensors once wrote, are no others.
     more = {
         "a.up.input_scale_ub": torch.tensor([1200.0]),
-        f"{UP}_zero_point": torch.zeros(256, 1).to(MATRIX.dtype),
+        f"{UP}_zero_point": (-torch.zeros(256, 1)).to(MATRIX.dtype),
+        "a.up.input_zero_point": -torch.zeros(1),
     }
     tensors = ROWS | {ROW: torch.rand(256, 1) + 0.5}
     folder = folder_of(tmp_path / "in", tensors | more, said)
@@ -199,7 +216,8 @@ def test_fbgemm_is_read(tmp_path):
     report = convert(folder, tmp_path / "out", "torchao")
     assert {*report.dropped} == {*more, "quantization_config.activation_scale_ub"}
     expected = MATRIX.float() * tensors[ROW]
-    for path in (folder, tmp_path / "out"):
+    convert(folder, tmp_path / "own", "compressed-tensors")  # under the method's newer name
+    for path in (folder, tmp_path / "out", tmp_path / "own"):
         assert torch.equal(octofold.load_checkpoint(path)[UP].dequantize("float32"), expected)
 
 
@@ -238,21 +256,15 @@ def test_scales_that_are_none_are_named(tmp_path, log, value):
     )
 
 
-ADAPTERS = (
-    *("base_model.model.q_proj.lora_A.weight", "q_proj.lora_B.default.weight"),
-    *(
-        "unet.to_q_lora.down.weight",
-        "to_q.lora.up.weight",
-        "blocks.0.processor.qkv_lora1.up.weight",
-    ),
-    *("lora_unet_mid_block_proj.lora_up.weight", "lora_te_fc1.hada_w1_a", "lora_te_fc1.lokr_w2"),
-    *("q_proj.ia3_l.weight", "q_proj.oft_R.weight", "q_proj.lora_magnitude_vector.weight"),
-)
+ADAPTERS = """base_model.model.q_proj.lora_A.weight q_proj.lora_B.default.weight
+unet.to_q_lora.down.weight to_q.lora.up.weight blocks.0.processor.qkv_lora1.up.weight
+lora_unet_mid_block_proj.lora_up.weight lora_te_fc1.hada_w1_a lora_te_fc1.lokr_w2
+q_proj.ia3_l.weight q_proj.oft_R.weight q_proj.lora_magnitude_vector.weight"""
 
 
-@pytest.mark.parametrize("name", [*ADAPTERS, "modules_to_save.up.weight"])
+@pytest.mark.parametrize("name", [*ADAPTERS.split(), "modules_to_save.up.weight"])
 def test_adapters_are_no_models(tmp_path, name):
-    tensors = {name: WIDE, "unrelated.weight": WIDE}
+    tensors = {name: WIDE, "base_model.model.other.weight": WIDE}
     folder = folder_of(tmp_path / "in", tensors)
     if name not in ADAPTERS:
         file = folder / "model.safetensors"
@@ -279,17 +291,13 @@ def test_folders_of_peft_are_no_models(tmp_path, kind, options):
     refused(tmp_path, ["'input'", "an adapter's"], quantize, tmp_path / "in", tmp_path / "out")
 
 
-def test_what_lies_beside_a_models_weights_is_left_alone(tmp_path):
+@pytest.mark.parametrize("own", ["up.base_layer.weight", "of_a_model_with_lora_layers.weight"])
+def test_what_lies_beside_a_models_weights_is_left_alone(tmp_path, own):
     beside = {"up.lora_A.weight": "adapter", "up.lora_B.x.weight": "adapter"}
-    beside |= {
-        "exp_avg.up.weight": "optimizer",
-        "optimizer.state.up.exp_avg_sq.weight": "optimizer",
-    }
-    folder = folder_of(
-        tmp_path / "in", {"up.base_layer.weight": WIDE} | dict.fromkeys(beside, WIDE)
-    )
+    beside |= {f"{name}.weight": "optimizer" for name in ("exp_avg.up", "optimizer.up.exp_avg_sq")}
+    folder = folder_of(tmp_path / "in", {own: WIDE} | dict.fromkeys(beside, WIDE))
     report = quantize(folder, tmp_path / "out")
-    assert report.quantized == ("up.base_layer.weight",)
+    assert report.quantized == (own,)
     assert report.left_alone.keys() == beside.keys()
     assert all(word in report.left_alone[name] for name, word in beside.items())
 
