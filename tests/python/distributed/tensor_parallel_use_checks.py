@@ -214,7 +214,7 @@ def refusals(rank):
         with refused(words):
             ColumnParallel(**options)
     for style in (ColwiseParallel(), RowwiseParallel()):
-        with refused("octofold.distributed.parallelize() or"):
+        with refused("octofold.distributed.parallelize()"):
             parallelize_module(nn.Linear(16, 16), mesh, style)(torch.randn(3, 16))
     row = parallelize_module(seeded(nn.Linear, 16, 16), mesh, RowParallel(output_layouts=Shard(0)))
     for x, words in (

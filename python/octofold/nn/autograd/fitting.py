@@ -54,8 +54,11 @@ def require_wide(operation: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor) or value.dtype not in _WIDE:
         raise _not_wide(operation, name, value)
     if hasattr(value, "device_mesh"):
-        expected = "a tensor of this rank, as octofold.distributed.parallelize() or ColumnParallel "
-        expected += "and RowParallel make it (torch's ColwiseParallel and RowwiseParallel do not)"
+        expected = (
+            "whole weights, and tensors of this rank: fully_shard() a module or what it is in"
+        )
+        expected += "; octofold.distributed.parallelize(), ColumnParallel and RowParallel in the "
+        expected += "place of torch's ColwiseParallel and RowwiseParallel"
         raise invalid_argument(operation, name, expected, "a DTensor")
 
 

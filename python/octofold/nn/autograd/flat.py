@@ -117,7 +117,9 @@ def saved_tensors(ctx: Any) -> Sequence[Any]:
     (torch.autograd.graph.saved_tensors_hooks) may have changed. Raises InvalidArgumentError for
     what can no longer be these values."""
     tensors: tuple[Any, ...] = ctx.saved_tensors
-    return tensors if _is_compiling() else tuple(map(_restored, tensors, ctx.saved_as))
+    # None: forward was compiled, and perhaps backward is not.
+    saved_as = None if _is_compiling() else getattr(ctx, "saved_as", None)
+    return tensors if saved_as is None else tuple(map(_restored, tensors, saved_as))
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
