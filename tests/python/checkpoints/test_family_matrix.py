@@ -179,3 +179,11 @@ def test_the_report_says_what_was_left_alone(sources, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2 left as they are, because it is a stack of experts with biases" in printed
     assert "model.layers.0.mlp.experts.down_proj" in printed
+
+
+def test_experts_that_transformers_cannot_size_are_refused(tmp_path):
+    sizes = {"d_model": 128, "d_ff": 128, "d_kv": 64, "num_heads": 2, "vocab_size": 64}
+    config = transformers.SwitchTransformersConfig(**sizes, num_layers=2, num_experts=2)
+    transformers.SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'family'.*no size.*experts"):
+        octofold.quantize_checkpoint(tmp_path, tmp_path / "out", family="finegrained-fp8")
