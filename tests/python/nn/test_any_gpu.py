@@ -160,8 +160,10 @@ def plug(plain, weight, compute):
 
 
 def torchao_tensor(plain, weight, compute):
-    tensors = pytest.importorskip("octofold.integrations.torchao")
-    tensor = tensors.OctofoldTensor._of(weight, compute, plain.weight.dtype)
+    pytest.importorskip("torchao")
+    from octofold.integrations.torchao import OctofoldTensor
+
+    tensor = OctofoldTensor._of(weight, compute, plain.weight.dtype)
     plain.weight = torch.nn.Parameter(tensor, requires_grad=False)
     return plain
 
