@@ -58,7 +58,7 @@ def limit(name, compute):
         return 0.15 if compute == "weight-only" else 0.5
     if compute == "weight-only":
         return 0.02
-    return 0.3 if name in MIXTURES else 0.15
+    return 0.3 if name in (*MIXTURES, "Granite MoE") else 0.15
 
 
 def distance(a, b):

@@ -68,7 +68,8 @@ class Fp8Weight(KeepsBuffers):
         self.in_features, self.out_features = in_features, out_features
         self._granularity = granularity = format.granularity
         shape = (out_features, in_features)
-        weight = torch.empty(shape, device=device, dtype=DTYPES[format.dtype])
+        self._codes = DTYPES[format.dtype]
+        weight = torch.empty(shape, device=device, dtype=self._codes)
         scale = torch.empty(scale_shape(granularity, *shape), dtype=torch.float32, device=device)
         empty = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         if empty is not None and self.trains_bias:
@@ -114,8 +115,7 @@ class Fp8Weight(KeepsBuffers):
     def hold(self, weight: ScaledTensor, bias: Tensor | None) -> None:
         """Take these; a bias that is a parameter stays one, and the weight stays what it was.
         Raises InvalidArgumentError for a weight of other scales, or codes, than the layer's own."""
-        codes = self.weight.dtype if hasattr(self, "weight") else weight.data.dtype
-        own, got = (codes, self._granularity), (weight.data.dtype, weight.granularity)
+        own, got = (self._codes, self._granularity), (weight.data.dtype, weight.granularity)
         if own != got:
             words = [f"{NAMES[dtype]} {scales}" for dtype, scales in (own, got)]
             raise invalid_argument(f"{self.own_name}.hold", "weight", *words)
