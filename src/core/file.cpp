@@ -23,8 +23,8 @@ File File::open_for_reading(const std::filesystem::path& path) {
   if (!S_ISREG(status.st_mode)) {
     const bool is_folder = S_ISDIR(status.st_mode);
     throw Error(ErrorCode::kIo,
-                format("cannot read '{}': expected a regular file, got a {}", path.string(),
-                       is_folder ? "folder" : "device, pipe or socket"),
+                core::format("cannot read '{}': expected a regular file, got a {}", path.string(),
+                             is_folder ? "folder" : "device, pipe or socket"),
                 is_folder ? EISDIR : 0);
   }
   file.size_ = status.st_size;
@@ -102,7 +102,7 @@ void File::reserve(std::int64_t size) const {
     result = ::fallocate(descriptor_, 0, 0, size);
   } while (result != 0 && errno == EINTR);
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-    fail_io(format("reserve {} bytes for", size), shown_as_, errno);
+    fail_io(core::format("reserve {} bytes for", size), shown_as_, errno);
   }
 }
 
