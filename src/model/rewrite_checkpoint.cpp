@@ -68,7 +68,9 @@ CheckpointReport convert_checkpoint(const fs::path& input, const fs::path& outpu
   require_owner("convert_checkpoint", source, options.family);
   const CheckpointContents contents = model::read_contents(source);
   const auto said = source.quantization(), own = model::family_of(options.family).config({});
-  const bool is_said = !said || !own || said->value("quant_method", "") == (*own)["quant_method"];
+  const bool is_said =
+      !said || !own ||
+      model::text_at(*said, "quant_method") == model::text_at(*own, "quant_method");
   model::RewritePlan plan = model::plan_conversion(contents, options, is_said);
   plan.of_diffusers = of_diffusers(source);
   drop_unsaid(source, plan);
