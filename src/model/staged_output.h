@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "core/file.h"
+
 namespace octofold::model {
 
 /// Whether a file or folder of this name is output that is not complete.
