@@ -36,6 +36,23 @@ void require_owner(std::string_view operation, const model::CheckpointSource& so
   }
 }
 
+/// Throws where the checkpoint is what it is to become: names and a method that a family reads and
+/// does not write are a reason to convert within it.
+void require_another(const model::CheckpointSource& source, const CheckpointContents& contents,
+                     const ConvertCheckpointOptions& options) {
+  if (contents.family != options.family || options.granularity) return;
+  const model::Family& family = model::family_of(options.family);
+  for (const CheckpointWeight& weight : contents.weights) {
+    const std::string own = model::spelled(family.spelling().scale, weight.name);
+    if (weight.scale && weight.scale->name != own) return;
+  }
+  const auto said = source.quantization(), own = family.config({});
+  constexpr const char* kMethod = "quant_method";
+  if (said && own && model::text_at(*said, kMethod) != model::text_at(*own, kMethod)) return;
+  core::fail_argument("convert_checkpoint", "family",
+                      "another family than the input's, or a granularity beside it", family.name);
+}
+
 /// Names what the config said of caches and inputs and no tensor tells the new one.
 void drop_unsaid(const model::CheckpointSource& source, model::RewritePlan& plan) {
   const nlohmann::json config = source.quantization().value_or(nlohmann::json::object());
@@ -67,11 +84,8 @@ CheckpointReport convert_checkpoint(const fs::path& input, const fs::path& outpu
   const model::CheckpointSource source("convert_checkpoint", input);
   require_owner("convert_checkpoint", source, options.family);
   const CheckpointContents contents = model::read_contents(source);
-  const auto said = source.quantization(), own = model::family_of(options.family).config({});
-  const bool is_said =
-      !said || !own ||
-      model::text_at(*said, "quant_method") == model::text_at(*own, "quant_method");
-  model::RewritePlan plan = model::plan_conversion(contents, options, is_said);
+  require_another(source, contents, options);
+  model::RewritePlan plan = model::plan_conversion(contents, options);
   plan.of_diffusers = of_diffusers(source);
   drop_unsaid(source, plan);
   return model::write_checkpoint(source, plan, {}, options.progress, output);

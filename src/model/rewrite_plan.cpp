@@ -241,7 +241,7 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
 }
 
 RewritePlan plan_conversion(const CheckpointContents& contents,
-                            const ConvertCheckpointOptions& options, bool is_said) {
+                            const ConvertCheckpointOptions& options) {
   constexpr std::string_view kOperation = "convert_checkpoint";
   if (!contents.family) {
     core::fail_argument(kOperation, "input",
@@ -249,15 +249,6 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
                         core::format("{} tensors, none in FP8", contents.others.size()));
   }
   const Family& family = family_of(options.family);
-  // Names and methods that a family reads and does not write are a reason to convert within it.
-  const bool is_own = std::all_of(
-      contents.weights.begin(), contents.weights.end(), [&](const CheckpointWeight& weight) {
-        return !weight.scale || weight.scale->name == spelled(family.spelling().scale, weight.name);
-      });
-  if (*contents.family == options.family && !options.granularity && is_said && is_own) {
-    core::fail_argument(kOperation, "family",
-                        "another family than the input's, or a granularity beside it", family.name);
-  }
   for (const CheckpointWeight& weight : contents.weights) {
     if (family.granularities_of(weight.codes.shape).empty()) {
       core::fail_argument(

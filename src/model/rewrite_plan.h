@@ -51,10 +51,9 @@ struct RewritePlan {
 RewritePlan plan_quantization(const CheckpointContents& contents,
                               const QuantizeCheckpointOptions& options);
 
-/// Throws what convert_checkpoint() throws of what a checkpoint holds. `is_said`: its config says
-/// of the family's method what the family writes, or nothing.
+/// Throws what convert_checkpoint() throws of what a checkpoint holds.
 RewritePlan plan_conversion(const CheckpointContents& contents,
-                            const ConvertCheckpointOptions& options, bool is_said);
+                            const ConvertCheckpointOptions& options);
 
 /// What is to be said of the checkpoint that the plan makes.
 Description describe(const RewritePlan& plan);
