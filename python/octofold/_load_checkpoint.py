@@ -42,7 +42,10 @@ _DTYPES: Final[dict[str, tuple[np.dtype[Any], str]]] = {
     )
 }
 
-
+OF_SERVERS: Final = (
+    r"\.([kvqp]|prob|kv|output)_scale$|\.(input_scale_ub|kv_cache_scaling_factor)$|zero_point$"
+)
+"""Names of numbers of caches, queries and outputs, which no module has."""
 _OF_SCALES: Final = ("F32", "BF16", "F16")
 _CACHE_SCALE: Final = re.compile(r"\.([kvqp]|kv|[kv]_proj\.output)_scale$")
 

@@ -10,7 +10,6 @@ from .dtypes import WIDE, DTypeLike, dtype_name
 from .errors import invalid_argument
 from .frameworks import Array, Framework, is_torch
 from .granularity import UNITS, Unit
-from .imported import imported
 from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
 from .streams import StreamLike
@@ -46,8 +45,9 @@ class ScaledTensor(Scaled):
         if not is_torch(self.data):
             return state
         # pickle reads no FP8 of torch's: codes travel as bytes, beside their dtype.
-        torch = imported("torch")
-        return state | {"data": self.data.view(torch.uint8), "codes": self.data.dtype}  # type: ignore[union-attr]
+        import torch
+
+        return state | {"data": self.data.view(torch.uint8), "codes": self.data.dtype}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         codes = state.pop("codes", None)

@@ -11,7 +11,7 @@ from torch.nn import Module
 from .._core.errors import InvalidArgumentError, invalid_argument
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
-from .._load_checkpoint import Checkpoint, load_checkpoint
+from .._load_checkpoint import OF_SERVERS, Checkpoint, load_checkpoint
 from ..nn.conversion.frozen import frozen_layer
 from ..nn.conversion.linear import replaced
 from ..nn.recipes.choice import require_compute
@@ -19,10 +19,6 @@ from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
 _NAMED_AT_MOST: Final = 5
-_OF_SERVERS: Final = re.compile(
-    r"\.([kvqp]|prob|kv|output)_scale$|\.(input_scale_ub|kv_cache_scaling_factor)$|zero_point$"
-)
-"""Numbers of caches, queries and outputs, which no module has."""
 
 
 @torch.no_grad()
@@ -98,7 +94,8 @@ def _present(slot: Slot, checkpoint: Checkpoint) -> list[str]:
 
 def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Checkpoint) -> None:
     known = {name for slot in slots for name in slot.names}
-    unexpected = [name for name in checkpoint if name not in known and not _OF_SERVERS.search(name)]
+    others = (name for name in checkpoint if name not in known)
+    unexpected = [name for name in others if not re.search(OF_SERVERS, name)]
     missing = [slot.names[0] for slot in slots if not _present(slot, checkpoint)]
     if missing or unexpected:
         expected = "the names of the module's parameters and buffers (or strict=False)"

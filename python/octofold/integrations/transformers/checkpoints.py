@@ -25,14 +25,15 @@ from ..._core.files import open_regular
 from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
+from ..._load_checkpoint import OF_SERVERS
 from ...nn.autograd.fitting import is_fp8
 from ...nn.layers.fp8_weight import Fp8Weight
 from .config import OctofoldConfig
 from .experts import STACKED, is_experts
 
 _CODES: Final = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
-_OF_SERVERS: Final = (r"input_scale$", r"activation_scale$", r"\.[kv]_scale$")
-"""Names of what no module has: static scales of inputs, and of caches of keys and values."""
+_OF_SERVERS: Final = (r"input_scale$", r"activation_scale$", OF_SERVERS)
+"""Names of what no module has: static scales of inputs, and servers' numbers."""
 
 
 def checkpoint_config(name: str, compute: str = "auto", **options: Any) -> Any:
