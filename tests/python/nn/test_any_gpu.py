@@ -144,10 +144,6 @@ def test_modules_that_come_to_another_gpu(make, pretend, casts):
 IN, OUT = 384, 200
 
 
-def frozen(plain, weight, compute):
-    return frozen_layer(plain, weight, compute)
-
-
 def layerwise(plain, weight, compute):
     native = {"auto": "auto", "native": True, "weight-only": False}[compute]
     storage = Storage(weight.granularity, native, plain.weight.dtype, False)
@@ -177,13 +173,13 @@ def is_native(holder, compute, name, tokens):
     """Whether activations are cast, on a GPU or (None) on the CPU."""
     if holder is copying or compute == "weight-only" or name in WITHOUT:
         return False
-    on_cpu = name is None and holder is not frozen  # which takes it for a GPU with FP8 units
+    on_cpu = name is None and holder is not frozen_layer  # which takes it for a GPU with FP8 units
     return compute == "native" or (tokens > 16 and not on_cpu)
 
 
 @pytest.mark.parametrize("format", [*GRANULARITIES, "e5m2 128x128", "e5m2 channel"])
 @pytest.mark.parametrize("compute", ["auto", "native", "weight-only"])
-@pytest.mark.parametrize("holder", [frozen, layerwise, plug, torchao_tensor, copying])
+@pytest.mark.parametrize("holder", [frozen_layer, layerwise, plug, torchao_tensor, copying])
 @pytest.mark.parametrize(
     "mode", ["no_grad", "grad", pytest.param("compiled", marks=pytest.mark.slow)]
 )
@@ -232,11 +228,10 @@ def test_other_activations(dtype, pretend):
 def test_a_weight_of_other_scales_is_not_held():
     layer = nn.InferenceLinear.from_linear(torch.nn.Linear(IN, OUT))
     for format in ("channel", "e5m2 128x128"):
-        other = octofold.quantize(random(OUT, IN), format)
         with pytest.raises(
             octofold.InvalidArgumentError, match=f"'weight'.*e4m3 128x128.*{format}"
         ):
-            layer.hold(other, None)
+            layer.hold(octofold.quantize(random(OUT, IN), format), None)
 
 
 def test_info_and_matrix_tell(pretend):
