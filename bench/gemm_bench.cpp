@@ -1,7 +1,5 @@
-// The FP8 product beside the FP32 product of the OpenBLAS that it is built on. OpenBLAS here runs
-// on one thread: compare with OCTOFOLD_NUM_THREADS=1.
+// The FP8 product on the CPU. `octofold bench gemm` has it beside NumPy's FP32 product.
 #include <benchmark/benchmark.h>
-#include <cblas.h>
 
 #include "octofold/cast.h"
 #include "octofold/gemm.h"
@@ -34,19 +32,6 @@ void fp8_gemm(benchmark::State& state, Granularity granularity_a, Granularity gr
   count_operations(state, size);
 }
 
-void fp32_gemm(benchmark::State& state) {
-  const std::int64_t size = state.range(0);
-  const std::vector<float> x = random_matrix(size, size);
-  std::vector<float> d(x.size());
-  const auto n = static_cast<blasint>(size);
-  for (auto _ : state) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, n, n, 1.0F, x.data(), n, x.data(), n,
-                0.0F, d.data(), n);
-  }
-  count_operations(state, size);
-}
-
-BENCHMARK(fp32_gemm)->Arg(256)->Arg(1024)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(fp8_gemm, 1x128_128x128, Granularity::kBlock1x128, Granularity::kBlock128x128)
     ->Arg(256)
     ->Arg(1024)

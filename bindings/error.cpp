@@ -13,7 +13,6 @@ const char* kind_of(const Error& error) {
     case ErrorCode::kInvalidArgument: return "octofold.InvalidArgumentError";
     case ErrorCode::kUnsupported: return "octofold.UnsupportedError";
     case ErrorCode::kUnavailable: return "octofold.UnavailableError";
-    case ErrorCode::kOutOfMemory: return "octofold.OutOfMemoryError";
     case ErrorCode::kIo:
       return error.system_error() == 0 ? "octofold.IoError" : "octofold.IoErrorWithErrno";
     case ErrorCode::kBadFormat: return "octofold.BadFormatError";

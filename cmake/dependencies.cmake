@@ -13,23 +13,6 @@ endmacro()
 octofold_require(fmt libfmt-dev 9)
 octofold_require(nlohmann_json nlohmann-json3-dev 3.11)
 
-# The serial flavour: Octofold splits the work over threads itself, and a BLAS without threads of
-# its own starts none when the library is loaded and survives fork. It does not lock its one table
-# either: src/cpu/blas.cpp does, by way of --wrap.
-find_path(OPENBLAS_INCLUDE_DIR cblas.h
-          PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial openblas-serial)
-find_library(OPENBLAS_LIBRARY libopenblas.a
-             PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial openblas-serial)
-if(NOT OPENBLAS_INCLUDE_DIR OR NOT OPENBLAS_LIBRARY)
-  message(FATAL_ERROR "The serial, static OpenBLAS was not found. On Debian or Ubuntu: "
-                      "apt-get install libopenblas-serial-dev")
-endif()
-add_library(octofold_openblas INTERFACE)
-target_include_directories(octofold_openblas SYSTEM INTERFACE ${OPENBLAS_INCLUDE_DIR})
-target_link_libraries(octofold_openblas INTERFACE ${OPENBLAS_LIBRARY} m)
-target_link_options(octofold_openblas INTERFACE
-  -Wl,--wrap=blas_memory_alloc -Wl,--wrap=blas_memory_free)
-
 # Header-only: XXH_INLINE_ALL.
 find_path(XXHASH_INCLUDE_DIR xxhash.h)
 if(NOT XXHASH_INCLUDE_DIR)

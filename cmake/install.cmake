@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 install(TARGETS octofold EXPORT octofold
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp)
 install(DIRECTORY include/octofold TYPE INCLUDE COMPONENT cpp)
-# The library carries OpenBLAS and others, whose licenses ask to go where it goes.
+# The library carries Zstandard and others, whose licenses ask to go where it goes.
 install(FILES LICENSE NOTICE TYPE DOC COMPONENT cpp)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/octofold)

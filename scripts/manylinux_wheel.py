@@ -29,7 +29,6 @@ MIRROR = "http://deb.debian.org/debian"
 PACKAGES = (
     "libfmt-dev",
     "libfmt9",
-    "libopenblas-serial-dev",
     "libxxhash-dev",
     "libzstd-dev",
     "nlohmann-json3-dev",

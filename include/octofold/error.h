@@ -12,7 +12,6 @@ enum class ErrorCode {
   kInvalidArgument,  ///< the caller's argument is wrong; the message names it
   kUnsupported,      ///< valid, but nothing here can do it
   kUnavailable,      ///< needs a device, a driver or a library that is not there
-  kOutOfMemory,      ///< the host has too little memory left for a product
   kIo,               ///< the operating system refused a file operation
   kBadFormat,        ///< a file is not what it claims to be
   kInternal,         ///< a fault of Octofold itself

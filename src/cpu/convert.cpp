@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/number_formats.h"
 #include "cpu/parallel.h"
+#include "cpu/vector_kernels.h"
 
 namespace octofold::cpu {
 
@@ -14,7 +16,12 @@ void load(const void* data, DType dtype, std::int64_t offset, std::int64_t strid
   with_format(dtype, [&](auto format) {
     using Format = decltype(format);
     const auto* elements = static_cast<const typename Format::Storage*>(data) + offset;
-    // The common case in a loop of its own, for the vectorizer.
+    // The common case in loops of its own, for vectors.
+    if constexpr (std::is_same_v<Format, E4M3>) {
+      if (stride == 1) return vector_kernels().decode_e4m3(elements, count, out);
+    } else if constexpr (std::is_same_v<Format, E5M2>) {
+      if (stride == 1) return vector_kernels().decode_e5m2(elements, count, out);
+    }
     if (stride == 1) {
       for (std::int64_t i = 0; i < count; ++i) out[i] = Format::decode(elements[i]);
     } else {

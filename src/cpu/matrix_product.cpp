@@ -4,117 +4,147 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <new>
+#include <type_traits>
 
+#include "core/options.h"
 #include "core/scale_layout.h"
-#include "cpu/blas.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
+#include "cpu/vector_kernels.h"
 #include "kernels/shared/channel_scale.h"
 
 namespace octofold::cpu {
 namespace {
 
-// Output tiles are what threads share. A tile's two operand blocks, its partial sum and its
-// accumulator take 448 KiB, which a level-2 cache holds. The sizes are multiples of the scale
-// block in N, so that the tile grid keeps to the weights' scale grid.
-constexpr std::int64_t kTileM = kProductTileRows;
-constexpr std::int64_t kTileN = 2 * kScaleBlock;
+// What is in FP32 at one time, so that it stays in a core's own cache: a block of kScaleBlock of
+// the depth of so many columns, and of so many rows. The sums of as many columns and kMostRows are
+// there for as long as b is read, once for them all.
+constexpr std::int64_t kMostColumns = 3 * kScaleBlock;
+constexpr std::int64_t kRowsAtOnce = 96;
+constexpr std::int64_t kMostRows = 1024;
 
-// A BLAS chooses by the number of rows how it sums. Calls for as many rows always sum each alike,
-// where the number is a multiple of what its kernels have in registers.
-constexpr std::int64_t kInvariantRows = 32;
-static_assert(kTileM % kInvariantRows == 0);
+// Parts that are smaller spend more time on operands than on products.
+constexpr std::int64_t kFewestColumns = 96;
+constexpr std::int64_t kFewestRows = 48;
 
-struct Tile {
+// A part of out: what one thread computes at a time.
+struct Part {
   std::int64_t m, rows;
   std::int64_t n, cols;
 };
 
-// Scratch of one thread, allocated without touching it.
+// The sizes of parts, of which there should be as many for each thread.
+Part largest_part(std::int64_t size_m, std::int64_t size_n) {
+  const std::int64_t threads = core::options().num_threads;
+  const auto pieces = [&](std::int64_t size, std::int64_t most, std::int64_t fewest,
+                          std::int64_t multiple) {
+    const std::int64_t needed = core::ceil_divide(core::ceil_divide(size, most), multiple);
+    const std::int64_t worth = core::ceil_divide(size, fewest);
+    return std::max(std::min(needed * multiple, worth), core::ceil_divide(size, most));
+  };
+  const std::int64_t across = pieces(size_n, kMostColumns, kFewestColumns, threads);
+  const std::int64_t down =
+      pieces(size_m, kMostRows, kFewestRows, core::ceil_divide(threads, across));
+  const std::int64_t columns = core::ceil_divide(size_n, across);
+  return {0, core::ceil_divide(size_m, down), 0,
+          core::ceil_divide(columns, kMostPanel) * kMostPanel};
+}
+
+// Memory from the start of a cache line on, where the loads of vectors do not cross one.
+template <typename Value>
+auto make_aligned(std::int64_t count) {
+  constexpr std::align_val_t kLine{64};
+  struct Free {
+    void operator()(void* memory) const { ::operator delete(memory, kLine); }
+  };
+  const auto size = static_cast<std::size_t>(count) * sizeof(Value);
+  return std::unique_ptr<Value[], Free>(static_cast<Value*>(::operator new(size, kLine)));
+}
+
+// Scratch of one thread.
 template <typename Sum>
 struct Workspace {
-  std::unique_ptr<float[]> a = std::make_unique_for_overwrite<float[]>(kTileM * kScaleBlock);
-  std::unique_ptr<float[]> b = std::make_unique_for_overwrite<float[]>(kTileN * kScaleBlock);
-  std::unique_ptr<float[]> partial = std::make_unique_for_overwrite<float[]>(kTileM * kTileN);
-  std::unique_ptr<Sum[]> sum = std::make_unique_for_overwrite<Sum[]>(kTileM * kTileN);
-  float scale_a[kTileM];
-  float scale_b[kTileN];
+  explicit Workspace(const Part& largest)
+      : packed(make_aligned<float>(largest.cols * kScaleBlock)),
+        sum(make_aligned<Sum>(largest.rows * largest.cols)),
+        stride(largest.cols) {
+    // Columns up to a whole panel are summed with the others, and are nobody's.
+    std::fill_n(b.get(), kMostPanel * kScaleBlock, 0.0f);
+  }
+
+  decltype(make_aligned<float>(0)) a = make_aligned<float>(kRowsAtOnce * kScaleBlock);
+  decltype(make_aligned<float>(0)) b = make_aligned<float>(kMostPanel * kScaleBlock);
+  decltype(make_aligned<float>(0)) packed;
+  decltype(make_aligned<Sum>(0)) sum;
+  std::int64_t stride;
+  float scale_a[kRowsAtOnce];
+  float scale_b[kMostColumns] = {};
 };
 
 core::ScaleAccess<const float> scale_access(const DotOperand& matrix) {
   return core::scale_access({matrix.data, *matrix.scale, matrix.granularity});
 }
 
-// sum[i, j] += partial[i, j] · (scale_a[i] · scale_b[j]): the second level of the accumulation.
-template <typename Sum>
-void promote(const Tile& tile, Workspace<Sum>& work) {
-  for (std::int64_t i = 0; i < tile.rows; ++i) {
-    const float* partial = work.partial.get() + i * kTileN;
-    Sum* sum = work.sum.get() + i * kTileN;
-    for (std::int64_t j = 0; j < tile.cols; ++j) {
-      sum[j] += static_cast<Sum>(partial[j]) *
-                (static_cast<Sum>(work.scale_a[i]) * static_cast<Sum>(work.scale_b[j]));
-    }
-  }
-}
-
 // The last level of two-level scales: b's factors, which are those of out's columns.
-void multiply_columns(const TensorView& factors, const Tile& tile, float* sum) {
-  const float* of_tile = static_cast<const float*>(factors.data) + tile.n;
-  for (std::int64_t j = 0; j < tile.cols; ++j) sum[j] *= config::channel_factor(of_tile[j]);
+void multiply_columns(const TensorView& factors, const Part& part, float* sum) {
+  const float* of_part = static_cast<const float*>(factors.data) + part.n;
+  for (std::int64_t j = 0; j < part.cols; ++j) sum[j] *= config::channel_factor(of_part[j]);
 }
 
 // Adds C and the bias in FP32 and rounds once.
 template <typename Sum>
-void store_tile(const MatrixProduct& product, const Tile& tile, Workspace<Sum>& work) {
-  std::array<float, kTileN> sum, addend;
+void store_part(const MatrixProduct& product, const Part& part, Workspace<Sum>& work) {
+  std::array<float, kMostColumns> sum, addend;
   const auto add_row = [&](const TensorView& tensor, std::int64_t offset) {
-    load(tensor.data, tensor.dtype, offset + tile.n, 1, tile.cols, addend.data());
-    for (std::size_t j = 0; j < static_cast<std::size_t>(tile.cols); ++j) sum[j] += addend[j];
+    load(tensor.data, tensor.dtype, offset + part.n, 1, part.cols, addend.data());
+    for (std::size_t j = 0; j < static_cast<std::size_t>(part.cols); ++j) sum[j] += addend[j];
   };
   const MutableTensorView& out = product.out;
-  for (std::int64_t i = 0; i < tile.rows; ++i) {
-    const Sum* const row = work.sum.get() + i * kTileN;
-    std::transform(row, row + tile.cols, sum.begin(),
+  for (std::int64_t i = 0; i < part.rows; ++i) {
+    const Sum* const row = work.sum.get() + i * work.stride;
+    std::transform(row, row + part.cols, sum.begin(),
                    [](Sum value) { return static_cast<float>(value); });
-    if (product.channel_scale) multiply_columns(*product.channel_scale, tile, sum.data());
-    if (product.c) add_row(*product.c, (tile.m + i) * product.c->strides[0]);
+    if (product.channel_scale) multiply_columns(*product.channel_scale, part, sum.data());
+    if (product.c) add_row(*product.c, (part.m + i) * product.c->strides[0]);
     if (product.bias) add_row(*product.bias, 0);
-    store(sum.data(), tile.cols, out.data, out.dtype, (tile.m + i) * out.strides[0] + tile.n,
+    store(sum.data(), part.cols, out.data, out.dtype, (part.m + i) * out.strides[0] + part.n,
           Overflow::kSaturate);
   }
 }
 
-// partial = a · bᵀ of a tile's blocks; with batch_invariant also of rows behind the tile's, which
-// are nobody's.
 template <typename Sum>
-void multiply_blocks(const MatrixProduct& product, const Tile& tile, std::int64_t depth,
-                     Workspace<Sum>& work) {
-  const auto multiply_rows = [&](std::int64_t first, std::int64_t rows) {
-    multiply(rows, tile.cols, depth, work.a.get() + first * kScaleBlock, kScaleBlock, work.b.get(),
-             kScaleBlock, work.partial.get() + first * kTileN, kTileN);
-  };
-  if (!product.batch_invariant) return multiply_rows(0, tile.rows);
-  const std::int64_t behind =
-      core::ceil_divide(tile.rows, kInvariantRows) * kInvariantRows - tile.rows;
-  std::fill_n(work.a.get() + tile.rows * kScaleBlock, behind * kScaleBlock, 0.0f);
-  for (std::int64_t first = 0; first < tile.rows; first += kInvariantRows) {
-    multiply_rows(first, kInvariantRows);
-  }
-}
-
-template <typename Sum>
-void compute_tile(const MatrixProduct& product, const Tile& tile, Workspace<Sum>& work) {
-  std::fill_n(work.sum.get(), tile.rows * kTileN, Sum{0});
+void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>& work) {
+  const VectorKernels& kernels = vector_kernels();
+  std::fill_n(work.sum.get(), part.rows * work.stride, Sum{0});
   const std::int64_t size_k = product.a.depth();
   for (std::int64_t k = 0; k < size_k; k += kScaleBlock) {
     const std::int64_t depth = std::min<std::int64_t>(kScaleBlock, size_k - k);
-    product.a.load_block(tile.m, tile.rows, k, depth, work.a.get(), work.scale_a);
-    product.b.load_block(tile.n, tile.cols, k, depth, work.b.get(), work.scale_b);
-    multiply_blocks(product, tile, depth, work);
-    promote(tile, work);
+    for (std::int64_t col = 0; col < part.cols; col += kMostPanel) {
+      const std::int64_t cols = std::min(kMostPanel, part.cols - col);
+      product.b.load_block(part.n + col, cols, k, depth, work.b.get(), work.scale_b + col);
+      kernels.pack(work.b.get(), kMostPanel, work.packed.get() + col * kScaleBlock);
+    }
+    for (std::int64_t row = 0; row < part.rows; row += kRowsAtOnce) {
+      const std::int64_t rows = std::min(kRowsAtOnce, part.rows - row);
+      product.a.load_block(part.m + row, rows, k, depth, work.a.get(), work.scale_a);
+      const BlockProduct<Sum> block{.rows = rows,
+                                    .columns = part.cols,
+                                    .depth = depth,
+                                    .a = work.a.get(),
+                                    .b = work.packed.get(),
+                                    .scale_a = work.scale_a,
+                                    .scale_b = work.scale_b,
+                                    .sum = work.sum.get() + row * work.stride,
+                                    .stride = work.stride};
+      if constexpr (std::is_same_v<Sum, float>) {
+        kernels.add_block(block);
+      } else {
+        kernels.add_block_in_double(block);
+      }
+    }
   }
-  store_tile(product, tile, work);
+  store_part(product, part, work);
 }
 
 }  // namespace
@@ -134,7 +164,15 @@ void Operand::load_block(std::int64_t first, std::int64_t count, std::int64_t k,
 void Operand::load_rows(std::int64_t first, std::int64_t count, std::int64_t k, std::int64_t depth,
                         float* values, float* scales) const {
   const TensorView& data = matrix_.data;
+  const std::int64_t size = size_of(data.dtype);
+  const auto* const bytes = static_cast<const std::byte*>(data.data) + k * size;
   for (std::int64_t i = 0; i < count; ++i) {
+    // The rows to come, of which a processor does not see that they are next.
+    constexpr std::int64_t kAhead = 6, kLine = 64;
+    if (i + kAhead < count) {
+      const std::byte* const ahead = bytes + (first + i + kAhead) * data.strides[0] * size;
+      for (std::int64_t at = 0; at < depth * size; at += kLine) __builtin_prefetch(ahead + at);
+    }
     load(data.data, data.dtype, (first + i) * data.strides[0] + k, 1, depth,
          values + i * kScaleBlock);
   }
@@ -142,9 +180,8 @@ void Operand::load_rows(std::int64_t first, std::int64_t count, std::int64_t k, 
   if (!matrix_.scale) return;
   const core::UnitSize unit = core::unit_size(matrix_.granularity, data.shape[0], data.shape[1]);
   const core::ScaleAccess<const float> scale = scale_access(matrix_);
-  for (std::int64_t i = 0; i < count; ++i) {
-    scales[i] = scale((first + i) / unit.rows, k / unit.cols);
-  }
+  const std::int64_t column = k / unit.cols;
+  for (std::int64_t i = 0; i < count; ++i) scales[i] = scale((first + i) / unit.rows, column);
 }
 
 // Scales that differ along the depth multiply numbers; others belong to columns, as those of rows
@@ -156,11 +193,12 @@ void Operand::load_columns(std::int64_t first, std::int64_t count, std::int64_t 
   const core::ScaleAccess<const float> scale = scale_access(matrix_);
   const bool has_factors = matrix_.granularity == Granularity::kChannel ||
                            matrix_.granularity == Granularity::kBlock1x128;
-  std::array<float, kTileN> row;
+  std::array<float, kRowsAtOnce> row;
   for (std::int64_t i = 0; i < depth; ++i) {
     load(data.data, data.dtype, (k + i) * data.strides[0] + first, 1, count, row.data());
-    for (std::int64_t begin = 0; begin < count; begin += kScaleBlock) {
-      const std::int64_t end = std::min<std::int64_t>(begin + kScaleBlock, count);
+    for (std::int64_t begin = 0, end; begin < count; begin = end) {
+      const std::int64_t in_block = (first + begin) % kScaleBlock;
+      end = std::min<std::int64_t>(begin + kScaleBlock - in_block, count);
       const float factor =
           has_factors ? scale((k + i) / unit.rows, (first + begin) / unit.cols) : 1;
       for (std::int64_t j = begin; j < end; ++j) {
@@ -176,16 +214,18 @@ void Operand::load_columns(std::int64_t first, std::int64_t count, std::int64_t 
 template <typename Sum>
 void compute(const MatrixProduct& product) {
   const std::int64_t size_m = product.out.shape[0], size_n = product.out.shape[1];
+  if (size_m == 0 || size_n == 0) return;
   const std::int64_t size_k = product.a.depth();
-  const std::int64_t tiles_n = core::ceil_divide(size_n, kTileN);
-  const std::int64_t tiles = core::ceil_divide(size_m, kTileM) * tiles_n;
-  const std::int64_t rows = std::min(kTileM, size_m), cols = std::min(kTileN, size_n);
-  const std::int64_t work_per_tile =  // multiplications cost a small part of a converted element
-      rows * cols * (1 + size_k / 16) + (rows + cols) * size_k;
-  parallel_for(tiles, work_per_tile, [&] {
-    return [&, work = Workspace<Sum>()](std::int64_t index) mutable {
-      const std::int64_t m = index / tiles_n * kTileM, n = index % tiles_n * kTileN;
-      compute_tile(product, {m, std::min(kTileM, size_m - m), n, std::min(kTileN, size_n - n)},
+  const Part largest = largest_part(size_m, size_n);
+  const std::int64_t across = core::ceil_divide(size_n, largest.cols);
+  const std::int64_t parts = core::ceil_divide(size_m, largest.rows) * across;
+  const std::int64_t work_per_part =  // multiplications cost a small part of a converted element
+      largest.rows * largest.cols * (1 + size_k / 16) + (largest.rows + largest.cols) * size_k;
+  parallel_for(parts, work_per_part, [&] {
+    return [&, work = Workspace<Sum>(largest)](std::int64_t index) mutable {
+      const std::int64_t m = index / across * largest.rows, n = index % across * largest.cols;
+      compute_part(product,
+                   {m, std::min(largest.rows, size_m - m), n, std::min(largest.cols, size_n - n)},
                    work);
     };
   });

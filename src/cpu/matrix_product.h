@@ -10,10 +10,6 @@
 
 namespace octofold::cpu {
 
-/// Rows of the result that are summed together. What stands in an element does not depend on rows
-/// outside of its tile, which counts from the first row.
-inline constexpr int kProductTileRows = 128;
-
 /// One of the two: vectors along the depth, the dimension that is summed.
 class Operand {
  public:
@@ -26,8 +22,8 @@ class Operand {
 
   std::int64_t depth() const { return matrix_.data.shape[has_columns_ ? 0 : 1]; }
   /// Of `count` vectors from `first` on, the numbers at [k, k + depth), kScaleBlock to a vector;
-  /// and what the sums with each are to be multiplied by. `first` and k are multiples of
-  /// kScaleBlock, `depth` is at most that.
+  /// and what the sums with each are to be multiplied by. k is a multiple of kScaleBlock,
+  /// `depth` is at most that.
   void load_block(std::int64_t first, std::int64_t count, std::int64_t k, std::int64_t depth,
                   float* values, float* scales) const;
 
@@ -49,12 +45,11 @@ struct MatrixProduct {
   std::optional<TensorView> channel_scale{};
   std::optional<TensorView> c{};
   std::optional<TensorView> bias{};
-  /// Whether what stands in a row of out depends on that row of a alone.
-  bool batch_invariant = false;
 };
 
 /// Sums of kScaleBlock products are made in FP32, and added, with their scales, as `Sum`: float or
-/// double. The rest is FP32, with one rounding to out's type.
+/// double. The rest is FP32, with one rounding to out's type. An element's bits depend on its own
+/// vectors, not on how many others there are.
 template <typename Sum>
 void compute(const MatrixProduct& product);
 

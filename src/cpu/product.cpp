@@ -23,9 +23,11 @@ namespace {
 using config::GroupBounds;
 using config::Work;
 
-// Rows whose codes, or gates and ups, are in memory at one time: enough for all threads, and whole
-// tiles of a product, so that each element is summed as in all rows at once.
+// Rows whose codes, or gates and ups, are in memory at one time: enough for all threads.
 constexpr std::int64_t kBandRows = 1024;
+
+// Rows that arrive are multiplied in as many at a time.
+constexpr int kArrivalRows = 128;
 
 template <typename View>
 View columns_of(View matrix, std::int64_t begin, std::int64_t size) {
@@ -60,8 +62,7 @@ void multiply_codes(const core::Product& product) {
                   .out = product.out,
                   .channel_scale = product.b.channel_scale,
                   .c = product.c,
-                  .bias = product.bias,
-                  .batch_invariant = product.batch_invariant});
+                  .bias = product.bias});
 }
 
 // With the codes of a in memory.
@@ -103,7 +104,7 @@ void multiply_matrices(const core::Product& product) {
   }
 }
 
-// Shard by shard, in whole tiles of a product as above.
+// Shard by shard.
 void multiply_arriving(const core::Product& product) {
   const core::Arrivals& arrivals = *product.arrivals;
   const auto rows = static_cast<int>(product.out.shape[0]);
@@ -112,16 +113,16 @@ void multiply_arriving(const core::Product& product) {
                                    .shard_rows = rows / shards,
                                    .shards = shards,
                                    .first_shard = static_cast<int>(arrivals.own),
-                                   .tile_rows = kProductTileRows};
+                                   .tile_rows = kArrivalRows};
   for (int count = 0, tile = 0; count < shards; ++count) {
     await_shard("gemm", arrivals, (arrivals.own + count) % shards);
     const int end = order.tiles_of(count + 1);
     while (tile < end) {  // rows on to the last one, then those from 0 on
       const int begin = order.row_of(tile);
-      const int most = config::ceil_divide(rows - begin, kProductTileRows);
+      const int most = config::ceil_divide(rows - begin, kArrivalRows);
       const int tiles = std::min(end - tile, most);
       multiply_matrices(
-          rows_of_product(product, begin, std::min(begin + tiles * kProductTileRows, rows)));
+          rows_of_product(product, begin, std::min(begin + tiles * kArrivalRows, rows)));
       tile += tiles;
     }
   }

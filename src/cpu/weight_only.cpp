@@ -16,8 +16,7 @@ void multiply_matrices(const core::WeightOnlyProduct& product) {
       .a = Operand(product.x),
       .b = product.transposed ? Operand::columns_of(product.w) : Operand(product.w),
       .out = product.out,
-      .bias = product.bias,
-      .batch_invariant = product.batch_invariant};
+      .bias = product.bias};
   if (size_of(product.x.data.dtype) == 2) return compute<float>(matrices);
   compute<double>(matrices);
 }

@@ -13,7 +13,7 @@
 
 #include "core/format.h"
 #include "core/options.h"
-#include "cpu/blas.h"
+#include "cpu/vector_kernels.h"
 #include "cuda/probe.h"
 #include "jit/nvrtc.h"
 #include "plan/capability.h"
@@ -77,12 +77,13 @@ Info info() {
   cuda::DriverProbe probe = cuda::probe_driver();
   Component nvrtc = jit::probe_nvrtc();
   for (GpuInfo& gpu : probe.gpus) describe(gpu, nvrtc);
-  return {.version = OCTOFOLD_VERSION,
-          .cpu_threads = core::options().num_threads,
-          .cpu = {.available = true, .detail = cpu::blas_description()},
-          .driver = std::move(probe.driver),
-          .nvrtc = std::move(nvrtc),
-          .gpus = std::move(probe.gpus)};
+  return {
+      .version = OCTOFOLD_VERSION,
+      .cpu_threads = core::options().num_threads,
+      .cpu = {.available = true, .detail = core::format("{} vectors", cpu::vector_kernels().name)},
+      .driver = std::move(probe.driver),
+      .nvrtc = std::move(nvrtc),
+      .gpus = std::move(probe.gpus)};
 }
 
 }  // namespace octofold

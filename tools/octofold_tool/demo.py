@@ -8,8 +8,7 @@ from .advised_demo import advise_twin
 from .answers import Answers, compare_answers
 from .arrays import choose_arrays
 from .demo_results import DemoResults, chart, document, show
-from .linear_layers import embed_and_record, embed_by, measure_layer, time_fp8
-from .measure import rest
+from .linear_layers import embed_and_record, embed_by, measure_layer, time_layers
 from .minilm import PACKAGE, MiniLm, model_folder
 from .report import (
     check_writable,
@@ -97,16 +96,12 @@ def run(arguments: argparse.Namespace) -> None:
     originals = {name: model.linear_parameters(name)[0] for name in names}
     weights = {name: cast_weight(originals[name], arrays) for name in names}
     scheme = Fp8Weights(arrays) if arguments.weight_only else Fp8Products(arrays)
-    rest()  # all of FP8 is timed before any of FP32: see measure.REST
-    times = {
-        name: time_fp8(activations[name], weights[name], scheme, arrays)
-        for name in tracked("timing each layer in FP8", names)
-    }
+    times = time_layers(activations, originals, weights, scheme, arrays)
     layers = [
         measure_layer(
             name, activations[name], originals[name], weights[name], times[name], scheme, arrays
         )
-        for name in tracked("comparing with FP32", names)
+        for name in tracked("comparing with FP64", names)
     ]
 
     def answers(attention: Fp8Attention | None = None) -> Answers:

@@ -3,16 +3,18 @@
 import dataclasses
 import math
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import octofold
 
 from .arrays import Arrays
-from .measure import decibels, interleaved_seconds, relative_error
+from .measure import decibels, relative_error, rest
 from .minilm import AttentionFunction, Float32Array, MiniLm
+from .report import tracked
 from .schemes import Scheme
 
 ROUNDS = 5
@@ -70,35 +72,51 @@ def embed_by(
 
 
 @dataclasses.dataclass(frozen=True)
-class Fp8Times:
-    """Milliseconds of one layer's GEMM, and of the cast of its activations."""
+class LayerTimes:
+    """Milliseconds of one layer's GEMM in FP8, of the cast of its activations, and of the GEMM in
+    FP32."""
 
     gemm: float
     cast: float
+    float32: float
 
 
-def time_fp8(
-    x: Float32Array, weight8: octofold.ScaledTensor, scheme: Scheme, arrays: Arrays
-) -> Fp8Times:
-    """Until the results are there; copies between NumPy and `arrays` are not counted."""
-    x_there = arrays.from_numpy(x)
-    x_cast = scheme.cast(x_there)
-    product = scheme.multiply(x_cast, weight8)
-
-    def multiply() -> None:
-        scheme.multiply(x_cast, weight8, out=product)
-        arrays.synchronize()
-
-    def cast() -> None:
-        scheme.cast(x_there)
-        arrays.synchronize()
-
-    return Fp8Times(gemm=median_milliseconds(multiply), cast=median_milliseconds(cast))
-
-
-def median_milliseconds(call: Callable[[], Any]) -> float:
-    (seconds,) = interleaved_seconds([call], ROUNDS)
-    return statistics.median(seconds) * 1e3
+def time_layers(
+    activations: Mapping[str, Float32Array],
+    originals: Mapping[str, Float32Array],
+    weights: Mapping[str, octofold.ScaledTensor],
+    scheme: Scheme,
+    arrays: Arrays,
+) -> dict[str, LayerTimes]:
+    """Until the results are there; copies between NumPy and `arrays` are not counted. In each round
+    all layers are multiplied in FP8, then cast, then multiplied in FP32 (see measure.REST), each
+    once before it is timed."""
+    calls: dict[str, list[Callable[[], object]]] = {}
+    for name, x in activations.items():
+        x_there = arrays.from_numpy(x)
+        x_cast = scheme.cast(x_there)
+        out = scheme.multiply(x_cast, weights[name])
+        out32 = np.empty((len(x), len(originals[name])), np.float32)
+        calls[name] = [
+            partial(scheme.multiply, x_cast, weights[name], out=out),
+            partial(scheme.cast, x_there),
+            partial(np.matmul, x, originals[name].T, out=out32),
+        ]
+    seconds: dict[str, list[list[float]]] = {name: [[], [], []] for name in calls}
+    for _ in tracked("timing each layer in FP8 and FP32", range(ROUNDS)):
+        rest()
+        for kind in range(3):
+            for name, call in calls.items():
+                call[kind]()
+                arrays.synchronize()
+                start = time.perf_counter()
+                call[kind]()
+                arrays.synchronize()
+                seconds[name][kind].append(time.perf_counter() - start)
+    return {
+        name: LayerTimes(*(statistics.median(taken) * 1e3 for taken in kinds))
+        for name, kinds in seconds.items()
+    }
 
 
 def measure_layer(
@@ -106,7 +124,7 @@ def measure_layer(
     x: Float32Array,
     weight: Float32Array,
     weight8: octofold.ScaledTensor,
-    times: Fp8Times,
+    times: LayerTimes,
     scheme: Scheme,
     arrays: Arrays,
 ) -> LayerResult:
@@ -131,5 +149,5 @@ def measure_layer(
         bytes_fp8=weight8.data.nbytes + 4 * math.prod(weight8.scale.shape),
         milliseconds_fp8=times.gemm,
         milliseconds_cast=times.cast,
-        milliseconds_float32=median_milliseconds(lambda: x @ weight.T),
+        milliseconds_float32=times.float32,
     )

@@ -1,0 +1,232 @@
+#include "cpu/vector_kernels.h"
+
+#include <vector>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include "octofold/types.h"
+
+#include "cpu/number_formats.h"
+
+// Each loop is written once, as a function that is always inlined into those that are compiled for
+// one kind of vectors: the compiler's own vector types become what the target has. With FMA, this
+// file's products and sums are fused (src/CMakeLists.txt).
+namespace octofold::cpu {
+namespace {
+
+#define OCTOFOLD_INLINED [[gnu::always_inline]] inline
+
+// The compiler's vectors, at any address of their elements. (A template of `using` loses
+// alignment.)
+template <typename Value, int kWidth>
+struct VectorOf {
+  typedef Value type __attribute__((vector_size(kWidth * sizeof(Value)), aligned(4), may_alias));
+};
+
+// How a kind of vectors is used: sums of kRows rows by kVectors vectors stay in registers.
+template <int kWidth_, int kVectors_, int kRows_>
+struct Shape {
+  static constexpr int kWidth = kWidth_, kVectors = kVectors_, kRows = kRows_;
+  static constexpr int kPanel = kWidth * kVectors;
+  static_assert(kMostPanel % kPanel == 0 && kScaleBlock % 4 == 0);
+};
+
+// Transposes squares of four.
+template <typename Shape>
+OCTOFOLD_INLINED void pack_panels(const float* b, std::int64_t count, float* packed) {
+  using Four = VectorOf<float, 4>::type;
+  constexpr std::int64_t kPanel = Shape::kPanel;
+  for (std::int64_t j = 0; j < count; j += 4) {
+    float* const out = packed + j / kPanel * kPanel * kScaleBlock + j % kPanel;
+    for (std::int64_t k = 0; k < kScaleBlock; k += 4) {
+      const float* const from = b + j * kScaleBlock + k;
+      const Four row0 = *reinterpret_cast<const Four*>(from);
+      const Four row1 = *reinterpret_cast<const Four*>(from + kScaleBlock);
+      const Four row2 = *reinterpret_cast<const Four*>(from + 2 * kScaleBlock);
+      const Four row3 = *reinterpret_cast<const Four*>(from + 3 * kScaleBlock);
+      const Four low01 = __builtin_shufflevector(row0, row1, 0, 4, 1, 5);
+      const Four high01 = __builtin_shufflevector(row0, row1, 2, 6, 3, 7);
+      const Four low23 = __builtin_shufflevector(row2, row3, 0, 4, 1, 5);
+      const Four high23 = __builtin_shufflevector(row2, row3, 2, 6, 3, 7);
+      float* const to = out + k * kPanel;
+      *reinterpret_cast<Four*>(to) = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(to + kPanel) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+      *reinterpret_cast<Four*>(to + 2 * kPanel) =
+          __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(to + 3 * kPanel) =
+          __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+    }
+  }
+}
+
+// kRows rows by a panel. What is at `block` are the first of them.
+template <typename Shape, int kRows, typename Sum>
+OCTOFOLD_INLINED void add_tile(const BlockProduct<Sum>& block) {
+  constexpr int kWidth = Shape::kWidth, kVectors = Shape::kVectors;
+  using Vector = VectorOf<float, kWidth>::type;
+  using Sums = VectorOf<Sum, kWidth>::type;
+  const float *const a = block.a, *const b = block.b;
+  Sum* const sum = block.sum;
+  Vector partial[kRows][kVectors] = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) __builtin_prefetch(sum + i * block.stride, 1);
+  for (std::int64_t k = 0; k < block.depth; ++k) {
+    Vector of_b[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      of_b[j] = *reinterpret_cast<const Vector*>(b + k * Shape::kPanel + j * kWidth);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) partial[i][j] += a[i * kScaleBlock + k] * of_b[j];
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      const auto& scale_b = *reinterpret_cast<const Vector*>(block.scale_b + j * kWidth);
+      *reinterpret_cast<Sums*>(sum + i * block.stride + j * kWidth) +=
+          __builtin_convertvector(partial[i][j], Sums) *
+          (static_cast<Sum>(block.scale_a[i]) * __builtin_convertvector(scale_b, Sums));
+    }
+  }
+}
+
+// The rows that are left where kRows do not fit.
+template <typename Shape, int kRows, typename Sum>
+OCTOFOLD_INLINED void add_last_tile(const BlockProduct<Sum>& block) {
+  if constexpr (kRows > 0) {
+    if (block.rows == kRows) return add_tile<Shape, kRows>(block);
+    add_last_tile<Shape, kRows - 1>(block);
+  }
+}
+
+template <typename Shape, typename Sum>
+OCTOFOLD_INLINED void add_panels(const BlockProduct<Sum>& block) {
+  for (std::int64_t column = 0; column < block.columns; column += Shape::kPanel) {
+    BlockProduct<Sum> tile = block;
+    tile.b += column * kScaleBlock;
+    tile.scale_b += column;
+    tile.sum += column;
+    for (; tile.rows >= Shape::kRows; tile.rows -= Shape::kRows) {
+      add_tile<Shape, Shape::kRows>(tile);
+      tile.a += Shape::kRows * kScaleBlock;
+      tile.scale_a += Shape::kRows;
+      tile.sum += Shape::kRows * tile.stride;
+    }
+    add_last_tile<Shape, Shape::kRows - 1>(tile);
+  }
+}
+
+template <typename Format>
+OCTOFOLD_INLINED void decode_by_table(const std::uint8_t* codes, std::int64_t count,
+                                      float* values) {
+  for (std::int64_t i = 0; i < count; ++i) values[i] = Format::decode(codes[i]);
+}
+
+using SmallShape = Shape<4, 2, 6>;
+constexpr VectorKernels kSmall{
+#ifdef __x86_64__
+    .name = "SSE2",
+#else
+    .name = "NEON",
+#endif
+    .panel = SmallShape::kPanel,
+    .pack = [](const float* b, std::int64_t count,
+               float* packed) { pack_panels<SmallShape>(b, count, packed); },
+    .add_block = [](const BlockProduct<float>& block) { add_panels<SmallShape>(block); },
+    .add_block_in_double = [](const BlockProduct<double>& block) { add_panels<SmallShape>(block); },
+    .decode_e4m3 = decode_by_table<E4M3>,
+    .decode_e5m2 = decode_by_table<E5M2>};
+
+#ifdef __x86_64__
+
+#define OCTOFOLD_AVX2 [[gnu::target("avx2,fma,f16c")]]
+using Avx2Shape = Shape<8, 2, 6>;
+
+// By way of FP16, whose conversion takes subnormal numbers at full speed: a code moved to where
+// FP16 has its bits is the number over a power of two. A NaN gets all bits of its magnitude.
+template <typename Format>
+OCTOFOLD_AVX2 void decode_avx2(const std::uint8_t* codes, std::int64_t count, float* values) {
+  constexpr int kShift = 10 - Format::format.mantissa_bits;
+  constexpr float kFactor = 1 << (15 - Format::format.bias);
+  constexpr int kLargest = Format::format.largest_code + (Format::format.has_infinity ? 1 : 0);
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i code =
+        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
+    const __m128i magnitude = _mm_and_si128(code, _mm_set1_epi16(0x7F));
+    const __m128i sign = _mm_slli_epi16(_mm_andnot_si128(_mm_set1_epi16(0x7F), code), 8);
+    const __m128i half = _mm_or_si128(_mm_slli_epi16(magnitude, kShift), sign);
+    const __m128i is_nan = _mm_cmpgt_epi16(magnitude, _mm_set1_epi16(kLargest));
+    const __m256i all_ones = _mm256_srli_epi32(_mm256_cvtepi16_epi32(is_nan), 1);
+    const __m256 value = _mm256_cvtph_ps(half) * kFactor;
+    _mm256_storeu_ps(values + i, _mm256_or_ps(value, _mm256_castsi256_ps(all_ones)));
+  }
+  decode_by_table<Format>(codes + i, count - i, values + i);
+}
+OCTOFOLD_AVX2 void pack_avx2(const float* b, std::int64_t count, float* packed) {
+  pack_panels<Avx2Shape>(b, count, packed);
+}
+OCTOFOLD_AVX2 void add_block_avx2(const BlockProduct<float>& block) {
+  add_panels<Avx2Shape>(block);
+}
+OCTOFOLD_AVX2 void add_block_in_double_avx2(const BlockProduct<double>& block) {
+  add_panels<Avx2Shape>(block);
+}
+constexpr VectorKernels kAvx2{.name = "AVX2",
+                              .panel = Avx2Shape::kPanel,
+                              .pack = pack_avx2,
+                              .add_block = add_block_avx2,
+                              .add_block_in_double = add_block_in_double_avx2,
+                              .decode_e4m3 = decode_avx2<E4M3>,
+                              .decode_e5m2 = decode_avx2<E5M2>};
+
+#define OCTOFOLD_AVX512 [[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]]
+using Avx512Shape = Shape<16, 2, 12>;
+
+OCTOFOLD_AVX512 void pack_avx512(const float* b, std::int64_t count, float* packed) {
+  pack_panels<Avx512Shape>(b, count, packed);
+}
+OCTOFOLD_AVX512 void add_block_avx512(const BlockProduct<float>& block) {
+  add_panels<Avx512Shape>(block);
+}
+OCTOFOLD_AVX512 void add_block_in_double_avx512(const BlockProduct<double>& block) {
+  add_panels<Avx512Shape>(block);
+}
+constexpr VectorKernels kAvx512{.name = "AVX-512",
+                                .panel = Avx512Shape::kPanel,
+                                .pack = pack_avx512,
+                                .add_block = add_block_avx512,
+                                .add_block_in_double = add_block_in_double_avx512,
+                                .decode_e4m3 = decode_avx2<E4M3>,
+                                .decode_e5m2 = decode_avx2<E5M2>};
+
+#endif
+
+std::vector<VectorKernels> supported() {
+  std::vector<VectorKernels> result;
+#ifdef __x86_64__
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("f16c");
+  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    result.push_back(kAvx512);
+  }
+  if (has_avx2) result.push_back(kAvx2);
+#endif
+  result.push_back(kSmall);
+  return result;
+}
+
+}  // namespace
+
+std::span<const VectorKernels> all_vector_kernels() {
+  static const std::vector<VectorKernels> kernels = supported();
+  return kernels;
+}
+
+}  // namespace octofold::cpu
