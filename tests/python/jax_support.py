@@ -6,8 +6,9 @@ import numpy as np
 import octofold
 import pytest
 
-# Before JAX starts: other tests want memory of the GPU too.
+# Before JAX starts: other tests want memory of the GPU too, and some want several devices.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ["XLA_FLAGS"] = f"{os.getenv('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
 jax = pytest.importorskip("jax")
 pytest.importorskip("jax_tvm_ffi")
 

@@ -57,7 +57,7 @@ def call(
                 "results and has a stream of its own; got one beside JAX's arrays"
             )
     arrays = [
-        _array(op, name, array)
+        array_of(op.name, name.removesuffix("?"), array)
         for name, array in zip(op.inputs, inputs, strict=True)
         if array is not None or not name.endswith("?")
     ]
@@ -66,11 +66,42 @@ def call(
     return results
 
 
-def _array(op: Row, name: str, array: Array) -> Array:
-    if not isinstance(array, jax.Array | np.ndarray):
-        got = "None" if array is None else f"{type(array).__module__}.{type(array).__qualname__}"
-        raise invalid_argument(op.name, name.removesuffix("?"), ARRAYS, got)
-    return jnp.asarray(array)
+def array_of(operation: str, argument: str, value: Any) -> Array:
+    """JAX's array of JAX's or NumPy's."""
+    if not isinstance(value, jax.Array | np.ndarray):
+        got = "None" if value is None else f"{type(value).__module__}.{type(value).__qualname__}"
+        raise invalid_argument(operation, argument, ARRAYS, got)
+    array = jnp.asarray(value)
+    if axes := _manual_axes(array, "unreduced"):
+        expected = "what jax.lax.psum has added up, as casts of parts are not a cast of their sum"
+        raise invalid_argument(operation, argument, expected, f"one unreduced along {[*axes]}")
+    return array
+
+
+def vary_alike(arrays: Arrays) -> Arrays:
+    """The arrays, each varying along all manual axes of jax.shard_map along which one of them does.
+    XLA computes nothing for it; backward, JAX adds a gradient up along axes that are new."""
+    states = ("varying", "reduced")
+    leaves = jax.tree.leaves(arrays)
+    every = {axis for leaf in leaves for state in states for axis in _manual_axes(leaf, state)}
+
+    def vary(array: Array) -> Array:
+        varying, reduced = (_manual_axes(array, state) for state in states)
+        for axes in (reduced, every - reduced - varying):  # pcast() takes axes of one state
+            array = jax.lax.pcast(array, tuple(axes), to="varying")
+        return array
+
+    varied: Arrays = jax.tree.map(vary, arrays)
+    return varied
+
+
+def _manual_axes(array: Array, state: str) -> frozenset[Any]:
+    """Those along which an array is "varying", "reduced" or "unreduced", as its type in JAX says:
+    none outside of jax.shard_map, and none with its check_vma=False."""
+    kind = jax.typeof(array)
+    if state == "varying" and hasattr(kind, "vma"):  # before JAX 0.10
+        return frozenset(kind.vma)
+    return frozenset(getattr(getattr(kind, "manual_axis_type", kind.sharding.spec), state))
 
 
 @functools.cache
@@ -81,9 +112,10 @@ def _compiled(
     op = TABLE[name]
 
     def run(*arrays: Array) -> Arrays:
-        present = iter(arrays)
+        present = iter(arrays := vary_alike(arrays))
         inputs = tuple(next(present) if there else None for there in given)
-        return _traced(op, inputs, options, dtype)
+        results = _traced(op, inputs, options, dtype)  # which vary along no axis for ffi_call()
+        return vary_alike(results + arrays)[: len(results)]
 
     run.__name__ = f"octofold_{name}"
     mapped = jax.custom_batching.custom_vmap(run)

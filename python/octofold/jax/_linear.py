@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._core.dtypes import WIDE, dtype_name
@@ -16,7 +15,7 @@ from .._core.recipe import Product, Recipe, recipe_of
 from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import AnyCasts, Casts, cast
 from .._ops.gemm import gemm
-from ._calls import ARRAYS
+from ._calls import array_of, vary_alike
 
 Array: TypeAlias = jax.Array
 _SymbolicZero: Final[Any] = jax.custom_derivatives.SymbolicZero
@@ -57,7 +56,9 @@ def linear(
                 "linear", "bias", f"[{weight.shape[0]}], {words}", list(bias.shape)
             )
     dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-    y = _linear(x if x.ndim > 1 else x[None], weight, bias, recipe, dtypes)
+    # Outside of what has a gradient of its own, so that JAX adds up what devices share.
+    x, weight, bias = vary_alike((x, weight, bias))
+    y = _compiled(x if x.ndim > 1 else x[None], weight, bias, recipe, dtypes)
     return y if x.ndim > 1 else y[0]
 
 
@@ -72,10 +73,7 @@ def _stateless(recipe: Recipe | str) -> Recipe:
 
 
 def _wide(argument: str, value: Any) -> Array:
-    if not isinstance(value, jax.Array | np.ndarray):
-        got = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise invalid_argument("linear", argument, ARRAYS, got)
-    array = jnp.asarray(value)
+    array = array_of("linear", argument, value)
     dtype_name("linear", argument, array.dtype, WIDE)
     return array
 
@@ -172,7 +170,7 @@ def _backward(
     recipe: Recipe, dtypes: _DTypes, kept: _Kept, dy: Any
 ) -> tuple[Array | None, Array | None, Array | None]:
     if isinstance(dy, _SymbolicZero):
-        dy = jnp.zeros(dy.shape, dy.dtype)
+        return None, None, None
     for_x, for_weight, for_bias = kept.needs
     grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
     casts = _cast(
@@ -200,3 +198,5 @@ def _backward(
 
 
 _linear.defvjp(_forward, _backward, symbolic_zeros=True)
+# Without jax.jit, JAX's shard_map takes no custom_vjp with symbolic zeros.
+_compiled = jax.jit(_linear, static_argnums=(3, 4), inline=True)

@@ -4,11 +4,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from .._core.dtypes import DTypeLike
-from .._core.errors import invalid_argument
 from .._core.formats import FormatLike
 from .._core.scaled_tensor import ScaledTensor
 from .._ops import attention as _attention
@@ -19,7 +16,7 @@ from .._ops import grouped_gemm_weight_only as _grouped_gemm_weight_only
 from .._ops import quantize as _quantize
 from .._ops.cast_sources import Gathered
 from .._ops.groups import Groups, Masked, Rows
-from ._calls import ARRAYS
+from ._calls import array_of
 
 Array: TypeAlias = jax.Array
 
@@ -242,7 +239,4 @@ def _of_jax(operation: str, argument: str, x: Any) -> Any:
     if isinstance(x, ScaledTensor):
         data = _of_jax(operation, argument, x.data)
         return ScaledTensor(data, x.scale, x.granularity, x.channel_scale)
-    if not isinstance(x, jax.Array | np.ndarray):
-        got = f"{type(x).__module__}.{type(x).__qualname__}"
-        raise invalid_argument(operation, argument, ARRAYS, got)
-    return jnp.asarray(x)
+    return array_of(operation, argument, x)
