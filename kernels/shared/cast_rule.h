@@ -177,7 +177,6 @@ struct CastRuleRow {
   const char* name;
   CastRule value;
   CastRule of_tensors = value;  // for a scale of everything, where the library has another then
-
   constexpr const CastRule& of(Granularity granularity) const {
     return granularity == Granularity::kTensor ? of_tensors : value;
   }
