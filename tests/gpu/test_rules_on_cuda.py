@@ -89,5 +89,5 @@ def test_triton(rule, floor, power_of_two, generator):
     scale = torch.empty((1024, 16), device=DEVICE)
     triton_cast[(1024 * 16,)](x, codes, scale, floor, power_of_two)
     of_codes, of_scales = differences(x, rule, power_of_two, codes, scale)
-    assert of_codes < 1e-3
+    assert of_codes < 1e-2
     assert of_scales <= (1e-4 if power_of_two else 0)
