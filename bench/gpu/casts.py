@@ -22,7 +22,7 @@ from common.operands import normal, sets_of
 from common.run import Run, new_parser, sizes, text_of
 from octofold.ops import Target, cast
 
-RULES = ("deepgemm", "vllm")  # one that multiplies, one that divides
+RULES = ("deepgemm", "vllm-per-token")  # one that multiplies, one that divides
 STACKS = ((32, 4096, 7168), (32, 7168, 2048))  # w13 and w2
 CODES = ((4096, 4096), (14336, 4096), (8, 14336, 4096), (4096, 4104), (4100, 4096), (1024, 1024))
 ERROR_LIMIT = 0.05

@@ -15,21 +15,6 @@ namespace octofold {
 /// infinity (the rule of Python's ml_dtypes).
 enum class Overflow : std::uint8_t { kSaturate, kNan };
 
-/// Whose arithmetic a scaled cast follows. The rules themselves are values in
-/// kernels/shared/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
-/// library they hold byte for byte.
-enum class Rule : std::uint8_t {
-  kDeepGemm,
-  kVllm,
-  kVllmPerToken,
-  kTransformerEngine,
-  kTorchAo,
-  kTorchAoTensor,
-  kDeepSeek,
-  kCompressedTensors,
-  kCompressedTensors012,
-};
-
 /// In what attention multiplies queries with keys. kExact: in 16-bit numbers, which hold queries
 /// and all codes. kFp8: in FP8 where the kernel can, each query of a head cast to e4m3 codes with a
 /// scale of its own.
@@ -37,11 +22,10 @@ enum class AttentionCompute : std::uint8_t { kExact, kFp8 };
 
 /// Names as the Python API, the tool and error messages spell them: "float32", "float16",
 /// "bfloat16", "e4m3", "e5m2", "int32" · "tensor", "channel", "1x128", "128x128" · "saturate",
-/// "nan" · "deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
-/// "compressed-tensors", "compressed-tensors-0.12" · "swiglu", "geglu-tanh", "geglu", "swiglu-oss",
-/// "silu", "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer" ·
-/// "softmax", "sigmoid" · "exact", "fp8". Throws Error(kInvalidArgument) for a number that is none
-/// of the enumerators.
+/// "nan" · "deepgemm" and the other rules of docs/numerics.md · "swiglu", "geglu-tanh", "geglu",
+/// "swiglu-oss", "silu", "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms",
+/// "layer" · "softmax", "sigmoid" · "exact", "fp8". Throws Error(kInvalidArgument) for a number
+/// that is none of the enumerators.
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);

@@ -1,5 +1,6 @@
-// The words that host, device code and bindings share: element types, granularities of scales, and
-// the length of a scale block. A header without includes: the run-time compiler reads it too.
+// The words that host, device code and bindings share: element types, granularities of scales, the
+// length of a scale block, cast rules. A header without includes: the run-time compiler reads it
+// too.
 #pragma once
 
 namespace octofold {
@@ -60,6 +61,26 @@ constexpr bool varies_along_k(Granularity granularity) {
   return row_of(granularity).varies_along_k();
 }
 constexpr bool scales_rows(Granularity granularity) { return row_of(granularity).scales_rows(); }
+
+/// Whose arithmetic a scaled cast follows. The rules themselves are values in
+/// kernels/shared/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
+/// library they hold byte for byte.
+enum class Rule : unsigned char {
+  kDeepGemm,
+  kDeepGemmCuda,
+  kTileKernels,
+  kVllm,
+  kVllmPerToken,
+  kVllmTriton,
+  kTransformerEngine,
+  kTorchAo,
+  kTorchAoTensor,
+  kTorchAoTensorCuda,
+  kDeepSeek,
+  kTransformers,
+  kCompressedTensors,
+  kCompressedTensors012,
+};
 
 /// kRms divides rows by their root mean square (Zhang, Sennrich 2019, arXiv:1910.07467), kLayer
 /// centres them and divides by their standard deviation (Ba et al. 2016, arXiv:1607.06450).

@@ -10,8 +10,6 @@
 
 namespace octofold::numeric {
 
-inline constexpr float kLargestFloat = 0x1.FFFFFEp127f;
-
 struct UnitCast {
   float scale;    // takes codes back to values
   float operand;  // what values are multiplied with (kDivide, kDivideInType: divided by)
@@ -38,6 +36,9 @@ __device__ inline float round_to_power_of_two(float value) {
   if constexpr (kRounding == kCeil) {
     const unsigned exponent = ((bits >> 23) & 0xFFu) + ((bits & 0x7FFFFFu) != 0 ? 1 : 0);
     return __uint_as_float((exponent < 1 ? 1 : exponent > 254 ? 254 : exponent) << 23);
+  } else if constexpr (kRounding == kCeilFinite) {
+    const bool finite = (bits & 0x7F800000u) != 0x7F800000u;
+    return finite ? round_to_power_of_two<kCeil>(value) : value;
   } else if constexpr (kRounding == kTruncate) {
     return __uint_as_float(bits & 0xFF800000u);
   } else {
@@ -45,35 +46,57 @@ __device__ inline float round_to_power_of_two(float value) {
   }
 }
 
+template <DType kFp8>
+inline constexpr float kMaxOf =
+    kFp8 == DType::kE4M3 ? config::kE4M3Format.largest_finite : config::kE5M2Format.largest_finite;
+
+// amax / max, where it is not larger for the sake of a power of two.
+template <config::CastRule kRule, DType kIn, DType kFp8>
+__device__ inline float scale_of(float amax) {
+  constexpr float kMax = kMaxOf<kFp8>, kInverse = static_cast<float>(1.0 / kMax);
+  float scale = kRule.scale_by_product ? __fmul_rn(amax, kInverse) : __fdiv_rn(amax, kMax);
+  if constexpr (kRule.scale_in_type) scale = round_to<kIn>(scale);
+  if constexpr (kRule.epsilon_for_zero) scale = scale == 0 ? config::epsilon_of(kIn) : scale;
+  return raise_to(scale, kRule.scale_floor);
+}
+
+// max / amax. A floor that FP32 has not is one of FP64, where the quotient is known beforehand;
+// without raising, FP64 and FP32 quotients of two FP32 numbers round to the same.
+template <config::CastRule kRule, DType kIn, DType kFp8>
+__device__ inline float factor_of(float amax) {
+  using enum config::FactorRepair;
+  constexpr float kMax = kMaxOf<kFp8>, kLargest = config::largest_of(DType::kFloat32);
+  float factor = kRule.factor_by_product ? __fmul_rn(kMax, __frcp_rn(amax)) : __fdiv_rn(kMax, amax);
+  if constexpr (kRule.raises_in_fp64()) {
+    constexpr float kRaised = static_cast<float>(kMax / kRule.amax_floor);
+    if (static_cast<double>(amax) < kRule.amax_floor) factor = kRaised;
+  }
+  if (kRule.repair != kNone && !(amax > 0)) factor = 1;
+  if constexpr (kRule.repair == kAll || kRule.repair == kAllInType) {
+    if (amax > kLargest) factor = 1;
+    if (factor > kLargest) factor = kRule.repair == kAll ? kLargest : config::largest_of(kIn);
+  }
+  return factor;
+}
+
 // `amax` is the largest magnitude of the unit, of kIn elements; NaN if any of them is.
 template <config::CastRule kRule, DType kIn, DType kFp8, bool kPowerOfTwo>
 __device__ inline UnitCast unit_cast(float amax) {
-  constexpr float kMax = kFp8 == DType::kE4M3 ? config::kE4M3Format.largest_finite
-                                              : config::kE5M2Format.largest_finite;
-  // One library raises amax in FP64. What it is raised to is known here, and so is the quotient;
-  // without raising, FP64 and FP32 quotients of two FP32 numbers round to the same.
-  const bool raised = kRule.amax_floor > 0 && static_cast<double>(amax) < kRule.amax_floor;
-  if constexpr (kRule.arithmetic == config::CastArithmetic::kFactor) {
-    constexpr double kFloor = kRule.amax_floor > 0 ? kRule.amax_floor : 1;
-    float factor = raised ? static_cast<float>(kMax / kFloor) : __fdiv_rn(kMax, amax);
-    if constexpr (kRule.repair_factor) {
-      if (!(amax > 0 && amax <= kLargestFloat)) factor = 1;
-      if (factor > kLargestFloat) factor = kLargestFloat;
-    }
-    if constexpr (kPowerOfTwo) factor = round_to_power_of_two<kRule.rounding>(factor);
-    return {__frcp_rn(factor), factor};
-  } else {
-    float scale = raised ? static_cast<float>(kRule.amax_floor / kMax) : __fdiv_rn(amax, kMax);
-    if constexpr (kRule.scale_in_type) scale = round_to<kIn>(scale);
-    if constexpr (kRule.epsilon_for_zero) scale = scale == 0 ? config::epsilon_of(kIn) : scale;
-    scale = raise_to(scale, kRule.scale_floor);
-    if constexpr (kPowerOfTwo) {
-      scale = round_to_power_of_two<kRule.rounding>(raise_to(scale, kRule.power_of_two_floor));
-    }
-    if constexpr (kRule.arithmetic == config::CastArithmetic::kReciprocal)
-      return {scale, __frcp_rn(scale)};
-    return {scale, scale};
+  constexpr bool kRoundsScale = kPowerOfTwo && config::rounds_scale(kRule.rounding);
+  constexpr bool kFromFactor = kRule.arithmetic == config::CastArithmetic::kFactor;
+  if constexpr (kRule.amax_floor > 0 && !kRule.raises_in_fp64()) {
+    amax = raise_to(amax, static_cast<float>(kRule.amax_floor));
   }
+  float factor = factor_of<kRule, kIn, kFp8>(amax);
+  if constexpr (kPowerOfTwo && !kRoundsScale)
+    factor = round_to_power_of_two<kRule.rounding>(factor);
+  float scale = kFromFactor ? __frcp_rn(factor) : scale_of<kRule, kIn, kFp8>(amax);
+  if constexpr (kRoundsScale) {
+    scale = round_to_power_of_two<kRule.rounding>(raise_to(scale, kRule.power_of_two_floor));
+  }
+  if constexpr (config::divides(kRule.arithmetic)) return {scale, scale};
+  constexpr bool kInverts = kRoundsScale || kRule.arithmetic == config::CastArithmetic::kReciprocal;
+  return {scale, kInverts ? __frcp_rn(scale) : factor};
 }
 
 }  // namespace octofold::numeric

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold {
 namespace {
@@ -41,10 +42,13 @@ constexpr auto kGranularities = [] {
   return names;
 }();
 constexpr Names<Overflow, 2> kOverflows{"overflow", {"saturate", "nan"}};
-constexpr Names<Rule, 9> kRules{
-    "rule",
-    {"deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
-     "compressed-tensors", "compressed-tensors-0.12"}};
+constexpr auto kRules = [] {
+  Names<Rule, std::size(config::kCastRules)> names{"rule", {}};
+  for (const config::CastRuleRow& row : config::kCastRules) {
+    names.texts[static_cast<std::size_t>(row.rule)] = row.name;
+  }
+  return names;
+}();
 constexpr Names<Activation, 8> kActivations{
     "activation",
     {"swiglu", "geglu-tanh", "geglu", "swiglu-oss", "silu", "gelu", "gelu-tanh", "relu-squared"}};

@@ -5,19 +5,11 @@
 namespace octofold::ops {
 namespace {
 
-const config::CastRule& rule_of(const core::Arguments& check, Rule rule) {
-  switch (rule) {
-    case Rule::kDeepGemm: return config::kDeepGemmRule;
-    case Rule::kVllm: return config::kVllmRule;
-    case Rule::kVllmPerToken: return config::kVllmPerTokenRule;
-    case Rule::kTransformerEngine: return config::kTransformerEngineRule;
-    case Rule::kTorchAo: return config::kTorchAoRule;
-    case Rule::kTorchAoTensor: return config::kTorchAoTensorRule;
-    case Rule::kDeepSeek: return config::kDeepSeekRule;
-    case Rule::kCompressedTensors: return config::kCompressedTensorsRule;
-    case Rule::kCompressedTensors012: return config::kCompressedTensors012Rule;
+const config::CastRule& rule_of(const core::Arguments& check, const Format& format) {
+  for (const config::CastRuleRow& row : config::kCastRules) {
+    if (row.rule == format.rule) return row.of(format.granularity);
   }
-  check.fail("rule", "a Rule", core::format("{}", static_cast<int>(rule)));
+  check.fail("rule", "a Rule", core::format("{}", static_cast<int>(format.rule)));
 }
 
 void require_scales_apart(const core::Arguments& check, const std::string& argument,
@@ -81,7 +73,7 @@ CastTarget checked_target(const core::Arguments& check, const std::string& argum
 config::CastFormat format_of(const core::Arguments& check, const Format& format, DType in,
                              ScaleSource scales) {
   check.require_enumerator("overflow", format.overflow);
-  const config::CastRule& rule = rule_of(check, format.rule);
+  const config::CastRule& rule = rule_of(check, format);
   const bool given = scales == ScaleSource::kGiven;
   if (given && format.power_of_two.value_or(false)) {
     check.fail("power_of_two", "unset or false, because given scales are taken as they are",

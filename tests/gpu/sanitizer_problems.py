@@ -296,11 +296,11 @@ def casts():
         GRANULARITIES,
         ((256, 384), (131, 200), (1, 1)),
         FLOATS,
-        ("deepgemm", "vllm"),  # one multiplies, one divides
+        ("deepgemm", "vllm-per-token"),  # one multiplies, one divides
         (False, True),
     )
     # Rows that clusters share; more of them than clusters run at one time.
-    wide = [("channel", (150, 40_000), dtype, "vllm", False) for dtype in FLOATS]
+    wide = [("channel", (150, 40_000), dtype, "vllm-per-token", False) for dtype in FLOATS]
     for granularity, shape, dtype, rule, transpose in itertools.chain(problems, wide):
         x = torch.randn(shape).to(dtype)
         options = {"granularity": granularity, "rule": rule}

@@ -10,8 +10,9 @@ import pytest
 from casting import GRANULARITIES, cast_side, cast_with, only
 from gpu_support import DEVICE, DTYPES, ON_GPU, bits, normal, surrounded_copy, torch
 
-# The two others differ from one of these in a floor.
-RULES = ("deepgemm", "vllm", "te", "torchao", "torchao-tensor", "deepseek", "compressed-tensors")
+# One of each form.
+RULES = ("deepgemm", "tilekernels", "vllm", "te", "torchao", "torchao-tensor", "deepseek")
+RULES += ("transformers", "compressed-tensors")
 SOURCES = ("bfloat16", "float16", "float32")
 FORMATS = ("e4m3", "e5m2")
 OVERFLOWS = ("saturate", "nan")
@@ -99,7 +100,7 @@ def test_every_rule(options, transpose, generator):
 
 
 @every_source
-@pytest.mark.parametrize("rule", ["vllm", "torchao"])
+@pytest.mark.parametrize("rule", ["vllm-per-token", "torchao"])
 def test_transpose_by_channels_beside_rows_of_blocks(rule, source, generator):
     options = {"rule": rule, "transposed_granularity": "channel"}
     for rows, cols in ((256, 512), (264, 400), (129, 77)):
@@ -110,7 +111,9 @@ def test_transpose_by_channels_beside_rows_of_blocks(rule, source, generator):
 
 
 @every_source
-@pytest.mark.parametrize("rule", ["deepgemm", "vllm", "te", "torchao", "compressed-tensors"])
+@pytest.mark.parametrize(
+    "rule", ["deepgemm", "vllm-per-token", "te", "torchao", "compressed-tensors"]
+)
 def test_two_level_scales(rule, source, generator):
     """The bytes of the CPU, from one read beside rows of 1x128, or alone."""
     for (rows, cols), padding in itertools.product(
@@ -204,7 +207,7 @@ def test_both_ways_are_two_casts(options, source, generator):
 
 # Rows around what 256 threads hold, 512, clusters of 2, 4 and 8 blocks, and more than that; one
 # that is not to be copied in whole vectors.
-@pytest.mark.parametrize("rule", ["deepgemm", "vllm"])
+@pytest.mark.parametrize("rule", ["deepgemm", "vllm-per-token"])
 @every_source
 def test_wide_rows(source, rule, generator):
     for cols in (16_384, 16_392, 32_768, 32_776, 40_007, 53_248, 131_072, 300_000, 500_000):
@@ -254,7 +257,7 @@ def test_same_input_same_bits(generator):
 # A rule of each form; codes that saturate and codes that are 0, special values, scales of any sign.
 @every_source
 @every_granularity
-@pytest.mark.parametrize("rule", ["deepgemm", "vllm", "te", "compressed-tensors"])
+@pytest.mark.parametrize("rule", ["deepgemm", "vllm-per-token", "te", "compressed-tensors"])
 def test_given_scales(rule, granularity, source, generator):
     for (rows, cols), transpose in itertools.product(((256, 384), (131, 77)), (False, True)):
         options = {"granularity": granularity, "transpose": transpose}

@@ -109,7 +109,7 @@ def test_any_amax_as_on_the_cpu(rule, source, generator):
 
 
 @every_source
-@pytest.mark.parametrize("rule", ["torchao", "vllm", "te"])
+@pytest.mark.parametrize("rule", ["torchao", "vllm-per-token", "te"])
 def test_beside_rows_of_blocks(rule, source, generator):
     """What training wants: parts of tokens, whose columns have a scale over all."""
     x = spread_out(generator, 1032, 648, source)
@@ -124,7 +124,7 @@ def test_beside_rows_of_blocks(rule, source, generator):
 
 @every_source
 @every_unit
-@pytest.mark.parametrize("rule", ["torchao", "vllm"])
+@pytest.mark.parametrize("rule", ["torchao", "vllm-per-token"])
 def test_columns(rule, granularity, source, generator):
     """Reduced by the kernel of codes, which is the one that reads."""
     x = normal(generator, 300, 392, dtype=source)
@@ -138,7 +138,7 @@ def test_columns(rule, granularity, source, generator):
 
 
 @every_unit
-@pytest.mark.parametrize("rule", ["torchao", "vllm"])
+@pytest.mark.parametrize("rule", ["torchao", "vllm-per-token"])
 @pytest.mark.parametrize("name", ["activated", "gradient", "normed", "gathered"])
 def test_every_source(name, rule, granularity, generator):
     """The cast of the matrix in memory, which its rows of FP32 tell the device's values of."""
@@ -167,7 +167,7 @@ def test_every_source(name, rule, granularity, generator):
 
 
 @every_unit
-@pytest.mark.parametrize("rule", ["te", "vllm"])
+@pytest.mark.parametrize("rule", ["te", "vllm-per-token"])
 def test_groups(rule, granularity, generator):
     x = spread_out(generator, 300, 264, "bfloat16")
     offsets = torch.tensor([0, 5, 5, 140, 290], dtype=torch.int32, device=DEVICE)
@@ -188,7 +188,7 @@ def test_groups(rule, granularity, generator):
 
 @every_unit
 @both_ways
-@pytest.mark.parametrize("rule", ["torchao", "vllm"])
+@pytest.mark.parametrize("rule", ["torchao", "vllm-per-token"])
 def test_stacks(rule, transpose, granularity, generator):
     for matrices, rows, cols in ((3, 136, 272), (2, 131, 77)):
         x = spread_out(generator, matrices * rows, cols, "float16").view(matrices, rows, cols)

@@ -11,7 +11,7 @@ from casting import GRANULARITIES, cast_with, only
 from gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, surrounded_copy, torch
 
 SOURCES = ("bfloat16", "float16", "float32")
-RULES = ("deepgemm", "vllm", "te", "deepseek")
+RULES = ("deepgemm", "vllm-per-token", "te", "deepseek")
 POISON = 0xAA
 # Of the rows; of the transpose; what there is.
 KINDS = (
@@ -220,7 +220,7 @@ def test_gathered_wide_rows(generator):
     for kind in (("channel", None, "rows"), ("128x128", None, "both")):
 
         def write(written, x, sources, factors, kind=kind):
-            write_gathered(written, x, sources, 2, factors, None, kind, "vllm")
+            write_gathered(written, x, sources, 2, factors, None, kind, "vllm-per-token")
 
         as_on_cpu(write, (21, 100_000), None, kind, (x, sources, factors))
 
@@ -337,8 +337,8 @@ def test_equal_runs(kind, generator):
     few, factors = normal(generator, 40, cols, dtype="bfloat16"), normal(generator, 40, 4)
     sources = sources_of(generator, rows, 160)
     for write, inputs in (
-        (write_plain, (x, offsets, kind, "vllm")),
-        (write_gathered, (few, sources, 4, factors, offsets, kind, "vllm")),
+        (write_plain, (x, offsets, kind, "vllm-per-token")),
+        (write_gathered, (few, sources, 4, factors, offsets, kind, "vllm-per-token")),
     ):
         first = None
         for _ in range(20):

@@ -90,46 +90,64 @@ def log2_rounded(value):
     return np.float32(np.log2(np.float64(value)))
 
 
-def unit_cast(amax, largest, rule, power_of_two, source):
-    """(scale, how codes come from x) for one unit of elements of type `source`."""
-    one, amax = np.float32(1), np.float32(amax)
-    if rule == "deepgemm":
-        scale = np.maximum(amax, np.float32(1e-4)) / largest
-        if power_of_two:
-            scale = ceil_power_of_two(scale)
-        inverse = one / scale
-        return scale, lambda x: x * inverse
-    if rule == "vllm":
-        scale = np.maximum(amax, np.float32(1e-10)) / largest
-        if power_of_two:
-            scale = np.exp2(np.ceil(log2_rounded(np.maximum(scale, np.float32(1e-10)))))
-        return scale, lambda x: x / scale
+FLOORS = dict.fromkeys(("deepgemm", "deepgemm-cuda", "tilekernels", "deepseek"), 1e-4)
+FLOORS |= dict.fromkeys(("vllm", "vllm-triton"), 1e-10)
+PRODUCTS = ("deepgemm-cuda", "vllm-triton", "torchao-tensor-cuda", "deepseek")
+
+
+def factor_cast(amax, largest, rule, power_of_two, source, granularity):
+    """unit_cast() by the rules whose scale is the inverse of a factor."""
+    one = np.float32(1)
+    factor = largest / amax
     if rule == "te":
-        factor = largest / amax if np.isfinite(amax) and amax != 0 else one
-        factor = np.minimum(factor, np.finfo(np.float32).max)
+        widest = source if granularity != "tensor" else np.float32
+        factor = one if np.isnan(amax) or np.isinf(amax) or amax == 0 else factor
+        factor = np.float32(ml_dtypes.finfo(widest).max) if np.isinf(factor) else factor
         if power_of_two:
             factor = from_bits(bits_of(factor) & 0xFF800000)
-        return one / factor, lambda x: x * factor
     if rule == "torchao":
         factor = np.float32(np.float64(largest) / np.maximum(np.float64(amax), 1e-12))
         if power_of_two:
             factor = np.exp2(np.floor(log2_rounded(factor)))
-        return one / factor, lambda x: x * factor
+    if rule == "transformers":
+        factor = one / amax * largest if amax > 0 else one
+        if power_of_two:
+            scale = np.maximum(one / factor, np.finfo(np.float32).tiny)
+            factor = one / np.exp2(np.ceil(log2_rounded(scale)))
+    return one / factor, lambda x: x * factor
+
+
+def unit_cast(amax, largest, rule, power_of_two, source, granularity):
+    """(scale, how codes come from x) for one unit of elements of type `source`."""
+    one, amax = np.float32(1), np.float32(amax)
+    if rule in ("te", "torchao", "transformers"):
+        return factor_cast(amax, largest, rule, power_of_two, source, granularity)
 
     def in_source(values):
         return values.astype(source).astype(np.float32)
 
-    scale = amax / largest
+    amax = np.maximum(amax, np.float32(FLOORS.get(rule, 0)))
+    scale = amax * (one / largest) if rule in PRODUCTS else amax / largest
     if rule == "vllm-per-token":
         scale = np.maximum(scale, one / np.float32(448 * 512))
-    if rule in ("torchao-tensor", "compressed-tensors", "compressed-tensors-0.12"):
+    if rule.startswith(("torchao-tensor", "compressed-tensors")):
         scale = in_source(scale)
     if rule == "compressed-tensors" and scale == 0:
         scale = np.float32(ml_dtypes.finfo(source).eps)
     if rule == "compressed-tensors-0.12":
         scale = np.maximum(scale, np.finfo(np.float32).eps)
-    if power_of_two:
+    if power_of_two and rule in ("deepseek", "vllm-triton"):
+        scale = np.exp2(np.ceil(log2_rounded(scale)))
+    elif power_of_two and rule == "vllm":
+        scale = np.maximum(scale, np.float32(1e-10))
+        scale = ceil_power_of_two(scale) if np.isfinite(scale) else scale
+    elif power_of_two:
         scale = ceil_power_of_two(scale)
+    inverse = one / scale
+    if rule == "tilekernels" and not power_of_two:
+        inverse = largest / amax
+    if rule in ("deepgemm", "deepgemm-cuda", "tilekernels", "vllm"):
+        return scale, lambda x: x * inverse
     if rule.startswith("compressed-tensors"):
         return scale, lambda x: in_source(x / scale) + np.float32(0)  # -0 + 0 is 0
     return scale, lambda x: x / scale
@@ -155,7 +173,8 @@ def quantize(x, dtype, granularity, power_of_two, overflow, rule, transpose, ama
         values = np.empty_like(matrix)
         height, width = unit_sizes(granularity, rows, cols)
         for i, j in np.ndindex(amax.shape):
-            scale[i, j], apply = unit_cast(amax[i, j], largest, rule, power_of_two, source)
+            options = rule, power_of_two, source, granularity
+            scale[i, j], apply = unit_cast(amax[i, j], largest, *options)
             unit = np.s_[i * height : (i + 1) * height, j * width : (j + 1) * width]
             values[unit] = apply(matrix[unit])
     return encode(values, dtype, overflow), shape_scale(scale, granularity)

@@ -63,15 +63,13 @@ def test_matches_reference(rule, granularity, dtype, power_of_two, transpose, rn
 
 def test_rules_differ():
     """So that a rule that is another's by mistake is seen."""
-    x = np.random.default_rng(0).normal(0, 1, (64, 256)).astype(np.float32)
+    x = np.random.default_rng(0).normal(0, 1, (512, 256)).astype(np.float32)
     x[:4] *= np.array([[1e-6], [1e-11], [1e-14], [0]], np.float32)  # around each rule's floor
     narrow = x.astype(np.float16)  # where some rules work in the input's type
     results = {}
-    for rule, power_of_two in itertools.product(RULES, (False, True)):
-        casts = [quantize(m, Format(rule=rule, power_of_two=power_of_two)) for m in (x, narrow)]
-        results[rule, power_of_two] = b"".join(
-            cast.data.tobytes() + cast.scale.tobytes() for cast in casts
-        )
+    for rule in RULES:
+        casts = [quantize(m, Format(rule=rule, power_of_two=False)) for m in (x, narrow)]
+        results[rule] = b"".join(cast.data.tobytes() + cast.scale.tobytes() for cast in casts)
     assert len(set(results.values())) == len(results)
 
 

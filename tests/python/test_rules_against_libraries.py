@@ -1,9 +1,11 @@
-"""Casts on a CPU against the libraries whose names the rules carry, where they are installed.
+"""Casts on a CPU against the libraries whose names the rules carry, where they are installed. What
+runs on GPUs alone is in tests/gpu/test_rules_on_cuda.py.
 
 Scales to the bit; codes to the bit but for the sign of a NaN, which libraries leave to chance.
 """
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import octofold
@@ -128,3 +130,31 @@ def test_torchao_training(dtype, source, rng):
             )
             # torchao keeps the factor.
             assert_same_cast(actual, expected._data, expected._scale.reciprocal())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_deepgemm(granularity, source, rng):
+    """It is on no index: the operations of torch that per_token_cast_to_fp8 consists of."""
+    for x in matrices(rng, source):
+        view = units(x, granularity)
+        scale = view.abs().float().amax((1, 3), keepdim=True).clamp(1e-4) / 448.0
+        codes = (view * (1.0 / scale)).to(torch.float8_e4m3fn).view(x.shape)
+        assert_same_cast(octofold.quantize(x, granularity), codes, scale)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_transformers(granularity, source, rng):
+    library = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    for x, power_of_two in itertools.product(matrices(rng, source), (False, True)):
+        config = SimpleNamespace(
+            weight_block_size=reference.unit_sizes(granularity, *x.shape),
+            scale_fmt="ue8m0" if power_of_two else "float",
+        )
+        quantizer = SimpleNamespace(quantization_config=config)
+        expected = library.Fp8Quantize(quantizer).convert({"weight": x})
+        options = {"rule": "transformers", "power_of_two": power_of_two}
+        actual = octofold.quantize(x, octofold.Format("e4m3", granularity, **options))
+        if not (power_of_two and torch.isinf(actual.scale).any()):  # which e8m0 has not
+            assert_same_cast(actual, expected["weight"], expected["weight_scale_inv"])

@@ -11,7 +11,7 @@ from octofold import Format, InvalidArgumentError, ScaledTensor, gemm, ops, quan
 from octofold.ops import Target, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
-RULES = ("deepgemm", "vllm", "te", "torchao", "compressed-tensors")
+RULES = ("deepgemm", "vllm-per-token", "te", "torchao", "compressed-tensors")
 SHAPE = (130, 300)
 
 

@@ -13,18 +13,23 @@ OVERFLOWS: Final = ("saturate", "nan")
 
 
 class Rule(StrEnum):
-    """The libraries whose casts can be followed byte for byte. A rule says how a scale is computed
+    """The libraries whose casts can be followed. A rule says how a scale is computed
     from the largest magnitude, and how codes are rounded. docs/numerics.md has the arithmetic of
     each.
     """
 
     DEEPGEMM = "deepgemm"
+    DEEPGEMM_CUDA = "deepgemm-cuda"
+    TILEKERNELS = "tilekernels"
     VLLM = "vllm"
     VLLM_PER_TOKEN = "vllm-per-token"
+    VLLM_TRITON = "vllm-triton"
     TRANSFORMER_ENGINE = "te"
     TORCHAO = "torchao"
     TORCHAO_TENSOR = "torchao-tensor"
+    TORCHAO_TENSOR_CUDA = "torchao-tensor-cuda"
     DEEPSEEK = "deepseek"
+    TRANSFORMERS = "transformers"
     COMPRESSED_TENSORS = "compressed-tensors"
     COMPRESSED_TENSORS_0_12 = "compressed-tensors-0.12"
 

@@ -84,7 +84,7 @@ class Recipe:
 
     An operand that stands in two products is cast for both at once: its two formats differ in
     granularity alone. Gradients are small: the rule "deepgemm" would give units below 1e-4 the
-    scale of 1e-4. "te" lets infinities saturate, and "deepseek" makes NaN of zeros.
+    scale of 1e-4. "te" lets infinities saturate, and "torchao-tensor" makes NaN of zeros.
     Raises InvalidArgumentError that names the field.
     """
 

@@ -20,13 +20,10 @@ float applied(const UnitCast& cast, float x) {
 }
 
 TEST(UnitCastTest, LargestMagnitudeBecomesLargestCode) {
-  for (const auto& rule :
-       {config::kDeepGemmRule, config::kVllmRule, config::kVllmPerTokenRule,
-        config::kTransformerEngineRule, config::kTorchAoRule, config::kTorchAoTensorRule,
-        config::kDeepSeekRule, config::kCompressedTensorsRule, config::kCompressedTensors012Rule}) {
+  for (const config::CastRuleRow& row : config::kCastRules) {
     for (const float amax : {2e-3f, 0.7f, 448.0f, 1e6f}) {
-      EXPECT_NEAR(applied(cast(rule, amax), amax), 448.0f, 1e-3f);
-      EXPECT_NEAR(cast(rule, amax).scale * 448.0f / amax, 1.0f, 1e-6f);
+      EXPECT_NEAR(applied(cast(row.value, amax), amax), 448.0f, 1e-3f) << row.name;
+      EXPECT_NEAR(cast(row.value, amax).scale * 448.0f / amax, 1.0f, 1e-6f) << row.name;
     }
   }
 }
@@ -36,10 +33,11 @@ TEST(UnitCastTest, FloorsDifferByProfile) {
   EXPECT_EQ(cast(config::kVllmRule, 0.0f).scale, 1e-10f / 448.0f);
   EXPECT_EQ(cast(config::kTransformerEngineRule, 0.0f).scale, 1.0f);
   EXPECT_EQ(cast(config::kTorchAoRule, 0.0f).scale, 1.0f / static_cast<float>(448.0 / 1e-12));
-  EXPECT_EQ(cast(config::kDeepSeekRule, 0.0f).scale, 0.0f);
-  EXPECT_TRUE(std::isnan(applied(cast(config::kDeepSeekRule, 0.0f), 0.0f)));
+  EXPECT_EQ(cast(config::kDeepSeekRule, 0.0f).scale, 1e-4f * (1.0f / 448.0f));
+  EXPECT_EQ(applied(cast(config::kDeepSeekRule, 0.0f), 0.0f), 0.0f);
+  EXPECT_EQ(cast(config::kTransformersRule, 0.0f).scale, 1.0f);
   EXPECT_EQ(cast(config::kVllmPerTokenRule, 0.0f).scale, 1.0f / (448.0f * 512.0f));
-  EXPECT_EQ(cast(config::kTorchAoTensorRule, 0.0f).scale, 0.0f);
+  EXPECT_TRUE(std::isnan(applied(cast(config::kTorchAoTensorRule, 0.0f), 0.0f)));
   EXPECT_EQ(cast(config::kCompressedTensorsRule, 0.0f).scale, 0x1p-23f);
   EXPECT_EQ(cast(config::kCompressedTensorsRule, 448e-30f).scale, 1e-30f);
   EXPECT_EQ(cast(config::kCompressedTensors012Rule, 0.0f).scale, 0x1p-23f);
@@ -85,6 +83,7 @@ TEST(UnitCastTest, InfinityAndNan) {
   EXPECT_EQ(cast(config::kDeepGemmRule, kInfinity).scale, kInfinity);
   EXPECT_TRUE(std::isnan(cast(config::kDeepGemmRule, kNan).scale));
   EXPECT_EQ(cast(config::kDeepGemmRule, kNan, true).scale, 0x1p127f);
+  EXPECT_EQ(cast(config::kVllmRule, kInfinity, true).scale, kInfinity);
   EXPECT_EQ(cast(config::kTransformerEngineRule, kInfinity).scale, 1.0f);
   EXPECT_EQ(cast(config::kTransformerEngineRule, kNan).scale, 1.0f);
   // The factor 448 / amax overflows: the largest finite number stands in.

@@ -33,15 +33,15 @@ TEST_F(NvrtcGivenAmaxTest, CompilesWithoutSpills) {
   for (const DType in : kInputs) {
     for (const Granularity granularity : {kTensor, kChannel}) {
       for (const auto& [rows, transposed] : {std::pair{true, false}, {false, true}, {true, true}}) {
-        compiler.expect_sound(problem_of(in, config::kVllmRule, granularity, rows, transposed));
+        compiler.expect_sound(problem_of(in, config::kDeepSeekRule, granularity, rows, transposed));
       }
     }
-    compiler.expect_sound(problem_of(in, config::kVllmRule, kBlock1x128));
+    compiler.expect_sound(problem_of(in, config::kDeepSeekRule, kBlock1x128));
     compiler.expect_sound(problem_of(in, config::kTorchAoRule, kBlock1x128));
     for (const config::CastRule& rule : {config::kTorchAoRule, config::kCompressedTensorsRule}) {
       compiler.expect_sound(problem_of(in, rule, kTensor));
     }
-    CastProblem unaligned = problem_of(in, config::kVllmRule, kBlock1x128);
+    CastProblem unaligned = problem_of(in, config::kDeepSeekRule, kBlock1x128);
     unaligned.x_is_aligned = unaligned.codes_are_aligned = false;
     compiler.expect_sound(unaligned);
   }
@@ -51,7 +51,7 @@ TEST_F(NvrtcGivenAmaxTest, CompilesWithoutSpills) {
 TEST_F(NvrtcGivenAmaxTest, WhatIsBesideCompilesWithoutSpills) {
   test::Compiler compiler;
   for (const DType in : kInputs) {
-    for (const config::CastRule& rule : {config::kTorchAoRule, config::kVllmRule}) {
+    for (const config::CastRule& rule : {config::kTorchAoRule, config::kDeepSeekRule}) {
       CastProblem columns = problem_of(in, rule, kBlock1x128), groups = columns, stack = columns;
       columns.columns = {.sums = true, .amax = true};
       compiler.expect_sound(columns);
@@ -63,7 +63,7 @@ TEST_F(NvrtcGivenAmaxTest, WhatIsBesideCompilesWithoutSpills) {
     const auto swiglu =
         CastSource::of(SourceKind::kActivationGradient, Activation::kSwiGlu, GateLayout::kHalves);
     for (const CastSource& source : {swiglu, CastSource{.kind = SourceKind::kGathered}}) {
-      CastProblem problem = problem_of(in, config::kVllmRule, kBlock1x128);
+      CastProblem problem = problem_of(in, config::kDeepSeekRule, kBlock1x128);
       problem.source = source;
       compiler.expect_sound(problem);
     }

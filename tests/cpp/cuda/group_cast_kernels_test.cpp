@@ -56,17 +56,17 @@ CastProblem beside(Granularity transposed, CastProblem problem) {
 
 TEST_F(NvrtcGroupCastTest, TransposesInGroupsCompileWithoutSpills) {
   for (const DType in : kInputs) {
-    for (const config::CastRule& rule : {config::kVllmRule, config::kDeepGemmRule}) {
+    for (const config::CastRule& rule : {config::kDeepSeekRule, config::kDeepGemmRule}) {
       expect_sound(problem_of(in, rule, kBlock1x128, {}));
     }
     expect_sound(problem_of(in, config::kTorchAoRule, kBlock128x128, {}, false));
     expect_sound(beside(kChannel, problem_of(in, config::kTorchAoRule, kBlock1x128, {})));
-    expect_sound(beside(kBlock128x128, problem_of(in, config::kVllmRule, kBlock1x128, {})));
+    expect_sound(beside(kBlock128x128, problem_of(in, config::kDeepSeekRule, kBlock1x128, {})));
   }
   for (const Granularity granularity : {kTensor, kChannel}) {
     expect_sound(problem_of(DType::kBFloat16, config::kDeepGemmRule, granularity, {}));
   }
-  expect_sound(problem_of(DType::kFloat16, config::kVllmRule, kBlock1x128, {}, true, false));
+  expect_sound(problem_of(DType::kFloat16, config::kDeepSeekRule, kBlock1x128, {}, true, false));
   CastProblem given = problem_of(DType::kBFloat16, config::kDeepGemmRule, kBlock1x128, {}, false);
   given.scales_given = true;
   expect_sound(given);
@@ -79,7 +79,7 @@ TEST_F(NvrtcGroupCastTest, ActivationsInGroupsCompileWithoutSpills) {
   for (const auto kind : {SourceKind::kActivation, SourceKind::kActivationGradient}) {
     const auto swiglu = CastSource::of(kind, Activation::kSwiGlu, GateLayout::kHalves);
     for (const DType in : kInputs) {
-      expect_sound(problem_of(in, config::kVllmRule, kBlock1x128, swiglu));
+      expect_sound(problem_of(in, config::kDeepSeekRule, kBlock1x128, swiglu));
     }
     expect_sound(
         beside(kChannel, problem_of(DType::kBFloat16, config::kTorchAoRule, kBlock1x128, swiglu)));
@@ -95,7 +95,7 @@ TEST_F(NvrtcGroupCastTest, ActivationsInGroupsCompileWithoutSpills) {
 
 TEST_F(NvrtcGroupCastTest, FactorsOfTheTransposeCompileWithoutSpills) {
   for (const DType in : kInputs) {
-    for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
+    for (const config::CastRule& rule : {config::kDeepSeekRule, config::kTorchAoRule}) {
       for (const CastProblem& problem :
            {problem_of(in, rule, kBlock1x128, kTransposeMultiplied),
             problem_of(unaligned(in), rule, kBlock1x128, kTransposeMultiplied, true, false)}) {
@@ -109,7 +109,7 @@ TEST_F(NvrtcGroupCastTest, FactorsOfTheTransposeCompileWithoutSpills) {
 TEST_F(NvrtcGroupCastTest, GatheredRowsCompileWithoutSpills) {
   for (const CastSource& source : {kGathered, kMultiplied}) {
     for (const DType in : kInputs) {
-      for (const config::CastRule& rule : {config::kVllmRule, config::kCompressedTensorsRule}) {
+      for (const config::CastRule& rule : {config::kDeepSeekRule, config::kCompressedTensorsRule}) {
         CastProblem both = problem_of(in, rule, kBlock1x128, source);
         expect_sound(both);
         both.groups = 0;
@@ -126,14 +126,16 @@ TEST_F(NvrtcGroupCastTest, GatheredRowsCompileWithoutSpills) {
         }
       }
       expect_sound(beside(kChannel, problem_of(in, config::kTorchAoRule, kBlock1x128, source)));
-      expect_sound(beside(kBlock128x128, problem_of(in, config::kVllmRule, kBlock1x128, source)));
-      expect_sound(problem_of(in, config::kVllmRule, kBlock128x128, source, false));
-      expect_sound(problem_of(unaligned(in), config::kVllmRule, kBlock1x128, source, true, false));
+      expect_sound(
+          beside(kBlock128x128, problem_of(in, config::kDeepSeekRule, kBlock1x128, source)));
+      expect_sound(problem_of(in, config::kDeepSeekRule, kBlock128x128, source, false));
+      expect_sound(
+          problem_of(unaligned(in), config::kDeepSeekRule, kBlock1x128, source, true, false));
     }
-    expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kTensor, source));
-    expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kChannel, source));
+    expect_sound(problem_of(DType::kBFloat16, config::kDeepSeekRule, kTensor, source));
+    expect_sound(problem_of(DType::kBFloat16, config::kDeepSeekRule, kChannel, source));
     CastProblem rows =
-        problem_of(DType::kFloat16, config::kVllmRule, kChannel, source, true, false);
+        problem_of(DType::kFloat16, config::kDeepSeekRule, kChannel, source, true, false);
     rows.groups = 0;
     rows.to_transposed = false;
     expect_sound(rows);
@@ -150,7 +152,7 @@ constexpr CastSource kNormed{.kind = SourceKind::kNormed,
 // Norms in groups.
 TEST_F(NvrtcGroupCastTest, NormsInGroupsCompileWithoutSpills) {
   for (const DType in : kInputs) {
-    expect_sound(problem_of(in, config::kVllmRule, kBlock1x128, kNormed));
+    expect_sound(problem_of(in, config::kDeepSeekRule, kBlock1x128, kNormed));
     expect_sound(problem_of(in, config::kDeepGemmRule, kBlock128x128, kNormed, false));
   }
   const auto of = [](Granularity granularity) {
@@ -174,7 +176,7 @@ TEST_F(NvrtcGroupCastTest, EverySourceTakesTheOptionsOfACast) {
       CastSource::of(SourceKind::kActivationGradient, Activation::kSwiGlu, GateLayout::kHalves);
   for (const CastSource& source : {swiglu, gradient, kNormed, kGathered, kMultiplied}) {
     for (const DType in : kInputs) {
-      CastProblem problem = problem_of(in, config::kVllmRule, kBlock1x128, source);
+      CastProblem problem = problem_of(in, config::kDeepSeekRule, kBlock1x128, source);
       problem.groups = 0;
       CastProblem columns = problem, given = problem, two_level = problem;
       columns.columns = {.sums = true, .amax = true};
@@ -201,8 +203,7 @@ CastProblem stack_of(DType in, const config::CastRule& rule, Granularity granula
 
 TEST_F(NvrtcStackedCastTest, BlocksCompileWithoutSpills) {
   for (const DType in : kInputs) {
-    for (const config::CastRule& rule :
-         {config::kDeepGemmRule, config::kVllmRule, config::kDeepSeekRule}) {
+    for (const config::CastRule& rule : {config::kDeepGemmRule, config::kDeepSeekRule}) {
       for (const Granularity granularity : {kBlock1x128, kBlock128x128}) {
         expect_sound(stack_of(in, rule, granularity));
         expect_sound(stack_of(in, rule, granularity, false));
@@ -232,7 +233,7 @@ TEST_F(NvrtcStackedCastTest, StepsCompileWithoutSpills) {
     for (const Granularity granularity : {kTensor, kChannel}) {
       for (const bool to_rows : {false, true}) {
         expect_sound(stack_of(in, config::kTorchAoRule, granularity, to_rows));
-        expect_sound(stack_of(in, config::kVllmRule, granularity, to_rows));
+        expect_sound(stack_of(in, config::kDeepSeekRule, granularity, to_rows));
       }
     }
     expect_sound(stack_of(in, config::kTransformerEngineRule, kTensor, true, false));
@@ -245,7 +246,7 @@ TEST_F(NvrtcStackedCastTest, StepsCompileWithoutSpills) {
 TEST_F(NvrtcStackedCastTest, OtherFormsCompileWithoutSpills) {
   for (const DType in : kInputs) {
     for (const Granularity granularity : test::kGranularities) {
-      CastProblem given = stack_of(in, config::kVllmRule, granularity);
+      CastProblem given = stack_of(in, config::kDeepSeekRule, granularity);
       given.scales_given = true;
       expect_sound(given);
     }
@@ -253,7 +254,7 @@ TEST_F(NvrtcStackedCastTest, OtherFormsCompileWithoutSpills) {
       CastProblem two_level = stack_of(in, config::kTorchAoRule, granularity);
       two_level.two_level = true;
       expect_sound(two_level);
-      CastProblem bytes = stack_of(unaligned(in), config::kVllmRule, granularity);
+      CastProblem bytes = stack_of(unaligned(in), config::kDeepSeekRule, granularity);
       bytes.x_is_aligned = bytes.codes_are_aligned = false;
       expect_sound(bytes);
     }

@@ -153,7 +153,7 @@ TEST_P(MmaGemmKernelsTest, EveryGatedTileCompilesWithoutSpills) {
 }
 
 TEST_P(MmaGemmKernelsTest, EveryRuleOfGatedTilesCompilesWithoutSpills) {
-  for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule,
+  for (const config::CastRule& rule : {config::kDeepSeekRule, config::kTorchAoRule,
                                        config::kDeepSeekRule, config::kCompressedTensorsRule}) {
     for (const DType out : {DType::kE4M3, DType::kE5M2}) {
       GemmProblem gated = test::gated_problem(4096, 4096, 4096);

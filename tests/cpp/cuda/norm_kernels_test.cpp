@@ -60,7 +60,7 @@ TEST_P(NvrtcNormTest, ForwardCompilesWithoutSpills) {
                               .adds_residual = residual,
                               .format = {.in = in, .granularity = granularity}};
           // A rule that divides, whose casters are larger.
-          if (residual) problem.format.rule = config::kVllmRule;
+          if (residual) problem.format.rule = config::kDeepSeekRule;
           compiler.expect_sound(plan_norm(problem, plan::kHopper).kernels);
           problem.output = config::NormOutput::kNothing;
           compiler.expect_sound(plan_norm(problem, plan::kHopper).kernels);

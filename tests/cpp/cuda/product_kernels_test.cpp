@@ -19,16 +19,6 @@ using NvrtcArrivingGemmTest = test::NvrtcTest<>;
 using test::expect_every_tiling_sound;
 using enum Granularity;
 
-constexpr config::CastRule kRules[] = {config::kDeepGemmRule,
-                                       config::kVllmRule,
-                                       config::kVllmPerTokenRule,
-                                       config::kTransformerEngineRule,
-                                       config::kTorchAoRule,
-                                       config::kTorchAoTensorRule,
-                                       config::kDeepSeekRule,
-                                       config::kCompressedTensorsRule,
-                                       config::kCompressedTensors012Rule};
-
 void expect_planned_sound(const GemmProblem& problem) {
   test::expect_sound(test::sm90_plan(problem).config);
 }
@@ -46,7 +36,7 @@ TEST_F(NvrtcDynamicGemmTest, TheHeaviestOfEachSizeCompileWithoutSpills) {
     GemmProblem heavy = kDynamic;
     heavy.dynamic = {.exists = true,
                      .type = type,
-                     .rule = config::kVllmRule,
+                     .rule = config::kVllmPerTokenRule,
                      .power_of_two = true,
                      .saturate = false,
                      .vectors = false};
@@ -60,10 +50,10 @@ TEST_F(NvrtcDynamicGemmTest, TheHeaviestOfEachSizeCompileWithoutSpills) {
 }
 
 TEST_F(NvrtcDynamicGemmTest, EveryRuleCompilesWithoutSpills) {
-  for (const config::CastRule& rule : kRules) {
+  for (const config::CastRuleRow& row : config::kCastRules) {
     GemmProblem dynamic = kDynamic;
-    dynamic.dynamic.rule = rule;
-    dynamic.dynamic.power_of_two = rule.power_of_two_by_default;
+    dynamic.dynamic.rule = row.value;
+    dynamic.dynamic.power_of_two = row.value.power_of_two_by_default;
     expect_planned_sound(dynamic);
   }
 }
@@ -80,10 +70,10 @@ TEST_F(NvrtcGatedGemmTest, EveryTilingCompilesWithoutSpills) {
 }
 
 TEST_F(NvrtcGatedGemmTest, EveryRuleCompilesWithoutSpills) {
-  for (const config::CastRule& rule : kRules) {
+  for (const config::CastRuleRow& row : config::kCastRules) {
     for (const bool power_of_two : {false, true}) {
       GemmProblem gated = kGated;
-      gated.gated.rule = rule;
+      gated.gated.rule = row.value;
       gated.gated.power_of_two = power_of_two;
       expect_planned_sound(gated);
     }

@@ -164,7 +164,7 @@ TEST(GroupCastsTest, SquaresOfTheTransposeAlone) {
 
 TEST(GroupCastsTest, SquaresBesideRowsOfBlocks) {
   expect_tiles_as_on_cpu<TileCastConfig{
-      .format = {.in = DType::kFloat16, .rule = config::kVllmRule},
+      .format = {.in = DType::kFloat16, .rule = config::kDeepSeekRule},
       .transposed_squares = true,
       .to_transposed = true,
       .group_m = 2,

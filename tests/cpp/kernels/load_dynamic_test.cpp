@@ -201,7 +201,8 @@ TEST(LoadDynamicTest, EveryRule) {
   };
   check_rule.operator()<config::kDeepGemmRule, kDeepGemm>();
   check_rule.operator()<config::kVllmRule, kVllm>();
-  check_rule.operator()<config::kTransformerEngineRule, kTransformerEngine>();
+  check_rule
+      .operator()<config::repaired_in_type(config::kTransformerEngineRule), kTransformerEngine>();
   check_rule.operator()<config::kTorchAoRule, kTorchAo>();
   check_rule.operator()<config::kTorchAoTensorRule, kTorchAoTensor>();
   check_rule.operator()<config::kDeepSeekRule, kDeepSeek>();

@@ -146,13 +146,14 @@ TEST(StackedCastsTest, SquaresOfBothTargets) {
   expect_tiles<kBoth>(136, 144);  // an odd number of tiles in a matrix, or an even one
   expect_tiles<kBoth>(256, 128);
   expect_tiles<kBoth>(8, 264);
-  expect_tiles<TileCastConfig{
-      .format = {.in = DType::kFloat16, .granularity = kBlock128x128, .rule = config::kVllmRule},
-      .to_transposed = true,
-      .vector_loads = false,
-      .vector_stores = false,
-      .group_m = 2,
-      .stacked = true}>(131, 77);
+  expect_tiles<TileCastConfig{.format = {.in = DType::kFloat16,
+                                         .granularity = kBlock128x128,
+                                         .rule = config::kDeepSeekRule},
+                              .to_transposed = true,
+                              .vector_loads = false,
+                              .vector_stores = false,
+                              .group_m = 2,
+                              .stacked = true}>(131, 77);
 }
 
 TEST(StackedCastsTest, SquaresOfOneTarget) {
@@ -175,7 +176,7 @@ TEST(StackedCastsTest, BlocksOfLines) {
 }
 
 TEST(StackedCastsTest, SquaresBesideRowsOfBlocks) {
-  expect_tiles<TileCastConfig{.format = {.in = DType::kFloat16, .rule = config::kVllmRule},
+  expect_tiles<TileCastConfig{.format = {.in = DType::kFloat16, .rule = config::kDeepSeekRule},
                               .transposed_squares = true,
                               .to_transposed = true,
                               .group_m = 2,

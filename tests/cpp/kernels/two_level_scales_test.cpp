@@ -58,8 +58,8 @@ void expect_cpu_bytes(std::int64_t rows, std::int64_t cols) {
 template <DType kIn>
 void expect_cpu_bytes() {
   expect_cpu_bytes<kIn, config::kTorchAoRule, kBlock1x128, true>(136, 264);
-  expect_cpu_bytes<kIn, config::kVllmRule, kBlock1x128, false>(129, 77);
-  expect_cpu_bytes<kIn, config::kVllmRule, kBlock128x128, true>(136, 264);
+  expect_cpu_bytes<kIn, config::kDeepSeekRule, kBlock1x128, false>(129, 77);
+  expect_cpu_bytes<kIn, config::kDeepSeekRule, kBlock128x128, true>(136, 264);
   expect_cpu_bytes<kIn, config::kCompressedTensorsRule, kBlock128x128, false>(70, 131);
 }
 

@@ -71,15 +71,10 @@ void expect_same_scales() {
 }
 
 TEST(DeviceUnitCastTest, ScalesAreTheCpuBackends) {
-  expect_same_scales<config::kDeepGemmRule>();
-  expect_same_scales<config::kVllmRule>();
-  expect_same_scales<config::kVllmPerTokenRule>();
+  [&]<std::size_t... kRow>(std::index_sequence<kRow...>) {
+    (expect_same_scales<config::kCastRules[kRow].value>(), ...);
+  }(std::make_index_sequence<std::size(config::kCastRules)>());
   expect_same_scales<config::kTransformerEngineRule>();
-  expect_same_scales<config::kTorchAoRule>();
-  expect_same_scales<config::kTorchAoTensorRule>();
-  expect_same_scales<config::kDeepSeekRule>();
-  expect_same_scales<config::kCompressedTensorsRule>();
-  expect_same_scales<config::kCompressedTensors012Rule>();
 }
 
 template <DType kDType, typename Format>

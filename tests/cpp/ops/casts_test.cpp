@@ -15,8 +15,8 @@ using test::Both;
 using test::expect_same;
 using test::kGranularities;
 
-constexpr std::array kRules{Rule::kDeepGemm, Rule::kVllm,     Rule::kTransformerEngine,
-                            Rule::kTorchAo,  Rule::kDeepSeek, Rule::kCompressedTensors};
+constexpr std::array kRules{Rule::kDeepGemm, Rule::kVllmPerToken, Rule::kTransformerEngine,
+                            Rule::kTorchAo,  Rule::kDeepSeek,     Rule::kCompressedTensors};
 
 class CastsTest : public testing::Test {
  protected:
@@ -152,8 +152,8 @@ TEST_F(CastsTest, GivenScalesAreUsedAndKept) {
   data_[5] = INFINITY, data_[7] = NAN, data_[11] = -0.0f, data_[13] = 1e38f;
   for (const Granularity granularity : kGranularities) {
     for (const Rule rule : kRules) {
-      const bool divides =
-          rule == Rule::kVllm || rule == Rule::kDeepSeek || rule == Rule::kCompressedTensors;
+      const bool divides = rule == Rule::kVllmPerToken || rule == Rule::kDeepSeek ||
+                           rule == Rule::kCompressedTensors;
       for (const Overflow overflow : {Overflow::kSaturate, Overflow::kNan}) {
         ScaledMatrix out(kRows, kCols, {.granularity = granularity});
         give_scales(out);

@@ -2,6 +2,7 @@
 // the whole, and what is refused.
 #include "octofold/octofold.h"
 
+#include "kernels/shared/cast_rule.h"
 #include "support/both_casts.h"
 #include "support/refusals.h"
 #include "support/targets.h"
@@ -14,16 +15,6 @@ using test::Both;
 using enum Granularity;
 
 constexpr std::int64_t kRows = 130, kCols = 300;
-
-constexpr Rule kRules[] = {Rule::kDeepGemm,
-                           Rule::kVllm,
-                           Rule::kVllmPerToken,
-                           Rule::kTransformerEngine,
-                           Rule::kTorchAo,
-                           Rule::kTorchAoTensor,
-                           Rule::kDeepSeek,
-                           Rule::kCompressedTensors,
-                           Rule::kCompressedTensors012};
 
 class GivenAmaxTest : public testing::Test {
  protected:
@@ -60,9 +51,9 @@ class GivenAmaxTest : public testing::Test {
 // Rows of a part are rows of the whole; its transpose is of columns of the whole's.
 TEST_F(GivenAmaxTest, PartsHaveTheBytesOfTheWhole) {
   const std::vector<float> rows_of_part(of_rows_.begin() + kFirst, of_rows_.end());
-  for (const Rule rule : kRules) {
+  for (const config::CastRuleRow& row : config::kCastRules) {
     for (const Granularity granularity : {kTensor, kChannel}) {
-      const Format format{.granularity = granularity, .rule = rule};
+      const Format format{.granularity = granularity, .rule = row.rule};
       Both whole(kRows, kCols, format), some(kRows - kFirst, kCols, format);
       cast(x(), test::by(format, whole.targets()));
       CastTargets targets = test::by(format, some.targets());

@@ -213,7 +213,7 @@ TEST(PlanCastTest, GivenScalesTakeOnePass) {
     EXPECT_EQ(get<TileCastConfig>(launches[0])->phase, CastPhase::kEncodeGiven);
     problem.format.rule = config::kTorchAoRule;
     EXPECT_EQ(cast_launches(problem, kHopper)[0].config, launches[0].config);
-    problem.format.rule = config::kVllmRule;
+    problem.format.rule = config::kDeepSeekRule;
     EXPECT_NE(cast_launches(problem, kHopper)[0].config, launches[0].config);
   }
 }
@@ -289,7 +289,7 @@ TEST(PlanCastTest, EmptyMatrices) {
 TEST(PlanCastTest, StepsAreShared) {
   CastProblem problem = problem_of(Granularity::kTensor, 64, 256);
   const std::vector<CastLaunch> plan = cast_launches(problem, kHopper);
-  problem.format.rule = config::kVllmRule;
+  problem.format.rule = config::kDeepSeekRule;
   problem.format.power_of_two = true;
   problem.format.saturate = false;
   const std::vector<CastLaunch> other = cast_launches(problem, kHopper);
@@ -300,7 +300,7 @@ TEST(PlanCastTest, StepsAreShared) {
   EXPECT_EQ(get<ScaleStepConfig>(plan[3])->step, ScaleStep::kFinish);
   // Scales of float16 are finished as those of bfloat16 are, but for a rule that reads the type.
   for (const bool reads : {false, true}) {
-    problem.format.rule = reads ? config::kTorchAoTensorRule : config::kVllmRule;
+    problem.format.rule = reads ? config::kTorchAoTensorRule : config::kDeepSeekRule;
     problem.format.in = DType::kBFloat16;
     const CastConfig finish = cast_launches(problem, kHopper)[3].config;
     problem.format.in = DType::kFloat16;

@@ -83,7 +83,7 @@ TEST(PlanGivenAmaxTest, NamesTellThemApart) {
     return plan_cast(problem, kHopper).kernels[1];
   };
   EXPECT_THAT(codes(beside_rows_of_blocks()).kernel, Not(HasSubstr("amax_given")));
-  const KernelPlan divided = codes(beside_rows_of_blocks(config::kVllmRule));
+  const KernelPlan divided = codes(beside_rows_of_blocks(config::kDeepSeekRule));
   EXPECT_THAT(divided.description, HasSubstr("amax_given"));
   EXPECT_NE(divided.kernel, codes(beside_rows_of_blocks()).kernel);
 }
