@@ -261,8 +261,8 @@ def disagreement(rank, tokens, kind):
         case "gradient":
             arguments["x"] = leaf(p.x) if odd else p.x
             words.append("requires_grad")
-        case "order":  # with a capacity, of numbers that nobody has had
-            words, arguments["capacity"] = ["order", "rank 1"], 61
+        case "order":
+            words, arguments["capacity"] = ["order", "rank 1"], 4
     if kind == "order" and odd:
         return refused(lambda: require_agreement("another", ranks_of("", "", None)), *words)
     return refused(lambda: experts(**arguments), "octofold.distributed.experts", *words)

@@ -132,8 +132,8 @@ def require_fitting_ranks(
     dropped: Tensor | None,
 ) -> Mapping[str, object]:
     """That the arguments fit together on each rank, and are about the same layer on all: of exact
-    splits the numbers of rows bring the facts along, which are returned; with a capacity ranks
-    compare them before, once for each new ones. What is wrong on one rank all of them raise."""
+    splits the numbers of rows bring the facts along, which are returned; with a capacity hosts
+    compare them beside the step. What is wrong on one rank all of them raise."""
     wrong: InvalidArgumentError | None = None
     try:
         require_activation(NAME, activation)

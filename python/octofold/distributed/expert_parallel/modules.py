@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._ranks.agreement import require_agreement
+from ..._ranks.agreement import require_agreement_now
 from ..._ranks.ranks import Ranks
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import own_part
@@ -117,7 +117,7 @@ def parallelize_experts(
         raise invalid_argument(_NAME, "model", expected, type(model).__qualname__)
     for name, module in found.items():
         _require_spreadable(name, module, exchange.ranks)
-    require_agreement(_NAME, exchange.ranks, experts=", ".join(found), **exchange.facts())
+    require_agreement_now(_NAME, exchange.ranks, experts=", ".join(found), **exchange.facts())
     for experts in found.values():
         _spread(experts, exchange, group)
     for block in model.modules():
