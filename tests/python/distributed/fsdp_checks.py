@@ -53,6 +53,42 @@ def sharded(model, reshard=True, dtype=None):
     return fully_shard(model, reshard_after_forward=reshard, mp_policy=policy)
 
 
+def whole(model):
+    return fully_shard(model)
+
+
+def first_and_rest(model):
+    fully_shard(model[0])
+    return fully_shard(model)
+
+
+def one_group(model):
+    fully_shard([*model])
+    return fully_shard(model)
+
+
+def inside_another(model):
+    return fully_shard(torch.nn.Sequential(model))
+
+
+def in_wrappings(rank, recipe):
+    """Losses are those of casting after the gather, whichever modules are gathered together, and
+    from the second forward on the model agrees before it gathers, if its own hooks can."""
+    from octofold.nn.fsdp import agreed_scale
+
+    largest, sizes = agreed_scale.largest, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            agreed_scale, "largest", lambda *of: (sizes.append(len(of[1])), largest(*of))[1]
+        )
+        for wrap in (whole, first_and_rest, one_group, inside_another):
+            wanted = train(wrap(new_model(recipe, False)), rank)
+            sizes.clear()
+            assert train(wrap(new_model(recipe, True)), rank) == wanted, wrap.__name__
+            alone = sizes.count(1)
+            assert sizes == [1] * alone + ([] if wrap is inside_another else [alone]), wrap.__name__
+
+
 def train(model, rank, recompute=False):
     """Losses, as they come."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)

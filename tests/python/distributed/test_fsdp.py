@@ -23,6 +23,11 @@ def test_with_the_rest_of_fsdp(two_processes, recipe, reshard, dtype, recompute)
     two_processes.run(fsdp_checks.same_bits, recipe, reshard, dtype, recompute)
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+def test_agreements_come_before_gathers(two_processes, recipe):
+    two_processes.run(fsdp_checks.in_wrappings, recipe)
+
+
 @pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
 def test_a_weight_takes_half_of_the_bytes(processes, recipe):
     processes.run(fsdp_checks.bytes_of_gathers, recipe)
