@@ -271,6 +271,26 @@ def loads(rank, folder, recipe, expected):
     optimizer.step()
 
 
+def assigned(rank, recipe):
+    """load_state_dict(assign=True), before the first forward and after it: the weights of the state
+    train, and travel as before."""
+    source = sharded(new_model(recipe, False))
+    for parameter in source.parameters():
+        torch.nn.init.constant_(parameter, 0.02)
+    losses = []
+    for fsdp_fp8, forwards in ((False, 0), (True, 0), (True, 1)):
+        model = sharded(new_model(recipe, fsdp_fp8))
+        for _ in range(forwards):
+            model(batch(5, rank)).float().square().mean().backward()
+            model.zero_grad()
+        kinds = [type(parameter.to_local()) for parameter in model.parameters()]
+        state = {name: part.clone() for name, part in source.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        assert [type(parameter.to_local()) for parameter in model.parameters()] == kinds
+        losses.append(train(model, rank))
+    assert losses[0] == losses[1] == losses[2]
+
+
 def compiled(rank, recipe):
     """Each block by itself, as torchtitan has it. Compiled code may round otherwise."""
     wanted = train(sharded(new_model(recipe, True)), rank)

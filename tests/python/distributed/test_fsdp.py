@@ -70,6 +70,11 @@ def test_checkpoints_of_one_world_size_load_at_another(two_processes, four_proce
     four_processes.run(fsdp_checks.loads, tmp_path, "blockwise", expected)
 
 
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_states_that_are_assigned(two_processes, recipe):
+    two_processes.run(fsdp_checks.assigned, recipe)
+
+
 def test_one_process(tmp_path):
     """Without FSDP such a model is what it was."""
     wanted = fsdp_checks.new_model("blockwise", False)
