@@ -258,6 +258,8 @@ def disagreement(rank, tokens, kind):
             arguments["wire"] = "input" if odd else "fp8"
         case "capacity":
             arguments["capacity"] = 3 if odd else 4
+        case "splits":
+            arguments["capacity"] = 4 if odd else None
         case "gradient":
             arguments["x"] = leaf(p.x) if odd else p.x
             words.append("requires_grad")

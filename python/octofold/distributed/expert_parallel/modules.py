@@ -42,15 +42,13 @@ class ParallelExperts(Experts):
         weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
         routed = (input, topk_ids, topk_weights)
         recipe, exchange = self._recipe, self.exchange
-        facts = require_fitting_ranks(
-            *routed, weights, self.activation, recipe, exchange, self.dropped
-        )
+        require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, self.dropped)
         grad = torch.is_grad_enabled()
         of_first = self._projection(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
         of_second = self._projection(self._names[1], second, both)
         return run_experts(
-            *routed, of_first, of_second, self.activation, recipe, exchange, facts, self.dropped
+            *routed, of_first, of_second, self.activation, recipe, exchange, self.dropped
         )
 
     def reset_parameters(self) -> None:
