@@ -250,7 +250,7 @@ def saves(rank, folder, recipe):
     plain = [t.to_local() if isinstance(t, DTensor) else t for t in of_model.values()]
     assert {type(tensor) for tensor in plain} == {torch.Tensor}
     save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=folder)
-    whole = full(model)
+    whole = [parameter.cpu() for parameter in full(model)]
     return whole if rank == 0 else None
 
 
@@ -266,7 +266,7 @@ def loads(rank, folder, recipe, expected):
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )
     for actual, wanted in zip(full(model), expected, strict=True):
-        assert torch.equal(actual, wanted)
+        assert torch.equal(actual, here(wanted))
     model(batch(1, rank)).square().mean().backward()
     optimizer.step()
 
