@@ -53,7 +53,7 @@ class _Connection:
         group = ranks.group
         found: Any = torch.distributed.distributed_c10d._get_process_group_store(group)
         self._ranks: Final = ranks
-        self._store: Final = PrefixStore("octofold", found)
+        self._store: Final = PrefixStore(f"octofold/{ranks.name}", found)
         backends = [group._get_backend(device) for device in group._device_types]
         timeout = min(backend.options._timeout for backend in backends)
         self._gloo: Final[Any] = ProcessGroupGloo(self._store, ranks.rank, ranks.size, timeout)
@@ -110,7 +110,7 @@ def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
     Not checked while torch.compile traces or a CUDA graph is captured: what is captured has run
     before.
     """
-    if ranks.size > 1 and not _is_compiling() and not _is_capturing():
+    if not _is_compiling() and not _is_capturing():
         _compare(operation, ranks, facts, os.environ.get(_SWITCH, "0") not in ("", "0"))
 
 
@@ -129,6 +129,8 @@ def require_agreed(ranks: Ranks, wait: bool) -> None:
 
 
 def _compare(operation: str, ranks: Ranks, facts: Mapping[str, object], wait: bool) -> None:
+    if ranks.size == 1:
+        return
     text = "; ".join((operation, *(f"{name}={value}" for name, value in facts.items())))
     connection = _CONNECTIONS.get(ranks.group)
     if connection is None:
