@@ -15,7 +15,7 @@ from .._core.granularity import BY_COLUMNS, UNITS
 from .._core.ops import ceil_divide
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import FLOAT8
-from .agreement import answered, words_of
+from .agreement import answered, require_agreed, words_of
 from .ranks import Ranks
 
 _COLLECTIVES: Final = torch.ops._c10d_functional
@@ -176,6 +176,7 @@ def _begun(operation: str, tensor: Tensor, ranks: Ranks, send: Callable[[], Tens
     """The result of a collective that is under way."""
     if _is_compiling():
         return send()
+    require_agreed(ranks, wait=not tensor.is_cuda)
     return answered(operation, words_of(tensor), ranks, send)
 
 
@@ -184,6 +185,7 @@ def _arrived(operation: str, tensor: Tensor, ranks: Ranks, send: Callable[[], Te
     if _is_compiling():
         whole: Tensor = _COLLECTIVES.wait_tensor(send())
         return whole
+    require_agreed(ranks, wait=not tensor.is_cuda)
     arrived: Tensor = answered(
         operation, words_of(tensor), ranks, lambda: _COLLECTIVES.wait_tensor(send())
     )

@@ -8,6 +8,7 @@ import torch
 from octofold._ranks import agreement
 from octofold._ranks.agreement import require_agreement
 from octofold._ranks.ranks import ranks_of
+from octofold._ranks.wire import gathered
 from octofold.distributed.boundaries import Split
 from octofold.nn.recipes import blockwise
 
@@ -34,27 +35,50 @@ def other_order(rank):
         require_agreement(operation, ranks, x=[4])
 
 
-def asks_once(rank, monkeypatched=None):
+def both_known(rank):
+    """What each rank has agreed on before, but of which others now do something else: before
+    anything of the host travels, and in the next look where nobody waits. Then they go on."""
+    ranks, known = ranks_of("test", "group", None), ([2, 8], [4, 4])
+    for x in known:
+        require_agreement("lengths", ranks, x=x)
+    refused = pytest.raises(
+        octofold.InvalidArgumentError,
+        match=r"lengths: argument 'x': .* got \[2, 8\] on rank 0 and \[4, 4\] on rank 1",
+    )
+    with refused:
+        require_agreement("lengths", ranks, x=known[min(rank, 1)])
+        gathered("lengths", torch.ones(16), ranks)
+    with refused:
+        require_agreement("lengths", ranks, x=known[min(rank, 1)])
+        for _ in range(2000):
+            agreement.require_agreed(ranks, wait=False)
+            time.sleep(0.01)
+    with pytest.MonkeyPatch.context() as patch, refused:
+        patch.setenv("OCTOFOLD_CHECK_RANKS", "1")
+        require_agreement("lengths", ranks, x=known[min(rank, 1)])
+    assert gathered("lengths", torch.ones(16), ranks).shape == (16 * ranks.size,)
+
+
+def one_is_new(rank):
+    """Of which the others have heard before."""
     ranks = ranks_of("test", "group", None)
-    asked = []
-    gather = torch.distributed.all_gather_object
+    require_agreement("news", ranks, x="old")
+    refused = pytest.raises(octofold.InvalidArgumentError, match="old on rank 0 and new on rank 1")
+    with refused:
+        require_agreement("news", ranks, x="new" if rank == 1 else "old")
+        gathered("news", torch.ones(16), ranks)
 
-    def counted(*arguments):
-        asked.append(1)
-        return gather(*arguments)
 
-    torch.distributed.all_gather_object = counted
-    try:
-        for _ in range(3):
-            require_agreement("asks_once", ranks, x=[4, 5])
-        assert len(asked) == 1
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OCTOFOLD_CHECK_RANKS", "1")
-            for _ in range(3):
-                require_agreement("asks_once", ranks, x=[4, 5])
-        assert len(asked) == 4
-    finally:
-        torch.distributed.all_gather_object = gather
+def nobody_waits(rank):
+    """For the comparison of what was said before: the others begin when rank 0 is through."""
+    ranks = ranks_of("test", "group", None)
+    require_agreement("waits", ranks, x=[4, 5])
+    if rank == 0:
+        require_agreement("waits", ranks, x=[4, 5])
+    torch.distributed.barrier()
+    if rank != 0:
+        require_agreement("waits", ranks, x=[4, 5])
+    agreement.require_agreed(ranks, wait=True)
 
 
 def no_group():

@@ -15,19 +15,20 @@ STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
 
 def full_tensor(tensor):
     """All of a DTensor. full_tensor() of torch 2.11 knows no packed rows: they are gathered here,
-    over the one dimension of the mesh that has several ranks."""
+    each dimension of the mesh after those that split its parts further."""
     try:
         return tensor.full_tensor()
     except ValueError:
-        mesh = tensor.device_mesh
-        (along,) = (dimension for dimension, size in enumerate(mesh.shape) if size > 1)
-        placement, own = tensor.placements[along], tensor.to_local().contiguous()
-        parts = [torch.empty_like(own) for _ in range(mesh.size(along))]
-        torch.distributed.all_gather(parts, own, mesh.get_group(along))
-        pieces = [part.chunk(placement.split_factor, placement.dim) for part in parts]
-        return torch.cat(
-            [piece for of_ranks in zip(*pieces, strict=True) for piece in of_ranks], placement.dim
-        )
+        mesh, whole = tensor.device_mesh, tensor.to_local().contiguous()
+        for along, placement in reversed(list(enumerate(tensor.placements))):
+            if placement.is_replicate():
+                continue
+            parts = [torch.empty_like(whole) for _ in range(mesh.size(along))]
+            torch.distributed.all_gather(parts, whole, mesh.get_group(along))
+            factor, dim = getattr(placement, "split_factor", 1), placement.dim
+            pieces = zip(*(part.chunk(factor, dim) for part in parts), strict=True)
+            whole = torch.cat([piece for of_ranks in pieces for piece in of_ranks], dim)
+        return whole
 
 
 def numbers(*shape, seed=0):

@@ -3,6 +3,7 @@
 import copy
 
 import octofold
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from expert_parallel_checks import (
@@ -27,6 +28,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn import Parameter
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 nn = octofold.nn
 
@@ -83,7 +86,18 @@ def mixture(rank, group, style, options):
         if "gate." in name or "shared" in name:  # of which each rank has its tokens' part
             torch.distributed.all_reduce(parameter.grad)
             assert error(parameter.grad, whole.get_parameter(name).grad) < 0.06, name
-    torch.optim.SGD(own.parameters(), lr=0.1).step()
+    # As docs/distributed/experts.md says: parameters of both kinds are in no list together.
+    kinds = list(own.experts.parameters()), [p for p in own.parameters() if type(p) is Parameter]
+    of_experts, of_others = (get_total_norm([p.grad for p in kind]) for kind in kinds)
+    norm = (of_experts.full_tensor() ** 2 + of_others**2).sqrt()
+    assert norm.item() == pytest.approx(
+        get_total_norm([p.grad for p in whole.parameters()]).item(), rel=0.06
+    )
+    for kind in kinds:
+        clip_grads_with_norm_(kind, norm / 2, norm)
+    assert get_total_norm([p.grad for p in kinds[0]]).item() == pytest.approx(of_experts.item() / 2)
+    for how in ("foreach", "fused"):
+        torch.optim.AdamW([{"params": kind} for kind in kinds], **{how: True}).step()
     own.zero_grad()
     with torch.no_grad():
         assert not torch.equal(own(everyone[rank][0]), own_y)

@@ -258,11 +258,13 @@ def disagreement(rank, tokens, kind):
             arguments["wire"] = "input" if odd else "fp8"
         case "capacity":
             arguments["capacity"] = 3 if odd else 4
+        case "splits":
+            arguments["capacity"] = 4 if odd else None
         case "gradient":
             arguments["x"] = leaf(p.x) if odd else p.x
             words.append("requires_grad")
-        case "order":  # with a capacity, of numbers that nobody has had
-            words, arguments["capacity"] = ["order", "rank 1"], 61
+        case "order":
+            words, arguments["capacity"] = ["order", "rank 1"], 4
     if kind == "order" and odd:
         return refused(lambda: require_agreement("another", ranks_of("", "", None)), *words)
     return refused(lambda: experts(**arguments), "octofold.distributed.experts", *words)

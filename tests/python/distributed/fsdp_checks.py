@@ -53,6 +53,42 @@ def sharded(model, reshard=True, dtype=None):
     return fully_shard(model, reshard_after_forward=reshard, mp_policy=policy)
 
 
+def whole(model):
+    return fully_shard(model)
+
+
+def first_and_rest(model):
+    fully_shard(model[0])
+    return fully_shard(model)
+
+
+def one_group(model):
+    fully_shard([*model])
+    return fully_shard(model)
+
+
+def inside_another(model):
+    return fully_shard(torch.nn.Sequential(model))
+
+
+def in_wrappings(rank, recipe):
+    """Losses are those of casting after the gather, whichever modules are gathered together, and
+    from the second forward on the model agrees before it gathers, if its own hooks can."""
+    from octofold.nn.fsdp import agreed_scale
+
+    largest, sizes = agreed_scale.largest, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            agreed_scale, "largest", lambda *of: (sizes.append(len(of[1])), largest(*of))[1]
+        )
+        for wrap in (whole, first_and_rest, one_group, inside_another):
+            wanted = train(wrap(new_model(recipe, False)), rank)
+            sizes.clear()
+            assert train(wrap(new_model(recipe, True)), rank) == wanted, wrap.__name__
+            alone = sizes.count(1)
+            assert sizes == [1] * alone + ([] if wrap is inside_another else [alone]), wrap.__name__
+
+
 def train(model, rank, recompute=False):
     """Losses, as they come."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
@@ -214,7 +250,7 @@ def saves(rank, folder, recipe):
     plain = [t.to_local() if isinstance(t, DTensor) else t for t in of_model.values()]
     assert {type(tensor) for tensor in plain} == {torch.Tensor}
     save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=folder)
-    whole = full(model)
+    whole = [parameter.cpu() for parameter in full(model)]
     return whole if rank == 0 else None
 
 
@@ -230,9 +266,29 @@ def loads(rank, folder, recipe, expected):
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )
     for actual, wanted in zip(full(model), expected, strict=True):
-        assert torch.equal(actual, wanted)
+        assert torch.equal(actual, here(wanted))
     model(batch(1, rank)).square().mean().backward()
     optimizer.step()
+
+
+def assigned(rank, recipe):
+    """load_state_dict(assign=True), before the first forward and after it: the weights of the state
+    train, and travel as before."""
+    source = sharded(new_model(recipe, False))
+    for parameter in source.parameters():
+        torch.nn.init.constant_(parameter, 0.02)
+    losses = []
+    for fsdp_fp8, forwards in ((False, 0), (True, 0), (True, 1)):
+        model = sharded(new_model(recipe, fsdp_fp8))
+        for _ in range(forwards):
+            model(batch(5, rank)).float().square().mean().backward()
+            model.zero_grad()
+        kinds = [type(parameter.to_local()) for parameter in model.parameters()]
+        state = {name: part.clone() for name, part in source.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        assert [type(parameter.to_local()) for parameter in model.parameters()] == kinds
+        losses.append(train(model, rank))
+    assert losses[0] == losses[1] == losses[2]
 
 
 def compiled(rank, recipe):

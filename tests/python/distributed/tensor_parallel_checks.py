@@ -69,7 +69,8 @@ def leaf(tensor):
 def beside(module, style, inputs, layouts=ALL, bits=(), **options):
     """Runs a module in one process, and made parallel. inputs: by name, those of forward; layouts:
     of inputs and of the result; bits: names of what has the bits of one process: "y", inputs and
-    parameters."""
+    parameters. A GPU divides K of products of few tiles, by their sizes, unless it must not."""
+    octofold.set_batch_invariant(DEVICE == "cuda")
     module.zero_grad()
     parallel = parallelize_module(copy.deepcopy(module), mesh_of_all(), style, **options)
     given, gives = layouts
@@ -97,6 +98,7 @@ def beside(module, style, inputs, layouts=ALL, bits=(), **options):
             assert isinstance(found, DTensor)
             require(name, full_tensor(found), parameter, True)
             require(name, full_tensor(found.grad), parameter.grad, name in bits)
+    octofold.set_batch_invariant(False)
     return parallel
 
 

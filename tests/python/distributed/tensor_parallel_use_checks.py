@@ -2,6 +2,7 @@
 
 import copy
 import re
+import time
 
 import octofold
 import pytest
@@ -113,7 +114,7 @@ def load(rank, folder):
 
     wanted = seeded(Block).state_dict()
     torch.manual_seed(9)
-    other = Block()
+    other = here(Block())
     model = parallelize_module(copied(other), mesh_of_all(), PLAN) if rank is not None else other
     state = model.state_dict()
     checkpoint.load(state, checkpoint_id=folder)
@@ -233,14 +234,17 @@ def refusals(rank):
 
 
 def dead_rank(rank):
-    """A rank that is gone is an error within the time-out."""
+    """A rank that is gone is an error within the time-out: in the call or, where the host does not
+    wait for a GPU, in one of the next."""
     layer = parallelize_module(seeded(nn.Linear, 64, 64), mesh_of_all(), RowParallel())
     x = numbers(32, 64 // torch.distributed.get_world_size()).float()
     layer(x)
     if rank == 1:
         raise SystemExit
     try:
-        layer(x)
+        for _ in range(100):
+            layer(x)
+            time.sleep(0.1)
     except octofold.UnavailableError as error:
         return str(error)
     return None

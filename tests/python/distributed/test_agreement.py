@@ -7,7 +7,13 @@ from rank_processes import Processes
 
 @pytest.mark.parametrize(
     "check",
-    [agreement_checks.other_shapes, agreement_checks.other_order, agreement_checks.asks_once],
+    [
+        agreement_checks.other_shapes,
+        agreement_checks.other_order,
+        agreement_checks.both_known,
+        agreement_checks.one_is_new,
+        agreement_checks.nobody_waits,
+    ],
     ids=lambda check: check.__name__,
 )
 def test_all_ranks_say_so(processes, check):

@@ -63,7 +63,8 @@ def test_nobody_has_tokens(processes, tokens):
     processes.run(checks.forward_and_backward, alike(processes, tokens), "blockwise", "fp8", {})
 
 
-KINDS = ["recipe", "k", "dtype", "experts", "shape", "wire", "capacity", "gradient", "order"]
+KINDS = ["recipe", "k", "dtype", "experts", "shape", "wire", "capacity", "splits", "gradient"]
+KINDS += ["order"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,6 +23,11 @@ def test_with_the_rest_of_fsdp(two_processes, recipe, reshard, dtype, recompute)
     two_processes.run(fsdp_checks.same_bits, recipe, reshard, dtype, recompute)
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+def test_agreements_come_before_gathers(two_processes, recipe):
+    two_processes.run(fsdp_checks.in_wrappings, recipe)
+
+
 @pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
 def test_a_weight_takes_half_of_the_bytes(processes, recipe):
     processes.run(fsdp_checks.bytes_of_gathers, recipe)
@@ -63,6 +68,11 @@ def test_shards_within_squares_are_refused(two_processes):
 def test_checkpoints_of_one_world_size_load_at_another(two_processes, four_processes, tmp_path):
     expected = two_processes.run(fsdp_checks.saves, tmp_path, "blockwise")[0]
     four_processes.run(fsdp_checks.loads, tmp_path, "blockwise", expected)
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_states_that_are_assigned(two_processes, recipe):
+    two_processes.run(fsdp_checks.assigned, recipe)
 
 
 def test_one_process(tmp_path):

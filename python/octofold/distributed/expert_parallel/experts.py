@@ -1,6 +1,5 @@
 """Experts that are spread over the ranks of a group, as a function with a gradient."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from ...nn.autograd.linear import result_dtype
 from ...nn.casting.casts import walkable
 from .function import Inputs, run_over_ranks
 from .options import NAME, Exchange, exchange_of
-from .plan import say_wrong
 
 
 def experts(
@@ -86,14 +84,12 @@ def experts(
     )
     recipe = expert_recipe_of(NAME, recipe)
     weights = (w13, w2, b13, b2)
-    facts = require_fitting_ranks(
-        x, topk_ids, topk_weights, weights, activation, recipe, exchange, dropped
-    )
+    require_fitting_ranks(x, topk_ids, topk_weights, weights, activation, recipe, exchange, dropped)
     grad = torch.is_grad_enabled()
     first = projection_of(w13, b13, recipe, grad and x.requires_grad)
     second = projection_of(w2, b2, recipe, grad and (x.requires_grad or first.needs_gradient()))
     return run_experts(
-        x, topk_ids, topk_weights, first, second, activation, recipe, exchange, facts, dropped
+        x, topk_ids, topk_weights, first, second, activation, recipe, exchange, dropped
     )
 
 
@@ -106,16 +102,15 @@ def run_experts(
     activation: str,
     recipe: Recipe,
     exchange: Exchange,
-    facts: Mapping[str, object],
     dropped: Tensor | None,
 ) -> Tensor:
-    """experts() of arguments that fit, by what require_fitting_ranks() gave."""
+    """experts() of arguments that fit, by require_fitting_ranks()."""
     rows = walkable(x).reshape(-1, x.shape[-1])
     ids = topk_ids.reshape(-1, topk_ids.shape[-1])
     weights = topk_weights.to(torch.float32).reshape(ids.shape)
     dtype = result_dtype(x)
     inputs = Inputs(rows, weights, ids, (), first, second, activation, recipe, dtype, exchange)
-    return run_over_ranks(inputs, facts, dropped).view(x.shape)
+    return run_over_ranks(inputs, dropped).view(x.shape)
 
 
 Weights = tuple[Tensor | ScaledTensor, Tensor | ScaledTensor, Tensor | None, Tensor | None]
@@ -130,10 +125,9 @@ def require_fitting_ranks(
     recipe: Recipe,
     exchange: Exchange,
     dropped: Tensor | None,
-) -> Mapping[str, object]:
-    """That the arguments fit together on each rank, and are about the same layer on all: of exact
-    splits the numbers of rows bring the facts along, which are returned; with a capacity ranks
-    compare them before, once for each new ones. What is wrong on one rank all of them raise."""
+) -> None:
+    """That the arguments fit together on each rank, and are about the same layer on all. What is
+    wrong on one rank all of them raise."""
     wrong: InvalidArgumentError | None = None
     try:
         require_activation(NAME, activation)
@@ -150,14 +144,9 @@ def require_fitting_ranks(
         "recipe": recipe,
         **exchange.facts(),
     }
-    if exchange.capacity is not None:
-        require_agreement(NAME, exchange.ranks, **facts)
-    elif wrong is not None:
-        data = weights[0].data if isinstance(weights[0], ScaledTensor) else weights[0]
-        say_wrong(NAME, data.device, exchange.ranks, facts)
+    require_agreement(NAME, exchange.ranks, **facts)
     if wrong is not None:
         raise wrong
-    return facts
 
 
 def _facts(

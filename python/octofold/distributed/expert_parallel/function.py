@@ -6,7 +6,6 @@
 In two halves of the batch each exchange has begun before the products of the other half do.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -55,10 +54,10 @@ class Inputs(NamedTuple):
         return int(rows.shape[0])
 
 
-def run_over_ranks(inputs: Inputs, facts: Mapping[str, object], dropped: Tensor | None) -> Tensor:
-    """The layer [tokens, hidden] of inputs that fit, without plans. facts: what ranks have to
-    agree on. dropped: int64 [1], to which the number of rows that found no room is added."""
-    plans, beyond = _plans(inputs, facts)
+def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
+    """The layer [tokens, hidden] of inputs that fit, without plans. dropped: int64 [1], to
+    which the number of rows that found no room is added."""
+    plans, beyond = _plans(inputs)
     inputs = inputs._replace(plans=plans)
     first, second = inputs.first, inputs.second
     trained = *first[:2], *second[:2]
@@ -75,14 +74,14 @@ def run_over_ranks(inputs: Inputs, facts: Mapping[str, object], dropped: Tensor 
     return result
 
 
-def _plans(inputs: Inputs, facts: Mapping[str, object]) -> tuple[tuple[Plan, ...], Tensor | None]:
+def _plans(inputs: Inputs) -> tuple[tuple[Plan, ...], Tensor | None]:
     """Of each part; and how many rows find no room on the wire."""
     exchange = inputs.exchange
     experts = inputs.experts * exchange.ranks.size
     halves = torch.tensor_split(inputs.ids, exchange.halves)
     orders = [order_of(ids, experts, exchange.ranks) for ids in halves]
     if exchange.capacity is None:
-        return tuple(exact(NAME, orders, exchange.ranks, facts)), None
+        return tuple(exact(NAME, orders, exchange.ranks)), None
     made = [fixed(order, exchange.capacity, exchange.ranks) for order in orders]
     beyond = sum((number for _, number in made[1:]), made[0][1])
     bad = any(order.bad for order in orders)

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._ranks.agreement import require_agreement
+from ..._ranks.agreement import require_agreement_now
 from ..._ranks.ranks import Ranks
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import own_part
@@ -42,15 +42,13 @@ class ParallelExperts(Experts):
         weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
         routed = (input, topk_ids, topk_weights)
         recipe, exchange = self._recipe, self.exchange
-        facts = require_fitting_ranks(
-            *routed, weights, self.activation, recipe, exchange, self.dropped
-        )
+        require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, self.dropped)
         grad = torch.is_grad_enabled()
         of_first = self._projection(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
         of_second = self._projection(self._names[1], second, both)
         return run_experts(
-            *routed, of_first, of_second, self.activation, recipe, exchange, facts, self.dropped
+            *routed, of_first, of_second, self.activation, recipe, exchange, self.dropped
         )
 
     def reset_parameters(self) -> None:
@@ -117,7 +115,7 @@ def parallelize_experts(
         raise invalid_argument(_NAME, "model", expected, type(model).__qualname__)
     for name, module in found.items():
         _require_spreadable(name, module, exchange.ranks)
-    require_agreement(_NAME, exchange.ranks, experts=", ".join(found), **exchange.facts())
+    require_agreement_now(_NAME, exchange.ranks, experts=", ".join(found), **exchange.facts())
     for experts in found.values():
         _spread(experts, exchange, group)
     for block in model.modules():

@@ -11,8 +11,6 @@ How many rows that are only the device knows. Either it tells the host (`exact`)
 for a fixed number of them for each pair of ranks (`fixed`), and rows beyond it are left out.
 """
 
-import zlib
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import torch
@@ -20,14 +18,11 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import sort_by_expert
-from ..._ranks.agreement import require_agreement_now
+from ..._ranks.agreement import require_agreed
 from ..._ranks.ranks import Ranks
 from ..._ranks.wire import exchanged, gathered
 
 _BAD_IDS: Final = -1
-_NUMBERS: Final = 5
-"""What ranks tell each other: rows and slots of two halves, and a mark, which stands for halves
-that there are not."""
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -83,17 +78,18 @@ def owners_of(ids: Tensor, per_rank: int) -> Tensor:
     return torch.div(ids, per_rank, rounding_mode="floor")
 
 
-def exact(
-    operation: str, orders: list[Order], ranks: Ranks, facts: Mapping[str, object]
-) -> list[Plan]:
+def exact(operation: str, orders: list[Order], ranks: Ranks) -> list[Plan]:
     """Plans by which all rows travel and no others. The host waits, once, for how many there are:
-    of all parts of the batch together. With the numbers goes a mark of the facts that ranks have to
-    agree on. Where they do not, all ranks compare them and raise."""
+    of all parts of the batch together; and before, for what ranks said, as a device that waits for
+    a rank that is gone keeps the host for good."""
     counts = torch.stack([torch.stack((o.offsets.diff(), o.slots), -1) for o in orders], 1)
     counts = counts.flatten(1)  # [ranks, (rows, slots) of each part]
     if any(order.bad for order in orders):
         counts = torch.full_like(counts, _BAD_IDS)
-    leaving_rows, arriving_rows = _exchanged_counts(operation, counts, ranks, facts)
+    if not _is_compiling():
+        require_agreed(ranks, wait=True)
+    arriving = exchanged(operation, counts, ranks)
+    leaving_rows, arriving_rows = torch.stack((counts, arriving)).tolist()
     _require_ids(operation, [row[0] == _BAD_IDS for row in arriving_rows], ranks)
     plans = []
     for part, order in enumerate(orders):
@@ -103,28 +99,6 @@ def exact(
         sources = order.sources[: sum(sent)]
         plans.append(Plan(sources, order.positions, sent, received, slots))
     return plans
-
-
-def say_wrong(
-    operation: str, device: torch.device, ranks: Ranks, facts: Mapping[str, object]
-) -> None:
-    """Instead of exact(), on a rank that has no tokens that fit: all ranks raise but where the
-    same is wrong with all."""
-    counts = torch.zeros((ranks.size, 2), dtype=torch.int32, device=device)
-    _exchanged_counts(operation, counts, ranks, facts)
-
-
-def _exchanged_counts(
-    operation: str, counts: Tensor, ranks: Ranks, facts: Mapping[str, object]
-) -> list[list[list[int]]]:
-    """The numbers for each rank, and from each."""
-    mark = zlib.crc32(repr([(name, str(value)) for name, value in facts.items()]).encode()) >> 1
-    counts = torch.nn.functional.pad(counts, (0, _NUMBERS - counts.shape[1]), value=mark)
-    arriving = exchanged(operation, counts, ranks)
-    both: list[list[list[int]]] = torch.stack((counts, arriving)).tolist()
-    if any(row[-1] != mark for row in both[1]):
-        require_agreement_now(operation, ranks, **facts)
-    return both
 
 
 def fixed(order: Order, capacity: int, ranks: Ranks) -> tuple[Plan, Tensor]:

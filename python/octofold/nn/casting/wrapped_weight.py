@@ -79,6 +79,15 @@ def without_wrapping(value: Any) -> Any:
     return with_local(value, local.plain) if isinstance(local, WrappedWeight) else value
 
 
+def wrapped_as(parameter: Any, value: Any) -> Any:
+    """A weight of a file as the parameter has it whose place it takes: without_wrapping()'s way
+    back."""
+    like, local = (getattr(t, "_local_tensor", t) for t in (parameter, value))
+    if not isinstance(like, WrappedWeight) or isinstance(local, WrappedWeight):
+        return value
+    return with_local(value, like.like(local.detach()))
+
+
 def with_local(value: Any, local: Tensor) -> Tensor:
     """A DTensor like this one whose part on this rank is another tensor; of no DTensor that tensor
     itself."""

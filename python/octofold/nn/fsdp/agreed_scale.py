@@ -1,9 +1,10 @@
 """The scales of weights of which each rank has a shard, and which have one scale each.
 
 Ranks agree on the largest magnitudes as the model's forward begins, for all layers at once: one
-all-reduce of a number for each. The gather that casts finds the result on the layer, and takes it
-away if backward will find its codes. A layer that runs without its model, and each layer in the
-first forward, when it is not known yet who the ranks are, ask for their own.
+all-reduce of a number for each. Gathers find the result on the layers until that forward ends, and
+no longer, as weights may change then. Each gather that finds none asks for its own: of a layer that
+runs without its model, before it, or in backward, and of each layer in the first forward, when it
+is not known yet who the ranks are.
 """
 
 from collections import defaultdict
@@ -22,6 +23,8 @@ from .gathers import AnyStream, in_backward
 
 _OPERATION: Final = "octofold.nn.convert(fsdp_fp8=True)"
 _HELD: Final = "_shard_of_weight"
+
+_is_compiling: Final = torch.compiler.is_compiling
 
 
 class Agreed(NamedTuple):
@@ -42,6 +45,9 @@ class _Held:
         self.module, self.dtype, self.ranks = module, dtype, ranks
         self.weight = ref(weight)  # with offloading it is there for one gather
         self.agreed: AnyStream[Agreed] | None = None
+        """In a forward of the model."""
+        self.is_ahead = False
+        """Whether it was gathered for a forward of the model before that began."""
 
 
 def agreed_scale(module: Module, weight: Tensor, dtype: torch.dtype, mesh: Any) -> Agreed:
@@ -50,34 +56,38 @@ def agreed_scale(module: Module, weight: Tensor, dtype: torch.dtype, mesh: Any) 
     if held is None or held.weight() is not weight or held.dtype != dtype:
         held = _Held(module, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
         module.__dict__[_HELD] = held
-    if held.agreed is None:
-        _agree([held], [weight])
-    agreed = held.agreed
-    assert agreed is not None
-    if in_backward() or module.training:  # the last gather of a step that casts
-        held.agreed = None
-    return agreed.here()
+    if held.agreed is not None:
+        return held.agreed.here()
+    held.is_ahead = not in_backward()
+    return _agree([held], [weight])[0].here()
 
 
 def agree_before_forward(model: Module, arguments: Any) -> None:
-    """A forward pre-hook of the model: all of its layers at once."""
+    """A forward pre-hook of the model: all of its layers at once. fully_shard() comes later, and
+    puts a hook that gathers before this one, which goes back to where it was."""
+    hooks: Any = model._forward_pre_hooks
+    if next(iter(hooks.values())) is not agree_before_forward and not _is_compiling():
+        own = next(key for key, hook in hooks.items() if hook is agree_before_forward)
+        hooks.move_to_end(own, last=False)
+    if in_backward():  # forward again, for activations: backward has its codes
+        return
     together: defaultdict[Ranks, tuple[list[_Held], list[Tensor]]]
     together = defaultdict(lambda: ([], []))
     for held in _held_in(model):
         weight = held.weight()
-        if weight is not None:
+        if weight is not None and not held.is_ahead:
             several, weights = together[held.ranks]
             several.append(held)
             weights.append(weight)
     for several, weights in together.values():
-        _agree(several, weights)
+        for held, agreed in zip(several, _agree(several, weights), strict=True):
+            held.agreed = agreed
 
 
-def forget_after_evaluation(model: Module, arguments: Any, result: Any) -> None:
-    """A forward hook of the model: no backward will come for what was agreed on."""
-    if not torch.is_grad_enabled():
-        for held in _held_in(model):
-            held.agreed = None
+def forget_after_forward(model: Module, arguments: Any, result: Any) -> None:
+    """A forward hook of the model, also of a forward that failed."""
+    for held in _held_in(model):
+        held.agreed, held.is_ahead = None, False
 
 
 def _held_in(model: Module) -> list[_Held]:
@@ -85,14 +95,13 @@ def _held_in(model: Module) -> list[_Held]:
 
 
 @torch.no_grad()
-def _agree(several: list[_Held], weights: list[Tensor]) -> None:
+def _agree(several: list[_Held], weights: list[Tensor]) -> list[AnyStream[Agreed]]:
     """One all-reduce of the group that all of them have."""
     found = torch._foreach_norm(weights, torch.inf)
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
     amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), several[0].ranks), 1)
     scales = [_delayed_scale(held.module, amax) for held, amax in zip(several, amaxes, strict=True)]
-    for held, amax, scale in zip(several, amaxes, scales, strict=True):
-        held.agreed = AnyStream(Agreed(amax, scale), amax, scale)
+    return [AnyStream(Agreed(*both), *both) for both in zip(amaxes, scales, strict=True)]
 
 
 def _delayed_scale(module: Any, amax: Tensor) -> Tensor | None:

@@ -9,7 +9,7 @@ from ..._core.recipe import Recipe
 from ..casting.wrapped_weight import with_local
 from ..layers.experts import Experts
 from ..layers.linear import Linear, own_part
-from .agreed_scale import agree_before_forward, forget_after_evaluation
+from .agreed_scale import agree_before_forward, forget_after_forward
 from .sharded_weight import ShardedWeight, has_one_scale
 
 _NAME: Final = "octofold.distributed.gather_in_fp8"
@@ -80,5 +80,5 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
         module.register_parameter(name, new[id(parameter)])
     if agrees:
         model.register_forward_pre_hook(agree_before_forward)
-        model.register_forward_hook(forget_after_evaluation)
+        model.register_forward_hook(forget_after_forward, always_call=True)
     return model

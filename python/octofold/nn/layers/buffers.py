@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd.fitting import is_fp8
-from ..casting.wrapped_weight import without_wrapping
+from ..casting.wrapped_weight import without_wrapping, wrapped_as
 from .stored_weight import StoredWeight, stored
 
 
@@ -68,7 +68,15 @@ class KeepsBuffers(Module):
             error_messages: list[str] = arguments[-1]
             error_messages.append(objection)
             return
-        super()._load_from_state_dict(self._adapted(state_dict, prefix), prefix, *arguments)
+        state_dict = self._adapted(state_dict, prefix)
+        if arguments[0].get("assign_to_params_buffers", False):
+            wrapped = {
+                prefix + name: wrapped_as(parameter, state_dict[prefix + name])
+                for name, parameter in self._parameters.items()
+                if prefix + name in state_dict
+            }
+            state_dict = {**state_dict, **wrapped}
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 def keep_dtypes(module: Module, before: dict[str, Tensor | None]) -> None:
