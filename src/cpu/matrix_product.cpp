@@ -94,7 +94,8 @@ void multiply_columns(const TensorView& factors, const Part& part, float* sum) {
 
 // Adds C and the bias in FP32 and rounds once.
 template <typename Sum>
-void store_part(const MatrixProduct& product, const Part& part, Workspace<Sum>& work) {
+void store_part(const MatrixProduct& product, const Part& part, const Sum* sums,
+                std::int64_t stride) {
   std::array<float, kMostColumns> sum, addend;
   const auto add_row = [&](const TensorView& tensor, std::int64_t offset) {
     load(tensor.data, tensor.dtype, offset + part.n, 1, part.cols, addend.data());
@@ -102,7 +103,7 @@ void store_part(const MatrixProduct& product, const Part& part, Workspace<Sum>& 
   };
   const MutableTensorView& out = product.out;
   for (std::int64_t i = 0; i < part.rows; ++i) {
-    const Sum* const row = work.sum.get() + i * work.stride;
+    const Sum* const row = sums + i * stride;
     std::transform(row, row + part.cols, sum.begin(),
                    [](Sum value) { return static_cast<float>(value); });
     if (product.channel_scale) multiply_columns(*product.channel_scale, part, sum.data());
@@ -116,9 +117,10 @@ void store_part(const MatrixProduct& product, const Part& part, Workspace<Sum>& 
 template <typename Sum>
 void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>& work) {
   const VectorKernels& kernels = vector_kernels();
-  std::fill_n(work.sum.get(), part.rows * work.stride, Sum{0});
   const std::int64_t size_k = product.a.depth();
-  for (std::int64_t k = 0; k < size_k; k += kScaleBlock) {
+  const std::int64_t blocks = std::max<std::int64_t>(1, core::ceil_divide(size_k, kScaleBlock));
+  for (std::int64_t at = 0; at < blocks; ++at) {
+    const std::int64_t k = at * kScaleBlock;
     const std::int64_t depth = std::min<std::int64_t>(kScaleBlock, size_k - k);
     for (std::int64_t col = 0; col < part.cols; col += kMostPanel) {
       const std::int64_t cols = std::min(kMostPanel, part.cols - col);
@@ -127,6 +129,8 @@ void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>
     }
     for (std::int64_t row = 0; row < part.rows; row += kRowsAtOnce) {
       const std::int64_t rows = std::min(kRowsAtOnce, part.rows - row);
+      Sum* const sums = work.sum.get() + row * work.stride;
+      if (at == 0) std::fill_n(sums, rows * work.stride, Sum{0});
       product.a.load_block(part.m + row, rows, k, depth, work.a.get(), work.scale_a);
       const BlockProduct<Sum> block{.rows = rows,
                                     .columns = part.cols,
@@ -135,16 +139,17 @@ void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>
                                     .b = work.packed.get(),
                                     .scale_a = work.scale_a,
                                     .scale_b = work.scale_b,
-                                    .sum = work.sum.get() + row * work.stride,
+                                    .sum = sums,
                                     .stride = work.stride};
       if constexpr (std::is_same_v<Sum, float>) {
         kernels.add_block(block);
       } else {
         kernels.add_block_in_double(block);
       }
+      if (at + 1 < blocks) continue;  // the last sums are still in the cache
+      store_part(product, {part.m + row, rows, part.n, part.cols}, sums, work.stride);
     }
   }
-  store_part(product, part, work);
 }
 
 }  // namespace
