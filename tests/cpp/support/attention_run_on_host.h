@@ -198,9 +198,13 @@ class Attention {
       q.push_back(double{number});
     }
     if (!given_.fp8_scores) return q;
+    int exponent;  // of numbers from 1/2 on; an e4m3 number of 16 steps, at most 448
+    float code = std::floor(std::frexp(largest, &exponent) * 16 + 0.5f) * 32;
+    if (code > 448) code /= 2;
     for (double& number : q) {
-      const float in_codes = static_cast<float>(number) * (448 / largest);
-      number = double{decode<DType::kE4M3>(encode<DType::kE4M3>(in_codes))} * double{largest / 448};
+      const float in_codes = static_cast<float>(number) * (code / largest);
+      number =
+          double{decode<DType::kE4M3>(encode<DType::kE4M3>(in_codes))} * double{largest / code};
     }
     return q;
   }
