@@ -68,30 +68,37 @@ std::optional<MutableTensorView> of_columns(const std::string& name, const Optio
   return kCast.optional<MutableTensorView>("out.columns." + name, tensor, "float32");
 }
 
-// Those of all sources. (Which columns are wanted, the results say.)
-struct Arguments {
-  Target rows, transposed;
+struct GroupArguments {
   const OptionalTensor& offsets;
+  const OptionalText& layout;
+};
+struct ColumnArguments {
   const OptionalTensor& sums;
   const OptionalTensor& amax;
   const OptionalTensor& workspace;
-  const OptionalBool& power_of_two;
-  const tvm::ffi::String& overflow;
-  const tvm::ffi::String& rule;
+};
+
+// What all sources have in common. (Which columns are wanted, the results say.)
+struct Arguments {
+  Target rows, transposed;
+  GroupArguments groups;
+  ColumnArguments columns;
+  Format format;
   const OptionalInt& matrices;
   OptionalTensor used{};  // of a stack
 };
 
 void run(const CastSource& source, const Arguments& arguments, Stream stream) {
-  const Format format = format_of(arguments.power_of_two, arguments.overflow, arguments.rule);
-  CastTargets targets{.rows = target_of("out.rows", arguments.rows, format),
-                      .transposed = target_of("out.transposed", arguments.transposed, format),
-                      .columns = {.sums = of_columns("sums", arguments.sums),
-                                  .amax = of_columns("amax", arguments.amax),
-                                  .workspace = of_columns("workspace", arguments.workspace)},
-                      .offsets = kCast.optional("offsets", arguments.offsets, "int32"),
-                      .used = kCast.optional("used", arguments.used, "int32")};
-  if (arguments.matrices) targets.matrices = *arguments.matrices;
+  const auto& [rows, transposed, groups, columns, format, matrices, used] = arguments;
+  CastTargets targets{.rows = target_of("out.rows", rows, format),
+                      .transposed = target_of("out.transposed", transposed, format),
+                      .columns = {.sums = of_columns("sums", columns.sums),
+                                  .amax = of_columns("amax", columns.amax),
+                                  .workspace = of_columns("workspace", columns.workspace)},
+                      .offsets = kCast.optional("offsets", groups.offsets, "int32"),
+                      .used = kCast.optional("used", used, "int32")};
+  if (groups.layout) targets.group_layout = parse_group_layout(view_of(*groups.layout));
+  if (matrices) targets.matrices = *matrices;
   octofold::cast(source, targets, stream);
 }
 
@@ -105,19 +112,16 @@ void cast_plain(tvm::ffi::TensorView x, OptionalTensor used, OptionalTensor rows
                 OptionalTensor out_transposed_scale, OptionalTensor sums, OptionalTensor amax,
                 OptionalTensor workspace, OptionalText rows, OptionalText transposed,
                 OptionalBool power_of_two, tvm::ffi::String overflow, tvm::ffi::String rule,
-                OptionalInt matrices, OptionalText /*columns*/, OptionalStream stream) {
+                OptionalInt matrices, OptionalText /*columns*/, OptionalText group_layout,
+                OptionalStream stream) {
   const TensorView source = kCast.input("x", x);
   run(source,
       {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
        {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
         out_transposed_scale, transposed},
-       offsets,
-       sums,
-       amax,
-       workspace,
-       power_of_two,
-       overflow,
-       rule,
+       {offsets, group_layout},
+       {sums, amax, workspace},
+       format_of(power_of_two, overflow, rule),
        matrices,
        used},
       stream_of(stream, x));
@@ -135,13 +139,9 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor given_scale, OptionalTensor
   run(source,
       {{given_scale, none, none, out, out_scale, granularity},
        {none, none, none, none, none, no_transpose},
-       none,
-       none,
-       none,
-       none,
-       power_of_two,
-       overflow,
-       rule,
+       {none, no_transpose},
+       {none, none, none},
+       format_of(power_of_two, overflow, rule),
        matrices},
       stream_of(stream, x));
 }
@@ -156,7 +156,7 @@ void cast_activated(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTens
                     tvm::ffi::String activation, tvm::ffi::String layout, OptionalText x_dtype,
                     OptionalText rows, OptionalText transposed, OptionalBool power_of_two,
                     tvm::ffi::String overflow, tvm::ffi::String rule, OptionalInt matrices,
-                    OptionalText /*columns*/, OptionalStream stream) {
+                    OptionalText /*columns*/, OptionalText group_layout, OptionalStream stream) {
   Activated source{.x = input_of(x, x_scale, x_granularity),
                    .activation = parse_activation(view_of(activation)),
                    .layout = parse_gate_layout(view_of(layout))};
@@ -165,13 +165,9 @@ void cast_activated(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTens
       {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
        {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
         out_transposed_scale, transposed},
-       offsets,
-       sums,
-       amax,
-       workspace,
-       power_of_two,
-       overflow,
-       rule,
+       {offsets, group_layout},
+       {sums, amax, workspace},
+       format_of(power_of_two, overflow, rule),
        matrices},
       stream_of(stream, x));
 }
@@ -185,7 +181,8 @@ void cast_activation_gradient(
     OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace, OptionalText x_granularity,
     tvm::ffi::String activation, tvm::ffi::String layout, OptionalText rows,
     OptionalText transposed, OptionalBool power_of_two, tvm::ffi::String overflow,
-    tvm::ffi::String rule, OptionalInt matrices, OptionalText /*columns*/, OptionalStream stream) {
+    tvm::ffi::String rule, OptionalInt matrices, OptionalText /*columns*/,
+    OptionalText group_layout, OptionalStream stream) {
   const ActivationGradient source{.gradient = kCast.input("gradient", gradient),
                                   .x = input_of(x, x_scale, x_granularity),
                                   .activation = parse_activation(view_of(activation)),
@@ -194,13 +191,9 @@ void cast_activation_gradient(
       {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
        {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
         out_transposed_scale, transposed},
-       offsets,
-       sums,
-       amax,
-       workspace,
-       power_of_two,
-       overflow,
-       rule,
+       {offsets, group_layout},
+       {sums, amax, workspace},
+       format_of(power_of_two, overflow, rule),
        matrices},
       stream_of(stream, x));
 }
@@ -216,7 +209,8 @@ void cast_normed(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor b
                  OptionalTensor sum, tvm::ffi::TensorView rstd, OptionalTensor mean,
                  tvm::ffi::String norm, double epsilon, OptionalText rows, OptionalText transposed,
                  OptionalBool power_of_two, tvm::ffi::String overflow, tvm::ffi::String rule,
-                 OptionalInt matrices, OptionalText /*columns*/, OptionalStream stream) {
+                 OptionalInt matrices, OptionalText /*columns*/, OptionalText group_layout,
+                 OptionalStream stream) {
   constexpr std::string_view kNumbers = "float32, float16 or bfloat16";
   const Normed source{.kind = parse_norm(view_of(norm)),
                       .epsilon = static_cast<float>(epsilon),
@@ -233,13 +227,9 @@ void cast_normed(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor b
       {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
        {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
         out_transposed_scale, transposed},
-       offsets,
-       sums,
-       amax,
-       workspace,
-       power_of_two,
-       overflow,
-       rule,
+       {offsets, group_layout},
+       {sums, amax, workspace},
+       format_of(power_of_two, overflow, rule),
        matrices},
       stream_of(stream, x));
 }
@@ -254,7 +244,7 @@ void cast_gathered(tvm::ffi::TensorView x, tvm::ffi::TensorView sources, Optiona
                    OptionalTensor workspace, int64_t slots, OptionalText rows,
                    OptionalText transposed, OptionalBool power_of_two, tvm::ffi::String overflow,
                    tvm::ffi::String rule, OptionalInt matrices, OptionalText /*columns*/,
-                   OptionalStream stream) {
+                   OptionalText group_layout, OptionalStream stream) {
   const GatheredRows source{
       .x = kCast.input("x", x),
       .sources = view_of(kCast.name, "sources", sources, "int32"),
@@ -265,13 +255,9 @@ void cast_gathered(tvm::ffi::TensorView x, tvm::ffi::TensorView sources, Optiona
       {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
        {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
         out_transposed_scale, transposed},
-       offsets,
-       sums,
-       amax,
-       workspace,
-       power_of_two,
-       overflow,
-       rule,
+       {offsets, group_layout},
+       {sums, amax, workspace},
+       format_of(power_of_two, overflow, rule),
        matrices},
       stream_of(stream, x));
 }

@@ -20,14 +20,17 @@ namespace octofold::bindings {
 template <typename Kinds>
 Kinds groups_of(const CastOperation& operation, std::string_view kind,
                 const tvm::ffi::TensorView& numbers,
-                const tvm::ffi::Optional<std::int64_t>& expected_rows) {
+                const tvm::ffi::Optional<std::int64_t>& expected_rows,
+                const OptionalText& layout = {}) {
   constexpr bool kHasDepth = std::is_same_v<Kinds, Groups>;
   const auto view = [&](std::string_view argument) {
     return view_of(operation.name, argument, numbers, "int32");
   };
   if (kind == "rows") return RowGroups{view("groups.offsets")};
   if constexpr (kHasDepth) {
-    if (kind == "depth") return DepthGroups{view("groups.offsets")};
+    if (kind == "depth") {
+      return DepthGroups{view("groups.offsets"), parse_group_layout(view_of(layout.value()))};
+    }
   }
   if (kind != "masked") {
     throw Error(ErrorCode::kInvalidArgument,

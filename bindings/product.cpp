@@ -81,13 +81,13 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
 void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor numbers,
                   OptionalTensor c, OptionalTensor bias, Tensor out, String a_granularity,
                   String b_granularity, String groups, OptionalInt expected_rows,
-                  bool fast_accumulation, bool batch_invariant, OptionalText candidate,
-                  OptionalStream stream) {
+                  OptionalText layout, bool fast_accumulation, bool batch_invariant,
+                  OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm"};
   octofold::grouped_gemm(
       {.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
        .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
-       .groups = groups_of<Groups>(kOperation, view_of(groups), numbers, expected_rows),
+       .groups = groups_of<Groups>(kOperation, view_of(groups), numbers, expected_rows, layout),
        .out = view_of(kOperation.name, "out", out, kOutputTypes),
        .c = kOperation.optional("c", c, kAddend),
        .bias = kOperation.optional("bias", bias, kAddend),

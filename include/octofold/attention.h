@@ -76,11 +76,12 @@ struct AttentionArguments {
   std::int64_t window_right = -1;
 
   /// kFp8 allows scores to be products of FP8 codes with FP8 codes, the keys' own and those of
-  /// queries: each query of a head is cast to e4m3 with a scale of its own, its largest magnitude
-  /// over 448, at the cost in accuracy that docs/attention.md states. It requires nothing: kernels
-  /// without such products have exact ones. On the CPU scores are always what it says; on GPUs of
-  /// compute capability 9.0 those of more than 32 queries, times the heads that share a key head,
-  /// of each sequence, where heads are at most 128 and values at most 256.
+  /// queries: each query of a head is cast to e4m3 with a scale of its own, its largest
+  /// magnitude over a code from 240 to 448, at the cost in accuracy that docs/attention.md states.
+  /// It requires nothing: kernels without such products have exact ones. On the CPU scores are
+  /// always what it says; on GPUs of compute capability 9.0 those of more than 32 queries, times
+  /// the heads that share a key head, of each sequence, where heads are at most 128 and values at
+  /// most 256.
   AttentionCompute compute = AttentionCompute::kExact;
 
   /// A row of out, a query of a head, depends on that query and the keys and values it sees alone:

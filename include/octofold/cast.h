@@ -42,8 +42,9 @@ OCTOFOLD_API void cast_many(std::span<const CastJob> jobs, Stream stream = {});
 /// The number of rows of the workspace of ColumnTargets, for a source of `rows` rows.
 OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax);
 
-/// The number of columns of a transpose of `rows` rows in the K-group layout:
-/// 128 · (rows / 128 + groups).
-OCTOFOLD_API std::int64_t group_columns(std::int64_t rows, std::int64_t groups);
+/// The number of columns of a transpose of `rows` rows in the K-group layout: 128 · (rows / 128 +
+/// groups); of tight groups 128 · (rows / 128).
+OCTOFOLD_API std::int64_t group_columns(std::int64_t rows, std::int64_t groups,
+                                        GroupLayout layout = GroupLayout::kSpaced);
 
 }  // namespace octofold

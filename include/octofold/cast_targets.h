@@ -85,17 +85,18 @@ struct CastTargets {
   /// none. Rows behind the last group are cast in neither target.
   ///
   /// The transpose then has the K-group layout, in which it is summed group by group:
-  /// group_columns(rows, groups) columns; those of group g stand from column 128 · (offsets[g] /
-  /// 128 + g) on, and zeros behind them up to the next multiple of 128; other columns are not
-  /// written, nor are their scales. So 1x128 and 128x128 units begin with a group, and none has
+  /// group_columns(rows, groups, group_layout) columns; those of group g stand from the column on
+  /// that the layout says, and zeros behind them up to the next multiple of 128; other columns are
+  /// not written, nor are their scales. So 1x128 and 128x128 units begin with a group, and none has
   /// values of two groups; a tensor or channel scale is shared by all groups. Rows of 128x128 are
   /// not allowed, because a square could have rows of two groups, and neither are `columns`, which
   /// are reduced over all rows.
   ///
   /// The CPU backend throws kInvalidArgument for offsets that do not begin at 0, decrease or exceed
-  /// the rows. On a GPU they are not checked: whatever they are, nothing outside of the tensors is
-  /// read or written.
+  /// the rows, or of tight groups are no multiples of 128. On a GPU they are not checked: whatever
+  /// they are, nothing outside of the tensors is read or written.
   std::optional<TensorView> offsets{};
+  GroupLayout group_layout = GroupLayout::kSpaced;  ///< of the transpose, where there are offsets
   /// For a source that is a matrix in memory: the number of matrices [rows / matrices, K] that
   /// stand in it one below another, such as the weights of experts; at least 1, a divisor of the
   /// rows. Each is cast as if it were alone, byte for byte, and the transposes stand one below

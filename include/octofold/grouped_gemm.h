@@ -56,12 +56,15 @@ struct MaskedGroups {
 /// Groups along K: out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g]), the gradients by the weights of
 /// all experts.
 ///
-/// a: [M, columns], b: [N, columns], both as transposed casts with these offsets write them
-///   (CastTargets::offsets); `columns` is group_columns() of the rows that were cast.
+/// a: [M, columns], b: [N, columns], both as transposed casts with these offsets and this layout
+///   write them (CastTargets::offsets); `columns` is group_columns() of the rows that were cast.
 /// out, c: [G, M, N]; c may be out, to which the sums are then added in place. There is no bias.
 struct DepthGroups {
   /// int32 [G + 1], contiguous, of the rows that were cast. The sum over no rows is 0.
   TensorView offsets;
+  /// Tight: offsets that are no multiples of 128 are an error on the CPU. On a GPU results of such
+  /// groups mean nothing, as those of other offsets that make no sense.
+  GroupLayout layout = GroupLayout::kSpaced;
 };
 
 using Groups = std::variant<RowGroups, MaskedGroups, DepthGroups>;

@@ -108,6 +108,12 @@ enum class GateLayout : unsigned char {
   kInterleaved,  ///< 2·i and 2·i + 1
 };
 
+/// Where groups of K lie whose rows were cast from offsets[g] on.
+enum class GroupLayout : unsigned char {
+  kSpaced,  ///< from column 128 · (offsets[g] / 128 + g) on: any sizes, with holes between groups
+  kTight,   ///< from column offsets[g] on, a multiple of 128: as DeepGEMM and torchao have them
+};
+
 /// What a router makes of its logits: a probability over all experts, or a score of each by itself,
 /// 1 / (1 + exp(-logit)).
 enum class Scoring : unsigned char { kSoftmax, kSigmoid };

@@ -74,14 +74,14 @@ class WarpgroupQueryTile {
   }
 
  private:
-  // The largest number of the row becomes the largest code. NaN stays, and infinity becomes NaN.
-  // The CPU backend's round_to_codes() does the same.
+  // NaN stays, and infinity becomes NaN. The CPU backend's round_to_codes() does the same.
   __device__ void encode(unsigned signs) const {
-    constexpr float kLargestCode = config::kE4M3Format.largest_finite;
     constexpr int kUnits = 2 * kConfig.key_steps();  // of 16 codes, half of which the thread has
-    const float largest = __uint_as_float(largest_of_row());
-    const float inverse = __fdiv_rn(kLargestCode, largest);
-    store_unit(__float_as_uint(__fdiv_rn(largest, kLargestCode)));
+    const unsigned bits = largest_of_row();
+    const float largest = __uint_as_float(bits);
+    const float code = __uint_as_float(config::fp8_query_code(bits));
+    const float inverse = __fdiv_rn(code, largest);
+    store_unit(__float_as_uint(__fdiv_rn(largest, code)));
     unsigned codes[kUnits][2] = {};
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {

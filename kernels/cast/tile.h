@@ -37,7 +37,8 @@ struct Tile {
       place = {.m = number % kConfig.cluster_tiles, .n = number / kConfig.cluster_tiles};
     }
     if constexpr (kConfig.grouped) {
-      of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);
+      of_slot = config::rows_of_slot(params.group_layout, params.offsets, params.groups,
+                                     params.rows, place.m);
     }
     if constexpr (kConfig.stacked) {
       tiles_across = schedule.tiles_n;
@@ -138,7 +139,10 @@ struct Tile {
 
  private:
   static __device__ long long tiles_down(const CastParams& params) {
-    if constexpr (kConfig.grouped) return config::group_slots(params.rows, params.groups);
+    if constexpr (kConfig.grouped) {
+      return config::blocks_before_group<long long>(params.group_layout, params.rows,
+                                                    params.groups);
+    }
     if constexpr (kConfig.stacked) return params.matrices * params.matrix_tiles;
     return config::ceil_divide(params.rows, kConfig.tile_rows);
   }

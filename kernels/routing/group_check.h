@@ -55,7 +55,7 @@ class GroupCheck {
   __device__ bool is_wrong(unsigned at) const {
     const int value = number(at);
     if (kConfig.ascends && at == 0) return value != 0;
-    return value < low(at) || value > params_.high;
+    return value < low(at) || value > params_.high || value % params_.unit != 0;
   }
 
   __device__ void report(unsigned at) const {
@@ -71,6 +71,7 @@ class GroupCheck {
     fault.before = low(at);
     fault.low = params_.low;
     fault.high = params_.high;
+    fault.unit = params_.unit;
     __threadfence_system();
     *static_cast<volatile unsigned*>(&fault.state) = GroupFault::kWhole;
   }

@@ -37,13 +37,31 @@ constexpr GroupBounds first_group_of_rows(const int* numbers, int groups, int ro
   return next_group_of_rows<kWork>({first, first}, numbers, 0, groups, rows);
 }
 
-// Columns of a group where K is in groups, of `columns` in all: octofold/cast_targets.h,
-// group_columns().
-constexpr GroupBounds columns_of_group(const int* offsets, int group, int groups, int columns) {
-  const int most = columns - kScaleBlock * groups + kScaleBlock - 1;  // rows that were cast
+// Where K is in groups: blocks of 128 columns before those of a group that begins at `row` of what
+// was cast. Before the one behind the last they are all that there are.
+template <typename Int>
+constexpr Int blocks_before_group(GroupLayout layout, Int row, Int group) {
+  return row / kScaleBlock + (layout == GroupLayout::kSpaced ? group : 0);
+}
+
+// Rows at most that were cast to so many columns.
+template <typename Int>
+constexpr Int most_rows_of_columns(GroupLayout layout, Int columns, Int groups) {
+  return layout == GroupLayout::kTight ? columns : columns - kScaleBlock * (groups - 1) - 1;
+}
+
+// What all offsets are multiples of.
+constexpr int offset_unit(GroupLayout layout) {
+  return layout == GroupLayout::kTight ? kScaleBlock : 1;
+}
+
+// Columns of a group, of `columns` in all.
+constexpr GroupBounds columns_of_group(GroupLayout layout, const int* offsets, int group,
+                                       int groups, int columns) {
+  const int most = most_rows_of_columns(layout, columns, groups);
   const int first = clamped(offsets[group], 0, most);
   const int size = clamped(offsets[group + 1], first, most) - first;
-  const int begin = kScaleBlock * (first / kScaleBlock + group);
+  const int begin = kScaleBlock * blocks_before_group(layout, first, group);
   return {begin, begin + size};
 }
 

@@ -174,7 +174,7 @@ class TileWalk<kConfig, Work::kGroupedDepth> {
 
  private:
   constexpr GroupBounds columns_of(int group) const {
-    return columns_of_group(work_.numbers, group, work_.groups, work_.depth);
+    return columns_of_group(work_.layout, work_.numbers, group, work_.groups, work_.depth);
   }
 
   const WorkParams& work_;

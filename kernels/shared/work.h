@@ -44,6 +44,7 @@ struct WorkParams {
   int groups{};
   // [groups + 1]: where each begins, and the last one ends; or counts or flags [groups].
   const int* numbers{};
+  GroupLayout layout{};             // of groups of K
   int shard_rows{}, first_shard{};  // of rows that arrive: of each; the one that comes first
   TileBands bands{};                // of a dense product
 };

@@ -144,6 +144,9 @@ void Arguments::require_enumerator(std::string_view argument, Activation activat
 void Arguments::require_enumerator(std::string_view argument, GateLayout layout) const {
   require_up_to(*this, argument, "GateLayout", layout, GateLayout::kInterleaved);
 }
+void Arguments::require_enumerator(std::string_view argument, GroupLayout layout) const {
+  require_up_to(*this, argument, "GroupLayout", layout, GroupLayout::kTight);
+}
 
 void Arguments::require_enumerator(std::string_view argument, DeviceType type) const {
   require_up_to(*this, argument, "DeviceType", type, DeviceType::kNone);

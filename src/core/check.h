@@ -53,6 +53,7 @@ class Arguments {
   void require_enumerator(std::string_view argument, Overflow overflow) const;
   void require_enumerator(std::string_view argument, Activation activation) const;
   void require_enumerator(std::string_view argument, GateLayout layout) const;
+  void require_enumerator(std::string_view argument, GroupLayout layout) const;
   void require_enumerator(std::string_view argument, DeviceType type) const;
   /// A number from which sizes are computed: from `least` to 2^bits, so that none overflows.
   void require_size(std::string_view argument, std::int64_t size, std::int64_t least = 0,

@@ -16,14 +16,15 @@ std::int64_t require_offsets(const Arguments& check, std::string_view argument,
 }
 
 void require_ascending_offsets(const Arguments& check, std::string_view argument,
-                               const TensorView& offsets, std::int64_t rows) {
+                               const TensorView& offsets, std::int64_t rows, int unit) {
   const auto* values = static_cast<const std::int32_t*>(offsets.data);
   std::int64_t least = 0, most = 0;  // the first one is 0
   for (std::int64_t i = 0; i < offsets.shape[0]; ++i) {
-    if (values[i] < least || values[i] > most) {
+    if (values[i] < least || values[i] > most || values[i] % unit != 0) {
       check.fail(
           argument,
-          core::format("entries that begin at 0, do not decrease and do not exceed {} rows", rows),
+          core::format("entries that begin at 0, do not decrease and do not exceed {} rows{}", rows,
+                       unit == 1 ? "" : core::format(", multiples of {}", unit)),
           core::format("{} at [{}]", values[i], i));
     }
     least = values[i];

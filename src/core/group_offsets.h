@@ -12,9 +12,10 @@ namespace octofold::core {
 std::int64_t require_offsets(const Arguments& check, std::string_view argument,
                              const TensorView& offsets, Device device);
 
-/// Of offsets that lie on the CPU: they begin at 0, do not decrease and do not exceed `rows`.
+/// Of offsets that lie on the CPU: they begin at 0, do not decrease, do not exceed `rows`, and are
+/// multiples of `unit`.
 void require_ascending_offsets(const Arguments& check, std::string_view argument,
-                               const TensorView& offsets, std::int64_t rows);
+                               const TensorView& offsets, std::int64_t rows, int unit = 1);
 
 /// Of counts [groups] that lie on the CPU: from 0 to `most`.
 void require_counts(const Arguments& check, std::string_view argument, const TensorView& counts,

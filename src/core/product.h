@@ -18,6 +18,7 @@ struct Groups {
   config::Work work = config::Work::kDense;
   std::int64_t count = 1;
   const std::int32_t* numbers = nullptr;  ///< offsets [count + 1] or counts [count], on the device
+  GroupLayout layout = GroupLayout::kSpaced;  ///< where K is in groups
   std::int64_t scale_stride = 0;  ///< elements from b's scales of one group to those of the next
   /// The same of a, where a.scale is that of the first group too.
   std::optional<std::int64_t> a_scale_stride{};

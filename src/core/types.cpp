@@ -53,6 +53,7 @@ constexpr Names<Activation, 8> kActivations{
     "activation",
     {"swiglu", "geglu-tanh", "geglu", "swiglu-oss", "silu", "gelu", "gelu-tanh", "relu-squared"}};
 constexpr Names<GateLayout, 2> kGateLayouts{"gate layout", {"halves", "interleaved"}};
+constexpr Names<GroupLayout, 2> kGroupLayouts{"group layout", {"spaced", "tight"}};
 constexpr Names<NormKind, 2> kNorms{"norm", {"rms", "layer"}};
 constexpr Names<Scoring, 2> kScorings{"scoring", {"softmax", "sigmoid"}};
 constexpr Names<AttentionCompute, 2> kAttentionComputes{"compute", {"exact", "fp8"}};
@@ -65,6 +66,7 @@ std::string_view name(Overflow overflow) { return kOverflows.of(overflow); }
 std::string_view name(Rule rule) { return kRules.of(rule); }
 std::string_view name(Activation activation) { return kActivations.of(activation); }
 std::string_view name(GateLayout layout) { return kGateLayouts.of(layout); }
+std::string_view name(GroupLayout layout) { return kGroupLayouts.of(layout); }
 std::string_view name(NormKind norm) { return kNorms.of(norm); }
 std::string_view name(Scoring scoring) { return kScorings.of(scoring); }
 std::string_view name(AttentionCompute compute) { return kAttentionComputes.of(compute); }
@@ -79,6 +81,7 @@ Overflow parse_overflow(std::string_view text) { return kOverflows.parse(text); 
 Rule parse_rule(std::string_view text) { return kRules.parse(text); }
 Activation parse_activation(std::string_view text) { return kActivations.parse(text); }
 GateLayout parse_gate_layout(std::string_view text) { return kGateLayouts.parse(text); }
+GroupLayout parse_group_layout(std::string_view text) { return kGroupLayouts.parse(text); }
 NormKind parse_norm(std::string_view text) { return kNorms.parse(text); }
 Scoring parse_scoring(std::string_view text) { return kScorings.parse(text); }
 AttentionCompute parse_attention_compute(std::string_view text) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "cpu/convert.h"
 #include "cpu/number_formats.h"
 #include "cpu/parallel.h"
+#include "kernels/attention/config/attention.h"
 
 namespace octofold::cpu {
 namespace {
@@ -128,18 +130,18 @@ float product_of(std::span<const float> a, std::span<const float> b) {
   return sum;
 }
 
-// A query becomes what its e4m3 codes hold, and counts in the scale that is returned: the largest
-// magnitude has the largest code. A scale is never so small that it has few bits, or is none. NaN
-// stays, and what is infinite becomes NaN.
+// A query becomes what its e4m3 codes hold, and counts in the scale that is returned. That is never
+// so small that it has few bits, or is none. NaN stays, and what is infinite becomes NaN.
 float round_to_codes(std::span<float> q) {
-  constexpr float kLargestCode = E4M3::format.largest_finite, kLeast = 0x1p-100f;
-  float largest = kLeast;
+  float largest = 0x1p-100f;
   for (const float number : q) largest = std::max(largest, std::abs(number));
-  const float inverse = kLargestCode / largest;
+  const auto code =
+      std::bit_cast<float>(config::fp8_query_code(std::bit_cast<std::uint32_t>(largest)));
+  const float inverse = code / largest;
   for (float& number : q) {
     number = E4M3::decode(E4M3::encode(number * inverse, Overflow::kSaturate));
   }
-  return largest / kLargestCode;
+  return largest / code;
 }
 
 // The softmax of a query, block of keys by block: sums of weights and of weighted values, relative

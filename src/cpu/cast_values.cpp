@@ -16,6 +16,7 @@
 #include "cpu/scale.h"
 #include "kernels/shared/channel_scale.h"
 #include "kernels/shared/fp8_format.h"
+#include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {
 namespace {
@@ -208,7 +209,7 @@ CastTarget columns_of(CastTarget out, std::int64_t begin, std::int64_t count) {
 // The transpose of rows in groups, in the K-group layout. Scales that are for all groups are found
 // by a cast without anything between them.
 void cast_groups(const TensorView& x, const CastTarget& out, std::span<const std::int32_t> offsets,
-                 const config::CastFormat& format) {
+                 GroupLayout layout, const config::CastFormat& format) {
   const std::int64_t features = x.shape[1], rows = offsets.back();
   const bool shares_scales = !varies_along_k(out.format.granularity);
   std::vector<std::uint8_t> together;
@@ -221,7 +222,7 @@ void cast_groups(const TensorView& x, const CastTarget& out, std::span<const std
   for (std::size_t group = 0; group + 1 < offsets.size(); ++group) {
     const std::int64_t begin = offsets[group], count = offsets[group + 1] - begin;
     const std::int64_t column =
-        kScaleBlock * (begin / kScaleBlock + static_cast<std::int64_t>(group));
+        kScaleBlock * config::blocks_before_group(layout, begin, static_cast<std::int64_t>(group));
     const CastTarget of_group = columns_of(out, column, count);
     if (!shares_scales && count > 0) {
       cast_matrix(transposed(rows_of(x, begin, begin + count)), of_group, format);
@@ -256,7 +257,7 @@ void cast_values(const TensorView& x, const CastTargets& out, const config::Cast
                             static_cast<std::size_t>(out.offsets->shape[0]));
     const std::int64_t rows = offsets.back();
     if (out.rows) cast_matrix(rows_of(x, 0, rows), row_slice(*out.rows, 0, rows), format);
-    return cast_groups(x, *out.transposed, offsets, format);
+    return cast_groups(x, *out.transposed, offsets, out.group_layout, format);
   }
   if (out.rows) cast_matrix(x, *out.rows, format);
   if (out.transposed) cast_matrix(transposed(x), *out.transposed, format);

@@ -186,12 +186,13 @@ ScaledTensorView columns_of(ScaledTensorView operand, GroupBounds columns) {
 }
 
 void multiply_groups_of_depth(const core::Product& product) {
-  const auto count = static_cast<int>(product.groups.count);
+  const core::Groups& groups = product.groups;
+  const auto count = static_cast<int>(groups.count);
   const auto columns = static_cast<int>(product.a.data.shape[1]);
   const std::int64_t rows = product.out.shape[0] / count;
   for (int group = 0; group < count; ++group) {
     const GroupBounds depth =
-        config::columns_of_group(product.groups.numbers, group, count, columns);
+        config::columns_of_group(groups.layout, groups.numbers, group, count, columns);
     core::Product one = product;
     one.a = columns_of(product.a, depth);
     one.b = columns_of(product.b, depth);

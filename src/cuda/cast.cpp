@@ -15,6 +15,7 @@
 #include "cuda/norms.h"
 #include "kernels/cast/config/batch.h"
 #include "kernels/cast/config/params.h"
+#include "kernels/shared/group_bounds.h"
 #include "plan/cast.h"
 #include "plan/cast_batch.h"
 
@@ -125,9 +126,10 @@ void write_columns(const ColumnTargets& columns, Cast& cast) {
 }
 
 // A transpose in the K-group layout.
-void write_groups(const TensorView& offsets, Cast& cast) {
+void write_groups(const TensorView& offsets, GroupLayout layout, Cast& cast) {
   auto& [problem, params] = cast;
   problem.groups = offsets.shape[0] - 1;
+  problem.group_layout = params.group_layout = layout;
   params.offsets = static_cast<const int*>(offsets.data);
   params.groups = static_cast<int>(problem.groups);
 }
@@ -149,7 +151,7 @@ void write_matrices(std::int64_t matrices, Cast& cast) {
 
 void write(const CastTargets& targets, Cast& cast) {
   auto& [problem, params] = cast;
-  const auto& [rows, transposed, columns, offsets, matrices, used] = targets;
+  const auto& [rows, transposed, columns, offsets, group_layout, matrices, used] = targets;
   problem.cols = cols_of(targets);
   problem.to_rows = rows.has_value();
   problem.to_transposed = transposed.has_value();
@@ -170,7 +172,7 @@ void write(const CastTargets& targets, Cast& cast) {
   params.transposed_channel_scale = channel_scale_of(transposed);
   write_columns(columns, cast);
   write_matrices(matrices.value_or(1), cast);
-  if (offsets) write_groups(*offsets, cast);
+  if (offsets) write_groups(*offsets, group_layout, cast);
   if (used) {
     problem.skips_unused = true;
     params.used = static_cast<const int*>(used->data);
@@ -273,11 +275,11 @@ void cast(Device& device, const CastSource& source, const CastTargets& targets,
   const auto& [problem, params] = cast;
   if (targets.offsets) {
     check_offsets(device, "cast", "offsets", params.offsets, params.groups + 1, params.rows,
-                  stream);
+                  config::offset_unit(params.group_layout), stream);
   }
   if (targets.used) {
     constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-    check_offsets(device, "cast", "used", params.used, params.matrices + 1, kMost, stream);
+    check_offsets(device, "cast", "used", params.used, params.matrices + 1, kMost, 1, stream);
   }
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);

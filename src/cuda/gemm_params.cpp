@@ -32,7 +32,8 @@ config::WorkParams work_params(const core::Product& product, bool swapped) {
                           .columns = swapped ? rows : columns,
                           .depth = static_cast<int>(product.a.data.shape[1]),
                           .groups = static_cast<int>(groups.count),
-                          .numbers = groups.numbers};
+                          .numbers = groups.numbers,
+                          .layout = groups.layout};
   if (product.arrivals) {
     work.groups = static_cast<int>(product.arrivals->shards);
     work.numbers = product.arrivals->flags;

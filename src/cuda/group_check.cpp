@@ -9,6 +9,7 @@
 #include "core/options.h"
 #include "cuda/context.h"
 #include "cuda/group_faults.h"
+#include "kernels/shared/group_bounds.h"
 #include "plan/routing.h"
 
 namespace octofold::cuda {
@@ -18,7 +19,8 @@ using config::GroupFault;
 
 std::string expected_of(const GroupFault& fault) {
   if (!fault.ascends) return core::format("numbers from {} to {}", fault.low, fault.high);
-  return core::format("offsets that begin at 0, never decrease and end at {} at most", fault.high);
+  return core::format("offsets that begin at 0, never decrease and end at {} at most{}", fault.high,
+                      fault.unit == 1 ? "" : core::format(", multiples of {}", fault.unit));
 }
 
 int at_most_int(std::int64_t number) {
@@ -74,15 +76,15 @@ int GroupFaults::number_of(std::string_view operation, std::string_view argument
 }
 
 void check_offsets(Device& device, std::string_view operation, std::string_view argument,
-                   const std::int32_t* numbers, std::int64_t count, std::int64_t most,
+                   const std::int32_t* numbers, std::int64_t count, std::int64_t most, int unit,
                    Stream stream) {
   if (!core::options().check_groups) return;
-  look_through_offsets(device, operation, argument, numbers, count, most, stream);
+  look_through_offsets(device, operation, argument, numbers, count, most, unit, stream);
 }
 
 void look_through_offsets(Device& device, std::string_view operation, std::string_view argument,
                           const std::int32_t* numbers, std::int64_t count, std::int64_t most,
-                          Stream stream) {
+                          int unit, Stream stream) {
   GroupFaults& faults = device.group_faults();
   faults.raise();
   launch(device, {.ascends = true},
@@ -92,6 +94,7 @@ void look_through_offsets(Device& device, std::string_view operation, std::strin
           .count = at_most_int(count),
           .low = 0,
           .high = at_most_int(most),
+          .unit = unit,
           .argument = faults.number_of(operation, argument),
           .fault = faults.on_device()},
          stream);
@@ -129,7 +132,7 @@ void check_groups(Device& device, std::string_view operation, const core::Groups
     return check_range(device, operation, "counts", counts, 0, groups.max_rows, stream);
   }
   check_offsets(device, operation, "offsets", groups.numbers, groups.count + 1, groups.max_rows,
-                stream);
+                config::offset_unit(groups.layout), stream);
 }
 
 }  // namespace octofold::cuda

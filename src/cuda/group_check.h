@@ -14,15 +14,16 @@
 namespace octofold::cuda {
 
 /// Where the option is set, what the second does; else nothing. `numbers` are `count` offsets,
-/// which have to begin at 0, never to decrease, and to end at `most` at most.
+/// which have to begin at 0, never to decrease, to end at `most` at most, and to be multiples of
+/// `unit`.
 void check_offsets(Device& device, std::string_view operation, std::string_view argument,
-                   const std::int32_t* numbers, std::int64_t count, std::int64_t most,
+                   const std::int32_t* numbers, std::int64_t count, std::int64_t most, int unit,
                    Stream stream);
 /// Throws Error(kInvalidArgument) that names the first bad entry that an earlier check on this
 /// device has found, if one has, and else queues a kernel that looks for one here. Does not wait.
 void look_through_offsets(Device& device, std::string_view operation, std::string_view argument,
                           const std::int32_t* numbers, std::int64_t count, std::int64_t most,
-                          Stream stream);
+                          int unit, Stream stream);
 
 /// The offsets or counts of a product, if it has groups.
 void check_groups(Device& device, std::string_view operation, const core::Groups& groups,

@@ -10,7 +10,7 @@
 
 #include "core/group_offsets.h"
 #include "core/scale_layout.h"
-#include "kernels/shared/group_layout.h"
+#include "kernels/shared/group_bounds.h"
 #include "ops/backend.h"
 #include "ops/cast_target.h"
 #include "ops/scales.h"
@@ -118,8 +118,12 @@ std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, 
                "rows of two groups",
                name(out.rows->format.granularity));
   }
-  if (is_on_cpu(device)) core::require_ascending_offsets(check, kOffsets, *out.offsets, rows);
-  return group_columns(rows, groups);
+  check.require_enumerator("group_layout", out.group_layout);
+  if (is_on_cpu(device)) {
+    core::require_ascending_offsets(check, kOffsets, *out.offsets, rows,
+                                    config::offset_unit(out.group_layout));
+  }
+  return group_columns(rows, groups, out.group_layout);
 }
 
 // Of `rows` rows in all.
@@ -168,7 +172,10 @@ void check_used(const core::Arguments& check, const CastTargets& out, Device dev
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& given,
                             const CastShape& source, Inputs& memory) {
   if (!given.rows && !given.transposed) check.fail("out", "rows, transposed or both", "neither");
-  CastTargets targets{.offsets = given.offsets, .matrices = given.matrices, .used = given.used};
+  CastTargets targets{.offsets = given.offsets,
+                      .group_layout = given.group_layout,
+                      .matrices = given.matrices,
+                      .used = given.used};
   const auto shape = source.shape;
   const Device device = source.inputs.front().view.device;
   for (const CastInput& input : source.inputs) {
@@ -215,11 +222,12 @@ std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax) {
   return (int{sums} + int{amax}) * core::ceil_divide(rows, config::kReducedRows);
 }
 
-std::int64_t group_columns(std::int64_t rows, std::int64_t groups) {
+std::int64_t group_columns(std::int64_t rows, std::int64_t groups, GroupLayout layout) {
   const core::Arguments check("group_columns");
   check.require_size("rows", rows);
   check.require_size("groups", groups, 1);
-  return kScaleBlock * config::group_slots(rows, groups);
+  check.require_enumerator("layout", layout);
+  return kScaleBlock * config::blocks_before_group(layout, rows, groups);
 }
 
 }  // namespace octofold

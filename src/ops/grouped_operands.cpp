@@ -12,6 +12,7 @@
 #include "core/format.h"
 #include "core/group_offsets.h"
 #include "core/scale_layout.h"
+#include "kernels/shared/group_bounds.h"
 #include "ops/backend.h"
 #include "ops/product.h"
 #include "ops/scales.h"
@@ -112,11 +113,12 @@ MaskedOperand checked_masked_a(const core::Arguments& check, const ScaledTensorV
 }
 
 const std::int32_t* checked_offsets(const core::Arguments& check, const TensorView& offsets,
-                                    std::int64_t groups, std::int64_t rows, Device device) {
+                                    std::int64_t groups, std::int64_t rows, Device device,
+                                    int unit = 1) {
   check.require_shape("groups.offsets", offsets, {groups + 1});
   core::require_offsets(check, "groups.offsets", offsets, device);
   if (is_on_cpu(device)) {
-    core::require_ascending_offsets(check, "groups.offsets", offsets, rows);
+    core::require_ascending_offsets(check, "groups.offsets", offsets, rows, unit);
   }
   return static_cast<const std::int32_t*>(offsets.data);
 }
@@ -197,19 +199,23 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
   if (given.out.rank != 3) {
     check.fail("out", "3 dimensions, [groups, M, N]", core::describe(given.out));
   }
+  check.require_enumerator("groups.layout", groups.layout);
   const std::int64_t count = given.out.shape[0], columns = product.a.data.shape[1];
-  if (columns % kScaleBlock != 0 || columns / kScaleBlock < count) {
+  const std::int64_t least = config::blocks_before_group(groups.layout, std::int64_t{0}, count);
+  if (columns % kScaleBlock != 0 || columns / kScaleBlock < least) {
     check.fail(
         "a",
-        core::format("group_columns() of {0} groups: a multiple of {1} columns, at least {0}·{1}",
-                     count, kScaleBlock),
+        core::format("group_columns() of {} {} groups: a multiple of {} columns, at least {}",
+                     count, name(groups.layout), kScaleBlock, least * kScaleBlock),
         core::describe(given.a.data));
   }
-  const std::int64_t rows = plan::max_rows_of_depth(columns, count);
+  const std::int64_t rows = config::most_rows_of_columns(groups.layout, columns, count);
   product.groups = {
       .work = Work::kGroupedDepth,
       .count = count,
-      .numbers = checked_offsets(check, groups.offsets, count, rows, product.a.data.device),
+      .numbers = checked_offsets(check, groups.offsets, count, rows, product.a.data.device,
+                                 config::offset_unit(groups.layout)),
+      .layout = groups.layout,
       .expected_rows = expected_of(rows, count),
       .max_rows = rows};
   const std::array<std::int64_t, 3> shape{count, product.a.data.shape[0], product.b.data.shape[0]};

@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/group_layout.h"
+#include "kernels/shared/group_bounds.h"
 #include "plan/capability.h"
 
 namespace octofold::plan {
@@ -122,7 +122,8 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
   }
   fit(config, gpu);
   const std::int64_t down =
-      config.grouped   ? config::group_slots(problem.rows, problem.groups)
+      config.grouped
+          ? config::blocks_before_group(problem.group_layout, problem.rows, problem.groups)
       : config.stacked ? problem.matrices * ceil_divide(problem.rows_of_matrix(), config.tile_rows)
                        : ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.

@@ -39,6 +39,7 @@ struct CastProblem {
   /// How many groups of rows the transpose has in the layout of kernels/shared/group_layout.h; 0:
   /// it is one matrix.
   std::int64_t groups = 0;
+  GroupLayout group_layout = GroupLayout::kSpaced;
   /// Of how many matrices, one below another, the rows are (CastTargets::matrices); at least 1.
   std::int64_t matrices = 1;
   /// Whether those without rows to be multiplied are left alone (CastTargets::used).
@@ -64,6 +65,7 @@ struct CastProblem {
     if (amax_given) field("amax_given", amax_given);
     field("columns", columns);
     if (groups > 0) field("groups", groups);
+    if (groups > 0) field("group_layout", group_layout);
     if (matrices > 1) field("matrices", matrices);
     if (skips_unused) field("skips_unused", skips_unused);
     if (batched) field("batched", batched);

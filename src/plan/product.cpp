@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/format.h"
 #include "kernels/shared/arithmetic.h"
+#include "kernels/shared/group_bounds.h"
 #include "plan/tma.h"
 
 namespace octofold::plan {
@@ -59,7 +60,9 @@ std::int64_t expected_of(const ProductProblem& problem) {
     case Grouping::kNone: return 0;
     case Grouping::kRows: return share(problem.product.m);
     case Grouping::kMasked: return problem.expected_rows.value_or(problem.product.m);
-    case Grouping::kDepth: return share(max_rows_of_depth(problem.product.k, problem.groups));
+    case Grouping::kDepth:
+      return share(
+          config::most_rows_of_columns(GroupLayout::kSpaced, problem.product.k, problem.groups));
   }
   return 0;
 }
@@ -74,10 +77,6 @@ config::Work work_of(Grouping grouping) {
     case Grouping::kDepth: return config::Work::kGroupedDepth;
   }
   return config::Work::kDense;
-}
-
-std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups) {
-  return columns - groups * kScaleBlock + kScaleBlock - 1;
 }
 
 std::string_view operation_of(const GemmProblem& problem) {

@@ -95,7 +95,4 @@ struct SizeLimits {
 /// Throws Error(kUnsupported), which names the sizes, where a problem goes beyond.
 void require_sizes(const GemmProblem& problem, const SizeLimits& limits);
 
-/// How many rows at most were cast to a transpose whose K of so many columns is in groups.
-std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups);
-
 }  // namespace octofold::plan

@@ -23,21 +23,21 @@ from octofold import Depth, ScaledTensor
 skip_without("grouped products")
 
 
-def columns_of(offsets, g):
-    """Where the columns of a group begin."""
-    return 128 * (int(offsets[g]) // 128 + g)
+def columns_of(offsets, g, spaces=1):
+    """Where the columns of a group begin, with so many blocks of 128 between groups."""
+    return 128 * (int(offsets[g]) // 128 + spaces * g)
 
 
-def grouped_operand(generator, offsets, features, granularity):
+def grouped_operand(generator, offsets, features, granularity, spaces):
     """[features, columns] in groups of K: zeros up to whole blocks, NaN elsewhere."""
     sizes = (offsets[1:] - offsets[:-1]).tolist()
-    columns = 128 * (int(offsets[-1]) // 128 + len(sizes))
+    columns = columns_of(offsets, len(sizes), spaces)
     tensor = operand(generator, features, columns, granularity=granularity)
     codes = tensor.data.view(torch.uint8)
     kept = codes.clone()
     codes.fill_(0x7F)
     for g, size in enumerate(sizes):
-        begin = columns_of(offsets, g)
+        begin = columns_of(offsets, g, spaces)
         codes[:, begin : begin + (size + 127) // 128 * 128] = 0
         codes[:, begin : begin + size] = kept[:, begin : begin + size]
     return tensor
@@ -51,20 +51,23 @@ def columns_slice(tensor, begin, size):
     return ScaledTensor(data, scale, tensor.granularity)
 
 
-def check_depth(candidate, generator, sizes, m, n, pair, dtype=torch.float32, c=None):
+def check_depth(
+    candidate, generator, sizes, m, n, pair, dtype=torch.float32, c=None, layout="spaced"
+):
     """c: "out", "other" or None."""
+    spaces = int(layout == "spaced")
     offsets = offsets_of(sizes)
-    a = grouped_operand(generator, offsets, m, pair[0])
-    b = grouped_operand(generator, offsets, n, pair[1])
+    a = grouped_operand(generator, offsets, m, pair[0], spaces)
+    b = grouped_operand(generator, offsets, n, pair[1], spaces)
     addend = torch.randn(len(sizes), m, n, device=DEVICE).to(dtype)
     out = addend.clone() if c == "out" else poison(addend.numel(), dtype).view(addend.shape)
     added = {None: None, "out": out, "other": addend}[c]
-    grouped_by(candidate, a, b, Depth(offsets), out, c=added)
+    grouped_by(candidate, a, b, Depth(offsets, layout), out, c=added)
     for g, size in enumerate(sizes):
         expected = addend[g] if c else torch.zeros(m, n, dtype=dtype, device=DEVICE)
         if size:
             expected = torch.empty(m, n, dtype=dtype, device=DEVICE)
-            first = columns_of(offsets, g)
+            first = columns_of(offsets, g, spaces)
             parts = [columns_slice(tensor, first, size) for tensor in (a, b)]
             gemm_by(PLAIN, *parts, expected, c=addend[g] if c else None)
         assert_same_bits(out[g], expected)
@@ -97,6 +100,7 @@ def test_every_candidate_onto_c_on_groups_of_k(b, generator):
 def test_every_pair_on_groups_of_k(pair, dtype, generator):
     for c in (None, "out", "other"):
         check_depth(None, generator, SIZES[3], 328, 200, pair, DTYPES[dtype], c)
+    check_depth(None, generator, (128, 0, 384), 328, 200, pair, DTYPES[dtype], layout="tight")
 
 
 @pytest.mark.parametrize("numbers", HOSTILE)

@@ -65,10 +65,12 @@ def attend(
 
 def as_codes(q):
     """What FP8 scores make of queries: e4m3 codes, of a scale of each row of numbers."""
-    q, most = q.astype(np.float32), np.float32(448)
+    q = q.astype(np.float32)
     largest = np.maximum(abs(q).max(-1, keepdims=True), np.float32(2.0**-100))
-    codes = (q * (most / largest)).astype(reference.DTYPES["e4m3"])
-    return codes.astype(np.float64) * (largest / most).astype(np.float64)
+    code = np.floor(np.frexp(largest)[0] * 16 + np.float32(0.5)) * np.float32(32)
+    code = np.where(code > 448, code / 2, code)
+    codes = (q * (code / largest)).astype(reference.DTYPES["e4m3"])
+    return codes.astype(np.float64) * (largest / code).astype(np.float64)
 
 
 def logarithms_shape(q):

@@ -145,6 +145,6 @@ def test_opcheck(opcheck, columns):
         torch.zeros(300) if of_amax else None,
         torch.zeros(2 * (of_sums + of_amax), 300) if columns else None,
     )
-    options = (None, "1x128", None, "saturate", "te", None, columns)
+    options = (None, "1x128", None, "saturate", "te", None, columns, None)
     arguments = (torch.randn(130, 300), *[None] * 8, *results, *options)
     opcheck(torch.ops.octofold.cast, arguments)

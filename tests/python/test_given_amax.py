@@ -295,7 +295,7 @@ def test_opcheck(opcheck):
     x, amax = torch.randn(130, 300), torch.rand(300)
     rows = torch.zeros(130, 300).to(torch.float8_e4m3fn), torch.empty(130, 3)
     transposed = torch.zeros(300, 130).to(torch.float8_e4m3fn), torch.empty(300)
-    options = "1x128", "channel", None, "saturate", "torchao", None, None
+    options = "1x128", "channel", None, "saturate", "torchao", None, None, None
     given = *[None] * 5, amax, None
     arguments = (x, None, *given, *rows, *transposed, None, None, None, *options)
     opcheck(torch.ops.octofold.cast, arguments)

@@ -9,7 +9,7 @@ import pytest
 from casting import GRANULARITIES, cast_side, formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octofold import InvalidArgumentError, quantize
+from octofold import Depth, InvalidArgumentError, quantize
 from octofold.ops import Activated, ActivationGradient, Gathered, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
@@ -20,17 +20,17 @@ def offsets_of(sizes):
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
-def places(offsets):
+def places(offsets, spaces=1):
     """Of each group that has rows: its rows, and its first column in the K-group layout."""
     for group, (begin, end) in enumerate(itertools.pairwise(offsets)):
         if begin < end:
-            yield slice(begin, end), 128 * (begin // 128 + group)
+            yield slice(begin, end), 128 * (begin // 128 + spaces * group)
 
 
-def assert_groups(grouped, offsets, cast_of):
+def assert_groups(grouped, offsets, cast_of, spaces=1):
     """As the casts that cast_of(rows of a group) gives, with zeros behind each."""
     codes = grouped.data.view(np.uint8)
-    for rows, column in places(offsets):
+    for rows, column in places(offsets, spaces):
         expected = cast_of(rows)
         count = rows.stop - rows.start
         units = -(-count // 128)
@@ -79,6 +79,11 @@ def test_any_partition_is_casts_of_each_group(sizes, behind, cols, source, trans
 
     assert_groups(groups, offsets, cast_of)
     assert_groups(cast_side(x, of_transpose, True, offsets=offsets), offsets, cast_of)
+    tight = np.append(offsets[offsets % 128 == 0], offsets[:1] + total // 128 * 128)
+    tight.sort()
+    groups = cast(x, transposed=of_transpose, offsets=Depth(tight, "tight")).transposed
+    assert groups.shape == (cols, (total + behind) // 128 * 128)
+    assert_groups(groups, tight, cast_of, spaces=0)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])

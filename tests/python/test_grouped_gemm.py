@@ -223,6 +223,16 @@ def test_counts_that_make_no_sense():
         octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32)), c=c)
 
 
+def test_tight_groups_of_k():
+    offsets, x = offsets_of([128, 0, 256]), octofold.quantize(random_values(1, 40, 384))
+    out = octofold.grouped_gemm(x, x, Depth(offsets, "tight"))
+    for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        part = ScaledTensor(x.data[:, begin:end], x.scale[:, begin // 128 : end // 128], "1x128")
+        assert out[g].tobytes() == octofold.gemm(part, part).tobytes()
+    with pytest.raises(InvalidArgumentError, match=r"'groups\.offsets': .*128, got 5 at \[1\]"):
+        octofold.grouped_gemm(x, x, Depth(offsets_of([5]), "tight"))
+
+
 def test_wrong_operands_are_named():
     a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
     offsets = offsets_of([2, 2])

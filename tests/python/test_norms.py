@@ -313,7 +313,8 @@ def test_opcheck_norms(opcheck, with_all, normal):
     statistics = normal(130), mean
     inputs = x, *vectors, residual, *batches
     opcheck(torch.ops.octofold.norm, (*inputs, normal(130, 300), total, *statistics, kind, 1e-6))
-    options = kind, 1e-6, "1x128", None, None, "saturate", "te", None, "amax" if with_all else None
+    choice = "amax" if with_all else None
+    options = kind, 1e-6, "1x128", None, None, "saturate", "te", None, choice, None
     columns = (None, torch.zeros(300), torch.zeros(2, 300)) if with_all else (None, None, None)
     written = *rows, *columns, total, *statistics
     opcheck(torch.ops.octofold.cast_normed, (*inputs, *[None] * 7, *written, *options))

@@ -35,7 +35,7 @@ NONE = None, None
 
 def targets_of(rows, transposed, matrices=None, columns=None):
     """The options of a cast: granularities, and what both have in common."""
-    return rows, transposed, *OPTIONS, matrices, columns
+    return rows, transposed, *OPTIONS, matrices, columns, None
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -178,7 +178,7 @@ def scaled_groups(groups, rows, cols):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_groups_of_rows(opcheck, in_place):
-    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", None, False, False, None)
+    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", *NONE, False, False, None)
     operands = (*scaled(5, 300, "1x128"), *scaled_groups(2, 7, 300))
     c = None if in_place else random(5, 7)
     arguments = (*operands, offsets, c, random(2, 7), random(5, 7), *options, in_place)
@@ -188,7 +188,7 @@ def test_opcheck_groups_of_rows(opcheck, in_place):
 def test_opcheck_masked_groups(opcheck):
     for bias, expected_rows in ((None, None), (random(2, 7), 1)):
         operands = (*scaled_groups(2, 5, 300), *scaled_groups(2, 7, 300), offsets_of(3, 0))
-        options = "1x128", "1x128", "masked", expected_rows, False, False, None, False
+        options = "1x128", "1x128", "masked", expected_rows, None, False, False, None, False
         arguments = (*operands, None, bias, random(2, 5, 7), *options)
         opcheck(torch.ops.octofold.grouped_gemm, arguments)
 
@@ -197,7 +197,7 @@ def test_opcheck_masked_groups(opcheck):
 def test_opcheck_groups_of_k(opcheck, in_place):
     operands = (*scaled(5, 384, "1x128"), *scaled(7, 384, "128x128"), offsets_of(0, 3, 130))
     c = None if in_place else random(2, 5, 7)
-    options = "1x128", "128x128", "depth", None, False, False, None, in_place
+    options = "1x128", "128x128", "depth", None, "spaced", False, False, None, in_place
     opcheck(torch.ops.octofold.grouped_gemm, (*operands, c, None, random(2, 5, 7), *options))
 
 

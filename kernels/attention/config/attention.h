@@ -42,6 +42,15 @@ constexpr const char* word(RowCount rows) {
   return "?";
 }
 
+// The code of the largest magnitude of a query that becomes e4m3 codes, both as bits of FP32: among
+// the largest codes, from 240 to 448, that which differs least but for a power of two. So the
+// largest number is exact, and where all are e4m3 values the scale is a power of two.
+constexpr unsigned fp8_query_code(unsigned largest) {
+  constexpr unsigned k256 = 0x43800000u, k480 = 0x43F00000u, kThreeBits = 0x700000u;
+  const unsigned code = k256 | ((largest + 0x80000u) & kThreeBits);
+  return code == k480 ? code - 0x800000u : code;
+}
+
 // Of a part that has all keys of any sequence: a multiple of each kernel's keys of a tile.
 inline constexpr int kAllPartKeys = 3 << 28;
 

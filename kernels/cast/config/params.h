@@ -45,9 +45,10 @@ struct CastParams {
   // Of two-level targets: the factors of what is written's rows.
   const float* row_channel_scale;         // [rows]
   const float* transposed_channel_scale;  // [cols]
-  // Of a transpose in the layout of group_layout.h: [groups + 1].
+  // Of a transpose in groups (group_layout.h): [groups + 1].
   const int* offsets;
   int groups;
+  GroupLayout group_layout;
   // Of rows that are gathered: [rows], of flat places, `slots` to a row of x.
   const int* sources;
   const float* factors;  // one for each place; null without

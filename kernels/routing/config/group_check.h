@@ -15,6 +15,7 @@ struct GroupFault {
   int before;  // the entry before it, where they have to ascend
   int low;     // what it might have been
   int high;
+  int unit = 1;
 };
 
 struct GroupCheckConfig {
@@ -37,8 +38,9 @@ struct GroupCheckParams {
   long long stride;    // elements
   int cols;
   int count;  // of all
-  int low;    // entries are low … high
+  int low;    // entries are low … high, multiples of the unit
   int high;
+  int unit = 1;
   int argument;
   GroupFault* fault;
 };

@@ -12,9 +12,9 @@ from .._core.frameworks import Array
 from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
-from .cast_row import GIVEN
+from .cast_row import GIVEN, OPTIONS
 from .cast_sources import PLAIN, Normed, NormStatistics, Source
-from .groups import Rows
+from .groups import Depth, Rows
 
 _OPERATION = "cast"
 
@@ -82,7 +82,7 @@ def cast(
     rows: Wanted,
     transposed: Wanted,
     columns: str | None = None,
-    offsets: Array | None = None,
+    offsets: Array | Depth | None = None,
     matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[ScaledTensor, ScaledTensor]: ...
@@ -93,7 +93,7 @@ def cast(
     rows: Wanted,
     transposed: None = None,
     columns: str | None = None,
-    offsets: Array | None = None,
+    offsets: Array | Depth | None = None,
     matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[ScaledTensor, None]: ...
@@ -104,7 +104,7 @@ def cast(
     rows: None = None,
     transposed: Wanted,
     columns: str | None = None,
-    offsets: Array | None = None,
+    offsets: Array | Depth | None = None,
     matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[None, ScaledTensor]: ...
@@ -115,7 +115,7 @@ def cast(
     rows: Wanted,
     transposed: Wanted | None,
     columns: str | None = None,
-    offsets: Array | None = None,
+    offsets: Array | Depth | None = None,
     matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> Casts[ScaledTensor, ScaledTensor | None]: ...
@@ -126,7 +126,7 @@ def cast(
     rows: Wanted | None = None,
     transposed: Wanted | None = None,
     columns: str | None = None,
-    offsets: Array | None = None,
+    offsets: Array | Depth | None = None,
     matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> AnyCasts: ...
@@ -136,7 +136,7 @@ def cast(
     rows: Wanted | None = None,
     transposed: Wanted | None = None,
     columns: str | None = None,
-    offsets: Array | None = None,
+    offsets: Array | Depth | None = None,
     matrices: int | Rows | None = None,
     stream: StreamLike | None = None,
 ) -> AnyCasts:
@@ -158,8 +158,8 @@ def cast(
         read twice on a GPU.
     offsets: of a source whose rows are sorted by group: int32 [groups + 1], where each group
         begins, and where the last one ends; the cast of rows behind that is undefined. It takes a
-        transpose, which then has the K-group layout: [cols, 128 · (rows // 128 + groups)], where
-        the rows offsets[g] ... of group g are the columns from 128 · (offsets[g] // 128 + g) on,
+        transpose, which then has the K-group layout, of Depth(offsets), or of the Depth that is
+        given here: [cols, columns], where the rows of a group are the columns from its first on,
         and zeros up to the next multiple of 128; other columns, and their scales, are not written.
         So a scale of "1x128" or "128x128" is for rows of one group alone; one of "tensor" or
         "channel" is for all groups. Rows may not be of "128x128" from the same read. Sizes may be
@@ -280,7 +280,7 @@ def _read_once(
     rows: _Target | None,
     transposed: _Target | None,
     columns: str | None,
-    offsets: Array | None,
+    offsets: Array | Depth | None,
     stack: _Stack,
     stream: StreamLike | None,
 ) -> AnyCasts:
@@ -294,7 +294,9 @@ def _read_once(
         row, inputs, options = PLAIN, (source, stack.used), ()
     first, second = rows or _NONE, transposed or _NONE
     inputs += (first.scale, first.channel_scale, first.amax)
-    inputs += (second.scale, second.channel_scale, second.amax, offsets)
+    groups = offsets if offsets is None or isinstance(offsets, Depth) else Depth(offsets)
+    numbers, layout = groups or (None, None)
+    inputs += (second.scale, second.channel_scale, second.amax, numbers)
     format = first.format if rows is not None else second.format
     options += (
         None if rows is None else format.granularity,
@@ -302,6 +304,7 @@ def _read_once(
         *format.options,
         stack.matrices,
         columns,
+        layout,
     )
     out = _written(row, inputs, options, first.out, second.out, columns, stream)
     data, scale, transposed_data, transposed_scale, sums, amax, _, *norm = row(
@@ -352,5 +355,6 @@ def _written(
     if columns is None and len(row.results) == 7:
         return (*written, None, None, None)
     framework = framework_for(_OPERATION, "source", inputs[0], stream)
-    beside = (*options[:-7], None, None, *options[-5:])
+    first = len(options) - len(OPTIONS)
+    beside = (*options[:first], None, None, *options[first + 2 :])
     return written + row.allocate(framework, inputs, beside, "")[4:]

@@ -56,7 +56,7 @@ RESULTS: Final = (
 )
 """The results before those of the source. A target whose scales are given has none of its own."""
 
-_OPTIONS: Final[dict[str, Any]] = {
+OPTIONS: Final[dict[str, Any]] = {
     "rows": str | None,
     "transposed": str | None,
     "power_of_two": bool | None,
@@ -64,6 +64,7 @@ _OPTIONS: Final[dict[str, Any]] = {
     "rule": str,
     "matrices": int | None,
     "columns": str | None,
+    "offsets.layout": str | None,
 }
 """The options after those of the source: the granularity of either target (None: it is not wanted),
 what both have in common, and what is wanted of the columns."""
@@ -93,7 +94,7 @@ def cast_row(
         casts = _allocate(framework, shape(inputs, options), inputs[first_given:], options, dtype)
         return casts if allocate is None else casts + allocate(framework, inputs, options)
 
-    parameters = {**reads, **GIVEN, **(options or {}), **_OPTIONS}
+    parameters = {**reads, **GIVEN, **(options or {}), **OPTIONS}
 
     def load() -> Callable[..., None]:
         return with_errors_in_words_of("cast", getattr(library, function or name), NAMES)
@@ -106,13 +107,13 @@ def _allocate(
 ) -> Arrays:
     """RESULTS for a matrix of `shape`."""
     rows_scale, _, _, transposed_scale, _, _, offsets = given
-    rows, transposed, _, _, _, matrices, columns = options[-len(_OPTIONS) :]
+    rows, transposed, _, _, _, matrices, columns, layout = options[-len(OPTIONS) :]
     require_stack("cast", shape, matrices)
     of_rows: Arrays = (None, None)
     of_transpose: Arrays = (None, None)
     if rows is not None:
         of_rows = _allocate_target(framework, shape, dtype, rows, matrices, rows_scale)
-    group_columns = _columns_of_groups(row_count(shape), offsets, transposed is not None)
+    group_columns = _group_columns(row_count(shape), offsets, layout, transposed is not None)
     if transposed is not None:
         *leading, of_matrix = transposed_shape(shape, matrices)
         across = of_matrix if offsets is None else group_columns
@@ -130,7 +131,7 @@ def transposed_shape(shape: Sequence[int], matrices: int | None = None) -> tuple
     return matrices, shape[-1], row_count(shape) // matrices
 
 
-def _columns_of_groups(rows: int, offsets: Array | None, transposed: bool) -> int:
+def _group_columns(rows: int, offsets: Array | None, layout: str | None, transposed: bool) -> int:
     """Columns of a transpose of so many rows in the K-group layout."""
     if offsets is None:
         return 0
@@ -141,8 +142,7 @@ def _columns_of_groups(rows: int, offsets: Array | None, transposed: bool) -> in
     if len(shape) != 1 or shape[0] < 2:
         expected = "int32 [groups + 1], of at least one group"
         raise invalid_argument("cast", "offsets", expected, f"{shape}")
-    groups: int = shape[0] - 1
-    return 128 * (rows // 128 + groups)
+    return 128 * (rows // 128 + (shape[0] - 1 if layout == "spaced" else 0))
 
 
 def _allocate_target(

@@ -35,13 +35,12 @@ def grouped_gemm(
     |                               | (+ bias[g])                                                  |
     | Masked(counts, expected_rows) | out[g, i] = a[g, i] · b[g]ᵀ (+ bias[g]) for the first        |
     |                               | counts[g] rows i                                             |
-    | Depth(offsets)                | out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g])               |
+    | Depth(offsets, layout)        | out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g])               |
 
     a: e4m3 or e5m2, scales of any granularity. Rows: [M, K], rows sorted by group. Masked:
         [G, rows, K], scales of rows in any strides from group to group, as DeepGEMM has them too.
-        Depth: [M, columns], the cast of a transpose that was made with these offsets:
-        group g's K begins at column 128 · (offsets[g] // 128 + g), and `columns` is 128 · (rows //
-        128 + G) for so many rows that were cast.
+        Depth: [M, columns], such as the cast of a transpose that was made with these offsets and
+        this layout, which says where a group's K begins and how many columns there are.
     b: [G, N, K]; e4m3 or e5m2. Depth: [N, columns], as a. Its scale, by granularity:
 
         | granularity | scale                                                              |
@@ -87,20 +86,20 @@ def multiply_groups(
     """grouped_gemm() by the candidate of a name, on a GPU; None: by the fastest. `how` is
     fast_accumulation and batch_invariant."""
     require_operands("grouped_gemm", a, b)
-    expected_rows = None
+    expected_rows = layout = None
     if isinstance(groups, Rows):
         kind, numbers = "rows", groups.offsets
     elif isinstance(groups, Masked):
         kind, (numbers, expected_rows) = "masked", groups
     elif isinstance(groups, Depth):
-        kind, numbers = "depth", groups.offsets
+        kind, (numbers, layout) = "depth", groups
     else:
         expected = "Rows(offsets), Masked(counts) or Depth(offsets)"
         got = type(groups).__qualname__
         raise invalid_argument("grouped_gemm", "groups", expected, got)
     inputs = (a.data, a.scale, b.data, b.scale, numbers, c, bias)
     scales = (a.granularity, b.granularity)
-    options = (*scales, kind, expected_rows, *how, candidate)
+    options = (*scales, kind, expected_rows, layout, *how, candidate)
     if out is None:
         name = "bfloat16"
         if out_dtype is not None:
@@ -157,6 +156,7 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "bias": Array | None,
     "groups": str,
     "groups.expected_rows": int | None,
+    "groups.layout": str | None,
     "fast_accumulation": bool,
     "batch_invariant": bool,
     "candidate": str | None,

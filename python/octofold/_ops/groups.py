@@ -31,9 +31,13 @@ class Depth(NamedTuple):
     """Groups along K, each with a result of its own, as the gradients by the weights of experts.
 
     offsets: int32 [G + 1], on the device of `a`, of the rows that were cast: as in Rows.
+    layout: "spaced": group g begins at column 128 · (offsets[g] // 128 + g), of 128 · (rows // 128
+        + G) for so many rows that were cast. "tight": at column offsets[g], of 128 · (rows // 128);
+        all offsets are then multiples of 128, as DeepGEMM and torchao have them.
     """
 
     offsets: Array
+    layout: str = "spaced"
 
 
 Groups: TypeAlias = Rows | Masked | Depth

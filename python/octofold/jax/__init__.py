@@ -60,3 +60,6 @@ CALLERS[jax.Array] = call
 jax.tree_util.register_dataclass(
     ScaledTensor, data_fields=["data", "scale", "channel_scale"], meta_fields=["granularity"]
 )
+# Numbers and words that choose a kernel or a layout are no leaves.
+jax.tree_util.register_dataclass(Masked, data_fields=["counts"], meta_fields=["expected_rows"])
+jax.tree_util.register_dataclass(Depth, data_fields=["offsets"], meta_fields=["layout"])

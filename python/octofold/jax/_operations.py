@@ -99,7 +99,7 @@ def grouped_gemm(
     |-------------------------------|--------------|--------------|--------------|
     | Rows(offsets)                 | [M, K]       | [G, N, K]    | [M, N]       |
     | Masked(counts, expected_rows) | [G, rows, K] | [G, N, K]    | [G, rows, N] |
-    | Depth(offsets)                | [M, columns] | [N, columns] | [G, M, N]    |
+    | Depth(offsets, layout)        | [M, columns] | [N, columns] | [G, M, N]    |
 
     a, b: e4m3 or e5m2 with scales of any granularity, as in octofold.grouped_gemm().
     groups: `offsets` int32 [G + 1], `counts` int32 [G]; `expected_rows` is a number, no array.

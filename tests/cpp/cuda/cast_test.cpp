@@ -84,7 +84,9 @@ TEST_F(CastTest, GroupsAreToldByWhereTheyBegin) {
   EXPECT_EQ(params.rows, kRows);
   EXPECT_EQ(params.cols, kCols);
   EXPECT_EQ(params.sources, nullptr);
-  cast({.transposed = transposed, .offsets = offsets});
+  const CastTarget tight = output(kCols, 128, Granularity::kBlock1x128);
+  cast({.transposed = tight, .offsets = offsets, .group_layout = GroupLayout::kTight});
+  EXPECT_EQ(state().launches[1].blocks, 5u);
   EXPECT_EQ(state().launches[1].params_as<config::CastParams>().rows, kRows);
   cast({.rows = out});
   EXPECT_EQ(state().launches[2].params_as<config::CastParams>().offsets, nullptr);

@@ -18,7 +18,7 @@ class GroupCheckTest : public FakeGpuTest {
 
   void look_at_offsets(std::string_view operation = "grouped_gemm", int device = 0) {
     static const std::int32_t numbers[9] = {};
-    look_through_offsets(runtime().device(device), operation, "offsets", numbers, 9, 640,
+    look_through_offsets(runtime().device(device), operation, "offsets", numbers, 9, 640, 128,
                          {&stream_});
   }
   void look_at_ids() {
@@ -39,7 +39,8 @@ class GroupCheckTest : public FakeGpuTest {
                      .value = value,
                      .before = before,
                      .low = params.low,
-                     .high = params.high};
+                     .high = params.high,
+                     .unit = params.unit};
   }
   std::string error(auto&& call) { return error_of(call, ErrorCode::kInvalidArgument); }
 
@@ -76,7 +77,8 @@ TEST_F(GroupCheckTest, TheNextCallSaysWhatWasWrong) {
   leave_fault(4, 7, 9);
   EXPECT_EQ(error([&] { look_at_ids(); }),
             "grouped_gemm: argument 'offsets': expected offsets that begin at 0, never decrease "
-            "and end at 640 at most, got 7 at flat index 4 after 9 (in an earlier call on cuda:0, "
+            "and end at 640 at most, multiples of 128, got 7 at flat index 4 after 9 (in an "
+            "earlier call on cuda:0, "
             "found by OCTOFOLD_CHECK_GROUPS)");
   EXPECT_EQ(state().launches.size(), 1u);  // of what was wrong nothing follows
   look_at_ids();                           // said once
@@ -105,7 +107,7 @@ TEST_F(GroupCheckTest, WhatIsBeingWrittenIsNotRead) {
 // As the option is not set here.
 TEST_F(GroupCheckTest, NothingWithoutTheOption) {
   const std::int32_t number = 0;
-  check_offsets(runtime().device(0), "grouped_gemm", "offsets", &number, 1, 0, {});
+  check_offsets(runtime().device(0), "grouped_gemm", "offsets", &number, 1, 0, 1, {});
   check_range(runtime().device(0), "combine", "positions", vector(&number, DType::kInt32, 1, kGpu),
               0, 0, {});
   EXPECT_TRUE(state().launches.empty());
@@ -113,7 +115,7 @@ TEST_F(GroupCheckTest, NothingWithoutTheOption) {
 }
 
 TEST_F(GroupCheckTest, OfNothing) {
-  look_through_offsets(runtime().device(0), "grouped_gemm", "offsets", nullptr, 0, 0, {});
+  look_through_offsets(runtime().device(0), "grouped_gemm", "offsets", nullptr, 0, 0, 1, {});
   EXPECT_TRUE(state().launches.empty());
 }
 

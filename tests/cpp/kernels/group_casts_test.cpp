@@ -25,6 +25,7 @@ template <DType kIn>
 struct Input {
   std::vector<Storage<kIn>> x;
   Offsets offsets{};
+  GroupLayout layout{};
   std::vector<int> sources{};
   std::vector<float> factors{};
   bool of_transpose = false;  // the factors
@@ -38,6 +39,7 @@ struct Input {
     params.cols = cols;
     params.offsets = offsets.data();
     params.groups = static_cast<int>(offsets.size()) - 1;
+    params.group_layout = layout;
     params.slots = config::Divisor::of(kSlots);
     params.sources = sources.data();
     params.factors = factors.data();
@@ -45,6 +47,7 @@ struct Input {
     return params;
   }
   void cast_on_cpu(CastTargets out, const config::CastFormat& format) const {
+    out.group_layout = layout;
     if (!offsets.empty()) {
       out.offsets = vector(offsets.data(), DType::kInt32, std::ssize(offsets));
     }
@@ -66,7 +69,7 @@ struct Input {
 
 // Groups of rows that end before them all: empty ones, such as end within a slot, and at its end.
 const std::vector<Offsets> kPartitions{
-    {0, 300}, {0, 128, 256, 257, 290}, {0, 0, 5, 5, 140, 268, 268}, {0, 0}};
+    {0, 300}, {0, 128, 256, 257, 290}, {0, 0, 5, 5, 140, 268, 268}, {0, 0}, {0, 128, 128, 256}};
 
 // What no caller should give.
 const std::vector<Offsets> kHostile{
@@ -82,8 +85,9 @@ void expect_as_on_cpu(const Input<kIn>& input, const config::CastFormat& format,
                       std::optional<Granularity> rows, std::optional<Granularity> transposed,
                       bool hostile, Run&& run) {
   std::vector<Target> device, cpu;
-  const std::int64_t columns =
-      input.offsets.empty() ? kRows : 128 * (kRows / 128 + std::ssize(input.offsets) - 1);
+  const bool tight = input.layout == GroupLayout::kTight;
+  const std::int64_t spaces = tight ? 0 : std::ssize(input.offsets) - 1;
+  const std::int64_t columns = input.offsets.empty() ? kRows : 128 * (kRows / 128 + spaces);
   if (rows) device.emplace_back(*rows, kRows, input.cols);
   if (transposed) device.emplace_back(*transposed, input.cols, columns);
   cpu = device;
@@ -127,6 +131,7 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
   const auto run = [](const CastParams& params) { launch<kConfig>(params); };
   for (const Offsets& offsets : kPartitions) {
     input.offsets = offsets;
+    input.layout = offsets.back() % 128 == 0 ? GroupLayout::kTight : GroupLayout::kSpaced;
     if (input.of_transpose) {
       std::fill(input.sources.begin() + offsets.back(), input.sources.end(), -1);
     }

@@ -11,8 +11,8 @@ namespace {
 using Index = std::vector<std::int32_t>;
 
 template <bool kAscends>
-config::GroupFault fault_of(const Index& numbers, int cols, std::int64_t stride, int low,
-                            int high) {
+config::GroupFault fault_of(const Index& numbers, int cols, std::int64_t stride, int low, int high,
+                            int unit = 1) {
   config::GroupFault fault{};
   const config::GroupCheckParams params{
       .numbers = numbers.data(),
@@ -21,6 +21,7 @@ config::GroupFault fault_of(const Index& numbers, int cols, std::int64_t stride,
       .count = static_cast<int>(std::ssize(numbers) / (stride > 0 ? stride : cols) * cols),
       .low = low,
       .high = high,
+      .unit = unit,
       .argument = 3,
       .fault = &fault};
   test::launch(1, 512, [&] { group_check_kernel<config::GroupCheckConfig{kAscends}>(params); });
@@ -51,6 +52,9 @@ TEST(GroupCheckKernelTest, OffsetsAscendFromZero) {
   const auto fault = [&](int most) { return fault_of<true>(offsets, 1001, 0, 0, most); };
   EXPECT_EQ(fault(1000).state, config::GroupFault::kNone);
   EXPECT_EQ(fault(999).index, 1000);
+  const config::GroupFault no_multiple = fault_of<true>(offsets, 1001, 0, 0, 1000, 4);
+  EXPECT_EQ(no_multiple.index, 2);
+  EXPECT_EQ(no_multiple.unit, 4);
   offsets[700] = 1001;  // the next one is less, but this one is beyond the end
   EXPECT_EQ(fault(1000).index, 700);
   EXPECT_EQ(fault(2000).index, 701);

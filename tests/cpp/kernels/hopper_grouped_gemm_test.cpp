@@ -49,9 +49,12 @@ TEST_F(HopperGroupedGemmTest, MaskedRowsSwapped) {
 }
 
 TEST_F(HopperGroupedGemmTest, OfTheDepth) {
-  expect_groups<{.form = {.b = {kE5M2, kBlock1x128}, .out = kFloat32},
-                 .work = Work::kGroupedDepth,
-                 .tile_columns = 64}>({.sizes = {100, 0, 300, 128}, .m = 136, .n = 40});
+  constexpr Sm90GemmConfig kConfig{.form = {.b = {kE5M2, kBlock1x128}, .out = kFloat32},
+                                   .work = Work::kGroupedDepth,
+                                   .tile_columns = 64};
+  expect_groups<kConfig>({.sizes = {100, 0, 300, 128}, .m = 136, .n = 40});
+  expect_groups<kConfig>(
+      {.sizes = {128, 0, 384, 0}, .m = 136, .n = 40, .layout = GroupLayout::kTight});
 }
 
 }  // namespace

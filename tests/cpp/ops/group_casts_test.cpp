@@ -119,6 +119,9 @@ TEST_F(GroupCastsTest, SayWhatIsWrong) {
        "'offsets': expected entries that begin at 0, do not decrease and do not exceed 300 rows, "
        "got 4 at [3]"},
       {with_offsets({1, 5, 5, 140, 270}), "got 1 at [0]"},
+      {[](auto& out) { out.group_layout = GroupLayout::kTight; },
+       "'offsets': expected entries that begin at 0, do not decrease and do not exceed 300 rows, "
+       "multiples of 128, got 5 at [1]"},
       {with_offsets({0, 5, 5, 140, 301}), "got 301 at [4]"},
       {[](auto& out) { out.offsets->dtype = DType::kFloat32; },
        "'offsets': expected dtype int32, got float32"},

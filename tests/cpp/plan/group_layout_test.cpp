@@ -29,8 +29,9 @@ TEST(DivisorTest, IsExactBelowTwoToThe31st) {
   }
 }
 
-GroupBounds rows_of(const std::vector<int>& offsets, std::int64_t rows, std::int64_t slot) {
-  return config::rows_of_slot(offsets.data(), static_cast<int>(offsets.size()) - 1, rows,
+GroupBounds rows_of(GroupLayout layout, const std::vector<int>& offsets, std::int64_t rows,
+                    std::int64_t slot) {
+  return config::rows_of_slot(layout, offsets.data(), static_cast<int>(offsets.size()) - 1, rows,
                               static_cast<int>(slot));
 }
 
@@ -38,32 +39,34 @@ GroupBounds rows_of(const std::vector<int>& offsets, std::int64_t rows, std::int
 TEST(GroupLayoutTest, EachRowStandsInItsOwnGroupOnce) {
   test::Random random;
   for (int i = 0; i < 2000; ++i) {
+    const bool tight = i % 2 != 0;
+    const GroupLayout layout = tight ? GroupLayout::kTight : GroupLayout::kSpaced;
     const auto rows = static_cast<std::int64_t>(random() % 2000);
     const int groups = 1 + static_cast<int>(random() % 20);
     std::vector<int> offsets{0};
     for (int group = 0; group < groups; ++group) {
       offsets.push_back(static_cast<int>(random() % static_cast<unsigned>(rows + 1)));
-      if (random() % 3 == 0) offsets.back() = offsets.back() / 128 * 128;
+      if (random() % 3 == 0 || tight) offsets.back() = offsets.back() / 128 * 128;
       if (random() % 4 == 0) offsets.back() = offsets[offsets.size() - 2];
     }
     std::ranges::sort(offsets);
-    const std::int64_t slots = config::group_slots(rows, groups);
+    const std::int64_t slots = rows / 128 + (tight ? 0 : groups);
     std::vector<int> owner(as_size(slots), -1);
     for (int group = 0; group < groups; ++group) {
       const int begin = offsets[as_size(group)];
       const int end = offsets[as_size(group) + 1];
       for (int row = begin; row < end; row += 128) {
-        const std::int64_t slot = begin / 128 + group + (row - begin) / 128;
+        const std::int64_t slot = begin / 128 + (tight ? 0 : group) + (row - begin) / 128;
         ASSERT_LT(slot, slots);
         EXPECT_EQ(owner[as_size(slot)], -1);
         owner[as_size(slot)] = group;
-        const GroupBounds found = rows_of(offsets, rows, slot);
+        const GroupBounds found = rows_of(layout, offsets, rows, slot);
         EXPECT_EQ(found.begin, row);
         EXPECT_EQ(found.end, end);
       }
     }
     for (std::int64_t slot = 0; slot < slots; ++slot) {
-      const GroupBounds found = rows_of(offsets, rows, slot);
+      const GroupBounds found = rows_of(layout, offsets, rows, slot);
       EXPECT_EQ(found.begin < found.end, owner[as_size(slot)] >= 0);
     }
   }
@@ -82,8 +85,9 @@ TEST(GroupLayoutTest, NoOffsetsReachBeyondTheRows) {
     const int groups = static_cast<int>(offsets.size()) - 1;
     const GroupBounds all = config::grouped_rows(offsets.data(), groups, rows);
     EXPECT_TRUE(0 <= all.begin && all.begin <= all.end && all.end <= rows);
-    for (std::int64_t slot = 0; slot < config::group_slots(rows, groups); ++slot) {
-      const GroupBounds found = rows_of(offsets, rows, slot);
+    const auto layout = static_cast<GroupLayout>(i % 2);
+    for (std::int64_t slot = 0; slot < rows / 128 + groups; ++slot) {
+      const GroupBounds found = rows_of(layout, offsets, rows, slot);
       if (found.begin >= found.end) continue;
       EXPECT_TRUE(all.begin <= found.begin && found.end <= all.end);
     }

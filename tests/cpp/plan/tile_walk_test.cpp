@@ -324,9 +324,10 @@ TEST(DepthGroupWalkTest, HostileOffsetsStayWithinTheColumns) {
            {0, 100, 50, 200},
            {-5, 7, 300, std::numeric_limits<int>::max()},
            {std::numeric_limits<int>::max(), 0, std::numeric_limits<int>::min(), 5}}) {
-    const int columns = 128 * (200 / 128 + 3);
-    for (int group = 0; group < 3; ++group) {
-      const GroupBounds bounds = columns_of_group(offsets.data(), group, 3, columns);
+    for (int i = 0; i < 6; ++i) {
+      const auto layout = static_cast<GroupLayout>(i / 3);
+      const int columns = 128 * blocks_before_group(layout, 200, 3);
+      const GroupBounds bounds = columns_of_group(layout, offsets.data(), i % 3, 3, columns);
       EXPECT_GE(bounds.begin, 0);
       EXPECT_LE(bounds.begin, bounds.end);
       EXPECT_LE(bounds.end, columns);

@@ -106,7 +106,8 @@ class Target {
 template <TileCastConfig kConfig>
 void launch(const CastParams& params) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const std::int64_t down = kConfig.grouped   ? config::group_slots(params.rows, params.groups)
+  const std::int64_t down = kConfig.grouped   ? config::blocks_before_group<std::int64_t>(
+                                                    params.group_layout, params.rows, params.groups)
                             : kConfig.stacked ? params.matrices * params.matrix_tiles
                                               : config::ceil_divide(params.rows, kConfig.tile_rows);
   const std::int64_t blocks = down * config::ceil_divide(params.cols, kScaleBlock);

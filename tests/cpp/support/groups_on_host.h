@@ -18,19 +18,21 @@ struct Groups {
   int m = 0;               // rows of A, where K is in groups
   int n = 0;
   int k = 0;
+  GroupLayout layout{};  // where K is in groups
 };
 
 // Where groups begin in memory, what the kernel is told, and the rows of A and D, and those of B.
-// Of K a group has blocks of 128 of its own.
+// Of K a group has blocks of 128 of its own, with holes between groups that are not tight.
 struct GroupsInMemory {
   GroupsInMemory(config::Work work, const Groups& given) {
     using enum config::Work;
     const auto count = static_cast<int>(given.sizes.size());
+    const bool tight = given.layout == GroupLayout::kTight;
     int end = 0;
     for (int group = 0; group < count; ++group) {
       const int size = given.sizes[as_size(group)];
       begins.push_back(work == kMaskedRows     ? group * given.room
-                       : work == kGroupedDepth ? 128 * (end / 128 + group)
+                       : work == kGroupedDepth ? 128 * (end / 128 + (tight ? 0 : group))
                                                : end);
       numbers.push_back(work == kMaskedRows ? size : end);
       end += size;
@@ -38,7 +40,7 @@ struct GroupsInMemory {
     if (work != kMaskedRows) numbers.push_back(end);
     if (work == kGroupedDepth) {
       a_rows = given.m, b_rows = given.n, out_rows = count * given.m;
-      depth = 128 * (end / 128 + count);
+      depth = 128 * (end / 128 + (tight ? 0 : count));
     } else {
       a_rows = out_rows = given.room * (work == kMaskedRows ? count : 1);
       b_rows = count * given.n, depth = given.k;
@@ -75,13 +77,14 @@ class GroupedProduct {
   }
 
   core::Product product() {
-    core::Product product{
-        .a = a_.view(),
-        .b = b_.view(),
-        .out = out_.view(),
-        .fast_accumulation = kForm.fast_accumulation,
-        .groups = {
-            .work = kWork, .count = std::ssize(given_.sizes), .numbers = places_.numbers.data()}};
+    core::Product product{.a = a_.view(),
+                          .b = b_.view(),
+                          .out = out_.view(),
+                          .fast_accumulation = kForm.fast_accumulation,
+                          .groups = {.work = kWork,
+                                     .count = std::ssize(given_.sizes),
+                                     .numbers = places_.numbers.data(),
+                                     .layout = given_.layout}};
     if (kForm.c != Addend::kNone) product.c = (in_place_ ? out_ : c_).view();
     if (kForm.bias != Addend::kNone) {
       product.bias = vector<const void>(bias_.memory.data(), bias_.type, places_.b_rows, kGpu);
