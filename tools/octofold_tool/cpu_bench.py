@@ -1,12 +1,13 @@
 """octofold bench gemm on the CPU reference backend: what it runs, shows and draws."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .products import Costs, GemmOptions, ShapeResult, measure, probe
+from .products import GemmOptions, ShapeResult, measure, seconds_per_product
 from .report import COLORS, ToolError, console, new_figure, print_table, tracked
 from .suites import Shape
 
@@ -41,26 +42,16 @@ class CpuReport:
 
 
 def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> CpuReport:
-    chosen = choose(shapes, probe(options), options)
-    results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
-    left_out = [shape for shape in shapes if shape not in chosen]
-    return CpuReport(options, title, results, left_out)
-
-
-def choose(shapes: Sequence[Shape], costs: Costs, options: GemmOptions) -> list[Shape]:
-    """The shapes of which a round takes less than --max-seconds; says how long they will take."""
-    chosen = [shape for shape in shapes if costs.round(shape) < options.max_seconds]
+    cost = seconds_per_product(options)
+    chosen = [shape for shape in shapes if cost * math.prod(shape) < options.max_seconds]
     if not chosen:
         raise ToolError(
             f"every shape would take {options.max_seconds:g} s a round or more; "
             "allow more with --max-seconds"
         )
-    seconds = sum(costs.measurement(shape, options) for shape in chosen)
-    left_out = f", {len(shapes) - len(chosen)} too long" if len(shapes) > len(chosen) else ""
-    console(stderr=True).print(
-        f"{len(chosen)} of {len(shapes)} shapes in about {seconds:.0f} s{left_out}", style="dim"
-    )
-    return chosen
+    results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
+    left_out = [shape for shape in shapes if shape not in chosen]
+    return CpuReport(options, title, results, left_out)
 
 
 def show(title: str, results: Sequence[ShapeResult]) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-import time
 from typing import Any
 
 import numpy as np
@@ -47,43 +46,11 @@ class ShapeResult:
     rounds: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """Seconds on this machine, to foretell how long a shape takes."""
-
-    per_flop: float  # of a round
-    per_element: float  # of A and B, in a round: what products of few rows cost
-    per_prepared_element: float  # random numbers, cast, check
-
-    def round(self, shape: Shape) -> float:
-        """An FP8 and an FP32 product."""
-        m, n, k = shape
-        return 2 * m * n * k * self.per_flop + (m + n) * k * self.per_element
-
-    def measurement(self, shape: Shape, options: GemmOptions) -> float:
-        """All of `measure`."""
-        m, n, k = shape
-        rounds = min(options.rounds * self.round(shape), budget(options))
-        return rounds + self.round(shape) + (m + n) * k * self.per_prepared_element
-
-
-def probe(options: GemmOptions) -> Costs:
-    """Measure a cubic product and one of a single row."""
-    measure((128, 128, 128), options)  # the first products wake threads
-    cube = measure((512, 512, 512), options)
-    start = time.perf_counter()
-    row = measure((1, 2048, 2048), options)
-    prepared = time.perf_counter() - start - row.rounds * seconds_of_round(row)
-    elements = (1 + 2048) * 2048
-    return Costs(
-        per_flop=seconds_of_round(cube) / (2 * 512**3),
-        per_element=seconds_of_round(row) / elements,
-        per_prepared_element=max(prepared, 0.0) / elements,
-    )
-
-
-def seconds_of_round(result: ShapeResult) -> float:
-    return (result.milliseconds_fp8 + result.milliseconds_float32) / 1e3
+def seconds_per_product(options: GemmOptions) -> float:
+    """Of a round, for each product of two numbers: how long a cube takes."""
+    size = 512
+    cube = measure((size, size, size), options)
+    return (cube.milliseconds_fp8 + cube.milliseconds_float32) / 1e3 / size**3
 
 
 def budget(options: GemmOptions) -> float:
@@ -102,11 +69,12 @@ def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
         for x, dtype, granularity in zip((a, b), options.dtypes, options.granularities, strict=True)
     )
     out = octofold.gemm(a8, b8, out_dtype=options.out_dtype)
+    out32 = np.empty((m, n), np.float32)
     error = check(shape, a8, b8, out)
 
     calls = (
         lambda: octofold.gemm(a8, b8, out=out, fast_accumulation=options.fast_accumulation),
-        lambda: a @ b.T,
+        lambda: np.matmul(a, b.T, out=out32),
     )
     fp8, float32 = interleaved_seconds(calls, options.rounds, budget(options))
     fp8_median, float32_median = statistics.median(fp8), statistics.median(float32)

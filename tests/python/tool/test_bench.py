@@ -89,15 +89,6 @@ def test_some_rows_are_dequantized_as_all_are(rng, granularity):
     np.testing.assert_array_equal(products.dequantized_rows(x, rows), x.dequantize()[rows])
 
 
-def test_costs_add_up():
-    options = products.GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "float32", 9, 0.5)
-    costs = products.Costs(per_flop=1e-3, per_element=1e-2, per_prepared_element=1e-1)
-    assert costs.round((2, 3, 4)) == pytest.approx(48e-3 + 0.2)
-    # 9 rounds would take 2.2 s; and one to check; and 20 elements
-    assert costs.measurement((2, 3, 4), options) == pytest.approx(9 * 0.248 + 0.248 + 2)
-    assert costs.measurement((20, 30, 4), options) == pytest.approx(5 * 0.5 + 6.8 + 20)
-
-
 def test_sweeps_are_powers_of_two(monkeypatch):
     seen = []
 
