@@ -335,7 +335,7 @@ class FewQueries {
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor_);
     float sum = 0, first = 0, second = 0;
     for (int warp = 0; warp < kWarps; ++warp) {
-      const float share = ptx::exp2(__fmaf_rn(state_of(warp, 0), factor_, -shift));
+      const float share = rescale_of(state_of(warp, 0), factor_, shift);
       // A warp that has seen nothing may have met NaN in values. One whose scores are all NaN has
       // no maximum either, but has NaN for its sum.
       const float weight = state_of(warp, 1);
@@ -349,8 +349,8 @@ class FewQueries {
       first = __fmaf_rn(pair.x, in_units, first);
       second = __fmaf_rn(pair.y, in_units, second);
     }
-    const RowEnd<kForm> row_end(params_, rows_, rows_.first + row, __fmul_rn(maximum, factor_),
-                                sum);
+    const RowEnd<kForm> row_end(params_, rows_, rows_.first + row,
+                                state_of_row(maximum, factor_, sum));
     store_pair<kForm>(params_, rows_, rows_.first + row, dim, first, second, row_end);
     if (dim == 0) store_state<kForm>(params_, rows_, rows_.first + row, row_end);
   }

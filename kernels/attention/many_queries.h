@@ -230,8 +230,8 @@ class ManyQueries {
       const float sum = sums_of_weights[i], in_units = __fmul_rn(state.unit(i % 2), v_factor);
       const int row = row_of(i), dim = lane_ % 4 * 2;
       if (row >= rows_.end) continue;
-      const RowEnd<kForm> row_end(params_, rows_, row, __fmul_rn(state.maximum[i % 2], factor_),
-                                  sum);
+      const RowEnd<kForm> row_end(params_, rows_, row,
+                                  state_of_row(state.maximum[i % 2], factor_, sum));
 #pragma unroll
       for (int tile = 0; tile < 2 * kValueSteps; ++tile) {
         if (8 * tile >= kForm.value_size) continue;

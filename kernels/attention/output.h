@@ -93,17 +93,15 @@ __device__ inline float* state_in_partials(const AttentionParams& params, const 
 template <AttentionForm kForm>
 class RowEnd {
  public:
-  // Of scores in powers of two, and of weights.
-  __device__ RowEnd(const AttentionParams& params, const Rows& rows, int row, float maximum,
-                    float sum)
-      : sums_({0, 0}, {maximum, sum}) {
+  __device__ RowEnd(const AttentionParams& params, const Rows& rows, int row, const PartState& own)
+      : sums_({0, 0}, own) {
     if constexpr (kForm.adds_parts()) {
       if (rows.parts_before > 0 && row < rows.end) {
         Rows before = rows;
         --before.parts_before;
         const float* const state =
             state_in_partials<kForm>(params, before, place_of(params, rows, row));
-        sums_ = PartSum({state[0], state[1]}, {maximum, sum});
+        sums_ = PartSum({state[0], state[1]}, own);
       }
     }
     inverse_ = inverse_of(sums_.state().sum);
@@ -259,7 +257,7 @@ __device__ inline void share_end(const AttentionParams& params, const Rows& rows
   ptx::store_shared(shared, {inverse_of(state.sum), unit});
   if constexpr (kForm.adds_parts()) ptx::store_shared(shared + 8, {state.maximum, state.sum});
   if (row >= rows.end) return;
-  store_state<kForm>(params, rows, row, RowEnd<kForm>(params, rows, row, state.maximum, state.sum));
+  store_state<kForm>(params, rows, row, RowEnd<kForm>(params, rows, row, state));
 }
 __device__ inline float load_unit(unsigned shared) { return ptx::load_shared(shared + 4); }
 template <AttentionForm kForm>
@@ -267,7 +265,7 @@ __device__ inline RowEnd<kForm> load_end(const AttentionParams& params, const Ro
                                          unsigned shared) {
   if constexpr (kForm.adds_parts()) {
     const float2 state = ptx::load_shared_pair(shared + 8);
-    return RowEnd<kForm>(params, rows, row, state.x, state.y);
+    return RowEnd<kForm>(params, rows, row, {state.x, state.y});
   } else {
     return RowEnd<kForm>(ptx::load_shared(shared));
   }

@@ -29,10 +29,24 @@ __device__ inline float sum_of_quad(float value) {
 // 1 / the sum of weights; 0 where no key was seen, so that the row has zeros.
 __device__ inline float inverse_of(float sum) { return sum == 0 ? 0 : __fdiv_rn(1, sum); }
 
+// What a row's maximum of scores and sum of weights are at its end. 2^(factor · score - shift) is
+// not quite 1 at the maximum, as the shift is rounded, but 1 once the product with values has
+// rounded it. Where no other weight counts, the sum is 1 too: a row's only value comes out as it
+// is.
+__device__ inline PartState state_of_row(float maximum, float factor, float sum) {
+  const float shift = __fmul_rn(maximum, factor);
+  const bool is_one = sum != 0 && sum == ptx::exp2(__fmaf_rn(maximum, factor, -shift));
+  return {shift, is_one ? 1 : sum};
+}
+
 // A sum of values over the sum of weights. Values of keys that others see may be NaN.
 __device__ inline float result_of(float sum, float inverse) {
   return inverse == 0 ? 0 : __fmul_rn(sum, inverse);
 }
+
+// Before any value: 1, or where scales of values differ none, so that the first one is taken.
+template <AttentionForm kForm>
+inline constexpr float kFirstUnit = kForm.v_scales ? 0 : 1;
 
 // Of two rows of a lane.
 template <AttentionForm kForm>
@@ -43,8 +57,8 @@ struct RowState {
   float sum[2] = {};                              // this lane's, of weights
   float units[kHasUnits ? 2 : 1];  // what sums of values count in, where scales of values differ
 
-  __device__ RowState() : units{1} {
-    if constexpr (kHasUnits) units[1] = 1;
+  __device__ RowState() : units{kFirstUnit<kForm>} {
+    if constexpr (kHasUnits) units[1] = kFirstUnit<kForm>;
   }
   __device__ float unit(int row) const { return units[kHasUnits ? row : 0]; }
 };
@@ -64,15 +78,11 @@ __device__ inline void mask(float (&scores)[kTiles][4], int row, int first_key, 
   }
 }
 
-// What multiplies sums over `maximum` as `shift`, factor times a new one, takes its place. With
-// parts it is rounded as the shift was, so 1 where the maximum stays: tiles of which a row sees
-// nothing leave no trace. Without parts it is one instruction.
-template <AttentionForm kForm>
+// What multiplies sums over `maximum` as `shift`, factor times a new one, takes its place. It is
+// rounded as the shift was, so 1 where the maximum stays: tiles of which a row sees nothing leave
+// no trace.
 __device__ inline float rescale_of(float maximum, float factor, float shift) {
-  if constexpr (kForm.part_keys > 0) {
-    return ptx::exp2(__fadd_rn(__fmul_rn(maximum, factor), -shift));
-  }
-  return ptx::exp2(__fmaf_rn(maximum, factor, -shift));
+  return ptx::exp2(__fadd_rn(__fmul_rn(maximum, factor), -shift));
 }
 
 // Scores become weights, 2^(factor · (score - maximum)); `rescale` is what multiplies all that was
@@ -90,7 +100,7 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState<
     maximum = max_of_quad(maximum);
     // Where nothing was seen so far: all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor);
-    rescale[row] = rescale_of<kForm>(state.maximum[row], factor, shift);
+    rescale[row] = rescale_of(state.maximum[row], factor, shift);
     state.maximum[row] = maximum;
     float sum = __fmul_rn(state.sum[row], rescale[row]);
 #pragma unroll
@@ -174,19 +184,20 @@ __device__ inline void multiply_by_scales(float (&scores)[kTiles][4],
   }
 }
 
-// A power of two near `largest`, of scales of values: weights times these over it fit into 16 bits.
-// It is 2^-40 to 2^40, that sums may go from one to another and stay in FP32; what lies beyond is
-// beyond 16 bits of results too.
+// What sums of values count in, so that weights times scales of values over it fit into 16 bits:
+// the one before as long as `largest` is within a factor of two of it, else that. So a scale that
+// all values share loses nothing. It is 2^-40 to 2^40, that sums may go from one to another and
+// stay in FP32; what lies beyond is beyond 16 bits of results too. `change` is what sums are
+// multiplied by.
 struct Unit {
-  float value, inverse;
+  float value, inverse, change;
 
-  __device__ explicit Unit(float largest) {
-    // 2^e and 2^-e as bits of FP32.
-    constexpr unsigned kOne = 0x3F800000u, kExponent = 0x7F800000u, kMost = 40u << 23;
-    const unsigned power = __float_as_uint(largest) & kExponent;
-    const unsigned unit = min(max(power, kOne - kMost), kOne + kMost);
-    value = __uint_as_float(unit);
-    inverse = __uint_as_float(2 * kOne - unit);
+  __device__ Unit(float before, float largest) {
+    const float held = fminf(fmaxf(largest, 0x1p-40f), 0x1p40f);
+    const bool stays = held <= 2 * before && before <= 2 * held;
+    value = stays ? before : held;
+    inverse = __fdiv_rn(1, value);
+    change = stays ? 1 : __fmul_rn(before, inverse);
   }
 };
 
@@ -219,10 +230,10 @@ __device__ inline void multiply_by_seen_scales(float (&weights)[kTiles][4], unsi
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     largest[row] = max_of_quad(largest[row]);
-    const Unit unit(largest[row]);
+    const Unit unit(state.units[row], largest[row]);
     inverse[row] = unit.inverse;
     if (largest[row] < 0) continue;
-    rescale[row] = __fmul_rn(rescale[row], __fmul_rn(state.units[row], unit.inverse));
+    rescale[row] = __fmul_rn(rescale[row], unit.change);
     state.units[row] = unit.value;
   }
 #pragma unroll
@@ -256,16 +267,15 @@ __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4], uns
   for (int tile = 0; tile < kTiles; ++tile) {
     largest = fmaxf(largest, fmaxf(fabsf(scales[tile][0]), fabsf(scales[tile][1])));
   }
-  const Unit unit(max_of_quad(largest));
+  const Unit unit(state.units[0], max_of_quad(largest));
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     scales[tile][0] = __fmul_rn(scales[tile][0], unit.inverse);
     scales[tile][1] = __fmul_rn(scales[tile][1], unit.inverse);
   }
   multiply_by_scales(weights, scales);
-  const float change = __fmul_rn(state.units[0], unit.inverse);
-  rescale[0] = __fmul_rn(rescale[0], change);
-  rescale[1] = __fmul_rn(rescale[1], change);
+  rescale[0] = __fmul_rn(rescale[0], unit.change);
+  rescale[1] = __fmul_rn(rescale[1], unit.change);
   state.units[0] = unit.value;
 }
 

@@ -255,7 +255,7 @@ class WarpgroupLatent {
       for (int i = 0; i < 2; ++i) {
         const int row = rows_.first + row_of(i);
         if (threadIdx.x % 4 != 0) continue;
-        share_end<kForm>(params_, rows_, row, {__fmul_rn(state_.maximum[i], factor_), sums[i]},
+        share_end<kForm>(params_, rows_, row, state_of_row(state_.maximum[i], factor_, sums[i]),
                          state_.unit(i), memory_.factors(static_cast<unsigned>(row_of(i))));
       }
     }

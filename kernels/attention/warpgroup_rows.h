@@ -211,7 +211,8 @@ class WarpgroupRows {
   __device__ void store_row_of_lane(int i, float in_units) const {
     const float sum = sum_of_quad(state_.sum[i]);
     const int row = row_of(i);
-    const RowEnd<kForm> row_end(params_, rows_, row, __fmul_rn(state_.maximum[i], factor_[i]), sum);
+    const RowEnd<kForm> row_end(params_, rows_, row,
+                                state_of_row(state_.maximum[i], factor_[i], sum));
     store_row<kForm>(params_, rows_, row, sums_, i, in_units, row_end);
     if (row < rows_.end && threadIdx.x % 4 == 0) store_state<kForm>(params_, rows_, row, row_end);
   }

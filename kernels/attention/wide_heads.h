@@ -75,7 +75,7 @@ class WideHeads {
     __syncthreads();  // what the softmax knew of the rows has been read
     maximum_ = -infinity();
     sum_ = 0;
-    unit_ = 1;
+    unit_ = kFirstUnit<kForm>;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) clear(sums_[i]);
   }
@@ -208,7 +208,7 @@ class WideHeads {
     maximum = max_of_row(maximum);
     // Where nothing was seen so far: all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor_);
-    float rescale = rescale_of<kForm>(maximum_, factor_, shift);
+    float rescale = rescale_of(maximum_, factor_, shift);
     maximum_ = maximum;
     sum_ = __fmul_rn(sum_, rescale);
 #pragma unroll
@@ -275,14 +275,14 @@ class WideHeads {
       }
       largest = fmaxf(largest, fmaxf(fabsf(scales[i].x), fabsf(scales[i].y)));
     }
-    const Unit unit(max_of_row(largest));
+    const Unit unit(unit_, max_of_row(largest));
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       weights[i][0] = __fmul_rn(weights[i][0], __fmul_rn(scales[i].x, unit.inverse));
       weights[i][1] = __fmul_rn(weights[i][1], __fmul_rn(scales[i].y, unit.inverse));
     }
     if (kForm.part_keys > 0 && (seen.begin >= first_key + kKeys || seen.end <= first_key)) return;
-    rescale = __fmul_rn(rescale, __fmul_rn(unit_, unit.inverse));
+    rescale = __fmul_rn(rescale, unit.change);
     unit_ = unit.value;
   }
   __device__ unsigned weight_address(unsigned row) const {
@@ -349,7 +349,7 @@ class WideHeads {
     const float sum = of_row(sum_, [](float left, float right) { return __fadd_rn(left, right); });
     if (threadIdx.x % kRowLanes == 0) {
       const int row = rows_.first + own_row();
-      share_end<kForm>(params_, rows_, row, {__fmul_rn(maximum_, factor_), sum}, unit_,
+      share_end<kForm>(params_, rows_, row, state_of_row(maximum_, factor_, sum), unit_,
                        score_address(static_cast<unsigned>(own_row()), 0));
     }
     __syncthreads();
@@ -381,7 +381,7 @@ class WideHeads {
   float sums_[kRowTiles][2 * kValueSteps][4] = {};
   // Of the row in step 2: the maximum of scores before `factor`, this lane's sum of weights, and
   // what sums of values count in where scales of values differ.
-  float maximum_ = -infinity(), sum_ = 0, unit_ = 1;
+  float maximum_ = -infinity(), sum_ = 0, unit_ = kFirstUnit<kForm>;
 };
 
 }  // namespace attention

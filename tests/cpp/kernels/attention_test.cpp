@@ -246,6 +246,20 @@ TEST(AttentionTest, ScalesOfValuesMayBeFarApart) {
   }
 }
 
+// A large score is rounded before it is compared with itself.
+template <AttentionForm kForm>
+void expect_right_of_one_key(ScaleKind v_scale, int splits = 1) {
+  const AttentionCase given{.keys = {1, 1}, .v_scale = v_scale, .splits = splits, .scale = 30};
+  expect_right<few<kForm>()>(given);
+  expect_right<many<kForm>(1, 32)>(given);
+  expect_right<wide<kForm>(2, 32, 2)>(given);
+}
+TEST(AttentionTest, OfOneKey) {
+  expect_right_of_one_key<AttentionForm{}>(ScaleKind::kHead);
+  expect_right_of_one_key<{.v_scales = true, .split = true}>(ScaleKind::kKeys, 2);
+  expect_right_of_one_key<{.v_scales = true, .part_keys = 128}>(ScaleKind::kKeys);
+}
+
 // Of a query of NaN nothing is known, in whichever warp and split its keys are.
 template <auto kConfig>
 void expect_nan(int splits) {

@@ -73,6 +73,14 @@ TEST(HopperAttentionTest, OfPagesWithScalesAndSplits) {
                                       .stages = 4}>(in_pages());
 }
 
+TEST(HopperAttentionTest, OfOneKey) {
+  const AttentionCase given{.keys = {1, 1}, .v_scale = ScaleKind::kKeys, .scale = 30};
+  expect_right<WarpgroupQueriesConfig{.form = {.v_scales = true}, .keys = 32, .stages = 4}>(given);
+  expect_right<WarpgroupLatentConfig{
+      .form = {.head_size = 576, .value_size = 512, .shared_latent = true, .v_scales = true}}>(
+      given);
+}
+
 TEST(HopperAttentionTest, OfPackedSequencesOfWideHeads) {
   expect_right<WarpgroupQueriesConfig{
       .form = {.head_size = 256, .layout = KeyLayout::kPacked, .copy_bytes = 4},

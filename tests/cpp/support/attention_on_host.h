@@ -68,7 +68,7 @@ class Side {
     }
     scale_rows_ = scale_rows;
     for (std::size_t i = 0; i < (rows + 8) * as_size(key_heads_); ++i) {
-      scales_.push_back(std::exp2f(static_cast<float>(i * 7 % 5) - 2) * (i % 3 == 0 ? -1 : 1));
+      scales_.push_back(std::exp2f(static_cast<float>(i * 7 % 5) - 1.8f) * (i % 3 == 0 ? -1 : 1));
     }
     places_ = places;
   }
