@@ -57,8 +57,8 @@ struct RowState {
   float sum[2] = {};                              // this lane's, of weights
   float units[kHasUnits ? 2 : 1];  // what sums of values count in, where scales of values differ
 
-  __device__ RowState() {
-    for (float& unit : units) unit = kFirstUnit<kForm>;
+  __device__ RowState() : units{kFirstUnit<kForm>} {
+    if constexpr (kHasUnits) units[1] = kFirstUnit<kForm>;
   }
   __device__ float unit(int row) const { return units[kHasUnits ? row : 0]; }
 };
