@@ -41,9 +41,9 @@ struct GpuInfo {
 struct Info {
   std::string version;
   std::int32_t cpu_threads = 0;  ///< threads that one CPU operation may use
-  Component cpu;                 ///< the reference backend, and the vectors that its products are made with
-  Component driver;              ///< libcuda
-  Component nvrtc;               ///< the run-time compiler
+  Component cpu;     ///< the reference backend, and the vectors that its products are made with
+  Component driver;  ///< libcuda
+  Component nvrtc;   ///< the run-time compiler
   std::vector<GpuInfo> gpus;
 };
 

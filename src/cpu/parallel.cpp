@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <mutex>
 #include <new>
+#include <pthread.h>
+#include <sched.h>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -14,6 +16,23 @@ namespace {
 
 // Starting a thread costs some 20 µs; a thread should have several times that to do.
 constexpr std::int64_t kWorkPerThread = 128 * 1024;
+
+// A new thread may stay on its maker's processor for milliseconds, as long as a product takes,
+// while others are idle (seen on virtual machines). So each is put on one of its own, and may go
+// anywhere from there. Where the system refuses, threads stay where they are.
+void spread(std::vector<std::jthread>& threads) {
+  cpu_set_t allowed, one;
+  if (pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) != 0) return;
+  int processor = std::max(0, sched_getcpu());
+  for (std::jthread& thread : threads) {
+    do processor = (processor + 1) % CPU_SETSIZE;
+    while (!CPU_ISSET(processor, &allowed));
+    CPU_ZERO(&one);
+    CPU_SET(processor, &one);
+    pthread_setaffinity_np(thread.native_handle(), sizeof one, &one);
+    pthread_setaffinity_np(thread.native_handle(), sizeof allowed, &allowed);
+  }
+}
 
 }  // namespace
 
@@ -43,6 +62,7 @@ void run_on_threads(int threads, const std::function<void()>& worker) {
       // No more threads to be had: those that run share the work.
     } catch (const std::bad_alloc&) {  // alike
     }
+    spread(others);
     guarded();
   }
   if (error) std::rethrow_exception(error);
