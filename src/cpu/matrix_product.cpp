@@ -118,9 +118,11 @@ template <typename Sum>
 void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>& work) {
   const VectorKernels& kernels = vector_kernels();
   const std::int64_t size_k = product.a.depth();
-  const std::int64_t blocks = std::max<std::int64_t>(1, core::ceil_divide(size_k, kScaleBlock));
-  for (std::int64_t at = 0; at < blocks; ++at) {
-    const std::int64_t k = at * kScaleBlock;
+  if (size_k == 0) {
+    std::fill_n(work.sum.get(), part.rows * work.stride, Sum{0});
+    return store_part(product, part, work.sum.get(), work.stride);
+  }
+  for (std::int64_t k = 0; k < size_k; k += kScaleBlock) {
     const std::int64_t depth = std::min<std::int64_t>(kScaleBlock, size_k - k);
     for (std::int64_t col = 0; col < part.cols; col += kMostPanel) {
       const std::int64_t cols = std::min(kMostPanel, part.cols - col);
@@ -130,7 +132,7 @@ void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>
     for (std::int64_t row = 0; row < part.rows; row += kRowsAtOnce) {
       const std::int64_t rows = std::min(kRowsAtOnce, part.rows - row);
       Sum* const sums = work.sum.get() + row * work.stride;
-      if (at == 0) std::fill_n(sums, rows * work.stride, Sum{0});
+      if (k == 0) std::fill_n(sums, rows * work.stride, Sum{0});
       product.a.load_block(part.m + row, rows, k, depth, work.a.get(), work.scale_a);
       const BlockProduct<Sum> block{.rows = rows,
                                     .columns = part.cols,
@@ -146,7 +148,7 @@ void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>
       } else {
         kernels.add_block_in_double(block);
       }
-      if (at + 1 < blocks) continue;  // the last sums are still in the cache
+      if (k + depth < size_k) continue;  // the last sums are still in the cache
       store_part(product, {part.m + row, rows, part.n, part.cols}, sums, work.stride);
     }
   }
