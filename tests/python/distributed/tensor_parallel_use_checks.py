@@ -283,7 +283,10 @@ def packed_state(rank, kind):
             optimizer.step()
             optimizer.zero_grad()
     whole = StateDictOptions(full_state_dict=True)
-    state = get_model_state_dict(parallel, options=whole)
+    try:
+        state = get_model_state_dict(parallel, options=whole)
+    except ValueError:  # torch 2.11, as by full_tensor()
+        state = {name: full_tensor(t) for name, t in get_model_state_dict(parallel).items()}
     for name, wanted in layer.state_dict().items():
         if state or rank == 0:
             require(name, state[name], wanted, False)
