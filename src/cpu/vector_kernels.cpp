@@ -2,6 +2,7 @@
 
 #include <vector>
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -207,20 +208,24 @@ constexpr VectorKernels kAvx512{.name = "AVX-512",
 
 #endif
 
-std::vector<VectorKernels> supported() {
-  std::vector<VectorKernels> result;
 #ifdef __x86_64__
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                        __builtin_cpu_supports("f16c");
-  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    result.push_back(kAvx512);
-  }
-  if (has_avx2) result.push_back(kAvx2);
-#endif
-  result.push_back(kSmall);
-  return result;
+// By the instruction itself: in a library that Zig links, __builtin_cpu_supports() knows nothing.
+// Registers count if the system saves them (bits 1, 2 and 5 to 7 of XCR0).
+std::vector<VectorKernels> supported() {
+  constexpr unsigned kOld = bit_OSXSAVE | bit_FMA | bit_F16C;
+  constexpr unsigned kNew = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+  constexpr unsigned kSavedYmm = 0x06, kSavedZmm = 0xE6;
+  unsigned a = 0, b = 0, old = 0, d = 0, extended = 0, c = 0, saved = 0;
+  if (!__get_cpuid(1, &a, &b, &old, &d) || (old & kOld) != kOld) return {kSmall};
+  if (!__get_cpuid_count(7, 0, &a, &extended, &c, &d)) return {kSmall};
+  asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+  if ((extended & bit_AVX2) == 0 || (saved & kSavedYmm) != kSavedYmm) return {kSmall};
+  if ((extended & kNew) != kNew || (saved & kSavedZmm) != kSavedZmm) return {kAvx2, kSmall};
+  return {kAvx512, kAvx2, kSmall};
 }
+#else
+std::vector<VectorKernels> supported() { return {kSmall}; }
+#endif
 
 }  // namespace
 
