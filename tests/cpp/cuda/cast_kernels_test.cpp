@@ -47,7 +47,7 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpillsAndBranchedExchanges) {
       if (!aligned && in == DType::kFloat16) continue;  // as BF16 but for a conversion
       problem.format.in = in;
       for (const config::CastRule& rule :
-           {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
+           {config::kVllmTritonRule, config::kDeepGemmRule, config::kTorchAoRule}) {
         // The largest will do, and for FP16, which is as BF16 but for a conversion.
         const bool is_largest = rule.arithmetic == config::CastArithmetic::kDivide;
         if ((!aligned || in == DType::kFloat16) && !is_largest) continue;
