@@ -68,7 +68,7 @@ using NvrtcMixedCastTest = test::NvrtcTest<>;
 TEST_F(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
   Compiler compiler;
   for (const DType in : kInputs) {
-    for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
+    for (const config::CastRule& rule : {config::kVllmTritonRule, config::kTorchAoRule}) {
       for (const std::int64_t rows : {256, 2048}) {  // by a cluster, and by four kernels
         compiler.expect_sound(CastProblem{.rows = rows,
                                           .cols = 512,
@@ -97,15 +97,15 @@ TEST_F(NvrtcMixedCastTest, TwoLevelScalesCompileWithoutSpills) {
   };
   using enum Granularity;
   for (const DType in : kInputs) {  // the longest code, and what layers use
-    for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
+    for (const config::CastRule& rule : {config::kVllmTritonRule, config::kTorchAoRule}) {
       expect_sound(in, rule, kBlock1x128, Targets::kBoth, true, true);
     }
-    expect_sound(in, config::kVllmRule, kBlock128x128, Targets::kBoth, true);
+    expect_sound(in, config::kVllmTritonRule, kBlock128x128, Targets::kBoth, true);
   }
   expect_sound(DType::kFloat16, config::kDeepGemmRule, kBlock128x128, Targets::kRows, true);
   expect_sound(DType::kBFloat16, config::kCompressedTensorsRule, kBlock128x128,
                Targets::kTransposed, true);
-  expect_sound(DType::kBFloat16, config::kVllmRule, kBlock1x128, Targets::kBoth, false);
+  expect_sound(DType::kBFloat16, config::kVllmTritonRule, kBlock1x128, Targets::kBoth, false);
 }
 
 using NvrtcColumnsTest = test::NvrtcTest<>;
@@ -222,7 +222,7 @@ TEST_F(NvrtcActivationTest, SourcesInFp8CompileWithoutSpills) {
     expect_sound(kind, Activation::kSwiGlu, GateLayout::kHalves, DType::kBFloat16, kBlock1x128,
                  kBlock1x128, true, 7168, false);
     // The fewest registers for the longest code.
-    for (const config::CastRule& rule : {config::kVllmRule, config::kCompressedTensorsRule}) {
+    for (const config::CastRule& rule : {config::kVllmTritonRule, config::kCompressedTensorsRule}) {
       compiler.expect_sound(CastProblem{
           .rows = 256,
           .cols = 7168,
