@@ -56,8 +56,7 @@ struct Tile {
   int operand_row, operand_column;
   // The tile's first element in D, and where D's rows and columns end, perhaps beyond the tile.
   // Nothing behind the ends is read or stored; a cluster's last tile may begin there.
-  int row;
-  int column;
+  int row, column;
   int row_end;
   int column_end;
   // The part of K to sum. Empty: the sum is 0.

@@ -227,11 +227,11 @@ std::vector<VectorKernels> supported() {
 std::vector<VectorKernels> supported() { return {kSmall}; }
 #endif
 
+// Found as the library is loaded: a process may fork amid a first product.
+const std::vector<VectorKernels> kSupported = supported();
+
 }  // namespace
 
-std::span<const VectorKernels> all_vector_kernels() {
-  static const std::vector<VectorKernels> kernels = supported();
-  return kernels;
-}
+std::span<const VectorKernels> all_vector_kernels() { return kSupported; }
 
 }  // namespace octofold::cpu

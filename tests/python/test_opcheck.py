@@ -89,8 +89,8 @@ def test_opcheck_groups(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 384), scale_of("128x128", 300, 384)
     inputs = random(130, 300), *[None] * 7, offsets_of(0, 5, 130)
-    arguments = (*inputs, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
-    opcheck(torch.ops.octofold.cast, arguments)
+    options = *targets_of("1x128", "128x128")[:-1], "spaced"
+    opcheck(torch.ops.octofold.cast, (*inputs, *rows, *transposed, None, None, None, *options))
 
 
 @pytest.mark.parametrize("factors", ["none", "both", "transposed"])
@@ -98,11 +98,11 @@ def test_opcheck_gathered(opcheck, factors):
     sources = offsets_of(5, -1, 0, 259, 7)
     of_places = [random(130, 2) if factors == each else None for each in ("both", "transposed")]
     rows = fp8(5, 300), scale_of("1x128", 5, 300)
-    for offsets, columns in ((None, 5), (offsets_of(0, 3, 4), 256)):
+    for offsets, columns, layout in ((None, 5, None), (offsets_of(0, 3, 4), 256, "spaced")):
         transposed = fp8(300, columns), scale_of("1x128", 300, columns)
         inputs = random(130, 300), sources, *of_places, *[None] * 6, offsets
         results = *rows, *transposed, None, None, None
-        arguments = (*inputs, *results, 2, *targets_of("1x128", "1x128"))
+        arguments = (*inputs, *results, 2, *targets_of("1x128", "1x128")[:-1], layout)
         opcheck(torch.ops.octofold.cast_gathered, arguments)
 
 

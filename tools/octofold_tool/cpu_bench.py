@@ -49,6 +49,7 @@ def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> CpuReport:
             f"every shape would take {options.max_seconds:g} s a round or more; "
             "allow more with --max-seconds"
         )
+    console(stderr=True).print(f"{len(chosen)} of {len(shapes)} shapes", style="dim")
     results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
     left_out = [shape for shape in shapes if shape not in chosen]
     return CpuReport(options, title, results, left_out)
