@@ -200,7 +200,7 @@ void Operand::load_columns(std::int64_t first, std::int64_t count, std::int64_t 
   const core::ScaleAccess<const float> scale = scale_access(matrix_);
   const bool has_factors = matrix_.granularity == Granularity::kChannel ||
                            matrix_.granularity == Granularity::kBlock1x128;
-  std::array<float, kRowsAtOnce> row;
+  std::array<float, kRowsAtOnce> row;  // blocks have no more vectors
   for (std::int64_t i = 0; i < depth; ++i) {
     load(data.data, data.dtype, (k + i) * data.strides[0] + first, 1, count, row.data());
     for (std::int64_t begin = 0, end; begin < count; begin = end) {

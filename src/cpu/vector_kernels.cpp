@@ -145,7 +145,8 @@ constexpr VectorKernels kSmall{
 
 #ifdef __x86_64__
 
-#define OCTOFOLD_AVX2 [[gnu::target("avx2,fma,f16c")]]
+// Behind the parameters of a lambda as well as before a function.
+#define OCTOFOLD_AVX2 __attribute__((target("avx2,fma,f16c")))
 using Avx2Shape = Shape<8, 2, 6>;
 
 // By way of FP16, whose conversion takes subnormal numbers at full speed: a code moved to where
@@ -169,46 +170,33 @@ OCTOFOLD_AVX2 void decode_avx2(const std::uint8_t* codes, std::int64_t count, fl
   }
   decode_by_table<Format>(codes + i, count - i, values + i);
 }
-OCTOFOLD_AVX2 void pack_avx2(const float* b, std::int64_t count, float* packed) {
-  pack_panels<Avx2Shape>(b, count, packed);
-}
-OCTOFOLD_AVX2 void add_block_avx2(const BlockProduct<float>& block) {
-  add_panels<Avx2Shape>(block);
-}
-OCTOFOLD_AVX2 void add_block_in_double_avx2(const BlockProduct<double>& block) {
-  add_panels<Avx2Shape>(block);
-}
-constexpr VectorKernels kAvx2{.name = "AVX2",
-                              .panel = Avx2Shape::kPanel,
-                              .pack = pack_avx2,
-                              .add_block = add_block_avx2,
-                              .add_block_in_double = add_block_in_double_avx2,
-                              .decode_e4m3 = decode_avx2<E4M3>,
-                              .decode_e5m2 = decode_avx2<E5M2>};
+constexpr VectorKernels kAvx2{
+    .name = "AVX2",
+    .panel = Avx2Shape::kPanel,
+    .pack = [](const float* b, std::int64_t count, float* packed)
+                OCTOFOLD_AVX2 { pack_panels<Avx2Shape>(b, count, packed); },
+    .add_block = [](const BlockProduct<float>& block)
+                     OCTOFOLD_AVX2 { add_panels<Avx2Shape>(block); },
+    .add_block_in_double = [](const BlockProduct<double>& block)
+                               OCTOFOLD_AVX2 { add_panels<Avx2Shape>(block); },
+    .decode_e4m3 = decode_avx2<E4M3>,
+    .decode_e5m2 = decode_avx2<E5M2>};
 
-#define OCTOFOLD_AVX512 [[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]]
+#define OCTOFOLD_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 using Avx512Shape = Shape<16, 2, 12>;
 
-OCTOFOLD_AVX512 void pack_avx512(const float* b, std::int64_t count, float* packed) {
-  pack_panels<Avx512Shape>(b, count, packed);
-}
-OCTOFOLD_AVX512 void add_block_avx512(const BlockProduct<float>& block) {
-  add_panels<Avx512Shape>(block);
-}
-OCTOFOLD_AVX512 void add_block_in_double_avx512(const BlockProduct<double>& block) {
-  add_panels<Avx512Shape>(block);
-}
-constexpr VectorKernels kAvx512{.name = "AVX-512",
-                                .panel = Avx512Shape::kPanel,
-                                .pack = pack_avx512,
-                                .add_block = add_block_avx512,
-                                .add_block_in_double = add_block_in_double_avx512,
-                                .decode_e4m3 = decode_avx2<E4M3>,
-                                .decode_e5m2 = decode_avx2<E5M2>};
+constexpr VectorKernels kAvx512{
+    .name = "AVX-512",
+    .panel = Avx512Shape::kPanel,
+    .pack = [](const float* b, std::int64_t count, float* packed)
+                OCTOFOLD_AVX512 { pack_panels<Avx512Shape>(b, count, packed); },
+    .add_block = [](const BlockProduct<float>& block)
+                     OCTOFOLD_AVX512 { add_panels<Avx512Shape>(block); },
+    .add_block_in_double = [](const BlockProduct<double>& block)
+                               OCTOFOLD_AVX512 { add_panels<Avx512Shape>(block); },
+    .decode_e4m3 = decode_avx2<E4M3>,
+    .decode_e5m2 = decode_avx2<E5M2>};
 
-#endif
-
-#ifdef __x86_64__
 // By the instruction itself: in a library that Zig links, __builtin_cpu_supports() knows nothing.
 // Registers count if the system saves them (bits 1, 2 and 5 to 7 of XCR0).
 std::vector<VectorKernels> supported() {
@@ -224,7 +212,9 @@ std::vector<VectorKernels> supported() {
   return {kAvx512, kAvx2, kSmall};
 }
 #else
+
 std::vector<VectorKernels> supported() { return {kSmall}; }
+
 #endif
 
 // Found as the library is loaded: a process may fork amid a first product.

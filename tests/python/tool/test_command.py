@@ -1,5 +1,6 @@
 """The command line itself: help, errors, exit codes, info, quantize."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -121,6 +122,14 @@ def test_info_tells_of_a_wrong_product(run, monkeypatch):
     assert code == 1
     assert "cpu     amiss: relative error 1.0e-02 against FP64" in text
     assert text.rstrip().endswith("Verdict: no product is right; amiss: cpu.")
+
+
+def test_info_tells_of_vectors_that_are_hidden(run, monkeypatch):
+    small = dataclasses.replace(octofold.info(), cpu=octofold.Component(True, "SSE2 vectors"))
+    monkeypatch.setattr(octofold, "info", lambda: small)
+    code, text, _ = run("info")
+    assert code == 1
+    assert text.rstrip().endswith("right on cpu; amiss: cpu vectors.")
 
 
 def test_info_tells_of_a_cache_that_cannot_be_written(run, monkeypatch, tmp_path):
