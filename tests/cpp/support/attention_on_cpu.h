@@ -261,8 +261,7 @@ class Attention {
     return 0;
   }
 
-  // What is multiplied: the query itself, or the nearest e4m3 codes to it over a scale of its own,
-  // 448 of which are its largest magnitude.
+  // What is multiplied: the query itself, or the nearest e4m3 codes to it over a scale of its own.
   std::vector<double> query_of(std::int64_t query, std::int64_t head) const {
     std::vector<double> numbers(at(p.head_size));
     double largest = 0x1p-100;
@@ -271,8 +270,9 @@ class Attention {
       largest = std::max(largest, std::abs(numbers[at(d)]));
     }
     if (p.compute == AttentionCompute::kExact) return numbers;
-    const float scale = static_cast<float>(largest) / 448,
-                inverse = 448 / static_cast<float>(largest);
+    const auto top = static_cast<float>(largest);
+    const float code_of_top = fp8_query_code(top), scale = top / code_of_top,
+                inverse = code_of_top / top;
     for (double& number : numbers) {
       const double over_scale = static_cast<double>(static_cast<float>(number) * inverse);
       const int exponent = std::max(std::ilogb(over_scale), -6);

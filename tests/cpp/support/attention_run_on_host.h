@@ -8,6 +8,7 @@
 #include "kernels/attention/many_queries.h"
 #include "kernels/attention/wide_heads.h"
 #include "support/attention_on_host.h"
+#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold::test {
@@ -198,9 +199,7 @@ class Attention {
       q.push_back(double{number});
     }
     if (!given_.fp8_scores) return q;
-    int exponent;  // of numbers from 1/2 on; an e4m3 number of 16 steps, at most 448
-    float code = std::floor(std::frexp(largest, &exponent) * 16 + 0.5f) * 32;
-    if (code > 448) code /= 2;
+    const float code = fp8_query_code(largest);
     for (double& number : q) {
       const float in_codes = static_cast<float>(number) * (code / largest);
       number =

@@ -24,6 +24,14 @@ inline double decode_bits(unsigned code, int exponent_bits, int mantissa_bits, i
   return sign * std::ldexp(significand, (exponent == 0 ? 1 : static_cast<int>(exponent)) - bias);
 }
 
+/// The code of a query's largest magnitude where its scores are products of e4m3 codes: the nearest
+/// e4m3 number of 16 steps to the octave's, at most 448 (octofold/attention.h).
+inline float fp8_query_code(float largest) {
+  int exponent;  // of numbers from 1/2 on
+  const float code = std::floor(std::frexp(largest, &exponent) * 16 + 0.5f) * 32;
+  return code > 448 ? code / 2 : code;
+}
+
 class Matrix {
  public:
   Matrix(DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t row_padding = 0)
