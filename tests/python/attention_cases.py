@@ -41,7 +41,9 @@ def attend(
     q = as_codes(q) if compute == "fp8" else q.astype(np.float64)
     factor = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     left, right = (None, None) if window is None else window
-    limits = left, 0 if causal else right
+    limits = [
+        None if limit is None else min(limit, 2**40) for limit in (left, 0 if causal else right)
+    ]
     batch = len(q) if query_offsets is None else len(query_offsets) - 1
     out = (*q.shape[:-1], v.shape[-1])
     of_rows = logarithms_shape(q.shape)

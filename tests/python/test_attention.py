@@ -11,6 +11,7 @@ from octofold._ops.attention import _workspace_size
 
 HALVES = ("float16", "bfloat16")
 SIZES = (8, 32, 64, 72, 128, 256, 512)
+FAR = 2**63 - 1
 KINDS = ("e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2")
 
 
@@ -81,7 +82,7 @@ def test_of_grouped_heads(heads, kv_heads, rng):
     assert_attention(with_scales(rng, problem, 1, 1))
 
 
-@pytest.mark.parametrize("size", [64, 128, 200])
+@pytest.mark.parametrize("size", [8, 24, 128, 136, 512])
 @pytest.mark.parametrize("q", HALVES)
 @pytest.mark.parametrize("kv", ["e4m3 e4m3", "e5m2 e5m2"])
 def test_of_fp8_scores(size, q, kv, rng):
@@ -96,7 +97,9 @@ def test_of_fp8_scores(size, q, kv, rng):
         assert_attention(with_scales(rng, layout, 1, 1), compute="fp8")
 
 
-@pytest.mark.parametrize("window", [None, (0, 0), (10, None), (None, 3), (-1, 0), (7, 5), (500, 1)])
+@pytest.mark.parametrize(
+    "window", [None, (0, 0), (10, None), (None, 3), (-1, 0), (7, 5), (500, 1), (0, FAR), (FAR, FAR)]
+)
 @pytest.mark.parametrize(("queries", "keys"), [(20, 20), (5, 60), (30, 9)])
 def test_of_windows(window, queries, keys, rng):
     problem = with_scales(rng, dense(rng, 2, queries, keys, size=32), 1, 1)
@@ -121,6 +124,14 @@ def test_of_packed_queries_over_a_rectangular_cache(rng):
     problem["q"] = cases.halves(rng, (9, 4, 64), "float16")
     problem |= {"query_offsets": cases.offsets_of([4, 0, 5]), "key_counts": np.int32([50, 7, 0])}
     assert_attention(with_scales(rng, problem, 1, 1), causal=True)
+
+
+def test_queries_behind_the_last_offset_stay_as_they_are(rng):
+    problem = packed(rng, [3, 2], [30, 9])
+    problem["q"] = cases.halves(rng, (8, 4, 64), "float16")
+    out = np.full_like(problem["q"], np.nan)
+    octofold.attention(**problem, softmax_scale=0.01, out=out)
+    assert np.isnan(out).all((1, 2)).tolist() == [False] * 5 + [True] * 3
 
 
 def test_of_counts_of_keys(rng):
@@ -226,13 +237,15 @@ def test_nan_reaches_who_sees_it(rng):
 
 
 def test_fp8_scores_of_zeros_and_nan(rng):
-    problem = dense(rng, 1, 4, 10, 1, 1)
+    problem = dense(rng, 1, 5, 10, 1, 1, q="bfloat16")
     problem["q"][0, 1] = 0
-    problem["q"][0, 2, 0, 5] = np.nan
+    problem["q"].view(np.uint16)[0, 2] = 1  # the smallest subnormal number
+    assert_attention(problem, compute="fp8")
+    problem["q"][0, 3:, 0, 5] = np.nan, -np.inf
     out, logarithms = octofold.attention(**problem, compute="fp8", return_log_sum_exp=True)
-    assert np.isnan(out).all((0, 2, 3)).tolist() == [False, False, True, False]
-    assert np.isnan(logarithms[0, 0]).tolist() == [False, False, True, False]
-    np.testing.assert_allclose(logarithms[0, 0, 1], np.log(10), rtol=1e-6)
+    assert np.isnan(out).all((0, 2, 3)).tolist() == [False, False, False, True, True]
+    assert np.isnan(logarithms[0, 0]).tolist() == [False, False, False, True, True]
+    np.testing.assert_allclose(logarithms[0, 0, 1:3], np.log(10), rtol=1e-6)
 
 
 def test_parts_of_keys_add_up_by_their_logarithms(rng):
