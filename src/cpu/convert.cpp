@@ -35,6 +35,11 @@ void store(const float* values, std::int64_t count, void* data, DType dtype, std
   with_format(dtype, [&](auto format) {
     using Format = decltype(format);
     auto* elements = static_cast<typename Format::Storage*>(data) + offset;
+    if constexpr (std::is_same_v<Format, BFloat16>) {
+      return vector_kernels().encode_bfloat16(values, count, elements);
+    } else if constexpr (std::is_same_v<Format, Float16>) {
+      return vector_kernels().encode_float16(values, count, elements);
+    }
     for (std::int64_t i = 0; i < count; ++i) elements[i] = Format::encode(values[i], overflow);
   });
 }

@@ -92,24 +92,27 @@ void multiply_columns(const TensorView& factors, const Part& part, float* sum) {
   for (std::int64_t j = 0; j < part.cols; ++j) sum[j] *= config::channel_factor(of_part[j]);
 }
 
-// Adds C and the bias in FP32 and rounds once.
+// Adds C and the bias in FP32 and rounds once. The sums are in FP32 then, in their own memory if
+// they were before.
 template <typename Sum>
-void store_part(const MatrixProduct& product, const Part& part, const Sum* sums,
-                std::int64_t stride) {
-  std::array<float, kMostColumns> sum, addend;
-  const auto add_row = [&](const TensorView& tensor, std::int64_t offset) {
-    load(tensor.data, tensor.dtype, offset + part.n, 1, part.cols, addend.data());
-    for (std::size_t j = 0; j < static_cast<std::size_t>(part.cols); ++j) sum[j] += addend[j];
-  };
-  const MutableTensorView& out = product.out;
+void store_part(const MatrixProduct& product, const Part& part, Sum* sums, std::int64_t stride) {
+  std::array<float, kMostColumns> rounded, addend;
   for (std::int64_t i = 0; i < part.rows; ++i) {
-    const Sum* const row = sums + i * stride;
-    std::transform(row, row + part.cols, sum.begin(),
-                   [](Sum value) { return static_cast<float>(value); });
-    if (product.channel_scale) multiply_columns(*product.channel_scale, part, sum.data());
+    float* sum = rounded.data();
+    if constexpr (std::is_same_v<Sum, float>) {
+      sum = sums + i * stride;
+    } else {
+      std::copy_n(sums + i * stride, part.cols, sum);
+    }
+    const auto add_row = [&](const TensorView& tensor, std::int64_t offset) {
+      load(tensor.data, tensor.dtype, offset + part.n, 1, part.cols, addend.data());
+      for (std::int64_t j = 0; j < part.cols; ++j) sum[j] += addend[static_cast<std::size_t>(j)];
+    };
+    const MutableTensorView& out = product.out;
+    if (product.channel_scale) multiply_columns(*product.channel_scale, part, sum);
     if (product.c) add_row(*product.c, (part.m + i) * product.c->strides[0]);
     if (product.bias) add_row(*product.bias, 0);
-    store(sum.data(), part.cols, out.data, out.dtype, (part.m + i) * out.strides[0] + part.n,
+    store(sum, part.cols, out.data, out.dtype, (part.m + i) * out.strides[0] + part.n,
           Overflow::kSaturate);
   }
 }
@@ -132,7 +135,6 @@ void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>
     for (std::int64_t row = 0; row < part.rows; row += kRowsAtOnce) {
       const std::int64_t rows = std::min(kRowsAtOnce, part.rows - row);
       Sum* const sums = work.sum.get() + row * work.stride;
-      if (k == 0) std::fill_n(sums, rows * work.stride, Sum{0});
       product.a.load_block(part.m + row, rows, k, depth, work.a.get(), work.scale_a);
       const BlockProduct<Sum> block{.rows = rows,
                                     .columns = part.cols,
@@ -142,6 +144,7 @@ void compute_part(const MatrixProduct& product, const Part& part, Workspace<Sum>
                                     .scale_a = work.scale_a,
                                     .scale_b = work.scale_b,
                                     .sum = sums,
+                                    .is_first = k == 0,
                                     .stride = work.stride};
       if constexpr (std::is_same_v<Sum, float>) {
         kernels.add_block(block);

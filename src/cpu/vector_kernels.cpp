@@ -72,6 +72,7 @@ OCTOFOLD_INLINED void add_tile(const BlockProduct<Sum>& block) {
   Vector partial[kRows][kVectors] = {};
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) __builtin_prefetch(sum + i * block.stride, 1);
+#pragma GCC unroll 2
   for (std::int64_t k = 0; k < block.depth; ++k) {
     Vector of_b[kVectors];
 #pragma GCC unroll 4
@@ -89,9 +90,10 @@ OCTOFOLD_INLINED void add_tile(const BlockProduct<Sum>& block) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       const auto& scale_b = *reinterpret_cast<const Vector*>(block.scale_b + j * kWidth);
-      *reinterpret_cast<Sums*>(sum + i * block.stride + j * kWidth) +=
-          __builtin_convertvector(partial[i][j], Sums) *
-          (static_cast<Sum>(block.scale_a[i]) * __builtin_convertvector(scale_b, Sums));
+      Sums& sums = *reinterpret_cast<Sums*>(sum + i * block.stride + j * kWidth);
+      sums = (block.is_first ? Sums{} : sums) +
+             __builtin_convertvector(partial[i][j], Sums) *
+                 (static_cast<Sum>(block.scale_a[i]) * __builtin_convertvector(scale_b, Sums));
     }
   }
 }
@@ -128,6 +130,13 @@ OCTOFOLD_INLINED void decode_by_table(const std::uint8_t* codes, std::int64_t co
   for (std::int64_t i = 0; i < count; ++i) values[i] = Format::decode(codes[i]);
 }
 
+template <typename Format>
+OCTOFOLD_INLINED void encode_each(const float* values, std::int64_t count, std::uint16_t* codes) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    codes[i] = Format::encode(values[i], Overflow::kSaturate);
+  }
+}
+
 using SmallShape = Shape<4, 2, 6>;
 constexpr VectorKernels kSmall{
 #ifdef __x86_64__
@@ -141,7 +150,9 @@ constexpr VectorKernels kSmall{
     .add_block = [](const BlockProduct<float>& block) { add_panels<SmallShape>(block); },
     .add_block_in_double = [](const BlockProduct<double>& block) { add_panels<SmallShape>(block); },
     .decode_e4m3 = decode_by_table<E4M3>,
-    .decode_e5m2 = decode_by_table<E5M2>};
+    .decode_e5m2 = decode_by_table<E5M2>,
+    .encode_bfloat16 = encode_each<BFloat16>,
+    .encode_float16 = encode_each<Float16>};
 
 #ifdef __x86_64__
 
@@ -180,7 +191,11 @@ constexpr VectorKernels kAvx2{
     .add_block_in_double = [](const BlockProduct<double>& block)
                                OCTOFOLD_AVX2 { add_panels<Avx2Shape>(block); },
     .decode_e4m3 = decode_avx2<E4M3>,
-    .decode_e5m2 = decode_avx2<E5M2>};
+    .decode_e5m2 = decode_avx2<E5M2>,
+    .encode_bfloat16 = [](const float* values, std::int64_t count, std::uint16_t* codes)
+                           OCTOFOLD_AVX2 { encode_each<BFloat16>(values, count, codes); },
+    .encode_float16 = [](const float* values, std::int64_t count, std::uint16_t* codes)
+                          OCTOFOLD_AVX2 { encode_each<Float16>(values, count, codes); }};
 
 #define OCTOFOLD_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 using Avx512Shape = Shape<16, 2, 12>;
@@ -195,7 +210,11 @@ constexpr VectorKernels kAvx512{
     .add_block_in_double = [](const BlockProduct<double>& block)
                                OCTOFOLD_AVX512 { add_panels<Avx512Shape>(block); },
     .decode_e4m3 = decode_avx2<E4M3>,
-    .decode_e5m2 = decode_avx2<E5M2>};
+    .decode_e5m2 = decode_avx2<E5M2>,
+    .encode_bfloat16 = [](const float* values, std::int64_t count, std::uint16_t* codes)
+                           OCTOFOLD_AVX512 { encode_each<BFloat16>(values, count, codes); },
+    .encode_float16 = [](const float* values, std::int64_t count, std::uint16_t* codes)
+                          OCTOFOLD_AVX512 { encode_each<Float16>(values, count, codes); }};
 
 // By the instruction itself: in a library that Zig links, __builtin_cpu_supports() knows nothing.
 // Registers count if the system saves them (bits 1, 2 and 5 to 7 of XCR0).

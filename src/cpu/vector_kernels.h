@@ -17,6 +17,7 @@ struct BlockProduct {
   const float* scale_a;  ///< [rows]
   const float* scale_b;  ///< [columns up to whole panels]
   Sum* sum;              ///< [rows, columns up to whole panels]
+  bool is_first;         ///< whether sums begin with this block, whatever is in their memory
   std::int64_t stride;   ///< of sum's rows
 };
 
@@ -35,6 +36,9 @@ struct VectorKernels {
   /// FP8 codes in FP32, as Fp8::decode (number_formats.h) gives them.
   void (*decode_e4m3)(const std::uint8_t* codes, std::int64_t count, float* values);
   void (*decode_e5m2)(const std::uint8_t* codes, std::int64_t count, float* values);
+  /// FP32 to 16 bits, as BFloat16::encode and Float16::encode (number_formats.h) do it.
+  void (*encode_bfloat16)(const float* values, std::int64_t count, std::uint16_t* codes);
+  void (*encode_float16)(const float* values, std::int64_t count, std::uint16_t* codes);
 };
 
 inline constexpr std::int64_t kMostPanel = 32;

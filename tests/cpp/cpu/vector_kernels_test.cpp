@@ -38,9 +38,11 @@ void expect_blocks_are_right(const VectorKernels& kernels,
     for (std::int64_t rows = 1; rows <= 26; ++rows) {
       for (const std::int64_t depth : {1, 127, 128}) {
         const std::vector<float> a = numbers(rows * kScaleBlock, 1), scale_a = numbers(rows, 3);
-        std::vector<Sum> sum(static_cast<std::size_t>(rows * kColumns), Sum{5});
+        const bool is_first = rows % 2 == 0;
+        const Sum before = is_first ? std::numeric_limits<Sum>::quiet_NaN() : Sum{5};
+        std::vector<Sum> sum(static_cast<std::size_t>(rows * kColumns), before);
         add({rows, columns, depth, a.data(), packed.data(), scale_a.data(), scale_b.data(),
-             sum.data(), kColumns});
+             sum.data(), is_first, kColumns});
         for (std::int64_t i = 0; i < rows; ++i) {
           for (std::int64_t j = 0; j < columns; ++j) {
             double partial = 0;
@@ -50,7 +52,7 @@ void expect_blocks_are_right(const VectorKernels& kernels,
             }
             const double scale = static_cast<double>(scale_a[static_cast<std::size_t>(i)]) *
                                  static_cast<double>(scale_b[static_cast<std::size_t>(j)]);
-            ASSERT_EQ(static_cast<Sum>(5 + partial * scale),
+            ASSERT_EQ(static_cast<Sum>((is_first ? 0 : 5) + partial * scale),
                       sum[static_cast<std::size_t>(i * kColumns + j)])
                 << kernels.name << " " << rows << " " << columns << " " << depth << " at " << i
                 << ", " << j;
@@ -79,7 +81,7 @@ TEST_P(VectorKernelsTest, RowsDoNotDependOnOthers) {
   const auto sums = [&](std::int64_t row, std::int64_t rows) {
     std::vector<float> result(static_cast<std::size_t>(rows * kMostPanel));
     kernels().add_block({rows, kMostPanel, kScaleBlock, a.data() + row * kScaleBlock, packed.data(),
-                         scales.data(), scales.data(), result.data(), kMostPanel});
+                         scales.data(), scales.data(), result.data(), true, kMostPanel});
     return result;
   };
   const std::vector<float> all = sums(0, kRows);
@@ -110,6 +112,30 @@ void expect_codes_are_decoded(void (*decode)(const std::uint8_t*, std::int64_t, 
 TEST_P(VectorKernelsTest, CodesAreDecoded) {
   expect_codes_are_decoded<E4M3>(kernels().decode_e4m3);
   expect_codes_are_decoded<E5M2>(kernels().decode_e5m2);
+}
+
+template <typename Format>
+void expect_numbers_are_encoded(void (*encode)(const float*, std::int64_t, std::uint16_t*)) {
+  std::vector<float> values;  // each number of 16 bits, and what lies on and about the ties
+  for (std::uint32_t code = 0; code < 1 << 16; ++code) {
+    const auto bits =
+        std::bit_cast<std::uint32_t>(Format::decode(static_cast<std::uint16_t>(code)));
+    for (const std::uint32_t more : {0x0u, 0xFFFu, 0x1000u, 0x1001u, 0x7FFFu, 0x8000u, 0x8001u}) {
+      values.push_back(std::bit_cast<float>(bits + more));
+    }
+  }
+  values.push_back(1);  // a last vector that is not whole
+  std::vector<std::uint16_t> codes(values.size() + 1, 42);
+  encode(values.data(), std::ssize(values), codes.data());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(codes[i], Format::encode(values[i], Overflow::kSaturate)) << values[i];
+  }
+  ASSERT_EQ(codes.back(), 42) << "written behind the last";
+}
+
+TEST_P(VectorKernelsTest, NumbersAreEncoded) {
+  expect_numbers_are_encoded<BFloat16>(kernels().encode_bfloat16);
+  expect_numbers_are_encoded<Float16>(kernels().encode_float16);
 }
 
 }  // namespace
