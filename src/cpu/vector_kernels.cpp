@@ -167,17 +167,21 @@ OCTOFOLD_AVX2 void decode_avx2(const std::uint8_t* codes, std::int64_t count, fl
   constexpr int kShift = 10 - Format::format.mantissa_bits;
   constexpr float kFactor = 1 << (15 - Format::format.bias);
   constexpr int kLargest = Format::format.largest_code + (Format::format.has_infinity ? 1 : 0);
-  std::int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m128i code =
-        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
-    const __m128i magnitude = _mm_and_si128(code, _mm_set1_epi16(0x7F));
-    const __m128i sign = _mm_slli_epi16(_mm_andnot_si128(_mm_set1_epi16(0x7F), code), 8);
-    const __m128i half = _mm_or_si128(_mm_slli_epi16(magnitude, kShift), sign);
-    const __m128i is_nan = _mm_cmpgt_epi16(magnitude, _mm_set1_epi16(kLargest));
+  const auto store = [&](__m128i half, __m128i is_nan, float* eight) OCTOFOLD_AVX2 {
     const __m256i all_ones = _mm256_srli_epi32(_mm256_cvtepi16_epi32(is_nan), 1);
     const __m256 value = _mm256_cvtph_ps(half) * kFactor;
-    _mm256_storeu_ps(values + i, _mm256_or_ps(value, _mm256_castsi256_ps(all_ones)));
+    _mm256_storeu_ps(eight, _mm256_or_ps(value, _mm256_castsi256_ps(all_ones)));
+  };
+  std::int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m256i code =
+        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i)));
+    const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7F));
+    const __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(_mm256_set1_epi16(0x7F), code), 8);
+    const __m256i half = _mm256_or_si256(_mm256_slli_epi16(magnitude, kShift), sign);
+    const __m256i is_nan = _mm256_cmpgt_epi16(magnitude, _mm256_set1_epi16(kLargest));
+    store(_mm256_castsi256_si128(half), _mm256_castsi256_si128(is_nan), values + i);
+    store(_mm256_extracti128_si256(half, 1), _mm256_extracti128_si256(is_nan, 1), values + i + 8);
   }
   decode_by_table<Format>(codes + i, count - i, values + i);
 }
