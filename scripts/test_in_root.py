@@ -94,7 +94,7 @@ SMOKE = (
 )
 PYTEST = (
     "cd /repository; python -m pytest -p no:cacheprovider --quiet -m 'not slow' "
-    "--quarantine=without --hypothesis-profile=quick --junitxml=/results/tests.xml"
+    "--hypothesis-profile=quick --junitxml=/results/tests.xml"
 )
 
 

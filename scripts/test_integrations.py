@@ -1,8 +1,7 @@
 """Tests the plugs of octofold.integrations with the real programs that they plug into.
 
     scripts/test_integrations.py WHEEL [HOST...]        # `make test-integrations`, HOSTS="vllm"
-    scripts/test_integrations.py WHEEL everyday today   # as CI does: those that install in a
-                                                        # minute, and one by the day of the year
+    scripts/test_integrations.py WHEEL everyday         # as CI does: those that install in a minute
 
 Each host has an environment of its own, build/integrations/<host>, made by pip with pinned
 versions, over one that they share (torch, the wheel, pytest); where all tests pass it is removed:
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Final
 
@@ -114,15 +112,13 @@ def main() -> None:
         "hosts",
         nargs="*",
         metavar="HOST",
-        help=f"{', '.join(HOSTS)}; everyday ({', '.join(EVERYDAY)}); today; by default all",
+        help=f"{', '.join(HOSTS)}; everyday ({', '.join(EVERYDAY)}); by default all",
     )
     arguments = parser.parse_args()
-    turns = sorted({*HOSTS} - {*EVERYDAY})
-    today = turns[date.today().timetuple().tm_yday % len(turns)]
-    hosts = [today if host == "today" else host for host in arguments.hosts or HOSTS]
+    hosts = arguments.hosts or ["everyday", *sorted({*HOSTS} - {*EVERYDAY})]
     for host in hosts:
         if host not in (*HOSTS, "everyday"):
-            parser.error(f"'{host}': expected one of {', '.join(HOSTS)}, everyday, today")
+            parser.error(f"'{host}': expected one of {', '.join(HOSTS)}, everyday")
     wheel = arguments.wheel.resolve()
     if not wheel.is_file():
         parser.error(f"{arguments.wheel} is not there: make wheel")

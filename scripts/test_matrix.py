@@ -44,7 +44,7 @@ def test(wheel: Path, end: str) -> bool:
     subprocess.run([python, "-c", SHOW], check=True, cwd=folder)
     workers = os.environ.get("CTEST_PARALLEL_LEVEL", str(os.cpu_count()))
     pytest = [python, "-m", "pytest", "-q", "-n", workers, "--dist", "loadfile", "tests/python"]
-    pytest += ["--quarantine=without", "-m", "not slow", "--hypothesis-profile=quick"]
+    pytest += ["-m", "not slow", "--hypothesis-profile=quick"]
     pytest += ["-p", "no:cacheprovider", "-r", "fE"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(pytest, cwd=REPOSITORY, env=environ, check=False)

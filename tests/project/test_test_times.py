@@ -1,4 +1,4 @@
-"""scripts/test_times.py sums what tests took; tests/quarantine.txt names tests that there are."""
+"""scripts/test_times.py sums what tests took."""
 
 import sys
 
@@ -25,16 +25,3 @@ def test_seconds_are_summed_by_area(tmp_path):
         ["tests/cpp/plan", "(quick)", "2", "1.8"],
         ["tests/python", "1", "0.5"],
     ]
-
-
-def test_what_is_quarantined_exists():
-    sources = "".join(file.read_text() for file in (REPOSITORY / "tests/cpp").rglob("*_test.cpp"))
-    for line in (REPOSITORY / "tests/quarantine.txt").read_text().splitlines():
-        match line.split():
-            case ["pytest", name]:
-                assert (REPOSITORY / name.split("::")[0]).is_file(), name
-            case ["ctest", name]:
-                _, suite, test = name.split(".")
-                assert f"({suite}, {test})" in sources, name
-            case words:
-                assert not words or words[0].startswith("#"), line

@@ -1,60 +1,55 @@
-"""What a call costs the host, beside torch's own product. Prints what it measured (pytest -s)."""
+"""How many functions of the package a call passes: the host's time without a clock, which other
+programs would disturb. `octofold bench host` has the microseconds."""
 
-import timeit
+import sys
+from pathlib import Path
 
 import octofold
 import pytest
 
 torch = pytest.importorskip("torch")
 
-REPETITIONS = 20
+PACKAGE = str(Path(octofold.__file__).parent)
 
 
-def ratio(ours, theirs, calls):
-    """Of the shortest times, measured in turns: others may use the machine."""
-    times = {"ours": [], "theirs": []}
-    for _ in range(REPETITIONS):
-        for name, call in (("ours", ours), ("theirs", theirs)):
-            times[name].append(timeit.timeit(call, number=calls) / calls * 1e6)
-    ours, theirs = (min(times[name]) for name in ("ours", "theirs"))
-    print(f"octofold {ours:.1f} µs, torch.mm {theirs:.1f} µs: {ours / theirs:.2f}")
-    return ours / theirs
+def functions_of(call):
+    """Names, in their order. The call is warm."""
+    call()
+    names = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            names.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
 
 
-@pytest.fixture
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_eager():
-    """Products of no rows: of a call nothing but its way there. On a CPU torch.mm(out=) of none
-    takes well under a microsecond, so the bound is that many of them."""
-    a = octofold.quantize(torch.randn(0, 128))
-    b = octofold.quantize(torch.randn(16, 128))
-    out = torch.empty(0, 16)
-    left, right = torch.empty(0, 128), torch.empty(128, 16)
-    assert (
-        ratio(
-            lambda: octofold.gemm(a, b, out=out), lambda: torch.mm(left, right, out=out), calls=500
-        )
-        < 25
-    )
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Inductor's own
-def test_compiled():
-    """The gate is 1.3 on a GPU's host; here the CPU's own arithmetic is in it, and all that runs
-    beside: 4.3 was seen once on a busy machine."""
-    torch.compiler.reset()
-    gemm = torch.compile(lambda a, b: octofold.gemm(a, b))
-    mm = torch.compile(lambda a, b: torch.mm(a, b))
+def operations():
     a, b = octofold.quantize(torch.randn(4, 128)), octofold.quantize(torch.randn(16, 128))
-    left, right = torch.randn(4, 128), torch.randn(128, 16)
-    with torch.no_grad():
-        gemm(a, b), mm(left, right)
-        assert ratio(lambda: gemm(a, b), lambda: mm(left, right), calls=100) < 6
+    x, out = torch.randn(4, 128), torch.empty(4, 16)
+    return {
+        "gemm with out": (lambda: octofold.gemm(a, b, out=out), 11),
+        "gemm": (lambda: octofold.gemm(a, b), 14),
+        "quantize": (lambda: octofold.quantize(x), 19),
+    }
+
+
+@pytest.mark.parametrize("name", ["gemm with out", "gemm", "quantize"])
+def test_operations(name):
+    call, most = operations()[name]
+    names = functions_of(call)
+    assert 0 < len(names) <= most, names
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise", "rowwise"])
+def test_linear_layers(recipe):
+    layer = octofold.nn.Linear(128, 128, recipe=recipe)
+    x, dy = torch.randn(4, 128, requires_grad=True), torch.randn(4, 128)
+    forward, both = functions_of(lambda: layer(x)), functions_of(lambda: layer(x).backward(dy))
+    assert 0 < len(forward) <= 29, forward
+    assert 0 < len(both) - len(forward) <= 11, both[len(forward) :]
