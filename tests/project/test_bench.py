@@ -54,10 +54,6 @@ PARALLEL_ON_A_CPU = {
         "--no-compiled --recipes blockwise --rounds 2",
         {"errors", "parallel layer"},
     ),
-    "parallel_links.py": (
-        "--rounds 2",
-        {"exchange", "link", "transfer", "contention"},
-    ),
 }
 
 

@@ -19,7 +19,6 @@ from . import (
     demo,
     info,
     inspect_checkpoint,
-    plan_parallel,
     quantize,
     tune,
 )
@@ -33,7 +32,6 @@ advance.
   octofold demo                                  FP8 in every linear layer of a real model
   octofold info                                  what works here, and why not more
   octofold advise my-model/                      which layers of a model gain by FP8
-  octofold plan-parallel --model llama-3-70b --gpus 64    a training step, on paper
   octofold bench gemm --suite square             FP8 beside FP32, checked and timed
   octofold quantize MODEL_DIR OUT_DIR --family compressed-tensors
   octofold convert FP8_DIR OUT_DIR --to deepseek-v3
@@ -69,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"octofold {octofold.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (
-        *(info, demo, advise, plan_parallel, bench, tune),
+        *(info, demo, advise, bench, tune),
         *(quantize, convert, inspect_checkpoint, cache),
     ):
         command.add_parser(commands)

@@ -22,7 +22,6 @@ import torch.distributed as dist
 from octofold._timing import take_turns
 
 Call = Callable[[], Any]
-CYCLES = 1900  # of a GPU in a microsecond, about
 ON_GPU = torch.cuda.is_available()
 DEVICE = (
     torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if ON_GPU else torch.device("cpu")
@@ -103,16 +102,13 @@ def agreed(right: bool) -> bool:
     return bool(value.item())
 
 
-def interleaved(
-    calls: Mapping[str, Call], rounds: int, repeats: int = 1, lead: float = 0.0
-) -> dict[str, Times]:
+def interleaved(calls: Mapping[str, Call], rounds: int, repeats: int = 1) -> dict[str, Times]:
     """Each call by turns, so that a clock that changes changes all; a sample is of so many calls in
-    a row. One more goes before it, so that ranks are together and the host is ahead; where a call
-    is shorter on the GPU than on the host, the GPU waits for about `lead` microseconds, too."""
+    a row. One more goes before it, so that ranks are together and the host is ahead."""
     for call in calls.values():
         for _ in range(3):
             call()
-    samplers = [partial(_microseconds, call, repeats, lead) for call in calls.values()]
+    samplers = [partial(_microseconds, call, repeats) for call in calls.values()]
     samples = take_turns(samplers, rounds)  # in the same order on all ranks
     return {name: _times(each) for name, each in zip(calls, samples, strict=True)}
 
@@ -124,19 +120,17 @@ def _times(samples: list[float]) -> Times:
     return Times(median, low, high)
 
 
-def _microseconds(call: Call, repeats: int, lead: float) -> float:
+def _microseconds(call: Call, repeats: int) -> float:
     _together()
     call()
-    own = _on_gpu(call, repeats, lead) if ON_GPU else _on_cpu(call, repeats)
+    own = _on_gpu(call, repeats) if ON_GPU else _on_cpu(call, repeats)
     slowest = torch.tensor(own / repeats, device=DEVICE)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return float(slowest)
 
 
-def _on_gpu(call: Call, repeats: int, lead: float) -> float:
+def _on_gpu(call: Call, repeats: int) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    if lead:
-        torch.cuda._sleep(round(lead * CYCLES))
     begin.record()
     for _ in range(repeats):
         call()

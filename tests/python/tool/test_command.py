@@ -16,7 +16,6 @@ from octofold._core.files import read_text
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-LLAMA = ("plan-parallel", "--model", "llama-3-70b", "--gpus", "8")
 PROGRAM = [sys.executable, "-m", "octofold_tool"]
 
 
@@ -37,7 +36,6 @@ def program(*arguments, **options):
         ([], ["demo", "info", "bench", "quantize"]),
         (["demo"], ["128x128", "octofold-demo", "--text", "--json", "pooler"]),
         (["info"], ["driver", "NVRTC", "--json"]),
-        (["plan-parallel"], ["--gpus", "--rates", "NVLink", "docs/distributed/on-paper.md"]),
         (["bench", "gemm"], ["--suite", "deepseek-v3", "llama-70b", "square", "--shape"]),
         (["quantize"], ["weight_scale_inv", "--skip", "*embed*", "lm_head", ".index.json"]),
         (["quantize"], ["--family", "modelopt", "--granularity", "MODEL_DIR"]),
@@ -77,8 +75,6 @@ def test_no_pipe_is_waited_for(tmp_path):
         (["demo", "--text", "/no/such/page.txt"], "/no/such/page.txt: No such file or directory"),
         (["demo", "--text", "/tmp"], "/tmp: Is a directory"),
         (["demo", "--text", "/dev/zero"], "/dev/zero: expected a regular file"),
-        ([*LLAMA, "--rates", "/dev/zero"], "/dev/zero: expected a regular file"),
-        ([*LLAMA, "--links", "/dev/zero"], "/dev/zero: expected a regular file"),
         (["quantize", "in.safetensors"], "required: OUT"),
         (["quantize", "/no/such.safetensors", "out.safetensors"], "/no/such.safetensors"),
         (["quantize", "model.bin", "out.safetensors"], "model.bin"),

@@ -1,1 +1,0 @@
-"""Parts of parallel_links.py."""
