@@ -85,8 +85,28 @@ all-cpp: .venv/.wheel
 all-python: .venv/.test
 	$(PYTEST) --junitxml $(TIMES)/python.xml
 
-all-asan all-tsan: all-%: .venv/.build
-	$(MAKE) test-cpp PRESET=$*
+all-tsan: .venv/.build
+	$(MAKE) test-cpp PRESET=tsan
+
+# And what Python's tests ask of the CPU, of a library under the sanitizers. There is no torch and no
+# JAX for them there: in those everything takes long, and nothing is ours.
+ASAN = build/asan/python
+ASAN_TESTS = $(patsubst %,tests/python/test_%.py,activations arguments arrivals attention cast_many \
+  cast_sources columns dot gated_gemm gemm_cast gemm_weight_only group_casts grouped_gemm \
+  grouped_gemm_weight_only stacked_casts transpose two_level words)
+all-asan: .venv/.test
+	$(MAKE) test-cpp PRESET=asan
+	cmake --preset asan -D OCTOFOLD_BUILD_PYTHON=ON -D Python_EXECUTABLE="$(CURDIR)/$(VENV)/python"
+	cmake --build --preset asan --target octofold_ffi
+	rm -rf $(ASAN)
+	mkdir -p $(ASAN)
+	cp -r python/octofold $(ASAN)
+	cp build/asan/bindings/octofold_ffi.so $(ASAN)/octofold
+	for name in torch jax; do echo 'raise ModuleNotFoundError(name=__name__)' >$(ASAN)/$$name.py; done
+	preload=$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libubsan.so); \
+	  LD_PRELOAD=$$preload ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)/$(ASAN)" \
+	  $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile \
+	  -m "not slow" --hypothesis-profile=quick --capture=sys $(ASAN_TESTS)
 
 all-fuzz: .venv/.build
 	cmake --preset asan

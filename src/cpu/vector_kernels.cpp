@@ -1,5 +1,6 @@
 #include "cpu/vector_kernels.h"
 
+#include <algorithm>
 #include <vector>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -70,8 +71,13 @@ OCTOFOLD_INLINED void add_tile(const BlockProduct<Sum>& block) {
   const float *const a = block.a, *const b = block.b;
   Sum* const sum = block.sum;
   Vector partial[kRows][kVectors] = {};
+  // Zeros are stored and added to: where a choice stands between product and sum, compilers fuse
+  // them for some numbers of rows and not for others, and a row's bits would depend on its place.
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) __builtin_prefetch(sum + i * block.stride, 1);
+  for (int i = 0; i < kRows; ++i) {
+    __builtin_prefetch(sum + i * block.stride, 1);
+    if (block.is_first) std::fill_n(sum + i * block.stride, Shape::kPanel, Sum{0});
+  }
 #pragma GCC unroll 2
   for (std::int64_t k = 0; k < block.depth; ++k) {
     Vector of_b[kVectors];
@@ -90,10 +96,9 @@ OCTOFOLD_INLINED void add_tile(const BlockProduct<Sum>& block) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       const auto& scale_b = *reinterpret_cast<const Vector*>(block.scale_b + j * kWidth);
-      Sums& sums = *reinterpret_cast<Sums*>(sum + i * block.stride + j * kWidth);
-      sums = (block.is_first ? Sums{} : sums) +
-             __builtin_convertvector(partial[i][j], Sums) *
-                 (static_cast<Sum>(block.scale_a[i]) * __builtin_convertvector(scale_b, Sums));
+      *reinterpret_cast<Sums*>(sum + i * block.stride + j * kWidth) +=
+          __builtin_convertvector(partial[i][j], Sums) *
+          (static_cast<Sum>(block.scale_a[i]) * __builtin_convertvector(scale_b, Sums));
     }
   }
 }

@@ -1,4 +1,4 @@
-"""The table of GEMM cases, which the C++ tests read too."""
+"""The table of GEMM cases."""
 
 import csv
 from pathlib import Path

@@ -84,6 +84,26 @@ def test_nan_and_infinity_are_handed_on():
     assert np.isfinite(values[0, 128:]).all()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nan_in_fp8_is_handed_on(layout, rng):
+    x, gradient = inputs(rng, "swiglu")
+    codes = octofold.quantize(x)
+    codes.data.view(np.uint8)[0, 5] = 0x7F
+    codes.scale[0, 3] = np.nan
+    values = codes.dequantize("bfloat16")
+    for actual, expected in (
+        (Activated(codes, layout=layout), Activated(values, layout=layout)),
+        (
+            ActivationGradient(gradient, codes, layout=layout),
+            ActivationGradient(gradient, values, layout=layout),
+        ),
+    ):
+        for granularity in GRANULARITIES:
+            assert cast_side(actual, granularity).equals(cast_side(expected, granularity))
+    activated = cast_side(Activated(codes, layout=layout), "tensor")
+    assert np.isnan(activated.data[0, 5 if layout == "halves" else 2].astype(np.float32))
+
+
 def test_no_rows():
     empty = cast_side(Activated(np.zeros((0, 256), np.float32)), "1x128")
     assert empty.shape == (0, 128)

@@ -33,9 +33,12 @@ def test_same_bits(granularity, own):
     assert np.array_equal(arriving, whole)
 
 
-@pytest.mark.parametrize("rows", [4, 300, 1000])
+@pytest.mark.parametrize("rows", [4, 300, 640, 1300])
 def test_shards_that_end_within_tiles(rows):
     a, b, whole = problem(rows)
+    for shards in (1, 2):
+        y = octofold.gemm(a, b, arrivals=Arrivals(there(shards)), out_dtype="float32")
+        assert np.array_equal(y, whole)
     bias = np.ones(200, np.float32)
     for own in range(SHARDS):
         y = octofold.gemm(a, b, arrivals=Arrivals(there(SHARDS), own), out_dtype="float32")

@@ -1,10 +1,12 @@
 """Every option of cast() with every source: the cast of the matrix that the source is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import reference_activations
 from casting import GRANULARITIES, cast_side, sides_of
-from octofold import quantize
+from octofold import Format, quantize
 from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
 
 ROWS, COLS = 131, 200
@@ -29,6 +31,52 @@ def sources(rng):
 
 NAMES = ("array", "Activated", "ActivationGradient", "Normed", "Gathered")
 every_source = pytest.mark.parametrize("name", NAMES)
+
+
+VLLM, E5M2 = Format(rule="vllm"), Format("e5m2", rule="vllm", power_of_two=True)
+# What is asked for: rows, transposed, columns.
+KINDS = [
+    (rows, transposed, columns)
+    for unit in GRANULARITIES
+    for rows, transposed, columns in (
+        (replace(VLLM, granularity=unit), None, None),
+        (None, replace(E5M2, granularity=unit), None),
+        (replace(VLLM, granularity=unit), replace(VLLM, granularity=unit), None),
+        (replace(E5M2, granularity=unit), None, "both"),
+    )
+] + [(VLLM, replace(VLLM, granularity="channel"), "both")]
+
+
+@every_source
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("rows", "transposed", "columns"), KINDS, ids=map(str, range(len(KINDS))))
+def test_of_every_kind(rows, transposed, columns, static, name, rng):
+    source, values = sources(rng)[name]
+
+    def target(format, shape):
+        """Memory that holds something else; or scales that are given."""
+        if format is None:
+            return None
+        out = cast_side(np.full(shape, 3, np.float32), format)
+        if static:
+            out.scale.fill(0.25)
+            return Target(replace(format, power_of_two=None), scale=out.scale)
+        return Target(format, out=out)
+
+    casts = [
+        cast(
+            x,
+            rows=target(rows, (ROWS, COLS)),
+            transposed=target(transposed, (COLS, ROWS)),
+            columns=columns,
+        )
+        for x in (source, values)
+    ]
+    for (actual, _), (expected, _) in zip(*map(sides_of, casts), strict=True):
+        assert actual.equals(expected)
+    if columns:
+        np.testing.assert_array_equal(casts[0].sums, casts[1].sums)
+        np.testing.assert_array_equal(casts[0].amax, casts[1].amax)
 
 
 @every_source
@@ -64,7 +112,7 @@ def test_columns(name, rng):
 
 
 @every_source
-@pytest.mark.parametrize("granularity", ["channel", "1x128"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_groups(name, granularity, rng):
     source, values = sources(rng)[name]
     offsets = np.array([0, 5, 5, ROWS], np.int32)

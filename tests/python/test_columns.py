@@ -12,7 +12,7 @@ from octofold._core.library import library
 from octofold._ops.cast_row import workspace_rows
 from octofold.ops import Activated, ActivationGradient, Normed, cast
 
-ROWS, COLS = 131, 300
+ROWS, COLS = 131, 600  # wider than what the library takes at a time
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 TARGETS = ("rows", "transposed", "both")
 every_target = pytest.mark.parametrize("targets", TARGETS)
@@ -98,9 +98,12 @@ def test_of_few_rows_and_of_none(targets, rng):
 def test_special_values_stay_in_their_columns():
     x = np.ones((ROWS, 256), np.float32)
     x[3, 1], x[4, 2], x[5, 3], x[6, 3] = np.nan, -np.inf, np.inf, -np.inf
+    x[:, 200] = -0.0
     columns = cast(x, rows="1x128", columns="both")
     np.testing.assert_array_equal(columns.sums[:5], [ROWS, np.nan, -np.inf, np.nan, ROWS])
     np.testing.assert_array_equal(columns.amax[:5], [1, np.nan, np.inf, np.inf, 1])
+    assert columns.sums[200] == 0
+    assert not np.signbit(columns.sums[200])
 
 
 def test_bad_columns():

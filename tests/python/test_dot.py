@@ -69,6 +69,13 @@ def test_of_rows_of_casts(rng):
         assert ops.dot(row, row) == pytest.approx(expected[1] @ expected[1], rel=1e-5)
 
 
+def test_of_nothing_is_zero():
+    """Its scale is not looked at."""
+    nothing = np.zeros(0, np.float32)
+    codes = ScaledTensor(nothing.astype(reference.DTYPES["e5m2"]), np.float32([np.nan]), "tensor")
+    assert ops.dot(nothing, codes) == 0
+
+
 def test_writes_into_out(rng):
     x = vector(rng, 20_000, "float32")
     for out in (np.full((), np.nan, np.float32), np.full((1, 1), np.nan, np.float32)):

@@ -7,6 +7,7 @@ import pytest
 import reference_activations as reference
 from octofold.ops import gated_gemm
 
+SIZES = ((1, 1, 1), (1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0))
 every_activation = pytest.mark.parametrize("activation", reference.GATED)
 
 
@@ -25,9 +26,10 @@ def bfloat16(x):
 
 
 @every_activation
-def test_is_as_it_is_defined(activation, rng):
+@pytest.mark.parametrize("dtypes", [("e4m3", "e4m3"), ("e4m3", "e5m2")])
+def test_is_as_it_is_defined(dtypes, activation, rng):
     m, n, k = 70, 200, 300
-    a, b = operands(rng, m, n, k)
+    a, b = operands(rng, m, n, k, dtypes)
     product = a.dequantize("float32").astype(float) @ b.dequantize("float32").astype(float).T
     gate, up = product[:, :n], product[:, n:]
     value = reference.activation(product, activation, "halves")
@@ -46,7 +48,8 @@ def test_is_as_it_is_defined(activation, rng):
 @every_activation
 @pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
 def test_is_the_product_and_the_cast_of_its_activation(activation, dtype, rng):
-    for m, n, k in ((1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0)):
+    # (The library goes through the rows in bands.)
+    for m, n, k in (*SIZES, (1025, 64, 130)):
         a, b = operands(rng, m, n, k, ("e5m2", "e4m3"))
         both = octofold.gemm(a, b)
         for options in (
@@ -59,7 +62,7 @@ def test_is_the_product_and_the_cast_of_its_activation(activation, dtype, rng):
             source = octofold.ops.Activated(both, activation)
             expected = octofold.ops.cast(source, rows=format).rows
             assert fused.equals(expected)
-            data, scale = np.zeros_like(fused.data), np.zeros_like(fused.scale)
+            data, scale = np.ones_like(fused.data), np.full_like(fused.scale, np.nan)
             out = octofold.ScaledTensor(data, scale, "1x128")
             result = gated_gemm(a, b, activation=activation, format=format, out=out)
             assert result is out
@@ -76,6 +79,18 @@ def test_gate_comes_first():
     values = h.dequantize("float32")
     assert values[0, 0] == pytest.approx(3 * 2 / (1 + np.exp(-2)), rel=2**-8)
     assert not values[0, 1:].any()
+
+
+def test_nan_and_infinity_are_handed_on():
+    a, b = (
+        octofold.quantize(np.ones((n, 128), np.float32), u)
+        for n, u in ((3, "1x128"), (256, "128x128"))
+    )
+    a.scale[1:] = [[np.nan], [np.inf]]
+    h = gated_gemm(a, b)
+    assert h.scale[0, 0] * 448 == pytest.approx(128 * 128, abs=1)
+    # NaN, and infinity over the infinite scale that it makes.
+    assert h.data.view("u1")[:, 0].tolist() == [0x7E, 0x7F, 0x7F]
 
 
 def test_leading_dimensions(rng):
@@ -100,6 +115,7 @@ A = octofold.quantize(np.ones((5, 256), np.float32))
 B = octofold.quantize(np.ones((256, 256), np.float32), "128x128")
 ODD = octofold.quantize(np.ones((255, 256), np.float32), "128x128")
 SHORT = octofold.quantize(np.ones((256, 128), np.float32), "128x128")
+WIDE = octofold.ScaledTensor(np.ones((5, 256), np.float32), A.scale, "1x128")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +124,7 @@ SHORT = octofold.quantize(np.ones((256, 128), np.float32), "128x128")
         ({"a": A.data}, "argument 'a': expected a ScaledTensor, got ndarray"),
         ({"b": None}, "argument 'b': expected a ScaledTensor, got NoneType"),
         ({"a": B}, "argument 'a': expected scales of granularity 1x128, got 128x128"),
+        ({"a": WIDE}, "argument 'a': expected dtype e4m3 or e5m2"),
         ({"b": A}, "argument 'b': expected scales of granularity 128x128, got 1x128"),
         ({"b": ODD}, "argument 'b': expected an even number of rows"),
         ({"b": SHORT}, "argument 'b': expected K = 256 columns as in 'a', got 128"),
@@ -119,6 +136,16 @@ SHORT = octofold.quantize(np.ones((256, 128), np.float32), "128x128")
         ({"activation": 3}, "argument 'activation': expected text"),
         ({"format": "bfloat16"}, "argument 'format': expected at most one word of each kind"),
         ({"format": "tensor"}, "argument 'format': expected one of granularity 1x128"),
+        ({"out": A}, "argument 'out': expected shape [5, 128], got [5, 256]"),
+        (
+            {"out": octofold.ScaledTensor(A.data[:, :128], A.scale, "1x128")},
+            "'out.scale': expected",
+        ),
+        (
+            {"out": octofold.ScaledTensor(WIDE.data[:, :128], A.scale[:, :1], "1x128")},
+            "'out': expected",
+        ),
+        ({"out": octofold.quantize(np.ones((5, 128), np.float32), "tensor")}, "'out.scale': exp"),
     ],
 )
 def test_bad_input_is_named(arguments, message):

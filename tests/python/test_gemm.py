@@ -1,4 +1,4 @@
-"""GEMM against FP64, over the table of cases that the C++ tests read too."""
+"""GEMM against FP64, over the table of cases."""
 
 import numpy as np
 import octofold
@@ -91,6 +91,16 @@ def test_specials_propagate(special, rng):
     np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(out), np.isinf(expected))
     assert not np.any(np.isfinite(out[2]))
+
+
+def test_scales_may_be_far_apart():
+    """Dequantizing the operands first would lose everything to overflow."""
+    one = np.ones((1, 1), reference.DTYPES["e4m3"])
+    a, b = (
+        octofold.ScaledTensor(one, np.float32([2.0**exponent]), "tensor")
+        for exponent in (100, -100)
+    )
+    assert octofold.gemm(a, b, out_dtype="float32").item() == 1
 
 
 def test_default_output_is_bfloat16(rng):

@@ -6,6 +6,7 @@ import octofold
 import pytest
 from casting import GRANULARITIES
 
+SIZES = ((1, 1, 1), (1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0))
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -24,7 +25,8 @@ def quantized(x, options):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_is_the_cast_and_the_product(dtype, granularity, rng):
-    for m, n, k in ((1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0)):
+    # (The library goes through the rows in bands.)
+    for m, n, k in (*SIZES, (1100, 17, 130)):
         x, b = operands(rng, m, n, k, dtype, granularity)
         bias = rng.normal(0, 1, n).astype(np.float32)
         for out_dtype in DTYPES:
@@ -39,6 +41,10 @@ def test_is_the_cast_and_the_product(dtype, granularity, rng):
                 expected = octofold.gemm(a, b, bias=bias, out_dtype=out_dtype)
                 assert y.dtype == expected.dtype
                 np.testing.assert_array_equal(y.view("u1"), expected.view("u1"))
+                memory = np.full((m, n + 3), np.nan, y.dtype)
+                octofold.gemm(x, b, bias=bias, format=format, out=memory[:, :n])
+                np.testing.assert_array_equal(memory[:, :n], expected)
+                assert np.isnan(memory[:, n:].astype(np.float32)).all()
 
 
 def test_of_nan_and_infinity(rng):
@@ -63,6 +69,7 @@ def test_leading_dimensions_and_strided_rows(rng):
 X = np.ones((5, 256), ml_dtypes.bfloat16)
 B = octofold.quantize(np.ones((300, 256), np.float32), "128x128")
 TWO_LEVEL = octofold.ScaledTensor(B.data, B.scale, "128x128", np.ones(300, np.float32))
+FEW_SCALES = octofold.ScaledTensor(B.data, B.scale[:1], "128x128")
 SHORT = octofold.quantize(np.ones((300, 128), np.float32), "128x128")
 
 
@@ -75,10 +82,18 @@ SHORT = octofold.quantize(np.ones((300, 128), np.float32), "128x128")
         ({"a": None}, "argument 'a'"),
         ({"b": X}, "argument 'b': expected a ScaledTensor, got ndarray"),
         ({"b": SHORT}, "argument 'b': expected K = 256 columns as in 'a', got 128"),
+        ({"b": octofold.ScaledTensor(X, B.scale, "128x128")}, "argument 'b': expected dtype e4m3"),
+        ({"b": FEW_SCALES}, "argument 'b.scale': expected shape"),
         ({"b": TWO_LEVEL}, "argument 'b.channel_scale': expected None: two-level"),
         ({"bias": np.ones(5, np.float32)}, "argument 'bias': expected shape [300]"),
         ({"bias": np.ones(300, np.float16)}, "argument 'bias': expected dtype bfloat16 or float32"),
         ({"out_dtype": "e4m3"}, "argument 'out_dtype': expected one of float32, float16, bfloat16"),
+        ({"out": np.ones((5, 299), np.float32)}, "argument 'out': expected shape [5, 300]"),
+        (
+            {"out": np.zeros((5, 300), B.dtype)},
+            "argument 'out': expected dtype bfloat16 or float16 or float32",
+        ),
+        ({"fast_accumulation": True}, "argument 'fast_accumulation'"),
         ({"format": "float16"}, "argument 'format': expected at most one word of each kind"),
         ({"format": "channel"}, "argument 'format': expected one of granularity 1x128"),
         ({"format": 3}, "argument 'format': expected a Format or a text, got 3"),

@@ -12,8 +12,8 @@ from octofold.ops import gemm_weight_only_gradient, scale_shape
 
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 HALVES = ("float16", "bfloat16")
-FEW_ROWS = ((1, 300, 257), (3, 5, 1), (16, 130, 128), (2, 1, 1000))
-MANY_ROWS = ((17, 5, 1), (130, 129, 128), (64, 1, 700))
+FEW_ROWS = ((1, 1, 1), (1, 300, 257), (3, 5, 1), (16, 130, 128), (2, 1, 1000), (2, 5, 0))
+MANY_ROWS = ((17, 5, 1), (130, 129, 128), (64, 1, 700), (130, 40, 260), (33, 260, 300), (33, 4, 0))
 
 every_weight_dtype = pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
 every_granularity = pytest.mark.parametrize("granularity", reference.GRANULARITIES)
@@ -61,8 +61,9 @@ def test_of_every_type_and_granularity(dtype, granularity, w_dtype, rng):
 @every_granularity
 @pytest.mark.parametrize("x_granularity", reference.GRANULARITIES)
 def test_of_every_pair_of_granularities(granularity, x_granularity, rng):
-    w, x = scaled(rng, 200, 300, "e4m3", granularity), scaled(rng, 5, 300, "e5m2", x_granularity)
-    assert_product(gemm_weight_only(x, w), values_of(x), values_of(w).T)
+    for m, n, k in (*FEW_ROWS, (5, 200, 300)):
+        w, x = scaled(rng, n, k, "e4m3", granularity), scaled(rng, m, k, "e5m2", x_granularity)
+        assert_product(gemm_weight_only(x, w), values_of(x), values_of(w).T)
     y = gemm_weight_only(x, w, out_dtype="bfloat16")
     assert y.dtype == reference.DTYPES["bfloat16"]
 
@@ -93,13 +94,52 @@ def test_shapes_and_strides(dtype, rng):
     wide[:, :40] = w.data
     strided = ScaledTensor(wide[:, :40], w.scale, "128x128")
     np.testing.assert_array_equal(gemm_weight_only(x[0], strided), gemm_weight_only(x[0], w))
+    repeated = np.broadcast_to(x[0, :1], (5, 40))
+    np.testing.assert_array_equal(
+        gemm_weight_only(repeated, w), gemm_weight_only(repeated.copy(), w)
+    )
     assert gemm_weight_only(x[:0], w).shape == (0, 3, 20)
-    none = ScaledTensor(w.data[:, :0], w.scale[:, :0], "128x128")
+    no_rows = ScaledTensor(w.data[:0], w.scale[:0], "128x128")
+    assert gemm_weight_only(x[0], no_rows).shape == (3, 0)
+    # A scale of what is not there is not looked at.
+    none = ScaledTensor(w.data[:, :0], np.full(1, np.nan, np.float32), "tensor")
     np.testing.assert_array_equal(gemm_weight_only(x[0, :, :0], none), np.zeros((3, 20)))
     if dtype == "float16":
         bias = random(rng, 20)
         empty = gemm_weight_only(x[0, :, :0], none, bias=bias)
         np.testing.assert_array_equal(empty, np.broadcast_to(bias, (3, 20)))
+        dx, columns = (
+            gemm_weight_only_gradient(y, w),
+            ScaledTensor(none.data.T, none.scale, "tensor"),
+        )
+        assert dx.shape == (2, 3, 40)
+        np.testing.assert_array_equal(dx[1], gemm_weight_only_gradient(y[1], w))
+        assert gemm_weight_only_gradient(y[:0], w).shape == (0, 3, 40)
+        nothing = gemm_weight_only_gradient(y[0, :, :0], columns)
+        np.testing.assert_array_equal(nothing, np.zeros((3, 20)))
+    cast = octofold.quantize(x.astype(np.float32))
+    flat = ScaledTensor(cast.data.reshape(6, 40), cast.scale.reshape(6, 1), "1x128")
+    np.testing.assert_array_equal(
+        gemm_weight_only(cast, w).reshape(6, 20), gemm_weight_only(flat, w)
+    )
+
+
+def test_blocks_are_added_in_fp64_but_those_of_16_bits_in_fp32():
+    """Where an FP32 sum of all stays at the first."""
+    x = np.zeros((1, 33 * 128), np.float32)
+    x[:, ::128] = 1
+    w = ScaledTensor(x.astype(reference.DTYPES["e4m3"]), np.ones((1, 33), np.float32), "1x128")
+    w.scale[0, 0] = 2**25
+    assert gemm_weight_only(x, w).item() == 2**25 + 32
+    assert gemm_weight_only(x.astype(np.float16), w, out_dtype="float32").item() == 2**25
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nan_stays_in_its_row(dtype, rng):
+    w, x = scaled(rng, 50, 300, "e5m2"), random(rng, 2, 300, dtype=dtype)
+    w.data.view(np.uint8)[31, 222] = 0x7F
+    y = gemm_weight_only(x, w).astype(np.float32)
+    np.testing.assert_array_equal(np.isnan(y), np.broadcast_to(np.arange(50) == 31, (2, 50)))
 
 
 @pytest.mark.parametrize("dtype", reference.DTYPES)
@@ -130,6 +170,12 @@ def test_writes_into_out(dtype, rng):
     assert gemm_weight_only(x, w, out=out) is out
     np.testing.assert_array_equal(out, gemm_weight_only(x, w))
     assert np.isnan(memory[:, 20:]).all()
+    if dtype == "float16":
+        memory = np.full((2, 35), np.nan, np.float32)
+        gradient = gemm_weight_only_gradient(y := gemm_weight_only(x, w), w, out=memory[:, :30])
+        exact = gemm_weight_only_gradient(y, w, out_dtype="float32")
+        np.testing.assert_array_equal(gradient, exact)
+        assert np.isnan(memory[:, 30:]).all()
 
 
 def test_workspace_is_that_of_the_library(rng):
@@ -154,6 +200,7 @@ WIDE = X.astype(np.float32)
 ONES = np.ones(20, np.float32)
 TWO_LEVEL = ScaledTensor(W.data, np.ones((1, 1), np.float32), "128x128", ONES)
 NO_SCALE = ScaledTensor(W.data, W.scale[:0], "tensor")
+CODES = ScaledTensor(W.data[:2], np.ones((2, 2), np.float32), "1x128")
 product, gradient = gemm_weight_only, gemm_weight_only_gradient
 
 
@@ -165,7 +212,20 @@ product, gradient = gemm_weight_only, gemm_weight_only_gradient
         (lambda: product(X, NO_SCALE), "argument 'w.scale': expected"),
         (lambda: product(X[:, :7], W), "argument 'x': expected"),
         (lambda: product(WIDE[:, :7], W), "argument 'x': expected"),
-        (lambda: product(np.zeros((17, 30), np.float32), W), "argument 'x': expected"),
+        (
+            lambda: product(np.zeros((17, 30), np.float32), W),
+            "argument 'x': expected at most 16 rows of float32",
+        ),
+        (lambda: product(X[:, ::2], W), "argument 'x': expected contiguous columns"),
+        (
+            lambda: product(ScaledTensor(X, W.scale, "tensor"), W),
+            "argument 'x': expected dtype e4m3",
+        ),
+        (lambda: product(CODES, W), r"argument 'x.scale': expected shape \[2, 1\]"),
+        (
+            lambda: product(X, ScaledTensor(X, W.scale, "tensor")),
+            "argument 'w': expected dtype e4m3",
+        ),
         (lambda: product(X.astype(np.int32), W), "argument 'x': expected"),
         (lambda: product(1.5, W), "argument 'x'"),
         (lambda: product(WIDE, W, bias=ONES), "argument 'bias': expected none"),
@@ -185,6 +245,18 @@ product, gradient = gemm_weight_only, gemm_weight_only_gradient
         (lambda: gradient(X, W), "argument 'gradient': expected"),
         (lambda: gradient(WIDE[:, :20], W), "argument 'gradient': expected"),
         (lambda: gradient(X[:, :20], 3), "argument 'w': expected a ScaledTensor"),
+        (
+            lambda: gradient(X[:, :20], ScaledTensor(X, W.scale, "tensor")),
+            "argument 'w': expected dtype e4m3",
+        ),
+        (
+            lambda: gradient(X[:, :20], W, out=np.empty((2, 20), np.float32)),
+            r"argument 'out': expected shape \[2, 30\]",
+        ),
+        (
+            lambda: gradient(X[:, :20], W, out_dtype="bfloat16"),
+            "argument 'out': expected dtype float16 or float32",
+        ),
     ],
 )
 def test_says_what_is_wrong(call, message):

@@ -9,8 +9,8 @@ import pytest
 from casting import GRANULARITIES, cast_side, formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octofold import Depth, InvalidArgumentError, quantize
-from octofold.ops import Activated, ActivationGradient, Gathered, cast
+from octofold import Depth, InvalidArgumentError, ScaledTensor, quantize
+from octofold.ops import Activated, ActivationGradient, Gathered, Target, cast, scale_shape
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 BLOCKS = ("1x128", "128x128")
@@ -84,6 +84,34 @@ def test_any_partition_is_casts_of_each_group(sizes, behind, cols, source, trans
     groups = cast(x, transposed=of_transpose, offsets=Depth(tight, "tight")).transposed
     assert groups.shape == (cols, (total + behind) // 128 * 128)
     assert_groups(groups, tight, cast_of, spaces=0)
+
+
+def poisoned(rows, cols, granularity="1x128"):
+    """Codes and scales that nobody has written: no cast of finite values writes NaN."""
+    scale = np.full(scale_shape(granularity, rows, cols), -1, np.float32)
+    codes = np.full((rows, cols), 0x7F, np.uint8).view(ml_dtypes.float8_e4m3fn)
+    return ScaledTensor(codes, scale, granularity)
+
+
+def test_nothing_else_is_written(rng):
+    x, offsets = rng.normal(0, 1, (300, 200)).astype(np.float32), offsets_of([5, 0, 135, 130])
+    of_rows, of_groups = poisoned(300, 200), poisoned(200, 128 * (300 // 128 + 4))
+    targets = (Target("1x128", out=out) for out in (of_rows, of_groups))
+    cast(x, **dict(zip(("rows", "transposed"), targets, strict=True)), offsets=offsets)
+    is_poison = of_rows.data.view(np.uint8) == 0x7F
+    assert is_poison.all(1).tolist() == is_poison.any(1).tolist() == [False] * 270 + [True] * 30
+    assert (of_rows.scale[270:] == -1).all()
+    slots = [False, True, False, False, False, False]  # of 128 columns: the empty group's
+    last = of_groups.data.view(np.uint8)[:, 127::128] == 0x7F
+    assert last.all(0).tolist() == last.any(0).tolist() == slots
+    assert (of_groups.scale == -1).all(0).tolist() == slots
+    # Again, by its scales.
+    of_groups.scale[:, 1] = 1
+    given = cast_side(x, "1x128", True, offsets=offsets, scale=of_groups.scale)
+    written = [slot for slot in range(6) if slot != 1]
+    codes = (part.data.view(np.uint8).reshape(200, 6, 128) for part in (given, of_groups))
+    left, right = (part[:, written] for part in codes)
+    np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
@@ -188,7 +216,11 @@ def test_gathered_rows_are_those_in_memory(
         expected.scale[exist] if by_row else expected.scale,
     )
     assert columns.equals(cast_side(values, granularity, transpose=True))
-    alone = cast_side(given, granularity)
+    out = poisoned(count, cols, granularity)
+    alone = cast_side(given, granularity, out=out)
+    assert (out.data.view(np.uint8)[~exist] == 0x7F).all()
+    if by_row:
+        assert (out.scale[~exist] == -1).all()
     np.testing.assert_array_equal(alone.data.view(np.uint8)[exist], rows.data.view(np.uint8)[exist])
 
     if granularity in BLOCKS:

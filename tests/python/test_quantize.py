@@ -130,6 +130,13 @@ def test_dequantizes(granularity, target, rng):
     assert np.abs(values.astype(np.float32) - x).max() <= np.abs(x).max() * (1 / 16 + 1 / 256)
 
 
+def test_dequantizes_rows_that_are_repeated(rng):
+    row = quantize(rng.normal(0, 1, (1, 300)).astype(np.float32))
+    repeated = (np.broadcast_to(part, (3, part.shape[1])) for part in (row.data, row.scale))
+    values = ScaledTensor(*repeated, "1x128").dequantize()
+    np.testing.assert_array_equal(values, np.repeat(row.dequantize(), 3, axis=0))
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_scale_shape(granularity):
     sizes = (0, 1, 127, 128, 129, 1000)
@@ -187,6 +194,60 @@ def test_static_scales(granularity, transpose, rng):
         assert quantize(x, granularity, scale=doubled, out=out).equals(cast)
 
 
+# Rules whose codes are x · (1 / scale); those of the others are x / scale.
+MULTIPLIES = ("deepgemm", "deepgemm-cuda", "tilekernels", "vllm", "te", "torchao", "transformers")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_static_scales_by_every_rule(granularity, rule, rng):
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    x[0, [5, 7, 11, 13]] = np.inf, np.nan, -0.0, 1e38
+    shape = ops.scale_shape(granularity, *x.shape)
+    scale = np.exp2(rng.uniform(-12, 0, shape)).astype(np.float32)
+    kept = scale.copy()
+    grid = scale.reshape(-1, 1) if granularity in ("tensor", "channel") else scale
+    of_element = np.kron(grid, np.ones(reference.unit_sizes(granularity, *x.shape), np.float32))
+    of_element = of_element[:130, :300].astype(np.float32)
+    with np.errstate(all="ignore"):
+        values = x * (1 / of_element) if rule in MULTIPLIES else x / of_element
+    if rule.startswith("compressed-tensors"):
+        values += np.float32(0)  # 0 in place of -0
+    for overflow in ("saturate", "nan"):
+        format = Format(granularity=granularity, rule=rule, overflow=overflow)
+        actual = cast_side(x, format, scale=scale).data.view(np.uint8)
+        np.testing.assert_array_equal(actual, reference.encode(values, "e4m3", overflow))
+        np.testing.assert_array_equal(scale, kept)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_scales_of_a_cast_give_its_codes_again(granularity, rule, rng):
+    """Where the scale is the inverse of a factor: of powers of two."""
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    power_of_two = rule in ("te", "torchao", "transformers", "tilekernels")
+    computed_format = Format(granularity=granularity, rule=rule, power_of_two=power_of_two)
+    for transpose in (False, True):
+        computed = cast_side(x, computed_format, transpose)
+        format = Format(granularity=granularity, rule=rule)
+        assert cast_side(x, format, transpose, scale=computed.scale).equals(computed)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "1x128"])
+def test_scales_have_leading_dimensions_or_none(granularity, rng):
+    x = rng.normal(0, 1, (2, 65, 300)).astype(np.float32)
+    flat = quantize(x.reshape(130, 300), granularity)
+    shapes = [(130,), (2, 65), (2, 65, 1)] if granularity == "channel" else [(130, 3), (2, 65, 3)]
+    for shape in shapes:
+        scale = np.full(shape, np.nan, np.float32)
+        out = ScaledTensor(np.zeros(x.shape, flat.data.dtype), scale, granularity)
+        transposed = ops.cast(x, rows=ops.Target(granularity, out=out), transposed=granularity)[1]
+        np.testing.assert_array_equal(out.data.reshape(130, 300), flat.data)
+        np.testing.assert_array_equal(scale.reshape(flat.scale.shape), flat.scale)
+        assert transposed.equals(cast_side(x.reshape(130, 300), granularity, True))
+        np.testing.assert_array_equal(out.dequantize().reshape(130, 300), flat.dequantize())
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_leading_dimensions(granularity, rng):
     x = rng.normal(0, 1, (3, 50, 300)).astype(np.float32)
@@ -207,11 +268,13 @@ def test_leading_dimensions(granularity, rng):
 
 
 @pytest.mark.parametrize("transpose", [False, True])
-def test_rows_of_any_stride(transpose, rng):
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_rows_of_any_stride(granularity, transpose, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    for view in (x[::-1], x[::-3], np.broadcast_to(x[7], x.shape)):
-        expected = cast_side(view.copy(), "1x128", transpose)
-        assert cast_side(view, "1x128", transpose).equals(expected)
+    overlapping = np.lib.stride_tricks.as_strided(x, (129, 200), (17 * 4, 4))
+    for view in (x[::-1], x[::-3], np.broadcast_to(x[7], x.shape), overlapping):
+        expected = cast_side(view.copy(), granularity, transpose)
+        assert cast_side(view, granularity, transpose).equals(expected)
         codes = ops.convert_dtype(view, "e4m3")
         np.testing.assert_array_equal(
             codes.view(np.uint8), ops.convert_dtype(view.copy(), "e4m3").view(np.uint8)

@@ -1,5 +1,7 @@
 #include "octofold/scale_layout.h"
 
+#include "octofold/cast_targets.h"
+
 #include "support/test.h"
 
 namespace octofold {
@@ -92,6 +94,23 @@ TEST_F(RowSliceTest, BlocksOf128Rows) {
   const ScaledTensorView none = row_slice(view(Granularity::kBlock128x128), kRows, kRows);
   EXPECT_EQ(none.data.shape[0], 0);
   EXPECT_EQ(none.scale.shape[0], 0);
+}
+
+TEST_F(RowSliceTest, RowsOfATargetHaveItsFactorsAndMagnitudes) {
+  const std::vector<float> of_rows(kRows);
+  CastTarget target{.data = matrix(codes_.data(), DType::kE4M3, kRows, kCols),
+                    .scale = matrix(scales_.data(), DType::kFloat32, 3, 2),
+                    .format = {.granularity = Granularity::kBlock128x128}};
+  target.channel_scale = vector(of_rows.data(), DType::kFloat32, kRows);
+  const CastTarget rows = row_slice(target, 128, kRows);
+  EXPECT_EQ(rows.channel_scale->shape[0], kRows - 128);
+  EXPECT_EQ(rows.channel_scale->data, of_rows.data() + 128);
+  target = {.data = target.data,
+            .scale = vector(scales_.data(), DType::kFloat32, kRows),
+            .format = {.granularity = Granularity::kChannel},
+            .amax = target.channel_scale};
+  EXPECT_EQ(row_slice(target, 30, 40).amax->shape[0], 10);
+  EXPECT_EQ(row_slice(target, 30, 40).amax->data, of_rows.data() + 30);
 }
 
 TEST_F(RowSliceTest, BoundsInTheMiddleOfAScaleAreErrors) {
