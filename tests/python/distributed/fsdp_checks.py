@@ -231,6 +231,22 @@ def without_its_model(rank, recipe):
     assert found[0] == found[1]
 
 
+def evaluates(rank, recipe):
+    """In torch.inference_mode(), twice before any training, and between steps."""
+    losses = []
+    for fsdp_fp8 in (False, True):
+        never_trained, model = (sharded(new_model(recipe, fsdp_fp8)).eval() for _ in range(2))
+        with torch.inference_mode():
+            found = [never_trained(batch(step, rank)).sum().item() for step in (5, 5)]
+        for _ in range(2):
+            found += train(model.train(), rank)
+            with torch.inference_mode():
+                found.append(model.eval()(batch(5, rank)).sum().item())
+            model.reshard()
+        losses.append(found)
+    assert losses[0] == losses[1]
+
+
 def refuses_shards_within_squares(rank):
     model = here(torch.nn.Sequential(torch.nn.Linear(256, 192)))
     octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)

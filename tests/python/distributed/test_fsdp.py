@@ -47,6 +47,11 @@ def test_a_layer_without_its_model(two_processes, recipe):
     two_processes.run(fsdp_checks.without_its_model, recipe)
 
 
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_inference_mode(two_processes, recipe):
+    two_processes.run(fsdp_checks.evaluates, recipe)
+
+
 def test_replicas_of_shards(four_processes):
     four_processes.run(fsdp_checks.with_replicas)
 

@@ -114,7 +114,8 @@ class ShardedWeight(WrappedWeight):
             assert isinstance(held, CodedWeight)
             if agreed is not None:
                 # What backward has saved of it holds the same numbers: the weight has not changed.
-                with torch.no_grad(), _unsafe_preserve_version_counter(held.scale):
+                counted = () if held.scale.is_inference() else (held.scale,)
+                with torch.no_grad(), _unsafe_preserve_version_counter(counted):
                     held.scale.copy_(agreed)
             return None
         codes, *scale = all_gather_outputs
