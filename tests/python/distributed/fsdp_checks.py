@@ -257,6 +257,16 @@ def refuses_shards_within_squares(rank):
         model(batch(0, rank))
 
 
+def refuses_other_layers(rank):
+    model = here(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)))
+    octofold.nn.convert(model, "tensorwise", force_fp8=True, fsdp_fp8=True)
+    for layer in model:
+        fully_shard(layer)
+    message = r"'weights': .* got 0.weight from torch.float32 on rank 0 and 1.weight .* on rank 1"
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        model[rank](batch(0, rank))
+
+
 def saves(rank, folder, recipe):
     model = sharded(new_model(recipe, True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -70,6 +70,10 @@ def test_shards_within_squares_are_refused(two_processes):
     two_processes.run(fsdp_checks.refuses_shards_within_squares)
 
 
+def test_ranks_that_gather_other_layers(two_processes):
+    two_processes.run(fsdp_checks.refuses_other_layers)
+
+
 def test_checkpoints_of_one_world_size_load_at_another(two_processes, four_processes, tmp_path):
     expected = two_processes.run(fsdp_checks.saves, tmp_path, "blockwise")[0]
     four_processes.run(fsdp_checks.loads, tmp_path, "blockwise", expected)

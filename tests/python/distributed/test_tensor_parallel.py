@@ -103,6 +103,11 @@ def test_ranks_in_another_order(processes):
         assert "NormLinear on rank 1" in error
 
 
+@pytest.mark.parametrize("what", ["linear", "frozen", "experts"])
+def test_ranks_that_take_one_layer_for_another(processes, what):
+    processes.run(uses.layers_alike, what)
+
+
 def test_refusals(processes):
     processes.run(uses.refusals)
 

@@ -85,7 +85,8 @@ class ShardedWeight(WrappedWeight):
         codes: ScaledTensor | None
         if has_one_scale(self):
             assert self.recipe.output is not None
-            agreed, format = agreed_scale(module, self.plain, dtype, mesh), self.recipe.output.b
+            agreed = agreed_scale(module, self.place, self.plain, dtype, mesh)
+            format = self.recipe.output.b
             static = Target(format, scale=agreed.scale)
             target = with_amax(format, agreed.amax) if agreed.scale is None else static
             codes = cast(weight, rows=target).rows
