@@ -9,7 +9,7 @@ from rank_processes import DEVICE, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
@@ -248,13 +248,13 @@ def evaluates(rank, recipe):
 
 
 def refuses_shards_within_squares(rank):
-    model = here(torch.nn.Sequential(torch.nn.Linear(256, 192)))
-    octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)
-    fully_shard(model)
-    with pytest.raises(
-        octofold.UnsupportedError, match=r"of '0.weight' on each rank, got \[192, 256"
-    ):
-        model(batch(0, rank))
+    for rows, dim, got in ((192, 0, r"\[192, 256"), (256, 1, r"parts \[256, 128\] of \[256, 256")):
+        model = here(torch.nn.Sequential(torch.nn.Linear(256, rows, bias=False)))
+        octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)
+        fully_shard(model, shard_placement_fn=lambda _, dim=dim: Shard(dim))
+        message = f"of '0.weight' on each rank, got {got}"
+        with pytest.raises(octofold.UnsupportedError, match=message):
+            model(batch(0, rank))
 
 
 def refuses_other_layers(rank):

@@ -16,6 +16,11 @@ def test_linear(processes, recipe, layout):
     processes.run(checks.row_parallel, recipe, layout)
 
 
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_few_tokens(processes, recipe):
+    processes.run(checks.few_tokens, recipe)
+
+
 def test_uneven_features(processes):
     processes.run(checks.uneven)
 
