@@ -78,8 +78,9 @@ def _wide(argument: str, value: Any) -> Array:
     return array
 
 
-_Operand: TypeAlias = Array | tuple[Array, Array]
-"""In high precision, for a product that a recipe has so, or its transpose's codes and scales."""
+_Operand: TypeAlias = Any
+"""An array, for a product that a recipe has in high precision, or its transpose's codes and scales,
+a pair of arrays."""
 _Kept: TypeAlias = tuple[_Operand, _Operand, Array | None]
 """What backward computes with, of x, weight and bias: a scalar where nothing needs it. JAX takes
 what is kept for one structure wherever it has traced the layer once (in loops, branches, compiled
@@ -101,7 +102,8 @@ def _multiply(product: Product, a: Any, b: Any, dtype: Any, bias: Array | None =
     if bias is not None and bias.dtype != np.float32:
         bias = bias.astype(dtype)
     if isinstance(b, tuple):
-        b = ScaledTensor(*b, product.b.granularity)
+        data, scale = b
+        b = ScaledTensor(data, scale, product.b.granularity)
     return gemm(
         a,
         b,

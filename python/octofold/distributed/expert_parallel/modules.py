@@ -45,14 +45,14 @@ class ParallelExperts(Experts):
         first, second = (self.weight(name) for name in self._names)
         weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
         routed = (input, topk_ids, topk_weights)
-        options = self.activation, self._recipe, self.exchange, self.dropped
+        recipe, exchange, dropped = self._recipe, self.exchange, self.dropped
         number = None if _is_compiling() else self.number  # compiled code serves several layers
-        require_fitting_ranks(*routed, weights, *options, number)
+        require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, dropped, number)
         grad = torch.is_grad_enabled()
         of_first = self._projection(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
         of_second = self._projection(self._names[1], second, both)
-        return run_experts(*routed, of_first, of_second, *options)
+        return run_experts(*routed, of_first, of_second, self.activation, recipe, exchange, dropped)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
