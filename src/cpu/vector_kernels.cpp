@@ -1,6 +1,5 @@
 #include "cpu/vector_kernels.h"
 
-#include <algorithm>
 #include <vector>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -76,7 +75,10 @@ OCTOFOLD_INLINED void add_tile(const BlockProduct<Sum>& block) {
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
     __builtin_prefetch(sum + i * block.stride, 1);
-    if (block.is_first) std::fill_n(sum + i * block.stride, Shape::kPanel, Sum{0});
+#pragma GCC unroll 4
+    for (int j = 0; block.is_first && j < kVectors; ++j) {
+      *reinterpret_cast<Sums*>(sum + i * block.stride + j * kWidth) = Sums{};
+    }
   }
 #pragma GCC unroll 2
   for (std::int64_t k = 0; k < block.depth; ++k) {

@@ -137,6 +137,35 @@ def test_what_needs_no_gradient_costs_nothing(rng):
     assert codes == [(300, 200)]
 
 
+WRAPPED = {
+    "as it is": lambda layer: layer,
+    "checkpoint": jax.checkpoint,
+    "cond": lambda layer: lambda x, w: jax.lax.cond(x[0, 0] > 0, layer, layer, x, w),
+    "scan": lambda layer: (
+        lambda x, w: jax.lax.scan(lambda x, w: (layer(x, w), None), x, w[None])[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_what_is_differentiated_changes(name, recipe, rng):
+    """From layer to layer and from call to call, where all sizes are the same."""
+    x, *weights = to_jax((random(rng, 128, 128), *(random(rng, 128, 128) / 11 for _ in range(2))))
+
+    def loss(layer, x, weights):
+        for weight in weights:
+            x = jax.nn.gelu(layer(x, weight))
+        return (x**2).sum()
+
+    layer = WRAPPED[name](functools.partial(fp8.linear, recipe=recipe))
+    for arguments in (0, 1, (0, 1)):
+        found = jax.grad(functools.partial(loss, layer), arguments)(x, weights)
+        wanted = jax.grad(functools.partial(loss, lambda x, w: x @ w.T), arguments)(x, weights)
+        for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            assert relative_error(left, right) < 0.2
+
+
 def test_recipes_of_ones_own(rng):
     arguments = case(rng)
     expected = gradients(exact, *arguments)

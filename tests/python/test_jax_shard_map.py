@@ -58,6 +58,20 @@ def test_gradients(layout, check_vma, rng):
         assert relative_error(left, right) < 0.1
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns", "both"])
+def test_explicit_axes(layout, rng):
+    """Without jax.shard_map: gradients are spread as the arrays are that they belong to."""
+    types = (jax.sharding.AxisType.Explicit,) * 2
+    with jax.set_mesh(jax.sharding.Mesh(MESH.devices, ("i", "j"), axis_types=types)):
+        arrays = to_jax([random(rng, 256, 128), random(rng, 128, 128) / 11, random(rng, 128)])
+        arguments = list(map(jax.device_put, arrays, LAYOUTS[layout]))
+        for compiled in (gradient(fp8.linear), jax.jit(gradient(fp8.linear))):
+            found = compiled(*arguments)
+            assert [*map(jax.typeof, found)] == [*map(jax.typeof, arguments)]
+            for left, right in zip(found, gradient(exact)(*arrays), strict=True):
+                assert relative_error(left, right) < 0.1
+
+
 def axes_of_results(function, check_vma=True):
     """Of an x that varies along i and a w that varies along j."""
 

@@ -101,6 +101,17 @@ _CONNECTIONS: Final[weakref.WeakKeyDictionary[ProcessGroup, _Connection]] = (
 )
 
 
+_LAYERS: Final[weakref.WeakKeyDictionary[ProcessGroup, int]] = weakref.WeakKeyDictionary()
+
+
+def next_layer(ranks: Ranks) -> int:
+    """The number of a layer that a group's ranks make now, all of them in one order: by it they
+    tell layers of the same sizes apart."""
+    group = ranks.group
+    _LAYERS[group] = number = _LAYERS.get(group, 0) + 1
+    return number
+
+
 def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
     """That all ranks of a group call this operation now, with the same facts (shapes, dtypes,
     recipes): each a value whose text says it. Raises InvalidArgumentError on every rank otherwise,

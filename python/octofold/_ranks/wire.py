@@ -152,7 +152,7 @@ def gathered_columns(operation: str, x: ScaledTensor, ranks: Ranks, leading: int
 
 
 def _columns(operation: str, x: Tensor, ranks: Ranks, leading: int) -> Tensor:
-    parts = x.reshape(x.shape[0], leading, -1)
+    parts = x.reshape(x.shape[0], leading, x.shape[1] // max(leading, 1))
     return gathered(operation, parts, ranks, 2).flatten(1)
 
 

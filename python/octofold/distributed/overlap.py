@@ -14,6 +14,7 @@ from .._core.torch import DTYPES
 from .._ops.arrivals import Arrivals
 from .._ops.gemm import gemm
 from .._ops.quantize import quantize
+from .._ranks.agreement import require_agreement_now
 from .._ranks.ranks import ranks_of
 from .._ranks.wire import gathered_rows
 from . import _copy_engine
@@ -72,6 +73,8 @@ class GatheredProduct:
             raise invalid_argument(_OPERATION, "format", expected, str(self.format))
         self._group = ranks_of(_OPERATION, "group", group)
         self.rank, self.ranks = self._group.rank, self._group.size
+        facts = {"rows": rows, "columns": columns, "format": self.format}
+        require_agreement_now(_OPERATION, self._group, **facts)
         self.rows, self.columns = rows, columns
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -78,6 +78,21 @@ def array_of(operation: str, argument: str, value: Any) -> Array:
     return array
 
 
+def whole(arrays: Arrays) -> Arrays:
+    """The arrays, without the sharding that a mesh of explicit axes has given to their types: XLA
+    gathers them for a call anyway. Backward, JAX gives it to their gradients again."""
+
+    def gather(array: Array) -> Array:
+        sharding = jax.typeof(array).sharding
+        if not any(sharding.spec):
+            return array
+        spec = jax.sharding.PartitionSpec()
+        return jax.sharding.reshard(array, jax.sharding.NamedSharding(sharding.mesh, spec))
+
+    gathered: Arrays = jax.tree.map(gather, arrays)
+    return gathered
+
+
 def vary_alike(arrays: Arrays) -> Arrays:
     """The arrays, each varying along all manual axes of jax.shard_map along which one of them does.
     XLA computes nothing for it; backward, JAX adds a gradient up along axes that are new."""

@@ -2,10 +2,10 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._core.dtypes import WIDE, dtype_name
@@ -15,7 +15,7 @@ from .._core.recipe import Product, Recipe, recipe_of
 from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import AnyCasts, Casts, cast
 from .._ops.gemm import gemm
-from ._calls import array_of, vary_alike
+from ._calls import array_of, vary_alike, whole
 
 Array: TypeAlias = jax.Array
 _SymbolicZero: Final[Any] = jax.custom_derivatives.SymbolicZero
@@ -57,7 +57,7 @@ def linear(
             )
     dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
     # Outside of what has a gradient of its own, so that JAX adds up what devices share.
-    x, weight, bias = vary_alike((x, weight, bias))
+    x, weight, bias = vary_alike(whole((x, weight, bias)))
     y = _compiled(x if x.ndim > 1 else x[None], weight, bias, recipe, dtypes)
     return y if x.ndim > 1 else y[0]
 
@@ -78,23 +78,13 @@ def _wide(argument: str, value: Any) -> Array:
     return array
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """What backward computes with; None where nothing needs it."""
-
-    x: Array | None
-    """In high precision, for a recipe that has the weight's gradient so."""
-    x_transposed: ScaledTensor | None
-    weight: Array | None
-    """In high precision, for a recipe that has the input's gradient so."""
-    weight_transposed: ScaledTensor | None
-    needs: tuple[bool, bool, bool]
-    """Whether x, weight and bias have a gradient."""
-
-
-jax.tree_util.register_dataclass(
-    _Kept, data_fields=["x", "x_transposed", "weight", "weight_transposed"], meta_fields=["needs"]
-)
+_Operand: TypeAlias = Any
+"""An array, for a product that a recipe has in high precision, or its transpose's codes and scales,
+a pair of arrays."""
+_Kept: TypeAlias = tuple[_Operand, _Operand, Array | None]
+"""What backward computes with, of x, weight and bias: a scalar where nothing needs it. JAX takes
+what is kept for one structure wherever it has traced the layer once (in loops, branches, compiled
+functions), whatever is differentiated there."""
 
 _DTypes: TypeAlias = tuple[Any, Any, Any]  # of x, weight and bias
 
@@ -111,6 +101,9 @@ def _cast(
 def _multiply(product: Product, a: Any, b: Any, dtype: Any, bias: Array | None = None) -> Array:
     if bias is not None and bias.dtype != np.float32:
         bias = bias.astype(dtype)
+    if isinstance(b, tuple):
+        data, scale = b
+        b = ScaledTensor(data, scale, product.b.granularity)
     return gemm(
         a,
         b,
@@ -142,14 +135,26 @@ def _result(
         y = y if bias is None else y + bias.astype(x.dtype)
     else:
         y = _multiply(output, x_rows, weight_rows, x.dtype, bias)
-    kept = _Kept(
-        x=x if for_weight and grad_weight is None else None,
-        x_transposed=x_transposed,
-        weight=weight if for_x and grad_input is None else None,
-        weight_transposed=weight_transposed,
-        needs=(for_x, for_weight, for_bias),
+    kept = (
+        _operand(x, x_transposed, grad_weight, for_weight),
+        _operand(weight, weight_transposed, grad_input, for_x),
+        bias if bias is None or for_bias else jnp.zeros(()),
     )
     return y, kept
+
+
+def _operand(
+    whole: Array, transposed: ScaledTensor | None, product: Product | None, needed: bool
+) -> _Operand:
+    if product is None:
+        return whole if needed else jnp.zeros(())
+    if transposed is None:
+        return jnp.zeros(()), jnp.zeros(())
+    return transposed.data, transposed.scale
+
+
+def _is_needed(kept: _Operand | None) -> bool:
+    return any(part.ndim > 0 for part in jax.tree.leaves(kept))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -171,7 +176,8 @@ def _backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     if isinstance(dy, _SymbolicZero):
         return None, None, None
-    for_x, for_weight, for_bias = kept.needs
+    x, weight, _ = kept
+    for_weight, for_x, for_bias = map(_is_needed, kept)
     grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
     casts = _cast(
         dy,
@@ -181,13 +187,13 @@ def _backward(
     )
     dx = dweight = dbias = None
     if for_x and grad_input is not None:
-        dx = _multiply(grad_input, casts.rows, kept.weight_transposed, dtypes[0])
-    elif kept.weight is not None:
-        dx = (dy @ kept.weight.astype(dy.dtype)).astype(dtypes[0])
+        dx = _multiply(grad_input, casts.rows, weight, dtypes[0])
+    elif for_x:
+        dx = (dy @ weight.astype(dy.dtype)).astype(dtypes[0])
     if for_weight and grad_weight is not None:
-        dweight = _multiply(grad_weight, casts.transposed, kept.x_transposed, dtypes[1])
-    elif kept.x is not None:
-        rows, x = (array.reshape(-1, array.shape[-1]) for array in (dy, kept.x))
+        dweight = _multiply(grad_weight, casts.transposed, x, dtypes[1])
+    elif for_weight:
+        rows, x = (array.reshape(-1, array.shape[-1]) for array in (dy, x))
         dweight = (rows.T @ x).astype(dtypes[1])
     if for_bias:
         sums = casts.sums

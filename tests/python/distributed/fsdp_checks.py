@@ -9,7 +9,7 @@ from rank_processes import DEVICE, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
@@ -231,14 +231,40 @@ def without_its_model(rank, recipe):
     assert found[0] == found[1]
 
 
+def evaluates(rank, recipe):
+    """In torch.inference_mode(), twice before any training, and between steps."""
+    losses = []
+    for fsdp_fp8 in (False, True):
+        never_trained, model = (sharded(new_model(recipe, fsdp_fp8)).eval() for _ in range(2))
+        with torch.inference_mode():
+            found = [never_trained(batch(step, rank)).sum().item() for step in (5, 5)]
+        for _ in range(2):
+            found += train(model.train(), rank)
+            with torch.inference_mode():
+                found.append(model.eval()(batch(5, rank)).sum().item())
+            model.reshard()
+        losses.append(found)
+    assert losses[0] == losses[1]
+
+
 def refuses_shards_within_squares(rank):
-    model = here(torch.nn.Sequential(torch.nn.Linear(256, 192)))
-    octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)
-    fully_shard(model)
-    with pytest.raises(
-        octofold.UnsupportedError, match=r"of '0.weight' on each rank, got \[192, 256"
-    ):
-        model(batch(0, rank))
+    for rows, dim, got in ((192, 0, r"\[192, 256"), (256, 1, r"parts \[256, 128\] of \[256, 256")):
+        model = here(torch.nn.Sequential(torch.nn.Linear(256, rows, bias=False)))
+        octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)
+        fully_shard(model, shard_placement_fn=lambda _, dim=dim: Shard(dim))
+        message = f"of '0.weight' on each rank, got {got}"
+        with pytest.raises(octofold.UnsupportedError, match=message):
+            model(batch(0, rank))
+
+
+def refuses_other_layers(rank):
+    model = here(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)))
+    octofold.nn.convert(model, "tensorwise", force_fp8=True, fsdp_fp8=True)
+    for layer in model:
+        fully_shard(layer)
+    message = r"'weights': .* got 0.weight from torch.float32 on rank 0 and 1.weight .* on rank 1"
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        model[rank](batch(0, rank))
 
 
 def saves(rank, folder, recipe):

@@ -40,6 +40,8 @@ def errors(rank):
     refuses = pytest.raises(octofold.InvalidArgumentError, match="GatheredProduct: argument 'rows'")
     with refuses:
         GatheredProduct(0, 5)
+    with refuses:
+        GatheredProduct(4 + rank, 5)
     with pytest.raises(octofold.InvalidArgumentError, match="'format': expected one of"):
         GatheredProduct(4, 5, "128x128")
     with pytest.raises(octofold.UnsupportedError, match=r"'overlap': expected GPUs.* got cpu"):

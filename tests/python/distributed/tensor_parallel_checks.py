@@ -111,23 +111,31 @@ def require(name, actual, wanted, same_bits):
     assert error < (0.003 if same_bits else 0.12), (name, error)
 
 
-def column_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512)):
+def column_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512), tokens=(2, 512)):
     layout = LAYOUTS[layout]
     alike = DEVICE == "cpu" or sizes[1] % 128 == 0  # else a GPU may divide K of one of them
     layer = seeded(nn.Linear, *sizes, recipe=recipe, dtype=torch.bfloat16)
     style = ColumnParallel(input_layouts=layout, reduce_dtype=reduce_dtype)
-    inputs = {"input": numbers(2, 512, sizes[0], seed=1)}
+    inputs = {"input": numbers(*tokens, sizes[0], seed=1)}
     bits = BITS_OF_COLUMNS.get(recipe, ()) if alike else ()
     beside(layer, style, inputs, (layout, FEATURES), bits)
 
 
-def row_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512)):
+def row_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512), tokens=(2, 512)):
     layout = LAYOUTS[layout]
     layer = seeded(nn.Linear, *sizes, recipe=recipe, dtype=torch.bfloat16)
     style = RowParallel(output_layouts=layout, reduce_dtype=reduce_dtype)
-    inputs = {"input": numbers(2, 512, sizes[0], seed=1)}
+    inputs = {"input": numbers(*tokens, sizes[0], seed=1)}
     bits = ("weight",) if recipe in ("blockwise", "rowwise") else ()
     beside(layer, style, inputs, (FEATURES, layout), bits)
+
+
+def few_tokens(rank, recipe):
+    """One token of each sequence on a rank, and none."""
+    size = torch.distributed.get_world_size()
+    for tokens in ((3, size), (3, 0), (0, size)):
+        column_parallel(rank, recipe, "dim 1", tokens=tokens)
+        row_parallel(rank, recipe, "dim 1", tokens=tokens)
 
 
 def uneven(rank):

@@ -14,6 +14,7 @@ from octofold.distributed import (
     MLPParallel,
     RowParallel,
     SharedInput,
+    parallelize_experts,
 )
 from rank_processes import DEVICE, here
 from tensor_parallel_checks import (
@@ -174,6 +175,25 @@ def disagreement(rank, what):
     except octofold.InvalidArgumentError as error:
         return str(error)
     return None
+
+
+def layers_alike(rank, what):
+    """Ranks that call layers of the same sizes in another order, or train other weights of one."""
+    if what == "experts":
+        layers, inputs = [seeded(nn.Experts, 256, 128, 4) for _ in range(2)], routed(256)
+        parallelize_experts(torch.nn.ModuleList(layers), mesh_of_all())
+    else:
+        layers, inputs = [seeded(nn.Linear, 256, 256) for _ in range(2)], {"input": numbers(8, 256)}
+        for layer in layers:
+            parallelize_module(layer, mesh_of_all(), ColumnParallel(input_layouts=Shard(0)))
+    for layer in layers:  # all ranks know both
+        layer(**inputs)
+    words, called = "'layer': expected the same on all ranks", layers[min(rank, 1)]
+    if what == "frozen":
+        words, called = "weight, bias on rank 0 and bias on rank 1", layers[0]
+        called.weight.requires_grad_(rank == 0)
+    with refused(words):
+        called(**inputs).sum().backward()
 
 
 def order(rank):

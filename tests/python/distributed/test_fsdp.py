@@ -47,6 +47,11 @@ def test_a_layer_without_its_model(two_processes, recipe):
     two_processes.run(fsdp_checks.without_its_model, recipe)
 
 
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_inference_mode(two_processes, recipe):
+    two_processes.run(fsdp_checks.evaluates, recipe)
+
+
 def test_replicas_of_shards(four_processes):
     four_processes.run(fsdp_checks.with_replicas)
 
@@ -63,6 +68,10 @@ def test_compiled_blocks(two_processes):
 
 def test_shards_within_squares_are_refused(two_processes):
     two_processes.run(fsdp_checks.refuses_shards_within_squares)
+
+
+def test_ranks_that_gather_other_layers(two_processes):
+    two_processes.run(fsdp_checks.refuses_other_layers)
 
 
 def test_checkpoints_of_one_world_size_load_at_another(two_processes, four_processes, tmp_path):

@@ -16,6 +16,11 @@ def test_linear(processes, recipe, layout):
     processes.run(checks.row_parallel, recipe, layout)
 
 
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_few_tokens(processes, recipe):
+    processes.run(checks.few_tokens, recipe)
+
+
 def test_uneven_features(processes):
     processes.run(checks.uneven)
 
@@ -101,6 +106,11 @@ def test_ranks_that_disagree(processes, what):
 def test_ranks_in_another_order(processes):
     for error in processes.run(uses.order):
         assert "NormLinear on rank 1" in error
+
+
+@pytest.mark.parametrize("what", ["linear", "frozen", "experts"])
+def test_ranks_that_take_one_layer_for_another(processes, what):
+    processes.run(uses.layers_alike, what)
 
 
 def test_refusals(processes):

@@ -125,6 +125,7 @@ def require_fitting_ranks(
     recipe: Recipe,
     exchange: Exchange,
     dropped: Tensor | None,
+    layer: int | None = None,
 ) -> None:
     """That the arguments fit together on each rank, and are about the same layer on all. What is
     wrong on one rank all of them raise."""
@@ -140,6 +141,7 @@ def require_fitting_ranks(
     facts = {
         "arguments": "fitting ones" if wrong is None else str(wrong),
         **_facts(x, topk_ids, topk_weights, weights),
+        "layer": f"{layer} of the group" if layer else "none",
         "activation": activation,
         "recipe": recipe,
         **exchange.facts(),

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._ranks.agreement import require_agreement_now
+from ..._ranks.agreement import next_layer, require_agreement_now
 from ..._ranks.ranks import Ranks
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import own_part
@@ -21,6 +21,8 @@ from .options import Exchange, exchange_of
 from .overlap import on_second_stream
 
 _NAME: Final = "octofold.distributed.parallelize_experts"
+
+_is_compiling: Final = torch.compiler.is_compiling
 
 
 class ParallelExperts(Experts):
@@ -33,6 +35,8 @@ class ParallelExperts(Experts):
     """
 
     exchange: Exchange
+    number: int
+    """Among the layers of the group."""
     dropped: Tensor | None
     """int64 [1]: rows that found no room, since it was last zeroed; None without a capacity. Not
     in state_dict()."""
@@ -41,15 +45,14 @@ class ParallelExperts(Experts):
         first, second = (self.weight(name) for name in self._names)
         weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
         routed = (input, topk_ids, topk_weights)
-        recipe, exchange = self._recipe, self.exchange
-        require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, self.dropped)
+        recipe, exchange, dropped = self._recipe, self.exchange, self.dropped
+        number = None if _is_compiling() else self.number  # compiled code serves several layers
+        require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, dropped, number)
         grad = torch.is_grad_enabled()
         of_first = self._projection(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
         of_second = self._projection(self._names[1], second, both)
-        return run_experts(
-            *routed, of_first, of_second, self.activation, recipe, exchange, self.dropped
-        )
+        return run_experts(*routed, of_first, of_second, self.activation, recipe, exchange, dropped)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -174,7 +177,7 @@ def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
         module.register_buffer(name, _part(buffer, count, mesh, exchange.ranks))
     module.__class__ = ParallelExperts
     assert isinstance(module, ParallelExperts)
-    module.exchange = exchange
+    module.exchange, module.number = exchange, next_layer(exchange.ranks)
     counter = None
     if exchange.capacity is not None:
         counter = torch.zeros(1, dtype=torch.int64, device=device)

@@ -53,7 +53,7 @@ class Border:
         args = tuple(own_tokens(x) for x in args)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if tensors and not _is_compiling():
-            self._require_fitting(tensors)
+            self._require_fitting(tensors, module)
         args = tuple(self._taken(x) for x in args)
         return args, {name: self._taken(x) for name, x in kwargs.items()}
 
@@ -72,12 +72,14 @@ class Border:
         layouts = self.made, self.wanted, self.use_local_output
         return given_back(y, self.mesh, *layouts, self.out_features)
 
-    def _require_fitting(self, tensors: list[Tensor]) -> None:
+    def _require_fitting(self, tensors: list[Tensor], module: Module) -> None:
         """That all ranks come with the same, and that the tokens can be split as they are to be."""
         operation, x = self.operation, tensors[0]
         described = ", ".join(_words(tensor, self.given) for tensor in tensors)
-        gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        require_agreement(operation, self.ranks, x=described, gradient=gradient, layer=self.facts)
+        trained = ["x"] if any(tensor.requires_grad for tensor in tensors) else []
+        trained += [name for name, weight in module.named_parameters() if weight.requires_grad]
+        gradients = ", ".join(trained) if trained and torch.is_grad_enabled() else "none"
+        require_agreement(operation, self.ranks, x=described, gradients=gradients, layer=self.facts)
         came, goes = (
             None if layout == FEATURES else tokens_of(operation, "layouts", layout)
             for layout in (self.taken, self.wanted)

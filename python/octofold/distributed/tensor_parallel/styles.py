@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
+from ..._ranks.agreement import next_layer
 from ..._ranks.ranks import Ranks, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import HERE, Boundary, Sides
@@ -92,7 +93,7 @@ class Style(ParallelStyle):
             self.output_layouts,
             self.use_local_output,
             out_features,
-            " ".join(map(str, (self, *facts))),
+            f"{next_layer(ranks)} of the group, {' '.join(map(str, (self, *facts)))}",
         ).install(module)
 
     def refusal(self, module: Module, words: str) -> InvalidArgumentError:

@@ -61,7 +61,8 @@ class CodedWeight(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in _AS_IT_IS or (func in _VIEWS and _is_same(*args, **(kwargs or {}))):
-            return cls.of(args[0].scaled, args[0].dtype)
+            with torch.inference_mode(args[0].is_inference()):  # as torch's views are
+                return cls.of(args[0].scaled, args[0].dtype)
         args, kwargs = torch.utils._pytree.tree_map_only(
             CodedWeight, lambda weight: weight.scaled.dequantize(weight.dtype), (args, kwargs or {})
         )

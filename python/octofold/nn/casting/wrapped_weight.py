@@ -4,7 +4,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _aten: Final = torch.ops.aten
 _KEPT: Final = (
@@ -60,7 +60,9 @@ class WrappedWeight(Tensor):
         result = func(*plain_args, **plain_kwargs)
         if isinstance(first, WrappedWeight):
             if func in _KEPT:
-                return tree_map_only(Tensor, first.like, result)
+                # torch.inference_mode() makes no views of weights to tensors of its own.
+                with torch.inference_mode(all(t.is_inference() for t in tree_leaves(result))):
+                    return tree_map_only(Tensor, first.like, result)
             if result is first.plain:  # written to in place
                 return first
         return result

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.recipe import Recipe
+from ..._ranks.agreement import require_agreement
 from ..._ranks.ranks import Ranks, ranks_of
 from ..._ranks.wire import largest
 from ..recipes.history import WEIGHT, delayed_scale
@@ -41,8 +42,10 @@ class Agreed(NamedTuple):
 class _Held:
     """What a layer holds: who has a shard of its weight, and what they have agreed on."""
 
-    def __init__(self, module: Any, weight: Tensor, dtype: torch.dtype, ranks: Ranks) -> None:
-        self.module, self.dtype, self.ranks = module, dtype, ranks
+    def __init__(
+        self, module: Any, place: str, weight: Tensor, dtype: torch.dtype, ranks: Ranks
+    ) -> None:
+        self.module, self.place, self.dtype, self.ranks = module, place, dtype, ranks
         self.weight = ref(weight)  # with offloading it is there for one gather
         self.agreed: AnyStream[Agreed] | None = None
         """In a forward of the model."""
@@ -50,11 +53,14 @@ class _Held:
         """Whether it was gathered for a forward of the model before that began."""
 
 
-def agreed_scale(module: Module, weight: Tensor, dtype: torch.dtype, mesh: Any) -> Agreed:
-    """For the weight of which a layer has this shard, and that is cast from this dtype."""
+def agreed_scale(
+    module: Module, place: str, weight: Tensor, dtype: torch.dtype, mesh: Any
+) -> Agreed:
+    """For the weight of which a layer has this shard, and that is cast from this dtype. place: of
+    the layer in the model, for messages."""
     held: _Held | None = module.__dict__.get(_HELD)
     if held is None or held.weight() is not weight or held.dtype != dtype:
-        held = _Held(module, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
+        held = _Held(module, place, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
         module.__dict__[_HELD] = held
     if held.agreed is not None:
         return held.agreed.here()
@@ -97,9 +103,12 @@ def _held_in(model: Module) -> list[_Held]:
 @torch.no_grad()
 def _agree(several: list[_Held], weights: list[Tensor]) -> list[AnyStream[Agreed]]:
     """One all-reduce of the group that all of them have."""
+    ranks = several[0].ranks
+    words = ", ".join(f"{held.place} from {held.dtype}" for held in several)
+    require_agreement(_OPERATION, ranks, weights=words)
     found = torch._foreach_norm(weights, torch.inf)
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
-    amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), several[0].ranks), 1)
+    amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), ranks), 1)
     scales = [_delayed_scale(held.module, amax) for held, amax in zip(several, amaxes, strict=True)]
     return [AnyStream(Agreed(*both), *both) for both in zip(amaxes, scales, strict=True)]
 

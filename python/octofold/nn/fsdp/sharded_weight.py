@@ -85,7 +85,8 @@ class ShardedWeight(WrappedWeight):
         codes: ScaledTensor | None
         if has_one_scale(self):
             assert self.recipe.output is not None
-            agreed, format = agreed_scale(module, self.plain, dtype, mesh), self.recipe.output.b
+            agreed = agreed_scale(module, self.place, self.plain, dtype, mesh)
+            format = self.recipe.output.b
             static = Target(format, scale=agreed.scale)
             target = with_amax(format, agreed.amax) if agreed.scale is None else static
             codes = cast(weight, rows=target).rows
@@ -114,7 +115,8 @@ class ShardedWeight(WrappedWeight):
             assert isinstance(held, CodedWeight)
             if agreed is not None:
                 # What backward has saved of it holds the same numbers: the weight has not changed.
-                with torch.no_grad(), _unsafe_preserve_version_counter(held.scale):
+                counted = () if held.scale.is_inference() else (held.scale,)
+                with torch.no_grad(), _unsafe_preserve_version_counter(counted):
                     held.scale.copy_(agreed)
             return None
         codes, *scale = all_gather_outputs
@@ -139,12 +141,15 @@ def has_one_scale(weight: ShardedWeight) -> bool:
 def _require_whole_units(weight: ShardedWeight, ranks: int, size: Any) -> None:
     """That each rank has as many rows as any other, whole squares of them. All ranks see the same
     sizes, so that all raise."""
-    rows = int(size[0])
+    rows, got = int(size[0]), f"{list(size)} on {ranks} ranks"
     squares = weight.dim() == 2 and not has_one_scale(weight)
-    if rows % ranks != 0 or (squares and ranks > 1 and rows // ranks % 128 != 0):
-        unit = "a multiple of 128 rows" if squares else "equally many"
-        raise UnsupportedError(
-            f"octofold.nn.convert: argument 'fsdp_fp8': expected {unit} of {weight.place!r} on "
-            f"each rank, got {list(size)} on {ranks} ranks: leave this layer out "
-            "(module_filter_fn), or convert it without fsdp_fp8"
-        )
+    if weight.shape[1:] != size[1:]:
+        got = f"parts {list(weight.shape)} of {got} (shard_placement_fn)"
+    elif rows % ranks == 0 and not (squares and ranks > 1 and rows // ranks % 128 != 0):
+        return
+    unit = "a multiple of 128 rows" if squares else "equally many rows"
+    raise UnsupportedError(
+        f"octofold.nn.convert: argument 'fsdp_fp8': expected {unit} of {weight.place!r} on "
+        f"each rank, got {got}: leave this layer out (module_filter_fn), or convert it without "
+        "fsdp_fp8"
+    )
