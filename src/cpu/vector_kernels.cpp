@@ -75,8 +75,9 @@ OCTOFOLD_INLINED void add_tile(const BlockProduct<Sum>& block) {
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
     __builtin_prefetch(sum + i * block.stride, 1);
+    if (!block.is_first) continue;
 #pragma GCC unroll 4
-    for (int j = 0; block.is_first && j < kVectors; ++j) {
+    for (int j = 0; j < kVectors; ++j) {
       *reinterpret_cast<Sums*>(sum + i * block.stride + j * kWidth) = Sums{};
     }
   }

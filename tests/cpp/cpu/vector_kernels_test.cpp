@@ -78,16 +78,20 @@ TEST_P(VectorKernelsTest, RowsDoNotDependOnOthers) {
   std::ranges::generate(b, [&] { return normal(random); });
   kernels().pack(b.data(), kMostPanel, packed.data());
   const std::vector<float> scales(kMostPanel, 0.3f);
+  bool is_first = true;
   const auto sums = [&](std::int64_t row, std::int64_t rows) {
-    std::vector<float> result(static_cast<std::size_t>(rows * kMostPanel));
+    std::vector<float> result(static_cast<std::size_t>(rows * kMostPanel), 0.7f);
     kernels().add_block({rows, kMostPanel, kScaleBlock, a.data() + row * kScaleBlock, packed.data(),
-                         scales.data(), scales.data(), result.data(), true, kMostPanel});
+                         scales.data(), scales.data(), result.data(), is_first, kMostPanel});
     return result;
   };
-  const std::vector<float> all = sums(0, kRows);
-  for (std::int64_t row = 0; row < kRows; ++row) {
-    const auto begin = all.begin() + row * kMostPanel;
-    ASSERT_EQ(sums(row, 1), std::vector<float>(begin, begin + kMostPanel)) << row;
+  for (const bool first : {true, false}) {
+    is_first = first;
+    const std::vector<float> all = sums(0, kRows);
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      const auto begin = all.begin() + row * kMostPanel;
+      ASSERT_EQ(sums(row, 1), std::vector<float>(begin, begin + kMostPanel)) << row;
+    }
   }
 }
 
