@@ -42,8 +42,8 @@ SPEEDS = (
           ("H200", "decode, 64 sequences of 8192 keys"), "cuDNN", "64 sequences of 8192 keys",
           "cuDNN over FP16 keys"),
     Speed("`gemm` without a GPU", "CPU reference backend",
-          ("AMD EPYC (AVX2), 2 cores, BF16 output", "2", "1024"), "M,1536,384",
-          "1024 rows, 1536 × 384, 2 threads", "NumPy's FP32"),
+          ("AMD EPYC (AVX2), 2 cores, BF16 output", "1", "1024"), "M,1536,384",
+          "1024 rows, 1536 × 384, one thread", "NumPy's FP32"),
 )  # fmt: skip
 
 
