@@ -131,7 +131,7 @@ class _Kept:
         *_, casts = self._casts.get(key, (None,))
         lacks_transposed = transposed and recipe.grad_input is not None
         if casts is None or (lacks_transposed and casts[1] is None):
-            # Casts that are kept may serve backward later: no inference mode.
+            # Casts that are kept may serve backward later, so inference mode is off.
             with torch.inference_mode(False), torch.no_grad():
                 if casts is None:
                     casts = _cast(weights, recipe, amax_history, transposed, remember)

@@ -114,7 +114,7 @@ class ShardedWeight(WrappedWeight):
             held = getattr(out, "_local_tensor", out)  # of a DTensor, over tensor parallelism
             assert isinstance(held, CodedWeight)
             if agreed is not None:
-                # Tensors that backward has saved of it stay true: the weight has not changed.
+                # Tensors that backward saved of it hold the same numbers: the weight is the same.
                 counted = () if held.scale.is_inference() else (held.scale,)
                 with torch.no_grad(), _unsafe_preserve_version_counter(counted):
                     held.scale.copy_(agreed)
