@@ -1,1 +1,1 @@
-"""What ranks of a process group say to each other: who they are, what they do next, tensors."""
+"""The messages of a process group's ranks: who they are, what they do next, and tensors."""

@@ -1,4 +1,4 @@
-"""Whether all ranks are about to do the same thing.
+"""Checks that all ranks are about to do the same thing.
 
 A collective that ranks enter with different sizes, or in a different order, hangs or gives numbers
 that mean nothing. So whoever calls one first says what it is about to do, and all ranks compare it,
@@ -47,7 +47,7 @@ class _Comparison(NamedTuple):
 
 
 class _Connection:
-    """Of the hosts of a group's ranks. All of them make it in the same call."""
+    """A connection of the hosts of a group's ranks. All of them make it in the same call."""
 
     def __init__(self, ranks: Ranks) -> None:
         group = ranks.group
@@ -58,12 +58,12 @@ class _Connection:
         timeout = min(backend.options._timeout for backend in backends)
         self._gloo: Final[Any] = ProcessGroupGloo(self._store, ranks.rank, ranks.size, timeout)
         self.agreed: Final[dict[str, Tensor]] = {}
-        """What all ranks have said at one time, and what stands for it."""
+        """Texts that all ranks have said at one time, each with the digest that stands for it."""
         self.begun: Final[deque[_Comparison]] = deque()
         weakref.finalize(self, _let_go, self._gloo, self.begun)
 
     def announce(self, said: _Said) -> Tensor:
-        """What stands for words [1], by which the others find them."""
+        """Stores words, and returns their digest, int64 [1], by which the others find them."""
         words = json.dumps(said)
         digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
         number = int.from_bytes(digest, signed=True)
@@ -113,9 +113,9 @@ def next_layer(ranks: Ranks) -> int:
 
 
 def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
-    """That all ranks of a group call this operation now, with the same facts (shapes, dtypes,
-    recipes): each a value whose text says it. Raises InvalidArgumentError on every rank otherwise,
-    which names the ranks and the fact, and UnavailableError where a rank does not answer within the
+    """Requires all ranks of a group to call this operation now, with the same facts (shapes,
+    dtypes, recipes): each a value whose text says it. Raises InvalidArgumentError on all ranks
+    otherwise, naming ranks and fact, and UnavailableError where a rank does not answer within the
     group's time-out: now if something new was said, and otherwise at the latest in the next call.
 
     Not checked while torch.compile traces or a CUDA graph is captured: what is captured has run
@@ -132,8 +132,8 @@ def require_agreement_now(operation: str, ranks: Ranks, **facts: object) -> None
 
 
 def require_agreed(ranks: Ranks, wait: bool) -> None:
-    """That ranks have agreed on what was said so far, in what has been compared by now, or, if this
-    waits, in all of it."""
+    """Requires that ranks have agreed on what was said so far: in what has been compared by now,
+    or, if this waits, in all of it."""
     connection = _CONNECTIONS.get(ranks.group)
     if connection is not None:
         connection.settle(wait)

@@ -36,8 +36,8 @@ class Ranks:
 
 
 def ranks_of(operation: str, argument: str, group: Any) -> Ranks:
-    """Of a ProcessGroup, a DeviceMesh of one dimension, or None for all processes. Raises
-    InvalidArgumentError that names the argument."""
+    """Returns the ranks of a ProcessGroup, a DeviceMesh of one dimension, or None for all
+    processes. Raises InvalidArgumentError that names the argument."""
     if isinstance(group, Ranks):
         return group
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

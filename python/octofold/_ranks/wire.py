@@ -1,4 +1,4 @@
-"""What ranks send each other: tensors, sums, and FP8 codes with their scales.
+"""Exchanges between ranks: tensors, sums, and FP8 codes with their scales.
 
 All of it is torch's functional collectives, which torch.compile and CUDA graphs take. Nothing here
 has a gradient: autograd functions call it, forward and backward.
@@ -75,7 +75,7 @@ class InFlight(NamedTuple):
 
     operation: str
     tensor: Tensor
-    """What is being written, as bytes."""
+    """The rows that are being written, as bytes; with a single rank the rows themselves."""
     dtype: torch.dtype
     ranks: Ranks
 

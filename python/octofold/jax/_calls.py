@@ -111,8 +111,8 @@ def vary_alike(arrays: Arrays) -> Arrays:
 
 
 def _manual_axes(array: Array, state: str) -> frozenset[Any]:
-    """Those along which an array is "varying", "reduced" or "unreduced", as its type in JAX says:
-    none outside of jax.shard_map, and none with its check_vma=False."""
+    """Returns the mesh axes along which an array is "varying", "reduced" or "unreduced", as its
+    type in JAX says: none outside of jax.shard_map, and none with its check_vma=False."""
     kind = jax.typeof(array)
     if state == "varying" and hasattr(kind, "vma"):  # before JAX 0.10
         return frozenset(kind.vma)
@@ -163,7 +163,7 @@ class _Result:
 
 
 class _Framework:
-    """What a row allocates with: shapes, which XLA makes arrays of."""
+    """The framework by which a row of the table allocates: shapes, of which XLA makes arrays."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> _Result:
         return _Result(tuple(shape), NUMPY_DTYPES[dtype])
@@ -179,8 +179,8 @@ _FRAMEWORK: Final[Any] = _Framework()
 
 
 def _lies_by_columns(scale_shape: Sequence[int], granularity: str | None) -> bool:
-    """Whether scales lie as products read them fastest. XLA keeps them so between two calls of one
-    program; in JAX's own terms the array is the same."""
+    """True if scales lie by columns, as products read them fastest. XLA keeps them so between two
+    calls of one program; in JAX's own terms the array is the same."""
     return granularity in BY_COLUMNS and len(scale_shape) > 1
 
 
@@ -228,7 +228,7 @@ def _without_memory(op: Row, name: str, place: int, array: Array) -> Any:
 
 
 def _is_scale_by_columns(name: str, array: Array, options: dict[str, Any]) -> bool:
-    """Of the input `x.scale`, by the granularity of x."""
+    """True if the input is a scale `x.scale` that lies by columns, by the granularity of x."""
     parameter, dot, part = name.removesuffix("?").rpartition(".")
     if array is None or not dot or part != "scale":
         return False
@@ -240,7 +240,7 @@ def _sign(array: Array, by_columns: bool) -> str:
 
 
 def _layouts(arrays: Arrays, signs: Sequence[str]) -> list[tuple[int, ...]]:
-    """Of the arrays that there are, the dimensions from the slowest to the fastest."""
+    """The layout of each array that is there: dimensions from the slowest to the fastest."""
     ranks = [
         (len(array.shape), sign)
         for array, sign in zip(arrays, signs, strict=True)

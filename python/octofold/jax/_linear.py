@@ -82,9 +82,9 @@ _Operand: TypeAlias = Any
 """An array, for a product that a recipe has in high precision, or its transpose's codes and scales,
 a pair of arrays."""
 _Kept: TypeAlias = tuple[_Operand, _Operand, Array | None]
-"""What backward computes with, of x, weight and bias: a scalar where nothing needs it. JAX takes
-what is kept for one structure wherever it has traced the layer once (in loops, branches, compiled
-functions), whatever is differentiated there."""
+"""The residuals that backward computes with, of x, weight and bias: a scalar where nothing needs
+it. JAX takes what is kept for one structure wherever it has traced the layer once (in loops,
+branches, compiled functions), whatever is differentiated there."""
 
 _DTypes: TypeAlias = tuple[Any, Any, Any]  # of x, weight and bias
 

@@ -15,13 +15,13 @@ from .products import gradient_formats
 
 ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
 _CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu-oss": "oss"}
-"""Of a gated one: what its gate goes through."""
+"""For each gated activation, the function that its gate goes through."""
 # swiglu-oss's slope and limit are written out: a module's numbers are variables to
 # torch.compile(dynamic=True), which fails where two functions with gradients read them.
 
 
 def is_gated(activation: str) -> bool:
-    """Whether it takes gate and up, one half of the features each."""
+    """True if the activation takes gate and up, one half of the features each."""
     return activation in GATED
 
 

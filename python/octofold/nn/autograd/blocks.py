@@ -139,7 +139,7 @@ def require_activation(operation: str, activation: object) -> None:
 def require_hidden(
     operation: str, features: int, down_weight: Tensor, activation: str, name: str = "down_weight"
 ) -> None:
-    """That the second layer takes what the activation makes of the first one's features."""
+    """Requires the second layer to take what the activation makes of the first one's features."""
     gated = is_gated(activation)
     if gated and features % 2 != 0:
         expected = f"an even number of rows, gate and up, as {activation} takes them"

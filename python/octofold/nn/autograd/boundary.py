@@ -1,4 +1,4 @@
-"""Where the tensors of a layer come from, and go to: this process alone, or all ranks of a group.
+"""Boundaries of a layer: its tensors come from, and go to, this process or all ranks of a group.
 
 A layer of a group of ranks (tensor parallelism) has a part of the weight on each. Its tokens cross
 a boundary where they enter, x in forward and dY in backward, and where they leave, y in forward and
@@ -58,7 +58,7 @@ class Boundary:
 
     @property
     def adds_bias(self) -> bool:
-        """Whether this rank adds the bias to what leave() sums."""
+        """True if this rank adds the bias to what leave() sums."""
         return True
 
 
@@ -66,7 +66,7 @@ HERE: Final = Boundary()
 
 
 class Sides(NamedTuple):
-    """Where tokens enter a layer in forward, and where they leave it."""
+    """The boundaries where tokens enter a layer in forward, and where they leave it."""
 
     entry: Boundary = HERE
     exit: Boundary = HERE

@@ -1,4 +1,4 @@
-"""What stands around linear layers, fused with them: what is computed, and with which casts."""
+"""Linear layers and what is fused with them, as chains: what is computed, and with which casts."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,17 +20,17 @@ from .products import output_product
 
 @dataclass(frozen=True)
 class Chain:
-    """What is chained: [residual and norm,] a linear layer[, an activation, a second one]."""
+    """The steps of a chain: [residual and norm,] a linear layer[, an activation, a second one]."""
 
     name: str
-    """Of the operation, for its errors."""
+    """The name of the operation, for its errors."""
     recipe: Recipe
     norm: Norm | None = None
     activation: str | None = None
     keep_fp8: bool = False
-    """Whether what the activation takes is kept for backward in FP8."""
+    """True if the input of the activation is kept for backward in FP8."""
     sides: Sides | None = None
-    """Where tokens enter, and leave, if the weights are parts of some (tensor parallelism)."""
+    """The boundaries of tokens, if a rank has a part of each weight (tensor parallelism)."""
 
 
 class Layer(NamedTuple):
@@ -48,11 +48,11 @@ class Layer(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What forward makes."""
+    """The output of forward, and the intermediate values that backward may need."""
 
     y: Tensor
     x: Tensor
-    """What was normed or, without a norm, cast."""
+    """The tensor that was normed, any residual added, or, without a norm, cast."""
     rstd: Tensor | None
     mean: Tensor | None
     x_transposed: ScaledTensor | None
@@ -128,7 +128,7 @@ def gated_in_one(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether the first product, the activation and the cast can be one operation, of a weight
+    """True if the first product, the activation and the cast can be one operation, of a weight
     [..., 2·hidden, in] without gradients: gated_gemm(), of experts with groups."""
     output = recipe.output
     if output is None or weight is None:

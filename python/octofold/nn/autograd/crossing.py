@@ -33,7 +33,7 @@ def added_once(bias: Tensor, boundary: Boundary) -> Tensor:
 
 
 def _sent(tensor: Tensor, boundary: Boundary) -> Tensor:
-    """What leaves a boundary, summed in the dtype that it wants."""
+    """Sends a tensor out through a boundary, summed in the dtype that the boundary wants."""
     wide = boundary.partial_dtype
     own = boundary.leave(tensor if wide is None else tensor.to(wide), tensor.dtype)
     return tensor.view_as(tensor) if own is tensor else own

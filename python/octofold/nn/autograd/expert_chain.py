@@ -1,4 +1,4 @@
-"""What experts compute, and with which casts."""
+"""The computation of experts, and the casts in it."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Projection(NamedTuple):
     bias: Tensor | None
     casts: WeightCasts
     main_grad: Tensor | None = None
-    """What the weights' gradient is added to, instead of weight.grad."""
+    """The tensor that the weights' gradient is added to, instead of weight.grad."""
 
     def needs_gradient(self) -> bool:
         return any(t is not None and t.requires_grad for t in (self.weight, self.bias))
@@ -42,11 +42,11 @@ class Projection(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What forward makes."""
+    """The output of forward, and the intermediate values that backward may need."""
 
     out: Tensor
     x_transposed: ScaledTensor | None
-    """Of rows of x times the weights of the routing."""
+    """The transposed cast of rows of x times the weights of the routing."""
     gate_up: Tensor | None
     """Rows of the first; None where it was not written."""
     h_transposed: ScaledTensor | None
@@ -115,8 +115,8 @@ def cast_tokens(
     rows: Format | None,
     transposed: Format | None,
 ) -> AnyCasts:
-    """Of tokens [..., cols] the rows of the routing; and the transpose of these rows times their
-    weights [..., k], as gradients by weights of experts take it."""
+    """Casts the rows of the routing, of tokens [..., cols]; and the transpose of these rows times
+    their weights [..., k], as gradients by weights of experts take it."""
     offsets, sources, positions = routing
     slots = positions.shape[-1]
     if transposed is None:

@@ -1,4 +1,4 @@
-"""Whether the arguments of an expert layer fit together."""
+"""Checks that the arguments of an expert layer fit together."""
 
 import torch
 from torch import Tensor

@@ -27,7 +27,7 @@ from .products import gradient_formats
 
 
 class Needs(NamedTuple):
-    """Which gradients are wanted."""
+    """Truth values: for each gradient whether it is wanted."""
 
     x: bool = False
     weights: bool = False
@@ -99,7 +99,7 @@ class Target(NamedTuple):
     bias_dtype: torch.dtype | None
     main_grad: Tensor | None
     weight: Tensor | None
-    """Whose main_grad it is; None: nobody's."""
+    """The weight that main_grad belongs to; None: there is no main_grad."""
 
     @staticmethod
     def of(projection: Projection) -> "Target":
@@ -134,7 +134,7 @@ class Target(NamedTuple):
 
 
 class ExpertLayer(NamedTuple):
-    """What a layer is, beside its tensors."""
+    """The settings of a layer, and the targets of its projections' gradients."""
 
     activation: str
     recipe: Recipe
@@ -163,8 +163,8 @@ def expert_gradients(
     dy: Tensor | ScaledTensor,
     x_dtype: torch.dtype,
 ) -> Gradients:
-    """Of dy [..., hidden], that by the result; of codes [tokens, hidden] with a scale for each row
-    or 128 columns, their values count. x_dtype: that of the gradient by x."""
+    """The gradients from dy [..., hidden], that by the result; of codes [tokens, hidden] with a
+    scale for each row or 128 columns, their values count. x_dtype: that of the gradient by x."""
     offsets, sources, positions = kept.routing
     recipe, dtype, slots = layer.recipe, layer.dtype, positions.shape[-1]
     grad_input, grad_weight = recipe.grad_input, recipe.grad_weight

@@ -22,8 +22,8 @@ class Tokens(NamedTuple):
 
 
 def routed_tokens(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: int) -> Tokens:
-    """Of arguments that fit. It comes before the casts of the weights, which are made of those
-    experts alone that have tokens."""
+    """Routes tokens to experts, by arguments that fit. It comes before the casts of the weights,
+    which are made of those experts alone that have tokens."""
     if x.dim() == 1:
         x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
     if topk_ids.dtype != torch.int32:

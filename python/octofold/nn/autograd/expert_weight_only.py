@@ -68,7 +68,7 @@ class _Inputs(NamedTuple):
     """The inputs of such a layer."""
 
     x: Tensor
-    """Of 16 bits."""
+    """The tokens, in a 16-bit dtype."""
     weights: Tensor
     """The weights of the routing."""
     routing: Routing

@@ -1,5 +1,5 @@
-"""What gradients of Octofold's layers are not made for: second derivatives, torch.func, batches of
-gradients. Each is an error that says what to do."""
+"""Errors for what gradients of Octofold's layers are not made for: second derivatives, torch.func,
+batches of gradients. Each of them says what to do."""
 
 from typing import Final
 
@@ -15,13 +15,13 @@ _is_batch: Final = torch._C._functorch.is_legacy_batchedtensor
 
 
 def in_transform() -> bool:
-    """Whether this runs inside a transform of torch.func or in forward-mode differentiation.
-    Compilers do not ask."""
+    """True if this runs inside a transform of torch.func or in forward-mode differentiation. False
+    while a compiler traces."""
     return not _is_compiling() and (_innermost_transform() is not None or is_forward_mode())
 
 
 def differentiates(operation: str, *tensors: Tensor | None) -> bool:
-    """Whether what an operation makes of these (None: not given) is to have a gradient. Raises
+    """True if the result of an operation on these (None: not given) is to have a gradient. Raises
     UnsupportedError where it would be that of a transform of torch.func, or a tangent."""
     refuse_tangents(operation, tensors)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -1,4 +1,4 @@
-"""Whether the arguments of a linear layer fit together."""
+"""Checks that the arguments of a linear layer fit together."""
 
 from typing import Final, TypeGuard
 
@@ -81,7 +81,7 @@ def require_features(operation: str, in_features: object, out_features: object) 
 
 
 def is_fp8(value: object) -> TypeGuard[Tensor]:
-    """Whether this is a tensor of FP8 codes."""
+    """True if this is a tensor of FP8 codes."""
     return isinstance(value, Tensor) and value.dtype in FLOAT8
 
 

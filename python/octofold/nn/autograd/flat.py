@@ -50,8 +50,8 @@ _NONE: Final = _Option(None)
 
 
 class Layout(NamedTuple):
-    """Where the fields of a record are among flat tensors. As the first argument of a Function it
-    is not differentiated."""
+    """The places of a record's fields among flat tensors. As the first argument of a Function it is
+    not differentiated."""
 
     kind: type
     """The class of the record: one of NamedTuples, or tuple."""
@@ -113,7 +113,7 @@ def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
 
 
 def saved_tensors(ctx: Any) -> Sequence[Any]:
-    """What save_tensors() kept, with the strides that it had, which hooks of autograd
+    """Returns what save_tensors() kept, with the strides that it had, which hooks of autograd
     (torch.autograd.graph.saved_tensors_hooks) may have changed. Raises InvalidArgumentError for
     what can no longer be these values."""
     tensors: tuple[Any, ...] = ctx.saved_tensors

@@ -75,7 +75,7 @@ class _Inputs(NamedTuple):
 
 
 class _Needs(NamedTuple):
-    """Which gradients are wanted."""
+    """Truth values: for each gradient whether it is wanted."""
 
     x: bool
     """Also for the residual and the operands of the norm."""

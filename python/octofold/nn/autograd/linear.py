@@ -217,7 +217,7 @@ class _Linear(torch.autograd.Function):
                 kept = kept._replace(weight_scale=inputs.rows.scale)
         save(ctx, kept)
         ctx.layout, ctx.recipe, ctx.sides = layout, recipe, inputs.sides
-        # What is written to in the meantime, or in backward itself.
+        # These tensors are not saved: some are written to in the meantime, or in backward.
         ctx.channel_amax, ctx.amax_history = inputs.channel_amax, inputs.amax_history
         ctx.main_grad = inputs.main_grad
         ctx.weight = None if inputs.main_grad is None else weight

@@ -21,7 +21,7 @@ NORMS: Final = ("rms", "layer")
 
 @dataclass(frozen=True)
 class Norm:
-    """Which norm."""
+    """A norm: its kind, one of NORMS, and its epsilon."""
 
     kind: str
     epsilon: float
@@ -83,7 +83,7 @@ def norm_gradients(
     norm: Norm,
     of_x: Tensor | None,
 ) -> NormGradients:
-    """Of norm(x) by x, weight and bias; `of_x` is added to that by x."""
+    """The gradients of norm(x) by x, weight and bias; `of_x` is added to that by x."""
     assert x is not None
     assert rstd is not None
     weight, bias = _fitted(weight, x), _fitted(bias, x)
@@ -130,7 +130,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _fitted(operand: Tensor | None, x: Tensor) -> Tensor | None:
-    """Of the dtype of x or float32, as the fused operations take it, and contiguous."""
+    """The operand in the dtype of x or float32, as the fused operations take it, and contiguous."""
     if operand is None:
         return None
     operand = operand.detach()

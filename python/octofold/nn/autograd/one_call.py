@@ -25,7 +25,7 @@ from .products import addable
 
 _NOTHING: Final[Wanted] = False, False, False
 _NAMES: Final = {"a": "x", "b": "weight", "b.scale": "weight.scale"}
-"""What the product's messages name."""
+"""The layer's names for the operands that the product's messages name."""
 _is_grad_enabled: Final = torch.is_grad_enabled
 _empty: Final = torch.empty
 
@@ -73,7 +73,7 @@ def linear_in_one_call(
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its memory is all there is to know of it."""
+    """True if the tensor's memory is all there is to know of it."""
     return type(tensor) in PLAIN_TYPES and not tensor.is_neg() and not tensor.is_meta
 
 

@@ -36,7 +36,7 @@ def output_product(
 
 
 def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """As products to this dtype take it."""
+    """The bias as products to this dtype add it: contiguous, in this dtype or float32."""
     # torch takes the host a tenth of a product's call to find that nothing is to be done.
     if bias is None or (bias.dtype in (dtype, torch.float32) and bias.is_contiguous()):
         return bias
@@ -46,7 +46,7 @@ def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def gradient_formats(
     recipe: Recipe, for_input: bool, for_weight: bool
 ) -> tuple[Format | None, Format | None]:
-    """Of dY and of its transpose, as far as its products are wanted and in FP8."""
+    """The formats of dY and of its transpose, as far as their products are wanted and in FP8."""
     grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
     return (
         grad_input.a if for_input and grad_input is not None else None,

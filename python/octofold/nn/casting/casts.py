@@ -1,4 +1,4 @@
-"""What a recipe casts: each tensor as rows, transposed, or both."""
+"""The casts of a recipe: each tensor as rows, transposed, or both."""
 
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from .transposed import transposed_weight
 from .wrapped_weight import plain_weight
 
 WeightCasts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
-"""Of a weight, and of its transpose; None where no product wants it."""
+"""The casts of a weight, and of its transpose; None where no product wants it."""
 
 
 def walkable(x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class CodedWeight(Tensor):
         return CodedWeight(tensors["codes"], tensors["scale"], *context)
 
     def _stable_hash_for_caching(self) -> str:
-        """What torch.compile's cache is to know of it."""
+        """Returns a text with what torch.compile's cache is to know of the weight."""
         return f"{self!r}, {self.dtype}"
 
     @classmethod
@@ -83,6 +83,6 @@ def coded_below(weights: list[CodedWeight]) -> CodedWeight:
 def _is_same(
     weight: Tensor, size: Any, stride: Any = None, storage_offset: int | None = None
 ) -> bool:
-    """Whether a view, as FSDP and DTensor make it, is the tensor itself."""
+    """True if a view, as FSDP and DTensor make it, is the tensor itself."""
     same = stride is None or tuple(stride) == weight.stride()
     return same and tuple(size) == tuple(weight.shape) and not storage_offset

@@ -19,7 +19,7 @@ from .versions import Version
 
 _NAME: Final = "octofold.nn.cast_after_step"
 _ATTRIBUTE: Final = "_octofold_step_casts"
-"""Of a parameter: where it has a place in casts, a tuple of _Place."""
+"""The attribute of a parameter that has places in casts: a tuple of _Place."""
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -81,7 +81,7 @@ def cast_after_step(optimizer: Optimizer | Sequence[Optimizer], model: Module) -
 
 
 class CastsAfterStep:
-    """What cast_after_step() returns."""
+    """The casts of a model's weights that cast_after_step() returns."""
 
     def __init__(
         self,
@@ -126,15 +126,15 @@ class _Held:
         self._jobs = self._make_jobs()
 
     def is_current(self) -> bool:
-        """Whether the weights are those that were cast, as far as torch counts."""
+        """True if the weights are those that were cast, as far as torch counts writes to them."""
         return all(version.is_current() for version in self._versions)
 
     def mark_current(self) -> None:
         self._versions = tuple(map(Version.of, self.weights))
 
     def jobs(self) -> list[CastJob]:
-        """That make the casts of the weights as they are now: made anew where these have moved, or
-        are copied to be one."""
+        """Returns the jobs that make the casts of the weights as they are now: made anew where
+        these have moved, or are copied to be one."""
         addresses = {weight.data_ptr() for weight in self.weights}
         if any(version.has_moved() for version in self._versions) or any(
             job.source.data_ptr() not in addresses for job in self._jobs
@@ -163,7 +163,7 @@ class _Held:
         return jobs
 
     def _are_apart(self) -> bool:
-        """Whether each of several weights has scales of its own, and is cast where it lies."""
+        """True if each of several weights has scales of its own, and is cast where it lies."""
         scales = {cast.granularity for cast in self.casts if cast is not None}
         whole = all(weight.shape[0] % 128 == 0 for weight in self.weights[:-1])
         return whole and scales <= {"1x128", "128x128"}
@@ -186,7 +186,7 @@ class _Held:
 
 
 class _Place(NamedTuple):
-    """Where a weight is among those of a cast."""
+    """The place of a weight among those of a cast."""
 
     held: _Held
     place: int
@@ -197,7 +197,7 @@ def _nothing() -> None:
 
 
 class _Renewal:
-    """What a model calls when it has loaded a state_dict()."""
+    """The hook that a model calls when it has loaded a state_dict()."""
 
     def __init__(self, casts: Callable[[], None]) -> None:
         self._casts = casts
@@ -206,7 +206,7 @@ class _Renewal:
         self._casts()
 
     def __reduce__(self) -> tuple[Any, tuple[Any]]:
-        """Of a copy, or a file, of the model: its casts are not held."""
+        """A copy, or a file, of the model gets a hook that does nothing: its casts are not held."""
         return _Renewal, (_nothing,)
 
 
@@ -249,7 +249,7 @@ def _target(format: Format | None, out: ScaledTensor | None) -> Target | None:
 
 
 def _columns(codes: ScaledTensor, begin: int, end: int) -> ScaledTensor:
-    """Of whole blocks of 128."""
+    """Cuts columns out of codes, at the bounds of whole blocks of 128."""
     scale = codes.scale[:, begin // 128 : (end + 127) // 128]
     return ScaledTensor(codes.data[:, begin:end], scale, codes.granularity)
 
@@ -258,8 +258,8 @@ _Named: TypeAlias = tuple[str, Weights, Recipe]
 
 
 def _weights_of(module: Module, name: str) -> Iterator[_Named]:
-    """What the layers of a module cast: for each its name, the weights and the recipe. A layer of
-    layers may cast theirs together."""
+    """Yields what the layers of a module cast: for each its name, the weights and the recipe. A
+    layer of layers may cast theirs together."""
     cast_weights = getattr(module, "cast_weights", None)
     own = None if cast_weights is None else cast_weights()
     if own is not None:

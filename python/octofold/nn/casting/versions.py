@@ -23,7 +23,7 @@ class Version(NamedTuple):
         return self.parameter._version == self.version and not self.has_moved()
 
     def has_moved(self) -> bool:
-        """Whether it has other memory, or reads the same in another way."""
+        """True if the parameter has other memory, or reads the same in another way."""
         now, then = self.parameter, self.memory
         if now.data_ptr() != self.address or now.dtype != then.dtype:
             return True

@@ -104,7 +104,7 @@ class _Kept:
     """The casts of a model's weights in one keep_casts()."""
 
     def __init__(self, model: Module) -> None:
-        # What is made in inference mode has no version.
+        # A parameter that is made in inference mode has no version.
         self._versions = {
             id(parameter): Version.of(parameter)
             for parameter in model.parameters()
@@ -123,7 +123,7 @@ class _Kept:
         transposed: bool,
         remember: bool,
     ) -> WeightCasts:
-        """As of weight_casts(). Raises InvalidArgumentError for weights that have changed."""
+        """The casts for weight_casts(). Raises InvalidArgumentError for changed weights."""
         if not all(self._versions[id(weight)].is_current() for weight in weights):
             raise _changed(weights)
         # By the objects themselves, which are held: to hash a recipe takes longer than a forward.
@@ -131,7 +131,7 @@ class _Kept:
         *_, casts = self._casts.get(key, (None,))
         lacks_transposed = transposed and recipe.grad_input is not None
         if casts is None or (lacks_transposed and casts[1] is None):
-            # What is kept may serve backward later.
+            # Casts that are kept may serve backward later, so inference mode is off.
             with torch.inference_mode(False), torch.no_grad():
                 if casts is None:
                     casts = _cast(weights, recipe, amax_history, transposed, remember)

@@ -21,8 +21,8 @@ _KEPT: Final = (
     _aten.view.default,
     _aten.as_strided.default,
 )
-"""What moves, copies and cuts weights, as modules and FSDP do, makes such weights again. All else
-makes plain tensors."""
+"""Operations that move, copy and cut weights, as modules and FSDP do, make such weights again. All
+else makes plain tensors."""
 
 
 class WrappedWeight(Tensor):

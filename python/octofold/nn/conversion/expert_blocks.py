@@ -19,29 +19,29 @@ GATES: Final = {
 """Classes of act_fn, which a gate goes through."""
 
 _OWN_GATES: Final = ("swiglu-oss",)
-"""What a gate of a model's own may be."""
+"""The activations that a gate of a model's own may be."""
 
 _LAYOUT: Final = ("_apply_gate", "has_gate", "is_transposed", "is_concatenated")
 _LIMITS: Final = ("swiglu_alpha", "swiglu_limit", "gate_softcap", "up_softcap")
 _OWN_LIMITS: Final = ("alpha", "limit")
-"""What gates of a model's own call theirs."""
+"""The names that gates of a model's own give to their limits."""
 
 
 class Gate(NamedTuple):
-    """What takes gate and up."""
+    """The function that takes gate and up, and how their rows lie."""
 
     activation: str
     interleaved: bool
-    """Whether gate and up are neighbours among the rows of gate_up_proj; else halves."""
+    """True if gate and up are neighbours among the rows of gate_up_proj; else they are halves."""
 
 
 def is_of_transformers(module: Module) -> bool:
-    """Whether its class is one of transformers'."""
+    """True if the module's class is one of transformers'."""
     return type(module).__module__.startswith("transformers.")
 
 
 def holds_experts(module: Any) -> bool:
-    """Whether this is a module of experts of transformers, of whatever kind."""
+    """True if this is a module of experts of transformers, of whatever kind."""
     if not is_of_transformers(module):
         return False
     stacks = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
@@ -50,8 +50,8 @@ def holds_experts(module: Any) -> bool:
 
 
 def gate_of(module: Any) -> Gate | None:
-    """Of a module with the marks of transformers' implementations of experts; None: there is no
-    such gate here. One of a model's own is known by what it computes."""
+    """The gate of a module with the marks of transformers' implementations of experts; None: there
+    is no such gate here. One of a model's own is known by what it computes."""
     if _own_gate(module):
         return _known(module._apply_gate)
     activation = GATES.get(type(getattr(module, "act_fn", None)).__name__)
@@ -97,7 +97,7 @@ def stacks_of(module: Any) -> Stacks:
 
 
 def _known(gate: Any) -> Gate | None:
-    """Which activation a function of gate and up is: it is tried beyond its limits too."""
+    """Finds the activation that a function of gate and up is: it is tried beyond its limits too."""
     values = torch.linspace(-20, 20, 81, dtype=torch.float64)
     x = torch.cartesian_prod(values, values).reshape(1, -1)
     try:
@@ -126,7 +126,7 @@ def _has_stacks(module: Any) -> bool:
 
 
 def _look_transposed(module: Any) -> bool:
-    """Whether gate_up_proj is [experts, hidden, 2·inner], not [experts, 2·inner, hidden]."""
+    """True if gate_up_proj is [experts, hidden, 2·inner], not [experts, 2·inner, hidden]."""
     _, rows, columns = module.gate_up_proj.shape
     _, inner, hidden = module.down_proj.shape
     return bool((rows, columns) == (hidden, 2 * inner))

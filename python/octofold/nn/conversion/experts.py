@@ -136,7 +136,7 @@ def _picked(
 
 
 def _refused(model: Module) -> str:
-    """Which experts of a model are not converted, and why; the first of each class."""
+    """The experts of a model that are not converted, and why; the first of each class."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -153,8 +153,8 @@ def _convert_around(
     converted: dict[str, str],
     left_alone: dict[str, str],
 ) -> dict[int, Module]:
-    """Of these blocks, which hold converted experts: the routers, in place, and the layers that
-    take the place of shared experts. Enters both into the report."""
+    """Converts the routers of these blocks, which hold converted experts, in place, and returns the
+    layers that take the place of shared experts. Enters both into the report."""
     new: dict[int, Module] = {}
     for path, block in model.named_modules():
         if id(block) not in blocks:
@@ -239,12 +239,12 @@ def _parameter(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _is_fp8(module: Any) -> bool:
-    """Whether a checkpoint has brought its weights in FP8."""
+    """True if a checkpoint has brought the module's weights in FP8."""
     return hasattr(module, "gate_up_proj_scale_inv")
 
 
 def _require_squares(module: Any, name: str) -> None:
-    """That FP8 weights are such as octofold.nn.Experts takes, in its layout."""
+    """Requires that FP8 weights are such as octofold.nn.Experts takes, in its layout."""
     if not _is_fp8(module):
         return
     if tuple(module.block_size or ()) != (128, 128):

@@ -16,7 +16,7 @@ from ..layers.weight_only import WeightOnlyLinear
 from ..recipes.choice import FEW_TOKENS
 from ..recipes.kernels import has_bfloat16, way_of
 
-# Of a product with a weight of these scales.
+# Recipes of products with a weight of these scales.
 _RECIPES: Final = {
     "128x128": blockwise,
     "channel": rowwise,
@@ -44,8 +44,8 @@ def frozen_layer(linear: Any, weight: ScaledTensor, compute: str = "auto") -> Fp
 
 
 def words_of(layer: Fp8Weight, device: torch.device | None = None) -> str:
-    """What a report says of a layer with an FP8 weight that runs on a device (None: where its
-    weight is): its class, its scales and how it computes there."""
+    """A report's words for a layer with an FP8 weight that runs on a device (None: where its weight
+    is): its class, its scales and how it computes there."""
     weight = layer.scaled_weight
     words = f"octofold.nn.{type(layer).__name__}, {weight.granularity}"
     if not isinstance(layer, InferenceLinear):

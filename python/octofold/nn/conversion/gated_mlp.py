@@ -30,8 +30,8 @@ from .parts import in_front_of
 _PLAIN: Final = re.compile(
     r"self\.down_proj\(self\.act_fn\(self\.gate_proj\((\w+)\)\) \* self\.up_proj\(\1\)\)"
 )
-"""What a forward is that computes nothing else, as the source of Llama's and of most others has
-it."""
+"""The expression of a forward that computes nothing else, as the source of Llama's and of most
+others has it."""
 
 
 def fuse_gated_mlps(model: Module) -> dict[str, str]:
@@ -119,7 +119,7 @@ define(
 
 
 def _activation(mlp: Any) -> str | None:
-    """What the model's act_fn is here, if a kernel has it. Other classes may have such names."""
+    """The activation that act_fn is here, if a kernel has it. Other classes may have such names."""
     kind = type(getattr(mlp, "act_fn", None))
     is_known = kind.__module__.startswith(("torch.nn.", "transformers."))
     return GATES.get(kind.__name__) if is_known else None

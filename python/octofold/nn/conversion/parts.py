@@ -1,4 +1,4 @@
-"""Which modules of transformers' models a conversion takes that computes them by other kernels."""
+"""Modules of transformers' models that a conversion takes, which computes them by other kernels."""
 
 from collections.abc import Callable
 from typing import Any

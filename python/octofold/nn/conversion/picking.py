@@ -1,4 +1,4 @@
-"""Which layers of a model are converted, and why others are left alone."""
+"""Picks the layers of a model that are converted, and says why others are left alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -81,7 +81,7 @@ class FusedRotary(Module):
     _forward: FunctionType
     """Its own class's."""
     _own_function: Any
-    """What that called apply_rotary_pos_emb when it was converted."""
+    """The function that _forward called apply_rotary_pos_emb when it was converted."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own = type(self)._forward
@@ -120,7 +120,7 @@ def _rotate(
 
 
 def _fits(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> bool:
-    """Whether there is a kernel for it."""
+    """True if there is a kernel that rotates x by cos and sin."""
     if not all(type(each) in _ONES and each.dtype == x.dtype for each in (x, cos, sin)):
         return False
     if heads not in (1, 2) or x.dim() != 4 or cos.dim() != 3 or cos.shape != sin.shape:
@@ -138,7 +138,7 @@ def _fits(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> bool:
 
 
 def _rotates(module: Any) -> bool:
-    """Whether its forward calls apply_rotary_pos_emb()."""
+    """True if the module's forward calls apply_rotary_pos_emb()."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and _FUNCTION in code.co_names
 
@@ -161,7 +161,7 @@ def _calls_what_is_known(forward: Any) -> bool:
 
 @functools.cache
 def _is_written(function: Any, expected: str) -> bool:
-    """Whether a function is this one, but for annotations, docstring and comments."""
+    """True if a function is this one, but for annotations, docstring and comments."""
     try:
         source = inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):

@@ -15,7 +15,7 @@ _Routed = tuple[Tensor, Tensor, Tensor]
 
 
 def chooses_by_top_k(gate: Any) -> bool:
-    """Whether convert_router() has been here."""
+    """True if convert_router() has converted this router."""
     kind: Any = type(gate)
     return kind.__name__ in _ROUTERS and kind.forward is _ROUTERS[kind.__name__]
 

@@ -24,7 +24,7 @@ _KEPT_WIDE: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 
 def weight_readers(model: Module) -> dict[int, str]:
-    """Of a model's modules whose weight others read, by identity, the reason to leave them."""
+    """Finds modules of a model whose weight others read: by identity, the reason to leave them."""
     reasons: dict[int, str] = {}
     paths: dict[type[Module], set[str]] = {}
     for module in model.modules():
@@ -57,7 +57,7 @@ def names_of(module: Module, attribute: str) -> tuple[str, ...]:
 
 
 def _is_off(module: Module) -> bool:
-    """Whether torch's encoder layer has been told to call its layers in evaluation too
+    """True if torch's encoder layer has been told to call its layers in evaluation too
     (torch.backends.mha.set_fastpath_enabled(False))."""
     is_encoder = isinstance(module, torch.nn.TransformerEncoderLayer)
     return is_encoder and not torch.backends.mha.get_fastpath_enabled()
@@ -95,7 +95,7 @@ def _definitions(kind: type[Module], name: str) -> Iterator[Any]:
 
 
 def _reads_and_calls(function: Any) -> tuple[set[str], set[str]]:
-    """Of a method: the paths whose weight it reads, and the methods of self that it calls."""
+    """Returns the paths whose weight a method reads, and the methods of self that it calls."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):  # compiled, or made at run time

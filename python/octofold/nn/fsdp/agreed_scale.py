@@ -40,7 +40,7 @@ class Agreed(NamedTuple):
 
 
 class _Held:
-    """What a layer holds: who has a shard of its weight, and what they have agreed on."""
+    """A layer's record of who has a shard of its weight, and of what they have agreed on."""
 
     def __init__(
         self, module: Any, place: str, weight: Tensor, dtype: torch.dtype, ranks: Ranks
@@ -50,7 +50,7 @@ class _Held:
         self.agreed: AnyStream[Agreed] | None = None
         """In a forward of the model."""
         self.is_ahead = False
-        """Whether it was gathered for a forward of the model before that began."""
+        """True if the weight was gathered for a forward of the model before that began."""
 
 
 def agreed_scale(

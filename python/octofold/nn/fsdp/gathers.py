@@ -1,4 +1,4 @@
-"""Where FSDP's gathers run: on streams of its own, outside backward and in it."""
+"""FSDP's gathers run on streams of its own, outside backward and in it."""
 
 from typing import Final, Generic, TypeVar
 
@@ -9,8 +9,8 @@ _T = TypeVar("_T")
 
 
 class AnyStream(Generic[_T]):
-    """What was made on the current stream, for others too: FSDP asks for what is to be gathered on
-    streams that do not wait for a forward's pre-hooks, nor for each other.
+    """A value that was made on the current stream, for others too: FSDP asks for what is to be
+    gathered on streams that do not wait for a forward's pre-hooks, nor for each other.
 
     value: of these tensors.
     """

@@ -37,8 +37,8 @@ class ShardedWeight(WrappedWeight):
     place: str
     recipe: Recipe
     _kept: tuple[torch.dtype, AnyStream[ScaledTensor]] | None
-    """What the last gather outside backward cast, and from which dtype: backward multiplies with
-    the codes of forward, and each step casts a weight once."""
+    """The codes that the last gather outside backward cast, and from which dtype: backward
+    multiplies with the codes of forward, and each step casts a weight once."""
 
     @staticmethod
     def __new__(cls, plain: Tensor, place: str, recipe: Recipe) -> "ShardedWeight":
@@ -71,7 +71,7 @@ class ShardedWeight(WrappedWeight):
         return (data, codes.scale), (*kind, None)
 
     def _codes(self, dtype: torch.dtype, mesh: Any, module: Any) -> ScaledTensor:
-        """Of this shard, as casting after the gather makes them from a weight of this dtype."""
+        """The shard's codes, as casting after the gather makes them from a weight of this dtype."""
         if in_backward() and self._kept is not None and self._kept[0] == dtype:
             return self._kept[1].here()
         codes = self._cast(dtype, mesh, module)
@@ -114,7 +114,7 @@ class ShardedWeight(WrappedWeight):
             held = getattr(out, "_local_tensor", out)  # of a DTensor, over tensor parallelism
             assert isinstance(held, CodedWeight)
             if agreed is not None:
-                # What backward has saved of it holds the same numbers: the weight has not changed.
+                # Tensors that backward saved of it hold the same numbers: the weight is the same.
                 counted = () if held.scale.is_inference() else (held.scale,)
                 with torch.no_grad(), _unsafe_preserve_version_counter(counted):
                     held.scale.copy_(agreed)
@@ -133,14 +133,14 @@ _pre.__signature__ = inspect.signature(_pre)
 
 
 def has_one_scale(weight: ShardedWeight) -> bool:
-    """Whether all of it has one: experts have one each, and a shard is of whole experts."""
+    """True if the whole weight has one: experts have one each, and a shard is of whole experts."""
     output = weight.recipe.output
     return weight.dim() == 2 and output is not None and output.b.granularity == "tensor"
 
 
 def _require_whole_units(weight: ShardedWeight, ranks: int, size: Any) -> None:
-    """That each rank has as many rows as any other, whole squares of them. All ranks see the same
-    sizes, so that all raise."""
+    """Requires that each rank has as many rows as any other, whole squares of them. All ranks see
+    the same sizes, so that all raise."""
     rows, got = int(size[0]), f"{list(size)} on {ranks} ranks"
     squares = weight.dim() == 2 and not has_one_scale(weight)
     if weight.shape[1:] != size[1:]:

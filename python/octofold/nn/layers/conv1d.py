@@ -59,7 +59,7 @@ class Conv1D(Module):
 
     @property
     def recipe(self) -> Recipe:
-        """What is cast, and how."""
+        """The recipe: what is cast, and how."""
         return self._recipe
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,12 +77,12 @@ class Conv1D(Module):
 
 
 def is_conv1d(module: object) -> bool:
-    """Whether this is transformers' class itself, found by name: transformers is not imported."""
+    """True if this is transformers' class itself, found by name: transformers is not imported."""
     kind = type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def conv1ds(model: object, reason: str) -> dict[int, str]:
-    """Those of a model, by identity, with a reason to leave them alone."""
+    """The Conv1D layers of a model, by identity, with a reason to leave them alone."""
     modules = model.modules() if isinstance(model, Module) else ()
     return {id(module): reason for module in modules if is_conv1d(module)}

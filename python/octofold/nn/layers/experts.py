@@ -76,8 +76,8 @@ class Experts(KeepsBuffers):
     """
 
     sides: Sides | None = None
-    """Where tokens enter and leave, in a group of ranks of which each has a part of each expert.
-    None: it is whole in this process."""
+    """Boundaries where tokens enter and leave, in a group of ranks of which each has a part of each
+    expert. None: the layer is whole in this process."""
 
     in_files: Stacks = Stacks()
     """How save_pretrained() of other libraries is to write the weights."""
@@ -175,12 +175,12 @@ class Experts(KeepsBuffers):
 
     @property
     def recipe(self) -> Recipe:
-        """What is cast, and how."""
+        """The recipe: what is cast, and how."""
         return self._recipe
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP has had the weights."""
+        """True once FSDP has sharded the weights."""
         return self._is_sharded
 
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class Experts(KeepsBuffers):
 
     @property
     def weight_names(self) -> tuple[str, str]:
-        """Of the first layer's parameter, and of the second's."""
+        """The names of the first layer's parameter, and of the second's."""
         return self._names
 
     def hold_fp8(self, first: ScaledTensor, second: ScaledTensor) -> None:
@@ -224,7 +224,7 @@ class Experts(KeepsBuffers):
         return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
 
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
-        """As of octofold.nn.Linear; nothing of FP8 weights."""
+        """The layer's casts, as octofold.nn.Linear returns them; none of FP8 weights."""
         weights = [self._parameters.get(name) for name in self._names]
         return [((weight,), self._recipe) for weight in weights if weight is not None]
 

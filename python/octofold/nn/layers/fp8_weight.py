@@ -47,11 +47,11 @@ class Fp8Weight(KeepsBuffers):
     weight: Tensor
     bias: Tensor | None
     sides: Sides | None = None
-    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight.
-    None: it is whole in this process."""
+    """Boundaries where tokens enter and leave, in a group of ranks of which each has a part of the
+    weight. None: the layer is whole in this process."""
 
     zero_rows: int = 0
-    """Of codes that stand before those of this rank, so that they begin where a square does."""
+    """The number of zero rows before this rank's codes, which thereby begin where a square does."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class InferenceLinear(Fp8Weight):
 
     @property
     def recipe(self) -> Recipe:
-        """What is cast, and how."""
+        """The recipe: what is cast, and how."""
         return self._recipe
 
     def forward(self, input: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class InferenceLinear(Fp8Weight):
         return weight_only_linear(x, weight, bias, self.sides, invariant)
 
     def _takes_as_it_is(self, x: Tensor) -> bool:
-        """Whether x is not cast."""
+        """True if x is not cast."""
         if not has_native(x.device):
             return True
         few = self.few_tokens > 0 and row_count(x.shape) <= self.few_tokens

@@ -70,8 +70,8 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     main_grad: bool
     force_fp8: bool
     sides: Sides | None = None
-    """Where tokens enter and leave, in a group of ranks of which each has a part of the weight.
-    None: it is whole in this process."""
+    """Boundaries where tokens enter and leave, in a group of ranks of which each has a part of the
+    weight. None: the layer is whole in this process."""
 
     _is_sharded = False
 
@@ -139,12 +139,12 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     @property
     def recipe(self) -> Recipe:
-        """What is cast, and how."""
+        """The recipe: what is cast, and how."""
         return self._recipe
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP has had the weight."""
+        """True once FSDP has sharded the weight."""
         return self._is_sharded
 
     def own_parameters(self) -> tuple[Tensor, Tensor | None]:
@@ -153,7 +153,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         return (weight, bias) if self.sides is None else (own_part(weight), own_part(bias))
 
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
-        """What the layer casts: the weights of each cast, and the recipe (nn/casting)."""
+        """The casts of the layer: the weights of each cast, and the recipe (nn/casting)."""
         return [((self.weight,), self._recipe)]
 
     def wanted_main_grad(self) -> Tensor | None:
@@ -200,7 +200,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         return linear_in_one_call(_NAME, x, weight, bias, recipe, casts, main_grad, dtype)
 
     def _wins(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether FP8 is not slower than x's own dtype."""
+        """True if FP8 is not slower than x's own dtype."""
         if self.force_fp8 or isinstance(weight, CodedWeight):
             return True
         sizes = x.numel() // self.in_features, self.in_features, self.out_features
@@ -308,13 +308,13 @@ def _why_no_products(device: torch.device) -> str:
 
 
 def is_dtensor(value: object) -> bool:
-    """Whether a parameter is one that FSDP2 or tensor parallelism has spread over ranks."""
+    """True if FSDP2 or tensor parallelism has spread the parameter over ranks."""
     return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
 
 
 def require_order(operation: str, name: str, parameter: Any) -> None:
-    """That FSDP2 does not split the rows that tensor parallelism has taken from several matrices:
-    torch would put them together in another order, in checkpoints."""
+    """Requires that FSDP2 does not split the rows that tensor parallelism has taken from several
+    matrices: torch would put them together in another order, in checkpoints."""
     dims = [layout.dim for layout in parameter.placements if hasattr(layout, "split_factor")]
     if len(dims) != len(set(dims)):
         expected = (
@@ -326,5 +326,5 @@ def require_order(operation: str, name: str, parameter: Any) -> None:
 
 
 def own_part(parameter: Any) -> Any:
-    """What this rank has of a parameter that is spread over a group; of others all."""
+    """This rank's part of a parameter that is spread over a group; all of any other one."""
     return parameter.to_local() if is_dtensor(parameter) else parameter

@@ -59,7 +59,7 @@ def lora_config(model: Module, config: Any) -> Any:
 
 
 def linear_names(model: Any, classifies: bool) -> set[str]:
-    """Of the layers that "all-linear" stands for, as peft has it: without what gives the output."""
+    """The names that "all-linear" stands for, as peft has it: without what gives the output."""
     head = None
     if callable(getattr(model, "get_output_embeddings", None)):
         head = model.get_output_embeddings()

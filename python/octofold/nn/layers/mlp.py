@@ -198,7 +198,7 @@ class MLP(Module):
         return tuple(self._modules[name] for name in self._names)
 
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]] | None:
-        """What the layers cast together, as of octofold.nn.Linear; None where each is by itself."""
+        """The casts of all layers together, as in octofold.nn.Linear; None: each is by itself."""
         first, down = self.first_layers(), self.down_proj
         recipe = common_recipe((*first, down))
         if recipe is None or len(first) == 1:

@@ -66,7 +66,7 @@ def epsilon_text(norm: NormModule) -> str:
 def norm_operands(
     norm: Module, epsilon: str, dtype: torch.dtype
 ) -> tuple[Norm, Tensor | None, Tensor | None]:
-    """Of one of torch's norms, over a tensor of this dtype: which it is, weight and bias."""
+    """The kind, weight and bias of one of torch's norms, over a tensor of this dtype."""
     assert isinstance(norm, (RMSNorm, LayerNorm))
     kind = "rms" if isinstance(norm, RMSNorm) else "layer"
     of_norm = Norm(kind, float(epsilon) if epsilon else torch.finfo(dtype).eps)
@@ -74,8 +74,8 @@ def norm_operands(
 
 
 def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
-    """Of layers that can be in one chain; None where they are none: after restore(), or of several
-    recipes."""
+    """The recipe of layers that can be in one chain; None where they cannot: after restore(), or
+    with several recipes."""
     recipe: Recipe | None = None
     for linear in linears:
         if not isinstance(linear, Linear):
@@ -94,7 +94,7 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
 
 
 def wins(linears: tuple[Linear, ...], x: Tensor, recipe: Recipe) -> bool:
-    """Whether all of them are to use FP8 for this x."""
+    """True if all of the layers are to use FP8 for this x."""
     if not has_native(x.device):
         return False
     for linear in linears:
@@ -121,5 +121,5 @@ def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: 
 
 
 def _is_coded(linear: Any) -> bool:
-    """Whether its weight came in FP8 alone."""
+    """True if the layer's weight came in FP8 alone."""
     return isinstance(linear.own_parameters()[0], CodedWeight)

@@ -33,7 +33,7 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
 
     @property
     def lora_variants(self) -> dict[tuple[str, ...], None]:
-        """Those that peft may choose from: plain LoRA alone, as DoRA and others read the weight."""
+        """Variants that peft may use: plain LoRA alone, as DoRA and others read the weight."""
         return {(): None}
 
     def update_layer(self, adapter_name: str, *arguments: Any, **options: Any) -> None:
@@ -75,12 +75,12 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
         self.merged_adapters.clear()
 
     def _get_in_out_features(self, module: Any) -> tuple[int, int]:
-        """Of the layer; peft's own warns of each that it does not know."""
+        """The layer's features; peft's own method warns of each layer that it does not know."""
         return module.in_features, module.out_features
 
     def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, Any]:
-        """Where adapters go, and their dtype where the layer says in which its model computes: not
-        FP8, as the weight is."""
+        """The device that adapters go to, and their dtype where the layer says in which its model
+        computes: not FP8, as the weight is."""
         return base_layer.weight.device, getattr(base_layer, "compute_dtype", None)
 
 
@@ -93,7 +93,7 @@ _KINDS: Final = " and ".join(kind.__name__ for kind in LAYERS)
 
 
 def require_plain(config: Any) -> None:
-    """That a config is of LoRA that does not read the weight itself."""
+    """Requires that a config is of LoRA that does not read the weight itself."""
     init = config.init_lora_weights
     if not any(init is value or (isinstance(init, str) and init == value) for value in _INITS):
         expected = f"one of {', '.join(map(repr, _INITS))}: others read or change the FP8 weight"
@@ -107,8 +107,8 @@ def require_plain(config: Any) -> None:
 
 
 def require_trained(model: Module, config: Any) -> None:
-    """That a config, of any of peft's methods, asks nothing of a model's FP8 weights and frozen
-    biases but adapters over layers of LAYERS: they have no gradient."""
+    """Requires that a config, of any of peft's methods, asks nothing of FP8 weights and frozen
+    biases of a model but adapters over layers of LAYERS: they have no gradient."""
     modules = dict(model.named_modules())
     of = {key: getattr(config, key, None) for key in (*_TRAINED, "token_indices")}
     tokens = of["trainable_token_indices"] or of["token_indices"]
@@ -122,7 +122,7 @@ def require_trained(model: Module, config: Any) -> None:
             if tensor is None or not (is_bias or is_fp8(tensor) or hasattr(tensor, "scaled")):
                 continue
             for field in _TRAINED:
-                # As peft compares them: what ends so, and whatever is in it.
+                # peft compares names in this way: it takes what ends so, and whatever is in it.
                 endings = "|".join(map(re.escape, asked[field] or ()))
                 if endings and re.search(rf"(?:{endings})(?:$|\.)", f"{name}.{key}"):
                     expected = f"nothing without gradients (FP8 takes adapters over {_KINDS})"

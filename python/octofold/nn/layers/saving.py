@@ -1,4 +1,4 @@
-"""What layers with an FP8 weight give to save_pretrained(), whose readers expect numbers.
+"""Numbers that layers with an FP8 weight give to save_pretrained(), whose readers expect them.
 
 Files of save_pretrained() are read by libraries that know nothing of Octofold's layers and would
 take codes for the weight's values. So while a method of this name runs, whichever library's it is,
@@ -37,9 +37,9 @@ def give_numbers(
     numbers: Callable[[torch.dtype], Tensor],
     own_dtype: torch.dtype | None,
 ) -> None:
-    """Where save_pretrained() asks: in a state_dict() that has a layer's codes and scales, numbers
-    in their place, on the CPU. Not so where it takes adapters alone, for which all weights in 16
-    bits would be made in vain.
+    """Puts numbers, on the CPU, in the place of a layer's codes and scales in a state_dict(), where
+    save_pretrained() asks. Not so where it takes adapters alone, for which all weights in 16 bits
+    would be made in vain.
 
     numbers: makes them in a dtype.
     own_dtype: the dtype that the weight had; None: it is not known, and is the model's.
@@ -99,8 +99,8 @@ def _require_memory(tensor: Tensor, name: str) -> None:
 
 
 def _writer() -> tuple[Any, bool]:
-    """What the innermost save_pretrained() that is running is a method of (None: none runs), and
-    whether it is asking for adapters."""
+    """Returns the object that the innermost running save_pretrained() is a method of (None: none
+    runs), and whether it is asking for adapters."""
     frame: FrameType | None = sys._getframe(1)
     of_adapters = False
     while frame is not None:
@@ -113,7 +113,7 @@ def _writer() -> tuple[Any, bool]:
 
 
 def _is_of_tokens(layer: Module, model: Any) -> bool:
-    """Whether it is the model's embedding or its head, or what peft has wrapped there."""
+    """True if the layer is the model's embedding or head, or what peft has wrapped there."""
     for name in ("get_input_embeddings", "get_output_embeddings"):
         found = getattr(model, name, None)
         one = found() if callable(found) else None
@@ -123,7 +123,7 @@ def _is_of_tokens(layer: Module, model: Any) -> bool:
 
 
 def _dtype_of(writer: object) -> torch.dtype:
-    """Of a model's numbers."""
+    """The dtype of a model's numbers."""
     if isinstance(writer, Module):
         for tensor in (*writer.parameters(), *writer.buffers()):
             if tensor.dtype in _WIDE and tensor.dim() > 0:

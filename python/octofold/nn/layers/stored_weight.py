@@ -29,7 +29,7 @@ class StoredWeight(Parameter):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Of a plain Parameter torch makes a plain one again; and pickle reads no FP8 of torch's.
+        # By default torch restores a plain Parameter; and pickle reads no FP8 of torch's.
         return _restored, (self.detach().view(torch.uint8), self.dtype)
 
 
@@ -43,11 +43,11 @@ def stored(codes: Tensor) -> StoredWeight:
 
 
 def is_plain_parameter(value: object) -> bool:
-    """Whether this is a torch.nn.Parameter of numbers in memory, not a subclass that means
+    """True if this is a torch.nn.Parameter of numbers in memory, not a subclass that means
     something else by them (quantized, sharded, yet without a shape)."""
     return type(value) is Parameter and type(value.data) is Tensor and is_wide(value)
 
 
 def is_wide(value: Tensor) -> bool:
-    """Whether these are numbers that can be cast to FP8."""
+    """True if these are numbers that can be cast to FP8."""
     return value.dtype in (torch.float32, torch.float16, torch.bfloat16)

@@ -126,8 +126,8 @@ def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None, batch_invaria
 
 
 def _is_by_copy(x: Tensor, most_on_hopper: int, batch_invariant: bool) -> bool:
-    """Whether a copy of the weight in the dtype of x, which is given back at once, and torch's
-    product take less time than one that decodes the weight for each tile of rows, or there is no
+    """True if a copy of the weight in the dtype of x, which is given back at once, and torch's
+    product take less time than one that decodes the weight for each tile of rows, or if there is no
     other."""
     if not has_weight_only(x.device, x.dtype):
         return True

@@ -1,4 +1,4 @@
-"""Where a layer computes in FP8: where that is not measured to be slower than BF16."""
+"""Chooses where a layer computes in FP8: where that is not measured to be slower than BF16."""
 
 import functools
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def require_compute(operation: str, compute: object) -> None:
 
 
 def is_invariant(recipe: Recipe) -> bool:
-    """Whether the number of tokens may not decide how they are computed."""
+    """True if the number of tokens may not decide how they are computed."""
     return recipe.batch_invariant or is_batch_invariant()
 
 
@@ -77,8 +77,8 @@ to 1024 features (size 481), at 1.06 for 4096 of 2048 to 2048 (819)."""
 def fp8_wins(
     tokens: int, in_features: int, out_features: int, recipe: Recipe, device: torch.device
 ) -> bool:
-    """Whether a linear layer of these sizes is to use FP8, on a GPU that has such products: unless
-    it was measured to be slower there. On the CPU always, which is the reference and not meant to
+    """True if a linear layer of these sizes is to use FP8, on a GPU that has such products: unless
+    it was measured to be slower there. Always on the CPU, which is the reference and not meant to
     be quick. And wherever the number of tokens may not decide (batch_invariant)."""
     if device.type != "cuda" or not MEASURED or tokens == 0 or is_invariant(recipe):
         return True

@@ -19,7 +19,7 @@ INPUT, WEIGHT, GRADIENT = 0, 1, 2
 
 
 def new_history(delayed: Delayed, device: torch.device | str | None = None) -> Tensor:
-    """Of a layer's three tensors, none seen yet: zeros [3, history], float32."""
+    """The histories of a layer's three tensors, none seen yet: zeros [3, history], float32."""
     return torch.zeros(3, delayed.history, device=device)
 
 

@@ -1,5 +1,5 @@
-"""What a device has kernels for, by the library's tables, and which way layers compute there. The
-CPU computes everything."""
+"""The kernels that a device has, by the library's tables, and the way in which layers compute
+there. The CPU computes everything."""
 
 import functools
 from typing import Final
@@ -15,18 +15,18 @@ _HERE: Final = LayerWay(NATIVE, "")
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether it is a GPU, where it matters how many tokens there are."""
+    """True if the device is a GPU, where it matters how many tokens there are."""
     return _gpu_of(device) is not None
 
 
 def has_kernels(operation: str, device: torch.device) -> bool:
-    """Whether this GPU has kernels of the operation, one of info()'s."""
+    """True if the device has kernels of the operation, one of info()'s; the CPU has all."""
     index = _gpu_of(device)
     return index is None or not _why_not(operation, index)
 
 
 def has_native(device: torch.device) -> bool:
-    """Whether the GPU casts, and multiplies FP8 with FP8."""
+    """True if the device casts, and multiplies FP8 with FP8; the CPU does."""
     index = _gpu_of(device)
     return index is None or _how(LINEAR, FP8, index) == NATIVE
 
@@ -38,20 +38,20 @@ def expert_way(device: torch.device, weights: str) -> str:
 
 
 def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the GPU has weight-only products with x of this dtype."""
+    """True if the device has weight-only products with x of this dtype."""
     if dtype == torch.float32 or not has_kernels("products with FP8 weights", device):
         return False
     return dtype != torch.bfloat16 or has_bfloat16(device)
 
 
 def has_warpgroups(device: torch.device) -> bool:
-    """Whether warpgroups multiply 16-bit numbers and FP8 weights: on Hopper."""
+    """True if the GPU's warpgroups multiply 16-bit numbers and FP8 weights: on Hopper."""
     index = _gpu_of(device)
     return index is not None and _has_warpgroups(index)
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the GPU multiplies bfloat16 in tensor cores."""
+    """True if the device is the CPU, or a GPU that multiplies bfloat16 in tensor cores."""
     index = _gpu_of(device)
     return index is None or _has_bfloat16(index)
 
