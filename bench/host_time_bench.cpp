@@ -1,5 +1,5 @@
-// What a call costs the processor before the GPU has its work: shapes so small that the GPU keeps
-// up. Skipped where there is no GPU.
+// Times what a call costs the processor before the GPU has its work: shapes so small that the GPU
+// keeps up. Skipped where there is no GPU.
 #include <benchmark/benchmark.h>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""What a wheel's library asks of the machine that it runs on; whether its name says so.
+"""Finds what a wheel's library asks of the machine that it runs on, and if its name says so.
 
     scripts/audit_wheel.py dist/octofold-*.whl
 
@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Audit:
-    """Of one wheel."""
+    """The audit of one wheel."""
 
     name: str
     bytes: int
@@ -41,9 +41,9 @@ class Audit:
     shown: tuple[str, ...]
     """Symbols that are no functions for tvm-ffi."""
     paths: tuple[str, ...]
-    """Of the machine that built it."""
+    """Paths of the machine that built it."""
     tag: str
-    """That auditwheel finds it to deserve."""
+    """The tag that auditwheel finds it to deserve."""
 
     def __str__(self) -> str:
         return (
@@ -53,7 +53,7 @@ class Audit:
         )
 
     def faults(self) -> list[str]:
-        """What is not as it must be."""
+        """Names everything that is not as it must be."""
         faults = [f"needs {name}" for name in self.needed if not NEEDED.fullmatch(name)]
         faults += [f"asks for {version}" for version in self.foreign]
         faults += [f"shows {symbol}" for symbol in self.shown]

@@ -23,7 +23,7 @@ _MAP = json.loads((Path(__file__).resolve().parent.parent / "doors.json").read_t
 
 
 def _expanded(doors: list[str]) -> list[str]:
-    """As they are written in an #include."""
+    """Returns the doors' folders as they are written in an #include."""
     folders = [f for door in doors for f in _MAP["groups"].get(door, [door])]
     return [folder.removeprefix("src/") for folder in folders]
 
@@ -38,7 +38,7 @@ VOCABULARY = ("octofold/gemm_form.h", "octofold/vocabulary.h")
 # Headers of kernels/ptx for the host.
 TWINS = "tests/cpp/support/ptx_on_host"
 
-# What host and device share.
+# The folders that host and device share.
 SHARED = _MAP["groups"]["config"]
 
 # Folders whose own headers are included by their bare names; a room's carry the room's name.
@@ -74,7 +74,7 @@ def room_of(path: Path) -> str | None:
 
 
 def check_include(path: Path, bracket: str, header: str) -> str | None:
-    """What is wrong with this #include of the file at `path`, if anything."""
+    """Says what is wrong with this #include of the file at `path`, if anything."""
     room = room_of(path)
     if is_under(path, TWINS) and header.endswith(f"../kernels/ptx/{path.name}"):
         return None  # the twin of a header that is made of others: itself, beside theirs

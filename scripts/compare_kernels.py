@@ -239,7 +239,7 @@ def unpacked(revision: str, folder: Path) -> Revision:
 
 
 def verdict(old: Body, new: Body) -> str:
-    """What is over a bound; empty if nothing is."""
+    """Names what is over a bound; empty if nothing is."""
     over = []
     if new.products != old.products:
         over.append(f"{old.products} and {new.products} products")
@@ -256,7 +256,7 @@ Built = tuple[int, Body | str]  # stages, and what became of it or why it was no
 
 
 def built(revision: Revision, wanted: list[Kernel], processes: int) -> dict[Kernel, Built]:
-    """Of each kernel that the revision's checks allow."""
+    """Compiles each kernel that the revision's checks allow."""
     expressions = revision.expressions(wanted)
     compile_ = partial(body_of, revision.headers(), KERNEL_HEADER)
     with multiprocessing.Pool(processes) as pool:

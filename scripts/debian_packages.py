@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-"""Of the package debian-archive-keyring."""
+"""The keyring that the package debian-archive-keyring installs."""
 DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 

@@ -27,7 +27,7 @@ from scipy.optimize import least_squares  # type: ignore[import-not-found, impor
 MULTIPROCESSORS = 132
 WEIGHT_OF_MANY_ROWS = 2.5  # of shapes with 1000 rows and more, where users look at 1 %
 
-# Of gemm_cost.cpp: first guess, bounds.
+# The constants of gemm_cost.cpp: first guess, bounds.
 CONSTANTS = {
     "memory": (4.0, 3.4, 4.7),  # MB a µs
     "cache": (11.2, 7.0, 14.0),
@@ -42,7 +42,7 @@ CONSTANTS = {
 
 
 class Tiling(NamedTuple):
-    """What a candidate's name says."""
+    """The tiling that a candidate's name gives."""
 
     swapped: bool
     rows: int
@@ -162,7 +162,7 @@ class Model:
         columns = np.array([facts(row) for row in rows], float).T
         times = np.log([row.microseconds for row in rows])
         ratio = np.array([row.ratio for row in rows])
-        # What nobody would choose need not be predicted well.
+        # A candidate that nobody would choose need not be predicted well.
         weight = np.select([ratio < 1.05, ratio < 1.15, ratio < 1.4], [4.0, 3.0, 1.5], 0.3)
         weight *= np.where([row.shape[0] >= 1000 for row in rows], WEIGHT_OF_MANY_ROWS, 1)
 
@@ -177,7 +177,7 @@ class Model:
         ).x
 
     def regret(self, x: Any, rows: list[Row]) -> list[float]:
-        """Of each shape: the time of what is chosen, over the best one's."""
+        """For each shape, the chosen candidate's time over the best one's, in ascending order."""
         columns = np.array([facts(row) for row in rows], float).T
         chosen: dict[tuple[int, int, int], tuple[float, float]] = {}
         for row, time in zip(rows, self.predict(x, rows, columns), strict=True):

@@ -36,7 +36,7 @@ def relative(actual, expected):
 
 
 def errors(size, tokens, outliers, causal):
-    """Of FP8 scores beside exact ones; of all, with exact scores and with FP8 ones."""
+    """Errors of FP8 scores beside exact ones; and against FP64, of exact scores and of FP8 ones."""
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.normal(size=(tokens, HEADS, size)).astype(np.float32).astype(np.float16) for _ in "qkv"

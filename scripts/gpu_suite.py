@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a step."""
+    """The outcome of a step."""
 
     name: str
     outcome: str  # "passed", "failed", "out of time" or "skipped"
@@ -181,7 +181,7 @@ def run(step: Step, seconds: float, log: Path) -> Result:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does, so that pytest sums up what it has; then the hard way."""
+    """Interrupts as Ctrl-C does, so that pytest sums up what it has; then kills the process."""
     for signal_ in (signal.SIGINT, signal.SIGKILL):
         os.killpg(process.pid, signal_)
         try:
@@ -213,7 +213,7 @@ def last_line(text: str) -> str:
 
 
 def machine(site: Path) -> dict[str, object]:
-    """What the results depend on."""
+    """Describes the machine and the versions that the results depend on."""
     script = (
         "import json, dataclasses, octofold, torch;"
         "print(json.dumps({'octofold': dataclasses.asdict(octofold.info()),"

@@ -26,11 +26,11 @@ NUMBER: Final = 1
 """The kernel's version, as `kernels` counts: one more whenever its `__all__` grows."""
 BACKENDS: Final = {"cpu": "cpu", "cu126": "cuda", "cu130": "cuda"}
 CUDA_ARCHS: Final = ["7.5+PTX"]
-"""What gemm_weight_only() runs on. octofold.capabilities() has the rest."""
+"""The architectures that gemm_weight_only() runs on. octofold.capabilities() has the rest."""
 
 
 def lay_out(package: Path, version: str, folder: Path) -> None:
-    """Of the package's folder, with its library, and its version."""
+    """Lays out the kernel from the package's folder, with its library, and its version."""
     shutil.rmtree(folder, ignore_errors=True)
     first = None
     for backend, kind in BACKENDS.items():

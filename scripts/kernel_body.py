@@ -1,4 +1,4 @@
-"""What the run-time compiler makes of a kernel: registers, memory and instructions, for
+"""The run-time compiler's result for a kernel: registers, memory and instructions, for
 compare_kernels.py. Found by NVRTC with the product's options, and kept in build/kernel_bodies."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ QGMMA, NOP = 0x1F3, 0x118
 
 
 def operations(cubin: bytes) -> list[int]:
-    """Of all functions, 16 bytes each, without the NOPs that fill up a section."""
+    """Returns opcodes of all functions, 16 bytes each, without the NOPs that fill up a section."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     count, names_index = struct.unpack_from("<HH", cubin, 0x3C)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + 64 * i) for i in range(count)]
@@ -109,7 +109,7 @@ def operations(cubin: bytes) -> list[int]:
 
 
 def body_of(headers: dict[str, str], header: str, expression: str) -> Body | str:
-    """Of the kernel that `expression` names in `header`, or what keeps it from being compiled."""
+    """Compiles the kernel that `expression` names in `header`, or says what keeps it from that."""
     inputs = [headers, header, expression, ARCHITECTURE, product_options(), nvrtc_file()]
     key = json.dumps([*inputs, [field.name for field in fields(Body)]])
     entry = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()}.json"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What kernels for older GPUs take of a multiprocessor, as the table of docs/older-gpus.md:
+"""Lists what kernels for older GPUs take of a multiprocessor, as the table of docs/older-gpus.md:
 
     python scripts/kernel_resources.py [build/release/tests/cpp/octofold_cuda_test]
 

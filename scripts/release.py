@@ -71,7 +71,7 @@ def build(machines: list[str]) -> list[Path]:
 
 
 def bill_of_materials(of: str) -> str:
-    """What is linked into the wheels, with the versions of Debian's packages."""
+    """Lists what is linked into the wheels, with the versions of Debian's packages."""
     linked = [
         component(PackageURL("deb", "debian", name, manylinux_wheel.version_of(name)))
         for name in LINKED

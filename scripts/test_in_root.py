@@ -60,9 +60,9 @@ FETCH = "apt install --download-only"
 PACKAGES = "dash coreutils libstdc++6 tzdata"  # in every root, beside its Python
 TO_BUILD_PYTHON = "gcc libc6-dev make sed grep mawk findutils diffutils zlib1g-dev libffi-dev"
 TEST_PACKAGES = "pytest hypothesis safetensors"
-# Of other machines: what programs begin with, and which of those bits count, for binfmt_misc; and
-# the processor. QEMU's own choice has SME, by which the OpenBLAS in NumPy's wheel multiplies
-# wrongly there.
+# Emulation of other machines: what programs begin with, and which of those bits count, for
+# binfmt_misc; and the processor. QEMU's own choice has SME, by which the OpenBLAS in NumPy's wheel
+# multiplies wrongly there.
 EMULATION = {
     "aarch64": (
         r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00",
@@ -99,7 +99,7 @@ PYTEST = (
 
 
 def run(*command: str | Path, **options: Any) -> str:
-    """What it prints, unless that goes elsewhere by the options."""
+    """Runs a command and returns what it prints, unless that goes elsewhere by the options."""
     options = {"check": True, "stdout": subprocess.PIPE, "text": True, **options}
     return str(subprocess.run([str(part) for part in command], **options).stdout)
 
@@ -176,7 +176,7 @@ def fetch_wheels(folder: Path, wheel: Path, machine: str, glibc: str, python: st
 
 
 def test(name: str, wheels: Sequence[Path], mirror: str, pytest_options: Sequence[str]) -> bool:
-    """Whether all passed. Prints a row of the table in docs/wheels.md."""
+    """True if all tests passed in the root. Prints a row of the table in docs/wheels.md."""
     root = ROOTS[name]
     fitting = [wheel.resolve() for wheel in wheels if wheel.stem.endswith(root.machine)]
     if len(fitting) != 1:

@@ -29,8 +29,8 @@ SHARED = ("torch==2.13.0", "numpy>=2", "pytest", "pytest-xdist", "safetensors")
 
 @dataclass(frozen=True)
 class Environment:
-    """What a host's environment holds: packages, and packages without what they depend on, because
-    that is CUDA by the gigabyte which a CPU cannot run."""
+    """A host's environment: packages, and packages without what they depend on, because that
+    is CUDA by the gigabyte which a CPU cannot run."""
 
     packages: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()

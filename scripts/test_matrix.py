@@ -33,7 +33,7 @@ print("tvm-ffi", tvm_ffi.__version__, octofold.__file__)
 
 
 def test(wheel: Path, end: str) -> bool:
-    """Whether the tests pass there."""
+    """True if the wheel passes the tests with the versions of this end of ENDS."""
     folder = REPOSITORY / "build" / "matrix" / end
     python = folder / "bin" / "python"
     base = os.environ.get(f"PYTHON_{end.upper()}", sys.executable)

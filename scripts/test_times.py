@@ -20,7 +20,7 @@ def area_of(file: Path, case: ElementTree.Element) -> str:
 
 
 def times_of(folder: Path) -> dict[str, tuple[int, float]]:
-    """Of each area: how many tests, and their seconds."""
+    """Returns, for each area, its number of tests and their seconds."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for file in sorted(folder.glob("*.xml")):
         for case in ElementTree.parse(file).iter("testcase"):

@@ -65,7 +65,7 @@ class Problem:
         return self.latent or self.values or self.size
 
     def numbers(self):
-        """Of keys and values."""
+        """The number of elements of keys and values."""
         of_key = self.size if self.latent else self.size + self.value_size()
         return self.batch * self.keys * self.kv_heads * of_key
 
@@ -159,7 +159,7 @@ class Set:
         return lambda: sdpa(backend, q, k, v, **options).transpose(1, 2)
 
     def products(self):
-        """Of a latent in FP16: scores, softmax and sums by themselves, without a mask."""
+        """Three operations of a latent in FP16: scores, softmax and sums alone, without a mask."""
         p = self.problem
         k = (self.k.half() * self.scales[0].half()[:, None])[:, :, 0]
         q = self.q.reshape(p.batch, p.queries * p.heads, p.size) * p.size**-0.5
@@ -167,7 +167,7 @@ class Set:
         return lambda: (((q @ k.mT).softmax(dim=-1)) @ k[..., : p.latent]).view(shape)
 
     def error(self, out, scaled=True):
-        """Of some rows, relative to their norm in FP64."""
+        """Returns the error of some rows, relative to their norm in FP64."""
         p, wrong, norm = self.problem, 0.0, 0.0
         group = p.heads // p.kv_heads
         scales = self.scales if scaled else [torch.ones_like(scale) for scale in self.scales]
@@ -205,7 +205,7 @@ def builds(run, problem):
     yield build("octofold, no scales", lambda s: s.ours(scaled=False), scaled=False)
     yield build("octofold, e5m2", Set.of_e5m2)
     if problem.queries > 1 and not problem.latent:
-        # What codes of queries cost is an error of the option, not of a kernel.
+        # The error that codes of queries cost is the option's, not a kernel's.
         yield build("octofold, fp8 scores", lambda s: s.ours(compute="fp8"), limit=FP8_LIMIT)
     if not run.on_gpu or torch.cuda.get_device_capability() >= (8, 0):
         yield build("octofold, bfloat16", lambda s: s.ours(s.q.bfloat16()), limit=8 * ERROR_LIMIT)

@@ -1,5 +1,5 @@
-"""What it costs that rows do not depend on the rows beside them: calls with batch_invariant=True
-beside the same calls without.
+"""Measures what it costs that rows do not depend on the rows beside them: calls with
+batch_invariant=True beside the same calls without.
 
     python bench/gpu/batch_invariance.py RESULTS.jsonl [--sections SECTION ...] [--rows M,M,...]
 

@@ -38,7 +38,7 @@ def casts():
             yield name, 1 if granularity == "channel" else reads, 1, rows
             yield f"{name} transposed", reads, 1, partial(cast, transposed=name)
             yield f"{name} both", reads, 2, partial(cast, rows=name, transposed=name)
-    # What a layer makes of x: rows, and the transpose for the weight gradient.
+    # A layer casts x to rows, and to the transpose for the weight gradient.
     both = partial(cast, rows="1x128 torchao", transposed="channel torchao")
     yield "1x128 torchao, channel transposed", 2, 2, both
     for columns in (None, "amax"):
@@ -58,7 +58,7 @@ def factors(channels, device):
 
 
 def stacked_casts():
-    """Likewise, of x [matrices, rows, cols]: what forward and backward of experts take."""
+    """Yields the same of x [matrices, rows, cols]: casts for forward and backward of experts."""
     for granularity, transposed in (("128x128", None), ("1x128", "128x128"), ("1x128", None)):
         both = partial(cast, rows=granularity, transposed=transposed or granularity)
         name = f"{granularity}{'' if transposed is None else f', {transposed}'} both"
@@ -88,7 +88,7 @@ def torch_transpose(x):
 
 
 def measure_transpose(run, shape):
-    """Of codes, whose bits are compared. 4104 columns, or 4100 rows, are no whole vectors."""
+    """Transposes codes, and compares bits. 4104 columns, or 4100 rows, are no whole vectors."""
 
     def codes():
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=run.device).view(

@@ -23,7 +23,7 @@ from common.operands import relative_error
 from common.run import Run, new_parser, print_table
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-# Of FLUX.1: width 3072, heads of 128, text of T5-XXL, vectors of CLIP.
+# The sizes of FLUX.1: width 3072, heads of 128, text of T5-XXL, vectors of CLIP.
 FLUX = {
     "in_channels": 64,
     "attention_head_dim": 128,
@@ -40,8 +40,8 @@ TINY = {
     "pooled_projection_dim": 64,
     "axes_dims_rope": (16, 24, 24),
 }
-# Of outputs, relative to BF16's norm: a rounding of weights to FP8 loses 2.6 % of a product, as
-# much again where x is FP8 too; without scales more.
+# Limits of outputs' errors, relative to BF16's norm: a rounding of weights to FP8 loses 2.6 % of a
+# product, as much again where x is FP8 too; without scales more.
 LIMITS = {"BF16": 0, "Diffusers": 0.15, "torchao": 0.12, "Octofold": 0.12}
 COMPILED = ", compiled"
 

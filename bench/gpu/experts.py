@@ -84,7 +84,7 @@ class Built:
 def builds_of(
     chosen: list[Variant], given: Inputs, trains: bool, modes: dict[str, Method], operations: float
 ) -> Iterator[Build]:
-    """Of each variant, by how it is called."""
+    """Yields the builds of each variant, one for each way to call it."""
     expected = Expected(given, trains)
     built: dict[str, Built] = {}
 
@@ -178,7 +178,7 @@ def measure_host(layer: Layer, passes: str, options, run: Run) -> None:
 
 
 def waiting(call: Call) -> str:
-    """Whether torch sees a call wait for the GPU."""
+    """Returns torch's error if it sees a call wait for the GPU, else "no"."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         call()
@@ -190,7 +190,7 @@ def waiting(call: Call) -> str:
 
 
 def tasks(options, run: Run):
-    """What measures, a layer and its passes."""
+    """Yields the function that measures, a layer and its passes."""
     measures = {
         "layers": measure_layer,
         "steps": measure_steps,

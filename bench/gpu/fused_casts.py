@@ -37,14 +37,14 @@ class InFp8(int):
 class Case:
     name: str
     widths: tuple[int, ...]
-    """Of the inputs."""
+    """The number of columns of each input."""
     written: float
     """Codes and bytes of a row."""
     cast: Callable[..., Any]
     exact: Callable[..., torch.Tensor] | None = None
-    """What is cast, as torch has it."""
+    """Computes the values that are cast, by torch."""
     peer: Callable[..., Any] | None = None
-    """What torch compiles."""
+    """The function that torch compiles."""
 
 
 def reference_cast(values):
@@ -168,7 +168,7 @@ def norm_gradients(run, rows, cols):
     rstd, mean = torch.ones(rows, device=run.device), torch.zeros(rows, device=run.device)
 
     def compiled(norm, *operands):
-        """What torch compiles is the norm too: its backward is not to be had alone."""
+        """Torch compiles the norm as well: its backward is not to be had alone."""
 
         def gradients(dy, x):
             leaves = [leaf.detach().requires_grad_() for leaf in (*operands, x)]
@@ -225,7 +225,7 @@ def operand(run, rows, width):
 
 
 def bytes_of(width):
-    """Of a row."""
+    """Bytes of a row."""
     return width + 4 * -(-width // 128) if isinstance(width, InFp8) else 2 * width
 
 

@@ -54,7 +54,7 @@ def implementation(products: list[Product], limit: float, added=None):
 
 
 def others(sets, form: GemmOptions, dtypes):
-    """What peers have, into each of these types of results: without c."""
+    """Yields the products of peers into each of these types of results: without c."""
     for peer in PEERS:
         for dtype in dtypes:
             name = NAMES.get(peer.name, peer.name) + (f", {dtype}" if len(dtypes) > 1 else "")
@@ -78,7 +78,7 @@ def adds(sets, form: GemmOptions):
 
 
 def without_gaps(p: Product) -> Product:
-    """Of codes whose rows lie next to each other."""
+    """Returns the product of codes whose rows lie next to each other."""
     a, b = (octofold.ScaledTensor(x.data.contiguous(), x.scale, x.granularity) for x in (p.a, p.b))
     return replace(p, a=a, b=b, run=candidates.gemm(a, b, p.out, None))
 

@@ -83,7 +83,7 @@ def measure_shape(run, options, names, m, n, k):
 
 
 def best(times):
-    """Of the candidates; of what is planned, where none was measured."""
+    """The time of the fastest candidate; the planned one's if none was measured."""
     ours = [t[-1] for name, t in times.items() if name not in (PLANNED, WHOLE, APART, BF16)]
     return min(ours or times[PLANNED])
 

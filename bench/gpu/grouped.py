@@ -82,7 +82,7 @@ def bytes_of(case: Case) -> int:
 
 
 def beside(name: str) -> str:
-    """What a time is held against: ours at the same sizes, or ours of aligned groups."""
+    """Names what a time is held against: ours at the same sizes, or ours of aligned groups."""
     first, comma, sizes = name.partition(", ")
     return first if name.startswith(OURS) else f"{OURS}{comma}{sizes}"
 

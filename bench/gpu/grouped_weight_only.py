@@ -95,7 +95,7 @@ class Case:
         return weights
 
     def error(self, call: Callable[..., Tensor], routed: Routed, *operands: Any) -> float:
-        """Of the first rows and the last ones that there are."""
+        """Returns the larger error of two groups: the first and the last that have rows."""
         out, worst = call(*operands), 0.0
         groups = [g for g, (a, b) in enumerate(itertools.pairwise(routed.bounds)) if a < b]
         for group in {groups[0], groups[-1]}:

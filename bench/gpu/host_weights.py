@@ -30,7 +30,7 @@ LAYERS = ((6144, 4096), (28672, 4096), (4096, 14336), (3072, 3072), (12288, 3072
 TOKENS = (1, 16, 64, 512, 4608, 8192)
 BFLOAT16 = "BF16"
 LIMIT = 0.06
-"""Of results, with x and the weight in FP8."""
+"""The limit of the error of results, with x and the weight in FP8."""
 
 
 def plain_sets(run: Run, out_features: int, in_features: int) -> list[nn.Linear]:
@@ -45,7 +45,7 @@ def plain_sets(run: Run, out_features: int, in_features: int) -> list[nn.Linear]
 def implementation(
     call: Callable[..., Tensor], sets: Sequence[Sequence[object]], x: Tensor, plain: nn.Linear
 ) -> Implementation:
-    """Of call(x, *one of the sets)."""
+    """Makes an implementation of call(x, *one of the sets)."""
     calls = calls_of(call, [(x, *one) for one in sets])
 
     def error() -> float:
@@ -102,7 +102,7 @@ def of_comfyui(x: Tensor, plain: list[nn.Linear]) -> Iterator[Build]:
     def ours(x: Tensor, weight: Tensor) -> Tensor:
         return linear(x, weight)
 
-    # What has both operands in FP8, or none, our handlers leave to comfy-kitchen.
+    # Our handlers leave products with both operands in FP8, or none, to comfy-kitchen.
     assert comfyui.register()
     sets = [(weight,) for weight in weights]
     made = partial(implementation, sets=sets, x=x, plain=plain[0])

@@ -65,7 +65,7 @@ def relative_error(actual, expected):
 
 
 def seconds(*calls):
-    """Of each, in turns: the median, and half the quartile range over it."""
+    """Times the calls in turns: each one's median, and half the quartile range over it."""
     times = [[] for _ in calls]
     for _ in range(ROUNDS):
         for (function, arguments), taken in zip(calls, times, strict=True):

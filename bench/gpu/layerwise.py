@@ -29,8 +29,8 @@ from torch.nn import functional
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 TOKENS = (1, 16, 256, 2048, 8192)
 MOST_COPIES = 12  # of one layer, against L2
-# Of outputs, relative to BF16's norm. Weights of unit variance over their inputs: FP8 with scales
-# loses 2.6 % of a product, as much again where x is FP8 too; without scales up to 12 %.
+# Limits of outputs' errors, relative to BF16's norm. Weights of unit variance over their inputs:
+# FP8 with scales loses 2.6 % of a product, again as much if x is FP8; without scales up to 12 %.
 LIMITS = {"BF16": 0, "Diffusers": 0.15, "Octofold": 0.08, "Octofold, not native": 0.06}
 
 
@@ -62,7 +62,7 @@ class DiffusionBlock(nn.Module):
 
 
 class Hooks:
-    """What Diffusers' casting does to a layer: its parameters are converted before its forward and
+    """Casts a layer as Diffusers does: its parameters are converted before its forward and
     converted back after it. A graph that is captured reads the same codes again and again."""
 
     def __init__(self, layer):
@@ -185,7 +185,7 @@ def measure_times(name, tokens, run, behind):
 
 
 def measure_memory(name, run):
-    """Of weights, and at the peak of a forward of 16 tokens, activations included."""
+    """Measures memory of weights, and at the peak of forward of 16 tokens, activations included."""
     found = {}
     for casting in CASTINGS:
         torch.cuda.synchronize()

@@ -193,7 +193,7 @@ def builds(dtype, data):
 
 @functools.cache
 def best_build(run, dtype="bfloat16"):
-    """Of random numbers: the fastest, to be timed among other things."""
+    """Returns the build that is fastest on random numbers, to be timed among other things."""
     results = measure(run, "mma.sync", dtype, builds(dtype, "random"))
     best = max(results.values(), key=lambda result: result.facts["tflops"]).build
     return Build(f"mma.sync alone, {best.name}", best.make, operations=best.operations)

@@ -1,4 +1,4 @@
-"""What a GPU machine without a network needs to run a layer of vLLM: its Python, without its
+"""Packs what a GPU machine without a network needs to run a layer of vLLM: its Python, without its
 extension (750 MB of it), and the packages that this imports, in one file.
 
     python bench/gpu/pack_vllm.py vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl vllm.tar.xz \\
@@ -27,7 +27,7 @@ LEFT_OUT = (
     "/third_party/fmha_sm100/",
     "/static/",
 )
-"""Of vLLM, parts of the names of files: compiled code, headers of kernels, pages of a server."""
+"""Parts of the names of vLLM's files: compiled code, headers of kernels, pages of a server."""
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class Layer(NamedTuple):
     experts: int
     top_k: int
     tokens: tuple[int, ...]
-    """Of a rank; one after the other."""
+    """The numbers of tokens of a rank, which are measured one after the other."""
 
 
 LAYERS = {
@@ -95,7 +95,7 @@ def normal(*shape: int, deviation: float = 1.0) -> Tensor:
 
 
 class Problem(NamedTuple):
-    """Of one rank: its tokens, and its experts' weights."""
+    """The problem of one rank: its tokens, and its experts' weights."""
 
     x: Tensor
     ids: Tensor
@@ -129,7 +129,7 @@ def problem_of(layer: Layer, tokens: int, w13: Tensor, w2: Tensor) -> Problem:
 
 
 class Traffic(NamedTuple):
-    """What of a step travels: rows to each rank and from each, and the bytes of a row to the
+    """The traffic of a step: rows to each rank and from each, and the bytes of a row to the
     experts and back, in forward, and likewise in backward."""
 
     leaving: list[int]
@@ -177,7 +177,7 @@ class Traffic(NamedTuple):
 
 
 def row_bytes(*parts: Part) -> int:
-    """Of a row of these parts on the wire."""
+    """Bytes of a row of these parts on the wire."""
     row = packed([torch.empty((0, part.numbers), dtype=part.dtype) for part in parts])
     return row.shape[1] * row.itemsize
 
@@ -222,7 +222,7 @@ def steps(
     """dropped: counts rows that find no room."""
     tokens = len(problem.x)
     choices = tokens * layer.top_k
-    # Of experts that are chosen alike a rank gets about as many choices as it has itself.
+    # If experts are chosen alike, a rank gets about as many choices as it has itself.
     room = {"capacity": tokens, "local_rows": choices + choices // 4 + 128, "dropped": dropped}
     how = {
         "octofold": {},
@@ -265,7 +265,7 @@ def check(
 def checked(
     report: Report, case: str, problem: Problem, layer: Layer, chosen: list[str]
 ) -> dict[str, Call]:
-    """What is measured: BF16, and what was compared with it."""
+    """Returns the calls that are measured: BF16, and those whose results were compared with it."""
     dropped = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     calls: dict[str, Call] = {BASE: partial(problem.step, ExpertsOverRanks())}
     wanted = calls[BASE]()
@@ -296,7 +296,7 @@ def say_traffic(
 
 
 def say_memory(report: Report, case: str) -> None:
-    """Of the first rank, that of all variants together: what a graph uses stays with it."""
+    """Reports the first rank's memory of all variants together: what a graph uses stays with it."""
     if ON_GPU:
         most = torch.cuda.max_memory_reserved()
         retries = torch.cuda.memory_stats()["num_alloc_retries"]

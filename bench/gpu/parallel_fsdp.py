@@ -43,7 +43,7 @@ WORST = 0.12  # the relative error of a result of FP8 layers beside BF16's
 
 
 class Layer(nn.Module):
-    """Of Llama's: attention of grouped heads, and a gated MLP."""
+    """A layer like Llama's: attention of grouped heads, and a gated MLP."""
 
     def __init__(self, hidden: int, inner: int, head: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def model_of(kind: str, options: argparse.Namespace) -> nn.Sequential:
 
 
 def end_of_step(kind: str, model: nn.Module) -> Callable[[], Any]:
-    """What comes between the optimizer and the next step."""
+    """Returns the call that comes between the optimizer and the next step."""
     if kind != "torchao, FP8 gathers":
         return lambda: None
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
@@ -115,8 +115,8 @@ def step(model: nn.Module, x: Tensor, end: Callable[[], Any]) -> tuple[Tensor, T
 def require_same_bits(
     calls: Mapping[str, Callable[[], tuple[Tensor, Tensor]]], case: str, report: Report
 ) -> None:
-    """Of both gathers of blockwise layers, with attention that adds in one order: the fast kernels
-    do not, backward."""
+    """Requires the same bits of both gathers of blockwise layers, with attention that adds in one
+    order: the fast kernels do not, backward."""
     kinds = [f"blockwise, {gathers} gathers" for gathers in (BF16, "FP8")]
     with sdpa_kernel(SDPBackend.MATH):
         found = [calls[kind]() for kind in kinds]
@@ -126,7 +126,7 @@ def require_same_bits(
 
 
 def gigabytes(kind: str, model: nn.Module) -> float:
-    """Of weights, forward and backward, that a rank receives."""
+    """Gigabytes of weights, forward and backward, that a rank receives."""
     weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)
     size = 2.0
     if kind.endswith("FP8 gathers"):

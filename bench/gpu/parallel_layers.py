@@ -78,14 +78,14 @@ class Case:
 
     @property
     def layouts(self) -> tuple[Placement, Placement]:
-        """Of x and of y."""
+        """The placements of x and of y."""
         tokens = LAYOUTS[self.layout]
         return {"mlp": (tokens, tokens), "column": (tokens, FEATURES), "row": (FEATURES, tokens)}[
             self.kind
         ]
 
     def collectives(self, trains: bool) -> int:
-        """Those that could be fused with a product."""
+        """The number of collectives that could be fused with a product."""
         return (2 if self.kind == "mlp" else 1) * (2 if trains else 1)
 
 
@@ -242,7 +242,7 @@ def measure(case: Case, passes: str, options: Any, mesh: DeviceMesh, report: Rep
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """What is compiled first, as there may be no time for the rest."""
+    """Returns the compiled cases first, as there may be no time for the rest."""
     kinds = {"mlp": options.sizes, "column": options.columns, "row": options.rows}
     chosen = [
         Case(kind, tokens, sizes, layout, kind == "mlp" and (tokens, *sizes) in options.compiled)

@@ -141,8 +141,8 @@ def texts(times):
 
 
 def judged(times):
-    """What of the gather is hidden, what is gained over the better way to gather first, and what
-    is left over the product alone."""
+    """Shows how much of the gather is hidden, what is gained over the better way to gather first,
+    and what is left over the product alone."""
     product, one_two, copies, overlapped = (
         times[name].median for name in ("product", "one, two", "copies", "overlapped")
     )

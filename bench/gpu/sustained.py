@@ -87,7 +87,7 @@ def replay_of(products):
 
 
 def measured(nvml, shape, run, options):
-    """Of each peer: TFLOPS, picojoules of an operation, clock."""
+    """Measures each peer: TFLOPS, picojoules of an operation, clock."""
     form = GemmOptions(**FORM)
     products, missing = prepare(shape, form, run.device, COLD_BYTES)
     for name in options.candidate:

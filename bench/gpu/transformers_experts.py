@@ -64,7 +64,7 @@ KERNELS_SHOWN = 30
 
 
 class Layers(torch.nn.Module):
-    """What Qwen3MoeModel does to embeddings."""
+    """Does to embeddings what Qwen3MoeModel does."""
 
     def __init__(self, model):
         super().__init__()
@@ -121,7 +121,7 @@ class Way:
         gradients = torch.autograd.grad(y, [x, *self.parameters], dy)
         if self.after is not None:
             self.after()
-        # What is kept of y must not keep the leaves of its graph: they remember the stream of their
+        # The kept y must not keep the leaves of its graph: they remember the stream of their
         # first backward, which none can then capture on another.
         return y.detach(), gradients
 

@@ -46,12 +46,12 @@ TINY = {
     "num_key_value_heads": 1,
     "vocab_size": 64,
 }
-# Of logits and of adapters' gradients, relative to BF16's: every layer adds its casts' errors.
+# Limits of logits' and adapters' gradients' errors, over BF16's norm: each layer adds its casts'.
 LOGITS, GRADIENTS = 0.2, 0.35
 
 
 def options_of(finegrained):
-    """What each implementation gives to from_pretrained()."""
+    """Returns the options that each implementation gives to from_pretrained()."""
     options = {"BF16": {}}
     if finegrained is not None:
         name = "finegrained_fp8"
@@ -61,7 +61,7 @@ def options_of(finegrained):
         )
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        # As its loader does, which asks the hub.
+        # Its loader does the same, but asks the hub.
         finegrained_fp8._FINEGRAINED_FP8 = finegrained_fp8.FineGrainedFP8(
             module.matmul_2d, module.matmul_batched, module.matmul_grouped
         )

@@ -33,7 +33,7 @@ WANTED = Wanted(OPTIONS)
 
 
 def read(path):
-    """Of N,K, of M: candidates that were nearly the best, the best first."""
+    """Returns, by N,K and then by M, candidates that were nearly the best, the best first."""
     with open(path) as file:
         _m, _n, _k, *names = next(lines := csv.reader(file))
         found = {}

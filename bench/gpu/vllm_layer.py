@@ -67,7 +67,7 @@ class Vllm:
 
     @staticmethod
     def _choose_platform() -> bool:
-        """Whether vLLM's extension is there; without it vLLM finds no platform of its own."""
+        """True if vLLM's extension is there; without it vLLM finds no platform of its own."""
         try:
             import vllm._C_stable_libtorch  # noqa: F401
         except ImportError as error:

@@ -1,5 +1,5 @@
-"""What it costs that each forward casts its weights anew: of a step of octofold.nn.Linear the share
-that the weight's casts take on the GPU ("time"), and what they take of the host.
+"""Measures what it costs that each forward casts its weights anew: of a step of octofold.nn.Linear
+the share that the weight's casts take on the GPU ("time"), and what they take of the host.
 
     python bench/gpu/weight_casts.py RESULTS.jsonl
 

@@ -145,7 +145,7 @@ def builds(case: Case, options) -> Iterator[Build]:
 
 
 def measure_every_candidate(case: Case, options) -> None:
-    """Of the products with x of 16 bits."""
+    """Measures every candidate of the products with x of 16 bits."""
     size = (case.m, case.n, case.k)
     for name in options.formats:
         for dtype in (x for x in options.x if x in HALF):

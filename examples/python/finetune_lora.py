@@ -36,7 +36,7 @@ def model_folder():
 
 
 def paragraphs():
-    """Of each chapter, with the chapter's number; what two chapters have is the first one's."""
+    """Yields each chapter's paragraphs and number; what two chapters have is the first one's."""
     seen = set()
     for number, chapter in enumerate(CHAPTERS):
         for text in topics[chapter].split("\n\n"):

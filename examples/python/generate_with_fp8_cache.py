@@ -152,7 +152,7 @@ class Generator:
         return block.attention.output(mixed.flatten(-2))
 
     def logits(self, batch: Batch) -> Tensor:
-        """Of the last token of each sequence, [sequences, 256]."""
+        """Returns the logits of the last token of each sequence, [sequences, 256]."""
         x = self.model.embedding(batch.tokens)
         for layer, block in enumerate(self.model.blocks):
             x = x + self.attention(block, layer, block.attention_norm(x), batch)

@@ -70,7 +70,7 @@ class MainGradOptimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What state_dict() gave."""
+        """Restores the state that state_dict() gave."""
         for master, saved in zip(self._masters, state["masters"], strict=True):
             master.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
@@ -83,7 +83,7 @@ def new_model(device: str) -> torch.nn.Module:
 
 
 def losses_of(model: torch.nn.Module, optimizer: Any, steps: int, device: str) -> list[float]:
-    """Of each step."""
+    """Trains the model, and returns the loss of each step."""
     generator = torch.Generator(device).manual_seed(1)
     target = torch.randn(128, 128, generator=generator, device=device) / 11
     dtype = next(model.parameters()).dtype

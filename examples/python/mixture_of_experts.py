@@ -52,7 +52,7 @@ MODELS = {
 
 
 def loop_over_experts(x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-    """What the layer computes, in FP32, an expert after another."""
+    """Computes what the layer does, in FP32, one expert after another."""
     y = torch.zeros_like(x, dtype=torch.float32)
     for expert in ids.unique().tolist():
         tokens, slots = torch.where(ids == expert)
@@ -127,7 +127,7 @@ def main() -> None:
     w2 *= model.inner**-0.5
     logits = torch.randn(tokens, experts)  # of a router: x · router weightᵀ
 
-    # Which experts each token goes to, and with which weights; nothing of it is read by the host.
+    # The experts that each token goes to, and their weights; nothing of it is read by the host.
     ids, weights = model.choose(logits)
     weights.requires_grad_()
     layer = octofold.nn.Experts.from_weights(w13, w2, recipe=options.recipe)

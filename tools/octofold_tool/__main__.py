@@ -75,14 +75,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def one_line(error: Exception) -> str:
-    """What went wrong; of what the system refused, the file first."""
+    """Says what went wrong; if the system refused something, it names the file first."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def print_log(level: str, message: str) -> None:
-    """What the library logs goes to standard error."""
+    """Prints a message that the library logs, to standard error."""
     print(f"octofold: {level}: {message}", file=sys.stderr)
 
 

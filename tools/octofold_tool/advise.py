@@ -213,7 +213,7 @@ def load_folder(
 
 
 def load_function(name: str, device: str) -> tuple["torch.nn.Module", Any]:
-    """What a function of the user's returns."""
+    """Returns the model and the inputs that a function of the user's makes, on the device."""
     import torch
 
     module_name, _, function_name = name.partition(":")

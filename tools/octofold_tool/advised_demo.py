@@ -16,13 +16,13 @@ CPU_SENTENCES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What the demo says of it."""
+    """The demo's report of the advisor's plan."""
 
     text: str
     document: dict[str, Any] | None
     """For demo.json; None where the advisor cannot be."""
     paths: Sequence[Path]
-    """What was written."""
+    """The files that were written."""
 
 
 def advise_twin(model: MiniLm, sentences: Sequence[str], folder: Path) -> Advice:

@@ -1,4 +1,4 @@
-"""What a model answers with other arithmetic, beside what it answers in FP32."""
+"""A model's answers with other arithmetic, beside those that it gives in FP32."""
 
 import dataclasses
 import statistics

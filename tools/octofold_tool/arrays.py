@@ -1,4 +1,4 @@
-"""Where the demo's FP8 runs: on NumPy's arrays, or on a GPU through torch's tensors."""
+"""Arrays that the demo's FP8 runs on: NumPy's, or torch's tensors on a GPU."""
 
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ class Arrays(Protocol):
     """Arrays that octofold computes on, to and from NumPy's."""
 
     description: str
-    """What computes: for people."""
+    """The backend or GPU that computes, for people."""
 
     def from_numpy(self, array: Float32Array) -> Any:
         """The same values where octofold is to compute."""

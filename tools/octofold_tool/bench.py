@@ -169,7 +169,7 @@ def run_host(arguments: argparse.Namespace) -> None:
 
 
 def check_outputs(json: Path | None, png: Path | None = None) -> None:
-    """That what is asked for can be written, before a long run."""
+    """Checks that the files asked for can be written, before a long run."""
     for path in filter(None, (json, png)):
         check_writable(path)
     if png is not None:

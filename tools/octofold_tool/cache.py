@@ -45,7 +45,7 @@ A kernel depends on dtypes, scales, C and bias too: name them as your calls have
 taken to be contiguous and aligned to 16 bytes, as allocators give them.
 """
 
-# Of the H100 (SXM) and the H200.
+# The number of multiprocessors of the H100 (SXM) and the H200.
 HOPPER_MULTIPROCESSORS = 132
 
 

@@ -1,4 +1,4 @@
-"""What the commands on checkpoints share: options, and what they say of a run."""
+"""Parts that the commands on checkpoints share: options, and what they say of a run."""
 
 import argparse
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the demo has found: as a document, a table and a chart."""
+"""The results of the demo: as a document, a table and a chart."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from .schemes import Scheme
 
 @dataclasses.dataclass(frozen=True)
 class DemoResults:
-    """What a run of the demo has found."""
+    """The results of a run of the demo."""
 
     sentences: int
     backend: str  # for people

@@ -1,4 +1,4 @@
-"""Which matrix products a command is about: shapes, dtypes, granularities."""
+"""Options for the matrix products that a command is about: shapes, dtypes, granularities."""
 
 import argparse
 from typing import Final

@@ -133,7 +133,7 @@ def measure_layer(
     out = arrays.from_numpy(poisoned)
     product = arrays.to_numpy(scheme.multiply(x_cast, weight8, out=out))
     exact = x.astype(np.float64) @ weight.T.astype(np.float64)
-    # What a product with FP8 ought to give: that of its operands as they were cast.
+    # A product with FP8 ought to give that of its operands as they were cast.
     weight_values = arrays.to_numpy(weight8.dequantize()).astype(np.float64)
     dequantized = scheme.values(x_cast) @ weight_values.T
     error = relative_error(product, exact)

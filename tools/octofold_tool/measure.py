@@ -22,7 +22,7 @@ HALF_ULP = {"float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-11}
 
 
 def error_limit(dtype: str, elements: int) -> float:
-    """What the relative error of a product may be, of which so many elements are compared."""
+    """The limit of a product's relative error, if so many of its elements are compared."""
     few = elements < FEW_ELEMENTS
     return ERROR_LIMITS["float32"] + HALF_ULP[dtype] if few else ERROR_LIMITS[dtype]
 

@@ -38,7 +38,7 @@ LINEAR_LAYERS = (
 
 
 def model_folder() -> Path:
-    """Where the installed package keeps the model."""
+    """Returns the folder in which the installed package keeps the model."""
     # The package is found and not imported: it would import torch, which nothing here needs.
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
@@ -65,7 +65,7 @@ class MiniLm:
         self._tokenizer.enable_truncation(config["max_position_embeddings"])
 
     def token_ids(self, sentence: str) -> list[int]:
-        """What the model takes a sentence for."""
+        """Returns the tokens that the model takes a sentence for."""
         ids: list[int] = self._tokenizer.encode(sentence).ids
         return ids
 
@@ -141,7 +141,7 @@ class MiniLm:
 
 
 def exact_attention(query: Float32Array, key: Float32Array, value: Float32Array) -> Float32Array:
-    """As trained, in FP32."""
+    """Computes attention as trained, in FP32."""
     scores = query @ key.transpose(0, 2, 1) / np.float32(np.sqrt(query.shape[-1]))
     result: Float32Array = softmax(scores) @ value
     return result

@@ -14,7 +14,7 @@ WIDTH, HIDDEN, HEADS, EPSILON = 384, 1536, 12, 1e-12
 
 
 class Embeddings(Module):
-    """Of tokens and their places."""
+    """Embeddings of tokens and their places."""
 
     def __init__(self, tokens: int, positions: int) -> None:
         super().__init__()

@@ -12,13 +12,13 @@ from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_erro
 from .report import ToolError
 from .suites import Shape
 
-# Of a large product only so many rows and columns are checked, at random places.
+# Only so many rows and columns of a large product are checked, at random places.
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
 
 
 @dataclasses.dataclass(frozen=True)
 class GemmOptions:
-    """What is multiplied, and for how long."""
+    """The options of products: what is multiplied, and for how long."""
 
     dtypes: tuple[str, str]  # of A and B
     granularities: tuple[str, str]
@@ -47,7 +47,7 @@ class ShapeResult:
 
 
 def seconds_per_product(options: GemmOptions) -> float:
-    """Of a round, for each product of two numbers: how long a cube takes."""
+    """Seconds of a round for each product of two numbers, by the time that a cube takes."""
     size = 512
     cube = measure((size, size, size), options)
     return (cube.milliseconds_fp8 + cube.milliseconds_float32) / 1e3 / size**3

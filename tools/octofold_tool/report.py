@@ -1,4 +1,4 @@
-"""What the commands show and write: tables, progress bars, JSON files, charts."""
+"""The output of the commands: tables, progress bars, JSON files, charts."""
 
 import json
 import platform
@@ -25,7 +25,7 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 
 
 class ToolError(Exception):
-    """What the user is told in one line."""
+    """An error that the user is told in one line."""
 
 
 def require(module: str, extra: str) -> None:
@@ -70,7 +70,7 @@ def print_table(
     if totals is not None:
         table.add_section()
         table.add_row(*totals, style="bold")
-    # As wide as it needs: a narrow terminal wraps lines rather than lose numbers.
+    # The table is as wide as it needs: a narrow terminal wraps lines rather than lose numbers.
     unbounded = output.options.update(width=1000)
     table.width = output.measure(table, options=unbounded).maximum
     output.print(table, crop=False)
@@ -147,7 +147,7 @@ def new_figure(columns: int, title: str, width_ratios: Sequence[float] | None = 
 
 
 def environment() -> dict[str, Any]:
-    """What a number depends on beside the code."""
+    """Describes what a measured number depends on beside the code."""
     info = octofold.info()
     return {
         "octofold": octofold.__version__,

@@ -1,4 +1,4 @@
-"""What of a model is FP8: linear layers with their activations, or their weights alone, and keys
+"""Parts of a model in FP8: linear layers with their activations, or their weights alone, and keys
 and values of attention."""
 
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ class Scheme(Protocol):
     """How linear layers are computed. Arrays are those that the scheme was made for."""
 
     title: str
-    """What is cast, for people."""
+    """The tensors that are cast, for people."""
     parameters: dict[str, str]
     """The same for demo.json."""
 
@@ -23,7 +23,7 @@ class Scheme(Protocol):
         """Activations [M, K], float32, as products take them."""
 
     def values(self, x: Any) -> npt.NDArray[np.float64]:
-        """What cast() has made of them."""
+        """Returns the values that cast() has made of activations."""
 
     def multiply(
         self, x: Any, weight: octofold.ScaledTensor, bias: Any = None, out: Any = None

@@ -26,16 +26,16 @@ class Check:
     not do what it should."""
     detail: str
     advice: str = ""
-    """What to do about it."""
+    """The step to take about it."""
 
     @property
     def is_of_product(self) -> bool:
-        """Whether it is named after the device that multiplied."""
+        """True if it is named after the device that multiplied."""
         return self.name == "cpu" or self.name.startswith("cuda:")
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the installed distributions that Octofold meets, which are not imported."""
+    """Versions of Python and of installed packages that Octofold meets, which are not imported."""
     found = {"Python": platform.python_version()}
     for name in _STANDS_ON:
         try:
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 
 
 def checks(info: octofold.Info) -> list[Check]:
-    """Of each backend a product, the compiler and the cache."""
+    """Checks a product on each backend, the compiler and the cache."""
     return [
         _product("cpu", np.asarray),
         *_vectors(info),

@@ -1,1 +1,1 @@
-"""What the scripts of bench/gpu share."""
+"""Modules that the scripts of bench/gpu share."""

@@ -21,7 +21,7 @@ PLAIN = "128x128.w2.c1x1x1.b1.early"
 def names_of(
     pair: Sequence[str], out: str, c: str | None = None, aligned: bool = True, **fields: object
 ) -> list[str]:
-    """Of a tuning.ProductProblem, whose sizes do not matter, of aligned tensors or of others."""
+    """Returns candidates of a tuning.ProductProblem of any size, with tensors aligned or not."""
     scales = {"a_granularity": pair[0], "b_granularity": pair[1]}
     problem = asdict(ProductProblem(1, 1, 1, out=out, c=c)) | scales | fields
     for tensors in ("operands_are", "out_is", "c_is"):
@@ -54,7 +54,7 @@ def gemm(
     c: Tensor | None = None,
     fast: bool = False,
 ) -> Call:
-    """Of a tensor `a`, which the product casts itself, too."""
+    """Returns a call of the product, which casts `a` itself if that is a tensor."""
     return partial(multiply, a, b, c, None, "1x128", None, (fast, False), out, None, name)
 
 
@@ -82,7 +82,7 @@ def grouped_gemm(
 
 
 def sensible_swapped(name: str, m: int) -> bool:
-    """Whether a kernel of swapped operands could be the fastest for so many rows."""
+    """True if a kernel with swapped operands could be the fastest for so many rows."""
     columns = int(name.split(".")[0].split("x")[1])
     return columns <= max(16, 2 * m) and m <= 4 * columns
 

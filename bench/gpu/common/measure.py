@@ -28,7 +28,7 @@ from .run import Run, print_table
 PEER_ERROR_LIMIT = 5e-2
 """A peer that is further off computes something else."""
 ERROR_LIMITS = {torch.bfloat16: 2.5e-3, torch.float16: 4e-4, torch.float32: 3e-4}
-"""Of the norm of a product of ours, by the type of its result (docs/numerics.md)."""
+"""Limits of our products' errors, relative to the norm, by the result's type (docs/numerics.md)."""
 PLANNED = "planned"
 QUICK = Method("graph", window=0.7e-3, rest=4e-3)
 """For many candidates."""
@@ -64,13 +64,13 @@ class Build:
     make: Callable[[], Implementation]
     ours: bool = False
     bytes: float = 0
-    """That a call has to move at least."""
+    """Bytes that a call has to move at least."""
     operations: float = 0
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of an implementation."""
+    """The timing and the errors that were measured of an implementation."""
 
     build: Build
     timing: Timing

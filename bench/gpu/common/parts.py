@@ -1,4 +1,4 @@
-"""Which parts of a model take the time of a step: its kernels by the modules that they were started
+"""Shares of a step's time by parts of a model: its kernels by the modules that they were started
 for, forward and backward."""
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ of the module around it."""
 
 @dataclass
 class Share:
-    """What a part takes of a step."""
+    """The share of a step that a part takes."""
 
     microseconds: float = 0.0
     kernels: int = 0
@@ -34,9 +34,9 @@ class Share:
 def shares_of(
     step: Call, model: Module, part_of: PartOf, finer: Callable[[str, list[str]], str], on_gpu: bool
 ) -> dict[str, Share]:
-    """Of one step that has run before, without what the host does between kernels; on a CPU of
-    operations. A node of the autograd graph belongs to the module whose forward made it: they are
-    told by their sequence numbers.
+    """Returns the shares of one step that has run before, without what the host does between
+    kernels; on a CPU, of operations. A node of the autograd graph belongs to the module whose
+    forward made it: they are told by their sequence numbers.
 
     finer: of a part and the names of the operations around a kernel, the innermost first, the part
         that is counted.

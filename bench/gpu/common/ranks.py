@@ -37,7 +37,7 @@ class Times(NamedTuple):
 
 
 class Report:
-    """What the first rank prints, and writes as lines of JSON to a file."""
+    """Prints lines on the first rank, which also writes lines of JSON to a file."""
 
     def __init__(self, path: Path | None) -> None:
         self.failed = False

@@ -40,7 +40,7 @@ def products(worker, m, n, k):
 
 
 def error_of(worker, a, b, out):
-    """Of some rows, against FP64."""
+    """Returns the error of some rows, against FP64."""
     expected = a.dequantize()[:64].double() @ b.dequantize().double().T
     return distance(worker.torch, out[:64], expected)
 
@@ -167,7 +167,7 @@ def groups(worker, kind, count, rows, n, k):
         return rows_of.double(), b.dequantize()[group].double()
 
     def error():
-        """Of the last group."""
+        """Returns the error of the last group."""
         out, group = call(*sets[0]), count - 1
         a, b = part(*sets[0], group)
         expected = a @ b.T

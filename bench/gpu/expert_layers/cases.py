@@ -25,7 +25,7 @@ class Layer:
 
     @property
     def operations(self) -> float:
-        """Of forward's products; backward has twice as many."""
+        """Operations of forward's products; backward has twice as many."""
         return 6.0 * self.rows * self.hidden * self.inner
 
     @property
@@ -39,12 +39,12 @@ LAYERS = (
     Layer(8192, 128, 8, 2048, 768),
     Layer(8192, 8, 2, 4096, 14336),
     Layer(64, 64, 6, 2048, 1408),
-    # What one of the ranks has to do that DeepGEMM's mega-MoE cases are spread over.
+    # The work of one of the ranks that DeepGEMM's mega-MoE cases are spread over.
     Layer(8192, 32, 6, 4096, 2048, trains=False),
     Layer(8192, 48, 6, 7168, 3072, trains=False),
 )
-# Where casts of weights weigh most: Qwen3-30B-A3B's experts, and twice as many smaller ones; and
-# where they weigh less.
+# Layers in which casts of weights weigh most: Qwen3-30B-A3B's experts, and twice as many smaller
+# ones; and layers in which they weigh less.
 FEW_TOKENS = (
     Layer(64, 128, 8, 2048, 768),
     Layer(512, 128, 8, 2048, 768),
@@ -78,7 +78,7 @@ def zipf_logits(layer: Layer, exponent: float, device: torch.device) -> Tensor:
 
 
 def inputs(layer: Layer, exponent: float, device: torch.device, trains: bool) -> Inputs:
-    """What is differentiated requires a gradient, if the layer trains."""
+    """Makes the inputs. If the layer trains, those that are differentiated require a gradient."""
 
     def normal(*shape: int, deviation: float = 1.0) -> Tensor:
         tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)

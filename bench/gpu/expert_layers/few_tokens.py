@@ -108,7 +108,7 @@ def ways(recipe: str, peers: bool) -> list[Way]:
 
 
 def casts_alone(given: Inputs, recipe: str) -> dict[str, Call]:
-    """Of both weights both ways: of all experts, of those that have tokens, and by one launch."""
+    """Casts of both weights both ways: of all experts, of those with tokens, and by one launch."""
     chosen = NAMED[recipe]
     weights = given.w13.detach(), given.w2.detach()
     used = ops.sort_by_expert(given.ids, len(given.w13)).offsets
@@ -127,8 +127,8 @@ def casts_alone(given: Inputs, recipe: str) -> dict[str, Call]:
 
 
 def bytes_kept(step: Step) -> int:
-    """That forward keeps for backward, beside its inputs and the weights: memory that tensors saved
-    for it hold, each once. Casts that are held are among it."""
+    """Bytes that forward keeps for backward, beside its inputs and the weights: memory that tensors
+    saved for it hold, each once. Casts that are held are among it."""
     seen: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

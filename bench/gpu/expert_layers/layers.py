@@ -22,7 +22,7 @@ LOOP, GROUPED, COMPILED = "loop over experts", "torch._grouped_mm", "torch._grou
 class Variant:
     name: str
     build: Callable[[Inputs], tuple[Forward, Sequence[Tensor]]]
-    """Of the inputs: forward, and the weights w13 and w2 that its gradients are by."""
+    """Returns forward for the inputs, and the weights w13 and w2 that its gradients are by."""
     is_ours: bool = False
     in_graph: bool = True
 

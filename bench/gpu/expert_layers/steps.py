@@ -27,7 +27,7 @@ class Steps:
         return call()
 
     def inference(self) -> dict[str, Call]:
-        """Of forward, where nothing is to be differentiated."""
+        """Runs the steps of forward without gradients, and returns their calls."""
         i, k, experts = self.inputs, self.layer.top_k, self.layer.experts
         x, routed, recipe = i.x.detach(), i.weights.detach(), self.recipe
         assert recipe.output is not None
@@ -46,7 +46,7 @@ class Steps:
         return self.calls
 
     def training(self) -> dict[str, Call]:
-        """Of forward + backward."""
+        """Runs the steps of forward + backward, and returns their calls."""
         i, experts = self.inputs, self.layer.experts
         x, dy, routed = i.x.detach(), i.dy, i.weights.detach()
         recipe = self.recipe
@@ -84,13 +84,13 @@ class Steps:
 
 
 def _gathered(tokens, sources, routed) -> ops.Gathered:
-    """As layers cast them: times the weights of the routing in the transpose alone."""
+    """Returns rows as layers cast them: times the routing's weights in the transpose alone."""
     return ops.Gathered(tokens, sources, slots=routed.shape[-1], transposed_factors=routed)
 
 
 def casts_of_weights(inputs: Inputs, recipe: str) -> dict[str, Call]:
-    """What a step adds whose weights have changed: both casts of both weights, as the layer makes
-    them."""
+    """Returns the casts that a step adds whose weights have changed: both casts of both weights, as
+    the layer makes them."""
     chosen = NAMED[recipe]
     weights = {"w13": inputs.w13.detach(), "w2": inputs.w2.detach()}
     return {

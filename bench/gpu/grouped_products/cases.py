@@ -1,4 +1,4 @@
-"""What is measured: sizes of products, and how rows are spread over groups."""
+"""The cases that are measured: sizes of products, and how rows are spread over groups."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -134,8 +134,8 @@ def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def k_columns(offsets: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Of each K group its first column, the one after its last, and that rounded up to a scale's
-    end: group g begins in the block that follows g others and offsets[g] / 128, rounded down."""
+    """Each K group's first column, the one after its last, and that rounded up to a scale's end:
+    group g begins in the block that follows g others and offsets[g] / 128, rounded down."""
     places = []
     for group, (begin, end) in enumerate(itertools.pairwise(offsets)):
         first = BLOCK * (begin // BLOCK + group)

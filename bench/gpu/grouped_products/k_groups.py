@@ -140,7 +140,7 @@ def ours(
     reference = DepthReference(a, b, [(first, last) for first, last, _ in k_columns(offsets)])
 
     def error() -> float:
-        """Of the product alone, and of it added to ones."""
+        """Returns the error of the product alone, and of it added to ones, in one number."""
         alone = 0.0
         if candidate is None or not adds:
             poison(out)
@@ -216,7 +216,7 @@ def rowwise(sets: Sequence[Operands], offsets: Sequence[int]) -> Implementation:
 
 
 def bfloat16(sets: Sequence[Operands], offsets: Sequence[int]) -> Implementation:
-    """Of what autograd has: dYᵀ · X of rows sorted by group, into new BF16."""
+    """The product that autograd has: dYᵀ · X of rows sorted by group, into new BF16."""
     ends = on_device(offsets[1:], sets[0].a.device)
     wide = [
         [compact(data, offsets, "rows").to(torch.bfloat16).t().contiguous() for data in (s.a, s.b)]

@@ -27,8 +27,8 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
 
 def padded(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where rows sorted by group go if each group begins at a multiple of ALIGNMENT rows, and each
-    padded row's group, -1 where there is none."""
+    """Returns the places of rows sorted by group if each group begins at a multiple of ALIGNMENT
+    rows, and each padded row's group, -1 where there is none."""
     places, groups, begin = [], [], 0
     for group, size in enumerate(sizes):
         whole = -(-size // ALIGNMENT) * ALIGNMENT
@@ -44,7 +44,7 @@ def column_major(scale: Tensor) -> Tensor:
 
 
 class DeepGemmContiguous:
-    """Of operands 1x128 · 128x128; groups that are not aligned are padded before."""
+    """The product of operands 1x128 · 128x128; groups that are not aligned are padded before."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self._function = deep_gemm().m_grouped_fp8_gemm_nt_contiguous
@@ -98,7 +98,7 @@ def deepgemm_masked(
 
 
 def returned(call: Callable[[], Tensor]) -> Product:
-    """Of an operation that allocates what it gives."""
+    """Returns the product of an operation that allocates what it gives."""
     return Product(call, call, None)
 
 

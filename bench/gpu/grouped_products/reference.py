@@ -19,7 +19,7 @@ class RowsReference:
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def error(self, out: Tensor) -> float:
-        """Of out [rows, N], all of whose valid rows must be finite."""
+        """Returns the error of out [rows, N], all of whose valid rows must be finite."""
         for rows in self._rows_of:
             if rows and not torch.isfinite(out[rows.start : rows.stop]).all():
                 return float("nan")
@@ -55,7 +55,7 @@ class DepthReference:
         self.expected = torch.stack(products)
 
     def error(self, out: Tensor, added: float = 0.0) -> float:
-        """Of out [G, M, N]: the products, and what was there before."""
+        """The error of out [G, M, N]: the products, plus `added`, which was there before."""
         if not torch.isfinite(out).all():
             return float("nan")
         got = out[:, self._rows][:, :, self._columns].double() - added

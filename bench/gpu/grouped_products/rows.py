@@ -55,7 +55,7 @@ def grouped(flat: ScaledTensor, groups: int) -> ScaledTensor:
 
 
 def bytes_of(rows: int, groups: int, n: int, k: int) -> int:
-    """What has to move at least: codes, scales of 1x128 · 128x128, a BF16 result."""
+    """Bytes that have to move at least: codes, scales of 1x128 · 128x128, a BF16 result."""
     scales = 4 * (rows * k // 128 + groups * n * k // 128**2)
     return rows * k + groups * n * k + scales + 2 * rows * n
 
@@ -222,7 +222,7 @@ def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Va
         ]
 
         def error() -> float:
-            """Of the dequantized results, against the two one after another."""
+            """The error of dequantized results, against the two operations one after another."""
             poison(codes[0].data)
             calls[0]()
             return relative_error(codes[0].dequantize(), apart(offsets, sets[0]).dequantize())

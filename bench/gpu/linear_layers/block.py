@@ -118,8 +118,8 @@ def operands(
 
 
 def errors_of(model: nn.Module, x: Tensor, dy: Tensor, exact: list[Tensor]) -> dict[str, float]:
-    """Of the output without the residual, of dx without dy and of the weights' gradients (the
-    worst), against the same block in FP32."""
+    """Returns errors of the output without the residual, of dx without dy and of the weights'
+    gradients (the worst), against the same block in FP32."""
     results = branches(x, dy, *trained(model, x, dy))
     errors = [relative_error(a, e.double()) for a, e in zip(results, exact, strict=True)]
     return {"y": errors[0], "dx": errors[1], "dw": max(errors[2:])}
@@ -146,7 +146,7 @@ class Memory:
 
 
 def memory_of(model: nn.Module, x: Tensor, dy: Tensor) -> Memory:
-    """Of one step after others, gradients and casts of changed weights included."""
+    """Measures memory of one step after others, gradients and casts of changed weights included."""
     parameters = [x, *model.parameters()]
     gc.collect()
     torch.cuda.empty_cache()

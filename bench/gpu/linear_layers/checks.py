@@ -14,7 +14,7 @@ FP8_ERRORS = (0.1, 1e-2)
 def layer_errors(
     x: Tensor, weight: Tensor, dy: Tensor, y: Tensor, dx: Tensor, dw: Tensor
 ) -> dict[str, float]:
-    """Of the first rows of y = x · weightᵀ, dx = dy · weight, dw = dyᵀ · x."""
+    """Returns the errors of the first rows of y = x · weightᵀ, dx = dy · weight, dw = dyᵀ · x."""
     with torch.no_grad():
         wide = weight.double()
         errors = {

@@ -188,6 +188,6 @@ def host_builds(recipes: Sequence[str], passes: str, run: Run) -> Iterator[Build
 
 
 def measure_host(recipes: Sequence[str], run: Run) -> None:
-    """What an eager layer costs the host."""
+    """Measures what an eager layer costs the host."""
     for passes in run.cases(("forward", "both")):
         measure(run, "host", passes, host_builds(recipes, passes, run), "torch.nn.Linear")

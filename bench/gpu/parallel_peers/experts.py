@@ -29,7 +29,7 @@ def activated(gate_up: Tensor) -> Tensor:
 
 
 def weighted_by_products(rows: Tensor, weights: Tensor) -> Tensor:
-    """Of rows [tokens, k, hidden] the sum over k, without a product of each row in memory."""
+    """Weights rows [tokens, k, hidden] and sums over k, without a product of each row in memory."""
     return torch.bmm(weights.to(rows.dtype).unsqueeze(1), rows).squeeze(1)
 
 
@@ -44,7 +44,7 @@ def summed(rows: Tensor, places: Tensor, k: int) -> Tensor:
 
 
 class Pieces(NamedTuple):
-    """What is between the exchanges and the products."""
+    """The functions between the exchanges and the products."""
 
     activated: Callable[[Tensor], Tensor] = activated
     weighted: Callable[[Tensor, Tensor], Tensor] = weighted_by_products
@@ -119,8 +119,8 @@ def inverse_of(permutation: Tensor) -> Tensor:
 
 
 def expert_major(counts: Tensor, rows: int) -> Tensor:
-    """Where the rows stand that have come from each rank by expert, in the order of experts; counts
-    [ranks, experts]. The host knows the number of rows, and waits for nothing."""
+    """Returns the places of rows that have come from each rank by expert, in the order of experts;
+    counts [ranks, experts]. The host knows the number of rows, and waits for nothing."""
     flat = counts.flatten()
     begins = (flat.cumsum(0) - flat).view_as(counts)
     sizes = counts.t().flatten()

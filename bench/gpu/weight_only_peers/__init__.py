@@ -1,1 +1,1 @@
-"""What others have for products of 16-bit activations and FP8 weights."""
+"""Peers' ways to multiply: products of 16-bit activations and FP8 weights."""

@@ -53,7 +53,7 @@ class Settings:
         return f"{self.recipe}-seed{self.seed}"
 
     def identity(self) -> dict[str, Any]:
-        """What has to be the same for a run to be resumed."""
+        """Returns the settings that have to be the same for a run to be resumed."""
         keys = ("recipe", "seed", "size", "steps", "learning_rate", "text_bytes")
         return {key: getattr(self, key) for key in keys}
 
@@ -88,7 +88,7 @@ def convert(model: torch.nn.Module, recipe: str) -> None:
 
 
 class Batches:
-    """Where the sequences of each step begin: a permutation of the text's windows for each epoch,
+    """Starts of the sequences of each step: a permutation of the text's windows for each epoch,
     drawn from the seed and the epoch's number. The step alone says where one is in the data."""
 
     def __init__(self, length: int, context: int, batch: int, seed: int, device: str) -> None:
@@ -110,8 +110,8 @@ class Batches:
 
 
 class Trainer:
-    """What a step reads and writes lies on the device at fixed places: nothing waits for it, and a
-    CUDA graph of a step can be replayed."""
+    """Trains a model. All that a step reads and writes lies on the device at fixed places: nothing
+    waits for it, and a CUDA graph of a step can be replayed."""
 
     def __init__(self, settings: Settings, text: Text) -> None:
         device, size = settings.device, SIZES[settings.size]
@@ -184,7 +184,7 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Of the same windows in every run. Waits for the device."""
+        """Returns the loss of the same windows in every run. Waits for the device."""
         context, batch = self.size.context, self.size.batch
         count = min(VALIDATION_SEQUENCES, (len(self.validation) - 1) // context) // batch * batch
         if count == 0:

@@ -65,7 +65,7 @@ def spread(model: LanguageModel, size: Size, ranks: Ranks, recipe: str) -> Langu
 
 
 def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Whose gradients hold the tokens of all ranks, and whom FSDP leaves alone."""
+    """The parameters whose gradients hold the tokens of all ranks, and which FSDP leaves alone."""
     experts = (m for m in model.modules() if isinstance(m, octofold.distributed.ParallelExperts))
     return [parameter for module in experts for parameter in module.parameters()]
 

@@ -1,4 +1,4 @@
-"""Whether a product on a GPU is right: at random places, against FP64."""
+"""Checks a product on a GPU: at random places, against FP64."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from ..measure import relative_error
 from .peers import Operand, Product
 
-# Of a large product only so many rows and columns are compared.
+# Only so many rows and columns of a large product are compared.
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
 
 

@@ -1,4 +1,4 @@
-"""Whether there is a GPU here that Octofold has kernels for, and torch to drive it."""
+"""Tells if there is a GPU here that Octofold has kernels for, and torch to drive it."""
 
 import importlib.util
 

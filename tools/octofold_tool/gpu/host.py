@@ -27,7 +27,7 @@ class HostTime:
 
 
 def calls(device: torch.device) -> dict[str, Call]:
-    """What is called, by its name."""
+    """Returns the calls that are timed, by name."""
     m, n, k = SHAPE
     x, w = torch.randn(m, k, device=device), torch.randn(n, k, device=device)
     return {

@@ -1,4 +1,4 @@
-"""What this GPU can do at most, measured in the same run as what is compared with it."""
+"""Upper limits of this GPU, measured in the same run as what is compared with them."""
 
 import statistics
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class Product:
     out: Tensor
 
     def bytes(self) -> int:
-        """What has to move through memory at least."""
+        """Bytes that have to move through memory at least."""
         tensors = [self.out]
         for operand in (self.a, self.b):
             if isinstance(operand, Tensor):
@@ -51,7 +51,7 @@ class Peer:
     name: str  # in JSON
     label: str  # in tables and charts
     prepare: Callable[[Tensor, Tensor, GemmOptions], Product]
-    """Of x [m, k] and w [n, k] in FP32. Raises RuntimeError or ValueError for what it cannot do."""
+    """Takes x [m, k], w [n, k] in FP32. Raises RuntimeError or ValueError for what it cannot do."""
 
 
 def new_output(x: Tensor, w: Tensor, options: GemmOptions) -> Tensor:

@@ -36,7 +36,7 @@ class Case:
     arrays: tuple[Tensor, ...]
 
     def bytes(self) -> int:
-        """What has to move through memory at least."""
+        """Bytes that have to move through memory at least."""
         return sum(array.numel() * array.itemsize for array in self.arrays)
 
     def by(self, name: str) -> Call:
@@ -70,7 +70,7 @@ def _case(
     arrays: tuple[Tensor, ...],
     options: GemmOptions,
 ) -> Case:
-    """Of a result that consists of these dense products."""
+    """Returns the case of a result that consists of these dense products."""
 
     def error(run: Call) -> float:
         return max(error_of(replace(part, run=run)) for part in parts)

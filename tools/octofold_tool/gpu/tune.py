@@ -1,4 +1,4 @@
-"""Which kernel is the fastest for a product on this GPU: all that could be, checked and timed."""
+"""Finds the fastest kernel for a product on this GPU: all that could be, checked and timed."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ NewCall = Callable[[Case, str], Call]
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What is to be tuned, of each shape."""
+    """The product that is to be tuned, at each shape."""
 
     options: GemmOptions
     product: str = "gemm"
@@ -31,7 +31,7 @@ class Wanted:
         return KINDS[self.product].problem(shape, self.options, self.groups)
 
     def prepare(self, shape: Shape, device: torch.device, min_bytes: int) -> list[Case]:
-        """As many of them as are larger than caches together."""
+        """Returns as many cases as are larger than caches together."""
         kind = KINDS[self.product]
         cases = [kind.prepare(shape, self.options, self.groups, device)]
         while len(cases) < set_count(cases[0].bytes(), total=min_bytes):
@@ -68,7 +68,7 @@ class Tuned:
 
 
 def is_sensible(name: str, m: int) -> bool:
-    """Whether it could be the fastest for so many rows of A: none was, on an H200, whose tile is
+    """True if it could be the fastest for so many rows of A: none was, on an H200, whose tile is
     mostly of rows that are not there, or that reads B again for every few rows."""
     rows, columns = (int(size) for size in name.split(".")[0].split("x"))
     if ".swapped" in name:
