@@ -107,7 +107,7 @@ def has_history():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore")  # Dynamo sets off torch's own
 def test_out_is_not_differentiated(call, compiled):
-    """As torch.mm(out=) is not: the product would be missing in a gradient, or an old one left."""
+    """Gradients go through out= no more than in torch.mm: they would miss the product or be old."""
     x, out = random(3, 300), torch.zeros(3, 3)
     a = quantize(x)
     torch.compiler.reset()
