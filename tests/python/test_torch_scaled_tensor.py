@@ -107,7 +107,7 @@ def has_history():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore")  # Dynamo sets off torch's own
 def test_out_is_not_differentiated(call, compiled):
-    """Gradients go through out= no more than in torch.mm: they would miss the product or be old."""
+    """Nor is torch.mm(out=): the product would be missing in a gradient, or an old one left."""
     x, out = random(3, 300), torch.zeros(3, 3)
     a = quantize(x)
     torch.compiler.reset()
