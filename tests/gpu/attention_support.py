@@ -17,8 +17,8 @@ def numbers(tensor):
 
 
 def assert_attention(problem, latent=None, of_terms=0.0, **options):
-    """As FP64 has it, twice the same, and nothing beside `out` written. With `latent` so many of
-    the numbers of each key are its value, in the same memory. of_terms: as in assert_attended()."""
+    """Asserts FP64's results, the same bits twice and no write beside `out`. With `latent`, so many
+    numbers of each key are its value, in the same memory. of_terms: see assert_attended()."""
     if latent is not None:
         problem = cases.with_latent(problem, latent)
     expected = cases.attend(**problem, **options)

@@ -66,7 +66,7 @@ def graphs():
 
 
 def drops():
-    """What finds no room is counted, and nothing waits."""
+    """Rows that find no room are counted, and nothing waits."""
     p, *_ = checks.problem([64] * SIZE, gone=0).part(RANK)
     counter = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     run = (p.x, p.ids, p.weights, p.w13, p.w2)
@@ -86,7 +86,7 @@ def errors():
 
 
 def times():
-    """Of a block of Qwen3-30B-A3B's sizes, forward and backward, by events."""
+    """Times a block of Qwen3-30B-A3B's sizes, forward and backward, by events."""
     hidden, inner, count, k, tokens = 2048, 768, 128, 8, 8192
     torch.manual_seed(0)
     options = {"device": DEVICE, "dtype": torch.bfloat16}

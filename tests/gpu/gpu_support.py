@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the device, operands, the FP64 reference.
+"""Helpers that the tests of this folder share: the device, operands, the FP64 reference.
 
 A test module that imports this is skipped where there is no GPU that Octofold has kernels for.
 OCTOFOLD_TEST_DEVICE=cpu runs what can run on the CPU backend, to debug the tests themselves.
@@ -62,13 +62,13 @@ def skip_without_hopper() -> None:
 
 
 def needs(operation: str) -> pytest.MarkDecorator:
-    """Likewise, a test."""
+    """Skips a test where the GPU has no kernels of the operation."""
     reason = _why_without(operation)
     return pytest.mark.skipif(reason is not None, reason=reason or "")
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether the GPU does, or that which it is to be."""
+    """True if the GPU, or the one that it is to be, multiplies bfloat16."""
     target = os.environ.get("OCTOFOLD_TARGET")
     if not ON_GPU or target:
         return not target or int(target.removeprefix("sm_")) >= 80
@@ -185,7 +185,7 @@ def dequantized(x):
 
 
 class Product(NamedTuple):
-    """What a product has to be, in FP64."""
+    """The value that a product has to have, in FP64."""
 
     value: torch.Tensor
     terms: torch.Tensor  # the sum of the magnitudes that each element sums
@@ -210,7 +210,7 @@ def assert_close(out, expected):
 
 
 def assert_fast_accumulation_close(out, expected):
-    """Where the tensor core may sum all of K, with about 14 significant bits."""
+    """Judges a product where the tensor core may sum all of K, with about 14 significant bits."""
     dtype = str(out.dtype).removeprefix("torch.")
     parts = out.double(), *expected
     judge.assert_elements_close(*parts, dtype, judge.FAST_ACCUMULATION)
@@ -246,8 +246,8 @@ def candidates(
 
 
 def product_candidates(**fields):
-    """Those of this GPU for these fields of a tuning.ProductProblem, and whether tensors are
-    aligned; the sizes do not matter."""
+    """The candidates of this GPU for these fields of a tuning.ProductProblem, which also say
+    whether tensors are aligned; the sizes do not matter."""
     if not ON_GPU:
         return [None]
     problem = {**dataclasses.asdict(ProductProblem(1, 1, 1)), **fields}

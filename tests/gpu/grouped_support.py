@@ -1,4 +1,4 @@
-"""What tests of products of groups share."""
+"""Helpers that tests of products of groups share."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def candidates(grouping="rows", a="1x128", b="128x128", **fields):
 
 
 def onto_c(**fields):
-    """Those that have C brought by TMA, which are Hopper's."""
+    """The candidates that have C brought by TMA, which are Hopper's."""
     if not ON_GPU or not is_hopper():
         return [None]
     names = [name for name in candidates(**fields) if name.endswith(".onto_c")]

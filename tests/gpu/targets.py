@@ -1,4 +1,4 @@
-"""As which GPU the one at hand computes."""
+"""The GPU that the one at hand computes as."""
 
 import os
 
@@ -7,8 +7,8 @@ from octofold import tuning
 
 
 def architecture() -> str:
-    """As kernels are compiled for it: "sm_90a", "sm_89"; of OCTOFOLD_TARGET where that is set. ""
-    where there is neither."""
+    """The architecture that kernels are compiled for: "sm_90a", "sm_89"; OCTOFOLD_TARGET's if that
+    is set. "" if there is neither a GPU nor a target."""
     name = os.environ.get("OCTOFOLD_TARGET", "")
     if not name and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
@@ -17,12 +17,12 @@ def architecture() -> str:
 
 
 def is_hopper() -> bool:
-    """Whether products take Hopper's own kernels, and no others."""
+    """True if products take Hopper's own kernels, and no others."""
     return architecture() == "sm_90a"
 
 
 def candidate_names(problem: tuning.Problem) -> tuple[str, ...]:
-    """Of the kernels that compute the product here."""
+    """The names of the kernels that compute the product here."""
     return tuning.candidates(problem, architecture())
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 nn = octofold.nn
 RECIPES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
-# What has the bits of one GPU, where a weight is split by rows.
+# Results that have the bits of one GPU, where a weight is split by rows.
 BITS = {
     "blockwise": ("y", "weight", "bias"),
     "rowwise": ("y", "weight", "bias"),

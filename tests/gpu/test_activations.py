@@ -120,7 +120,7 @@ def test_every_granularity(generator, granularity, source):
 
 
 def test_values_are_nearly_those_of_the_cpu(generator):
-    """Of activations rounded to BF16, few differ, and by one step."""
+    """Few codes of activations rounded to BF16 differ, and by one step."""
     gradient, x = inputs(generator, "swiglu", 256, 1024, "bfloat16")
     for actual, expected in (
         (activated(x), activated(x.cpu())),

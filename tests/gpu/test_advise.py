@@ -13,8 +13,8 @@ skip_without("products with FP8 weights")
 models = octofold.models
 DTYPE = getattr(torch, HALVES[-1])
 LIMIT = 0.15
-"""Of the predicted time beside the measured one, in a test on a machine that may be shared; the
-figure that is wanted, 5 %, is bench/gpu/advisor.py's."""
+"""Largest error of the predicted time relative to the measured one, in a test on a machine that may
+be shared; the figure that is wanted, 5 %, is bench/gpu/advisor.py's."""
 
 
 def relative_error(actual, expected):

@@ -133,8 +133,8 @@ def test_errors(generator):
             octofold.gemm(a, b, arrivals=on_cpu)
 
 
-# Of each way to load, of clusters either way, of scales along K and of channels, which the epilogue
-# reads: shards of whole tiles, and such as end within one, and within a line of scales.
+# Each way to load, clusters either way, scales along K and of channels, which the epilogue reads:
+# shards of whole tiles, and shards that end within a tile, and within a line of scales.
 LATE = (
     (2048, 1536, 1024, ("1x128", "128x128"), 4, 1, "256x128.w2.c1x2x1.b1.early", 1),
     (2048, 1536, 1024, ("1x128", "1x128"), 4, 3, "128x128.w2.c2x1x1.b1.early", 2),

@@ -49,8 +49,8 @@ def test_of_values_of_another_size(sizes, q, rng):
     assert_attention(with_scales(rng, problem, pages, pages), window=(100, 3))
 
 
-# Of 128 heads a query is two tiles of Hopper's products. Latents up to 256 numbers are of other
-# kernels.
+# A query of 128 heads is two tiles of Hopper's products. Other kernels compute latents of up to 256
+# numbers.
 @pytest.mark.parametrize(
     ("sizes", "heads"),
     [((576, 512), 128), ((576, 512), 16), ((512, 512), 40), ((320, 256), 64), ((256, 192), 64)],
@@ -234,7 +234,7 @@ def test_nan_reaches_who_sees_it(rng):
 
 
 def hostile_problems(rng):
-    """What to call attention with, arrays that lie among it."""
+    """Arguments of attention whose page tables, counts or offsets are false."""
     most = 2**31 - 1
     for queries in (1, 40):
         problem = paged(rng, queries, [90, 40, 64], 32)
@@ -259,7 +259,7 @@ def hostile_problems(rng):
 
 @needs_gpu
 def test_lies_lead_nowhere_outside(rng):
-    """What is in front of `out` and behind it stays; nothing faults."""
+    """Memory in front of `out` and behind it stays as it was; nothing faults."""
     for problem in hostile_problems(rng):
         tensors = on_device(problem)
         q = tensors["q"]

@@ -47,8 +47,8 @@ class Case:
         return torch.exp2(powers.float()) * (0.5 + torch.rand(shape, device=DEVICE))
 
     def rows(self, count, end, company, at, packed_queries=True):
-        """Of the last `count` queries of the first `end` keys, in a batch with a sequence of so
-        many queries and keys for each of `company`, at place `at` among them."""
+        """Attends with the last `count` queries of the first `end` keys, in a batch with a sequence
+        of so many queries and keys for each of `company`, at place `at` among them."""
         others = [*company]
         others.insert(at, (count, end))
         sequences = []
@@ -154,7 +154,7 @@ class Case:
         return [self.size] if self.latent else [self.size, self.value_size]
 
     def assert_same_bits(self, count, end, company=(), at=0, packed_queries=True):
-        """As this side of the border has had them before, if it has."""
+        """Asserts the bits that this side of the border has had for these places before, if any."""
         is_few = count * self.group <= 32
         out, logarithms = self.rows(count, end, company, at, packed_queries)
         for i, place in enumerate(range(end - count, end)):
@@ -189,7 +189,7 @@ if does_what_hopper_does(DEVICE.type):
 def test_rows_do_not_depend_on_the_batch(layout, heads, scales, options):
     case = Case(layout, *HEADS[heads], scales, OPTIONS[options])
     few = 32 // case.group
-    # What decoding has: each place alone, then several in a step, then in batches.
+    # Decoding: each place alone, then several in a step, then in batches.
     for place in (1, 2, KEYS // 2, KEYS - few, KEYS - 1):
         case.assert_same_bits(1, place + 1)
     for count in {1, 2, few}:
@@ -200,7 +200,7 @@ def test_rows_do_not_depend_on_the_batch(layout, heads, scales, options):
             for packed_queries in (True,) if layout == "packed" else (False, True):
                 case.assert_same_bits(count, KEYS, company, others // 2, packed_queries)
     case.assert_same_bits(few, KEYS, [(few + 90, KEYS // 2 + 200), (1, 5)], 1)  # beside a prefill
-    # What prefills have: whole, in chunks that overlap, in batches.
+    # Prefills: whole, in chunks that overlap, in batches.
     whole = KEYS // 4
     case.assert_same_bits(whole, KEYS)
     for count in (few + 1, 40, 64, 100, 129, 300):

@@ -22,7 +22,7 @@ has_fp8_scores = pytest.mark.skipif(
 @pytest.mark.parametrize("kv", ["e4m3 e4m3", "e5m2 e4m3"])
 @pytest.mark.parametrize("q", HALVES)
 def test_of_fp8_scores(size, kv, q, rng):
-    """As FP64 has it of codes of queries."""
+    """Results are as FP64 has them for codes of queries."""
     fp8 = {"compute": "fp8", "of_terms": OF_FP8_TERMS}
     problem = dense(rng, *MANY, size=size, q=q, kv=kv)
     blocks = MANY[0], -(-MANY[2] // 128), 2
@@ -75,7 +75,7 @@ def test_fp8_scores_of_zeros_and_nan(q, rng):
 
 @needs_gpu
 def test_fp8_scores_are_allowed_everywhere(rng):
-    """Where kernels have none, there are the bits of exact ones."""
+    """If kernels have no FP8 scores, results have the bits of exact ones."""
     many = MANY if HAS_FP8_SCORES else (1, 70, 130)
     sizes = (136, 192, 512) if HAS_FP8_SCORES else (64, 128, 512)
     problems = [dense(rng, *FEW, size=128), *(dense(rng, *many, size=size) for size in sizes)]

@@ -24,7 +24,7 @@ def rows_of(operand, rows):
 
 
 def some_rows(generator, of=ROWS):
-    """As many as there may be, from anywhere."""
+    """Sets of rows, of all sizes of COUNTS up to all rows, from anywhere."""
     for count in COUNTS:
         yield torch.randperm(of, generator=generator, device=DEVICE)[: min(count, of)]
 
@@ -133,7 +133,7 @@ def test_gated_gemm(generator):
 
 @needs("grouped products")
 def test_layers(generator):
-    """Of all calls of the process, with casts, norms, experts and routing."""
+    """The switch for all calls of the process, with casts, norms, experts and routing."""
     experts = octofold.nn.Experts(512, 256, 8, device=DEVICE, dtype=torch.bfloat16)
     with torch.no_grad():
         for parameter in experts.parameters():

@@ -33,7 +33,7 @@ skip_without("products")
 
 
 class Kind(NamedTuple):
-    """What beside granularities and sizes decides which kernels there are."""
+    """The properties beside granularities and sizes that decide which kernels there are."""
 
     out: str = "bfloat16"
     operands_by_tma: bool = True

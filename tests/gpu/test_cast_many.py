@@ -175,7 +175,7 @@ def test_a_graph_has_one_launch_for_all_weights():
 
 
 def test_as_cast_alone_for_weights_of_a_model(generator):
-    """Of a size at which blocks of several waves run."""
+    """Weights of a size at which blocks of several waves run."""
     x = [normal(generator, 1024, 2048, dtype="bfloat16") for _ in range(30)]
     outs = [cast(torch.zeros_like(w), rows="128x128", transposed="128x128") for w in x]
     cast_many(

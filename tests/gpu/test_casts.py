@@ -58,7 +58,7 @@ def without_nans(scale):
 
 
 def channel_factors(generator, channels):
-    """Of very different size, some of which count as 1."""
+    """Factors of very different size, some of which count as 1."""
     exponents = 60 * torch.rand(channels, generator=generator, device=DEVICE) - 30
     factors = torch.exp2(exponents)
     specials = (0.0, -1.0, torch.nan, torch.inf, 1e-42, 3e38, 2.0**-126)
@@ -79,7 +79,7 @@ def assert_same_cast(actual, expected):
 
 
 def one_cast(x, transpose=False, scale=None, **options):
-    """Of options one by one."""
+    """The cast of x to a format whose options are given one by one."""
     return cast_side(x, octofold.Format(**options), transpose, scale=scale)
 
 

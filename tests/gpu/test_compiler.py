@@ -36,7 +36,7 @@ torch.cuda.synchronize()
 
 
 def kernels_of(folder, order):
-    """What a process of its own leaves in an empty cache."""
+    """The kernels that a process of its own leaves in an empty cache."""
     folder.mkdir()
     environment = {**os.environ, "OCTOFOLD_CACHE_DIR": str(folder)}
     command = [sys.executable, "-c", SCRIPT, order]

@@ -143,8 +143,8 @@ def test_compiles_whole(recipe, backend):
 @pytest.mark.parametrize("keep_fp8", [False, True])
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_bytes_kept_for_backward(recipe, keep_fp8):
-    """Of an MLP with norm and residual: the sum, gate and up in BF16, or in FP8 with their scales;
-    x and h transposed in FP8, and so the weights."""
+    """An MLP with norm and residual keeps the sum, gate and up in BF16, or in FP8 with their
+    scales; x and h transposed in FP8, and so the weights."""
     tokens = 16384
     module = nn.MLP(IN, HIDDEN, norm="rms", recipe=recipe, keep_fp8=keep_fp8, **OPTIONS)
     x = random(tokens, IN).requires_grad_()

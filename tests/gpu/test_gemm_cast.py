@@ -132,8 +132,8 @@ def test_the_same_bits_each_time(candidate, generator):
 @pytest.mark.parametrize("candidate", CANDIDATES[::5])
 @pytest.mark.parametrize("dtype", WIDE)
 def test_rows_at_any_address(candidate, dtype, generator):
-    """Of x; and K that is no multiple of anything, as long as the rows of b begin at multiples of
-    16 bytes."""
+    """Rows of x may begin anywhere, and K be no multiple of anything, as long as the rows of b
+    begin at multiples of 16 bytes."""
     for m, n, k in ((5, 136, 272), (9, 64, 127), (16, 100, 300), (33, 70, 1), (3, 8, 1283)):
         x, b = case(generator, m, n, k, dtype)
         b = with_data(b, surrounded_copy(b.data, -k % 16))

@@ -110,7 +110,7 @@ def gapped(scale):
 
 
 def rows_major_in_poison(scale):
-    """As the casts on the GPU write it: strides (1, rows rounded up to 4)."""
+    """The scales as the casts on the GPU write them: strides (1, rows rounded up to 4)."""
     rows, cols = scale.shape
     stride = (rows + 3) // 4 * 4
     view = poison(stride * cols, torch.float32).as_strided((rows, cols), (1, stride))
@@ -124,7 +124,7 @@ def rows_major_in_poison(scale):
 )
 @pytest.mark.parametrize("pair", PAIRS[2:], ids=PAIR_NAMES[2:])
 def test_block_scales_in_any_layout(pair, shape, layout, generator):
-    """Where a scale lies does not change a bit of the product."""
+    """The place of a scale in memory does not change a bit of the product."""
     m, n, k = shape
     a, b = operands(generator, m, n, k, pair)
     row_major = octofold.gemm(a, b)

@@ -50,7 +50,7 @@ def test_scales_of_any_size(rows, granularity, generator):
     x = rows_of(generator, rows, 1152, "bfloat16")
     out = octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
     assert_product(out, x.double(), values_of(w))
-    # Where the large blocks see nothing, those that are small are exact, or rounded to 16 bits.
+    # If x has zeros at the large blocks, the small ones are exact, or rounded to 16 bits.
     x[:, 5 * 128 : 6 * 128] = 0
     out = octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
     assert_product(out, x.double(), values_of(w), weight_rounding=2.0**-8)

@@ -45,7 +45,7 @@ def on_cpu(wanted):
 
 
 def check(source, copy, wanted, **options):
-    """As on the CPU, where `copy` is the source."""
+    """Asserts that a cast is as on the CPU, where `copy` is the source."""
     actual, expected = cast(source, **wanted, **options), cast(copy, **on_cpu(wanted), **options)
     for (left, _), (right, _) in zip(sides_of(actual), sides_of(expected), strict=True):
         assert_same_cast(left, right)
@@ -53,7 +53,7 @@ def check(source, copy, wanted, **options):
 
 
 def assert_part(part, whole, place):
-    """Of the whole's codes those at `place`, and its scales, as far as there are such."""
+    """Asserts that a part has the whole's codes at `place`, and its scales (any NaN is a NaN)."""
     assert torch.equal(bits(part.data), bits(whole.data[place].contiguous()))
     assert torch.equal(bits(without_nans(part.scale)), bits(without_nans(whole.scale)))
 
@@ -111,7 +111,7 @@ def test_any_amax_as_on_the_cpu(rule, source, generator):
 @every_source
 @pytest.mark.parametrize("rule", ["torchao", "vllm-per-token", "te"])
 def test_beside_rows_of_blocks(rule, source, generator):
-    """What training wants: parts of tokens, whose columns have a scale over all."""
+    """The casts of training: parts of tokens, whose columns have a scale over all."""
     x = spread_out(generator, 1032, 648, source)
     whole = cast(x, rows=rule, transposed=f"channel {rule}")
     amax = amax_of(x, "channel", True)

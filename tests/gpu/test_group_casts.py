@@ -13,7 +13,7 @@ from gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, surrounded_copy
 SOURCES = ("bfloat16", "float16", "float32")
 RULES = ("deepgemm", "vllm-per-token", "te", "deepseek")
 POISON = 0xAA
-# Of the rows; of the transpose; what there is.
+# Granularity of the rows; that of the transpose, if it is another; the sides that are cast.
 KINDS = (
     ("1x128", None, "both"),
     ("1x128", "128x128", "both"),
@@ -44,7 +44,7 @@ def offsets_of(sizes):
 
 
 def hostile_offsets(rows, groups, generator):
-    """Such as nobody should give."""
+    """Offsets that nobody should give."""
     most = 2**31 - 1
     cases = [
         torch.arange(groups, -1, -1) * rows // groups,
@@ -96,7 +96,7 @@ class Written:
                 assert bool((guard.view(torch.uint8) == POISON).all())
 
     def bytes(self):
-        """Of all memory, any NaN as good as another where it is a scale."""
+        """The bytes of all memory, any NaN as good as another where it is a scale."""
         texts = []
         for memory in self.memory:
             memory = memory.cpu()
@@ -107,7 +107,7 @@ class Written:
 
 
 def targets_of(written, kind, rule, transposed_channel_scale=None):
-    """What cast() is asked for, to write there."""
+    """The targets that cast() is given, to write there."""
     granularity, transposed_granularity, _ = kind
     data, scale, transposed, transposed_scale = written.results
     units = {"rows": granularity, "transposed": transposed_granularity or granularity}

@@ -47,7 +47,7 @@ def rows_of(tensor, begin, end):
 
 
 def expected_rows(a, parts, sizes, dtype, c=None, bias=None, fast=False):
-    """Of the rows of all groups, by separate products."""
+    """The rows of all groups, by separate products."""
     results, begin = [], 0
     for g, size in enumerate(sizes):
         end = begin + size

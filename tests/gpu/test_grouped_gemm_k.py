@@ -24,7 +24,7 @@ skip_without("grouped products")
 
 
 def columns_of(offsets, g, spaces=1):
-    """Where the columns of a group begin, with so many blocks of 128 between groups."""
+    """The place where the columns of a group begin, with so many blocks of 128 between groups."""
     return 128 * (int(offsets[g]) // 128 + spaces * g)
 
 

@@ -37,7 +37,7 @@ if reason := _why_not():
 
 @pytest.fixture(autouse=True)
 def full_precision():
-    """What JAX multiplies by itself is not rounded to TF32."""
+    """Products by JAX itself are not rounded to TF32."""
     with jax.default_matmul_precision("highest"):
         yield
 

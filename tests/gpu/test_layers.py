@@ -210,7 +210,7 @@ def test_host_time():
 
 
 def microseconds(call, calls=200, rounds=15):
-    """Of the host, median; the GPU is waited for between rounds only."""
+    """Median time of a call on the host; the GPU is waited for between rounds only."""
     call()
     times = []
     for _ in range(rounds):

@@ -283,7 +283,7 @@ def check_gradients(draw, form, source, rows, cols, with_residual):
             continue
         error = torch.linalg.norm(gradient.double() - expected[name])
         limit = TOLERANCE[source] if name == "x" else 5e-5
-        # Of one column a LayerNorm gives 0, whatever it is given.
+        # A LayerNorm of one column gives 0, whatever it is given.
         size = torch.linalg.norm(expected[name]) + 1e-4 * torch.linalg.norm(dy.double())
         assert float(error) <= limit * float(size), name
 

@@ -57,7 +57,7 @@ def with_hostile(generator, index, beyond):
 
 
 def on_cpu(call, *tensors, **options):
-    """What the CPU backend gives, on the device."""
+    """The CPU backend's results, on the device."""
     moved = [t.cpu() if isinstance(t, torch.Tensor) else t for t in tensors]
     options = {n: t.cpu() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
     results = call(*moved, **options)
@@ -110,7 +110,7 @@ def test_top_k_of_any_logits(router, generator):
     of_choice = {n: v for n, v in options.items() if n not in ("normalize", "scaling_factor")}
     choices = reference.choices_of(logits, bias=bias, **of_choice)
     chosen = choices.gather(-1, ids.long())
-    # Of those that rounding cannot tell apart any may be taken.
+    # Any of the choices that rounding cannot tell apart may be taken.
     torch.testing.assert_close(chosen, choices.topk(8, -1).values, rtol=0, atol=1e-6)
     assert bool((ids.sort(-1).values.diff(dim=-1) > 0).all())
     expected = reference.weights_of(logits, ids, **weights_options(router)).float()

@@ -9,7 +9,7 @@ from casting import GRANULARITIES, cast_side, cast_with, only
 from gpu_support import DEVICE, DTYPES, ON_GPU, Surrounded, bits, needs, needs_gpu, normal, torch
 
 SOURCES = ("bfloat16", "float16", "float32")
-# Of the rows and of the transposes; None: not written.
+# Granularities of the rows and of the transposes; None: not written.
 KINDS = (
     *((granularity, granularity) for granularity in GRANULARITIES),
     *((granularity, None) for granularity in GRANULARITIES),
@@ -48,7 +48,7 @@ def spread_out(generator, matrices, rows, cols, source):
 
 
 def cast(x, kind, matrices=None, **options):
-    """Of rows and transposes, as far as there are."""
+    """The casts of rows and of transposes, each only if `kind` has its granularity."""
     rows, transposed = (
         None if unit is None else octofold.Format(granularity=unit, **options) for unit in kind
     )

@@ -31,7 +31,7 @@ PRODUCTS = {"forward": octofold.gemm_weight_only, "gradient": gemm_weight_only_g
 
 
 def drawn(generator, rows, columns, dtype):
-    """Of magnitudes so different that the order of a sum shows."""
+    """Numbers of magnitudes so different that the order of a sum shows."""
     exponents = torch.randint(-6, 7, (rows, columns), generator=generator, device=DEVICE)
     return (normal(generator, rows, columns) * torch.exp2(exponents.float())).to(DTYPES[dtype])
 
@@ -56,7 +56,7 @@ def test_rows_in_any_batch(types, granularity, direction, generator):
         for count in COUNTS:
             rows = some_rows(generator, count)
             assert_same_bits(invariant(product, x[rows], w), whole[rows])
-        # What stands in the others does not matter.
+        # Numbers in the other rows do not matter.
         x[:5], x[6:40], x[41:] = torch.inf, torch.nan, -torch.inf
         assert_same_bits(invariant(product, x, w)[[5, 40]], whole[[5, 40]])
 
@@ -181,7 +181,7 @@ def test_every_candidate_sums_alike(granularity, generator):
 
 
 def test_layer(generator):
-    """Of more tokens too than a copy of the weight is quicker for, with the gradient."""
+    """The layer and its gradient, also for more tokens than a copy of the weight is quicker for."""
     dtype = DTYPES[HALVES[-1]]
     linear = torch.nn.Linear(1024, 264, device=DEVICE, dtype=dtype)
     layer = WeightOnlyLinear.from_linear(linear, batch_invariant=True)

@@ -124,7 +124,7 @@ def test_has_no_gradient(generator):
 
 
 def maps_views():
-    """Whether this torch (2.13 does, 2.11 does not) maps views of another dtype."""
+    """True if this torch (2.13 does, 2.11 does not) maps views of another dtype."""
     try:
         torch.vmap(lambda row: row.view(torch.int32))(torch.zeros((2, 4), dtype=torch.uint8))
     except RuntimeError:

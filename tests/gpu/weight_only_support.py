@@ -1,4 +1,4 @@
-"""What tests of products with FP8 weights share: how close results have to be."""
+"""Helpers that tests of products with FP8 weights share: how close results have to be."""
 
 import octofold
 from gpu_support import DTYPES, dequantized, normal, operand, torch

@@ -11,8 +11,8 @@ from weight_only_problems import weight_only_problems
 
 
 def _dot(a, b, device):
-    """Of FP32 or BF16, and of codes with scales of blocks, anywhere in memory; and words, packed
-    and unpacked."""
+    """Dot products of FP32 or BF16, and of codes with scales of blocks, anywhere in memory; and
+    words, packed and unpacked."""
     cast = octofold.quantize(a[None])
 
     def run(device):

@@ -1,4 +1,4 @@
-"""What the hosts' tests have in common.
+"""Conditions and fixtures that the hosts' tests have in common.
 
 Tests of hosts that are not installed in this environment are left out, as each host has one of its
 own (scripts/test_integrations.py, which fails where it could not install one).

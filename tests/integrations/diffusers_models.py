@@ -1,4 +1,4 @@
-"""What tests of the plug into Diffusers share: small models with random weights, as folders."""
+"""Models for tests of the plug into Diffusers: small, with random weights, saved as folders."""
 
 import diffusers
 import torch
@@ -107,7 +107,7 @@ def outcome(model, inputs):
 
 
 def same_bits(one, other):
-    """Of two state_dict()."""
+    """True if two state_dict() have the same keys, dtypes and bits."""
     return one.keys() == other.keys() and all(
         value.dtype == other[name].dtype
         and torch.equal(value.view(torch.uint8), other[name].view(torch.uint8))

@@ -5,7 +5,7 @@ import torch
 
 
 class Classifier(torch.nn.Module):
-    """Of vectors, with a residual block and a head."""
+    """A classifier of vectors, with a residual block and a head."""
 
     def __init__(self):
         super().__init__()

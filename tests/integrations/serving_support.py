@@ -1,4 +1,4 @@
-"""What the tests of both servers share: how a layer's result is judged."""
+"""Helpers that the tests of both servers share: how a layer's result is judged."""
 
 import octofold
 import torch
@@ -20,7 +20,7 @@ def values(scaled):
 
 
 def cast(x, granularity, scale=None, power_of_two=None):
-    """What the plugs cast x to, as float64."""
+    """The values that the plugs cast x to, as float64."""
     format = octofold.Format("e4m3", granularity, rule="torchao", power_of_two=power_of_two)
     return values(octofold.quantize(x, format, scale=scale))
 
@@ -36,7 +36,7 @@ def assert_product(y, x, weight, bias=None):
 
 
 def routed(tokens, experts, top_k):
-    """Which experts each token goes to, and by which weights."""
+    """The experts that each token goes to, and their weights."""
     ids = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)]).to(torch.int32)
     return ids, torch.rand(tokens, top_k, dtype=torch.float32)
 

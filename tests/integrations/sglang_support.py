@@ -23,7 +23,7 @@ HOOKED = (
 
 
 def load():
-    """As SGLang does in each of its processes."""
+    """Loads the plugins as SGLang does in each of its processes."""
     plugins._plugins_loaded = False
     plugins.load_plugins()
 

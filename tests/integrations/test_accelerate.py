@@ -13,7 +13,7 @@ RECIPES = [None, "blockwise", "rowwise"]
 
 
 def trainer(recipe, seed=0, **options):
-    """What a script has: prepared model, optimizer and loader."""
+    """The objects that a script has: accelerator, and prepared model, optimizer and loader."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(cpu=True, **options)
     torch.manual_seed(seed)

@@ -102,7 +102,7 @@ def test_gradient_by_the_input_and_lora_at_run_time(calls):
 
 
 def test_a_weight_with_a_lora_merged_and_cast_again(calls):
-    """What ComfyUI makes of an FP8 weight and a LoRA that is loaded as usual."""
+    """ComfyUI makes such a weight of an FP8 weight and a LoRA that is loaded as usual."""
     weight = weight_of(96, 128)
     low_rank = torch.randn(96, 4).bfloat16() @ torch.randn(4, 128).div(11).bfloat16()
     patched = weight.requantize_from_float(weight.dequantize() + low_rank, scale="recalculate")
@@ -208,7 +208,7 @@ def test_a_checkpoint_with_scales_is_left_as_it_is(name):
 
 
 def of_comfyui(name):
-    """What a function of comfyui_models.py finds in a process of its own."""
+    """The result of a function of comfyui_models.py in a process of its own."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([COMFYUI, *filter(None, sys.path)])}
     script = Path(__file__).with_name("comfyui_models.py")
     command = [sys.executable, script, "--cpu", "--supports-fp8-compute"]

@@ -104,7 +104,7 @@ def test_families(make, compute, names, tmp_path):
     """Each runs, without what its classes read or keep in FP32."""
     model, inputs = saved(make, tmp_path / "wide")
     kind = type(model)
-    # What from_pretrained() itself makes of it, some modules of which are in FP32.
+    # The model that from_pretrained() itself makes of it has some modules in FP32.
     wide = kind.from_pretrained(tmp_path / "wide", torch_dtype=BF16)
     quantized = loaded(tmp_path / "wide", kind=kind, compute=compute, modules_to_not_convert=names)
     assert len(fp8_layers(quantized)) >= 8

@@ -1,4 +1,4 @@
-"""What the quantizer for Diffusers refuses, each with a reason."""
+"""Errors of the quantizer for Diffusers: all that it refuses, each with a reason."""
 
 import importlib
 import importlib.metadata

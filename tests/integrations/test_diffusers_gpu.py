@@ -137,7 +137,7 @@ def test_lora_into_a_group_offloaded_model(plain, compute):
         *(diffusers.FlowMatchEulerDiscreteScheduler(), *[None] * 5, model)
     )
     model.enable_group_offload(GPU, CPU, offload_type="leaf_level", use_stream=True)
-    # Which, unlike model.load_lora_adapter(), has Diffusers offload the adapters, too.
+    # This call, unlike model.load_lora_adapter(), has Diffusers offload the adapters, too.
     pipeline.load_lora_weights(dict(state), adapter_name="one")
     for _ in range(2):
         assert relative_error(outcome(model, on_gpu(inputs)), expected) < 1e-3

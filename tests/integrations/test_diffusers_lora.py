@@ -39,7 +39,7 @@ def loaded(folder, compute):
 
 
 def adapter(model, targets=TARGETS, seed=1):
-    """As files of Diffusers have it: names from the model on."""
+    """The adapter as files of Diffusers have it: names from the model on."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for name in targets:

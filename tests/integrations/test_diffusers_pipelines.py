@@ -106,7 +106,7 @@ def test_parts_of_a_pipeline(pipeline_folder, tmp_path):
 
 
 def test_one_config_for_all_parts(pipeline_folder, tmp_path):
-    """Of Diffusers and of transformers."""
+    """The config serves the parts of Diffusers and of transformers."""
     transformers = pytest.importorskip("transformers")
     pipeline = diffusers.DiffusionPipeline.from_pretrained(
         pipeline_folder, torch_dtype=BF16, **TEXT
@@ -164,7 +164,7 @@ def test_lora_of_a_pipeline(pipeline_folder):
 
 @pytest.mark.parametrize("offload_buffers", [False, True])
 def test_weights_are_offloaded_by_accelerate(quantized, offload_buffers):
-    """As device_map, enable_sequential_cpu_offload() and cpu_offload() do it."""
+    """Offloads as device_map, enable_sequential_cpu_offload() and cpu_offload() do."""
     model, inputs, expected = quantized
     accelerate.cpu_offload(model, execution_device="cpu", offload_buffers=offload_buffers)
     layer = model.transformer_blocks[0].attn.to_q
@@ -283,7 +283,7 @@ def fp8r(plain, tmp_path_factory):
 
 
 def test_bfl(plain, fp8r):
-    """What Diffusers loads by its own config is computed by our layers, of the same memory."""
+    """Our layers compute models that Diffusers loads by its own config, in the same memory."""
     _, inputs, folder = plain
     own = diffusers.BFLQuantizationConfig(compute_dtype=BF16)
     options = {"config": str(folder), "quantization_config": own, "torch_dtype": BF16}
@@ -330,7 +330,7 @@ def test_fp8r_by_our_config(plain, fp8r, tmp_path):
 
 
 def test_bundles_are_split_and_joined():
-    """As Diffusers does it to what is one weight in files with the names of BFL."""
+    """Diffusers does so to what is one weight in files with the names of BFL."""
     weights = [torch.randn(8, 16) for _ in range(3)]
     codes, scale = quantize_fp8r(torch.cat(weights))
     state = bundled({"qkv.weight": codes, "qkv.weight_scale": scale, "norm.scale": torch.ones(3)})

@@ -24,7 +24,7 @@ HIDDEN, INNER, EXPERTS, TOP_K = 256, 128, 4, 2
 
 @contextlib.contextmanager
 def server(backend="octofold", **options):
-    """As inside of a server of one rank that was started with this --moe-runner-backend."""
+    """The state inside of a server of one rank that was started with this --moe-runner-backend."""
     with get_context().override_server_args(moe_runner_backend=backend, **options):
         one = {"moe_ep_rank": 0, "moe_tp_rank": 0, "tp_rank": 0, "tp_group": None}
         with (
@@ -47,7 +47,7 @@ def make(blocks=(128, 128), **options):
 
 
 def load(layer):
-    """Of a checkpoint's experts, by SGLang's loader. Returns them, gates and ups together."""
+    """Loads a checkpoint's experts, by SGLang's loader. Returns them, gates and ups together."""
     loaded = []
     for expert in range(EXPERTS):
         gate, up, down = (

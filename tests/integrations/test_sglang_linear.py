@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_sglangs(sglang_as_it_was, monkeypatch):
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
 @pytest.mark.parametrize("granularity", ["128x128", "tensor"])
 def test_weights_alone(gpu, capability, granularity):
-    """Where there are no FP8 units, x is not cast, nor the weight repacked."""
+    """If there are no FP8 units, x is not cast, nor the weight repacked."""
     gpu(*capability)
     dtype = torch.bfloat16
     with model_of(dtype):

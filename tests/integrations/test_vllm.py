@@ -58,7 +58,7 @@ def said(caplog):
 
 
 def load(monkeypatch):
-    """As vLLM does in each of its processes."""
+    """Loads the plugins as vLLM does in each of its processes."""
     monkeypatch.setattr(plugins, "plugins_loaded", False)
     plugins.load_general_plugins()
 
@@ -102,7 +102,7 @@ def test_another_version(vllm_tables, monkeypatch, said, found):
 
 
 def test_a_table_that_is_gone(vllm_tables, monkeypatch, said):
-    """What the plug needs is no public API: vLLM goes on without us."""
+    """The plug needs tables that are no public API: if one is gone, vLLM goes on without us."""
     monkeypatch.delattr(vllm_tables, "_POSSIBLE_WFP8A16_KERNELS")
     plug.register()
     assert "octofold is not used" in said.text

@@ -47,7 +47,7 @@ def make(granularity="128x128", **options):
 
 
 def load(layer, granularity):
-    """Of a checkpoint's experts, by vLLM's loader. Returns them, gates and ups together."""
+    """Loads a checkpoint's experts, by vLLM's loader. Returns them, gates and ups together."""
     name = "weight_scale_inv" if granularity == "128x128" else "weight_scale"
     loaded = []
     for expert in range(EXPERTS):

@@ -29,7 +29,7 @@ def plugged_in(gpu):
 
 
 def load(layer, **tensors):
-    """As from a checkpoint, and then what vLLM does with what it has loaded."""
+    """Loads tensors as from a checkpoint, and then does what vLLM does with what it has loaded."""
     for name, tensor in tensors.items():
         parameter = getattr(layer, name)
         assert parameter.shape == tensor.shape, name
@@ -148,7 +148,7 @@ def test_one_scale(dtype, scheme):
             tensors["input_scale"] = STATIC
         load(layer, **tensors)
         assert type(kernel_of(layer)) is plugged.OctofoldFP8ScaledMMLinearKernel
-        # Where there are FP8 units vLLM chooses a scale for each token.
+        # If there are FP8 units, vLLM chooses a scale for each token.
         expected = cast(x, "tensor", STATIC) if scheme == "static" else cast(x, "channel")
         assert_product(layer(x)[0], expected, values(weight), bias)
 

@@ -1,5 +1,5 @@
-"""What the tests of transformers' plug share: its models of the matrix as folders, and how far
-outputs may be apart."""
+"""Helpers that the tests of transformers' plug share: its models of the matrix as folders, and how
+far outputs may be apart."""
 
 import torch
 from matrix_models import TEXT_ROWS
@@ -52,8 +52,8 @@ def same_bytes(a, b):
 
 
 def limit(name, compute):
-    """Of the distance between outputs. Experts may be others once inputs are rounded to FP8; T5 and
-    Mamba, with random weights, make much of the rounding to bfloat16."""
+    """The limit of the distance between outputs. Experts may be others once inputs are rounded to
+    FP8; T5 and Mamba, with random weights, make much of the rounding to bfloat16."""
     if name in ("T5", "Mamba"):
         return 0.15 if compute == "weight-only" else 0.5
     if compute == "weight-only":

@@ -100,7 +100,7 @@ def gpu(monkeypatch, vllm_tables):
 
 @contextlib.contextmanager
 def model_of(dtype):
-    """As inside of vLLM while it builds, or runs, a model of this dtype."""
+    """The state inside of vLLM while it builds, or runs, a model of this dtype."""
     config = VllmConfig()
     text = SimpleNamespace(model_type="llama")
     config.model_config = SimpleNamespace(dtype=dtype, hf_text_config=text, hf_config=None)

@@ -9,6 +9,6 @@ COMMANDS = [
 
 
 def of_the_gallery(program):
-    """What the gallery's run of a program printed."""
+    """The output of the gallery's run of a program."""
     command = next(command for command in COMMANDS if program in command)
     return example_runs.run(command).output

@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Helpers that the tests of this folder share."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ EXAMPLES = REPOSITORY / "examples" / "python"
 
 
 def outcome(*command, cwd=None, **environment):
-    """Of a command that may fail: its exit status and what it printed."""
+    """The result of a command that may fail: its exit status and what it printed."""
     options = {"capture_output": True, "text": True, "check": False}
     return subprocess.run(command, cwd=cwd, env=os.environ | environment, **options)
 
@@ -29,7 +29,7 @@ def run(*command, cwd=None, **environment):
 
 
 def refused(script, *arguments):
-    """What a script says that has to end with an error, and without a trace. It runs in this
+    """The message of a script that has to end with an error, and without a trace. It runs in this
     process, which has imported what it imports."""
     errors = io.StringIO()
     before = sys.argv, sys.path

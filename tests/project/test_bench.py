@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 FOLDER = REPOSITORY / "bench" / "gpu"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
-# Of the scripts that a CPU can run: what makes them short, and how many sections write lines.
+# Scripts that a CPU can run: the options that make them short, and the sections that write lines.
 ON_A_CPU = {
     "advisor.py": (["--models", "dit"], {"advisor"}),
     "attention.py": ([], {"attention"}),
@@ -40,7 +40,7 @@ ON_A_CPU = {
     "weight_only.py": ([], {"weight-only"}),
     "grouped_weight_only.py": ([], {"grouped-weight-only"}),
 }
-# Of the scripts that two ranks run, on gloo: likewise.
+# Scripts that two ranks run, on gloo: options and sections, too.
 PARALLEL_ON_A_CPU = {
     "parallel_experts.py": (
         "--layers qwen3 --hidden 256 --inner 128 --experts 16 --tokens 40 --rounds 2",

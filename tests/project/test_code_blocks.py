@@ -134,7 +134,7 @@ def test_commands_of_the_tool_exist():
 
 
 def test_scripts_and_their_options_exist():
-    """Of `python path/to/script.py --option`, in blocks and in running text."""
+    """The pages name them as `python path/to/script.py --option`, in blocks and in running text."""
     for page in pages():
         text = page.read_text().replace("\\\n", " ")
         for script, rest in re.findall(r"python3? ([\w/]+\.py)\b([^`\n#]*)", text):

@@ -1,4 +1,4 @@
-"""What a C++ user gets: `cmake --install`, find_package, pkg-config, a clean symbol table."""
+"""The package of a C++ user: `cmake --install`, find_package, pkg-config, a clean symbol table."""
 
 import re
 

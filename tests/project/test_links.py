@@ -12,7 +12,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page):
-    """Those that GitHub gives to headings."""
+    """The anchors that GitHub gives to headings."""
     found = set()
     for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE):
         anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""What `make release` refuses, and what its audit finds in a wheel."""
+"""Errors of `make release`, and findings of its audit of a wheel."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""What is special in the documentation site: docs/_ext. (`make docs` builds it, and takes warnings
+"""The documentation site's own extensions: docs/_ext. (`make docs` builds it, and takes warnings
 for errors.)"""
 
 import re

@@ -12,8 +12,8 @@ KEYS_PER_SCALE = 128
 
 
 class Attended(NamedTuple):
-    """What has to come out. magnitudes: of each element of out Σ p·|v|; terms: of each row the
-    largest Σ|softmax_scale · q · k| of a score."""
+    """The results that have to come out. magnitudes: of each element of out Σ p·|v|; terms: of each
+    row the largest Σ|softmax_scale · q · k| of a score."""
 
     out: np.ndarray
     logarithms: np.ndarray
@@ -66,7 +66,7 @@ def attend(
 
 
 def as_codes(q):
-    """What FP8 scores make of queries: e4m3 codes, of a scale of each row of numbers."""
+    """The queries' values in FP8 scores: e4m3 codes, with a scale for each row of numbers."""
     q = q.astype(np.float32)
     largest = np.maximum(abs(q).max(-1, keepdims=True), np.float32(2.0**-100))
     code = np.floor(np.frexp(largest)[0] * 16 + np.float32(0.5)) * np.float32(32)
@@ -169,7 +169,7 @@ def codes(rng, shape, dtype):
 
 
 def scales(rng, shape):
-    """That make numbers near 1 of codes(), and differ from neighbour to neighbour."""
+    """Scales that make numbers near 1 of codes(), and differ from neighbour to neighbour."""
     return np.exp2(rng.uniform(-4, -1, shape)).astype(np.float32)
 
 

@@ -30,7 +30,7 @@ def cast_side(
 
 
 def formats(format, targets):
-    """What cast() is asked for: "rows", "transposed" or "both"."""
+    """The formats that cast() is asked for, by side: "rows", "transposed" or "both"."""
     sides = ("rows", "transposed") if targets == "both" else (targets,)
     return dict.fromkeys(sides, format)
 

@@ -9,7 +9,7 @@ from octofold._layer_ways import layer_ways
 
 GPUS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 NATIVE = ("8.9", "9.0", "12.0")
-"""Those with products of FP8 with FP8, of groups too."""
+"""The GPUs with products of FP8 with FP8, of groups too."""
 
 
 @functools.cache
@@ -18,7 +18,7 @@ def matrix():
 
 
 def operations_of(name):
-    """What info() would say of the operations of a GPU of this compute capability."""
+    """The operations that info() would report of a GPU of this compute capability."""
     found = {}
     for row in matrix().rows:
         support = row.support[name]
@@ -56,7 +56,7 @@ def pretend(monkeypatch, name):
 
 
 def forget():
-    """What is remembered of GPUs."""
+    """Clears what is remembered of GPUs."""
     from octofold.nn.recipes import kernels
 
     for cached in vars(kernels).values():

@@ -36,7 +36,7 @@ def jitted(function, *arguments, arrays=None, **options):
 
 
 def both(name, *arguments, arrays=None, **options):
-    """What the function of this name gives in jax.jit, and what it gives for NumPy."""
+    """The results of the function of this name in jax.jit, and for NumPy."""
     actual = jitted(getattr(fp8, name), *arguments, arrays=arrays, **options)
     return actual, getattr(octofold, name)(*arguments, **(arrays or {}), **options)
 

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.lib import NumpyVersion
 from octofold import ScaledTensor
 
-# Of norms over many elements, whose roundings average; a few alone may each be half an ulp off.
+# Limits of norms over many elements, whose roundings average; a few may each be half an ulp off.
 LIMITS = {"float32": 3e-4, "float16": 4e-4, "bfloat16": 2.5e-3}
 LIMITS_OF_FEW = {"float32": 3e-4, "float16": 2**-11 + 3e-4, "bfloat16": 2**-8 + 3e-4}
 FEW = 4096
 ACCUMULATION = 3e-4  # error of a sum over the sum of its terms' magnitudes
-# Likewise on a GPU, whose tensor cores sum 128 products with about 14 bits: where these are most of
+# The same on a GPU, whose tensor cores sum 128 products with about 14 bits: where these are most of
 # the sum a few elements are beyond 3e-4 (seen: 4.1e-4, one of 36 million at K = 128).
 TENSOR_CORE_ACCUMULATION = 5e-4
 FAST_ACCUMULATION = 1e-3  # likewise, where the tensor core sums all of K

@@ -38,7 +38,7 @@ def curve(activation, x):
 
 
 def factor(activation, up):
-    """What f(gate) is multiplied with, and its derivative."""
+    """The factor that f(gate) is multiplied with, and its derivative."""
     if activation == "swiglu-oss":
         return np.clip(up, -7, 7) + 1, np.abs(up) <= 7
     return up, 1

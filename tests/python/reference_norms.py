@@ -8,7 +8,7 @@ from octofold import Format, Rule
 
 OPERANDS = ("weight", "bias", "ada_scale", "ada_shift")
 
-# What of a norm there is: name, kind, dtype of the operands (None: x's), which of them.
+# Forms of a norm: name, kind, dtype of the operands (None: x's), which of them there are.
 FORMS = {
     "rms": ("rms", None, ("weight",)),
     "rms-float32": ("rms", torch.float32, ("weight", "bias")),
@@ -51,7 +51,7 @@ def apply(x, mean, rstd, operands):
 
 
 def gradients(dy, x, kind, epsilon, operands, residual_gradient=None):
-    """What torch's autograd gives in FP64: {"x": …, "weight": …, …}."""
+    """The gradients by torch's autograd in FP64: {"x": …, "weight": …, …}."""
     leaves = {"x": x, **{name: value for name, value in operands.items() if value is not None}}
     leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
     x = leaves["x"]

@@ -11,7 +11,7 @@ def scores_of(logits, scoring):
 
 
 def choices_of(logits, scoring="softmax", bias=None, groups=1, top_groups=1):
-    """What the k largest of are taken, FP64; -inf of groups that are out."""
+    """The numbers of which the k largest are taken, FP64; -inf of groups that are out."""
     if scoring == "softmax":
         return logits.double()
     choices = scores_of(logits, scoring)

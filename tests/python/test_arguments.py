@@ -39,7 +39,7 @@ def read_only(array):
     return array
 
 
-# What to do, and what the message says.
+# Functions that make x, and what the message says.
 QUANTIZE = {
     "list": (lambda: [[1.0]], "argument 'x': expected a NumPy array, .*, got builtins.list"),
     "scalar": (lambda: np.float32(1), "argument 'x': expected a NumPy array"),

@@ -16,7 +16,7 @@ KINDS = ("e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2")
 
 
 def assert_attention(problem, **options):
-    """As FP64 has it, in new memory and in memory given."""
+    """Asserts attention as FP64 has it, in new memory and in memory given."""
     expected = cases.attend(**problem, **options)
     dtype = problem["q"].dtype.name
     out, logarithms = octofold.attention(**problem, **options, return_log_sum_exp=True)

@@ -51,7 +51,7 @@ def test_rows_do_not_depend_on_the_batch(sequence, window, compute, rng):
     causal = window[1] == 0
     whole = rows_of(sequence, KEYS, KEYS, [], 0, rng, **options)
     for count in (1, 2, 7, 33, 40, 64, 129, 299):
-        # Of a window beyond its place a query has the same keys at the end of all of them alone.
+        # If a window goes beyond its place, a query has the same keys only at the end of them all.
         end = int(rng.integers(count, KEYS + 1)) if causal else KEYS
         others = [tuple(sorted(rng.integers(1, KEYS, 2))) for _ in range(rng.integers(4))]
         at = int(rng.integers(len(others) + 1))
@@ -61,7 +61,7 @@ def test_rows_do_not_depend_on_the_batch(sequence, window, compute, rng):
 
 
 def test_the_switch_sizes_the_workspace(sequence):
-    """As the argument does, also with `out`."""
+    """The switch does so as the argument does, also with `out`."""
     q, k, v = (np.concatenate([array] * 5)[None] for array in sequence)
     expected = octofold.attention(q[:, -2:], k, v, batch_invariant=True)
     out = np.empty_like(expected)

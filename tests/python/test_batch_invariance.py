@@ -14,7 +14,7 @@ PAIRS = [("1x128", "128x128"), ("1x128", "1x128"), ("channel", "channel"), ("ten
 
 
 def numbers(rng, *shape):
-    """Of magnitudes so different that the order of a sum shows."""
+    """Numbers of magnitudes so different that the order of a sum shows."""
     values = rng.standard_normal(shape) * np.exp2(rng.integers(-9, 9, shape))
     return values.astype(np.float32)
 

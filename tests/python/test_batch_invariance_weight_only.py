@@ -12,7 +12,7 @@ COUNTS = 1, 2, 7, 16, 17, 40, 129, 300
 
 
 def numbers(rng, *shape):
-    """Of magnitudes so different that the order of a sum shows."""
+    """Numbers of magnitudes so different that the order of a sum shows."""
     values = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 6, shape))
     return values.astype(np.float16)
 

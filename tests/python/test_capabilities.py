@@ -64,7 +64,7 @@ def test_cells_are_what_the_tables_say():
 
 @pytest.mark.parametrize("operation", sorted({row.operation for row in MATRIX.rows}))
 def test_problems_are_what_the_cpu_computes(operation):
-    """What is to be tried runs, and what is said to be an error is one, that names the operand."""
+    """Problems to be tried run, and those said to be errors are errors, which name the operand."""
     for row in MATRIX.rows:
         if row.operation != operation:
             continue

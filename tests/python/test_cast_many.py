@@ -46,7 +46,7 @@ def test_are_casts_of_each(rng):
 
 
 def mixed_job(x):
-    """Which takes two reads."""
+    """A job which takes two reads."""
     rows, transposed = (job_of(x, unit) for unit in ("channel", "tensor"))
     return CastJob(x, rows.rows, transposed.transposed)
 
@@ -60,7 +60,7 @@ def test_of_torch():
     for job in jobs:
         assert_cast(job)
         job.source.mul_(-2)
-    # Where torch has to know, and with a stream, one by one.
+    # If torch has to know, and with a stream, the jobs are done one by one.
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         torch.compile(lambda: cast_many(jobs), backend="eager")()
     for job in jobs:

@@ -34,7 +34,7 @@ every_source = pytest.mark.parametrize("name", NAMES)
 
 
 VLLM, E5M2 = Format(rule="vllm"), Format("e5m2", rule="vllm", power_of_two=True)
-# What is asked for: rows, transposed, columns.
+# The casts that are asked for: rows, transposed, columns.
 KINDS = [
     (rows, transposed, columns)
     for unit in GRANULARITIES

@@ -9,7 +9,7 @@ import pytest
 import reference
 import tvm_ffi
 
-# What the array libraries of these tests are made of.
+# The array libraries of these tests are made of NumPy arrays, also of read-only ones.
 exports_read_only_arrays = pytest.mark.skipif(
     np.lib.NumpyVersion(np.__version__) < "2.1.0",
     reason="NumPy before 2.1 does not export what its own from_dlpack() gives, which is read-only",
@@ -94,7 +94,7 @@ def test_array_api_objects(kind, rng):
 
 
 class UnversionedArray(ArrayNamespace.Array):
-    """As JAX's: immutable, and exported by the protocol that has no word for it."""
+    """An array like JAX's: immutable, and exported by the protocol that has no word for it."""
 
     def __dlpack__(self, max_version=None, **options):
         return self.numpy.__dlpack__(**options)
@@ -123,7 +123,7 @@ def test_output_that_may_be_read_only_is_refused(out, rng):
 
 
 def test_jax_arrays(rng, monkeypatch):
-    """As inputs and as results; never written. By DLPack, as without octofold.jax."""
+    """JAX's arrays are inputs and results, never written. DLPack is used, without octofold.jax."""
     jax = pytest.importorskip("jax")
     monkeypatch.setattr("octofold._core.calls.CALLERS", {})
     x = matrix(rng)

@@ -125,7 +125,7 @@ def test_shapes_and_strides(dtype, rng):
 
 
 def test_blocks_are_added_in_fp64_but_those_of_16_bits_in_fp32():
-    """Where an FP32 sum of all stays at the first."""
+    """An FP32 sum of all of these stays at the first."""
     x = np.zeros((1, 33 * 128), np.float32)
     x[:, ::128] = 1
     w = ScaledTensor(x.astype(reference.DTYPES["e4m3"]), np.ones((1, 33), np.float32), "1x128")

@@ -147,7 +147,7 @@ def test_beside_rows_of_blocks(rule, rng):
 @pytest.mark.parametrize("rows", ["tensor", "channel", "1x128", "128x128", None])
 @pytest.mark.parametrize("transposed", ["tensor", "channel", "1x128", "128x128", None])
 def test_pairs(rows, transposed, rng):
-    """Where one call of the library writes both, and where two do: each alone is the same."""
+    """One call of the library writes both, or two do: each alone is the same."""
     if rows is None and transposed is None:
         return
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)

@@ -21,14 +21,14 @@ def offsets_of(sizes):
 
 
 def places(offsets, spaces=1):
-    """Of each group that has rows: its rows, and its first column in the K-group layout."""
+    """For each group that has rows: its rows, and its first column in the K-group layout."""
     for group, (begin, end) in enumerate(itertools.pairwise(offsets)):
         if begin < end:
             yield slice(begin, end), 128 * (begin // 128 + spaces * group)
 
 
 def assert_groups(grouped, offsets, cast_of, spaces=1):
-    """As the casts that cast_of(rows of a group) gives, with zeros behind each."""
+    """Asserts the casts that cast_of(rows of a group) gives, with zeros behind each."""
     codes = grouped.data.view(np.uint8)
     for rows, column in places(offsets, spaces):
         expected = cast_of(rows)
@@ -173,7 +173,7 @@ def test_activations_and_their_gradients(layout, rng):
 
 
 def gathered_rows(x, sources, slots, factors):
-    """As torch would make them; zeros of nowhere."""
+    """The rows as torch would make them; zeros where a row has no source."""
     rows = x.astype(np.float32)[np.maximum(sources, 0) // slots]
     if factors is not None:
         rows = rows * factors.reshape(-1)[np.maximum(sources, 0)][:, None]
@@ -233,7 +233,7 @@ def test_gathered_rows_are_those_in_memory(
 @pytest.mark.parametrize("rows", [None, *GRANULARITIES])
 @pytest.mark.parametrize("transposed", GRANULARITIES)
 def test_factors_of_the_transpose(rows, transposed, rng):
-    """As two casts: of rows, and of the transpose times factors."""
+    """The casts are those of two calls: of rows, and of the transpose times factors."""
     if rows not in (None, transposed) and (rows != "1x128" or transposed == "tensor"):
         pytest.skip("cast() has no such pair")
     x = rng.normal(0, 1, (40, 200)).astype(ml_dtypes.bfloat16)

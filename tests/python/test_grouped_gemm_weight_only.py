@@ -46,7 +46,7 @@ def weights(groups, n, k, granularity, dtype="e4m3"):
 
 
 def product_of(x, w, bias, dtype):
-    """Of one group, forward or (with its gradient's width) backward."""
+    """The product of one group, forward or (with its gradient's width) backward."""
     if x.shape[1] == w.shape[1]:
         return gemm_weight_only(x, w, bias=bias, out_dtype=dtype)
     return gemm_weight_only_gradient(x, w, out_dtype=dtype)

@@ -1,4 +1,4 @@
-"""What `import octofold` and `octofold --help` cost: an installed torch is left alone."""
+"""The cost of `import octofold` and of `octofold --help`: an installed torch is left alone."""
 
 import importlib.util
 import subprocess
@@ -32,7 +32,7 @@ def test_version_is_that_of_the_library():
     assert octofold.__version__ == octofold.info().version
 
 
-# What threads do at once in a process that has done nothing yet, each in a thread of its own.
+# Code that threads run at once in a process that has done nothing yet, each in its own thread.
 AT_ONCE = {
     "first arrays": ["octofold.quantize(x) == octofold.quantize(x)"] * 4,
     "arrays while torch comes": ["import torch", "octofold.quantize(x)", "octofold.info()"],

@@ -1,4 +1,4 @@
-"""What the library says of itself and of its work."""
+"""The library's reports of itself and of its work."""
 
 import platform
 import re

@@ -297,7 +297,7 @@ def test_names_of_targets_do_not_depend_on_the_process():
 
 
 def test_other_operations_take_arrays_of_jax(rng):
-    """Those of octofold.ops, with the bits that they have for NumPy."""
+    """The operations of octofold.ops take them, with the bits that they have for NumPy."""
     ops = octofold.ops
     x, weight = random(rng, 70, 256), random(rng, 256)
     w8 = operand(rng, 256, 256, granularity="128x128")

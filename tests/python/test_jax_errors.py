@@ -1,4 +1,4 @@
-"""What octofold.jax refuses, and when: as a program is traced, in words that name the argument."""
+"""Errors of octofold.jax come as a program is traced, in words that name the argument."""
 
 import os
 import subprocess

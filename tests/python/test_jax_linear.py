@@ -13,7 +13,7 @@ from octofold.jax import Product, Recipe
 RECIPES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
 SQUARE = Product("128x128", "128x128")
 
-# As in nn/test_linear.py: two operands of e4m3, one of e5m2, and no cast at all.
+# Limits as in nn/test_linear.py: two operands of e4m3, one of e5m2, and no cast at all.
 LIMITS = {"e4m3": 0.042, "e5m2": 0.065, "high": 1e-5}
 OF_GRADIENTS = dict.fromkeys(RECIPES, "e4m3") | {"tensorwise": "e5m2"}
 
@@ -53,7 +53,7 @@ def test_against_float32(recipe, rng):
 
 
 def test_is_what_its_recipe_says(rng):
-    """Of NumPy's arrays."""
+    """The results are those of the recipe's casts and products of NumPy's arrays."""
     x, weight, bias, dy = case(rng, (130,))
     y, dx, dweight, dbias = gradients(fp8.linear, x, weight, bias, dy)
     x, weight, bias, dy = map(np.asarray, (x, weight, bias, dy))
@@ -76,7 +76,7 @@ def test_is_what_its_recipe_says(rng):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_dtypes(dtype, recipe, rng):
-    """Of x, whatever those of weight and bias; of each gradient that of its argument."""
+    """The result has x's dtype, whatever those of weight and bias; gradients their arguments'."""
     x, weight, bias, dy = case(rng)
     dtypes = dtype, "bfloat16", "float16"
     arguments = [a.astype(t) for a, t in zip((x, weight, bias), dtypes, strict=True)]

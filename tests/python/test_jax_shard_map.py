@@ -73,7 +73,7 @@ def test_explicit_axes(layout, rng):
 
 
 def axes_of_results(function, check_vma=True):
-    """Of an x that varies along i and a w that varies along j."""
+    """The axes along which results vary, of x that varies along i and w that varies along j."""
 
     def program(x, w):
         results = jax.tree.leaves(function(x, w))

@@ -223,7 +223,7 @@ def test_static_scales_by_every_rule(granularity, rule, rng):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_scales_of_a_cast_give_its_codes_again(granularity, rule, rng):
-    """Where the scale is the inverse of a factor: of powers of two."""
+    """Rules whose scale is the inverse of a factor need scales that are powers of two."""
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
     power_of_two = rule in ("te", "torchao", "transformers", "tilekernels")
     computed_format = Format(granularity=granularity, rule=rule, power_of_two=power_of_two)

@@ -13,7 +13,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dty
 
 
 def tables(tokens, head_dim, dtype=torch.float32, batch=None):
-    """As models make them: halves are equal."""
+    """Tables of cosines and sines as models make them: halves are equal."""
     positions = torch.arange((batch or 1) * tokens).view(batch or 1, tokens, 1)
     angles = positions / 100 ** (torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.cat((angles, angles), -1)
@@ -22,7 +22,7 @@ def tables(tokens, head_dim, dtype=torch.float32, batch=None):
 
 
 def formula(x, cos, sin):
-    """As transformers writes it, for x [..., tokens, heads, head_dim]."""
+    """The formula as transformers writes it, for x [..., tokens, heads, head_dim]."""
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)

@@ -168,7 +168,7 @@ def test_sort_by_expert(routing):
     for left, right in zip(actual, expected, strict=True):
         assert left.dtype == torch.int32
         assert torch.equal(left, right)
-    # What goes somewhere comes back.
+    # A choice that goes to a position comes back from it.
     slots = actual.positions.flatten()[ids.ravel() >= 0].long()
     assert torch.equal(
         actual.sources[slots].long(), torch.from_numpy(ids.ravel() >= 0).nonzero()[:, 0]

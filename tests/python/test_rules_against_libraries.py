@@ -21,7 +21,7 @@ EXPONENTS = {"float32": (-149, 127), "float16": (-24, 15), "bfloat16": (-133, 12
 
 
 def matrices(rng, source):
-    """Of whole blocks of 128 × 128, as one of the libraries takes no others."""
+    """Matrices of whole blocks of 128 × 128, as one of the libraries takes no others."""
 
     def of_source(values):
         with np.errstate(over="ignore"):
@@ -43,7 +43,7 @@ def matrices(rng, source):
 
 
 def bits(values, nan):
-    """As integers, so that zeros have signs; with every NaN the same."""
+    """The values as integers, so that zeros have signs; with every NaN the same."""
     integers = values.view(torch.uint8 if values.itemsize == 1 else torch.int32)
     return torch.where(torch.isnan(values.float()), nan, integers).numpy()
 

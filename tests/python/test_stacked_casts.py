@@ -227,7 +227,7 @@ def test_errors_name_the_argument(call, message):
 @pytest.mark.parametrize(("leading", "matrices"), [((3,), 3), ((6,), 2), ((2, 3), 6), ((1,), 1)])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_parts_have_the_values_of_the_whole(granularity, leading, matrices, rows, rng):
-    """Of whole matrices, and of a part of one; or the error says which parts there are."""
+    """Parts are whole matrices, and a part of one; or the error says which parts there are."""
     x = rng.normal(0, 1, (*leading, rows, 200)).astype(np.float32)
     x *= np.exp2(rng.integers(-5, 5, (leading[0], *[1] * len(x.shape[1:]))))
     stack = quantize(x, granularity, matrices=matrices)
@@ -243,7 +243,7 @@ def test_parts_have_the_values_of_the_whole(granularity, leading, matrices, rows
 
 
 def can_be_cut(granularity, rows, part):
-    """Of two matrices, each of three times so many rows."""
+    """True if a stack of two matrices, each of three times so many rows, has this part."""
     if granularity in ("channel", "1x128") or part in (slice(0, 3), slice(0, 0)):
         return True
     return part != slice(1, None) and (granularity == "tensor" or rows == 128)

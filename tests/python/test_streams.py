@@ -59,8 +59,8 @@ def test_what_is_no_stream(operation, stream):
 
 
 class FakeCuPyArray:
-    """As much of a cupy.ndarray as DLPack and octofold need, in host memory. It has no FP8, and
-    before version 14 it is exported by the unversioned protocol."""
+    """A part of cupy.ndarray, as much as DLPack and octofold need, in host memory. It has no FP8,
+    and before version 14 it is exported by the unversioned protocol."""
 
     def __init__(self, array):
         self.array = array

@@ -210,7 +210,7 @@ def test_two_devices():
 
 @pytest.mark.parametrize("rows", [6, 130, 1])
 def test_layout_of_scales_on_a_gpu(rows):
-    """As the op promises it to the compiler; tests/gpu compares it with what is returned."""
+    """The op promises this layout to the compiler; tests/gpu compares it with the result's."""
     with FakeTensorMode():
         x = torch.empty(rows, 300, device="cuda")
         cast = octofold.quantize(x)
@@ -332,7 +332,7 @@ def test_results_are_allocated_as_torch_does(shape):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64])
 def test_bytes_of_any_dtype_are_compared(dtype):
-    """Of odd sizes and without dimensions too: models' tied tensors are such."""
+    """Tensors of odd sizes and without dimensions are compared, too: models' tied ones are such."""
     from octofold._core.torch import same_bytes
 
     for shape in ((3,), (5, 7), ()):

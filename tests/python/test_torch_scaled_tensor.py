@@ -107,7 +107,7 @@ def has_history():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore")  # Dynamo sets off torch's own
 def test_out_is_not_differentiated(call, compiled):
-    """As torch.mm(out=) is not: the product would be missing in a gradient, or an old one left."""
+    """No gradient passes out=, as in torch.mm: it would miss the product, or an old one be left."""
     x, out = random(3, 300), torch.zeros(3, 3)
     a = quantize(x)
     torch.compiler.reset()

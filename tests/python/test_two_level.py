@@ -36,8 +36,8 @@ def operand(rng, rows, cols, granularity, two_level=False):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_cast_is_that_of_the_quotients(source, rule, rng):
-    """Of FP32 products with the factors' reciprocals, byte for byte; of rows, of the transpose, of
-    both, and beside rows of 1x128."""
+    """The casts are those of FP32 products with the factors' reciprocals, byte for byte: of rows,
+    of the transpose, of both, and beside rows of 1x128."""
     x = (10 * rng.standard_normal(SHAPE)).astype(source)
     of_rows, of_columns = factors_of(rng, SHAPE[0]), factors_of(rng, SHAPE[1])
     lines, squares = f"e5m2 {rule}", f"e5m2 128x128 {rule}"
@@ -63,7 +63,7 @@ def test_cast_is_that_of_the_quotients(source, rule, rng):
 
 @pytest.mark.parametrize("rows", ["1x128", "128x128", None])
 def test_beside_the_magnitudes_of_columns(rows, rng):
-    """Of x itself, not of the quotients: the factors of a next step."""
+    """The magnitudes are those of x itself, not of the quotients: the factors of a next step."""
     x = rng.standard_normal(SHAPE).astype(ml_dtypes.bfloat16)
     squares = Target("128x128 torchao", channel_scale=factors_of(rng, SHAPE[1]))
     format = None if rows is None else f"{rows} torchao"

@@ -24,7 +24,7 @@ E4M3 = reference.DTYPES["e4m3"]
 
 
 def wide_tensors(rng, rows=384, cols=256):
-    """Of two linear layers, of sizes that every family takes, and of what is never FP8."""
+    """The tensors of two linear layers, of sizes that every family takes, and some never in FP8."""
 
     def normal(*shape):
         return rng.normal(0, 0.05, shape).astype(np.float32).astype(BF16)
@@ -49,7 +49,7 @@ def write_folder(folder, tensors, config=None, metadata=None):
 
 
 def write_wide(folder, rng):
-    """What quantize_checkpoint() takes."""
+    """Writes a folder that quantize_checkpoint() takes."""
     return write_folder(folder, wide_tensors(rng), {"model_type": "x", "hidden_size": 256})
 
 

@@ -1,4 +1,4 @@
-"""Which model loads from which family, tried with the libraries themselves: the table of
+"""Tries which model loads from which family, with the libraries themselves: the table of
 docs/checkpoints.md. `python tests/python/checkpoints/family_matrix.py` writes it there."""
 
 import sys
@@ -57,8 +57,8 @@ class Source:
         return model.eval()
 
     def load_as_on_a_gpu(self, folder: Path) -> torch.nn.Module:
-        """What transformers makes with a GPU, whose check it leaves out: FP8 layers where it finds
-        them, as a model of their numbers. Codes that it takes for weights are numbers here, too."""
+        """The model that transformers makes with a GPU, unchecked: FP8 layers where it finds them,
+        as a model of their numbers. Codes that it takes for weights are numbers here, too."""
         with patch.object(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None):
             state = self.load(folder).state_dict()
         scales = {key: state.pop(key) for key in list(state) if key.endswith("_scale_inv")}
@@ -82,14 +82,14 @@ def make_source(row: Row, folder: Path) -> Source:
 
 
 def outputs_with_other_scales(source: Source, names: tuple[str, ...], folder: Path) -> torch.Tensor:
-    """Of the model whose quantized weights are three times what they should be."""
+    """The outputs of the model whose quantized weights are three times what they should be."""
     checkpoint = octofold.load_checkpoint(source.folder)
     tensors = {key: 3 * value if key in names else value for key, value in checkpoint.items()}
     return source.row.outputs(source.load(save_like(source.folder, tensors, folder)))
 
 
 def cell(source: Source, family: str, granularity: str, folder: Path, **options: Any) -> str:
-    """What becomes of a model in a family, checked: what the table says."""
+    """The table's word for a model in a family, checked: what becomes of the model."""
     out = folder / "out"
     try:
         report = octofold.quantize_checkpoint(

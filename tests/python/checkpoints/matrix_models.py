@@ -20,7 +20,7 @@ class Row:
     inputs: Callable[[], dict[str, torch.Tensor]]
     dtype: torch.dtype = torch.bfloat16
     number: int = 0
-    """Of the output that is looked at."""
+    """The index of the output that is looked at."""
 
     def outputs(self, model: torch.nn.Module) -> torch.Tensor:
         """An output, as FP32."""

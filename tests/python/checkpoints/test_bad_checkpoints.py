@@ -32,7 +32,7 @@ def folder_of(path, tensors, said=None, config=None):
 
 
 def refused(tmp_path, words, call, *arguments, error=InvalidArgumentError, **options):
-    """What the call raises; every file stays what it was, and nothing is added."""
+    """The call raises, with these words; every file stays what it was, and nothing is added."""
     before = listing(tmp_path)
     with pytest.raises(error) as caught:
         call(*arguments, **options)
@@ -311,7 +311,7 @@ def test_octofolds_own_folders_are_their_functions(tmp_path):
     options = {"quantization_config": OctofoldConfig()}
     auto = transformers.AutoModelForCausalLM
     auto.from_pretrained(tmp_path / "wide", **options).save_pretrained(tmp_path / "saved")
-    # What the family can say is one of its checkpoints; the records of its layers stay behind.
+    # Layers that the family can describe make one of its checkpoints; our records stay behind.
     model = octofold.nn.convert_weight_only(auto.from_pretrained(tmp_path / "wide")).model
     octofold.models.save(model, tmp_path / "ct")
     convert(tmp_path / "ct", tmp_path / "ao", "torchao")

@@ -26,7 +26,7 @@ CASES = [
 
 
 def keeps(granularity, target):
-    """Whether the target has scales that repeat these."""
+    """True if the target has scales that repeat these."""
     finer = {
         "tensor": {"tensor", "channel", "128x128", "1x128"},
         "channel": {"channel", "1x128"},

@@ -60,7 +60,7 @@ def saved(folder, block, granularity="128x128", family="compressed-tensors"):
 
 
 def dequantized(block, folder):
-    """What the loaded block has to compute, but for the casts of inputs."""
+    """A block that computes what the loaded one has to, but for the casts of inputs."""
     block = copy.deepcopy(block)
     checkpoint = octofold.load_checkpoint(folder)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_layers_in_fp8(tmp_path, original, granularity, compute):
 
 
 def test_weights_alone_where_there_are_no_products(tmp_path, original, pretend):
-    """As on GPUs of 8.6 and 10.0."""
+    """Every way computes as on GPUs of 8.6 and 10.0, with weights alone in FP8."""
     folder = saved(tmp_path / "x", original, "128x128")
     blocks = [
         octofold.models.load_checkpoint_into(Block(), folder, compute=compute)

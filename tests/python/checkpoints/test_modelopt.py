@@ -14,7 +14,7 @@ ALGORITHMS = {"channel": "FP8_PER_CHANNEL_PER_TOKEN", "128x128": "FP8_PB_WO"}
 
 
 def modelopt_folder(folder, algorithm, tensors, excluded=("lm_head",)):
-    """As export_hf_checkpoint() leaves it."""
+    """Writes a folder as export_hf_checkpoint() leaves it."""
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     quantization = {

@@ -1,4 +1,4 @@
-"""What ranks do that are not of one mind."""
+"""Checks of ranks that are not of one mind."""
 
 import time
 
@@ -36,8 +36,8 @@ def other_order(rank):
 
 
 def both_known(rank):
-    """What each rank has agreed on before, but of which others now do something else: before
-    anything of the host travels, and in the next look where nobody waits. Then they go on."""
+    """Each rank's x was agreed on before, but now they differ: an error comes before anything of
+    the host travels, and in the next look where nobody waits. Then they go on."""
     ranks, known = ranks_of("test", "group", None), ([2, 8], [4, 4])
     for x in known:
         require_agreement("lengths", ranks, x=x)
@@ -60,7 +60,7 @@ def both_known(rank):
 
 
 def one_is_new(rank):
-    """Of which the others have heard before."""
+    """The value of rank 1 is new; the others have heard theirs before."""
     ranks = ranks_of("test", "group", None)
     require_agreement("news", ranks, x="old")
     refused = pytest.raises(octofold.InvalidArgumentError, match="old on rank 0 and new on rank 1")

@@ -5,8 +5,8 @@ import os
 import pytest
 from rank_processes import DEVICE, Processes
 
-# What another version of torch changes, it changes for two: the quick tests, those of the matrix,
-# leave four out where both do the same.
+# Changes that another version of torch brings show with two processes: the quick tests, those of
+# the matrix, leave four out where both do the same.
 SIZES = [
     pytest.param(2, id="2 processes"),
     pytest.param(4, id="4 processes", marks=pytest.mark.slow),

@@ -86,7 +86,7 @@ def mixture(rank, group, style, options):
         if "gate." in name or "shared" in name:  # of which each rank has its tokens' part
             torch.distributed.all_reduce(parameter.grad)
             assert error(parameter.grad, whole.get_parameter(name).grad) < 0.06, name
-    # As docs/distributed/experts.md says: parameters of both kinds are in no list together.
+    # By docs/distributed/experts.md, parameters of both kinds are in no list together.
     kinds = list(own.experts.parameters()), [p for p in own.parameters() if type(p) is Parameter]
     of_experts, of_others = (get_total_norm([p.grad for p in kind]) for kind in kinds)
     norm = (of_experts.full_tensor() ** 2 + of_others**2).sqrt()

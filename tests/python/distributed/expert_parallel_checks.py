@@ -11,7 +11,7 @@ from octofold.distributed import experts
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3
 BF16 = torch.bfloat16
 DEVICE = torch.device("cpu")
-"""Where operands are: a worker on GPUs sets it."""
+"""The device of operands: a worker on GPUs sets it."""
 
 
 class Problem(NamedTuple):
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
     b2: torch.Tensor | None = None
 
     def part(self, rank):
-        """Of one rank: its tokens, and its experts."""
+        """The part of one rank: its tokens, and its experts."""
         begin = sum(self.tokens[:rank])
         rows = slice(begin, begin + self.tokens[rank])
         per = EXPERTS // len(self.tokens)
@@ -80,7 +80,7 @@ def step(layer, p, **options):
 
 
 def parts_of(results, rows, own):
-    """Of results in one process, what a rank should have."""
+    """The part that a rank should have of results in one process."""
     tokens, experts_ = results[:3], results[3:]
     return [t[rows] for t in tokens] + [t[own] for t in experts_]
 
@@ -121,7 +121,7 @@ def both(rank, p, recipe, **options):
 
 
 def bits_of_one_process(rank, tokens, recipe, slots, wire, options):
-    """Where each token has its experts on one rank, all that has no scale of all tokens."""
+    """If each token's experts are on one rank, all that has no scale of all tokens is the same."""
     recipe = BLOCKS if recipe == "blocks" else recipe
     p = problem(tokens, slots=slots, bias=True)
     if slots > 1:  # neighbours, which are on one rank
@@ -164,8 +164,8 @@ def truth(p):
 
 
 def error_by_codes(rank, tokens):
-    """What codes on the wire add to the error of FP8 itself: nothing to y; to the gradients by x
-    next to nothing, by weights, some of whose operands are cast twice, a tenth."""
+    """Codes on the wire add to the error of FP8 itself: nothing to y; to the gradients by x next to
+    nothing, by weights, some of whose operands are cast twice, a tenth."""
     p = problem(tokens)
     own, rows, experts_ = p.part(rank)
     exact = parts_of(truth(p), rows, experts_)
@@ -222,7 +222,7 @@ def fp8_weights(rank, tokens):
 
 
 def refused(function, *parts):
-    """Whether it raises on this rank, with words."""
+    """Asserts that it raises on this rank, with these words; returns the error's class name."""
     try:
         function()
     except octofold.Error as caught:
@@ -291,7 +291,7 @@ def overflow(rank, tokens):
 
 
 def dropped_rows(rank, tokens, capacity, local_rows):
-    """Where nobody raises (as on a GPU) rows beyond are left out as if their ids were -1, and
+    """If nobody raises (as on a GPU), rows beyond are left out as if their ids were -1, and
     counted."""
     import octofold.distributed.expert_parallel.plan as plan
 

@@ -20,7 +20,7 @@ def products(rank):
     generator = torch.Generator().manual_seed(10 + rank)  # each rank has weights of its own
     w = octofold.quantize(here(torch.randn(OUTPUTS, COLUMNS, generator=generator)), "128x128")
     bias = here(torch.randn(OUTPUTS, generator=generator))
-    # Of few rows a GPU sums otherwise where all of them are there.
+    # A GPU sums few rows in another order if all of them are there: hence these arrivals.
     arrivals = octofold.Arrivals(here(torch.ones(PROCESSES, dtype=torch.int32)), rank)
     for words in ("1x128", "channel", "e5m2 1x128"):
         product = GatheredProduct(ROWS, COLUMNS, words)

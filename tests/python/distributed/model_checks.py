@@ -39,7 +39,7 @@ def model_of(kind, **options):
 
 
 def splits_embedding(kind):
-    """Whether the model's own plan does, which depends on the version of transformers."""
+    """True if the model's own plan splits it, which depends on the version of transformers."""
     return any(name.endswith("embed_tokens") for name in model_of(kind).tp_plan)
 
 

@@ -27,8 +27,8 @@ EXPERT_RECIPES = [name for name in STATELESS if name != "rowwise_with_gw_hp"]
 MESHES = {}
 ALL = Replicate(), Replicate()
 
-# What has the bits of one process where a weight is split by rows. A scale of all of it is another
-# for a part, and torch's product in high precision may sum in another order.
+# Results that have the bits of one process where a weight is split by rows. A scale of all of it is
+# another for a part, and torch's product in high precision may sum in another order.
 BITS_OF_COLUMNS = {
     "blockwise": ("y", "weight", "bias"),
     "rowwise": ("y", "weight", "bias"),
@@ -55,7 +55,7 @@ def seeded(make, *arguments, **options):
 
 
 def own(tensor, layout):
-    """What this rank has of a tensor."""
+    """The part of a tensor that this rank has."""
     if isinstance(layout, Replicate):
         return tensor.detach().clone()
     mesh = mesh_of_all()
@@ -255,7 +255,7 @@ class Attention(torch.nn.Module):
 
 @contextlib.contextmanager
 def casts_kept():
-    """As while the forward of a module of SharedInput runs."""
+    """The state while the forward of a module of SharedInput runs."""
     shared_casts.enter()
     try:
         yield

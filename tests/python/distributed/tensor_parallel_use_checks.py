@@ -33,7 +33,7 @@ nn = octofold.nn
 
 
 class Block(torch.nn.Module):
-    """What is around parallel layers in a model: a norm, a projection, an MLP."""
+    """A model's block with parallel layers and others around them: a norm, a projection, an MLP."""
 
     def __init__(self, recipe="blockwise"):
         super().__init__()
@@ -100,7 +100,7 @@ PLACEMENTS = {
 
 
 def save(rank, folder):
-    """Of two ranks; of more, each two have all."""
+    """Saves the parts of two ranks; of more ranks, each two have all."""
     from torch.distributed import checkpoint
 
     size = torch.distributed.get_world_size()
@@ -213,7 +213,7 @@ def refused(words):
 
 
 def refusals(rank):
-    """What is refused before anything is sent."""
+    """Errors that are raised before anything is sent."""
     mesh = mesh_of_all()
     size = mesh.size()
     cases = [

@@ -14,7 +14,7 @@ OWN = slice(RANK * PER, (RANK + 1) * PER)
 
 
 def received(p):
-    """What Buffer.dispatch() gives the rank: of all tokens that have an expert here, in order."""
+    """The rank's share by Buffer.dispatch(): all tokens that have an expert here, in order."""
     local = p.ids.long() - OWN.start
     local = torch.where((local >= 0) & (local < PER), local, -1)
     tokens = (local >= 0).any(1).nonzero().flatten()
@@ -75,8 +75,8 @@ def test_contiguous_trains(codes):
 
 
 def packed(p, places):
-    """What Buffer.low_latency_dispatch() gives: for each expert its tokens in the first of the
-    places, scales column by column, and what memory held in the others."""
+    """The memory that Buffer.low_latency_dispatch() gives: for each expert its tokens in the first
+    of the places, scales column by column, and what memory held in the others."""
     x = torch.full((PER, places, HIDDEN), float("nan"), dtype=torch.bfloat16)
     counts = torch.zeros(PER, dtype=torch.int32)
     of_places = []

@@ -61,7 +61,7 @@ def killed_once_it_has_saved(output, *options, launcher):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    # As if it had been killed at once, however far it got: later steps have to be done again.
+    # The run counts as killed at once, however far it got: later steps have to be done again.
     for folder in output.glob("step-*"):
         if folder.name != "step-2":
             shutil.rmtree(folder)

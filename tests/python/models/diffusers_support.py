@@ -1,4 +1,4 @@
-"""What tests of Diffusers' models share."""
+"""Models that tests of Diffusers' models share."""
 
 import pytest
 import torch

@@ -76,7 +76,7 @@ def of_matrix(name):
 
 
 SINES = of_matrix("GPT-J"), of_matrix("Marian")
-"""Of positions: a buffer that is not saved, and a parameter that transformers does not save."""
+"""Sines of positions: a buffer that is not saved, and a parameter that transformers leaves out."""
 
 
 def tokens():
@@ -116,14 +116,14 @@ def e5m2(model):
 
 
 def a_part(model):
-    """Of which the model as a whole knows nothing."""
+    """Casts a part of the model, of which the model as a whole knows nothing."""
     (blocks,) = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)][:1]
     models.enable_layerwise_casting(blocks)
     return model
 
 
 def same_states(model, other):
-    """Whether both have the same numbers: dequantized, where codes are FP8."""
+    """True if both have the same numbers: dequantized, where codes are FP8."""
     ours, theirs = numbers(model), numbers(other)
     assert ours.keys() == theirs.keys()
     return all(

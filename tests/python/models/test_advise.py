@@ -245,7 +245,7 @@ def test_torchs_own_encoder_keeps_its_layers():
 
 
 def test_a_bold_layer_is_kept_out():
-    """What one layer does to the answer counts, not its own error."""
+    """A layer's effect on the answer counts, not its own error."""
     model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(3)])
     with torch.no_grad():
         model[1].weight.mul_(1e-4)  # so the third sees little but its own bias

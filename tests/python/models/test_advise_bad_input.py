@@ -1,4 +1,4 @@
-"""What advise() and apply() are given wrongly: errors that name it, and nothing half done."""
+"""Wrong arguments of advise() and apply(): errors that name them, and nothing half done."""
 
 import dataclasses
 import json

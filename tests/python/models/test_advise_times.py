@@ -13,7 +13,7 @@ from octofold.models.advisor.plan.ways import OWN
 
 models = octofold.models
 SECONDS = {OWN: 1e-3, "blockwise": 6e-4, "rowwise": 5e-4, "tensorwise": 9.95e-4, "cast": 2e-3}
-"""Of a call of a layer, by the names of what is run."""
+"""The seconds of a call of a layer, by the names of what is run."""
 
 
 class Event:

@@ -1,4 +1,4 @@
-"""What is saved of models with layers in FP8 says what it is: by other libraries' save_pretrained,
+"""Saved models with layers in FP8 say what they are: saved by other libraries' save_pretrained,
 which gets numbers, and by octofold.models.save, whose folders load to the same bits."""
 
 import copy
@@ -156,7 +156,7 @@ def test_state_dict_and_torch_save_keep_codes(change, tmp_path):
 
 
 def test_casting_saves_and_is_undone(tmp_path):
-    """What save_pretrained writes is what disabling leaves, in the dtype that the weights had."""
+    """Files of save_pretrained have what disabling leaves, in the dtype that the weights had."""
     torch.manual_seed(0)
     model = models.enable_layerwise_casting(llama()[0].float())
     model.save_pretrained(tmp_path)
@@ -291,7 +291,7 @@ def test_what_is_batch_invariant_stays_so(tmp_path):
 
 
 def test_a_plan_is_kept(tmp_path):
-    """What apply() made, without the plan and the original."""
+    """A model that apply() made is kept, without the plan and the original."""
     model, inputs = llama()
     model.eval()
     plan = models.advise(model, inputs, "bytes", max_error=0.2, effects=False)

@@ -44,7 +44,7 @@ def case(request):
 
 
 def with_plain_weight(layer, dtype=torch.float32):
-    """What the layer has to compute: its plain twin with the numbers that are stored."""
+    """The layer's plain twin with the numbers that are stored: it has the expected results."""
     return models.disable_layerwise_casting(copy.deepcopy(layer)).to(dtype)
 
 

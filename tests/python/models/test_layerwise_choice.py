@@ -1,4 +1,4 @@
-"""Which layers are cast, which way each is computed, and what becomes of a model."""
+"""The choice of layers that are cast, of the way each is computed, and what becomes of a model."""
 
 import pytest
 from layer_support import random
@@ -102,7 +102,7 @@ def test_models_say_what_to_skip():
     assert cast(skip_modules_pattern="wi") == ["word"]
     assert cast(skip_modules_pattern=None) == ["word", "wi"]
     assert cast(skip_modules_pattern=()) == ["word", "wi"]
-    # What is around the module that is given has no say.
+    # Modules around the module that is given have no say.
     assert hasattr(models.enable_layerwise_casting(Model().wo), "storage")
 
 
@@ -126,7 +126,7 @@ def test_tied_weights_are_left_alone(log):
 
 
 def test_its_class_makes_plain_layers():
-    """As peft makes adapters of convolutions."""
+    """Adapters of convolutions are made so by peft: it calls the layer's class."""
     layer = models.enable_layerwise_casting(torch.nn.Conv2d(3, 4, 1))
     other = type(layer)(4, 5, 3, bias=False)
     assert type(other) is torch.nn.Conv2d

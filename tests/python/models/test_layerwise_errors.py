@@ -1,4 +1,4 @@
-"""What layerwise casting refuses; the model is then as it was."""
+"""Errors of layerwise casting, which leave the model as it was."""
 
 import copy
 

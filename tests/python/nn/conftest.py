@@ -29,7 +29,7 @@ def reads(monkeypatch):
 
 
 def _record_passes(monkeypatch, seen):
-    """Those of linear layers in one call of the library."""
+    """Records the reads of linear layers in one call of the library."""
     from octofold.nn.autograd import one_call
 
     passes_of = one_call.passes_of
@@ -54,7 +54,7 @@ def _record_passes(monkeypatch, seen):
 
 
 class _Shapes:
-    """Of the tensors among the reads."""
+    """The shapes of the tensors among the reads."""
 
     def __init__(self, reads):
         self._reads, self._first = reads, 0

@@ -14,7 +14,7 @@ STEPS = 3
 
 
 def device():
-    """Of this process."""
+    """The device of this process."""
     return sys.argv[3] if len(sys.argv) > 3 else "cpu"
 
 

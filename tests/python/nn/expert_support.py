@@ -1,4 +1,4 @@
-"""What tests of expert layers share: operands, the same in FP64, the same from dense products."""
+"""Helpers of tests of expert layers: operands, results in FP64 and those from dense products."""
 
 from contextlib import contextmanager
 
@@ -13,7 +13,7 @@ from octofold.ops import Activated, ActivationGradient
 torch = pytest.importorskip("torch")
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 192, 5, 3
-# As for a linear layer twice: x and weights, then the activation and weights, rounded to 3 bits.
+# A linear layer's limit, twice: x and weights, then activation and weights, rounded to 3 bits.
 LIMIT = 0.08
 
 
@@ -90,7 +90,7 @@ def poisoned_memory():
 
 
 def rows_of(ids, experts):
-    """Of each expert the tokens and slots that go to it, in order."""
+    """For each expert the tokens and slots that go to it, in order."""
     return [torch.where(ids == e) for e in range(experts)]
 
 

@@ -1,4 +1,4 @@
-"""What tests of fused layers share: calls with fresh leaves, the same in FP64, what was cast."""
+"""Helpers of tests of fused layers: calls with fresh leaves, the same in FP64, what was cast."""
 
 import pytest
 from layer_support import random
@@ -82,7 +82,7 @@ def wide(operands):
 
 
 def bytes_kept(call):
-    """Of the tensors that a call saves for backward, each memory once."""
+    """The dtypes and shapes of tensors that a call saves for backward, each memory once."""
     saved = {}
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: saved.__setitem__(t.data_ptr(), t) or t, lambda t: t

@@ -1,4 +1,4 @@
-"""What tests of layers share."""
+"""Helpers that tests of layers share."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from octofold import nn
 torch = pytest.importorskip("torch")
 
 STATELESS = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
-"""Those of octofold.linear(), which keeps nothing from step to step."""
+"""The recipes of octofold.linear(), which keeps nothing from step to step."""
 NAMES = (*STATELESS, "blockwise_two_level", "delayed")
 
 WIDTH = 256
@@ -23,7 +23,7 @@ SMALL_MODEL = {
     "head_dim": 64,
     "vocab_size": 32,
 }
-"""Of a configuration of transformers' language models."""
+"""The sizes in a configuration of transformers' language models."""
 
 
 class Routed(torch.nn.Module):

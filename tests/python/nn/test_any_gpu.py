@@ -170,7 +170,7 @@ def copying(plain, weight, compute):
 
 
 def is_native(holder, compute, name, tokens):
-    """Whether activations are cast, on a GPU or (None) on the CPU."""
+    """True if activations are cast, on a GPU or (None) on the CPU."""
     if holder is copying or compute == "weight-only" or name in WITHOUT:
         return False
     on_cpu = name is None and holder is not frozen_layer  # which takes it for a GPU with FP8 units

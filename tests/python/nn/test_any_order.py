@@ -95,7 +95,7 @@ class Orders(RuleBasedStateMachine):
 
     @rule(granularity=some.sampled_from(["128x128", "channel"]))
     def keep_codes(self, granularity):
-        """Of a copy: codes of the weights as they are, in a file and back."""
+        """A copy keeps codes of the weights as they are, in a file and back."""
         other = nn.restore(copy.deepcopy(self.model))
         nn.convert_weight_only(other, granularity)
         with tempfile.TemporaryDirectory() as folder:

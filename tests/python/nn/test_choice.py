@@ -1,4 +1,4 @@
-"""Where a layer computes in FP8."""
+"""Conditions on which a layer computes in FP8."""
 
 import dataclasses
 

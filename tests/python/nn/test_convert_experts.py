@@ -74,7 +74,7 @@ def model_of(name, **options):
 
 
 def block_of(name, **options):
-    """Of the last layer, for x [..., 256]."""
+    """The block of experts of the last layer, for x [..., 256]."""
     return copy.deepcopy(model_of(name, **options).model.layers[-1].mlp)
 
 
@@ -167,7 +167,7 @@ def test_filter_and_experts_alone():
 
 
 def test_fp8_experts():
-    """Of a checkpoint of FP8, as transformers holds it: the bytes that came."""
+    """Experts of an FP8 checkpoint, as transformers holds it, keep the bytes that came."""
     from transformers.integrations.finegrained_fp8 import FP8Experts
     from transformers.integrations.moe import use_experts_implementation
 

@@ -142,7 +142,7 @@ def test_shared_experts_are_left_to_convert(pretend):
 
 
 def test_a_whole_model_without_products(pretend):
-    """As someone with an A100 has it: one call for experts, one for the rest, and answers."""
+    """Someone with an A100 does so: one call for experts, one for the rest, and answers."""
     theirs = model_of("qwen3_moe").requires_grad_(False).to(BF16)
     mine = copy.deepcopy(theirs)
     pretend("8.0")

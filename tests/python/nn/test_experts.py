@@ -78,8 +78,8 @@ def test_activations_and_biases(name):
 @pytest.mark.parametrize("recipe", [FINE, SQUARES])
 @pytest.mark.parametrize(("inner", "tokens"), [(128, 400), (192, 70), (INNER, 1)])
 def test_bits_of_dense_products(recipe, inner, tokens):
-    """Where no scale is shared by several experts. Only the sums of the routing weights' gradients
-    may be rounded otherwise."""
+    """Bits are those of dense products if no scale is shared by several experts. Only the sums of
+    the routing weights' gradients may be rounded otherwise."""
     given = operands((tokens,), BF16, inner=inner)
     ids, dy = choices((tokens,)), random(tokens, HIDDEN, dtype=BF16)
     (y,), grads = differentiated(run(ids, recipe), given, [dy])
@@ -133,7 +133,7 @@ def test_one_token_and_one_expert():
 
 
 def test_an_expert_twice():
-    """Of a token: both slots count."""
+    """An expert may be chosen twice by a token: both slots count."""
     ids = choices()
     ids[:, 1] = ids[:, 0]
     assert_near(ids, operands(bias=True), random(70, HIDDEN))
@@ -184,8 +184,8 @@ def test_what_needs_no_gradient(missing, alone):
     ("recipe", "granularity"), [("blockwise", "128x128"), ("rowwise", "channel")]
 )
 def test_fp8_weights(recipe, granularity):
-    """As they are: the bits of the weights whose casts they are. A gradient by x goes through them;
-    with squares of the same bits."""
+    """Weights in FP8 are taken as they are: results have the bits of the weights whose casts they
+    are. A gradient by x goes through them; with squares of the same bits."""
     given, ids, dy = operands(dtype=BF16), choices(), random(70, HIDDEN, dtype=BF16)
     (expected_y,), expected = differentiated(run(ids, recipe), given, [dy])
     power_of_two = recipe == "rowwise"
@@ -215,7 +215,7 @@ def test_fp8_weights(recipe, granularity):
 
 
 def test_flat_scales_of_squares():
-    """As a cast of all experts gives them, where their rows are a multiple of 128."""
+    """Scales are as a cast of all experts gives them, where their rows are a multiple of 128."""
     given, ids = operands(dtype=BF16, inner=128), choices()
     frozen = {name: octofold.quantize(given[name], "128x128 torchao") for name in ("w13", "w2")}
     assert frozen["w13"].scale.dim() == 2

@@ -28,7 +28,7 @@ def case(tokens=70, **options):
 
 
 class Routed(torch.nn.Module):
-    """Of x and routing weights, for ids that stay."""
+    """A module of x and routing weights, for ids that stay."""
 
     def __init__(self, module, ids):
         super().__init__()

@@ -168,7 +168,7 @@ def test_a_module_saved_elsewhere(name, pretend):
 @pytest.mark.parametrize("main_grad", [False, True])
 @pytest.mark.parametrize("dtype", LIMIT)
 def test_trained_weights_without_products(dtype, main_grad, pretend):
-    """As torch computes them: no cast, and every gradient."""
+    """Experts compute as torch does: no cast, and every gradient."""
     given = operands(dtype=dtype, bias=True)
     ids = choices()
     weights = [torch.nn.Parameter(given[key]) for key in ("w13", "w2", "b13", "b2")]

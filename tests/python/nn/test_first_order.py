@@ -1,4 +1,4 @@
-"""What torch may do to gradients: right, or an error that says what to do instead."""
+"""Transforms of gradients by torch: right, or an error that says what to do instead."""
 
 import octofold
 import pytest

@@ -1,5 +1,5 @@
-"""What the functions of layers have in common: no tokens, what is not finite, autocast, graphs of
-torch.compile, checkpointing."""
+"""The cases that the functions of layers have in common: no tokens, what is not finite, autocast,
+graphs of torch.compile, checkpointing."""
 
 from functools import partial
 from typing import NamedTuple

@@ -87,7 +87,7 @@ def test_reads_a_converted_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("as_parameter", [False, True])
 def test_codes_with_gaps_between_rows_are_saved(as_parameter, tmp_path):
-    """As casts on a GPU lay them out where K is no multiple of 16."""
+    """Casts on a GPU lay codes out with gaps where K is no multiple of 16."""
     safetensors = pytest.importorskip("safetensors.torch")
     served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
     weight = served.scaled_weight
@@ -129,8 +129,8 @@ def test_autocast():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("recipe", [*STATELESS, EXACT])
 def test_the_gradient_by_x(recipe, dtype, shape):
-    """That of a layer which casts its weight both ways, where squares share a scale; else that of
-    the codes' values, up to casts."""
+    """The gradient is that of a layer which casts its weight both ways, where squares share a
+    scale; else that of the codes' values, up to casts."""
     layer = nn.Linear(300, 200, dtype=dtype, recipe=recipe)
     served = nn.InferenceLinear.from_linear(layer, recipe)
     x = random(*shape, dtype=dtype).requires_grad_()

@@ -137,7 +137,7 @@ def test_leading_dimensions_and_strides(recipe):
 
 
 def gradients_of_view(x, weight, bias, dy, recipe):
-    """As gradients(), with x and dy in the strides that they have."""
+    """The same as gradients(), with x and dy in the strides that they have."""
     x, weight, bias = (t.detach().requires_grad_() for t in (x, weight.clone(), bias.clone()))
     y = octofold.linear(x, weight, bias, recipe)
     return y.detach(), *torch.autograd.grad(y, (x, weight, bias), dy)
@@ -183,7 +183,7 @@ def test_only_what_needs_a_gradient(recipe, casts):
 
 
 def test_x_is_not_kept():
-    """Of what backward needs, x is kept in FP8."""
+    """Backward keeps x in FP8; in high precision it keeps x itself, without a copy."""
     x, weight, _, _ = case(BF16)
     saved = []
     weight.requires_grad_()

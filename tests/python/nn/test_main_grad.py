@@ -40,7 +40,7 @@ def test_main_grad_that_does_not_fit():
 
 
 def test_main_grad_of_one_layer_of_an_mlp():
-    """Whose weights are cast and multiplied together with another's."""
+    """The layer's weights are cast and multiplied together with another's."""
     module, x = mlp_of_three("blockwise"), random(130, 256)
     _, _, gate, *others = step(module, x)
     module.gate_proj.main_grad = True

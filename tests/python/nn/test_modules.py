@@ -1,4 +1,4 @@
-"""What every module does that trains: copied, in files, checkpointed, with frozen parameters, with
+"""Uses of every module that trains: copied, in files, checkpointed, with frozen parameters, with
 main_grad, with casts that are kept, under autocast, compiled, restored."""
 
 import copy
@@ -73,7 +73,7 @@ def test_copies_and_files(make):
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @every({name: make for name, make in MODULES.items() if name != "delayed"})  # a history goes on
 def test_activation_checkpointing(make, use_reentrant):
-    """What is done again has the scales and factors of the first time."""
+    """A forward that is done again has the scales and factors of the first time."""
     module, inputs = case(make)
     wrapped = Checkpointed(copy.deepcopy(module), use_reentrant)
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_frozen_parameters(make):
 
 @every(MODULES)
 def test_main_grad(make):
-    """Of weights, added to in FP32 by each backward; all else has the bits that it had."""
+    """Each backward adds to weights' main_grad in FP32; all else has the bits that it had."""
     check_main_grad(make, is_compiled=False)
 
 
@@ -197,7 +197,7 @@ def test_compiled_autocast(make):
 @pytest.mark.slow
 @every(KINDS)
 def test_sizes_do_not_recompile(make):
-    """As long as there is more than one unit of 128 tokens: one is a case of its own to torch."""
+    """Sizes of more than one unit of 128 tokens share a graph: one unit is torch's own case."""
     module, inputs = case(make, tokens=260)
     run = compiled(module, dynamic=True)
     step(run, *inputs)

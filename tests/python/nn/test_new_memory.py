@@ -83,7 +83,7 @@ def test_computes_as_if_it_had_been_made_there(make, fill):
 
 @every(MODULES)
 def test_parameters_are_reset_on_new_memory(make):
-    """As FSDP2 makes models: on meta, then in memory, then reset_parameters() of each module."""
+    """FSDP2 makes models so: on meta, then in memory, then reset_parameters() of each module."""
     module = onto_poison(make().to("meta"))
     for part in module.modules():
         if hasattr(part, "reset_parameters"):

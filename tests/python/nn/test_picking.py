@@ -1,5 +1,5 @@
-"""Which layers conversions of models pick, what they say of the others, and that models whose code
-reads weights past their layers go on computing right."""
+"""The layers that conversions of models pick, what they say of the others, and that models whose
+code reads weights past their layers go on computing right."""
 
 import octofold
 import pytest
@@ -121,8 +121,8 @@ def test_checkpoints_into_models_that_read_weights(name, tmp_path):
 
 
 def test_torchs_encoder_is_left_alone_unless_its_fast_path_is_off():
-    """Which takes the weights of linear1 and linear2, and would measure another model than that
-    which was trained."""
+    """The fast path takes the weights of linear1 and linear2, and would measure another model than
+    that which was trained."""
     report = nn.convert(encoder())
     assert list(report.converted) == ["1"]
     assert "TransformerEncoderLayer reads its weight" in report.left_alone["0.layers.0.linear1"]
@@ -140,7 +140,7 @@ def test_torchs_encoder_is_left_alone_unless_its_fast_path_is_off():
 
 
 class AsksForDtypes(torch.nn.Module):
-    """As Wan's embedding of time asks a module, and Z-Image's the first of a sequence."""
+    """Asks a module for its dtype, as Wan's time embedding, and a sequence's first, as Z-Image."""
 
     def __init__(self):
         super().__init__()

@@ -35,7 +35,7 @@ def weight_casts_of(module, casts):
 
 @every(HELD)
 def test_steps_have_the_bits_of_casts_in_each_forward(make, casts):
-    """Of several micro-batches each, with evaluation between them."""
+    """Steps of several micro-batches each, with evaluation between them."""
     anew, module = make(), None
     module = copy.deepcopy(anew)
     others, (optimizer, handle) = torch.optim.AdamW(anew.parameters(), 1e-2), holding(module)
@@ -77,7 +77,7 @@ def test_of_the_second_of_two_layers_no_more_than_one_launch_is_made(monkeypatch
 
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
 def test_gate_and_up_are_one_weight(recipe):
-    """Whose scales they may share, and whose rows may end within a square."""
+    """Gate and up may share scales, and the rows of each may end within a square."""
     for hidden in (128, 72):
         sizes = (256, hidden), (256, hidden), (hidden, 256)
         module = nn.MLP.from_linears(*(nn.Linear(*size, recipe=recipe) for size in sizes))
@@ -92,7 +92,7 @@ X256 = random(40, 256)
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_writes_of_others(write):
-    """What torch counts is seen; whatever it was, casts() and the next step renew the casts."""
+    """Writes that torch counts are seen; casts() and the next step renew casts after any write."""
     layer, x = nn.Linear(96, 64), random(8, 96)
     optimizer, handle = holding(layer)
     version, address = layer.weight._version, layer.weight.data_ptr()

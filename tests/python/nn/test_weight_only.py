@@ -57,7 +57,7 @@ def test_gradients(granularity, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(300,), (2, 70, 300)])
 def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkeypatch):
-    """As on a GPU, where torch's product is quicker for them."""
+    """A GPU takes a copy for many tokens, where torch's product is quicker for them."""
     _, layer = layer_of(granularity, dtype)
     x, dy = random(*shape, dtype=dtype), random(*shape[:-1], 200, dtype=dtype)
 

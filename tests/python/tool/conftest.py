@@ -1,4 +1,4 @@
-"""What tests of the command line share."""
+"""Fixtures that tests of the command line share."""
 
 import pytest
 from octofold_tool.__main__ import main
@@ -6,7 +6,7 @@ from octofold_tool.__main__ import main
 
 @pytest.fixture
 def run(capsys):
-    """Of `octofold ARGUMENTS`: exit code, standard output and standard error."""
+    """Calls `octofold ARGUMENTS` and returns exit code, standard output and standard error."""
 
     def call(*arguments):
         try:

@@ -33,7 +33,7 @@ def wrong():
 
 @pytest.fixture
 def failure(run):
-    """What the command says as it fails."""
+    """Calls `octofold advise` and returns what it says as it fails."""
 
     def said(*arguments):
         code, _, err = run("advise", *arguments)

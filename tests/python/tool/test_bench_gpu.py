@@ -42,7 +42,7 @@ def test_measures_every_kind(pair, out_dtype):
     assert result.share_of_limit == pytest.approx(
         max(result.bytes / 1e12, 2 * 16 * 128 * 512 / 1e15) * 1e6 / result.octofold.microseconds
     )
-    # What this torch cannot do on a CPU is named, BF16 it can.
+    # Peers that this torch cannot run on a CPU are named, BF16 it can.
     assert {*result.peers, *result.missing} == {peer.name for peer in peers.PEERS}
     assert result.peers["bfloat16"].relative_error < 3e-3
     assert result.ratios["bfloat16"] == pytest.approx(

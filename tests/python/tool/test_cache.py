@@ -95,7 +95,7 @@ def test_warm_list_clear(own):
 
 
 def test_common_kernels_come_with_octofold(own):
-    """Of DeepSeek-V3's dense products all, without NVRTC."""
+    """All of DeepSeek-V3's dense products are there, without NVRTC."""
     without_nvrtc = {"OCTOFOLD_NVRTC": "/no/nvrtc.so", "OCTOFOLD_PRECOMPILED_KERNELS": "1"}
     suite = ("warm", "--arch", "sm_90a", "--suite", "deepseek-v3")
     result = own.run(*suite, **without_nvrtc)

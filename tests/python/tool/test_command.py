@@ -321,7 +321,7 @@ def hears_hangups():
 @pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_what_ends_a_run_leaves_nothing_for_long(tmp_path, number):
-    """Of a folder kill -9 leaves what it had, and the next run beside it removes that."""
+    """A run ended by kill -9 leaves its unfinished folder, which the next run beside it removes."""
     source = tmp_path / "in"
     source.mkdir()
     tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(4)}

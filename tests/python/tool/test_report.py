@@ -1,4 +1,4 @@
-"""What the commands show and write."""
+"""The reports that the commands show and write."""
 
 import pytest
 from octofold_tool import report
