@@ -55,14 +55,14 @@ class Shares {
 
 inline constexpr int kSplitsAtOnce = 8;  // whose sums are on their way together
 
-// What a lane has of a row, and what is known of the row.
+// A lane's numbers of a row, and the state of the whole row.
 template <int kNumbers>
 struct CombinedRow {
   float numbers[kNumbers] = {};
   PartState state{-infinity(), 0};
 };
 
-// Of a row's splits with shares of the sum. `sums` are the lane's.
+// Adds a row's splits by their shares of the sum. `sums` are the lane's.
 template <CombineSplitsConfig kConfig, int kNumbers>
 __device__ inline void combine_shares(const AttentionParams& params, const float* sums,
                                       const float* states, int own, CombinedRow<kNumbers>& row) {
@@ -87,7 +87,7 @@ __device__ inline void combine_shares(const AttentionParams& params, const float
       const float share = begin + split < params.splits ? shares[begin + split] : 0;
 #pragma unroll
       for (int i = 0; i < kNumbers; ++i) {
-        // What has seen nothing may have met NaN in values.
+        // A split that has seen nothing may have met NaN in values.
         if (share != 0) numbers[i] = __fmaf_rn(of_splits[split][i], share, numbers[i]);
       }
     }

@@ -108,7 +108,7 @@ class FewQueries {
     ptx::copies_wait<0>();
   }
 
-  // Of the key of a step that is this lane's.
+  // The page of the key of a step that is this lane's.
   __device__ int page_of_step(int step) const {
     const int key = step * kKeys + lane_;
     if (key < sight_.any.begin || key >= sight_.any.end) return 0;
@@ -177,8 +177,8 @@ class FewQueries {
     ptx::copies_commit();
   }
 
-  // What a lane has of rows g and g + 8, of 16 numbers of each, is a product's A. All warps have
-  // the same; each takes its share of making it.
+  // Stores queries as the A of products over 16 numbers of each row: a lane has a part of rows g
+  // and g + 8. All warps have the same; each takes its share of making it.
   __device__ void load_queries(bool flip) const {
     for (int eighth = warp_; eighth < 2 * kKeySections; eighth += kWarps) {
       unsigned words[2][4];
@@ -253,7 +253,7 @@ class FewQueries {
     }
   }
 
-  // Of keys `key`, key + 1, key + 8 and key + 9, and those of other lanes.
+  // Adds values of keys `key`, key + 1, key + 8 and key + 9, and of those of other lanes.
   __device__ void add_values(unsigned address, int key, int section, const unsigned (&weights)[4]) {
     unsigned words[4][2];
 #pragma unroll
@@ -281,7 +281,7 @@ class FewQueries {
     }
   }
 
-  // Where 16 bytes of a row of sums are, four numbers, in banks of their own likewise.
+  // The place of 16 bytes of a row of sums, four numbers, likewise in banks of their own.
   static __device__ unsigned sums_place(int row, int chunk) {
     const int turned = chunk ^ (chunk >> 3 & 1) ^ (row & 1) << 1;
     return static_cast<unsigned>(row * 4 * kValueBytes + turned * 16);

@@ -64,7 +64,7 @@ class SideRows {
     }
     return data_ + key * key_stride_;
   }
-  // Where scales differ between keys.
+  // The address of a key's scale, if scales differ between keys.
   __device__ const float* scale(int key, int page) const {
     if constexpr (kLayout == KeyLayout::kPaged) return scale_ + page * scale_outer_stride_;
     return scale_ + key / kKeysPerScale * scale_block_stride_;
@@ -77,8 +77,8 @@ class SideRows {
   int in_page_;
 };
 
-// What multiplies all numbers of a side: its scale, where all keys of a head share it, and what
-// decoded pairs count in.
+// The factor of all numbers of a side: its scale, if all keys of a head share it, times the unit of
+// decoded pairs.
 template <DType kFp8, bool kScalesDiffer>
 __device__ inline float factor_of(const AttentionSide& side, int head) {
   float factor = numeric::kPairUnit<kFp8>;
@@ -88,8 +88,8 @@ __device__ inline float factor_of(const AttentionSide& side, int head) {
   return factor;
 }
 
-// What scores are multiplied by, without its sign: they are compared before, so that is the
-// queries'. Never 0; NaN stays.
+// The factor of scores, without its sign: scores are compared before they are multiplied, so
+// queries take the sign. Never 0; NaN stays.
 struct ScoreFactor {
   float magnitude;
   bool flips;

@@ -108,7 +108,7 @@ class ManyQueries {
     return rows_.first + own / 32 * 16 * kRowTiles + 8 * i + own % 32 / 4;
   }
 
-  // Of the tile of keys those from `part` on.
+  // Adds kScoreKeys keys from `part` on, of the tile of keys that begins with `first_key`.
   __device__ void add(int first_key, int part, int buffer, bool is_masked, int keys) {
     float scores[kRowTiles][kTiles][4];
     multiply_keys(scores, KeyTiles::keys(buffer) + static_cast<unsigned>(part) * kKeyBytes);
@@ -147,13 +147,13 @@ class ManyQueries {
     }
   }
 
-  // What the lane's row i sees, or if nothing is masked everything.
+  // The keys that the lane's row i sees, or all keys if nothing is masked.
   __device__ Range seen_where(bool is_masked, int i, int keys) const {
     if (!is_masked) return {0, keys};
     return seen_by_row(params_, rows_, row_of(i), keys);
   }
 
-  // Of 16 numbers of each row.
+  // Operands of products over 16 numbers of each row.
   struct KeyOperands {
     unsigned a[kRowTiles][4];
     unsigned b[kTiles / 2][4];

@@ -1,5 +1,5 @@
-// What kernels of many rows have in shared memory as operands of products: rows of 16-bit numbers,
-// an odd number of 16 bytes long, so that eight rows have all banks.
+// Operands of products that kernels of many rows have in shared memory: rows of 16-bit numbers, an
+// odd multiple of 16 bytes long, so that eight rows have all banks.
 #pragma once
 
 #include "kernels/attention/output.h"
@@ -8,7 +8,7 @@
 
 namespace octofold::attention {
 
-// What follows from it is worked out where it is used, rather than kept in registers.
+// The thread's index. What follows from it is computed at each use, not kept in registers.
 __device__ inline int opaque_thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
 
 // The block's queries, several at a time on their way.
@@ -39,7 +39,7 @@ __device__ inline void copy_queries(const AttentionParams& params, const Rows& r
   }
 }
 
-// Of four matrices of 8 rows of 8 numbers, the address that this lane gives: rows first, then
+// The address that this lane gives for four matrices of 8 rows of 8 numbers: rows first, then
 // numbers, or the other way round.
 template <unsigned kRowBytes>
 __device__ inline unsigned row_first(unsigned tile) {

@@ -16,7 +16,7 @@ struct Place {
 __device__ inline Place place_of(const AttentionParams& params, const Rows& rows, int row) {
   return {rows.first_query + row / params.group, rows.key_head * params.group + row % params.group};
 }
-// Of all queries times heads.
+// The number of a place among all queries times heads.
 __device__ inline long long number_of(const AttentionParams& params, const Rows& rows,
                                       const Place& place) {
   const long long query =
@@ -57,7 +57,7 @@ __device__ inline void load_query(const AttentionParams& params, const Rows& row
   for (int i = 0; i < 4; ++i) words[i] ^= flip ? 0x80008000u : 0u;
 }
 
-// Where a row's results go.
+// The address of a row's results.
 __device__ inline unsigned short* row_of_out(const AttentionParams& params, const Rows& rows,
                                              int row) {
   const Place place = place_of(params, rows, row);
@@ -66,7 +66,7 @@ __device__ inline unsigned short* row_of_out(const AttentionParams& params, cons
          place.head * params.out_head_stride;
 }
 
-// Where its sums of values go if blocks split the keys.
+// The address of a row's sums of values if blocks split the keys or add parts.
 template <AttentionForm kForm>
 __device__ inline float* row_of_partials(const AttentionParams& params, const Rows& rows, int row) {
   const Place place = place_of(params, rows, row);
@@ -74,7 +74,7 @@ __device__ inline float* row_of_partials(const AttentionParams& params, const Ro
          (number_of(params, rows, place) * params.splits + rows.split) * kForm.value_size;
 }
 
-// Where the maximum of its scores and its sum of weights go, then.
+// The address of a row's maximum of scores and sum of weights in the same cases.
 template <AttentionForm kForm>
 __device__ inline float* state_in_partials(const AttentionParams& params, const Rows& rows,
                                            const Place& place) {
@@ -88,8 +88,8 @@ __device__ inline float* state_in_partials(const AttentionParams& params, const 
   return states + 2 * (number * params.splits + rows.split);
 }
 
-// What a row's sums over the keys at hand become: those of the keys that the block has, over the
-// sum of their weights, or with parts those of all parts so far.
+// Finishes a row's sums over the keys at hand: those of the keys that the block has, over the sum
+// of their weights, or with parts those of all parts so far.
 template <AttentionForm kForm>
 class RowEnd {
  public:
@@ -106,7 +106,7 @@ class RowEnd {
     }
     inverse_ = inverse_of(sums_.state().sum);
   }
-  // Of what the block has, by a thread that knows the inverse of the sum alone.
+  // The end of the block's own sums, for a thread that knows the inverse of the sum alone.
   __device__ explicit RowEnd(float inverse) : sums_({0, 0}, {0, 1}), inverse_(inverse) {
     static_assert(!kForm.adds_parts(), "sums of parts take more");
   }
@@ -125,7 +125,7 @@ class RowEnd {
   float inverse_;
 };
 
-// Whether sums go to the workspace, rather than results to where they belong.
+// True if sums go to the workspace, rather than results to where they belong.
 template <AttentionForm kForm>
 __device__ inline bool keeps_sums(const Rows& rows) {
   return kForm.split || (kForm.adds_parts() && !rows.is_last_part);

@@ -14,8 +14,8 @@ namespace octofold::attention {
 
 __device__ inline float infinity() { return __uint_as_float(0x7F800000u); }
 
-// Of a row over some keys: the maximum of scores in powers of two, and the sum of weights. Of no
-// keys the sum is 0; NaN is a sum.
+// A row's state over some keys: the maximum of scores in powers of two, and the sum of weights. The
+// sum of no keys is 0; NaN is a sum.
 struct PartState {
   float maximum;
   float sum;
@@ -41,7 +41,7 @@ class PartSum {
   __device__ const PartState& state() const { return state_; }
   __device__ bool has_before() const { return has_before_; }
 
-  // Of sums of weights, or of values.
+  // Adds two sums of weights, or of values.
   __device__ float operator()(float before, float own) const {
     if (!has_own_) return has_before_ ? before : 0;
     return has_before_ ? __fmaf_rn(own, of_own_, __fmul_rn(before, of_before_)) : own;

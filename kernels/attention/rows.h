@@ -1,5 +1,5 @@
-// Which rows of scores a block has, and which keys they see. A row is a query and one of the heads
-// that share a key head: row r of a sequence and key head is query r / group with head r % group of
+// A block's rows of scores, and the keys that they see. A row is a query and one of the heads that
+// share a key head: row r of a sequence and key head is query r / group with head r % group of
 // them.
 #pragma once
 
@@ -37,8 +37,8 @@ struct Rows {
   int end;          // of its rows; not beyond first: there are none
   int key_head;
   int split;
-  // Of a block that has part after part: how many came before the one at hand, and whether it is
-  // the last.
+  // Parts that came before the one at hand, in a block that has part after part; true if that one
+  // is the last.
   int parts_before;
   bool is_last_part;
 };
@@ -61,8 +61,8 @@ __device__ inline void find_rows(const AttentionParams& params, unsigned index, 
   rows.end = exists ? rows.queries * params.group : 0;
 }
 
-// Of a piece of work. Heads that lie beside each other in memory are at work together; of dense
-// queries the last ones, which see most keys where attention is causal, come first.
+// The rows of a piece of work. Heads that lie beside each other in memory are at work together; of
+// dense queries the last ones, which see most keys where attention is causal, come first.
 template <int kRows, RowCount kCount>
 __device__ inline Rows rows_of_work(const AttentionParams& params, unsigned work) {
   Rows rows;
@@ -86,7 +86,7 @@ __device__ inline Rows rows_of_work(const AttentionParams& params, unsigned work
   return rows;
 }
 
-// Of a block that does one piece.
+// The rows of a block that does one piece.
 template <int kRows, RowCount kCount>
 __device__ inline Rows rows_of_block(const AttentionParams& params) {
   return rows_of_work<kRows, kCount>(params, blockIdx.x);
@@ -99,7 +99,7 @@ class WorkWalk {
  public:
   __device__ explicit WorkWalk(const AttentionParams& params) : params_(params) {}
 
-  // Of the next piece that has rows; false: there is none.
+  // Finds the rows of the next piece that has any; false: there is none.
   __device__ bool next(Rows& rows) {
     const int sequences = params_.query_offsets != nullptr ? 1 : params_.batch;
     const unsigned pieces = static_cast<unsigned>(params_.row_tiles * sequences) *
@@ -134,7 +134,7 @@ __device__ inline Range seen_by(const AttentionParams& params, int query, int qu
   return seen;
 }
 
-// What rows first to end of a block see: keys that any of them sees, and those that all see.
+// Keys that rows first to end of a block see: those that any of them sees, and that all see.
 struct Sight {
   Range any;
   Range all;
@@ -148,7 +148,7 @@ __device__ inline Sight sight_of(const AttentionParams& params, const Rows& rows
   return {{early.begin, late.end}, {late.begin, early.end}};
 }
 
-// What a row sees; one that does not exist sees nothing.
+// The keys that a row sees; one that does not exist sees none.
 __device__ inline Range seen_by_row(const AttentionParams& params, const Rows& rows, int row,
                                     int keys) {
   if (row >= rows.end) return {0, 0};
@@ -163,7 +163,7 @@ __device__ inline Range part_of(int count, int split, int splits) {
   return {each * split + rest * split / splits, each * (split + 1) + rest * (split + 1) / splits};
 }
 
-// Which tiles of keys the rows' split has, of those that any of them sees.
+// The tiles of keys that the rows' split has, of those that any of the rows sees.
 template <AttentionForm kForm, int kKeys>
 __device__ inline Range tiles_of(const AttentionParams& params, const Rows& rows, Range seen) {
   if constexpr (kForm.part_keys > 0) {

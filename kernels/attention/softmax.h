@@ -29,10 +29,9 @@ __device__ inline float sum_of_quad(float value) {
 // 1 / the sum of weights; 0 where no key was seen, so that the row has zeros.
 __device__ inline float inverse_of(float sum) { return sum == 0 ? 0 : __fdiv_rn(1, sum); }
 
-// What a row's maximum of scores and sum of weights are at its end. 2^(factor · score - shift) is
-// not quite 1 at the maximum, as the shift is rounded, but 1 once the product with values has
-// rounded it. Where no other weight counts, the sum is 1 too: a row's only value comes out as it
-// is.
+// A row's maximum of scores and sum of weights at its end. 2^(factor · score - shift) is not quite
+// 1 at the maximum, as the shift is rounded, but 1 once the product with values has rounded it.
+// Where no other weight counts, the sum is 1 too: a row's only value comes out as it is.
 __device__ inline PartState state_of_row(float maximum, float factor, float sum) {
   const float shift = __fmul_rn(maximum, factor);
   const bool is_one = sum != 0 && sum == ptx::exp2(__fmaf_rn(maximum, factor, -shift));
@@ -48,7 +47,7 @@ __device__ inline float result_of(float sum, float inverse) {
 template <AttentionForm kForm>
 inline constexpr float kFirstUnit = kForm.v_scales ? 0 : 1;
 
-// Of two rows of a lane.
+// The state of two rows of a lane.
 template <AttentionForm kForm>
 struct RowState {
   static constexpr bool kHasUnits = kForm.part_keys > 0;  // of each row, or one of both
@@ -78,7 +77,7 @@ __device__ inline void mask(float (&scores)[kTiles][4], int row, int first_key, 
   }
 }
 
-// What multiplies sums over `maximum` as `shift`, factor times a new one, takes its place. It is
+// The multiplier of sums over `maximum` as `shift`, factor times a new one, takes its place. It is
 // rounded as the shift was, so 1 where the maximum stays: tiles of which a row sees nothing leave
 // no trace.
 __device__ inline float rescale_of(float maximum, float factor, float shift) {
@@ -98,7 +97,7 @@ __device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState<
       maximum = fmaxf(maximum, fmaxf(scores[tile][2 * row], scores[tile][2 * row + 1]));
     }
     maximum = max_of_quad(maximum);
-    // Where nothing was seen so far: all weights are 2^-infinity.
+    // If nothing was seen so far, all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor);
     rescale[row] = rescale_of(state.maximum[row], factor, shift);
     state.maximum[row] = maximum;
@@ -147,7 +146,7 @@ __device__ inline bool weigh_lazily(float (&scores)[kTiles][4], const float (&fa
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    // Where nothing was seen so far: all weights are 2^-infinity.
+    // If nothing was seen so far, all weights are 2^-infinity.
     const float shift =
         state.maximum[row] == -infinity() ? 0 : __fmul_rn(state.maximum[row], factor[row]);
 #pragma unroll
@@ -184,10 +183,10 @@ __device__ inline void multiply_by_scales(float (&scores)[kTiles][4],
   }
 }
 
-// What sums of values count in, so that weights times scales of values over it fit into 16 bits:
-// the one before as long as `largest` is within a factor of two of it, else that. So a scale that
-// all values share loses nothing. It is 2^-40 to 2^40, that sums may go from one to another and
-// stay in FP32; what lies beyond is beyond 16 bits of results too. `change` is what sums are
+// The unit of sums of values, chosen so that weights times scales of values over it fit into 16
+// bits: the one before as long as `largest` is within a factor of two of it, else that. So a scale
+// that all values share loses nothing. It is 2^-40 to 2^40, that sums may go from one to another
+// and stay in FP32; what lies beyond is beyond 16 bits of results too. `change` is what sums are
 // multiplied by.
 struct Unit {
   float value, inverse, change;
@@ -241,7 +240,7 @@ __device__ inline void multiply_by_seen_scales(float (&weights)[kTiles][4], unsi
     const float2 pair = ptx::load_shared_pair(address + static_cast<unsigned>(32 * tile));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // Of what is not seen the weight is 0, and the scale may be anything.
+      // The weight of what is not seen is 0, and its scale may be anything.
       const float scale = __fmul_rn(i % 2 ? pair.y : pair.x, inverse[i / 2]);
       if (is_seen(i / 2, 8 * tile + i % 2)) {
         weights[tile][i] = __fmul_rn(weights[tile][i], scale);

@@ -11,7 +11,7 @@
 
 namespace octofold::attention {
 
-// Of a configuration that says where in shared memory they are.
+// Tiles of a configuration that says where in shared memory they are.
 template <auto kConfig>
 class Tiles {
   static constexpr AttentionForm kForm = kConfig.form;
@@ -41,7 +41,7 @@ class Tiles {
     ptx::copies_commit();
   }
 
-  // What has arrived of this thread's copies, to numbers of a buffer.
+  // Decodes what has arrived of this thread's copies, to numbers of a buffer.
   __device__ void decode(int buffer) const {
 #pragma unroll 1
     for (int index = opaque_thread(); index < kKeys * kPieces; index += kConfig.threads()) {
@@ -65,7 +65,7 @@ class Tiles {
     move_scales(buffer);
   }
 
-  // Where a buffer has them: rows of numbers, float32 scales.
+  // The addresses of keys and values in a buffer: rows of numbers, float32 scales.
   static __device__ unsigned keys(int buffer) {
     return memory() + kConfig.numbers_offset() +
            static_cast<unsigned>(buffer * kConfig.buffer_bytes());

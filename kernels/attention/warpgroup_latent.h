@@ -23,7 +23,7 @@
 namespace octofold {
 namespace attention {
 
-// Of one of the two warpgroups: kScores, whether it is the first.
+// The work of one of the two warpgroups. kScores: true for the first one.
 template <WarpgroupLatentConfig kConfig, bool kScores>
 class WarpgroupLatent {
   static constexpr AttentionForm kForm = kConfig.form;
@@ -245,7 +245,7 @@ class WarpgroupLatent {
     ptx::wgmma_commit();
   }
 
-  // What the first warpgroup knows of each row, to both; then all have read queries, too.
+  // Tells both warpgroups what the first one knows of each row; then all have read queries, too.
   __device__ void store() {
     if constexpr (kScores) {
       const float sums[2] = {sum_of_quad(state_.sum[0]), sum_of_quad(state_.sum[1])};

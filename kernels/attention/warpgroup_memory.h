@@ -19,7 +19,7 @@ struct WarpgroupMemory {
   __device__ unsigned queries(int warpgroup) const {
     return base + static_cast<unsigned>(warpgroup * 64 * kConfig.kPanelRow);
   }
-  // What these were divided by: an FP32 number for each row.
+  // The divisors of these: an FP32 number for each row.
   __device__ unsigned query_units(int warpgroup) const {
     return base + static_cast<unsigned>(kConfig.query_units_offset() + warpgroup * 64 * 4);
   }
@@ -49,7 +49,7 @@ struct WarpgroupMemory {
   }
 };
 
-// Where 16 bytes of a row of a panel lie: the 128-byte swizzle.
+// The place of 16 bytes of a row of a panel, by the 128-byte swizzle.
 __device__ inline unsigned swizzled(unsigned row, unsigned unit) {
   return row * 128 + 16 * (unit ^ row % 8);
 }

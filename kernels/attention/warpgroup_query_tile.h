@@ -67,7 +67,7 @@ class WarpgroupQueryTile {
     sync();
   }
 
-  // What a row of the tile was divided by.
+  // The divisor of a row of the tile.
   __device__ float unit(int row) const {
     if constexpr (!kConfig.fp8_scores && kType != DType::kBFloat16) return 1;
     return ptx::load_shared(memory_.query_units(warpgroup_) + static_cast<unsigned>(4 * row));
@@ -106,7 +106,7 @@ class WarpgroupQueryTile {
 
   // The largest number of the row becomes 2^14 to 2^15.
   __device__ void divide(unsigned signs) const {
-    // As bits of FP32: 2^14 over the power of two, and the power over 2^14.
+    // Both are bits of FP32: 2^14 over the power of two, and the power over 2^14.
     constexpr unsigned kOne = 127, kTop = 14;
     const unsigned exponent = largest_of_row() >> 23;
     const float inverse = __uint_as_float((2 * kOne + kTop - exponent) << 23);

@@ -14,7 +14,7 @@
 
 namespace octofold::attention {
 
-// Of a latent, whose values are numbers of its keys, there are keys only.
+// A latent, whose values are numbers of its keys, has tiles of keys only.
 template <auto kConfig, typename Memory>
 class WarpgroupTiles {
   static constexpr AttentionForm kForm = kConfig.form;
@@ -40,7 +40,7 @@ class WarpgroupTiles {
     constexpr int panels() const { return all_panels() / panels_at_once(); }  // of a thread
   };
 
-  // What this thread has of it.
+  // This thread's part of a tile.
   template <TileForm kOf>
   struct Tile {
     unsigned codes[kOf.turns()][kOf.panels()][4];
@@ -165,7 +165,7 @@ class WarpgroupTiles {
     scale = *side.scale(key, page_near(key));
   }
 
-  // Whose panels are at `panels`.
+  // Fills the stage at hand, whose panels are at `panels`, with a tile.
   template <TileForm kOf>
   __device__ void fill_stage(const Tile<kOf>& tile, unsigned panels) {
     const int stage = position_.stage;
@@ -229,7 +229,7 @@ class WarpgroupTiles {
   const AttentionParams& params_;
   const Memory& memory_;
   config::RingPosition<kConfig.stages> position_;
-  // Of the rows at hand.
+  // The sequence of the rows at hand, and the keys that any of them sees.
   int sequence_;
   Range seen_;
 };

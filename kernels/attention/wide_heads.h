@@ -37,13 +37,13 @@ class WideHeads {
   static constexpr unsigned kValueBytes = kConfig.value_row_bytes();
   static constexpr unsigned kScoreBytes = kConfig.score_row_bytes();
   static constexpr unsigned kWeightBytes = kConfig.weight_row_bytes();
-  // Of a warp in step 1: tiles of 16 rows, of 8 keys, of 16 numbers.
+  // A warp's shares in step 1: tiles of 16 rows, tiles of 8 keys, steps of 16 numbers.
   static constexpr int kScoreRowTiles = kConfig.score_rows() / 16;
   static constexpr int kScoreKeyTiles = kConfig.score_keys() / 8;
   static constexpr int kKeySteps = kConfig.key_steps();
   // In step 3: of 16 columns.
   static constexpr int kValueSteps = kConfig.value_steps();
-  // Of a lane in step 2.
+  // Lanes that share a row in step 2, and pairs of keys of a lane.
   static constexpr int kRowLanes = kConfig.row_lanes();
   static constexpr int kPairs = kKeys / (2 * kRowLanes);
 
@@ -206,7 +206,7 @@ class WideHeads {
       maximum = fmaxf(maximum, fmaxf(scores[i][0], scores[i][1]));
     }
     maximum = max_of_row(maximum);
-    // Where nothing was seen so far: all weights are 2^-infinity.
+    // If nothing was seen so far, all weights are 2^-infinity.
     const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor_);
     float rescale = rescale_of(maximum_, factor_, shift);
     maximum_ = maximum;
@@ -233,7 +233,7 @@ class WideHeads {
     }
   }
 
-  // Whether the row sees the lane's key i of a tile.
+  // True if the row sees the lane's key i of a tile.
   static __device__ bool is_seen(int first_key, int i, const Range& seen) {
     const int key = first_key + static_cast<int>(own_key(i / 2)) + i % 2;
     return key >= seen.begin && key < seen.end;
@@ -343,7 +343,7 @@ class WideHeads {
   // The lane's row i of its 2 · kRowTiles in sums, of the block's.
   __device__ int row_of(int i) const { return 8 * i + lane_ / 4; }
 
-  // What the softmax knows of each row, by way of the memory of scores, to all that have its sums.
+  // Tells all that have a row's sums what the softmax knows of it, through the memory of scores.
   __device__ void store() {
     __syncthreads();
     const float sum = of_row(sum_, [](float left, float right) { return __fadd_rn(left, right); });
@@ -379,8 +379,8 @@ class WideHeads {
   const unsigned memory_ = ptx::dynamic_shared_memory();
   float factor_ = 1;
   float sums_[kRowTiles][2 * kValueSteps][4] = {};
-  // Of the row in step 2: the maximum of scores before `factor`, this lane's sum of weights, and
-  // what sums of values count in where scales of values differ.
+  // The state of the row in step 2: the maximum of scores before `factor`, this lane's sum of
+  // weights, and the unit of sums of values where scales of values differ.
   float maximum_ = -infinity(), sum_ = 0, unit_ = kFirstUnit<kForm>;
 };
 

@@ -12,7 +12,7 @@ using config::MmaGemmConfig;
 inline constexpr int kUnitBytes = 16;
 inline constexpr int kUnitsOfRow = kMmaDepth / kUnitBytes;
 
-// Where a unit of a row lies: rows of 128 bytes, in which units change places from row to row, so
+// The place of a unit of a row: rows of 128 bytes, in which units change places from row to row, so
 // that eight rows of one unit, which ldmatrix reads at a time, lie in all banks.
 __device__ inline unsigned place_of(int row, int unit) {
   return static_cast<unsigned>(row * kMmaDepth + (unit ^ row % kUnitsOfRow) * kUnitBytes);
@@ -107,7 +107,7 @@ __device__ inline void copy_scales(const config::ScaleParams& scale, unsigned ta
   }
 }
 
-// What a thread copies of a tile's stages.
+// A thread's copies of a tile's stages.
 template <MmaGemmConfig kConfig>
 class StageCopy {
  public:

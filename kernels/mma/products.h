@@ -8,8 +8,8 @@
 
 namespace octofold::mma {
 
-// Of a thread: sub-tiles of 16 rows, eights of columns (of a gated product those of the gates, then
-// those of the ups), and of each four sums, of two columns of two rows (kernels/ptx/mma.h, "sums").
+// The sums of a thread: sub-tiles of 16 rows, eights of columns (of a gated product the gates',
+// then the ups'), and of each four sums, of two columns of two rows (kernels/ptx/mma.h, "sums").
 template <MmaGemmConfig kConfig>
 struct Sums {
   float of[kConfig.sub_tiles()][kConfig.eights()][4];
@@ -63,7 +63,7 @@ class WarpProducts {
   }
 
  private:
-  // Where an eight of the warp's stands among the rows of B in a stage, from the warp's first.
+  // The place of an eight of the warp's among the rows of B in a stage, from the warp's first.
   static constexpr int place_of_eight(int eight) {
     constexpr int kOfPart = kEights / kConfig.parts();
     return eight / kOfPart * kConfig.tile_columns + eight % kOfPart * 8;

@@ -29,8 +29,8 @@ __device__ void store_codes(const config::GemmParams& params, const config::Tile
   }
 }
 
-// Of all threads together. `first_row`, `first_column`: of the warp in the tile. `memory`: of the
-// block.
+// Stores the tile, by all threads together. `first_row`, `first_column`: of the warp in the tile.
+// `memory`: of the block.
 template <MmaGemmConfig kConfig>
 __device__ void store_gated(const config::GemmParams& params, const config::Tile& tile,
                             int first_row, int first_column, const Sums<kConfig>& sums,
@@ -39,7 +39,7 @@ __device__ void store_gated(const config::GemmParams& params, const config::Tile
   constexpr int kWarps = kConfig.column_warps, kRowsOfSubTile = kConfig.sub_tile_stride();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int column_warp = first_column / kConfig.warp_columns();
-  // Of the two rows of a sub-tile that the lane has a part of: a word of each warp.
+  // The address of a word of each warp for the two rows of a sub-tile that the lane has a part of.
   const auto exchange = [&](int sub_tile) {
     const int pair = (first_row + sub_tile * kRowsOfSubTile) / 2 + lane / 4;
     return memory + kConfig.exchange_offset() + 4 * kWarps * pair;

@@ -43,7 +43,7 @@ class ConsumerWarpgroup {
   static constexpr Sm90GemmConfig kConfig = kConfig_;
   static constexpr int kSubTiles = kConfig.sub_tiles();
   static constexpr int kSums = kConfig.tile_columns / 2;  // of a sub-tile
-  // Whether a tile may end before the warpgroup's second sub-tile.
+  // True if a tile may end before the warpgroup's second sub-tile.
   static constexpr bool kMayEnd = kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2;
   using PartialSums = float[kSums];
 
@@ -63,7 +63,7 @@ class ConsumerWarpgroup {
   __device__ int stage() const { return position_.stage; }
   __device__ void advance() { position_.advance(); }
 
-  // Whether rows of the warpgroup, from the sub-tile on, exist in the tile.
+  // True if rows of the warpgroup, from the sub-tile on, exist in the tile.
   __device__ bool has_rows(const Tile& tile, int sub_tile = 0) const {
     return tile.row + first_row_ + sub_tile * kConfig.sub_tile_stride() < tile.row_end;
   }
@@ -111,7 +111,7 @@ class ConsumerWarpgroup {
     }
   }
 
-  // Where no row of the warpgroup's is D's. `meanwhile()`: what others need of it at each stage.
+  // A warpgroup without rows of D passes. `meanwhile()`: what others need of it at each stage.
   template <typename Meanwhile>
   __device__ void pass_stages(const Tile& tile, Meanwhile&& meanwhile) {
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
@@ -262,7 +262,7 @@ class Promote {
     }
   }
 
-  // Where each element has a factor of its own, it is multiplied while the tensor core is busy:
+  // If each element has a factor of its own, it is multiplied while the tensor core is busy:
   // opaque() keeps the compiler from moving that behind the wait.
   static __device__ float factor(float row_scale, float column_scale) {
     constexpr bool kAllDiffer = kConfig.row_scales() == Granularity::kBlock1x128 &&

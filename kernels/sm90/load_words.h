@@ -19,7 +19,7 @@ __device__ void copy_words(const config::OperandParams& operand, RowRange range,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int existing = min(kExtent, range.end - range.first);
   const int bytes = min(max(k_end - k - 4 * lane, 0), 4);
-  // Where there is nothing to copy the address is still one of the row.
+  // If there is nothing to copy, the address is still one of the row.
   const unsigned char* source =
       operand.data + (range.first + warp) * operand.stride + k + (bytes == 0 ? 0 : 4 * lane);
 #pragma unroll 4

@@ -10,7 +10,7 @@
 
 namespace octofold::sm90 {
 
-// Where a tile that is passed lies.
+// The address of a tile that is passed.
 template <Sm90GemmConfig kConfig>
 __device__ unsigned passed_tile(const SharedMemory<kConfig>& smem, int place) {
   return smem.base + SharedMemory<kConfig>::kLayout.tiles + place * config::kPassedTileBytes;

@@ -51,12 +51,12 @@ struct Policies {
   using StoreKind = config::OutputStore;
   using OrderKind = config::ConsumerOrder;
 
-  // What the blocks of a cluster share.
+  // The data that the blocks of a cluster share.
   using Cluster = FirstOf<When<(kConfig.multicast_blocks() > 1), Multicast<kConfig>>,
                           When<(kConfig.split_k > 1), SplitK<kConfig>>,  //
                           Otherwise<Alone<kConfig>>>;
 
-  // What a stage holds of either operand.
+  // The part of either operand that a stage holds.
   using Rows = FirstOf<When<kConfig.loads_sub_tiles(), GroupRows<kConfig>>,  //
                        Otherwise<TileRows<kConfig>>>;
   using RowScaleLoad = RowScalesOfTile<kConfig>;
@@ -76,7 +76,7 @@ struct Policies {
   using Tiles =
       FirstOf<When<kConfig.passes_tiles(), PassedTiles<kConfig>>, Otherwise<WalkedTiles<kConfig>>>;
 
-  // What the products overlap with.
+  // The work that the products overlap with.
   using ColumnScaleValues = FirstOf<When<kConfig.gated.exists, GatedColumnScales<kConfig>>,
                                     Otherwise<ColumnScales<kConfig>>>;
   using Warpgroup = ConsumerWarpgroup<kConfig, Load, ColumnScaleValues>;

@@ -69,8 +69,8 @@ __device__ void add_slices(unsigned slices, unsigned full, int rank, Sums& sums)
   }
 }
 
-// Such blocks have one tile. Their barriers have to be known to each other when it is summed, not
-// before: the cluster's barrier is arrived at when the kernel starts, and waited for then.
+// Blocks that split K have one tile. Their barriers must be known to each other when it is summed,
+// not before: the cluster's barrier is arrived at when the kernel starts, and waited for then.
 template <Sm90GemmConfig kConfig>
 struct SplitK : Alone<kConfig> {
   static __device__ void begin() {

@@ -19,7 +19,7 @@ __device__ inline float2 add_pair(float2 sums, float2 c) {
   return {__fadd_rn(sums.x, c.x), __fadd_rn(sums.y, c.y)};
 }
 
-// Where a box lies in shared memory.
+// The address of a box in shared memory.
 template <Sm90GemmConfig kConfig>
 __device__ unsigned box_at(const SharedMemory<kConfig>& smem, int place) {
   return smem.output() + place * smem.kLayout.output_box_bytes;

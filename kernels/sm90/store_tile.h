@@ -28,7 +28,7 @@ struct StoreDefaults {
   static __device__ void prefetch(const Sm90GemmParams&) {}
 };
 
-// Whether this block stores the eight columns of the tile that begin with this one: in a split K
+// True if this block stores the eight columns of the tile that begin with this one: in a split K
 // each stores some.
 template <Sm90GemmConfig kConfig>
 __device__ bool owns(int column, int rank) {
@@ -136,7 +136,7 @@ class StoreTile : public StoreDefaults<kConfig> {
   unsigned parity_ = 1;
 };
 
-// Where a block's part of a tile begins in D, and where D's rows end, or those of the group.
+// The beginning of a block's part of a tile in D, and the end of D's rows, or of the group's.
 struct Origin {
   int row;
   int column;

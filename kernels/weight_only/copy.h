@@ -10,8 +10,8 @@
 
 namespace octofold::weight_only {
 
-// What a thread copies of a matrix: in each step the same units of kRows rows of kUnits. From step
-// to step it goes on along the rows, or down the columns.
+// A thread's copies of a matrix: in each step the same units of kRows rows of kUnits. From step to
+// step it goes on along the rows, or down the columns.
 template <WeightOnlyConfig kConfig, int kRows, int kUnits, bool kDown, bool kIsReadAgain>
 class Units {
   static constexpr int kThreads = kConfig.threads();
@@ -64,7 +64,7 @@ class Units {
     return kDown ? kRows * source.stride : 16 * kUnits;
   }
 
-  // Those that exist, and zeros.
+  // Starts the copies of a step some of whose units may not exist; those become zeros.
   template <typename AddressOf>
   static __device__ void begin_some(const Source& source, int step, AddressOf&& address_of) {
     const long long first_row = kDown ? static_cast<long long>(step) * kRows : 0;
@@ -90,7 +90,7 @@ class Units {
   int whole_steps_;
 };
 
-// What a thread copies of the scales of blocks: of kCount columns, or rows, in each step for each
+// A thread's copies of the scales of blocks: of kCount columns, or rows, in each step for each
 // block of it.
 template <WeightOnlyConfig kConfig, int kCount>
 class BlockScales {
@@ -112,7 +112,7 @@ class BlockScales {
     }
   }
 
-  // Of the step behind that of the last call.
+  // Starts the copies of a step, the one behind that of the last call.
   __device__ void begin(int step, unsigned address) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -195,7 +195,7 @@ class Copies {
     }
   }
 
-  // What sums of each column are in: its scale, or that of its last block.
+  // Stores the unit of each column's sums: its scale, or that of its last block.
   __device__ void store_units(unsigned address) const {
     if constexpr (kConfig.w_blocks) {
       w_scales_.store(address);

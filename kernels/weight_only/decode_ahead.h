@@ -2,10 +2,10 @@
 // on, weights of the next 32 are loaded and decoded, a part of them beside the products of each
 // eight rows.
 //
-// Which numbers of the depth an instruction multiplies, and in which order, is free as long as both
-// operands have the same. Of 32 a lane with t = lane % 4 takes the eight from 8 · t on, four for
-// each of two products: a word of codes, which decodes to the two registers that a row of the
-// operand has in this lane.
+// An instruction may multiply any numbers of the depth, in any order, as long as both operands
+// agree. Of 32 a lane with t = lane % 4 takes the eight from 8 · t on, four for each of two
+// products: a word of codes, which decodes to the two registers that a row of the operand has in
+// this lane.
 #pragma once
 
 #include "kernels/numeric/decode_pairs.h"
@@ -36,7 +36,7 @@ class Slices {
                               : 16 * tile + g + 8 * upper;
   }
 
-  // Where this lane's first codes are.
+  // The place of this lane's first codes.
   static __device__ unsigned place(int warp) {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
     const int first = warp * 16 * kTiles;
@@ -96,7 +96,7 @@ class AheadProduct {
   static constexpr int kRowTiles = kConfig.row_tiles();
 
  public:
-  // What sums are to be multiplied by once they are stored, as those of other kernels.
+  // The factor that sums are yet to be multiplied by once they are stored, as other kernels' are.
   static constexpr float kUnit = numeric::kPairUnit<kConfig.w>;
 
   // Operands of a stage's first 32.
@@ -142,7 +142,7 @@ class AheadProduct {
     if constexpr (kRow + 1 < kRowTiles) multiply<kHalf, kRow + 1>(stage, next, beside);
   }
 
-  // Whether there were codes that are NaN, and counted as numbers.
+  // True if there were codes that are NaN, and counted as numbers.
   __device__ bool met_nan() const { return numeric::has_nan(marks_); }
 
   // Before a step whose scales are others.

@@ -25,7 +25,7 @@ class Finish {
              [&](long long row, long long column, float (&sums)[4]) { store(row, column, sums); });
   }
 
-  // As they are, of a part of the depth.
+  // Stores sums of a part of the depth as they are.
   __device__ void store_sums(unsigned memory, config::WeightOnlyTile tile, int split) const {
     for_sums(memory, tile, [&](long long row, long long column, const float (&sums)[4]) {
       unsigned words[4];
@@ -36,7 +36,7 @@ class Finish {
     });
   }
 
-  // Of all parts of the depth, four columns.
+  // Adds the sums of all parts of the depth, for four columns, and stores the results.
   __device__ void combine(long long row, long long column) const {
     float sums[4] = {};
     for (int split = 0; split < params_.splits; ++split) {

@@ -1,11 +1,11 @@
 // Weights and x from shared memory as the operands of a warp's products (kernels/ptx/mma.h), W
 // being the first one.
 //
-// Which numbers of the depth are multiplied by one instruction, and in which order, is free as long
-// as both operands have the same. Of each half of 128 a lane with t = lane % 4 takes 16 that follow
-// each other, from 64 · half + 16 · t on, four of them in each of four products: a word of codes,
-// which decodes to the two registers that a row of the operand has in this lane. So nothing is
-// exchanged between lanes, and loads are of 16 bytes.
+// An instruction may multiply any numbers of the depth, in any order, as long as both operands
+// agree. Of each half of 128 a lane with t = lane % 4 takes 16 that follow each other, from 64 ·
+// half + 16 · t on, four of them in each of four products: a word of codes, which decodes to the
+// two registers that a row of the operand has in this lane. So nothing is exchanged between lanes,
+// and loads are of 16 bytes.
 #pragma once
 
 #include "kernels/numeric/decode_pairs.h"
@@ -22,7 +22,7 @@ class Weights {
   static constexpr int kTiles = kConfig.column_tiles();
 
  public:
-  // What sums are to be multiplied by.
+  // The factor that sums are yet to be multiplied by.
   static constexpr float kUnit = kConfig.depth_factors ? 1 : numeric::kPairUnit<kConfig.w>;
 
   // The column of the block's tile whose number a lane with g = lane / 4 has as row g, or g + 8
@@ -33,7 +33,7 @@ class Weights {
                               : first + 16 * tile + g + 8 * upper;
   }
 
-  // Where this lane's first codes are, in the part of a stage that its group of warps has.
+  // The place of this lane's first codes, in the part of a stage that its group of warps has.
   static __device__ unsigned place(int warp) {
     const int lane = static_cast<int>(threadIdx.x) % 32, first = column(warp, 0, lane / 4, 0);
     if constexpr (kConfig.transposed) {
@@ -113,15 +113,15 @@ struct Rows {
 
   unsigned b[2][2];
 
-  // Where this lane's first numbers are of rows from first_row on, as above. Of fewer than 8 rows
-  // some come several times; their sums are not used.
+  // The place of this lane's first numbers of rows from first_row on, as above. Of fewer than 8
+  // rows some come several times; their sums are not used.
   static __device__ unsigned place(int first_row) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = first_row + (kConfig.tile_rows < 8 ? lane / 4 % kConfig.tile_rows : lane / 4);
     return ptx::opaque(S::x_offset(row, (is_fp8(kConfig.x) ? 1 : 2) * (lane % 4)));
   }
 
-  // Those of tile `tile` of eight.
+  // Loads the numbers of tile `tile`, of eight rows each.
   __device__ void load(const S& stage, int group, unsigned place, int tile, int half, int pair) {
     const unsigned first = stage.x(group) + 8 * tile * kConfig.x_row_bytes();
     if constexpr (is_fp8(kConfig.x)) {

@@ -15,7 +15,7 @@ struct Source {
   long long bytes;
 };
 
-// Whether row `row` of out comes from somewhere. Negative places are large.
+// True if row `row` of out comes from somewhere. Negative places are large.
 template <WeightOnlyConfig kConfig>
 __device__ inline bool row_exists(const WeightOnlyParams& params, long long row) {
   if constexpr (kConfig.gathered) {
@@ -24,7 +24,7 @@ __device__ inline bool row_exists(const WeightOnlyParams& params, long long row)
   return true;
 }
 
-// What sums of such a row are multiplied by.
+// The factor of sums of a row that comes from somewhere.
 template <WeightOnlyConfig kConfig>
 __device__ inline float factor_of_row(const WeightOnlyParams& params, long long row) {
   if constexpr (kConfig.gathered) {
@@ -49,7 +49,7 @@ __device__ inline void store_places(const WeightOnlyParams& params, config::Weig
   }
 }
 
-// What a thread copies of gathered rows, as Units does of others. `source` is all of x.
+// A thread's copies of gathered rows, as Units has those of others. `source` is all of x.
 template <WeightOnlyConfig kConfig, int kRows, int kUnits>
 class GatheredUnits {
   static constexpr int kThreads = kConfig.threads();
@@ -74,7 +74,7 @@ class GatheredUnits {
     }
   }
 
-  // Those that do not exist are as quick as others.
+  // Always true: units that do not exist are as quick as others.
   __device__ bool is_whole(int) const { return true; }
   template <typename AddressOf>
   __device__ void begin_one(const Source& source, int i, AddressOf&& address_of) {

@@ -7,7 +7,7 @@
 
 namespace octofold::weight_only {
 
-// What a warp multiplies: its part of the block's tile, and of each step's depth.
+// A warp's part of the products: of the block's tile, and of each step's depth.
 template <WeightOnlyConfig kConfig>
 struct Part {
   int columns;  // which of the warps along the columns
@@ -71,7 +71,7 @@ class TensorProduct {
   }
 
  private:
-  // Of the block's tile.
+  // The first row of the warp's tile `tile` of eight, in the block's tile.
   __device__ int first_row(int tile) const { return 8 * (part_.rows * kRowTiles + tile); }
   __device__ int row_of(int tile, int lane, int second) const {
     return first_row(tile) + lane % 4 * 2 + second;

@@ -1,6 +1,6 @@
-// Where W and x lie in a stage of shared memory. Rows are of units of 16 bytes, whose order within
-// a row differs from row to row, so that the lanes that load at one time find theirs in different
-// banks (fragments.h says which these are).
+// The layout of W and x in a stage of shared memory. Rows are of units of 16 bytes, whose order
+// within a row differs from row to row, so that the lanes that load at one time find theirs in
+// different banks (fragments.h says which these are).
 #pragma once
 
 #include "kernels/ptx/shared_memory.h"
@@ -29,7 +29,7 @@ struct Stage {
   __device__ unsigned factors() const {
     return address + kConfig.warps_depth * kConfig.group_bytes();
   }
-  // Of group · tile_columns + column; of group · tile_rows + row.
+  // Scales, by group · tile_columns + column, and by group · tile_rows + row.
   __device__ unsigned column_scales() const { return factors() + 4 * kConfig.factors(); }
   __device__ unsigned row_scales() const { return column_scales() + 4 * kConfig.column_scales(); }
 

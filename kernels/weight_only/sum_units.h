@@ -10,8 +10,8 @@
 
 namespace octofold::weight_only {
 
-// What a thread works out for columns of its own, a step before it is needed or more: what sums are
-// to be multiplied by before a step is added.
+// The factors that a thread works out for columns of its own, a step or more before they are
+// needed: sums are multiplied by them before a step is added.
 template <WeightOnlyConfig kConfig>
 class SumUnits {
   static constexpr int kThreads = kConfig.threads();
@@ -30,7 +30,7 @@ class SumUnits {
     }
   }
 
-  // Of the step behind that of the last call.
+  // Stores the factors of a step, the one behind that of the last call.
   __device__ void begin(int step, unsigned address) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -44,7 +44,7 @@ class SumUnits {
     }
   }
 
-  // Those of the last step.
+  // Stores the units of the last step.
   __device__ void store(unsigned address) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {

@@ -1,5 +1,5 @@
-// What a group has of its own; what finishes a sum besides itself: scales that are constant along
-// the depth, and the bias.
+// The weights and scales of a group, and the terms that finish a sum: scales that are constant
+// along the depth, and the bias.
 #pragma once
 
 #include "kernels/numeric/elements.h"
@@ -8,7 +8,7 @@
 
 namespace octofold::weight_only {
 
-// Of a tile's group.
+// The weights of a tile's group, and their scale.
 __device__ inline const unsigned char* weights_of(const config::WeightOnlyParams& params,
                                                   int group) {
   return params.w + group * params.groups.w_stride;
@@ -20,7 +20,7 @@ __device__ inline config::WeightOnlyScale scale_of(const Params& params, int gro
   return scale;
 }
 
-// Where the rows of a tile's group end. Of a dense product that is a parameter, which takes no
+// The end of the rows of a tile's group. For a dense product that is a parameter, which takes no
 // register.
 template <config::WeightOnlyConfig kConfig>
 __device__ inline long long row_end(const config::WeightOnlyParams& params,
@@ -28,13 +28,13 @@ __device__ inline long long row_end(const config::WeightOnlyParams& params,
   return kConfig.has_groups() ? tile.row_end : params.rows;
 }
 
-// Of row or column `index` of out.
+// The scale of row or column `index` of out; 1 if there is none.
 __device__ inline float factor_of(const config::WeightOnlyScale& scale, long long index) {
   return scale.data == nullptr ? 1 : scale.data[(index >> scale.shift) * scale.stride];
 }
 
-// Where there is one. `params`: those of a kernel, with `bias` and whether it is float32, else
-// kOut.
+// The bias of a column, if there is one. `params`: those of a kernel, with `bias` and whether it is
+// float32, else kOut.
 template <DType kOut, typename Params>
 __device__ float bias_of(const Params& params, long long column) {
   if (params.bias_is_float32) return static_cast<const float*>(params.bias)[column];

@@ -24,7 +24,7 @@
 
 namespace octofold::weight_only_sm90 {
 
-// Of the thread's column i of its two of each sub-tile.
+// The scale of the thread's column i, of its two of each sub-tile.
 template <Sm90WeightOnlyConfig kConfig>
 __device__ float block_scale(unsigned scales, int i) {
   const int column = 64 * (i / 2) + column_of<kConfig>(Lane(), i % 2);

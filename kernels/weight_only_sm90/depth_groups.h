@@ -8,7 +8,7 @@
 
 namespace octofold::weight_only_sm90 {
 
-// Whether the thread has the sums of all of them now.
+// Adds up the groups' sums; true if the thread has those of all groups now.
 template <Sm90WeightOnlyConfig kConfig>
 __device__ bool add_groups(const SharedMemory<kConfig>& smem, int group, Sums<kConfig>& sums) {
   constexpr unsigned kBarrier = 1 + kConfig.warpgroups;  // behind those of stores

@@ -14,15 +14,15 @@
 
 namespace octofold::weight_only_sm90 {
 
-// Of a thread: of each sub-tile, for each eight rows of x, two of them in column_of(lane, 0) and
-// the same two in column_of(lane, 1).
+// A thread's sums: of each sub-tile, for each eight rows of x, two of them in column_of(lane, 0)
+// and the same two in column_of(lane, 1).
 template <Sm90WeightOnlyConfig kConfig>
 using Sums = float[kConfig.sub_tiles()][kConfig.tile_rows / 2];
 
 template <Sm90WeightOnlyConfig kConfig>
 class Products {
   static constexpr int kSubTiles = kConfig.sub_tiles();
-  // Of a stage, of each sub-tile: products that are decoded at a time.
+  // Products of a sub-tile that are decoded at a time, a portion, and its portions in a stage.
   static constexpr int kAtOnce = kConfig.products_at_once(), kOfSubTile = 8 / kAtOnce;
   static constexpr int kPortions = kOfSubTile * kSubTiles;
 
@@ -99,7 +99,7 @@ class Products {
     weights_.load(smem_.w(ring_.stage), first_column() + portion / kOfSubTile * 64,
                   portion % kOfSubTile * kAtOnce, codes_);
   }
-  // Those that were loaded, which are a portion of this stage.
+  // Decodes the codes that were loaded, which are a portion of this stage.
   __device__ void decode(int stage, int portion) {
     Operands<kConfig>& to = operands_[portion % 2];
     if constexpr (kConfig.depth_factors) {

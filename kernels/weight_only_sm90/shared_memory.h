@@ -1,4 +1,4 @@
-// Where everything lies in the block's shared memory, as addresses, and what its barriers mean.
+// The layout of the block's shared memory, as addresses, and the meaning of its barriers.
 #pragma once
 
 #include "kernels/ptx/shared_memory.h"
@@ -22,7 +22,7 @@ struct SharedMemory {
     return w(stage) + kConfig.w_bytes() + half * kConfig.x_half_bytes();
   }
   __device__ unsigned scales(int stage) const { return x(stage, 2); }
-  // Where a warpgroup has eight rows of out, in one of two places.
+  // The address of eight rows of out of a warpgroup, in one of two places.
   __device__ unsigned output(int warpgroup, int place) const {
     return base + kConfig.output_at() + (2 * warpgroup + place) * 8 * kConfig.stored_row_bytes();
   }

@@ -82,7 +82,7 @@ class Store {
     }
   }
 
-  // Of the thread's columns: what sums are multiplied by, and what is added.
+  // Loads the factors and biases of sums in the thread's columns.
   __device__ void load_terms(int group, long long first, float (&factors)[kSubTiles][2],
                              float (&biases)[kSubTiles][2]) const {
     const config::WeightOnlyScale scale = weight_only::scale_of(params_, group);

@@ -1,4 +1,4 @@
-// Which tiles a block has.
+// The tiles that a block has.
 #pragma once
 
 #include "kernels/weight_only/group_tiles.h"
@@ -12,7 +12,7 @@ using Position = config::WeightOnlyTile;
 template <Sm90WeightOnlyConfig kConfig, bool kHasGroups = kConfig.has_groups()>
 class Walk;
 
-// What follows from the sizes is worked out anew: consumers have no registers for it.
+// This walk computes what follows from the sizes anew: consumers have no registers for it.
 template <Sm90WeightOnlyConfig kConfig>
 class Walk<kConfig, false> {
  public:
@@ -41,7 +41,7 @@ class Walk<kConfig, false> {
   int tile_;
 };
 
-// Of groups of rows, whose numbers are in device memory. All lanes of a warp walk together.
+// Walks over groups of rows, whose numbers are in device memory: all lanes of a warp together.
 template <Sm90WeightOnlyConfig kConfig>
 class Walk<kConfig, true> {
  public:

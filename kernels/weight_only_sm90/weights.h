@@ -15,7 +15,7 @@ namespace octofold::weight_only_sm90 {
 
 using config::Sm90WeightOnlyConfig;
 
-// What follows holds for the thread's warp of its warpgroup, and its lane.
+// The thread's warp of its warpgroup, and its lane, for which all that follows holds.
 struct Lane {
   int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   int g = static_cast<int>(threadIdx.x) % 32 / 4;  // of the instruction's rows g and g + 8
@@ -34,7 +34,7 @@ __device__ int column_of(const Lane& lane, int upper) {
 // swizzle gives them: from an address in one to the same place in the other.
 inline constexpr unsigned kOtherRow = 128 ^ 16;
 
-// Of some products, each 16 of the depth.
+// The operands of some products, each 16 of the depth.
 template <Sm90WeightOnlyConfig kConfig>
 struct Operands {
   unsigned a[kConfig.products_at_once()][4];
@@ -46,8 +46,8 @@ struct Codes {
   unsigned pairs[kConfig.products_at_once()][4];
 };
 
-// What weights are multiplied by before they are rounded to x's type: nothing, or each of the
-// lane's two columns by its own, or each number of the depth.
+// The factors of weights before these are rounded to x's type: none, or one for each of the lane's
+// two columns, or one for each number of the depth.
 struct NoFactors {};
 struct ColumnFactors {
   bool exist;  // in the warp; all are 1 nearly always
@@ -110,7 +110,7 @@ class Weights<kConfig> {
     }
   }
 
-  // Of each column the two rows: the lower column's in the lower half.
+  // The two rows of each column: the lower column's in the lower half.
   static __device__ unsigned word(const Codes<kConfig>& codes, int i, int r) {
     return __byte_perm(codes.pairs[i][r / 2 * 2], codes.pairs[i][r / 2 * 2 + 1], 0x5140);
   }

@@ -7,7 +7,7 @@
 
 namespace octofold::config {
 
-// Where the keys of a sequence are.
+// The layout of a sequence's keys in memory.
 enum class KeyLayout {
   kDense,   // a matrix for each sequence
   kPacked,  // one sequence behind another
@@ -26,7 +26,7 @@ constexpr const char* word(KeyLayout layout) {
 // Rows to a sequence and key head beyond which they are many: warps do not split the keys.
 inline constexpr int kMostRowsOfFew = 32;
 
-// Which sequences a kernel has the rows of, where one of two kernels has the others.
+// The sequences, by their number of rows, that a kernel has if a second kernel has the others.
 enum class RowCount {
   kAny,
   kFew,   // those with up to kMostRowsOfFew to a key head
@@ -51,10 +51,10 @@ constexpr unsigned fp8_query_code(unsigned largest) {
   return code == k480 ? code - 0x800000u : code;
 }
 
-// Of a part that has all keys of any sequence: a multiple of each kernel's keys of a tile.
+// Keys of a part that has all of any sequence: a multiple of the keys of each kernel's tile.
 inline constexpr int kAllPartKeys = 3 << 28;
 
-// What all kernels of an attention have to know.
+// The properties of an attention that all of its kernels have to know.
 struct AttentionForm {
   DType q = DType::kFloat16;
   DType k = DType::kE4M3;
@@ -92,7 +92,7 @@ struct AttentionForm {
   }
   friend constexpr bool operator==(const AttentionForm&, const AttentionForm&) = default;
 
-  // Whether a block adds part after part to what it left in the workspace.
+  // True if a block adds part after part to what it left in the workspace.
   constexpr bool adds_parts() const { return part_keys > 0 && part_keys != kAllPartKeys && !split; }
 
   static constexpr int kMostOfHead = 576, kMostOfValue = 512;
@@ -196,7 +196,7 @@ struct ManyQueriesConfig {
   static constexpr bool stays() { return false; }
   constexpr int rows() const { return 16 * row_tiles * warps; }
   constexpr int threads() const { return 32 * warps; }
-  // Whose scores a warp has in registers at a time, beside its sums.
+  // Keys whose scores a warp has in registers at a time, beside its sums.
   constexpr int score_keys() const {
     const int most = row_tiles * value_numbers() > 128 ? 32 : 64;
     return keys < most ? keys : most;
@@ -204,14 +204,14 @@ struct ManyQueriesConfig {
   // Numbers of a row; zeros fill it up.
   constexpr int key_numbers() const { return round_up(form.head_size, 16); }
   constexpr int value_numbers() const { return round_up(form.value_size, 16); }
-  // Of a row of 16-bit numbers: an odd number of 16 bytes, so that 8 rows have all banks.
+  // Bytes of a row of 16-bit numbers: an odd multiple of 16, so that 8 rows have all banks.
   constexpr int key_row_bytes() const { return 2 * key_numbers() + 16; }
   constexpr int value_row_bytes() const {
     return form.shared_latent ? key_row_bytes() : 2 * value_numbers() + 16;
   }
   // Keys, and values where these are not numbers of them.
   constexpr int sides() const { return form.shared_latent ? 1 : 2; }
-  // Of a row of codes, of either side.
+  // Bytes of a row of codes: the same for keys and values.
   constexpr int code_bytes() const {
     return key_numbers() > value_numbers() ? key_numbers() : value_numbers();
   }
@@ -265,7 +265,7 @@ struct CombineSplitsConfig {
                                    const CombineSplitsConfig&) = default;
 
   constexpr int threads() const { return 32 * warps; }
-  // Of a warp: so few that several splits fit into its registers.
+  // Columns of a warp: so few that several splits fit into its registers.
   constexpr int columns() const { return value_size > 64 ? 64 : round_up(value_size, 32); }
   constexpr int warps_of_row() const { return ceil_divide(value_size, columns()); }
   constexpr const char* invalid_reason() const {

@@ -1,4 +1,4 @@
-// What the host passes to the kernels of attention. Strides count elements.
+// The parameters that the host passes to the kernels of attention. Strides count elements.
 #pragma once
 
 namespace octofold::config {

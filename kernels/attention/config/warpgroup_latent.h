@@ -34,12 +34,12 @@ struct WarpgroupLatentConfig {
   static constexpr int threads() { return 256 + producer_threads(); }
   static constexpr bool stays() { return true; }  // a block goes on with rows until all are done
   constexpr int panels() const { return ceil_divide(form.head_size, kPanel); }
-  // Whose sums a warpgroup has, of values.
+  // Columns of values whose sums a warpgroup has.
   constexpr int columns() const { return round_up(form.value_size, 2 * kPanel) / 2; }
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
-  // Of a thread of the warpgroup that has scores, of the other one that multiplies, and of the one
-  // that decodes: together no more than at the start, 168 each.
+  // Registers of a thread of the warpgroup that has scores, of the other one that multiplies, and
+  // of the one that decodes: together no more than at the start, 168 each.
   static constexpr int scorer_registers() { return 208; }
   static constexpr int summer_registers() { return 176; }
   static constexpr int producer_registers() { return 120; }

@@ -28,15 +28,15 @@ struct WarpgroupQueriesConfig {
   friend constexpr bool operator==(const WarpgroupQueriesConfig&,
                                    const WarpgroupQueriesConfig&) = default;
 
-  // What is multiplied but for FP8 scores: it holds all codes, and takes one instruction a pair of
-  // them.
+  // The type that is multiplied except for FP8 scores: it holds all codes, and a pair of them takes
+  // one instruction.
   static constexpr DType kType = DType::kFloat16;
   static constexpr DType type() { return kType; }
   static constexpr bool kHasValues = true;      // apart from keys
   static constexpr int kPanel = 64;             // numbers of a row that lie together
   static constexpr int kPanelRow = 2 * kPanel;  // bytes, under the 128-byte swizzle
-  // Whose FP8 products a tensor core adds up: a scale block's, the first level of sums, and as many
-  // codes as a row of a panel has bytes.
+  // Codes whose FP8 products a tensor core adds up at most: a scale block's, the first level of
+  // sums, and as many as a row of a panel has bytes.
   static constexpr int kMostOfChain = kScaleBlock;
 
   // A block goes on until all rows are done.
@@ -53,9 +53,9 @@ struct WarpgroupQueriesConfig {
   // 32 bytes of a row each: numbers, or codes.
   constexpr int key_steps() const { return ceil_divide(form.head_size, fp8_scores ? 32 : 16); }
 
-  // Of a thread: together no more than at the start (kernels/sm90/config/resources.h). The
-  // producers hold codes of two stages, the consumers sums, scores and weights; those with sums of
-  // 256 numbers need what else producers have.
+  // Registers of a thread: together no more than at the start (kernels/sm90/config/resources.h).
+  // The producers hold codes of two stages, the consumers sums, scores and weights; those with sums
+  // of 256 numbers need what else producers have.
   constexpr int producer_registers() const {
     return warpgroups == 3 ? 80 : value_panels() < 4 ? 104 : 88;
   }

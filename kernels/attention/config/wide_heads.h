@@ -38,7 +38,7 @@ struct WideHeadsConfig {
   // Numbers of a row; zeros fill it up.
   constexpr int key_numbers() const { return round_up(form.head_size, 16); }
   constexpr int value_numbers() const { return round_up(form.value_size, 16); }
-  // Of a row of 16-bit numbers: an odd number of 16 bytes, so that 8 rows have all banks.
+  // Bytes of a row of 16-bit numbers: an odd multiple of 16, so that 8 rows have all banks.
   constexpr int key_row_bytes() const { return 2 * key_numbers() + 16; }
   constexpr int value_row_bytes() const {
     return form.shared_latent ? key_row_bytes() : 2 * value_numbers() + 16;
@@ -52,8 +52,8 @@ struct WideHeadsConfig {
   constexpr int code_pieces() const { return ahead ? keys * code_bytes() / 16 : threads(); }
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
-  // Of a warp: rows and keys whose scores it has, over its part of the numbers; columns of values,
-  // 16 at a time.
+  // A warp's work: rows and keys whose scores it has, over its part of the numbers; columns of
+  // values, 16 at a time.
   constexpr int score_rows() const { return row_tiles == 1 ? 16 : 32; }
   constexpr int row_groups() const { return rows() / score_rows(); }
   constexpr int key_groups() const { return warps / (parts * row_groups()); }

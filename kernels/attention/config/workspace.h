@@ -25,15 +25,15 @@ inline constexpr int kPartKeys = 1024, kLongPartKeys = 3072;
 
 constexpr long long attention_parts(long long keys) { return (keys + kPartKeys - 1) / kPartKeys; }
 
-// Whether each part of each row has a place in the workspace. Else all of a row share one, and a
-// block has them all.
+// True if each part of each row has a place in the workspace. Otherwise all parts of a row share
+// one, and one block has them all.
 constexpr bool attention_has_parts_apart(long long rows, long long keys) {
   constexpr long long kMost = 1 << 17;
   return rows <= kMost && attention_parts(keys) <= kMost && rows * attention_parts(keys) <= kMost;
 }
 
-// Of each row and part a sum of values, a maximum and a sum of weights; or of each row a sum of
-// values, and two of the others.
+// FP32 numbers: of each row and part a sum of values, a maximum and a sum of weights; or of each
+// row a sum of values, and two each of the others.
 constexpr long long attention_parts_elements(long long rows, long long keys, long long value_size) {
   if (attention_parts(keys) <= 1) return 0;
   if (!attention_has_parts_apart(rows, keys)) return rows * (value_size + 4);

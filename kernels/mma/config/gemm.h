@@ -18,9 +18,9 @@ namespace octofold::config {
 // promotion.
 inline constexpr int kMmaDepth = kScaleBlock;
 
-// What a block of threads may have of shared memory. Source: CUDA programming guide, "Technical
-// Specifications per Compute Capability", 8.9 and 12.x: 100 KB a multiprocessor, of which the
-// system takes 1 KB for each block.
+// Bytes of shared memory that a block of threads may have. Source: CUDA programming guide,
+// "Technical Specifications per Compute Capability", 8.9 and 12.x: 100 KB a multiprocessor, of
+// which the system takes 1 KB for each block.
 constexpr int mma_shared_memory(int blocks) { return 100 * 1024 / blocks / 1024 * 1024 - 1024; }
 
 // A tile's rows are A's, its columns B's rows.
@@ -60,7 +60,7 @@ struct MmaGemmConfig {
   }
   friend constexpr bool operator==(const MmaGemmConfig&, const MmaGemmConfig&) = default;
 
-  // As a walk over tiles asks (tile_walk.h): each block computes tiles by itself.
+  // A walk over tiles asks for these (tile_walk.h): each block computes tiles by itself.
   static constexpr int cluster_rows = 1, cluster_columns = 1, split_k = 1;
   constexpr int cluster_size() const { return 1; }
   constexpr int cluster_tile_rows() const { return tile_rows; }
@@ -69,7 +69,7 @@ struct MmaGemmConfig {
   // a multiprocessor has four, which warps get in turn.
   constexpr int row_unit() const { return column_warps % 4 == 0 ? warp_rows() : tile_rows; }
 
-  // As an epilogue asks (GemmConfiguration). A sub-tile is the instruction's 16 rows.
+  // An epilogue asks for these (GemmConfiguration). A sub-tile is the instruction's 16 rows.
   static constexpr int sub_tile_stride() { return 16; }
   static constexpr bool swapped = false;
   constexpr Operand rows() const { return form.a; }
@@ -87,7 +87,7 @@ struct MmaGemmConfig {
   constexpr int parts() const { return gated.exists ? 2 : 1; }
   constexpr int operand_columns() const { return parts() * tile_columns; }
   constexpr int eights() const { return parts() * warp_columns() / 8; }
-  // Whether partial sums of kMmaDepth are added in FP32, or the tensor core sums all of K.
+  // True if partial sums of kMmaDepth are added in FP32, false if the tensor core sums all of K.
   constexpr bool promote() const { return !form.fast_accumulation; }
 
   // A stage in shared memory: rows of A, rows of B, 128 bytes each; then, where scales vary along

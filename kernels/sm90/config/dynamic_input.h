@@ -10,12 +10,12 @@ namespace octofold::config {
 
 struct DynamicInput {
   bool exists = false;
-  // Where it does. The type of the codes is that of the product's `a`.
+  // The fields below count if it exists. The type of the codes is that of the product's `a`.
   DType type = DType::kBFloat16;
   CastRule rule = kDeepGemmRule;
   bool power_of_two = false;
   bool saturate = true;
-  // Whether rows can be read in whole vectors: their addresses and lengths are multiples of 16
+  // True if rows can be read in whole vectors: their addresses and lengths are multiples of 16
   // bytes.
   bool vectors = true;
 

@@ -105,20 +105,20 @@ struct Sm90GemmConfig {
   // Two-level scales: whether rows, or columns, have factors of their own besides.
   constexpr bool rows_have_factors() const { return form.b_channel_scale && swapped; }
   constexpr bool columns_have_factors() const { return form.b_channel_scale && !swapped; }
-  // Whether partial sums of kStageDepth are added in FP32, or the tensor core sums all of K (about
-  // 14 significant bits).
+  // True if partial sums of kStageDepth are added in FP32, false if the tensor core sums all of K
+  // (about 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }
 
   constexpr int slab_columns() const { return kSlabRowBytes / size_of(form.out); }
-  // Whether just those sub-tiles of a tile are loaded and multiplied that have rows of its group.
+  // True if just those sub-tiles of a tile are loaded and multiplied that have rows of its group.
   constexpr bool loads_sub_tiles() const {
     return groups_rows(work) && !swapped && tile_rows / cluster_columns % kSubTileRows == 0;
   }
   // A cluster's tile takes the less time the fewer of these its rows are.
   constexpr int row_unit() const { return loads_sub_tiles() ? kSubTileRows : cluster_tile_rows(); }
-  // Whether consumers are told their tiles (pass_tiles.h) or find them.
+  // True if consumers are told their tiles (pass_tiles.h), false if they find them.
   constexpr bool passes_tiles() const { return groups_rows(work) && load == OperandLoad::kTma; }
-  // Whether D's rows are in groups, which TMA stores no further than they go.
+  // True if D's rows are in groups, which TMA stores no further than they go.
   constexpr bool stores_groups() const { return has_groups(work) && by_tma(store); }
   // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by
   // threads, which read it themselves.

@@ -1,5 +1,5 @@
-// What a block of threads of Hopper's GEMM kernel has of its multiprocessor: shared memory, and
-// registers, which setmaxnreg moves from the producers to the consumers.
+// The share of its multiprocessor that a block of threads of Hopper's GEMM kernel has: shared
+// memory, and registers, which setmaxnreg moves from the producers to the consumers.
 #pragma once
 
 #include "kernels/sm90/config/gemm_config.h"

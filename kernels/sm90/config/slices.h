@@ -1,4 +1,4 @@
-// What blocks of a cluster that share a tile send each other: slices of their sums.
+// Slices of sums, which blocks of a cluster that share a tile send each other.
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
@@ -15,7 +15,7 @@ struct SliceShape {
 
   // Block i owns the columns from i times this on.
   constexpr int owned_columns() const { return round_up(ceil_divide(columns, split_k), 8); }
-  // What a block sends another one.
+  // Bytes that a block sends another one.
   constexpr int bytes() const { return owned_columns() / 2 * 4 * sub_tiles * threads; }
 };
 

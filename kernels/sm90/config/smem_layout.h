@@ -1,4 +1,4 @@
-// Where everything lies in the shared memory of Hopper's GEMM kernel, for host and device.
+// The layout of the shared memory of Hopper's GEMM kernel, for host and device.
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
@@ -10,7 +10,7 @@ namespace octofold::config {
 // Tiles that the producer may be ahead of the consumers, where it passes them, and bytes of each.
 inline constexpr int kPassedTiles = 8, kPassedTileBytes = 32;
 
-// Where everything lies in a block's shared memory. Offsets in bytes.
+// The layout of a block's shared memory. Offsets in bytes.
 struct Sm90SmemLayout {
   int output = 0;         // what the block stores of D: boxes, one after another
   int rows = 0;           // [stages][tile_rows][128], 128-byte swizzle

@@ -71,13 +71,13 @@ struct WeightOnlyConfig {
   friend constexpr bool operator==(const WeightOnlyConfig&, const WeightOnlyConfig&) = default;
 
   constexpr int threads() const { return 32 * warps_columns * warps_rows * warps_depth; }
-  // What tensor cores multiply; FP8 numbers become float16. Of float32 they take none.
+  // The type that tensor cores multiply; FP8 numbers become float16. They take no float32.
   constexpr DType factor_type() const { return is_fp8(x) ? DType::kFloat16 : x; }
   constexpr bool on_tensor_cores() const { return x != DType::kFloat32; }
   constexpr bool has_blocks() const { return w_blocks || x_blocks; }
   constexpr bool has_groups() const { return work != Work::kDense; }
 
-  // Of a kernel that adds what blocks have left: only what tells results apart.
+  // Configures the kernel that adds what blocks have left: only what tells results apart.
   constexpr WeightOnlyConfig of_combination() const {
     WeightOnlyConfig config{.w = w,
                             .x = x,
@@ -96,8 +96,8 @@ struct WeightOnlyConfig {
   constexpr int column_tiles() const { return tile_columns / (16 * warps_columns); }
   constexpr int row_tiles() const { return (tile_rows < 8 ? 8 : tile_rows) / (8 * warps_rows); }
 
-  // Of the two halves of 128 along the depth, how many are written out: with many sums, more of
-  // them than registers hold.
+  // Halves of 128 along the depth, of two, that are written out: one if there are many sums, as
+  // those of both are more than registers hold.
   constexpr int halves_at_once() const {
     if (!on_tensor_cores()) return tile_rows >= 16 ? 1 : 2;
     if (depth_factors) return 1;
@@ -198,7 +198,7 @@ struct WeightOnlyGroups {
   int count;
   long long w_stride;      // bytes from group to group
   long long scale_stride;  // elements
-  // Of rows that are gathered: row i is row sources[i] / slots of x, if that is below `places`, and
+  // Gathered rows: row i is row sources[i] / slots of x, if sources[i] is below `places`, and
   // factors[sources[i]] multiplies its sums.
   const int* sources{};
   Divisor slots{};
@@ -225,8 +225,8 @@ struct WeightOnlyParams {
   WeightOnlyGroups groups{};
 };
 
-// Which tile a block has: those of up to 16 of its neighbours share columns, whose weights they
-// read at about the same time.
+// At most so many neighbouring blocks have tiles that share columns, whose weights they read at
+// about the same time.
 inline constexpr int kNeighbourRows = 16;
 
 struct WeightOnlyTile {

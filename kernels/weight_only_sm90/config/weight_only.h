@@ -18,7 +18,7 @@ struct Sm90WeightOnlyConfig {
   DType w = DType::kE4M3;
   DType x = DType::kBFloat16;
   DType out = DType::kBFloat16;
-  // As in WeightOnlyConfig.
+  // These three are as in WeightOnlyConfig.
   bool transposed = false;
   bool w_blocks = false;
   bool depth_factors = false;
@@ -79,18 +79,18 @@ struct Sm90WeightOnlyConfig {
     const int all = ((consumers + 1) * registers_at_start() - producer_registers()) / consumers;
     return all < 240 ? all / 8 * 8 : 240;
   }
-  // Of a consumer: sums and, of some products, operands that are read, those that are decoded
-  // meanwhile, and their codes.
+  // Registers of a consumer: sums and, for some products, operands that are read, those that are
+  // decoded meanwhile, and their codes.
   constexpr int product_registers() const { return sums() + 12 * products_at_once(); }
   constexpr int sums() const {
     return tile_rows / 2 * (sub_tiles() + (has_partial_sums() ? 1 : 0));
   }
-  // Whether products of a block have sums of their own, and whether there are registers for them.
+  // True if products of a block have sums of their own; true if there are registers for them.
   constexpr bool has_partial_sums() const { return w_blocks && !unit_sums; }
   constexpr bool fits_partial_sums() const {
     return tile_rows / 2 * (sub_tiles() + 1) + 48 + addresses() <= consumer_registers();
   }
-  // Of the eight products of a stage, each 16 of the depth, so many are decoded at a time.
+  // Products that are decoded at a time, of the eight of a stage, each 16 of the depth.
   constexpr int products_at_once() const {
     return sums() + 48 + other_registers() <= consumer_registers() ? 4 : 2;
   }
@@ -150,8 +150,8 @@ struct Sm90WeightOnlyConfig {
     if (unit_sums && !w_blocks) return "only scales of blocks change what sums are in";
     if (has_partial_sums() && !fits_partial_sums())
       return "partial sums leave too few registers: unit_sums needs none";
-    // Whose places in the ring are its own: it may not be one round ahead of what fills them. It
-    // waits for its next stage before it has read the one that it is at.
+    // A group has places of its own in the ring: it may not be one round ahead of what fills them.
+    // It waits for its next stage before it has read the one that it is at.
     if (stages % depth_groups != 0 || stages < 2 * depth_groups) {
       return "the ring has to have two stages or more for each group, as many for all";
     }
