@@ -1,4 +1,4 @@
-// Where threads read and write their part of a matrix (numeric/elements.h: how), and its scales.
+// The addresses at which threads read and write a matrix (numeric/elements.h: how), and its scales.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -11,7 +11,7 @@ using numeric::load;
 using numeric::Storage;
 using numeric::store;
 
-// Where in the scale tensor the scale of element (row, col) is.
+// The offset in the scale tensor of the scale of element (row, col).
 template <Granularity kGranularity>
 __device__ inline long long scale_offset(long long row_stride, long long col_stride, long long row,
                                          long long col) {
@@ -22,7 +22,7 @@ __device__ inline long long scale_offset(long long row_stride, long long col_str
   return row * row_stride + col / kScaleBlock * col_stride;
 }
 
-// Whether any rows are multiplied by a matrix of a stack (CastTargets::used).
+// True if any rows are multiplied by a matrix of a stack (CastTargets::used).
 __device__ inline bool is_used(const int* used, long long matrix) {
   return used[matrix] < used[matrix + 1];
 }

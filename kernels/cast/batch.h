@@ -12,7 +12,7 @@
 namespace octofold {
 namespace cast {
 
-// What of a cast's parameters a job has, by the thread that is to write them.
+// Writes the parameters of a cast that a job has; one thread of the block calls it.
 __device__ inline void write_params(const config::CastJob& job, config::CastParams& params) {
   params.x = job.x;
   params.x_stride = job.x_stride;
@@ -26,8 +26,8 @@ __device__ inline void write_params(const config::CastJob& job, config::CastPara
   params.by_matrix_tiles = job.by_matrix_tiles;
 }
 
-// Which block of its job's a block is. Leaves the job's parameters in shared memory: all threads
-// together.
+// Returns the block's number among those of its job. Leaves the job's parameters in shared memory:
+// all threads together.
 __device__ inline int block_of_job(const config::CastBatchParams& batch,
                                    config::CastParams& params) {
   const int block = static_cast<int>(blockIdx.x);
@@ -37,7 +37,7 @@ __device__ inline int block_of_job(const config::CastBatchParams& batch,
   return block - batch.first_block[job];
 }
 
-// What the threads of a block do, with what they share.
+// Casts a tile of a job, by the threads of a block, which share `params` and `shared`.
 template <config::TileCastConfig kConfig>
 __device__ inline void cast_tile_of_job(const config::CastBatchParams& batch,
                                         config::CastParams& params,

@@ -16,7 +16,7 @@ namespace cast {
 
 using config::ColumnReductionConfig;
 
-// Of the rows that each group of threads holds.
+// The sums and magnitudes of columns over the rows that each group of threads holds.
 template <TileCastConfig kConfig>
 struct ColumnsOfGroups {
   static constexpr int kSums = kConfig.columns.sums ? kConfig.groups() : 1;
@@ -26,7 +26,7 @@ struct ColumnsOfGroups {
   alignas(16) unsigned magnitudes[kMagnitudes][kConfig.lanes()][4];  // packed as the columns are
 };
 
-// Where the sum of a column is: neither lanes that write that of the same element of their vectors,
+// The place of a column's sum: neither lanes that write that of the same element of their vectors,
 // nor threads that read neighbouring columns, meet in a bank.
 template <DType kIn>
 __device__ constexpr int place_of(int column) {
@@ -91,8 +91,8 @@ __device__ inline void reduce_columns(const CastParams& params, const Tile<kConf
   }
 }
 
-// Of all rows: groups of threads take shares of the workspace's rows, each in order, and then the
-// shares are put together in order.
+// Reduces columns over all rows: groups of threads take shares of the workspace's rows, each in
+// order, and then the shares are put together in order.
 template <ColumnReductionConfig kConfig>
 class ColumnReduction {
   static constexpr int kColumns = kConfig.kColumns;

@@ -13,7 +13,7 @@ template <TileCastConfig kConfig, bool kOfRows, bool kOfColumns>
 class LineMagnitudes {
  public:
   struct Scratch {
-    // Of the rows of a thread, column by column, and of whole rows.
+    // The largest magnitudes of each column over the rows of a thread, and those of whole rows.
     alignas(16) unsigned columns[kConfig.to_transposed ? kConfig.groups() : 1][kConfig.lanes()][4];
     unsigned rows[kConfig.tile_rows];
   };
@@ -71,7 +71,7 @@ class LineMagnitudes {
   Scratch& scratch_;
 };
 
-// Where in shared memory a thread's line has what belongs to it, columns first, then rows.
+// The place in shared memory of what belongs to a thread's line, columns first, then rows.
 // Neighbouring lanes ask for columns a vector apart: those lie next to each other, so that lanes do
 // not meet in a bank.
 template <TileCastConfig kConfig>

@@ -13,7 +13,7 @@ namespace octofold::cast {
 
 template <TileCastConfig kConfig>
 class LineScales {
-  // Which magnitudes are worked out here; others the scale tensors hold.
+  // True if these magnitudes are worked out here; others the scale tensors hold.
   static constexpr bool kFindsColumns =
       kConfig.to_transposed &&
       (kConfig.phase == CastPhase::kWhole || kConfig.phase == CastPhase::kAmax);
@@ -25,7 +25,7 @@ class LineScales {
  public:
   using Caster = typename PhaseCaster<kConfig.format, kConfig.phase, kConfig.amax_given>::Type;
 
-  // What is not needed any more once the casters are there, and they.
+  // Scratch is not needed any more once the casters are there; Kept holds the casters.
   using Scratch = typename Magnitudes::Scratch;
   struct Kept {
     Caster casters[kConfig.units()];  // of columns, then of rows; see place_of_line
@@ -66,7 +66,7 @@ class LineScales {
     return false;
   }
 
-  // Of a row that this thread holds, and of any column of the tile.
+  // Casters of a row that this thread holds, and of any column of the tile.
   __device__ Caster of_row(int row) const {
     return kept_.casters[kConfig.column_units() + tile_.group * kRows + row];
   }
@@ -94,7 +94,7 @@ class LineScales {
     }
   }
 
-  // Of columns first, then of rows.
+  // Returns the unit of a line: columns come first, then rows.
   __device__ Unit unit_at(int number) const {
     if (number < kConfig.column_units()) {
       bool exists = tile_.first_col() + number < params_.cols;

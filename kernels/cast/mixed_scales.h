@@ -19,7 +19,7 @@ class MixedScales {
  public:
   using Caster = CasterOf<kConfig.format>;
 
-  // What is not needed any more after prepare(), and what is.
+  // Scratch is not needed any more after prepare(); Kept is.
   using Scratch = typename Magnitudes::Scratch;
   struct Kept {
     Caster casters[kConfig.tile_rows];
@@ -44,7 +44,7 @@ class MixedScales {
       caster = Caster::make(write_scale<kConfig.format>(row_scale(row), amax));
       unusual = caster.is_unusual();
     }
-    // As bits, in whose order a NaN is the largest.
+    // Magnitudes are compared as bits, in whose order a NaN is the largest.
     const unsigned of_warp = largest_of_lanes<DType::kFloat32, 32>(__float_as_uint(amax));
     if (owns && row % 32 == 0) kept_.warps[row / 32] = of_warp;
     if constexpr (Caster::kMayBeUnusual) {
@@ -62,7 +62,7 @@ class MixedScales {
     return unusual || of_columns_.is_unusual();
   }
 
-  // Of a row that this thread holds, and of any column of the tile.
+  // Casters of a row that this thread holds, and of any column of the tile.
   __device__ Caster of_row(int row) const {
     return kept_.casters[tile_.group * Tile<kConfig>::kRows + row];
   }

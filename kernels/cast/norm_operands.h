@@ -17,7 +17,7 @@ using config::NormOperand;
 template <NormOperand kOperand, DType kIn>
 inline constexpr DType kTypeOf = kOperand == NormOperand::kFloat32 ? DType::kFloat32 : kIn;
 
-// As many elements of one operand as a vector of kIn has, from `data` on; packed, and in memory
+// Elements of one operand, as many as a vector of kIn has, from `data` on; packed, and in memory
 // that is read by other rows too.
 template <NormOperand kOperand, DType kIn, bool kVectors>
 class OperandVector {

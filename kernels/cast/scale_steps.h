@@ -1,4 +1,4 @@
-// What is done to scales before and after they hold the largest magnitudes of their units: the
+// The steps that set scales before and after they hold the largest magnitudes of their units: the
 // first and the last step of a cast of four, or of three.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace cast {
 
 using config::ScaleStepConfig;
 
-// Whether a unit of rows, of those that there are, is written.
+// True if the unit of rows at `row` is written, provided that there is such a unit.
 template <ScaleStepConfig kConfig>
 __device__ inline bool is_written(const config::CastParams& params, long long row) {
   if constexpr (kConfig.format.granularity == Granularity::kTensor) return true;
@@ -30,7 +30,7 @@ __device__ inline bool is_written(const config::CastParams& params, long long ro
   return true;
 }
 
-// Of unit `index`, of so many to a matrix, among those of a tensor or of rows.
+// Updates the scale of unit `index`, of `of_matrix` to a matrix: units of a tensor or of rows.
 template <ScaleStepConfig kConfig>
 __device__ inline void update_scale(const config::CastParams& params,
                                     const config::CastTarget& target, const config::GivenAmax& amax,
@@ -49,7 +49,7 @@ __device__ inline void update_scale(const config::CastParams& params,
   }
 }
 
-// What a block of threads does.
+// Does the step for the scales of one block of threads.
 template <ScaleStepConfig kConfig>
 __device__ inline void step_scales(const config::CastParams& params, int block) {
   constexpr bool kTensor = kConfig.format.granularity == Granularity::kTensor;

@@ -53,7 +53,7 @@ struct Tile {
     rows = cols > 0 ? at_most(rows_left(params) - group * kRows, kRows) : 0;
   }
 
-  // Whether there is anything to do: not in a slot of no group, nor for a matrix that is not used.
+  // True if there is anything to do: not in a slot of no group, nor for a matrix that is not used.
   __device__ bool any(const CastParams& params) const {
     if constexpr (kConfig.skips_unused) return is_used(params.used, matrix);
     if constexpr (kConfig.grouped) return of_slot.begin < of_slot.end;
@@ -78,7 +78,7 @@ struct Tile {
   __device__ long long first_col() const {
     return begin + static_cast<long long>(place.n) * kScaleBlock;
   }
-  // Where its transpose begins in what is written.
+  // The row and the column at which the tile's transpose begins in what is written.
   __device__ long long transposed_row(const CastParams& params) const {
     if constexpr (kConfig.stacked) return matrix * params.cols + first_col();
     return first_col();
@@ -88,7 +88,7 @@ struct Tile {
     return static_cast<long long>(down) * kConfig.tile_rows;
   }
 
-  // Where the scale of all of the tile is, or of its transpose: of a tensor, or of a square.
+  // The address of the scale of all of the tile, or of its transpose: of a tensor, or of a square.
   __device__ float* scale(const CastParams& params) const {
     const config::CastTarget& target = params.row_target;
     if constexpr (kConfig.format.granularity == Granularity::kTensor) return of_tensor(target);
@@ -165,8 +165,8 @@ __device__ inline void* staged_memory() {
   return staged;
 }
 
-// What a thread's vectors are made from, on its way to shared memory: each thread reads what it has
-// copied itself.
+// The pieces that a thread's vectors are made from, on their way to shared memory: each thread
+// reads what it has copied itself.
 template <TileCastConfig kConfig>
 class StagedPieces {
   using Values = Source<kConfig.source, kConfig.format.in, kConfig.vector_loads>;

@@ -52,7 +52,7 @@ class TileScales {
     return of_rows_.is_unusual();
   }
 
-  // Of a row that this thread holds, and of any column of the tile.
+  // Casters of a row that this thread holds, and of any column of the tile.
   __device__ const Caster& of_row(int /*row*/) const { return of_rows_; }
   __device__ const Caster& of_column(int /*column*/) const { return of_columns_; }
 

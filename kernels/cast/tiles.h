@@ -173,7 +173,7 @@ class TileCast {
   const Tile<kConfig>& tile_;
 };
 
-// Where pieces are staged, these have been read when it is used.
+// The shared memory of a cast. If pieces are staged there, they have been read when it is used.
 template <TileCastConfig kConfig, typename Shared>
 __device__ Shared& shared_memory() {
   if constexpr (kConfig.is_staged()) {
@@ -185,7 +185,7 @@ __device__ Shared& shared_memory() {
   }
 }
 
-// Of a cast both ways, one of them.
+// Returns the configuration of one of the two ways of a cast both ways.
 constexpr TileCastConfig one_way(TileCastConfig config, bool rows) {
   config.to_rows = rows;
   config.to_transposed = !rows;

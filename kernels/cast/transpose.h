@@ -26,7 +26,7 @@ constexpr int kTile = TransposeConfig::kTile;
 constexpr int kLanes = TransposeConfig::kLanes;
 constexpr int kRows = TransposeConfig::kRows;
 
-// Of four words with four bytes each of a row: four with four bytes each of a column.
+// Makes of four words with four bytes each of a row four words with four bytes each of a column.
 __device__ inline void transpose_bytes(const unsigned (&rows)[4], unsigned (&columns)[4]) {
   const unsigned upper_left = __byte_perm(rows[0], rows[1], 0x5140);  // of columns 0 and 1
   const unsigned lower_left = __byte_perm(rows[2], rows[3], 0x5140);
@@ -38,13 +38,13 @@ __device__ inline void transpose_bytes(const unsigned (&rows)[4], unsigned (&col
   columns[3] = __byte_perm(upper_right, lower_right, 0x7632);
 }
 
-// Where in shared memory a tile's column lies, or rather its piece of 16 rows; `strip`: which 16
-// columns it is one of.
+// The address in shared memory of a piece of 16 rows of a tile's column; `strip`: which 16 columns
+// it is one of.
 __device__ inline unsigned piece_address(unsigned column, unsigned strip, unsigned piece) {
   return ptx::dynamic_shared_memory() + column * kTile + (piece ^ strip) * kVector;
 }
 
-// Where a tile begins: its rows and columns in its matrix, and the matrix.
+// The place of a tile: its matrix, and its first row and column there.
 struct Tile {
   __device__ explicit Tile(const TransposeParams& params) {
     const config::TransposeTiles::Place place = params.tiles.at(blockIdx.x);

@@ -45,7 +45,7 @@ class TwoLevelScales {
   using Magnitudes = LineMagnitudes<kConfig, kConfig.to_rows, kConfig.to_transposed>;
 
  public:
-  // What is not needed any more after prepare(), and what is.
+  // Scratch is not needed any more after prepare(); Kept is.
   using Scratch = typename Magnitudes::Scratch;
   struct Kept {
     float inverses[kConfig.units()];  // of columns, then of rows; see place_of_line
@@ -79,7 +79,7 @@ class TwoLevelScales {
                    tile_.first_row() + row, tile_.first_row() + row < tile_.end_row(params_));
       }
     }
-    // As bits, in whose order a NaN is the largest.
+    // Quotients are compared as bits, in whose order a NaN is the largest.
     const unsigned largest = largest_of_lanes<DType::kFloat32, 32>(__float_as_uint(quotient));
     if (number % 32 == 0) kept_.warps[number / 32] = largest;
     if constexpr (LineCaster::kMayBeUnusual) {
@@ -98,7 +98,7 @@ class TwoLevelScales {
     return unusual;
   }
 
-  // Of a row that this thread holds, and of any column of the tile.
+  // Casters of a row that this thread holds, and of any column of the tile.
   __device__ auto of_row(int row) const {
     const int number = tile_.group * Tile<kConfig>::kRows + row;
     if constexpr (kLines) {
@@ -124,7 +124,7 @@ class TwoLevelScales {
     return __fmul_rn(magnitude, inverse);
   }
 
-  // Of all quotients of the lines from kBegin to kEnd. Thread 0 writes the scale.
+  // Makes the caster of all quotients of the lines from kBegin to kEnd. Thread 0 writes the scale.
   template <int kBegin, int kEnd>
   __device__ SquareCaster make_square(float* scale) const {
     unsigned largest = 0;

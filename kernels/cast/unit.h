@@ -34,7 +34,7 @@ __device__ inline void raise_amax(float* scale, float amax) {
     ptx::raise_global(reinterpret_cast<unsigned*>(scale), __float_as_uint(amax));
 }
 
-// What casts the values of a unit in this phase.
+// The type that casts the values of a unit in this phase.
 template <CastFormat kFormat, CastPhase kPhase, bool kAmaxGiven>
 struct PhaseCaster {
   using Type = CasterOf<kFormat>;

@@ -98,7 +98,7 @@ class PartOfDot {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) sums[i] = added(a[i], b[i], scales[i], sums[i]);
     }
-    // Of the last part: vectors one by one, the last of which may end with it.
+    // The last part of the span goes vector by vector, the last of which may end with it.
     for (; at < end; at += kStep) {
       unsigned a[kAWords], b[kBWords];
       if (end - at >= kVector) {
@@ -123,7 +123,7 @@ class PartOfDot {
     numeric::load<B, kInVectors, kVector>(static_cast<const B*>(params_.b) + at, exist, b);
   }
 
-  // Of the block of 128 that this element belongs to.
+  // The scale, or product of both scales, of the block of 128 that this element belongs to.
   __device__ float scale_of(long long element) const {
     const long long block = element / kScaleBlock;
     float scale = 1;

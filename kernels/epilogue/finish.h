@@ -17,7 +17,7 @@ __device__ inline float load_addend(const void* data, long long index) {
                                                                                         index);
 }
 
-// Whether D's values are just the accumulators, so that nobody needs to know where they belong.
+// True if D's values are just the accumulators, so that nobody needs to know where they belong.
 template <GemmConfiguration auto kConfig>
 inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
@@ -36,9 +36,9 @@ __device__ long long index_of(int row, int column, long long stride) {
   return kConfig.swapped ? column * stride + row : row * stride + column;
 }
 
-// What two neighbouring columns contribute, the same for all rows. They are the lane's pair among
-// the eight columns that begin `first` columns behind column `begin` of the tile, where the factors
-// begin. All lanes of a warp make theirs together.
+// The terms that two neighbouring columns contribute, the same for all rows. They are the lane's
+// pair among the eight columns that begin `first` columns behind column `begin` of the tile, where
+// the factors begin. All lanes of a warp make theirs together.
 template <GemmConfiguration auto kConfig>
 struct ColumnTerms {
   int column;
@@ -63,7 +63,7 @@ struct ColumnTerms {
   }
 };
 
-// What a row contributes, likewise. Nothing outside of D is read.
+// The terms that a row contributes, the same for all columns. Nothing outside of D is read.
 template <GemmConfiguration auto kConfig>
 struct RowTerms {
   int row;

@@ -15,7 +15,7 @@
 
 namespace octofold {
 
-// Of a row of D, in the tile that begins with a unit.
+// Stores the scale of a row of D, in the tile that begins with a unit.
 __device__ inline void store_output_scale(const config::OutputScaleParams& scale,
                                           const config::Tile& tile, int row, float value) {
   scale.data[row * scale.row_stride + tile.column / kScaleBlock * scale.column_stride] = value;
@@ -73,7 +73,7 @@ class GatedRows {
   using Caster = numeric::Caster<kGated.rule.arithmetic, DType::kBFloat16>;
   using Pairs = unsigned[kEights];
 
-  // As pairs of BF16. Returns the largest magnitudes.
+  // Makes the activations of one row, as pairs of BF16. Returns the largest magnitudes.
   template <typename Sum>
   static __device__ unsigned activate_row(int half, Sum&& sum, Pairs& pairs) {
     unsigned magnitudes = 0;

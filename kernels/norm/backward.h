@@ -61,7 +61,7 @@ class NormBackward {
   }
 
  private:
-  // What dy is multiplied with, and the sums, of this thread's columns.
+  // The factors of dy, and the sums, of this thread's columns.
   struct Columns {
     float factors[kVectors][kVector];
     float products[kVectors][kVector];

@@ -100,7 +100,7 @@ class NormGradient {
     shared_.offsets[group_][lane_] = offset;
   }
 
-  // What rows of block `i` were multiplied with behind weight and bias.
+  // The factor that rows of block `i` were multiplied with behind weight and bias.
   __device__ float factor_of(long long i) const {
     if constexpr (kConfig.by_batch || kConfig.form.scale == NormOperand::kNone) return 1;
     const long long batch =

@@ -4,11 +4,11 @@
 // in registers from the first of these steps to the last, packed as they were read; a row that does
 // not fit is read again for each.
 //
-// What binds norms is issue, not memory: some 36 of 50 µs are instructions (counted), where memory
-// takes 43. Tried and lost: blocks that stay, with the next rows in a ring in shared memory
-// (RMSNorm 8192 × 7168 84.8 → 86.1 % of the rate of a copy, 16384 × 4096 86.8 → 76.7); a warp to
-// each row without any barrier (84.4 → 59.6 %), as shared memory holds 15 rows and a scheduler has
-// 3.4 warps (docs/notes/casts.md).
+// Issue binds norms, not memory: some 36 of 50 µs are instructions (counted), where memory takes
+// 43. Tried and lost: blocks that stay, with the next rows in a ring in shared memory (RMSNorm 8192
+// × 7168 84.8 → 86.1 % of the rate of a copy, 16384 × 4096 86.8 → 76.7); a warp to each row without
+// any barrier (84.4 → 59.6 %), as shared memory holds 15 rows and a scheduler has 3.4 warps
+// (docs/notes/casts.md).
 #pragma once
 
 #include "kernels/cast/access.h"
@@ -48,7 +48,7 @@ class NormRows {
   struct Shared {
     float sums[kBlockWarps], squares[kBlockWarps];
     unsigned magnitudes[kBlockWarps];
-    // Of each warp, and of the units of each of its vectors.
+    // The casters of each warp, for the units of each of its vectors.
     Caster casters[kBlockScales ? kBlockWarps : 1][kVectors][32 / kLanesPerUnit];
   };
 
@@ -101,7 +101,7 @@ class NormRows {
     }
   }
 
-  // What is normalized, for the first time: the sum is rounded, and written.
+  // Loads what is normalized, for the first time: the sum is rounded, and written.
   __device__ void load_first(long long col) {
     const Input* x = static_cast<const Input*>(params_.x) + row_ * params_.x_stride;
 #pragma unroll
@@ -135,7 +135,7 @@ class NormRows {
     }
   }
 
-  // Of a matrix that this thread may write too.
+  // Loads from a matrix that this thread may write too.
   __device__ void load_own(const void* data, long long stride, long long col,
                            unsigned (&words)[kVectors][4]) const {
     const Input* row = static_cast<const Input*>(data) + row_ * stride;
@@ -158,7 +158,7 @@ class NormRows {
     }
   }
 
-  // Of the mean of squares, or of the mean and then the mean of squared differences from it.
+  // Finds rstd from the mean of squares, or the mean, then rstd from squared differences to it.
   __device__ void find_statistics() {
     PartialSums first;
     first_pass(0, first);
@@ -297,7 +297,7 @@ class NormRows {
     constexpr int kLanesPerVector = kLanesPerUnit / kVectors;
     const int vector = lane % kLanesPerUnit / kLanesPerVector;
     const int unit_of_warp = lane / kLanesPerUnit;
-    // That of the unit's first lane.
+    // The unit's first column, which is that of its first lane.
     const long long first =
         col + (vector * kThreads + lane_ / kLanesPerUnit * kLanesPerUnit) * kVector;
     const bool owner = lane % kLanesPerVector == 0;

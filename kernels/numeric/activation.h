@@ -93,7 +93,7 @@ __device__ inline Curve curve(float x) {
   }
 }
 
-// What f(gate) is multiplied with, and its derivative by up.
+// The factor that f(gate) is multiplied with, and its derivative by up.
 template <Activation kActivation>
 __device__ inline Curve factor(float up) {
   if constexpr (kActivation == Activation::kSwiGluOss) return SwiGluOss::up(up);

@@ -27,8 +27,8 @@
 
 namespace octofold::numeric {
 
-// What float16_pair_in_units() counts in: values are its results times this, a power of two, which
-// sums of products take as well as each of the values.
+// The unit that float16_pair_in_units() counts in: values are its results times this, a power of
+// two, by which sums of products can be multiplied as well as each of the values.
 template <DType kFp8>
 inline constexpr float kPairUnit = kFp8 == DType::kE4M3 && !ptx::kHasFp8Conversions ? 256.0f : 1.0f;
 
@@ -93,7 +93,7 @@ template <DType kFp8, DType kType>
 inline constexpr bool kHasFinitePairs =
     kFp8 == DType::kE4M3 && kType == DType::kBFloat16 && !ptx::kHasFp8Conversions;
 
-// What finite_pair() counts in.
+// The unit that finite_pair() counts in.
 template <DType kFp8, DType kType>
 inline constexpr float kFinitePairUnit = kHasFinitePairs<kFp8, kType> ? 1.0f : kPairUnit<kFp8>;
 

@@ -36,7 +36,7 @@ __device__ inline TileOfPart find_tile(int parts, unsigned index, TilesOf&& tile
       if (lane >= distance) through += other;
     }
     const unsigned hit = min_of_lanes(index < before + through ? lane : 32u);
-    // Of the lane that has it: which of its parts.
+    // The lane that has the tile finds which of its parts it belongs to.
     unsigned tile = index - before - (through - own);
     bool goes_on = true;
 #pragma unroll

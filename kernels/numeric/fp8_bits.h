@@ -39,7 +39,7 @@ __device__ inline float float_of_fp8(unsigned code) {
   constexpr config::Fp8Format kFormat = fp8_format(kFp8);
   constexpr unsigned kBias = static_cast<unsigned>(254 - kFormat.bias) << 23;  // 2^(127 - bias)
   const unsigned sign = code << 24 & 0x80000000u, magnitude = code & 0x7Fu;
-  // As FP32 with an exponent that is too small, of subnormal values subnormal too.
+  // The bits as FP32 have an exponent that is too small; subnormal values are subnormal there.
   const float value =
       __fmul_rn(__uint_as_float(magnitude << (23 - kFormat.mantissa_bits)), __uint_as_float(kBias));
   unsigned bits = __float_as_uint(value);

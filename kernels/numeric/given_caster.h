@@ -6,7 +6,7 @@
 
 namespace octofold::numeric {
 
-// As Caster, made from the scale and not from a unit's operand.
+// A caster that does what Caster does, made from the scale and not from a unit's operand.
 template <config::CastArithmetic kArithmetic, DType kIn>
 struct GivenCaster : Caster<kArithmetic, kIn> {
   static __device__ GivenCaster make(float scale) {
@@ -50,7 +50,7 @@ struct GivenCaster<config::CastArithmetic::kDivide, kIn>
   }
 };
 
-// Of values that may be any multiple of their unit's largest magnitude, made from the operand.
+// The caster, made from the operand, of values that may be any multiple of their unit's amax.
 template <config::CastArithmetic kArithmetic, DType kIn>
 struct FarCaster {
   using Type = Caster<kArithmetic, kIn>;

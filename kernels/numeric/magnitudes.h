@@ -24,9 +24,9 @@ __device__ inline unsigned largest_of_lanes(unsigned magnitudes) {
   return magnitudes;
 }
 
-// Of kCount vectors that kLanes neighbouring lanes share: the lane gets the largest magnitudes of
-// vector `lane % kLanes / (kLanes / kCount)`. Of two lanes, each hands on half of the vectors and
-// keeps the other half, until it is left with one: few exchanges for all vectors together.
+// Reduces kCount vectors that kLanes neighbouring lanes share: the lane gets the amax of vector
+// `lane % kLanes / (kLanes / kCount)`. Of two lanes, each hands on half of the vectors and keeps
+// the other half, until it is left with one: few exchanges for all vectors together.
 template <DType kType, int kLanes, int kCount>
 __device__ inline unsigned largest_of_one(unsigned (&magnitudes)[kCount], int lane) {
   int distance = kLanes / 2;

@@ -23,7 +23,7 @@ __device__ inline float reciprocal_deviation(float variance, float epsilon) {
   return __frcp_rn(__fsqrt_rn(__fadd_rn(variance, epsilon)));
 }
 
-// Of `count` numbers, none of which make 0.
+// The mean of `count` numbers, 0 if there are none.
 __device__ inline float mean_of(float sum, long long count) {
   return __fdiv_rn(sum, static_cast<float>(count < 1 ? 1 : count));
 }

@@ -1,5 +1,5 @@
-// What the GPU that is compiled for has instructions for. Each is chosen where it is used, by a
-// constant of this file; nobody else asks for an architecture.
+// The instructions of the GPU that is compiled for. Each is chosen where it is used, by a constant
+// of this file; nobody else asks for an architecture.
 #pragma once
 
 namespace octofold::ptx {

@@ -19,7 +19,7 @@ __device__ inline unsigned e5m2_pair(float first, float second) {
   return pair;
 }
 
-// Of the lower pair of codes, or the upper one. Exact. NaN: 0x7FFF.
+// Converts the lower pair of codes, or the upper one, exactly. NaN: 0x7FFF.
 __device__ inline unsigned float16_pair_of_e4m3(unsigned codes, bool upper = false) {
   unsigned out;
   if (upper) {

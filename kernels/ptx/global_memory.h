@@ -3,7 +3,7 @@
 
 namespace octofold::ptx {
 
-// Of memory that no kernel writes meanwhile and that is not expected to be read again.
+// Loads memory that no kernel writes meanwhile and that is not expected to be read again.
 template <int kBytes>
 __device__ inline void load_global(const void* address, unsigned (&words)[kBytes / 4]) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);

@@ -3,8 +3,8 @@
 
 namespace octofold::ptx {
 
-// Of each bit the one of `ones` where the mask has a one, else that of `zeros`: one instruction,
-// which the compiler does not find where the mask is a constant.
+// Takes each bit from `ones` where the mask has a one, else from `zeros`: one instruction, which
+// the compiler does not find where the mask is a constant.
 __device__ inline unsigned select_bits(unsigned mask, unsigned ones, unsigned zeros) {
   unsigned selected;
   asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(selected) : "r"(mask), "r"(ones), "r"(zeros));
@@ -18,7 +18,7 @@ __device__ inline unsigned multiply_float16_pair(unsigned left, unsigned right) 
   return product;
 }
 
-// Likewise of bfloat16.
+// Products of two bfloat16 numbers each, likewise.
 __device__ inline unsigned multiply_bfloat16_pair(unsigned left, unsigned right) {
   unsigned product;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(left), "r"(right), "r"(0x80008000u));

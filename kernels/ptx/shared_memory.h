@@ -28,7 +28,7 @@ __device__ inline unsigned opaque(unsigned value) {
   return value;
 }
 
-// Likewise; worked out here, before what comes next.
+// The same for a float, which is worked out here, before what comes next.
 __device__ inline float opaque(float value) {
   asm volatile("" : "+f"(value));
   return value;

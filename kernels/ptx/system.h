@@ -1,10 +1,10 @@
-// What others than this GPU's kernels write while a kernel runs: copy engines, other GPUs, the
-// host.
+// Access to what others than this GPU's kernels write while a kernel runs: copy engines, other
+// GPUs, the host.
 #pragma once
 
 namespace octofold::ptx {
 
-// What was written before this word was, by whoever wrote it, is there for this thread then.
+// Loads a word. What was written before it, by whoever wrote it, is there for this thread then.
 __device__ inline int load_acquire_system(const int* address) {
   int value;
   asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

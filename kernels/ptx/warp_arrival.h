@@ -10,7 +10,7 @@ namespace octofold::ptx {
 // it has nothing to name (docs/gpu.md, "Sanitizers").
 inline constexpr int kArrivalsOfWarp = 1;
 
-// Where the lanes have met already. `lane`: this one.
+// Arrives for a warp whose lanes have met already. `lane` is the calling one.
 __device__ inline void mbarrier_arrive_of_lanes(unsigned barrier, int lane) {
   if (lane < kArrivalsOfWarp) mbarrier_arrive(barrier);
 }

@@ -38,13 +38,13 @@ __device__ inline unsigned long long descriptor_of(unsigned low) {
   return descriptor;
 }
 
-// Of a K-major operand of 8-bit elements, `k` values of K in (a multiple of 32).
+// The descriptor of a K-major operand of 8-bit elements, `k` values of K in (a multiple of 32).
 __device__ inline unsigned long long k_major_descriptor(unsigned address, int k) {
   return descriptor_of(((address & 0x3FFFF) >> 4) + (k >> 4));
 }
 
-// Of an N-major operand of 16-bit elements: 64 of N in a row of 128 bytes, rows of K behind one
-// another, the next 64 of N `distance` bytes further (bits 16-29, in units of 16 bytes).
+// Describes an N-major operand of 16-bit elements: 64 of N in a row of 128 bytes, rows of K behind
+// one another, the next 64 of N `distance` bytes further (bits 16-29, in units of 16 bytes).
 __device__ inline unsigned long long n_major_descriptor(unsigned address, int distance) {
   return descriptor_of(((address & 0x3FFFF) >> 4) | static_cast<unsigned>(distance >> 4) << 16);
 }

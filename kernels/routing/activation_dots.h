@@ -1,5 +1,5 @@
-// Of each slot of a token the sum of the products of two things of its row: an activation, and the
-// gradient by it. A warp to a slot, whose sums are added in a fixed order.
+// The sum, for each slot of a token, of the products of two things of its row: an activation, and
+// the gradient by it. A warp to a slot, whose sums are added in a fixed order.
 #pragma once
 
 #include "kernels/numeric/activation.h"
@@ -44,8 +44,8 @@ class ActivationDots {
   }
 
  private:
-  // What this lane's columns give. All vectors of a step are on their way before the first is
-  // waited for.
+  // The sum of what this lane's columns give. All vectors of a step are on their way before the
+  // first is waited for.
   __device__ float sum_of(long long row, int lane) const {
     const T* gradients = static_cast<const T*>(params_.gradient) + row * params_.gradient_stride;
     const T* gates = static_cast<const T*>(params_.x) + row * params_.x_stride;

@@ -54,7 +54,7 @@ class CombineGradient {
   }
 
  private:
-  // What this thread's columns give.
+  // Adds what this thread's columns give to the sums of kSlots slots from `first` on.
   __device__ void add(int first, float (&sums)[kSlots]) const {
     const SlotRows<kSlots> slots(params_.positions + token_ * params_.positions_stride,
                                  params_.slots, first, params_.rows);

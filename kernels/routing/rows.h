@@ -12,7 +12,7 @@ __device__ inline int at_most(long long value, int limit) {
   return value < limit ? static_cast<int>(value) : limit;
 }
 
-// Which row each of kSlots slots from `first` on goes to; whether it goes anywhere.
+// The row that each of kSlots slots from `first` on goes to, and whether it goes anywhere.
 template <int kSlots>
 struct SlotRows {
   long long rows[kSlots];

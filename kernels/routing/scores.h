@@ -92,7 +92,7 @@ class Scores {
   float largest_ = 0, sum_ = 1;
 };
 
-// What the chosen scores are divided by where weights are normalized; lanes without a slot have 0.
+// The divisor of the chosen scores where weights are normalized; lanes without a slot have 0.
 template <Scoring kScoring>
 __device__ inline float sum_of_scores(float score) {
   constexpr float kLittle = kScoring == Scoring::kSigmoid ? 1e-20f : 0.0f;

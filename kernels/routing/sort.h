@@ -60,7 +60,7 @@ class WarpSlots {
     __syncthreads();
   }
 
-  // Of all warps.
+  // The slots of an expert, counted by all warps.
   __device__ int count_of(int expert) const {
     int count = 0;
 #pragma unroll
@@ -160,7 +160,7 @@ class SlotPlaces {
   }
 
  private:
-  // Of an expert, in all blocks, and in those before this one.
+  // Counts the rows of an expert, in all blocks, and in those before this one.
   __device__ void count_rows(int expert) {
     int before = 0, rows = 0;
     if constexpr (kConfig.alone) {

@@ -46,7 +46,7 @@ class TopKGradient {
     const Logits<kIn, kEach> logits(row, params_.experts, lane_);
     const Scores<kScoring> scores(logits);
 
-    // Of this lane's slot.
+    // The expert, score and slope of this lane's slot.
     int id = lane_ < params_.slots ? params_.ids[token_ * params_.ids_stride + lane_] : -1;
     if (id >= params_.experts) id = -1;
     const float score = id >= 0 ? scores.of(logits.at(id)) : 0;

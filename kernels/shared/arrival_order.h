@@ -51,7 +51,7 @@ struct ArrivalOrder {
   constexpr int first_tile() const { return ceil_divide(first_shard * shard_rows, tile_rows); }
 };
 
-// What a reader of tiles knows of the shards: how many, in their order, are there.
+// The shards that a reader of tiles knows to be there: how many, in their order.
 class ArrivedShards {
  public:
   // Before rows of the tile that begins at `row` are read: calls await(place in the order) for each

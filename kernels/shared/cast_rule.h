@@ -15,7 +15,7 @@ enum class CastArithmetic {
   kFactorBeside,  // factor = max / amax; code = x · factor;  scale = amax / max
 };
 
-// Whether values are divided by the scale, not multiplied with its reciprocal.
+// True if values are divided by the scale, not multiplied with its reciprocal.
 constexpr bool divides(CastArithmetic arithmetic) {
   return arithmetic == CastArithmetic::kDivide || arithmetic == CastArithmetic::kDivideInType;
 }
@@ -70,7 +70,7 @@ struct CastRule {
   }
   friend constexpr bool operator==(const CastRule&, const CastRule&) = default;
 
-  // Whether the scale depends on the type of x, and not on its amax alone.
+  // True if the scale depends on the type of x, and not on its amax alone.
   constexpr bool reads_type() const {
     return scale_in_type || epsilon_for_zero || repair == FactorRepair::kAllInType;
   }

@@ -1,5 +1,5 @@
-// What becomes of a product whose columns are gate and up of a gated activation: the activation,
-// and the FP8 codes of what it gives, with a scale for each 1x128.
+// The output of a product whose columns are gate and up of a gated activation: the activation, and
+// the FP8 codes of what it gives, with a scale for each 1x128.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -10,7 +10,7 @@ namespace octofold::config {
 
 struct GatedOutput {
   bool exists = false;
-  // Where it does. The type of the codes is the product's `out`.
+  // The fields below count if it does. The type of the codes is the product's `out`.
   Activation activation = Activation::kSwiGlu;
   CastRule rule = kDeepGemmRule;
   bool power_of_two = false;

@@ -1,5 +1,5 @@
-// What the host passes to every kernel of an FP8 product, and what an epilogue needs to know of a
-// kernel.
+// The parameters that the host passes to every kernel of an FP8 product, and what an epilogue needs
+// to know of a kernel.
 #pragma once
 
 #include "octofold/gemm_form.h"
@@ -47,8 +47,8 @@ struct GemmParams {
   WorkParams work;
 };
 
-// What kernels/epilogue is given as a template argument: the configuration of a kernel whose warps
-// hold sums of sub-tiles, two rows of each to a thread, 8 apart, and of the columns two of eight.
+// The template argument of kernels/epilogue: the configuration of a kernel whose warps hold sums of
+// sub-tiles, two rows of each to a thread, 8 apart, and of the columns two of eight.
 template <typename Config>
 concept GemmConfiguration = requires(const Config config) {
   GemmForm{config.form};

@@ -1,5 +1,5 @@
-// Where a group begins and ends, from numbers in device memory that nobody has checked: whatever
-// they are, no group reaches beyond the tensors.
+// The bounds of a group, from numbers in device memory that nobody has checked: whatever they are,
+// no group reaches beyond the tensors.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -37,8 +37,8 @@ constexpr GroupBounds first_group_of_rows(const int* numbers, int groups, int ro
   return next_group_of_rows<kWork>({first, first}, numbers, 0, groups, rows);
 }
 
-// Where K is in groups: blocks of 128 columns before those of a group that begins at `row` of what
-// was cast. Before the one behind the last they are all that there are.
+// Blocks of 128 columns, where K is in groups, before those of a group that begins at `row` of what
+// was cast. Before the group behind the last one they are all that there are.
 template <typename Int>
 constexpr Int blocks_before_group(GroupLayout layout, Int row, Int group) {
   return row / kScaleBlock + (layout == GroupLayout::kSpaced ? group : 0);
@@ -50,7 +50,7 @@ constexpr Int most_rows_of_columns(GroupLayout layout, Int columns, Int groups) 
   return layout == GroupLayout::kTight ? columns : columns - kScaleBlock * (groups - 1) - 1;
 }
 
-// What all offsets are multiples of.
+// The number that all offsets are multiples of.
 constexpr int offset_unit(GroupLayout layout) {
   return layout == GroupLayout::kTight ? kScaleBlock : 1;
 }

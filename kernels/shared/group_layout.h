@@ -1,4 +1,4 @@
-// Where groups of rows stand in a transpose that is summed along them (GroupLayout): each group's
+// The places of groups of rows in a transpose that is summed along them (GroupLayout): each group's
 // columns begin at a multiple of 128, so that no scale unit has values of two groups. The sizes of
 // groups are known to the device alone; places follow from where a group begins, without those
 // before it.

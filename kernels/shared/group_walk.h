@@ -75,8 +75,8 @@ class RowGroupWalk {
   constexpr bool has_stages() const { return has_tile() && work_.depth > 0; }
 
  private:
-  // Of the group's whole tiles; those of the last row are dealt out with them where they take as
-  // long.
+  // The schedule of the group's whole tiles; those of the last row are dealt out with them where
+  // they take as long.
   constexpr TileSchedule schedule() const {
     const int rows = rows_of_group();
     if constexpr (kConfig.swapped) {

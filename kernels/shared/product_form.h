@@ -1,4 +1,4 @@
-// What of a product rules out what else of it, whichever kernel computes it.
+// The check of which properties of a product go together, whichever kernel computes it.
 #pragma once
 
 #include "octofold/gemm_form.h"

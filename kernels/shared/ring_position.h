@@ -1,4 +1,4 @@
-// Where one side stands in a ring of stages between producers and consumers.
+// The position of one side in a ring of stages between producers and consumers.
 #pragma once
 
 namespace octofold::config {

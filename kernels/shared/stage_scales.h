@@ -1,4 +1,4 @@
-// Which scales a stage of K holds of an operand, and in which order.
+// The scales that a stage of K holds of an operand, and their order.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -30,7 +30,7 @@ constexpr int scales_per_stage(Granularity scales, int extent) {
   return ceil_divide(rows - common_divisor(extent, rows) + extent, rows);
 }
 
-// Where the scale of a tile's column lies among those of a stage, if each has one of its own: a
+// The place of a tile column's scale among those of a stage, if each has one of its own: a
 // thread's, of columns 8j + 2q and 8j + 2q + 1 for its q, one after another, to be read four at a
 // time. The q's begin at distances at which no two meet in a bank.
 struct ColumnScaleOrder {

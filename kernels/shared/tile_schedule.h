@@ -1,5 +1,5 @@
-// Which output tile comes when. The one piece of scheduling, for the planner, the kernel and the
-// test that proves that each tile comes exactly once.
+// The order of output tiles. The one piece of scheduling, for the planner, the kernel and the test
+// that proves that each tile comes exactly once.
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
@@ -42,8 +42,8 @@ struct TileSchedule {
   }
 };
 
-// Of D [m, n] in tiles of these sizes. (It takes numbers, not a configuration: a kernel that passes
-// its template argument on by reference reads it from memory, and nothing of it folds.)
+// The schedule of D [m, n] in such tiles. (It takes numbers, not a configuration: a kernel that
+// passes its template argument on by reference reads it from memory, and nothing of it folds.)
 constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, TileBands bands = {}) {
   return {ceil_divide(m, tile_m), ceil_divide(n, tile_n), bands};
 }

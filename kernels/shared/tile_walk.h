@@ -1,4 +1,4 @@
-// Which block of threads computes which tile of D, over which part of K, and in which order. The
+// A walk says which block of threads computes which tile of D, over which part of K, and when. The
 // one piece of scheduling, for the planner, the kernel, and the tests, which run it.
 //
 // A walk is the tiles of one block of threads, one after another. Every role of the block makes the

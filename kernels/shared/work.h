@@ -1,4 +1,4 @@
-// What the blocks of threads of a product share, and what one computes at a time (tile_walk.h).
+// The work that a product's blocks of threads share, and what one does at a time (tile_walk.h).
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -28,7 +28,7 @@ constexpr const char* word(Work work) {
 }
 
 constexpr bool has_groups(Work work) { return work != Work::kDense && work != Work::kArrivingRows; }
-// Whether each group has a B of its own.
+// True if each group has a B of its own.
 constexpr bool groups_rows(Work work) {
   return work == Work::kGroupedRows || work == Work::kMaskedRows;
 }

@@ -8,7 +8,7 @@
 
 namespace octofold::config {
 
-// Of one matrix, or stack of them: the fields of CastParams by the same names.
+// A job casts one matrix, or a stack of them: the fields of CastParams by the same names.
 struct CastJob {
   const void* x;
   long long x_stride;
@@ -23,15 +23,15 @@ struct CastJob {
 };
 
 struct CastBatchParams {
-  // As many as the 4096 bytes hold that every driver takes.
+  // The number of jobs that fit into the 4096 bytes of parameters that every driver takes.
   static constexpr int kMostJobs = 27;
   static constexpr int kNoBlock = 0x7FFFFFFF;
 
   CastJob jobs[kMostJobs];
-  // Of threads: where those of each job begin; behind the last job kNoBlock.
+  // The number of the first block of threads of each job; behind the last job kNoBlock.
   int first_block[kMostJobs];
 
-  // Of the job that a block works for.
+  // Returns the number of the job that a block works for.
   constexpr int job_of(int block) const {
     int job = 0;
     for (int step = 16; step > 0; step /= 2) {

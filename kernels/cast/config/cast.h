@@ -14,7 +14,7 @@
 
 namespace octofold::config {
 
-// What of a cast a kernel does.
+// The part of a cast that a kernel does.
 enum class CastPhase {
   kWhole,        // all: scales from the amax that it finds, and codes
   kWholeRows,    // all of rows; codes of the transpose, whose scale tensor holds the amax
@@ -34,7 +34,7 @@ constexpr const char* word(CastPhase phase) {
   return "?";
 }
 
-// Of a cluster, each to a block: every GPU with clusters runs as many.
+// The most tiles of a cluster, each to a block: every GPU with clusters runs as many.
 inline constexpr int kMostClusterTiles = 8;
 
 // A tile of x to a block of threads.
@@ -42,41 +42,41 @@ struct TileCastConfig {
   CastFormat format{};
   CastSource source{};
   CastPhase phase = CastPhase::kWhole;
-  // Whether the transpose, and rows of squares, are of values divided by their channels' factors.
+  // True if the transpose, and rows of squares, have values divided by their channels' factors.
   bool two_level = false;
   // Beside rows of 1x128: whether the transpose has scales of 128x128.
   bool transposed_squares = false;
-  // Whether the largest magnitudes that scale tensors hold were given: values may lie beyond them,
+  // True if the largest magnitudes that scale tensors hold were given: values may lie beyond them,
   // and those of both targets of a tensor need not be the same.
   bool amax_given = false;
-  // What is written: the cast of x, that of its transpose, or both from one read of x.
+  // The targets that are written: the cast of x, that of its transpose, or both from one read of x.
   bool to_rows = true;
   bool to_transposed = false;
 
-  // Whether rows of x, and those of the codes, can be accessed in whole vectors: address, row
-  // stride and length are multiples of one. Else element by element.
+  // True if rows of x, and those of the codes, can be accessed in whole vectors: address, row
+  // stride and length are multiples of one. Else they are accessed element by element.
   bool vector_loads = true;
   bool vector_stores = true;
 
-  // Of a tile (it has 128 columns), and what a thread holds of it: one vector in each of so many
-  // consecutive rows. Tiles come so many below each other before the next column of tiles.
+  // Rows of a tile (it has 128 columns), and those of a thread, consecutive, which holds one vector
+  // of each. `group_m` tiles come below each other before the next column of tiles.
   int tile_rows = 128;
   int rows_per_thread = 8;
   int group_m = 1;
 
-  // What else is worked out on the way.
+  // Reductions of columns that are worked out on the way.
   ColumnReductions columns{};
 
-  // Whether the transpose has its columns in the layout of group_layout.h, and a tile the rows of
+  // True if the transpose has its columns in the layout of group_layout.h, and a tile the rows of
   // one of its slots.
   bool grouped = false;
-  // Whether the rows are those of several matrices, of each of which tiles and what is written
-  // begin anew.
+  // True if the rows are those of several matrices: tiles, and what is written, begin anew with
+  // each matrix.
   bool stacked = false;
-  // Whether those that no rows are multiplied by are left alone.
+  // True if matrices that no rows are multiplied by are left alone.
   bool skips_unused = false;
-  // Of how many blocks a cluster is: more than one have all tiles below each other, and each column
-  // one scale for all of its rows, which they find together.
+  // Blocks of a cluster: more than one have all tiles below each other, and each column has one
+  // scale for all of its rows, which they find together.
   int cluster_tiles = 1;
 
   static constexpr const char* kHeader = "kernels/cast/tiles.h";
@@ -108,7 +108,7 @@ struct TileCastConfig {
   constexpr int lanes() const { return kScaleBlock / format.vector(); }
   constexpr int groups() const { return tile_rows / rows_per_thread; }
   constexpr int threads() const { return groups() * lanes(); }
-  // Where rows, or columns, of the tile have scales, or factors, of their own.
+  // Columns of the tile that have scales, or factors, of their own; in units(), rows too.
   constexpr int column_units() const {
     return to_transposed && !transposed_squares ? kScaleBlock : 0;
   }
@@ -116,7 +116,7 @@ struct TileCastConfig {
 
   constexpr bool is_clustered() const { return cluster_tiles > 1; }
   constexpr bool works_out() const { return source.works_out(); }
-  // Whether what values are worked out from comes by way of shared memory: all of a thread's is
+  // True if what values are worked out from comes by way of shared memory: all of a thread's is
   // then under way at once, for which there are no registers.
   constexpr bool is_staged() const { return works_out() && vector_loads; }
   constexpr int pieces() const { return source.pieces(); }
@@ -234,7 +234,7 @@ struct RowCastConfig {
   int threads_per_row = 256;
   int vectors_per_thread = 4;
   bool reread = false;
-  // As in TileCastConfig.
+  // True if matrices that no rows are multiplied by are left alone, as in TileCastConfig.
   bool skips_unused = false;
 
   static constexpr const char* kHeader = "kernels/cast/rows.h";
@@ -255,7 +255,7 @@ struct RowCastConfig {
 
   constexpr int rows_per_block() const { return threads_per_row < 256 ? 256 / threads_per_row : 1; }
   constexpr int threads() const { return rows_per_block() * threads_per_row; }
-  // As in TileCastConfig.
+  // Blocks of threads that a multiprocessor is to hold, as in TileCastConfig.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     return (reread ? 512 : source.kind != SourceKind::kPlain ? 768 : 1024) / threads();
@@ -334,10 +334,10 @@ struct ScaleStepConfig {
   ScaleStep step = ScaleStep::kClear;
   bool to_rows = true;
   bool to_transposed = false;
-  // Which rows there are: those of groups, and those that are gathered from somewhere.
+  // True if only the rows of groups are written, and only those that are gathered from somewhere.
   bool grouped = false;
   bool gathered = false;
-  // Whether each of several matrices has a tensor's scale, or columns, of its own.
+  // True if each of several matrices has a tensor's scale, or columns, of its own.
   bool stacked = false;
   bool skips_unused = false;  // as in TileCastConfig
 

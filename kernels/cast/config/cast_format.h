@@ -1,4 +1,4 @@
-// What a cast computes, as one value: for the planner, the host and the kernels.
+// The computation of a cast, as one value: for the planner, the host and the kernels.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -7,7 +7,7 @@
 
 namespace octofold::config {
 
-// What a cast computes, whichever kernels do it.
+// A CastFormat says what a cast computes, whichever kernels do it.
 struct CastFormat {
   DType in = DType::kBFloat16;  // of the values that are cast
   DType out = DType::kE4M3;
@@ -30,7 +30,7 @@ struct CastFormat {
 
   // Elements of a 16-byte load; as many codes are one store.
   constexpr int vector() const { return 16 / size_of(in); }
-  // Whether each row of what is written, and so each column of what is transposed, has scales of
+  // True if each row of what is written, and so each column of what is transposed, has scales of
   // its own.
   constexpr bool scales_lines() const { return scales_rows(granularity); }
   constexpr bool scales_blocks() const { return varies_along_k(granularity); }

@@ -9,7 +9,7 @@
 
 namespace octofold::config {
 
-// What is wanted of each column.
+// The reductions that are wanted of each column.
 struct ColumnReductions {
   bool sums = false;  // in FP32
   bool amax = false;  // the largest magnitude

@@ -1,4 +1,4 @@
-// What a norm computes of a row, whichever kernel does it.
+// The computation of a norm on a row, whichever kernel does it.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -21,7 +21,7 @@ constexpr const char* word(NormOperand operand) {
   return "?";
 }
 
-// What a kernel of rows writes beside statistics and the sum.
+// The output that a kernel of rows writes beside statistics and the sum.
 enum class NormOutput {
   kNothing,
   kCodes,    // the cast of y
@@ -65,7 +65,7 @@ struct NormForm {
     for (const NormOperand operand : operands) width += static_cast<int>(operand);
     return width;
   }
-  // Whether rows of different batches have operands of their own.
+  // True if rows of different batches have operands of their own.
   constexpr bool modulates() const {
     return scale != NormOperand::kNone || shift != NormOperand::kNone;
   }

@@ -1,4 +1,4 @@
-// Where the vectors of a NormForm lie.
+// The addresses and strides of the vectors of a NormForm.
 #pragma once
 
 namespace octofold::config {

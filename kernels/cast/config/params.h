@@ -1,4 +1,4 @@
-// What the host passes to the cast kernels: one struct, by value. Strides count elements.
+// The parameters of the cast kernels: the host passes one struct, by value. Strides count elements.
 #pragma once
 
 #include "kernels/cast/config/column_reductions.h"
@@ -25,7 +25,7 @@ struct GivenAmax {
   long long stride;
 };
 
-// Of the matrix [rows, cols] that is cast, and of what it is made from (cast_source.h).
+// The matrix [rows, cols] that is cast, what it is made from (source.h), and what is written.
 struct CastParams {
   const void* x;  // [rows, cols]; of gated activations gate and up, [rows, 2 · their columns]
   long long x_stride;
@@ -42,27 +42,27 @@ struct CastParams {
   CastTarget row_target;         // [rows, cols]
   CastTarget transposed_target;  // [cols, rows]
   ColumnReductionParams columns;
-  // Of two-level targets: the factors of what is written's rows.
+  // Factors of two-level targets, for the rows of what is written.
   const float* row_channel_scale;         // [rows]
   const float* transposed_channel_scale;  // [cols]
-  // Of a transpose in groups (group_layout.h): [groups + 1].
+  // The groups of a transpose (group_layout.h): offsets have [groups + 1] entries.
   const int* offsets;
   int groups;
   GroupLayout group_layout;
-  // Of rows that are gathered: [rows], of flat places, `slots` to a row of x.
+  // The flat places that rows are gathered from: [rows], `slots` places to a row of x.
   const int* sources;
   const float* factors;  // one for each place; null without
   unsigned places;       // from here on there is no row
   Divisor slots;
-  // Of a stack: `rows` counts those of all matrices, and transposes, [cols, matrix_rows], stand one
-  // below another, as do their scales.
+  // The matrices of a stack: `rows` counts those of all, and transposes, [cols, matrix_rows], stand
+  // one below another, as do their scales.
   long long matrices;
   long long matrix_rows;
   int matrix_tiles;  // of 128 rows, that a matrix has below each other
   Divisor by_matrix_tiles;
-  // Where matrices without rows to be multiplied are skipped: [matrices + 1], where these begin.
+  // If matrices without rows to be multiplied are skipped: where these rows begin, [matrices + 1].
   const int* used;
-  // Of ScaleStep::kTake: largest magnitudes that are given.
+  // Largest magnitudes that are given, for ScaleStep::kTake.
   GivenAmax row_amax;
   GivenAmax transposed_amax;
 };

@@ -1,4 +1,4 @@
-// What a cast reads its values from: x as it is, or what is worked out from it on the way.
+// The source of a cast's values: x as it is, or what is worked out from it on the way.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -29,20 +29,20 @@ constexpr const char* word(SourceKind kind) {
 
 struct CastSource {
   SourceKind kind = SourceKind::kPlain;
-  // Of activations and their gradients.
+  // The function, and where gate and up lie, for activations and their gradients.
   Activation activation = Activation::kSwiGlu;
   GateLayout layout = GateLayout::kHalves;
-  // Of a gradient that is two halves: whether a tile takes the same columns of both, which are
+  // For a gradient that is two halves: true if a tile takes the same columns of both, which are
   // worked out from the same values.
   bool both_halves = false;
-  // Of what is normed.
+  // The norm, for what is normed.
   NormForm norm{};
-  // Of activations and their gradients: whether x is FP8 codes with scales. Each product of a code
+  // For activations and their gradients: true if x is FP8 codes with scales. Each product of a code
   // and its scale is rounded to the type of what is cast, as dequantize() has it.
   bool scaled = false;
   DType codes = DType::kE4M3;
   Granularity granularity = Granularity::kBlock1x128;
-  // Of what is gathered: whether each row is multiplied by a factor, and rounded.
+  // For what is gathered: true if each row is multiplied by a factor, and rounded.
   bool factors = false;
   // The same in the transpose alone, which is made behind the rows.
   bool transposed_factors = false;
@@ -65,7 +65,7 @@ struct CastSource {
   }
   friend constexpr bool operator==(const CastSource&, const CastSource&) = default;
 
-  // Of one that has no gate, the layout is nothing.
+  // Returns the source of an activation. If that has no gate, the layout is of no account.
   static constexpr CastSource of(SourceKind kind, Activation activation, GateLayout layout) {
     return {kind, activation, is_gated(activation) ? layout : GateLayout::kHalves};
   }
@@ -81,12 +81,12 @@ struct CastSource {
   constexpr bool has_activation() const {
     return kind == SourceKind::kActivation || kind == SourceKind::kActivationGradient;
   }
-  // Whether the columns that are cast are halves, each of which is to begin at a whole vector.
+  // True if the columns that are cast are halves, each of which is to begin at a whole vector.
   constexpr bool casts_halves() const {
     return kind == SourceKind::kActivationGradient && is_gated(activation) &&
            layout == GateLayout::kHalves;
   }
-  // Whether values are worked out, from several pieces; else a vector is read where it lies.
+  // True if values are worked out, from several pieces; else a vector is read where it lies.
   constexpr bool works_out() const {
     return kind != SourceKind::kPlain && kind != SourceKind::kGathered;
   }
@@ -102,12 +102,12 @@ struct CastSource {
     if (!has_activation() || !is_gated(activation)) return 1;
     return layout == GateLayout::kHalves || reads_neighbours() ? 2 : 1;
   }
-  // Whether its pieces of 16 bytes lie next to each other.
+  // True if its pieces of 16 bytes lie next to each other.
   constexpr bool reads_neighbours() const {
     return kind == SourceKind::kActivation && is_gated(activation) &&
            layout == GateLayout::kInterleaved && !scaled;
   }
-  // Of a vector of so many values.
+  // Bytes of a piece, for a vector of so many values.
   constexpr int bytes_of(int piece, int vector) const {
     const bool interleaved = has_activation() && layout == GateLayout::kInterleaved;
     if (kind == SourceKind::kNormed) return piece == 0 ? 16 : 4;
@@ -118,11 +118,11 @@ struct CastSource {
     if (piece >= pieces_of_x()) return 4;
     return kind == SourceKind::kActivation && interleaved ? 2 * vector : vector;
   }
-  // Of shared memory, that a piece takes there. An FP8 x has many small ones, which lie close.
+  // Bytes of shared memory that a piece takes. An FP8 x has many small pieces, which lie close.
   constexpr int slot_bytes(int piece, int vector) const {
     return scaled ? bytes_of(piece, vector) : 16;
   }
-  // Of those before a piece; before pieces(), of all.
+  // Bytes of shared memory of the pieces before this one; before pieces(), of all.
   constexpr int slot_bytes_before(int piece, int vector) const {
     int bytes = 0;
     for (int i = 0; i < piece; ++i) bytes += slot_bytes(i, vector);

@@ -60,8 +60,8 @@ struct TransposeTiles {
   }
 };
 
-// Of matrices [rows, cols], one below another, whose transposes, [cols, rows], are so too. Strides
-// count bytes.
+// The parameters for matrices [rows, cols], one below another, whose transposes, [cols, rows], are
+// so too. Strides count bytes.
 struct TransposeParams {
   const unsigned char* x;
   long long x_stride;

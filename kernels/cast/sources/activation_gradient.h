@@ -19,7 +19,7 @@ __device__ inline float2 activation_gradients(float gradient, float gate, float 
   return {__fmul_rn(gradient, __fmul_rn(of_gate.slope, of_up.value)), by_up};
 }
 
-// What both ways to read it have.
+// The inputs of the gradient, for both ways to read it: in vectors, and element by element.
 template <config::CastSource kSource, DType kIn>
 struct ActivationGradientInput : ActivationInput<kSource, kIn> {
   __device__ ActivationGradientInput(const config::CastParams& params, long long row)

@@ -83,7 +83,7 @@ class ActivationInput {
   }
 
  private:
-  // Of x. Where interleaved, up lies behind its gate.
+  // The gate's column of x. If gates and ups are interleaved, up lies behind its gate.
   static __device__ long long gate_column(long long col) { return kInterleaved ? 2 * col : col; }
   __device__ const Element* gate_address(int rows, long long col) const {
     return x_ + rows * stride_ + gate_column(col);

@@ -13,7 +13,7 @@ __device__ inline bool comes_from_somewhere(const config::CastParams& params, in
   return static_cast<unsigned>(place) < params.places;
 }
 
-// Whether a row, one that there is, is written in the cast of rows. Gathered ones that come from
+// True if a row, one that there is, is written in the cast of rows. Gathered rows that come from
 // nowhere are not.
 template <config::CastSource kSource>
 __device__ inline bool is_written(const config::CastParams& params, long long row) {

@@ -1,5 +1,5 @@
-// What casts get their values from. Each SourceKind is a specialization, in a file of its own, at
-// (row, col) of the matrix [rows, cols] that is cast:
+// The sources that casts get their values from. Each SourceKind is a specialization, in a file of
+// its own, at (row, col) of the matrix [rows, cols] that is cast:
 //
 //   __device__ Source(const config::CastParams& params, long long row, long long col);
 //   // A vector of values, packed as kIn, from so many rows and columns further on. The first
@@ -32,7 +32,7 @@ template <config::CastSource kSource, DType kIn, bool kVectors,
           config::SourceKind kKind = kSource.kind>
 class Source;
 
-// What Derived has for a vector, of the pieces that CastSource counts:
+// The members that Derived has for a vector, of the pieces that CastSource counts:
 //
 //   // Calls take(integral constant, address) with the number and the place of each piece.
 //   template <typename Take>

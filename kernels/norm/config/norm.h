@@ -18,7 +18,7 @@ struct NormRowConfig {
   NormOutput output = NormOutput::kCodes;
   CastFormat format{};
 
-  // Whether all that is read, the sum and y can be accessed in whole vectors; and the codes.
+  // True if all that is read, the sum and y can be accessed in whole vectors; and the codes.
   bool vector_loads = true;
   bool vector_stores = true;
 
@@ -27,7 +27,7 @@ struct NormRowConfig {
   int threads_per_row = 256;
   int vectors_per_thread = 4;
   bool reread = false;
-  // Whether operands are loaded with x, and held beside it while the statistics are worked out.
+  // True if operands are loaded with x, and held beside it while the statistics are worked out.
   bool early_operands = false;
 
   static constexpr const char* kHeader = "kernels/norm/rows.h";
@@ -95,7 +95,7 @@ struct NormBackwardConfig {
   bool vectors = true;         // whether all matrices can be accessed in whole vectors
   int row_threads = 256;       // a block
   int vectors_per_thread = 2;
-  // Whether these are too few for a row, which then is read twice; sums gather in the workspace.
+  // True if these are too few for a row, which then is read twice; sums gather in the workspace.
   bool wide = false;
 
   static constexpr const char* kHeader = "kernels/norm/backward.h";
@@ -121,7 +121,7 @@ struct NormBackwardConfig {
   constexpr int resident_blocks() const {
     return vectors && !wide ? at_least_one(512 / row_threads) : 1;
   }
-  // Whether the next row is on its way while this one is worked on.
+  // True if the next row is on its way while this one is worked on.
   constexpr bool loads_ahead() const {
     return !wide && vectors && !sums_offsets && in != DType::kFloat32;
   }
@@ -172,7 +172,7 @@ struct NormGradientConfig {
   }
 };
 
-// Of the workspace: how many spans the rows of `batches` batches are cut into, at most. As many as
+// The most spans that the rows of `batches` batches are cut into, for the workspace: as many as
 // keep a GPU busy, of which wide rows take fewer, and one to a batch at least.
 constexpr long long norm_spans(long long cols, long long batches) {
   const long long narrow = 4096 / (cols < 1 ? 1 : cols);

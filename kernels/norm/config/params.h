@@ -1,4 +1,4 @@
-// What the host passes to the kernels of norms: one struct, by value. Strides count elements.
+// The parameters of norm kernels: the host passes one struct, by value. Strides count elements.
 #pragma once
 
 #include "kernels/cast/config/norm_operands.h"

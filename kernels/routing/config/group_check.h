@@ -1,4 +1,4 @@
-// What looks through the numbers that groups are given by, where OCTOFOLD_CHECK_GROUPS asks for it.
+// The check of the numbers that groups are given by, where OCTOFOLD_CHECK_GROUPS asks for it.
 #pragma once
 
 namespace octofold::config {

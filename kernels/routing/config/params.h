@@ -1,4 +1,4 @@
-// What the host passes to the kernels of routing: one struct, by value. Strides count elements.
+// The parameters of routing kernels: the host passes one struct, by value. Strides count elements.
 #pragma once
 
 namespace octofold::config {
@@ -35,7 +35,7 @@ struct TopKGradientParams {
   long long logits_gradient_stride;
 };
 
-// Of both kernels.
+// The parameters of both kernels that sort slots.
 struct SortParams {
   const int* ids;  // [slots / slots_per_token, slots_per_token]
   long long ids_stride;

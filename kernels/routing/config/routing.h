@@ -122,7 +122,7 @@ struct SlotCountConfig {
   }
 };
 
-// Where the rows of each expert begin, and which slot goes to which of them.
+// The kernel that finds where the rows of each expert begin, and which slot goes to which of them.
 struct SlotPlaceConfig {
   SlotCountConfig count{};
   bool alone = false;  // one span: nothing was counted before
