@@ -13,7 +13,7 @@
 
 namespace octofold::cuda {
 
-/// Where the option is set, what the second does; else nothing. `numbers` are `count` offsets,
+/// Does what the second does if the option is set; else nothing. `numbers` are `count` offsets,
 /// which have to begin at 0, never to decrease, to end at `most` at most, and to be multiples of
 /// `unit`.
 void check_offsets(Device& device, std::string_view operation, std::string_view argument,
