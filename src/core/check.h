@@ -60,7 +60,7 @@ class Arguments {
                     int bits = 48) const;
   /// Sizes ≥ 0 whose strides and product fit into memory; any rank.
   void require_sizes(std::string_view argument, const TensorView& tensor) const;
-  /// A tensor that has elements has data: not null, aligned to them.
+  /// Requires of a tensor that has elements: its data is not null, and aligned to them.
   void require_data(std::string_view argument, const TensorView& tensor) const;
   /// Rank 2, sizes ≥ 0, contiguous columns, data where there are elements. Rows may lie anywhere.
   void require_input_matrix(std::string_view argument, const TensorView& tensor) const;

@@ -12,12 +12,12 @@ namespace octofold::core {
 std::int64_t require_offsets(const Arguments& check, std::string_view argument,
                              const TensorView& offsets, Device device);
 
-/// Offsets that lie on the CPU begin at 0, do not decrease, do not exceed `rows`, and are multiples
-/// of `unit`.
+/// Throws unless offsets that lie on the CPU begin at 0, do not decrease, do not exceed `rows`, and
+/// are multiples of `unit`.
 void require_ascending_offsets(const Arguments& check, std::string_view argument,
                                const TensorView& offsets, std::int64_t rows, int unit = 1);
 
-/// Counts [groups] that lie on the CPU are from 0 to `most`.
+/// Throws unless counts [groups] that lie on the CPU are from 0 to `most`.
 void require_counts(const Arguments& check, std::string_view argument, const TensorView& counts,
                     std::int64_t most);
 

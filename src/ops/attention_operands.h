@@ -21,7 +21,7 @@ struct AttentionQueries {
   Device device;
 };
 
-/// A tensor of any rank has a contiguous last dimension, and data where there are elements.
+/// Requires of a tensor of any rank a contiguous last dimension, and data where there are elements.
 void require_runs(const core::Arguments& check, std::string_view argument,
                   const TensorView& tensor);
 

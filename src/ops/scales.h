@@ -1,4 +1,4 @@
-// Throws unless operands have scales which their operation takes.
+// Checks that operands have scales which their operation takes.
 #pragma once
 
 #include <string_view>

@@ -36,7 +36,7 @@ std::int64_t rows_of_sequence(const AttentionProblem& problem) {
 template <typename Config, std::size_t kCount>
 std::optional<Config> fitting(const Config (&candidates)[kCount], int blocks, const Gpu& gpu) {
   for (const Config& config : candidates) {
-    // A block may take all but 1 KB of a multiprocessor's memory, and each takes 1 KB besides.
+    // A block may take all but 1 KB of a multiprocessor's shared memory; each takes 1 KB besides.
     if (config.invalid_reason() == nullptr &&
         blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
       return config;

@@ -76,8 +76,8 @@ CastFormat format_of(const CastFormat& format, ScaleStep step) {
   return of_scales;
 }
 
-// With given largest magnitudes most kernels are those of found ones. Divisions are not, which
-// count on values up to the largest, nor kernels that hold a tensor's once for both targets.
+// With largest magnitudes given, most kernels are the same as for found ones. Divisions are not,
+// which count on values up to the largest, nor kernels that hold a tensor's once for both targets.
 bool amax_makes_another_kernel(const CastProblem& problem) {
   const bool divides = problem.format.rule.arithmetic == config::CastArithmetic::kDivide;
   const bool holds_two = problem.format.granularity == Granularity::kTensor && problem.to_rows &&

@@ -56,8 +56,8 @@ std::string tuning_file_name(std::string_view gpu_name);
 /// The GPUs that the library brings a table for.
 inline constexpr std::string_view kTunedGpus[] = {"NVIDIA H200", "NVIDIA H100 80GB HBM3"};
 
-/// The table that the library brings for this GPU (src/plan/tables), measured on one such. Empty
-/// for others.
+/// The library's table for this GPU (src/plan/tables), measured on one of its kind. Empty for
+/// others.
 Tuning shipped_tuning(const Gpu& gpu, std::string_view gpu_name);
 
 /// The text of the table of this file name; empty where there is none. Defined by a generated file:

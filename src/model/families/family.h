@@ -82,7 +82,7 @@ struct Family {
   bool (*takes_sizes)(Granularity granularity, std::int64_t rows, std::int64_t cols);
   /// True if matrices of other sizes are left as they are.
   bool leaves_other_sizes;
-  /// The explanation for sizes that are not left as they are.
+  /// The warning where matrices of other sizes are not left as they are; empty: nothing.
   std::string_view about_sizes;
   /// Shape of the scales of one matrix.
   std::vector<std::int64_t> (*scale_shape)(Granularity granularity, std::int64_t rows,

@@ -113,7 +113,7 @@ double short_tile_microseconds(const GemmProblem& problem, const Sm90GemmConfig&
   return config.tile_rows * config.tile_columns == 192 * 128 ? 2 * kEach : kEach;
 }
 
-// The factor by which L2 reads more for TMA's rows of 128 bytes that begin with no line, or sector.
+// The factor by which L2 reads more where TMA's rows of 128 bytes begin at no line, or no sector.
 double misalignment(std::int64_t k) {
   if (k % 128 == 0) return 1;
   if (k % 64 == 0) return 1.10;
@@ -161,7 +161,7 @@ namespace {
 // groups: the host does not know them, and a tiling that fits the average alone is bad for most.
 constexpr double kGroupSizes[] = {0.7, 0.85, 1, 1.15, 1.3};
 
-// The rows of one of these sizes; one group alone has what is expected.
+// A group's rows at one of these sizes; one group alone has what is expected.
 int rows_of_size(const GemmProblem& problem, double size) {
   const auto m = static_cast<double>(expected_group(problem).m);
   const auto rows = std::max(std::lround(problem.groups > 1 ? size * m : m), 1L);
