@@ -27,7 +27,7 @@ using tvm::ffi::Function;
 // Signs for the places of arrays.
 constexpr char kAbsent = '-', kByColumns = 'c';
 
-// Of an array whose last dimension varies slowest, the others as they do in row-major order.
+// Sets strides by which the last dimension varies slowest, the others as in row-major order.
 void set_strides_by_columns(const DLTensor& tensor, std::int64_t* strides) {
   std::int64_t step = 1;
   for (std::int32_t i = tensor.ndim - 1; i-- > 0;) {

@@ -52,7 +52,7 @@ std::optional<CastTarget> target_of(const std::string& argument, const Target& t
   return result;
 }
 
-// What an activation is of: numbers, or FP8 codes and their scales.
+// The input of an activation: numbers, or FP8 codes and their scales.
 std::variant<TensorView, ScaledTensorView> input_of(const tvm::ffi::TensorView& x,
                                                     const OptionalTensor& scale,
                                                     const OptionalText& granularity) {
@@ -78,7 +78,7 @@ struct ColumnArguments {
   const OptionalTensor& workspace;
 };
 
-// What all sources have in common. (Which columns are wanted, the results say.)
+// The arguments that all sources have in common. (The results say which columns are wanted.)
 struct Arguments {
   Target rows, transposed;
   GroupArguments groups;

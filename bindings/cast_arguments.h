@@ -1,4 +1,4 @@
-// What the operations that cast have in common.
+// The parts that the operations that cast have in common.
 #pragma once
 
 #include <optional>

@@ -23,8 +23,8 @@ using tvm::ffi::AnyView;
 using OptionalBool = tvm::ffi::Optional<bool>;
 using OptionalInt = tvm::ffi::Optional<int64_t>;
 
-// Of a job: x, rows (codes, scales, granularity), transposed (likewise), power_of_two, overflow,
-// rule, matrices.
+// The arguments of a job: x, rows (codes, scales, granularity), transposed (likewise),
+// power_of_two, overflow, rule, matrices.
 constexpr std::int32_t kOfJob = 11, kOfTarget = 3;
 
 std::optional<CastTarget> target_of(const CastOperation& operation, const std::string& argument,

@@ -83,7 +83,7 @@ Fields info() {
           {"gpus", all_fields(info.gpus)}};
 }
 
-// As _capabilities.py has them.
+// The capabilities with the names that _capabilities.py reads.
 Fields capabilities() {
   const Capabilities matrix = octofold::capabilities();
   return {{"targets", all_fields(matrix.targets)},

@@ -49,7 +49,7 @@ tvm::ffi::Shape scale_shape(tvm::ffi::String granularity, int64_t rows, int64_t 
       octofold::scale_shape(parse_granularity(view_of(granularity)), rows, cols));
 }
 
-// Of each its name, and how many rows and columns a unit has; 0: all that there are.
+// For each granularity: its name, and a unit's rows and columns; 0: all that there are.
 tvm::ffi::Array<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>> granularities() {
   tvm::ffi::Array<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>> all;
   for (const GranularityRow& row : kGranularityTable) {

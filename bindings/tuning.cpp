@@ -44,7 +44,7 @@ String tuning_key(Fields problem) {
                                  : octofold::tuning_key(product_problem_of(problem));
 }
 
-// As tuning.py has it.
+// The table with the names that tuning.py reads.
 Fields tuning_table(String gpu, int64_t compute_major, int64_t compute_minor,
                     int64_t multiprocessors) {
   GpuInfo info;

@@ -14,7 +14,7 @@ namespace octofold {
 /// see the old value or the new one.
 OCTOFOLD_API void set_batch_invariant(bool enabled);
 
-/// Whether it is on for all calls. Throws Error(kInvalidArgument) for a value of the variable that
+/// True if it is on for all calls. Throws Error(kInvalidArgument) for a value of the variable that
 /// cannot be used.
 OCTOFOLD_API bool is_batch_invariant();
 

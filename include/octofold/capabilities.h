@@ -1,4 +1,4 @@
-// What works where: operations, forms of their operands, and GPUs.
+// The capability matrix: operations, forms of their operands, and the GPUs that they work on.
 #pragma once
 
 #include <cstdint>

@@ -34,7 +34,7 @@ struct Activated {
 struct ActivationGradient {
   /// [..., K], numbers of x's dtype.
   TensorView gradient{};
-  /// As in Activated. The values of an FP8 x are rounded to the dtype of `gradient`.
+  /// The same as in Activated. The values of an FP8 x are rounded to the dtype of `gradient`.
   std::variant<TensorView, ScaledTensorView> x{};
   Activation activation = Activation::kSwiGlu;
   GateLayout layout = GateLayout::kHalves;
@@ -94,9 +94,9 @@ struct GatheredRows {
   /// float32 [..., slots], contiguous, with the leading dimensions of x. Products are FP32, rounded
   /// to nearest even in the type of x before they are cast.
   std::optional<TensorView> factors{};
-  /// Likewise, but of the transpose alone, without `factors`: experts' gradients by their weights
-  /// take the one where others take the other. For casts without column reductions. With `offsets`,
-  /// rows that belong to no group come from nowhere.
+  /// The same factors, but of the transpose alone, without `factors`: experts' gradients by their
+  /// weights take the one where others take the other. For casts without column reductions. With
+  /// `offsets`, rows that belong to no group come from nowhere.
   std::optional<TensorView> transposed_factors{};
 };
 

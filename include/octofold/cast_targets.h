@@ -34,8 +34,8 @@ struct CastTarget {
   MutableTensorView scale;  ///< float32 of any strides, in the shape of format.granularity
   Format format{};
   ScaleSource scales = ScaleSource::kComputed;
-  /// As in ScaledTensorView: it is read, never written. Not allowed with given scales, because
-  /// kernels compute two-level scales with the codes.
+  /// The same as in ScaledTensorView: it is read, never written. Not allowed with given scales,
+  /// because kernels compute two-level scales with the codes.
   std::optional<TensorView> channel_scale{};
   /// The largest magnitudes of the units, where they are not to be found in the data: those of a
   /// whole tensor, of which the source is a part. float32, in the shape of the scale, apart from
@@ -45,7 +45,7 @@ struct CastTarget {
   /// channel), without given scales.
   std::optional<TensorView> amax{};
 
-  /// What has been written can be read.
+  /// A target that has been written converts to a tensor that can be read.
   operator ScaledTensorView() const { return {data, scale, format.granularity, channel_scale}; }
 };
 

@@ -62,7 +62,7 @@ struct CheckpointWeight {
   std::optional<CheckpointTensor> scale{};  ///< unset: the codes are the values
   std::optional<CheckpointTensor> input_scale{};
   Granularity granularity = Granularity::kTensor;
-  /// Whether the checkpoint asks that this layer multiply in high precision.
+  /// True if the checkpoint asks that this layer multiply in high precision.
   bool full_precision = false;
 };
 
@@ -106,8 +106,8 @@ struct CheckpointReport {
 /// in all. An exception that it throws ends the run, and nothing is left behind.
 using CheckpointProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
-/// What a library makes of a checkpoint's tensors as it loads them. Where nothing is said, modules
-/// are called there as in the files, and matrices `*.weight` are of layers that families know.
+/// The modules that a library makes of a checkpoint's tensors as it loads them. Without an entry,
+/// a module has its name in the files, and matrices `*.weight` are of layers that families know.
 struct LoadedModel {
   /// Its linear layers and experts that have another name there, or no weight of their own in the
   /// files, by their name in the files, or their own.

@@ -17,14 +17,14 @@ struct DotOperand {
   /// For e4m3 or e5m2, of the shape for its rows (vocabulary.h), of which a vector is one. Unset:
   /// the codes are the numbers.
   std::optional<TensorView> scale{};
-  /// Which codes share a scale, if there is one.
+  /// The codes that share a scale, if there is one.
   Granularity granularity = Granularity::kTensor;
 };
 
 struct DotArguments {
   /// [K], or with leading dimensions of 1; contiguous.
   DotOperand a;
-  /// As long as a; its type and granularity may differ from a's.
+  /// Has the length of a; its type and granularity may differ from a's.
   DotOperand b;
   /// One element, float32; written. It overlaps no other tensor.
   MutableTensorView out;

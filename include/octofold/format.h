@@ -14,8 +14,8 @@ namespace octofold {
 struct Format {
   DType dtype = DType::kE4M3;  ///< e4m3 or e5m2
   Granularity granularity = Granularity::kBlock1x128;
-  /// Whose scales and rounding to follow; docs/numerics.md lists them. Where scales are given it
-  /// says one thing: whether codes round x · (1 / scale) or x / scale.
+  /// The library whose scales and rounding to follow (docs/numerics.md). With given scales it says
+  /// one thing: whether codes round x · (1 / scale) or x / scale.
   Rule rule = Rule::kDeepGemm;
   /// Round scales to powers of two (UE8M0 values kept as FP32). Unset: as the rule does by itself.
   /// Given scales are taken as they are, and true is an error.

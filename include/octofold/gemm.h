@@ -76,10 +76,10 @@ struct GemmArguments {
   /// K is never split, and on the CPU rows are summed in blocks of one size
   /// (docs/batch-invariance.md).
   bool batch_invariant = false;
-  /// Where A's rows are still on their way. A is FP8 then, K ≥ 1, and beside 128x128 scales of A
-  /// shards are whole blocks of 128 rows. Scales of a tensor are there from the start. The result
-  /// has the bits that it has without, as long as both split K alike: with `arrivals` K is never
-  /// split.
+  /// The arrivals of A's rows that are still on their way. A is FP8 then, K ≥ 1, and beside 128x128
+  /// scales of A shards are whole blocks of 128 rows. Scales of a tensor are there from the start.
+  /// The result has the bits that it has without, as long as both split K alike: with `arrivals` K
+  /// is never split.
   std::optional<Arrivals> arrivals{};
   /// On a GPU, the name of the configuration to use (tuning.h). It is planned anew in each call,
   /// and is meant to be timed in a CUDA graph. Empty: the fastest, by the tables or by prediction.

@@ -1,4 +1,4 @@
-// What kind of product: all that, beside sizes and memory, decides how it is computed. Read by the
+// The form of a product: all that, beside sizes and memory, decides how it is computed. Read by the
 // run-time compiler too, as vocabulary.h.
 #pragma once
 
@@ -20,7 +20,7 @@ struct Operand {
   friend constexpr bool operator==(const Operand&, const Operand&) = default;
 };
 
-/// Whether there is a C, or a bias, and of which type.
+/// The type of C, or of a bias; kNone if there is none.
 enum class Addend : unsigned char { kNone, kOutputType, kFloat32 };
 
 constexpr const char* word(Addend addend) {

@@ -24,10 +24,10 @@ struct GemmWeightOnlyArguments {
   /// e4m3 or e5m2, any granularity, but no two-level scales; columns (K) contiguous, any row
   /// stride. The bytes are those of checkpoints: nothing is repacked.
   ScaledTensorView w;
-  /// Of x's type or float32; of an x of float32 or FP8 float32, float16 or bfloat16. Columns
+  /// Has x's type or float32; for an x of float32 or FP8: float32, float16 or bfloat16. Columns
   /// contiguous, rows that do not overlap, nor any other tensor.
   MutableTensorView out;
-  /// Of out's type or float32, contiguous. Only beside an x of float16 or bfloat16.
+  /// Has out's type or float32, contiguous. Only beside an x of float16 or bfloat16.
   std::optional<TensorView> bias{};
   /// float32 [weight_only_workspace_size(M, N, K)], contiguous. With it blocks of a GPU use split-K
   /// where that is faster, as for some tens of rows. Its contents do not matter.
@@ -36,7 +36,7 @@ struct GemmWeightOnlyArguments {
   /// how the sum is divided follows from W and the types (docs/batch-invariance.md). The workspace
   /// is not used.
   bool batch_invariant = false;
-  /// As in gemm().
+  /// The same as in gemm().
   std::string candidate{};
 };
 
@@ -60,21 +60,21 @@ OCTOFOLD_API void gemm_weight_only(const GemmWeightOnlyArguments& arguments, Str
 struct GemmWeightOnlyGradientArguments {
   /// float16 or bfloat16; columns (N) contiguous, any row stride.
   TensorView gradient;
-  /// As in gemm_weight_only().
+  /// The same as in gemm_weight_only().
   ScaledTensorView w;
   /// [..., K], of gradient's type or float32; columns contiguous, rows that do not overlap, nor any
   /// other tensor.
   MutableTensorView out;
-  /// As in gemm_weight_only(), of weight_only_workspace_size(M, K, N).
+  /// The same as in gemm_weight_only(), with weight_only_workspace_size(M, K, N) elements.
   std::optional<MutableTensorView> workspace{};
-  /// As in gemm_weight_only().
+  /// The same as in gemm_weight_only().
   bool batch_invariant = false;
-  /// As in gemm().
+  /// The same as in gemm().
   std::string candidate{};
 };
 
-/// As gemm_weight_only(). Scales that differ along N multiply the codes as numbers of `gradient`'s
-/// type, which rounds each weight once more. (The CPU backend multiplies them in FP32.)
+/// Works like gemm_weight_only(). Scales that differ along N multiply codes as numbers of the type
+/// of `gradient`, which rounds each weight once more. (The CPU backend multiplies them in FP32.)
 OCTOFOLD_API void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments,
                                             Stream stream = {});
 

@@ -37,9 +37,9 @@ struct GroupedGemmWeightOnlyArguments {
   MutableTensorView out;
   /// [G, N], of out's type or float32, contiguous.
   std::optional<TensorView> bias{};
-  /// As in gemm_weight_only(), whatever the groups are: a row depends on itself and its group's W.
+  /// The same as in gemm_weight_only(), for any groups: a row depends on itself and its group's W.
   bool batch_invariant = false;
-  /// As in gemm().
+  /// The same as in gemm().
   std::string candidate{};
 };
 
@@ -51,20 +51,20 @@ OCTOFOLD_API void grouped_gemm_weight_only(const GroupedGemmWeightOnlyArguments&
 
 /// out[rows of g] = gradient[rows of g] · w[g]: the gradient by x of grouped_gemm_weight_only().
 struct GroupedGemmWeightOnlyGradientArguments {
-  /// As x, with N columns. Of tokens whose experts' results are summed with weights it is that by
-  /// the sum, gathered with the weights as factors.
+  /// Rows like those of x, with N columns. If experts' results are summed with weights, it is
+  /// the gradient by the sum, gathered with the weights as factors.
   RowsOfGroups gradient;
   ScaledTensorView w;  ///< as in grouped_gemm_weight_only()
   WeightOnlyGroups groups;
   /// [M, K]; MaskedGroups: [G, rows, K]. As in grouped_gemm_weight_only().
   MutableTensorView out;
-  /// As in grouped_gemm_weight_only().
+  /// The same as in grouped_gemm_weight_only().
   bool batch_invariant = false;
-  /// As in gemm().
+  /// The same as in gemm().
   std::string candidate{};
 };
 
-/// As grouped_gemm_weight_only(). Scales that differ along N are treated as in
+/// Works like grouped_gemm_weight_only(). Scales that differ along N are treated as in
 /// gemm_weight_only_gradient().
 OCTOFOLD_API void grouped_gemm_weight_only_gradient(
     const GroupedGemmWeightOnlyGradientArguments& arguments, Stream stream = {});

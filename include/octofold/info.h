@@ -1,4 +1,4 @@
-// What this machine can do, and why not more.
+// The capabilities of this machine, and the reasons why it has no more.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct GpuInfo {
   std::int32_t compute_minor = 0;
   std::int32_t multiprocessors = 0;
   std::int64_t memory_bytes = 0;
-  /// Whether Octofold has a backend for this GPU, and which one or why not.
+  /// The backend that Octofold has for this GPU, or why it has none.
   Component backend;
   /// The operations, and whether there are kernels for them on this GPU.
   std::vector<OperationInfo> operations;

@@ -48,7 +48,7 @@ struct LinearProblem {
   bool grad_input = false;
   bool grad_weight = false;
   bool grad_bias = false;  ///< beside one of the others, whose cast sums dY
-  /// Whether the weight comes as its cast, which the caller keeps for several calls, and the cast
+  /// True if the weight comes as its cast, which the caller keeps for several calls, and the cast
   /// of its transpose too where backward gives the gradient of x.
   bool weight_is_cast = false;
   Device device{};
@@ -94,13 +94,13 @@ struct LinearBackward {
   /// The cast of the weight's transpose [in, out], in the format of recipe.grad_input.b, where the
   /// weight came as its cast and dx is wanted.
   std::optional<ScaledTensorView> weight_transposed{};
-  /// What the problem wants, each bfloat16, float16 or float32: the gradient of x [..., in],
+  /// The gradients that the problem wants, each bfloat16, float16 or float32: that of x [..., in],
   std::optional<MutableTensorView> dx{};
   /// of the weight [out, in],
   std::optional<MutableTensorView> dw{};
   /// and of the bias [out], contiguous.
   std::optional<MutableTensorView> db{};
-  /// Whether the weight's gradient is added to what dw holds.
+  /// True if the weight's gradient is added to what dw holds.
   bool adds_to_dw = false;
   std::span<std::byte> kept{};
   std::span<std::byte> workspace{};

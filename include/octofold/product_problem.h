@@ -27,8 +27,8 @@ struct GemmProblem {
   friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
 };
 
-/// What of a product is in groups: nothing, rows of `a` one group after another (RowGroups), rows
-/// with room for as many in each group (MaskedGroups), or K (DepthGroups).
+/// The part of a product that is in groups: nothing, rows of `a` one group after another
+/// (RowGroups), rows with room for as many in each group (MaskedGroups), or K (DepthGroups).
 enum class Grouping : unsigned char { kNone, kRows, kMasked, kDepth };
 
 /// A call of gemm(), grouped_gemm() or gated_gemm().
@@ -39,9 +39,9 @@ struct ProductProblem {
   GemmProblem product{};
   Grouping grouping = Grouping::kNone;
   std::int64_t groups = 1;
-  /// Of kMasked: how many rows a group is expected to have. Others divide m or k by `groups`.
+  /// The rows that a group of kMasked is expected to have. Others divide m or k by `groups`.
   std::optional<std::int64_t> expected_rows{};
-  /// Of gated_gemm().
+  /// The activation of gated_gemm().
   std::optional<Activation> gated{};
   /// The type of an `a` that gemm() casts itself; form.a is then that of its codes.
   std::optional<DType> cast_from{};

@@ -16,12 +16,12 @@ namespace octofold {
 
 /// The GPU for which kernels are planned. There need be none at hand.
 struct TargetGpu {
-  /// As kernels are compiled for it: "sm_90a", "sm_89", "sm_120" or "sm_121".
+  /// The architecture that kernels are compiled for: "sm_90a", "sm_89", "sm_120" or "sm_121".
   std::string architecture = "sm_90a";
   std::int32_t multiprocessors = 132;
 };
 
-/// Which tensors the 16-byte copies of a GPU can address: A and B, if their addresses and row
+/// The tensors that the 16-byte copies of a GPU can address: A and B, if their addresses and row
 /// strides are multiples of 16 bytes; out, if its rows' lengths are too; a C of out's type.
 struct TensorAlignment {
   bool operands = true;
@@ -73,10 +73,10 @@ struct WeightOnlyProblem {
   bool batch_invariant = false;
 };
 
-/// As of a ProductProblem, of contiguous tensors and with the workspace that the product asks for.
-/// Sizes do matter here. Example: "64x16.w2x1x4.s3.k2" has tiles of 64 rows of W and 16 of x by two
-/// warps along W's rows and four along the depth, three stages, and two blocks that share the
-/// depth.
+/// The same as for a ProductProblem, with contiguous tensors and the workspace that the product
+/// asks for. Sizes do matter here. Example: "64x16.w2x1x4.s3.k2" has tiles of 64 rows of W and 16
+/// of x by two warps along W's rows and four along the depth, three stages, and two blocks that
+/// share the depth.
 OCTOFOLD_API std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
                                                          const TargetGpu& gpu = {});
 OCTOFOLD_API std::string planned_candidate(const WeightOnlyProblem& problem,
@@ -93,12 +93,12 @@ struct TuningTable {
   /// is none.
   std::string fault{};
   std::int64_t products = 0;
-  /// Of the table of this GPU that comes with the library: followed where the other one has
-  /// nothing.
+  /// The products in the table for this GPU that comes with the library: followed where the other
+  /// one has nothing.
   std::int64_t shipped = 0;
 };
 
-/// That of a GPU at hand, as it is on disk now: the process reads it once, at its first product.
+/// The table of a GPU at hand, as on disk now: the process reads it once, at its first product.
 OCTOFOLD_API TuningTable tuning_table(const GpuInfo& gpu);
 
 }  // namespace octofold

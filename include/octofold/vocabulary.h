@@ -14,7 +14,7 @@ enum class DType : unsigned char { kFloat32, kFloat16, kBFloat16, kE4M3, kE5M2, 
 /// run of K that is summed before its partial sum is promoted to the FP32 accumulator.
 inline constexpr int kScaleBlock = 128;
 
-/// Which elements of a row-major matrix X[rows, cols] share one FP32 scale: a unit of them.
+/// The elements of a row-major matrix X[rows, cols] that share one FP32 scale: a unit of them.
 ///
 /// | granularity    | shape of the scale tensor           |
 /// |----------------|-------------------------------------|
@@ -35,10 +35,10 @@ struct GranularityRow {
   int rows;
   int cols;
 
-  /// Whether scales differ from one block of K to the next: they act on partial sums, while others
+  /// True if scales differ from one block of K to the next: they act on partial sums, while others
   /// may wait until the sum is finished.
   constexpr bool varies_along_k() const { return cols != kWhole; }
-  /// Whether each row has scales of its own.
+  /// True if each row has scales of its own.
   constexpr bool scales_rows() const { return rows == 1; }
 };
 
@@ -62,7 +62,7 @@ constexpr bool varies_along_k(Granularity granularity) {
 }
 constexpr bool scales_rows(Granularity granularity) { return row_of(granularity).scales_rows(); }
 
-/// Whose arithmetic a scaled cast follows. The rules themselves are values in
+/// The library whose arithmetic a scaled cast follows. The rules themselves are values in
 /// kernels/shared/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
 /// library they hold byte for byte.
 enum class Rule : unsigned char {
@@ -86,7 +86,7 @@ enum class Rule : unsigned char {
 /// centres them and divides by their standard deviation (Ba et al. 2016, arXiv:1607.06450).
 enum class NormKind : unsigned char { kRms, kLayer };
 
-/// What stands between the two linear layers of an MLP. The gated ones take two values for each
+/// The function between the two linear layers of an MLP. The gated ones take two values for each
 /// result, gate and up ("GLU Variants Improve Transformer", Shazeer 2020, arXiv:2002.05202).
 enum class Activation : unsigned char {
   kSwiGlu,       ///< silu(gate) · up
@@ -102,20 +102,20 @@ enum class Activation : unsigned char {
 
 constexpr bool is_gated(Activation activation) { return activation <= Activation::kSwiGluOss; }
 
-/// Where gate and up of column i of the result are among 2·K columns.
+/// The places of the gate and up of column i of the result among 2·K columns.
 enum class GateLayout : unsigned char {
   kHalves,       ///< i and K + i: as the product with both weights, one below the other, has them
   kInterleaved,  ///< 2·i and 2·i + 1
 };
 
-/// Where groups of K lie whose rows were cast from offsets[g] on.
+/// The places of groups of K whose rows were cast from offsets[g] on.
 enum class GroupLayout : unsigned char {
   kSpaced,  ///< from column 128 · (offsets[g] / 128 + g) on: any sizes, with holes between groups
   kTight,   ///< from column offsets[g] on, a multiple of 128: as DeepGEMM and torchao have them
 };
 
-/// What a router makes of its logits: a probability over all experts, or a score of each by itself,
-/// 1 / (1 + exp(-logit)).
+/// The scores that a router computes from its logits: a probability over all experts, or a score of
+/// each by itself, 1 / (1 + exp(-logit)).
 enum class Scoring : unsigned char { kSoftmax, kSigmoid };
 
 /// Bytes of one element; 0 for a value that is no DType.

@@ -63,7 +63,7 @@ ByteRows byte_rows(const TensorView& tensor) {
   return rows;
 }
 
-// Whether one of the rows lies in the other's range.
+// True if one of the rows lies in the other's range.
 bool has_row_in(const ByteRows& rows, const ByteRows& other) {
   const std::int64_t gap = other.begin - rows.begin - rows.width;  // from the first row
   const std::int64_t first = gap < 0 ? 0 : gap / std::max<std::int64_t>(rows.stride, 1) + 1;

@@ -60,7 +60,7 @@ class Arguments {
                     int bits = 48) const;
   /// Sizes ≥ 0 whose strides and product fit into memory; any rank.
   void require_sizes(std::string_view argument, const TensorView& tensor) const;
-  /// Of a tensor that has elements: not null, aligned to them.
+  /// Requires of a tensor that has elements: its data is not null, and aligned to them.
   void require_data(std::string_view argument, const TensorView& tensor) const;
   /// Rank 2, sizes ≥ 0, contiguous columns, data where there are elements. Rows may lie anywhere.
   void require_input_matrix(std::string_view argument, const TensorView& tensor) const;
@@ -87,12 +87,12 @@ class Arguments {
   /// The same, whose rows may lie anywhere.
   void require_scaled_input(std::string_view argument, const ScaledTensorView& tensor,
                             std::int64_t matrices = 1) const;
-  /// Of codes that are checked: the scale, or what has its shape. `argument` is its own name.
+  /// Checks the scale of checked codes, or a tensor of its shape. `argument` is its own name.
   void require_scale(std::string_view argument, const ScaledTensorView& tensor,
                      std::int64_t matrices = 1) const;
 
  private:
-  /// Of an FP8 matrix: its dtype, and its scale.
+  /// Checks the dtype of an FP8 matrix, and its scale.
   void require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor,
                                std::int64_t matrices) const;
   void require_channel_scale(std::string_view argument, const ScaledTensorView& tensor) const;
@@ -107,7 +107,7 @@ class Arguments {
 using ByteRange = std::pair<std::intptr_t, std::intptr_t>;
 ByteRange byte_range(const TensorView& tensor);
 
-/// Whether any element of one view lies in memory of the other, so that side-by-side slices of one
+/// True if any element of one view lies in memory of the other, so that side-by-side slices of one
 /// buffer do not. Exact for views that are one row or rows at one stride, in any order of their
 /// dimensions, if one of the strides divides the other; true in doubt.
 bool memory_overlaps(const TensorView& left, const TensorView& right);

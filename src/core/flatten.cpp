@@ -65,7 +65,7 @@ View vector_of(const View& tensor, const Merged& elements) {
   return vector;
 }
 
-// Whether the shape is that of the data, up to the last dimension, which is `last`.
+// True if the shape is that of the data, up to the last dimension, which is `last`.
 template <typename View, typename ScaledView>
 bool has_leading_dimensions(const View& scale, const ScaledView& tensor, std::int32_t rank) {
   const std::int32_t leading = tensor.data.rank - 1;
@@ -73,7 +73,7 @@ bool has_leading_dimensions(const View& scale, const ScaledView& tensor, std::in
          std::equal(scale.shape.begin(), scale.shape.begin() + leading, tensor.data.shape.begin());
 }
 
-// Of the scales of a tensor, or of what has their shape. Whatever has none of the shapes with
+// Flattens the scales of a tensor, or what has their shape. Whatever has none of the shapes with
 // leading dimensions stays as it is.
 template <typename View, typename ScaledView>
 View flat_scale(const Arguments& check, std::string_view argument, const View& scale,

@@ -9,7 +9,7 @@ namespace octofold::core {
 
 std::string format_arguments(fmt::string_view text, fmt::format_args arguments);
 
-/// As fmt::format().
+/// Formats like fmt::format().
 template <typename... Arguments>
 std::string format(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
   return format_arguments(text, fmt::make_format_args(arguments...));

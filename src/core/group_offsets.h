@@ -1,4 +1,4 @@
-// Where groups of rows begin, as operations take it.
+// Checks of the offsets or counts by which operations take groups of rows.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace octofold::core {
 std::int64_t require_offsets(const Arguments& check, std::string_view argument,
                              const TensorView& offsets, Device device);
 
-/// Of offsets that lie on the CPU: they begin at 0, do not decrease, do not exceed `rows`, and are
-/// multiples of `unit`.
+/// Throws unless offsets that lie on the CPU begin at 0, do not decrease, do not exceed `rows`, and
+/// are multiples of `unit`.
 void require_ascending_offsets(const Arguments& check, std::string_view argument,
                                const TensorView& offsets, std::int64_t rows, int unit = 1);
 
-/// Of counts [groups] that lie on the CPU: from 0 to `most`.
+/// Throws unless counts [groups] that lie on the CPU are from 0 to `most`.
 void require_counts(const Arguments& check, std::string_view argument, const TensorView& counts,
                     std::int64_t most);
 

@@ -42,7 +42,7 @@ struct Options {
 /// until the process has a valid value.
 const Options& options();
 
-/// What options() does, from a given environment: for tests.
+/// Reads options from a given environment, as options() does: for tests.
 Options parse_options(const char* (*getenv)(const char* name));
 
 }  // namespace octofold::core

@@ -13,7 +13,7 @@
 
 namespace octofold::core {
 
-/// Where the groups of a product lie in its matrices. A dense product is one group.
+/// The places of the groups of a product in its matrices. A dense product is one group.
 struct Groups {
   config::Work work = config::Work::kDense;
   std::int64_t count = 1;

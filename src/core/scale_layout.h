@@ -43,16 +43,16 @@ constexpr std::int64_t code_row_stride(std::int64_t cols, DeviceType device) {
   return device == DeviceType::kCuda ? ceil_divide(cols, kSector) * kSector : cols;
 }
 
-/// Whether the scale tensor has one of the shapes that cast_targets.h allows; of a stack, one whose
-/// leading dimensions are one.
+/// True if the scale tensor has one of the shapes that cast_targets.h allows; for a stack, one
+/// whose leading dimensions are one.
 bool scale_shape_matches(const ScaledTensorView& tensor, std::int64_t matrices = 1);
 
 /// Shape of the scales of a stack, `rows` counting those of all matrices (CastTargets::matrices).
 std::vector<std::int64_t> stacked_scale_shape(Granularity granularity, std::int64_t matrices,
                                               std::int64_t rows, std::int64_t cols);
 
-/// Of how many matrices the scales of flat codes are a stack (as above). None of lines, whose
-/// scales in a stack are those of one matrix, and where the shape is none of a stack.
+/// The number of matrices of which the scales of flat codes are a stack (as above). None for lines,
+/// whose scales in a stack are those of one matrix, and where the shape is none of a stack.
 std::optional<std::int64_t> matrices_of(const ScaledTensorView& tensor);
 
 /// One of a stack's matrices, all of which are the rows of one (flat codes, flat scales).

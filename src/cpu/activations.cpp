@@ -15,7 +15,7 @@ struct Curve {
   double value, slope;
 };
 
-// Of kSwiGluOss.
+// The constants of kSwiGluOss.
 constexpr double kOssSlope = 1.702, kOssLimit = 7;
 
 // The definitions of vocabulary.h.
@@ -54,7 +54,7 @@ Curve curve(Activation activation, double x) {
   return {};
 }
 
-// What the curve of a gate is multiplied with, and its derivative by up.
+// The number by which the gate's curve is multiplied, and its derivative by up.
 Curve factor(Activation activation, double up) {
   if (activation != Activation::kSwiGluOss) return {up, 1};
   if (std::abs(up) > kOssLimit) return {std::copysign(kOssLimit, up) + 1, 0};
@@ -78,7 +78,7 @@ class Row {
   }
   bool gated() const { return gated_; }
   std::int64_t columns() const { return gated_ ? x_.shape[1] / 2 : x_.shape[1]; }
-  /// Where gate and up of a column are.
+  /// The indices of a column's gate and up.
   std::size_t gate_at(std::int64_t column) const {
     return static_cast<std::size_t>(column * step_);
   }

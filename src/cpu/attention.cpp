@@ -50,7 +50,7 @@ Range keys_of(const AttentionArguments& arguments, std::int64_t sequence) {
   return {0, arguments.k.data.shape[1]};
 }
 
-// Where the element of a query, head and first column lies.
+// The index of the element of a query, head and first column.
 std::int64_t place_of(const TensorView& q, std::int64_t sequence, std::int64_t query,
                       std::int64_t head) {
   return q.rank == 3 ? query * q.strides[0] + head * q.strides[1]
@@ -193,7 +193,7 @@ void limit_keys(const AttentionArguments& arguments, std::int64_t query, std::in
   row.end_key = std::max(row.end_key, row.first_key);
 }
 
-// What a thread holds.
+// The buffers and sums of one thread.
 class Worker {
  public:
   explicit Worker(const AttentionArguments& arguments)
@@ -222,7 +222,7 @@ class Worker {
     const std::int64_t kv_head = item.head / (heads() / kv_heads);
     const Side k(arguments_, arguments_.k, item.sequence, keys.begin, kv_head);
     const Side v(arguments_, arguments_.v, item.sequence, keys.begin, kv_head);
-    // Where blocks begin is a matter of the keys, not of what other rows see.
+    // Blocks begin at places that depend on the keys alone, not on what other rows see.
     for (first -= first % kKeysOfBlock; first < end; first += kKeysOfBlock)
       add_block(k, v, first, std::min(end - first, kKeysOfBlock));
     for (std::int64_t i = 0; i < count; ++i) {

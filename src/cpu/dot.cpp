@@ -13,7 +13,7 @@
 namespace octofold::cpu {
 namespace {
 
-// What threads share: the sum of each is rounded nowhere, so nothing depends on their number.
+// Elements that a thread sums at a time: sums are not rounded, so the thread count has no effect.
 constexpr std::int64_t kChunk = 512 * kScaleBlock;
 
 // A vector, and its scales.

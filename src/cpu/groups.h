@@ -36,7 +36,7 @@ inline ScaledTensorView matrix_of_group(const core::Groups& groups, ScaledTensor
   return all;
 }
 
-/// Of a product whose rows are in groups: those of one.
+/// The bounds of one group of a product whose rows are in groups.
 inline config::GroupBounds rows_of_group(const core::Groups& groups, std::int64_t group) {
   if (groups.work == config::Work::kGroupedRows) {
     return {groups.numbers[group], groups.numbers[group + 1]};

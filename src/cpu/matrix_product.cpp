@@ -17,9 +17,9 @@
 namespace octofold::cpu {
 namespace {
 
-// What is in FP32 at one time, so that it stays in a core's own cache: a block of kScaleBlock of
-// the depth of so many columns, and of so many rows. The sums of as many columns and kMostRows are
-// there for as long as b is read, once for them all.
+// The operands held in FP32 at one time, few enough for a core's own cache: a block of kScaleBlock
+// of the depth of so many columns, and of so many rows. The sums of as many columns and kMostRows
+// are there for as long as b is read, once for them all.
 constexpr std::int64_t kMostColumns = 3 * kScaleBlock;
 constexpr std::int64_t kRowsAtOnce = 96;
 constexpr std::int64_t kMostRows = 1024;

@@ -21,8 +21,8 @@ class Operand {
   static Operand columns_of(const ScaledTensorView& matrix);
 
   std::int64_t depth() const { return matrix_.data.shape[has_columns_ ? 0 : 1]; }
-  /// Of `count` vectors from `first` on, the numbers at [k, k + depth), kScaleBlock to a vector;
-  /// and what the sums with each are to be multiplied by. k is a multiple of kScaleBlock,
+  /// Loads from `count` vectors, from `first` on, the numbers at [k, k + depth), kScaleBlock to a
+  /// vector; and what the sums with each are to be multiplied by. k is a multiple of kScaleBlock,
   /// `depth` is at most that.
   void load_block(std::int64_t first, std::int64_t count, std::int64_t k, std::int64_t depth,
                   float* values, float* scales) const;

@@ -86,7 +86,7 @@ Statistics statistics_of(const Row& x, NormKind kind, float epsilon) {
           static_cast<float>(1 / std::sqrt(variance + static_cast<double>(epsilon)))};
 }
 
-// What is normed: x, or its rounded sum with the residual, which is written and read back.
+// Reads what is normed: x, or its rounded sum with the residual, which is written and read back.
 void read_normed(const Normed& source, std::int64_t row, Row& x, Row& residual) {
   read_row(source.x, row, x);
   if (!source.residual) return;

@@ -63,7 +63,7 @@ void score(const Row& logits, Scoring scoring, std::vector<double>& scores) {
   for (double& value : scores) value /= sum;
 }
 
-// What the sum of chosen scores is made larger by where weights are normalized.
+// The number added to the sum of chosen scores where weights are normalized.
 double little(Scoring scoring) { return scoring == Scoring::kSigmoid ? 1e-20 : 0; }
 
 // Places of the `count` best choices, best first, of equal ones the first one first.

@@ -43,7 +43,7 @@ struct VectorKernels {
 
 inline constexpr std::int64_t kMostPanel = 32;
 
-/// Those that this processor can run, the widest first.
+/// The kernels that this processor can run, the widest first.
 std::span<const VectorKernels> all_vector_kernels();
 
 /// The widest.

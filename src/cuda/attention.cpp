@@ -35,7 +35,7 @@ const int* ints_of(const std::optional<TensorView>& tensor) {
   return tensor ? static_cast<const int*>(tensor->data) : nullptr;
 }
 
-// Whether each run of the last dimension begins at a multiple of `bytes`.
+// True if each run of the last dimension begins at a multiple of `bytes`.
 template <typename View>
 bool rows_are_aligned(const View& tensor, std::int64_t bytes) {
   bool aligned =
@@ -51,7 +51,7 @@ std::int64_t size_of_head(const TensorView& tensor) {
   return tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
 }
 
-// Whether values are the first numbers of the keys, in the same memory.
+// True if values are the first numbers of the keys, in the same memory.
 bool share_memory(const TensorView& k, const TensorView& v) {
   bool shared = k.data == v.data && k.dtype == v.dtype && size_of_head(v) <= size_of_head(k);
   for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(k.rank); ++i) {
@@ -76,7 +76,7 @@ std::int64_t key_heads_of(const AttentionOperand& operand) {
   return operand.data.shape[static_cast<std::size_t>(operand.data.rank) - 2];
 }
 
-// Whether keys of a head have scales of their own, rather than one.
+// True if keys of a head have scales of their own, rather than one.
 bool has_key_scales(const AttentionOperand& operand) {
   if (!operand.scale || operand.scale->element_count() == 1) return false;
   return operand.scale->rank > 1 || operand.scale->shape[0] != key_heads_of(operand);

@@ -101,7 +101,7 @@ std::int64_t cols_of(const CastTargets& targets) {
   return targets.transposed->data.shape[0] / targets.matrices.value_or(1);
 }
 
-// Whether rows of 1x128 are written beside a transpose of another granularity.
+// True if rows of 1x128 are written beside a transpose of another granularity.
 bool is_mixed(const CastTargets& targets, Granularity transposed) {
   return targets.rows && targets.transposed &&
          targets.rows->format.granularity == Granularity::kBlock1x128 &&
@@ -186,7 +186,7 @@ struct Job {
   config::CastJob params;
 };
 
-// Those of one kind.
+// The jobs of one kind.
 struct Batch {
   CastProblem kind;
   std::vector<Job> jobs;
@@ -205,7 +205,7 @@ config::CastJob job_of(const CastParams& params) {
           .by_matrix_tiles = params.by_matrix_tiles};
 }
 
-// Which of the jobs share a launch: the first ones, as far as parameters and a grid hold them.
+// The jobs that share a launch: the first ones, as far as parameters and a grid hold them.
 std::span<const Job> first_of(std::span<const Job> jobs,
                               const std::vector<plan::CastConfig>& kernels) {
   std::size_t count = 0;

@@ -13,7 +13,7 @@
 
 namespace octofold::cuda {
 
-/// Whether each row begins at a multiple of `bytes`; a vector is one row.
+/// True if each row begins at a multiple of `bytes`; a vector is one row.
 template <typename View>
 bool is_aligned(const View& matrix, std::int64_t bytes) {
   const bool stride_fits = matrix.rank < 2 || matrix.shape[0] <= 1 ||
@@ -22,7 +22,7 @@ bool is_aligned(const View& matrix, std::int64_t bytes) {
          reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-/// What is left out does not count.
+/// An absent matrix counts as aligned.
 template <typename View>
 bool is_aligned(const std::optional<View>& matrix, std::int64_t bytes) {
   return !matrix || is_aligned(*matrix, bytes);

@@ -1,4 +1,4 @@
-// Which CUDA context is current in this thread.
+// The CUDA context that is current in this thread.
 #pragma once
 
 #include "cuda/driver.h"

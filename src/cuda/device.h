@@ -22,7 +22,7 @@
 
 namespace octofold::cuda {
 
-/// Where kernels come from: some are precompiled, any can be compiled.
+/// The source of kernels: some are precompiled, any can be compiled.
 struct KernelSource {
   std::function<jit::Binary(const jit::Program&)> compile{};
   std::function<std::optional<jit::Binary>(const jit::Program&)> precompiled{};
@@ -86,7 +86,7 @@ class Device {
     return own.empty() ? shipped_tuning_.candidate(problem) : own;
   }
 
-  /// What make_plan() plans for the problem, loaded: worked out at the first call of the problem
+  /// The plan of make_plan() for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.
   template <plan::HasFields Problem, typename MakePlan>
   auto prepared(const Problem& problem, MakePlan&& make_plan) {
@@ -147,7 +147,7 @@ class Device {
   std::optional<GroupFaults> faults_;
 };
 
-/// What the JIT is to compile for a plan.
+/// The program that the JIT is to compile for a plan.
 jit::Program program_of(const plan::KernelPlan& plan, const plan::Gpu& gpu);
 
 }  // namespace octofold::cuda

@@ -41,7 +41,7 @@ void watch_for_fork() {
   static_cast<void>(registered);
 }
 
-// What a failed call means for its caller.
+// The error code that a failed call has for its caller.
 ErrorCode code_of(Result result) {
   switch (result) {
     case kInvalidValue: return ErrorCode::kInternal;

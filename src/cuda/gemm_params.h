@@ -1,4 +1,4 @@
-// What the kernels of products of all architectures are given, and what is said of slow operands.
+// The parameters of all architectures' product kernels, and what is said of slow operands.
 #pragma once
 
 #include "core/product.h"
@@ -10,7 +10,7 @@ namespace octofold::cuda {
 /// gates and ups, and `out` are the codes. `swapped`: the instruction's rows are B's.
 config::GemmParams gemm_params(const core::Product& product, bool swapped);
 
-/// What it costs where TMA cannot address a matrix, for the log; null: nothing.
+/// The cost where TMA cannot address a matrix, as text for the log; null: nothing.
 struct SlowPaths {
   const char* operands = nullptr;
   const char* out = nullptr;

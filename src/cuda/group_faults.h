@@ -1,4 +1,4 @@
-// What checks of groups' numbers on a device have found, and whose numbers those were.
+// The faults that checks of groups' numbers on a device found, and whose numbers those were.
 #pragma once
 
 #include <mutex>

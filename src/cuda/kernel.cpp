@@ -29,7 +29,7 @@ Kernel::Kernel(const Driver& driver, ContextHandle context, const plan::Gpu& gpu
       core::format("{} bytes of dynamic shared memory", shared_bytes_));
 }
 
-// What a launch says of its shape. `attributes` are the launch's, and have to outlive it.
+// The configuration of a launch: its shape. `attributes` are the launch's, and have to outlive it.
 LaunchConfig Kernel::launch_config(std::int64_t blocks, Stream stream,
                                    std::array<LaunchAttribute, 2>& attributes) const {
   unsigned count = 0;

@@ -1,4 +1,4 @@
-// What was worked out once for a problem is not worked out again.
+// A memo of results, so that what was worked out for a problem is not worked out again.
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,7 @@ namespace {
 
 DeviceAddress address_of(const void* memory) { return reinterpret_cast<DeviceAddress>(memory); }
 
-// Of the legacy default stream, where the calls below put their work.
+// Waits for the legacy default stream, where the calls below put their work.
 void synchronize(const Driver& driver) {
   driver.check(driver.stream_synchronize(nullptr), "cuStreamSynchronize");
 }

@@ -11,7 +11,7 @@
 namespace octofold::cuda {
 namespace {
 
-// Whether the kernel of rows casts too. Columns are reduced by tiles.
+// True if the kernel of rows casts too. Columns are reduced by tiles.
 bool casts_too(const CastTargets& targets) {
   if (targets.columns.sums || targets.columns.amax || !targets.rows) return false;
   return plan::row_kernel_casts(targets.rows->format.granularity, true,

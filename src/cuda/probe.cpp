@@ -11,7 +11,7 @@
 namespace octofold::cuda {
 namespace {
 
-// What a driver does not tell of a device stays empty.
+// Fields that the driver does not tell of a device stay empty.
 GpuInfo describe_gpu(const Driver& driver, int ordinal) {
   GpuInfo gpu;
   gpu.index = ordinal;

@@ -1,4 +1,4 @@
-// What the CUDA driver of this machine offers.
+// The probe of this machine's CUDA driver and what it offers.
 #pragma once
 
 #include <string>

@@ -17,8 +17,7 @@ namespace {
 
 using config::Work;
 
-// What is to be done with operands that no kernel of this product takes; null: there are kernels
-// for any.
+// The advice for operands that no kernel of this product takes; null: there are kernels for any.
 const char* instead_of(const core::Product& product) {
   if (product.gated) return ": gemm() and a cast of its activation take it";
   if (product.cast_a) return ": a cast of 'a' and gemm() of its codes take it";

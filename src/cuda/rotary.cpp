@@ -8,7 +8,7 @@
 namespace octofold::cuda {
 namespace {
 
-// Whether each run of the last dimension begins at a multiple of 16 bytes.
+// True if each run of the last dimension begins at a multiple of 16 bytes.
 bool has_aligned_runs(const TensorView& tensor) {
   constexpr std::int64_t kBytes = 16;
   for (std::int32_t i = 0; i + 1 < tensor.rank; ++i) {

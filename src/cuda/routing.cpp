@@ -17,7 +17,7 @@ const int* ints_of(const TensorView& tensor) { return static_cast<const int*>(te
 float* floats_of(const MutableTensorView& tensor) { return static_cast<float*>(tensor.data); }
 const float* floats_of(const TensorView& tensor) { return static_cast<const float*>(tensor.data); }
 
-// Whether rows can be accessed in vectors of so many elements.
+// True if rows can be accessed in vectors of so many elements.
 template <typename View>
 bool holds_vectors(const View& matrix, int vector) {
   return is_aligned(matrix, std::int64_t{vector} * size_of(matrix.dtype));

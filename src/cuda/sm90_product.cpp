@@ -10,8 +10,8 @@ namespace {
 using config::Sm90GemmConfig;
 using config::Sm90GemmParams;
 
-// Of a box of the last tile of rows, or of several in groups, where any tile may be the last of
-// one.
+// The rows of a box of the last tile of rows, or of several in groups, where any tile may be the
+// last of one; 0: no such box is used.
 int last_rows_of(const Sm90GemmConfig& config, int rows) {
   if (config.loads_sub_tiles()) return config::kSubTileRows;
   if (!config.swapped && config::groups_rows(config.work)) return 0;

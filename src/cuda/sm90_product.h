@@ -8,7 +8,7 @@
 
 namespace octofold::cuda {
 
-/// What the kernel of this configuration is given.
+/// The parameters for the kernel of this configuration.
 config::Sm90GemmParams params_of(const Device& device, const core::Product& product,
                                  const config::Sm90GemmConfig& config);
 

@@ -8,7 +8,7 @@
 
 namespace octofold::cuda {
 
-/// Of a row-major matrix in device memory, moved in boxes of box_rows × box_columns elements: their
+/// Encodes a row-major matrix on a device, moved in boxes of box_rows × box_columns elements: their
 /// rows lie in shared memory under the swizzle of their width (32, 64 or 128 bytes). Elements
 /// outside of the matrix are read as 0 and not written. Throws Error(kInternal) for what
 /// plan::tma_obstacle() names.

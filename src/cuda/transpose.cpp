@@ -7,7 +7,7 @@
 namespace octofold::cuda {
 namespace {
 
-// Of nothing there are none to be counted.
+// The tiles of the problem; an empty one has none to be counted.
 config::TransposeTiles tiles_of(const plan::TransposeProblem& problem) {
   if (problem.rows == 0 || problem.cols == 0) return {};
   return config::TransposeTiles::of(problem.rows, problem.cols);

@@ -17,7 +17,7 @@ struct TuningFile {
   plan::Tuning tuning{};
 };
 
-/// That of a GPU, by OCTOFOLD_TUNING or in the cache's folder. Throws nothing but std::bad_alloc.
+/// Reads a GPU's file, by OCTOFOLD_TUNING or in the cache's folder. Throws only std::bad_alloc.
 TuningFile read_tuning(const plan::Gpu& gpu, std::string_view gpu_name);
 
 }  // namespace octofold::cuda

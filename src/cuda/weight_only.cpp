@@ -31,7 +31,7 @@ config::WeightOnlyScale scale_of_rows(const ScaledTensorView& tensor) {
   return {scale.data, scale.row_stride, scale.col_stride, row_shift(tensor.granularity)};
 }
 
-// Of a W whose rows are the depth: out's columns are its own.
+// The scales of a W whose rows are the depth: out's columns are its own.
 config::WeightOnlyScale scale_of_columns(const ScaledTensorView& tensor) {
   const auto scale = core::scale_access(tensor);
   return {scale.data, scale.col_stride, scale.row_stride, kBlockShift};
@@ -49,7 +49,7 @@ Prepared<plan::WeightOnlyChoice> prepare(Device& device, const WeightOnlyProduct
   return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
 }
 
-// Those that a kernel counts: of a masked group, else all.
+// The rows that a kernel counts: those of a masked group, else all.
 std::int64_t rows_of(const WeightOnlyProduct& product) {
   const std::int64_t rows = product.out.shape[0];
   switch (product.groups.work) {

@@ -1,4 +1,4 @@
-// Which build of a shared object a file holds, without opening it as one.
+// Reads the build ID of a shared object from its file, without opening it as one.
 #pragma once
 
 #include <string>

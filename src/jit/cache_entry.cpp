@@ -34,7 +34,7 @@ static_assert(sizeof(EntryHead) == 88);
 
 constexpr std::int64_t kMostBytes = 64 << 20;  // the largest kernel has less than 1 MB
 
-// What is wrong with a file of these bytes; empty if nothing is.
+// The fault of a file of these bytes; empty if it has none.
 std::string fault_of(std::string_view bytes, EntryHead& head) {
   if (bytes.size() < sizeof(head)) return core::format("it has only {} bytes", bytes.size());
   std::memcpy(&head, bytes.data(), sizeof(head));

@@ -23,7 +23,7 @@ struct CacheKey {
   friend auto operator<=>(const CacheKey&, const CacheKey&) = default;
 };
 
-/// Of the headers, hashed once and for all programs.
+/// The hash of the headers, computed once for all programs.
 CacheKey digest(std::span<const Header> headers);
 CacheKey key_of(const Program& program, const CacheKey& headers, std::string_view compiler);
 

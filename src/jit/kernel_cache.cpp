@@ -65,8 +65,8 @@ class KeyLock {
   off_t position_;
 };
 
-// What of the folder is called as the cache calls its own, by a key and one of the suffixes, or as
-// the locks, and is no folder. Throws Error(kIo) where the folder cannot be read.
+// The folder's entries with names of the cache's own (a key and one of the suffixes, or a lock's)
+// that are no folders. Throws Error(kIo) where the folder cannot be read.
 std::vector<fs::path> files_called(const fs::path& folder,
                                    std::initializer_list<std::string_view> suffixes) {
   std::vector<fs::path> files;

@@ -32,7 +32,7 @@ class KernelCache {
   /// written there. Empty where it is used, or there is none yet.
   std::string fault() const;
 
-  /// Whether get() would find the binary.
+  /// True if get() would find the binary.
   bool contains(const CacheKey& key) const;
 
   struct Listed {
@@ -63,7 +63,7 @@ class KernelCache {
 /// to be the same list at each call: it is hashed once.
 Binary compile_cached(const Program& program, std::span<const Header> headers);
 
-/// Whether compile_cached() would find it in the cache.
+/// True if compile_cached() would find it in the cache.
 bool is_cached(const Program& program, std::span<const Header> headers);
 
 }  // namespace octofold::jit

@@ -23,7 +23,7 @@
 namespace octofold::jit {
 namespace {
 
-// Those before it reject some of the kernels or spill registers.
+// Older versions reject some of the kernels or spill registers.
 constexpr std::pair kOldest{12, 8};
 
 // Functions without an execution space are constexpr ones that the host shares, which the device

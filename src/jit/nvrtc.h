@@ -27,7 +27,7 @@ int compiler_cuda();
 /// "NVRTC 13.0 (libnvrtc.so.13)", or why there is none.
 Component probe_nvrtc();
 
-/// Which compiler this is, for cache keys: NVRTC's build, else its version, and its options. Where
+/// The identity of the compiler, for cache keys: NVRTC's build, else its version, and options. If
 /// the first file to try has a build ID, NVRTC is not opened, which takes longer than to read a
 /// kernel from disk. Throws Error(kUnavailable) if it has to be opened and there is none, or one
 /// that is too old, saying where was looked and how to get one.

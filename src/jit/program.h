@@ -1,4 +1,4 @@
-// What the JIT compiles, and what comes out. It knows nothing of what a kernel computes.
+// The input and output of the JIT, which knows nothing of what a kernel computes.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct Program {
   std::string description;   ///< for people: "gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, …"
 };
 
-/// What the assembler said of the kernel. Spills and stack in bytes of a thread.
+/// The assembler's report on the kernel. Spills and stack in bytes of a thread.
 struct ResourceUse {
   int registers = 0;
   int shared_bytes = 0;  ///< of a block, beside what its launch asks for

@@ -1,4 +1,4 @@
-// Where a checkpoint is written to, and what lies beside its weights there.
+// The place that a checkpoint is written to, and the files beside its weights there.
 #pragma once
 
 #include <filesystem>

@@ -26,7 +26,7 @@ std::optional<nlohmann::json> read_if_there(const fs::path& path) {
   return read_json_object(path);
 }
 
-/// What to do with weights in another format; empty: it is none that is known.
+/// The advice for weights in another format; empty: it is none that is known.
 std::string_view about_format(const fs::path& path) {
   const std::string ending = path.extension();
   if (ending == ".gguf") {

@@ -23,7 +23,7 @@ namespace octofold::model {
 
 inline constexpr const char* kConfigName = "config.json";
 
-/// What a path names.
+/// The kind of input that a path names.
 enum class InputKind : std::uint8_t { kFile, kIndex, kFolder };
 
 /// Throws Error(kInvalidArgument) for a path with a NUL, at which the system would cut it.
@@ -49,7 +49,7 @@ class CheckpointSource {
   const std::filesystem::path& folder() const { return folder_; }
   const std::vector<Shard>& shards() const { return shards_; }
   std::int64_t bytes() const;
-  /// Of the index: its name, and its metadata. Nothing for a single file.
+  /// The name of the index, and its metadata. Nothing for a single file.
   const std::optional<std::string>& index_name() const { return index_name_; }
   const nlohmann::json& index_metadata() const { return index_metadata_; }
   /// config.json beside the weights.

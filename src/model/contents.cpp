@@ -23,7 +23,7 @@ bool any(const TensorsByName& tensors, const std::function<bool(const Checkpoint
                      [&](const auto& entry) { return holds(*entry.second); });
 }
 
-/// Of a checkpoint whose config says nothing.
+/// The family of a checkpoint whose config says nothing.
 const Family* family_by_names(const TensorsByName& tensors) {
   const auto named = [&](std::string_view ending) {
     return any(tensors, [&](const auto& tensor) { return tensor.name.ends_with(ending); });
@@ -180,7 +180,7 @@ class Reader {
     return weight;
   }
 
-  /// Whether a tensor is neither codes nor scales nor a note on them.
+  /// True if a tensor is neither codes nor scales nor a note on them.
   bool is_other(const CheckpointTensor& tensor) const {
     return !taken_.contains(tensor.name) && !is_note(tensor.name);
   }
@@ -266,7 +266,7 @@ class Reader {
     const std::string expected =
         core::format("scales in {}, as the family {} has them",
                      quote(spelled(family_.spelling().scale, weight.name)), family_.name);
-    // What a family writes says more than what it reads of others.
+    // A spelling that a family writes says more than one of others that it reads.
     for (const bool is_own : {true, false}) {
       for (const Family* other : families()) {
         for (const Spelling& spelling : is_own ? other->spellings.first(1) : other->spellings) {

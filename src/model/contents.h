@@ -1,4 +1,4 @@
-// What a checkpoint holds: its family, its weights in FP8, and the rest.
+// The contents of a checkpoint: its family, its weights in FP8, and the rest.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct MatrixSizes {
 };
 
 bool is_fp8(const CheckpointTensor& tensor);
-/// Whether it has a type that scales have.
+/// True if it has a type that scales have.
 bool is_scale(const CheckpointTensor& tensor);
 
 }  // namespace octofold::model

@@ -1,4 +1,4 @@
-// What lies beside the weights of a folder, and comes along to another.
+// The files beside the weights of a folder, which are copied to another.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,5 @@
-// What ComfyUI's files say of single layers: in the header under `_quantization_metadata`, or in
-// tensors `comfy_quant` of JSON text.
+// The notes of ComfyUI's files on single layers: in the header under `_quantization_metadata`, or
+// in tensors `comfy_quant` of JSON text.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ class Hints {
   /// layers in another format than FP8.
   explicit Hints(const CheckpointSource& source);
 
-  /// Whether the layer of this weight is to multiply in high precision.
+  /// True if the layer of this weight is to multiply in high precision.
   bool of(std::string_view weight) const;
   /// Throws Error(kBadFormat) for a weight of another type than is said.
   void require_dtype(const CheckpointTensor& weight) const;
@@ -29,7 +29,7 @@ class Hints {
   std::unordered_map<std::string, std::string_view> dtypes_;
 };
 
-/// Whether a tensor is nothing but such a note, or the marker `scaled_fp8`.
+/// True if a tensor is nothing but such a note, or the marker `scaled_fp8`.
 bool is_note(std::string_view name);
 
 }  // namespace octofold::model

@@ -16,8 +16,8 @@ std::string quote(std::string_view text);
 /// Several, up to ten of them.
 std::string quoted(std::span<const std::string> names);
 
-/// What a file is that begins so, if it is one that people have in the place of safetensors or
-/// JSON, and what to do then; empty: nothing that is known.
+/// The kind of a file that begins so, if people have it in the place of safetensors or JSON, and
+/// what to do then; empty: nothing that is known.
 std::string foreign_content(std::string_view begin);
 
 /// Checks what the JSON parser would let pass or describe with the offending bytes: `text` is

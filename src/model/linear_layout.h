@@ -1,4 +1,4 @@
-// Which matrices of a checkpoint are stored the other way around than linear layers have them.
+// Finds the matrices of a checkpoint that are stored the other way around than in linear layers.
 #pragma once
 
 #include <set>
@@ -13,7 +13,7 @@ namespace octofold::model {
 /// transformers' names of all experts' matrices in one tensor, [experts, out, in] in most models.
 bool is_stack_of_experts(std::string_view name);
 
-/// What shapes say of weights: a linear layer has [out, in] and a bias of `out`. transformers'
+/// Layouts of weights by shape: a linear layer has [out, in] and a bias of `out`. transformers'
 /// Conv1D (GPT-2 and its kin) has [in, out], and some experts have [experts, in, out].
 class LinearLayout {
  public:
@@ -30,7 +30,7 @@ class LinearLayout {
   std::int64_t bias_of(const std::string& weight) const;
 
   std::unordered_map<std::string, std::vector<std::int64_t>> shapes_;
-  // Of the matrices whose bias fits their columns alone: last names, and the modules they lie in.
+  // The matrices whose bias fits their columns alone: last names, and the modules they lie in.
   std::set<std::string> transposed_names_;
   std::set<std::string> transposed_parents_;
 };

@@ -71,7 +71,7 @@ bool lacks_input(const CheckpointWeight& weight, const Family& family, Granulari
 
 bool fits(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
   const MatrixSizes sizes(weight.codes.shape);
-  // Of a family that knows one granularity alone a layer cannot have another.
+  // A family with one granularity alone cannot give another to a layer.
   if (family.mixes && !family.takes_sizes(granularity, sizes.rows, sizes.cols)) return false;
   return holds(family.granularities_of(weight.codes.shape), granularity) &&
          !lacks_input(weight, family, granularity);
@@ -100,7 +100,7 @@ Granularity target_of(std::span<const CheckpointWeight> weights, const Family& f
   return family.granularities.front();
 }
 
-/// Whether this is a matrix of one expert, whose scales its family's libraries do not load.
+/// True if this is a matrix of one expert, whose scales its family's libraries do not load.
 bool is_expert_amiss(const Family& family, const Step& step) {
   return step.is_weight() && step.values.shape.size() == 2 &&
          step.name.find(".experts.") != std::string::npos && !holds(family.of_experts, step.to);

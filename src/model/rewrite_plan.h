@@ -1,4 +1,4 @@
-// What becomes of each tensor of a checkpoint.
+// The plan of what each tensor of a checkpoint becomes.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct RewritePlan {
   std::vector<std::string> dropped;  ///< tensors that the family has no place for
   /// Weights that could have been FP8, and why they are not.
   std::vector<LeftAlone> left_alone{};
-  /// What the model computes in, as safetensors spells it.
+  /// The dtype that the model computes in, as safetensors spells it.
   std::string dtype = "BF16";
   bool of_diffusers = false;  ///< config.json is one of Diffusers
   LoadedModel loaded{};
@@ -55,7 +55,7 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
 RewritePlan plan_conversion(const CheckpointContents& contents,
                             const ConvertCheckpointOptions& options);
 
-/// What is to be said of the checkpoint that the plan makes.
+/// The description of the checkpoint that the plan makes.
 Description describe(const RewritePlan& plan);
 
 }  // namespace octofold::model

@@ -22,7 +22,7 @@ DType fp8_of(const CheckpointTensor& codes) {
   return codes.dtype == "F8_E4M3" ? DType::kE4M3 : DType::kE5M2;
 }
 
-/// Of one matrix, or of a stack.
+/// The shape of the scales of one matrix, or of a stack.
 std::vector<std::int64_t> scale_shape_of(const Family& family, const Step& step) {
   const MatrixSizes sizes(step.values.shape);
   std::vector<std::int64_t> shape = family.scale_shape(step.to, sizes.rows, sizes.cols);
@@ -30,7 +30,7 @@ std::vector<std::int64_t> scale_shape_of(const Family& family, const Step& step)
   return shape;
 }
 
-/// Whether an entry of a header is the former family's, and would belie the tensors.
+/// True if an entry of a header is the former family's, and would belie the tensors.
 bool tells_of_scales(std::string_view key, std::string_view text) {
   return key == "_quantization_metadata" || key == "tensor_names" ||
          text.starts_with(R"({"_type")");
@@ -191,7 +191,7 @@ void Rewriter::check(std::string_view of, const CheckpointTensor& scale,
   const std::string got = core::format("{} of {}", senseless, values.size());
   senseless_.push_back(core::format("{} ({})", scale.name, got));
   if (codes == nullptr || senseless < std::ssize(values)) return;
-  // Of zeros alone the scale is zero to some who write them.
+  // Some who write zeros alone give them a scale of zero.
   const std::vector<std::byte> bytes = data_.read(*codes);
   const bool is_number = std::any_of(bytes.begin(), bytes.end(), [](std::byte code) {
     const auto magnitude = std::to_integer<int>(code & std::byte{0x7f});

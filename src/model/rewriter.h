@@ -29,8 +29,8 @@ class Rewriter {
                                  const std::map<std::string, std::string>& metadata,
                                  const std::filesystem::path& output);
 
-  /// What was done so far, without the files' paths. Logs what was lost. Throws Error(kBadFormat)
-  /// where no scale of inputs or caches is left.
+  /// Returns what was done so far, without the files' paths. Logs what was lost. Throws
+  /// Error(kBadFormat) where no scale of inputs or caches is left.
   CheckpointReport finish();
 
  private:
@@ -46,7 +46,7 @@ class Rewriter {
   /// Error(kBadFormat) where all of a weight are, and it has codes that are numbers.
   void check(std::string_view of, const CheckpointTensor& scale, std::span<const float> values,
              const CheckpointTensor* codes = nullptr);
-  /// Of each matrix of a weight that is FP8.
+  /// The scales of each matrix of a weight that is FP8.
   std::vector<WeightScales> scales_of(const Step& step);
   /// Calls action(offset, bytes) for all bytes of a tensor, some at a time.
   template <typename Action>

@@ -52,7 +52,7 @@ inline constexpr std::array<SafetensorsDTypeRow, 22> kSafetensorsDTypes = {{
 }};
 }  // namespace detail
 
-/// As the header of a file spells it.
+/// The name of a dtype, as the header of a file spells it.
 constexpr std::string_view name(SafetensorsDType dtype) {
   return detail::kSafetensorsDTypes[static_cast<std::size_t>(dtype)].name;
 }

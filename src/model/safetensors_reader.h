@@ -25,7 +25,7 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// Bytes of all tensors together.
   std::int64_t data_bytes() const { return file_.size() - data_offset_; }
-  /// Of the first tensor, from the beginning of the file.
+  /// The offset of the first tensor from the beginning of the file.
   std::int64_t data_offset() const { return data_offset_; }
 
   /// Reads the bytes of `tensor` from `offset` on, as many as `bytes` has.

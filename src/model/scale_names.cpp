@@ -15,13 +15,13 @@ namespace {
 
 using Shape = std::span<const std::int64_t>;
 
-/// Whether `count` blocks of some power of two make up `size`.
+/// True if `count` blocks of some power of two make up `size`.
 bool is_in_blocks(std::int64_t size, std::int64_t count) {
   while (size > count && size > 1) size -= size / 2;
   return size == count;
 }
 
-/// Whether there are codes for each of these numbers, in order.
+/// True if there are codes for each of these numbers, in order.
 bool may_scale(Shape codes, Shape scale) {
   std::size_t next = 0;
   for (const std::int64_t count : scale) {
@@ -49,7 +49,7 @@ bool speaks_of_scales(std::string_view name) {
   return (has("scal") || has("amax") || has("absmax")) && !has("input") && !has("shift");
 }
 
-/// Of a tensor whose name begins as the codes' module: how it is called there. Empty: it is not
+/// The name, beside the codes, of a tensor whose name begins as the codes' module. Empty: it is not
 /// beside the codes.
 std::string_view name_beside(std::string_view name, std::string_view module,
                              std::string_view parameter) {

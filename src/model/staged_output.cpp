@@ -46,7 +46,7 @@ fs::path temporary_sibling(const fs::path& target) {
   }
 }
 
-/// Whether `path` is one of temporary_sibling()'s, of a process that is no more. One that lives
+/// True if `path` is one of temporary_sibling()'s, of a process that is no more. One that lives
 /// holds a lock, but for the moment before it has it: what is new is left alone where a process has
 /// the id that the name says, as it has in each container whose only process is the first.
 bool is_abandoned(const fs::path& path) {

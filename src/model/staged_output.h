@@ -10,7 +10,7 @@
 
 namespace octofold::model {
 
-/// Whether a file or folder of this name is output that is not complete.
+/// True if a file or folder of this name is output that is not complete.
 bool is_staged_name(const std::string& name);
 
 class StagedFile {
@@ -49,7 +49,7 @@ class StagedFolder {
   StagedFolder(const StagedFolder&) = delete;
   StagedFolder& operator=(const StagedFolder&) = delete;
 
-  /// Where to write until publish().
+  /// The path to write to until publish().
   const std::filesystem::path& path() const { return path_; }
 
   /// Renames. Throws Error(kIo) unless the target is absent or an empty folder.

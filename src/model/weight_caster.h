@@ -14,7 +14,7 @@
 
 namespace octofold::model {
 
-/// Where the values of a matrix come from and its codes go to.
+/// The sizes of a matrix, the source of its values and the destination of its codes.
 struct CastMatrix {
   std::int64_t rows;
   std::int64_t cols;

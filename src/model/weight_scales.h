@@ -25,7 +25,7 @@ struct WeightScales {
   std::int64_t cols = 0;
   std::vector<float> values;
 
-  /// Those of a tile that begins and ends where scales do, or at the matrix's edge.
+  /// The scales of a tile that begins and ends where scales do, or at the matrix's edge.
   TensorView of(const Tile& tile) const;
   /// Takes those of such a tile, row-major.
   void put(const Tile& tile, std::span<const float> of_tile);
@@ -33,10 +33,10 @@ struct WeightScales {
   WeightScales repeated(Granularity finer) const;
 };
 
-/// Whether scales of `coarse`, each repeated, are scales of `fine`.
+/// True if scales of `coarse`, each repeated, are scales of `fine`.
 bool repeats(Granularity coarse, Granularity fine);
 
-/// Whether codes are all finite, and scales too.
+/// True if codes are all finite, and scales too.
 bool all_finite(DType dtype, std::span<const std::byte> codes);
 bool all_finite(std::span<const float> scales);
 /// How many scales are NaN, infinite, negative or zero.

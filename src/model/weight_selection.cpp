@@ -61,7 +61,7 @@ void warn_of_idle_patterns(const std::vector<std::string>& patterns,
 
 using Marks = std::span<const std::string_view>;
 
-/// Where one of the marks begins in a name; npos: there is none.
+/// The place where the first of the marks begins in a name; npos: there is none.
 std::size_t find_any(const std::string& name, Marks marks) {
   std::size_t first = std::string::npos;
   for (const std::string_view mark : marks) first = std::min(first, ("." + name).find(mark));

@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint in high precision become FP8, and why others do not.
+// Selects the tensors of a checkpoint in high precision that become FP8, and says why not others.
 #pragma once
 
 #include <map>
@@ -26,7 +26,7 @@ class WeightSelection {
   WeightSelection(const QuantizeCheckpointOptions& options, const Family& family,
                   Granularity granularity, const std::vector<CheckpointTensor>& tensors);
 
-  /// Whether a tensor could become FP8: a matrix named `*.weight`, or where the family has stacks
+  /// True if a tensor could become FP8: a matrix named `*.weight`, or where the family has stacks
   /// fused experts, of numbers that the rewriter casts.
   bool is_candidate(const CheckpointTensor& tensor) const;
 

@@ -60,7 +60,7 @@ void check_shape_of_keys(const core::Arguments& check, const AttentionArguments&
   }
 }
 
-// Of k's shape but for the last dimension, which is returned.
+// Checks that v has k's shape but for the last dimension, which is returned.
 std::int64_t checked_value_size(const core::Arguments& check, const TensorView& k,
                                 const TensorView& v) {
   check.require_sizes("v", v);

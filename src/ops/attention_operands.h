@@ -1,4 +1,4 @@
-// What attention checks of keys and values, and of what says which of them belong to a sequence.
+// Attention's checks of keys and values, and of what says which of them belong to a sequence.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace octofold::ops {
 /// Numbers of a query and key, and of a value, at most.
 inline constexpr std::int64_t kMostOfHead = 576, kMostOfValue = 512;
 
-/// What queries say of keys.
+/// The sizes and device that queries prescribe for keys.
 struct AttentionQueries {
   std::int64_t batch;
   std::int64_t heads;
@@ -21,7 +21,7 @@ struct AttentionQueries {
   Device device;
 };
 
-/// Of a tensor of any rank: a contiguous last dimension, and data where there are elements.
+/// Requires of a tensor of any rank a contiguous last dimension, and data where there are elements.
 void require_runs(const core::Arguments& check, std::string_view argument,
                   const TensorView& tensor);
 

@@ -1,4 +1,4 @@
-// Which backend an operation runs on.
+// The choice of the backend that an operation runs on.
 #pragma once
 
 #include <string_view>
@@ -11,7 +11,7 @@ namespace octofold::ops {
 
 constexpr bool is_on_cpu(Device device) { return device.type == DeviceType::kCpu; }
 
-/// Whether there is anything to do for an operation that has checked its arguments.
+/// True if there is anything to do for an operation that has checked its arguments.
 constexpr bool has_memory(Device device) { return device.type != DeviceType::kNone; }
 
 /// The GPU that tensors lie on. Throws Error that names `operation` and the device, and says why

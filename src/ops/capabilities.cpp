@@ -41,7 +41,7 @@ int capability_of(const CapabilityTarget& target) {
   return 10 * target.compute_major + target.compute_minor;
 }
 
-// That of the GPU, in its place, added where there is none.
+// The GPU's column, which is added in its place if there is none.
 CapabilityTarget& column_of(std::vector<CapabilityTarget>& targets, int compute_capability) {
   auto place = std::ranges::lower_bound(targets, compute_capability, {}, capability_of);
   if (place == targets.end() || capability_of(*place) != compute_capability) {

@@ -24,7 +24,7 @@ void cast_checked(const CastSource& source, const CastTargets& targets,
   cuda::cast(ops::gpu("cast", device), source, targets, format, stream);
 }
 
-// Whether one kernel makes rows as they are and the transpose times factors.
+// True if one kernel makes rows as they are and the transpose times factors.
 bool is_one_cast(const CastTargets& targets, Device device) {
   const auto finds_scales = [](const CastTarget& target) {
     return target.scales == ScaleSource::kComputed && !target.channel_scale && !target.amax;
@@ -36,7 +36,7 @@ bool is_one_cast(const CastTargets& targets, Device device) {
          (transposed == rows || transposed == Granularity::kChannel);
 }
 
-// Where factors are those of the transpose: one cast or two, as there are kernels.
+// Casts with factors of the transpose alone: one cast or two, as there are kernels.
 void cast_gathered(GatheredRows source, const CastTargets& targets,
                    const config::CastFormat& format, Device device, Stream stream) {
   if (targets.rows && targets.transposed && is_one_cast(targets, device)) {

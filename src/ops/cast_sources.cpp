@@ -35,7 +35,7 @@ CheckedSource checked(const core::Arguments& check, const TensorView& given) {
   return {x, x.dtype, shape_vector(given), {{"x", x}}};
 }
 
-// What an activation is of, flat. Its tensors join the inputs.
+// The checked input of an activation, flat. Its tensors join the inputs.
 NumbersOrCodes checked_x(const core::Arguments& check, const NumbersOrCodes& given,
                          Activation activation, GateLayout layout, Inputs& inputs) {
   NumbersOrCodes x = given;

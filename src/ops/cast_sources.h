@@ -1,4 +1,4 @@
-// What a cast reads, checked.
+// Checks of what a cast reads.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct CheckedSource {
   std::vector<CastInput> inputs;    ///< all that is read, and what a norm writes
 };
 
-/// Of rows that are gathered from a matrix x, which is checked: whence and with which factors,
-/// which become a matrix. On the CPU the places are looked through. What is read joins the inputs.
+/// Checks the places and factors of rows gathered from a checked matrix x; the factors become a
+/// matrix. On the CPU the places are looked through. What is read joins the inputs.
 void check_places(const core::Arguments& check, GatheredRows& rows, Inputs& inputs);
 
 /// On the CPU the places of gathered rows are checked too.

@@ -20,7 +20,7 @@ CastTarget checked_target(const core::Arguments& check, const std::string& argum
                           const CastTarget& target, std::span<const std::int64_t> shape,
                           Device device, std::optional<std::int64_t> matrices = {});
 
-/// What is computed by a format from values of dtype `in`.
+/// The computation that a format prescribes for values of dtype `in`.
 config::CastFormat format_of(const core::Arguments& check, const Format& format, DType in,
                              ScaleSource scales = ScaleSource::kComputed);
 

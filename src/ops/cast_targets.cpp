@@ -100,7 +100,7 @@ ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets&
   return columns;
 }
 
-// Of a matrix of so many rows. Returns how many columns the transpose has.
+// Checks the groups of a matrix of so many rows. Returns how many columns the transpose has.
 std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, std::int64_t rows,
                           Device device) {
   constexpr std::string_view kOffsets = "offsets";
@@ -126,7 +126,7 @@ std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, 
   return group_columns(rows, groups, out.group_layout);
 }
 
-// Of `rows` rows in all.
+// Checks a stack of `rows` rows in all.
 void check_stack(const core::Arguments& check, const CastTargets& out, std::int64_t rows,
                  bool is_plain) {
   constexpr std::string_view kMatrices = "matrices";
@@ -149,7 +149,7 @@ void check_stack(const core::Arguments& check, const CastTargets& out, std::int6
   }
 }
 
-// Of a stack, if it is one: which of its matrices are used.
+// Checks the offsets that say which matrices of a stack are used; without a stack there are none.
 void check_used(const core::Arguments& check, const CastTargets& out, Device device) {
   constexpr std::string_view kUsed = "used";
   if (!out.matrices) {

@@ -1,4 +1,4 @@
-// What a cast writes, checked.
+// Checks of what a cast writes.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace octofold::ops {
 
-/// What is cast, as its targets see it.
+/// The matrix that is cast, as its targets see it.
 struct CastShape {
   std::span<const std::int64_t> shape;  ///< [..., K]
   std::span<const CastInput> inputs;    ///< all that is read or written for it, one at least
@@ -26,7 +26,7 @@ struct CastShape {
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& given,
                             const CastShape& source, Inputs& memory);
 
-/// What is computed for checked targets, from values of dtype `in`. The granularity is that of rows
+/// The computation for checked targets, from values of dtype `in`. The granularity is that of rows
 /// where there are any.
 config::CastFormat format_of(const core::Arguments& check, const CastTargets& targets, DType in);
 

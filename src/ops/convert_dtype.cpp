@@ -13,7 +13,7 @@
 namespace octofold {
 namespace {
 
-// What convert_dtype() takes: all but integers.
+// The dtypes that convert_dtype() takes: all but integers.
 constexpr std::initializer_list<DType> kComputable = {DType::kFloat32, DType::kFloat16,
                                                       DType::kBFloat16, DType::kE4M3, DType::kE5M2};
 

@@ -19,7 +19,7 @@ namespace {
 
 bool is_half(const TensorView& tensor) { return size_of(tensor.dtype) == 2; }
 
-// As a matrix. Many rows, and a bias, are for float16 and bfloat16.
+// Returns x as a matrix. Many rows, and a bias, are for float16 and bfloat16.
 DotOperand flat_x(const core::Arguments& check, const GemmWeightOnlyArguments& given,
                   ops::Inputs& inputs) {
   const DotOperand x = ops::flat_operand(check, "x", given.x, inputs);
@@ -37,7 +37,7 @@ DotOperand flat_x(const core::Arguments& check, const GemmWeightOnlyArguments& g
   return x;
 }
 
-// Of so many columns beside the leading dimensions of `rows`, as a matrix.
+// Returns out as a checked matrix: so many columns beside the leading dimensions of `rows`.
 MutableTensorView flat_result(const core::Arguments& check, const MutableTensorView& given,
                               const TensorView& rows, std::int64_t columns,
                               const ops::Inputs& inputs) {

@@ -23,7 +23,7 @@ namespace {
 
 using config::Work;
 
-// What of a tensor is the first group's, and how far away the next one's is.
+// The first group's part of a tensor, and the distance to the next one's.
 struct FirstOfGroups {
   TensorView view;
   std::int64_t stride = 0;

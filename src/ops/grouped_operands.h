@@ -1,4 +1,4 @@
-// What products of groups take.
+// The operands of products of groups, checked.
 #pragma once
 
 #include <cstdint>

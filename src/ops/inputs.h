@@ -1,4 +1,4 @@
-// What an operation reads, apart from what it writes.
+// The tensors that an operation reads, which lie apart from what it writes.
 #pragma once
 
 #include <algorithm>
@@ -29,13 +29,13 @@ inline std::span<const std::int64_t> shape_of(const TensorView& tensor) {
   return {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)};
 }
 
-/// Whether two matrices of one shape are the same one, which may be read and written.
+/// True if two matrices of one shape are the same one, which may be read and written.
 inline bool is_same_memory(const TensorView& left, const TensorView& right) {
   return left.data == right.data && left.dtype == right.dtype &&
          left.strides[0] == right.strides[0];
 }
 
-/// What is written has memory of its own.
+/// Throws unless what is written has memory of its own.
 inline void require_apart(const core::Arguments& check, std::string_view argument,
                           const TensorView& written, std::span<const CastInput> inputs) {
   for (const CastInput& input : inputs) {
@@ -71,11 +71,11 @@ class Inputs {
     add(argument, view, "", true);
   }
 
-  /// What joins from now on is a job's of this number.
+  /// The tensors that join from now on belong to the job of this number.
   void begin_job(std::size_t number) { job_ = core::format(" of job {}", number); }
 
-  /// That whatever is written is apart from all else: in the order of addresses, as there may be
-  /// thousands, each is held against those that reach to where it begins.
+  /// Throws unless all that is written is apart from all else: in the order of addresses, as there
+  /// may be thousands, each is held against those that reach to where it begins.
   void require_all_apart() const {
     std::vector<std::pair<core::ByteRange, const CastInput*>> memories, reaching;
     for (const CastInput& input : inputs_) {

@@ -48,7 +48,7 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
     const plan::GemmProblem given{.product = problem, .batch_invariant = is_batch_invariant()};
     const bool may_add_in_place =
         problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
-    // Of codes that Octofold has cast, and of others, whose rows may have no gaps.
+    // Plans for codes that Octofold has cast, and for others, whose rows may have no gaps.
     for (plan::GemmProblem planned : {plan::as_allocated(given), plan::contiguous(given)}) {
       for (const bool c_is_out : {false, true}) {
         if (c_is_out && !may_add_in_place) continue;

@@ -74,7 +74,7 @@ void add_memory(const core::Arguments& check, std::string_view argument,
   inputs.add(argument, vector(given.data(), DType::kE4M3, bytes, device), "", is_written);
 }
 
-// Whether a tensor is there exactly where the problem wants it.
+// Throws unless a tensor is there exactly where the problem wants it.
 void require_wanted(const core::Arguments& check, std::string_view argument, bool wanted,
                     bool given) {
   if (wanted == given) return;

@@ -1,4 +1,4 @@
-// Where a linear layer's casts lie in the memory that it is given (octofold/linear.h).
+// The places of a linear layer's casts in the memory that it is given (octofold/linear.h).
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@
 
 namespace octofold::ops {
 
-/// What forward keeps for backward, as far as it is wanted.
+/// The casts that forward keeps for backward, as far as they are wanted.
 struct KeptCasts {
   std::optional<CastTarget> x_transposed, weight_transposed;
   std::int64_t bytes = 0;
 };
 KeptCasts kept_casts(const LinearProblem& problem, std::byte* memory);
 
-/// What forward multiplies.
+/// The operands that forward multiplies.
 struct ForwardCasts {
   CastTarget x;
   std::optional<CastTarget> weight;
@@ -26,7 +26,7 @@ struct ForwardCasts {
 };
 ForwardCasts forward_casts(const LinearProblem& problem, std::byte* memory);
 
-/// What backward multiplies.
+/// The operands that backward multiplies.
 struct BackwardCasts {
   std::optional<CastTarget> dy, dy_transposed;
   std::optional<MutableTensorView> sums;  ///< float32 [out], where the bias has another type

@@ -1,4 +1,4 @@
-// What a norm and its gradient check alike.
+// The checks that a norm and its gradient share.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ View checked_like(const core::Arguments& check, std::string_view argument, const
 void check_vector(const core::Arguments& check, std::string_view argument, const TensorView& vector,
                   std::initializer_list<DType> dtypes, std::int64_t size, Device device);
 
-/// That `argument` is there exactly where it has to be.
+/// Throws unless `argument` is there exactly where it has to be.
 template <typename T>
 void require_where(const core::Arguments& check, std::string_view argument,
                    const std::optional<T>& given, bool needed, std::string_view reason) {

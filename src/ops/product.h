@@ -16,26 +16,26 @@
 
 namespace octofold::ops {
 
-/// That no scales vary along K where accumulation is to be fast.
+/// Throws where scales vary along K and accumulation is to be fast.
 void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast);
 
-/// Of a matrix 'c', beside a checked out that it may be.
+/// Checks a matrix 'c' beside a checked out, which it may be.
 void check_c(const core::Arguments& check, const TensorView& c, const MutableTensorView& out);
 
-/// Of matrices [M, K] and [N, K], arguments 'a' and 'b'.
+/// Checks matrices [M, K] and [N, K], arguments 'a' and 'b'.
 void check_operands(const core::Arguments& check, const ScaledTensorView& a,
                     const ScaledTensorView& b);
 
-/// That the argument has as many columns as the other operand.
+/// Throws unless the argument has as many columns as the other operand.
 void require_depth(const core::Arguments& check, std::string_view argument, const TensorView& given,
                    std::string_view other, const TensorView& matrix);
 
-/// Of out as a matrix: its type, and that it is apart from all inputs, of which there is at least
-/// one.
+/// Checks the type of out, a matrix, and that it is apart from all inputs, of which there is at
+/// least one.
 void check_output(const core::Arguments& check, const MutableTensorView& out,
                   std::span<const CastInput> inputs);
 
-/// Of a bias, where there is one, beside a checked out.
+/// Checks a bias, where there is one, beside a checked out.
 void check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
                 const MutableTensorView& out);
 

@@ -1,4 +1,4 @@
-// That operands have scales which their operation takes.
+// Checks that operands have scales which their operation takes.
 #pragma once
 
 #include <string_view>
@@ -14,7 +14,7 @@ inline plan::Form form_of(const ScaledTensorView& tensor) {
   return plan::form_of(tensor.granularity, tensor.channel_scale.has_value());
 }
 
-/// That the operand is of a form that its rule has.
+/// Throws unless the operand is of a form that its rule has.
 void require_scales(const core::Arguments& check, std::string_view argument,
                     const plan::OperandRule& rule, plan::Form form);
 

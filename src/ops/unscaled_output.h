@@ -10,7 +10,7 @@
 
 namespace octofold::ops {
 
-/// As a matrix; `x` is flat, `shape` its own.
+/// Returns a checked out as a matrix; `x` is flat, `shape` its own.
 inline MutableTensorView checked_output(const core::Arguments& check, const MutableTensorView& out,
                                         std::span<const std::int64_t> shape, const TensorView& x) {
   check.require_shape("out", out, shape);

@@ -12,7 +12,7 @@
 
 namespace octofold::ops {
 
-/// Of 'w', a matrix on `device`, which joins the inputs.
+/// Checks 'w', a matrix on `device`, which joins the inputs.
 void check_weights(const core::Arguments& check, const ScaledTensorView& w, Device device,
                    Inputs& inputs);
 
@@ -20,7 +20,7 @@ void check_weights(const core::Arguments& check, const ScaledTensorView& w, Devi
 TensorView checked_halves(const core::Arguments& check, std::string_view argument,
                           const TensorView& given, Inputs& inputs);
 
-/// That 'gradient', a matrix, has a column for each of so many rows of 'w'.
+/// Throws unless 'gradient', a matrix, has a column for each of so many rows of 'w'.
 void require_columns_of_gradient(const core::Arguments& check, const TensorView& gradient,
                                  std::int64_t rows);
 

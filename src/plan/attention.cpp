@@ -24,7 +24,7 @@ constexpr int kMostOfWarp = 256;
 // Fewer keys are not worth a block of their own: of few queries, of many.
 constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
 
-// Of a sequence and key head.
+// The rows of a sequence and key head.
 std::int64_t rows_of_sequence(const AttentionProblem& problem) {
   const std::int64_t queries = problem.has_query_offsets
                                    ? config::ceil_divide(problem.queries, problem.batch)
@@ -36,7 +36,7 @@ std::int64_t rows_of_sequence(const AttentionProblem& problem) {
 template <typename Config, std::size_t kCount>
 std::optional<Config> fitting(const Config (&candidates)[kCount], int blocks, const Gpu& gpu) {
   for (const Config& config : candidates) {
-    // Of what a multiprocessor has, a block may take all but 1 KB, and each takes 1 KB besides.
+    // A block may take all but 1 KB of a multiprocessor's shared memory; each takes 1 KB besides.
     if (config.invalid_reason() == nullptr &&
         blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
       return config;
@@ -67,7 +67,7 @@ config::FewQueriesConfig few_queries(const config::AttentionForm& form, const Gp
   return beside_another ? *beside_another : or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
-// Of so many rows in all, and of each sequence and key head.
+// The configuration for so many rows in all, and for those of each sequence and key head.
 config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::int64_t rows,
                                        std::int64_t rows_of_sequence, const Gpu& gpu) {
   using Config = config::ManyQueriesConfig;
@@ -94,8 +94,8 @@ config::WarpgroupQueriesConfig warpgroup_queries(const config::AttentionForm& fo
   using Config = config::WarpgroupQueriesConfig;
   const bool scales = form.k_scales || form.v_scales;
   const bool paged = form.layout == config::KeyLayout::kPaged;
-  // What adds parts has their places in registers besides scales; units of rows are beside factors
-  // of FP8 queries.
+  // Registers hold the places of added parts besides scales, and units of rows beside factors of
+  // FP8 queries.
   const bool has_room =
       !(form.adds_parts() && scales) && !(form.part_keys > 0 && form.v_scales && allows_fp8_scores);
   const int warpgroups = form.value_size <= 128 && has_room ? 3 : 2;
@@ -203,7 +203,7 @@ void add_kernel(AttentionPlan& plan, const AttentionProblem& problem, Config con
                 std::int64_t row_tiles, const Gpu& gpu) {
   config.form.split = plan.config.splits > 1;
   std::int64_t blocks = unsplit_blocks(problem, row_tiles) * plan.config.splits;
-  // Of those that stay a multiprocessor holds one.
+  // A multiprocessor holds one block of those that stay.
   if (config.stays()) blocks = std::min<std::int64_t>(blocks, gpu.multiprocessors);
   plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
   plan.kernels.back().shared_bytes = config.shared_bytes();
@@ -221,10 +221,10 @@ void add_combination(AttentionPlan& plan, const AttentionProblem& problem) {
                   config::ceil_divide(rows * combine.warps_of_row(), combine.warps)));
 }
 
-// What has the rows of sequences with few or with many, by form and GPU alone.
+// The configuration for rows of sequences with few or with many, by form and GPU alone.
 Config batch_invariant_config(const AttentionProblem& problem, config::RowCount count, bool few,
                               const Gpu& gpu) {
-  // Of a sequence that stands for all of them.
+  // One sequence stands for all of them.
   AttentionProblem one = problem;
   one.batch = one.heads = one.key_heads = 1;
   one.has_query_offsets = false;
@@ -259,7 +259,7 @@ AttentionPlan plan_batch_invariant(const AttentionProblem& problem, const Gpu& g
     kernels.push_back({config, count == config::RowCount::kFew ? tiles_of_few(problem, tile)
                                                                : row_tiles_of(problem, tile)});
   };
-  // Those of a sequence, or with offsets of all that there are.
+  // The rows of a sequence decide, or with offsets those of all that there are.
   const bool few = problem.queries * (problem.heads / problem.key_heads) <= config::kMostRowsOfFew;
   if (few || !problem.has_query_offsets) {
     add(config::RowCount::kAny, few);

@@ -1,4 +1,4 @@
-// Which operations there are kernels for, on which GPUs: the one table. Planners throw what it
+// The one table of the operations that have kernels, and on which GPUs. Planners throw what it
 // says, info() tells it.
 #pragma once
 
@@ -40,7 +40,7 @@ std::string why_not(Operation operation, const Gpu& gpu);
 /// The same of bfloat16 in tensor cores, where the operation has kernels for the GPU.
 std::string why_not_bfloat16(Operation operation, const Gpu& gpu);
 
-/// Whose kernels and planner the products of a GPU have.
+/// The kernels and the planner that the products of a GPU have.
 enum class ProductKernels {
   kNone,
   kMma,   ///< kernels/mma, plan/mma

@@ -17,7 +17,7 @@ bool multiplies_fp8(Operation operation) {
   }
 }
 
-// What is left to do with FP8 on a GPU that has no kernels of the operation.
+// The way that is left for FP8 on a GPU that has no kernels of the operation.
 SupportKind instead_of(Operation operation, const Gpu& gpu) {
   const auto has = [&](Operation other) { return why_not(other, gpu).empty(); };
   if (operation == Operation::kProduct && has(Operation::kWeightOnly))

@@ -17,7 +17,7 @@ struct MatrixRow {
   std::string refused{};      ///< why nothing takes these, where that is so
 };
 
-/// What operation_rules() has, and of what they refuse all that has one operand which is refused.
+/// The rows of operation_rules(), and of refused forms all that have one operand which is refused.
 std::vector<MatrixRow> matrix_rows();
 
 /// On a GPU; `why_not` is what planners throw.

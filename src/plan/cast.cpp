@@ -30,7 +30,7 @@ bool loads_fit(const CastProblem& problem) {
   return problem.x_is_aligned && problem.cols % (parts * problem.format.vector()) == 0;
 }
 
-// Whether several matrices are more than the rows of one: a transpose each, a scale each, squares
+// True if several matrices are more than the rows of one: a transpose each, a scale each, squares
 // that end with each, or each cast only where it is used. In a batch all are stacks, maybe of one.
 bool is_stack(const CastProblem& problem) {
   if (problem.skips_unused || problem.batched) return true;
@@ -47,7 +47,7 @@ bool stores_fit(const CastProblem& problem) {
   return problem.codes_are_aligned && rows_fit && transposed_fit;
 }
 
-// What a phase does not read of the format keeps its default, so that casts share its kernel.
+// Fields of the format that a phase does not read keep defaults, so that casts share its kernel.
 CastFormat format_of(const CastFormat& format, CastPhase phase) {
   switch (phase) {
     case CastPhase::kWhole:
@@ -76,8 +76,8 @@ CastFormat format_of(const CastFormat& format, ScaleStep step) {
   return of_scales;
 }
 
-// Where largest magnitudes are given, most kernels are those of ones that were found. Divisions are
-// not, which count on values up to the largest, nor what holds a tensor's once for both targets.
+// With largest magnitudes given, most kernels are the same as for found ones. Divisions are not,
+// which count on values up to the largest, nor kernels that hold a tensor's once for both targets.
 bool amax_makes_another_kernel(const CastProblem& problem) {
   const bool divides = problem.format.rule.arithmetic == config::CastArithmetic::kDivide;
   const bool holds_two = problem.format.granularity == Granularity::kTensor && problem.to_rows &&
@@ -85,8 +85,8 @@ bool amax_makes_another_kernel(const CastProblem& problem) {
   return problem.amax_given && (divides || holds_two);
 }
 
-// What a GPU's shared memory does not hold is not staged: halves one after the other, else element
-// by element.
+// Values that a GPU's shared memory cannot hold are not staged: halves one after the other, else
+// element by element.
 void fit(TileCastConfig& config, const Gpu& gpu) {
   if (config.shared_bytes() > gpu.shared_memory_per_block) config.source.both_halves = false;
   if (config.shared_bytes() > gpu.shared_memory_per_block) config.vector_loads = false;
@@ -153,8 +153,8 @@ std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int6
   return std::nullopt;
 }
 
-// As few threads as hold a row: they exchange less, and other rows fill the machine. Accesses
-// element by element leave no registers for many.
+// Launches as few threads as hold a row: they exchange less, and other rows fill the machine.
+// Accesses element by element leave no registers for many.
 CastLaunch launch_rows(const CastProblem& problem, const Gpu& gpu) {
   constexpr int kMostVectors = 8;
   RowCastConfig config{.format = problem.format,
@@ -178,7 +178,7 @@ CastLaunch launch_rows(const CastProblem& problem, const Gpu& gpu) {
 }
 
 CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
-  // Of rows that have scales of their own, those that are not cast are left alone.
+  // Rows that have scales of their own, but are not cast, are left alone.
   const bool rows_differ = problem.to_rows && problem.format.granularity == Granularity::kChannel;
   const bool gathers = problem.source.kind == config::SourceKind::kGathered;
   const ScaleStepConfig config{.format = format_of(problem.format, step),
@@ -202,8 +202,8 @@ CastLaunch launch_columns(const CastProblem& problem) {
           ceil_divide(problem.cols, ColumnReductionConfig::kColumns)};
 }
 
-// Where all of a unit does not fit into a block of threads: `found` are the units whose largest
-// magnitudes scale tensors hold, before codes are cast by them.
+// The steps if a whole unit does not fit into a block of threads: `found` are the units whose
+// largest magnitudes scale tensors hold, before codes are cast by them.
 std::vector<CastLaunch> steps_around(CastPhase encode, const CastProblem& problem,
                                      const CastProblem& found, const Gpu& gpu) {
   const CastLaunch codes = launch_tiles(problem, encode, gpu);
@@ -244,7 +244,7 @@ std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
     CastProblem transposed = problem;
     transposed.format.granularity = Granularity::kChannel;
     transposed.to_rows = transposed.transposed_by_channel = false;
-    // Of the transpose alone they are all that there are.
+    // The factors of the transpose alone are all that there are.
     transposed.source.factors |= std::exchange(transposed.source.transposed_factors, false);
     return steps_around(CastPhase::kWholeRows, problem, transposed, gpu);
   }

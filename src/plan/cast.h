@@ -28,7 +28,7 @@ struct CastProblem {
   bool to_transposed = false;
   /// Beside rows of 1x128: the transpose has one scale for each of its rows.
   bool transposed_by_channel = false;
-  /// Likewise: it has scales of 128x128.
+  /// Beside rows of 1x128: the transpose has scales of 128x128.
   bool transposed_by_squares = false;
   /// The transpose, and rows unless they are of 1x128, have two-level scales.
   bool two_level = false;
@@ -40,13 +40,13 @@ struct CastProblem {
   /// it is one matrix.
   std::int64_t groups = 0;
   GroupLayout group_layout = GroupLayout::kSpaced;
-  /// Of how many matrices, one below another, the rows are (CastTargets::matrices); at least 1.
+  /// The number of matrices, one below another, in the rows (CastTargets::matrices); at least 1.
   std::int64_t matrices = 1;
-  /// Whether those without rows to be multiplied are left alone (CastTargets::used).
+  /// True if matrices without rows to be multiplied are left alone (CastTargets::used).
   bool skips_unused = false;
-  /// Whether it stands for many casts by one launch (plan/cast_batch.h).
+  /// True if it stands for many casts by one launch (plan/cast_batch.h).
   bool batched = false;
-  /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
+  /// True if address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
 
@@ -75,7 +75,7 @@ struct CastProblem {
   friend bool operator==(const CastProblem&, const CastProblem&) = default;
 
   std::int64_t rows_of_matrix() const { return rows / matrices; }
-  /// Whether a tile has all rows of its columns: what it finds of a column is the column's.
+  /// True if a tile has all rows of its columns: what it finds of a column is the column's.
   bool has_whole_columns() const { return rows >= 1 && rows <= config::kReducedRows; }
 };
 
@@ -107,7 +107,7 @@ struct ConvertProblem {
   Granularity granularity = Granularity::kTensor;
   bool has_channel_scale = false;
   bool saturate = true;
-  /// Whether addresses and row strides are multiples of ConvertConfig::vector().
+  /// True if addresses and row strides are multiples of ConvertConfig::vector().
   bool is_aligned = true;
 
   template <typename Visit>

@@ -10,9 +10,9 @@
 
 namespace octofold::plan {
 
-/// What a cast's kernels depend on: casts of the same kind can share a launch. Nothing for a cast
-/// that takes kernels of its own: of a source that is worked out, of groups, with two-level scales,
-/// reductions of columns or an amax that is given.
+/// The kind of a cast, on which its kernels depend: casts of the same kind can share a launch.
+/// Nothing for a cast that takes kernels of its own: of a source that is worked out, of groups,
+/// with two-level scales, reductions of columns or an amax that is given.
 std::optional<CastProblem> batch_kind(const CastProblem& problem);
 
 struct CastBatchConfig {
@@ -20,7 +20,7 @@ struct CastBatchConfig {
 };
 using CastBatchPlan = Plan<CastBatchConfig>;
 
-/// Of a kind. Blocks are counted by batch_blocks(). Throws as plan_cast() does.
+/// Plans a batch of one kind. Blocks are counted by batch_blocks(). Throws as plan_cast() does.
 CastBatchPlan plan_cast_batch(const CastProblem& kind, const Gpu& gpu);
 
 /// The blocks of threads that a kernel of the plan has for one of the casts.

@@ -16,7 +16,7 @@ struct DotProblem {
   DType b = DType::kE4M3;
   bool a_blocks = false;  ///< whether 128 elements share a scale
   bool b_blocks = false;
-  /// Whether both vectors begin at multiples of what is loaded at a time.
+  /// True if both vectors begin at multiples of what is loaded at a time.
   bool is_aligned = true;
 
   template <typename Visit>

@@ -1,5 +1,5 @@
-// What follows from a configuration's or a problem's list of fields, visit(name, value): its text
-// as a C++ value, its hash, its description. Each such struct lists its fields once.
+// Properties derived from a configuration's or a problem's list of fields, visit(name, value): its
+// text as a C++ value, its hash, its description. Each such struct lists its fields once.
 #pragma once
 
 #include <bit>

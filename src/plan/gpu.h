@@ -1,4 +1,4 @@
-// What a plan needs to know of a GPU.
+// The properties of a GPU that a plan needs to know.
 #pragma once
 
 #include <string>
@@ -32,8 +32,8 @@ Gpu gpu_of(int compute_capability, int multiprocessors);
 /// it is. Throws Error(kInvalidArgument) for a capability that is later than the GPU's.
 Gpu as_target(const Gpu& gpu, int compute_capability);
 
-/// What the kernels for this GPU are compiled for: "sm_90a", or "compute_80", which stands for PTX,
-/// where the driver translates them.
+/// The target that kernels for this GPU are compiled for: "sm_90a", or "compute_80", which stands
+/// for PTX, where the driver translates them.
 std::string architecture(const Gpu& gpu);
 
 }  // namespace octofold::plan

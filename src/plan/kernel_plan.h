@@ -1,4 +1,4 @@
-// What every planner returns: the kernels of a problem, and how they are launched.
+// The result of every planner: the kernels of a problem, and how they are launched.
 #pragma once
 
 #include <cstdint>

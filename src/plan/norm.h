@@ -20,7 +20,7 @@ struct NormProblem {
   /// kCodes: row_kernel_casts(); kNothing: tiles cast, from what this kernel leaves.
   config::NormOutput output = config::NormOutput::kCodes;
   config::CastFormat format{};
-  /// Whether addresses and row strides of all that is read, of the sum and of y are multiples of 16
+  /// True if addresses and row strides of all that is read, of the sum and of y are multiples of 16
   /// bytes, and those of the codes of 8.
   bool inputs_are_aligned = true;
   bool codes_are_aligned = true;
@@ -41,13 +41,13 @@ struct NormProblem {
 
 using NormPlan = Plan<NoConfig>;
 
-/// Whether one kernel does the norm and the cast: where each row has scales of its own.
+/// True if one kernel does the norm and the cast: where each row has scales of its own.
 bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed, bool given);
 
 /// One kernel, or none where there are no rows. Throws as plan_cast() does.
 NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu);
 
-/// What a kernel for it is built from.
+/// The configuration from which a kernel for the problem is built.
 config::NormRowConfig norm_row_config(const NormProblem& problem);
 
 struct NormBackwardProblem {
@@ -57,7 +57,7 @@ struct NormBackwardProblem {
   config::NormForm form{};
   DType in = DType::kBFloat16;
   bool adds_gradient = false;
-  /// What is wanted.
+  /// The gradients that are wanted.
   bool of_weight = false;
   bool of_bias = false;
   bool of_scale = false;

@@ -1,4 +1,4 @@
-// What the operands of each operation may be: the one table. Operations refuse by it, and the
+// The one table of the operands that each operation may have. Operations refuse by it, and the
 // matrix of capabilities() is made from it.
 #pragma once
 
@@ -38,7 +38,7 @@ inline constexpr Form kForms[] = {Form::kNumbers,  Form::kFloat32,    Form::kFlo
 /// "bfloat16", "fp8" without scales, "1x128", "two-level" and so on: for people.
 std::string_view word(Form form);
 
-/// Of codes with scales of this granularity; factors of rows make two levels of it.
+/// The form of codes with scales of this granularity; factors of rows make two levels of it.
 Form form_of(Granularity granularity, bool has_channel_scale);
 
 /// A set of them.
@@ -84,7 +84,7 @@ inline constexpr OperandRule kActivated{
 inline constexpr OperandRule kKeysAndValues{
     "k, v", {Form::kCodes, Form::kTensor, Form::kHead, Form::kKeysOfHead}};
 
-/// What was expected of an argument, and what came.
+/// The expected form of an argument, and the one that came.
 struct Refusal {
   std::string argument;
   std::string expected;

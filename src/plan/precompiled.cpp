@@ -98,7 +98,7 @@ void add_products(Kernels& kernels, const std::vector<Tuning>& tables) {
   }
 }
 
-// Of `rows` each, without a bias.
+// A product of groups of `rows` rows each, without a bias.
 GemmProblem product_of_groups(Work work, const Experts& experts, std::int64_t rows, Weight weight) {
   GemmProblem problem{.product = {.m = rows, .n = weight.n, .k = weight.k}};
   if (work == Work::kGroupedRows) problem.product.m *= experts.count;
@@ -129,7 +129,7 @@ void add_experts(Kernels& kernels, const std::vector<Tuning>& tables) {
   }
 }
 
-// Of what a norm gives: the kernel follows the length of a row.
+// Adds casts of a norm's results: the kernel follows the length of a row.
 void add_norms(Kernels& kernels, const CastFormat& format, std::int64_t rows, std::int64_t cols) {
   for (const bool adds_residual : {false, true}) {
     kernels.add(plan_norm({.rows = rows,
@@ -141,7 +141,7 @@ void add_norms(Kernels& kernels, const CastFormat& format, std::int64_t rows, st
   }
 }
 
-// What stands between products: casts as they are, of an activation, of a norm.
+// Adds the casts between products: casts as they are, of an activation, of a norm.
 void add_casts(Kernels& kernels) {
   for (const auto& [n, cols] : kWeights) {
     for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{64}, std::int64_t{4096}}) {

@@ -51,7 +51,7 @@ config::DynamicInput dynamic_of(const config::CastFormat& format, const TensorVi
           .vectors = has_vectors(a)};
 }
 
-// What grouped_gemm() expects of a group where nobody says it.
+// The size that grouped_gemm() expects of a group where nobody says it.
 std::int64_t expected_of(const ProductProblem& problem) {
   const auto share = [&](std::int64_t size) {
     return (size + problem.groups - 1) / problem.groups;

@@ -18,18 +18,18 @@ namespace octofold::plan {
 /// Alignment enters as yes or no, so that problems that differ in addresses only share a plan.
 struct GemmProblem {
   octofold::GemmProblem product{};
-  /// Where it exists, B has 2·N rows, the gates' and the ups', and `out` is the type of H's codes.
+  /// If it exists, B has 2·N rows, the gates' and the ups', and `out` is the type of H's codes.
   config::GatedOutput gated{};
-  /// Where it exists, A is of another type, and `a` that of the codes that it is cast to.
+  /// If it exists, A is of another type, and `a` that of the codes that it is cast to.
   config::DynamicInput dynamic{};
-  /// Whether the bits of a row may not depend on what decides how a sum is divided.
+  /// True if the bits of a row may not depend on what decides how a sum is divided.
   bool batch_invariant = false;
-  /// Whether TMA can address A and B, and D (plan/tma.h), and whether A and B consist of words. An
-  /// A that is cast does not count.
+  /// True if TMA can address A and B, and D (plan/tma.h), and if A and B consist of words. An A
+  /// that is cast does not count.
   bool operands_fit_tma = true;
   bool operands_fit_words = true;
   bool output_fits_tma = true;
-  /// Whether C is D itself, in FP32: then TMA may add to it. And whether it is of D's type, where
+  /// True if C is D itself, in FP32: then TMA may add to it. And true if it is of D's type, where
   /// TMA can address it: then it may, in FP32, come to where D leaves from.
   bool c_is_out = false;
   bool c_fits_tma = true;
@@ -63,13 +63,13 @@ struct GemmProblem {
 /// The public function that has such products: "gemm", "grouped_gemm" or "gated_gemm".
 std::string_view operation_of(const GemmProblem& problem);
 
-/// What of a checked product decides which kernel computes it: all but addresses.
+/// The properties of a checked product that decide which kernel computes it: all but addresses.
 GemmProblem problem_of(const core::Product& product);
 
 /// The same problem of tensors as operations allocate them: rows of codes begin at multiples of 16
 /// bytes, other tensors are contiguous.
 GemmProblem as_allocated(GemmProblem problem);
-/// Likewise, with no gaps between rows of codes.
+/// The same problem with no gaps between rows of codes.
 GemmProblem contiguous(GemmProblem problem);
 GemmProblem problem_of(const ProductProblem& problem);
 
@@ -86,7 +86,7 @@ GroupSizes expected_group(const GemmProblem& problem);
 /// groups of rows may each leave one tile of rows unfilled.
 std::int64_t most_tiles(const GemmProblem& problem, std::int64_t rows_of_a, std::int64_t rows_of_b);
 
-/// What an architecture's kernels can count.
+/// The sizes that an architecture's kernels can count.
 struct SizeLimits {
   std::int64_t largest;  ///< of M, N, K, groups, and the rows of all groups together
   std::int64_t most_tiles;

@@ -28,7 +28,7 @@ struct ProductCandidate {
   ProductConfig config;
 };
 
-/// What the folder of an architecture brings.
+/// The planner that the folder of an architecture brings.
 class ProductPlanner {
  public:
   ProductPlanner() = default;

@@ -15,7 +15,7 @@ struct RotaryProblem {
   std::int64_t heads = 0;
   std::int64_t head_size = 0;
   DType type = DType::kBFloat16;
-  /// Whether addresses and strides of all tensors are multiples of 16 bytes.
+  /// True if addresses and strides of all tensors are multiples of 16 bytes.
   bool is_aligned = true;
 
   template <typename Visit>

@@ -70,7 +70,7 @@ struct CombineProblem {
   DType out = DType::kBFloat16;
   bool weighted = true;
   bool adds = false;
-  /// Whether rows of all matrices begin at multiples of the vectors that are accessed together.
+  /// True if rows of all matrices begin at multiples of the vectors that are accessed together.
   bool is_aligned = true;
 
   template <typename Visit>
@@ -132,7 +132,7 @@ RoutingPlan plan_combine(const CombineProblem& problem, const Gpu& gpu);
 RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const Gpu& gpu);
 RoutingPlan plan_activation_dots(const ActivationDotsProblem& problem, const Gpu& gpu);
 
-/// Likewise: counts of all spans and then places, or places alone where one span holds all slots.
+/// Plans alike: counts of all spans and then places, or places alone where one span has all slots.
 RoutingPlan plan_sort(const SortProblem& problem, const Gpu& gpu);
 
 /// One block, whatever there is to look through.

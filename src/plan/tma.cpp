@@ -3,7 +3,7 @@
 namespace octofold::plan {
 namespace {
 
-// Whether the rows begin and end at multiples of so many bytes.
+// True if the rows begin and end at multiples of so many bytes.
 bool has_units(const TensorView& matrix, std::int64_t bytes) {
   const std::int64_t size = size_of(matrix.dtype);
   return reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0 &&

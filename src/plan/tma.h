@@ -1,4 +1,4 @@
-// What TMA, the copy engine for tensors, can address.
+// The matrices that TMA, the copy engine for tensors, can address.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@ const char* tma_obstacle(const TensorView& matrix);
 /// manual says so): what lies behind rows that end within one would be overwritten.
 const char* tma_store_obstacle(const TensorView& matrix);
 
-/// Whether the rows of a matrix of bytes consist of words: begin at multiples of 4, and end there.
+/// True if the rows of a matrix of bytes consist of words: begin at multiples of 4, and end there.
 bool has_words(const TensorView& matrix);
 
-/// Whether the rows of a matrix consist of vectors: begin at multiples of 16 bytes, and end there.
+/// True if the rows of a matrix consist of vectors: begin at multiples of 16 bytes, and end there.
 bool has_vectors(const TensorView& matrix);
 
 }  // namespace octofold::plan

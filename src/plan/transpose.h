@@ -14,7 +14,7 @@ struct TransposeProblem {
   std::int64_t matrices = 1;
   std::int64_t rows = 0;  ///< of one matrix that is read
   std::int64_t cols = 0;
-  /// Whether addresses and row strides are multiples of TransposeConfig::kVector.
+  /// True if addresses and row strides are multiples of TransposeConfig::kVector.
   bool x_is_aligned = true;
   bool out_is_aligned = true;
 

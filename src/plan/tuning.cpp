@@ -83,7 +83,7 @@ std::optional<Key> split(std::string_view key) {
   return parts;
 }
 
-// What of a group follows from the sizes goes without saying, so that a choice may be for several
+// The text leaves out what of a group follows from the sizes, so that a choice may be for several
 // numbers of rows.
 template <typename Problem>
 std::string text_of_groups(const Problem& problem) {

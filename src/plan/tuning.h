@@ -1,4 +1,4 @@
-// Which candidates were the fastest on a GPU: what planners take before their own reckoning. Pure;
+// The fastest candidates measured on a GPU: planners take them before their own reckoning. Pure;
 // cuda/tuning_file.h reads a user's table from disk, others come with the library.
 #pragma once
 
@@ -38,7 +38,7 @@ class Tuning {
   std::size_t size() const;
 
  private:
-  /// Of products of so many rows.
+  /// The candidate for products of so many rows.
   struct Choice {
     std::int64_t first = 0;
     std::int64_t last = 0;
@@ -53,11 +53,11 @@ class Tuning {
 /// "NVIDIA_H200.json" of "NVIDIA H200".
 std::string tuning_file_name(std::string_view gpu_name);
 
-/// Those that the library brings a table for.
+/// The GPUs that the library brings a table for.
 inline constexpr std::string_view kTunedGpus[] = {"NVIDIA H200", "NVIDIA H100 80GB HBM3"};
 
-/// What comes with the library for this GPU (src/plan/tables), measured on one of its kind. Empty
-/// for others.
+/// The library's table for this GPU (src/plan/tables), measured on one of its kind. Empty for
+/// others.
 Tuning shipped_tuning(const Gpu& gpu, std::string_view gpu_name);
 
 /// The text of the table of this file name; empty where there is none. Defined by a generated file:

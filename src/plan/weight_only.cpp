@@ -46,8 +46,8 @@ constexpr int kMostFewRows = 16;
 
 constexpr int kLeastStages = 2, kMostStages = 4;
 
-// Of all tiles. Other groups than as expected have other tiles: where there are more, blocks have
-// several.
+// The blocks for all tiles. Other groups than expected have other tiles: where there are more,
+// blocks have several.
 std::int64_t blocks_of(const WeightOnlyProblem& problem, const WeightOnlyConfig& config,
                        int resident, const Gpu& gpu) {
   const std::int64_t columns = core::ceil_divide(problem.columns, config.tile_columns);
@@ -76,8 +76,8 @@ int resident_blocks(const WeightOnlyConfig& config, const Gpu& gpu) {
   constexpr double kRegisters = 65536;
   const int by_memory =
       (gpu.shared_memory_per_block + kReserved) / (config.shared_bytes() + kReserved);
-  // As compilers have it: operands and addresses, and half as much again for each sum, of which
-  // blocks want two.
+  // The registers that compilers take: operands and addresses, and half as much again for each sum,
+  // of which blocks want two.
   const int sets = config.has_blocks() && !config.ahead ? 2 : 1;
   const int sums = 4 * config.column_tiles() * config.row_tiles() * sets;
   const double registers = std::min(70 + 1.5 * sums, 255.0);
@@ -105,8 +105,8 @@ double instructions_of_code(const WeightOnlyConfig& config, const Gpu& gpu) {
 // Fitted to warps of 64 × 64, of which a scheduler has one or two: they hide what they wait for
 // behind one another, not behind themselves.
 double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work, const Gpu& gpu) {
-  // Of a step of 64: what is waited for, and what the products of a warp take, instructions that
-  // decode, and sums that change their unit. Of a block: what it takes besides.
+  // Clocks of a step of 64: what is waited for, and what the products of a warp take, instructions
+  // that decode, and sums that change their unit. Clocks of a block: what it takes besides.
   constexpr double kWaits = 770, kProducts = 713, kOfInstruction = 0.73, kUnits = 170;
   constexpr double kStart = 4000, kSchedulers = 4;
   const WeightOnlyConfig& config = work.config;
@@ -132,8 +132,8 @@ const char* operation_of(const WeightOnlyProblem& problem) {
   return problem.transposed ? "gemm_weight_only_gradient" : "gemm_weight_only";
 }
 
-// Of rows that fall to groups one by one, as many as the mean have a group by Poisson's law; tiles
-// are then as many as there are groups with more than 0, than a tile's rows, than two tiles' …
+// Rows fall to groups one by one, so a group's rows follow Poisson's law with their mean; tiles are
+// then as many as there are groups with more than 0, than a tile's rows, than two tiles' …
 RowTiles row_tiles(const WeightOnlyProblem& problem, int tile_rows) {
   const std::int64_t rows = problem.rows, groups = problem.groups;
   if (!config::has_groups(problem.work)) {
@@ -209,7 +209,7 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
   };
   const bool has_groups = config::has_groups(problem.work);
   const double rows = expected_rows(problem);
-  // Of groups, which differ, tiles for some more rows than are expected, and for fewer.
+  // Groups differ, so they have tiles for some more rows than are expected, and for fewer.
   const auto fits = [&](int tile_rows) {
     return !has_groups || (rows <= 4 * tile_rows && tile_rows <= 8 * std::max(rows, 1.0));
   };
@@ -242,7 +242,7 @@ std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem&
 double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu) {
   if (work.config.ahead) return clocks_ahead(problem, work, gpu);
-  // Of a Hopper's multiprocessor in a clock: multiplications of tensor cores, instructions of
+  // Rates of a Hopper's multiprocessor in a clock: multiplications of tensor cores, instructions of
   // lanes, bytes of shared memory, bytes that it can fetch, and of these what memory has for it.
   // Clocks from asking for bytes to having them, what a block takes besides, hidden by others
   // beside it, and what it takes to add what blocks have.

@@ -89,7 +89,7 @@ struct WeightOnlyWork {
   friend bool operator==(const WeightOnlyWork&, const WeightOnlyWork&) = default;
 };
 
-/// That, or Hopper's own (plan/sm90/weight_only.h).
+/// A WeightOnlyWork, or Hopper's own configuration (plan/sm90/weight_only.h).
 using WeightOnlyChoice = std::variant<WeightOnlyWork, config::Sm90WeightOnlyConfig>;
 
 using WeightOnlyPlan = Plan<WeightOnlyChoice>;
@@ -106,15 +106,15 @@ WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, const Gpu& gpu
 std::string name_of(const WeightOnlyWork& work);
 std::string name_of(const WeightOnlyChoice& choice);
 
-/// What it is chosen from: all that are valid and fit into the GPU's shared memory.
+/// The candidates to choose from: all that are valid and fit into the GPU's shared memory.
 std::vector<WeightOnlyChoice> weight_only_candidates(const WeightOnlyProblem& problem,
                                                      const Gpu& gpu);
 
-/// Of these, those by warps that multiply.
+/// The candidates of warps that multiply.
 std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem& problem,
                                                         const Gpu& gpu);
 
-/// What one is reckoned to take: clocks of a Hopper's multiprocessor.
+/// The clocks of a Hopper's multiprocessor that the work is predicted to take.
 double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu);
 

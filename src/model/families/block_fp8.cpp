@@ -33,7 +33,7 @@ bool takes_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols) 
   return granularity == Granularity::kTensor || (is_read(rows) && is_read(cols));
 }
 
-/// Of transformers, and of AutoFP8 and vLLM.
+/// The keys of transformers, and of AutoFP8 and vLLM.
 constexpr std::string_view kKnown = R"({"quant_method": null, "fmt": ["e4m3", "float8_e4m3fn"],
   "weight_block_size": [[128, 128]], "activation_scheme": ["dynamic", "static"],
   "modules_to_not_convert": null, "modules_to_convert": null, "ignored_layers": null,

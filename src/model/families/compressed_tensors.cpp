@@ -84,8 +84,8 @@ nlohmann::json weight_arguments(Granularity granularity) {
   return weights;
 }
 
-/// As vLLM runs them: static scales where there are some, else one for each token, or for 128 of
-/// it where weights have blocks along K.
+/// The scales of inputs as vLLM runs them: static ones where there are some, else one for each
+/// token, or for 128 of it where weights have blocks along K.
 nlohmann::json input_arguments(const Description::Weight& weight) {
   if (weight.static_input) return arguments("tensor", false);
   if (!varies_along_k(weight.granularity)) return arguments("token", true);
@@ -103,7 +103,7 @@ std::string escaped(std::string_view text) {
   return regex;
 }
 
-/// Whether a module lies in a list of layers: a part of its name is a number.
+/// True if a module lies in a list of layers: a part of its name is a number.
 bool in_a_list(std::string_view module) {
   for (std::size_t begin = 0; begin < module.size();) {
     const std::size_t dot = std::min(module.find('.', begin), module.size());

@@ -14,7 +14,7 @@ namespace {
 constexpr std::array<const Family*, 6> kFamilies = {
     &kDeepSeekV3, &kFineGrainedFp8, &kCompressedTensors, &kModelOpt, &kTorchao, &kComfyUi};
 
-/// Of a name at its last dot: with the dot, and what follows.
+/// Splits a name behind its last dot: what ends with the dot, and what follows.
 std::pair<std::string_view, std::string_view> split(std::string_view name) {
   const std::size_t end = name.rfind('.') + 1;  // 0 without a dot
   return {name.substr(0, end), name.substr(end)};

@@ -29,14 +29,14 @@ std::string spelled(std::string_view pattern, std::string_view name);
 /// The inverse, of a pattern with `*`; nothing where the tensor is not named so.
 std::optional<std::string> weight_spelled(std::string_view pattern, std::string_view tensor);
 
-/// Where a family keeps the scales of key-value caches.
+/// The place where a family keeps the scales of key-value caches.
 enum class KvScales : std::uint8_t {
   kNone,
   kOfAttention,    ///< self_attn.k_scale, self_attn.v_scale
   kOfProjections,  ///< self_attn.k_proj.k_scale, self_attn.v_proj.v_scale
 };
 
-/// What is to be said of a checkpoint in FP8.
+/// The description of a checkpoint in FP8, from which its config is written.
 struct Description {
   struct Weight {
     std::string name;
@@ -65,40 +65,40 @@ struct Family {
   std::string_view name;
   std::span<const Spelling> spellings;         ///< all that are read; the first is written
   std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
-  /// What weights [experts, N, K] are written with; none: it has no such weights.
+  /// The granularities that weights [experts, N, K] are written with; none: it has no such weights.
   std::span<const Granularity> of_stacks;
-  /// What experts that are a matrix each are loaded with by whoever loads the family.
+  /// The granularities of experts in a matrix each that whoever loads the family can load.
   std::span<const Granularity> of_experts;
   bool unscaled;  ///< reads codes without scales as values
   bool mixes;     ///< can say of each weight which granularity it has
   /// Static scales of inputs go with scales of tensors, and neither without the other.
   bool tensor_needs_input;
   KvScales kv_scales;
-  /// What to say where experts' matrices have other scales; empty: nothing.
+  /// The warning where experts' matrices have other scales; empty: nothing.
   std::string_view about_experts;
   /// Why weights that are renamed as they are loaded would not load; empty: they load.
   std::string_view about_names;
-  /// Whether such scales of a matrix of these sizes are read right, whoever reads them.
+  /// True if such scales of a matrix of these sizes are read right, whoever reads them.
   bool (*takes_sizes)(Granularity granularity, std::int64_t rows, std::int64_t cols);
-  /// Whether matrices of other sizes are left as they are.
+  /// True if matrices of other sizes are left as they are.
   bool leaves_other_sizes;
-  /// What to say where they are not.
+  /// The warning where matrices of other sizes are not left as they are; empty: nothing.
   std::string_view about_sizes;
   /// Shape of the scales of one matrix.
   std::vector<std::int64_t> (*scale_shape)(Granularity granularity, std::int64_t rows,
                                            std::int64_t cols);
-  /// Whether a `quantization_config` is one of this family's. Throws Error(kUnsupported) for one
+  /// True if a `quantization_config` is one of this family's. Throws Error(kUnsupported) for one
   /// that is, but not FP8 as Octofold has it.
   bool (*recognizes)(const nlohmann::json& config);
   /// The `quantization_config` of config.json; none: nothing is said there.
   std::optional<nlohmann::json> (*config)(const Description& checkpoint);
   /// Further files beside the weights.
   std::vector<SideFile> (*side_files)(const Description& checkpoint);
-  /// What the header of each file says under `__metadata__`, beside what it said before.
+  /// The entries for `__metadata__` in the header of each file, beside those it had before.
   std::map<std::string, std::string> (*metadata)(const Description& checkpoint);
 
   const Spelling& spelling() const { return spellings.front(); }
-  /// What a weight of this shape may be written with; none where the family has no such weights.
+  /// The granularities that a weight of this shape may have; none: the family has no such weights.
   std::span<const Granularity> granularities_of(std::span<const std::int64_t> shape) const;
 };
 
@@ -129,7 +129,7 @@ std::vector<std::int64_t> one_scale_of(const Family& family, std::span<const std
 void require_known(const Family& family, const nlohmann::json& object, const nlohmann::json& known,
                    const std::string& path = "quantization_config.");
 
-/// What most families have.
+/// The defaults that most families have.
 bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);
 std::vector<SideFile> no_side_files(const Description& checkpoint);
 std::map<std::string, std::string> no_metadata(const Description& checkpoint);
@@ -137,12 +137,12 @@ std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
                                             std::int64_t cols);
 
-/// What an object says under a name, if that is text; else "".
+/// The text that an object has under a name; "" if there is none.
 std::string text_at(const nlohmann::json& object, const char* key);
 
-/// Whether every weight has a static scale of its input.
+/// True if every weight has a static scale of its input.
 bool all_static(const Description& checkpoint);
-/// Whether the name of a module in FP8 ends with this, by which libraries would leave it out.
+/// True if a module in FP8 has a name with this ending, by which libraries would leave it out.
 bool names_fp8(const Description& checkpoint, std::string_view ending);
 /// The ending of a module's name that it has with and without the prefix of its base model.
 std::string ending_of(const std::string& module);

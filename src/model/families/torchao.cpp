@@ -35,7 +35,7 @@ constexpr std::string_view kKnownOfTypes = R"({"*": {"_version": null,
     "kernel_preference": null, "set_inductor_config": null, "fqn_to_config": null,
     "module_fqn_to_config": null}}})";
 
-/// What a config says of all layers, or of each by its name.
+/// Checks what a config says of all layers, or of each by its name.
 void require_known_types(const nlohmann::json& types) {
   if (!types.is_object()) return;
   require_known(kTorchao, types, nlohmann::json::parse(kKnownOfTypes),

@@ -26,8 +26,8 @@ constexpr Tile kTiles[] = {
     {32, 64, 2, 2, 2},   {16, 128, 1, 4, 1}, {16, 64, 1, 4, 2},
 };
 
-// Of gated products: 128 columns of H are 256 rows of B, two stages of which fill the memory. They
-// are large, so that one ahead hides as much as several small ones do.
+// The tiles of gated products: 128 columns of H are 256 rows of B, two stages of which fill the
+// memory. They are large, so that one ahead hides as much as several small ones do.
 constexpr Tile kGatedTiles[] = {{64, 128, 2, 4, 1}, {32, 128, 2, 4, 1}, {16, 128, 1, 4, 1}};
 
 std::span<const Tile> tiles_for(const GemmProblem& problem) {
@@ -61,7 +61,7 @@ std::string name_of(const MmaGemmConfig& config) {
                       config.column_warps, config.blocks_per_multiprocessor);
 }
 
-// As far as the host can expect them.
+// The number of tiles, as far as the host can expect it.
 std::int64_t tiles_of(const GemmProblem& problem, const MmaGemmConfig& config) {
   const GroupSizes group = expected_group(problem);
   return problem.groups * config::ceil_divide(group.m, config.tile_rows) *
@@ -77,8 +77,8 @@ std::int64_t blocks_of(const GemmProblem& problem, const MmaGemmConfig& config, 
       tiles, std::int64_t{std::max(gpu.multiprocessors, 1)} * config.blocks_per_multiprocessor);
 }
 
-// Of all tiles that one multiprocessor computes, for 128 of K: products, or bytes from L2, and what
-// a stage takes besides. Clocks, roughly: 512 products and 24 bytes in one, of Ada's kind.
+// The clocks of all tiles that one multiprocessor computes, for 128 of K: products, or bytes from
+// L2, and what a stage takes besides. Roughly: 512 products and 24 bytes in one, of Ada's kind.
 double predicted_clocks(const GemmProblem& problem, const MmaGemmConfig& config, const Gpu& gpu) {
   constexpr double kProductsPerClock = 512, kBytesPerClock = 24, kClocksOfStage = 100;
   const double products = config::kMmaDepth * config.tile_rows * config.operand_columns();

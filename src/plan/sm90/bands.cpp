@@ -43,7 +43,7 @@ double bytes_read(const Operand& banded, const Operand& streams, double out_byte
 
 config::TileBands bands_of(const config::Sm90GemmConfig& config, const config::WorkParams& work,
                            const Gpu& gpu) {
-  // Where operands are swapped there are few tiles in a row; others have walks of their own.
+  // With swapped operands there are few tiles in a row; others have walks of their own.
   if (config.work != config::Work::kDense || config.swapped || config.split_k > 1) return {};
   const auto operand = [&](int rows, int tile_rows, int parts, int sharers) {
     const double row_bytes = static_cast<double>(parts) * work.depth;

@@ -22,12 +22,12 @@ constexpr double kOverlap = 3.07;            // 1: one after another; large: all
 constexpr double kLaterWaveOfSlices = 3.89;  // µs: these blocks do not stay
 constexpr double kLastTile = 0.3;            // of a slow store, which no other stage hides
 
-// Where TMA adds in memory, L2 takes so much longer for what is read and written: 2.45 TB/s,
-// measured with 32 groups of 256 of K.
+// If TMA adds in memory, L2 takes so much longer for what is read and written: 2.45 TB/s, measured
+// with 32 groups of 256 of K.
 constexpr double kAddedBytes = 1.7;
 
-// Of a stage's time. Where each element has a factor of its own the FP32 units have twice the work,
-// which either order or few columns leave time for (docs/notes/experts.md, "Along K").
+// A factor of a stage's time. If each element has a factor of its own, the FP32 units have twice
+// the work, which either order or few columns leave time for (docs/notes/experts.md, "Along K").
 double stage_factor(const Sm90GemmConfig& config) {
   if (!config.promote()) return 0.98;
   const bool factors_differ = config.columns().scales == Granularity::kBlock1x128 &&
@@ -40,8 +40,8 @@ double stage_factor(const Sm90GemmConfig& config) {
   return config.wait_ahead && config.tile_columns <= 96 ? 1.5 : 1.7;
 }
 
-// Where rows of A are in groups: work and memory overlap less, a tile takes more µs, and a stage so
-// many times as long. Fitted to times of 17 kinds of groups (docs/notes/experts.md, "Who walks over
+// With rows of A in groups: work and memory overlap less, a tile takes more µs, and a stage so many
+// times as long. Fitted to times of 17 kinds of groups (docs/notes/experts.md, "Who walks over
 // groups"), of equal sizes, of 0.7 to 1.3 of the mean, and of a Zipf distribution.
 constexpr double kOverlapOfGroups = 2.7;
 constexpr double kTileOfGroups = 0.2;
@@ -56,7 +56,7 @@ double stage_factor_of_groups(const Sm90GemmConfig& config) {
 constexpr double kOntoC = 0.25;
 constexpr double kReadC = 0.6;
 
-// Where warps copy slabs, a tile takes this besides what its elements take.
+// If warps copy slabs, a tile takes this besides what its elements take.
 constexpr double kTileOfCopies = 0.5;
 
 double tile_microseconds(const Sm90GemmConfig& config, const Tiling& tiling) {
@@ -113,19 +113,19 @@ double short_tile_microseconds(const GemmProblem& problem, const Sm90GemmConfig&
   return config.tile_rows * config.tile_columns == 192 * 128 ? 2 * kEach : kEach;
 }
 
-// What L2 reads more for TMA's rows of 128 bytes where they do not begin with a line, or a sector.
+// The factor by which L2 reads more where TMA's rows of 128 bytes begin at no line, or no sector.
 double misalignment(std::int64_t k) {
   if (k % 128 == 0) return 1;
   if (k % 64 == 0) return 1.10;
   return k % 32 == 0 ? 1.18 : 1.66;
 }
 
-// Of an element.
+// The bytes of an element of A.
 double bytes_of_a(const GemmProblem& problem) {
   return problem.dynamic.exists ? size_of(problem.dynamic.type) : 1;
 }
 
-// Of all groups together.
+// The bytes of all groups together.
 double bytes_of_memory(const GemmProblem& problem, const Sm90GemmConfig& config) {
   const auto [m, n, k] = expected_group(problem);
   double out = size_of(problem.product.form.out);
@@ -161,16 +161,16 @@ namespace {
 // groups: the host does not know them, and a tiling that fits the average alone is bad for most.
 constexpr double kGroupSizes[] = {0.7, 0.85, 1, 1.15, 1.3};
 
-// Of one of these; one group alone has what is expected.
+// A group's rows at one of these sizes; one group alone has what is expected.
 int rows_of_size(const GemmProblem& problem, double size) {
   const auto m = static_cast<double>(expected_group(problem).m);
   const auto rows = std::max(std::lround(problem.groups > 1 ? size * m : m), 1L);
   return static_cast<int>(std::min<std::int64_t>(rows, problem.product.m));
 }
 
-// Of a tile that is not whole, in whole ones. Three warpgroups in turn wait for each other all the
-// same, and one that waits ahead for half the products hides less. Fitted as kOverlapOfGroups, and
-// to masked groups.
+// The work of a tile that is not whole, in whole ones. Three warpgroups in turn wait for each other
+// all the same, and one that waits ahead for half the products hides less. Fitted as
+// kOverlapOfGroups, and to masked groups.
 double work_of_last(const Sm90GemmConfig& config, int rows) {
   constexpr double kOfThreeInTurn = 2, kOfHalf = 1.8;
   const bool in_turn = config.order == config::ConsumerOrder::kPingPong;
@@ -192,7 +192,7 @@ struct ClusterTiles {
 
   double rows() const { return whole_rows + last_rows; }
   double count() const { return columns * rows(); }
-  // Of the cluster with most to do, in whole tiles.
+  // The tiles of the cluster with most to do, in whole tiles.
   double most_of_one(int clusters) const;
 };
 
@@ -235,8 +235,8 @@ ClusterTiles tiles_of_all(const GemmProblem& problem, const Sm90GemmConfig& conf
   return tiles;
 }
 
-// What all blocks together take of a stage from L2. Absent rows are not read, but in a box that
-// several blocks share.
+// The bytes that all blocks together take from L2 for a stage. Absent rows are not read, but in a
+// box that several blocks share.
 double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
                       const ClusterTiles& tiles) {
   const GroupSizes group = expected_group(problem);
@@ -246,7 +246,7 @@ double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
   const auto existing = static_cast<int>(config.swapped ? group.n : group.m);
   const double rows = config.cluster_columns == 1 ? groups * config::round_up(existing, 8)
                                                   : along_m * config.cluster_tile_rows();
-  // Those of an A that is cast are read where they exist.
+  // Rows of an A that is cast are read where they exist.
   const double columns = config.dynamic.exists
                              ? static_cast<double>(group.m) * bytes_of_a(problem)
                              : along_n * config.cluster_columns * config.operand_columns();

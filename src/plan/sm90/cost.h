@@ -1,4 +1,4 @@
-// What a way to cut a product costs.
+// The predicted cost of a way to cut a product.
 #pragma once
 
 #include "kernels/shared/tile_schedule.h"

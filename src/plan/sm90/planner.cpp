@@ -25,7 +25,7 @@ constexpr int kMostStages = 16;
 // With fewer, whole tiles of D in shared memory cost more than they save.
 constexpr int kFewestStages = 4;
 
-// Of boxes that C comes to, on a multiprocessor: what hides the latency of memory, twice.
+// The bytes of boxes for C on a multiprocessor: twice those that hide the latency of memory.
 constexpr int kBoxBytes = 96 * 1024;
 
 // Raises a number of the configuration's as far as it fits.
@@ -152,7 +152,7 @@ int most_clusters(const GemmProblem& problem, const Sm90GemmConfig& config) {
   return static_cast<int>(most_tiles(problem, rows_of_a, rows_of_b));
 }
 
-// Those of all problems alike, in numbers of their own kind.
+// The tilings of all problems alike, in numbers of their own kind.
 std::span<const Tiling> tilings_for(const GemmProblem& problem) {
   return problem.gated.exists ? gated_tilings() : tilings();
 }

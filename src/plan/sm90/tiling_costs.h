@@ -1,4 +1,4 @@
-// What the tilings of tilings.cpp cost, by the names of their candidates. Of each: nanoseconds
+// The costs of the tilings of tilings.cpp, by the names of their candidates. Each has nanoseconds
 // of a stage, of a tile besides, and of the start (tilings.h, TilingCost).
 //
 // They are fitted to times on an H200 with block scales and BF16 output, by

@@ -36,7 +36,7 @@ constexpr int kManyRowsOfTile[] = {96, 128, 160, 176, 192, 208, 256};
 
 constexpr int kRowsOfTileOfGroups[] = {32, 64, 96, 128, 176, 256};
 
-// Where this kernel has to take fewer rows too.
+// The tiles of fewer rows, for problems where this kernel has to take fewer too.
 constexpr int kFewestRowsOfTile[] = {8, 16};
 
 // Numbers of rows, of all magnitudes that matter.
@@ -70,7 +70,7 @@ std::vector<int> rows_of_tiles(const WeightOnlyProblem& problem) {
   return all;
 }
 
-// Whether the ring has enough stages; as many as shared memory holds, and as there are steps.
+// Sets as many stages as shared memory holds, and as there are steps. True if these are enough.
 bool fit_stages(Sm90WeightOnlyConfig& config, std::int64_t steps) {
   const int memory = config::shared_memory_of_block(config.blocks_per_multiprocessor);
   const int least = 2 * config.depth_groups;
@@ -82,14 +82,14 @@ bool fit_stages(Sm90WeightOnlyConfig& config, std::int64_t steps) {
   return false;
 }
 
-// Of groups those that are expected.
+// The number of tiles; of groups, those that are expected.
 std::int64_t tiles_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config) {
   const double tiles = row_tiles(problem, config.tile_rows).expected;
   return static_cast<std::int64_t>(std::ceil(tiles)) *
          core::ceil_divide(problem.columns, config.tile_columns);
 }
 
-// Whether the kernel can have it, whatever its rows.
+// True if the kernel can have the problem, whatever its rows.
 bool is_possible(const WeightOnlyProblem& problem, const Gpu& gpu) {
   const bool is_half = problem.x == DType::kFloat16 || problem.x == DType::kBFloat16;
   if (product_kernels(gpu) != ProductKernels::kSm90 || !is_half || !problem.fits_tma ||
@@ -202,7 +202,7 @@ std::string name_of(const Sm90WeightOnlyConfig& config) {
 // (docs/notes/weight-only.md): what is chosen took at most 2 % longer than the best of them.
 double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
                        const Gpu& gpu) {
-  // Of a multiprocessor in a clock: products of tensor cores, bytes that arrive, and bytes of
+  // Rates of a multiprocessor in a clock: products of tensor cores, bytes that arrive, bytes of
   // memory. Clocks of a warpgroup for a stage of one sub-tile, and besides for scales of blocks,
   // and these for each row. Of a round of tiles, and what a warpgroup takes to store 128 results;
   // of the launch, and of blocks that share a tile.
@@ -244,7 +244,7 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
 
 KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
                      const Gpu& gpu) {
-  // Of groups there may be more tiles than are expected: blocks stay until all are done.
+  // Groups may have more tiles than are expected: blocks stay until all are done.
   std::int64_t blocks = config.has_groups()
                             ? row_tiles(problem, config.tile_rows).most *
                                   core::ceil_divide(problem.columns, config.tile_columns)
