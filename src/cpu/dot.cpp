@@ -13,7 +13,7 @@
 namespace octofold::cpu {
 namespace {
 
-// Elements that a thread sums at a time: sums are not rounded, so the thread count has no effect.
+// Elements that a thread sums at a time: sums are not rounded, so neither this nor threads matter.
 constexpr std::int64_t kChunk = 512 * kScaleBlock;
 
 // A vector, and its scales.
