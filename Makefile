@@ -159,6 +159,7 @@ check: .venv/.check ## formatting, lint, include rules, generated files, types
 	$(VENV)/ruff check .
 	$(VENV)/python scripts/check_includes.py
 	$(VENV)/python scripts/check_imports.py
+	$(VENV)/python scripts/check_words.py
 	scripts/check_generated $(VENV)/python
 	$(VENV)/mypy
 

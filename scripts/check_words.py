@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Names comments and docstrings that begin without a subject, such as "Of both" or "What it takes".
 
-    scripts/check_words.py [FOLDER...]
+scripts/check_words.py [FOLDER...]
 """
 
 import re
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = r"(?:Of|What|Whether|Where|Which|Whose|That|Those|As|Such|Likewise)\b"
+FIRST = r"(?:Of|What|Whether|Where|Which|Whose|That|Those|As|Such|Likewise)\b.*"
 # The first of the comments that follow each other on their own lines; one behind code; a docstring.
 ABOVE = r"(?:\A|^(?![ \t]*{mark}[ \t]*\S).*\n)"
 COMMENT = ABOVE + r"[ \t]*{mark} " + FIRST + r"|\S.*[^:\"\n]{mark} " + FIRST
@@ -29,7 +29,7 @@ def main() -> int:
     git = ["git", "ls-files", *sys.argv[1:]]
     names = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = [
-        f"{name}:{text.count(chr(10), 0, match.end()) + 1}: {match[0].splitlines()[-1].strip()} ..."
+        f"{name}:{text.count(chr(10), 0, match.end()) + 1}: {match[0].splitlines()[-1].strip()}"
         for name in names.splitlines()
         if (pattern := PATTERNS.get(Path(name).suffix))
         for text in [(ROOT / name).read_text("utf-8")]

@@ -14,7 +14,7 @@ struct RotaryArguments {
   /// [tokens, head_dim] for all batches, or [batch, tokens, head_dim], where batch may be 1: of x's
   /// dtype, the last dimension contiguous.
   TensorView cos;
-  TensorView sin;  ///< As cos; its strides may differ.
+  TensorView sin;  ///< Like cos; its strides may differ.
   /// The transpose of the rotation in place of it: the gradient by x, where x is that by y. With
   /// cos² + sin² = 1 and equal halves it is the inverse.
   bool inverse = false;

@@ -13,7 +13,7 @@
 // to a step of its own, so that all of a thread's loads are on their way before it waits for the
 // first:
 //
-//   // What read() has left, times the row's factor.
+//   // Multiplies the words that read() left by the row's factor.
 //   __device__ void multiply(int rows, int exist, unsigned (&words)[4]) const;
 //
 // A value may be asked for more than once (rows that are reread, scales of four steps), and has to
