@@ -8,7 +8,7 @@
 namespace octofold::cpu {
 namespace {
 
-// Those of the processor that runs the test: the widest and all that it can run besides.
+// The kernels of the processor that runs the test: the widest, and all others that it can run.
 class VectorKernelsTest : public testing::TestWithParam<std::size_t> {
  protected:
   void SetUp() override {

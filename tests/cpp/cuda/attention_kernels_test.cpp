@@ -18,7 +18,7 @@ using config::KeyLayout;
 
 class AttentionKernelsTest : public test::NvrtcGpuTest {
  protected:
-  // As such a GPU describes itself, rather than as a target of a later one.
+  // Returns such a GPU as it describes itself, rather than as a target of a later one.
   static plan::Gpu gpu_of(int compute_capability) {
     plan::Gpu gpu = plan::kHopper;
     if (compute_capability <= 90) {
@@ -51,7 +51,7 @@ class AttentionKernelsTest : public test::NvrtcGpuTest {
       const auto& resources = binary.resources;
       SCOPED_TRACE(plan.kernel);
       test::record_resources(plan, resources);
-      // What adds parts may put away where a part ends what it needs there.
+      // Kernels that add parts may spill, where a part ends, what they need there.
       const bool adds_parts = plan.kernel.find(".split = false") != std::string::npos &&
                               plan.kernel.find(core::format(
                                   ".part_keys = {}", config::kAllPartKeys)) == std::string::npos &&
@@ -113,7 +113,7 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
   }
 }
 
-// What leaves registers the least, for consumers and for producers.
+// The sizes that leave consumers and producers the fewest registers.
 TEST_P(AttentionKernelsTest, OfValuesOfAnotherSize) {
   expect_sound(many({.head_size = 192, .value_size = 128}));
   if (GetParam() != 90) return;
@@ -131,7 +131,7 @@ TEST_P(AttentionKernelsTest, OfValuesOfAnotherSize) {
   expect_of(64, 256, true);
 }
 
-// Where Hopper has them. Of sizes, layouts and types those that differ most.
+// Hopper alone has them: the sizes, layouts and types that differ most.
 TEST_P(AttentionKernelsTest, OfFp8Scores) {
   if (GetParam() != 90) GTEST_SKIP() << "has none";
   const auto expect_sound_with_fp8 = [](const config::AttentionForm& form) {

@@ -1,5 +1,5 @@
-// What of an attention reaches the GPU. What the kernels make of it is tested on a GPU, and on the
-// host in tests/cpp/kernels/attention_test.cpp.
+// The launches and parameters with which an attention reaches the GPU. The results of its kernels
+// are tested on a GPU, and on the host in tests/cpp/kernels/attention_test.cpp.
 #include "cuda/attention.h"
 
 #include "cuda/fake_runtime.h"
@@ -205,7 +205,7 @@ TEST_F(AttentionTest, ComputeAllowsKernelsWithFp8Scores) {
   EXPECT_EQ(kernels_of(200, AttentionCompute::kFp8), many + 1);
 }
 
-// Of 64 numbers of a key the first 32 are its value: then these have no shared memory of their own.
+// A key's value is the first 32 of its 64 numbers: then values take no shared memory of their own.
 TEST_F(AttentionTest, ValuesAreReadOnceWhereTheyAreNumbersOfTheKeys) {
   const auto shared_bytes = [&](std::uintptr_t v, DType type, std::int64_t key_stride) {
     AttentionArguments arguments = dense();

@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Casts, NvrtcCastTest,
                          name_of);
 
 using NvrtcActivationTest = test::NvrtcTest<>;
-// Of all that a source changes nothing in (rules, wide rows), one will do.
+// One choice will do of all that a source changes nothing in (rules, wide rows).
 TEST_F(NvrtcActivationTest, SourcesCompileWithoutSpills) {
   Compiler compiler;
   for (const auto kind :
@@ -189,7 +189,7 @@ TEST_F(NvrtcActivationTest, SourcesCompileWithoutSpills) {
   }
 }
 
-// Of an x in FP8: each way in which its pieces lie, and each unit of its scales.
+// The kernels take x in FP8: each way in which its pieces lie, and each unit of its scales.
 TEST_F(NvrtcActivationTest, SourcesInFp8CompileWithoutSpills) {
   Compiler compiler;
   using enum config::SourceKind;

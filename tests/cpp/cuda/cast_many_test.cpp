@@ -1,4 +1,4 @@
-// What of many casts reaches the GPU, and whether their kernels compile.
+// The launches and parameters of many casts in one call, and the compilation of their kernels.
 #include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/batch.h"

@@ -1,4 +1,4 @@
-// What of a cast reaches the GPU. What the kernels make of it is tested on a GPU.
+// The launches and parameters with which a cast reaches the GPU. Its results are tested on a GPU.
 #include "cuda/cast.h"
 
 #include "octofold/scale_layout.h"
@@ -120,7 +120,7 @@ TEST_F(CastTest, AStackIsOneKernel) {
   EXPECT_EQ(params.transposed_target.scale_row_stride, 2);
 }
 
-// Whose rows are those of all matrices.
+// The rows of such transposes are those of all matrices.
 TEST_F(CastTest, TransposesAloneOfAStackHaveTheColumnsOfOneMatrix) {
   const CastTarget transposed{
       matrix(address(0x8000), DType::kE4M3, 4 * kCols, kRows / 4, 208, kGpu),
@@ -205,7 +205,7 @@ TEST_F(CastTest, ColumnsOfACastInFourStepsAreAFifth) {
   EXPECT_EQ(state().launches.size(), 5u);
 }
 
-// Of 200 rows the workspace has two, of sums first; a second kernel goes on from there.
+// The workspace has two rows for 200 of x, of sums first; a second kernel goes on from there.
 TEST_F(CastTest, ColumnsAreReducedByWayOfTheWorkspace) {
   const auto floats_at = [](std::uintptr_t value) {
     return vector(address(value), DType::kFloat32, kCols, kGpu);
@@ -281,7 +281,7 @@ class WideCastTest : public CastTest {
   }
 };
 
-// As many clusters as there are rows, or as the GPU runs at one time.
+// There are as many clusters as rows, or as the GPU runs at one time.
 TEST_F(WideCastTest, AWideRowIsAClusters) {
   for (const std::int64_t rows : {3, 1000}) quantize_wide(rows);
   ASSERT_EQ(state().launches.size(), 2u);

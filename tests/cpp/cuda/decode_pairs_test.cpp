@@ -1,5 +1,5 @@
-// What it takes to decode a pair of FP8 codes, counted in machine code: a thread decodes four words
-// more, in one kernel of two, and all else that this adds is a load and two stores.
+// The operations that decode a pair of FP8 codes, counted in machine code: a thread decodes four
+// words more, in one kernel of two, and all else that this adds is a load and two stores.
 #include "cuda/kernel_headers.h"
 #include "jit/nvrtc.h"
 #include "support/nvrtc.h"
@@ -51,7 +51,7 @@ class DecodePairsTest : public testing::TestWithParam<int> {
     return test::count_instructions(binary.image);
   }
 
-  // Of the eight pairs of four words.
+  // Returns the number of operations that decode the eight pairs of four words.
   int operations(const std::string& format, const std::string& way) {
     return instructions(format, way, 2) - instructions(format, way, 1) - 3;
   }

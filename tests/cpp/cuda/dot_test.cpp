@@ -1,5 +1,5 @@
-// What of a dot product reaches the GPU. What the kernels make of it is tested on a GPU, and on the
-// host in tests/cpp/kernels/dot_test.cpp.
+// The launches and parameters with which a dot product reaches the GPU. The results of its kernels
+// are tested on a GPU, and on the host in tests/cpp/kernels/dot_test.cpp.
 #include "cuda/dot.h"
 
 #include "cuda/fake_runtime.h"

@@ -1,5 +1,5 @@
-// What is missing of a driver is explained before anything is computed with it. What there is
-// differs from machine to machine.
+// A driver that is missing or lacks something is explained before anything is computed with it. The
+// drivers that there are differ from machine to machine.
 #include "cuda/driver.h"
 
 #include <sys/wait.h>

@@ -18,7 +18,7 @@ int device_of(const void* handle) {
   return handle == nullptr ? -1 : static_cast<int>(static_cast<const int*>(handle) - devices);
 }
 
-// As kernels that run on the host read it.
+// Writes the tensor map in the form that kernels on the host read.
 void write_for_host(void* map, int data_type, void* address, const std::uint64_t* sizes,
                     const std::uint64_t* strides, unsigned rank, const unsigned* box) {
   const unsigned element_bytes = data_type == 0 ? 1 : data_type == 4 || data_type == 7 ? 4 : 2;

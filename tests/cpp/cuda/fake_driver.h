@@ -48,7 +48,7 @@ struct Allocation {
 };
 
 struct State {
-  // What the machine is.
+  // The properties of the machine.
   int version = 13000;
   int device_count = 2;
   const char* device_name = "NVIDIA Fake";
@@ -58,13 +58,13 @@ struct State {
   // Calls that fail, with these errors; 0: none does.
   int init_error = 0, load_error = 0, launch_error = 0, encode_error = 0, occupancy_error = 0;
 
-  // Of a kernel's parameters: the driver is not told. Of the first launches if they have others.
+  // Bytes of a kernel's parameters: the driver is not told. The first launches may have others.
   std::size_t params_bytes = sizeof(config::Sm90GemmParams);
   std::vector<std::size_t> first_params_bytes{};
 
   std::size_t memory_bytes = std::size_t{1} << 30;  // of each device
 
-  // What happened.
+  // The record of what happened.
   std::mutex mutex;  // of the vectors
   std::atomic<int> loads = 0, pushes = 0, pops = 0, capture_mode_changes = 0;
   int dynamic_shared_size = -1;

@@ -37,7 +37,7 @@ class FakeGpuTest : public testing::Test {
   fake::State& state() { return *state_; }
 
   std::atomic<int> compilations_ = 0;
-  /// What the library brings: nothing, unless a test says otherwise before runtime().
+  /// The binaries that the library brings: none, unless a test says otherwise before runtime().
   std::function<std::optional<jit::Binary>(const jit::Program&)> precompiled_{};
 
  private:

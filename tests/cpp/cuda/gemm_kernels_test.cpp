@@ -19,7 +19,7 @@ const std::pair<const char*, Granularity> kGranularities[] = {
     {"1x128", Granularity::kBlock1x128},
     {"128x128", Granularity::kBlock128x128}};
 
-// What decides the shape of the code but for the epilogue.
+// Problems with all that decides the shape of the code but for the epilogue.
 Problems mainloops() {
   Problems problems;
   for (const auto& [a_name, a] : kGranularities) {

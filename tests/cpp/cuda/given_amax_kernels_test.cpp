@@ -47,7 +47,7 @@ TEST_F(NvrtcGivenAmaxTest, CompilesWithoutSpills) {
   }
 }
 
-// What one read does besides: columns in the kernel of codes, groups, stacks, sources.
+// One read may serve more besides: columns in the kernel of codes, groups, stacks, sources.
 TEST_F(NvrtcGivenAmaxTest, WhatIsBesideCompilesWithoutSpills) {
   test::Compiler compiler;
   for (const DType in : kInputs) {

@@ -165,9 +165,9 @@ TEST_F(NvrtcGroupCastTest, NormsInGroupsCompileWithoutSpills) {
       problem_of(DType::kFloat16, config::kTorchAoRule, kBlock1x128, kNormed, true, false));
 }
 
-// What any source may have: columns, given scales, scales of two levels. Some of these pairs were
-// refused until one cast() took them all, and no one has tuned them: the worst, a norm with
-// columns, spills 180 bytes.
+// Options that any source may have: columns, given scales, scales of two levels. Some of these
+// pairs were refused until one cast() took them all, and no one has tuned them: the worst, a norm
+// with columns, spills 180 bytes.
 constexpr int kUntunedSpills = 192;
 TEST_F(NvrtcGroupCastTest, EverySourceTakesTheOptionsOfACast) {
   const CastSource swiglu =

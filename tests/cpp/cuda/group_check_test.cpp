@@ -29,7 +29,7 @@ class GroupCheckTest : public FakeGpuTest {
   config::GroupCheckParams last_params() {
     return state().launches.back().params_as<config::GroupCheckParams>();
   }
-  // As the kernel of the latest check would.
+  // Leaves a fault as the kernel of the latest check would.
   void leave_fault(long long index, int value, int before = 0) {
     const config::GroupCheckParams params = last_params();
     *params.fault = {.state = GroupFault::kWhole,
@@ -104,7 +104,7 @@ TEST_F(GroupCheckTest, WhatIsBeingWrittenIsNotRead) {
   EXPECT_EQ(error([&] { look_at_offsets(); }), "no error");
 }
 
-// As the option is not set here.
+// The option is not set here.
 TEST_F(GroupCheckTest, NothingWithoutTheOption) {
   const std::int32_t number = 0;
   check_offsets(runtime().device(0), "grouped_gemm", "offsets", &number, 1, 0, 1, {});

@@ -52,7 +52,7 @@ class MmaGemmKernelsTest : public test::NvrtcGpuTest {
   plan::Gpu gpu_ = plan::gpu_of(GetParam(), 100);
 };
 
-// What has most registers: all scales, C and bias. And what is used most.
+// The form with most registers: all scales, C and bias.
 TEST_P(MmaGemmKernelsTest, EveryTileCompilesWithoutSpills) {
   constexpr Operand kRows{.scales = Granularity::kBlock1x128};
   expect_all_sound({.product = {.form = {.a = kRows,

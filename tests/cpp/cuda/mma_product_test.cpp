@@ -1,5 +1,5 @@
-// What of a product reaches a GPU that multiplies by warps. What the kernel makes of it is tested
-// on the host (tests/cpp/kernels) and on a GPU.
+// The launches and parameters with which a product reaches a GPU that multiplies by warps. The
+// results of the kernel are tested on the host (tests/cpp/kernels) and on a GPU.
 
 #include "support/product_fixture.h"
 #include "support/product_plans.h"
@@ -127,7 +127,7 @@ TEST_F(MmaProductTest, GatedProductsHaveScalesOfTheResult) {
   EXPECT_EQ(params.columns.scale.group_stride, 4 * 5);  // of gates and ups
 }
 
-// What no kernel of any GPU takes.
+// No kernel of any GPU takes these products.
 TEST_F(MmaProductTest, GatesAndGroupsOfKLieWhereTmaCouldAddressThem) {
   EXPECT_THAT(refusal(test::gated_product(16, 200, 640)), HasSubstr("a multiple of 128"));
   core::Product in_depth = test::grouped_product(config::Work::kGroupedDepth, 128, 256, 640);

@@ -34,7 +34,7 @@ using test::Compiler;
 
 class NvrtcNormTest : public test::NvrtcTest<testing::TestWithParam<NormForm>> {
  protected:
-  // What is of x's type in a form, of a problem of FP32 too.
+  // Returns the form; operands in FP32 are of x's type if the problem is in FP32, too.
   static NormForm form_of(DType in) {
     NormForm form = GetParam();
     if (in != DType::kFloat32) return form;

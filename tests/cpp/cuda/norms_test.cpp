@@ -1,4 +1,4 @@
-// What of a norm reaches the GPU. What the kernels make of it is tested on a GPU.
+// The launches and parameters with which a norm reaches the GPU. Its results are tested on a GPU.
 #include "cuda/norms.h"
 
 #include "octofold/scale_layout.h"

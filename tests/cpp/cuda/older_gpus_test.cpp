@@ -16,7 +16,7 @@ namespace {
 
 class OlderGpuTest : public test::NvrtcGpuTest {
  protected:
-  // As such a GPU describes itself, rather than as a target of a later one.
+  // Returns such a GPU as it describes itself, rather than as a target of a later one.
   static plan::Gpu gpu_of(int compute_capability) {
     plan::Gpu gpu = plan::as_target(plan::kHopper, compute_capability);
     gpu.is_translated = false;

@@ -1,5 +1,5 @@
-// What operations ask for is what plan/precompiled.h has: kernels are told apart by all that a call
-// says.
+// The kernels that operations ask for are those of plan/precompiled.h: kernels are told apart by
+// all that a call says.
 #include "cuda/precompiled_kernels.h"
 
 #include "octofold/scale_layout.h"

@@ -1,4 +1,4 @@
-// What of a product reaches Hopper's kernel: parameters and tensor maps.
+// The parameters and tensor maps with which a product reaches Hopper's kernel.
 
 #include "plan/product_planner.h"
 #include "support/product_fixture.h"

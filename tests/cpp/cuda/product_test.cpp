@@ -1,6 +1,6 @@
-// What holds for products of all kinds on their way to the GPU: each is prepared once, named ones
-// are found by their names, and what no kernel takes is refused. What the kernel makes of them is
-// tested on a GPU.
+// Products of all kinds on their way to the GPU: each is prepared once, named ones are found by
+// their names, and those that no kernel takes are refused. The results of the kernels are tested on
+// a GPU.
 #include "cuda/product.h"
 
 #include "support/product_fixture.h"
@@ -91,7 +91,7 @@ TEST_P(AnyProductTest, AGpuThatIsTooOldIsToldWhatThereIs) {
               AllOf(HasSubstr(GetParam().operation), HasSubstr("8.6"), HasSubstr("CPU backend")));
 }
 
-// Of products that have kernels for such operands: the others are refused.
+// Some kinds of products have kernels for such operands: the others are refused.
 TEST_P(AnyProductTest, OperandsThatTmaCannotAddress) {
   core::Product product = make();
   product.b.data.data = address(0x30000008);
@@ -208,7 +208,7 @@ TEST_F(ProductTest, TheStrideOfASingleRowDoesNotMatter) {
   EXPECT_EQ(maps().front().row_bytes, 640u);
 }
 
-// What is planned stays: a call of one of many problems finds it as quickly as that of one.
+// Plans stay: a call of one of many problems finds its plan as quickly as that of a single one.
 TEST_F(ProductTest, ManyProblemsInTurnTakeAboutAsLong) {
   constexpr int kProblems = 200;
   state().params_bytes = 0;

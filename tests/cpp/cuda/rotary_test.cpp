@@ -1,5 +1,5 @@
-// What of a rotary embedding reaches the GPU. What the kernel makes of it is tested on a GPU, and
-// on the host in tests/cpp/kernels/rotary_test.cpp.
+// The launches and parameters with which a rotary embedding reaches the GPU. The results of its
+// kernel are tested on a GPU, and on the host in tests/cpp/kernels/rotary_test.cpp.
 #include "cuda/rotary.h"
 
 #include "cuda/fake_runtime.h"

@@ -1,5 +1,5 @@
-// What of routing reaches the GPU. What the kernels make of it is tested on a GPU, and on the host
-// in tests/cpp/kernels/routing_test.cpp.
+// The launches and parameters with which routing reaches the GPU. The results of its kernels are
+// tested on a GPU, and on the host in tests/cpp/kernels/routing_test.cpp.
 #include "cuda/routing.h"
 
 #include "cuda/fake_runtime.h"

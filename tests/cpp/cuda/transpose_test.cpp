@@ -1,5 +1,5 @@
-// What of a transpose reaches the GPU. What the kernel makes of it is tested on a GPU, and on the
-// host in tests/cpp/kernels/transpose_test.cpp.
+// The launches and parameters with which a transpose reaches the GPU. The results of its kernel are
+// tested on a GPU, and on the host in tests/cpp/kernels/transpose_test.cpp.
 #include "cuda/transpose.h"
 
 #include "cuda/fake_runtime.h"

@@ -81,7 +81,7 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
         << description;
   }
 
-  // What the planner takes.
+  // Expects the kernel that the planner takes to be sound.
   void expect_sound(const plan::WeightOnlyProblem& problem) {
     const auto choice = plan_weight_only(problem, gpu_).config;
     std::visit([&](const auto& one) { expect_sound(config_of(one)); }, choice);
@@ -130,7 +130,7 @@ TEST_P(WeightOnlyKernelsTest, OfManyRows) {
   }
 }
 
-// Those with the most sums, whether the planner takes them or not.
+// Tiles with the most sums, whether the planner takes them or not.
 TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
   for (const bool has_blocks : {false, true}) {
     const plan::WeightOnlyProblem problem{
@@ -183,7 +183,7 @@ TEST_P(WeightOnlyKernelsTest, OfGradients) {
   }
 }
 
-// Of groups, what the planner takes from a token for each of a few experts up to many.
+// The kernels that the planner takes for groups: from a token for each of a few experts up to many.
 TEST_P(WeightOnlyKernelsTest, OfGroups) {
   plan::WeightOnlyProblem problem{.columns = 2048,
                                   .depth = 4096,
@@ -211,7 +211,7 @@ TEST_P(WeightOnlyKernelsTest, OfGroups) {
   expect_sound(problem);
 }
 
-// Of groups those with the most sums, whether the planner takes them or not.
+// Tiles of groups with the most sums, whether the planner takes them or not.
 TEST_P(WeightOnlyKernelsTest, OfTheLargestTilesOfGroups) {
   const plan::WeightOnlyProblem problem{.rows = 65536,
                                         .columns = 8192,
@@ -242,7 +242,7 @@ TEST_P(WeightOnlyKernelsTest, OfBatchInvariantProducts) {
   }
 }
 
-// Of Hopper's own kernel those with the most sums for a thread, of each kind of scales.
+// The tiles of Hopper's own kernel with the most sums for a thread, for each kind of scales.
 TEST_P(WeightOnlyKernelsTest, OfHopper) {
   if (GetParam() != 90) GTEST_SKIP() << "9.0 alone has products of warpgroups";
   const Sm90WeightOnlyConfig kinds[] = {

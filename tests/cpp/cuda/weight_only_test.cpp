@@ -1,5 +1,5 @@
-// What of products with FP8 weights reaches the GPU. What the kernel makes of it is tested on a
-// GPU, and on the host in tests/cpp/kernels/weight_only_test.cpp.
+// The launches and parameters with which products with FP8 weights reach the GPU. The results of
+// the kernel are tested on a GPU, and on the host in tests/cpp/kernels/weight_only_test.cpp.
 #include "kernels/weight_only/config/weight_only.h"
 
 #include <gmock/gmock.h>

@@ -260,7 +260,7 @@ TEST(AttentionTest, OfOneKey) {
   expect_right_of_one_key<{.v_scales = true, .part_keys = 128}>(ScaleKind::kKeys);
 }
 
-// Of a query of NaN nothing is known, in whichever warp and split its keys are.
+// The results of a query of NaN are NaN, in whichever warp and split its keys are.
 template <auto kConfig>
 void expect_nan(int splits) {
   const AttentionCase given{

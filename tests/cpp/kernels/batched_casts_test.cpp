@@ -16,7 +16,7 @@ using config::CastFormat;
 using config::CastJob;
 using config::ScaleStep;
 
-// Of a stack of so many matrices.
+// The sizes of a stack: the number of its matrices, and the rows and columns of each.
 struct Sizes {
   std::int64_t matrices, rows, cols;
 };

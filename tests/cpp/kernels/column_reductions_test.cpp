@@ -17,7 +17,7 @@ struct Columns {
   std::vector<float> sums, amax;
 };
 
-// Of x [rows, cols], rows `stride` apart, by the kernels.
+// Returns the reductions of the columns of x [rows, cols], rows `stride` apart, by the kernels.
 template <DType kIn, bool kVectors>
 Columns reduced(const std::vector<Storage<kIn>>& x, std::int64_t rows, std::int64_t cols,
                 std::int64_t stride) {

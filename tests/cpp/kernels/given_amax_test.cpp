@@ -36,7 +36,7 @@ std::vector<Storage<kIn>> far_values(std::int64_t rows, std::int64_t cols) {
   return x;
 }
 
-// Of what the amax is given: of the transpose alone, beside rows of 1x128.
+// Returns the unit whose amax is given: that of the transpose alone, beside rows of 1x128.
 constexpr Granularity long_unit(const config::CastFormat& format) {
   return format.granularity == kBlock1x128 ? kChannel : format.granularity;
 }
@@ -91,7 +91,7 @@ void expect_cpu_bytes(std::int64_t rows, std::int64_t cols, float tensor = 2.5f)
   to_columns.expect_same(cpu_columns);
 }
 
-// What the planner has for it: another kernel for rules that divide.
+// Returns the configuration that the planner has for it: another kernel for rules that divide.
 template <DType kIn, CastRule kRule, Granularity kGranularity, bool kRows, bool kTransposed>
 constexpr config::TileCastConfig config_of() {
   return {.format = {.in = kIn, .granularity = kGranularity, .rule = kRule},

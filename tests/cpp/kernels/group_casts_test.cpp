@@ -20,7 +20,7 @@ using Offsets = std::vector<int>;
 
 constexpr std::int64_t kRows = 300, kPlaces = 120, kSlots = 2;
 
-// What one cast reads: x itself in as many rows as are cast, or gathered from fewer.
+// The input of one cast: x itself in as many rows as are cast, or gathered from fewer.
 template <DType kIn>
 struct Input {
   std::vector<Storage<kIn>> x;
@@ -71,7 +71,7 @@ struct Input {
 const std::vector<Offsets> kPartitions{
     {0, 300}, {0, 128, 256, 257, 290}, {0, 0, 5, 5, 140, 268, 268}, {0, 0}, {0, 128, 128, 256}};
 
-// What no caller should give.
+// Offsets that no caller should give.
 const std::vector<Offsets> kHostile{
     {300, 200, 100, 0},
     {std::numeric_limits<int>::min(), std::numeric_limits<int>::max(), -1, 7},
@@ -153,8 +153,7 @@ TEST(GroupCastsTest, BlocksOfBothTargets) {
       136, kBlock1x128);
 }
 
-// Where there is no value but zeros, the rule makes NaN: behind a group there are zeros all the
-// same.
+// If there is no value but zeros, the rule makes NaN: behind a group there are zeros all the same.
 TEST(GroupCastsTest, SquaresOfTheTransposeAlone) {
   expect_tiles_as_on_cpu<TileCastConfig{.format = {.in = DType::kFloat32,
                                                    .granularity = kBlock128x128,

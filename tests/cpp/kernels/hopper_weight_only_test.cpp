@@ -97,7 +97,7 @@ TEST(HopperWeightOnlyTest, OfBlocksInUnitsOfTheLastOne) {
         {.rows = 8, .columns = 64, .depth = 896, .w_scales = kBlock128x128, .scales = scales});
   }
   expect_product<kConfig>({.rows = 120, .columns = 144, .depth = 656, .w_scales = kBlock1x128});
-  // Of few rows, as batch-invariant products have them.
+  // There are few rows, as batch-invariant products have them.
   expect_product<{.w_blocks = true,
                   .unit_sums = true,
                   .tile_columns = 64,
@@ -108,7 +108,7 @@ TEST(HopperWeightOnlyTest, OfBlocksInUnitsOfTheLastOne) {
       {.rows = 5, .columns = 80, .depth = 784, .w_scales = kBlock128x128, .has_bias = true});
 }
 
-// Of its four warps each two have a half of a slab of 128 columns.
+// Each of the two warpgroups has a half of a slab of 128 columns.
 TEST(HopperWeightOnlyTest, TransposedByTwoWarpgroupsToASlab) {
   expect_product<{.transposed = true, .tile_columns = 128, .tile_rows = 64, .stages = 3}>(
       {.rows = 50, .columns = 208, .depth = 272});

@@ -1,4 +1,4 @@
-// What the warps that cast leave in the stages: the kernel's own code, by a fiber for each lane,
+// The stages as the warps that cast leave them: the kernel's own code, by a fiber for each lane,
 // against cast().
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //

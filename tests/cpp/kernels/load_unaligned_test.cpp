@@ -1,4 +1,4 @@
-// What the copying warps leave in the stages, for operands of any address, stride and K, and for
+// The stages as the copying warps leave them, for operands of any address, stride and K, and for
 // such that consist of words: the kernel's own code, by a fiber for each lane.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
@@ -98,7 +98,7 @@ void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& sm
   }
 }
 
-// Where the 128-byte swizzle puts a byte of a row.
+// Returns the place that the 128-byte swizzle gives a byte of a row.
 unsigned swizzled(int row, int i) {
   return static_cast<unsigned>(row * 128 + ((i / 16) ^ (row % 8)) * 16 + i % 16);
 }

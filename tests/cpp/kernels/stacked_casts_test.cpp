@@ -94,7 +94,7 @@ class Stack {
  private:
   static constexpr std::int64_t kPadding = 8;
 
-  // Of one matrix, with the given scales and the factors of its own.
+  // Returns the target of one matrix, with the given scales and the factors of its own.
   CastTarget view(Target& one, Target& stack, std::int64_t index, const std::vector<float>& factors,
                   std::int64_t channels) const {
     if (kind_.scales_given) {

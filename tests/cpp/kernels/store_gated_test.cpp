@@ -1,5 +1,5 @@
-// What the epilogue of gated products leaves in shared memory and in the scales: the kernel's own
-// code, by a fiber for each thread, against the cast of the activation.
+// Shared memory and scales as the epilogue of gated products leaves them: the kernel's own code, by
+// a fiber for each thread, against the cast of the activation.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/cast.h"
@@ -52,8 +52,8 @@ constexpr Tile tile_at(int row, int column, int row_end, int column_end) {
           .k_end = 128};
 }
 
-// Of `rows` rows in a tile that begins at (row, column) of H. Scales of rows that are not there,
-// and of other tiles, stay as they were.
+// Checks `rows` rows in a tile that begins at (row, column) of H. Scales of rows that are not
+// there, and of other tiles, stay as they were.
 template <Activation kActivation, DType kOut, config::CastRule kRule>
 void check(Rule rule, int rows) {
   SCOPED_TRACE(testing::Message() << name(kActivation) << " " << name(kOut) << " " << name(rule)
@@ -85,7 +85,7 @@ void check(Rule rule, int rows) {
     const float scale = scales[as_size(3 * (kRow + 128) + kRow + row)];
     EXPECT_NEAR(scale, expected_scales.at(row, 0), 0x1p-7 * expected_scales.at(row, 0)) << row;
     for (int column = 0; column < kColumns; ++column) {
-      // As TMA reads a box under the 128-byte swizzle.
+      // TMA reads a box under the 128-byte swizzle in this way.
       const int place = row * 128 + (column / 16 ^ row % 8) * 16 + column % 16;
       const int code = ptx::shared[as_size(place)];
       const int expected = codes.bytes()[as_size(row * kColumns + column)];

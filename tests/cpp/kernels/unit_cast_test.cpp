@@ -133,7 +133,7 @@ TEST(DivideInTypeTest, QuotientsAreTheCpuBackends) {
   expect_same_quotients<DType::kBFloat16>();
 }
 
-// Of numbers that were FP32, and of those that fill 11 bits at most.
+// Dividers of numbers that were FP32, and of those that fill 11 bits at most.
 template <typename Divider>
 class DividerTest : public testing::Test {
  protected:

@@ -1,6 +1,6 @@
-// What attention by warpgroups multiplies: keys, values and queries as the kernel's own code
-// leaves them in shared memory, by the lanes of one warpgroup. Barriers are open, so a block has
-// no more tiles than stages.
+// The operands that attention by warpgroups multiplies: keys, values and queries as the kernel's
+// own code leaves them in shared memory, by the lanes of one warpgroup. Barriers are open, so a
+// block has no more tiles than stages.
 #define __shared__ static
 #include "support/attention_run_on_host.h"  // first: it has CUDA's types
 //
@@ -10,7 +10,7 @@
 
 namespace octofold {
 
-// Of the one warpgroup.
+// The barrier is that of the one warpgroup.
 void ptx::barrier_sync(unsigned, unsigned) { __syncthreads(); }
 
 namespace {
@@ -49,7 +49,7 @@ float code_at(unsigned panel, int row, int i) {
   return test::decode<kFp8>(ptx::shared[panel + unit + static_cast<unsigned>(i % 16)]);
 }
 
-// Of keys, or of values; as numbers, or as codes.
+// Expects the right stage of keys, or of values; as numbers, or as codes.
 template <WarpgroupQueriesConfig kConfig, bool kOfKeys, typename Side>
 void expect_stage(const Side& side, int stage, int first_key, const Rows& rows, Range seen) {
   constexpr AttentionForm kForm = kConfig.form;

@@ -50,7 +50,7 @@ inline std::map<std::string, NamedTensor> read_checkpoint(const fs::path& path) 
   return tensors;
 }
 
-/// What a weight's codes and scales should be: one quantize() of the whole matrix.
+/// Returns what a weight's codes and scales should be: one quantize() of the whole matrix.
 inline std::pair<std::string, std::string> quantized(const NamedTensor& weight,
                                                      const Format& options = {}) {
   const std::int64_t rows = weight.shape[0];

@@ -73,7 +73,7 @@ TEST_F(Families, EveryNumberOfAScaleIsRead) {
 }
 
 TEST_F(Families, ScalesOfLargeTensorsAreThoseOfTheWhole) {
-  // Of several tiles, with the largest magnitude in the last.
+  // The weight has several tiles, with the largest magnitude in the last.
   NamedTensor weight = float_tensor("a.weight", {2100, 4100}, 1);
   const float largest = 1000;
   std::memcpy(weight.bytes.data() + weight.bytes.size() - 4, &largest, 4);

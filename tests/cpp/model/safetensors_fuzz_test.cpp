@@ -94,7 +94,7 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-/// What SafetensorsReader promises of a file that it accepts, computed anew.
+/// Checks what SafetensorsReader promises of a file that it accepts, computed anew.
 void check_promises(const SafetensorsReader& reader) {
   std::int64_t covered = 0;
   for (const TensorInfo& tensor : reader.tensors()) {

@@ -1,4 +1,4 @@
-// What the reader takes and refuses, and what the writer leaves.
+// The files that the reader takes and refuses, and those that the writer leaves.
 #include <fmt/format.h>
 #include <sys/stat.h>
 

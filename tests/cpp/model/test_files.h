@@ -51,7 +51,7 @@ std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// What is logged while it lives.
+/// Collects the messages that are logged while it lives.
 class Log {
  public:
   Log() {

@@ -1,5 +1,5 @@
-// What quantize_checkpoint() leaves alone or refuses, since the libraries that load a family would
-// read it otherwise, and what it says of it.
+// Weights that quantize_checkpoint() leaves alone or refuses, since the libraries that load a
+// family would read them otherwise, and what it says of them.
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -31,7 +31,7 @@ std::map<std::string, std::string> reasons_of(const CheckpointReport& report) {
   return reasons;
 }
 
-/// What becomes of these tensors, and what was logged.
+/// The outcome for some tensors: what becomes of them, and what was logged.
 struct Outcome {
   CheckpointReport report;
   std::map<std::string, std::string> reasons;
@@ -138,7 +138,7 @@ TEST_F(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
   EXPECT_EQ(outcome.report.input_bytes, 130 * 140 * 8);
 }
 
-/// Whether compressed-tensors leaves a module alone that is not in the file.
+/// True if compressed-tensors leaves a module alone that is not in the file.
 bool is_ignored(const json& config, const std::string& module) {
   for (const std::string entry : config.at("quantization_config").at("ignore")) {
     if (entry == module) return true;

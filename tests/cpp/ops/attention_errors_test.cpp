@@ -1,4 +1,4 @@
-// What attention refuses, and what it says of it.
+// Calls that attention refuses, and what it says of them.
 #include "octofold/attention.h"
 #include "octofold/octofold.h"
 

@@ -1,5 +1,5 @@
-// What works where, as the public call has it: which columns there are, and that what nothing takes
-// is refused for the reason that it gives.
+// The table of what works where, as the public call has it: which columns there are, and that a
+// call that nothing takes is refused for the reason that the table gives.
 #include "ops/capabilities.h"
 
 #include <algorithm>

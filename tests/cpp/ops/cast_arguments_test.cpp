@@ -79,7 +79,7 @@ TEST_F(CastRefusalsTest, OfTwoTargets) {
         "'out.transposed.format.dtype': expected e4m3, as its data, got e5m2"}});
 }
 
-// What is only read may be read twice; what is written may not overlap itself.
+// A tensor that is only read may be read twice; one that is written may not overlap itself.
 TEST_F(CastRefusalsTest, GivenScalesMayBeSharedAndComputedOnesNot) {
   ScaledMatrix tensor(kRows, kCols, {.granularity = kTensor}),
       its_transpose(kCols, kRows, {.granularity = kTensor});

@@ -234,7 +234,7 @@ TEST_F(WarmedGemmTest, TheNumberOfMultiprocessorsMatters) {
   EXPECT_FALSE(jit::is_cached(on_132, cuda::kernel_headers()));
 }
 
-// What needs neither NVRTC nor a folder.
+// Returns the error of a call that needs neither NVRTC nor a folder.
 std::string warm_error(const GemmProblem& problem, ErrorCode code,
                        const WarmOptions& options = {}) {
   return error_of([&] { warm_kernel_cache({&problem, 1}, options); }, code);

@@ -235,7 +235,7 @@ TEST(GemmWeightOnlyArgumentsTest, AWorkspaceIsAsLargeAsIsSaid) {
   EXPECT_EQ(weight_only_workspace_size(64, 4096, 7168), 4 * 64 * 4096);
   EXPECT_EQ(weight_only_workspace_size(5, 300, 256), 0);
   EXPECT_EQ(weight_only_workspace_size(0, 0, 0), 0);
-  // Of 20 rows of 300 and 1024 there are 2 · 20 · 300 sums.
+  // A product of 20 rows with a W of [300, 1024] has 2 · 20 · 300 sums.
   const ScaledMatrix w(300, 1024, {.granularity = Granularity::kTensor});
   const Matrix x(DType::kBFloat16, 20, 1024);
   std::vector<float> out(20 * 300), workspace(2 * 20 * 300);

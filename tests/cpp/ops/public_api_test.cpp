@@ -216,7 +216,7 @@ TEST(PublicApiTest, CastsAndNumbers) {
     cast_many(std::vector<CastJob>{{view_of(x, kM), {.rows = many.target()}}});
     EXPECT_THAT(many.codes(), ElementsAreArray(rows.codes()));
 
-    // Of a vector: a row, whose scales are one too.
+    // A vector is cast as a row, whose scales are a vector too.
     ScaledMatrix row(1, kK, format);
     CastTarget target = row.target();
     target.data = vector(row.codes().data(), kE4M3, kK);
@@ -316,7 +316,7 @@ TEST(PublicApiTest, Rotary) {
 }
 
 TEST(PublicApiTest, Attention) {
-  // Of one key there is its value.
+  // Attention to a single key gives its value.
   std::vector<std::uint16_t> q(3 * 4 * 8, kHalfOne), out(q.size());
   const std::vector<std::uint8_t> k(2 * 8, kOne);
   Floats scale{2, 4}, sums(12);

@@ -17,7 +17,7 @@ constexpr Sm90GemmConfig kAlongRows = arriving({.tile_columns = 192, .cluster_ro
 constexpr Sm90GemmConfig kAlongColumns = arriving({.tile_rows = 256, .cluster_columns = 2});
 constexpr Sm90GemmConfig kHigh = arriving({.tile_rows = 192, .consumer_warpgroups = 3});
 
-// Which shards there are when the first `count` of the order are.
+// Returns the shards that are there when the first `count` of the order are.
 std::set<int> shards_of(const WorkParams& work, int count) {
   std::set<int> shards;
   for (int i = 0; i < count; ++i) shards.insert((work.first_shard + i) % work.groups);

@@ -117,7 +117,7 @@ TEST(PlanAttentionTest, WarpgroupsTakeValuesOfAnySize) {
   EXPECT_THAT(keys_alone.invalid_reason(), HasSubstr("pairs of stages"));
 }
 
-// Where products of warpgroups have whole heads in a chain of 128 numbers, and nowhere else.
+// Only products of warpgroups with whole heads in a chain of 128 numbers have FP8 scores.
 TEST(PlanAttentionTest, Fp8ScoresWhereTheyAreAllowedAndThereAreProducts) {
   const auto has_fp8_scores = [](const config::AttentionForm& form, std::int64_t queries,
                                  const Gpu& gpu, bool allowed = true) {
@@ -249,8 +249,8 @@ TEST(PlanAttentionTest, OverManyProblems) {
   }
 }
 
-// What a kernel computes for a row: its name, without who has which rows and parts, and how many at
-// a time.
+// Returns what a kernel computes for a row: its name, without who has which rows and parts, and how
+// many at a time.
 std::string arithmetic_of(const KernelPlan& kernel) {
   std::string name = kernel.kernel;
   for (const char* const field :

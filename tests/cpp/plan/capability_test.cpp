@@ -1,4 +1,4 @@
-// What there are kernels for, and GPUs as targets of earlier ones.
+// Operations that there are kernels for, and GPUs as targets of earlier ones.
 #include "plan/capability.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ TEST(CapabilityTest, HopperDoesEverything) {
   for (const Operation operation : kOperations) EXPECT_EQ(why_not(operation, kHopper), "");
 }
 
-// Whether there are to be kernels.
+// True if there are to be kernels.
 bool is_served(Operation operation, int capability) {
   switch (operation) {
     case Operation::kProduct:
@@ -127,7 +127,7 @@ TEST(TargetTest, WideRowsTakeClustersWhereThereAreSome) {
   }
 }
 
-// Of fused casts, whose inputs are staged there.
+// Fused casts stage their inputs in shared memory.
 TEST(TargetTest, CastsFitIntoTheSharedMemory) {
   for (const int target : {75, 80, 86, 89, 90}) {
     const Gpu gpu = as_target(kHopper, target);

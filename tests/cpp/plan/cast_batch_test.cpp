@@ -1,4 +1,4 @@
-// Which casts share launches, and by which kernels.
+// Casts that share launches, and the kernels that run them.
 #include "plan/cast_batch.h"
 
 #include "support/granularities.h"
@@ -64,7 +64,7 @@ TEST(PlanCastBatchTest, SomeCastsAreAlone) {
   EXPECT_TRUE(is_alone([](auto& p) { p.amax_given = true; }));
 }
 
-// Those of a cast of one stack; of rows with a scale each, too, which alone are a kernel of rows.
+// A batch takes a stack's kernels, for rows with a scale each, too, which alone have one of rows.
 TEST(PlanCastBatchTest, KernelsAreThoseOfAStack) {
   for (const Granularity granularity : test::kGranularities) {
     for (const auto& [rows, transposed] :

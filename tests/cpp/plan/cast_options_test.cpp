@@ -1,5 +1,5 @@
-// What a cast may be beside a plain one: of columns that are reduced, of groups, of a stack, of two
-// levels. Its kernels, and that each row of a workspace is written by one tile.
+// Options of a cast beside a plain one: reduced columns, groups, a stack, two levels. The tests
+// check their kernels, and that each row of a workspace is written by one tile.
 
 #include "plan/cast.h"
 #include "support/granularities.h"
@@ -93,8 +93,8 @@ struct Targets {
   bool to_rows, to_transposed;
 };
 
-// What there is, and what has tiles of its kind: rows that have scales of their own are those of
-// one matrix, as squares of two levels are no lines.
+// True if there is such a cast and it has tiles of its kind: rows that have scales of their own are
+// those of one matrix, as squares of two levels are no lines.
 bool is_cast(const CastProblem& problem) {
   const Granularity granularity = problem.format.granularity;
   if (problem.groups > 0) {
@@ -132,7 +132,7 @@ TEST(PlanCastOptionsTest, PhasesAreThoseThatScalesNeed) {
     SCOPED_TRACE(kind.name);
     CastProblem mixed = with(kind.problem, kBlock1x128);
     mixed.transposed_by_channel = true;
-    // Of one matrix as small a cluster finds all.
+    // For one matrix as small as this, a cluster finds all scales.
     EXPECT_EQ(phases(kind, mixed),
               kind.marked == nullptr ? Phases{kWhole} : (Phases{kAmax, kWholeRows}));
     mixed.transposed_by_channel = false;
@@ -332,7 +332,7 @@ TEST(PlanCastOptionsTest, UnusedMatricesAreLeftAloneByEachKernel) {
   }
 }
 
-// What is gathered has no pieces to be staged, and tiles as x itself has.
+// Gathered rows have no pieces to be staged, and have tiles as x itself has.
 TEST(PlanCastOptionsTest, GatheredRowsAloneAreCastAsRowsAre) {
   const CastProblem rows = {.rows = 1000, .cols = 640};
   const CastLaunch gathered = cast_launches(from(rows, kMultiplied), kHopper)[0];

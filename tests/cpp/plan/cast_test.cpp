@@ -58,7 +58,7 @@ class Problems {
         static_cast<Activation>(below(7)), static_cast<GateLayout>(below(2)));
   }
   std::size_t below(std::size_t limit) { return random_() % limit; }
-  // Of every magnitude, often a round number.
+  // Returns a size of any magnitude, often a round number.
   std::int64_t size() {
     const auto size = static_cast<std::int64_t>(below(std::size_t{1} << below(21)));
     return below(2) == 1 ? size / 128 * 128 : size;
@@ -94,7 +94,7 @@ TEST(PlanCastTest, EveryConfigIsValid) {
   for (const int count : met) EXPECT_GT(count, 20);  // of each kernel
 }
 
-// What each kernel accesses in vectors has to lie on their boundaries.
+// Matrices that a kernel accesses in vectors have to lie on their boundaries.
 TEST(PlanCastTest, VectorsAreNeverMisaligned) {
   Problems problems;
   int loads = 0, stores = 0;

@@ -1,4 +1,4 @@
-// Where the rows of groups stand, and the divisions that find them: the very code of the kernels.
+// The places of groups' rows, and the divisions that find them: the very code of the kernels.
 #include "kernels/shared/group_layout.h"
 
 #include "kernels/shared/arithmetic.h"

@@ -39,7 +39,7 @@ std::int64_t tiles_of(const std::vector<std::int64_t>& sizes, int tile_rows) {
   return tiles;
 }
 
-// Of rows that fall to groups at random: never more tiles than `most`, about as many as expected.
+// Rows that fall to groups at random have at most `most` tiles, about as many as expected.
 TEST(PlanGroupedWeightOnlyTest, TilesAreThoseOfRandomGroups) {
   std::mt19937 random(1);
   for (const std::int64_t groups : {1, 8, 128}) {

@@ -57,7 +57,7 @@ TEST(MmaPlanTest, EveryPlanOfRandomProblemsIsValid) {
   }
 }
 
-// As many as run at one time, and no more than there can be tiles of groups, whatever their sizes.
+// Blocks are as many as run at one time, and at most the tiles that groups of any sizes can have.
 TEST(MmaPlanTest, BlocksOfGroupsStay) {
   using enum config::Work;
   const auto blocks = [](config::Work work, std::int64_t m, std::int64_t groups) {
@@ -120,7 +120,7 @@ TEST(MmaPlanTest, TilesOfGroupsAreAsHighAsTheirRowsAreExpectedToBe) {
   }
 }
 
-// As an H200 is planned for that stands for one.
+// A Hopper GPU that stands for an Ada GPU is planned for as one.
 TEST(MmaPlanTest, TargetsOfALaterGpuHaveItToo) {
   const Gpu ada = as_target(kHopper, kAda);
   EXPECT_EQ(product_kernels(ada), ProductKernels::kMma);

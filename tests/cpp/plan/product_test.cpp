@@ -98,7 +98,7 @@ TEST_P(EveryKindTest, EveryPlanOfRandomProblemsIsValid) {
     EXPECT_EQ(config.gated, problem.gated);
     EXPECT_EQ(config.dynamic, problem.dynamic);
     EXPECT_EQ(config.work, problem.work);
-    // What TMA cannot address it is not given.
+    // TMA is not given what it cannot address.
     EXPECT_TRUE(problem.output_fits_tma || !config::by_tma(config.store));
     ASSERT_EQ(plan.kernels.size(), 1u);
     const KernelPlan& kernel = plan.kernels.front();
@@ -157,7 +157,7 @@ TEST(ProductPlanTest, NamesOfCandidatesDoNotDependOnHowThreadsLoad) {
   EXPECT_EQ(names(true), names(false));
 }
 
-// Where that is the fastest, others do; a named candidate is none either.
+// If a split of K is the fastest, another tiling is taken; no named candidate splits K either.
 TEST(ProductPlanTest, BatchInvariantProductsLeaveKWhole) {
   int split = 0;
   for (const std::int64_t m : {1, 8, 16, 32, 64, 100, 128, 256, 512, 777, 1024, 4096}) {
@@ -265,7 +265,7 @@ TEST(ProductPlanTest, NamesWhatAnOlderGpuIsAndWhatThereIsInstead) {
   }
 }
 
-// What was the best of those measured, or next to it (docs/notes/products.md).
+// These cluster sizes were the best of those measured, or next to it (docs/notes/products.md).
 TEST(GatedPlanTest, ClustersShareBWhereThereAreManyRows) {
   const auto cluster_rows = [](std::int64_t m, std::int64_t n, std::int64_t k) {
     return test::sm90_plan(test::gated_problem(m, n, k)).config.cluster_rows;

@@ -130,8 +130,8 @@ TEST(PlanRoutingTest, RefusesWhatItHasNoRoomFor) {
             "top_k_gradient: expected at most 32 slots of a token on a GPU, got 33");
 }
 
-// What each function of the library says on a GPU that has no kernels; which GPUs these are
-// capability_matrix_test.cpp has.
+// Each function of the library says in its own name that a GPU has no kernels;
+// capability_matrix_test.cpp has which GPUs these are.
 TEST(PlannersTest, AGpuWithoutKernelsIsToldSoInTheNameOfTheFunction) {
   const Gpu volta = gpu_of(70, 80);
   const std::pair<const char*, std::function<void()>> calls[] = {

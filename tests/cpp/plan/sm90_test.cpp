@@ -17,7 +17,7 @@ using config::OutputStore;
 using config::Sm90GemmConfig;
 using config::Work;
 
-// What is said of the configuration as it is spoiled.
+// Says why a configuration is invalid once spoil() has changed it; empty if it is valid.
 class Spoiled {
  public:
   explicit Spoiled(const GemmProblem& problem, std::string_view candidate = {})

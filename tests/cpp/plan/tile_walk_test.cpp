@@ -127,7 +127,7 @@ TEST(TileWalkTest, SlicesTogetherCoverK) {
   }
 }
 
-// What the early wait of the math warpgroups relies on: they await a stage if and only if the
+// The early wait of the math warpgroups relies on this: they await a stage if and only if the
 // producer fills one.
 TEST(TileWalkTest, SaysWhetherStagesFollow) {
   for (const int depth : {0, 1, 128, 1000}) {
@@ -149,8 +149,8 @@ constexpr Sm90GemmConfig with(Sm90GemmConfig config, Work work, bool swapped = f
   return config;
 }
 
-// Whose element of D each is: the group's that computes it; -1 of nobody. Rows of D are A's,
-// whether operands are swapped or not. `b_rows`: those of B that a group has.
+// Returns the group that computes each element of D; -1 for nobody. Rows of D are A's, whether
+// operands are swapped or not. `b_rows`: the rows of B that a group has.
 template <Sm90GemmConfig kConfig>
 std::vector<int> owners(const WorkParams& work, int blocks, int all_rows, int columns, int b_rows) {
   std::vector<int> owner(as_size(all_rows) * as_size(columns), -1);

@@ -222,7 +222,7 @@ TEST(PrecompiledKernelsTest, AllThatDeepSeekV3sDenseLayersNeed) {
   }
 }
 
-// Of sizes that are not in its list, nearly all: what is missing is compiled.
+// Nearly all kernels for sizes that are not in its list are precompiled; the others are compiled.
 TEST(PrecompiledKernelsTest, MostOfWhatOtherModelsNeed) {
   const std::set<std::string> precompiled = names();
   int found = 0, all = 0;

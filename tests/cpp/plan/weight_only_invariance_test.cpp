@@ -56,7 +56,7 @@ WeightOnlyProblem draw(test::Random& random) {
   return problem;
 }
 
-// Of a contiguous x and W, which with one row fit TMA whatever its length is.
+// Sets the rows, for a contiguous x and W; an x of one row fits TMA whatever its length is.
 void set_rows(WeightOnlyProblem& problem, std::int64_t rows) {
   problem.rows = rows;
   if (problem.work == Work::kMaskedRows) {

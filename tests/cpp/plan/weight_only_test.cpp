@@ -166,8 +166,8 @@ TEST(PlanWeightOnlyTest, ManyRowsHaveLargeTiles) {
   }
 }
 
-// Where tiles fill a GPU twice, operands are decoded ahead; weights with factors along the depth,
-// some tens of rows, and x of other types have the other kernel.
+// If tiles fill a GPU twice, operands are decoded ahead; weights with factors along the depth, some
+// tens of rows, and x of other types have the other kernel.
 TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
   const WeightOnlyProblem many{
       .rows = 4096, .columns = 4096, .depth = 7168, .w_scales = Granularity::kBlock128x128};
@@ -265,7 +265,7 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
   }
 }
 
-// What int cannot count has the kernel of warps.
+// Products whose sizes int cannot count have the kernel of warps.
 TEST(PlanWeightOnlyTest, HopperCountsInInt) {
   WeightOnlyProblem problem{.rows = 64, .columns = std::int64_t{1} << 31, .depth = 128};
   EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(plan_weight_only(problem, kHopper).config));

@@ -1,4 +1,4 @@
-// Whether rows of an attention have the same bits in any batch, by kernels that run on the host.
+// Checks that rows of an attention have the same bits in any batch, by kernels run on the host.
 #pragma once
 
 #include "support/attention_run_on_host.h"  // first: it has CUDA's types
@@ -15,8 +15,8 @@ struct FirstSequence {
   std::vector<std::size_t> spoiled{};              // keys of it whose numbers are NaN
 };
 
-// What kernels make of a row at a place of a sequence, as bits: its results and the logarithm; and
-// where parts have blocks, what they leave in FP32, which shows what results round away.
+// The bits of a row that kernels compute at a place of a sequence: its results and the logarithm;
+// and where parts have blocks, what they leave in FP32, which shows what results round away.
 struct RowBits {
   std::vector<unsigned> results, parts;
 };
@@ -49,8 +49,8 @@ RowsAtPlaces rows_of_first(const FirstSequence& sequence, AttentionCase given, i
     }
   }
   if (kForm.layout == KeyLayout::kPaged && kForm.v_scales) {
-    // Those of a page are a matter of its place in the sequence. A few are far larger than those of
-    // the rows that end before them, in the same tile.
+    // The scales of a page are a matter of its place in the sequence. A few are far larger than
+    // those of the rows that end before them, in the same tile.
     for (int page = 0; page << given.page_shift < sequence.keys; ++page) {
       for (int head = 0; head < given.key_heads; ++head) {
         const int at = attention.table_[as_size(page)] * given.key_heads + head;
@@ -110,8 +110,8 @@ constexpr auto with_splits() {
   return config;
 }
 
-// Of a kernel with parts: `Run::run<config>(attention, params)`. Sequences as long as those that
-// their queries see are as good as longer ones; so is company, and blocks that share the keys.
+// Checks a kernel with parts: `Run::run<config>(attention, params)`. Sequences as long as those
+// that their queries see are as good as longer ones; so is company, and blocks that share the keys.
 template <auto kConfig, typename Run>
 void expect_batch_invariant(AttentionCase given, int queries, int keys) {
   constexpr auto kSplit = with_splits<kConfig>();

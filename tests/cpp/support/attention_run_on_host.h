@@ -107,7 +107,7 @@ class Attention {
     });
   }
 
-  // Of the work, each of which a block may have.
+  // Returns the number of pieces of the work, each of which a block may have.
   static std::int64_t pieces(const config::AttentionParams& params) {
     return std::int64_t{params.key_heads} * params.splits * params.row_tiles *
            (params.query_offsets ? 1 : params.batch);
@@ -164,7 +164,7 @@ class Attention {
       std::size_t pages = batch * as_size(table_pages_) + 3;
       if (pages % 5 == 0) ++pages;  // entries are 5 apart, and none has another's page
       rows_ = pages * page;
-      // What does not count lies.
+      // Entries of the table that do not count are false.
       table_.assign(batch * as_size(table_pages_), -1'000'000);
     }
     std::size_t before = 0;
@@ -189,7 +189,7 @@ class Attention {
     key_offsets_.push_back(static_cast<int>(before));
   }
 
-  // What scores are products of: a query, or the e4m3 codes of it with a scale of their own.
+  // Returns the query that scores are products of, or its e4m3 codes times a scale of their own.
   std::vector<double> query_of(int row) const {
     std::vector<double> q;
     float largest = 0x1p-100f;

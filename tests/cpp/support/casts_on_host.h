@@ -59,7 +59,7 @@ class Target {
     ASSERT_EQ(scales_.size(), other.scales_.size());
     EXPECT_EQ(std::memcmp(scales_.data(), other.scales_.data(), scales_.size() * sizeof(float)), 0);
   }
-  // That matrix `index` of the stack is another target.
+  // Expects matrix `index` of the stack to equal another target.
   void expect_matrix(std::int64_t index, const Target& other) const {
     const auto expect_part = [&](const auto& all, const auto& part) {
       const std::size_t count = part.size() - 2 * kGuard;
@@ -70,7 +70,7 @@ class Target {
     expect_part(codes_, other.codes_);
     expect_part(scales_, other.scales_);
   }
-  // That nothing has been written to matrix `index` of the stack.
+  // Expects that nothing has been written to matrix `index` of the stack.
   void expect_untouched(std::int64_t index) const {
     const auto expect_part = [&](const auto& all, auto poison) {
       const std::size_t count = (all.size() - 2 * kGuard) / as_size(matrices_);

@@ -1,5 +1,5 @@
-// What CUDA's compiler knows and the host's does not: with it, device code that has no PTX compiles
-// for the host too. Sums of products must not be contracted (-ffp-contract=off).
+// Functions that CUDA's compiler knows and the host's does not: with them, device code that has no
+// PTX compiles for the host too. Sums of products must not be contracted (-ffp-contract=off).
 #pragma once
 
 #include <bit>
@@ -31,7 +31,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   }
   return result;
 }
-// Of the two words, the second above the first, the lower one after a shift by up to 31.
+// Returns the lower word of the two, the second above the first, after a shift by up to 31.
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (shift & 31));
 }

@@ -1,4 +1,4 @@
-// What a call says that is refused.
+// The error of a call that is refused.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -96,7 +96,7 @@ struct Fiber : Context {
   bool can_run() const { return word == nullptr || word->load(std::memory_order_relaxed) != seen; }
 };
 
-// Those of one thread of the host.
+// The fibers of one thread of the host.
 class Fibers {
  public:
   void run(int count, const std::function<void(int)>& body) {
@@ -124,7 +124,7 @@ class Fibers {
     come_after(&end_);
   }
 
-  // Of the fiber that runs.
+  // Stops the fiber that runs until `word` is another than `seen`; null: until its next turn.
   void give_way(const std::atomic<unsigned>* word, unsigned seen, const char* what,
                 unsigned which) {
     if (running_ == nullptr) fail(what, which, "is waited for outside a fiber");

@@ -62,7 +62,7 @@ class Barrier {
   std::function<void()> completion_;
 };
 
-/// What fibers change, one at a time, and wait for.
+/// A state that fibers change, one at a time, and wait for.
 class Meeting {
  public:
   template <typename Change>

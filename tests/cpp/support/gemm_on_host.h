@@ -47,7 +47,7 @@ class Codes {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory_.data());
     unsigned char* first = memory_.data() + (16 - begin % 16) % 16 + problem.offset;
     for (int row = 0; row < rows; ++row) {
-      // Of every magnitude up to about 4.
+      // The numbers are of every magnitude up to about 4.
       for (int i = 0; i < problem.k; ++i) {
         const unsigned most = operand.type == DType::kE4M3 ? 0x48 : 0x44;
         first[row * pitch + i] = static_cast<unsigned char>(random() % most | (random() % 2) << 7);

@@ -18,7 +18,7 @@ inline void* address(std::uintptr_t value) { return reinterpret_cast<void*>(valu
 
 inline const std::int32_t* const kNumbers = static_cast<const std::int32_t*>(address(0x9000));
 
-// Where the matrices lie. Scales lie kToScale behind their codes.
+// The addresses of the matrices. Scales lie kToScale behind their codes.
 inline constexpr std::uintptr_t kA = 0x10000000, kB = 0x30000000, kOut = 0x60000000,
                                 kC = 0x70000000, kBias = 0x80000000, kToScale = 0x1000000;
 

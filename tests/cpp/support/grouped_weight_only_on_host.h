@@ -16,8 +16,8 @@ struct GroupedCase {
   Granularity w_scales = Granularity::kTensor;
   bool has_bias = false;
   std::int64_t pad = 0, offset = 0;
-  // Of gathered rows: those of x, and how many places each has. Row i is of place i · 7 + 3, round
-  // and round; every fifth comes from nowhere.
+  // For gathered rows: the rows of x, and how many places each has. Row i is of place i · 7 + 3,
+  // round and round; every fifth comes from nowhere.
   std::int64_t tokens = 0, slots = 1;
   bool has_factors = false;
 };

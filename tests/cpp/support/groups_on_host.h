@@ -21,8 +21,8 @@ struct Groups {
   GroupLayout layout{};  // where K is in groups
 };
 
-// Where groups begin in memory, what the kernel is told, and the rows of A and D, and those of B.
-// Of K a group has blocks of 128 of its own, with holes between groups that are not tight.
+// The places where groups begin, what the kernel is told, and the rows of A and D, and those of B.
+// Groups in K have blocks of 128 of their own, with holes between groups that are not tight.
 struct GroupsInMemory {
   GroupsInMemory(config::Work work, const Groups& given) {
     using enum config::Work;

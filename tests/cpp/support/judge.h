@@ -49,7 +49,7 @@ class Judge {
     terms_ += terms * terms;
   }
 
-  /// What is wrong; empty if nothing is.
+  /// Returns what is wrong; empty if nothing is.
   std::string verdict() const {
     if (worst_excess_ > 1) {
       return worst_ + ", " + std::to_string(worst_excess_) + " times the limit";

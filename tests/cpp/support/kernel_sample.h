@@ -1,4 +1,4 @@
-// Which kernels a test compiles: all that it asks for, or a fixed sample of them.
+// The kernels that a test compiles: all that it asks for, or a fixed sample of them.
 #pragma once
 
 #include <queue>
@@ -9,11 +9,10 @@
 
 namespace octofold::test {
 
-/// Where OCTOFOLD_KERNEL_SAMPLE is set, tests run twice (--gtest_repeat=2): the first time they
-/// name their kernels, the second time they compile a few of these. Of each family's kernels the
-/// sample has every pair of choices that one of them has (enumerators, truth values, the
-/// architecture), and every number. It follows from the names alone, so it changes only where
-/// kernels do.
+/// If OCTOFOLD_KERNEL_SAMPLE is set, tests run twice (--gtest_repeat=2): the first time they name
+/// their kernels, the second time they compile a few of these. Of each family's kernels the sample
+/// has every pair of choices that one of them has (enumerators, truth values, the architecture),
+/// and every number. It follows from the names alone, so it changes only where kernels do.
 class KernelSample : public testing::EmptyTestEventListener {
  public:
   static bool is_on() { return std::getenv("OCTOFOLD_KERNEL_SAMPLE") != nullptr; }
@@ -27,7 +26,7 @@ class KernelSample : public testing::EmptyTestEventListener {
     return *sample;
   }
 
-  /// Whether it is to be compiled now.
+  /// True if the program is to be compiled now.
   bool takes(const jit::Program& program) {
     std::string name = program.architecture + " " + program.kernel;
     if (is_chosen_) return chosen_.contains(name);

@@ -73,7 +73,7 @@ class Matrix {
     return reinterpret_cast<float*>(bytes_.data())[row * stride_ + col];
   }
 
-  /// Whether the bytes between the rows are still as they were made.
+  /// True if the bytes between the rows are still as they were made.
   bool padding_is_untouched() const {
     for (std::int64_t row = 0; row < rows_; ++row) {
       for (std::int64_t i = cols_ * size_of(dtype_); i < stride_ * size_of(dtype_); ++i) {

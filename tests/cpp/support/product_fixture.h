@@ -12,7 +12,7 @@
 
 namespace octofold::cuda {
 
-// What of a product reaches the GPU, in words. Matrices have the names of the arguments.
+// Texts of the parameters and tensor maps of a product. Matrices have the names of the arguments.
 inline std::string text(const void* data) {
   const auto place = reinterpret_cast<std::uintptr_t>(data);
   if (data == test::kNumbers) return "numbers";

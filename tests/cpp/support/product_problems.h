@@ -47,7 +47,7 @@ inline plan::GemmProblem random_problem(std::mt19937& random) {
           .c_fits_tma = random() % 2 == 0};
 }
 
-// As grouped_gemm() has it. m: rows of all groups (kGroupedRows), or of each. k: of all groups.
+// A problem of grouped_gemm(). m: rows of all groups (kGroupedRows), or of each. k: of all groups.
 inline plan::GemmProblem grouped_problem(config::Work work, std::int64_t m, std::int64_t n,
                                          std::int64_t k, std::int64_t groups,
                                          std::int64_t expected) {
@@ -55,7 +55,7 @@ inline plan::GemmProblem grouped_problem(config::Work work, std::int64_t m, std:
       .product = {.m = m, .n = n, .k = k}, .work = work, .groups = groups, .expected = expected};
 }
 
-// Of rows of A that arrive while it runs.
+// A product of rows of A that arrive while it runs.
 inline plan::GemmProblem random_arriving_problem(std::mt19937& random) {
   plan::GemmProblem problem = random_problem(random);
   problem.product.k += problem.product.k == 0;
@@ -109,7 +109,7 @@ inline plan::GemmProblem random_cast_problem(std::mt19937& random) {
   return problem;
 }
 
-// What the checks let through: each kind of work has its own limits. Some of them gated.
+// A problem that the checks let through: each kind of work has its own limits. Some are gated.
 inline plan::GemmProblem random_grouped_problem(std::mt19937& random) {
   using config::Work;
   const auto work = pick(random, {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth});

@@ -5,7 +5,7 @@
 
 namespace octofold::test {
 
-/// What spoils it, and what is said of it then, or a part of that.
+/// A change that spoils the arguments, and what is said of them then, or a part of that.
 template <typename... Given>
 struct Refusal {
   std::function<void(Given&...)> spoil;
@@ -14,8 +14,8 @@ struct Refusal {
 template <typename... Given>
 using Refusals = std::vector<Refusal<Given...>>;
 
-/// What expects of error(spoil), the text of a call whose arguments spoil() has spoiled, that each
-/// row of a table gives it, and that there is none without.
+/// Returns a check of a table. error(spoil) is the text of a call whose arguments spoil() has
+/// spoiled: each row of the table has to give its text, and without a change there is none.
 template <typename... Given>
 auto refusing(auto error) {
   return [error](const Refusals<Given...>& refusals) {

@@ -1,4 +1,4 @@
-// What the kernels of routing are given on the host: numbers, and rows that slots go to.
+// The inputs of the kernels of routing on the host: numbers, and rows that slots go to.
 #pragma once
 
 #include <cstdint>

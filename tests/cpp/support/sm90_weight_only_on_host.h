@@ -7,7 +7,7 @@
 
 namespace octofold::test {
 
-// As those of the other kernels; `x_rows`: of all groups.
+// Makes Hopper's parameters from those of the other kernels; `x_rows`: the rows of all groups.
 template <config::Sm90WeightOnlyConfig kConfig>
 config::Sm90WeightOnlyParams sm90_params_of(const config::WeightOnlyParams& given,
                                             std::int64_t x_rows) {

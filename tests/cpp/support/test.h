@@ -1,5 +1,5 @@
-// What every test has: GoogleTest, of the standard library what most of them use, errors and random
-// numbers.
+// The includes of every test: GoogleTest, what most of them use of the standard library, errors and
+// random numbers.
 #pragma once
 
 #include <algorithm>

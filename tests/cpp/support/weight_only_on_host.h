@@ -70,7 +70,7 @@ class Scales {
     }
   }
 
-  // Of each 128 columns, whatever the row.
+  // Sets the scale of each 128 columns, whatever the row.
   void set(std::span<const float> of_columns) {
     for (std::size_t i = 0; i < of_columns.size(); ++i) {
       for (std::int64_t row = 0; row < stride_; ++row) {
@@ -118,8 +118,8 @@ struct WeightOnlyCase {
   std::span<const float> scales = {};  // of W, of each 128 columns, in place of others
 };
 
-// Of blocks one after another, of a depth of 896: sums in units of the last scale have to change
-// it.
+// Scales of blocks one after another, of a depth of 896: sums in units of the last scale have to
+// change it.
 inline constexpr float kFarApart[][7] = {{0, 3, 0, 0, 1e-6f, 2, 0},
                                          {1e20f, 1e-30f, 1e-30f, 7e19f, 0, 1, 1},
                                          {-1, 2, 1e-38f, -3, 1e-20f, 4, 5},
@@ -186,7 +186,7 @@ class WeightOnlyProduct {
         }
       }
     }
-    // What lies beside out is as it was.
+    // The memory beside out is as it was.
     if (given_.pad > 0) {
       EXPECT_TRUE(std::isnan(out_.at(given_.rows - 1, given_.columns)));
     }

@@ -34,8 +34,8 @@ class Mbarrier {
   long bytes_ = 0;
 };
 
-// Those of a cluster, by the places of their addresses, which their memory holds, too: nobody may
-// write there. A launch begins with none.
+// The barriers of a cluster, by the places of their addresses, which their memory holds, too:
+// nobody may write there. A launch begins with none.
 class Mbarriers {
  public:
   void clear() { barriers_.clear(); }

@@ -24,7 +24,7 @@ struct WarpgroupProduct {
   DType a_type, b_type;
 };
 
-// Of each thread, in the order of the issue; Thread has how many each group of them has.
+// The products of each thread in the order of their issue; Thread has how many each group has.
 inline std::array<std::deque<WarpgroupProduct>, 1024 * kMostBlocks> issued;
 
 inline void issue(const WarpgroupProduct& product) {

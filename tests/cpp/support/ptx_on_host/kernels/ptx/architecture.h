@@ -1,4 +1,4 @@
-// As which architecture device code runs here: Hopper's, unless a target says otherwise.
+// The architecture as which device code runs here: Hopper's, unless a target says otherwise.
 #pragma once
 
 #ifndef OCTOFOLD_HOST_ARCHITECTURE

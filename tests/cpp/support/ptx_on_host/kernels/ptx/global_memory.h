@@ -19,7 +19,7 @@ void store_global(void* address, const unsigned (&words)[kBytes / 4]) {
   std::memcpy(address, words, kBytes);
 }
 
-// Of what is not run.
+// A declaration for code that does not run, unless a test defines it.
 void raise_global(unsigned* address, unsigned value);
 
 }  // namespace octofold::ptx

@@ -15,7 +15,7 @@
 
 namespace octofold::ptx {
 
-// Of each thread: a, then b.
+// The operands of each thread, in registers of 32 bits: a, then b.
 inline std::array<std::array<unsigned, 6>, 1024 * kMostBlocks> operands;
 
 // Number `index` of 32 bytes of a row of A, or of a column of B, given the registers that hold

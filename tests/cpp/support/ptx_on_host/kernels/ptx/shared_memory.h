@@ -35,7 +35,7 @@ struct Copy {
   unsigned written = 16;  // zeros behind those that are read
 };
 
-// What a thread has for itself.
+// The state that a thread has for itself.
 struct Thread {
   struct Dimensions {
     unsigned x;
@@ -64,7 +64,7 @@ inline Thread& self() {
 
 namespace octofold::ptx {
 
-// Of each block of a cluster. An address is in the own block, or as address_at_rank() makes it.
+// The memory of each block of a cluster. Addresses are in the own block, or by address_at_rank().
 class SharedMemory {
  public:
   static constexpr std::size_t kBytes = 256 * 1024;
@@ -78,7 +78,7 @@ class SharedMemory {
     return static_cast<unsigned>((of_block + 1) * kBytes + address % kBytes);
   }
   void fill(unsigned char byte) { memory_.fill(byte); }
-  // Whether blocks have left what is behind their `bytes` as fill() did.
+  // True if blocks have left what is behind their `bytes` as fill() did.
   bool is_filled_behind(int bytes, unsigned char byte) const {
     for (std::size_t block = 0; block < kMostBlocks; ++block) {
       const auto begin = memory_.begin() + block * kBytes;

@@ -1,4 +1,4 @@
-// As it says.
+// Swaps two words on a condition.
 #pragma once
 
 #include <utility>
