@@ -179,7 +179,7 @@ def load_checkpoint(
 def _scale(
     tensor: CheckpointTensor, codes: CheckpointTensor | None = None
 ) -> "np.ndarray[Any, Any]":
-    """Reads scales as float32. Logs invalid ones; raises if all are and codes are not all 0."""
+    """Reads float32 scales. Logs invalid ones; raises if all are and a code is finite, not 0."""
     scale = _read(tensor).astype(np.float32)
     count = scale.size - int(np.count_nonzero(np.isfinite(scale) & (scale > 0)))
     text = f"{count} of {scale.size} scales are NaN, infinite, negative or zero"

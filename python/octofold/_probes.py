@@ -37,7 +37,7 @@ from ._ops.routing import (
 from ._ops.transpose import transpose
 
 ERROR_LIMIT: Final = 1e-2
-"""The most error, relative to the result's norm: another order of sums, one rounding to 16 bits."""
+"""The error limit, relative to the result's norm: other order of sums, one rounding to 16 bits."""
 
 # Moves tensors and ScaledTensors to where the operation is to run.
 Put = Callable[[Any], Any]

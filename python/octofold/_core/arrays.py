@@ -65,7 +65,7 @@ def moved(data: Array, scale: Array, granularity: str, device: Any) -> Pair | No
 
 
 def moved_like(values: Array, data: Array, device: Any) -> Array:
-    """Moves float32 values that belong to codes to the device where moved() has put these."""
+    """Moves float32 values to the device that moved() has moved their codes to."""
     if is_torch(data):
         return values.to(device)
     cupy: Any = imported("cupy")

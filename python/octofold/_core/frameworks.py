@@ -41,7 +41,7 @@ class Framework(Protocol):
 
     @property
     def stream(self) -> int | None:
-        """The stream of the work; None: the one that the library finds the arrays' framework at."""
+        """The stream of the work; None: that of the arrays' framework, which the library finds."""
 
     @property
     def library_takes_arrays(self) -> bool:

@@ -96,7 +96,7 @@ class TorchFramework:
 
 
 class EagerTorchFramework(TorchFramework):
-    """Used if torch need not know of what is allocated: new_empty() takes half as long again."""
+    """Used where torch need not know of allocations: new_empty() takes half as long again."""
 
     def __init__(self, like: Tensor) -> None:
         super().__init__(like)

@@ -208,7 +208,7 @@ def _rows_or_columns(tensor: OctofoldTensor, dim: int, begin: int, end: int) -> 
 
 
 def _implements(operation: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function of (tensor, *others) as an aten operation; torch's aliasing holds."""
+    """Registers f(tensor, *others) as an aten operation: results alias tensor as torch says."""
 
     def enter(implementation: Callable[..., Any]) -> Callable[..., Any]:
         def call(func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     plans: tuple[Plan, ...]
     """The plans of the parts of the batch, one behind the other."""
     first: Projection
-    """The projections, `first` and `second`, of this rank's experts."""
+    """The first projection of this rank's experts, and below it the second."""
     second: Projection
     activation: str
     recipe: Recipe

@@ -40,7 +40,7 @@ class Exchange:
     halves: int = 1
 
     def format(self, of_rows: Format | None) -> Format | None:
-        """The format in which rows travel which a recipe casts so; None: they travel uncast."""
+        """The wire format of rows that a recipe casts so; None: they travel as they are."""
         return of_rows if self.wire == "fp8" else None
 
     def facts(self) -> dict[str, object]:

@@ -73,7 +73,7 @@ class Border:
         return given_back(y, self.mesh, *layouts, self.out_features)
 
     def _require_fitting(self, tensors: list[Tensor], module: Module) -> None:
-        """Checks that all ranks come with the same, and that tokens can be split as wanted."""
+        """Checks that all ranks agree, and that the tokens can be split as they are to be."""
         operation, x = self.operation, tensors[0]
         described = ", ".join(_words(tensor, self.given) for tensor in tensors)
         trained = ["x"] if any(tensor.requires_grad for tensor in tensors) else []

@@ -78,7 +78,7 @@ def _times(x: Tensor, right: ScaledTensor, bias: Tensor | None) -> Tensor:
 
 
 def _codes(weight: object) -> ScaledTensor | None:
-    """The codes and scale of comfy-kitchen's FP8 matrix with one scale; None of all else."""
+    """The codes and scale of comfy-kitchen's FP8 matrix with one scale; else None."""
     if not isinstance(weight, QuantizedTensor):
         return None
     data, scale = weight._qdata, weight._params.scale

@@ -35,7 +35,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     quantization_config: OctofoldConfig
     use_keep_in_fp32_modules: Final = True
-    """True: Diffusers then loads the modules that the model's class keeps in FP32 so."""
+    """The model's class names modules to keep in FP32: Diffusers then loads them so."""
     saves_codes: Final = True
     """True if save_pretrained() is to be given codes: octofold.nn.layers.saving asks."""
 

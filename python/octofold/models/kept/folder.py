@@ -28,7 +28,7 @@ class Records:
     """The content of RECORDS."""
 
     family: str | None
-    """The family of which the files of weights are; None: names and buffers are the model's."""
+    """Family whose conventions weight files follow; None: names and buffers are the model's."""
     layers: Mapping[str, Record]
     """By their names, those with a weight in FP8."""
     same: Mapping[str, str]

@@ -22,15 +22,15 @@ class Storage:
     dtype: torch.dtype
     """The dtype of the weight as it was; module.to(dtype) changes it."""
     requires_grad: bool
-    """True if the weight did."""
+    """True if the weight required gradients."""
     original: Tensor | None = None
     """The weight as it was, on the CPU, if it is kept."""
     non_blocking: bool = False
-    """True if its copy back does not block."""
+    """True if `original` is copied back without blocking."""
 
     @property
     def scale_name(self) -> str:
-        """The buffer of scales' name, as checkpoints have it (octofold.nn's Fp8Weight too)."""
+        """The scale buffer's name, as checkpoints have it (octofold.nn's Fp8Weight too)."""
         return "weight_scale_inv" if self.granularity == "128x128" else "weight_scale"
 
 

@@ -23,7 +23,7 @@ CACHE_BYTES: Final = 192 << 20
 model if these are less: then they stay in the cache in the model too."""
 MOST_SETS: Final = 64
 MOST_KINDS: Final = 4
-"""The most kinds of calls of a layer to time; others count as the one of the nearest rows."""
+"""The most kinds of calls to time for a layer; others count as that of the nearest row count."""
 
 ROUNDS: Final = 9
 IN_GRAPH: Final = Method("graph", rest=0.0)

@@ -20,7 +20,7 @@ _IN_GRAPH: Final = Method("graph", rest=0.0, passes=1)
 _FROM_PYTHON: Final = Method("events", rest=0.0, passes=1)
 LEAST_ROUNDS: Final = 3
 ENOUGH_SECONDS: Final = 4.0
-"""The time that a slow model's runs in turns take; it gets fewer rounds: their spread is small."""
+"""The time for a slow model's runs in turns: fewer rounds, whose spread is small beside them."""
 
 
 @dataclass(frozen=True)
