@@ -41,7 +41,7 @@ class Tried:
 
     worked: bool
     detail: str
-    """Of what worked "", else the error, or how far the result is from the CPU backend's."""
+    """Empty if it worked, else the error, or how far the result is from the CPU backend's."""
 
     def __str__(self) -> str:
         return "worked" if self.worked else "FAILED"
@@ -49,7 +49,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Target:
-    """What an operation may run on."""
+    """A device that an operation may run on."""
 
     name: str
     """A compute capability, "9.0", or "cpu"."""
@@ -66,7 +66,7 @@ class Capability:
     operation: str
     """The public function: "gemm". "cast_normed" and its like are ops.cast() of such a source."""
     kind: str
-    """What info() calls it: "products"."""
+    """The name of its kind in info(): "products" and the like."""
     operands: dict[str, str]
     """The form of each, by its name in the call: "numbers" (of any wide dtype), "float32",
     "float16", "bfloat16", "fp8" (codes without scales), or codes with scales: a granularity,
@@ -97,14 +97,14 @@ class Capabilities:
     rows: tuple[Capability, ...]
     targets: tuple[Target, ...]
     at_hand: str
-    """Which GPUs are here, or why none is."""
+    """The GPUs that are here, or the reason why none is."""
     untried: str
     """Why nothing was tried on them; "" where it was."""
     layers: dict[str, dict[str, LayerWay]] = field(default_factory=dict)
     """How octofold.nn's layers compute: by the layer ("linear layers with FP8 weights"), by the
     name of the target."""
     meanings: dict[str, str] = field(default_factory=lambda: dict(MEANINGS))
-    """Of the words in the cells."""
+    """The meanings of the words in the cells."""
 
     def __repr__(self) -> str:
         table = self.table()
@@ -115,9 +115,9 @@ class Capabilities:
         )
 
     def table(self) -> list[list[str]]:
-        """As text, the head first: an operation, the forms of its operands ("scaled": each of the
-        four granularities), a cell for each target. Cells of GPUs that are here say what came of
-        launches, too. Layers come last."""
+        """The matrix as text, the head first: an operation, the forms of its operands ("scaled":
+        each of the four granularities), a cell for each target. Cells of GPUs that are here say
+        what came of launches, too. Layers come last."""
         head = [target.name + "".join(f" cuda:{i}" for i in target.gpus) for target in self.targets]
         alike: dict[tuple[Any, ...], list[Capability]] = {}
         for row in self.rows:
@@ -135,7 +135,7 @@ class Capabilities:
         return [["operation", "operands", *head], *lines, *ways]
 
     def failures(self) -> list[str]:
-        """What was tried and did not work, and what happened."""
+        """Lists what was tried and did not work, and what happened."""
         return [
             f"{row} on cuda:{index}: {tried.detail}"
             for row in self.rows

@@ -23,9 +23,9 @@ class CheckpointReport:
     copied: tuple[str, ...]
     """Names of all other tensors."""
     requantized: tuple[str, ...]
-    """Of the weights in FP8, those that were cast anew, with an error of their own."""
+    """Names of those weights in FP8 that were cast anew, with an error of their own."""
     not_finite: tuple[str, ...]
-    """Of the weights in FP8, those with codes or scales of NaN or infinity."""
+    """Names of those weights in FP8 that have codes or scales of NaN or infinity."""
     dropped: tuple[str, ...]
     """Tensors, and settings (`quantization_config.…`), that the family has no place for."""
     left_alone: Mapping[str, str]
@@ -36,7 +36,7 @@ class CheckpointReport:
     output_bytes: int
     """Tensor data written."""
     files: tuple[Path, ...]
-    """What was written."""
+    """The files that were written."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class CheckpointTensor:
 
     name: str
     dtype: str
-    """As safetensors spells it: "BF16", "F8_E4M3"."""
+    """The dtype's name in safetensors: "BF16", "F8_E4M3"."""
     shape: tuple[int, ...]
     file: Path
     offset: int
-    """Of the first byte, from the file's beginning."""
+    """The position of the first byte, counted from the file's beginning."""
     bytes: int
 
 
@@ -58,7 +58,7 @@ class CheckpointWeight:
     """A weight in FP8: a matrix [N, K], or a stack of them [experts, N, K]."""
 
     name: str
-    """Of the layer's parameter: "model.layers.0.mlp.up_proj.weight"."""
+    """The name of the layer's parameter: "model.layers.0.mlp.up_proj.weight"."""
     codes: CheckpointTensor
     scale: CheckpointTensor | None
     """None: the codes are the values."""
@@ -75,12 +75,12 @@ class CheckpointContents:
     family: str | None
     """None: nothing is FP8."""
     weights: tuple[CheckpointWeight, ...]
-    """Those in FP8, by file, in the order of their data."""
+    """The weights in FP8, by file, in the order of their data."""
     others: tuple[CheckpointTensor, ...]
     """All that is neither a weight in FP8 nor a part of one."""
     files: tuple[Path, ...]
     bytes: int
-    """Of all tensors."""
+    """The bytes of all tensors together."""
 
 
 def default_skip_patterns() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What this machine can do, and why not more."""
+"""The capabilities of this machine, and the reasons why it has no more."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,11 +34,11 @@ class Gpu:
     multiprocessors: int
     memory_bytes: int
     backend: Component
-    """Whether Octofold has a backend for this GPU, and which or why not."""
+    """The backend that Octofold has for this GPU, or the reason why it has none."""
     operations: dict[str, Component] = field(default_factory=dict)
-    """What of it there are kernels for: "casts", "norms", "rotary embeddings", "routing", "dot
-    products", "products with FP8 weights", "attention", "products", "grouped products", "gated
-    products", "products that cast A"; or why not."""
+    """The kinds of operations that the backend has kernels for: "casts", "norms", "rotary
+    embeddings", "routing", "dot products", "products with FP8 weights", "attention", "products",
+    "grouped products", "gated products", "products that cast A"; or the reason why not."""
     layers: dict[str, LayerWay] = field(default_factory=dict)
     """How octofold.nn's layers compute on it: "linear layers" and "experts", each "with trained
     weights" and "with FP8 weights"."""

@@ -1,5 +1,5 @@
-"""Which way layers compute, by what a GPU has kernels for: one rule, which layers follow, and which
-info() and the matrix of capabilities() tell."""
+"""The way in which layers compute, by what a GPU has kernels for: one rule, which layers follow,
+and which info() and the matrix of capabilities() tell."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class _Kind:
     native: tuple[str, ...]
     """The operations that native products of such a layer take, as info() names them."""
     weight_only: tuple[str, ...]
-    """Those of FP8 weights with 16-bit activations."""
+    """The operations that products of FP8 weights with 16-bit activations take."""
 
 
 _KINDS: Final = {

@@ -179,7 +179,7 @@ def load_checkpoint(
 def _scale(
     tensor: CheckpointTensor, codes: CheckpointTensor | None = None
 ) -> "np.ndarray[Any, Any]":
-    """As float32. What is no scale is logged, and an error if nothing else is left of the codes."""
+    """Reads float32 scales. Logs invalid ones; raises if all are and a code is finite, not 0."""
     scale = _read(tensor).astype(np.float32)
     count = scale.size - int(np.count_nonzero(np.isfinite(scale) & (scale > 0)))
     text = f"{count} of {scale.size} scales are NaN, infinite, negative or zero"
@@ -187,7 +187,7 @@ def _scale(
         warn_once(f"{tensor.file}: tensor '{tensor.name}': {text}")
     if codes is not None and count == scale.size:
         magnitudes = _read(codes).view(np.uint8) & 0x7F
-        # Of zeros alone the scale is zero to some who write it.
+        # Some who write checkpoints give codes that are all zero a scale of zero.
         if np.any((magnitudes > 0) & (magnitudes < 0x7F)):
             raise BadFormatError(f"{tensor.file}: tensor '{tensor.name}': {text}")
     return scale

@@ -1,4 +1,4 @@
-"""What transformers makes of a checkpoint as it loads it: which modules, by which names."""
+"""The modules that transformers makes of a checkpoint as it loads it, and their names."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -11,16 +11,16 @@ from ._core.files import read_text
 from ._core.log import warn_once
 
 _FAMILIES: Final = ("deepseek-v3", "finegrained-fp8", "compressed-tensors", "torchao")
-"""Those that transformers loads."""
+"""The families that transformers loads."""
 
 
 def loaded_model(
     operation: str, path: Path, family: str, names: Callable[[], Iterable[str]]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Of a folder of transformers' in one of its families: its linear layers and experts of another
-    name than the file has (by that), or without weights there (by their own); and by their names
-    the weights that it would read wrong, and why. Nothing where transformers is not installed, and
-    for models that it does not know.
+    """Returns, of a transformers folder in one of its families, linear layers and experts by the
+    name in the file if theirs is another, or by their own if they have no weights there; and by
+    their names the weights that it would read wrong, and why. Nothing where transformers is not
+    installed, and for models that it does not know.
 
     names: of the checkpoint's tensors.
     Raises InvalidArgumentError for a model that it loads in no such family.
@@ -92,7 +92,7 @@ def _on_meta(folder: Path) -> tuple[Any, Any, Any] | None:
 
 
 def _is_linear(nn: Any, family: str, module: Any, parent: Any) -> bool:
-    """Whether it becomes an FP8 layer whose weight nobody reads past its forward."""
+    """True if it becomes an FP8 layer whose weight nobody reads past its forward."""
     lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     if type(parent).__module__.startswith("torch.nn.") and not isinstance(parent, lists):
         return False

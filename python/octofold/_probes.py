@@ -37,14 +37,14 @@ from ._ops.routing import (
 from ._ops.transpose import transpose
 
 ERROR_LIMIT: Final = 1e-2
-"""Of the result's norm: another order of sums, and one rounding to 16 bits."""
+"""The error limit, relative to the result's norm: other order of sums, one rounding to 16 bits."""
 
 # Moves tensors and ScaledTensors to where the operation is to run.
 Put = Callable[[Any], Any]
 
 
 def try_on(index: int, operation: str, forms: Sequence[str]) -> tuple[bool, str]:
-    """Whether the GPU has the CPU backend's result, and what is wrong if not."""
+    """True if the GPU has the CPU backend's result; and what is wrong if not."""
     try:
         expected = compute(operation, forms, lambda operand: operand)
         actual = compute(operation, forms, lambda operand: operand.to(f"cuda:{index}")).cpu()
@@ -116,7 +116,7 @@ def _operand(form: str, *shape: int, seed: int = 0, matrices: int | None = None)
     return x.to(dtypes.get(form) or getattr(torch, form))
 
 
-# Of M = 48, N = 64, K = 256; rows of two experts end at 20 and at 48.
+# The operands have M = 48, N = 64, K = 256; rows of two experts end at 20 and at 48.
 
 
 def _a(form: str, *groups: int) -> Any:
@@ -133,7 +133,7 @@ def _offsets() -> Any:
 
 
 def _gemm(put: Put, a: str, b: str) -> Any:
-    """Of numbers it casts `a` itself."""
+    """Computes gemm(), which casts `a` itself if that is numbers."""
     return gemm(put(_a(a)), put(_b(b)), out_dtype="float32")
 
 
@@ -144,7 +144,7 @@ def _gated_gemm(put: Put, a: str, b: str, out: str) -> Any:
 
 
 def _grouped_gemm(put: Put, a: str, b: str) -> Any:
-    """Of each kind of groups."""
+    """Computes grouped_gemm() with each kind of groups."""
     weights = put(_b(b, matrices=2))
     rows = put(_a(a)), weights, Rows(put(_offsets()))
     masked = put(_operand(a, 2, 24, 256)), weights, Masked(put(_integers(24, 24)))

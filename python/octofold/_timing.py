@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 COLD_BYTES: Final = 256_000_000
-"""Of all sets of operands together; an H200's L2 cache has 60 MB."""
+"""The least size of all sets of operands together; an H200's L2 cache has 60 MB."""
 MAX_SETS: Final = 512
-"""Of tiny operands, which take longer to make than to multiply."""
+"""The most sets, which tiny operands reach: they take longer to make than to multiply."""
 MOST_PASSES: Final = 1000
 SCREENING_ROUNDS: Final = 3
 FINALISTS: Final = 6
@@ -212,7 +212,7 @@ def spread(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """What samples of one call come to."""
+    """The summary of one call's samples."""
 
     microseconds: float
     """The median."""
@@ -221,7 +221,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Timing":
-        """Of samples in seconds, two at least."""
+        """Summarizes samples in seconds, two at least."""
         return cls(statistics.median(samples) * 1e6, spread(samples))
 
     def __str__(self) -> str:

@@ -41,9 +41,9 @@ class CachedKernel:
     usable one; of an unusable one nothing below is known."""
     description: str
     architecture: str
-    """What it is compiled for, such as "sm_90a"."""
+    """The architecture that it is compiled for, such as "sm_90a"."""
     registers: int
-    """Of a thread."""
+    """The number of registers of a thread."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class PrecompiledKernel:
     bytes: int
     description: str
     architecture: str
-    """What it is compiled for: "sm_90a"."""
+    """The architecture that it is compiled for: "sm_90a"."""
     registers: int
-    """Of a thread."""
+    """The number of registers of a thread."""
 
 
 @dataclass(frozen=True)

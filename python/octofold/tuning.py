@@ -60,7 +60,7 @@ class ProductProblem(GemmProblem):
     """"rows", "masked" or "depth": the kind of groups of grouped_gemm(). None: there are none."""
     groups: int = 1
     expected_rows: int | None = None
-    """Of "masked": the rows that a group is expected to have. None: all."""
+    """The rows that a group of "masked" is expected to have. None: all."""
     gated: str | None = None
     """The activation of gated_gemm()."""
     cast_from: str | None = None
@@ -89,9 +89,9 @@ class WeightOnlyProblem:
     """"rows" or "masked": the kind of groups. None: there are none."""
     groups: int = 1
     expected_rows: int | None = None
-    """As in ProductProblem."""
+    """The rows that a group of "masked" is expected to have, as in ProductProblem."""
     gathered: bool = False
-    """Whether "rows" are read where they lie."""
+    """True if the rows of "rows" are read where they lie."""
     batch_invariant: bool = False
 
 
@@ -108,7 +108,7 @@ class Choice:
     """The name of what the product is to take: the fastest, one of candidates()."""
     microseconds: float
     planned_microseconds: float
-    """Of planned(), in the same run."""
+    """The time of planned() in the same run."""
 
 
 @dataclass(frozen=True)

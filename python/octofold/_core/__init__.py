@@ -1,1 +1,1 @@
-"""What the public functions stand on: arrays, dtypes and streams of all frameworks, and the ops."""
+"""The base of the public functions: arrays, dtypes and streams of all frameworks, and the ops."""

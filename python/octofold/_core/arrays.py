@@ -1,4 +1,4 @@
-"""What can be done with arrays of any framework: compare them, move them."""
+"""Operations on arrays of any framework: compare them, move them."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -26,7 +26,7 @@ Pair = tuple[Array, Array]
 
 
 def same_bytes(left: Array, right: Array) -> bool:
-    """Whether two arrays of one framework have the same dtype, shape, device and bytes."""
+    """True if two arrays of one framework have the same dtype, shape, device and bytes."""
     if is_torch(left) or is_torch(right):
         from . import torch
 
@@ -65,7 +65,7 @@ def moved(data: Array, scale: Array, granularity: str, device: Any) -> Pair | No
 
 
 def moved_like(values: Array, data: Array, device: Any) -> Array:
-    """What belongs to codes that moved() has moved, of float32."""
+    """Moves float32 values to the device that moved() has moved their codes to."""
     if is_torch(data):
         return values.to(device)
     cupy: Any = imported("cupy")
@@ -78,7 +78,7 @@ def moved_like(values: Array, data: Array, device: Any) -> Array:
 def framework_for(
     operation: str, argument: str, array: Array, stream: StreamLike | None
 ) -> Framework:
-    """That of an array, which allocates beside it, for an operation on this stream."""
+    """The framework of an array, which allocates beside it, for an operation on this stream."""
     if is_torch(array):
         from . import torch
 

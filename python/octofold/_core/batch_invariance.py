@@ -8,7 +8,7 @@ from .library import library
 
 _VARIABLE: Final = "OCTOFOLD_BATCH_INVARIANT"
 
-# What the library has too: torch.compile may read it here, and puts a guard on it.
+# The library has the same flag: torch.compile may read this one, and puts a guard on it.
 _enabled = os.environ.get(_VARIABLE) == "1"
 
 
@@ -31,5 +31,5 @@ def set_batch_invariant(enabled: bool) -> None:
 
 
 def is_batch_invariant() -> bool:
-    """Whether set_batch_invariant() or the environment variable has it on for all calls."""
+    """True if set_batch_invariant() or the environment variable has it on for all calls."""
     return _enabled

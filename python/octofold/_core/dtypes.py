@@ -44,7 +44,7 @@ def dtype_name(
 
 
 def require_dtype_of_out(operation: str, out: Any, out_dtype: DTypeLike | None) -> None:
-    """That out_dtype, if it is given beside an array to write to, is the array's."""
+    """Checks that out_dtype, if it is given beside an array to write to, is the array's."""
     if out_dtype is None:
         return
     expected = dtype_name(operation, "out", out.dtype)

@@ -1,4 +1,4 @@
-"""What Octofold raises. Each class is also the builtin that fits, so either can be caught."""
+"""The errors of Octofold. Each class is also the builtin that fits, so either can be caught."""
 
 from typing import Any, Final
 
@@ -82,7 +82,7 @@ KINDS: Final[tuple[type[Error], ...]] = (
 
 
 class IoErrorWithErrno:
-    """What an IoError of the library is made by: from "2:cannot open …" to the class that fits."""
+    """Makes an IoError of the library's text: from "2:cannot open …" to the class that fits."""
 
     def __new__(cls, text: str) -> IoError:  # type: ignore[misc]  # no instance of this class
         number, _, message = text.partition(":")

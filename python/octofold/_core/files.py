@@ -43,7 +43,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def path_argument(operation: str, argument: str, path: object) -> Path:
-    """What a caller names. Raises InvalidArgumentError for what is none, or would be cut."""
+    """The caller's path. Raises InvalidArgumentError for what is none, or would be cut."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if isinstance(text, str) and "\0" not in text:
         return Path(text)

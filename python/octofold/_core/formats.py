@@ -117,7 +117,7 @@ def format_of(operation: str, format: FormatLike, argument: str = "format") -> F
 
 
 def require_alike(operation: str, left: str, a: Format, right: str, b: Format) -> None:
-    """That two casts of one matrix differ in granularity alone."""
+    """Checks that two casts of one matrix differ in granularity alone."""
     for name in ("dtype", "rule", "power_of_two", "overflow"):
         mine, other = getattr(a, name), getattr(b, name)
         if mine != other:
@@ -126,7 +126,7 @@ def require_alike(operation: str, left: str, a: Format, right: str, b: Format) -
 
 
 class Words(NamedTuple):
-    """What a text says of a format; "" where it says nothing."""
+    """The words of a text on a format; "" for those that it leaves out."""
 
     dtype: str
     granularity: str

@@ -41,11 +41,11 @@ class Framework(Protocol):
 
     @property
     def stream(self) -> int | None:
-        """Where the work is queued; None: where the library finds the arrays' framework at work."""
+        """The stream of the work; None: that of the arrays' framework, which the library finds."""
 
     @property
     def library_takes_arrays(self) -> bool:
-        """Whether tvm-ffi's functions take the arrays themselves, faster than exported ones."""
+        """True if tvm-ffi's functions take the arrays themselves, faster than exported ones."""
 
     def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         """A view of the array for the library. May raise BufferError."""
@@ -67,18 +67,18 @@ class Framework(Protocol):
 
 
 def column_stride(rows: int) -> int:
-    """Of 1x128 scales on a GPU: their rows lie next to each other, each column 16-byte aligned."""
+    """The column stride of 1x128 scales on a GPU: rows side by side, columns 16-byte aligned."""
     return (rows + 3) // 4 * 4
 
 
 ROW_ALIGNMENT = 16
-"""Of rows of codes, in bytes, as TMA and loads of 16 bytes want them."""
+"""The alignment of rows of codes, in bytes, as TMA and loads of 16 bytes want it."""
 
 
 def row_stride(cols: int) -> int:
-    """Of codes on a GPU: each row begins with a sector of the cache, 32 bytes. Of rows at odd
-    multiples of 16 bytes products took up to 1.3 times as long (docs/notes/products.md, "Rows of
-    codes")."""
+    """The stride of rows of codes on a GPU: each begins with a sector of the cache, 32 bytes. With
+    rows at odd multiples of 16 bytes products took up to 1.3 times as long (docs/notes/products.md,
+    "Rows of codes")."""
     return (cols + 31) // 32 * 32  # without a branch: torch.compile's sizes are symbols
 
 
@@ -216,7 +216,7 @@ def reinterpret(tensor: "tvm_ffi.Tensor", dtype: str) -> "tvm_ffi.Tensor":
 
 
 def _writable_alias(array: Array) -> Array:
-    """Of a read-only NumPy array, which NumPy before 2.1 does not export."""
+    """A writable view of a read-only NumPy array, which NumPy before 2.1 does not export."""
     interface = array.__array_interface__
     interface["data"] = (interface["data"][0], False)
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array))
@@ -233,8 +233,8 @@ def _import_dlpack(array: Array, writable: bool, **options: int) -> "tvm_ffi.Ten
 
 
 def _may_be_written(capsule: Any) -> bool:
-    """What the versioned protocol says. The unversioned one has no word for it, and JAX exports
-    its immutable arrays by it."""
+    """True if the versioned protocol says so. The unversioned one has no word for it, and JAX
+    exports its immutable arrays by it."""
     if "dltensor_versioned" not in repr(capsule):
         return False
     address = ctypes.pythonapi.PyCapsule_GetPointer
@@ -246,13 +246,13 @@ def _may_be_written(capsule: Any) -> bool:
 
 
 def is_torch(array: Array) -> bool:
-    """Whether this is a torch tensor, without importing torch. While another thread imports it,
+    """True if this is a torch tensor, without importing torch. While another thread imports it,
     there may be no such type yet, and then no tensor either."""
     return isinstance(array, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_on_cpu(array: Array) -> bool:
-    """Whether a NumPy array or a DLPack tensor lies in the CPU's memory."""
+    """True if a NumPy array or a DLPack tensor lies in the CPU's memory."""
     return isinstance(array, np.ndarray) or array.__dlpack_device__()[0] == _DLPACK_CPU
 
 

@@ -11,12 +11,12 @@ class Unit(NamedTuple):
 
     @property
     def is_of_a_row(self) -> bool:
-        """Whether scales go with rows: whoever takes some rows takes their scales."""
+        """True if scales go with rows: whoever takes some rows takes their scales."""
         return self.rows == 1
 
     @property
     def is_square(self) -> bool:
-        """Whether a transpose can have the same scales."""
+        """True if a transpose can have the same scales."""
         return self.rows == self.cols
 
 
@@ -34,4 +34,4 @@ GRANULARITIES: Final = tuple(UNITS)
 BY_COLUMNS: Final = frozenset(
     name for name, unit in UNITS.items() if unit.is_of_a_row and unit.cols is not None
 )
-"""Those whose scales lie column by column on GPUs, as products read them fastest."""
+"""The granularities whose scales lie column by column on GPUs, as products read them fastest."""

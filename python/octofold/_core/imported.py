@@ -1,4 +1,4 @@
-"""What others import: looked up without importing it, and torch told of octofold as it comes."""
+"""Modules that others import: found without an import, and torch told of octofold as it comes."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Where the library's messages go."""
+"""The handler of the library's messages."""
 
 import atexit
 import functools

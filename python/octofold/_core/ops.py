@@ -27,13 +27,13 @@ Options: TypeAlias = tuple[Any, ...]
 
 TABLE: Final[dict[str, "Row"]] = {}
 
-# What frameworks raise for an array that they cannot export.
+# Frameworks raise these errors for an array that they cannot export.
 EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
 
 
 class Scaled:
-    """What a ScaledTensor is to an op: two inputs and an option. Two-level scales are an input of
-    those ops alone that take them."""
+    """The form of a ScaledTensor as an op takes it: two inputs and an option. Two-level scales are
+    an input of those ops alone that take them."""
 
     data: Array
     scale: Array

@@ -9,7 +9,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 @contextmanager
 def reporting(progress: Progress | None) -> Iterator[Progress]:
-    """What to hand to the library, while the block runs, in place of `progress`.
+    """Yields the callback to hand to the library, while the block runs, in place of `progress`.
 
     It is called even without one: Python handles an interrupt (Ctrl-C) in it. What `progress`
     raises leaves the block as it is, of whatever class, and not as its image behind C++.

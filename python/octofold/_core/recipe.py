@@ -117,7 +117,7 @@ class Recipe:
         _require_at_least("delayed.margin", self.delayed.margin, 0)
 
     def _format(self, operand: str) -> Format | None:
-        """Of an operand, "output.a", that is cast."""
+        """The format of an operand, "output.a"; None if its product is not cast."""
         name, _, side = operand.partition(".")
         product: Product | None = getattr(self, name)
         if product is None:
@@ -126,22 +126,22 @@ class Recipe:
 
     @property
     def two_level(self) -> bool:
-        """Whether x has two-level scales in the weight gradient."""
+        """True if x has two-level scales in the weight gradient."""
         return self.grad_weight is not None and self.grad_weight.two_level
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a token's result depends on that token alone."""
+        """True if a token's result depends on that token alone."""
         return self.output is not None and self.output.batch_invariant
 
     @property
     def keeps_state(self) -> bool:
-        """Whether scales come from the steps before, so that it takes a layer to keep them."""
+        """True if scales come from the steps before, so that it takes a layer to keep them."""
         return self.delayed is not None or self.two_level
 
     @property
     def name(self) -> str:
-        """Of the named recipe that is equal to this one, else "custom"."""
+        """The name of the named recipe that is equal to this one, else "custom"."""
         for name, recipe in NAMED.items():
             if recipe == self:
                 return name

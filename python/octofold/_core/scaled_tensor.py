@@ -79,7 +79,7 @@ class ScaledTensor(Scaled):
         return _DEQUANTIZE(inputs, (self.granularity,), name, None, stream)[0]
 
     def equals(self, other: object) -> bool:
-        """Whether `other` is a ScaledTensor of the same framework, device, granularity, dtype and
+        """True if `other` is a ScaledTensor of the same framework, device, granularity, dtype and
         shape with the same bytes of codes and scales (a NaN equals itself)."""
         return (
             isinstance(other, ScaledTensor)
@@ -176,7 +176,7 @@ class ScaledTensor(Scaled):
         return scale[first // 128 : (last + 127) // 128]
 
     def _at(self, index: int) -> "ScaledTensor":
-        """Of the first dimension, which goes."""
+        """The element at this index of the first dimension, which goes."""
         size = self.shape[0]
         if not -size <= index < size:
             raise IndexError(f"ScaledTensor[]: {index} of {size}")
@@ -264,7 +264,7 @@ class ScaledTensor(Scaled):
         return f"ScaledTensor({text})"
 
 
-# What pickles and torch.save() call it, wherever it is defined.
+# Pickles and torch.save() call the class by this module, wherever it is defined.
 ScaledTensor.__module__ = "octofold"
 
 

@@ -96,7 +96,7 @@ class TorchFramework:
 
 
 class EagerTorchFramework(TorchFramework):
-    """Where torch need not know of what is allocated: new_empty() takes half as long again."""
+    """Used where torch need not know of allocations: new_empty() takes half as long again."""
 
     def __init__(self, like: Tensor) -> None:
         super().__init__(like)
@@ -116,7 +116,7 @@ class EagerTorchFramework(TorchFramework):
 
 
 class OlderTorchFramework(TorchFramework):
-    """Of torch before 2.10: tensors are exported, and the stream is asked for."""
+    """The framework for torch before 2.10: tensors are exported, and the stream is asked for."""
 
     library_takes_arrays = False
 
@@ -127,7 +127,7 @@ class OlderTorchFramework(TorchFramework):
 
 
 def _library_takes_tensors() -> bool:
-    """Whether this torch gives tensors of all dtypes to tvm-ffi by DLPack's C interface."""
+    """True if this torch gives tensors of all dtypes to tvm-ffi by DLPack's C interface."""
     if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         return False
     try:
@@ -154,8 +154,8 @@ def torch_framework_of(tensor: Tensor) -> TorchFramework:
 
 
 def address(tensor: Tensor) -> int:
-    """Of the first element; 0 of a tensor without memory, while torch compiles and where torch.func
-    transforms."""
+    """The address of the first element; 0 of a tensor without memory, while torch compiles and
+    where torch.func transforms."""
     if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
         return 0
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -167,7 +167,7 @@ _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int
 
 
 def same_bytes(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors have the same dtype, shape, device and bytes."""
+    """True if two tensors have the same dtype, shape, device and bytes."""
     if (left.dtype, left.shape, left.device) != (right.dtype, right.shape, right.device):
         return False
     integers = _INTEGERS[left.dtype.itemsize]

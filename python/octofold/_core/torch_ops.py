@@ -66,7 +66,7 @@ def call(
 
 
 def is_called_at_once(arrays: Sequence[Any]) -> bool:
-    """Whether a call with these tensors (None: not given), if they have memory, may go to the
+    """True if a call with these tensors (None: not given), if they have memory, may go to the
     library with torch knowing nothing of it."""
     if torch_is_watching():
         return False
@@ -82,7 +82,7 @@ def is_called_at_once(arrays: Sequence[Any]) -> bool:
 
 
 def torch_is_watching() -> bool:
-    """Whether torch has to know of what is called: a compiler, a tracer, a dispatch mode, a
+    """True if torch has to know of what is called: a compiler, a tracer, a dispatch mode, a
     transform of torch.func, forward-mode differentiation."""
     return (
         _is_compiling()
@@ -94,7 +94,7 @@ def torch_is_watching() -> bool:
 
 
 def is_forward_mode() -> bool:
-    """Whether this runs in torch.autograd.forward_ad.dual_level() or torch.func.jvp()."""
+    """True if this runs in torch.autograd.forward_ad.dual_level() or torch.func.jvp()."""
     return forward_ad._current_level >= 0
 
 

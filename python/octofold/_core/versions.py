@@ -1,5 +1,5 @@
-"""Which versions of what it stands on Octofold works with. pyproject.toml says the same, which pip
-heeds; an environment that was put together otherwise is told by these checks."""
+"""The versions of its dependencies that Octofold works with. pyproject.toml says the same, which
+pip heeds; an environment that was put together otherwise is told by these checks."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ from typing import Final
 from .errors import UnavailableError
 
 REQUIREMENTS: Final = {"apache-tvm-ffi": ("0.1.11", "0.2"), "torch": ("2.9", None)}
-"""Of each distribution the oldest version, and the first one that is too new."""
+"""The oldest version of each distribution, and the first one that is too new."""
 
 
 def require(distribution: str, found: str) -> None:

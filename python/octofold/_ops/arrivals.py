@@ -6,7 +6,7 @@ from .._core.frameworks import Array
 
 
 class Arrivals(NamedTuple):
-    """What of the rows of `a` is there: n shards of M / n rows each, one below another, as n ranks
+    """The rows of `a` that are there: n shards of M / n rows each, one below another, as n ranks
     gather them.
 
     flags: int32 [n], on the device of `a`; n divides M. A shard is there, codes and scales, once

@@ -226,7 +226,7 @@ class _Target(NamedTuple):
 
 
 def target_of(argument: str, wanted: Wanted) -> _Target:
-    """What is wanted, of a format that is a Format."""
+    """The target for what is wanted, with a format that is a Format."""
     if not isinstance(wanted, Target):
         return _Target(format_of(_OPERATION, wanted, argument), None, None, None, None)
     format = format_of(_OPERATION, wanted.format, f"{argument}.format")
@@ -236,7 +236,7 @@ def target_of(argument: str, wanted: Wanted) -> _Target:
 
 
 def require_format(operation: str, argument: str, out: ScaledTensor, format: Format) -> None:
-    """That what is written to is of this dtype and granularity."""
+    """Checks that the memory to write to is of this dtype and granularity."""
     if not isinstance(out, ScaledTensor):
         raise invalid_argument(operation, argument, "a ScaledTensor", type(out).__qualname__)
     held = dtype_name(operation, argument, out.dtype, FP8)
@@ -246,7 +246,7 @@ def require_format(operation: str, argument: str, out: ScaledTensor, format: For
 
 
 def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
-    """Whether one call of the library writes both casts. All of Octofold asks here alone, or in
+    """True if one call of the library writes both casts. All of Octofold asks here alone, or in
     one_read()."""
     static = rows.scale is not None
     if static != (transposed.scale is not None):
@@ -341,8 +341,8 @@ def _written(
     columns: str | None,
     stream: StreamLike | None,
 ) -> Arrays | None:
-    """What a row is to write to: None for new memory, else that of the caller, and new memory for
-    what he has given none for."""
+    """The memory that a row is to write to: None for new memory, else that of the caller, and new
+    memory for what he has given none for."""
     if rows is None and transposed is None:
         return None
     rows_scale, _, _, transposed_scale, _, _, _ = inputs[-len(GIVEN) :]

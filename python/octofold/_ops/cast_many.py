@@ -98,7 +98,7 @@ def _require_sound(index: int, job: CastJob) -> None:
 
 
 class _Read(NamedTuple):
-    """What one read of a source writes."""
+    """The results that one read of a source writes."""
 
     job: int
     arrays: Arrays
@@ -165,7 +165,7 @@ def _function() -> Any:
 
 
 def _at_once(arrays: Arrays | Sequence[Array]) -> bool:
-    """Whether torch need not know of a call with these tensors."""
+    """True if torch need not know of a call with these tensors."""
     from .._core.torch_ops import is_called_at_once
 
     return is_called_at_once(arrays) and not any(a is not None and a.is_meta for a in arrays)

@@ -25,14 +25,14 @@ NAMES: Final = {
     "norm": "kind",
     "used": "matrices.offsets",
 }
-"""What the library's messages name, in the words of cast()."""
+"""The names in the library's messages, in the words of cast()."""
 
 ShapeOf: TypeAlias = Callable[[Arrays, Options], Sequence[int]]
 """Shape [..., cols] of the matrix that a source is, from the inputs and options of its row. Raises
 InvalidArgumentError where it is none."""
 
 Allocate: TypeAlias = Callable[[Framework, Arrays, Options], Arrays]
-"""What a source writes beside the casts."""
+"""Allocates what a source writes beside the casts."""
 
 GIVEN: Final[dict[str, Any]] = {
     "rows.scale": Array | None,
@@ -124,8 +124,8 @@ def _allocate(
 
 
 def transposed_shape(shape: Sequence[int], matrices: int | None = None) -> tuple[int, ...]:
-    """Of the transpose of [..., cols], whose leading dimensions count as rows; of so many matrices
-    one below another, of the stack of theirs."""
+    """The shape of the transpose of [..., cols], whose leading dimensions count as rows; for so
+    many matrices one below another, the shape of the stack of their transposes."""
     if matrices is None:
         return shape[-1], row_count(shape)
     return matrices, shape[-1], row_count(shape) // matrices

@@ -120,7 +120,7 @@ def require_operands(operation: str, a: ScaledTensor, b: ScaledTensor) -> None:
 
 
 def sizes(operation: str, argument: str, array: Any, dimensions: Sequence[str]) -> Any:
-    """Of an array of these dimensions."""
+    """The shape of an array, which is to have these dimensions."""
     if len(array.shape) != len(dimensions):
         expected = f"{len(dimensions)} dimensions, [{', '.join(dimensions)}]"
         raise invalid_argument(operation, argument, expected, f"{len(array.shape)}")

@@ -129,7 +129,7 @@ def multiply_by_groups_of_rows(
 def _operands(
     operation: str, x: Array | Gathered, w: ScaledTensor, groups: Rows | Masked
 ) -> tuple[Arrays, Options]:
-    """What both products have: inputs up to the bias, options up to batch_invariant."""
+    """The operands of both products: inputs up to the bias, options up to batch_invariant."""
     rows, sources, factors, slots = x, None, None, 1
     if isinstance(x, Gathered):
         if x.transposed_factors is not None:
@@ -155,7 +155,7 @@ _DIMENSIONS: Final = {"rows": ("M", "columns"), "masked": ("groups", "rows", "co
 def _shape(
     operation: str, argument: str, inputs: Arrays, options: Options, columns: int
 ) -> Sequence[int]:
-    """Of the result, which has as many columns as this dimension of w."""
+    """The shape of the result, which has as many columns as this dimension of w."""
     (x, sources, _, w, *_), kind = inputs, options[2]
     width = sizes(operation, "w", w, ("groups", "N", "K"))[columns]
     if sources is None:

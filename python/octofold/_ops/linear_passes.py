@@ -17,12 +17,12 @@ from .._core.torch import LIBRARY_TAKES_TENSORS
 from .cast import one_read
 
 Wanted: TypeAlias = tuple[bool, bool, bool]
-"""Whether backward is to give the gradients of x, of the weight, and of the bias."""
+"""Three truth values: if backward is to give the gradients of x, of the weight, and of the bias."""
 
 
 class Passes(NamedTuple):
-    """Of a layer's sizes, recipe and device. Memory is given in bytes, as uint8 (octofold/linear.h
-    says what is in it); None stands for what there is none of."""
+    """The passes for a layer's sizes, recipe and device. Memory is given in bytes, as uint8
+    (octofold/linear.h says what is in it); None stands for what there is none of."""
 
     forward: Callable[..., None]
     """(x, weight, its scale where it is cast, bias, y, kept, workspace, stream)"""
@@ -89,7 +89,7 @@ def _fits(recipe: Recipe, wanted: Wanted, weight_is_cast: bool) -> bool:
 def _products(recipe: Recipe) -> list[tuple[Any, ...]]:
     output = recipe.output
     assert output is not None
-    # Those that are not wanted are not looked at.
+    # The library does not look at products that are not wanted.
     return [_words(each or output) for each in (output, recipe.grad_input, recipe.grad_weight)]
 
 

@@ -113,7 +113,7 @@ def _workspace_rows(cols: int, batches: int) -> int:
     return 2 * max(batches, spans)
 
 
-# As the library's messages have them.
+# The arguments' names in the library's messages, each with the name that callers know.
 NORM_NAMES: Final = {
     "dweight": "d_weight",
     "dbias": "d_bias",

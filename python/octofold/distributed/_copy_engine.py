@@ -1,5 +1,5 @@
-"""What a stream does by itself while all multiprocessors are taken: copies by a copy engine, and
-words that it writes.
+"""Work that a stream does by itself while all multiprocessors are taken: copies by a copy engine,
+and words that it writes.
 
 torch copies contiguous memory so, but columns by a kernel; hence the driver's own copy of two
 dimensions.

@@ -102,7 +102,7 @@ class Split(Boundary):
         return summed(self.operation, own, self.ranks)
 
     def _straddles(self, shape: torch.Size, rows: Format | None, transposed: Format | None) -> bool:
-        """Whether units of scales may be of tokens of several ranks, and not of all."""
+        """True if units of scales may be of tokens of several ranks, and not of all."""
         tokens = {
             None if rows is None else UNITS[rows.granularity].rows,
             None if transposed is None else UNITS[transposed.granularity].cols,
@@ -163,6 +163,6 @@ def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
 
 
 def _shape(source: Tensor | Source) -> torch.Size:
-    """Of the matrix [..., cols] that is cast."""
+    """The shape of the matrix [..., cols] that is cast."""
     x: Tensor = source if isinstance(source, Tensor) else source.operands()[0][0]
     return x.shape

@@ -90,7 +90,7 @@ class GatheredProduct:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the gather hides behind the product."""
+        """True if the gather hides behind the product."""
         return self._overlapped is not None
 
     def __call__(
@@ -216,7 +216,7 @@ class _Overlapped:
         return half.rows, Arrivals(flags, self._product.rank)
 
     def end(self) -> None:
-        """What the stream does from now on comes behind the copies."""
+        """Puts all that the stream does from now on behind the copies."""
         torch.cuda.current_stream().wait_stream(self._copies)
 
     def _matrix(self, memory: Tensor) -> ScaledTensor:
@@ -243,8 +243,8 @@ class _Overlapped:
 
 
 class _Half:
-    """What one of the calls by turns needs of the memories [rank] in which its rows lie, made once:
-    these calls are short."""
+    """The views and copies that one of the calls by turns needs of the memories [rank] of its rows,
+    made once: these calls are short."""
 
     def __init__(self, of_ranks: list[ScaledTensor], overlapped: _Overlapped) -> None:
         product, shard = overlapped._product, overlapped._shard

@@ -1,4 +1,4 @@
-"""Where the layers of a model will run that a host loads with a device_map."""
+"""The devices on which the layers of a model will run that a host loads with a device_map."""
 
 from typing import Any
 

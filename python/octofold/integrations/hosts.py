@@ -23,7 +23,7 @@ class Host:
 
     @property
     def wanted(self) -> str:
-        """As pip says it: "vllm>=0.33,<0.34"."""
+        """The requirement as pip says it: "vllm>=0.33,<0.34"."""
         return f"{self.distribution}>={self.oldest},<{self.too_new}"
 
 
@@ -57,7 +57,7 @@ def require(name: str) -> None:
 
 
 def switched_on(name: str) -> bool:
-    """Whether the environment lets an entry point plug into this host. Raises
+    """True if the environment lets an entry point plug into this host. Raises
     InvalidArgumentError."""
     text = os.environ.get(_VARIABLE, "")
     names = {part.strip() for part in text.split(",") if part.strip()}

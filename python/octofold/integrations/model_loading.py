@@ -1,4 +1,4 @@
-"""What hosts that load models weight by weight have in common: the options, which layers of a model
+"""The common part of hosts that load models weight by weight: the options, which layers of a model
 without memory become FP8 ones, and the cast of one weight.
 
 A host makes its model on the device "meta", lets convert_linears() put FP8 layers in, and gives the
@@ -75,7 +75,7 @@ class LoadingOptions:
         return replace(self, modules_to_not_convert=self.modules_to_not_convert + more)
 
     def keeps(self, name: str) -> bool:
-        """Whether the user wants a module of this name as it is."""
+        """True if the user wants a module of this name as it is."""
         return any(
             re.match(rf"(?:{pattern})(?:$|\.)", name) or f".{pattern}." in f".{name}."
             for pattern in self.modules_to_not_convert

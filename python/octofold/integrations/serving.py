@@ -1,4 +1,4 @@
-"""What the plugs of servers share: their layers as torch ops, and which GPU has kernels for them.
+"""The common part of the plugs of servers: layers as torch ops, and which GPU has kernels for them.
 
 A server compiles a model as one graph for all batch sizes, keeps that graph on disk, and captures
 CUDA graphs of it. So a layer is one op there: no compiler looks into it, and what depends on the
@@ -149,7 +149,7 @@ def _row(operation: str, operands: dict[str, str]) -> Capability:
 
 
 def _precedes(name: str, capability: tuple[int, int]) -> bool:
-    """Whether a target of the matrix is of this generation, and not later: 8.7 counts as 8.6."""
+    """True if a target of the matrix is of this generation, and not later: 8.7 counts as 8.6."""
     major, _, minor = name.partition(".")  # or "cpu"
     return major == str(capability[0]) and int(minor) <= capability[1]
 
@@ -160,8 +160,8 @@ def _text(capability: tuple[int, int]) -> str:
 
 @functools.cache
 def _recipe(of_x: str, of_weight: str, power_of_two: bool) -> Recipe:
-    """Of a layer's product alone. Servers' own products sum in the tensor core where scales allow
-    it, and so do these."""
+    """The recipe of a layer's product alone. Servers' own products sum in the tensor core where
+    scales allow it, and so do these."""
     x, weight = (
         Format(granularity=granularity, rule=Rule.TORCHAO, power_of_two=power_of_two)
         for granularity in (of_x, of_weight)

@@ -138,7 +138,7 @@ class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
         return numbers
 
     def _quantization_type(self) -> str:
-        """What torchao shows of a layer."""
+        """The text on a layer that torchao shows."""
         return f"{self.qdata.dtype}, {self.granularity}, compute={self.compute}"
 
 
@@ -176,7 +176,7 @@ def _linear(func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 def _embedding(indices: Tensor, weight: OctofoldTensor) -> Tensor:
-    """Of which only the rows that are looked up are ever in high precision."""
+    """Looks up rows: only these are ever in high precision."""
     scaled = weight.scaled
     codes = scaled.data.view(torch.uint8)[indices].view(scaled.data.dtype)
     scale, granularity = scaled.scale, scaled.granularity
@@ -208,7 +208,7 @@ def _rows_or_columns(tensor: OctofoldTensor, dim: int, begin: int, end: int) -> 
 
 
 def _implements(operation: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Of (tensor, *others): an aten operation whose results alias its tensor as torch says."""
+    """Registers f(tensor, *others) as an aten operation: results alias tensor as torch says."""
 
     def enter(implementation: Callable[..., Any]) -> Callable[..., Any]:
         def call(func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -166,5 +166,5 @@ def _refuse_tensor_parallelism(parallel_dims: Any) -> None:
 
 
 def _local(weight: Tensor) -> Tensor:
-    """What a rank has of it, with expert parallelism."""
+    """The part of it that a rank has, with expert parallelism."""
     return weight.to_local() if isinstance(weight, DTensor) else weight

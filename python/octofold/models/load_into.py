@@ -142,7 +142,7 @@ def _require_fitting(slot: Slot, name: str, checkpoint: Checkpoint) -> None:
 
 
 def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
-    """What the slot gets, where it goes: a ScaledTensor for layers in FP8, else a tensor."""
+    """The slot's value, where it goes: a ScaledTensor for layers in FP8, else a tensor."""
     value, *others = (checkpoint[name] for name in names)
     for name, other in zip(names[1:], others, strict=True):
         same = value.equals(other) if isinstance(value, ScaledTensor) else same_bytes(value, other)

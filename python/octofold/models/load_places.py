@@ -1,4 +1,4 @@
-"""Where a module keeps what a checkpoint has names for."""
+"""The places where a module keeps what a checkpoint has names for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Slot:
     names: list[str] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     is_read_by_others: bool = False
-    """Whether modules read it past the layer that it is of."""
+    """True if modules read it past the layer that it is of."""
 
     @property
     def fp8_layers(self) -> list[Fp8Weight]:

@@ -27,7 +27,7 @@ def gradients_over_ranks(
     exchange: Exchange,
     x_dtype: torch.dtype,
 ) -> Gradients:
-    """Of dy [tokens, hidden]: by this rank's tokens and routing weights, and by its experts."""
+    """The gradients from dy [tokens, hidden]: by this rank's tokens, routing weights, experts."""
     grad_input = layer.recipe.grad_input
     assert grad_input is not None
     format = exchange.format(grad_input.a)

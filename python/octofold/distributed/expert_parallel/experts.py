@@ -127,8 +127,8 @@ def require_fitting_ranks(
     dropped: Tensor | None,
     layer: int | None = None,
 ) -> None:
-    """That the arguments fit together on each rank, and are about the same layer on all. What is
-    wrong on one rank all of them raise."""
+    """Checks that the arguments fit together on each rank, and are about the same layer on all. All
+    ranks raise what is wrong on one of them."""
     wrong: InvalidArgumentError | None = None
     try:
         require_activation(NAME, activation)
@@ -154,7 +154,7 @@ def require_fitting_ranks(
 def _facts(
     x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weights: Weights
 ) -> dict[str, object]:
-    """What the messages of this layer depend on."""
+    """The facts that the messages of this layer depend on."""
     if not all(isinstance(t, Tensor) and t.dim() > 0 for t in (x, topk_ids, topk_weights)):
         return {}
     grad = torch.is_grad_enabled()

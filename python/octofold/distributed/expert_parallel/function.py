@@ -36,9 +36,9 @@ class Inputs(NamedTuple):
     ids: Tensor
     """[tokens, k], of all experts."""
     plans: tuple[Plan, ...]
-    """Of each part of the batch, one behind the other."""
+    """The plans of the parts of the batch, one behind the other."""
     first: Projection
-    """Of this rank's experts."""
+    """The first projection of this rank's experts, and below it the second."""
     second: Projection
     activation: str
     recipe: Recipe
@@ -75,7 +75,7 @@ def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
 
 
 def _plans(inputs: Inputs) -> tuple[tuple[Plan, ...], Tensor | None]:
-    """Of each part; and how many rows find no room on the wire."""
+    """The plan of each part; and how many rows find no room on the wire."""
     exchange = inputs.exchange
     experts = inputs.experts * exchange.ranks.size
     halves = torch.tensor_split(inputs.ids, exchange.halves)
@@ -136,8 +136,8 @@ def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[
 
 
 def _choices(weights: Tensor, ids: Tensor, plan: Plan, inputs: Inputs) -> list[Tensor]:
-    """Of each row that is sent: its choices among the experts of the rank that it goes to, int32
-    [rows, k], -1 for others, and its weights [rows, k]."""
+    """Returns for each row that is sent its choices among the experts of the rank that it goes to,
+    int32 [rows, k], -1 for others, and its weights [rows, k]."""
     ranks = inputs.exchange.ranks.size
     per_rank = inputs.experts
     if ids.shape[0] == 0:

@@ -1,5 +1,5 @@
-"""What travels of a token: its codes, their scales, and its experts with their weights, as bytes of
-one row, so that there is one exchange.
+"""The data of a token that travels: its codes, their scales, and its experts with their weights, as
+bytes of one row, so that there is one exchange.
 
     ┌────────────────────┬──────────────────┬──────────────┬───────────────┬───┐
     │ codes, or x itself │ scales (float32) │ ids (int32)  │ weights (f32) │ 0 │
@@ -92,7 +92,7 @@ def tokens_of(x: Tensor, sources: Tensor, ranks: int, format: Format | None) -> 
 
 
 def token_parts(hidden: int, dtype: torch.dtype, format: Format | None) -> list[Part]:
-    """Of tokens_of()."""
+    """The parts of a row as tokens_of() makes them."""
     if format is None:
         return [Part(dtype, hidden)]
     scales = ceil_divide(hidden, 128) if format.granularity == "1x128" else 1

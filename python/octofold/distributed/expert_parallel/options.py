@@ -40,17 +40,17 @@ class Exchange:
     halves: int = 1
 
     def format(self, of_rows: Format | None) -> Format | None:
-        """That in which rows travel which a recipe casts so; None: as they are."""
+        """The wire format of rows that a recipe casts so; None: they travel as they are."""
         return of_rows if self.wire == "fp8" else None
 
     def facts(self) -> dict[str, object]:
-        """What all ranks have to agree on."""
+        """The options that all ranks have to agree on."""
         names = ("wire", "capacity", "local_rows", "combine_dtype", "halves")
         return {name: getattr(self, name) for name in names}
 
 
 def exchange_of(operation: str, group: Any, **options: Any) -> Exchange:
-    """Of options as Exchange has them. Raises InvalidArgumentError that names the argument."""
+    """Makes an Exchange of its options. Raises InvalidArgumentError that names the argument."""
     exchange = Exchange(ranks_of(operation, "group", group), **options)
     if exchange.wire not in WIRES:
         raise invalid_argument(operation, "wire", "'fp8' or 'input'", repr(exchange.wire))

@@ -1,4 +1,4 @@
-"""What is computed beside an exchange.
+"""Computation beside an exchange.
 
 An exchange itself goes on a stream of its backend's (NCCL has one for each group), and the stream
 that has asked for it waits where it needs what arrives. What another stream was given to compute

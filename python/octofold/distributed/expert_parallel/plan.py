@@ -1,4 +1,4 @@
-"""Which tokens go to which rank, and where they stand in what is sent.
+"""The plan of which tokens go to which rank, and where they stand in what is sent.
 
 A token goes once to each rank that has any of its experts, whatever the number of them. Rows are
 sent in the order of ranks, and for each rank in the order of tokens:
@@ -57,11 +57,11 @@ class Order(NamedTuple):
     slots: Tensor
     """int32 [ranks]: how many choices of the rank's experts there are."""
     bad: bool
-    """Whether there are ids of experts that do not exist (of a GPU nobody looks)."""
+    """True if there are ids of experts that do not exist (those on a GPU nobody looks at)."""
 
 
 def order_of(ids: Tensor, experts: int, ranks: Ranks) -> Order:
-    """Of ids [tokens, k], int32 or int64, of experts that are spread over the ranks in blocks."""
+    """Orders ids [tokens, k], int32 or int64, of experts spread over the ranks in blocks."""
     bad = False
     if not ids.is_cuda and not _is_compiling():
         bad = bool(((ids < -1) | (ids >= experts)).any())

@@ -1,4 +1,4 @@
-"""What a parallel layer takes and gives, as hooks of its module."""
+"""The inputs and outputs of a parallel layer, converted by hooks of its module."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -73,7 +73,7 @@ class Border:
         return given_back(y, self.mesh, *layouts, self.out_features)
 
     def _require_fitting(self, tensors: list[Tensor], module: Module) -> None:
-        """That all ranks come with the same, and that the tokens can be split as they are to be."""
+        """Checks that all ranks agree, and that the tokens can be split as they are to be."""
         operation, x = self.operation, tensors[0]
         described = ", ".join(_words(tensor, self.given) for tensor in tensors)
         trained = ["x"] if any(tensor.requires_grad for tensor in tensors) else []
@@ -103,7 +103,7 @@ def boundary_of(
 
 
 def _words(x: Tensor, given: Placement) -> str:
-    """What is the same on all ranks: not the features, where each may have others."""
+    """Says what is the same on all ranks: not the features, where each may have others."""
     dtype = str(x.dtype).removeprefix("torch.")
     if isinstance(x, DTensor):
         return f"{dtype} {list(x.shape)} {x.placements}"

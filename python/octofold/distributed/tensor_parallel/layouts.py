@@ -105,8 +105,8 @@ def spread(
 def require_divisible(
     operation: str, argument: str, features: int, size: int, equally: bool = False
 ) -> None:
-    """That each rank gets some of these features, as torch.chunk() gives them; all of them as many
-    if `equally`."""
+    """Checks that each rank gets some of these features, as torch.chunk() gives them; and as many
+    as the others if `equally`."""
     most = ceil_divide(features, size)
     if most * (size - 1) >= features:
         expected = f"features of which each of {size} ranks gets some, {most} at most"
@@ -117,7 +117,7 @@ def require_divisible(
 
 
 def require_split(operation: str, argument: str, x: Tensor, dim: int | None) -> None:
-    """That `dim` is a dimension of tokens of x [..., cols]."""
+    """Checks that `dim` is a dimension of tokens of x [..., cols]."""
     if dim is not None and dim >= x.dim() - 1:
         raise invalid_argument(
             operation, argument, f"tokens with a dimension {dim}, which is split", list(x.shape)
@@ -125,7 +125,7 @@ def require_split(operation: str, argument: str, x: Tensor, dim: int | None) -> 
 
 
 def require_tokens(operation: str, x: Tensor, dim: int, size: int) -> None:
-    """That so many ranks can have an equal part of the tokens in a dimension."""
+    """Checks that so many ranks can have an equal part of the tokens in a dimension."""
     if x.shape[dim] % size != 0:
         expected = f"a multiple of {size} tokens in dimension {dim}, the number of ranks"
         raise invalid_argument(operation, "x", expected, list(x.shape))

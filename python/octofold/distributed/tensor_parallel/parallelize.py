@@ -216,8 +216,8 @@ def _make_whole(
     src_data_rank: int | None,
     left_alone: dict[str, str],
 ) -> None:
-    """What no style has taken: its parameters become DTensors that all ranks have. In layers whose
-    tokens are split gradients are summed."""
+    """Takes the modules that no style has taken: their parameters become DTensors that all ranks
+    have. In layers whose tokens are split gradients are summed."""
     whole, summed = Whole(), Whole("sum")
     whole.src_data_rank = summed.src_data_rank = src_data_rank
     for name, module in model.named_modules():

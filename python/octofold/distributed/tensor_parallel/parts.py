@@ -26,8 +26,8 @@ class Part(NamedTuple):
 
 
 def part_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Part:
-    """What a rank has of a weight [..., out, in]: the part of dimension -2 (rows, out) or -1
-    (columns, in) that torch.chunk() gives it.
+    """The part that a rank has of a weight [..., out, in]: the one of dimension -2 (rows, out) or
+    -1 (columns, in) that torch.chunk() gives it.
 
     The codes are the weight's. A unit of scales that straddles a border of ranks is kept on both
     sides. As products begin with a whole unit, the part gets zero codes in front up to where its
@@ -43,7 +43,7 @@ def part_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Part:
 
 
 def bounds_of(features: int, rank: int, size: int) -> tuple[int, int]:
-    """Where a rank's part of so many begins and ends, as torch.chunk() has it."""
+    """The begin and end of a rank's part of so many features, as torch.chunk() has it."""
     require_divisible(_NAME, "weight", features, size)
     most = ceil_divide(features, size)
     return rank * most, min((rank + 1) * most, features)
@@ -70,7 +70,7 @@ def _between(weight: ScaledTensor, dim: int, first: int, behind: int) -> Part:
     units = UNITS[weight.granularity]
     along = units.rows if dim == -2 else units.cols
     if along is not None:
-        # Of [out, in] the scales of rows are [out], those of units [rows, columns].
+        # The scales of a weight [out, in] are [out] for rows, and [rows, columns] for units.
         axis = dim if units.cols is not None else -1
         begin = first // along
         scale = scale.narrow(axis, begin, ceil_divide(behind, along) - begin)

@@ -36,7 +36,7 @@ _NOTHING: Final = "replicate"
 
 @dataclass(frozen=True)
 class Options:
-    """What styles of a model have in common.
+    """The options that styles of a model have in common.
 
     tokens: the dimension of tokens [batch, sequence, features] of which each rank has a part
         between layers (sequence parallelism); None: all have all.
@@ -82,7 +82,7 @@ def entries(model: Module, plan: Mapping[str, str]) -> Iterator[tuple[str, Modul
 
 
 def style_of(name: str, module: Module, word: str, options: Options) -> ParallelStyle | None:
-    """What a plan's word means for a module; None: nothing, all ranks have it. Raises
+    """The style that a plan's word means for a module; None: nothing, all ranks have it. Raises
     UnsupportedError for words that are not known for it."""
     if word == _NOTHING:
         return None
@@ -158,7 +158,7 @@ _MAKERS: Final[tuple[tuple[Any, Callable[[str, Options], ParallelStyle | None]],
 
 
 def require_parts(name: str, module: Any, parent: Any, word: str, size: int) -> None:
-    """That each rank gets something of a layer, and whole heads of an attention. Raises
+    """Checks that each rank gets something of a layer, and whole heads of an attention. Raises
     InvalidArgumentError with the numbers."""
     try:
         if word in _COLUMN and hasattr(module, "out_features"):

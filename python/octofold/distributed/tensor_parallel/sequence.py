@@ -84,7 +84,7 @@ class StandIn:
 
 
 def own_tokens(x: Any) -> Any:
-    """What a stand-in stands for; anything else as it is."""
+    """The tokens that a stand-in stands for; anything else as it is."""
     return getattr(x, _OWN, x)
 
 
@@ -96,7 +96,7 @@ def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], change: Any) -> t
 
 
 def _require_nothing_else(attention: Module, name: str, projections: list[str]) -> None:
-    """That a forward reads the shape of its input, gives it to the projections, and no more."""
+    """Checks that a forward takes its input's shape, gives it to the projections, and no more."""
     kind = type(attention)
     try:
         source = inspect.getsource(kind.forward)

@@ -106,6 +106,6 @@ def _kept_for(source: Tensor) -> dict[Any, Any] | None:
 
 
 def _identity(x: Tensor) -> tuple[Any, ...]:
-    """What differs for tensors that are not the same numbers."""
+    """A key that differs for tensors that are not the same numbers."""
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
     return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x._version, stream

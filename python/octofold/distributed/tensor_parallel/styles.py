@@ -31,7 +31,7 @@ _SUM_DTYPES: Final = (None, torch.float32)
 
 
 class Style(ParallelStyle):
-    """What the styles here have in common."""
+    """The base of the styles here, with what they have in common."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class RowParallel(Style):
 
 
 class BlockStyle(Style):
-    """Of a module that takes tokens and gives tokens: all features of them."""
+    """The style of a module that takes tokens and gives tokens: all features of them."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from ...nn.recipes.kernels import has_weight_only
 from ..fp8_linear import fp8_linear
 
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]
-"""Of (the first argument, all arguments, those by name)."""
+"""A function of (the first argument, all arguments, those by name)."""
 
 _aten: Final = torch.ops.aten
 _WIDE: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -78,7 +78,7 @@ def _times(x: Tensor, right: ScaledTensor, bias: Tensor | None) -> Tensor:
 
 
 def _codes(weight: object) -> ScaledTensor | None:
-    """Of an FP8 matrix of comfy-kitchen with one scale; None of everything else."""
+    """The codes and scale of comfy-kitchen's FP8 matrix with one scale; else None."""
     if not isinstance(weight, QuantizedTensor):
         return None
     data, scale = weight._qdata, weight._params.scale

@@ -78,7 +78,7 @@ def _algorithms() -> Any:
 
 
 def _how() -> str:
-    """What is done on the GPU at hand, and what is missing for it."""
+    """Says what is done on the GPU at hand, and what is missing for it."""
     management = imported("comfy.model_management")
     if management is not None and not management.supports_fp8_compute():
         return (

@@ -78,10 +78,10 @@ def bundled(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_bundle(value: object) -> bool:
-    """Whether bundled() made it."""
+    """True if bundled() made it."""
     return isinstance(value, BFLQuantizedParameter) and value.quant_type == _KIND
 
 
 def codes_and_scale(bundle: Any) -> tuple[Tensor, Tensor]:
-    """What is in it."""
+    """The codes and the scale in a bundle."""
     return bundle.as_tensor(), bundle.weight_scale

@@ -60,13 +60,13 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
         )
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """What is not as by default, which Diffusers shows."""
+        """The settings that are not as by default, which Diffusers shows."""
         plain = OctofoldConfig().to_dict()
         return {key: value for key, value in self.to_dict().items() if value != plain[key]}
 
 
 def options_of(config: OctofoldConfig, model: Any) -> LoadingOptions:
-    """What a config says, checked again as it may be changed as it is loaded, of a model with
+    """The options of a config, checked again as it may be changed as it is loaded, for a model with
     weights in high precision. None: of a checkpoint that says itself what is in FP8."""
     names: Sequence[str] | None = ()
     if model is not None:

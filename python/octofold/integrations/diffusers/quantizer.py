@@ -35,9 +35,9 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     quantization_config: OctofoldConfig
     use_keep_in_fp32_modules: Final = True
-    """Of the model's class: Diffusers then loads them so."""
+    """The model's class names modules to keep in FP32: Diffusers then loads them so."""
     saves_codes: Final = True
-    """What save_pretrained() is to be given: octofold.nn.layers.saving asks."""
+    """True if save_pretrained() is to be given codes: octofold.nn.layers.saving asks."""
 
     def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)
@@ -51,7 +51,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def validate_environment(
         self, torch_dtype: Any = None, device_map: Any = None, **options: Any
     ) -> None:
-        """What from_pretrained() was asked for that is not possible."""
+        """Refuses what from_pretrained() was asked for and is not possible."""
         if not is_accelerate_available():
             raise UnavailableError(f"{_OPERATION}: expected the package accelerate")
         if isinstance(torch_dtype, torch.dtype) and torch_dtype.itemsize < 2:
@@ -75,7 +75,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return loaded_keys
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Where from_single_file() reads, the names may be others than the model's yet."""
+        """If from_single_file() reads, the names may be others than the model's yet."""
         return state_dict if self._names else bundled(state_dict)
 
     def update_missing_keys(self, model: Any, missing_keys: list[str], prefix: str) -> list[str]:
@@ -87,7 +87,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def check_if_quantized_param(
         self, model: Any, param_value: Any, param_name: str, state_dict: Any, **options: Any
     ) -> bool:
-        """Whether a checkpoint's tensor of this name is a weight or scales of a layer in FP8."""
+        """True if a checkpoint's tensor of this name is a weight or scales of a layer in FP8."""
         path, _, name = param_name.rpartition(".")
         module = model.get_submodule(path)
         if isinstance(module, Fp8Weight):
@@ -213,7 +213,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return model
 
     def _layers_with_codes(self) -> set[str]:
-        """Of the checkpoint, by its names."""
+        """The layers with codes in the checkpoint, by its names."""
         return {name.removesuffix(".weight") for name in self._bundles} | {
             name.removesuffix(suffix)
             for name in self._names

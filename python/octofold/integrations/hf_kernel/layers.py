@@ -24,8 +24,8 @@ class Linear(torch.nn.Module):
 
 
 class Fp8Linear(torch.nn.Module):
-    """Of a layer that holds a weight [out, in] in FP8 and `weight_scale_inv`, float32 scales of
-    128x128, as checkpoints of DeepSeek-V3 have them. Gradients by input and bias."""
+    """The forward of a layer that holds a weight [out, in] in FP8 and `weight_scale_inv`, float32
+    scales of 128x128, as checkpoints of DeepSeek-V3 have them. Gradients by input and bias."""
 
     has_backward = True
     can_torch_compile = True

@@ -164,7 +164,7 @@ def _way() -> str:
 
 
 def heed_determinism() -> bool:
-    """Whether a result may not depend on what else is in a batch: --enable-deterministic-inference.
+    """True if a result may not depend on what else is in a batch: --enable-deterministic-inference.
     Then all calls of the process are batch-invariant."""
     try:
         wanted = bool(get_exec().deterministic.enable_deterministic_inference)

@@ -94,7 +94,7 @@ class Contents:
         return found[0].format if len(found) == 1 else None
 
     def of_module(self, path: str) -> list[Weight]:
-        """Those of a module of experts."""
+        """The weights of a module of experts."""
         names = (f"{path}.{name}" if path else name for name in STACKED)
         return [weight for name in names for weight in self.weights.get(name, [])]
 

@@ -60,7 +60,7 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     @property
     def options(self) -> LoadingOptions:
-        """What it says, checked again: a config may be changed as it is loaded."""
+        """The options of the config, checked again: it may be changed as it is loaded."""
         return LoadingOptions.checked(
             _OPERATION, self.format, self.compute, self.modules_to_not_convert
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 STACKED: Final = ("gate_up_proj", "down_proj")
 _FORMAT: Final = Format("e4m3", "128x128")
-"""Of experts' weights: the transposes that gradients by x take have the same codes."""
+"""The format of experts' weights: the transposes that gradients by x take have the same codes."""
 
 
 class ModelsOwnExperts(KeepsBuffers):
@@ -98,7 +98,7 @@ def _refuse(gradient: Tensor) -> NoReturn:
 
 
 def is_experts(module: Any) -> bool:
-    """Whether it is a module of experts with FP8 weights."""
+    """True if it is a module of experts with FP8 weights."""
     return isinstance(module, Experts | ModelsOwnExperts)
 
 
@@ -150,7 +150,7 @@ def cast_experts(module: Any, name: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def _fit(module: Any, weights: list[Any]) -> bool:
-    """Whether a checkpoint's weights can be these experts' as they are: squares share a scale, and
+    """True if a checkpoint's weights can be these experts' as they are: squares share a scale, and
     gate and up, where they are apart, have squares of their own."""
     if not weights or any(weight.format != _FORMAT for weight in weights):
         return False
@@ -168,7 +168,7 @@ def _experts(module: Any, compute: str) -> Experts:
 
 
 def _has_halves(module: Any) -> bool:
-    """Whether gates and ups are halves of the first layer's rows, through one of GATES."""
+    """True if gates and ups are halves of the first layer's rows, through one of GATES."""
     gate = gate_of(module)
     return gate is not None and not gate.interleaved and hasattr(module, "act_fn")
 

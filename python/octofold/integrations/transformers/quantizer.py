@@ -32,7 +32,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
 
     quantization_config: OctofoldConfig
     saves_codes: Final = True
-    """What save_pretrained() is to be given: octofold.nn.layers.saving asks."""
+    """True if save_pretrained() is to be given codes: octofold.nn.layers.saving asks."""
 
     def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)
@@ -72,11 +72,11 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[Any, dict[str, str]]:
-        """What save_pretrained() writes."""
+        """The state and the metadata that save_pretrained() writes."""
         return marked(model.state_dict()), {}
 
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
-        """Whether a checkpoint's tensor of this name is to be cast as it is read."""
+        """True if a checkpoint's tensor of this name is to be cast as it is read."""
         path, _, name = param_name.rpartition(".")
         module = model.get_submodule(path)
         if isinstance(module, Fp8Weight):
@@ -143,7 +143,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
                 module._parameters["weight"] = stored(module.weight)
                 module.compute_dtype = model.dtype
         self.report |= fuse_gated_mlps(model)
-        # What it saves has the names of its modules.
+        # The names in what the model saves are those of its modules.
         model._weight_conversions = []
         self.quantization_config.foreign = False
         self._contents = None

@@ -101,7 +101,7 @@ def _choose_experts(method: Fp8MoEMethod) -> None:
 
 
 def _keys(method: Fp8MoEMethod) -> tuple[QuantKey, QuantKey]:
-    """Of weights and activations."""
+    """The quantization keys of weights and activations."""
     if method.block_quant:
         shape = GroupShape(*method.moe_block_shape)
         return create_fp8_quant_key(static=True, group_shape=shape), kFp8Dynamic128Sym

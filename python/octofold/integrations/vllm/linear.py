@@ -36,7 +36,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from .. import serving
 
 _Answer = tuple[bool, str | None]
-"""What vLLM asks a kernel: yes, or why not."""
+"""The answer of a kernel that vLLM asks: yes, or why not."""
 _SIXTEEN_BITS: Final = (torch.bfloat16, torch.float16)
 
 

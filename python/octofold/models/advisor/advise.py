@@ -136,7 +136,7 @@ def _require(model: object, target: object, max_error: object, max_bytes: object
 
 
 class Advisor:
-    """What one advise() has found so far."""
+    """The findings of one advise() so far."""
 
     def __init__(
         self, model: Module, runs: Runs, device: torch.device, ways: tuple[Way, ...], steps: Steps
@@ -145,7 +145,7 @@ class Advisor:
         self.candidates: list[Candidate] = []
         self.notes: list[str] = []
         self.graph: bool | None = None
-        """Whether times are those of CUDA graphs; None: there are no times."""
+        """True if times are those of CUDA graphs; None: there are no times."""
         self.floor = 0.0
         """The error that rounding makes in the model as it is."""
         self._expected: list[list[Tensor]] = []
@@ -217,13 +217,13 @@ class Advisor:
         return error
 
     def times(self, found: Found) -> WholeTimes | None:
-        """Of the whole model as it is and with these; None without a GPU."""
+        """The times of the whole model as it is and with these picks; None without a GPU."""
         if self.graph is None:
             return None
         return whole_times(self.runs, self.model, self.modules(found.picked), self.graph)
 
     def modules(self, picked: Picked) -> dict[int, Module]:
-        """What is to stand in the place of layers, by their identities."""
+        """The modules that are to stand in the place of layers, by the layers' identities."""
         pairs = zip(self.candidates, picked, strict=True)
         return {
             id(candidate.record.linear): WAYS[choice.way].make(candidate.record.linear)

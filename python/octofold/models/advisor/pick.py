@@ -1,4 +1,4 @@
-"""Which way each layer is to be run: a pure function of what was measured.
+"""The choice of the way in which each layer is to be run: a pure function of what was measured.
 
 Every layer has choices, each with what it gains and what it costs; costs add up, as do gains. From
 each layer's choices the ones on the upper hull of gain over cost are kept, so that each step from
@@ -44,7 +44,7 @@ class _Step:
 
 
 Picked: TypeAlias = list[Choice | None]
-"""Of each layer what was picked; None: it stays as it is."""
+"""The choice that was picked for each layer; None: it stays as it is."""
 
 
 def most_gain(layers: Sequence[Sequence[Choice]], budget: float) -> Picked:
@@ -71,12 +71,12 @@ def least_cost(layers: Sequence[Sequence[Choice]], needed: float) -> Picked | No
 
 
 def gain_of(picked: Picked) -> float:
-    """Of all together."""
+    """The gain of all picks together."""
     return math.fsum(choice.gain for choice in picked if choice is not None)
 
 
 def cost_of(picked: Picked) -> float:
-    """Of all together."""
+    """The cost of all picks together."""
     return math.fsum(choice.cost for choice in picked if choice is not None)
 
 
@@ -137,7 +137,7 @@ def _bends_up(
     second: tuple[float, float, Choice | None],
     third: Choice,
 ) -> bool:
-    """Whether the way over the second is no better than the straight one to the third."""
+    """True if the way over the second is no better than the straight one to the third."""
     rise, run = second[1] - first[1], second[0] - first[0]
     return rise * (third.cost - first[0]) <= (third.gain - first[1]) * run
 

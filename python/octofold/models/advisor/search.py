@@ -12,9 +12,9 @@ from .plan.data import Option
 MOST_CHECKS: Final = 8
 """Runs of the whole model to find how much the predicted error may be."""
 ENOUGH: Final = 0.95
-"""Of the bound on the error; a plan that uses so much of it is not made any dearer."""
+"""The share of the bound on the error at which a plan is not made any dearer."""
 LEAST_GAIN: Final = 0.01
-"""Of a layer's own time, or bytes; less is no gain, but noise."""
+"""The least gain, as a share of a layer's own time, or bytes; less is no gain, but noise."""
 
 Check: TypeAlias = Callable[[Picked], float]
 """The error of the model's answer, measured with these picks."""
@@ -29,18 +29,18 @@ class Found:
     predicted: float
     """The error by the sum of the squares of the layers' effects."""
     why_none: str = ""
-    """Where nothing is picked though layers would gain: why."""
+    """The reason why nothing is picked though layers would gain, if that is so."""
 
 
 def predicted_error(picked: Picked, floor: float) -> float:
-    """Of the model's answer; `floor` is what any change makes."""
+    """The error of the model's answer; `floor` is what any change makes."""
     return math.sqrt(cost_of(picked) + floor**2) if any(picked) else 0.0
 
 
 def choices_of(options: Sequence[Option], target: str) -> list[Choice]:
-    """What the picking knows of a layer's options (the first is the layer as it is): the gain in
-    seconds (target "time") or bytes, and as cost the square of the effect, as these add up. A
-    choice that gains hardly more than one that costs less is left out."""
+    """The choices among a layer's options (the first is the layer as it is): the gain in seconds
+    (target "time") or bytes, and as cost the square of the effect, as these add up. A choice that
+    gains hardly more than one that costs less is left out."""
     own, *others = options
     choices = []
     for option in others:
@@ -96,7 +96,7 @@ def within_error(
 
 
 def _less(error: float, floor: float) -> float:
-    """What is left of an error without the floor."""
+    """The rest of an error without the floor."""
     return math.sqrt(max(0.0, error**2 - floor**2))
 
 

@@ -1,4 +1,4 @@
-"""What an octofold.nn.Experts is, as a record that a file keeps, and the experts of a record."""
+"""The record of an octofold.nn.Experts, which a file keeps, and the experts of a record."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,7 +21,7 @@ _WEIGHTS: Final = ("gate_up_proj", "up_proj", "down_proj")
 NAMES: Final = tuple(
     f"{weight}{part}" for weight in _WEIGHTS for part in ("", "_bias", "_scale_inv", "_scale")
 )
-"""Of its tensors."""
+"""The names of its tensors."""
 
 
 def record_of_experts(module: Experts) -> dict[str, Any] | None:
@@ -42,13 +42,13 @@ def record_of_experts(module: Experts) -> dict[str, Any] | None:
 
 
 def router_beside(model: Module, name: str) -> Any:
-    """That of the block whose experts have this name; None: it has none."""
+    """The router of the block whose experts have this name; None: it has none."""
     block = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
     return block._modules.get("gate")
 
 
 def require_experts(record: Mapping[str, Any], recipe: Recipe) -> None:
-    """That this is such a record. Raises as require_record()."""
+    """Checks that this is such a record. Raises as require_record()."""
     require_compute(_NAME, record["compute"])
     expert_recipe_of(_NAME, recipe)
     Experts(1, 1, 1, activation=record["activation"], device="meta", recipe=recipe)

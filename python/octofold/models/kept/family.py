@@ -28,7 +28,7 @@ _OF_INPUTS: Final[dict[str, dict[str, Any]]] = {
 
 
 def holds_codes(module: Module) -> bool:
-    """Whether the family has the layer's codes; else it has its numbers."""
+    """True if the family has the layer's codes; else it has its numbers."""
     return not isinstance(module, StoredLayer) or module.plain_class is torch.nn.Linear
 
 

@@ -18,17 +18,17 @@ from .layers import Record, require_record
 
 RECORDS: Final = "octofold.json"
 WEIGHTS: Final = "octofold.safetensors"
-"""Of models that no family can keep. By this name from_pretrained() finds no weights, where it
-would take codes for numbers."""
+"""The file of weights of models that no family can keep. By this name from_pretrained() finds no
+weights, where it would take codes for numbers."""
 _FORMAT: Final = 1
 
 
 @dataclass(frozen=True)
 class Records:
-    """What RECORDS says."""
+    """The content of RECORDS."""
 
     family: str | None
-    """Whose conventions the files of weights follow; None: names and buffers are the model's."""
+    """Family whose conventions weight files follow; None: names and buffers are the model's."""
     layers: Mapping[str, Record]
     """By their names, those with a weight in FP8."""
     same: Mapping[str, str]
@@ -71,7 +71,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
 
 def write_records(folder: Path, records: Records) -> None:
-    """As read_records() takes them."""
+    """Writes records as read_records() takes them."""
     content = {
         "format": _FORMAT,
         "family": records.family,
@@ -110,7 +110,7 @@ def read_records(operation: str, folder: object) -> tuple[Path, Records]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Of all files of weights, on the CPU."""
+    """The tensors of all files of weights, on the CPU."""
     load_file = _safetensors().load_file
     from safetensors import SafetensorError
 
@@ -127,7 +127,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """As safetensors has them, which knows no parts of one memory."""
+    """Writes tensors as safetensors has them, which knows no parts of one memory."""
     whole: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -139,7 +139,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def io_error(error: OSError, what: str) -> Exception:
-    """As the library's own."""
+    """The same error as one of the library's own."""
     made: Exception = IoErrorWithErrno(f"{error.errno or 5}:{what}: {error.strerror or error}")
     return made
 

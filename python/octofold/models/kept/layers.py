@@ -1,4 +1,4 @@
-"""What a layer with an FP8 weight is, as a record that a file keeps, and the layer of a record."""
+"""The record of a layer with an FP8 weight, which a file keeps, and the layer of a record."""
 
 from dataclasses import asdict, fields
 from typing import Any, Final
@@ -63,7 +63,7 @@ def record_of(module: Module) -> Record | None:
 
 
 def scale_name_of(module: Module) -> str:
-    """Of its buffer."""
+    """The name of its buffer of scales."""
     if isinstance(module, StoredLayer):
         return module.storage.scale_name
     assert isinstance(module, Fp8Weight)
@@ -113,8 +113,8 @@ def layer_of(
 
 
 def require_record(record: Any) -> None:
-    """That this is one. Raises ValueError, KeyError, TypeError or AttributeError, as does making
-    what it says."""
+    """Checks that this is a record. Raises ValueError, KeyError, TypeError or AttributeError, as
+    does making what it says."""
     kind = record["kind"]
     if kind == _INFERENCE:
         few = int(record["few_tokens"])
@@ -136,7 +136,7 @@ def require_record(record: Any) -> None:
 
 
 def _options_of(values: dict[str, Any]) -> dict[str, bool]:
-    """What a layer with 16-bit activations is besides its weight, of its attributes or a record."""
+    """The options of a layer with 16-bit activations, from its attributes or a record."""
     return {"batch_invariant": True} if values.get("batch_invariant", False) else {}
 
 
@@ -145,7 +145,7 @@ def _format(record: Record) -> Format:
 
 
 def recipe_of_record(record: Record) -> Recipe:
-    """Of a kind that has one."""
+    """The recipe in a record of a kind that has one."""
     made = dict(record["recipe"])
     for name in ("output", "grad_input", "grad_weight"):
         made[name] = None if made[name] is None else _product(made[name])

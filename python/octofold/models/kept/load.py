@@ -98,7 +98,7 @@ def _made(kind: Any, folder: Path) -> Module:
 
 @dataclass
 class _Values:
-    """What a layer gets."""
+    """The values that a layer gets."""
 
     record: Record
     codes: Tensor
@@ -114,7 +114,7 @@ class _Values:
 
 @dataclass
 class _Stacks:
-    """What experts get."""
+    """The values that experts get."""
 
     record: Record
     tensors: dict[str, Tensor]
@@ -223,7 +223,7 @@ class _Loading:
         return tensor
 
     def require_all_used(self) -> None:
-        """That the model has a place for everything."""
+        """Checks that the model has a place for everything."""
         others = [name for name in self.found if name not in self.used]
         if others:
             more = len(others) - _NAMED_AT_MOST

@@ -160,7 +160,7 @@ def _write_family(
     dtype = model.config.dtype
     architectures = model.config.architectures
     try:
-        # Which empties the state as it writes.
+        # save_pretrained() empties the state as it writes.
         model.save_pretrained(folder, state_dict=state, save_original_format=False)
     finally:
         model.config.dtype, model.config.architectures = dtype, architectures

@@ -231,7 +231,7 @@ def _require_castable(selection: Selection, native: bool | str) -> None:
 
 
 def _megabytes(module: Module) -> float:
-    """Of parameters and buffers."""
+    """The megabytes of parameters and buffers."""
     tensors = (*module.parameters(), *module.buffers())
     known = [tensor for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)]
     return sum(tensor.numel() * tensor.itemsize for tensor in known) / 1e6

@@ -46,7 +46,7 @@ def linear_way(
 
 
 def _gains(tokens: int, in_features: int, out_features: int) -> bool:
-    """Whether casting x takes less time than a copy of the weight and what FP8 units save. Each is
-    proportional to in_features, but rows that are no multiple of 16 bytes reach the tensor cores
-    by threads that copy, not by TMA."""
+    """True if casting x takes less time than a copy of the weight and what FP8 units save. Each is
+    proportional to in_features, but rows that are no multiple of 16 bytes reach the tensor cores by
+    threads that copy, not by TMA."""
     return in_features % 16 == 0 and (tokens + CAST_COST) * out_features >= CAST_COST * tokens

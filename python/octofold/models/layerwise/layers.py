@@ -31,8 +31,8 @@ from .storage import Storage, from_storage
 
 
 class StoredLayer(Module):
-    """What all of them have: `weight` a StoredWeight, beside it a buffer of scales, the bias as it
-    was.
+    """The base of all of them: `weight` a StoredWeight, beside it a buffer of scales, the bias as
+    it was.
 
     compute_dtype: of the products. peft gives new adapters this dtype.
     plain_class: what the layer was.
@@ -92,7 +92,7 @@ class StoredLayer(Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         name = self.storage.scale_name
         weight, scale = self.weight.detach(), self.weight_scale_values
-        # What became of a weight in high precision.
+        # The dtype that fn makes of a weight in high precision.
         dtype = fn(torch.zeros((), dtype=self.storage.dtype, device=weight.device)).dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.weight.dtype != weight.dtype:
@@ -170,8 +170,8 @@ class StoredConvTranspose(StoredLayer):
 
 
 class StoredEmbedding(StoredLayer):
-    """Of which only the rows that are looked up are ever in high precision, in the dtype that the
-    weight had."""
+    """An embedding of which only the rows that are looked up are ever in high precision, in the
+    dtype that the weight had."""
 
     def forward(self, input: Tensor) -> Tensor:
         look_up = torch.nn.functional.embedding
@@ -216,7 +216,7 @@ _KINDS: Final[dict[type[Module], type[StoredLayer]]] = {
     torch.nn.ConvTranspose3d: StoredConvTranspose,
     torch.nn.Embedding: StoredEmbedding,
 }
-"""Those that Diffusers casts, their subclasses too."""
+"""The stored class of each class that Diffusers casts; subclasses count too."""
 SUPPORTED: Final = tuple(_KINDS)
 
 

@@ -1,4 +1,4 @@
-"""Which layers of a model are cast, and which are left alone."""
+"""The selection of the layers of a model that are cast, and of those that are left alone."""
 
 import re
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Patterns:
         self._found: set[str] = set()
 
     def fit(self, name: str, of_models: tuple[str, ...]) -> bool:
-        """Whether a module of this name is skipped; of_models: what models skip by themselves."""
+        """True if a module of this name is skipped; of_models: what models skip by themselves."""
         for wrapper in _WRAPPERS:
             name = name.removeprefix(wrapper)
         found = [one.pattern for one in self._expressions if one.search(name)]
@@ -61,7 +61,7 @@ class Patterns:
         return bool(found) or any(re.search(pattern, name) for pattern in of_models)
 
     def require_use(self, module: Module) -> None:
-        """That a pattern that was given is good for something."""
+        """Checks that a pattern that was given is good for something."""
         if self._expressions and not self.are_default and not self._found:
             expected = "patterns of which one is found in a name of a module"
             got = f"{', '.join(repr(one.pattern) for one in self._expressions)}, found in none of "
@@ -136,7 +136,7 @@ def _walk(
 
 
 def _own_patterns(module: Module) -> tuple[str, ...]:
-    """What a model of Diffusers or transformers says of itself: patterns, and components of names
+    """The patterns that a model of Diffusers or transformers names itself, and components of names
     whose modules stay in FP32."""
     return names_of(module, "_skip_layerwise_casting_patterns") + wide_patterns(module)
 

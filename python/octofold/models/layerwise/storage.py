@@ -12,25 +12,25 @@ from ..._ops.quantize import quantize
 
 @dataclass
 class Storage:
-    """What a layer has to know of its weight beside codes and scales."""
+    """The properties of its weight that a layer has to know beside codes and scales."""
 
     granularity: str
-    """Of the scales: "128x128" in linear layers, whose products want it; else "channel", of the
-    weight as a matrix: a scale for each of the first dimension."""
+    """The granularity of the scales: "128x128" in linear layers, whose products want it; else
+    "channel", of the weight as a matrix: a scale for each of the first dimension."""
     native: bool | str
-    """As enable_layerwise_casting() takes it."""
+    """The argument `native` of enable_layerwise_casting()."""
     dtype: torch.dtype
-    """Of the weight as it was; module.to(dtype) changes it."""
+    """The dtype of the weight as it was; module.to(dtype) changes it."""
     requires_grad: bool
-    """Whether the weight did."""
+    """True if the weight required gradients."""
     original: Tensor | None = None
     """The weight as it was, on the CPU, if it is kept."""
     non_blocking: bool = False
-    """Of its copy back."""
+    """True if `original` is copied back without blocking."""
 
     @property
     def scale_name(self) -> str:
-        """Of the buffer of scales, as checkpoints have it (octofold.nn's Fp8Weight too)."""
+        """The scale buffer's name, as checkpoints have it (octofold.nn's Fp8Weight too)."""
         return "weight_scale_inv" if self.granularity == "128x128" else "weight_scale"
 
 
@@ -60,7 +60,7 @@ def as_matrix(weight: Tensor) -> Tensor:
 
 
 def of_matrix(matrix: Tensor, like: Tensor) -> Tensor:
-    """What as_matrix() made of a weight, back in its shape."""
+    """Gives the matrix that as_matrix() made of a weight the weight's shape again."""
     if is_channels_last(like):
         first, second, *others = like.shape
         return matrix.reshape(first, *others, second).movedim(-1, 1)
@@ -68,7 +68,7 @@ def of_matrix(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 def is_channels_last(weight: Tensor) -> bool:
-    """Whether a convolution's weight is laid out so, and not also in the usual way."""
+    """True if a convolution's weight is laid out so, and not also in the usual way."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     layout = formats.get(weight.dim())
     return (

@@ -1,4 +1,4 @@
-"""What FP8 costs: the error of each layer in each way, and what that does to the model's answer."""
+"""The errors of FP8: that of each layer in each way, and its effect on the model's answer."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from .runs import Runs, answers, answers_error, relative, squares
 
 
 def module_bytes(module: Module) -> int:
-    """Of its parameters and buffers."""
+    """The bytes of its parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -107,8 +107,8 @@ class _Rounded(Module):
 def own_error(
     records: Sequence[Recorded], model: Module, runs: Runs, expected: list[list[Tensor]]
 ) -> float:
-    """What the rounding of linear layers to their own dtype does to the model's answer: of the
-    order of what any change makes, however small, as all that follows is rounded anew."""
+    """The error that the rounding of linear layers to their own dtype makes in the model's answer:
+    of the order of what any change makes, however small, as all that follows is rounded anew."""
     kinds = [kind for record in records for kind in record.calls]
     if all(kind.computes == torch.float32 for kind in kinds):
         return 0.0

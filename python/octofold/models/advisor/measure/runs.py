@@ -88,7 +88,7 @@ def first_answers(operation: str, runs: Runs, model: Module) -> list[list[Tensor
 
 
 def answers(runs: Runs, model: Module) -> list[list[Tensor]]:
-    """What each run answers: its floating-point tensors, in the order in which they stand."""
+    """The answers of each run: its floating-point tensors, in the order in which they stand."""
     found = []
     for run in runs:
         torch.manual_seed(_SEED)

@@ -23,7 +23,7 @@ CACHE_BYTES: Final = 192 << 20
 model if these are less: then they stay in the cache in the model too."""
 MOST_SETS: Final = 64
 MOST_KINDS: Final = 4
-"""Of calls of a layer that are timed; the others count as that with the nearest number of rows."""
+"""The most kinds of calls to time for a layer; others count as that of the nearest row count."""
 
 ROUNDS: Final = 9
 IN_GRAPH: Final = Method("graph", rest=0.0)
@@ -33,7 +33,7 @@ Signature: TypeAlias = tuple[Any, ...]
 
 
 def measurable(device: torch.device) -> bool:
-    """Whether times are measured there: on the CPU backend they would say nothing."""
+    """True if times are measured there: on the CPU backend they would say nothing."""
     return device.type == "cuda"
 
 
@@ -54,7 +54,7 @@ class Candidate:
 
 
 def groups_of(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Those that take the same time together, so that they are timed once."""
+    """Groups the candidates that take the same time together, so that they are timed once."""
     groups: dict[Signature, list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.signature, []).append(candidate)

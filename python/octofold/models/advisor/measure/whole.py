@@ -20,7 +20,7 @@ _IN_GRAPH: Final = Method("graph", rest=0.0, passes=1)
 _FROM_PYTHON: Final = Method("events", rest=0.0, passes=1)
 LEAST_ROUNDS: Final = 3
 ENOUGH_SECONDS: Final = 4.0
-"""Of a slow model's runs in turns; it gets fewer rounds, whose spread is small beside them."""
+"""The time for a slow model's runs in turns: fewer rounds, whose spread is small beside them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def why_no_graph(runs: Runs, model: Module) -> str | None:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Where the host waits for the GPU, as a capture must not, is an error meanwhile: it is found
+    """Makes it an error meanwhile if the host waits for the GPU, as a capture must not: it is found
     so without a capture that fails, which leaves torch's allocator in less order."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ class Calls:
 
     rows: int
     dtype: str
-    """That the layer computes in."""
+    """The dtype that the layer computes in."""
     count: int
 
 
@@ -107,7 +107,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Plan:
-    """What advise() found for a model, its inputs and a GPU; apply() makes a model so."""
+    """The result of advise() for a model, its inputs and a GPU; apply() makes a model so."""
 
     format: int
     octofold: str

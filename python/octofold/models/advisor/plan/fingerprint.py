@@ -1,4 +1,4 @@
-"""What a plan is for: which model, and which GPU."""
+"""The model and the GPU that a plan is for."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from ...._core.errors import invalid_argument
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a plan was measured."""
+    """The device that a plan was measured on."""
 
     device: str
     """The GPU's name, or "cpu"."""
     capability: str | None
-    """Of the GPU: "9.0"."""
+    """The compute capability of the GPU: "9.0"."""
 
     def __str__(self) -> str:
         return self.device if self.capability is None else f"{self.device} ({self.capability})"
 
 
 def machine_of(device: torch.device) -> Machine:
-    """What this device is."""
+    """The name and the capability of this device."""
     if device.type != "cuda":
         return Machine("cpu", None)
     major, minor = torch.cuda.get_device_capability(device)
@@ -31,8 +31,8 @@ def machine_of(device: torch.device) -> Machine:
 
 
 def fingerprint(model: Module) -> str:
-    """Of names, shapes and dtypes of all parameters and buffers: same for models that a plan fits
-    alike, whatever their values."""
+    """The hash of names, shapes and dtypes of all parameters and buffers: same for models that a
+    plan fits alike, whatever their values."""
     tensors = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
@@ -58,6 +58,6 @@ def device_of(operation: str, model: Module) -> torch.device:
 
 
 def model_bytes(model: Module) -> int:
-    """Of all parameters and buffers, those that are shared counted once."""
+    """The bytes of all parameters and buffers, those that are shared counted once."""
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,4 +1,4 @@
-"""Which layers of a model can be run another way, and why others are left alone."""
+"""The layers of a model that can be run another way, and the reasons why others are left alone."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def _why_alone(linear: torch.nn.Linear) -> str | None:
 
 
 def others_of(model: Module) -> tuple[Other, ...]:
-    """What computes products but is no torch.nn.Linear, by class."""
+    """The modules that compute products but are no torch.nn.Linear, by class."""
     counts: Counter[tuple[str, str]] = Counter()
     for module in model.modules():
         why = _why_other(module)

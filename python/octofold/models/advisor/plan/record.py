@@ -1,4 +1,4 @@
-"""What each linear layer of a model is asked to do in a run: recorded by hooks."""
+"""The calls of each linear layer of a model in a run: recorded by hooks."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from torch.nn import Module
 from .ways import Use
 
 SAMPLE_BYTES: Final = 256 << 20
-"""Of all samples together."""
+"""The most bytes of all samples together."""
 SAMPLE_ROWS: Final = 512
 MIN_SAMPLE_ROWS: Final = 32
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What calls of a layer may differ in."""
+    """The properties in which calls of a layer may differ."""
 
     rows: int
     dtype: torch.dtype
-    """Of x."""
+    """The dtype of x."""
     autocast: torch.dtype | None
-    """What autocast makes of it; None: it is off."""
+    """The dtype that autocast makes of it; None: it is off."""
 
     @property
     def computes(self) -> torch.dtype:
@@ -50,10 +50,10 @@ class Recorded:
     sample: Tensor | None = None
     """[rows, in]: of the first calls, spread evenly, and the row of the largest magnitude."""
     sample_kind: Kind | None = None
-    """Of the first call, which the sample is of."""
+    """The kind of the first call, which the sample is of."""
 
     def use(self, device: torch.device) -> Use:
-        """What ways have to know of it."""
+        """The use of the layer, as ways have to know it."""
         return Use(device, frozenset(kind.computes for kind in self.calls))
 
     def add(self, x: Tensor, limit: int) -> None:
@@ -131,4 +131,4 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 WIDE: Final = {dtype_name(d): d for d in (torch.bfloat16, torch.float16, torch.float32)}
-"""What layers compute in, by these names."""
+"""The dtypes that layers compute in, by these names."""

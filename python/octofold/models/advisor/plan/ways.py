@@ -14,16 +14,16 @@ from ....nn.recipes.kernels import has_bfloat16, has_kernels
 from ...cast_linear import CastLinear
 
 OWN: Final = "own"
-"""Where a way is named: the layer as it is."""
+"""The name of a way that stands for the layer as it is."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a layer is asked to do: what decides whether a way can."""
+    """The use of a layer, which decides whether a way can do it."""
 
     device: torch.device
     input_dtypes: frozenset[torch.dtype]
-    """Of x, or autocast's where that is on."""
+    """The dtypes of x, or autocast's where that is on."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def way_class(way: str) -> str:
 
 
 def quantity(plan: Plan, option: Option | None) -> float:
-    """What the charts are of: seconds where there are times, else bytes."""
+    """The quantity that the charts show: seconds where there are times, else bytes."""
     if option is None:
         return 0.0
     return (option.seconds if plan.timing is not None else option.bytes) or 0.0
@@ -30,7 +30,7 @@ def quantity_text(plan: Plan, value: float) -> str:
 
 
 def shares_chart(plan: Plan) -> str:
-    """What the whole is made of, as it is and by the plan: a bar of stacked parts each."""
+    """The parts of the whole, as it is and by the plan: a bar of stacked parts each."""
     whole = plan.whole
     timed = plan.timing is not None
     own = (whole.seconds_own if timed else whole.bytes_own) or 0.0

@@ -13,7 +13,7 @@ WAY_COLORS: Final = {
     "weight-only-tensor": ("#8c5a3c", "#c08f70"),
     "cast": ("#2f7d8c", "#5db7c7"),
 }
-"""Of each way on light and on dark ground; a way that has none is drawn in the text's colour."""
+"""The colours of each way on light and on dark ground; a way without any has the text's colour."""
 
 
 def _colors(index: int) -> str:

@@ -33,14 +33,14 @@ def megabytes(count: float | None) -> str:
 
 
 def percent(error: float | None) -> str:
-    """Of a relative error."""
+    """The text of a relative error."""
     if error is None:
         return "–"
     return f"{100 * error:.0f} %" if error >= 0.0995 else f"{100 * error:.2g} %"
 
 
 def bound(plan: Plan) -> str:
-    """What was to be least, under what."""
+    """Says what was to be least, under what."""
     limit = (
         f"an error of at most {percent(plan.max_error)}"
         if plan.max_error is not None
@@ -78,7 +78,7 @@ def left_alone(plan: Plan) -> dict[str, list[str]]:
 
 
 def effects(plan: Plan) -> list[tuple[str, str, str, str]]:
-    """What the plan does to the whole model: (of what, as it is, by the plan, comment)."""
+    """The effects of the plan on the whole model: (of what, as it is, by the plan, comment)."""
     whole = plan.whole
     rows = []
     if whole.seconds_own is not None and whole.seconds_planned is not None:
