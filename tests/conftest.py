@@ -21,6 +21,6 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    # Of the test's name too, so that a test alone sees what it sees among all.
+    # The test's name counts too, so that a test alone sees what it sees among all.
     seed = request.config.getoption("--seed")
     return np.random.default_rng([seed, *request.node.name.encode()])

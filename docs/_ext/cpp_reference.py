@@ -29,7 +29,7 @@ DIRECTIVES = (
 
 @cache
 def system_includes() -> list[str]:
-    """Where g++ finds the standard library, as options: the wheel of libclang brings none."""
+    """Returns g++'s folders of the standard library, as options: libclang's wheel brings none."""
     command = ["g++", "-E", "-x", "c++", "-v", "/dev/null"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     folders = said.split("search starts here:\n")[-1].split("End of search list")[0].split()
@@ -47,7 +47,7 @@ def text_of(comment: str | None) -> str:
 
 
 def declaration(cursor: Cursor, source: bytes) -> str:
-    """As the header spells it, in one line, without its body."""
+    """The declaration as the header spells it, in one line, without its body."""
     extent = cursor.extent
     text = source[extent.start.offset : extent.end.offset].decode()
     if cursor.kind in FUNCTIONS:
@@ -84,7 +84,7 @@ def is_shown(cursor: Cursor) -> bool:
 
 
 def entries(cursor: Cursor, source: bytes, file: str, depth: int = 0) -> str:
-    """What a namespace or a struct holds, as directives."""
+    """The members of a namespace or a struct, as directives."""
     shown: list[tuple[str, list[str], str, str]] = []
     last_line = 0
     for child in cursor.get_children():

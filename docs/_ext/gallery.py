@@ -31,7 +31,7 @@ def image(path: Path, text: str) -> nodes.image:
 
 
 def results(command: str, title: str, ran: example_runs.Run) -> list[nodes.Node]:
-    """What is shown below a command."""
+    """The output that is shown below a command."""
     found = [block(ran.output.rstrip() or "(it prints nothing)", "text", "output")]
     found += [image(path, f"{title}: {path.stem}") for path in ran.pictures]
     program = PROGRAM.search(command)

@@ -1,4 +1,4 @@
-"""What mypy knows of casts: it reads this file with the library, and nothing runs it."""
+"""The types that mypy gives casts: it reads this file with the library, and nothing runs it."""
 
 from typing import Any, assert_type
 
