@@ -10,8 +10,7 @@ FUZZ_SECONDS ?= 600
 # Which of the preset's tests run: a test preset (release: all, quick: without the exhaustive ones).
 CTEST_PRESET ?= $(if $(filter release,$(PRESET)),quick,$(PRESET))
 # A worker for each core: threads of torch's on top of them would halve the speed.
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile \
-  $(or $(TESTS),tests/python tests/project)
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile
 SPHINX = $(VENV)/python -m sphinx --quiet --fail-on-warning --conf-dir docs
 TIMES = $(CURDIR)/build/times
 NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]
@@ -31,7 +30,7 @@ WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOT
 CPP_FILES = $(shell find bench bindings cmake examples include kernels src tests \
   -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-all test-cpp test-python test-elsewhere all-cpp all-python all-asan all-tsan all-fuzz unsanitized \
+.PHONY: help demo test test-all test-cpp test-python test-project test-elsewhere all-cpp all-python all-asan all-tsan all-fuzz unsanitized \
   docs docs-links times bench wheel release release-dry-run test-matrix test-integrations gpu-bundle \
   format check tidy clean
 
@@ -56,8 +55,11 @@ test-cpp: .venv/.build ## the quick C++ tests (PRESET=dev, asan, tsan: all in su
 	  ctest --preset $(CTEST_PRESET) --output-junit $(TIMES)/$(CTEST_PRESET).xml
 
 test-python: .venv/.test ## the quick Python tests, with the wheel; the C++ package; the examples
-	$(PYTEST) -m "not slow" --hypothesis-profile=quick \
+	$(PYTEST) tests/python tests/project -m "not slow" --hypothesis-profile=quick \
 	  --junitxml $(TIMES)/python.xml
+
+test-project: .venv/.test ## of these, those of the wheel, the C++ package, scripts and examples
+	$(PYTEST) tests/project -m "not slow" --junitxml $(TIMES)/python.xml
 
 # No git, no HOME to write to, no rights of root, spaces and ü in paths, others' pytest plugins.
 test-elsewhere: ELSEWHERE = $(or $(TMPDIR),/tmp)/octofold ü 1
@@ -83,7 +85,7 @@ all-cpp: .venv/.wheel
 	$(MAKE) test-cpp CTEST_PRESET=release
 
 all-python: .venv/.test
-	$(PYTEST) --junitxml $(TIMES)/python.xml
+	$(PYTEST) tests/python tests/project --junitxml $(TIMES)/python.xml
 
 all-tsan: .venv/.build
 	$(MAKE) test-cpp PRESET=tsan
