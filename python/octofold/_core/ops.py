@@ -7,7 +7,6 @@ lists they take. They are written as Op (calls.py), a row that can be called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
@@ -113,10 +112,13 @@ class Row:
         self.in_place = None if in_place is None else self.inputs.index(in_place + "?")
         TABLE[name] = self
 
-    @cached_property
-    def function(self) -> Callable[..., None]:
-        """The library's, loaded with the first call."""
-        return self._load()
+    def __getattr__(self, name: str) -> Any:
+        """Loads `function`, the library's, with the first call. Without a lock, which Python 3.11's
+        cached_property has: a fork amid another thread's first call would leave it locked."""
+        if name != "function":
+            raise AttributeError(name)
+        self.__dict__["function"] = function = self._load()
+        return function
 
     def launch(
         self,
