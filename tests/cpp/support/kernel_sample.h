@@ -15,17 +15,6 @@ namespace octofold::test {
 /// and every number. It follows from the names alone, so it changes only where kernels do.
 class KernelSample : public testing::EmptyTestEventListener {
  public:
-  static bool is_on() { return std::getenv("OCTOFOLD_KERNEL_SAMPLE") != nullptr; }
-
-  static KernelSample& of_process() {
-    static auto* const sample = [] {
-      auto* made = new KernelSample;  // GoogleTest deletes it
-      testing::UnitTest::GetInstance()->listeners().Append(made);
-      return made;
-    }();
-    return *sample;
-  }
-
   /// True if the program is to be compiled now.
   bool takes(const jit::Program& program) {
     std::string name = program.architecture + " " + program.kernel;
@@ -42,6 +31,7 @@ class KernelSample : public testing::EmptyTestEventListener {
     choose();
     is_chosen_ = true;
     std::printf("%zu of %zu kernels\n", chosen_.size(), named_.size());
+    EXPECT_FALSE(chosen_.empty()) << "no test named a kernel";
   }
 
   // Greedy: always the kernel with the most that no other has yet. What a kernel adds only becomes
@@ -108,9 +98,17 @@ class KernelSample : public testing::EmptyTestEventListener {
   bool is_chosen_ = false;
 };
 
+/// The sample of this process, or null. It counts from before the first test on, so that a process
+/// whose tests name no kernel fails.
+inline KernelSample* const kKernelSample = [] {
+  auto* sample = std::getenv("OCTOFOLD_KERNEL_SAMPLE") != nullptr ? new KernelSample : nullptr;
+  if (sample != nullptr) testing::UnitTest::GetInstance()->listeners().Append(sample);
+  return sample;  // GoogleTest deletes it
+}();
+
 /// The kernel's binary, or nothing where the sample leaves it out.
 inline std::optional<jit::Binary> compiled(const jit::Program& program) {
-  if (KernelSample::is_on() && !KernelSample::of_process().takes(program)) return std::nullopt;
+  if (kKernelSample != nullptr && !kKernelSample->takes(program)) return std::nullopt;
   return jit::compile_cached(program, cuda::kernel_headers());
 }
 
