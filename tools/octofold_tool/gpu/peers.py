@@ -9,21 +9,14 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import octofold
 import torch
 from torch import Tensor
 
 from ..products import GemmOptions
-
-Operand: TypeAlias = "octofold.ScaledTensor | Tensor"
-
-OUT_DTYPES: Final = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
+from .measuring import OUT_DTYPES, Operand, bytes_of
 
 
 @dataclass(frozen=True)
@@ -36,14 +29,7 @@ class Product:
     out: Tensor
 
     def bytes(self) -> int:
-        """Bytes that have to move through memory at least."""
-        tensors = [self.out]
-        for operand in (self.a, self.b):
-            if isinstance(operand, Tensor):
-                tensors.append(operand)
-            else:
-                tensors += [operand.data, operand.scale]
-        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        return bytes_of(self.a, self.b, self.out)
 
 
 @dataclass(frozen=True)

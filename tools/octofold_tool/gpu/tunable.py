@@ -13,12 +13,11 @@ from octofold._timing import Call
 from octofold.tuning import Problem, ProductProblem, WeightOnlyProblem
 from torch import Tensor
 
-from ..measure import error_limit, relative_error
 from ..products import GemmOptions
 from ..suites import Shape
-from .check import CHECKED_ROWS, compared, error_of, float64_rows
-from .gemm import FAST_ACCUMULATION_ERROR_LIMIT
-from .peers import OUT_DTYPES, Product, quantized
+from .check import CHECKED_ROWS, error_of, float64_rows, limit_of
+from .measuring import OUT_DTYPES, bytes_of, poison, relative_error, tensors_of
+from .peers import Product, quantized
 
 # Its result is cast to FP8 of 4 significant bits.
 GATED_ERROR_LIMIT = 5e-2
@@ -37,7 +36,7 @@ class Case:
 
     def bytes(self) -> int:
         """Bytes that have to move through memory at least."""
-        return sum(array.numel() * array.itemsize for array in self.arrays)
+        return bytes_of(*self.arrays)
 
     def by(self, name: str) -> Call:
         return lambda: self.call(name)
@@ -75,21 +74,11 @@ def _case(
     def error(run: Call) -> float:
         return max(error_of(replace(part, run=run)) for part in parts)
 
-    limit = max(error_limit(options.out_dtype, compared(part)) for part in parts)
-    if options.fast_accumulation:
-        limit = max(limit, FAST_ACCUMULATION_ERROR_LIMIT)
-    return Case(call, error, limit, arrays)
+    return Case(call, error, limit_of(options, *parts), arrays)
 
 
 def _empty(options: GemmOptions, device: torch.device, *shape: int) -> Tensor:
     return torch.empty(*shape, dtype=OUT_DTYPES[options.out_dtype], device=device)
-
-
-def _tensors(*operands: ScaledTensor | Tensor) -> tuple[Tensor, ...]:
-    parts: list[Tensor] = []
-    for operand in operands:
-        parts += [operand] if isinstance(operand, Tensor) else [operand.data, operand.scale]
-    return tuple(parts)
 
 
 def _problem(shape: Shape, options: GemmOptions, **fields: Any) -> ProductProblem:
@@ -113,7 +102,7 @@ def _gemm(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     def call(name: str) -> None:
         tuning.gemm(a, b, name, fast_accumulation=fast, out=out)
 
-    return _case(call, (_part(a, b, out),), _tensors(a, b, out), options)
+    return _case(call, (_part(a, b, out),), tensors_of(a, b, out), options)
 
 
 def _cast(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -126,7 +115,7 @@ def _cast(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     def call(name: str) -> None:
         tuning.gemm(x, b, name, out=out)
 
-    return _case(call, (_part(a, b, out),), _tensors(x, b, out), options)
+    return _case(call, (_part(a, b, out),), tensors_of(x, b, out), options)
 
 
 def _stacked(shape: tuple[int, int, int], options: GemmOptions, device: torch.device) -> Any:
@@ -154,7 +143,7 @@ def _rows(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
         for g, (begin, end) in enumerate(pairwise(bounds))
         if begin < end
     )
-    return _case(call, parts, _tensors(a, b, out), options)
+    return _case(call, parts, tensors_of(a, b, out), options)
 
 
 def _masked(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -169,7 +158,7 @@ def _masked(shape: Shape, options: GemmOptions, groups: int, device: torch.devic
         tuning.grouped_gemm(a, b, counts, name, fast_accumulation=fast, out=out)
 
     parts = tuple(_part(a[g], each[g], out[g]) for g in range(groups))
-    return _case(call, parts, _tensors(a, b, out), options)
+    return _case(call, parts, tensors_of(a, b, out), options)
 
 
 def _depth(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -197,7 +186,7 @@ def _depth(shape: Shape, options: GemmOptions, groups: int, device: torch.device
     parts = tuple(
         _part(columns_of(a, first), columns_of(b, first), out[g]) for g, first in enumerate(firsts)
     )
-    return _case(call, parts, _tensors(a, b, out), options)
+    return _case(call, parts, tensors_of(a, b, out), options)
 
 
 def _gated(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -221,12 +210,12 @@ def _gated(shape: Shape, options: GemmOptions, groups: int, device: torch.device
         tuning.gated_gemm(a, b, rows, name, out=out)
 
     def error(run: Call) -> float:
-        out.scale.fill_(torch.nan)
+        poison(out)
         run()
         actual = float64_rows(out, torch.arange(checked, device=device))
-        return relative_error(actual.cpu().numpy(), expected.cpu().numpy())
+        return relative_error(actual, expected)
 
-    return Case(call, error, GATED_ERROR_LIMIT, _tensors(a, b, out))
+    return Case(call, error, GATED_ERROR_LIMIT, tensors_of(a, b, out))
 
 
 def _weight_only(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -238,7 +227,7 @@ def _weight_only(shape: Shape, options: GemmOptions, groups: int, device: torch.
     def call(name: str) -> None:
         tuning.gemm_weight_only(x, w, name, out=out)
 
-    return _case(call, (_part(x, w, out),), _tensors(x, w, out), options)
+    return _case(call, (_part(x, w, out),), tensors_of(x, w, out), options)
 
 
 KINDS: Final[dict[str, Kind]] = {
