@@ -1,47 +1,58 @@
 """Products with FP8 weights beside torch.mm in BF16, and Humming where it is installed; the rate is
 that at which weights are read.
 
-    python bench/gpu/weight_only.py RESULTS.jsonl [M/M/...,N,K ...] [--granularity 128x128]
+    python bench/gpu/run.py weight_only RESULTS.jsonl [M/M/...,N,K ...] [--granularity 128x128]
         [--formats e4m3 e5m2] [--x bfloat16 float16] [--candidates [TEXT ...]]
 
 Up to 16 rows x in FP32 and e4m3 too, and a single row as a vector; for more rows, the gradient.
-From 64 rows on FP16 by mma.sync (half_product.py) takes turns with them, and from 1024 on mma.sync
-alone (mma_ceiling.py).
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import octofold
 import torch
-from common import candidates
-from common.measure import (
-    PEER_ERROR_LIMIT,
-    Build,
-    Implementation,
-    attempt,
-    measure,
-    measure_candidates,
-)
-from common.operands import DTYPES, LAYERS, calls_of, normal, relative_error, scaled, sets_of
-from common.run import Run, new_parser, shapes_of, text_of
-from half_product import build as build_half
-from half_product import tiles_of as half_tiles
-from mma_ceiling import best_build
+from common.measure import Build, attempt, measure_candidates
+from common.measure import measure as measure_builds
+from common.operands import DTYPES, LAYERS, calls_of, normal, scaled, sets_of
+from common.run import Run, add_candidates, add_shapes, shapes_of, text_of
+from octofold import tuning
 from octofold.tuning import WeightOnlyProblem
+from octofold_tool.gpu.measuring import PEER_ERROR_LIMIT, Implementation, relative_error
 from torch import Tensor
-from weight_only_peers import humming
 
+from . import humming
+
+ROUNDS, SECONDS = 13, 500
 ROWS = "1/4/16/64/1024/4096"
-HALF_ROWS, CEILING_ROWS = 64, 1024
 FEW_ROWS = 16  # x may be of any type
 HALF = ("bfloat16", "float16")
 ERROR_LIMIT = 5e-3  # of the norm; BF16 alone makes 1.7e-3
 BASELINE = "torch.mm bfloat16"
 
 Pair = tuple[Tensor, Any]
+
+
+def add_options(parser):
+    add_shapes(parser)
+    add_candidates(parser)
+    parser.add_argument("--granularity", default="128x128")
+    parser.add_argument("--formats", nargs="+", choices=("e4m3", "e5m2"), default=["e4m3", "e5m2"])
+    x = (*HALF, "float32", "e4m3")
+    parser.add_argument("--x", nargs="+", choices=x, default=x)
+
+
+def cases(run: Run) -> Iterator["Case"]:
+    options = run.options
+    default = [f"{ROWS},{n},{k}" for n, k in LAYERS] if run.on_gpu else ["1/20,256,384"]
+    shapes = list(shapes_of(options.shapes or default))
+    if run.on_gpu and humming.is_installed():
+        xs = [x for x in options.x if x in HALF]
+        ahead = partial(humming.compile_ahead, shapes, options.granularity)
+        attempt(partial(ahead, options.formats, xs))  # what fails is left out with its reason
+    for shape in shapes:
+        yield Case(run, *shape, options.granularity)
 
 
 class Case:
@@ -75,21 +86,24 @@ class Case:
         values: Callable[[], Tensor],
         ours: bool = True,
         repacked: Callable[[Any], Any] | None = None,
+        names: Sequence[str] = (),
     ) -> Build:
         """pairs: operands of the calls. values: what the first pair's right operand stands for.
-        repacked: what the call takes in place of a right operand."""
+        repacked: what the call takes in place of a right operand. names: the call's candidates."""
 
-        def make() -> Implementation:
+        def make(candidate: str | None = None) -> Implementation:
+            by = partial(call, candidate=candidate) if names else call
             taken = [(x, repacked(w)) for x, w in pairs] if repacked else pairs
 
             def error() -> float:
-                return relative_error(call(*taken[0]), pairs[0][0].float() @ values())
+                return relative_error(by(*taken[0]), pairs[0][0].float() @ values())
 
             limit = ERROR_LIMIT if ours or repacked is None else PEER_ERROR_LIMIT
-            return Implementation(calls_of(call, taken), error, limit)
+            return Implementation(calls_of(by, taken), error, limit)
 
         size = self.n * self.k
-        return Build(name, make, ours, size * pairs[0][1].data.itemsize, 2 * self.m * size)
+        bytes_ = size * pairs[0][1].data.itemsize
+        return Build(name, make, ours, bytes_, 2 * self.m * size, names)
 
     def values(self, name: str) -> Tensor:
         return self.weights(name)[0].dequantize().T
@@ -127,73 +141,39 @@ class Case:
         pairs = list(zip(self.xs, (w.T for w in self.wide), strict=False))
         return self.build(BASELINE, pairs, torch.mm, pairs[0][1].float, ours=False)
 
+    def tunable(self, name: str, dtype: str) -> Build:
+        """Our product with x of 16 bits, and its candidates."""
+        size = self.m, self.n, self.k
+        names = tuning.candidates(WeightOnlyProblem(*size, dtype, name, self.granularity, dtype))
+        values, call = partial(self.values, name), tuning.gemm_weight_only
+        return self.build(f"{name} x {dtype}", self.pairs(name, dtype), call, values, names=names)
 
-def to_float32(x, w):
-    return octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
+
+def measure(run: Run, case: Case) -> None:
+    options, size = run.options, text_of((case.m, case.n, case.k))
+    if options.candidates is None:
+        measure_builds(run, "weight-only", size, builds(case, options), BASELINE)
+        return
+    for name in options.formats:
+        for dtype in (x for x in options.x if x in HALF):
+            ours, peers = case.tunable(name, dtype), case.by_humming(name, [dtype])
+            measure_candidates(
+                run,
+                "weight-only",
+                f"{size} {ours.name}",
+                ours.names,
+                ours.make,
+                [*peers, case.matrices()],
+                options.candidates,
+            )
 
 
-def builds(case: Case, options) -> Iterator[Build]:
+def builds(case: Case, options: Any) -> Iterator[Build]:
     for name in options.formats:
         yield from case.ours(name, options.x)
         yield from case.by_humming(name, options.x)
     yield case.matrices()
-    if case.m >= HALF_ROWS and case.run.on_gpu:
-        size = case.m, case.n, case.k
-        yield from (build_half(case.run, *size, tile) for tile in half_tiles(*size))
-    if case.m >= CEILING_ROWS and case.run.on_gpu:
-        yield best_build(case.run)
 
 
-def measure_every_candidate(case: Case, options) -> None:
-    """Measures every candidate of the products with x of 16 bits."""
-    size = (case.m, case.n, case.k)
-    for name in options.formats:
-        for dtype in (x for x in options.x if x in HALF):
-            pairs, values = case.pairs(name, dtype), partial(case.values, name)
-
-            def make(candidate, pairs=pairs, values=values):
-                call = octofold.gemm_weight_only
-                if candidate is not None:
-                    call = partial(octofold.tuning.gemm_weight_only, candidate=candidate)
-                return case.build(str(candidate), pairs, call, values).make()
-
-            problem = WeightOnlyProblem(*size, dtype, name, case.granularity, dtype)
-            names = octofold.tuning.candidates(problem) if case.run.on_gpu else ()
-            names = candidates.of_texts(names, options.candidates)
-            peers = [*case.by_humming(name, [dtype]), case.matrices()]
-            title = f"{text_of(size)} {name} x {dtype}"
-            measure_candidates(case.run, "weight-only", title, names, make, peers)
-
-
-def main():
-    parser = new_parser(__doc__, rounds=13, seconds=500)
-    parser.add_argument("shapes", nargs="*", metavar="M,N,K")
-    parser.add_argument("--granularity", default="128x128")
-    parser.add_argument("--formats", nargs="+", choices=("e4m3", "e5m2"), default=["e4m3", "e5m2"])
-    x = (*HALF, "float32", "e4m3")
-    parser.add_argument("--x", nargs="+", choices=x, default=x)
-    parser.add_argument(
-        "--candidates",
-        nargs="*",
-        metavar="TEXT",
-        help="time every kernel of ours instead (with a TEXT of these in its name)",
-    )
-    options = parser.parse_intermixed_args()
-    with Run(options) as run:
-        default = [f"{ROWS},{n},{k}" for n, k in LAYERS] if run.on_gpu else ["1/20,256,384"]
-        shapes = list(shapes_of(options.shapes or default))
-        if run.on_gpu and humming.is_installed():
-            xs = [x for x in options.x if x in HALF]
-            ahead = partial(humming.compile_ahead, shapes, options.granularity)
-            attempt(partial(ahead, options.formats, xs))  # what fails is left out with its reason
-        for m, n, k in run.cases(shapes):
-            case = Case(run, m, n, k, options.granularity)
-            if options.candidates is not None:
-                measure_every_candidate(case, options)
-            else:
-                measure(run, "weight-only", text_of((m, n, k)), builds(case, options), BASELINE)
-    return run.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def to_float32(x: Tensor, w: octofold.ScaledTensor) -> Tensor:
+    return octofold.gemm_weight_only(x, w, out_dtype=torch.float32)

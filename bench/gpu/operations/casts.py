@@ -1,34 +1,71 @@
 """Bandwidth of the casts beside that of a copy of as many bytes ("speed": the share of its rate).
 
-    python bench/gpu/casts.py RESULTS.jsonl [--shape ROWS,COLUMNS] [--only NAME ...]
-    python bench/gpu/casts.py RESULTS.jsonl --stacks [--only NAME ...]
-    python bench/gpu/casts.py RESULTS.jsonl --codes
+    python bench/gpu/run.py casts RESULTS.jsonl [--shape ROWS,COLUMNS] [--only NAME ...]
+    python bench/gpu/run.py casts RESULTS.jsonl --sections stacks [--only NAME ...]
+    python bench/gpu/run.py casts RESULTS.jsonl --sections codes
 
---stacks: the weights of 32 experts, each cast as if alone, and beside them all their rows as one
-matrix. --codes: transposes of FP8 codes, and torch's. Bytes are those that have to move: each input
-read once (twice where a scale is known only when all of x has been read), each output written once.
+Sections: matrices; stacks, the weights of 32 experts, each cast as if alone, and beside them all
+their rows as one matrix; codes, transposes of FP8 codes, and torch's. Bytes are those that have to
+move: each input read once (twice where a scale is known only when all of x has been read), each
+output written once.
 """
 
 import functools
 import math
-import sys
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import octofold
 import torch
-from common.bandwidth import beside_copy, cast_error, keeping
-from common.measure import Build, Implementation, Wrong
+from common.measure import Build, beside_copy, keeping
 from common.operands import normal, sets_of
-from common.run import Run, new_parser, sizes, text_of
+from common.run import Run, add_only, sizes, text_of
 from octofold.ops import Target, cast
+from octofold_tool.gpu.measuring import Implementation, Wrong, relative_error
 
+ROUNDS, SECONDS = 9, 500
 RULES = ("deepgemm", "vllm-per-token")  # one that multiplies, one that divides
-STACKS = ((32, 4096, 7168), (32, 7168, 2048))  # w13 and w2
 CODES = ((4096, 4096), (14336, 4096), (8, 14336, 4096), (4096, 4104), (4100, 4096), (1024, 1024))
+SECTIONS = {  # shapes on a GPU, and one on a CPU
+    "matrices": (((8192, 8192),), (256, 384)),
+    "stacks": (((32, 4096, 7168), (32, 7168, 2048)), (2, 128, 256)),  # w13 and w2
+    "codes": (CODES, (144, 272)),
+}
 ERROR_LIMIT = 0.05
 
+Case = tuple[str, tuple[int, ...], str, str, int, int, Callable[..., Any]]
+"""Section, shape, type, name, how often x is read, how many casts are written, and the call."""
 
-def casts():
+
+def add_options(parser):
+    add_only(parser)
+    parser.add_argument("--shape", type=sizes, metavar="ROWS,COLUMNS")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=["matrices"])
+
+
+def cases(run: Run) -> Iterator[Case]:
+    options = run.options
+    for section in options.sections:
+        shapes, tiny = SECTIONS[section]
+        shapes = [options.shape] if options.shape else shapes if run.on_gpu else [tiny]
+        dtypes = ("bfloat16", "float32") if section == "matrices" else ("bfloat16",)
+        for shape in shapes:
+            for dtype in dtypes:
+                for name, *case in MADE[section]():
+                    if any(text in name for text in options.only):
+                        yield section, shape, dtype, name, *case
+
+
+def measure(run: Run, case: Case) -> None:
+    section, shape, *rest = case
+    if section == "codes":
+        measure_transpose(run, shape)
+    else:
+        measure_cast(run, shape, *rest)
+
+
+def matrix_casts():
     """Name, how often x is read, how many casts are written, and the call."""
     for granularity in ("1x128", "128x128", "channel", "tensor"):
         one_pass = granularity in ("1x128", "128x128")
@@ -65,6 +102,33 @@ def stacked_casts():
         yield f"stack {name}", 1, 2, lambda x, both=both: both(x, matrices=len(x))
         yield f"one matrix {name}", 1, 2, lambda x, both=both: both(x.flatten(0, 1))
     yield "stack 128x128 transposed", 1, 1, lambda x: cast(x, transposed="128x128", matrices=len(x))
+
+
+MADE = {
+    "matrices": matrix_casts,
+    "stacks": stacked_casts,
+    "codes": lambda: [("transpose", 1, 1, octofold.ops.transpose)],
+}
+
+
+def cast_error(results: Any, expected: torch.Tensor | None) -> float:
+    """The largest error of the casts among the results, each of `expected`, of its transpose or of
+    a stack of such matrices; NaN where a result is not finite. None: they are finite, 0."""
+    errors = [0.0]
+    for x in results if isinstance(results, tuple) else (results,):
+        if not isinstance(x, octofold.ScaledTensor):
+            errors.append(0.0 if x is None or x.float().isfinite().all() else float("nan"))
+            continue
+        if len(x.shape) == 3 and x.scale.dim() == 3:  # the first matrix speaks for a stack
+            x = octofold.ScaledTensor(x.data[0], x.scale[0], x.granularity)
+        values = x.dequantize("float32")
+        if expected is None:
+            errors.append(0.0 if values.isfinite().all() else float("nan"))
+            continue
+        matrix = expected[0] if expected.dim() == 3 else expected
+        likely = (side for side in (matrix, matrix.T) if side.shape == values.shape)
+        errors.append(min(relative_error(values, side) for side in likely))
+    return float(torch.tensor(errors).max())  # NaN if one is
 
 
 def measure_cast(run, shape, dtype, name, reads, writes, call):
@@ -113,37 +177,3 @@ def measure_transpose(run, shape):
         build("torch", torch_transpose, False),
     ]
     beside_copy(run, "transpose of codes", text_of(shape), moved, builds)
-
-
-def main():
-    parser = new_parser(__doc__, rounds=9, seconds=500)
-    parser.add_argument("--stacks", action="store_true")
-    parser.add_argument("--codes", action="store_true")
-    parser.add_argument("--shape", type=sizes, metavar="ROWS,COLUMNS")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME")
-    options = parser.parse_args()
-    with Run(options) as run:
-        if options.codes:
-            of_codes = [options.shape] if options.shape else CODES if run.on_gpu else [(144, 272)]
-            for shape in run.cases(of_codes):
-                measure_transpose(run, shape)
-            return run.exit_code
-        tiny = (2, 128, 256) if options.stacks else (256, 384)
-        shapes = STACKS if options.stacks else [(8192, 8192)]
-        shapes = [options.shape] if options.shape else shapes if run.on_gpu else [tiny]
-        dtypes = ("bfloat16",) if options.stacks else ("bfloat16", "float32")
-        made = stacked_casts if options.stacks else casts
-        cases = [
-            (shape, dtype, *case)
-            for shape in shapes
-            for dtype in dtypes
-            for case in made()
-            if any(text in case[0] for text in options.only)
-        ]
-        for case in run.cases(cases):
-            measure_cast(run, *case)
-    return run.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,19 +2,19 @@
 
 import copy
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import octofold.nn
 import torch
-from common.measure import Build, Implementation, measure
-from common.operands import relative_error
+from common.measure import Build, measure
 from common.run import Run, print_table
+from octofold_tool.gpu.measuring import Implementation, relative_error
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .variants import BFLOAT16, BFLOAT16_COMPILED, Variant, trained
+from .linear import BFLOAT16, BFLOAT16_COMPILED, Variant, eager_and_compiled, trained, variants
 
 BFLOAT16_ERRORS = (0.05, 0.0)
 FP8_ERRORS = (0.25, 2e-2)  # a few products in a row
@@ -76,26 +76,19 @@ class Block(nn.Module):
         return x + self.down(functional.silu(gate) * up)
 
 
-def fused_variants(recipes: Sequence[str], eager: bool, compiled: bool) -> list[Variant]:
-    """Blocks whose norms and MLP are fused with their casts, of recipes that keep no state."""
+def fuse(recipe: str, model: nn.Module) -> None:
+    assert isinstance(model, Block)
+    model.fuse(recipe)
 
-    def fuse(recipe: str) -> Callable[[nn.Module], None]:
-        def convert(model: nn.Module) -> None:
-            assert isinstance(model, Block)
-            model.fuse(recipe)
 
-        return convert
-
-    chosen = []
-    for recipe in recipes:
-        if octofold.nn.recipes.NAMED[recipe].keeps_state:
-            continue
-        name = f"octofold {recipe}, fused"
-        if eager:
-            chosen.append(Variant(name, fuse(recipe), False, recipe))
-        if compiled:
-            chosen.append(Variant(f"{name} compiled", fuse(recipe), True, recipe))
-    return chosen
+def all_variants(run: Run) -> Iterator[Variant]:
+    """Those of layers, and blocks whose norms and MLP are fused with their casts, of recipes that
+    keep no state."""
+    yield from variants(run.options)
+    for recipe in run.options.recipes:
+        if not octofold.nn.recipes.NAMED[recipe].keeps_state:
+            name = f"octofold {recipe}, fused"
+            yield from eager_and_compiled(name, partial(fuse, recipe), recipe, run.options)
 
 
 def new_block(sizes: BlockSizes, device: torch.device) -> Block:
@@ -160,12 +153,11 @@ def memory_of(model: nn.Module, x: Tensor, dy: Tensor) -> Memory:
     return Memory(kept, peak)
 
 
-def measure_block(
-    sizes: BlockSizes, tokens: int, sequence: int, variants: Sequence[Variant], run: Run
-) -> None:
+def measure_block(run: Run, tokens: int) -> None:
     """Forward and backward of a step, and its memory."""
-    block = new_block(sizes, run.device)
-    x, dy = operands(tokens, sequence, sizes.hidden, run.device)
+    size, sequence = LLAMA_8B if run.on_gpu else TINY, run.options.sequence or tokens
+    block = new_block(size, run.device)
+    x, dy = operands(tokens, sequence, size.hidden, run.device)
     exact = exact_branches(block, x, dy)
     models: dict[str, nn.Module] = {}
 
@@ -177,9 +169,10 @@ def measure_block(
             *(FP8_ERRORS if variant.is_fp8 else BFLOAT16_ERRORS),
         )
 
-    case = f"{sizes}, {tokens} tokens in sequences of {sequence}, forward + backward"
-    baseline = BFLOAT16_COMPILED if any(v.name == BFLOAT16_COMPILED for v in variants) else BFLOAT16
-    builds = [Build(variant.name, partial(make, variant), variant.is_ours) for variant in variants]
+    case = f"{size}, {tokens} tokens in sequences of {sequence}, forward + backward"
+    chosen = list(all_variants(run))
+    baseline = BFLOAT16 if run.options.no_compiled else BFLOAT16_COMPILED
+    builds = [Build(variant.name, partial(make, variant), variant.is_ours) for variant in chosen]
     found = measure(run, "block", case, builds, baseline, tokens=tokens, sequence=sequence)
     if not run.on_gpu:
         return

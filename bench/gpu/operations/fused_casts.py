@@ -1,7 +1,7 @@
 """Fused casts: their share of the rate at which a copy moves the least bytes ("speed"), beside what
 torch.compile makes of the same arithmetic.
 
-    python bench/gpu/fused_casts.py RESULTS.jsonl [--shape ROWS,COLUMNS ...] [--only TEXT ...]
+    python bench/gpu/run.py fused_casts RESULTS.jsonl [--shape ROWS,COLUMNS ...] [--only TEXT ...]
         [--peers]
 
 Least bytes: each matrix read once, codes and other matrices written once; scales, statistics and
@@ -10,7 +10,6 @@ where it has the same arithmetic; of the others all has to be finite.
 """
 
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +17,15 @@ from typing import Any
 
 import octofold
 import torch
-from common.bandwidth import beside_copy, cast_error, keeping
-from common.measure import Build, Implementation
+from common.measure import Build, beside_copy, keeping
 from common.operands import normal, sets_of
-from common.run import Run, new_parser, sizes, text_of
+from common.run import add_only, sizes
 from octofold.ops import Activated, ActivationGradient, Normed, cast
+from octofold_tool.gpu.measuring import Implementation
 
+from .casts import cast_error
+
+ROUNDS, SECONDS = 9, 500
 ERROR_LIMIT = 0.08  # e5m2 makes 0.053
 TARGETS = ("rows", "both")
 LAYOUTS = ("halves", "interleaved")
@@ -229,7 +231,23 @@ def bytes_of(width):
     return width + 4 * -(-width // 128) if isinstance(width, InFp8) else 2 * width
 
 
-def measure_case(run, rows, case, with_peers):
+def add_options(parser):
+    add_only(parser)
+    parser.add_argument("--shape", type=sizes, action="append", metavar="ROWS,COLUMNS")
+    parser.add_argument("--peers", action="store_true")
+
+
+def cases(run):
+    shapes = run.options.shape or ([(8192, 7168), (16384, 4096)] if run.on_gpu else [(128, 256)])
+    for rows, cols in shapes:
+        for family in FAMILIES:
+            for case in family(run, rows, cols):
+                if any(text in case.name for text in run.options.only):
+                    yield rows, case
+
+
+def measure(run, of_rows):
+    rows, case = of_rows
     read = rows * sum(map(bytes_of, case.widths))
     moved = round(read + rows * case.written)
     inputs = sets_of(lambda: [operand(run, rows, width) for width in case.widths], read, run)
@@ -241,28 +259,7 @@ def measure_case(run, rows, case, with_peers):
         return Implementation(keeping(function, inputs), error, ERROR_LIMIT)
 
     builds = [Build(case.name, partial(make, case.cast), True, moved)]
-    if with_peers and case.peer is not None:
+    if run.options.peers and case.peer is not None:
         peer = torch.compile(case.peer)
         builds.append(Build("torch.compile", partial(make, peer), False, moved))
     beside_copy(run, "fused cast", f"{rows} {case.name}", moved, builds)
-
-
-def main():
-    parser = new_parser(__doc__, rounds=9, seconds=500)
-    parser.add_argument("--shape", type=sizes, action="append", metavar="ROWS,COLUMNS")
-    parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT")
-    parser.add_argument("--peers", action="store_true")
-    options = parser.parse_args()
-    with Run(options) as run:
-        shapes = options.shape or ([(8192, 7168), (16384, 4096)] if run.on_gpu else [(128, 256)])
-        for rows, cols in shapes:
-            print(f"\n{text_of((rows, cols))}")
-            cases = itertools.chain.from_iterable(family(run, rows, cols) for family in FAMILIES)
-            chosen = (case for case in cases if any(text in case.name for text in options.only))
-            for case in run.cases(chosen):
-                measure_case(run, rows, case, options.peers)
-    return run.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Experts with FP8 weights and 16-bit activations beside torch's products of groups and a loop of
 torch.mm in BF16; the rate is that at which the weights of the experts that are used are read.
 
-    python bench/gpu/grouped_weight_only.py RESULTS.jsonl [EXPERTS,SLOTS,N,K ...]
+    python bench/gpu/run.py grouped_weight_only RESULTS.jsonl [EXPERTS,SLOTS,N,K ...]
         [--tokens 1/8/64/512/4096] [--granularity 128x128] [--candidates [TEXT ...]]
 
 Tokens go to SLOTS of the experts at random. Ours gathers their rows itself, and is also timed with
@@ -10,7 +10,6 @@ expert has, which on the host nobody does.
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,16 +17,19 @@ from typing import Any
 
 import octofold
 import torch
-from common import candidates
-from common.measure import Build, Implementation, measure, measure_candidates
-from common.operands import calls_of, normal, relative_error
-from common.run import Run, new_parser, sizes
-from grouped_products.peers import grouped_mm
-from octofold import Rows, ScaledTensor, grouped_gemm_weight_only
+from common.measure import Build, measure_candidates
+from common.measure import measure as measure_builds
+from common.operands import calls_of, normal
+from common.run import Run, add_candidates, add_shapes, sizes
+from octofold import Rows, ScaledTensor, grouped_gemm_weight_only, tuning
 from octofold.ops import Gathered, grouped_gemm_weight_only_gradient, sort_by_expert
 from octofold.tuning import WeightOnlyProblem
+from octofold_tool.gpu.measuring import Implementation, relative_error
 from torch import Tensor
 
+from .grouped_rows import grouped_mm
+
+ROUNDS, SECONDS = 13, 500
 # Both products of an expert: Qwen3-30B-A3B, Mixtral 8x7B, DeepSeek-V3.
 LAYERS = ("128,8,1536,2048", "128,8,2048,768", "8,2,28672,4096", "8,2,4096,14336",
           "256,8,4096,7168", "256,8,7168,2048")  # fmt: skip
@@ -36,6 +38,29 @@ TOKENS = "1/8/64/512/4096"
 ROUTINGS = 12  # so that caches do not have the experts of the next call
 ERROR_LIMIT = 5e-3  # of the norm; BF16 alone makes 1.7e-3
 BASELINE = "torch grouped_mm bfloat16"
+
+
+def add_options(parser):
+    add_shapes(parser, "EXPERTS,SLOTS,N,K")
+    add_candidates(parser)
+    parser.add_argument("--tokens", metavar="T/T/...")
+    parser.add_argument("--granularity", default="128x128")
+
+
+def cases(run: Run) -> Iterator[tuple[str, int]]:
+    layers = run.options.shapes or (LAYERS if run.on_gpu else TINY)
+    tokens = run.options.tokens or (TOKENS if run.on_gpu else "1/5")
+    return itertools.product(layers, map(int, tokens.split("/")))
+
+
+def measure(run: Run, problem: tuple[str, int]) -> None:
+    layer, tokens = problem
+    title = f"{layer} tokens {tokens}"
+    case = Case(run, sizes(layer), tokens, run.options.granularity)
+    if run.options.candidates is not None:
+        measure_every_candidate(case, title)
+    else:
+        measure_builds(run, "grouped-weight-only", title, builds(case), BASELINE)
 
 
 @dataclass
@@ -158,49 +183,22 @@ def builds(case: Case) -> Iterator[Build]:
     yield case.build("torch.mm in a loop", lambda: looped, loop, routed, False, 2)
 
 
-def measure_every_candidate(case: Case, title: str, texts: Sequence[str]) -> None:
+def measure_every_candidate(case: Case, title: str) -> None:
     routed, operands = case.routed, partial(case.gathered, case.routed)
 
-    def make(candidate):
-        call = grouped_gemm_weight_only
-        if candidate is not None:
-            call = partial(octofold.tuning.grouped_gemm_weight_only, candidate=candidate)
+    def make(candidate: str | None) -> Implementation:
+        call = partial(tuning.grouped_gemm_weight_only, candidate=candidate)
         return case.build(str(candidate), operands, call, routed).make()
 
     problem = WeightOnlyProblem(
         case.tokens * case.slots, case.n, case.k, w_granularity=case.granularity,
         grouping="rows", groups=case.experts, gathered=True,
     )  # fmt: skip
-    names = octofold.tuning.candidates(problem) if case.run.on_gpu else ()
-    names = candidates.of_texts(names, texts)
-    measure_candidates(case.run, "grouped-weight-only", title, names, make)
-
-
-def main():
-    parser = new_parser(__doc__, rounds=13, seconds=500)
-    parser.add_argument("layers", nargs="*", metavar="EXPERTS,SLOTS,N,K")
-    parser.add_argument("--tokens", default=None, metavar="T/T/...")
-    parser.add_argument("--granularity", default="128x128")
-    parser.add_argument(
-        "--candidates",
-        nargs="*",
-        metavar="TEXT",
-        help="time every kernel of ours instead (with a TEXT of these in its name)",
+    measure_candidates(
+        case.run,
+        "grouped-weight-only",
+        title,
+        tuning.candidates(problem),
+        make,
+        texts=case.run.options.candidates,
     )
-    options = parser.parse_intermixed_args()
-    with Run(options) as run:
-        layers = options.layers or (LAYERS if run.on_gpu else TINY)
-        tokens = options.tokens or (TOKENS if run.on_gpu else "1/5")
-        problems = list(itertools.product(layers, map(int, tokens.split("/"))))
-        for layer, count in run.cases(problems):
-            title = f"{layer} tokens {count}"
-            case = Case(run, sizes(layer), count, options.granularity)
-            if options.candidates is not None:
-                measure_every_candidate(case, title, options.candidates)
-            else:
-                measure(run, "grouped-weight-only", title, builds(case), BASELINE)
-    return run.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,7 +17,7 @@ import torch
 from common.measure import attempt
 from common.operands import DTYPES
 from octofold import ScaledTensor
-from octofold_tool.gpu.tune import run_in_threads
+from octofold_tool.gpu.measuring import run_in_threads
 from torch import Tensor
 
 CHANNELS, GROUPS, BLOCKS = "channels", "groups", "blocks"

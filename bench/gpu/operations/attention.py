@@ -1,7 +1,7 @@
 """Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16, BF16
 and FP32 ones; the rate is that at which keys and values are read.
 
-    python bench/gpu/attention.py RESULTS.jsonl [PROBLEM ...]
+    python bench/gpu/run.py attention RESULTS.jsonl [PROBLEM ...]
 
 Problems, with 32 heads on 8 unless a line says otherwise:
 
@@ -18,18 +18,19 @@ Problems, with 32 heads on 8 unless a line says otherwise:
 Each result is held against FP64.
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 
 import octofold
 import torch
-from common.measure import Build, Implementation, measure
-from common.operands import normal, poison, sets_of
-from common.run import Run, new_parser
+from common.measure import Build
+from common.measure import measure as measure_builds
+from common.operands import normal, sets_of
+from octofold_tool.gpu.measuring import Implementation, poison
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+ROUNDS, SECONDS = 13, 240
 ERROR_LIMIT = 5e-3  # of the norm; FP16 weights and results make 5e-4
 FP8_LIMIT = 5e-2  # with codes of queries, which make 2.6e-2
 PAGE_SIZES = (16, 128)
@@ -224,16 +225,14 @@ def builds(run, problem):
         yield build("SDPA FP32", lambda s: s.theirs(torch.float32, "efficient"), 4)
 
 
-def main():
-    parser = new_parser(__doc__, rounds=13, seconds=240)
+def add_options(parser):
     parser.add_argument("problems", nargs="*", choices=[[], *PROBLEMS], metavar="PROBLEM")
-    options = parser.parse_args()
-    with Run(options) as run:
-        problems = PROBLEMS if run.on_gpu else TINY
-        for name in run.cases(options.problems or problems):
-            measure(run, "attention", name, builds(run, problems[name]), "octofold")
-    return run.exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def cases(run):
+    return run.options.problems or (PROBLEMS if run.on_gpu else TINY)
+
+
+def measure(run, name):
+    problem = (PROBLEMS | TINY)[name]
+    measure_builds(run, "attention", name, builds(run, problem), "octofold")

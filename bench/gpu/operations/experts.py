@@ -1,0 +1,327 @@
+"""Expert layers beside BF16's:
+
+    python bench/gpu/run.py experts RESULTS.jsonl
+    python bench/gpu/run.py experts RESULTS.jsonl --sections layers --only 64, 16384,
+    python bench/gpu/run.py experts RESULTS.jsonl --sections few kept
+
+A layer is tokens,experts,top-k,hidden,inner: SwiGLU, routing from a Zipf distribution. Sections:
+    layers  forward and forward + backward: as it is called, wall clock (the host's part is in it),
+            and of a CUDA graph, where one can be captured; BF16 by torch's grouped products, eager
+            and compiled, and by a loop over experts. "top_k": the choice of experts is part of it
+    few     with few tokens, forward + backward in a CUDA graph: casts of weights in each step (of
+            the experts that have tokens), held, renewed behind the step
+            (octofold.nn.cast_after_step), and once for four micro-batches; and these casts alone
+    kept    bytes that forward keeps for backward, ours and torch's, of all layers that train
+
+Results are first checked against FP64: the output and the gradients of some tokens, those of one
+expert's weights. "speed" is that over torch._grouped_mm, eager. It is said which of the layers'
+variants wait for the GPU in a call.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import octofold.nn
+import torch
+from common.measure import Build
+from common.measure import measure as measure_builds
+from common.run import Run, add_choices
+from octofold import ops
+from octofold._timing import GRAPH, WALL, Call, Method
+from octofold.nn.casting.casts import cast_weight
+from octofold.nn.recipes import NAMED
+from octofold_tool.gpu.measuring import Implementation, Wrong
+from torch import Tensor
+
+from .expert_layers import (
+    COMPILED,
+    GROUPED,
+    Expected,
+    Forward,
+    Inputs,
+    Layer,
+    Variant,
+    compiled,
+    forward_of,
+    grouped_products,
+    inputs,
+    module_of,
+    plain,
+    variants,
+)
+
+ROUNDS, SECONDS = 11, 540
+SECTIONS = ("layers", "few", "kept")
+PASSES = ("forward", "both")
+BFLOAT16_ERRORS = (3e-2, 0.0)
+FP8_ERRORS = (0.2, 2e-2)  # of products in a row
+MICRO_BATCHES = 4
+LAYERS = (
+    Layer(16384, 32, 1, 7168, 2048),
+    Layer(8192, 128, 8, 2048, 768),
+    Layer(8192, 8, 2, 4096, 14336),
+    Layer(64, 64, 6, 2048, 1408),
+    # The work of one of the ranks that DeepGEMM's mega-MoE cases are spread over.
+    Layer(8192, 32, 6, 4096, 2048, trains=False),
+    Layer(8192, 48, 6, 7168, 3072, trains=False),
+)
+# Layers in which casts of weights weigh most: Qwen3-30B-A3B's experts, and twice as many smaller
+# ones; and layers in which they weigh less.
+FEW_TOKENS = (
+    Layer(64, 128, 8, 2048, 768),
+    Layer(512, 128, 8, 2048, 768),
+    Layer(4096, 256, 8, 2048, 512),
+    Layer(8192, 128, 8, 2048, 768),
+)
+TINY_LAYERS = (Layer(48, 4, 2, 256, 128), Layer(40, 3, 1, 128, 256, trains=False))
+
+
+def add_options(parser):
+    add_choices(parser, "--sections", SECTIONS)
+    add_choices(parser, "--passes", PASSES)
+    add = parser.add_argument
+    add("--only", nargs="+", default=[""], metavar="TEXT", help="what layers' names begin with")
+    add("--recipes", nargs="+", default=["blockwise"])
+    add("--zipf", type=float, default=1.0, metavar="EXPONENT")
+    add("--no-peers", action="store_true")
+    add("--no-loop", action="store_true", help="over experts, which takes longest")
+
+
+def cases(run: Run) -> Iterator[tuple[Callable[..., None], Layer, str]]:
+    """The function that measures, a layer and its passes."""
+    torch._dynamo.config.recompile_limit = 64
+    chosen = {
+        "layers": (measure_layer, LAYERS, run.options.passes),
+        "few": (measure_few, FEW_TOKENS, ["both"]),
+        "kept": (report_kept, tuple(dict.fromkeys((*FEW_TOKENS, *LAYERS))), ["both"]),
+    }
+    for section in run.options.sections:
+        function, layers, passes = chosen[section]
+        for each in passes:
+            for layer in layers if run.on_gpu else TINY_LAYERS:
+                wanted = layer.name.startswith(tuple(run.options.only))
+                if wanted and (each == "forward" or layer.trains):
+                    yield function, layer, each
+
+
+def measure(run: Run, case: tuple[Callable[..., None], Layer, str]) -> None:
+    function, layer, passes = case
+    function(run, layer, passes)
+
+
+@dataclass
+class Step:
+    """A forward, and the backward of what trains, of so many micro-batches; then what follows
+    once."""
+
+    forward: Forward
+    weights: Sequence[Tensor]
+    given: Inputs
+    trains: bool = True
+    micro_batches: int = 1
+    after: Call | None = None
+
+    def __call__(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The output and the gradients of the last one: of x, the routing weights, w13 and w2."""
+        given = self.given
+        gradients: tuple[Tensor, ...] = ()
+        with torch.set_grad_enabled(self.trains):
+            for _ in range(self.micro_batches):
+                y = self.forward(given)
+                if self.trains:
+                    leaves = (given.x, given.weights, *self.weights)
+                    gradients = torch.autograd.grad(y, leaves, given.dy)
+        if self.after is not None:
+            self.after()
+        return y, gradients
+
+    def errors(self, expected: Expected) -> dict[str, float]:
+        y, gradients = self()
+        if self.trains:
+            return expected.errors(y, gradients)
+        return {"y": expected.error_of_output(y)}
+
+
+def implementation(
+    step: Step, is_ours: bool, expected: Expected, method: Method | None
+) -> Implementation:
+    limits = FP8_ERRORS if is_ours else BFLOAT16_ERRORS
+    return Implementation([step], partial(step.errors, expected), *limits, method=method)
+
+
+def measure_layer(run: Run, layer: Layer, passes: str) -> None:
+    trains, options = passes == "both", run.options
+    given = inputs(layer, options.zipf, run.device, trains)
+    expected = Expected(given, trains)
+    steps: dict[str, Step] = {}  # for each way to call it
+
+    def make(variant: Variant, method: Method) -> Implementation:
+        if variant.name not in steps:
+            steps[variant.name] = Step(*variant.build(given), given, trains)
+        return implementation(steps[variant.name], variant.is_ours, expected, method)
+
+    modes = {"eager": WALL, "graph": GRAPH} if run.on_gpu else {"eager": WALL}
+    operations = layer.operations * (3 if trains else 1)
+    builds = (
+        Build(
+            f"{variant.name}, {mode}",
+            partial(make, variant, method),
+            variant.is_ours,
+            operations=operations,
+        )
+        for variant in variants(options.recipes, trains, not options.no_loop, not options.no_peers)
+        for mode, method in modes.items()
+        if mode != "graph" or variant.in_graph
+    )
+    case, facts = f"{layer.name} {passes}", {"layer": layer.name, "passes": passes}
+    measure_builds(run, "layer", case, builds, f"{GROUPED}, eager", **facts)
+    for name, step in steps.items() if run.on_gpu else ():
+        print(f"  {name} waits for the GPU: {waiting(step)}")
+
+
+def waiting(call: Call) -> str:
+    """Returns torch's error if it sees a call wait for the GPU, else "no"."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error).splitlines()[0][:60]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "no"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a layer is stepped."""
+
+    name: str
+    make: Callable[[Inputs], Step]
+    is_ours: bool = False
+    micro_batches: int = 1
+    shows_kept: bool = False
+    """True if what it keeps for backward is of interest by itself."""
+
+
+def casting(recipe: str, given: Inputs, micro_batches: int = 1) -> Step:
+    """Each forward casts the weights of the experts that have tokens."""
+    made = forward_of(module_of(given, recipe))
+    return Step(*made, given, micro_batches=micro_batches)
+
+
+def held(recipe: str, casts: bool, given: Inputs, micro_batches: int = 1) -> Step:
+    """By cast_after_step(). casts: with what a step of the optimizer adds."""
+    module = module_of(given, recipe)
+    handle = after_step(module)
+    after = handle.casts if casts else None
+    return Step(*forward_of(module), given, micro_batches=micro_batches, after=after)
+
+
+def after_step(module: octofold.nn.Experts) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), 0.0)
+    return octofold.nn.cast_after_step(optimizer, module)
+
+
+def ways(run: Run) -> Iterator[Way]:
+    recipe, peers = run.options.recipes[0], not run.options.no_peers
+    name, several = f"octofold {recipe}", f"{MICRO_BATCHES} micro-batches"
+
+    def by_torch(build: Any, given: Inputs, micro_batches: int = 1) -> Step:
+        return Step(*build(given), given, micro_batches=micro_batches)
+
+    if peers:
+        yield Way(GROUPED, partial(by_torch, plain(grouped_products)), shows_kept=True)
+        yield Way(COMPILED, partial(by_torch, compiled))
+    ours = partial(Way, is_ours=True)
+    yield ours(f"{name}, casts in it", partial(casting, recipe), shows_kept=True)
+    yield ours(f"{name}, casts held", partial(held, recipe, False), shows_kept=True)
+    yield ours(f"{name}, casts behind it", partial(held, recipe, True))
+    more = {"micro_batches": MICRO_BATCHES}
+    if peers:
+        make = partial(by_torch, plain(grouped_products), **more)
+        yield Way(f"{GROUPED}, {several}", make, **more)
+    in_each, once = partial(casting, recipe, **more), partial(held, recipe, True, **more)
+    yield ours(f"{name}, {several}, casts in each", in_each, **more)
+    yield ours(f"{name}, {several}, casts once", once, **more)
+
+
+def measure_few(run: Run, layer: Layer, passes: str) -> None:
+    """Steps, then casts alone."""
+    given = inputs(layer, run.options.zipf, run.device, True)
+    expected = Expected(given, True)
+    method = GRAPH if run.on_gpu else None
+
+    def make(way: Way) -> Implementation:
+        return implementation(way.make(given), way.is_ours, expected, method)
+
+    builds = [
+        Build(
+            way.name,
+            partial(make, way),
+            way.is_ours,
+            operations=3 * layer.operations * way.micro_batches,
+        )
+        for way in ways(run)
+    ]
+    measure_builds(run, "few", f"{layer.name} {passes}", builds, GROUPED, layer=layer.name)
+    casts = casts_alone(given, run.options.recipes[0])
+    measure_builds(run, "few casts", f"{layer.name} casts", casts, layer=layer.name)
+
+
+def casts_alone(given: Inputs, recipe: str) -> Iterator[Build]:
+    """Casts of both weights both ways: of all experts, of those with tokens, and by one launch."""
+    chosen = NAMED[recipe]
+    weights = given.w13.detach(), given.w2.detach()
+    used = ops.sort_by_expert(given.ids, len(given.w13)).offsets
+    handle = after_step(module_of(given, recipe))
+    expected = cast_weight(weights[1], chosen, True, True)
+
+    def each(used: Tensor | None) -> Any:
+        return [cast_weight(weight, chosen, True, True, used=used) for weight in weights]
+
+    def error(used: Tensor | None) -> float:
+        """Casts of an expert with tokens have the same bits, whatever others there are."""
+        expert = int(given.ids.flatten()[0])
+        for cast, other in zip(each(used)[1], expected, strict=True):
+            codes = (x.data[expert].view(torch.uint8) for x in (cast, other))
+            if not torch.equal(*codes):
+                raise Wrong(f"other codes of expert {expert}")
+        return 0.0
+
+    # What one launch writes is checked where layers take it, by the steps above.
+    for name, call, errors in (
+        ("casts of all experts", partial(each, None), partial(error, None)),
+        ("casts of experts with tokens", partial(each, used), partial(error, used)),
+        ("casts by one launch", handle.casts, lambda: 0.0),
+    ):
+        yield Build(name, partial(Implementation, [call], errors, method=GRAPH), True)
+
+
+def report_kept(run: Run, layer: Layer, passes: str) -> None:
+    given = inputs(layer, run.options.zipf, run.device, True)
+    for way in ways(run):
+        if way.shows_kept:
+            kept = bytes_kept(way.make(given))
+            run.record("kept", case=f"{layer.name} {passes}", name=way.name, bytes=kept)
+            print(f"{layer.name}: {way.name} keeps {kept / 2**20:.1f} MiB for backward")
+
+
+def bytes_kept(step: Step) -> int:
+    """Bytes that forward keeps for backward, beside its inputs and the weights: memory that tensors
+    saved for it hold, each once. Casts that are held are among it."""
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    given = step.given
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = step.forward(given)
+    known = (given.x, given.dy, given.w13, given.w2, given.logits, given.ids, given.weights)
+    for tensor in (*known, *step.weights, y):
+        seen.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(seen.values())
