@@ -10,7 +10,7 @@ of Octofold's. --device cpu tries the script itself, on tiny cases: times mean n
 
 An operation is a module of bench/gpu/operations:
 
-    ROUNDS, SECONDS      defaults of --rounds and --seconds
+    ROUNDS, SECONDS      defaults of --rounds and --seconds; CASE_SECONDS, if cases take long
     add_options(parser)  its own options, if it has any
     cases(run)           yields what is measured
     measure(run, case)   measures one: builds of Octofold's and of the peers, with their checks

@@ -35,7 +35,8 @@ def parsed(operation: ModuleType, arguments: Sequence[str]) -> argparse.Namespac
     add("results", type=Path, help="a file, to which lines of JSON are appended")
     add("--rounds", type=at_least_two, default=operation.ROUNDS)
     add("--seconds", type=float, default=operation.SECONDS, help="then the rest is left out")
-    add("--case-seconds", type=float, default=240.0, help="a case that takes longer ends the run")
+    limit = getattr(operation, "CASE_SECONDS", 240.0)
+    add("--case-seconds", type=float, default=limit, help="a case that takes longer ends the run")
     add("--device", default="cuda", help="cpu: to try the script itself, on tiny cases")
     if hasattr(operation, "add_options"):
         operation.add_options(parser)

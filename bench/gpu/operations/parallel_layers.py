@@ -1,8 +1,8 @@
 """Layers whose weights are split over ranks, beside BF16's of torch:
 
-    torchrun --nproc-per-node 2 bench/gpu/parallel_layers.py layers.jsonl
-    torchrun --nproc-per-node 2 bench/gpu/parallel_layers.py --sizes 8192,28672 --tokens 4096
-        --compiled 4096,8192,28672 --layouts split whole
+    torchrun --nproc-per-node 2 bench/gpu/run.py parallel_layers RESULTS.jsonl
+    torchrun --nproc-per-node 2 bench/gpu/run.py parallel_layers RESULTS.jsonl --sizes 8192,28672
+        --tokens 4096 --compiled 4096,8192,28672 --layouts split whole
 
 --sizes are hidden,inner of gated MLPs (SwiGLU), --columns and --rows K,N of single layers; tokens
 are those of all ranks. "split": each rank has a part of the tokens outside the layer, which are
@@ -21,24 +21,21 @@ of rounds, and half the spread between their quartiles) and the speed beside the
 
 Compiled are the cases of --compiled (tokens,hidden,inner), of recipes the first: compilations take
 much of the run. The output, the gradient of x and the rank's parts of weights' gradients are first
-compared with BF16's; the exit code is 1 if one differs by more than FP8 or BF16 does.
+compared with BF16's.
 """
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import octofold
 import torch
-from common.operands import relative_error
-from common.ranks import DEVICE, ON_GPU, Report, agreed, interleaved, ranks
-from common.run import at_least_two, sizes, text_of
+from common.ranks import DEVICE, ON_GPU, RankRun, agreed, interleaved
+from common.run import sizes, text_of
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
-from parallel_peers import layers as peers
+from octofold_tool.gpu.measuring import relative_error
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -46,6 +43,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.placement_types import Placement
 
+from . import parallel_linear as peers
+
+ROUNDS, SECONDS, ON_RANKS = 11, 120, True
 BFLOAT16 = "BF16"
 BFLOAT16_ERROR, FP8_ERROR = 0.02, 0.1
 TOKENS = (1024, 4096, 16384) if ON_GPU else (256,)
@@ -56,6 +56,19 @@ ROWS = ((28672, 8192),) if ON_GPU else ((512, 256),)
 COMPILED = ((4096, 8192, 28672),) if ON_GPU else ((256, 256, 512),)
 LAYOUTS: dict[str, Placement] = {"split": Shard(0), "whole": Replicate()}
 FEATURES = Shard(-1)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tokens", type=int, nargs="+", default=TOKENS)
+    add("--sizes", type=sizes, nargs="*", default=SIZES, metavar="HIDDEN,INNER")
+    add("--columns", type=sizes, nargs="*", default=COLUMNS, metavar="K,N")
+    add("--rows", type=sizes, nargs="*", default=ROWS, metavar="K,N")
+    add("--layouts", nargs="+", choices=LAYOUTS, default=["split"])
+    add("--passes", nargs="+", choices=("forward", "both"), default=["forward", "both"])
+    add("--recipes", nargs="+", default=["blockwise", "rowwise"])
+    add("--compiled", type=sizes, nargs="*", default=COMPILED, metavar="TOKENS,HIDDEN,INNER")
+    add("--no-compiled", dest="compiled", action="store_const", const=())
 
 
 @dataclass(frozen=True)
@@ -189,14 +202,14 @@ def errors(actual: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
     }
 
 
-def check(case: str, variant: Variant, found: dict[str, float], report: Report) -> None:
+def check(case: str, variant: Variant, found: dict[str, float], run: RankRun) -> None:
     for name, value in found.items():
         words = f"{case}, {variant.name}: error of {name} is {value:.4f}"
-        report.require(value <= variant.limit, f"{words}, more than {variant.limit}")
-    report.write("errors", case, name=variant.name, **found)
+        run.require(value <= variant.limit, f"{words}, more than {variant.limit}")
+    run.record("errors", case=case, name=variant.name, **found)
 
 
-def tried(variant: Variant, call: Any, report: Report) -> list[Tensor] | None:
+def tried(variant: Variant, call: Any, run: RankRun) -> list[Tensor] | None:
     """Results; None, which is said, of what cannot: of ours that is wrong."""
     results = None
     try:
@@ -204,10 +217,10 @@ def tried(variant: Variant, call: Any, report: Report) -> list[Tensor] | None:
     except Exception as failure:
         if variant.name == BFLOAT16:
             raise
-        report.line(f"  left out: {variant.name}: {str(failure).splitlines()[0][:120]}")
+        run.line(f"  left out: {variant.name}: {str(failure).splitlines()[0][:120]}")
     if agreed(results is not None):
         return results
-    report.require(not variant.is_ours, f"{variant.name} cannot")
+    run.require(not variant.is_ours, f"{variant.name} cannot")
     return None
 
 
@@ -220,29 +233,32 @@ def name_of(variant: Variant, case: Case, trains: bool, call: Any) -> str:
     return f"{variant.name}, {found}"
 
 
-def measure(case: Case, passes: str, options: Any, mesh: DeviceMesh, report: Report) -> None:
+def measure(run: RankRun, of_case: tuple[Case, str, DeviceMesh]) -> None:
+    case, passes, mesh = of_case
     torch.compiler.reset()
     trains, name = passes == "both", f"{case.name} {passes}"
     given = Inputs(case, mesh)
     calls = {}
     expected: list[Tensor] = []
-    for variant in variants(case, given, mesh, options.recipes):
+    for variant in variants(case, given, mesh, run.options.recipes):
         call = partial(step, variant.model, given, trains)
-        results = tried(variant, call, report)
+        results = tried(variant, call, run)
         if results is None:
             continue
         expected = expected or results
-        check(name, variant, errors(results, expected), report)
+        check(name, variant, errors(results, expected), run)
         calls[name_of(variant, case, trains, call)] = call
     # Calls that are shorter than what the host does for them: more in a row, so that it shows.
     repeats = max(1, 4096 // case.tokens) if ON_GPU else 1
-    report.times(
-        "parallel layer", name, interleaved(calls, options.rounds, repeats), BFLOAT16, passes=passes
+    run.times(
+        "parallel layer", name, interleaved(calls, run.rounds, repeats), BFLOAT16, passes=passes
     )
 
 
-def cases(options: argparse.Namespace) -> list[Case]:
+def cases(run: RankRun) -> list[tuple[Case, str, DeviceMesh]]:
     """Returns the compiled cases first, as there may be no time for the rest."""
+    options = run.options
+    mesh = init_device_mesh(DEVICE.type, (torch.distributed.get_world_size(),))
     kinds = {"mlp": options.sizes, "column": options.columns, "row": options.rows}
     chosen = [
         Case(kind, tokens, sizes, layout, kind == "mlp" and (tokens, *sizes) in options.compiled)
@@ -251,42 +267,5 @@ def cases(options: argparse.Namespace) -> list[Case]:
         for tokens in options.tokens
         for layout in options.layouts
     ]
-    return sorted(chosen, key=lambda case: not case.compiled)
-
-
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("results", type=Path, nargs="?", help="a file, to which lines of JSON are appended")
-    add("--tokens", type=int, nargs="+", default=TOKENS)
-    add("--sizes", type=sizes, nargs="*", default=SIZES, metavar="HIDDEN,INNER")
-    add("--columns", type=sizes, nargs="*", default=COLUMNS, metavar="K,N")
-    add("--rows", type=sizes, nargs="*", default=ROWS, metavar="K,N")
-    add("--layouts", nargs="+", choices=LAYOUTS, default=["split"])
-    add("--passes", nargs="+", choices=("forward", "both"), default=["forward", "both"])
-    add("--recipes", nargs="+", default=["blockwise", "rowwise"])
-    add("--compiled", type=sizes, nargs="*", default=COMPILED, metavar="TOKENS,HIDDEN,INNER")
-    add("--no-compiled", dest="compiled", action="store_const", const=())
-    add("--rounds", type=at_least_two, default=11)
-    add("--seconds", type=float, default=120, help="after these the rest is left out")
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = parsed()
-    start = time.monotonic()
-    with ranks(options.results) as report:
-        mesh = init_device_mesh(DEVICE.type, (torch.distributed.get_world_size(),))
-        for case in cases(options):
-            for passes in options.passes:
-                if agreed(time.monotonic() - start < options.seconds):
-                    measure(case, passes, options, mesh, report)
-                else:
-                    report.line(f"  left out, no time: {case.name} {passes}")
-        report.line(f"{time.monotonic() - start:.0f} s")
-
-
-if __name__ == "__main__":
-    main()
+    chosen.sort(key=lambda case: not case.compiled)
+    return [(case, passes, mesh) for case in chosen for passes in options.passes]

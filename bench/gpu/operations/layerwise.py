@@ -1,6 +1,6 @@
 """Layerwise casting beside BF16 and beside Diffusers' hooks: times, memory, errors.
 
-    python bench/gpu/layerwise.py RESULTS.jsonl [--tokens 1 16 256 2048 8192]
+    python bench/gpu/run.py layerwise RESULTS.jsonl [--tokens 1 16 256 2048 8192]
         [--only blocks|layers|memory]
 
 A block of a diffusion transformer (3072 features, FLUX's) and one of a Llama (8B's), and the layers
@@ -12,20 +12,21 @@ of more than 256 MB; "called": as Python calls it, with what that takes of the h
 """
 
 import gc
-import sys
 from functools import partial
 
 import octofold
 import torch
-from common.measure import Build, Implementation, measure
+from common.measure import Build
+from common.measure import measure as measure_builds
 from common.models import LlamaBlock
-from common.operands import bytes_of, relative_error, sets_of
-from common.run import Run, new_parser, print_table
+from common.operands import sets_of
+from common.run import print_table
 from octofold._timing import GRAPH, WALL
-from octofold_tool.gpu.tune import run_in_threads
+from octofold_tool.gpu.measuring import Implementation, bytes_of, relative_error, run_in_threads
 from torch import nn
 from torch.nn import functional
 
+ROUNDS, SECONDS = 7, 300
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 TOKENS = (1, 16, 256, 2048, 8192)
 MOST_COPIES = 12  # of one layer, against L2
@@ -166,25 +167,29 @@ def beside(name):
     return "BF16, called" if name.endswith("called") else "BF16"
 
 
-def measure_times(name, tokens, run, behind):
-    """behind: what is more than 2 % slower than the hooks is added to it."""
+@torch.no_grad()
+def measure_times(run, name):
+    """Returns where we are more than 2 % slower than the hooks."""
     size = weight_bytes(made(name, "Octofold", run.device))
     count = len(sets_of(lambda: None, size, run, MOST_COPIES))
     copies = {way: [made(name, way, run.device) for _ in range(count)] for way in CASTINGS}
-    for rows in tokens:
+    behind = []
+    for rows in run.options.tokens if run.on_gpu else [3]:
         x = inputs_of(copies["BF16"][0], name, rows, run.device)
         run_in_threads([partial(copies[way][0], x) for way in list(CASTINGS)[2:]])
         builds = builds_of(name, rows, copies, run.device)
         facts = {"model": name, "tokens": rows}
-        found = measure(run, "layerwise", f"{name}, {rows} tokens", builds, beside, **facts)
+        found = measure_builds(run, "layerwise", f"{name}, {rows} tokens", builds, beside, **facts)
         for kind in ("", ", called"):
             ours, theirs = found.get(f"Octofold{kind}"), found.get(f"Diffusers{kind}")
             if ours and theirs and ours.microseconds > 1.02 * theirs.microseconds:
                 ratio = theirs.microseconds / ours.microseconds
                 behind.append(f"{name}, {rows} tokens{kind}: {ratio:.2f}")
+    return behind
 
 
-def measure_memory(name, run):
+@torch.no_grad()
+def measure_memory(run, name):
     """Measures memory of weights, and at the peak of forward of 16 tokens, activations included."""
     found = {}
     for casting in CASTINGS:
@@ -211,26 +216,27 @@ def measure_memory(name, run):
     print_table(f"Memory of {name}", columns, rows)
 
 
-@torch.no_grad()
-def main():
-    parser = new_parser(__doc__, rounds=7, seconds=300)
+def add_options(parser):
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--only", choices=("memory", "blocks", "layers"))
-    options = parser.parse_args()
+
+
+def cases(run):
+    """The function that measures, and a model's name."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    behind = []
-    with Run(options) as run:
-        if options.only in (None, "memory") and run.on_gpu:
-            for name in run.cases(BLOCKS):
-                measure_memory(name, run)
-        kinds = {name: "blocks" if name in BLOCKS else "layers" for name in MODELS if name != TINY}
-        names = [name for name, kind in kinds.items() if options.only in (None, kind)]
-        tokens = options.tokens if run.on_gpu else [3]
-        for name in run.cases(names if run.on_gpu else [TINY]):
-            measure_times(name, tokens, run, behind)
+    only = run.options.only
+    if not run.on_gpu:
+        return [(measure_times, TINY)]
+    memory = [(measure_memory, name) for name in BLOCKS if only in (None, "memory")]
+    kinds = {name: "blocks" if name in BLOCKS else "layers" for name in MODELS if name != TINY}
+    return memory + [(measure_times, name) for name, kind in kinds.items() if only in (None, kind)]
+
+
+def measure(run, case):
+    function, name = case
+    return function(run, name)
+
+
+def summary(found):
+    behind = [text for texts in found for text in texts or ()]
     print("slower than the hooks by more than 2 %:", "; ".join(behind) or "nowhere")
-    return run.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

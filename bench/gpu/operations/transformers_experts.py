@@ -1,8 +1,8 @@
 """Layers of Qwen3-30B-A3B as transformers has them, forward and backward: in BF16 by transformers'
 best, and by octofold.nn.convert(), convert_experts(), convert_norms() and convert_rotary().
 
-    python bench/gpu/transformers_experts.py RESULTS.jsonl [--layers 4] [--tokens 8192 2x4096]
-        [--only eager compiled parts] [--attention default cuDNN]
+    python bench/gpu/run.py transformers_experts RESULTS.jsonl [--layers 4] [--tokens 8192 2x4096]
+        [--only eager compiled] [--attention default cuDNN]
 
 Random weights, BF16 parameters, attention by scaled_dot_product_attention() without a mask, experts
 by transformers' "grouped_mm". The layers, their last norm and the rotary embedding are called as
@@ -15,24 +15,24 @@ Python calls it, with what that takes of the host. "own rotary": without convert
 norms": without convert_norms() too. Octofold casts weights in each step; "behind": by
 cast_after_step(), with the casts that an optimizer's step adds; "held": without these, as most of
 several micro-batches.
-
-parts: what each kind of module takes of a step, by torch's profiler.
 """
 
-import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 
 import octofold
 import torch
 import transformers
-from common.measure import Build, Implementation, measure
-from common.parts import REST, shares_of
-from common.run import Run, new_parser, print_table
+from common.measure import Build
+from common.measure import measure as measure_builds
+from common.run import add_choices
 from octofold._timing import GRAPH, WALL
+from octofold_tool.gpu.measuring import Implementation
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeModel
 
+ROUNDS, SECONDS = 7, 540
+CASE_SECONDS = 600.0  # compilations take minutes
 BF16 = torch.bfloat16
 LAYERS = {
     "hidden_size": 2048,
@@ -60,7 +60,6 @@ BACKENDS = {
 # Relative to BF16's, of the output and of all gradients. Casts alone lose 2.6 % of each product;
 # beside them a token whose experts are close goes to another one, of which nothing is the same.
 LIMIT = 0.35
-KERNELS_SHOWN = 30
 
 
 class Layers(torch.nn.Module):
@@ -194,112 +193,40 @@ def measure_steps(run, section, case, chosen, x, dy, expected):
         compiled = ", compiled" if "compiled" in name else ""
         return f"BF16{compiled}{', called' if name.endswith('called') else ''}"
 
-    measure(run, section, case, builds(), beside)
+    measure_builds(run, section, case, builds(), beside)
 
 
-KINDS = {
-    "experts": ("Qwen3MoeExperts", "Experts"),
-    "routing": ("Qwen3MoeTopKRouter",),
-    "norms": ("Qwen3MoeRMSNorm",),
-    "linears": ("Linear",),
-    "rotary, copies": ("Qwen3MoeAttention",),
-    "rotary embedding": ("Qwen3MoeRotaryEmbedding",),
-    "residuals": ("Qwen3MoeDecoderLayer",),
-}
-CASTS = "casts of weights"
+def add_options(parser):
+    add = parser.add_argument
+    add("--layers", type=int)
+    add("--tokens", nargs="+", help="of a sequence, or sequences x tokens")
+    add_choices(parser, "--only", ("eager", "compiled"))
+    add("--attention", nargs="+", choices=("default", *BACKENDS), default=("default",))
 
 
-def part_of(module):
-    names = [kind.__name__ for kind in type(module).__mro__]
-    return next((part for part, own in KINDS.items() if any(n in own for n in names)), None)
-
-
-def finer(part, around):
-    """Attention itself, apart from what is done to its operands."""
-    if part == "rotary, copies" and any("ttention" in name for name in around):
-        return "attention"
-    return part
-
-
-def measure_parts(run, case, chosen, x, dy):
-    found = {}
-    for way in chosen:
-        step = partial(way.step, x, dy)
-        step()
-        found[way.name] = shares = shares_of(step, way.layers, part_of, finer, run.on_gpu)
-        if way.after is not None and REST in shares:
-            shares[CASTS] = shares.pop(REST)  # nothing else is outside of the modules
-        by_kernel = [
-            (microseconds, part, name)
-            for part, share in shares.items()
-            for name, microseconds in share.by_name.items()
-        ]
-        first = sorted(by_kernel, reverse=True)[:KERNELS_SHOWN]
-        facts = {part: [share.microseconds, share.kernels] for part, share in shares.items()}
-        run.record("parts", case=case, name=way.name, parts=facts, kernels=first)
-        rows = [[name[:90], part, f"{time:.0f}"] for time, part, name in first]
-        print_table(f"{way.name}: kernels", ["", "part", "µs"], rows)
-    names = list(found)
-    total = {name: sum(share.microseconds for share in found[name].values()) for name in names}
-    rows = []
-    for part in (*KINDS, "attention", CASTS, REST):
-        shares = [found[name].get(part) for name in names]
-        if any(shares):
-            cells = [
-                f"{share.microseconds:.0f} {share.microseconds / total[name]:.1%} {share.kernels}"
-                if share
-                else "-"
-                for name, share in zip(names, shares, strict=True)
-            ]
-            rows.append([part, *cells])
-    rows.append(["all", *[f"{total[name]:.0f}" for name in names]])
-    print_table(f"parts {case}: µs, share, kernels", ["", *names], rows)
-
-
-@contextmanager
-def attention_by(name):
-    with nullcontext() if name == "default" else sdpa_kernel(BACKENDS[name]):
-        yield
-
-
-def measure_case(run, options, text, attention, every):
-    shape = tuple(map(int, text.split("x")))
-    shape = (1, *shape) if len(shape) == 1 else shape
-    x, dy = inputs(shape, run, LAYERS if run.on_gpu else TINY)
-    case = f"{shape[0]} x {shape[1]} tokens, attention {attention}"
-    with attention_by(attention):
-        expected = Expected(every[0], x, dy)
-        if "eager" in options.only:
-            measure_steps(run, "eager", case, every, x, dy, expected)
-            run.release()
-        if "compiled" in options.only:
-            # Compiled norms and rotary embeddings are the models' own anyway.
-            compiled = [way.compiled() for way in every if ", own " not in way.name]
-            measure_steps(run, "compiled", case, compiled, x, dy, expected)
-            run.release()
-        if "parts" in options.only:
-            measure_parts(run, case, every[:5], x, dy)
-
-
-def main():
-    parser = new_parser(__doc__, rounds=7, seconds=540)
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--tokens", nargs="+", help="of a sequence, or sequences x tokens")
-    parser.add_argument("--only", nargs="+", default=("eager", "compiled", "parts"))
-    parser.add_argument("--attention", nargs="+", default=("default",))
-    options = parser.parse_args()
+def cases(run):
+    """The ways, an input's shape, attention's backend, and whether all is compiled."""
     transformers.logging.set_verbosity_error()
     torch._dynamo.config.recompile_limit = 64
-    with Run(options) as run:
-        options.layers = options.layers or (4 if run.on_gpu else 2)
-        every = ways(options, run)
-        for text in options.tokens or (["8192"] if run.on_gpu else ["2x24"]):
-            for attention in options.attention:
-                run.check_time()
-                measure_case(run, options, text, attention, every)
-                run.release()
-    return run.exit_code
+    options = run.options
+    options.layers = options.layers or (4 if run.on_gpu else 2)
+    every = ways(options, run)
+    for text in options.tokens or (["8192"] if run.on_gpu else ["2x24"]):
+        shape = tuple(map(int, text.split("x")))
+        for attention in options.attention:
+            for kind in options.only:
+                yield every, shape if len(shape) == 2 else (1, *shape), attention, kind
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(run, case):
+    every, shape, attention, kind = case
+    x, dy = inputs(shape, run, LAYERS if run.on_gpu else TINY)
+    title = f"{shape[0]} x {shape[1]} tokens, attention {attention}"
+    by = nullcontext() if attention == "default" else sdpa_kernel(BACKENDS[attention])
+    with by:
+        expected = Expected(every[0], x, dy)
+        chosen = every
+        if kind == "compiled":
+            # Compiled norms and rotary embeddings are the models' own anyway.
+            chosen = [way.compiled() for way in every if ", own " not in way.name]
+        measure_steps(run, kind, title, chosen, x, dy, expected)

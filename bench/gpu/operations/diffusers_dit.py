@@ -1,6 +1,7 @@
 """A FLUX of fewer blocks in Diffusers: times, memory and errors of its ways to have weights in FP8.
 
-    python bench/gpu/diffusers_dit.py RESULTS.jsonl [--blocks 2 4] [--tokens 4096 512] [--compile]
+    python bench/gpu/run.py diffusers_dit RESULTS.jsonl [--blocks 2 4] [--tokens 4096 512]
+        [--compile]
 
 FluxTransformer2DModel with the widths of FLUX.1 and random weights, as a folder that each way loads
 by from_pretrained(): BF16, Diffusers' enable_layerwise_casting(), torchao's dynamic quantization
@@ -12,16 +13,17 @@ Needs diffusers and accelerate. On a CPU sizes are tiny.
 
 import gc
 import importlib.util
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
 import torch
-from common.measure import Build, Implementation, measure
-from common.operands import relative_error
-from common.run import Run, new_parser, print_table
+from common.measure import Build
+from common.measure import measure as measure_builds
+from common.run import print_table
+from octofold_tool.gpu.measuring import Implementation, relative_error
 
+ROUNDS, SECONDS = 9, 540
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 # The sizes of FLUX.1: width 3072, heads of 128, text of T5-XXL, vectors of CLIP.
 FLUX = {
@@ -130,6 +132,7 @@ def limit_of(way):
     return next(limit for name, limit in LIMITS.items() if way.startswith(name))
 
 
+@torch.no_grad()
 def measure_memory(folder, inputs, run, ways):
     """Each alone on the GPU: the most while it is loaded, its weights, the most of a forward."""
     found = {}
@@ -182,36 +185,35 @@ def builds_of(folder, inputs, run, ways, compiled):
         yield Build(f"{way}{COMPILED if compiled else ''}", make, way.startswith("Octofold"))
 
 
-@torch.no_grad()
-def main():
-    parser = new_parser(__doc__, rounds=9, seconds=540)
-    parser.add_argument("--blocks", type=int, nargs=2, default=(2, 4), help="double, single")
-    parser.add_argument("--tokens", type=int, nargs=2, default=(4096, 512), help="image, text")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--compile", action="store_true")
-    options = parser.parse_args()
+def add_options(parser):
+    add = parser.add_argument
+    add("--blocks", type=int, nargs=2, default=(2, 4), help="double, single")
+    add("--tokens", type=int, nargs=2, default=(4096, 512), help="image, text")
+    add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    add("--compile", action="store_true")
+
+
+def cases(run):
+    """The folder of the model, its inputs, the ways to load it, and whether they are compiled."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    ways = [way for way in options.ways if way != "torchao rows" or _has_torchao()]
-    with Run(options) as run, tempfile.TemporaryDirectory() as temporary:
+    options, has_torchao = run.options, importlib.util.find_spec("torchao") is not None
+    ways = [way for way in options.ways if way != "torchao rows" or has_torchao]
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        tokens = options.tokens if run.on_gpu else (16, 8)
         sizes = write_model(folder, run, options.blocks if run.on_gpu else (1, 2))
         run.release()
-        inputs = inputs_of(sizes, tokens, run)
+        inputs = inputs_of(sizes, options.tokens if run.on_gpu else (16, 8), run)
         if run.on_gpu:
             measure_memory(folder, inputs, run, ways)
-        kinds = [False, True] if options.compile else [False]
-        facts = {"blocks": options.blocks, "tokens": sum(tokens)}
-        for compiled in run.cases(kinds):
-            case = f"{sum(tokens)} tokens{COMPILED if compiled else ''}"
-            builds = builds_of(folder, inputs, run, ways, compiled)
-            measure(run, "diffusers", case, builds, **facts)
-    return run.exit_code
+        for compiled in [False, True] if options.compile else [False]:
+            yield folder, inputs, ways, compiled
 
 
-def _has_torchao():
-    return importlib.util.find_spec("torchao") is not None
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@torch.no_grad()
+def measure(run, case):
+    folder, inputs, ways, compiled = case
+    tokens = inputs["hidden_states"].shape[1] + inputs["encoder_hidden_states"].shape[1]
+    builds = builds_of(folder, inputs, run, ways, compiled)
+    title = f"{tokens} tokens{COMPILED if compiled else ''}"
+    facts = {"blocks": run.options.blocks, "tokens": tokens}
+    measure_builds(run, "diffusers", title, builds, **facts)

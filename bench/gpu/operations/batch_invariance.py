@@ -1,7 +1,8 @@
 """Measures what it costs that rows do not depend on the rows beside them: calls with
 batch_invariant=True beside the same calls without.
 
-    python bench/gpu/batch_invariance.py RESULTS.jsonl [--sections SECTION ...] [--rows M,M,...]
+    python bench/gpu/run.py batch_invariance RESULTS.jsonl [--sections SECTION ...]
+        [--rows M,M,...]
 
 SECTION: gemm, weight-only or attention, of whose sequences M is the number. Results are checked
 against FP32's, and the first row against a call of that row alone, to the bit. Last come tables of
@@ -9,14 +10,17 @@ the time with it over the time without.
 """
 
 import math
-import sys
 from functools import partial
 
 import octofold
 import torch
-from common.measure import ERROR_LIMITS, Build, Implementation, geometric_mean, measure
-from common.operands import LAYERS, calls_of, normal, poison, relative_error, scaled, sets_of
-from common.run import Run, new_parser, print_table, sizes, text_of
+from common.measure import ERROR_LIMITS, Build, geometric_mean
+from common.measure import measure as measure_builds
+from common.operands import LAYERS, calls_of, normal, scaled, sets_of
+from common.run import add_choices, print_table, sizes, text_of
+from octofold_tool.gpu.measuring import Implementation, poison, relative_error
+
+ROUNDS, SECONDS = 7, 300
 
 WITHOUT, WITH = "without", "batch_invariant"
 ROWS = "1,8,16,32,64,128,256,512,1024,4096"
@@ -97,8 +101,34 @@ def attentions(run, rows):
             yield f"{queries}, {keys} keys", m, sets, attend, expected, one, ATTENTION_LIMIT
 
 
-def cases(run, section, rows):
-    return attentions(run, rows) if section == "attention" else products(run, section, rows)
+def add_options(parser):
+    add_choices(parser, "--sections", ("gemm", "weight-only", "attention"))
+    parser.add_argument("--rows", type=sizes, metavar="M,M,...")
+
+
+def cases(run):
+    rows = run.options.rows or sizes(ROWS if run.on_gpu else "1,20")
+    for section in run.options.sections:
+        made = attentions(run, rows) if section == "attention" else products(run, section, rows)
+        for case in made:
+            yield section, *case
+
+
+def measure(run, case):
+    """Returns the section, the case's name, its rows, and the time with it over that without."""
+    section, name, m, *operands = case
+    builds = [build(each, run, *operands) for each in (WITHOUT, WITH)]
+    times = measure_builds(run, section, f"{name}, {m}", builds)
+    if len(times) < len(builds):
+        return section, name, m, None
+    return section, name, m, times[WITH].microseconds / times[WITHOUT].microseconds
+
+
+def summary(found):
+    for section in dict.fromkeys(section for section, *_ in found):
+        ratios = {(name, m): r for of, name, m, r in found if of == section and r is not None}
+        if ratios:
+            show(section, ratios)
 
 
 def show(section, found):
@@ -112,29 +142,3 @@ def show(section, found):
     columns = [geometric_mean(found[key] for key in found if key[1] == m) for m in rows]
     table.append(["mean", *columns, geometric_mean(found.values())])
     print_table(f"{section}: time over that without", ["", *map(str, rows), "mean"], table)
-
-
-def main():
-    parser = new_parser(__doc__, rounds=7, seconds=300)
-    parser.add_argument("--sections", nargs="+", metavar="SECTION")
-    parser.add_argument("--rows", type=sizes, metavar="M,M,...")
-    options = parser.parse_args()
-    sections = options.sections or ["gemm", "weight-only", "attention"]
-    ratios = {section: {} for section in sections}
-    with Run(options) as run:
-        rows = options.rows or sizes(ROWS if run.on_gpu else "1,20")
-        for section in sections:
-            for name, m, *case in run.cases(cases(run, section, rows)):
-                builds = [build(each, run, *case) for each in (WITHOUT, WITH)]
-                times = measure(run, section, f"{name}, {m}", builds)
-                if len(times) == len(builds):
-                    ratio = times[WITH].timing.microseconds / times[WITHOUT].timing.microseconds
-                    ratios[section][name, m] = ratio
-    for section, found in ratios.items():
-        if found:
-            show(section, found)
-    return run.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

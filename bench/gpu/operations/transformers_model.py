@@ -1,7 +1,7 @@
 """A model of transformers with Llama-8B's layers: prefill, decoding and a step of LoRA, in BF16, by
 transformers' own FP8 and by octofold.integrations.transformers.
 
-    python bench/gpu/transformers_model.py RESULTS.jsonl [--layers 12]
+    python bench/gpu/run.py transformers_model RESULTS.jsonl [--layers 12]
         [--only prefill decode lora compiled] [--finegrained FOLDER]
 
 The model has random weights, is saved once, and each implementation loads it by from_pretrained().
@@ -24,13 +24,16 @@ import octofold
 import peft
 import torch
 import transformers
-from common.measure import Build, Implementation, measure
-from common.operands import relative_error
-from common.run import Run, new_parser, print_table
+from common.measure import Build
+from common.measure import measure as measure_builds
+from common.run import print_table
 from octofold._timing import EVENTS, GRAPH, WALL
 from octofold.integrations.transformers import OctofoldConfig
+from octofold_tool.gpu.measuring import Implementation, relative_error
 from transformers.integrations import finegrained_fp8
 
+ROUNDS, SECONDS = 7, 400
+CASE_SECONDS = 600.0  # compilations take minutes
 BF16 = torch.bfloat16
 LAYERS = {
     "hidden_size": 4096,
@@ -119,7 +122,7 @@ def measure_forward(run, section, shape, models, methods):
         return "BF16, called" if name.endswith("called") else "BF16"
 
     case = f"{shape[0]} x {shape[1]} tokens"
-    measure(run, section, case, builds(), beside, sequences=shape[0], tokens=shape[1])
+    measure_builds(run, section, case, builds(), beside, sequences=shape[0], tokens=shape[1])
 
 
 def measure_lora(run, tokens, names, folder, ways):
@@ -165,7 +168,7 @@ def measure_lora(run, tokens, names, folder, ways):
 
             yield Build(name, make, is_ours(name))
 
-    measure(run, "lora", f"{tokens} tokens", builds(), "BF16", tokens=tokens)
+    measure_builds(run, "lora", f"{tokens} tokens", builds(), "BF16", tokens=tokens)
 
 
 def measure_memory(run, models):
@@ -179,34 +182,34 @@ def measure_memory(run, models):
     print_table("Memory of weights", ["", "MB", "of BF16's"], rows)
 
 
-def main():
-    parser = new_parser(__doc__, rounds=7, seconds=400)
+def add_options(parser):
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--finegrained", type=Path)
     parser.add_argument("--only", nargs="+", default=("prefill", "decode", "lora"))
-    options = parser.parse_args()
+
+
+def cases(run):
+    """Calls that measure. LoRA comes first, with one model after another in memory."""
     transformers.logging.set_verbosity_error()
-    with Run(options) as run, tempfile.TemporaryDirectory() as folder:
-        sizes = LAYERS if run.on_gpu else TINY
-        saved_model(folder, options.layers, sizes)
-        ways = options_of(options.finegrained)
-        if "lora" in options.only:
-            measure_lora(run, 4096 if run.on_gpu else 16, list(ways), folder, ways)
-            run.release()
+    only = run.options.only
+    with tempfile.TemporaryDirectory() as folder:
+        saved_model(folder, run.options.layers, LAYERS if run.on_gpu else TINY)
+        ways = options_of(run.options.finegrained)
+        if "lora" in only:
+            yield partial(measure_lora, run, 4096 if run.on_gpu else 16, list(ways), folder, ways)
         models = {name: loaded(folder, of_name, run) for name, of_name in ways.items()}
-        measure_memory(run, models)
-        shape_of_prefill = (1, 8192 if run.on_gpu else 24)
-        if "prefill" in options.only:
-            measure_forward(run, "prefill", shape_of_prefill, models, {"": EVENTS})
-        if "compiled" in options.only:
+        yield partial(measure_memory, run, models)
+        prefill = (1, 8192 if run.on_gpu else 24)
+        if "prefill" in only:
+            yield partial(measure_forward, run, "prefill", prefill, models, {"": EVENTS})
+        if "compiled" in only:
             torch._dynamo.config.recompile_limit = 64
             compiled = {name: torch.compile(model) for name, model in models.items()}
-            measure_forward(run, "compiled", shape_of_prefill, compiled, {"": EVENTS})
-        for sequences in (1, 4, 16, 64) if "decode" in options.only else ():
+            yield partial(measure_forward, run, "compiled", prefill, compiled, {"": EVENTS})
+        for sequences in (1, 4, 16, 64) if "decode" in only else ():
             methods = {"": GRAPH, ", called": WALL}
-            measure_forward(run, "decode", (sequences, 1), models, methods)
-    return run.exit_code
+            yield partial(measure_forward, run, "decode", (sequences, 1), models, methods)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(run, case):
+    case()

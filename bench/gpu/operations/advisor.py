@@ -1,7 +1,6 @@
 """The advisor's plans beside plain rules, in time and error of whole models:
 
-    python bench/gpu/advisor.py advisor.jsonl
-    python bench/gpu/advisor.py tiny.jsonl --device cpu        to try the script: no times
+    python bench/gpu/run.py advisor RESULTS.jsonl [--models llama dit] [--reports FOLDER]
 
 Two models in BF16, in plain torch, with random weights and outlier features: `llama`, four blocks
 of hidden size 4096 with grouped heads and MLPs of two sizes, 4096 tokens, and a head; `dit`, twelve
@@ -18,14 +17,13 @@ error.
 
 import json
 import math
-import sys
 import time
 from pathlib import Path
 
 import octofold
 import torch
 from common.models import Attention, LlamaBlock
-from common.run import Run, new_parser, print_table
+from common.run import add_choices, print_table
 from octofold._timing import Method, captured, timings
 from octofold.models.advisor.advise import Advisor
 from octofold.models.advisor.measure.errors import in_place
@@ -35,6 +33,7 @@ from octofold.models.advisor.plan.ways import WAYS, ways_of
 from octofold.models.advisor.steps import Steps
 from torch.nn.functional import silu
 
+ROUNDS, SECONDS = 11, 500
 EVENTS = Method("events", rest=0.0, passes=1)
 RECIPES = ("blockwise", "rowwise", "tensorwise")
 DEFAULT_WAYS = [*RECIPES, "weight-only-128x128", "cast"]
@@ -244,7 +243,8 @@ def show(lines):
     print_table("Rules and plans", ["", "layers", "error", "the plan's", *COLUMNS], rows)
 
 
-def report(name, model, inputs, bound, options, run):
+def report(run, name, model, inputs, bound):
+    options = run.options
     options.reports.mkdir(parents=True, exist_ok=True)
     plan = octofold.models.advise(model, inputs, max_error=bound, ways=options.ways)
     plan.save(options.reports / f"{name}.json")
@@ -255,29 +255,28 @@ def report(name, model, inputs, bound, options, run):
     run.record("plan", model=name, plan=json.loads(plan.to_json())["whole"])
 
 
-def main():
-    parser = new_parser(__doc__, rounds=11, seconds=500)
-    parser.add_argument("--models", nargs="+", choices=("llama", "dit"), default=["llama", "dit"])
+def add_options(parser):
+    add_choices(parser, "--models", ("llama", "dit"))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=DEFAULT_WAYS)
     parser.add_argument("--reports", type=Path, help="a folder for the reports of both models")
-    options = parser.parse_args()
-    lines = []
-    with Run(options) as run:
-        run.device = torch.device(options.device, *([0] if run.on_gpu else []))
-        chosen = (case for case in models_of(run.device) if case[0] in options.models)
-        for name, model, inputs in run.cases(chosen):
-            with evaluating(model, run.device):
-                race = Race(name, model, inputs, run, ways_of("", options.ways))
-                print(f"{name}: measured in {race.seconds:.1f} s; {race.notes}")
-                found = list(race.run())
-            show(found)
-            lines += found
-            if options.reports is not None:
-                report(name, model, inputs, found[0]["error"], options, run)
-    if lines:
-        show(lines)
-    return run.exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def cases(run):
+    run.device = torch.device(run.device.type, *([0] if run.on_gpu else []))
+    return (case for case in models_of(run.device) if case[0] in run.options.models)
+
+
+def measure(run, case):
+    """Returns a line for each rule."""
+    name, model, inputs = case
+    with evaluating(model, run.device):
+        race = Race(name, model, inputs, run, ways_of("", run.options.ways))
+        print(f"{name}: measured in {race.seconds:.1f} s; {race.notes}")
+        found = list(race.run())
+    if run.options.reports is not None:
+        report(run, name, model, inputs, found[0]["error"])
+    return found
+
+
+def summary(found):
+    show([line for lines in found for line in lines])

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from grouped_products.peers import grouped_mm
 from torch import Tensor
 from torch.nn import functional
+
+from .grouped_rows import grouped_mm
 
 
 def activated(gate_up: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """Experts that are spread over GPUs, forward and backward, beside BF16 by torch:
 
-    torchrun --nproc-per-node 2 bench/gpu/parallel_experts.py experts.jsonl
-    torchrun --nproc-per-node 2 bench/gpu/parallel_experts.py --layers qwen3 --tokens 8192
-    torchrun --nproc-per-node 2 bench/gpu/parallel_experts.py --layers deepseek-v3 --experts 64
-    torchrun --nproc-per-node 2 bench/gpu/parallel_experts.py --layers qwen3 --hidden 256 \\
-        --inner 128 --experts 16 --tokens 40 --rounds 2                to try the script on a CPU
+    torchrun --nproc-per-node 2 bench/gpu/run.py parallel_experts RESULTS.jsonl
+    torchrun --nproc-per-node 2 bench/gpu/run.py parallel_experts RESULTS.jsonl --layers qwen3
+        --tokens 8192
+    torchrun --nproc-per-node 2 bench/gpu/run.py parallel_experts RESULTS.jsonl
+        --layers deepseek-v3 --experts 64
 
 Layers are the routed experts of Qwen3-30B-A3B and DeepSeek-V3. The router is not part of them: each
 token has k random experts, all alike, and each call takes the same ids and weights. A step is
@@ -24,8 +24,8 @@ BF16. "exchange" lines have the four exchanges of a step alone, with as many byt
 going on, and the speed beside BF16's. "traffic" lines have the bytes of a step that leave a rank
 for others, forward and backward, the rate of the exchange alone, and its part of the step's time.
 
-y and all gradients are first compared with those of BF16; the exit code is 1 if one is off by more
-than FP8 explains, or if a row found no room. Experts of DeepSeek-V3 on two ranks want most of the
+y and all gradients are first compared with those of BF16; a row that finds no room is wrong, too.
+Experts of DeepSeek-V3 on two ranks want most of the
 memory of an H200; --experts and --variants make it less.
 """
 
@@ -33,20 +33,19 @@ import argparse
 import gc
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-from common.ranks import DEVICE, ON_GPU, Call, Report, Times, interleaved, ranks  # before torch
-
-# isort: split
 import octofold.distributed
 import torch
 import torch.distributed as dist
+from common.ranks import DEVICE, ON_GPU, Call, RankRun, Times, interleaved
 from octofold._timing import captured
 from octofold.distributed.expert_parallel.message import Part, packed, token_parts
-from parallel_peers.experts import ExpertsOverRanks, Pieces
 from torch import Tensor
 
+from .torch_experts import ExpertsOverRanks, Pieces
+
+ROUNDS, SECONDS, ON_RANKS = 15, 540, True
 BASE, COMPILED, GRAPH = "BF16", "BF16 compiled", "octofold graph"
 OURS = ("octofold", "octofold input", "octofold halves", "octofold capacity", GRAPH)
 ONLY_ON_GPU = (COMPILED, GRAPH)
@@ -70,19 +69,13 @@ LAYERS = {
 }
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("results", nargs="?", type=Path, help="a file, to which lines of JSON are appended")
     add("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
     add("--variants", nargs="+", choices=(COMPILED, *OURS), default=[COMPILED, *OURS])
     add("--tokens", type=int, nargs="+", help="of a rank; others than the layers' own")
     for size in ("hidden", "inner", "experts"):
         add(f"--{size}", type=int, help="another one than the layers' own")
-    add("--rounds", type=int, default=15)
-    return parser.parse_args()
 
 
 def layer_of(name: str, options: argparse.Namespace) -> Layer:
@@ -250,34 +243,32 @@ def error(actual: Tensor, wanted: Tensor) -> float:
     return float((difference / norm).sqrt())
 
 
-def check(
-    report: Report, case: str, name: str, results: list[Tensor], wanted: list[Tensor]
-) -> None:
+def check(run: RankRun, case: str, name: str, results: list[Tensor], wanted: list[Tensor]) -> None:
     errors = [error(left, right) for left, right in zip(results, wanted, strict=True)]
     limits = (Y_ERROR, *[GRADIENT_ERROR] * 4)
     right = all(value <= limit for value, limit in zip(errors, limits, strict=True))  # NaN is not
     found = ", ".join(f"{what} {value:.4f}" for what, value in zip(NAMES, errors, strict=True))
-    report.line(f"  {case:<34} {name:<34} error {found}")
-    report.write("error", case, name=name, **dict(zip(NAMES, errors, strict=True)))
-    report.require(right, f"{case}, {name}: {found} on rank 0")
+    run.line(f"  {case:<34} {name:<34} error {found}")
+    run.record("error", case=case, name=name, **dict(zip(NAMES, errors, strict=True)))
+    run.require(right, f"{case}, {name}: {found} on rank 0")
 
 
 def checked(
-    report: Report, case: str, problem: Problem, layer: Layer, chosen: list[str]
+    run: RankRun, case: str, problem: Problem, layer: Layer, chosen: list[str]
 ) -> dict[str, Call]:
     """Returns the calls that are measured: BF16, and those whose results were compared with it."""
     dropped = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     calls: dict[str, Call] = {BASE: partial(problem.step, ExpertsOverRanks())}
     wanted = calls[BASE]()
     for name, call in steps(problem, layer, chosen, dropped):
-        check(report, case, name, call(), wanted)
+        check(run, case, name, call(), wanted)
         calls[name] = call
-    report.require(not dropped.item(), f"{case}: {dropped.item()} rows found no room")
+    run.require(not dropped.item(), f"{case}: {dropped.item()} rows found no room")
     return calls
 
 
 def say_traffic(
-    report: Report,
+    run: RankRun,
     case: str,
     traffic: dict[str, Traffic],
     found: dict[str, Times],
@@ -287,24 +278,26 @@ def say_traffic(
         forward, backward = of.bytes()
         rate = (forward + backward) / alone[name].median / 1e3
         share = alone[name].median / found[name].median
-        report.line(
+        run.line(
             f"  {case:<34} {name:<34} {forward / 1e6:8.1f} MB forward {backward / 1e6:8.1f} MB"
             f" backward {rate:6.0f} GB/s {share:4.0%} of the step"
         )
         values = {"forward_bytes": forward, "backward_bytes": backward}
-        report.write("traffic", case, name=name, **values, gigabytes_per_second=rate, share=share)
+        run.record(
+            "traffic", case=case, name=name, **values, gigabytes_per_second=rate, share=share
+        )
 
 
-def say_memory(report: Report, case: str) -> None:
+def say_memory(run: RankRun, case: str) -> None:
     """Reports the first rank's memory of all variants together: what a graph uses stays with it."""
     if ON_GPU:
         most = torch.cuda.max_memory_reserved()
         retries = torch.cuda.memory_stats()["num_alloc_retries"]
-        report.line(
+        run.line(
             f"  {case:<34} {'memory, at most':<34} {most / 1e9:10.1f} GB,"
             f" {retries} times none was left and torch gave back what it kept, which takes time"
         )
-        report.write("memory", case, reserved=most, retries=retries)
+        run.record("memory", case=case, reserved=most, retries=retries)
         torch.cuda.reset_peak_memory_stats()
 
 
@@ -316,43 +309,33 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def measure(
-    report: Report, case: str, problem: Problem, layer: Layer, options: argparse.Namespace
-) -> None:
-    report.line(f"\n{case}: compared with {BASE}")
-    calls = checked(report, case, problem, layer, options.variants)
+def cases(run: RankRun) -> Iterator[tuple[str, Problem, Layer]]:
+    for name in run.options.layers:
+        layer = layer_of(name, run.options)
+        w13, w2 = expert_weights(layer)
+        for tokens in layer.tokens:
+            yield f"{name} {tokens}", problem_of(layer, tokens, w13, w2), layer
+        del w13, w2
+        torch._dynamo.reset()  # the next layer's pieces are compiled for its sizes
+        release()
+
+
+def measure(run: RankRun, of_case: tuple[str, Problem, Layer]) -> None:
+    case, problem, layer = of_case
+    run.line(f"\n{case}: compared with {BASE}")
+    calls = checked(run, case, problem, layer, run.options.variants)
     release()  # what it was compared with
-    report.line("step, forward and backward")
-    found = interleaved(calls, options.rounds)
+    run.line("step, forward and backward")
+    found = interleaved(calls, run.rounds)
     sizes = layer._replace(tokens=len(problem.x))._asdict()
-    report.times("step", case, found, BASE, **sizes)
-    say_memory(report, case)
+    run.times("step", case, found, BASE, **sizes)
+    say_memory(run, case)
     calls.clear()
     release()
-    report.line("exchange, what a step sends and nothing else")
+    run.line("exchange, what a step sends and nothing else")
     traffic = {name: of for name, of in traffics(problem, layer).items() if name in found}
     exchanges = {name: of.exchanges() for name, of in traffic.items()}
-    alone = interleaved(exchanges, options.rounds)
-    report.times("exchange", case, alone, BASE)
-    report.line("traffic, what leaves a rank for others in a step")
-    say_traffic(report, case, traffic, found, alone)
-
-
-def main() -> None:
-    options = parsed()
-    with ranks(options.results) as report:
-        for name in options.layers:
-            layer = layer_of(name, options)
-            w13, w2 = expert_weights(layer)
-            for tokens in layer.tokens:
-                problem = problem_of(layer, tokens, w13, w2)
-                measure(report, f"{name} {tokens}", problem, layer, options)
-                del problem
-                release()
-            del w13, w2
-            torch._dynamo.reset()  # the next layer's pieces are compiled for its sizes
-            release()
-
-
-if __name__ == "__main__":
-    main()
+    alone = interleaved(exchanges, run.rounds)
+    run.times("exchange", case, alone, BASE)
+    run.line("traffic, what leaves a rank for others in a step")
+    say_traffic(run, case, traffic, found, alone)

@@ -1,8 +1,8 @@
 """Products whose rows are gathered from all ranks, the gather first and behind the product:
 
-    torchrun --nproc-per-node 2 bench/gpu/parallel_products.py
-    torchrun --nproc-per-node 2 bench/gpu/parallel_products.py --rows 8192 --rounds 30
-    torchrun --nproc-per-node 1 bench/gpu/parallel_products.py
+    torchrun --nproc-per-node 2 bench/gpu/run.py parallel_products RESULTS.jsonl
+    torchrun --nproc-per-node 2 bench/gpu/run.py parallel_products RESULTS.jsonl --rows 8192
+    torchrun --nproc-per-node 1 bench/gpu/run.py parallel_products RESULTS.jsonl
 
 Each rank has M / ranks rows of A, e4m3 with scales of 1x128, and weights [N, K] with scales of
 128x128; all want A · Wᵀ of all rows. The table has microseconds, the median of rounds, of the
@@ -21,20 +21,20 @@ slowest rank:
 
 With one process: "product", and "in order" of so many shards.
 
-Results of "overlapped" have to have the bits of "in order", in each round, with other rows in each:
-the exit code is 1 otherwise. NVLink multicast stays off.
+Results of "overlapped" have to have the bits of "in order", in each round, with other rows in each.
+NVLink multicast stays off.
 """
 
-import argparse
 from functools import partial
-from pathlib import Path
 
 import octofold
 import torch
 import torch.distributed as dist
-from common.ranks import interleaved, ranks
+from common.ranks import interleaved
+from common.run import sizes, text_of
 from octofold.distributed import GatheredProduct
 
+ROUNDS, SECONDS, ON_RANKS = 15, 540, True
 ROWS = (4096, 8192, 16384)
 # N of a rank, and K: Llama 3 70B's gate and up, and down, halved; DeepSeek-V3's.
 WEIGHTS = ((14336, 8192), (8192, 14336), (7168, 2048), (2112, 7168))
@@ -43,20 +43,30 @@ SHARDS = (1, 2, 4, 8)  # on one GPU
 COLUMNS = ("product", "in order", "gather", "one, two", "copies", "overlapped")
 
 
-def pair(text):
-    n, k = text.split(",")
-    return int(n), int(k)
-
-
-def parsed():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("results", type=Path, nargs="?")
+def add_options(parser):
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="M, of all ranks")
-    parser.add_argument("--weights", type=pair, nargs="+", default=WEIGHTS, metavar="N,K")
-    parser.add_argument("--rounds", type=int, default=15)
-    return parser.parse_args()
+    parser.add_argument("--weights", type=sizes, nargs="+", default=WEIGHTS, metavar="N,K")
+
+
+def cases(run):
+    alone = dist.get_world_size() == 1
+    titles = ("product", *(f"in {shards}" for shards in SHARDS))
+    if not alone:
+        titles = (*COLUMNS, "hidden", "gain", "over it")
+    run.line(f"{'M,N,K':>18}{''.join(f'{title:>12}' for title in titles)}")
+    return [(m, n, k) for n, k in run.options.weights for m in run.options.rows]
+
+
+def measure(run, shape):
+    if dist.get_world_size() == 1:
+        times, more = measure_alone(*shape, run.rounds), ""
+    else:
+        times = measure_on_ranks(run, *shape)
+        more = judged(times)
+    texts = "".join(f"{time.median:12.0f}" for time in times.values())
+    run.line(f"{text_of(shape):>18}{texts}{more}")
+    for name, time in times.items():
+        run.record("gathered product", case=text_of(shape), name=name, **time._asdict())
 
 
 class Gather:
@@ -106,11 +116,11 @@ def measure_alone(m, n, k, rounds):
     return interleaved(calls, rounds, CALLS)
 
 
-def measure(report, m, n, k, rounds):
+def measure_on_ranks(run, m, n, k):
     rank, ranks_ = dist.get_rank(), dist.get_world_size()
     product = GatheredProduct(m // ranks_, k, overlap=True)
     w = octofold.quantize(torch.randn(n, k, device="cuda"), "128x128")
-    report.require(check(product, w, m, k, rank, ranks_), f"bits of {m},{n},{k}")
+    run.require(check(product, w, m, k, rank, ranks_), f"bits of {m},{n},{k}")
     shard = octofold.quantize(torch.randn(m // ranks_, k, device="cuda"))
     gather = Gather(shard, ranks_)
     whole = gather(shard)
@@ -131,13 +141,9 @@ def measure(report, m, n, k, rounds):
         "copies": by_copies,
         "overlapped": lambda: product(shard, w, out=out),
     }
-    times = interleaved(calls, rounds, CALLS)
+    times = interleaved(calls, run.rounds, CALLS)
     dist.barrier()  # before memory goes that others read
     return times
-
-
-def texts(times):
-    return "".join(f"{time.median:12.0f}" for time in times.values())
 
 
 def judged(times):
@@ -149,28 +155,3 @@ def judged(times):
     first = min(one_two, copies)
     hidden = (first - overlapped) / (first - product) if first > product else 0
     return f"{hidden:12.2f}{first / overlapped:12.3f}{overlapped / product:12.3f}"
-
-
-def main():
-    options = parsed()
-    with ranks(options.results) as report:
-        alone = dist.get_world_size() == 1
-        titles = ("product", *(f"in {shards}" for shards in SHARDS))
-        if not alone:
-            titles = (*COLUMNS, "hidden", "gain", "over it")
-        report.line(f"{'M,N,K':>18}{''.join(f'{title:>12}' for title in titles)}")
-        for n, k in options.weights:
-            for m in options.rows:
-                if alone:
-                    times, more = measure_alone(m, n, k, options.rounds), ""
-                else:
-                    times = measure(report, m, n, k, options.rounds)
-                    more = judged(times)
-                case = f"{m},{n},{k}"
-                report.line(f"{case:>18}{texts(times)}{more}")
-                for name, time in times.items():
-                    report.write("gathered product", case, name=name, **time._asdict())
-
-
-if __name__ == "__main__":
-    main()

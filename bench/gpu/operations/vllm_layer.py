@@ -1,25 +1,28 @@
 """vLLM's own linear layer in block FP8: Octofold's kernel in it beside the kernels of vLLM's table.
 
-    python bench/gpu/vllm_layer.py RESULTS.jsonl [M/M/...,N,K ...]
+    python bench/gpu/run.py vllm_layer RESULTS.jsonl [M/M/...,N,K ...]
 
 Each is vLLM's ReplicatedLinear with its method for FP8 checkpoints, which vLLM's code has loaded.
 The baseline is what vLLM itself would take, of its kernels that run here. Where vLLM's extension
-cannot be loaded (it was left out by pack_vllm.py, or stands on another torch), vLLM casts by its
-Python, compiled, as it does in a server with torch.compile; kernels that need the extension are
-left out, and the reason is shown. torch.nn.Linear in BF16 has the same shape.
+cannot be loaded (it was left out, or stands on another torch), vLLM casts by its Python, compiled,
+as it does in a server with torch.compile; kernels that need the extension are left out, and the
+reason is shown. torch.nn.Linear in BF16 has the same shape.
 """
 
 import contextlib
-import sys
 import tempfile
 from functools import partial
 from types import SimpleNamespace
 
 import octofold
 import torch
-from common.measure import Build, Implementation, measure
-from common.operands import calls_of, normal, relative_error, scaled, sets_of
-from common.run import Run, new_parser, shapes_of, text_of
+from common.measure import Build
+from common.measure import measure as measure_builds
+from common.operands import calls_of, normal, scaled, sets_of
+from common.run import add_shapes, shapes_of, text_of
+from octofold_tool.gpu.measuring import Implementation, relative_error
+
+ROUNDS, SECONDS = 40, 540
 
 SHAPES = ("1/16/64/1024/8192,4096,7168", "1/64/8192,7168,2048", "1/64/8192,28672,4096")
 ERROR_LIMIT = 3e-3  # of ours, against the product of its own cast
@@ -164,17 +167,18 @@ def builds(run, vllm, m, n, k):
     yield Build("torch.nn.Linear BF16", make_bfloat16, False, 2 * n * k, operations)
 
 
-def main():
-    parser = new_parser(__doc__, rounds=40, seconds=540)
-    parser.add_argument("shapes", nargs="*", metavar="M,N,K", default=SHAPES)
-    options = parser.parse_args()
-    with Run(options) as run, torch.inference_mode():
-        vllm = Vllm(run.device)
-        with vllm.entered():
-            for shape in run.cases(shapes_of(options.shapes)):
-                measure(run, "vllm layer", text_of(shape), builds(run, vllm, *shape))
-    return run.exit_code
+def add_options(parser):
+    add_shapes(parser)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def cases(run):
+    vllm = Vllm(run.device)
+    for shape in shapes_of(run.options.shapes or SHAPES):
+        yield vllm, shape
+
+
+@torch.inference_mode()
+def measure(run, case):
+    vllm, shape = case
+    with vllm.entered():
+        measure_builds(run, "vllm layer", text_of(shape), builds(run, vllm, *shape))
