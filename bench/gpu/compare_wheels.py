@@ -1,35 +1,125 @@
 """Two or more builds of Octofold beside each other on one GPU, in one run:
 
     python bench/gpu/compare_wheels.py OLD_SITE NEW_SITE [--json FILE] [--bound 1.01]
-    python bench/gpu/compare_wheels.py SITE SITE ... --sections chains
+    python bench/gpu/compare_wheels.py SITE SITE ... --sections groups casts weights
 
 Each SITE is a folder that a wheel was unpacked into (pip install --target). A process for each
 holds the same operands, and they take turns. All are measured by the last one's timing
 module. Sections:
     products  the shapes of docs/notes/products.md
     host      host time of a call, with torch.mm(out=) in the same turns
-    chains    four layers at few rows, where what lies between two kernels counts: a cast and a
-              product, one that casts its input (gemm of an array), a product of codes that lie
-              ready, or torch.mm in BF16, each of the result of the one before
     groups    products of groups, gated ones among them
     casts     of arrays and of fused sources
     weights   products with FP8 weights
 
 Prints times over the first build's; exit code 1 if one of the last's takes longer than --bound
-times as long (but for host and chains).
+times as long (but for host). Nothing of Octofold is imported here but the timing module.
 """
 
 import argparse
+import importlib.util
 import json
+import os
 import statistics
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from common.builds import Build, Worker, serve, timing_of
-from common.wheel_sections import SECTIONS
+from wheel_sections import SECTIONS
 
-# ---- The comparison -----------------------------------------------------------------------------
+TIMING = "OCTOFOLD_BENCH_TIMING"
+
+
+def timing_of(site: str | Path) -> ModuleType:
+    """The timing module of a build, by itself: others are measured by it too."""
+    name = "octofold_timing"
+    spec = importlib.util.spec_from_file_location(name, Path(site) / "octofold" / "_timing.py")
+    if spec is None or spec.loader is None:
+        sys.exit(f"{site}: no octofold/_timing.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Build:
+    """The process of one build, from here: this script again, with --worker."""
+
+    def __init__(self, site: Path, timing_site: Path, device: str) -> None:
+        paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"PYTHONPATH": os.pathsep.join(paths), TIMING: str(timing_site)}
+        self.site = site
+        self.process = subprocess.Popen(
+            [sys.executable, sys.argv[0], "--worker", "--device", device],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        described = self.ask("describe")
+        if not Path(described["octofold"]).resolve().is_relative_to(site.resolve()):
+            sys.exit(f"{site}: octofold came from {described['octofold']}")
+        self.description = f"{described['device']}, torch {described['torch']}"
+
+    def ask(self, *request: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(f"{self.site}: its process ended with exit code {self.process.wait()}")
+        return json.loads(answer)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(worker: Any) -> None:
+    """Answers requests, each the name of a method and arguments: a line of JSON in, one out."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what anything else prints is no answer
+    for line in sys.stdin:
+        request, *arguments = json.loads(line)
+        print(json.dumps(getattr(worker, request)(*arguments)), file=answers, flush=True)
+
+
+class Worker:
+    """In the process of a build."""
+
+    def __init__(self, device: str) -> None:
+        import octofold
+        import torch
+
+        self.octofold, self.torch, self.device = octofold, torch, torch.device(device)
+        self.timing = timing_of(os.environ[TIMING])
+        self.on_gpu = self.device.type == "cuda"
+        self._samplers: dict[str, Callable[[], float]] = {}
+
+    def describe(self) -> dict[str, str]:
+        name = self.torch.cuda.get_device_name() if self.on_gpu else "the CPU"
+        return {"octofold": self.octofold.__file__, "torch": self.torch.__version__, "device": name}
+
+    def prepare(self, section: str, case: Sequence[int]) -> dict[str, float]:
+        """The relative error of each implementation; then sample() has it by name."""
+        self._samplers = {}
+        errors = {}
+        made = SECTIONS[section][0](self, *case)
+        for name, (calls, error, method) in made.items():
+            for call in (*calls, *calls):
+                call()
+            errors[name] = error()
+            method = method if self.on_gpu or method.kind == "host" else self.timing.CPU
+            self._samplers[name] = method.sampler(calls)
+        return errors
+
+    def sample(self, name: str) -> float:
+        return self._samplers[name]()
 
 
 def compare(builds, timing, section, case, rounds):
@@ -77,7 +167,7 @@ def main():
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        serve(Worker(arguments.device, {name: made for name, (made, *_) in SECTIONS.items()}))
+        serve(Worker(arguments.device))
         return 0
     if len(arguments.sites) < 2 or arguments.rounds < 2:
         parser.error("expected two SITEs and 2 rounds at least")
@@ -92,7 +182,7 @@ def main():
             samples = compare(builds, timing, section, case, arguments.rounds)
             found.append({"section": section, "case": case, "samples": samples})
             shown = show(timing, section, case, samples)
-            if section not in ("host", "chains"):
+            if section != "host":
                 ratios |= {(section, case, name): of[-1] for name, of in shown.items()}
     for build in builds:
         build.end()

@@ -10,12 +10,10 @@ A layer is tokens,experts,top-k,hidden,inner: SwiGLU, routing from a Zipf distri
             and compiled, and by a loop over experts. "top_k": the choice of experts is part of it
     few     with few tokens, forward + backward in a CUDA graph: casts of weights in each step (of
             the experts that have tokens), held, renewed behind the step
-            (octofold.nn.cast_after_step), and once for four micro-batches; and these casts alone
-    kept    bytes that forward keeps for backward, ours and torch's, of all layers that train
+            (octofold.nn.cast_after_step), and once for four micro-batches
 
 Results are first checked against FP64: the output and the gradients of some tokens, those of one
-expert's weights. "speed" is that over torch._grouped_mm, eager. It is said which of the layers'
-variants wait for the GPU in a call.
+expert's weights. "speed" is that over torch._grouped_mm, eager.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +26,8 @@ import torch
 from common.measure import Build
 from common.measure import measure as measure_builds
 from common.run import Run, add_choices
-from octofold import ops
 from octofold._timing import GRAPH, WALL, Call, Method
-from octofold.nn.casting.casts import cast_weight
-from octofold.nn.recipes import NAMED
-from octofold_tool.gpu.measuring import Implementation, Wrong
+from octofold_tool.gpu.measuring import Implementation
 from torch import Tensor
 
 from .expert_layers import (
@@ -53,7 +48,7 @@ from .expert_layers import (
 )
 
 ROUNDS, SECONDS = 11, 540
-SECTIONS = ("layers", "few", "kept")
+SECTIONS = ("layers", "few")
 PASSES = ("forward", "both")
 BFLOAT16_ERRORS = (3e-2, 0.0)
 FP8_ERRORS = (0.2, 2e-2)  # of products in a row
@@ -95,7 +90,6 @@ def cases(run: Run) -> Iterator[tuple[Callable[..., None], Layer, str]]:
     chosen = {
         "layers": (measure_layer, LAYERS, run.options.passes),
         "few": (measure_few, FEW_TOKENS, ["both"]),
-        "kept": (report_kept, tuple(dict.fromkeys((*FEW_TOKENS, *LAYERS))), ["both"]),
     }
     for section in run.options.sections:
         function, layers, passes = chosen[section]
@@ -177,20 +171,6 @@ def measure_layer(run: Run, layer: Layer, passes: str) -> None:
     )
     case, facts = f"{layer.name} {passes}", {"layer": layer.name, "passes": passes}
     measure_builds(run, "layer", case, builds, f"{GROUPED}, eager", **facts)
-    for name, step in steps.items() if run.on_gpu else ():
-        print(f"  {name} waits for the GPU: {waiting(step)}")
-
-
-def waiting(call: Call) -> str:
-    """Returns torch's error if it sees a call wait for the GPU, else "no"."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        call()
-    except RuntimeError as error:
-        return str(error).splitlines()[0][:60]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return "no"
 
 
 @dataclass(frozen=True)
@@ -201,8 +181,6 @@ class Way:
     make: Callable[[Inputs], Step]
     is_ours: bool = False
     micro_batches: int = 1
-    shows_kept: bool = False
-    """True if what it keeps for backward is of interest by itself."""
 
 
 def casting(recipe: str, given: Inputs, micro_batches: int = 1) -> Step:
@@ -232,11 +210,11 @@ def ways(run: Run) -> Iterator[Way]:
         return Step(*build(given), given, micro_batches=micro_batches)
 
     if peers:
-        yield Way(GROUPED, partial(by_torch, plain(grouped_products)), shows_kept=True)
+        yield Way(GROUPED, partial(by_torch, plain(grouped_products)))
         yield Way(COMPILED, partial(by_torch, compiled))
     ours = partial(Way, is_ours=True)
-    yield ours(f"{name}, casts in it", partial(casting, recipe), shows_kept=True)
-    yield ours(f"{name}, casts held", partial(held, recipe, False), shows_kept=True)
+    yield ours(f"{name}, casts in it", partial(casting, recipe))
+    yield ours(f"{name}, casts held", partial(held, recipe, False))
     yield ours(f"{name}, casts behind it", partial(held, recipe, True))
     more = {"micro_batches": MICRO_BATCHES}
     if peers:
@@ -248,7 +226,6 @@ def ways(run: Run) -> Iterator[Way]:
 
 
 def measure_few(run: Run, layer: Layer, passes: str) -> None:
-    """Steps, then casts alone."""
     given = inputs(layer, run.options.zipf, run.device, True)
     expected = Expected(given, True)
     method = GRAPH if run.on_gpu else None
@@ -266,62 +243,3 @@ def measure_few(run: Run, layer: Layer, passes: str) -> None:
         for way in ways(run)
     ]
     measure_builds(run, "few", f"{layer.name} {passes}", builds, GROUPED, layer=layer.name)
-    casts = casts_alone(given, run.options.recipes[0])
-    measure_builds(run, "few casts", f"{layer.name} casts", casts, layer=layer.name)
-
-
-def casts_alone(given: Inputs, recipe: str) -> Iterator[Build]:
-    """Casts of both weights both ways: of all experts, of those with tokens, and by one launch."""
-    chosen = NAMED[recipe]
-    weights = given.w13.detach(), given.w2.detach()
-    used = ops.sort_by_expert(given.ids, len(given.w13)).offsets
-    handle = after_step(module_of(given, recipe))
-    expected = cast_weight(weights[1], chosen, True, True)
-
-    def each(used: Tensor | None) -> Any:
-        return [cast_weight(weight, chosen, True, True, used=used) for weight in weights]
-
-    def error(used: Tensor | None) -> float:
-        """Casts of an expert with tokens have the same bits, whatever others there are."""
-        expert = int(given.ids.flatten()[0])
-        for cast, other in zip(each(used)[1], expected, strict=True):
-            codes = (x.data[expert].view(torch.uint8) for x in (cast, other))
-            if not torch.equal(*codes):
-                raise Wrong(f"other codes of expert {expert}")
-        return 0.0
-
-    # What one launch writes is checked where layers take it, by the steps above.
-    for name, call, errors in (
-        ("casts of all experts", partial(each, None), partial(error, None)),
-        ("casts of experts with tokens", partial(each, used), partial(error, used)),
-        ("casts by one launch", handle.casts, lambda: 0.0),
-    ):
-        yield Build(name, partial(Implementation, [call], errors, method=GRAPH), True)
-
-
-def report_kept(run: Run, layer: Layer, passes: str) -> None:
-    given = inputs(layer, run.options.zipf, run.device, True)
-    for way in ways(run):
-        if way.shows_kept:
-            kept = bytes_kept(way.make(given))
-            run.record("kept", case=f"{layer.name} {passes}", name=way.name, bytes=kept)
-            print(f"{layer.name}: {way.name} keeps {kept / 2**20:.1f} MiB for backward")
-
-
-def bytes_kept(step: Step) -> int:
-    """Bytes that forward keeps for backward, beside its inputs and the weights: memory that tensors
-    saved for it hold, each once. Casts that are held are among it."""
-    seen: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    given = step.given
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        y = step.forward(given)
-    known = (given.x, given.dy, given.w13, given.w2, given.logits, given.ids, given.weights)
-    for tensor in (*known, *step.weights, y):
-        seen.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(seen.values())

@@ -11,8 +11,6 @@ Sections:
     masked      the first rows of each group's, equally many
     k           weight gradients: K in groups, FP32 += ; other pairs of scales too; sizes that are
                 multiples of 128, and ours of any
-    gradients   weight gradients of an expert layer: K in groups of Zipf's sizes, new BF16; by the
-                scales of its recipe, finer ones and none
     decode      a few rows a group
     gated       the first product of an expert with SwiGLU and its cast, beside both one after
                 another
@@ -36,7 +34,7 @@ ROUNDS, SECONDS = 13, 500
 OURS = "octofold"
 DEEPGEMM, ROWWISE, BFLOAT16 = "DeepGEMM", "torch FP8 rowwise", "torch BF16"
 EXPERT = ((4096, 7168), (7168, 2048))  # the two products of an expert of DeepSeek-V3's
-SIZES = {  # groups, rows of each (of k and gradients: its K), and the two other sizes
+SIZES = {  # groups, rows of each (of k: its K), and the two other sizes
     "contiguous": [(g, m, n, k) for n, k in EXPERT for g, m in ((4, 8192), (8, 4096), (32, 256))],
     "masked": [
         (g, m, n, k)
@@ -44,12 +42,6 @@ SIZES = {  # groups, rows of each (of k and gradients: its K), and the two other
         for g, m in ((1, 1024), (2, 512), (4, 256), (16, 64), (32, 32))
     ],
     "k": [(4, 8192, 4096, 7168), (8, 4096, 7168, 2048), (32, 256, 4096, 7168)],
-    "gradients": [
-        (32, 512, 4096, 7168),
-        (32, 512, 7168, 2048),
-        (128, 512, 1536, 2048),
-        (128, 512, 2048, 768),
-    ],
     "decode": [
         (64, 6, 2816, 2048),
         (64, 6, 2048, 1408),
@@ -64,7 +56,6 @@ TINY = {
     "contiguous": [(3, 128, 256, 384)],
     "masked": [(3, 20, 256, 384)],
     "k": [(3, 256, 128, 256)],
-    "gradients": [(3, 256, 128, 256)],
     "decode": [(6, 3, 256, 256)],
     "gated": [(3, 128, 128, 256)],
 }
@@ -88,7 +79,7 @@ class Case:
     section: str
     groups: int
     each: int
-    first: int  # N; of K groups (k, gradients) M; of gated products N of the output
+    first: int  # N; of K groups M; of gated products N of the output
     second: int  # K; of K groups N
 
     @property
@@ -157,7 +148,7 @@ def cases(run: Run) -> Iterator[Case]:
 def builds_of(run: Run, case: Case) -> Iterator[Build]:
     from . import grouped_depth, grouped_rows  # which take their cases from here
 
-    module = grouped_depth if case.section in ("k", "gradients") else grouped_rows
+    module = grouped_depth if case.section == "k" else grouped_rows
     return getattr(module, case.section)(run, case)
 
 

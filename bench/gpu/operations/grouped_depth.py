@@ -1,4 +1,4 @@
-"""Products of groups of K: weight gradients of all experts, added to FP32 sums or new."""
+"""Products of groups of K: weight gradients of all experts, added to FP32 sums."""
 
 import itertools
 import math
@@ -24,8 +24,6 @@ from .grouped import BFLOAT16, DEEPGEMM, OURS, ROWWISE, Case, offsets_of, on_dev
 from .grouped_rows import deep_gemm, grouped_mm
 
 PAIRS = (("1x128", "1x128"), ("1x128", "channel"), ("1x128", "128x128"), ("channel", "channel"))
-RECIPE = ("1x128", "channel")  # of octofold.nn's "blockwise"
-GRADIENT_PAIRS = (RECIPE, ("1x128", "1x128"), ("tensor", "tensor"))
 FP8 = torch.float8_e4m3fn
 BLOCK = 128  # columns of a scale
 ROWS, COLUMNS = 64, 256  # of each result are compared
@@ -109,27 +107,6 @@ def k(run: Run, case: Case) -> Iterator[Build]:
             yield build(f"{BFLOAT16}, BF16 out", by_bfloat16, sets, offsets)
 
 
-def gradients(run: Run, case: Case) -> Iterator[Build]:
-    """Into new BF16, as an expert layer's backward takes them. Groups as routing gives them; by the
-    recipe's pair also equal ones, which torch takes too."""
-    m, n = case.sizes
-    bytes_ = (m + n) * case.rows + 2 * case.groups * m * n
-    empty = partial(torch.empty, case.groups, m, n, dtype=torch.bfloat16, device=run.device)
-    outs = sets_of(empty, bytes_, run)
-    build, routed = build_of(case, bytes_), case.zipf(run.options.zipf)
-    for sizes, suffix, pairs in (
-        (routed, ", zipf", GRADIENT_PAIRS),
-        (case.aligned, "", GRADIENT_PAIRS[:1]),
-    ):
-        offsets = offsets_of(sizes)
-        sets = operands(case, offsets, outs)
-        for pair in pairs:
-            yield build(f"{OURS} {'·'.join(pair)}{suffix}", by_us, sets, offsets, pair)
-        if not suffix:
-            yield build(ROWWISE, by_rowwise, sets, offsets)
-            yield build(BFLOAT16, by_bfloat16, sets, offsets)
-
-
 def build_of(case: Case, bytes_: int) -> Callable[..., Build]:
     """The builds of functions of sets of operands and offsets; ours takes a pair, too."""
 
@@ -142,10 +119,9 @@ def build_of(case: Case, bytes_: int) -> Callable[..., Build]:
     ) -> Build:
         if pair is None:
             return Build(name, partial(make, sets, offsets), False, bytes_, case.operations)
-        out = "float32" if sets[0].out.dtype == torch.float32 else "bfloat16"
         problem = ProductProblem(
-            1, 1, 1, out=out, a_granularity=pair[0], b_granularity=pair[1],
-            c=out if out == "float32" else None, grouping="depth",
+            1, 1, 1, out="float32", a_granularity=pair[0], b_granularity=pair[1],
+            c="float32", grouping="depth",
         )  # fmt: skip
         names = tuning.candidates(problem)
         made = partial(make, sets, offsets, pair)
@@ -160,14 +136,12 @@ def by_us(
     pair: tuple[str, str],
     candidate: str | None = None,
 ) -> Implementation:
-    """Added to what is there if that is FP32."""
     groups = Depth(on_device(offsets, sets[0].a.device))
     out = sets[0].out
-    adds = out.dtype == torch.float32
     pairs = [(with_scales(s.a, pair[0]), with_scales(s.b, pair[1])) for s in sets]
 
     def call_of(a: ScaledTensor, b: ScaledTensor, out: Tensor) -> Call:
-        how = out if adds else None, None, None, (False, False), out, None
+        how = out, None, None, (False, False), out, None
         return partial(multiply_groups, a, b, groups, *how, candidate)
 
     calls = [call_of(a, b, s.out) for (a, b), s in zip(pairs, sets, strict=True)]
@@ -177,12 +151,11 @@ def by_us(
     def error() -> float:
         """Returns the error of the product alone, and of it added to ones, in one number."""
         alone = 0.0
-        if candidate is None or not adds:
+        if candidate is None:
             poison(out)
-            by_itself = partial(octofold.grouped_gemm, a, b, groups, out=out)
-            (by_itself if adds else calls[0])()
+            octofold.grouped_gemm(a, b, groups, out=out)
             alone = reference.error(out)
-        return math.hypot(alone, error_of_sum(calls[0], out, reference)) if adds else alone
+        return math.hypot(alone, error_of_sum(calls[0], out, reference))
 
     return Implementation(calls, error, ERROR_LIMITS[out.dtype])
 

@@ -19,11 +19,6 @@ each step. By turns:
     octofold capacity   codes; room for all tokens of a rank, and the host waits for nothing
     octofold graph      that in a CUDA graph of forward and backward
 
-"step" lines have the time on the slowest rank, the spread between quartiles, and the speed beside
-BF16. "exchange" lines have the four exchanges of a step alone, with as many bytes and nothing else
-going on, and the speed beside BF16's. "traffic" lines have the bytes of a step that leave a rank
-for others, forward and backward, the rate of the exchange alone, and its part of the step's time.
-
 y and all gradients are first compared with those of BF16; a row that finds no room is wrong, too.
 Experts of DeepSeek-V3 on two ranks want most of the
 memory of an H200; --experts and --variants make it less.
@@ -38,9 +33,8 @@ from typing import NamedTuple
 import octofold.distributed
 import torch
 import torch.distributed as dist
-from common.ranks import DEVICE, ON_GPU, Call, RankRun, Times, interleaved
+from common.ranks import DEVICE, ON_GPU, Call, RankRun, interleaved
 from octofold._timing import captured
-from octofold.distributed.expert_parallel.message import Part, packed, token_parts
 from torch import Tensor
 
 from .torch_experts import ExpertsOverRanks, Pieces
@@ -121,82 +115,6 @@ def problem_of(layer: Layer, tokens: int, w13: Tensor, w2: Tensor) -> Problem:
     return Problem(x, ids, weights, w13, w2, dy)
 
 
-class Traffic(NamedTuple):
-    """The traffic of a step: rows to each rank and from each, and the bytes of a row to the
-    experts and back, in forward, and likewise in backward."""
-
-    leaving: list[int]
-    arriving: list[int]
-    row_bytes: tuple[int, int, int, int]
-
-    @staticmethod
-    def of(leaving: Tensor, *row_bytes: int) -> "Traffic":
-        """Collective."""
-        arriving = torch.empty_like(leaving)
-        dist.all_to_all_single(arriving, leaving)
-        return Traffic(leaving.tolist(), arriving.tolist(), (*row_bytes,))
-
-    def bytes(self) -> tuple[int, int]:
-        """Collective: what leaves a rank for others in forward and in backward, the most of all
-        ranks."""
-        own = dist.get_rank()
-        away, home = (sum(rows) - rows[own] for rows in (self.leaving, self.arriving))
-        there, back, dy, gradients = self.row_bytes
-        most = torch.tensor([away * there + home * back, away * dy + home * gradients])
-        most = most.to(DEVICE)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        forward, backward = most.tolist()
-        return forward, backward
-
-    def exchanges(self) -> Call:
-        """The four, in memory that is there."""
-        rows = max(sum(self.leaving), sum(self.arriving))
-        size = rows * max(self.row_bytes)
-        memory = [torch.zeros(size, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
-
-        def exchange(away: bool, row: int) -> None:
-            splits = (self.leaving, self.arriving) if away else (self.arriving, self.leaving)
-            sent, received = (
-                part[: sum(rows) * row].view(-1, row)
-                for part, rows in zip(memory, splits, strict=True)
-            )
-            dist.all_to_all_single(received, sent, splits[1], splits[0])
-
-        def call() -> None:
-            for index, row in enumerate(self.row_bytes):
-                exchange(index % 2 == 0, row)
-
-        return call
-
-
-def row_bytes(*parts: Part) -> int:
-    """Bytes of a row of these parts on the wire."""
-    row = packed([torch.empty((0, part.numbers), dtype=part.dtype) for part in parts])
-    return row.shape[1] * row.itemsize
-
-
-def traffics(problem: Problem, layer: Layer) -> dict[str, Traffic]:
-    """By the variant whose traffic it is. That of "halves" is "octofold"'s, that of a graph
-    "capacity"'s. docs/distributed/experts.md has the parts of a row."""
-    size, hidden, k = dist.get_world_size(), layer.hidden, layer.top_k
-    owners = problem.ids // (layer.experts // size)
-    goes = owners.unsqueeze(-1) == torch.arange(size, device=DEVICE)
-    choices, once = goes.sum((0, 1)), goes.any(1).sum(0)
-    room = torch.full_like(once, len(problem.x))
-    (whole,) = token_parts(hidden, torch.bfloat16, None)
-    codes = token_parts(hidden, torch.bfloat16, octofold.Format(granularity="1x128"))
-    ids, weights = Part(torch.int32, k), Part(torch.float32, k)
-    back, gradients = row_bytes(whole), row_bytes(whole, weights)
-    of_codes = (row_bytes(*codes, ids, weights), back, row_bytes(*codes), gradients)
-    of_input = (row_bytes(whole, ids, weights), back, back, gradients)
-    return {
-        BASE: Traffic.of(choices, back, back, back, back),
-        "octofold": Traffic.of(once, *of_codes),
-        "octofold input": Traffic.of(once, *of_input),
-        "octofold capacity": Traffic.of(room, *of_codes),
-    }
-
-
 def in_graph(call: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
     """Its replay, after calls on a side stream, which autograd wants before it is captured."""
     stream = torch.cuda.Stream()
@@ -267,40 +185,6 @@ def checked(
     return calls
 
 
-def say_traffic(
-    run: RankRun,
-    case: str,
-    traffic: dict[str, Traffic],
-    found: dict[str, Times],
-    alone: dict[str, Times],
-) -> None:
-    for name, of in traffic.items():
-        forward, backward = of.bytes()
-        rate = (forward + backward) / alone[name].median / 1e3
-        share = alone[name].median / found[name].median
-        run.line(
-            f"  {case:<34} {name:<34} {forward / 1e6:8.1f} MB forward {backward / 1e6:8.1f} MB"
-            f" backward {rate:6.0f} GB/s {share:4.0%} of the step"
-        )
-        values = {"forward_bytes": forward, "backward_bytes": backward}
-        run.record(
-            "traffic", case=case, name=name, **values, gigabytes_per_second=rate, share=share
-        )
-
-
-def say_memory(run: RankRun, case: str) -> None:
-    """Reports the first rank's memory of all variants together: what a graph uses stays with it."""
-    if ON_GPU:
-        most = torch.cuda.max_memory_reserved()
-        retries = torch.cuda.memory_stats()["num_alloc_retries"]
-        run.line(
-            f"  {case:<34} {'memory, at most':<34} {most / 1e9:10.1f} GB,"
-            f" {retries} times none was left and torch gave back what it kept, which takes time"
-        )
-        run.record("memory", case=case, reserved=most, retries=retries)
-        torch.cuda.reset_peak_memory_stats()
-
-
 def release() -> None:
     """Also graphs, which hold on to NCCL's communicator: none may be left when it goes."""
     gc.collect()
@@ -325,17 +209,8 @@ def measure(run: RankRun, of_case: tuple[str, Problem, Layer]) -> None:
     run.line(f"\n{case}: compared with {BASE}")
     calls = checked(run, case, problem, layer, run.options.variants)
     release()  # what it was compared with
-    run.line("step, forward and backward")
     found = interleaved(calls, run.rounds)
     sizes = layer._replace(tokens=len(problem.x))._asdict()
     run.times("step", case, found, BASE, **sizes)
-    say_memory(run, case)
     calls.clear()
     release()
-    run.line("exchange, what a step sends and nothing else")
-    traffic = {name: of for name, of in traffics(problem, layer).items() if name in found}
-    exchanges = {name: of.exchanges() for name, of in traffic.items()}
-    alone = interleaved(exchanges, run.rounds)
-    run.times("exchange", case, alone, BASE)
-    run.line("traffic, what leaves a rank for others in a step")
-    say_traffic(run, case, traffic, found, alone)
