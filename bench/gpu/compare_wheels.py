@@ -1,16 +1,14 @@
 """Two or more builds of Octofold beside each other on one GPU, in one run:
 
     python bench/gpu/compare_wheels.py OLD_SITE NEW_SITE [--json FILE] [--bound 1.01]
-    python bench/gpu/compare_wheels.py SITE SITE ... --sections groups casts weights
+    python bench/gpu/compare_wheels.py SITE SITE ... --sections casts
 
 Each SITE is a folder that a wheel was unpacked into (pip install --target). A process for each
 holds the same operands, and they take turns. All are measured by the last one's timing
 module. Sections:
     products  the shapes of docs/notes/products.md
     host      host time of a call, with torch.mm(out=) in the same turns
-    groups    products of groups, gated ones among them
-    casts     of arrays and of fused sources
-    weights   products with FP8 weights
+    casts     of arrays
 
 Prints times over the first build's; exit code 1 if one of the last's takes longer than --bound
 times as long (but for host). Nothing of Octofold is imported here but the timing module.

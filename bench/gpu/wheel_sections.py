@@ -63,110 +63,30 @@ def host(worker, m, n, k):
     return {name: ([call], error, method) for name, call in named.items()}
 
 
-def groups(worker, kind, count, rows, n, k):
-    """Products of `count` groups of `rows` each."""
-    torch, octofold = worker.torch, worker.octofold
-    normal, depth = normals(worker), kind == "depth"
-    bounds = torch.arange(count + 1, dtype=torch.int32, device=worker.device) * rows
-    of_groups = (octofold.Depth if depth else octofold.Rows)(bounds)
-
-    def make():
-        if depth:
-            cast = partial(octofold.ops.cast, transposed="1x128", offsets=bounds)
-            return [cast(normal(count * rows, width)).transposed for width in (n, k)]
-        weights = normal(count, 2 * n if kind == "gated" else n, k) / k**0.5
-        weights = octofold.quantize(weights, "128x128", matrices=count)
-        return octofold.quantize(normal(count * rows, k)), weights
-
-    function = octofold.ops.gated_gemm if kind == "gated" else octofold.grouped_gemm
-    size = count * (rows * (n + k) if depth else (rows + n) * k)
-    sets = sets_of(worker, make, size)
-
-    def error():
-        """Returns the error of the first group."""
-        (a, b), out = (x.dequantize() for x in sets[0]), function(*sets[0], of_groups)
-        if depth:
-            return distance(worker, out[0], a[:, :rows].double() @ b[:, :rows].double().T)
-        expected = a[:rows].double() @ b[0].double().T
-        if kind == "gated":
-            gate, up = expected.chunk(2, -1)
-            out, expected = out.dequantize(), torch.nn.functional.silu(gate) * up
-        return distance(worker, out[:rows], expected)
-
-    calls = [partial(function, *each, of_groups) for each in sets]
-    return {kind: (calls, error, worker.timing.GRAPH)}
-
-
 def casts(worker, rows, cols):
-    torch, ops = worker.torch, worker.octofold.ops
+    ops = worker.octofold.ops
     normal = normals(worker)
     xs = sets_of(worker, partial(normal, rows, cols), 2 * rows * cols)
     both = {"rows": "1x128 torchao", "transposed": "1x128 torchao"}
-    weight = normal(cols)
-
-    def activated(x):
-        gate, up = x.chunk(2, -1)
-        return torch.nn.functional.silu(gate.double()) * up
-
-    def normed(x):
-        x = x.double()
-        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
-
-    sources = {
-        "": (lambda x: x, lambda x: x),
-        "swiglu": (ops.Activated, activated),
-        "norm": (lambda x: ops.Normed(x, weight), normed),
-    }
     options = {
         "rows": {"rows": "1x128"},
         "128x128": {"rows": "128x128"},
         "channel": {"rows": "channel"},
         "both": both,
         "both, amax": {**both, "columns": "amax"},
-        "swiglu rows": {"rows": "1x128"},
-        "swiglu both": both,
-        "norm rows": {"rows": "1x128"},
     }
 
-    def made(name):
-        source, values = sources[name.split()[0] if " " in name and "," not in name else ""]
-
+    def made(how):
         def error():
-            cast = ops.cast(source(xs[0]), **options[name])
-            return distance(worker, cast.rows.dequantize(), values(xs[0]))
+            return distance(worker, ops.cast(xs[0], **how).rows.dequantize(), xs[0].double())
 
-        calls = [partial(ops.cast, source(x), **options[name]) for x in xs]
-        return calls, error, worker.timing.GRAPH
+        return [partial(ops.cast, x, **how) for x in xs], error, worker.timing.GRAPH
 
-    return {name: made(name) for name in options}
+    return {name: made(how) for name, how in options.items()}
 
 
-def weights(worker, m, n, k):
-    """Products with FP8 weights and a 16-bit x."""
-    octofold, normal = worker.octofold, normals(worker)
-    sets = sets_of(
-        worker, lambda: (normal(m, k), octofold.quantize(normal(n, k), "128x128")), n * k
-    )
-
-    def error():
-        x, w = sets[0]
-        expected = x.double() @ w.dequantize().double().T
-        return distance(worker, octofold.gemm_weight_only(x, w), expected)
-
-    calls = [partial(octofold.gemm_weight_only, *each) for each in sets]
-    return {"weight only": (calls, error, worker.timing.GRAPH)}
-
-
-GROUPS = (
-    ("rows", 8, 512, 4096, 7168),
-    ("rows", 32, 256, 7168, 2048),
-    ("depth", 8, 1024, 4096, 2048),
-    ("gated", 32, 256, 2048, 7168),
-)
 SECTIONS = {  # the function, its cases, and the largest relative error
     "products": (products, SHAPES, 5e-3),
     "host": (host, [HOST_SHAPE], 5e-3),
-    "groups": (groups, GROUPS, 0.05),  # a cast of the gated product's result
     "casts": (casts, [(4096, 7168), (300, 2048)], 0.05),
-    "weights": (weights, [(m, 4096, 7168) for m in (1, 4, 16, 64, 1024)], 5e-3),
 }

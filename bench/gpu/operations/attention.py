@@ -210,6 +210,7 @@ def builds(run, problem):
         yield build("octofold, fp8 scores", lambda s: s.ours(compute="fp8"), limit=FP8_LIMIT)
     if not run.on_gpu or torch.cuda.get_device_capability() >= (8, 0):
         yield build("octofold, bfloat16", lambda s: s.ours(s.q.bfloat16()), limit=8 * ERROR_LIMIT)
+    yield build("octofold, batch-invariant", lambda s: s.ours(batch_invariant=True))
     for page_size in PAGE_SIZES if problem.pages else ():
         yield build(f"octofold, pages of {page_size}", lambda s, n=page_size: s.paged(n))
     if problem.latent:

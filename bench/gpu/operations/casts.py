@@ -76,7 +76,8 @@ def cast_error(results: Any, expected: torch.Tensor | None) -> float:
     errors = [0.0]
     for x in results if isinstance(results, tuple) else (results,):
         if not isinstance(x, octofold.ScaledTensor):
-            errors.append(0.0 if x is None or x.float().isfinite().all() else float("nan"))
+            if isinstance(x, torch.Tensor) and not x.float().isfinite().all():
+                errors.append(float("nan"))
             continue
         values = x.dequantize("float32")
         if expected is None:

@@ -1,4 +1,4 @@
-"""A FLUX of fewer blocks in Diffusers: times, memory and errors of its ways to have weights in FP8.
+"""A FLUX of fewer blocks in Diffusers: times and errors of its ways to have weights in FP8.
 
     python bench/gpu/run.py diffusers_dit RESULTS.jsonl [--blocks 2 4] [--tokens 4096 512]
         [--compile]
@@ -11,16 +11,15 @@ With --compile each is compiled too, by compile_repeated_blocks(), and compared 
 Needs diffusers and accelerate. On a CPU sizes are tiny.
 """
 
-import gc
 import importlib.util
 import tempfile
 from functools import partial
 from pathlib import Path
 
+import octofold
 import torch
 from common.measure import Build
 from common.measure import measure as measure_builds
-from common.run import print_table
 from octofold_tool.gpu.measuring import Implementation, relative_error
 
 ROUNDS, SECONDS = 9, 540
@@ -67,6 +66,10 @@ def of_diffusers(folder, run):
     return model
 
 
+def of_octofolds_casting(folder, run):
+    return octofold.models.enable_layerwise_casting(from_folder(folder, run))
+
+
 def of_torchao(folder, run):
     """The layers that casting takes, one after another."""
     from octofold.integrations.diffusers import OctofoldConfig
@@ -94,6 +97,7 @@ WAYS = {
     "Octofold 128x128": partial(of_octofold, format="128x128", compute="native"),
     "Octofold channel": partial(of_octofold, format="channel", compute="native"),
     "Octofold tensor": partial(of_octofold, format="tensor", compute="native"),
+    "Octofold's casting": of_octofolds_casting,
     "Octofold weight-only": partial(of_octofold, format="channel", compute="weight-only"),
 }
 
@@ -130,40 +134,6 @@ def inputs_of(sizes, tokens, run):
 
 def limit_of(way):
     return next(limit for name, limit in LIMITS.items() if way.startswith(name))
-
-
-@torch.no_grad()
-def measure_memory(folder, inputs, run, ways):
-    """Each alone on the GPU: the most while it is loaded, its weights, the most of a forward."""
-    found = {}
-    for way in ways:
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        try:
-            model = WAYS[way](folder, run)
-            torch.cuda.synchronize()
-            loading = torch.cuda.max_memory_allocated() - before
-            weights = torch.cuda.memory_allocated() - before
-            model(**inputs)
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            model(**inputs)
-            torch.cuda.synchronize()
-            found[way] = (loading, weights, torch.cuda.max_memory_allocated() - before)
-            del model
-        except Exception as error:
-            run.leave_out(way, way.startswith("Octofold"), error, case="memory")
-    run.record("memory", bytes=found)
-    base = found["BF16"]
-    rows = []
-    for way, of_way in found.items():
-        shares = (f"{b / of_base:.3f}" for b, of_base in zip(of_way, base, strict=True))
-        rows.append([way, *(f"{b / 1e6:.0f}" for b in of_way), *shares])
-    columns = ["", "loading, MB", "weights, MB", "forward, MB", *["of BF16's"] * 3]
-    print_table("Memory, of each alone", columns, rows)
 
 
 def builds_of(folder, inputs, run, ways, compiled):
@@ -203,8 +173,6 @@ def cases(run):
         sizes = write_model(folder, run, options.blocks if run.on_gpu else (1, 2))
         run.release()
         inputs = inputs_of(sizes, options.tokens if run.on_gpu else (16, 8), run)
-        if run.on_gpu:
-            measure_memory(folder, inputs, run, ways)
         for compiled in [False, True] if options.compile else [False]:
             yield folder, inputs, ways, compiled
 

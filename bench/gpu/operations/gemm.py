@@ -11,6 +11,8 @@ checked, screened in turns, and the best timed with the peers and the planner's 
 more. A line of JSON for each shape: microseconds by name, the second number where it was timed
 again.
 
+"batch-invariant" is a call of which rows do not depend on the rows beside them.
+
 --draw: shapes at random, M from 1 to 16384, N and K from 64 to 16384, each by its logarithm; N and
 K of every other one are multiples of 8. Where K is no multiple of 16, the product of codes without
 gaps between rows is timed too. The last lines name the worst beside BF16.
@@ -42,7 +44,7 @@ from octofold_tool.gpu.tune import is_sensible
 from octofold_tool.products import GemmOptions
 
 ROUNDS, SECONDS = 7, 300
-GAPLESS = "octofold, codes without gaps"
+GAPLESS, INVARIANT = "octofold, codes without gaps", "octofold, batch-invariant"
 NAMES = {"cublaslt_same_scales": "same scales", "cublaslt_tensor_scales": "tensor scales"}
 
 
@@ -95,9 +97,9 @@ def peers(sets, form: GemmOptions, adds: bool) -> Iterator[Build]:
         yield Build("DeepGEMM, added", partial(make, prepare_deepgemm_added, form.out_dtype, 1.0))
 
 
-def by(p: Product, name: str | None, options) -> Product:
+def by(p: Product, name: str | None, options, invariant: bool = False) -> Product:
     """Our product by a candidate, or as it is planned."""
-    how, c = (options.fast, False), p.out if options.add else None
+    how, c = (options.fast, invariant), p.out if options.add else None
     call = partial(multiply, p.a, p.b, c, None, "1x128", None, how, p.out, None, name)
     return replace(p, run=call)
 
@@ -143,6 +145,9 @@ def measure(run, shape):
     if options.draw and k % 16 != 0:
         gapless = [*map(without_gaps, products)]
         others.append(Build(GAPLESS, partial(implementation, gapless, limit), ours=True))
+    if not options.add:
+        invariant = [by(p, None, options, invariant=True) for p in products]
+        others.append(Build(INVARIANT, partial(implementation, invariant, limit), ours=True))
     names = [] if options.planned else names_of(options, m)
     facts = {"shape": [m, n, k], "pair": options.pair}
     times = measure_candidates(

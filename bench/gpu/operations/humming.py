@@ -8,16 +8,13 @@ numbers of rows, ninety; that of the rows at hand is the same one.
 
 import importlib.util
 import json
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from common.measure import attempt
 from common.operands import DTYPES
 from octofold import ScaledTensor
-from octofold_tool.gpu.measuring import run_in_threads
 from torch import Tensor
 
 CHANNELS, GROUPS, BLOCKS = "channels", "groups", "blocks"
@@ -72,35 +69,6 @@ class Layer:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._call(x)
-
-
-def compile_ahead(
-    sizes: Iterable[tuple[int, ...]],
-    granularity: str,
-    formats: Sequence[str],
-    xs: Sequence[str],
-) -> None:
-    """The kernels of layers of these M, N, K, several at once. What cannot be compiled says so when
-    it is called."""
-    transform = importlib.import_module("humming.transform")
-    kernels = importlib.import_module("humming.kernel.humming").HummingKernel
-    start = time.monotonic()
-
-    def prepare(rows: int, n: int, k: int, schema: Any, x: str) -> None:
-        config = transform.prepare_layer_config(
-            n, k, schema, pad_n_to_multiple=COLUMNS, torch_dtype=DTYPES[x]
-        )
-        kernels.prepare_kernels(config.to_str(), None, _kernel(config, rows))
-
-    calls = [
-        partial(prepare, *size, _schema(name, granularity, way), x)
-        for size in sizes
-        for way in ways(granularity)
-        for name in formats
-        for x in xs
-    ]
-    run_in_threads(partial(attempt, call) for call in calls)
-    print(f"Humming: {len(calls)} kernels in {time.monotonic() - start:.0f} s")
 
 
 def _schema(name: str, granularity: str, way: str) -> Any:

@@ -10,7 +10,7 @@ Sections:
     layers     one layer, x BF16 [tokens, in] that requires a gradient, weights BF16 that are cast
                in every step: forward, forward + backward; FP8 also where the layer would choose
                BF16 itself
-    block      a block of Llama-8B's, forward + backward, and the memory that its step takes
+    block      a block of Llama-8B's, forward + backward, with its norms and MLP fused too
     inference  octofold.nn.InferenceLinear for 1 to 64 tokens, six N,K
 
 All results are first compared with FP64 (the block's with FP32).
@@ -27,6 +27,7 @@ import octofold.nn
 import torch
 from common.measure import Build, geometric_mean
 from common.measure import measure as measure_builds
+from common.models import LlamaBlock
 from common.operands import LAYERS, calls_of, normal, sets_of
 from common.run import Run, add_choices, print_table, sizes, text_of
 from octofold_tool.gpu.measuring import Implementation, relative_error
@@ -55,6 +56,9 @@ BFLOAT16_ERRORS = (1e-2, 0.0)
 FP8_ERRORS = (0.1, 1e-2)
 """Relative errors at most, and the output's at least. Rounding normal values costs 2.6 % in e4m3,
 5.3 % in e5m2, 0.2 % in BF16, and a product has two rounded operands."""
+BLOCK_BFLOAT16_ERRORS = (0.05, 0.0)
+BLOCK_FP8_ERRORS = (0.25, 2e-2)  # a few products in a row
+LLAMA_8B, TINY_BLOCK = (4096, 32, 8, 14336), (256, 4, 2, 512)
 
 Shape = tuple[int, ...]  # tokens, out, in
 
@@ -146,8 +150,6 @@ def trained(model: nn.Module, x: Tensor, dy: Tensor) -> tuple[Tensor, tuple[Tens
 
 def cases(run: Run) -> Iterator[tuple[Callable[..., Any], Any]]:
     """The function that measures, and what."""
-    from .linear_block import measure_block
-
     torch._dynamo.config.recompile_limit = 64  # all variants compile the same module's code
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     options = run.options
@@ -218,6 +220,81 @@ def measure_layer(run: Run, shape: Shape) -> None:
         )
         facts = {"shape": text_of(shape), "passes": passes}
         measure_builds(run, "layer", f"{text_of(shape)} {passes}", builds, BFLOAT16, **facts)
+
+
+def fuse(recipe: str, model: nn.Module) -> None:
+    assert isinstance(model, LlamaBlock)
+    model.fuse(recipe)
+
+
+def block_variants(run: Run) -> Iterator[Variant]:
+    """Those of layers, and blocks whose norms and MLP are fused with their casts, of recipes that
+    keep no state."""
+    yield from variants(run.options)
+    for recipe in run.options.recipes:
+        if not octofold.nn.recipes.NAMED[recipe].keeps_state:
+            name = f"octofold {recipe}, fused"
+            yield from eager_and_compiled(name, partial(fuse, recipe), recipe, run.options)
+
+
+def new_block(sizes: tuple[int, ...], device: torch.device) -> LlamaBlock:
+    """Weights normal, so that the branches have about the size of the residual."""
+    with device:
+        block = LlamaBlock(*sizes)
+    for parameter in block.parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    return block.to(torch.bfloat16)
+
+
+def block_operands(
+    tokens: int, sequence: int, hidden: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """x and dy. What a step reads and writes besides is far larger than any L2 cache."""
+    shape = (tokens // sequence, sequence, hidden)
+    x = torch.randn(shape, device=device).bfloat16().requires_grad_()
+    return x, (1e-3 * torch.randn(shape, device=device)).bfloat16()
+
+
+def block_errors(model: nn.Module, x: Tensor, dy: Tensor, exact: list[Tensor]) -> dict[str, float]:
+    """Returns errors of the output without the residual, of dx without dy and of the weights'
+    gradients (the worst), against the same block in FP32."""
+    results = branches(x, dy, *trained(model, x, dy))
+    errors = [relative_error(a, e.double()) for a, e in zip(results, exact, strict=True)]
+    return {"y": errors[0], "dx": errors[1], "dw": max(errors[2:])}
+
+
+def branches(x: Tensor, dy: Tensor, y: Tensor, gradients: tuple[Tensor, ...]) -> list[Tensor]:
+    dx, *rest = gradients
+    return [(y.float() - x.float()).detach(), dx.float() - dy.float(), *rest]
+
+
+def exact_branches(block: LlamaBlock, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """By the same block in FP32."""
+    wide = copy.deepcopy(block).float()
+    x32 = x.detach().float().requires_grad_()
+    return branches(x32, dy, *trained(wide, x32, dy.float()))
+
+
+def measure_block(run: Run, tokens: int) -> None:
+    size, sequence = LLAMA_8B if run.on_gpu else TINY_BLOCK, run.options.sequence or tokens
+    block = new_block(size, run.device)
+    x, dy = block_operands(tokens, sequence, size[0], run.device)
+    exact = exact_branches(block, x, dy)
+
+    def make(variant: Variant) -> Implementation:
+        model = variant.build(block)
+        return Implementation(
+            [partial(trained, model, x, dy)],
+            lambda: block_errors(model, x, dy, exact),
+            *(BLOCK_FP8_ERRORS if variant.is_fp8 else BLOCK_BFLOAT16_ERRORS),
+        )
+
+    case = f"{text_of(size)}, {tokens} tokens in sequences of {sequence}, forward + backward"
+    chosen = list(block_variants(run))
+    baseline = BFLOAT16 if run.options.no_compiled else BFLOAT16_COMPILED
+    builds = [Build(variant.name, partial(make, variant), variant.is_ours) for variant in chosen]
+    measure_builds(run, "block", case, builds, baseline, tokens=tokens, sequence=sequence)
 
 
 @torch.no_grad()

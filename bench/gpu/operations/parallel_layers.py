@@ -14,8 +14,8 @@ of rounds, and half the spread between their quartiles) and the speed beside the
 
     BF16                        torch's ColwiseParallel and RowwiseParallel
     BF16 compiled               by torch.compile: collectives come before and after products
-    BF16 overlapped, n of m …   the same with torch's overlap ("async TP"): n of the layer's m
-                                collectives were fused with a product, or none: "not fused"
+    BF16 overlapped             the same with torch's overlap of products and collectives ("async
+                                TP"), as inductor makes it
     BF16 overlapped products    torch's overlapped products called directly, not compiled
     a recipe, and compiled      octofold's MLPParallel, ColumnParallel, RowParallel: codes travel
 
@@ -97,10 +97,6 @@ class Case:
             self.kind
         ]
 
-    def collectives(self, trains: bool) -> int:
-        """The number of collectives that could be fused with a product."""
-        return (2 if self.kind == "mlp" else 1) * (2 if trains else 1)
-
 
 class Inputs:
     """The same weights and tokens on all ranks; of the tokens each has its part."""
@@ -133,7 +129,6 @@ class Variant:
     model: Any
     limit: float
     is_ours: bool = False
-    overlaps: bool = False
 
 
 def peer(case: Case, given: Inputs, mesh: DeviceMesh) -> nn.Module:
@@ -166,7 +161,7 @@ def variants(
         group = peers.enable_overlap(mesh)
         if case.compiled:
             model = peers.compiled(plain, overlap=True)
-            yield bfloat16(f"{BFLOAT16} overlapped", model, overlaps=True)
+            yield bfloat16(f"{BFLOAT16} overlapped", model)
         model = peers.overlapped(plain, case.kind, group)
         yield bfloat16(f"{BFLOAT16} overlapped products", model)
     for recipe in recipes:
@@ -224,15 +219,6 @@ def tried(variant: Variant, call: Any, run: RankRun) -> list[Tensor] | None:
     return None
 
 
-def name_of(variant: Variant, case: Case, trains: bool, call: Any) -> str:
-    """With what torch has fused, if it was to."""
-    if not variant.overlaps:
-        return variant.name
-    fused = peers.fused_products(call)
-    found = f"{fused} of {case.collectives(trains)} fused" if fused else "not fused"
-    return f"{variant.name}, {found}"
-
-
 def measure(run: RankRun, of_case: tuple[Case, str, DeviceMesh]) -> None:
     case, passes, mesh = of_case
     torch.compiler.reset()
@@ -247,7 +233,7 @@ def measure(run: RankRun, of_case: tuple[Case, str, DeviceMesh]) -> None:
             continue
         expected = expected or results
         check(name, variant, errors(results, expected), run)
-        calls[name_of(variant, case, trains, call)] = call
+        calls[variant.name] = call
     # Calls that are shorter than what the host does for them: more in a row, so that it shows.
     repeats = max(1, 4096 // case.tokens) if ON_GPU else 1
     run.times(

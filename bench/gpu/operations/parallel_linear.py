@@ -7,7 +7,6 @@ two matrices it does not: in backward the sum of two products stands before one 
 a gather and a scatter of its own."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,9 +19,6 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
-
-FUSED = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
 
 
 class GatedMLP(nn.Module):
@@ -80,14 +76,6 @@ def enable_overlap(mesh: DeviceMesh) -> str:
         warnings.simplefilter("ignore")
         enable_symm_mem_for_group(name)
     return name
-
-
-def fused_products(call: Callable[[], Any]) -> int:
-    """How many products were fused with a collective, as they ran: a graph that comes from a cache
-    was not seen when it was made."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        call()
-    return sum(event.name in FUSED for event in seen.events())
 
 
 class _GatherProduct(torch.autograd.Function):

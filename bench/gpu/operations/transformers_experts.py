@@ -11,8 +11,7 @@ Qwen3MoeModel calls them, but without the mask that it makes where it cannot loo
 the input.
 
 By name alone: the step in a CUDA graph, or by events where none can be captured; "called": as
-Python calls it, with what that takes of the host. "own rotary": without convert_rotary(); "own
-norms": without convert_norms() too. Octofold casts weights in each step; "behind": by
+Python calls it, with what that takes of the host. Octofold casts weights in each step; "behind": by
 cast_after_step(), with the casts that an optimizer's step adds; "held": without these, as most of
 several micro-batches.
 """
@@ -129,22 +128,21 @@ def ways(options, run):
     """BF16 first. What holds casts stays where it is for the whole run."""
     sizes = LAYERS if run.on_gpu else TINY
     plain = new_layers(options.layers, sizes, run)
-    made = [Way("BF16", plain)]
-    for held, own in ((False, "norms"), (False, "rotary"), (False, ""), (True, "")):
-        layers = with_memory_of(new_layers(options.layers, sizes, run), plain)
-        reports = [octofold.nn.convert_experts(layers), octofold.nn.convert(layers)]
-        if own != "norms":
-            reports.append(octofold.nn.convert_norms(layers))
-        if not own:
-            reports.append(octofold.nn.convert_rotary(layers))
-        if not held:
-            made.append(Way(f"Octofold, own {own}" if own else "Octofold", layers))
-            continue
-        for report in reports:
-            print(report)
-        handle = octofold.nn.cast_after_step(torch.optim.SGD(layers.parameters(), 0.0), layers)
-        made += [Way("Octofold, behind", layers, handle, True), Way("Octofold, held", layers)]
-    return made
+    casting, holding = (
+        with_memory_of(new_layers(options.layers, sizes, run), plain) for _ in range(2)
+    )
+    for layers in (casting, holding):
+        for convert in ("convert_experts", "convert", "convert_norms", "convert_rotary"):
+            report = getattr(octofold.nn, convert)(layers)
+            if layers is holding:
+                print(report)
+    handle = octofold.nn.cast_after_step(torch.optim.SGD(holding.parameters(), 0.0), holding)
+    return [
+        Way("BF16", plain),
+        Way("Octofold", casting),
+        Way("Octofold, behind", holding, handle, True),
+        Way("Octofold, held", holding),
+    ]
 
 
 def error_of(found, expected):
@@ -227,6 +225,5 @@ def measure(run, case):
         expected = Expected(every[0], x, dy)
         chosen = every
         if kind == "compiled":
-            # Compiled norms and rotary embeddings are the models' own anyway.
-            chosen = [way.compiled() for way in every if ", own " not in way.name]
+            chosen = [way.compiled() for way in every]
         measure_steps(run, kind, title, chosen, x, dy, expected)

@@ -26,7 +26,6 @@ import torch
 import transformers
 from common.measure import Build
 from common.measure import measure as measure_builds
-from common.run import print_table
 from octofold._timing import EVENTS, GRAPH, WALL
 from octofold.integrations.transformers import OctofoldConfig
 from octofold_tool.gpu.measuring import Implementation, relative_error
@@ -171,17 +170,6 @@ def measure_lora(run, tokens, names, folder, ways):
     measure_builds(run, "lora", f"{tokens} tokens", builds(), "BF16", tokens=tokens)
 
 
-def measure_memory(run, models):
-    """Bytes of parameters and buffers."""
-    found = {
-        name: sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
-        for name, model in models.items()
-    }
-    run.record("memory", bytes=found)
-    rows = [[n, f"{b / 1e6:.1f}", f"{b / found['BF16']:.3f}"] for n, b in found.items()]
-    print_table("Memory of weights", ["", "MB", "of BF16's"], rows)
-
-
 def add_options(parser):
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--finegrained", type=Path)
@@ -198,7 +186,6 @@ def cases(run):
         if "lora" in only:
             yield partial(measure_lora, run, 4096 if run.on_gpu else 16, list(ways), folder, ways)
         models = {name: loaded(folder, of_name, run) for name, of_name in ways.items()}
-        yield partial(measure_memory, run, models)
         prefill = (1, 8192 if run.on_gpu else 24)
         if "prefill" in only:
             yield partial(measure_forward, run, "prefill", prefill, models, {"": EVENTS})

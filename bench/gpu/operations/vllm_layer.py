@@ -3,10 +3,8 @@
     python bench/gpu/run.py vllm_layer RESULTS.jsonl [M/M/...,N,K ...]
 
 Each is vLLM's ReplicatedLinear with its method for FP8 checkpoints, which vLLM's code has loaded.
-The baseline is what vLLM itself would take, of its kernels that run here. Where vLLM's extension
-cannot be loaded (it was left out, or stands on another torch), vLLM casts by its Python, compiled,
-as it does in a server with torch.compile; kernels that need the extension are left out, and the
-reason is shown. torch.nn.Linear in BF16 has the same shape.
+The baseline is what vLLM itself would take, of its kernels that run here; one that does not is left
+out with vLLM's reason. torch.nn.Linear in BF16 has the same shape. Needs vLLM with its extension.
 """
 
 import contextlib
@@ -33,22 +31,16 @@ class Vllm:
     """vLLM in one process, as inside of a model in BF16."""
 
     def __init__(self, device: torch.device) -> None:
-        self.has_extension = self._choose_platform()
         from octofold.integrations.vllm import linear
-        from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+        from vllm.config import VllmConfig, set_current_vllm_config
         from vllm.distributed import parallel_state
         from vllm.model_executor.kernels import linear as tables
         from vllm.model_executor.layers.quantization.online import fp8  # noqa: F401  (before a GPU)
-        from vllm.platforms import current_platform
-        from vllm.platforms.interface import DeviceCapability, PlatformEnum
+        from vllm.platforms.interface import PlatformEnum
 
         self.tables, self.cuda, self.device = tables, PlatformEnum.CUDA, device
         self.ours = linear.OctofoldFp8BlockScaledMMKernel
-        # QuantFP8 by its Python, where there is no extension.
-        compilation = CompilationConfig(custom_ops=[] if self.has_extension else ["none"])
-        if not self.has_extension:
-            current_platform.device_type = "cpu"  # for the group of one rank
-        self.config = VllmConfig(compilation_config=compilation)
+        self.config = VllmConfig()
         text = SimpleNamespace(model_type="llama")
         self.config.model_config = SimpleNamespace(
             dtype=torch.bfloat16, hf_text_config=text, is_moe=False
@@ -58,29 +50,6 @@ class Vllm:
         with self.entered():
             parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
             parallel_state.initialize_model_parallel()
-        if not self.has_extension:
-            capability = DeviceCapability(*self._capability())
-            current_platform._enum = PlatformEnum.CUDA
-            current_platform.device_type = "cuda"
-            current_platform.get_device_capability = lambda device_id=0: capability
-            current_platform.supports_fp8 = lambda: capability >= DeviceCapability(8, 9)
-
-    def _capability(self) -> tuple[int, int]:
-        return torch.cuda.get_device_capability() if self.device.type == "cuda" else (9, 0)
-
-    @staticmethod
-    def _choose_platform() -> bool:
-        """True if vLLM's extension is there; without it vLLM finds no platform of its own."""
-        try:
-            import vllm._C_stable_libtorch  # noqa: F401
-        except ImportError as error:
-            print(f"vLLM without its extension: {error}")
-            from vllm import platforms
-            from vllm.platforms.interface import UnspecifiedPlatform
-
-            platforms._current_platform = UnspecifiedPlatform()
-            return False
-        return True
 
     def kernels(self) -> list[type]:
         """vLLM's own, in the order in which it asks them."""

@@ -5,6 +5,7 @@ that at which weights are read.
         [--formats e4m3 e5m2] [--x bfloat16 float16] [--candidates [TEXT ...]]
 
 Up to 16 rows x in FP32 and e4m3 too, and a single row as a vector; for more rows, the gradient.
+"batch-invariant" is a call of which rows do not depend on the rows beside them, x in BF16.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import octofold
 import torch
-from common.measure import Build, attempt, measure_candidates
+from common.measure import Build, measure_candidates
 from common.measure import measure as measure_builds
 from common.operands import DTYPES, LAYERS, calls_of, normal, scaled, sets_of
 from common.run import Run, add_candidates, add_shapes, shapes_of, text_of
@@ -46,12 +47,7 @@ def add_options(parser):
 def cases(run: Run) -> Iterator["Case"]:
     options = run.options
     default = [f"{ROWS},{n},{k}" for n, k in LAYERS] if run.on_gpu else ["1/20,256,384"]
-    shapes = list(shapes_of(options.shapes or default))
-    if run.on_gpu and humming.is_installed():
-        xs = [x for x in options.x if x in HALF]
-        ahead = partial(humming.compile_ahead, shapes, options.granularity)
-        attempt(partial(ahead, options.formats, xs))  # what fails is left out with its reason
-    for shape in shapes:
+    for shape in shapes_of(options.shapes or default):
         yield Case(run, *shape, options.granularity)
 
 
@@ -122,6 +118,8 @@ class Case:
             )
             call = octofold.ops.gemm_weight_only_gradient
             yield self.build(f"gradient {name}", pairs, call, lambda: values().T)
+        invariant = partial(octofold.gemm_weight_only, batch_invariant=True)
+        yield self.build(f"batch-invariant {name}", self.pairs(name, "bfloat16"), invariant, values)
         for dtype in dtypes if self.m == 1 else ():
             vectors = self.pairs(name, dtype, [x[0] for x in self.xs])
             yield self.build(f"vector {name} x {dtype}", vectors, to_float32, values)
