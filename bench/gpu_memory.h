@@ -19,15 +19,13 @@ class GpuDriver {
     return driver.ready_ ? &driver : nullptr;
   }
 
-  std::uint64_t allocate(std::size_t bytes) const {
+  /// Bytes that are all 0, and stay until the process ends.
+  void* zeros(std::size_t bytes) const {
     std::uint64_t address = 0;
     check(allocate_(&address, bytes), "cuMemAlloc");
-    return address;
+    check(fill_(address, 0, bytes), "cuMemsetD8");
+    return reinterpret_cast<void*>(address);
   }
-  void fill(std::uint64_t address, unsigned char value, std::size_t bytes) const {
-    check(fill_(address, value, bytes), "cuMemsetD8");
-  }
-  void release(std::uint64_t address) const { release_(address); }
   void synchronize() const { check(synchronize_(), "cuCtxSynchronize"); }
 
  private:
@@ -42,7 +40,6 @@ class GpuDriver {
     find(library, "cuCtxSetCurrent", set_current);
     find(library, "cuMemAlloc_v2", allocate_);
     find(library, "cuMemsetD8_v2", fill_);
-    find(library, "cuMemFree_v2", release_);
     find(library, "cuCtxSynchronize", synchronize_);
     void* context = nullptr;
     // A CUdevice is the device's number.
@@ -61,27 +58,8 @@ class GpuDriver {
 
   int (*allocate_)(std::uint64_t* address, std::size_t bytes) = nullptr;
   int (*fill_)(std::uint64_t address, unsigned char value, std::size_t bytes) = nullptr;
-  int (*release_)(std::uint64_t address) = nullptr;
   int (*synchronize_)() = nullptr;
   bool ready_ = false;
-};
-
-/// Bytes of memory on GPU 0, all of them 0.
-class GpuMemory {
- public:
-  GpuMemory(const GpuDriver& driver, std::size_t bytes)
-      : driver_(driver), address_(driver.allocate(bytes)) {
-    driver.fill(address_, 0, bytes);
-  }
-  ~GpuMemory() { driver_.release(address_); }
-  GpuMemory(const GpuMemory&) = delete;
-  GpuMemory& operator=(const GpuMemory&) = delete;
-
-  void* get() const { return reinterpret_cast<void*>(address_); }
-
- private:
-  const GpuDriver& driver_;
-  std::uint64_t address_;
 };
 
 }  // namespace octofold::bench

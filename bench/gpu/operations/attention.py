@@ -119,19 +119,12 @@ class Set:
         if p.latent:
             self.scales[1] = self.scales[0]
 
-    def ours(self, q=None, k=None, v=None, scaled=True, **options):
+    def ours(self, q=None, k=None, v=None, **options):
         q, k, v = (own if x is None else x for x, own in ((q, self.q), (k, self.k), (v, self.v)))
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         poison(out)
-        if scaled:
-            options |= {"k_scale": self.scales[0], "v_scale": self.scales[1]}
+        options |= {"k_scale": self.scales[0], "v_scale": self.scales[1]}
         return lambda: octofold.attention(q, k, v, causal=self.problem.causal, **options, out=out)
-
-    def of_e5m2(self):
-        """The same keys and values as codes of the other format."""
-        k = self.k.half().to(torch.float8_e5m2)
-        v = k[..., : self.v.shape[-1]] if self.problem.latent else self.v.half().to(k.dtype)
-        return self.ours(None, k, v)
 
     def paged(self, page_size):
         """The same keys in pages anywhere."""
@@ -167,11 +160,10 @@ class Set:
         shape = p.batch, p.queries, p.heads, p.latent
         return lambda: (((q @ k.mT).softmax(dim=-1)) @ k[..., : p.latent]).view(shape)
 
-    def error(self, out, scaled=True):
+    def error(self, out):
         """Returns the error of some rows, relative to their norm in FP64."""
         p, wrong, norm = self.problem, 0.0, 0.0
         group = p.heads // p.kv_heads
-        scales = self.scales if scaled else [torch.ones_like(scale) for scale in self.scales]
         for _ in range(CHECKED_ROWS):
             sequence, query = (int(torch.randint(count, ())) for count in (p.batch, p.queries))
             seen = p.keys - p.queries + query + 1 if p.causal else p.keys
@@ -179,7 +171,7 @@ class Set:
                 (x[sequence, :seen].double() * scale.double()[:, None])
                 .repeat_interleave(group, dim=1)
                 .transpose(0, 1)
-                for x, scale in zip((self.k, self.v), scales, strict=True)
+                for x, scale in zip((self.k, self.v), self.scales, strict=True)
             )
             q = self.q[sequence, query].double()[:, :, None]
             weights = (k @ q * p.size**-0.5).softmax(dim=1)
@@ -192,19 +184,17 @@ class Set:
 def builds(run, problem):
     sets = sets_of(partial(Set, run, problem), problem.numbers(), run)
 
-    def build(name, call_of, item=1, limit=ERROR_LIMIT, scaled=True):
+    def build(name, call_of, item=1, limit=ERROR_LIMIT):
         """call_of: makes the call of a set; item: bytes of a number of its keys and values."""
 
         def make():
             calls = [call_of(operands) for operands in sets]
-            return Implementation(calls, lambda: sets[0].error(calls[0](), scaled), limit)
+            return Implementation(calls, lambda: sets[0].error(calls[0]()), limit)
 
         ours = name.startswith("octofold")
         return Build(name, make, ours, item * problem.numbers(), problem.operations())
 
     yield build("octofold", Set.ours)
-    yield build("octofold, no scales", lambda s: s.ours(scaled=False), scaled=False)
-    yield build("octofold, e5m2", Set.of_e5m2)
     if problem.queries > 1 and not problem.latent:
         # The error that codes of queries cost is the option's, not a kernel's.
         yield build("octofold, fp8 scores", lambda s: s.ours(compute="fp8"), limit=FP8_LIMIT)

@@ -10,7 +10,7 @@ A layer is tokens,experts,top-k,hidden,inner: SwiGLU, routing from a Zipf distri
             and compiled, and by a loop over experts. "top_k": the choice of experts is part of it
     few     with few tokens, forward + backward in a CUDA graph: casts of weights in each step (of
             the experts that have tokens), held, renewed behind the step
-            (octofold.nn.cast_after_step), and once for four micro-batches
+            (octofold.nn.cast_after_step)
 
 Results are first checked against FP64: the output and the gradients of some tokens, those of one
 expert's weights. "speed" is that over torch._grouped_mm, eager.
@@ -52,7 +52,6 @@ SECTIONS = ("layers", "few")
 PASSES = ("forward", "both")
 BFLOAT16_ERRORS = (3e-2, 0.0)
 FP8_ERRORS = (0.2, 2e-2)  # of products in a row
-MICRO_BATCHES = 4
 LAYERS = (
     Layer(16384, 32, 1, 7168, 2048),
     Layer(8192, 128, 8, 2048, 768),
@@ -107,26 +106,23 @@ def measure(run: Run, case: tuple[Callable[..., None], Layer, str]) -> None:
 
 @dataclass
 class Step:
-    """A forward, and the backward of what trains, of so many micro-batches; then what follows
-    once."""
+    """A forward, and the backward of what trains; then what follows."""
 
     forward: Forward
     weights: Sequence[Tensor]
     given: Inputs
     trains: bool = True
-    micro_batches: int = 1
     after: Call | None = None
 
     def __call__(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The output and the gradients of the last one: of x, the routing weights, w13 and w2."""
+        """The output and the gradients of x, the routing weights, w13 and w2."""
         given = self.given
         gradients: tuple[Tensor, ...] = ()
         with torch.set_grad_enabled(self.trains):
-            for _ in range(self.micro_batches):
-                y = self.forward(given)
-                if self.trains:
-                    leaves = (given.x, given.weights, *self.weights)
-                    gradients = torch.autograd.grad(y, leaves, given.dy)
+            y = self.forward(given)
+            if self.trains:
+                leaves = (given.x, given.weights, *self.weights)
+                gradients = torch.autograd.grad(y, leaves, given.dy)
         if self.after is not None:
             self.after()
         return y, gradients
@@ -180,21 +176,20 @@ class Way:
     name: str
     make: Callable[[Inputs], Step]
     is_ours: bool = False
-    micro_batches: int = 1
 
 
-def casting(recipe: str, given: Inputs, micro_batches: int = 1) -> Step:
+def casting(recipe: str, given: Inputs) -> Step:
     """Each forward casts the weights of the experts that have tokens."""
     made = forward_of(module_of(given, recipe))
-    return Step(*made, given, micro_batches=micro_batches)
+    return Step(*made, given)
 
 
-def held(recipe: str, casts: bool, given: Inputs, micro_batches: int = 1) -> Step:
+def held(recipe: str, casts: bool, given: Inputs) -> Step:
     """By cast_after_step(). casts: with what a step of the optimizer adds."""
     module = module_of(given, recipe)
     handle = after_step(module)
     after = handle.casts if casts else None
-    return Step(*forward_of(module), given, micro_batches=micro_batches, after=after)
+    return Step(*forward_of(module), given, after=after)
 
 
 def after_step(module: octofold.nn.Experts) -> Any:
@@ -204,10 +199,10 @@ def after_step(module: octofold.nn.Experts) -> Any:
 
 def ways(run: Run) -> Iterator[Way]:
     recipe, peers = run.options.recipes[0], not run.options.no_peers
-    name, several = f"octofold {recipe}", f"{MICRO_BATCHES} micro-batches"
+    name = f"octofold {recipe}"
 
-    def by_torch(build: Any, given: Inputs, micro_batches: int = 1) -> Step:
-        return Step(*build(given), given, micro_batches=micro_batches)
+    def by_torch(build: Any, given: Inputs) -> Step:
+        return Step(*build(given), given)
 
     if peers:
         yield Way(GROUPED, partial(by_torch, plain(grouped_products)))
@@ -216,13 +211,6 @@ def ways(run: Run) -> Iterator[Way]:
     yield ours(f"{name}, casts in it", partial(casting, recipe))
     yield ours(f"{name}, casts held", partial(held, recipe, False))
     yield ours(f"{name}, casts behind it", partial(held, recipe, True))
-    more = {"micro_batches": MICRO_BATCHES}
-    if peers:
-        make = partial(by_torch, plain(grouped_products), **more)
-        yield Way(f"{GROUPED}, {several}", make, **more)
-    in_each, once = partial(casting, recipe, **more), partial(held, recipe, True, **more)
-    yield ours(f"{name}, {several}, casts in each", in_each, **more)
-    yield ours(f"{name}, {several}, casts once", once, **more)
 
 
 def measure_few(run: Run, layer: Layer, passes: str) -> None:
@@ -238,7 +226,7 @@ def measure_few(run: Run, layer: Layer, passes: str) -> None:
             way.name,
             partial(make, way),
             way.is_ours,
-            operations=3 * layer.operations * way.micro_batches,
+            operations=3 * layer.operations,
         )
         for way in ways(run)
     ]

@@ -14,8 +14,7 @@ again.
 "batch-invariant" is a call of which rows do not depend on the rows beside them.
 
 --draw: shapes at random, M from 1 to 16384, N and K from 64 to 16384, each by its logarithm; N and
-K of every other one are multiples of 8. Where K is no multiple of 16, the product of codes without
-gaps between rows is timed too. The last lines name the worst beside BF16.
+K of every other one are multiples of 8. The last lines name the worst beside BF16.
 """
 
 import random
@@ -44,7 +43,7 @@ from octofold_tool.gpu.tune import is_sensible
 from octofold_tool.products import GemmOptions
 
 ROUNDS, SECONDS = 7, 300
-GAPLESS, INVARIANT = "octofold, codes without gaps", "octofold, batch-invariant"
+INVARIANT = "octofold, batch-invariant"
 NAMES = {"cublaslt_same_scales": "same scales", "cublaslt_tensor_scales": "tensor scales"}
 
 
@@ -142,9 +141,6 @@ def measure(run, shape):
         return implementation([by(p, name, options) for p in products], limit, added)
 
     others = [*peers(sets, form, options.add)]
-    if options.draw and k % 16 != 0:
-        gapless = [*map(without_gaps, products)]
-        others.append(Build(GAPLESS, partial(implementation, gapless, limit), ours=True))
     if not options.add:
         invariant = [by(p, None, options, invariant=True) for p in products]
         others.append(Build(INVARIANT, partial(implementation, invariant, limit), ours=True))

@@ -11,7 +11,6 @@ Sections:
     masked      the first rows of each group's, equally many
     k           weight gradients: K in groups, FP32 += ; other pairs of scales too; sizes that are
                 multiples of 128, and ours of any
-    decode      a few rows a group
     gated       the first product of an expert with SwiGLU and its cast, beside both one after
                 another
 
@@ -42,21 +41,12 @@ SIZES = {  # groups, rows of each (of k: its K), and the two other sizes
         for g, m in ((1, 1024), (2, 512), (4, 256), (16, 64), (32, 32))
     ],
     "k": [(4, 8192, 4096, 7168), (8, 4096, 7168, 2048), (32, 256, 4096, 7168)],
-    "decode": [
-        (64, 6, 2816, 2048),
-        (64, 6, 2048, 1408),
-        (128, 8, 1536, 2048),
-        (128, 1, 1536, 2048),
-        (32, 4, 4096, 7168),
-        (32, 4, 7168, 2048),
-    ],
     "gated": [(32, 512, 2048, 7168), (128, 512, 768, 2048), (8, 2048, 14336, 4096)],
 }
 TINY = {
     "contiguous": [(3, 128, 256, 384)],
     "masked": [(3, 20, 256, 384)],
     "k": [(3, 256, 128, 256)],
-    "decode": [(6, 3, 256, 256)],
     "gated": [(3, 128, 128, 256)],
 }
 

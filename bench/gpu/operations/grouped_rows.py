@@ -236,7 +236,7 @@ def sets_of_case(run: Run, case: Case, rows: int | None = None) -> list[Operands
 
 
 def peers(
-    build: Callable[..., Build], sets: Sequence[Operands], sizes: Sizes, suffix: str = ""
+    build: Callable[..., Build], sets: Sequence[Operands], sizes: Sizes, suffix: str
 ) -> Iterator[Build]:
     makes = {ROWWISE: by_rowwise, BFLOAT16: by_bfloat16}
     if (sets[0].a.granularity, sets[0].b.granularity) == PAIR:
@@ -255,22 +255,13 @@ def contiguous(run: Run, case: Case) -> Iterator[Build]:
         yield from peers(build, sets, sizes, suffix)
 
 
-def decode(run: Run, case: Case) -> Iterator[Build]:
-    """Few rows a group: contiguous for us and torch, masked for us and DeepGEMM, which else
-    pads each group to 128 rows."""
-    build, sets = build_of(run, case), sets_of_case(run, case)
-    yield build(OURS, partial(by_us, sets, case.aligned), True)
-    yield build(f"{OURS}, zipf", partial(by_us, sets, case.zipf()), True)
-    yield from masked(run, case, max(64, case.each), ", masked")
-    yield from peers(build, sets, case.aligned)
-
-
-def masked(run: Run, case: Case, most: int = MASKED_ROWS, suffix: str = "") -> Iterator[Build]:
-    """Groups of `most` rows, of which the first are valid: equally many, and 0.7 to 1.3 of that."""
+def masked(run: Run, case: Case) -> Iterator[Build]:
+    """Groups of MASKED_ROWS or more, of which the first are valid: equally many, and 0.7 to 1.3 of
+    that."""
     build, uneven = build_of(run, case), case.around(1)
-    most = max(most, case.each, *uneven)
+    most = max(MASKED_ROWS, case.each, *uneven)
     sets = sets_of_case(run, case, case.groups * most)
-    for sizes, name in ((case.aligned, suffix), (uneven, f"{suffix}, uneven")):
+    for sizes, name in ((case.aligned, ""), (uneven, ", uneven")):
         yield build(OURS + name, partial(masked_by_us, sets, sizes, case.each), True)
         if (sets[0].a.granularity, sets[0].b.granularity) == PAIR:
             yield build(DEEPGEMM + name, partial(masked_by_deepgemm, sets, sizes, case.each))

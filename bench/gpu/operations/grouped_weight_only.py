@@ -58,7 +58,10 @@ def measure(run: Run, problem: tuple[str, int]) -> None:
     title = f"{layer} tokens {tokens}"
     case = Case(run, sizes(layer), tokens, run.options.granularity)
     if run.options.candidates is not None:
-        measure_every_candidate(case, title)
+        first = next(builds(case))  # which gathers
+        texts = run.options.candidates
+        names = tuning.candidates(case.problem())
+        measure_candidates(run, "grouped-weight-only", title, names, first.make, texts=texts)
     else:
         measure_builds(run, "grouped-weight-only", title, builds(case), BASELINE)
 
@@ -140,15 +143,25 @@ class Case:
         ours: bool = True,
         bytes_: int = 1,
     ) -> Build:
-        def make() -> Implementation:
-            taken = operands()
-            error = partial(self.error, call, routed[0], *taken[0])
-            return Implementation(calls_of(call, taken), error, ERROR_LIMIT)
+        def make(candidate: str | None = None) -> Implementation:
+            by, taken = call, operands()
+            if candidate is not None:
+                by = partial(tuning.grouped_gemm_weight_only, candidate=candidate)
+            error = partial(self.error, by, routed[0], *taken[0])
+            return Implementation(calls_of(by, taken), error, ERROR_LIMIT)
 
         size = self.n * self.k
         used = sum(each.used for each in routed) / len(routed)
         operations = 2 * self.tokens * self.slots * size
         return Build(name, make, ours, bytes_ * used * size, operations)
+
+    def problem(self) -> WeightOnlyProblem:
+        """That of the product that gathers."""
+        rows = self.tokens * self.slots
+        return WeightOnlyProblem(
+            rows, self.n, self.k, w_granularity=self.granularity,
+            grouping="rows", groups=self.experts, gathered=True,
+        )  # fmt: skip
 
     def gathered(self, routed: Sequence[Routed]) -> list[tuple[Any, ...]]:
         return [
@@ -181,24 +194,3 @@ def builds(case: Case) -> Iterator[Build]:
         for (x, _, _), each, out in zip(rows, routed, outs, strict=True)
     ]
     yield case.build("torch.mm in a loop", lambda: looped, loop, routed, False, 2)
-
-
-def measure_every_candidate(case: Case, title: str) -> None:
-    routed, operands = case.routed, partial(case.gathered, case.routed)
-
-    def make(candidate: str | None) -> Implementation:
-        call = partial(tuning.grouped_gemm_weight_only, candidate=candidate)
-        return case.build(str(candidate), operands, call, routed).make()
-
-    problem = WeightOnlyProblem(
-        case.tokens * case.slots, case.n, case.k, w_granularity=case.granularity,
-        grouping="rows", groups=case.experts, gathered=True,
-    )  # fmt: skip
-    measure_candidates(
-        case.run,
-        "grouped-weight-only",
-        title,
-        tuning.candidates(problem),
-        make,
-        texts=case.run.options.candidates,
-    )

@@ -49,7 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--hidden", type=int, default=4096)
     add("--inner", type=int, default=14336)
     add("--head", type=int, default=128)
-    add("--parameters", choices=("bfloat16", "float32"), default="bfloat16")
     add("--compiled", action="store_true")
     add("--torchao", action="store_true", help="measure torchao, too")
 
@@ -58,8 +57,9 @@ def model_of(kind: str, options: argparse.Namespace) -> nn.Sequential:
     torch.manual_seed(0)
     heads = options.hidden // options.head
     sizes = options.hidden, heads, max(heads // 4, 1), options.inner
-    dtype = getattr(torch, options.parameters)
-    model = nn.Sequential(*(LlamaBlock(*sizes) for _ in range(options.layers))).to(DEVICE, dtype)
+    model = nn.Sequential(*(LlamaBlock(*sizes) for _ in range(options.layers))).to(
+        DEVICE, torch.bfloat16
+    )
     in_fp8 = kind.endswith("FP8 gathers")
     if kind in OF_TORCHAO:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -145,5 +145,5 @@ def measure(run: RankRun, case: tuple[Mapping[str, nn.Module], int]) -> None:
         require_same_bits(calls, f"{tokens} tokens", run)
     del results
     how = "compiled" if options.compiled else "eager"
-    title = f"{tokens} tokens, {how}, {options.parameters}"
+    title = f"{tokens} tokens, {how}"
     run.times("fsdp", title, interleaved(calls, run.rounds), BF16)

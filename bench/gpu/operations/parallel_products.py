@@ -2,7 +2,6 @@
 
     torchrun --nproc-per-node 2 bench/gpu/run.py parallel_products RESULTS.jsonl
     torchrun --nproc-per-node 2 bench/gpu/run.py parallel_products RESULTS.jsonl --rows 8192
-    torchrun --nproc-per-node 1 bench/gpu/run.py parallel_products RESULTS.jsonl
 
 Each rank has M / ranks rows of A, e4m3 with scales of 1x128, and weights [N, K] with scales of
 128x128; all want A · Wᵀ of all rows. The table has microseconds, the median of rounds, of the
@@ -19,13 +18,9 @@ slowest rank:
     gain        one, two, or copies, whichever is faster, over overlapped
     over it     overlapped over product
 
-With one process: "product", and "in order" of so many shards.
-
 Results of "overlapped" have to have the bits of "in order", in each round, with other rows in each.
 NVLink multicast stays off.
 """
-
-from functools import partial
 
 import octofold
 import torch
@@ -39,7 +34,6 @@ ROWS = (4096, 8192, 16384)
 # N of a rank, and K: Llama 3 70B's gate and up, and down, halved; DeepSeek-V3's.
 WEIGHTS = ((14336, 8192), (8192, 14336), (7168, 2048), (2112, 7168))
 CALLS = 8  # in a row, so that the host is ahead
-SHARDS = (1, 2, 4, 8)  # on one GPU
 COLUMNS = ("product", "in order", "gather", "one, two", "copies", "overlapped")
 
 
@@ -49,22 +43,15 @@ def add_options(parser):
 
 
 def cases(run):
-    alone = dist.get_world_size() == 1
-    titles = ("product", *(f"in {shards}" for shards in SHARDS))
-    if not alone:
-        titles = (*COLUMNS, "hidden", "gain", "over it")
+    titles = (*COLUMNS, "hidden", "gain", "over it")
     run.line(f"{'M,N,K':>18}{''.join(f'{title:>12}' for title in titles)}")
     return [(m, n, k) for n, k in run.options.weights for m in run.options.rows]
 
 
 def measure(run, shape):
-    if dist.get_world_size() == 1:
-        times, more = measure_alone(*shape, run.rounds), ""
-    else:
-        times = measure_on_ranks(run, *shape)
-        more = judged(times)
+    times = measure_on_ranks(run, *shape)
     texts = "".join(f"{time.median:12.0f}" for time in times.values())
-    run.line(f"{text_of(shape):>18}{texts}{more}")
+    run.line(f"{text_of(shape):>18}{texts}{judged(times)}")
     for name, time in times.items():
         run.record("gathered product", case=text_of(shape), name=name, **time._asdict())
 
@@ -102,18 +89,6 @@ def check(product, w, m, k, rank, ranks):
         torch.equal(y.view(torch.int16), e.view(torch.int16))
         for y, e in zip(results, 2 * expected, strict=True)
     )
-
-
-def measure_alone(m, n, k, rounds):
-    """On one GPU: what the order costs."""
-    w = octofold.quantize(torch.randn(n, k, device="cuda"), "128x128")
-    whole = octofold.quantize(torch.randn(m, k, device="cuda"))
-    out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
-    calls = {"product": lambda: octofold.gemm(whole, w, out=out)}
-    for shards in SHARDS:
-        arrivals = there(shards, shards // 2)
-        calls[f"in {shards}"] = partial(octofold.gemm, whole, w, arrivals=arrivals, out=out)
-    return interleaved(calls, rounds, CALLS)
 
 
 def measure_on_ranks(run, m, n, k):

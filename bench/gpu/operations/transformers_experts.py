@@ -2,7 +2,7 @@
 best, and by octofold.nn.convert(), convert_experts(), convert_norms() and convert_rotary().
 
     python bench/gpu/run.py transformers_experts RESULTS.jsonl [--layers 4] [--tokens 8192 2x4096]
-        [--only eager compiled] [--attention default cuDNN]
+        [--only eager compiled]
 
 Random weights, BF16 parameters, attention by scaled_dot_product_attention() without a mask, experts
 by transformers' "grouped_mm". The layers, their last norm and the rotary embedding are called as
@@ -16,7 +16,6 @@ cast_after_step(), with the casts that an optimizer's step adds; "held": without
 several micro-batches.
 """
 
-from contextlib import nullcontext
 from functools import partial
 
 import octofold
@@ -27,7 +26,6 @@ from common.measure import measure as measure_builds
 from common.run import add_choices
 from octofold._timing import GRAPH, WALL
 from octofold_tool.gpu.measuring import Implementation
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeModel
 
 ROUNDS, SECONDS = 7, 540
@@ -52,10 +50,6 @@ TINY = {
     "moe_intermediate_size": 128,
 }
 SHARED = {"norm_topk_prob": True, "vocab_size": 64, "intermediate_size": 256}
-BACKENDS = {
-    "cuDNN": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-}
 # Relative to BF16's, of the output and of all gradients. Casts alone lose 2.6 % of each product;
 # beside them a token whose experts are close goes to another one, of which nothing is the same.
 LIMIT = 0.35
@@ -199,11 +193,10 @@ def add_options(parser):
     add("--layers", type=int)
     add("--tokens", nargs="+", help="of a sequence, or sequences x tokens")
     add_choices(parser, "--only", ("eager", "compiled"))
-    add("--attention", nargs="+", choices=("default", *BACKENDS), default=("default",))
 
 
 def cases(run):
-    """The ways, an input's shape, attention's backend, and whether all is compiled."""
+    """The ways, an input's shape, and whether all is compiled."""
     transformers.logging.set_verbosity_error()
     torch._dynamo.config.recompile_limit = 64
     options = run.options
@@ -211,19 +204,13 @@ def cases(run):
     every = ways(options, run)
     for text in options.tokens or (["8192"] if run.on_gpu else ["2x24"]):
         shape = tuple(map(int, text.split("x")))
-        for attention in options.attention:
-            for kind in options.only:
-                yield every, shape if len(shape) == 2 else (1, *shape), attention, kind
+        for kind in options.only:
+            yield every, shape if len(shape) == 2 else (1, *shape), kind
 
 
 def measure(run, case):
-    every, shape, attention, kind = case
+    every, shape, kind = case
     x, dy = inputs(shape, run, LAYERS if run.on_gpu else TINY)
-    title = f"{shape[0]} x {shape[1]} tokens, attention {attention}"
-    by = nullcontext() if attention == "default" else sdpa_kernel(BACKENDS[attention])
-    with by:
-        expected = Expected(every[0], x, dy)
-        chosen = every
-        if kind == "compiled":
-            chosen = [way.compiled() for way in every]
-        measure_steps(run, kind, title, chosen, x, dy, expected)
+    expected = Expected(every[0], x, dy)
+    chosen = [way.compiled() for way in every] if kind == "compiled" else every
+    measure_steps(run, kind, f"{shape[0]} x {shape[1]} tokens", chosen, x, dy, expected)
