@@ -47,7 +47,7 @@ def normals(worker):
 
 
 def sets_of(worker, make, size):
-    """As many operands as no cache holds."""
+    """Makes as many operands as no cache holds."""
     count = max(2, worker.timing.set_count(size)) if worker.on_gpu else 2
     return [make() for _ in range(count)]
 

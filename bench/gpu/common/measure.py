@@ -38,7 +38,7 @@ class Build:
 
     name: str
     make: Callable[..., Implementation]
-    """Where it is ours, of a candidate's name too."""
+    """Takes a candidate's name, too, if it is ours."""
     ours: bool = False
     bytes: float = 0
     """Bytes that a call has to move at least."""

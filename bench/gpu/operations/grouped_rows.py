@@ -148,7 +148,7 @@ def by_us(sets: Sequence[Operands], sizes: Sizes, candidate: str | None = None) 
 
 
 def by_deepgemm(sets: Sequence[Operands], sizes: Sizes) -> Implementation:
-    """Of operands 1x128 · 128x128; groups that are not aligned are padded before."""
+    """Takes operands 1x128 · 128x128; groups that are not aligned are padded before."""
     function = deep_gemm().m_grouped_fp8_gemm_nt_contiguous
     device = sets[0].x.device
     whole = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
@@ -210,8 +210,7 @@ def by_bfloat16(sets: Sequence[Operands], sizes: Sizes) -> Implementation:
 
 
 def build_of(run: Run, case: Case) -> Callable[..., Build]:
-    """Of names, makes and whether they are ours the builds: with bytes, operations and
-    candidates."""
+    """Makes the builds, with bytes, operations and candidates."""
     size = partial(bytes_of, case.rows, case.groups)
     n, k = case.sizes
     gated = case.section == "gated"

@@ -156,7 +156,7 @@ class Case:
         return Build(name, make, ours, bytes_ * used * size, operations)
 
     def problem(self) -> WeightOnlyProblem:
-        """That of the product that gathers."""
+        """Describes the product that gathers."""
         rows = self.tokens * self.slots
         return WeightOnlyProblem(
             rows, self.n, self.k, w_granularity=self.granularity,

@@ -228,7 +228,7 @@ def fuse(recipe: str, model: nn.Module) -> None:
 
 
 def block_variants(run: Run) -> Iterator[Variant]:
-    """Those of layers, and blocks whose norms and MLP are fused with their casts, of recipes that
+    """Yields those of layers, and blocks whose norms and MLP are fused with their casts, of recipes that
     keep no state."""
     yield from variants(run.options)
     for recipe in run.options.recipes:
