@@ -228,8 +228,8 @@ def fuse(recipe: str, model: nn.Module) -> None:
 
 
 def block_variants(run: Run) -> Iterator[Variant]:
-    """Yields those of layers, and blocks whose norms and MLP are fused with their casts, of recipes that
-    keep no state."""
+    """Yields those of layers, and blocks whose norms and MLP are fused with their casts, of recipes
+    that keep no state."""
     yield from variants(run.options)
     for recipe in run.options.recipes:
         if not octofold.nn.recipes.NAMED[recipe].keeps_state:

@@ -3,6 +3,7 @@ and how far its result is from FP64."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ GATED_ERROR_LIMIT = 5e-2
 class Case:
     """A product with its arrays."""
 
-    call: Callable[[str], None]
+    call: Callable[[str], Any]
     """By the candidate of a name."""
     error: Callable[[Call], float]
     """Relative, of what this call writes; NaN if anything was not written."""
@@ -39,7 +40,7 @@ class Case:
         return bytes_of(*self.arrays)
 
     def by(self, name: str) -> Call:
-        return lambda: self.call(name)
+        return partial(self.call, name)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _part(a: ScaledTensor | Tensor, b: ScaledTensor, out: Tensor) -> Product:
 
 
 def _case(
-    call: Callable[[str], None],
+    call: Callable[[str], Any],
     parts: Sequence[Product],
     arrays: tuple[Tensor, ...],
     options: GemmOptions,
@@ -98,10 +99,7 @@ def _gemm(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     x, w = torch.randn(m, k, device=device), torch.randn(n, k, device=device)
     a, b = quantized(x, w, options.dtypes, options.granularities)
     out, fast = _empty(options, device, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.gemm(a, b, name, fast_accumulation=fast, out=out)
-
+    call = partial(tuning.gemm, a, b, fast_accumulation=fast, out=out)
     return _case(call, (_part(a, b, out),), tensors_of(a, b, out), options)
 
 
@@ -111,10 +109,7 @@ def _cast(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     a, b = quantized(x, torch.randn(n, k, device=device), ("e4m3", options.dtypes[1]),
                      ("1x128", options.granularities[1]))  # fmt: skip
     out = _empty(options, device, m, n)
-
-    def call(name: str) -> None:
-        tuning.gemm(x, b, name, out=out)
-
+    call = partial(tuning.gemm, x, b, out=out)
     return _case(call, (_part(a, b, out),), tensors_of(x, b, out), options)
 
 
@@ -134,10 +129,7 @@ def _rows(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     bounds = [g * m // groups for g in range(groups + 1)]
     rows = Rows(torch.tensor(bounds, dtype=torch.int32, device=device))
     out, fast = _empty(options, device, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.grouped_gemm(a, b, rows, name, fast_accumulation=fast, out=out)
-
+    call = partial(tuning.grouped_gemm, a, b, rows, fast_accumulation=fast, out=out)
     parts = tuple(
         _part(a[begin:end], each[g], out[begin:end])
         for g, (begin, end) in enumerate(pairwise(bounds))
@@ -153,10 +145,7 @@ def _masked(shape: Shape, options: GemmOptions, groups: int, device: torch.devic
     b, each = _stacked((groups, n, k), options, device)
     counts = Masked(torch.full((groups,), m, dtype=torch.int32, device=device))
     out, fast = _empty(options, device, groups, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.grouped_gemm(a, b, counts, name, fast_accumulation=fast, out=out)
-
+    call = partial(tuning.grouped_gemm, a, b, counts, fast_accumulation=fast, out=out)
     parts = tuple(_part(a[g], each[g], out[g]) for g in range(groups))
     return _case(call, parts, tensors_of(a, b, out), options)
 
@@ -172,9 +161,7 @@ def _depth(shape: Shape, options: GemmOptions, groups: int, device: torch.device
     )  # fmt: skip
     offsets = Depth(torch.arange(groups + 1, dtype=torch.int32, device=device) * each)
     out, fast = _empty(options, device, groups, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.grouped_gemm(a, b, offsets, name, fast_accumulation=fast, out=out)
+    call = partial(tuning.grouped_gemm, a, b, offsets, fast_accumulation=fast, out=out)
 
     def columns_of(x: ScaledTensor, first: int) -> ScaledTensor:
         scale = x.scale
@@ -205,9 +192,7 @@ def _gated(shape: Shape, options: GemmOptions, groups: int, device: torch.device
     both = float64_rows(a, torch.arange(checked, device=device)) @ first.double().T
     gate, up = both[:, :n], both[:, n:]
     expected = torch.nn.functional.silu(gate) * up
-
-    def call(name: str) -> None:
-        tuning.gated_gemm(a, b, rows, name, out=out)
+    call = partial(tuning.gated_gemm, a, b, rows, out=out)
 
     def error(run: Call) -> float:
         poison(out)
@@ -223,10 +208,7 @@ def _weight_only(shape: Shape, options: GemmOptions, groups: int, device: torch.
     x = torch.randn(m, k, device=device).bfloat16()
     w = octofold.quantize(torch.randn(n, k, device=device), _formats(options)[1])
     out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-
-    def call(name: str) -> None:
-        tuning.gemm_weight_only(x, w, name, out=out)
-
+    call = partial(tuning.gemm_weight_only, x, w, out=out)
     return _case(call, (_part(x, w, out),), tensors_of(x, w, out), options)
 
 
