@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "cpu/cast.h"
+#include "cpu/backend.h"
 #include "cuda/cast.h"
 #include "ops/backend.h"
 #include "ops/cast_sources.h"

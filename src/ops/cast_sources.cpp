@@ -11,8 +11,7 @@
 
 #include "core/flatten.h"
 #include "ops/backend.h"
-#include "ops/norm_checks.h"
-#include "ops/scales.h"
+#include "ops/norms.h"
 
 namespace octofold::ops {
 namespace {

@@ -15,7 +15,6 @@
 #include "kernels/shared/group_bounds.h"
 #include "ops/backend.h"
 #include "ops/product.h"
-#include "ops/scales.h"
 #include "plan/product.h"
 
 namespace octofold::ops {

@@ -10,13 +10,12 @@
 
 #include "core/flatten.h"
 #include "core/format.h"
-#include "cpu/product.h"
+#include "cpu/backend.h"
 #include "cuda/product.h"
 #include "ops/backend.h"
-#include "ops/cast_target.h"
+#include "ops/cast_targets.h"
 #include "ops/grouped_operands.h"
 #include "ops/inputs.h"
-#include "ops/scales.h"
 
 namespace octofold::ops {
 namespace {
@@ -79,6 +78,27 @@ void require_shape_of_result(const core::Arguments& check, std::string_view argu
   const auto rank = static_cast<std::size_t>(a.rank);
   shape[rank - 1] = columns;
   check.require_shape(argument, tensor, std::span<const std::int64_t>(shape.data(), rank));
+}
+
+DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
+                        const DotOperand& given, Inputs& inputs) {
+  DotOperand operand = given;
+  if (given.scale) {
+    const ScaledTensorView flat = core::flatten(
+        check, argument, ScaledTensorView{given.data, *given.scale, given.granularity});
+    check.require_scaled_input(argument, flat);
+    operand.data = flat.data;
+    operand.scale = flat.scale;
+    inputs.add(argument, flat.scale, ".scale");
+  } else {
+    operand.data = core::flatten(check, argument, given.data);
+    check.require_input_matrix(argument, operand.data);
+    check.require_dtype(
+        argument, operand.data,
+        {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2});
+  }
+  inputs.add(argument, operand.data);
+  return operand;
 }
 
 void run(std::string_view operation, const core::Product& product, Stream stream) {

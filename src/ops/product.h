@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "octofold/dot.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 
@@ -43,6 +44,11 @@ void check_bias(const core::Arguments& check, const std::optional<TensorView>& b
 /// [..., K].
 void require_shape_of_result(const core::Arguments& check, std::string_view argument,
                              const TensorView& tensor, const TensorView& a, std::int64_t columns);
+
+/// Numbers as they are, or FP8 codes with scales, as a matrix and a scale for it: checked, and
+/// among `inputs`.
+DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
+                        const DotOperand& given, Inputs& inputs);
 
 /// On the device of a checked product.
 void run(std::string_view operation, const core::Product& product, Stream stream);

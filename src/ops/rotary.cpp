@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "cpu/rotary.h"
+#include "cpu/backend.h"
 #include "cuda/rotary.h"
 #include "ops/attention_operands.h"
 #include "ops/backend.h"

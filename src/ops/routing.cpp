@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 #include "core/flatten.h"
-#include "cpu/routing.h"
+#include "cpu/backend.h"
 #include "cuda/routing.h"
 #include "kernels/routing/config/routing.h"
 #include "ops/backend.h"
