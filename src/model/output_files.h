@@ -1,14 +1,23 @@
 // Output that appears whole or not at all: it is written without a name, or under a temporary one
-// beside its target, and takes the target's name in one system call when it is complete.
+// beside its target, and takes the target's name in one system call when it is complete. And the
+// files beside the weights of a folder, which are copied to another.
 #pragma once
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/file.h"
 
 namespace octofold::model {
+
+// Files of a checkpoint.
+inline constexpr const char* kConfigName = "config.json";
+inline constexpr std::string_view kFileEnding = ".safetensors";
+inline constexpr std::string_view kIndexEnding = ".safetensors.index.json";
 
 /// True if a file or folder of this name is output that is not complete.
 bool is_staged_name(const std::string& name);
@@ -62,5 +71,12 @@ class StagedFolder {
   bool published_ = false;
 };
 
+/// Copies all files of a folder and those below it: not its weights, weights in other formats,
+/// what the family describes anew (config.json, hf_quant_config.json), folders of caches (.git,
+/// .cache), nor `target` itself where it lies in the folder. Weights in other formats are logged.
+/// weights: names of the files that were read. Returns paths relative to the folder.
+std::vector<std::filesystem::path> copy_along(const std::filesystem::path& folder,
+                                              const std::filesystem::path& target,
+                                              const std::set<std::string>& weights);
+
 }  // namespace octofold::model
-#include "core/file.h"
