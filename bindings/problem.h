@@ -11,7 +11,7 @@
 #include "octofold/tuning.h"
 #include "octofold/types.h"
 
-#include "text.h"
+#include "arguments.h"
 
 namespace octofold::bindings {
 

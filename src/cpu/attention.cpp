@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/group_offsets.h"
 #include "cpu/backend.h"
 #include "cpu/matrices.h"
 #include "cpu/number_formats.h"

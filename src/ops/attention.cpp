@@ -16,7 +16,6 @@
 #include "octofold/batch_invariant.h"
 
 #include "core/check.h"
-#include "core/group_offsets.h"
 #include "cpu/backend.h"
 #include "cuda/attention.h"
 #include "kernels/attention/config/workspace.h"
@@ -45,17 +44,6 @@ void require_size_of_head(const core::Arguments& check, std::string_view argumen
   if (size >= 8 && size <= most && size % 8 == 0) return;
   check.fail(argument, core::format("a {} that is a multiple of 8 from 8 to {}", name, most),
              core::format("{}", size));
-}
-
-// Requires of a tensor of any rank a contiguous last dimension, and data where there are elements.
-void require_runs(const core::Arguments& check, std::string_view argument,
-                  const TensorView& tensor) {
-  if (tensor.element_count() == 0) return;
-  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
-  if (tensor.shape[last] > 1 && tensor.strides[last] != 1) {
-    check.fail(argument, "a contiguous last dimension", core::describe(tensor));
-  }
-  check.require_data(argument, tensor);
 }
 
 void check_which_are_given(const core::Arguments& check, const AttentionArguments& arguments) {
@@ -149,7 +137,7 @@ void check_operand(const core::Arguments& check, std::string_view argument,
                    ops::Inputs& inputs) {
   check.require_dtype(argument, operand.data, {DType::kE4M3, DType::kE5M2});
   check.require_same_device(argument, operand.data, queries.device);
-  require_runs(check, argument, operand.data);
+  check.require_runs(argument, operand.data);
   inputs.add(argument, operand.data);
   if (!operand.scale) return;
   check_scale(check, scale_argument, arguments, queries, *operand.scale);
@@ -232,7 +220,7 @@ AttentionQueries checked_queries(const core::Arguments& check, const AttentionAr
   const auto rank = static_cast<std::size_t>(q.rank);
   const std::int64_t head_size = q.shape[rank - 1];
   require_size_of_head(check, "q", "head_size", head_size, kMostOfHead);
-  require_runs(check, "q", q);
+  check.require_runs("q", q);
   inputs.add("q", q);
   std::int64_t batch = q.shape[0];
   if (packed) {
@@ -252,7 +240,7 @@ void check_results(const core::Arguments& check, const AttentionArguments& argum
   check.require_shape("out", out, std::span(shape.data(), rank));
   check.require_dtype("out", out, {q.dtype});
   check.require_same_device("out", out, queries.device);
-  require_runs(check, "out", out);
+  check.require_runs("out", out);
   require_elements_apart(check, "out", out);
   inputs.add_output("out", out);
 

@@ -8,8 +8,8 @@
 
 #include "octofold/cast.h"
 
+#include "core/check.h"
 #include "core/flatten.h"
-#include "core/group_offsets.h"
 #include "core/scale_layout.h"
 #include "kernels/shared/group_bounds.h"
 #include "ops/backend.h"

@@ -8,9 +8,9 @@
 
 #include "octofold/batch_invariant.h"
 
+#include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
-#include "core/group_offsets.h"
 #include "core/scale_layout.h"
 #include "kernels/shared/group_bounds.h"
 #include "ops/backend.h"

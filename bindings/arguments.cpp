@@ -1,4 +1,4 @@
-#include "tensor.h"
+#include "arguments.h"
 
 #include <cstdint>
 #include <optional>

@@ -1,14 +1,19 @@
-#include "octofold/info.h"
-
+// What the library is, and what holds for all of it.
+#include <string>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+#include <utility>
 
+#include "octofold/batch_invariant.h"
 #include "octofold/capabilities.h"
+#include "octofold/info.h"
 #include "octofold/kernel_cache.h"
+#include "octofold/log.h"
 
+#include "arguments.h"
 #include "error.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {
@@ -104,5 +109,37 @@ OCTOFOLD_EXPORT(capabilities)
 OCTOFOLD_EXPORT(info)
 OCTOFOLD_EXPORT(set_nvrtc_candidates)
 OCTOFOLD_EXPORT(version)
+
+void set_batch_invariant(bool enabled) { octofold::set_batch_invariant(enabled); }
+
+bool is_batch_invariant() { return octofold::is_batch_invariant(); }
+
+OCTOFOLD_EXPORT(set_batch_invariant)
+OCTOFOLD_EXPORT(is_batch_invariant)
+
+namespace {
+
+const char* name_of(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return "debug";
+    case LogLevel::kInfo: return "info";
+    case LogLevel::kWarning: return "warning";
+  }
+  return "?";
+}
+
+}  // namespace
+
+using PythonLogHandler = tvm::ffi::TypedFunction<void(tvm::ffi::String, tvm::ffi::String)>;
+
+void set_log_handler(tvm::ffi::Optional<PythonLogHandler> handler) {
+  if (!handler) return octofold::set_log_handler({});
+  octofold::set_log_handler(
+      [function = *std::move(handler)](LogLevel level, std::string_view text) {
+        function(name_of(level), as_utf8(text));
+      });
+}
+
+OCTOFOLD_EXPORT(set_log_handler)
 
 }  // namespace octofold::bindings
