@@ -13,8 +13,6 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
-#include "cpu/backend.h"
-#include "cuda/weight_only.h"
 #include "kernels/weight_only/config/workspace.h"
 #include "ops/backend.h"
 #include "ops/cast_sources.h"
@@ -50,20 +48,6 @@ void require_columns_of_gradient(const core::Arguments& check, const TensorView&
   if (gradient.shape[1] == rows) return;
   check.fail("gradient", core::format("N = {} columns, the rows of 'w'", rows),
              core::format("{}", gradient.shape[1]));
-}
-
-// On the device of a checked product.
-void run(std::string_view operation, const core::WeightOnlyProduct& product, Stream stream) {
-  const Device device = product.out.device;
-  if (product.out.element_count() == 0 || !ops::has_memory(device)) return;
-  if (!ops::is_on_cpu(device)) {
-    return cuda::multiply(ops::gpu(operation, device), product, stream);
-  }
-  if (!product.candidate.empty()) {
-    core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",
-                        product.candidate);
-  }
-  cpu::multiply(product);
 }
 
 bool is_half(const TensorView& tensor) { return size_of(tensor.dtype) == 2; }
@@ -244,11 +228,11 @@ std::int64_t weight_only_workspace_size(std::int64_t rows, std::int64_t columns,
 }
 
 void gemm_weight_only(const GemmWeightOnlyArguments& arguments, Stream stream) {
-  run("gemm_weight_only", checked(arguments), stream);
+  ops::run("gemm_weight_only", checked(arguments), stream);
 }
 
 void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments, Stream stream) {
-  run("gemm_weight_only_gradient", checked(arguments), stream);
+  ops::run("gemm_weight_only_gradient", checked(arguments), stream);
 }
 
 void grouped_gemm_weight_only(const GroupedGemmWeightOnlyArguments& arguments, Stream stream) {
@@ -259,7 +243,7 @@ void grouped_gemm_weight_only(const GroupedGemmWeightOnlyArguments& arguments, S
   product.bias = ops::bias_of_groups(check, arguments.bias, product.groups.count, product.out);
   product.batch_invariant = arguments.batch_invariant || is_batch_invariant();
   product.candidate = arguments.candidate;
-  run(kCalled, product, stream);
+  ops::run(kCalled, product, stream);
 }
 
 void grouped_gemm_weight_only_gradient(const GroupedGemmWeightOnlyGradientArguments& arguments,
@@ -270,7 +254,7 @@ void grouped_gemm_weight_only_gradient(const GroupedGemmWeightOnlyGradientArgume
                                             arguments.groups, arguments.out, true);
   product.batch_invariant = arguments.batch_invariant || is_batch_invariant();
   product.candidate = arguments.candidate;
-  run(kCalled, product, stream);
+  ops::run(kCalled, product, stream);
 }
 
 }  // namespace octofold

@@ -8,6 +8,7 @@
 #include "core/format.h"
 #include "cpu/backend.h"
 #include "cuda/product.h"
+#include "cuda/weight_only.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 
@@ -16,6 +17,17 @@ namespace {
 
 constexpr std::initializer_list<DType> kOutputTypes = {DType::kBFloat16, DType::kFloat16,
                                                        DType::kFloat32};
+
+template <typename Product>
+void multiply(std::string_view operation, const Product& product, Stream stream) {
+  const Device device = product.out.device;
+  if (!is_on_cpu(device)) return cuda::multiply(gpu(operation, device), product, stream);
+  if (!product.candidate.empty()) {
+    core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",
+                        product.candidate);
+  }
+  cpu::multiply(product);
+}
 
 }  // namespace
 
@@ -96,14 +108,12 @@ DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
 }
 
 void run(std::string_view operation, const core::Product& product, Stream stream) {
-  const Device device = product.out.device;
-  if (!has_memory(device)) return;
-  if (!is_on_cpu(device)) return cuda::multiply(gpu(operation, device), product, stream);
-  if (!product.candidate.empty()) {
-    core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",
-                        product.candidate);
-  }
-  cpu::multiply(product);
+  if (has_memory(product.out.device)) multiply(operation, product, stream);
+}
+
+void run(std::string_view operation, const core::WeightOnlyProduct& product, Stream stream) {
+  if (product.out.element_count() == 0 || !has_memory(product.out.device)) return;
+  multiply(operation, product, stream);
 }
 
 }  // namespace octofold::ops

@@ -1,5 +1,6 @@
-// FP8 products: what their arguments have to be, and how they are run. gemm(), grouped_gemm() and
-// gated_gemm() are spellings of one core::Product.
+// Products: what their arguments have to be, and how they are run. gemm(), grouped_gemm() and
+// gated_gemm() are spellings of one core::Product, those of FP8 weights and numbers of one
+// core::WeightOnlyProduct.
 #pragma once
 
 #include <cstdint>
@@ -52,5 +53,6 @@ DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
 
 /// On the device of a checked product.
 void run(std::string_view operation, const core::Product& product, Stream stream);
+void run(std::string_view operation, const core::WeightOnlyProduct& product, Stream stream);
 
 }  // namespace octofold::ops

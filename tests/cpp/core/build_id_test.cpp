@@ -1,13 +1,12 @@
-#include "jit/build_id.h"
-
 #include <elf.h>
 #include <filesystem>
 #include <fstream>
 #include <unistd.h>
 
+#include "core/shared_object.h"
 #include "support/test.h"
 
-namespace octofold::jit {
+namespace octofold::core {
 namespace {
 
 template <typename T>
@@ -69,4 +68,4 @@ TEST(BuildIdTest, NoFileCutShortHasOne) {
 }
 
 }  // namespace
-}  // namespace octofold::jit
+}  // namespace octofold::core
