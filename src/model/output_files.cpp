@@ -172,8 +172,6 @@ void StagedFolder::publish() {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 bool ends_with_any(const std::string& name, std::span<const std::string_view> endings) {
   return std::any_of(endings.begin(), endings.end(),
                      [&](std::string_view ending) { return name.ends_with(ending); });

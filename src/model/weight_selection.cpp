@@ -10,8 +10,8 @@
 #include "core/log.h"
 #include "model/families/family.h"
 #include "model/json_text.h"
-#include "model/scale_names.h"
 #include "model/safetensors.h"
+#include "model/scale_names.h"
 
 namespace octofold::model {
 namespace {

@@ -14,6 +14,10 @@ namespace {
 constexpr Spelling kSpellings[] = {{"*", "?weight_scale", "?input_scale"},
                                    {"*", "?scale_weight", "?scale_input"}};
 constexpr Granularity kGranularities[] = {Granularity::kTensor};
+constexpr std::string_view kLayerEnding = ".comfy_quant";
+constexpr std::string_view kMarker = "scaled_fp8";
+constexpr const char* kHeaderEntry = "_quantization_metadata";
+constexpr std::int64_t kMaxLayerBytes = 1 << 16;
 
 bool recognizes(const nlohmann::json&) { return false; }  // it has no config.json
 
@@ -27,38 +31,8 @@ std::map<std::string, std::string> metadata_of(const Description& checkpoint) {
     layers[module_of(weight.name)] = layer;
   }
   const nlohmann::json said = {{"format_version", "1.0"}, {"layers", layers}};
-  return {{"_quantization_metadata", said.dump()}};
+  return {{kHeaderEntry, said.dump()}};
 }
-
-}  // namespace
-
-constinit const Family kComfyUi = {.id = CheckpointFamily::kComfyUi,
-                                   .name = "comfyui",
-                                   .spellings = kSpellings,
-                                   .granularities = kGranularities,
-                                   .of_stacks = {},
-                                   .of_experts = kGranularities,
-                                   .unscaled = true,
-                                   .mixes = true,
-                                   .tensor_needs_input = false,
-                                   .kv_scales = KvScales::kNone,
-                                   .about_experts = "",
-                                   .about_names = "",
-                                   .takes_sizes = any_sizes,
-                                   .leaves_other_sizes = true,
-                                   .about_sizes = "",
-                                   .scale_shape = plain_scale_shape,
-                                   .recognizes = recognizes,
-                                   .config = config_of,
-                                   .side_files = no_side_files,
-                                   .metadata = metadata_of};
-
-namespace {
-
-constexpr std::string_view kLayerEnding = ".comfy_quant";
-constexpr std::string_view kMarker = "scaled_fp8";
-constexpr const char* kHeaderEntry = "_quantization_metadata";
-constexpr std::int64_t kMaxLayerBytes = 1 << 16;
 
 nlohmann::json parse(const std::string& where, std::string_view text) {
   require_json_object_text(where, text);
@@ -70,6 +44,17 @@ nlohmann::json parse(const std::string& where, std::string_view text) {
 }
 
 }  // namespace
+
+constinit const Family kComfyUi = {.id = CheckpointFamily::kComfyUi,
+                                   .name = "comfyui",
+                                   .spellings = kSpellings,
+                                   .granularities = kGranularities,
+                                   .of_experts = kGranularities,
+                                   .unscaled = true,
+                                   .mixes = true,
+                                   .recognizes = recognizes,
+                                   .config = config_of,
+                                   .metadata = metadata_of};
 
 Hints::Hints(const CheckpointSource& source) {
   TensorBytes data;
