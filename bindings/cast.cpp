@@ -120,10 +120,10 @@ void run(const PlainSource& source, Arguments arguments, Stream stream) {
 // The export of a source: `kSource` makes it of what it reads, of what it writes and of its
 // options.
 template <auto kSource, typename Reads, typename Writes = void(), typename Options = void()>
-struct Cast;
+struct CastExport;
 
 template <auto kSource, typename... Reads, typename... Writes, typename... Options>
-struct Cast<kSource, void(Reads...), void(Writes...), void(Options...)> {
+struct CastExport<kSource, void(Reads...), void(Writes...), void(Options...)> {
   static void call(Reads... reads, OptionalTensor rows_scale, OptionalTensor rows_channel_scale,
                    OptionalTensor rows_amax, OptionalTensor transposed_scale,
                    OptionalTensor transposed_channel_scale, OptionalTensor transposed_amax,
@@ -245,17 +245,17 @@ void guarded(const AnyView* given, std::int32_t count) {
 
 }  // namespace
 
-using CastPlain = Cast<plain, void(Tensor, OptionalTensor)>;
-using CastActivated = Cast<activated, void(Tensor, OptionalTensor), void(),
-                           void(OptionalText, String, String, OptionalText)>;
-using CastActivationGradient = Cast<activation_gradient, void(Tensor, Tensor, OptionalTensor),
-                                    void(), void(OptionalText, String, String)>;
-using CastNormed = Cast<normed,
-                        void(Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
-                             OptionalTensor),
-                        void(OptionalTensor, Tensor, OptionalTensor), void(String, double)>;
-using CastGathered = Cast<gathered, void(Tensor, Tensor, OptionalTensor, OptionalTensor), void(),
-                          void(std::int64_t)>;
+using CastPlain = CastExport<plain, void(Tensor, OptionalTensor)>;
+using CastActivated = CastExport<activated, void(Tensor, OptionalTensor), void(),
+                                 void(OptionalText, String, String, OptionalText)>;
+using CastActivationGradient = CastExport<activation_gradient, void(Tensor, Tensor, OptionalTensor),
+                                          void(), void(OptionalText, String, String)>;
+using CastNormed = CastExport<normed,
+                              void(Tensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                                   OptionalTensor, OptionalTensor),
+                              void(OptionalTensor, Tensor, OptionalTensor), void(String, double)>;
+using CastGathered = CastExport<gathered, void(Tensor, Tensor, OptionalTensor, OptionalTensor),
+                                void(), void(std::int64_t)>;
 
 // cast_plain() of what most calls want, the rows alone, in half as many arguments: the host's time
 // counts.
