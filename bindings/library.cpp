@@ -1,4 +1,4 @@
-// What the library is, and what holds for all of it.
+// The library itself: what it is, and what holds for all of it.
 #include <string>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>

@@ -18,7 +18,6 @@
 #include "cuda/kernel_headers.h"
 #include "cuda/precompiled_kernels.h"
 #include "cuda/tuning_file.h"
-#include "jit/compile_all.h"
 #include "jit/kernel_cache.h"
 #include "jit/nvrtc.h"
 #include "ops/product.h"

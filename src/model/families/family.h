@@ -68,7 +68,7 @@ std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
                                             std::int64_t cols);
 
-/// What a family leaves out is as most have it.
+/// Fields that a family leaves out have the values of most families.
 struct Family {
   CheckpointFamily id;
   std::string_view name;
