@@ -90,7 +90,7 @@ def test_opcheck_cast(opcheck, granularity, transpose, shape):
     inputs = x, *[None] * 8
     both = (None, None, *results) if transpose else (*results, None, None)
     units = (None, granularity) if transpose else (granularity, None)
-    options = *units, *in_common, None
+    options = *units, *in_common, None, None
     opcheck(torch.ops.octofold.cast.out, (*inputs, *both, None, None, None, *options))
     opcheck(torch.ops.octofold.cast.default, (*inputs, *options, "e4m3"))
 

@@ -16,7 +16,7 @@ from octofold.distributed import (
     SharedInput,
     parallelize_experts,
 )
-from rank_processes import DEVICE, here
+from rank_processes import DEVICE, each_call_waits, here
 from tensor_parallel_checks import (
     Attention,
     leaf,
@@ -192,7 +192,7 @@ def layers_alike(rank, what):
     if what == "frozen":
         words, called = "weight, bias on rank 0 and bias on rank 1", layers[0]
         called.weight.requires_grad_(rank == 0)
-    with refused(words):
+    with each_call_waits(), refused(words):
         called(**inputs).sum().backward()
 
 
