@@ -1,10 +1,11 @@
 """Layers of a group of ranks beside the same layers in one process."""
 
 import pytest
-import tensor_parallel_checks as checks
-import tensor_parallel_use_checks as uses
-from boundary_checks import STATELESS
-from rank_processes import Processes
+
+from tests.python.distributed import tensor_parallel_checks as checks
+from tests.python.distributed import tensor_parallel_use_checks as uses
+from tests.python.distributed.boundary_checks import STATELESS
+from tests.python.distributed.rank_processes import Processes
 
 TWO = pytest.mark.parametrize("processes", [2], indirect=True)
 
