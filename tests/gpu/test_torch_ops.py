@@ -2,8 +2,8 @@
 
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     ON_GPU,
     PAIR_NAMES,
@@ -14,6 +14,7 @@ from gpu_support import (
     operands,
     torch,
 )
+from tests.python.casting import GRANULARITIES, cast_side
 
 
 def random(*shape, dtype=torch.float32):

@@ -5,13 +5,14 @@ import pytest
 import torch
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
 from octofold.nn.fsdp.sharded_weight import ShardedWeight
-from rank_processes import DEVICE, each_call_waits, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
+
+from tests.python.distributed.rank_processes import DEVICE, each_call_waits, here
 
 STEPS = 2
 RECIPES = ("blockwise", "blockwise_two_level", "tensorwise", "delayed")

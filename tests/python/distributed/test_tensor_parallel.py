@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import octofold
 import pytest
-import tensor_parallel_checks as checks
-import tensor_parallel_use_checks as uses
-from boundary_checks import STATELESS
 from octofold.nn.layers.linear import require_order
-from rank_processes import Processes
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+from tests.python.distributed import tensor_parallel_checks as checks
+from tests.python.distributed import tensor_parallel_use_checks as uses
+from tests.python.distributed.boundary_checks import STATELESS
+from tests.python.distributed.rank_processes import Processes
 
 TWO = pytest.mark.parametrize("processes", [2], indirect=True)
 
