@@ -154,10 +154,7 @@ void check_places(const core::Arguments& check, const AttentionArguments& argume
   }
   if (arguments.key_counts) {
     const TensorView& counts = *arguments.key_counts;
-    check.require_vector("key_counts", counts);
-    check.require_dtype("key_counts", counts, {DType::kInt32});
-    check.require_shape("key_counts", counts, {queries.batch});
-    check.require_same_device("key_counts", counts, queries.device);
+    ops::check_vector(check, "key_counts", counts, {DType::kInt32}, queries.batch, queries.device);
     inputs.add("key_counts", counts);
   }
   if (arguments.page_table) {
@@ -262,12 +259,10 @@ void check_results(const core::Arguments& check, const AttentionArguments& argum
   const MutableTensorView& workspace = arguments.workspace;
   std::optional<std::int64_t> keys;
   if (arguments.batch_invariant) keys = cuda::key_count(arguments);
-  check.require_vector("workspace", workspace);
-  check.require_dtype("workspace", workspace, {DType::kFloat32});
-  check.require_shape("workspace", workspace,
-                      {attention_workspace_size(packed ? q.shape[0] : q.shape[0] * q.shape[1],
-                                                queries.heads, value_size, keys)});
-  check.require_same_device("workspace", workspace, queries.device);
+  const std::int64_t rows = packed ? q.shape[0] : q.shape[0] * q.shape[1];
+  ops::check_vector(check, "workspace", workspace, {DType::kFloat32},
+                    attention_workspace_size(rows, queries.heads, value_size, keys),
+                    queries.device);
   inputs.add_output("workspace", workspace);
 }
 

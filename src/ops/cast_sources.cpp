@@ -22,14 +22,6 @@ TensorView checked_numbers(const core::Arguments& check, std::string_view argume
   return matrix;
 }
 
-void check_vector(const core::Arguments& check, std::string_view argument, const TensorView& vector,
-                  std::initializer_list<DType> dtypes, std::int64_t size, Device device) {
-  check.require_vector(argument, vector);
-  check.require_dtype(argument, vector, dtypes);
-  check.require_shape(argument, vector, {size});
-  check.require_same_device(argument, vector, device);
-}
-
 void require_norm_kind(const core::Arguments& check, NormKind kind) {
   if (kind == NormKind::kRms || kind == NormKind::kLayer) return;
   check.fail("norm", "a NormKind", core::format("{}", static_cast<int>(kind)));

@@ -32,9 +32,6 @@ View checked_like(const core::Arguments& check, std::string_view argument, const
   return core::flatten(check, argument, given);
 }
 
-void check_vector(const core::Arguments& check, std::string_view argument, const TensorView& vector,
-                  std::initializer_list<DType> dtypes, std::int64_t size, Device device);
-
 /// Throws unless `argument` is there exactly where it has to be.
 template <typename T>
 void require_where(const core::Arguments& check, std::string_view argument,

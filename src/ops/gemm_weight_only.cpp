@@ -85,11 +85,9 @@ void check_workspace(const core::Arguments& check,
                      const std::optional<MutableTensorView>& workspace, const TensorView& rows,
                      const MutableTensorView& out, ops::Inputs& inputs) {
   if (!workspace) return;
-  check.require_vector("workspace", *workspace);
-  check.require_dtype("workspace", *workspace, {DType::kFloat32});
-  check.require_shape("workspace", *workspace,
-                      {weight_only_workspace_size(out.shape[0], out.shape[1], rows.shape[1])});
-  check.require_same_device("workspace", *workspace, out.device);
+  ops::check_vector(check, "workspace", *workspace, {DType::kFloat32},
+                    weight_only_workspace_size(out.shape[0], out.shape[1], rows.shape[1]),
+                    out.device);
   inputs.add_output("out", out);
   inputs.add_output("workspace", *workspace);
 }

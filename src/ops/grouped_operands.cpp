@@ -124,10 +124,7 @@ const std::int32_t* checked_offsets(const core::Arguments& check, const TensorVi
 
 const std::int32_t* checked_counts(const core::Arguments& check, const TensorView& counts,
                                    std::int64_t groups, std::int64_t rows, Device device) {
-  check.require_vector("groups.counts", counts);
-  check.require_dtype("groups.counts", counts, {DType::kInt32});
-  check.require_shape("groups.counts", counts, {groups});
-  check.require_same_device("groups.counts", counts, device);
+  check_vector(check, "groups.counts", counts, {DType::kInt32}, groups, device);
   if (is_on_cpu(device)) core::require_counts(check, "groups.counts", counts, rows);
   return static_cast<const std::int32_t*>(counts.data);
 }

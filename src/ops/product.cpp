@@ -71,10 +71,7 @@ void check_output(const core::Arguments& check, const MutableTensorView& out,
 void check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
                 const MutableTensorView& out) {
   if (!bias) return;
-  check.require_vector("bias", *bias);
-  check.require_dtype("bias", *bias, {out.dtype, DType::kFloat32});
-  check.require_shape("bias", *bias, {out.shape[1]});
-  check.require_same_device("bias", *bias, out.device);
+  check_vector(check, "bias", *bias, {out.dtype, DType::kFloat32}, out.shape[1], out.device);
   check.require_disjoint("out", out, "bias", *bias);
 }
 
