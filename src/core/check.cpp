@@ -298,7 +298,7 @@ void Arguments::require_channel_scale(std::string_view argument,
                                       const ScaledTensorView& tensor) const {
   const std::string name_of_it = std::string(argument) + ".channel_scale";
   if (tensor.granularity != Granularity::kBlock128x128) {
-    fail(name_of_it, "none, except beside 128x128 scales",
+    fail(name_of_it, "it to be omitted, except beside 128x128 scales",
          core::format("one beside {} scales", name(tensor.granularity)));
   }
   const TensorView& factors = *tensor.channel_scale;

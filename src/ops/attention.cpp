@@ -48,9 +48,12 @@ void require_size_of_head(const core::Arguments& check, std::string_view argumen
 
 void check_which_are_given(const core::Arguments& check, const AttentionArguments& arguments) {
   if (arguments.key_offsets) {
-    if (!arguments.query_offsets) check.fail("key_offsets", "none without 'query_offsets'", "one");
-    if (arguments.page_table) check.fail("page_table", "none beside 'key_offsets'", "one");
-    if (arguments.key_counts) check.fail("key_counts", "none beside 'key_offsets'", "one");
+    if (!arguments.query_offsets)
+      check.fail("key_offsets", "it to be omitted without 'query_offsets'", "one");
+    if (arguments.page_table)
+      check.fail("page_table", "it to be omitted beside 'key_offsets'", "one");
+    if (arguments.key_counts)
+      check.fail("key_counts", "it to be omitted beside 'key_offsets'", "one");
   }
   if (arguments.page_table && !arguments.key_counts) {
     check.fail("key_counts", "one beside 'page_table'", "none");

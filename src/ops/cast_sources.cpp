@@ -30,7 +30,7 @@ void require_norm_kind(const core::Arguments& check, NormKind kind) {
 void require_mean(const core::Arguments& check, NormKind kind, bool given) {
   const bool needed = kind == NormKind::kLayer;
   if (given == needed) return;
-  check.fail("mean", needed ? "one for a LayerNorm" : "none for an RMSNorm",
+  check.fail("mean", needed ? "one for a LayerNorm" : "it to be omitted for an RMSNorm",
              needed ? "none" : "one");
 }
 
@@ -250,7 +250,7 @@ void check_places(const core::Arguments& check, GatheredRows& rows, Inputs& inpu
   check_factors(check, "factors", rows.factors, rows, inputs);
   check_factors(check, "transposed_factors", rows.transposed_factors, rows, inputs);
   if (rows.factors && rows.transposed_factors) {
-    check.fail("transposed_factors", "none beside factors",
+    check.fail("transposed_factors", "it to be omitted beside factors",
                core::describe(*rows.transposed_factors));
   }
   if (is_on_cpu(rows.x.device)) require_places(check, rows);

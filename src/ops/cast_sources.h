@@ -37,7 +37,7 @@ template <typename T>
 void require_where(const core::Arguments& check, std::string_view argument,
                    const std::optional<T>& given, bool needed, std::string_view reason) {
   if (given.has_value() == needed) return;
-  check.fail(argument, core::format("{} {}", needed ? "one" : "none", reason),
+  check.fail(argument, core::format("{} {}", needed ? "one" : "it to be omitted", reason),
              needed ? "none" : "one");
 }
 

@@ -38,7 +38,8 @@ void check_factors(const core::Arguments& check, const std::string& argument,
                    const CastTarget& target) {
   if (target.scales == ScaleSource::kGiven) {
     check.fail(argument + ".channel_scale",
-               "none beside given scales, because two-level scales are computed with the codes",
+               "it to be omitted beside given scales, because two-level scales are computed with "
+               "the codes",
                "one");
   }
 }
@@ -48,11 +49,11 @@ void check_amax(const core::Arguments& check, const std::string& argument,
                 const CastTarget& target) {
   const std::string amax = argument + ".amax";
   if (target.scales == ScaleSource::kGiven) {
-    check.fail(amax, "none beside given scales, which are taken as they are", "one");
+    check.fail(amax, "it to be omitted beside given scales, which are taken as they are", "one");
   }
   check.require_enumerator(argument + ".granularity", target.format.granularity);
   if (target.channel_scale || varies_along_k(target.format.granularity)) {
-    check.fail(amax, "none, except for units as long as the matrix: tensor, channel",
+    check.fail(amax, "it to be omitted, except for units as long as the matrix: tensor, channel",
                core::format("one beside {} scales", name(target.format.granularity)));
   }
 }
@@ -169,7 +170,7 @@ ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets&
   if (columns.workspace.has_value() != needed) {
     check.fail(kWorkspace,
                needed ? "one, because sums or amax of columns are wanted"
-                      : "none without sums and amax of columns",
+                      : "it to be omitted without sums and amax of columns",
                needed ? "none" : "one");
   }
   check.require_matrix(kWorkspace, *columns.workspace);
@@ -189,10 +190,12 @@ std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, 
   constexpr std::string_view kOffsets = "offsets";
   const std::int64_t groups = core::require_offsets(check, kOffsets, *out.offsets, device);
   if (!out.transposed) {
-    check.fail(kOffsets, "none without 'out.transposed', because they decide its layout", "some");
+    check.fail(kOffsets,
+               "it to be omitted without 'out.transposed', because they decide its layout", "some");
   }
   if (reduces(out.columns)) {
-    check.fail("out.columns", "none beside 'offsets', because columns are reduced over all rows",
+    check.fail("out.columns",
+               "it to be omitted beside 'offsets', because columns are reduced over all rows",
                "some");
   }
   if (out.rows && out.rows->format.granularity == Granularity::kBlock128x128) {
@@ -214,20 +217,23 @@ void check_stack(const core::Arguments& check, const CastTargets& out, std::int6
                  bool is_plain) {
   constexpr std::string_view kMatrices = "matrices";
   if (!is_plain) {
-    check.fail(
-        kMatrices,
-        "none except for a matrix in memory: a source that is computed or gathered is one matrix",
-        core::format("{}", *out.matrices));
+    check.fail(kMatrices,
+               "it to be omitted except for a matrix in memory: a source that is computed or "
+               "gathered is one matrix",
+               core::format("{}", *out.matrices));
   }
   if (*out.matrices < 1 || rows % *out.matrices != 0) {
     check.fail(kMatrices, core::format("a number of at least 1 that divides {} rows", rows),
                core::format("{}", *out.matrices));
   }
   if (out.offsets) {
-    check.fail("offsets", "none beside 'matrices', which say where the rows of each begin", "some");
+    check.fail("offsets",
+               "it to be omitted beside 'matrices', which say where the rows of each begin",
+               "some");
   }
   if (reduces(out.columns)) {
-    check.fail("out.columns", "none beside 'matrices', because columns are reduced over all rows",
+    check.fail("out.columns",
+               "it to be omitted beside 'matrices', because columns are reduced over all rows",
                "some");
   }
 }
@@ -236,7 +242,8 @@ void check_stack(const core::Arguments& check, const CastTargets& out, std::int6
 void check_used(const core::Arguments& check, const CastTargets& out, Device device) {
   constexpr std::string_view kUsed = "used";
   if (!out.matrices) {
-    check.fail(kUsed, "none without 'matrices', of which it says which are cast", "some");
+    check.fail(kUsed, "it to be omitted without 'matrices', of which it says which are cast",
+               "some");
   }
   const std::int64_t groups = core::require_offsets(check, kUsed, *out.used, device);
   if (groups != *out.matrices) {

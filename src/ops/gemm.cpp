@@ -49,7 +49,7 @@ void set_operands(const core::Arguments& check, const CastOperand& given_a,
   check.require_same_device("b", given.b.data, a.device);
   ops::require_scales(check, "b", plan::kDynamicB, ops::form_of(given.b));
   ops::require_depth(check, "b", given.b.data, "a", a);
-  if (given.c) check.fail("c", "none beside an 'a' that is cast", "one");
+  if (given.c) check.fail("c", "it to be omitted beside an 'a' that is cast", "one");
   ops::require_accumulation(check, Granularity::kBlock1x128, given.b.granularity,
                             given.fast_accumulation);
   product.a = {a, {}, Granularity::kBlock1x128};
@@ -78,7 +78,7 @@ void set_arrivals(const core::Arguments& check, const Arrivals& given, core::Pro
         core::format("shards of a multiple of {} rows, for 128x128 scales of 'a'", kScaleBlock),
         core::format("{} of {}", shards, rows / shards));
   }
-  if (product.a.data.shape[1] == 0) check.fail("arrivals", "none where K = 0", "some");
+  if (product.a.data.shape[1] == 0) check.fail("arrivals", "it to be omitted where K = 0", "some");
   product.arrivals = {
       .flags = static_cast<const std::int32_t*>(flags.data), .shards = shards, .own = given.own};
 }
@@ -103,7 +103,8 @@ core::Product checked(const GemmArguments& given) {
   product.cast_a ? inputs.add("a", product.a.data) : inputs.add("a", product.a);
   inputs.add("b", product.b);
   if (given.arrivals) {
-    if (product.cast_a) check.fail("arrivals", "none beside an 'a' that is cast", "some");
+    if (product.cast_a)
+      check.fail("arrivals", "it to be omitted beside an 'a' that is cast", "some");
     set_arrivals(check, *given.arrivals, product);
     inputs.add("arrivals.flags", given.arrivals->flags);
   }

@@ -64,7 +64,7 @@ DotOperand flat_x(const core::Arguments& check, const GemmWeightOnlyArguments& g
                core::format("{}", x.data.shape[0]));
   }
   if (given.bias) {
-    check.fail("bias", core::format("none beside an 'x' of {}", name(x.data.dtype)),
+    check.fail("bias", core::format("it to be omitted beside an 'x' of {}", name(x.data.dtype)),
                core::describe(*given.bias));
   }
   return x;
@@ -155,7 +155,7 @@ std::int64_t set_rows(const core::Arguments& check, const GivenRows& given, ops:
   GatheredRows rows = *gathered;
   rows.x = checked_halves(check, given.argument, gathered->x, inputs);
   if (rows.transposed_factors) {
-    check.fail("transposed_factors", "none, as there is no transpose",
+    check.fail("transposed_factors", "it to be omitted, as there is no transpose",
                core::describe(*rows.transposed_factors));
   }
   ops::check_places(check, rows, inputs);

@@ -172,7 +172,7 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
 
 void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
                 const MaskedGroups& groups, core::Product& product) {
-  if (given.c) check.fail("c", "none beside MaskedGroups", "one");
+  if (given.c) check.fail("c", "it to be omitted beside MaskedGroups", "one");
   const auto [a, a_scale_stride] = checked_masked_a(check, given.a);
   product.a = a;
   const Stack b = checked_stack(check, "b", plan::kGroupedB, given.b);
@@ -187,7 +187,7 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
 
 void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
                 const DepthGroups& groups, core::Product& product) {
-  if (given.bias) check.fail("bias", "none beside DepthGroups", "one");
+  if (given.bias) check.fail("bias", "it to be omitted beside DepthGroups", "one");
   product.a = checked_a(check, "a", given.a, 2);
   product.b = checked_a(check, "b", given.b, 2);
   check_products(check, product.a, product.b, given.fast_accumulation);

@@ -181,8 +181,10 @@ void add_memory(const core::Arguments& check, std::string_view argument,
 void require_wanted(const core::Arguments& check, std::string_view argument, bool wanted,
                     bool given) {
   if (wanted == given) return;
-  check.fail(argument, wanted ? "a tensor, which the problem wants" : "none, as the problem has it",
-             wanted ? "none" : "one");
+  check.fail(
+      argument,
+      wanted ? "a tensor, which the problem wants" : "it to be omitted, as the problem has it",
+      wanted ? "none" : "one");
 }
 
 bool product_casts(const LinearProblem& problem, const ScaledTensorView& weight) {

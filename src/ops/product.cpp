@@ -23,7 +23,8 @@ void multiply(std::string_view operation, const Product& product, Stream stream)
   const Device device = product.out.device;
   if (!is_on_cpu(device)) return cuda::multiply(gpu(operation, device), product, stream);
   if (!product.candidate.empty()) {
-    core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",
+    core::fail_argument(operation, "candidate",
+                        "it to be omitted for tensors on the CPU, which has one kernel",
                         product.candidate);
   }
   cpu::multiply(product);

@@ -146,7 +146,8 @@ void top_k(const TopKArguments& given, const TopKOptions& options, Stream stream
   arguments.logits = tokens.input("logits", given.logits, kWide);
   const std::int64_t experts = arguments.logits.shape[1];
   if (given.bias) {
-    if (options.scoring == Scoring::kSoftmax) tokens.check.fail("bias", "none for softmax", "one");
+    if (options.scoring == Scoring::kSoftmax)
+      tokens.check.fail("bias", "it to be omitted for softmax", "one");
     tokens.vector("bias", *given.bias, kFloat, experts);
   }
   const std::int64_t slots = last_size(tokens.check, "ids", given.ids);
