@@ -91,9 +91,7 @@ __device__ inline void add_stage(const Problem& problem, unsigned stage, int row
   }
 }
 
-// Two blocks to a multiprocessor, each of which works while the other one waits.
-__global__ void __launch_bounds__(kLaunch.threads, 2)
-    kernel(const __grid_constant__ Problem problem) {
+__global__ void __launch_bounds__(kLaunch.threads) kernel(const __grid_constant__ Problem problem) {
   const unsigned memory = ptx::dynamic_shared_memory();
   const int tiles_in_row = config::ceil_divide(problem.n, kTileColumns);
   const int row = static_cast<int>(blockIdx.x) / tiles_in_row * kTileRows;

@@ -39,8 +39,8 @@ struct Problem {
 struct Launch {
   int threads;
   int shared_bytes;
-  int tile_rows, tile_columns;  // of D, for each block of threads
-  int a_box_rows, b_box_rows;   // 0: no tensor maps
+  int tile_rows, tile_columns;         // of D, for each block of threads
+  int a_box_rows = 0, b_box_rows = 0;  // 0: no tensor maps
   int cluster = 1;
   bool stays = false;  // as many blocks as multiprocessors, each for many tiles; else one for each
 };
