@@ -18,9 +18,7 @@
 
 namespace octofold::ladder::level_4 {
 
-using level_3::add_stage;
-using level_3::row_of_thread;
-using level_3::Sums;
+using level_3::add_stage, level_3::row_of_thread, level_3::Sums;
 
 inline constexpr int kTileRows = 256;  // 128 for each consumer warpgroup, in two 64s
 inline constexpr int kTileColumns = 128;

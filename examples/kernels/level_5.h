@@ -16,15 +16,7 @@
 
 namespace octofold::ladder::level_5 {
 
-using level_4::kConsumerRegisters;
-using level_4::kConsumerThreads;
-using level_4::kProducerRegisters;
-using level_4::kStageBytes;
-using level_4::kStages;
-using level_4::kTileColumns;
-using level_4::kTileRows;
-using level_4::Ring;
-using level_4::Sums;
+using namespace level_4;  // the ring, the roles and their sums
 
 inline constexpr int kSlabBytes = 16 * 128;
 inline constexpr int kSlabsBytes = kConsumerThreads / 32 * 2 * kSlabBytes;
@@ -112,7 +104,7 @@ __global__ void __launch_bounds__(kLaunch.threads, 1)
     ptx::shrink_registers<kProducerRegisters>();
     if (warp == kConsumerThreads / 32 && ptx::elect_one()) {
       for (; tiles.has_tile(); tiles.advance()) {
-        level_4::produce(problem, ring, tiles.row(), tiles.column(), position);
+        produce(problem, ring, tiles.row(), tiles.column(), position);
       }
     }
   } else {
@@ -120,7 +112,7 @@ __global__ void __launch_bounds__(kLaunch.threads, 1)
     const int first_row = warp / 4 * 128;
     for (; tiles.has_tile(); tiles.advance()) {
       Sums sums[2];
-      level_4::consume(
+      consume(
           problem, ring, tiles.row(), tiles.column(), first_row, position,
           [&](unsigned empty) { ptx::mbarrier_arrive_of_lanes(empty, lane); }, sums);
       store(problem, memory + static_cast<unsigned>(warp * 2 * kSlabBytes),

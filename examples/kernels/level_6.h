@@ -17,19 +17,11 @@
 
 namespace octofold::ladder::level_6 {
 
-using level_4::kConsumerRegisters;
-using level_4::kConsumerThreads;
-using level_4::kProducerRegisters;
-using level_4::kStageBytes;
-using level_4::kStages;
-using level_4::kTileColumns;
-using level_4::kTileRows;
-using level_4::Ring;
-using level_4::Sums;
+using namespace level_5;  // its tiles and stores, and with them level 4
 
 inline constexpr int kBlocks = 2;  // of a cluster
 inline constexpr int kShareOfRows = kTileRows / kBlocks;
-inline constexpr Launch kLaunch{.threads = kConsumerThreads + 128,
+inline constexpr Launch kLaunch{.threads = level_5::kLaunch.threads,
                                 .shared_bytes = level_5::kLaunch.shared_bytes,
                                 .tile_rows = kTileRows,
                                 .tile_columns = kTileColumns,
@@ -56,15 +48,14 @@ __device__ inline void produce(const Problem& problem, const Ring& ring, int ran
 __global__ void __launch_bounds__(kLaunch.threads, 1)
     kernel(const __grid_constant__ Problem problem) {
   const unsigned memory = ptx::opaque(ptx::swizzled_shared_memory());
-  const Ring ring{memory + level_5::kSlabsBytes};
+  const Ring ring{memory + kSlabsBytes};
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int rank = static_cast<int>(ptx::cluster_rank());
   // An odd number of tiles side by side leaves the last block one outside of D: it reads zeros and
   // stores nothing, but takes its share of the loads.
-  level_5::Tiles tiles(problem, kTileRows, kBlocks * kTileColumns,
-                       static_cast<int>(blockIdx.x) / kBlocks,
-                       static_cast<int>(gridDim.x) / kBlocks);
+  Tiles tiles(problem, kTileRows, kBlocks * kTileColumns, static_cast<int>(blockIdx.x) / kBlocks,
+              static_cast<int>(gridDim.x) / kBlocks);
   const int first_column = rank * kTileColumns;
   config::RingPosition<kStages> position;
 
@@ -84,11 +75,11 @@ __global__ void __launch_bounds__(kLaunch.threads, 1)
     for (; tiles.has_tile(); tiles.advance()) {
       const int column = tiles.column() + first_column;
       Sums sums[2];
-      level_4::consume(
+      consume(
           problem, ring, tiles.row(), column, first_row, position,
           [&](unsigned empty) { ptx::mbarrier_arrive_at_ranks<kBlocks>(empty, lane); }, sums);
-      level_5::store(problem, memory + static_cast<unsigned>(warp * 2 * level_5::kSlabBytes),
-                     tiles.row() + first_row + warp % 4 * 16, column, sums);
+      store(problem, memory + static_cast<unsigned>(warp * 2 * kSlabBytes),
+            tiles.row() + first_row + warp % 4 * 16, column, sums);
     }
     if (ptx::elect_one()) ptx::tma_store_wait_read<0>();
     __syncwarp();
