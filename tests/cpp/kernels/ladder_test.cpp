@@ -117,7 +117,7 @@ TEST(LadderTest, BlocksThatStay) {
 
 // Side by side are three tiles, so that the second cluster tile has a block outside of D.
 TEST(LadderTest, Clusters) {
-  expect_product(ladder::level_6::kernel, ladder::level_6::kLaunch, 40, 264, 400, 1);
+  expect_product(ladder::level_6::kernel, ladder::level_6::kLaunch, 200, 264, 272, 1);
 }
 
 TEST(LadderTest, TheWalkMeetsEachTileOnce) {
