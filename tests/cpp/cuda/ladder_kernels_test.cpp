@@ -17,8 +17,8 @@ struct Level {
 // The products in the program of a level, and in those of the levels that it includes. A product of
 // e4m3 by warps is two of FP16 on Hopper.
 const std::map<int, Level> kLevels{
-    {1, {0, test::SassOperation::kHmma}},  {2, {64, test::SassOperation::kHmma}},
-    {3, {4, test::SassOperation::kQgmma}}, {4, {12, test::SassOperation::kQgmma}},
+    {1, {0, test::SassOperation::kHmma}},   {2, {64, test::SassOperation::kHmma}},
+    {3, {4, test::SassOperation::kQgmma}},  {4, {12, test::SassOperation::kQgmma}},
     {5, {20, test::SassOperation::kQgmma}}, {6, {28, test::SassOperation::kQgmma}},
 };
 
