@@ -100,11 +100,11 @@ TEST(LadderTest, AThreadForEachElement) {
 }
 
 TEST(LadderTest, TilesByWarps) {
-  expect_product(ladder::level_2::kernel, ladder::level_2::kLaunch, 136, 72, 784);
+  expect_product(ladder::level_2::kernel, ladder::level_2::kLaunch, 72, 72, 784);
 }
 
 TEST(LadderTest, WarpgroupsAndTheCopyEngine) {
-  expect_product(ladder::level_3::kernel, ladder::level_3::kLaunch, 136, 136, 656);
+  expect_product(ladder::level_3::kernel, ladder::level_3::kLaunch, 72, 136, 656);
 }
 
 TEST(LadderTest, WarpsWithRoles) {
@@ -112,7 +112,7 @@ TEST(LadderTest, WarpsWithRoles) {
 }
 
 TEST(LadderTest, BlocksThatStay) {
-  expect_product(ladder::level_5::kernel, ladder::level_5::kLaunch, 264, 136, 272, 1);
+  expect_product(ladder::level_5::kernel, ladder::level_5::kLaunch, 264, 136, 144, 1);
 }
 
 // Side by side are three tiles, so that the second cluster tile has a block outside of D.
