@@ -26,7 +26,7 @@ from diffusers_models import (  # noqa: E402
 )
 from octofold import nn  # noqa: E402
 from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 Flux = diffusers.FluxTransformer2DModel

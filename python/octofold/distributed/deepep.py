@@ -31,16 +31,9 @@ from .._ops.groups import Masked
 from .._ops.routing import sort_by_expert
 from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation
-from ..nn.autograd.expert_chain import compute_experts
-from ..nn.autograd.expert_fitting import expert_recipe_of, require_projections
-from ..nn.autograd.expert_gradients import (
-    ExpertLayer,
-    Needs,
-    Target,
-    expert_gradients,
-    kept_for,
-)
-from ..nn.autograd.experts import projection_of
+from ..nn.autograd.experts import expert_recipe_of, projection_of, require_projections
+from ..nn.autograd.experts_backward import ExpertLayer, Needs, Target, expert_gradients, kept_for
+from ..nn.autograd.experts_forward import compute_experts
 from ..nn.autograd.products import addable
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.recipe import recipe_of
-from ..nn.autograd.expert_fitting import expert_recipe_of
-from ..nn.autograd.experts import experts
+from ..nn.autograd.experts import expert_recipe_of, experts
 from ..nn.layers.linear import Linear as Fp8Linear
 from .hosts import require
 

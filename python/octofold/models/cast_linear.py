@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..nn.autograd.fitting import require_input
 from ..nn.autograd.linear import result_dtype
-from ..nn.layers.frozen_linear import FrozenLinear
+from ..nn.layers.fp8_weight import FrozenLinear
 from .layerwise.products import linear_of_codes
 
 _NAME: Final = "octofold.models.CastLinear"

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from diffusers_support import in_16_bits, outcome, unet  # noqa: E402
 from octofold import models  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

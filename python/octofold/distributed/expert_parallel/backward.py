@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..._ops.routing import combine
 from ..._ranks.wire import InFlight, begin_exchange
-from ...nn.autograd.expert_gradients import (
+from ...nn.autograd.experts_backward import (
     ExpertLayer,
     Gradients,
     Kept,

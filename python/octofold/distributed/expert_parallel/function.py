@@ -15,8 +15,8 @@ from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._ops.routing import Routing, combine, sort_by_expert
 from ..._ranks.wire import InFlight, begin_exchange
-from ...nn.autograd.expert_chain import Projection, compute_experts
-from ...nn.autograd.expert_gradients import ExpertLayer, Kept, Needs, Target, kept_for
+from ...nn.autograd.experts_backward import ExpertLayer, Kept, Needs, Target, kept_for
+from ...nn.autograd.experts_forward import Projection, compute_experts
 from ...nn.autograd.first_order import differentiates, refuse_in_backward
 from ...nn.autograd.flat import Layout, flatten, save, saved
 from ...nn.casting.casts import walkable

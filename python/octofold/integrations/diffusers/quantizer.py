@@ -11,11 +11,11 @@ from torch import Tensor
 from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument
 from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
+from ...nn.casting.weight_tensors import stored
 from ...nn.conversion.frozen import wide_layer
 from ...nn.conversion.linear import replaced
 from ...nn.conversion.report import Conversion, grouped
 from ...nn.layers.fp8_weight import Fp8Weight
-from ...nn.layers.stored_weight import stored
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16
 from ..device_maps import Devices

@@ -19,8 +19,8 @@ from ..._ops.grouped_gemm_weight_only import grouped_gemm_weight_only
 from ..._ops.groups import Rows
 from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
-from ...nn.autograd.expert_chain import grouped_product
-from ...nn.autograd.expert_ways import chosen_way
+from ...nn.autograd.experts import chosen_way
+from ...nn.autograd.experts_forward import grouped_product
 from ...nn.autograd.products import addable
 from ...nn.conversion.expert_blocks import GATES, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced

@@ -10,11 +10,11 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
+from ...nn.casting.weight_tensors import stored
 from ...nn.conversion.frozen import wide_layer
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.report import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
-from ...nn.layers.stored_weight import stored
 from ..device_maps import Devices
 from ..model_loading import cast_weight, convert_linears
 from .checkpoints import Contents, converters_of, marked, own_converters

@@ -10,9 +10,8 @@ from torch.nn import Module
 from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ...nn.autograd.expert_fitting import expert_recipe_of
-from ...nn.layers.expert_files import Stacks
-from ...nn.layers.experts import Experts
+from ...nn.autograd.experts import expert_recipe_of
+from ...nn.layers.experts import Experts, Stacks
 from ...nn.recipes.choice import require_compute
 
 KIND: Final = "Experts"

@@ -11,7 +11,7 @@ from ..._core.dtypes import FP8, WIDE, dtype_name
 from ..._core.errors import invalid_argument
 from ..._core.log import note
 from ..._core.torch import DTYPES
-from ...nn.layers.stored_weight import StoredWeight
+from ...nn.casting.weight_tensors import StoredWeight
 from ...nn.recipes.kernels import has_bfloat16, has_native
 from .layers import StoredLayer, change_class, stored_class
 from .selection import NAME, Patterns, Selection, select, tuple_of

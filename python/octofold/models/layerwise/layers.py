@@ -20,9 +20,9 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._layer_ways import NATIVE, WEIGHT_ONLY
 from ...nn.autograd.fitting import is_fp8
 from ...nn.autograd.linear import result_dtype
+from ...nn.casting.weight_tensors import StoredWeight, stored
 from ...nn.layers.buffers import keep_dtypes
 from ...nn.layers.saving import give_numbers
-from ...nn.layers.stored_weight import StoredWeight, stored
 from ...nn.layers.weight_only import weight_only_linear
 from .choice import linear_way
 from .loading import load_weight

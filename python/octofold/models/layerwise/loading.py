@@ -7,7 +7,7 @@ from torch import Tensor
 from ..._core.log import note
 from ..._core.torch import NAMES
 from ...nn.autograd.fitting import is_fp8
-from ...nn.layers.stored_weight import is_wide
+from ...nn.casting.weight_tensors import is_wide
 from .storage import Storage, cast_to_storage
 
 

@@ -11,8 +11,8 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.log import note
+from ...nn.casting.weight_tensors import is_plain_parameter
 from ...nn.conversion.weight_readers import names_of, weight_readers, wide_patterns
-from ...nn.layers.stored_weight import is_plain_parameter
 from .layers import SUPPORTED, StoredLayer
 
 NAME: Final = "octofold.models.enable_layerwise_casting"

@@ -9,12 +9,12 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
-from ..casting.casts import WeightCasts, cast_weight, walkable
+from ..casting.casts import WeightCasts, cast_weight, transposed_weight, walkable
 from ..recipes.history import GRADIENT, delayed_scale
 from .boundary import Sides, sides_of
 from .first_order import differentiates, refuse_in_backward
 from .fitting import require_fitting
-from .flat import Layout, flatten, save, saved
+from .flat import Layout, flatten, save, save_tensors, saved, saved_tensors
 from .main_grad import mark_gradient
 from .one_call import linear_in_one_call
 from .products import (
@@ -266,3 +266,56 @@ def _gradient_scale(ctx: Any, dy: Tensor, needs: Any) -> Tensor | None:
     if recipe.delayed is None or format is None:
         return None
     return delayed_scale(dy, ctx.amax_history[GRADIENT], format.dtype, recipe.delayed)
+
+
+def frozen_linear(
+    x: Tensor, weight: ScaledTensor, bias: Tensor | None, recipe: Recipe, sides: Sides | None = None
+) -> Tensor:
+    """x · weightᵀ (+ bias) as the recipe has it, of an x that fits. Backward casts dY, and makes
+    the transpose of the codes each time: kept, it would take as much memory as the weight. Where
+    the recipe has no such product in FP8, dY meets the weight's values. sides: as in
+    linear_with_casts()."""
+    if not differentiates("nn.InferenceLinear", x):
+        return linear_with_casts(x, weight.data, bias, recipe, (weight, None), sides=sides)
+    y: Tensor = _Frozen.apply(  # type: ignore[no-untyped-call]
+        x, weight.data, weight.scale, bias, weight.granularity, recipe, sides
+    )
+    return y
+
+
+class _Frozen(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        codes: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        granularity: str,
+        recipe: Recipe,
+        sides: Sides | None,
+    ) -> Tensor:
+        save_tensors(ctx, codes, scale)
+        ctx.granularity, ctx.recipe, ctx.x_dtype = granularity, recipe, x.dtype
+        ctx.sides = sides
+        weight = ScaledTensor(codes, scale, granularity)
+        return linear_with_casts(x, codes, bias, recipe, (weight, None), sides=sides)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("nn.InferenceLinear", dy)
+        codes, scale = saved_tensors(ctx)
+        weight, recipe = ScaledTensor(codes, scale, ctx.granularity), ctx.recipe
+        entry, exit = sides_of(ctx.sides)
+        dtype = entry.partial_dtype or ctx.x_dtype
+        is_vector = dy.dim() == 1
+        dy = walkable(dy[None] if is_vector else dy)
+        if recipe.grad_input is None:
+            dy = exit.whole(dy, dy.shape)
+            dx = torch.matmul(dy, weight.dequantize(dy.dtype)).to(dtype)
+        else:
+            rows = cast_gradient(dy, recipe, True, False, False, boundary=exit).rows
+            transposed = transposed_weight(weight, recipe)
+            dx = input_gradient(None, rows, (None,), transposed, recipe, dtype)
+        dx = entry.leave(dx, ctx.x_dtype)
+        return dx[0] if is_vector else dx, *(None,) * 6

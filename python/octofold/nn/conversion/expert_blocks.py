@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd.activated import activated
-from ..layers.expert_files import Stacks
+from ..layers.experts import Stacks
 
 GATES: Final = {
     "SiLU": "swiglu",

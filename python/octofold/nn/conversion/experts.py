@@ -11,9 +11,8 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._layer_ways import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
 from ..._ops.quantize import quantize
-from ..autograd.expert_fitting import expert_recipe_of
-from ..layers.expert_files import Stacks
-from ..layers.experts import Experts
+from ..autograd.experts import expert_recipe_of
+from ..layers.experts import Experts, Stacks
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..recipes.choice import require_compute

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..autograd.first_order import in_transform
-from ..autograd.rotated import rotated
+from ..autograd.normed import rotated
 from ..recipes.kernels import has_kernels
 from .parts import in_front_of, pick_parts
 from .picking import ModuleFilter

@@ -18,8 +18,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
 from ..._ranks.wire import as_bytes
 from ..casting.casts import cast_weight, with_amax
-from ..casting.coded_weight import CodedWeight
-from ..casting.wrapped_weight import WrappedWeight
+from ..casting.weight_tensors import CodedWeight, WrappedWeight
 from .agreed_scale import agreed_scale
 from .gathers import AnyStream, in_backward
 

@@ -6,7 +6,7 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
-from ..casting.wrapped_weight import with_local
+from ..casting.weight_tensors import with_local
 from ..layers.experts import Experts
 from ..layers.linear import Linear, own_part
 from .agreed_scale import agree_before_forward, forget_after_forward

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,28 +14,57 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._layer_ways import LEFT, NATIVE
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
-from ..autograd.boundary import HERE, Sides, sides_of
-from ..autograd.crossing import added_once, entered, left
-from ..autograd.expert_chain import Projection
-from ..autograd.expert_fitting import (
+from ..autograd.boundary import HERE, Sides, added_once, entered, left, sides_of
+from ..autograd.experts import (
+    chosen_way,
     expert_recipe_of,
     require_counts,
     require_projections,
     require_routed,
     require_same_device,
+    run_experts,
+    uncast_projection,
 )
-from ..autograd.expert_inputs import routed_tokens
-from ..autograd.expert_ways import chosen_way, run_experts
-from ..autograd.experts import uncast_projection
+from ..autograd.experts_forward import Projection, routed_tokens
 from ..autograd.fitting import is_fp8
 from ..autograd.main_grad import wanted_main_grad
-from ..casting.expert_casts import joined_experts, stacked_experts
+from ..casting.casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
-from .expert_files import Stacks
 from .linear import is_dtensor, own_part, require_order
 from .saving import give_as_files_have_them, give_whole_rows
+
+
+class Stacks(NamedTuple):
+    """By default as octofold.nn.Experts has them: [experts, out, in], and in the first layer each
+    expert's gates before its ups. Tensors are views where that is possible."""
+
+    transposed: bool = False
+    """[experts, in, out]."""
+    interleaved: bool = False
+    """Gates and ups are neighbours, 2·i and 2·i + 1."""
+
+    def first_of_files(self, tensor: Tensor) -> Tensor:
+        """A first layer [experts, 2·inner, hidden], or its bias [experts, 2·inner], of theirs."""
+        if self.transposed and tensor.dim() == 3:
+            tensor = tensor.transpose(1, 2)
+        return torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1) if self.interleaved else tensor
+
+    def second_of_files(self, tensor: Tensor) -> Tensor:
+        """A second layer [experts, hidden, inner]; its bias is the same either way."""
+        return tensor.transpose(1, 2) if self.transposed and tensor.dim() == 3 else tensor
+
+    def first_to_files(self, tensor: Tensor) -> Tensor:
+        """The way back of first_of_files()."""
+        if self.interleaved:
+            tensor = torch.stack(tensor.chunk(2, 1), 2).flatten(1, 2)
+        return tensor.transpose(1, 2) if self.transposed and tensor.dim() == 3 else tensor
+
+    def second_to_files(self, tensor: Tensor) -> Tensor:
+        """The way back of second_of_files()."""
+        return self.second_of_files(tensor)
+
 
 _NAME: Final = "octofold.nn.Experts"
 

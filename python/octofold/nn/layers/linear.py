@@ -10,20 +10,17 @@ from ..._core.errors import invalid_argument
 from ..._core.log import warn_once
 from ..._core.recipe import Recipe, recipe_of
 from ..._layer_ways import LINEAR, TRAINED
-from ..autograd.boundary import Sides, sides_of
-from ..autograd.crossing import added_once, entered, left
+from ..autograd.boundary import Sides, added_once, entered, left, sides_of
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts, result_dtype
 from ..autograd.main_grad import wanted_main_grad
 from ..autograd.one_call import linear_in_one_call
-from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import held_casts, weight_casts
-from ..casting.wrapped_weight import WrappedWeight
+from ..casting.weight_tensors import CodedWeight, WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
 from ..recipes.kernels import has_native, way_of
-from .buffers import KeepsBuffers
-from .twins import with_state_of
+from .buffers import KeepsBuffers, with_state_of
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)

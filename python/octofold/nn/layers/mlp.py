@@ -11,9 +11,8 @@ from ..._core.recipe import Recipe
 from ..autograd.activated import activated, is_gated
 from ..autograd.blocks import chain_recipe_of, require_activation, require_hidden
 from ..autograd.boundary import Sides, sides_of
-from ..autograd.chain import Chain
+from ..autograd.chain import Chain, run
 from ..autograd.fitting import require_features, require_input
-from ..autograd.fused import run
 from ..autograd.normed import norm_of, require_norm_fitting
 from .linear import Linear
 from .parts import (

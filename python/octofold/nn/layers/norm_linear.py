@@ -8,9 +8,8 @@ from torch.nn import Module
 
 from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
-from ..autograd.chain import Chain
+from ..autograd.chain import Chain, run
 from ..autograd.fitting import require_features, require_fitting
-from ..autograd.fused import run
 from ..autograd.normed import norm_of, require_norm_fitting
 from .linear import Linear
 from .parts import (

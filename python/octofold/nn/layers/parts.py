@@ -11,8 +11,8 @@ from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain import Layer
 from ..autograd.normed import Norm
-from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import weight_casts
+from ..casting.weight_tensors import CodedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
 from .linear import Linear, is_dtensor, own_part

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import top_k, top_k_gradient
-from ..autograd.expert_fitting import require_counts
+from ..autograd.experts import require_counts
 from ..autograd.first_order import differentiates, refuse_in_backward
 from ..autograd.flat import save_tensors, saved_tensors
 from .buffers import KeepsBuffers

@@ -10,8 +10,7 @@ from ..._core.formats import FormatLike
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ..autograd.boundary import Sides
-from ..autograd.crossing import added_once, entered, left
+from ..autograd.boundary import Sides, added_once, entered, left
 from ..autograd.first_order import differentiates, refuse_in_backward
 from ..autograd.fitting import require_input
 from ..autograd.flat import save_tensors, saved_tensors
@@ -20,7 +19,7 @@ from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
 from ..recipes.choice import MOST_TOKENS, MOST_TOKENS_OF_GRADIENT, MOST_TOKENS_OF_WARPGROUPS
 from ..recipes.kernels import has_warpgroups, has_weight_only, on_gpu
-from .frozen_linear import FrozenLinear
+from .fp8_weight import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
 

@@ -1,4 +1,4 @@
-"""The computation of experts, and the casts in it."""
+"""The forward of experts: tokens in their experts' order, the casts, and the two products."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,33 @@ from ..._ops.cast_sources import Activated, Gathered
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Rows
-from ..._ops.routing import Routing, combine
-from ..casting.casts import WeightCasts, cast_as_wanted
-from ..casting.taken import taken_rows
-from .chain import gated_in_one
+from ..._ops.routing import Routing, combine, sort_by_expert
+from ..casting.casts import WeightCasts, cast_as_wanted, taken_rows, walkable
+from .activated import gated_in_one
 from .products import addable
+
+
+class Tokens(NamedTuple):
+    """The inputs of an expert layer beside its weights and biases."""
+
+    x: Tensor
+    """[..., hidden], of at least two dimensions, walkable."""
+    weights: Tensor
+    """The weights of the routing, float32 [..., k]."""
+    routing: Routing
+    ids: Tensor
+    """int32 [..., k]."""
+
+
+def routed_tokens(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: int) -> Tokens:
+    """Routes tokens to experts, by arguments that fit. It comes before the casts of the weights,
+    which are made of those experts alone that have tokens."""
+    if x.dim() == 1:
+        x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
+    if topk_ids.dtype != torch.int32:
+        topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)  # no other becomes an expert's
+    routing = sort_by_expert(walkable(topk_ids), experts)
+    return Tokens(walkable(x), topk_weights.to(torch.float32), routing, topk_ids)
 
 
 class Projection(NamedTuple):
