@@ -119,7 +119,7 @@ PRIVATE = {
     "tools": ("octofold._timing", "octofold._core.files"),
     "bench": (
         *("octofold._timing", "octofold._core.library", "octofold._ops"),
-        *("octofold._ranks", "octofold.distributed._copy_engine"),
+        *("octofold._ranks", "octofold.distributed.overlap"),
         "octofold.distributed.expert_parallel.message",
     ),
 }

@@ -27,12 +27,11 @@ import torch
 from common.models import Attention, LlamaBlock
 from common.run import Run, new_parser, print_table
 from octofold._timing import Method, captured, timings
-from octofold.models.advisor.advise import Advisor
+from octofold.models.advisor.advise import Advisor, Steps
 from octofold.models.advisor.measure.errors import in_place
 from octofold.models.advisor.measure.runs import answers, answers_error, evaluating, runs_of
-from octofold.models.advisor.plan.layers import linears_of
+from octofold.models.advisor.plan.record import linears_of
 from octofold.models.advisor.plan.ways import WAYS, ways_of
-from octofold.models.advisor.steps import Steps
 from torch.nn.functional import silu
 
 EVENTS = Method("events", rest=0.0, passes=1)

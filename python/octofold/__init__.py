@@ -49,18 +49,14 @@ from ._core.errors import (
     UnsupportedError,
 )
 from ._core.formats import Format, Rule
-from ._core.library import library
-from ._core.log import set_log_handler
+from ._core.library import library, set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
-from ._ops.arrivals import Arrivals
 from ._ops.attention import attention
-from ._ops.gemm import gemm
-from ._ops.gemm_weight_only import gemm_weight_only
-from ._ops.grouped_gemm import grouped_gemm
-from ._ops.grouped_gemm_weight_only import grouped_gemm_weight_only
-from ._ops.groups import Depth, Masked, Rows
+from ._ops.gemm import Arrivals, gemm
+from ._ops.gemm_weight_only import gemm_weight_only, grouped_gemm_weight_only
+from ._ops.grouped_gemm import Depth, Masked, Rows, grouped_gemm
 from ._ops.quantize import quantize
 
 if TYPE_CHECKING:

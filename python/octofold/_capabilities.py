@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ._core.granularity import GRANULARITIES
+from ._core.formats import GRANULARITIES
 from ._core.library import library
 from ._core.progress import Progress
-from ._info import info
-from ._layer_ways import LEFT, LayerWay, layer_ways
+from ._info import LEFT, LayerWay, info, layer_ways
 from ._probes import try_on, why_no_probe
 
 NATIVE, KERNELS = "native", "kernels"

@@ -14,18 +14,15 @@ from typing import TypeAlias
 
 from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
 from ._core.files import path_of, read_text, write_whole
-from ._core.frameworks import Array
+from ._core.frameworks import Array, StreamLike
 from ._core.library import library
 from ._core.scaled_tensor import ScaledTensor
-from ._core.streams import StreamLike
 from ._info import Gpu, info
 from ._ops.cast_sources import Gathered
 from ._ops.gated_gemm import multiply_gated
 from ._ops.gemm import multiply
-from ._ops.gemm_weight_only import multiply_by_weights
-from ._ops.grouped_gemm import multiply_groups
-from ._ops.grouped_gemm_weight_only import multiply_by_groups_of_weights
-from ._ops.groups import Groups, Masked, Rows
+from ._ops.gemm_weight_only import multiply_by_groups_of_weights, multiply_by_weights
+from ._ops.grouped_gemm import Groups, Masked, Rows, multiply_groups
 from .kernel_cache import GemmProblem
 
 __all__ = [

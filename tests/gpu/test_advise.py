@@ -42,7 +42,7 @@ def test_a_small_model_keeps_its_bound(max_error):
     model, ids = make_model(device=DEVICE, dtype=DTYPE), make_ids(device=DEVICE)
     target = "bytes"
     plan = models.advise(model, ids, target, max_error=max_error)
-    assert plan.machine == octofold.models.advisor.plan.fingerprint.machine_of(DEVICE)
+    assert plan.machine == octofold.models.advisor.plan.files.machine_of(DEVICE)
     with torch.no_grad():
         expected = model.eval()(ids)["logits"]
         actual = models.apply(model, plan)(ids)["logits"]

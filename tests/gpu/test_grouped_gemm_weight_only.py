@@ -25,7 +25,7 @@ from gpu_support import (
 )
 from grouped_support import HOSTILE, assert_nothing_outside, offsets_of, weights
 from octofold import Masked, Rows, grouped_gemm_weight_only
-from octofold._ops.grouped_gemm_weight_only import (
+from octofold._ops.gemm_weight_only import (
     multiply_by_groups_of_rows,
     multiply_by_groups_of_weights,
 )

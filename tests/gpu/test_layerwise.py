@@ -6,9 +6,9 @@ import octofold
 import pytest
 from gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
 from layer_support import relative_error
-from octofold._layer_ways import CAST, NATIVE, WEIGHT_ONLY
+from octofold._info import CAST, NATIVE, WEIGHT_ONLY
 from octofold.models.layerwise import layers
-from octofold.models.layerwise.choice import linear_way
+from octofold.models.layerwise.products import linear_way
 
 skip_without("casts")
 

@@ -12,15 +12,16 @@ from .frameworks import (
     Array,
     CuPyFramework,
     Framework,
+    StreamLike,
     common_kind,
     framework_of,
     is_on_cpu,
     is_torch,
     reinterpret,
+    stream_handle,
 )
 from .imported import imported
-from .streams import StreamLike, stream_handle
-from .tvm_ffi import tvm_ffi
+from .library import tvm_ffi
 
 Pair = tuple[Array, Array]
 

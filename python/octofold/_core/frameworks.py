@@ -1,8 +1,4 @@
-"""Arrays of NumPy, torch, CuPy and whatever else speaks DLPack: in and out of the library.
-
-An array goes to the library as a tvm_ffi.Tensor on the same memory; results are allocated by the
-caller's framework. torch and CuPy are used only where the caller has imported them.
-"""
+"""CUDA streams of any framework as the handle that the library takes."""
 
 import ctypes
 import math
@@ -15,10 +11,37 @@ import numpy as np
 
 from .dtypes import DLPACK_NAMES, NUMPY_DTYPES
 from .errors import UnsupportedError, invalid_argument
-from .granularity import BY_COLUMNS
+from .formats import BY_COLUMNS
 from .imported import imported
-from .library import library
-from .tvm_ffi import tvm_ffi
+from .library import library, tvm_ffi
+
+StreamLike: TypeAlias = Annotated[Any, "stream"]
+"""A cudaStream_t or CUstream as an int, or an object that has one: torch.cuda.Stream,
+cupy.cuda.Stream, or anything with `__cuda_stream__`."""
+
+
+def stream_handle(operation: str, stream: StreamLike) -> int:
+    """The address of a stream."""
+    handle: object = None
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        handle = stream
+    elif hasattr(stream, "__cuda_stream__"):  # (version of the protocol, handle)
+        protocol = stream.__cuda_stream__
+        handle = (protocol() if callable(protocol) else protocol)[1]
+    elif hasattr(stream, "cuda_stream"):
+        handle = stream.cuda_stream
+    elif hasattr(stream, "ptr"):
+        handle = stream.ptr
+    if not isinstance(handle, int) or not 0 <= handle < 2**63:
+        raise invalid_argument(
+            operation,
+            "stream",
+            "None, the address of a CUDA stream, or an object with __cuda_stream__, cuda_stream or "
+            "ptr",
+            repr(stream),
+        )
+    return handle
+
 
 Array: TypeAlias = Annotated[Any, "array"]
 """A NumPy array, a torch tensor, or an object with `__dlpack__`."""

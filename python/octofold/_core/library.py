@@ -1,14 +1,75 @@
-"""octofold_ffi.so, the C++ library behind tvm-ffi functions (see bindings/), loaded when a function
-of it is first used."""
+"""The versions of its dependencies that Octofold works with. pyproject.toml says the same, which
+pip heeds; an environment that was put together otherwise is told by these checks."""
 
+import atexit
+import contextlib
 import functools
 import importlib
 import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import errors
-from .tvm_ffi import tvm_ffi
+from .errors import UnavailableError
+
+REQUIREMENTS: Final = {"apache-tvm-ffi": ("0.1.11", "0.2"), "torch": ("2.9", None)}
+"""The oldest version of each distribution, and the first one that is too new."""
+
+
+def require(distribution: str, found: str) -> None:
+    """Raise UnavailableError unless the version found is one that Octofold works with."""
+    oldest, too_new = REQUIREMENTS[distribution]
+    if release(oldest) <= release(found) and (too_new is None or release(found) < release(too_new)):
+        return
+    wanted = f"{distribution}>={oldest}" + (f",<{too_new}" if too_new else "")
+    raise UnavailableError(
+        f"octofold needs {wanted}, found {distribution} {found}: pip install '{wanted}'"
+    )
+
+
+def release(version: str) -> tuple[int, ...]:
+    """(2, 9, 1) of "2.9.1rc2+cu128"."""
+    digits = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, digits[0].split("."))) if digits else ()
+
+
+__all__ = ["tvm_ffi"]
+
+_VARIABLE: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+@contextlib.contextmanager
+def _cuda_untouched() -> Iterator[None]:
+    if _VARIABLE in os.environ:  # the user has decided
+        yield
+        return
+    os.environ[_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_VARIABLE, None)  # several threads may be here
+
+
+class _TvmFfi:
+    """The module's attributes, each bound here at its first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        with _cuda_untouched():
+            module = importlib.import_module("tvm_ffi")
+        require("apache-tvm-ffi", module.__version__)
+        value = getattr(module, name)
+        setattr(self, name, value)
+        return value
+
+
+if TYPE_CHECKING:
+    import tvm_ffi
+else:
+    tvm_ffi: Final = _TvmFfi()
+
 
 _FILE_NAME: Final = "octofold_ffi.so"
 _PACKAGE: Final = __name__.partition(".")[0]
@@ -68,3 +129,46 @@ def _nvrtc_of_wheels() -> list[str]:
         for file in (Path(folder) / name for folder in folders)
         if file.is_file()
     ]
+
+
+LogHandler: TypeAlias = Callable[[str, str], None]
+
+_handler: LogHandler | None = None
+_warned: Final[set[str]] = set()
+
+
+def set_log_handler(handler: LogHandler | None) -> None:
+    """Install the handler of all further messages; None drops them (the default).
+
+    handler(level, message): level is "debug", "info" or "warning"; messages below the environment
+    variable OCTOFOLD_LOG_LEVEL (default "info") do not reach it. It may be called from several
+    threads. What it raises reaches the caller of the operation that logged: builtin exceptions and
+    Octofold's own as they are, others as RuntimeError.
+
+    Example: octofold.set_log_handler(lambda level, message: print(level, message))
+    """
+    global _handler
+    if handler is not None:
+        _drop_at_exit()
+    library.set_log_handler(handler)
+    _handler = handler
+
+
+def warn_once(message: str) -> None:
+    """A warning of the Python side: to the handler that is installed, if any, and the same message
+    only once in a process."""
+    if _handler is not None and message not in _warned:
+        _warned.add(message)
+        _handler("warning", message)
+
+
+def note(message: str) -> None:
+    """An information of the Python side, to the handler that is installed, if any."""
+    if _handler is not None and os.environ.get("OCTOFOLD_LOG_LEVEL", "info") in ("info", "debug"):
+        _handler("info", message)
+
+
+@functools.cache
+def _drop_at_exit() -> None:
+    """The library outlives the interpreter and must not call into it then."""
+    atexit.register(library.set_log_handler, None)

@@ -13,10 +13,9 @@ import numpy as np
 
 from .dtypes import DTypeLike
 from .errors import Error, invalid_argument
-from .frameworks import ANY, Array, Framework
-from .granularity import UNITS
+from .formats import UNITS
+from .frameworks import ANY, Array, Framework, StreamLike
 from .library import library
-from .streams import StreamLike
 
 Arrays: TypeAlias = tuple[Any, ...]
 """Arrays, None where one is left out."""

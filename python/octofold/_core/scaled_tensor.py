@@ -8,11 +8,10 @@ from . import arrays
 from .calls import Op
 from .dtypes import WIDE, DTypeLike, dtype_name
 from .errors import invalid_argument
-from .frameworks import Array, Framework, is_torch
-from .granularity import UNITS, Unit
+from .formats import UNITS, Unit
+from .frameworks import Array, Framework, StreamLike, is_torch
 from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
-from .streams import StreamLike
 
 if TYPE_CHECKING:
     import torch

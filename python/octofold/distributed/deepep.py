@@ -26,8 +26,7 @@ from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import FLOAT8
 from .._ops.cast import cast
 from .._ops.cast_sources import Activated
-from .._ops.grouped_gemm import grouped_gemm
-from .._ops.groups import Masked
+from .._ops.grouped_gemm import Masked, grouped_gemm
 from .._ops.routing import sort_by_expert
 from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation

@@ -5,9 +5,8 @@ from typing import Final
 from torch import Tensor
 
 from .._core.scaled_tensor import ScaledTensor
-from .._layer_ways import CAST, NATIVE, WEIGHT_ONLY
-from ..models.layerwise.choice import linear_way
-from ..models.layerwise.products import linear_of_codes
+from .._info import CAST, NATIVE, WEIGHT_ONLY
+from ..models.layerwise.products import linear_of_codes, linear_way
 from ..nn.autograd.linear import result_dtype
 from ..nn.layers.weight_only import weight_only_linear
 from ..nn.recipes.kernels import has_weight_only, on_gpu

@@ -4,7 +4,7 @@ import torch
 from octofold._core.recipe import NAMED
 from octofold._ranks.ranks import ranks_of
 from octofold._ranks.wire import largest
-from octofold.distributed.boundaries import Split
+from octofold.distributed.tensor_parallel.boundary import Split
 from octofold.nn.autograd.boundary import HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
 from octofold.nn.casting.casts import cast_weight

@@ -15,7 +15,7 @@ from octofold.distributed import (
     SharedInput,
     Whole,
 )
-from octofold.distributed.tensor_parallel import shared as shared_casts
+from octofold.distributed.tensor_parallel import boundary as shared_casts
 from rank_processes import DEVICE, here
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -303,7 +303,7 @@ class counted:  # noqa: N801
     """Counts the casts of Split boundaries."""
 
     def __enter__(self):
-        from octofold.distributed.boundaries import Split
+        from octofold.distributed.tensor_parallel.boundary import Split
 
         self._cast, self.casts = Split.cast, [0]
 
@@ -315,7 +315,7 @@ class counted:  # noqa: N801
         return self.casts
 
     def __exit__(self, *_):
-        from octofold.distributed.boundaries import Split
+        from octofold.distributed.tensor_parallel.boundary import Split
 
         Split.cast = self._cast
 

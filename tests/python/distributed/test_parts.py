@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch without distributed", allow_module_level=True)
 
-from octofold.distributed.tensor_parallel.parts import (  # noqa: E402
+from octofold.distributed.tensor_parallel.fp8_parts import (  # noqa: E402
     bounds_of,
     joined_rows,
     part_of,

@@ -11,14 +11,13 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._ranks.agreement import next_layer, require_agreement_now
-from ..._ranks.ranks import Ranks
+from ..._ranks.ranks import Ranks, next_layer, require_agreement_now
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import own_part
 from ...nn.layers.mixture import MixtureOfExperts
 from .experts import require_fitting_ranks, run_experts
-from .options import Exchange, exchange_of
 from .overlap import on_second_stream
+from .plan import Exchange, exchange_of
 
 _NAME: Final = "octofold.distributed.parallelize_experts"
 

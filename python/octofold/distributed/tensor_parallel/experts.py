@@ -14,8 +14,8 @@ from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import Sides
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import is_dtensor
+from .fp8_parts import joined_rows, squares_of
 from .layouts import require_divisible, spread
-from .parts import joined_rows, squares_of
 from .styles import BlockStyle, name_of
 
 

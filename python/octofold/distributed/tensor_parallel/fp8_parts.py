@@ -1,6 +1,6 @@
-"""Layers with FP8 weights, cut for a group of ranks."""
+"""A rank's part of a weight in FP8, whose scales may straddle the border of ranks."""
 
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,10 +9,102 @@ from torch.nn import Module, Parameter
 from torch.nn.functional import pad
 
 from ..._core.errors import invalid_argument
+from ..._core.formats import UNITS
+from ..._core.ops import ceil_divide
+from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks.ranks import Ranks
+from ..._ranks.wire import as_bytes, as_products_read
 from ...nn.layers.fp8_weight import Fp8Weight
 from .layouts import require_divisible, spread
-from .parts import bounds_of, joined_rows, part_of, squares_of
+
+_NAME: Final = "octofold.distributed.part_of"
+
+
+class Part(NamedTuple):
+    """weight: this rank's rows or columns, with zero codes before them up to where a unit of scales
+    begins. zeros: how many. own: how many rows or columns are the rank's."""
+
+    weight: ScaledTensor
+    zeros: int
+    own: int
+
+
+def part_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Part:
+    """The part that a rank has of a weight [..., out, in]: the one of dimension -2 (rows, out) or
+    -1 (columns, in) that torch.chunk() gives it.
+
+    The codes are the weight's. A unit of scales that straddles a border of ranks is kept on both
+    sides. As products begin with a whole unit, the part gets zero codes in front up to where its
+    first unit begins: up to 127 rows or columns. Rows: the first `zeros` columns of the product are
+    zeros too, and are cut off. Columns: x gets as many zero columns in front.
+
+    Raises InvalidArgumentError where a rank would have nothing.
+    """
+    if dim not in (-2, -1):
+        raise invalid_argument(_NAME, "dim", "-2 (rows) or -1 (columns)", dim)
+    first, behind = bounds_of(weight.shape[dim], rank, size)
+    return _between(weight, dim, first, behind)
+
+
+def bounds_of(features: int, rank: int, size: int) -> tuple[int, int]:
+    """The begin and end of a rank's part of so many features, as torch.chunk() has it."""
+    require_divisible(_NAME, "weight", features, size)
+    most = ceil_divide(features, size)
+    return rank * most, min((rank + 1) * most, features)
+
+
+def squares_of(weight: ScaledTensor, dim: int, first: int, behind: int) -> ScaledTensor:
+    """The rows (dim -2) or columns (-1) from `first` to `behind`, and zero codes where the units of
+    scales that they touch begin before and end behind them."""
+    part, zeros, own = _between(weight, dim, first, behind)
+    unit = _unit(weight, dim)
+    rest = -(zeros + own) % unit
+    if rest == 0:
+        return part
+    codes = _padded(part.data, dim, 0, rest)
+    return ScaledTensor(codes, part.scale, part.granularity)
+
+
+def _between(weight: ScaledTensor, dim: int, first: int, behind: int) -> Part:
+    unit = _unit(weight, dim)
+    zeros = first % unit
+    codes = as_bytes(weight.data).narrow(dim, first, behind - first).view(weight.data.dtype)
+    codes = _padded(codes, dim, zeros, 0)
+    scale: Tensor = weight.scale
+    units = UNITS[weight.granularity]
+    along = units.rows if dim == -2 else units.cols
+    if along is not None:
+        # The scales of a weight [out, in] are [out] for rows, and [rows, columns] for units.
+        axis = dim if units.cols is not None else -1
+        begin = first // along
+        scale = scale.narrow(axis, begin, ceil_divide(behind, along) - begin)
+    scale = as_products_read(scale.contiguous(), weight.granularity)
+    return Part(ScaledTensor(codes, scale, weight.granularity), zeros, behind - first)
+
+
+def _unit(weight: ScaledTensor, dim: int) -> int:
+    """How many rows or columns share a scale, if not all of them do."""
+    unit = UNITS[weight.granularity]
+    return (unit.rows if dim == -2 else unit.cols) or 1
+
+
+def _padded(codes: Tensor, dim: int, before: int, behind: int) -> Tensor:
+    """With zero codes, all of whose bits are 0."""
+    if before == 0 and behind == 0:
+        return codes.contiguous()
+    zeros = (before, behind) if dim == -1 else (0, 0, before, behind)
+    return pad(as_bytes(codes), zeros).view(codes.dtype)
+
+
+def joined_rows(parts: list[ScaledTensor]) -> ScaledTensor:
+    """Parts one below the other, [..., out, in], each of which ends with a unit of scales."""
+    codes = torch.cat([as_bytes(part.data) for part in parts], dim=-2).view(parts[0].data.dtype)
+    granularity = parts[0].granularity
+    unit = UNITS[granularity]
+    scale = parts[0].scale
+    if unit.rows is not None:
+        scale = torch.cat([p.scale for p in parts], dim=-1 if unit.cols is None else -2)
+    return ScaledTensor(codes, as_products_read(scale, granularity), granularity)
 
 
 def cut(

@@ -12,10 +12,10 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from ..._ranks.ranks import Ranks, ranks_of
 from ..._ranks.wire import summed
-from ...nn.autograd.first_order import refuse_in_backward
+from ...nn.autograd.functions import refuse_in_backward
 from ...nn.layers.linear import own_part
+from .boundary import enter, leave
 from .layouts import spread
-from .shared import enter, leave
 
 _SUM: Final = "_octofold_gradients_summed_over"
 _RUNS: Final = "_octofold_forward_runs"

@@ -11,8 +11,7 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
-from ..._ranks.agreement import next_layer
-from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks.ranks import Ranks, next_layer, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import HERE, Boundary, Sides
 from ...nn.layers.inference import InferenceLinear
@@ -21,10 +20,9 @@ from ...nn.layers.mlp import MLP
 from ...nn.layers.norm_linear import NormLinear
 from ...nn.layers.parts import common_recipe
 from ...nn.layers.weight_only import WeightOnlyLinear
-from .border import Border, boundary_of
+from .boundary import Border, Shared, boundary_of
 from .fp8_parts import cut
 from .layouts import FEATURES, require_divisible, spread, tokens_of
-from .shared import Shared
 
 _FP8: Final = (InferenceLinear, WeightOnlyLinear)
 _SUM_DTYPES: Final = (None, torch.float32)

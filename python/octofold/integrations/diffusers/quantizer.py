@@ -12,14 +12,13 @@ from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argu
 from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.weight_tensors import stored
-from ...nn.conversion.frozen import wide_layer
+from ...nn.conversion.fp8_layers import wide_layer
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.report import Conversion, grouped
+from ...nn.conversion.picking import Conversion, grouped
 from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16
-from ..device_maps import Devices
-from ..model_loading import cast_weight, convert_linears
+from ..model_loading import Devices, cast_weight, convert_linears
 from .bfl import bundled, codes_and_scale, is_bundle
 from .config import OctofoldConfig, options_of
 

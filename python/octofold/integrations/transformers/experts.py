@@ -12,11 +12,11 @@ from ..._core.errors import UnsupportedError
 from ..._core.formats import Format
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
-from ..._layer_ways import EXPERTS, FP8, WEIGHT_ONLY
+from ..._info import EXPERTS, FP8, WEIGHT_ONLY
 from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
-from ..._ops.grouped_gemm_weight_only import grouped_gemm_weight_only
-from ..._ops.groups import Rows
+from ..._ops.gemm_weight_only import grouped_gemm_weight_only
+from ..._ops.grouped_gemm import Rows
 from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
 from ...nn.autograd.experts import chosen_way

@@ -11,12 +11,11 @@ from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ...nn.casting.weight_tensors import stored
-from ...nn.conversion.frozen import wide_layer
+from ...nn.conversion.fp8_layers import wide_layer
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
-from ...nn.conversion.report import grouped
+from ...nn.conversion.picking import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
-from ..device_maps import Devices
-from ..model_loading import cast_weight, convert_linears
+from ..model_loading import Devices, cast_weight, convert_linears
 from .checkpoints import Contents, converters_of, marked, own_converters
 from .config import NAME, OctofoldConfig
 from .experts import STACKED, cast_experts, convert_experts_of, is_experts

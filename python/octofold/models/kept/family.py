@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..layerwise.layers import StoredLayer
-from .experts import KIND as EXPERTS
-from .layers import STORED, Record
+from .records import EXPERTS, STORED, Record
 
 NAME: Final = "compressed-tensors"
 _BLOCK: Final = 128

@@ -9,7 +9,7 @@ from torch.nn import Module, Parameter
 
 from ..._core.dtypes import FP8, WIDE, dtype_name
 from ..._core.errors import invalid_argument
-from ..._core.log import note
+from ..._core.library import note
 from ..._core.torch import DTYPES
 from ...nn.casting.weight_tensors import StoredWeight
 from ...nn.recipes.kernels import has_bfloat16, has_native

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..._core.log import note
+from ..._core.library import note
 from ...nn.casting.weight_tensors import is_plain_parameter
 from ...nn.conversion.weight_readers import names_of, weight_readers, wide_patterns
 from .layers import SUPPORTED, StoredLayer

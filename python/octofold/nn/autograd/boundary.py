@@ -16,7 +16,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.cast_sources import Source
 from ..casting.casts import cast_as_wanted
-from .first_order import refuse_in_backward
+from .functions import refuse_in_backward
 
 
 class Boundary:

@@ -16,8 +16,7 @@ from ..._ops.quantize import quantize
 from ..casting.casts import WeightCasts, cast_as_wanted, walkable
 from .activated import activated, activated_gradient, cast_activation_gradient, gated_in_one
 from .boundary import HERE, Sides, sides_of
-from .first_order import differentiates, refuse_in_backward
-from .flat import Layout, flatten, save, saved
+from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .linear import result_dtype
 from .main_grad import GradientTargets
 from .normed import Norm, norm_gradients, norm_source, normed

@@ -10,7 +10,7 @@ from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor, require_one_level
-from ..._layer_ways import CAST, FP8, LEFT, NATIVE, TRAINED, WEIGHT_ONLY
+from ..._info import CAST, FP8, LEFT, NATIVE, TRAINED, WEIGHT_ONLY
 from ..casting.casts import cast_weight
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_way

@@ -14,14 +14,12 @@ from torch import Tensor
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import ActivationGradient
-from ..._ops.grouped_gemm import grouped_gemm
-from ..._ops.groups import Depth
+from ..._ops.grouped_gemm import Depth, grouped_gemm
 from ..._ops.routing import Routing, activation_dots, combine
 from ..casting.casts import cast_as_wanted, cast_weight, taken_rows, transposed_weight, walkable
 from .activated import activated_gradient
 from .experts_forward import Made, Projection, Tokens, cast_tokens, compute_experts, grouped_product
-from .first_order import differentiates, refuse_in_backward
-from .flat import Layout, flatten, save, saved
+from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
 from .products import gradient_formats
 

@@ -11,8 +11,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.cast_sources import Activated, Gathered
 from ..._ops.gated_gemm import gated_gemm
-from ..._ops.grouped_gemm import grouped_gemm
-from ..._ops.groups import Rows
+from ..._ops.grouped_gemm import Rows, grouped_gemm
 from ..._ops.routing import Routing, combine, sort_by_expert
 from ..casting.casts import WeightCasts, cast_as_wanted, taken_rows, walkable
 from .activated import gated_in_one

@@ -9,19 +9,15 @@ from torch import Tensor
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import Gathered
-from ..._ops.grouped_gemm_weight_only import (
-    grouped_gemm_weight_only,
-    grouped_gemm_weight_only_gradient,
-)
-from ..._ops.groups import Rows
+from ..._ops.gemm_weight_only import grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
+from ..._ops.grouped_gemm import Rows
 from ..._ops.routing import Routing, activation_dots, combine
 from ..casting.casts import walkable
 from ..recipes.kernels import has_bfloat16
 from .activated import activated, activated_gradient
 from .experts_backward import bias_dots, expert_sums, group_sums
 from .experts_forward import Projection, Tokens
-from .first_order import differentiates, refuse_in_backward
-from .flat import Layout, flatten, save, saved
+from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
 from .products import addable
 

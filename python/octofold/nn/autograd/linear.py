@@ -12,9 +12,17 @@ from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_weight, transposed_weight, walkable
 from ..recipes.history import GRADIENT, delayed_scale
 from .boundary import Sides, sides_of
-from .first_order import differentiates, refuse_in_backward
 from .fitting import require_fitting
-from .flat import Layout, flatten, save, save_tensors, saved, saved_tensors
+from .functions import (
+    Layout,
+    differentiates,
+    flatten,
+    refuse_in_backward,
+    save,
+    save_tensors,
+    saved,
+    saved_tensors,
+)
 from .main_grad import mark_gradient
 from .one_call import linear_in_one_call
 from .products import (

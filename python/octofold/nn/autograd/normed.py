@@ -13,9 +13,8 @@ from ..._ops.cast_sources import Normed
 from ..._ops.norms import NormGradients, norm, norm_gradient
 from ..._ops.rotary import rotary
 from ..casting.casts import walkable
-from .first_order import refuse_in_backward
 from .fitting import require_vector, require_wide
-from .flat import save_tensors, saved_tensors
+from .functions import refuse_in_backward, save_tensors, saved_tensors
 
 NORMS: Final = ("rms", "layer")
 

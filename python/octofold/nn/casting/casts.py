@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._core.formats import Format
-from ..._core.granularity import UNITS
+from ..._core.formats import UNITS, Format
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
-from ..._ops.groups import Rows
-from ..._ops.transpose import transpose
+from ..._ops.grouped_gemm import Rows
+from ..._ops.words import transpose
 from ..._ranks.wire import as_products_read
 from .weight_tensors import CodedWeight, coded_below, plain_weight
 

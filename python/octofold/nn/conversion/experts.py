@@ -9,7 +9,7 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._layer_ways import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
+from ..._info import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
 from ..._ops.quantize import quantize
 from ..autograd.experts import expert_recipe_of
 from ..layers.experts import Experts, Stacks
@@ -26,8 +26,7 @@ from .expert_blocks import (
     stacks_of,
 )
 from .linear import replaced
-from .picking import ModuleFilter, require_model
-from .report import Conversion
+from .picking import Conversion, ModuleFilter, require_model
 from .routers import convert_router
 
 _NAME: Final = "octofold.nn.convert_experts"

@@ -18,7 +18,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch_ops import define
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
-from ..autograd.chain import gated_in_one
+from ..autograd.activated import gated_in_one
 from ..autograd.linear import result_dtype
 from ..autograd.products import output_product
 from ..casting.casts import walkable

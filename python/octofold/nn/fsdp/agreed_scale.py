@@ -1,14 +1,7 @@
-"""The scales of weights of which each rank has a shard, and which have one scale each.
-
-Ranks agree on the largest magnitudes as the model's forward begins, for all layers at once: one
-all-reduce of a number for each. Gathers find the result on the layers until that forward ends, and
-no longer, as weights may change then. Each gather that finds none asks for its own: of a layer that
-runs without its model, before it, or in backward, and of each layer in the first forward, when it
-is not known yet who the ranks are.
-"""
+"""FSDP's gathers run on streams of its own, outside backward and in it."""
 
 from collections import defaultdict
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -16,11 +9,40 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.recipe import Recipe
-from ..._ranks.agreement import require_agreement
-from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks.ranks import Ranks, ranks_of, require_agreement
 from ..._ranks.wire import largest
 from ..recipes.history import WEIGHT, delayed_scale
-from .gathers import AnyStream, in_backward
+
+_T = TypeVar("_T")
+
+
+class AnyStream(Generic[_T]):
+    """A value that was made on the current stream, for others too: FSDP asks for what is to be
+    gathered on streams that do not wait for a forward's pre-hooks, nor for each other.
+
+    value: of these tensors.
+    """
+
+    def __init__(self, value: _T, *tensors: Tensor | None) -> None:
+        self._value = value
+        self._tensors: Final = [tensor for tensor in tensors if tensor is not None]
+        on_gpu = self._tensors[0].is_cuda
+        self._ready = torch.cuda.current_stream().record_event() if on_gpu else None
+
+    def here(self) -> _T:
+        """It, for the current stream, which waits until it is there; its memory is kept as long as
+        this stream needs it."""
+        if self._ready is not None:
+            stream = torch.cuda.current_stream(self._tensors[0].device)
+            stream.wait_event(self._ready)
+            for tensor in self._tensors:
+                tensor.record_stream(stream)
+        return self._value
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
 
 _OPERATION: Final = "octofold.nn.convert(fsdp_fp8=True)"
 _HELD: Final = "_shard_of_weight"

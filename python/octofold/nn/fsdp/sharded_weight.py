@@ -19,8 +19,7 @@ from ..._ops.cast import Target, cast
 from ..._ranks.wire import as_bytes
 from ..casting.casts import cast_weight, with_amax
 from ..casting.weight_tensors import CodedWeight, WrappedWeight
-from .agreed_scale import agreed_scale
-from .gathers import AnyStream, in_backward
+from .agreed_scale import AnyStream, agreed_scale, in_backward
 
 _Metadata: TypeAlias = tuple[str, torch.dtype, Tensor | None]
 """Granularity, dtype of the codes, and the scale that all ranks know already."""

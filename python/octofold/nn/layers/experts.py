@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._layer_ways import LEFT, NATIVE
+from ..._info import LEFT, NATIVE
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
 from ..autograd.boundary import HERE, Sides, added_once, entered, left, sides_of

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._core.log import warn_once
+from ..._core.library import warn_once
 from ..._core.recipe import Recipe, recipe_of
-from ..._layer_ways import LINEAR, TRAINED
+from ..._info import LINEAR, TRAINED
 from ..autograd.boundary import Sides, added_once, entered, left, sides_of
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts, result_dtype

@@ -11,9 +11,8 @@ from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..autograd.boundary import Sides, added_once, entered, left
-from ..autograd.first_order import differentiates, refuse_in_backward
 from ..autograd.fitting import require_input
-from ..autograd.flat import save_tensors, saved_tensors
+from ..autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable

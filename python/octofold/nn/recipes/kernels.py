@@ -7,8 +7,7 @@ from typing import Final
 import torch
 
 from ..._capabilities import KERNELS, capabilities
-from ..._info import info
-from ..._layer_ways import EXPERTS, FP8, LINEAR, NATIVE, LayerWay, layer_way
+from ..._info import EXPERTS, FP8, LINEAR, NATIVE, LayerWay, info, layer_way
 
 _HERE: Final = LayerWay(NATIVE, "")
 """The way of all layers on the CPU, and of what is nowhere yet."""

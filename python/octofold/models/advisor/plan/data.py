@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from ...._core.files import path_argument
-from .files import plan_fields, read_plan, write_plan
-from .fingerprint import Machine
-from .layers import Other
+from .files import Machine, plan_fields, read_plan, write_plan
+from .record import Other
 from .ways import OWN
 
 

@@ -1,13 +1,17 @@
 """Plans as files: what is read is checked, field by field."""
 
+import hashlib
 import json
 import math
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from ...._core.errors import BadFormatError, IoErrorWithErrno
+import torch
+from torch.nn import Module
+
+from ...._core.errors import BadFormatError, IoErrorWithErrno, invalid_argument
 from ...._core.files import read_text, write_whole
 from .record import WIDE
 from .ways import OWN, WAYS
@@ -123,3 +127,57 @@ def write_plan(path: Path, text: str) -> None:
 def _io_error(error: OSError, what: str) -> Exception:
     made: Exception = IoErrorWithErrno(f"{error.errno or 5}:{what}: {error.strerror}")
     return made
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device that a plan was measured on."""
+
+    device: str
+    """The GPU's name, or "cpu"."""
+    capability: str | None
+    """The compute capability of the GPU: "9.0"."""
+
+    def __str__(self) -> str:
+        return self.device if self.capability is None else f"{self.device} ({self.capability})"
+
+
+def machine_of(device: torch.device) -> Machine:
+    """The name and the capability of this device."""
+    if device.type != "cuda":
+        return Machine("cpu", None)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Machine(torch.cuda.get_device_name(device), f"{major}.{minor}")
+
+
+def fingerprint(model: Module) -> str:
+    """The hash of names, shapes and dtypes of all parameters and buffers: same for models that a
+    plan fits alike, whatever their values."""
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    lines = sorted(f"{name} {list(value.shape)} {value.dtype}" for name, value in tensors)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def device_of(operation: str, model: Module) -> torch.device:
+    """The one device that a model lies on: a GPU that Octofold drives, or the CPU."""
+    devices = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if any(device.type == "meta" for device in devices):
+        expected = "a model with its weights in memory"
+        raise invalid_argument(operation, "model", expected, "weights on the meta device")
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise invalid_argument(operation, "model", "a model on one device", names)
+    device = devices.pop() if devices else torch.device("cpu")
+    if device.type not in ("cpu", "cuda"):
+        expected = "a model on the CPU or on a CUDA GPU"
+        raise invalid_argument(operation, "model", expected, device)
+    return device
+
+
+def model_bytes(model: Module) -> int:
+    """The bytes of all parameters and buffers, those that are shared counted once."""
+    tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

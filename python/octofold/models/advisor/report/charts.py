@@ -6,7 +6,7 @@ from html import escape
 
 from ..plan.data import Layer, Option, Plan
 from ..plan.ways import OWN
-from .words import megabytes, milliseconds, percent
+from .text import megabytes, milliseconds, percent
 
 WIDTH = 1040
 LEFT, RIGHT = 64, 12

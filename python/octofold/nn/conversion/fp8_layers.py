@@ -9,7 +9,7 @@ from ..._core.formats import Format
 from ..._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import NAMES
-from ..._layer_ways import FP8, LINEAR, WEIGHT_ONLY
+from ..._info import FP8, LINEAR, WEIGHT_ONLY
 from ..layers.fp8_weight import Fp8Weight
 from ..layers.inference import InferenceLinear
 from ..layers.weight_only import WeightOnlyLinear
