@@ -28,10 +28,10 @@ from common.models import Attention, LlamaBlock
 from common.run import Run, new_parser, print_table
 from octofold._timing import Method, captured, timings
 from octofold.models.advisor.advise import Advisor, Steps
-from octofold.models.advisor.measure.errors import in_place
-from octofold.models.advisor.measure.runs import answers, answers_error, evaluating, runs_of
-from octofold.models.advisor.plan.record import linears_of
-from octofold.models.advisor.plan.ways import WAYS, ways_of
+from octofold.models.advisor.errors import in_place
+from octofold.models.advisor.record import linears_of
+from octofold.models.advisor.runs import answers, answers_error, evaluating, runs_of
+from octofold.models.advisor.ways import WAYS, ways_of
 from torch.nn.functional import silu
 
 EVENTS = Method("events", rest=0.0, passes=1)

@@ -36,8 +36,6 @@ from ._checkpoint import (
     inspect_checkpoint,
     quantize_checkpoint,
 )
-from ._core import imported
-from ._core.batch_invariance import is_batch_invariant, set_batch_invariant
 from ._core.errors import (
     BadFormatError,
     Error,
@@ -49,7 +47,8 @@ from ._core.errors import (
     UnsupportedError,
 )
 from ._core.formats import Format, Rule
-from ._core.library import library, set_log_handler
+from ._core.frameworks import import_below, introduce
+from ._core.library import is_batch_invariant, library, set_batch_invariant, set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
@@ -155,7 +154,7 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     path = _LAZY[name]
-    module = imported.import_below(__name__, path or name)
+    module = import_below(__name__, path or name)
     return getattr(module, name) if path else module
 
 
@@ -163,4 +162,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-imported.introduce(ScaledTensor)
+introduce(ScaledTensor)

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ._core.formats import GRANULARITIES
-from ._core.library import library
-from ._core.progress import Progress
+from ._core.library import Progress, library
 from ._info import LEFT, LayerWay, info, layer_ways
 from ._probes import try_on, why_no_probe
 

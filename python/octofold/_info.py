@@ -1,4 +1,5 @@
-"""The capabilities of this machine, and the reasons why it has no more."""
+"""The capabilities of this machine, and the reasons why it has no more. The way in which layers
+compute follows from what a GPU has kernels for, by one rule, which layers follow too."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

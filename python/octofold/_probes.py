@@ -4,9 +4,8 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ._core.dtypes import HALF
 from ._core.errors import Error
-from ._core.formats import GRANULARITIES
+from ._core.formats import GRANULARITIES, HALF
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Gpu
 from ._ops.attention import attention

@@ -5,7 +5,7 @@ import numpy as np
 import octofold
 import pytest
 from casting import GRANULARITIES, cast_side, formats, sides_of
-from octofold._core.dtypes import dtype_name
+from octofold._core.formats import dtype_name
 from octofold._core.library import library
 from octofold._ops.norms import _workspace_rows
 from octofold.ops import Normed, cast, norm, norm_gradient

@@ -3,7 +3,7 @@
 import octofold
 import pytest
 from octofold._core import calls, ops
-from octofold._core.dtypes import DTypeLike
+from octofold._core.formats import DTypeLike
 from octofold._core.frameworks import Array, StreamLike
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import NUMPY_DTYPES, SPELLINGS
 from .errors import invalid_argument
+from .formats import NUMPY_DTYPES, SPELLINGS
 from .frameworks import (
     Array,
     CuPyFramework,
@@ -15,12 +15,12 @@ from .frameworks import (
     StreamLike,
     common_kind,
     framework_of,
+    imported,
     is_on_cpu,
     is_torch,
     reinterpret,
     stream_handle,
 )
-from .imported import imported
 from .library import tvm_ffi
 
 Pair = tuple[Array, Array]

@@ -1,5 +1,17 @@
-"""The versions of its dependencies that Octofold works with. pyproject.toml says the same, which
-pip heeds; an environment that was put together otherwise is told by these checks."""
+"""octofold_ffi.so, the C++ library behind tvm-ffi functions (see bindings/), loaded when a function
+of it is first used; with its messages, its progress and its switches.
+
+pyproject.toml names the versions of the dependencies too, which pip heeds; an environment that was
+put together otherwise is told by the checks here.
+
+tvm-ffi is imported when something of it is first used: it imports torch where torch is installed,
+which takes longer than all the rest, and `import octofold` shall cost what Octofold needs. At its
+import tvm-ffi also asks torch.cuda.is_available(). That asks the CUDA runtime, which starts the
+driver; from then on children by fork can use no GPU. Where PYTORCH_NVML_BASED_CUDA_CHECK is 1,
+torch asks the management library instead and leaves the driver alone
+(https://docs.pytorch.org/docs/stable/cuda_environment_variables.html). What evaluates
+`tvm_ffi.Tensor` loads it, annotations too: write those as strings.
+"""
 
 import atexit
 import contextlib
@@ -9,11 +21,12 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import errors
-from .errors import UnavailableError
+from .errors import UnavailableError, invalid_argument
 
 REQUIREMENTS: Final = {"apache-tvm-ffi": ("0.1.11", "0.2"), "torch": ("2.9", None)}
 """The oldest version of each distribution, and the first one that is too new."""
@@ -38,19 +51,19 @@ def release(version: str) -> tuple[int, ...]:
 
 __all__ = ["tvm_ffi"]
 
-_VARIABLE: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_CUDA_CHECK: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 @contextlib.contextmanager
 def _cuda_untouched() -> Iterator[None]:
-    if _VARIABLE in os.environ:  # the user has decided
+    if _CUDA_CHECK in os.environ:  # the user has decided
         yield
         return
-    os.environ[_VARIABLE] = "1"
+    os.environ[_CUDA_CHECK] = "1"
     try:
         yield
     finally:
-        os.environ.pop(_VARIABLE, None)  # several threads may be here
+        os.environ.pop(_CUDA_CHECK, None)  # several threads may be here
 
 
 class _TvmFfi:
@@ -172,3 +185,60 @@ def note(message: str) -> None:
 def _drop_at_exit() -> None:
     """The library outlives the interpreter and must not call into it then."""
     atexit.register(library.set_log_handler, None)
+
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+@contextmanager
+def reporting(progress: Progress | None) -> Iterator[Progress]:
+    """Yields the callback to hand to the library, while the block runs, in place of `progress`.
+
+    It is called even without one: Python handles an interrupt (Ctrl-C) in it. What `progress`
+    raises leaves the block as it is, of whatever class, and not as its image behind C++.
+    """
+    raised: list[BaseException] = []
+
+    def report(done: int, total: int) -> None:
+        try:
+            if progress is not None:
+                progress(done, total)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    try:
+        yield report
+    except BaseException:
+        if raised:
+            raise raised[0] from None
+        raise
+
+
+_BATCH_INVARIANT: Final = "OCTOFOLD_BATCH_INVARIANT"
+
+# The library has the same flag: torch.compile may read this one, and puts a guard on it.
+_enabled = os.environ.get(_BATCH_INVARIANT) == "1"
+
+
+def set_batch_invariant(enabled: bool) -> None:
+    """For all further calls of this process: whether a row of a result depends on that row of the
+    input alone, not on how many rows there are nor on which place it has.
+
+    Products and attention have a `batch_invariant` for one call, recipes one for layers; either is
+    enough. At first: the environment variable OCTOFOLD_BATCH_INVARIANT. A CUDA graph keeps what was
+    on while it was captured. docs/batch-invariance.md tells what it holds for and what it costs.
+
+    Example: octofold.set_batch_invariant(True)
+    Raises InvalidArgumentError for what is neither True nor False.
+    """
+    global _enabled
+    if not isinstance(enabled, bool):
+        raise invalid_argument("set_batch_invariant", "enabled", "True or False", repr(enabled))
+    library.set_batch_invariant(enabled)
+    _enabled = enabled
+
+
+def is_batch_invariant() -> bool:
+    """True if set_batch_invariant() or the environment variable has it on for all calls."""
+    return _enabled

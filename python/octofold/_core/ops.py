@@ -11,9 +11,8 @@ from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from .dtypes import DTypeLike
 from .errors import Error, invalid_argument
-from .formats import UNITS
+from .formats import UNITS, DTypeLike
 from .frameworks import ANY, Array, Framework, StreamLike
 from .library import library
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from . import arrays
 from .calls import Op
-from .dtypes import WIDE, DTypeLike, dtype_name
 from .errors import invalid_argument
-from .formats import UNITS, Unit
+from .formats import UNITS, WIDE, DTypeLike, Unit, dtype_name
 from .frameworks import Array, Framework, StreamLike, is_torch
 from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count

@@ -6,8 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .dtypes import DLPACK_NAMES
-from .formats import BY_COLUMNS
+from .formats import BY_COLUMNS, DLPACK_NAMES
 from .frameworks import ROW_ALIGNMENT, column_stride, reinterpret, row_stride
 from .library import library, require, tvm_ffi
 from .ops import row_count

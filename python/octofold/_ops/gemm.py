@@ -1,11 +1,18 @@
-"""Rows of a product that arrive while it runs."""
+"""Products, and the rows of them that may arrive while they run."""
 
 from typing import Any, Final, NamedTuple
 
 from .._core.calls import Op
-from .._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.errors import invalid_argument
-from .._core.formats import Format, FormatLike, format_of
+from .._core.formats import (
+    WIDE,
+    DTypeLike,
+    Format,
+    FormatLike,
+    dtype_name,
+    format_of,
+    require_dtype_of_out,
+)
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix

@@ -1,12 +1,13 @@
-"""Products with FP8 weights and wide activations, and their gradients."""
+"""Products with FP8 weights and wide activations, and their gradients; of groups of 16-bit rows
+too."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 from .._core.arrays import scratch
 from .._core.calls import Op
-from .._core.dtypes import ALL, FP8, HALF, WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.errors import invalid_argument
+from .._core.formats import ALL, FP8, HALF, WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix

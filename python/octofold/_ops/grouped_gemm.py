@@ -1,11 +1,11 @@
-"""The groups of a product, whose sizes are numbers on the device."""
+"""Products of groups of rows, or of K, whose sizes are numbers on the device."""
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .._core.calls import Op
-from .._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.errors import invalid_argument
+from .._core.formats import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options

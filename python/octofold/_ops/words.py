@@ -1,12 +1,13 @@
-"""Conversion of numbers from one dtype to another, element by element."""
+"""Codes in other forms: converted from one dtype to another, transposed, and packed as words, FP8
+and FP16 numbers in 32 bits."""
 
 from typing import Any, Final
 
 import numpy as np
 
 from .._core.calls import Op
-from .._core.dtypes import FP8, NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
 from .._core.errors import invalid_argument
+from .._core.formats import FP8, NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
 from .._core.frameworks import Array, Framework, StreamLike, is_torch
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix

@@ -1,4 +1,16 @@
-"""The ranks of a process group, as a value."""
+"""The ranks of a process group, and checks that all of them are about to do the same thing.
+
+A collective that ranks enter with different sizes, or in a different order, hangs or gives numbers
+that mean nothing. So whoever calls one first says what it is about to do, and all ranks compare it,
+in each call, as a rank to which nothing is new cannot know whether something is to another one.
+Eight bytes stand for what is said, and travel by a connection of the hosts (gloo) that carries
+nothing else, whatever moves the tensors. The words themselves go to the group's store, once.
+
+Comparing goes on beside the step. It is waited for where something new is said, and before a tensor
+of the host travels, which waits for all ranks anyway. The host does not wait for collectives of
+GPUs, nor for this: each of them, and each call, looks whether the answer has come. With
+OCTOFOLD_CHECK_RANKS=1 each call waits.
+"""
 
 import ctypes
 import hashlib

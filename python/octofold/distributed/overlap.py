@@ -1,4 +1,9 @@
-"""Products whose rows come from all ranks, while they come."""
+"""Products whose rows come from all ranks, while they come.
+
+A stream works by itself while all multiprocessors are taken: its copies are a copy engine's, and it
+writes the words that a product waits for. torch copies contiguous memory so, but columns by a
+kernel; hence the driver's own copy of two dimensions.
+"""
 
 import ctypes
 import functools

@@ -5,8 +5,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from .._core.dtypes import DTypeLike
-from .._core.formats import FormatLike
+from .._core.formats import DTypeLike, FormatLike
 from .._core.scaled_tensor import ScaledTensor
 from .._ops import attention as _attention
 from .._ops import gemm as _gemm

@@ -1,4 +1,5 @@
-"""Loading the weights of a checkpoint into a model, in FP8 where the checkpoint has them so."""
+"""Loading the weights of a checkpoint into a model, in FP8 where the checkpoint has them so: the
+places where modules keep what it has names for."""
 
 import os
 import re

@@ -10,7 +10,7 @@ from octofold import gemm, quantize
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn.recipes.history import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
+from octofold.nn.casting.casts import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
 
 nn = octofold.nn
 

@@ -1,4 +1,16 @@
-"""How the tokens of experts travel, as a value."""
+"""How tokens travel to their experts: which of them go to which rank, and where they stand in what
+is sent.
+
+A token goes once to each rank that has any of its experts, whatever the number of them. Rows are
+sent in the order of ranks, and for each rank in the order of tokens:
+
+    experts of t0: 0 3    expert 0, 1: rank 0    row      0   1   2   3
+               t1: 1 0           2, 3: rank 1    rank     0   0   1   1
+               t2: -1 2                          source  t0  t1  t0  t2
+
+How many rows that are only the device knows. Either it tells the host (`exact`), or there is room
+for a fixed number of them for each pair of ranks (`fixed`), and rows beyond it are left out.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple

@@ -180,7 +180,14 @@ _is_compiling: Final = torch.compiler.is_compiling
 
 @dataclass(frozen=True)
 class Shared(Boundary):
-    """A boundary that does not cast again what it has just cast. As `inner` in all else."""
+    """A boundary that does not cast again what it has just cast. As `inner` in all else.
+
+    Several layers that take the same x cast it, and gather the cast, once for all of them. The
+    casts are kept while the forward of the module that holds the layers runs (SharedInput), and no
+    longer: whoever writes to x between two forwards, be it a CUDA graph, is seen. Within one
+    forward a write that torch counts is seen too. Where torch does not count (inference_mode), in
+    torch.compile and while a CUDA graph is captured nothing is kept, and each layer makes its own.
+    """
 
     inner: Boundary
 

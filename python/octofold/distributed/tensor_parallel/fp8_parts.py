@@ -1,4 +1,5 @@
-"""A rank's part of a weight in FP8, whose scales may straddle the border of ranks."""
+"""Layers with FP8 weights, cut for a group of ranks: a rank's part of a weight, whose scales may
+straddle two ranks' parts."""
 
 from typing import Any, Final, NamedTuple
 

@@ -22,10 +22,9 @@ from ..._ops.routing import combine, sort_by_expert
 from ...nn.autograd.experts import chosen_way
 from ...nn.autograd.experts_forward import grouped_product
 from ...nn.autograd.products import addable
-from ...nn.conversion.expert_blocks import GATES, gate_of, holds_experts, refusals
+from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.parts import in_front_of
-from ...nn.conversion.routers import convert_router
+from ...nn.conversion.patching import in_front_of
 from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
 from ...nn.recipes.kernels import way_of

@@ -16,8 +16,7 @@ from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.picking import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
 from ..model_loading import Devices, cast_weight, convert_linears
-from .checkpoints import Contents, converters_of, marked, own_converters
-from .config import NAME, OctofoldConfig
+from .checkpoints import NAME, Contents, OctofoldConfig, converters_of, marked, own_converters
 from .experts import STACKED, cast_experts, convert_experts_of, is_experts
 
 _OPERATION: Final = "octofold.integrations.transformers"

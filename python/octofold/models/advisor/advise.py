@@ -9,17 +9,26 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import UnsupportedError, invalid_argument
-from ..._core.progress import Progress
+from ..._core.library import Progress
 from ..._info import info
-from .measure.errors import in_place, options_of, own_error, with_effects
-from .measure.runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
-from .measure.times import Candidate, groups_of, measurable, time_group
-from .measure.whole import GRAPH, PYTHON, WholeTimes, whole_times, why_no_graph
-from .plan.data import Calls, Layer, Plan, Whole
-from .plan.files import FORMAT, device_of, fingerprint, machine_of, model_bytes
-from .plan.record import Recorded, dtype_name, linears_of, others_of, recording
-from .plan.ways import OWN, WAYS, Way, ways_of
+from .data import Calls, Layer, Plan, Whole
+from .errors import in_place, options_of, own_error, with_effects
+from .files import FORMAT, device_of, fingerprint, machine_of, model_bytes
+from .record import Recorded, dtype_name, linears_of, others_of, recording
+from .runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
 from .search import Choice, Found, Picked, choices_of, within_bytes, within_error
+from .times import (
+    GRAPH,
+    PYTHON,
+    Candidate,
+    WholeTimes,
+    groups_of,
+    measurable,
+    time_group,
+    whole_times,
+    why_no_graph,
+)
+from .ways import OWN, WAYS, Way, ways_of
 
 _NAME: Final = "octofold.models.advise"
 DEFAULT_MAX_ERROR: Final = 0.05
@@ -51,7 +60,7 @@ def advise(
     max_error: the bound on the ‖difference‖ / ‖answer‖ that FP8 causes in the model's answer, for
         the tensor of an answer where it is largest; 0.05 by default.
     max_bytes: the bound on all of the model's parameters and buffers.
-    ways: names of octofold.models.advisor.plan.ways.WAYS to choose among; None: all.
+    ways: names of octofold.models.advisor.ways.WAYS to choose among; None: all.
     effects: True: measure for each layer what it does to the model's answer, by a run of the whole
         model with this one layer in FP8. False: take its own error for that, which saves these
         runs.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from .plan.data import Option
+from .data import Option
 
 MOST_CAPS: Final = 48
 

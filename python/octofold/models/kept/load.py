@@ -11,8 +11,8 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument
 from ..._core.ops import scale_shape
+from ...nn.conversion.expert_blocks import convert_router
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.routers import convert_router
 from ..load_into import Slot, slots_of
 from .folder import Records, read_records, read_tensors
 from .records import (

@@ -1,4 +1,5 @@
-"""The record of a layer with an FP8 weight, which a file keeps, and the layer of a record."""
+"""The record of a layer with an FP8 weight, or of an octofold.nn.Experts, which a file keeps, and
+the module of a record."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -19,9 +20,9 @@ from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.choice import require_compute
-from ..cast_linear import CastLinear
 from ..layerwise.casting import store_codes
 from ..layerwise.layers import SUPPORTED, StoredLayer
+from ..layerwise.products import CastLinear
 from ..layerwise.storage import Storage, cast_to_storage
 
 Record = dict[str, Any]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..._core.errors import invalid_argument
 from ..._core.library import note
-from ...nn.conversion.routers import chooses_by_top_k
+from ...nn.conversion.expert_blocks import chooses_by_top_k
 from . import family
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
 from .records import EXPERTS, Record, record_of, router_beside, scale_name_of

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.dtypes import FP8, WIDE, dtype_name
 from ..._core.errors import invalid_argument
+from ..._core.formats import FP8, WIDE, dtype_name
 from ..._core.library import note
 from ..._core.torch import DTYPES
 from ...nn.casting.weight_tensors import StoredWeight

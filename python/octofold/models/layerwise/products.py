@@ -1,4 +1,5 @@
-"""How a linear layer with an FP8 weight is computed: by the GPU and the number of tokens."""
+"""The product of a linear layer with a stored FP8 weight: how it is computed, by the GPU and the
+number of tokens, and what autograd keeps of it."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -7,17 +8,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..._core.batch_invariance import is_batch_invariant
-from ..._core.dtypes import FP8
-from ..._core.formats import GRANULARITIES
+from ..._core.formats import FP8, GRANULARITIES
+from ..._core.library import is_batch_invariant
 from ..._core.ops import row_count
 from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
 from ..._info import CAST, NATIVE, WEIGHT_ONLY
+from ...nn.autograd.fitting import require_input
 from ...nn.autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
-from ...nn.autograd.linear import linear_with_casts
+from ...nn.autograd.linear import linear_with_casts, result_dtype
 from ...nn.autograd.products import bias_gradient
+from ...nn.layers.fp8_weight import FrozenLinear
+from ...nn.layers.weight_only import weight_only_linear
 from ...nn.recipes.choice import FEW_TOKENS, MOST_TOKENS
 from ...nn.recipes.kernels import has_native, has_weight_only, on_gpu
 from .storage import from_storage
@@ -145,3 +148,58 @@ class _Codes(torch.autograd.Function):
         dx = dy @ from_storage(codes, scale, ctx.granularity, dy.dtype) if needs_x else None
         db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None
         return dx, db, None, None, None, None
+
+
+_CAST_LINEAR: Final = "octofold.models.CastLinear"
+
+
+class CastLinear(FrozenLinear):
+    """x · weightᵀ (+ bias) with a frozen weight in FP8. Each forward dequantizes the weight to the
+    dtype of x and drops the copy. The layer saves memory alone, on any device and for x of any
+    dtype.
+
+    The arguments are those of octofold.nn.WeightOnlyLinear, and the buffers those of its Fp8Weight.
+    forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in its dtype, or in
+    autocast's under autocast. There are gradients by x, and by a bias that is a parameter.
+    Raises InvalidArgumentError, which names the argument.
+    """
+
+    own_name = _CAST_LINEAR
+
+    def forward(self, input: Tensor) -> Tensor:
+        require_input(_CAST_LINEAR, input, self.weight)
+        x = input.to(result_dtype(input))
+        return linear_of_codes(x, self.scaled_weight, self.bias, native=False)
+
+
+_NATIVE: Final[dict[str, bool | str]] = {"auto": "auto", "native": True, "weight-only": False}
+"""linear_way()'s word for each way to compute."""
+
+
+def fp8_linear(
+    x: Tensor, weight: ScaledTensor, bias: Tensor | None, compute: str = "auto"
+) -> Tensor:
+    """x · weightᵀ (+ bias), in the dtype of x or in autocast's, with gradients by x and bias.
+
+    x: [..., in] of bfloat16, float16 or float32.
+    weight: [out, in], frozen, with scales of any granularity.
+    compute: "native": x is cast to FP8 too, with a scale for 128 of its values, where the device
+        has such products; elsewhere as "weight-only". "weight-only": x of 16 bits is taken as it
+        is, and the weight's codes as they are or, for many tokens and for float32, a copy of the
+        weight in the dtype of x. "auto": native on GPUs with FP8 units, for more than 16 tokens,
+        where that is estimated to gain.
+    """
+    dtype = result_dtype(x)
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    way = _way(x, weight, _NATIVE[compute])
+    if way == WEIGHT_ONLY:
+        return weight_only_linear(x, weight, bias)
+    return linear_of_codes(x, weight, bias, way == NATIVE)
+
+
+def _way(x: Tensor, weight: ScaledTensor, native: bool | str) -> str:
+    if native is True or on_gpu(x.device):
+        return linear_way(x.shape, weight.shape[0], native, x.device, x.dtype)
+    # The CPU does as a GPU without FP8 units, and makes no copy of the weight.
+    return WEIGHT_ONLY if has_weight_only(x.device, x.dtype) else CAST

@@ -1,4 +1,5 @@
-"""How layers of a model with layerwise casting keep a weight: FP8 codes with scales."""
+"""How layers of a model with layerwise casting keep a weight, FP8 codes with scales, and load a
+state_dict()."""
 
 from dataclasses import dataclass
 from typing import Any

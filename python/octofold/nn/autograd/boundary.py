@@ -4,6 +4,10 @@ A layer of a group of ranks (tensor parallelism) has a part of the weight on eac
 a boundary where they enter, x in forward and dY in backward, and where they leave, y in forward and
 dX in backward. Nothing else in a layer's function depends on there being others. Boundaries are
 values; those of torch.distributed are in octofold.distributed.
+
+Layers that cast nothing before a boundary cross it in high precision, by the functions with
+gradients here: experts, whose rows are sorted first, and products of 16 bits. The others cross it
+in codes, inside their own functions.
 """
 
 from typing import Any, Final, NamedTuple

@@ -1,4 +1,5 @@
-"""Linear layers and what is fused with them, as chains: what is computed, and with which casts."""
+"""Linear layers and what is fused with them, as chains with a gradient: what is computed, and with
+which casts."""
 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple

@@ -1,4 +1,5 @@
-"""Expert layers as a function with a gradient."""
+"""Expert layers as a function with a gradient: the ways to compute one, which one is taken, and the
+checks that its arguments fit together."""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,4 +1,4 @@
-"""The forward of experts: tokens in their experts' order, the casts, and the two products."""
+"""The forward of experts: where their tokens go, the casts, and the two products."""
 
 from typing import NamedTuple
 

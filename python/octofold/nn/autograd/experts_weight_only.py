@@ -1,4 +1,6 @@
-"""Experts of FP8 weights with activations of 16 bits, with gradients by all but the weights."""
+"""Experts without products of FP8 with FP8. FP8 weights meet activations of 16 bits, with gradients
+by all but the weights; weights in high precision, which are trained, are multiplied by torch where
+a GPU has no grouped products of FP8."""
 
 import functools
 from typing import Any, NamedTuple

@@ -1,4 +1,5 @@
-"""The linear layer as a function with a gradient."""
+"""The linear layer as a function with a gradient, and the one whose weight is frozen in FP8, with a
+gradient by its input."""
 
 from typing import Any, NamedTuple
 
@@ -9,8 +10,14 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
-from ..casting.casts import WeightCasts, cast_weight, transposed_weight, walkable
-from ..recipes.history import GRADIENT, delayed_scale
+from ..casting.casts import (
+    GRADIENT,
+    WeightCasts,
+    cast_weight,
+    delayed_scale,
+    transposed_weight,
+    walkable,
+)
 from .boundary import Sides, sides_of
 from .fitting import require_fitting
 from .functions import (

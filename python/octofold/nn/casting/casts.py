@@ -1,5 +1,7 @@
-"""The casts of a recipe: each tensor as rows, transposed, or both."""
+"""The casts of a recipe: each tensor as rows, transposed, or both; from FP8 codes that are there
+already too."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -8,8 +10,9 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.formats import UNITS, Format
-from ..._core.recipe import Recipe
+from ..._core.recipe import Delayed, Recipe
 from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
 from ..._ops.grouped_gemm import Rows
@@ -197,3 +200,40 @@ def joined_experts(
     codes = torch.cat([part.data.view(torch.uint8) for part in (gate, up)], dim=1)
     scale = torch.cat((gate.scale, up.scale), dim=1)
     return ScaledTensor(codes.view(gate.dtype), scale, gate.granularity)
+
+
+INPUT, WEIGHT, GRADIENT = 0, 1, 2
+"""Rows of a layer's histories."""
+
+
+def new_history(delayed: Delayed, device: torch.device | str | None = None) -> Tensor:
+    """The histories of a layer's three tensors, none seen yet: zeros [3, history], float32."""
+    return torch.zeros(3, delayed.history, device=device)
+
+
+def delayed_scale(
+    x: Tensor, history: Tensor, dtype: str, delayed: Delayed, remember: bool = True
+) -> Tensor:
+    """The scale [1] for x. With `remember` x's largest magnitude goes into its history [history],
+    newest first. It is largest magnitude in the history · 2^margin / largest number of the format,
+    as Transformer Engine's DelayedScaling does it (its documentation; Micikevicius et al., FP8
+    Formats for Deep Learning, 2022). All of it is work for the device: nothing is read on the host,
+    so a CUDA graph can capture it.
+
+    As long as the history holds nothing but zeros the scale is that of x itself, and 1 where x is
+    all zeros too. A NaN or an infinity in x makes the scale NaN, so that all that is computed with
+    it is NaN: saturating would hide it. The history takes it as 0, and the next step has a scale.
+    """
+    x = x.detach()
+    if x.numel() == 0:
+        amax = history.new_zeros(1)
+    else:
+        amax = torch.linalg.vector_norm(x, math.inf).float().reshape(1)
+    finite = amax.nan_to_num(nan=0.0, posinf=0.0)
+    seen = history.amax(dim=0, keepdim=True)
+    largest = torch.finfo(DTYPES[dtype]).max
+    basis = torch.where(seen > 0, seen, finite)
+    basis = torch.where(basis > 0, basis, largest)
+    if remember:
+        history.copy_(torch.cat((finite, history[:-1])))
+    return basis * (2.0**delayed.margin / largest) + amax * 0.0

@@ -11,8 +11,7 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
-from ..recipes.history import WEIGHT, delayed_scale
-from .casts import WeightCasts, cast_weight, joined
+from .casts import WEIGHT, WeightCasts, cast_weight, delayed_scale, joined
 from .step_casts import Version, step_casts
 from .weight_tensors import CodedWeight
 

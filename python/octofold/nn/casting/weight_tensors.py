@@ -1,5 +1,6 @@
-"""Weights as tensors of other kinds: in FP8 alone; in high precision, with a way to travel; FP8
-codes as a parameter."""
+"""Weights as tensors of other kinds: one that is there in FP8 alone, and is a tensor all the same;
+one in high precision that knows how it is to travel; and FP8 codes as a parameter that nobody takes
+for numbers to compute with."""
 
 from typing import Any, Final, Self
 

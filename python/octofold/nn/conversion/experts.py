@@ -19,15 +19,15 @@ from ..recipes.choice import require_compute
 from ..recipes.kernels import has_bfloat16, way_of
 from .expert_blocks import (
     GATES,
+    convert_router,
     gate_of,
     holds_experts,
-    is_of_transformers,
     refusals,
     stacks_of,
 )
 from .linear import replaced
+from .patching import is_of_transformers
 from .picking import Conversion, ModuleFilter, require_model
-from .routers import convert_router
 
 _NAME: Final = "octofold.nn.convert_experts"
 _WEIGHTS: Final = ("own", "fp8")

@@ -1,4 +1,5 @@
-"""Picks the layers of a model that are converted, says why others are left alone, and reports."""
+"""Picks the layers of a model that are converted, says why others are left alone, and reports layer
+by layer what became of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

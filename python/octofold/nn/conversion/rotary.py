@@ -14,7 +14,7 @@ from torch.nn import Module, Parameter
 from ..autograd.functions import in_transform
 from ..autograd.normed import rotated
 from ..recipes.kernels import has_kernels
-from .parts import in_front_of, pick_parts
+from .patching import in_front_of, pick_parts
 from .picking import Conversion, ModuleFilter
 
 _NAME: Final = "octofold.nn.convert_rotary"

@@ -1,4 +1,12 @@
-"""FSDP's gathers run on streams of its own, outside backward and in it."""
+"""The scales of weights of which each rank has a shard, and which have one scale each.
+
+Ranks agree on the largest magnitudes as the model's forward begins, for all layers at once: one
+all-reduce of a number for each. Gathers find the result on the layers until that forward ends, and
+no longer, as weights may change then. Each gather that finds none asks for its own: of a layer that
+runs without its model, before it, or in backward, and of each layer in the first forward, when it
+is not known yet who the ranks are. FSDP's gathers run on streams of its own, outside backward and
+in it.
+"""
 
 from collections import defaultdict
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -11,7 +19,7 @@ from torch.nn import Module
 from ..._core.recipe import Recipe
 from ..._ranks.ranks import Ranks, ranks_of, require_agreement
 from ..._ranks.wire import largest
-from ..recipes.history import WEIGHT, delayed_scale
+from ..casting.casts import WEIGHT, delayed_scale
 
 _T = TypeVar("_T")
 

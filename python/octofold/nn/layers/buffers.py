@@ -1,4 +1,5 @@
-"""Modules that move some of their buffers but do not convert them, and check what they load."""
+"""Modules that move some of their buffers but do not convert them, and check what they load; and
+modules of another class with the same contents."""
 
 from collections.abc import Callable
 from typing import Any, Self, TypeVar

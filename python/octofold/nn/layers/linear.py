@@ -15,10 +15,10 @@ from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts, result_dtype
 from ..autograd.main_grad import wanted_main_grad
 from ..autograd.one_call import linear_in_one_call
+from ..casting.casts import INPUT, delayed_scale, new_history
 from ..casting.weight_casts import held_casts, weight_casts
 from ..casting.weight_tensors import CodedWeight, WrappedWeight
 from ..recipes.choice import fp8_wins
-from ..recipes.history import INPUT, delayed_scale, new_history
 from ..recipes.kernels import has_native, way_of
 from .buffers import KeepsBuffers, with_state_of
 

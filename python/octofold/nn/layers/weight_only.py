@@ -5,8 +5,8 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from ..._core.batch_invariance import is_batch_invariant
 from ..._core.formats import FormatLike
+from ..._core.library import is_batch_invariant
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient

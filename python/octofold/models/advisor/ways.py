@@ -7,11 +7,11 @@ from typing import Final
 import torch
 from torch.nn import Module
 
-from ...._core.errors import invalid_argument
-from ....nn.layers.inference import InferenceLinear
-from ....nn.layers.weight_only import WeightOnlyLinear
-from ....nn.recipes.kernels import has_bfloat16, has_kernels
-from ...cast_linear import CastLinear
+from ..._core.errors import invalid_argument
+from ...nn.layers.inference import InferenceLinear
+from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.recipes.kernels import has_bfloat16, has_kernels
+from ..layerwise.products import CastLinear
 
 OWN: Final = "own"
 """The name of a way that stands for the layer as it is."""

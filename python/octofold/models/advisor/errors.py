@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ...._core.errors import Error
-from ....nn.autograd.linear import result_dtype
-from ....nn.conversion.linear import replaced
-from ..plan.data import Option
-from ..plan.record import Recorded
-from ..plan.ways import OWN, Way
+from ..._core.errors import Error
+from ...nn.autograd.linear import result_dtype
+from ...nn.conversion.linear import replaced
+from .data import Option
+from .record import Recorded
 from .runs import Runs, answers, answers_error, relative, squares
+from .ways import OWN, Way
 
 
 def module_bytes(module: Module) -> int:

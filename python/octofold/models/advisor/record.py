@@ -1,4 +1,5 @@
-"""The layers of a model that can be run another way, and the reasons why others are left alone."""
+"""The linear layers of a model that can be run another way, and the calls of each in a run,
+recorded by hooks."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ....nn.conversion.picking import objection
-from ....nn.conversion.weight_readers import weight_readers
+from ...nn.conversion.picking import objection
+from ...nn.conversion.weight_readers import weight_readers
 from .ways import Use
 
 _ATTENTION: Final = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ...._core.errors import Error, InvalidArgumentError, invalid_argument
+from ..._core.errors import Error, InvalidArgumentError, invalid_argument
 
 _SEED: Final = 0
 

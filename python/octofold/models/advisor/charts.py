@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from ..plan.data import Layer, Option, Plan
-from ..plan.ways import OWN
+from .data import Layer, Option, Plan
 from .text import megabytes, milliseconds, percent
+from .ways import OWN
 
 WIDTH = 1040
 LEFT, RIGHT = 64, 12

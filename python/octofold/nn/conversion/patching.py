@@ -1,4 +1,5 @@
-"""Modules of transformers' models that a conversion takes, which computes them by other kernels."""
+"""The patching of transformers' modules: which of them a conversion takes, and the classes that it
+gives them, which compute by other kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +7,12 @@ from typing import Any
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from .expert_blocks import is_of_transformers
 from .picking import ModuleFilter, require_model
+
+
+def is_of_transformers(module: Module) -> bool:
+    """True if the module's class is one of transformers'."""
+    return type(module).__module__.startswith("transformers.")
 
 
 def pick_parts(

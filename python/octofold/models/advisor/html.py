@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
-from ..plan.data import Layer, Option, Plan
-from ..plan.ways import OWN, WAYS
 from .charts import layers_chart, options_chart, shares_chart, way_class
+from .data import Layer, Option, Plan
 from .text import (
     bound,
     calls,
@@ -18,6 +17,7 @@ from .text import (
     shape,
     ways_counted,
 )
+from .ways import OWN, WAYS
 
 
 def html_report(plan: Plan) -> str:

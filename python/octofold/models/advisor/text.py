@@ -1,8 +1,8 @@
-"""Numbers of a plan as people read them."""
+"""A plan as text, for a terminal or a file, and its numbers as people read them."""
 
 from collections.abc import Sequence
 
-from ..plan.data import Layer, Option, Plan
+from .data import Layer, Option, Plan
 
 TARGETS = {"time": "least time", "bytes": "fewest bytes", "error": "least error"}
 

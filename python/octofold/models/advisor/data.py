@@ -5,7 +5,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from ...._core.files import path_argument
+from ..._core.files import path_argument
 from .files import Machine, plan_fields, read_plan, write_plan
 from .record import Other
 from .ways import OWN
@@ -26,7 +26,7 @@ class Option:
     """A layer run one way, as measured."""
 
     way: str
-    """A name in octofold.models.advisor.plan.ways.WAYS; "own": as it is."""
+    """A name in octofold.models.advisor.ways.WAYS; "own": as it is."""
     error: float | None
     """‖output − exact‖ / ‖exact‖ on rows of the layer's real input; exact: FP32 throughout."""
     effect: float | None

@@ -1,4 +1,5 @@
-"""Plans as files: what is read is checked, field by field."""
+"""Plans as files, checked field by field as they are read; and the model and GPU that they are
+for."""
 
 import hashlib
 import json
@@ -11,8 +12,8 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import torch
 from torch.nn import Module
 
-from ...._core.errors import BadFormatError, IoErrorWithErrno, invalid_argument
-from ...._core.files import read_text, write_whole
+from ..._core.errors import BadFormatError, IoErrorWithErrno, invalid_argument
+from ..._core.files import read_text, write_whole
 from .record import WIDE
 from .ways import OWN, WAYS
 
