@@ -19,12 +19,12 @@ from ...nn.autograd.experts_backward import (
     ExpertLayer,
     Gradients,
     Kept,
-    Needs,
     Target,
     expert_gradients,
     kept_for,
+    needs_of,
 )
-from ...nn.autograd.experts_forward import Projection, compute_experts
+from ...nn.autograd.experts_forward import ExpertInputs, Needs, Projection, compute_experts
 from ...nn.autograd.functions import (
     Layout,
     differentiates,
@@ -103,8 +103,8 @@ def _plans(inputs: Inputs) -> tuple[tuple[Plan, ...], Tensor | None]:
 
 def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[Kept]]:
     """y; how many rows found no room in products; and what backward needs, for each part."""
-    plans, exchange, dtype = inputs.plans, inputs.exchange, inputs.dtype
-    output = inputs.recipe.output
+    _, _, _, plans, first, second, activation, recipe, dtype, exchange = inputs
+    output = recipe.output
     assert output is not None
     format = exchange.format(output.a)
     rows = zip(*(parts_of(t, plans) for t in (inputs.x, inputs.weights, inputs.ids)), strict=True)
@@ -121,21 +121,9 @@ def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[
         x = arrived_tokens(views, format)
         ids, weights = (view.contiguous() for view in views)
         routing, over = _routing(ids, plan, inputs)
-        made = compute_experts(
-            x,
-            weights,
-            routing,
-            inputs.first,
-            inputs.second,
-            inputs.activation,
-            inputs.recipe,
-            dtype,
-            keep_x=needs.first,
-            keep_gate_up=needs.gate_up,
-            keep_h=needs.second,
-            out_dtype=exchange.combine_dtype,
-        )
-        kept.append(kept_for(needs, made, x, weights, ids, routing, inputs.first, inputs.second))
+        arrived = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
+        made = compute_experts(arrived, needs, exchange.combine_dtype)
+        kept.append(kept_for(needs, made, arrived))
         returning.append(_home(made.out, plan, exchange))
         if over is not None:
             beyond = over if beyond is None else beyond + over
@@ -197,7 +185,7 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         inputs: Inputs = layout.record(tensors)
-        y, beyond, kept = _forward(inputs, _needs(layout, ctx))
+        y, beyond, kept = _forward(inputs, needs_of(layout, ctx))
         save(ctx, (inputs.plans, tuple(kept)))
         ctx.layout, ctx.x_dtype, ctx.exchange = layout, inputs.x.dtype, inputs.exchange
         targets = Target.of(inputs.first), Target.of(inputs.second)
@@ -211,17 +199,10 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
         refuse_in_backward("distributed.experts", dy)
         plans, kept = saved(ctx)
-        needs, dy = _needs(ctx.layout, ctx), walkable(dy)
+        needs, dy = needs_of(ctx.layout, ctx), walkable(dy)
         made = gradients_over_ranks(dy, plans, kept, needs, ctx.layer, ctx.exchange, ctx.x_dtype)
         gradients: tuple[Any, ...] = ctx.layout.gradients(ctx, **made._asdict())
         return gradients
-
-
-def _needs(layout: Layout, ctx: Any) -> Needs:
-    needs: Inputs = layout.needs(ctx)
-    first, second = needs.first, needs.second
-    flags = needs.x, needs.weights, first.weight, second.weight, first.bias, second.bias
-    return Needs(*map(bool, flags))
 
 
 def gradients_over_ranks(

@@ -2,7 +2,6 @@
 come in."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from diffusers.utils import is_accelerate_available, logging
 from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument
-from ..._core.formats import Format, FormatLike
+from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.weight_tensors import stored
 from ...nn.conversion.fp8_layers import wide_layer
@@ -22,11 +21,21 @@ from ...nn.conversion.picking import Conversion, grouped
 from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16
-from ..model_loading import Devices, LoadingOptions, cast_weight, convert_linears
+from ..model_loading import (
+    NAME,
+    Devices,
+    LoadingConfig,
+    LoadingOptions,
+    cast_weight,
+    convert_linears,
+)
 from .bfl import bundled, codes_and_scale, is_bundle
 
-NAME: Final = "octofold"
-_CONFIG: Final = "octofold.integrations.diffusers.OctofoldConfig"
+_OPERATION: Final = "octofold.integrations.diffusers"
+_CONFIG: Final = f"{_OPERATION}.OctofoldConfig"
+_SCALES: Final = (".weight_scale_inv", ".weight_scale")
+_NAMED_AT_MOST: Final = 5
+_log: Final = logging.get_logger("diffusers.octofold")
 
 
 class _Method(StrEnum):
@@ -35,7 +44,7 @@ class _Method(StrEnum):
     OCTOFOLD = NAME
 
 
-class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class OctofoldConfig(LoadingConfig, QuantizationConfigMixin):  # type: ignore[misc]
     """How from_pretrained(quantization_config=) casts weights, and how the layers compute.
 
     format: how weights are cast, an octofold.Format or its words, with scales "128x128", "channel"
@@ -53,26 +62,8 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
     Raises InvalidArgumentError, which names the argument.
     """
 
-    def __init__(
-        self,
-        format: FormatLike | dict[str, Any] = "128x128",
-        compute: str = "auto",
-        experts: bool = True,
-        modules_to_not_convert: Sequence[str] | None = None,
-        **others: Any,
-    ) -> None:
-        """others: what a config file says besides: quant_method."""
-        others.pop("quant_method", None)
-        if others:
-            raise TypeError(f"{_CONFIG}: unexpected {', '.join(sorted(others))}")
-        self.quant_method = _Method.OCTOFOLD
-        self.format = asdict(format) if isinstance(format, Format) else format
-        LoadingOptions.checked(_CONFIG, self.format, compute, modules_to_not_convert)
-        self.compute = compute
-        self.experts = bool(experts)
-        self.modules_to_not_convert = (
-            None if modules_to_not_convert is None else list(modules_to_not_convert)
-        )
+    operation = _CONFIG
+    method = _Method.OCTOFOLD
 
     def to_diff_dict(self) -> dict[str, Any]:
         """The settings that are not as by default, which Diffusers shows."""
@@ -100,12 +91,6 @@ def _patterns_of_casting(model: Any) -> list[str]:
         f"{pattern}" if pattern.startswith("^") else f".*(?:{pattern})[^.]*"
         for pattern in dict.fromkeys((*DEFAULT_SKIP_MODULES_PATTERN, *own))
     ]
-
-
-_OPERATION: Final = "octofold.integrations.diffusers"
-_SCALES: Final = (".weight_scale_inv", ".weight_scale")
-_NAMED_AT_MOST: Final = 5
-_log: Final = logging.get_logger("diffusers.octofold")
 
 
 class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]

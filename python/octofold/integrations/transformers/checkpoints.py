@@ -3,7 +3,7 @@ config, which modules of the model they have in FP8, and what their tensors are 
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,21 +24,18 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..._checkpoint import inspect_checkpoint
 from ..._core.errors import BadFormatError, UnsupportedError
 from ..._core.files import open_regular
-from ..._core.formats import Format, FormatLike
+from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._load_checkpoint import OF_SERVERS
 from ...nn.autograd.fitting import is_fp8
 from ...nn.layers.fp8_weight import Fp8Weight
-from ..model_loading import LoadingOptions
+from ..model_loading import NAME, LoadingConfig
 from .experts import STACKED, is_experts
-
-NAME: Final = "octofold"
-_CONFIG: Final = "octofold.integrations.transformers.OctofoldConfig"
 
 
 @register_quantization_config(NAME)
-class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class OctofoldConfig(LoadingConfig, QuantizationConfigMixin):  # type: ignore[misc]
     """How from_pretrained(quantization_config=) casts weights, and how the layers compute.
 
     format: how weights are cast, an octofold.Format or its words, with scales "128x128", "channel"
@@ -55,38 +52,12 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
     Raises InvalidArgumentError, which names the argument.
     """
 
-    def __init__(
-        self,
-        format: FormatLike | dict[str, Any] = "128x128",
-        compute: str = "auto",
-        experts: bool = True,
-        modules_to_not_convert: Sequence[str] | None = None,
-        **others: Any,
-    ) -> None:
-        """others: what a config file says besides: quant_method; and foreign, whether the
-        checkpoint is in another library's FP8, as checkpoint_config() says. Diffusers compares the
-        arguments with those of its own config of this name."""
-        others.pop("quant_method", None)
-        self.foreign = bool(others.pop("foreign", False))
-        if others:
-            raise TypeError(f"{_CONFIG}: unexpected {', '.join(sorted(others))}")
-        self.quant_method = NAME
-        self.format = asdict(format) if isinstance(format, Format) else format
-        self.compute = compute
-        self.experts = bool(experts)
-        self.modules_to_not_convert = (
-            list(modules_to_not_convert)
-            if isinstance(modules_to_not_convert, tuple)
-            else modules_to_not_convert
-        )
-        _ = self.options  # which are checked
+    operation = "octofold.integrations.transformers.OctofoldConfig"
 
-    @property
-    def options(self) -> LoadingOptions:
-        """The options of the config, checked again: it may be changed as it is loaded."""
-        return LoadingOptions.checked(
-            _CONFIG, self.format, self.compute, self.modules_to_not_convert
-        )
+    def _read(self, others: dict[str, Any]) -> None:
+        """foreign: True of a checkpoint in another library's FP8, as checkpoint_config() says."""
+        super()._read(others)
+        self.foreign = bool(others.pop("foreign", False))
 
 
 _CODES: Final = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}

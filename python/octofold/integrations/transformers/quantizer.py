@@ -15,8 +15,8 @@ from ...nn.conversion.fp8_layers import wide_layer
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.picking import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
-from ..model_loading import Devices, cast_weight, convert_linears
-from .checkpoints import NAME, Contents, OctofoldConfig, converters_of, marked, own_converters
+from ..model_loading import NAME, Devices, cast_weight, convert_linears
+from .checkpoints import Contents, OctofoldConfig, converters_of, marked, own_converters
 from .experts import STACKED, cast_experts, convert_experts_of, is_experts
 
 _OPERATION: Final = "octofold.integrations.transformers"

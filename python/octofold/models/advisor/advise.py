@@ -108,13 +108,8 @@ def advise(
             found = Found([None] * len(advisor.candidates), 0.0, 0.0, why)
             times = advisor.times(found)
         advisor.steps.done()
-    bounds = target, max_error, max_bytes
     uncalled = dict.fromkeys(linears, "these inputs do not call it")
-    return assemble(
-        model, len(runs), device, bounds, advisor.candidates, found, times, advisor.graph,
-        advisor.floor,
-        {**uncalled, **alone}, advisor.notes,
-    )  # fmt: skip
+    return advisor.plan(target, max_error, max_bytes, found, times, {**uncalled, **alone})
 
 
 def _require(model: object, target: object, max_error: object, max_bytes: object) -> None:
@@ -264,76 +259,65 @@ class Advisor:
             if choice is not None
         }
 
+    def plan(
+        self,
+        target: str,
+        max_error: float | None,
+        max_bytes: int | None,
+        found: Found,
+        times: WholeTimes | None,
+        alone: dict[str, str],
+    ) -> Plan:
+        """The plan as a value. alone: why layers that are no candidates stay."""
+        pairs = zip(self.candidates, found.picked, strict=True)
+        layers = [_layer(candidate, choice, target, found.why_none) for candidate, choice in pairs]
+        measured = {layer.name for layer in layers}
+        by_name = dict(self.model.named_modules())
+        for name, why in alone.items():
+            linear = by_name[name]
+            if name not in measured and isinstance(linear, torch.nn.Linear):
+                size = linear.in_features, linear.out_features
+                dtype = dtype_name(linear.weight.dtype)
+                layers.append(Layer(name, *size, dtype, (), (), OWN, why))
+        return Plan(
+            format=FORMAT,
+            octofold=info().version,
+            torch=str(torch.__version__),
+            machine=machine_of(self.device),
+            model=type(self.model).__qualname__,
+            fingerprint=fingerprint(self.model),
+            target=target,
+            max_error=max_error,
+            max_bytes=max_bytes,
+            timing=None if self.graph is None else GRAPH if self.graph else PYTHON,
+            runs=len(self.runs),
+            layers=tuple(layers),
+            others=others_of(self.model),
+            whole=self._whole(layers, found, times),
+            notes=tuple(self.notes),
+        )
 
-def assemble(
-    model: Module,
-    runs: int,
-    device: torch.device,
-    bounds: tuple[str, float | None, int | None],
-    candidates: Sequence[Candidate],
-    found: Found,
-    times: WholeTimes | None,
-    graph: bool | None,
-    error_own: float,
-    alone: dict[str, str],
-    notes: Sequence[str],
-) -> Plan:
-    """bounds: target, max_error, max_bytes; alone: why layers that are no candidates stay."""
-    target, max_error, max_bytes = bounds
-    pairs = zip(candidates, found.picked, strict=True)
-    layers = [_layer(candidate, choice, target, found.why_none) for candidate, choice in pairs]
-    measured = {layer.name for layer in layers}
-    by_name = dict(model.named_modules())
-    for name, why in alone.items():
-        linear = by_name[name]
-        if name not in measured and isinstance(linear, torch.nn.Linear):
-            layers.append(_untouched(name, linear, why))
-    return Plan(
-        format=FORMAT,
-        octofold=info().version,
-        torch=str(torch.__version__),
-        machine=machine_of(device),
-        model=type(model).__qualname__,
-        fingerprint=fingerprint(model),
-        target=target,
-        max_error=max_error,
-        max_bytes=max_bytes,
-        timing=None if graph is None else GRAPH if graph else PYTHON,
-        runs=runs,
-        layers=tuple(layers),
-        others=others_of(model),
-        whole=_whole(model, layers, found, times, error_own),
-        notes=tuple(notes),
-    )
-
-
-def _whole(
-    model: Module,
-    layers: Sequence[Layer],
-    found: Found,
-    times: WholeTimes | None,
-    error_own: float,
-) -> Whole:
-    saved, gained = 0, 0.0
-    for layer in layers:
-        own, planned = layer.own, layer.planned
-        if own is None or planned is None:
-            continue
-        saved += (own.bytes or 0) - (planned.bytes or 0)
-        gained += (own.seconds or 0.0) - (planned.seconds or 0.0)
-    have = model_bytes(model)
-    return Whole(
-        bytes_own=have,
-        bytes_planned=have - saved,
-        error_own=error_own,
-        error_predicted=found.predicted,
-        error=found.error,
-        seconds_own=None if times is None else times.own,
-        seconds_predicted=None if times is None else times.own - gained,
-        seconds_planned=None if times is None else times.planned,
-        seconds_own_from_python=None if times is None else times.own_from_python,
-        seconds_planned_from_python=None if times is None else times.planned_from_python,
-    )
+    def _whole(self, layers: Sequence[Layer], found: Found, times: WholeTimes | None) -> Whole:
+        saved, gained = 0, 0.0
+        for layer in layers:
+            own, planned = layer.own, layer.planned
+            if own is None or planned is None:
+                continue
+            saved += (own.bytes or 0) - (planned.bytes or 0)
+            gained += (own.seconds or 0.0) - (planned.seconds or 0.0)
+        have = model_bytes(self.model)
+        return Whole(
+            bytes_own=have,
+            bytes_planned=have - saved,
+            error_own=self.floor,
+            error_predicted=found.predicted,
+            error=found.error,
+            seconds_own=None if times is None else times.own,
+            seconds_predicted=None if times is None else times.own - gained,
+            seconds_planned=None if times is None else times.planned,
+            seconds_own_from_python=None if times is None else times.own_from_python,
+            seconds_planned_from_python=None if times is None else times.planned_from_python,
+        )
 
 
 def _layer(candidate: Candidate, choice: Choice | None, target: str, why_none: str) -> Layer:
@@ -369,8 +353,3 @@ def _why_own(candidate: Candidate, target: str, why_none: str) -> str:
     if not math.isfinite(least):
         return "the answer is not finite with it"
     return f"other layers gain more for the error that is allowed (it alone makes {least:.1e})"
-
-
-def _untouched(name: str, linear: torch.nn.Linear, why: str) -> Layer:
-    size = linear.in_features, linear.out_features
-    return Layer(name, *size, dtype_name(linear.weight.dtype), (), (), OWN, why)

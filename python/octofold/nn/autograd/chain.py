@@ -59,7 +59,37 @@ class Layer(NamedTuple):
         return any(t is not None and t.requires_grad for t in (*self.weights, self.bias))
 
 
-class Made(NamedTuple):
+class _Inputs(NamedTuple):
+    """A chain's arguments that fit."""
+
+    x: Tensor
+    residual: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    first: Layer
+    second: Layer | None
+    chain: Chain
+    dtype: torch.dtype
+    """The dtype of the result."""
+
+
+class _Needs(NamedTuple):
+    """Truth values: for each gradient whether it is wanted."""
+
+    x: bool = False
+    """Also for the residual and the operands of the norm."""
+    first: bool = False
+    """For any of its weights."""
+    first_bias: bool = False
+    second: bool = False
+    second_bias: bool = False
+
+    @property
+    def gate_up(self) -> bool:
+        return self.x or self.first or self.first_bias
+
+
+class _Made(NamedTuple):
     """The output of forward, and the intermediate values that backward may need."""
 
     y: Tensor
@@ -73,26 +103,15 @@ class Made(NamedTuple):
     h_transposed: ScaledTensor | None
 
 
-def compute(
-    x: Tensor,
-    residual: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    first: Layer,
-    second: Layer | None,
-    chain: Chain,
-    dtype: torch.dtype,
-    keep_x: bool = False,
-    keep_gate_up: bool = False,
-    keep_h: bool = False,
-) -> Made:
-    """A chain of arguments that fit. keep_x, keep_h: with the transposed casts that the weight
-    gradients want; keep_gate_up: with what the activation's gradient is worked out from."""
+def _compute(inputs: _Inputs, needs: _Needs) -> _Made:
+    """With the transposed casts that the weights' gradients want, and what the activation's
+    gradient is worked out from, as far as they are needed."""
+    x, residual, norm_weight, norm_bias, first, second, chain, dtype = inputs
     recipe, (entry, _) = chain.recipe, sides_of(chain.sides)
     output, grad_weight = recipe.output, recipe.grad_weight
     assert output is not None
-    of_x = grad_weight.b if keep_x and grad_weight is not None else None
-    of_h = grad_weight.b if keep_h and grad_weight is not None else None
+    of_x = grad_weight.b if needs.first and grad_weight is not None else None
+    of_h = grad_weight.b if needs.second and grad_weight is not None else None
     rstd = mean = gate_up = h_transposed = None
     if chain.norm is None:
         rows, x_transposed, *_ = entry.cast(x, output.a, of_x)
@@ -105,9 +124,9 @@ def compute(
     weight = first.casts[0]
     if chain.activation is None or second is None:
         y = _leaving(rows, first, chain, dtype)
-        return Made(y, x, rstd, mean, x_transposed, None, None)
+        return _Made(y, x, rstd, mean, x_transposed, None, None)
     in_one = gated_in_one(recipe, chain.activation, weight, first.bias, dtype)
-    if keep_gate_up or keep_h or not in_one:
+    if needs.gate_up or needs.second or not in_one:
         gate_up = output_product(rows, weight, first.bias, recipe, dtype)
         activated = Activated(gate_up, chain.activation)
         h, h_transposed, *_ = cast_as_wanted(activated, output.a, of_h)
@@ -122,7 +141,7 @@ def compute(
             batch_invariant=output.batch_invariant,
         )
     y = _leaving(h, second, chain, dtype)
-    return Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
+    return _Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
 
 
 def _leaving(rows: ScaledTensor | None, last: Layer, chain: Chain, dtype: torch.dtype) -> Tensor:
@@ -161,39 +180,9 @@ def run(
         results = _Chain.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         y, total = (results, x) if residual is None else results
     else:
-        made = compute(*inputs)
+        made = _compute(inputs, _Needs())
         y, total = made.y, made.x
     return (y[0], total[0]) if is_vector else (y, total)
-
-
-class _Inputs(NamedTuple):
-    """The arguments of compute()."""
-
-    x: Tensor
-    residual: Tensor | None
-    norm_weight: Tensor | None
-    norm_bias: Tensor | None
-    first: Layer
-    second: Layer | None
-    chain: Chain
-    dtype: torch.dtype
-    """The dtype of the result."""
-
-
-class _Needs(NamedTuple):
-    """Truth values: for each gradient whether it is wanted."""
-
-    x: bool
-    """Also for the residual and the operands of the norm."""
-    first: bool
-    """For any of its weights."""
-    first_bias: bool
-    second: bool
-    second_bias: bool
-
-    @property
-    def gate_up(self) -> bool:
-        return self.x or self.first or self.first_bias
 
 
 class _Weight(NamedTuple):
@@ -227,7 +216,7 @@ class _Chain(torch.autograd.Function):
         inputs: _Inputs = layout.record(tensors)
         first, second, chain, dtype = inputs[4:]
         needs = _needs(layout, ctx)
-        made = compute(*inputs, keep_x=needs.first, keep_gate_up=needs.gate_up, keep_h=needs.second)
+        made = _compute(inputs, needs)
         kept = _Kept(x_transposed=made.x_transposed, h_transposed=made.h_transposed)
         high = chain.recipe.grad_weight is None
         if chain.norm is not None and (needs.x or (needs.first and high)):

@@ -18,25 +18,19 @@ from ..._ops.grouped_gemm import Depth, grouped_gemm
 from ..._ops.routing import Routing, activation_dots, combine
 from ..casting.casts import cast_as_wanted, cast_weight, taken_rows, transposed_weight, walkable
 from .activated import activated_gradient
-from .experts_forward import Made, Projection, Tokens, cast_tokens, compute_experts, grouped_product
+from .experts_forward import (
+    ExpertInputs,
+    Made,
+    Needs,
+    Projection,
+    Tokens,
+    cast_tokens,
+    compute_experts,
+    grouped_product,
+)
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
 from .products import gradient_formats
-
-
-class Needs(NamedTuple):
-    """Truth values: for each gradient whether it is wanted."""
-
-    x: bool = False
-    weights: bool = False
-    first: bool = False
-    second: bool = False
-    first_bias: bool = False
-    second_bias: bool = False
-
-    @property
-    def gate_up(self) -> bool:
-        return self.x or self.weights or self.first or self.first_bias
 
 
 class Weight(NamedTuple):
@@ -64,17 +58,9 @@ class Kept(NamedTuple):
     second_bias: Tensor | None
 
 
-def kept_for(
-    needs: Needs,
-    made: Made,
-    x: Tensor | ScaledTensor,
-    weights: Tensor,
-    ids: Tensor,
-    routing: Routing,
-    first: Projection,
-    second: Projection,
-) -> Kept:
+def kept_for(needs: Needs, made: Made, inputs: ExpertInputs) -> Kept:
     """The values that backward needs of those that forward had and made."""
+    x, weights, routing, first, second, ids, *_ = inputs
     of_weights = second.bias if needs.weights else None
     return Kept(
         routing,
@@ -140,6 +126,12 @@ class ExpertLayer(NamedTuple):
     """The dtype of the result."""
     first: Target
     second: Target
+
+    @staticmethod
+    def of(inputs: ExpertInputs) -> "ExpertLayer":
+        """The layer with these inputs."""
+        targets = Target.of(inputs.first), Target.of(inputs.second)
+        return ExpertLayer(inputs.activation, inputs.recipe, inputs.dtype, *targets)
 
 
 class Gradients(NamedTuple):
@@ -277,40 +269,12 @@ def native_experts(
     """[..., hidden] in this dtype. Casts of weights may lack those of experts without tokens. A
     transposed cast that is missing backward makes, of the weight as it is then."""
     x, weights, routing, ids = tokens
-    inputs = _Inputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
+    inputs = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
     if differentiates("experts", x, weights, *first[:2], *second[:2]):
         layout, tensors = flatten(inputs)
         y: Tensor = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         return y
-    return _forward(inputs, Needs()).out
-
-
-class _Inputs(NamedTuple):
-    """The inputs of an expert layer."""
-
-    x: Tensor
-    weights: Tensor
-    """The weights of the routing."""
-    routing: Routing
-    first: Projection
-    second: Projection
-    ids: Tensor
-    activation: str
-    recipe: Recipe
-    dtype: torch.dtype
-    """The dtype of the result."""
-
-
-def _forward(inputs: _Inputs, needs: Needs) -> Made:
-    return compute_experts(
-        inputs.x,
-        inputs.weights.contiguous(),
-        *inputs[2:5],
-        *inputs[6:],
-        keep_x=needs.first,
-        keep_gate_up=needs.gate_up,
-        keep_h=needs.second,
-    )
+    return compute_experts(inputs, Needs()).out
 
 
 class _Experts(torch.autograd.Function):
@@ -318,37 +282,26 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
-        inputs: _Inputs = layout.record(tensors)
-        needs = _needs(layout, ctx)
-        first, second = inputs.first, inputs.second
-        made = _forward(inputs, needs)
-        kept = kept_for(
-            needs,
-            made,
-            inputs.x,
-            inputs.weights.contiguous(),
-            inputs.ids,
-            inputs.routing,
-            first,
-            second,
-        )
-        save(ctx, kept)
-        ctx.layout, ctx.x_dtype = layout, inputs.x.dtype
-        ctx.layer = ExpertLayer(*inputs[6:], Target.of(first), Target.of(second))
+        inputs: ExpertInputs = layout.record(tensors)
+        needs = needs_of(layout, ctx)
+        made = compute_experts(inputs, needs)
+        save(ctx, kept_for(needs, made, inputs))
+        ctx.layout, ctx.x_dtype, ctx.layer = layout, inputs.x.dtype, ExpertLayer.of(inputs)
         return made.out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         refuse_in_backward("experts", dy)
         made = expert_gradients(
-            saved(ctx), _needs(ctx.layout, ctx), ctx.layer, walkable(dy), ctx.x_dtype
+            saved(ctx), needs_of(ctx.layout, ctx), ctx.layer, walkable(dy), ctx.x_dtype
         )
         gradients: tuple[Any, ...] = ctx.layout.gradients(ctx, **made._asdict())
         return gradients
 
 
-def _needs(layout: Layout, ctx: Any) -> Needs:
-    needs: _Inputs = layout.needs(ctx)
+def needs_of(layout: Layout, ctx: Any) -> Needs:
+    """The gradients that a Function of experts is to give, by its inputs as a record."""
+    needs = layout.needs(ctx)
     first, second = needs.first, needs.second
     flags = needs.x, needs.weights, first.weight, second.weight, first.bias, second.bias
     return Needs(*map(bool, flags))

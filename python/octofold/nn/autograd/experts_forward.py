@@ -24,7 +24,7 @@ class Tokens(NamedTuple):
     x: Tensor
     """[..., hidden], of at least two dimensions, walkable."""
     weights: Tensor
-    """The weights of the routing, float32 [..., k]."""
+    """The weights of the routing, float32 [..., k], contiguous."""
     routing: Routing
     ids: Tensor
     """int32 [..., k]."""
@@ -38,7 +38,7 @@ def routed_tokens(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: in
     if topk_ids.dtype != torch.int32:
         topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)  # no other becomes an expert's
     routing = sort_by_expert(walkable(topk_ids), experts)
-    return Tokens(walkable(x), topk_weights.to(torch.float32), routing, topk_ids)
+    return Tokens(walkable(x), topk_weights.to(torch.float32).contiguous(), routing, topk_ids)
 
 
 class Projection(NamedTuple):
@@ -62,6 +62,39 @@ class Projection(NamedTuple):
         return int(weight.shape[0])
 
 
+class ExpertInputs(NamedTuple):
+    """The inputs of an expert layer, whichever way it computes."""
+
+    x: Tensor | ScaledTensor
+    """[..., hidden], or codes of it [tokens, hidden] with the scales of recipe.output.a, or one for
+    each row."""
+    weights: Tensor
+    """The weights of the routing, contiguous."""
+    routing: Routing
+    first: Projection
+    second: Projection
+    ids: Tensor
+    activation: str
+    recipe: Recipe
+    dtype: torch.dtype
+    """The dtype of the result."""
+
+
+class Needs(NamedTuple):
+    """Truth values: for each gradient whether it is wanted."""
+
+    x: bool = False
+    weights: bool = False
+    first: bool = False
+    second: bool = False
+    first_bias: bool = False
+    second_bias: bool = False
+
+    @property
+    def gate_up(self) -> bool:
+        return self.x or self.weights or self.first or self.first_bias
+
+
 class Made(NamedTuple):
     """The output of forward, and the intermediate values that backward may need."""
 
@@ -74,23 +107,12 @@ class Made(NamedTuple):
 
 
 def compute_experts(
-    x: Tensor | ScaledTensor,
-    weights: Tensor,
-    routing: Routing,
-    first: Projection,
-    second: Projection,
-    activation: str,
-    recipe: Recipe,
-    dtype: torch.dtype,
-    keep_x: bool = False,
-    keep_gate_up: bool = False,
-    keep_h: bool = False,
-    out_dtype: torch.dtype | None = None,
+    inputs: ExpertInputs, needs: Needs, out_dtype: torch.dtype | None = None
 ) -> Made:
-    """x: [..., hidden], or codes of it [tokens, hidden] with the scales of recipe.output.a, or one
-    for each row. keep_x, keep_h: with the transposed casts that the weights' gradients want (that
-    of codes backward makes); keep_gate_up: with what the activation's gradient is worked out from.
+    """needs: the gradients that backward is to give. For those of weights there are transposed
+    casts (that of codes backward makes), and what the activation's gradient is worked out from.
     out_dtype: that of the sums, if they are to be of another than products."""
+    x, weights, routing, first, second, _, activation, recipe, dtype = inputs
     offsets, sources, positions = routing
     output, grad_weight = recipe.output, recipe.grad_weight
     assert output is not None
@@ -101,14 +123,15 @@ def compute_experts(
     if isinstance(x, ScaledTensor):
         rows = taken_rows(x, sources, slots)
     else:
-        of_transpose = grad_weight.b if keep_x else None
+        of_transpose = grad_weight.b if needs.first else None
         rows, x_transposed, *_ = cast_tokens(x, weights, routing, output.a, of_transpose)
     weight = first.casts[0]
     assert rows is not None
     assert weight is not None
     h: ScaledTensor | None
     gate_up = h_transposed = None
-    if not (keep_gate_up or keep_h) and gated_in_one(recipe, activation, weight, first.bias, dtype):
+    writes_gate_up = needs.gate_up or needs.second
+    if not writes_gate_up and gated_in_one(recipe, activation, weight, first.bias, dtype):
         h = gated_gemm(
             rows,
             weight,
@@ -120,7 +143,7 @@ def compute_experts(
     else:
         of_h = output.a
         gate_up = grouped_product(output, rows, weight, offsets, dtype, first.bias, of_h)
-        of_transpose = grad_weight.b if keep_h else None
+        of_transpose = grad_weight.b if needs.second else None
         h, h_transposed, *_ = cast_as_wanted(
             Activated(gate_up, activation), of_h, of_transpose, offsets=offsets
         )

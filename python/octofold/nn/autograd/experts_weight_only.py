@@ -17,11 +17,11 @@ from ..._ops.routing import Routing, activation_dots, combine
 from ..casting.casts import walkable
 from ..recipes.kernels import has_bfloat16
 from .activated import activated, activated_gradient
-from .experts_backward import bias_dots, expert_sums, group_sums
-from .experts_forward import Projection, Tokens
+from .experts_backward import bias_dots, expert_sums, group_sums, needs_of
+from .experts_forward import ExpertInputs, Projection, Tokens
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
-from .products import addable
+from .products import addable, flat
 
 
 def weight_only_experts(
@@ -35,50 +35,17 @@ def weight_only_experts(
     """[..., hidden] in this dtype. Nothing is cast to FP8: rows are read where the tokens lie, and
     are of `dtype`; for a `dtype` of float32 they are rounded to bfloat16 (float16 where a GPU's
     tensor cores have no bfloat16), and results are not."""
-    of_first, of_second = first.casts[0], second.casts[0]
-    assert of_first is not None
-    assert of_second is not None
     half = dtype
     if half == torch.float32:
         half = torch.bfloat16 if has_bfloat16(tokens.x.device) else torch.float16
-    inputs = _Inputs(
-        tokens.x.to(half),
-        tokens.weights,
-        tokens.routing,
-        tokens.ids,
-        of_first,
-        of_second,
-        first.bias,
-        second.bias,
-        activation,
-        dtype,
-        recipe.batch_invariant,
-    )
-    biases = inputs.first_bias, inputs.second_bias
-    if differentiates("experts", inputs.x, inputs.weights, *biases):
-        layout, flat = flatten(inputs)
-        out: Tensor = _WeightOnly.apply(layout, *flat)  # type: ignore[no-untyped-call]
+    x, weights, routing, ids = tokens
+    x = x.to(half)
+    inputs = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
+    if differentiates("experts", x, weights, first.bias, second.bias):
+        layout, tensors = flatten(inputs)
+        out: Tensor = _WeightOnly.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         return out
     return _forward(inputs)[0]
-
-
-class _Inputs(NamedTuple):
-    """The inputs of such a layer."""
-
-    x: Tensor
-    """The tokens, in a 16-bit dtype."""
-    weights: Tensor
-    """The weights of the routing."""
-    routing: Routing
-    ids: Tensor
-    first: ScaledTensor
-    second: ScaledTensor
-    first_bias: Tensor | None
-    second_bias: Tensor | None
-    activation: str
-    dtype: torch.dtype
-    """The dtype of the result."""
-    batch_invariant: bool
 
 
 class _Kept(NamedTuple):
@@ -94,22 +61,26 @@ class _Kept(NamedTuple):
     second_bias: Tensor | None
 
 
-def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor]:
+def _forward(inputs: ExpertInputs) -> tuple[Tensor, Tensor]:
     """The result, and the rows of the first product."""
     x, dtype = inputs.x, inputs.dtype
+    assert isinstance(x, Tensor)
+    first, second = inputs.first.casts[0], inputs.second.casts[0]
+    assert first is not None
+    assert second is not None
     offsets, sources, positions = inputs.routing
-    rows = Gathered(_flat(x), sources, slots=positions.shape[-1])
-    bias = addable(inputs.first_bias, x.dtype)
-    invariant = inputs.batch_invariant
+    rows = Gathered(flat(x), sources, slots=positions.shape[-1])
+    bias = addable(inputs.first.bias, x.dtype)
+    invariant = inputs.recipe.batch_invariant
     gate_up: Tensor = grouped_gemm_weight_only(
-        rows, inputs.first, Rows(offsets), bias=bias, batch_invariant=invariant
+        rows, first, Rows(offsets), bias=bias, batch_invariant=invariant
     )
     h = activated(gate_up, inputs.activation)
-    bias = addable(inputs.second_bias, dtype)
+    bias = addable(inputs.second.bias, dtype)
     y: Tensor = grouped_gemm_weight_only(
-        h, inputs.second, Rows(offsets), bias=bias, out_dtype=dtype, batch_invariant=invariant
+        h, second, Rows(offsets), bias=bias, out_dtype=dtype, batch_invariant=invariant
     )
-    return combine(y, positions, inputs.weights.contiguous()), gate_up
+    return combine(y, positions, inputs.weights), gate_up
 
 
 class _WeightOnly(torch.autograd.Function):
@@ -117,25 +88,25 @@ class _WeightOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
-        inputs: _Inputs = layout.record(tensors)
-        needs: _Inputs = layout.needs(ctx)
+        inputs: ExpertInputs = layout.record(tensors)
+        needs = needs_of(layout, ctx)
         out, gate_up = _forward(inputs)
         goes_back = bool(needs.x or needs.weights or needs.first_bias)
         kept = _Kept(
             inputs.routing,
-            inputs.weights.contiguous(),
+            inputs.weights,
             inputs.ids,
             gate_up if goes_back else None,
-            inputs.first if needs.x else None,
-            inputs.second if goes_back else None,
-            inputs.second_bias if needs.weights else None,
+            inputs.first.casts[0] if needs.x else None,
+            inputs.second.casts[0] if goes_back else None,
+            inputs.second.bias if needs.weights else None,
         )
         save(ctx, kept)
         ctx.layout, ctx.activation, ctx.x_dtype = layout, inputs.activation, inputs.x.dtype
         ctx.product = functools.partial(
-            grouped_gemm_weight_only_gradient, batch_invariant=inputs.batch_invariant
+            grouped_gemm_weight_only_gradient, batch_invariant=inputs.recipe.batch_invariant
         )
-        biases = inputs.first_bias, inputs.second_bias
+        biases = inputs.first.bias, inputs.second.bias
         ctx.bias_dtypes = tuple(None if bias is None else bias.dtype for bias in biases)
         return out
 
@@ -143,7 +114,7 @@ class _WeightOnly(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         refuse_in_backward("experts", dy)
         kept: _Kept = saved(ctx)
-        needs: _Inputs = ctx.layout.needs(ctx)
+        needs = needs_of(ctx.layout, ctx)
         offsets, sources, positions = kept.routing
         half, (first_dtype, second_dtype) = ctx.x_dtype, ctx.bias_dtypes
         dx = d_weights = d_first_bias = d_second_bias = None
@@ -151,7 +122,7 @@ class _WeightOnly(torch.autograd.Function):
         if needs.second_bias:
             d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets).to(second_dtype)
         if kept.gate_up is not None:
-            rows = Gathered(_flat(dy.to(half)), sources, slots=positions.shape[-1])
+            rows = Gathered(flat(dy.to(half)), sources, slots=positions.shape[-1])
             assert kept.second is not None
             dh: Tensor = ctx.product(rows, kept.second, Rows(offsets))
             if needs.weights:
@@ -167,14 +138,9 @@ class _WeightOnly(torch.autograd.Function):
                 dx = ctx.product(d, kept.first, Rows(offsets))
                 dx = combine(dx, positions, kept.weights)
         gradients: tuple[Any, ...] = ctx.layout.gradients(
-            ctx, x=dx, weights=d_weights, first_bias=d_first_bias, second_bias=d_second_bias
+            ctx, x=dx, weights=d_weights, first=(None, d_first_bias), second=(None, d_second_bias)
         )
         return gradients
-
-
-def _flat(x: Tensor) -> Tensor:
-    """Tokens as the rows of a matrix."""
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
 def wide_experts(
