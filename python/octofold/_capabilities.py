@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ._core.formats import GRANULARITIES
 from ._core.library import Progress, library
-from ._info import LEFT, LayerWay, info, layer_ways
+from ._info import HIGH_PRECISION, LayerWay, info, layer_ways
 from ._probes import try_on, why_no_probe
 
 NATIVE, KERNELS = "native", "kernels"
@@ -16,7 +16,7 @@ MEANINGS: Final = {
     "cast": "not this, but FP8 in memory, dequantized before another library's product",
     "CPU": "on the reference backend alone",
     "none": "an error everywhere: operands of these forms do not go together",
-    LEFT: "layers alone: it stays as it is, and computes in 16 bits",
+    HIGH_PRECISION: "layers alone: it stays as it is, and computes in 16 bits",
 }
 
 

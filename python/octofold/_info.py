@@ -13,7 +13,7 @@ WEIGHT_ONLY: Final = "weight-only"
 """FP8 weights meet activations of 16 bits."""
 CAST: Final = "cast"
 """FP8 in memory; each product takes a copy of the weight in 16 bits."""
-LEFT: Final = "left"
+HIGH_PRECISION: Final = "left"
 """The layer stays as it is: its weights are in high precision, and so are its products."""
 
 LINEAR: Final = "linear layers"
@@ -66,7 +66,7 @@ def layer_way(kind: str, weights: str, why_not: Callable[[str], str]) -> LayerWa
     if not reason:
         return LayerWay(NATIVE, "")
     if weights == TRAINED:
-        return LayerWay(LEFT, reason)
+        return LayerWay(HIGH_PRECISION, reason)
     return LayerWay(CAST if any(map(why_not, operations.weight_only)) else WEIGHT_ONLY, reason)
 
 

@@ -257,11 +257,11 @@ class Attention(torch.nn.Module):
 @contextlib.contextmanager
 def casts_kept():
     """The state while the forward of a module of SharedInput runs."""
-    shared_casts.enter()
+    shared_casts.open_shared_casts()
     try:
         yield
     finally:
-        shared_casts.leave()
+        shared_casts.close_shared_casts()
 
 
 def attention(rank, recipe):

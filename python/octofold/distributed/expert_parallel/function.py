@@ -34,7 +34,7 @@ from ...nn.autograd.functions import (
     saved,
 )
 from ...nn.casting.casts import walkable
-from .message import Part, arrived_tokens, packed, token_parts, tokens_of, unpacked
+from .message import Field, arrived_tokens, packed, token_fields, tokens_of, unpacked
 from .plan import NAME, Exchange, Plan, exact, fixed, order_of, parts_of, require_room
 
 
@@ -112,12 +112,12 @@ def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[
         _to_experts(x, plan, exchange, format, _choices(weights, ids, plan, inputs))
         for (x, weights, ids), plan in zip(rows, plans, strict=True)
     ]
-    parts = token_parts(inputs.x.shape[1], inputs.x.dtype, format)
+    fields = token_fields(inputs.x.shape[1], inputs.x.dtype, format)
     slots = inputs.ids.shape[1]
-    parts += [Part(torch.int32, slots), Part(torch.float32, slots)]
+    fields += [Field(torch.int32, slots), Field(torch.float32, slots)]
     returning, kept, beyond = [], [], None
     for plan, message in zip(plans, coming, strict=True):
-        views = unpacked(message.arrived(), parts)
+        views = unpacked(message.arrived(), fields)
         x = arrived_tokens(views, format)
         ids, weights = (view.contiguous() for view in views)
         routing, over = _routing(ids, plan, inputs)
@@ -154,7 +154,7 @@ def _to_experts(
     x: Tensor, plan: Plan, exchange: Exchange, format: Format | None, beside: list[Tensor]
 ) -> InFlight:
     tokens = tokens_of(x, plan.sources, exchange.ranks.size, format)
-    rows = packed([*tokens.parts, *beside])
+    rows = packed([*tokens.tensors, *beside])
     return begin_exchange(NAME, rows, exchange.ranks, plan.received, plan.sent)
 
 
@@ -220,13 +220,13 @@ def gradients_over_ranks(
     format = exchange.format(grad_input.a)
     coming = []
     for part, plan in zip(parts_of(dy, plans), plans, strict=True):
-        rows = packed(tokens_of(part, plan.sources, exchange.ranks.size, format).parts)
+        rows = packed(tokens_of(part, plan.sources, exchange.ranks.size, format).tensors)
         coming.append(begin_exchange(NAME, rows, exchange.ranks, plan.received, plan.sent))
-    parts = token_parts(dy.shape[1], dy.dtype, format)
+    fields = token_fields(dy.shape[1], dy.dtype, format)
     made: list[Gradients] = []
     returning = []
     for plan, of_forward, message in zip(plans, kept, coming, strict=True):
-        arrived = arrived_tokens(unpacked(message.arrived(), parts), format)
+        arrived = arrived_tokens(unpacked(message.arrived(), fields), format)
         own = layer if len(plans) == 1 else _adding(layer, made)
         dtype = exchange.combine_dtype or x_dtype
         made.append(expert_gradients(of_forward, needs, own, arrived, dtype))
@@ -265,7 +265,7 @@ def _at_home(
     by a weight comes from one rank, and zeros from others."""
     if message is None:
         return None, None
-    of_x, of_weights = Part(exchange.combine_dtype or x_dtype, hidden), Part(torch.float32, slots)
+    of_x, of_weights = Field(exchange.combine_dtype or x_dtype, hidden), Field(torch.float32, slots)
     views = unpacked(message.arrived(), [of_x] * needs.x + [of_weights] * needs.weights)
     dx = combine(views.pop(0), plan.positions, out_dtype=x_dtype) if needs.x else None
     return dx, combine(views.pop(0), plan.positions) if needs.weights else None

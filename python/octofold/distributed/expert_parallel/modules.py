@@ -18,7 +18,7 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._ranks.ranks import Ranks, next_layer, require_agreement_now
 from ...nn.layers.experts import Experts
-from ...nn.layers.linear import own_part
+from ...nn.layers.linear import local_part
 from ...nn.layers.mixture import MixtureOfExperts
 from .experts import require_fitting_ranks, run_experts
 from .plan import Exchange, exchange_of
@@ -66,7 +66,7 @@ class ParallelExperts(Experts):
         return f"{super().extra_repr()}, {self.exchange.ranks}"
 
     def _own(self, name: str) -> Any:
-        return own_part(getattr(self, name))
+        return local_part(getattr(self, name))
 
 
 def parallelize_experts(

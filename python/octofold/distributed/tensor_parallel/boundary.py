@@ -33,8 +33,8 @@ from ..._ranks.ranks import Ranks, require_agreement
 from ..._ranks.wire import gathered, gathered_columns, gathered_rows, largest, scattered_sum, summed
 from ...nn.autograd.boundary import Boundary
 from ...nn.casting.casts import cast_as_wanted, with_amax
-from .layouts import FEATURES, given_back, local_of, require_split, require_tokens, tokens_of
-from .sequence import own_tokens
+from .layouts import FEATURES, local_of, require_split, require_tokens, to_output_layout, tokens_of
+from .sequence import local_tokens
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Replicated(Boundary):
     def adds_bias(self) -> bool:
         return self.ranks.rank == 0
 
-    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+    def reduce(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
         return _in(dtype, summed(self.operation, partial, self.ranks))
 
 
@@ -94,19 +94,19 @@ class Split(Boundary):
             same = UNITS[of_rows.granularity].rows is None
             of_rows = gathered_rows(self.operation, of_rows, self.ranks, self.dim, same)
         if complete:
-            of_columns = self.whole(of_columns, shape)
+            of_columns = self.gather(of_columns, shape)
         return casts._replace(rows=of_rows, transposed=of_columns)
 
-    def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
-        if isinstance(own, ScaledTensor):
-            return gathered_columns(self.operation, own, self.ranks, math.prod(shape[: self.dim]))
-        return None if own is None else gathered(self.operation, own, self.ranks, self.dim)
+    def gather(self, local: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
+        if isinstance(local, ScaledTensor):
+            return gathered_columns(self.operation, local, self.ranks, math.prod(shape[: self.dim]))
+        return None if local is None else gathered(self.operation, local, self.ranks, self.dim)
 
-    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+    def reduce(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
         return _in(dtype, scattered_sum(self.operation, partial, self.ranks, self.dim))
 
-    def total(self, own: Tensor) -> Tensor:
-        return summed(self.operation, own, self.ranks)
+    def all_reduce(self, local: Tensor) -> Tensor:
+        return summed(self.operation, local, self.ranks)
 
     def _straddles(self, shape: torch.Size, rows: Format | None, transposed: Format | None) -> bool:
         """True if units of scales may be of tokens of several ranks, and not of all."""
@@ -224,28 +224,28 @@ class Shared(Boundary):
         kept[key] = source, casts  # the source is held so that no other gets its memory
         return casts
 
-    def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
-        if _is_compiling() or not isinstance(own, ScaledTensor) or own.data not in _WHOLE:
-            return self.inner.whole(own, shape)
-        if _WHOLE[own.data] is None:
-            _WHOLE[own.data] = self.inner.whole(own, shape)
-        return _WHOLE[own.data]
+    def gather(self, local: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
+        if _is_compiling() or not isinstance(local, ScaledTensor) or local.data not in _WHOLE:
+            return self.inner.gather(local, shape)
+        if _WHOLE[local.data] is None:
+            _WHOLE[local.data] = self.inner.gather(local, shape)
+        return _WHOLE[local.data]
 
-    def leave(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.inner.leave(partial, dtype)
+    def reduce(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.inner.reduce(partial, dtype)
 
-    def total(self, own: Tensor) -> Tensor:
-        return self.inner.total(own)
+    def all_reduce(self, local: Tensor) -> Tensor:
+        return self.inner.all_reduce(local)
 
 
-def enter() -> None:
-    """From here on Shared boundaries keep what they cast, until leave(). Modules may be inside each
-    other; each has its own casts."""
+def open_shared_casts() -> None:
+    """From here on Shared boundaries keep what they cast, until close_shared_casts(). Modules may
+    be inside each other; each has its own casts."""
     _OPEN.__dict__.setdefault("stack", []).append({})
 
 
-def leave() -> None:
-    """Forgets what was kept since the last enter()."""
+def close_shared_casts() -> None:
+    """Forgets what was kept since the last open_shared_casts()."""
     _OPEN.stack.pop()
 
 
@@ -253,7 +253,7 @@ _OPEN: Final = local()
 """stack: for each context that is open in this thread, casts by what they are of."""
 
 _WHOLE: Final[Any] = WeakIdKeyDictionary()
-"""Transposed casts of this rank that several layers keep for backward, and what whole() makes of
+"""Transposed casts of this rank that several layers keep for backward, and what gather() makes of
 them once one has asked; no longer than these are kept."""
 
 
@@ -274,12 +274,13 @@ def _identity(x: Tensor) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Border:
-    """The outside of a parallel layer.
+class LayoutHooks:
+    """The hooks by which a parallel layer takes and gives tensors in layouts.
 
     operation: in whose name errors are.
-    given: the layout of a plain tensor that comes in. taken: that in which the layer takes it.
-    made: the layout of what the layer gives. wanted: that in which it goes out.
+    input_layout: that of a plain tensor that comes in. desired_input_layout: that in which the
+        layer takes it.
+    result_layout: that of what the layer gives. output_layout: that in which it goes out.
     use_local_output: whether as a plain tensor, and not as a DTensor.
     out_features: in all, of the result.
     facts: what else all ranks have to agree on.
@@ -288,10 +289,10 @@ class Border:
     operation: str
     mesh: DeviceMesh
     ranks: Ranks
-    given: Placement
-    taken: Placement
-    made: Placement
-    wanted: Placement
+    input_layout: Placement
+    desired_input_layout: Placement
+    result_layout: Placement
+    output_layout: Placement
     use_local_output: bool
     out_features: int
     facts: str
@@ -304,39 +305,39 @@ class Border:
         self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         """Each rank's own tensors of all arguments."""
-        args = tuple(own_tokens(x) for x in args)
+        args = tuple(local_tokens(x) for x in args)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if tensors and not _is_compiling():
             self._require_fitting(tensors, module)
-        args = tuple(self._taken(x) for x in args)
-        return args, {name: self._taken(x) for name, x in kwargs.items()}
+        args = tuple(self._desired(x) for x in args)
+        return args, {name: self._desired(x) for name, x in kwargs.items()}
 
     def after(self, module: Module, args: Any, output: Any) -> Any:
         """The result, and beside it what has the layout of the arguments."""
         if isinstance(output, tuple):
             y, *others = output
-            out = self.taken, self.given, self.use_local_output
-            return self._out(y), *(given_back(x, self.mesh, *out) for x in others)
+            out = self.desired_input_layout, self.input_layout, self.use_local_output
+            return self._out(y), *(to_output_layout(x, self.mesh, *out) for x in others)
         return self._out(output)
 
-    def _taken(self, x: Any) -> Any:
-        return local_of(self.operation, x, self.mesh, self.given, self.taken)
+    def _desired(self, x: Any) -> Any:
+        return local_of(self.operation, x, self.mesh, self.input_layout, self.desired_input_layout)
 
     def _out(self, y: Tensor) -> Any:
-        layouts = self.made, self.wanted, self.use_local_output
-        return given_back(y, self.mesh, *layouts, self.out_features)
+        layouts = self.result_layout, self.output_layout, self.use_local_output
+        return to_output_layout(y, self.mesh, *layouts, self.out_features)
 
     def _require_fitting(self, tensors: list[Tensor], module: Module) -> None:
         """Checks that all ranks agree, and that the tokens can be split as they are to be."""
         operation, x = self.operation, tensors[0]
-        described = ", ".join(_words(tensor, self.given) for tensor in tensors)
+        described = ", ".join(_words(tensor, self.input_layout) for tensor in tensors)
         trained = ["x"] if any(tensor.requires_grad for tensor in tensors) else []
         trained += [name for name, weight in module.named_parameters() if weight.requires_grad]
         gradients = ", ".join(trained) if trained and torch.is_grad_enabled() else "none"
         require_agreement(operation, self.ranks, x=described, gradients=gradients, layer=self.facts)
         came, goes = (
             None if layout == FEATURES else tokens_of(operation, "layouts", layout)
-            for layout in (self.taken, self.wanted)
+            for layout in (self.desired_input_layout, self.output_layout)
         )
         require_split(operation, "x", x, came)
         require_split(operation, "x", x, goes)
@@ -356,11 +357,11 @@ def boundary_of(
     return Split(operation, ranks, dim, partial_dtype)
 
 
-def _words(x: Tensor, given: Placement) -> str:
+def _words(x: Tensor, input_layout: Placement) -> str:
     """Says what is the same on all ranks: not the features, where each may have others."""
     dtype = str(x.dtype).removeprefix("torch.")
     if isinstance(x, DTensor):
         return f"{dtype} {list(x.shape)} {x.placements}"
-    if given == FEATURES:
+    if input_layout == FEATURES:
         return f"{dtype} {list(x.shape[:-1])} × features"
     return f"{dtype} {list(x.shape)}"

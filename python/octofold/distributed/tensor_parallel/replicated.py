@@ -13,8 +13,8 @@ from ..._core.errors import invalid_argument
 from ..._ranks.ranks import Ranks, ranks_of
 from ..._ranks.wire import summed
 from ...nn.autograd.functions import refuse_in_backward
-from ...nn.layers.linear import own_part
-from .boundary import enter, leave
+from ...nn.layers.linear import local_part
+from .boundary import close_shared_casts, open_shared_casts
 from .layouts import spread
 
 _SUM: Final = "_octofold_gradients_summed_over"
@@ -79,12 +79,12 @@ class SharedInput(ParallelStyle):
 
 def _enter(module: Module, args: Any) -> None:
     if not _is_compiling():
-        enter()
+        open_shared_casts()
 
 
 def _leave(module: Module, args: Any, output: Any) -> None:
     if not _is_compiling():
-        leave()
+        close_shared_casts()
 
 
 @functools.cache
@@ -116,7 +116,7 @@ def _own(module: Any, name: str) -> Tensor | None:
     parameter = module._parameters[name]
     if not module.__dict__.get(_RUNS, False):
         return parameter  # type: ignore[no-any-return]
-    parameter = own_part(parameter)
+    parameter = local_part(parameter)
     ranks = module.__dict__[_SUM]
     if ranks is None or parameter is None or not parameter.requires_grad:
         return parameter  # type: ignore[no-any-return]

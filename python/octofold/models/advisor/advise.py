@@ -95,7 +95,7 @@ def advise(
         )
 
     with evaluating(model, device):
-        advisor = Advisor(model, runs, device, chosen_ways, Steps(progress, len(linears)))
+        advisor = Advisor(model, runs, device, chosen_ways, ProgressSteps(progress, len(linears)))
         advisor.measure(linears, effects)
         found = advisor.search(target, max_error, max_bytes)
         times = advisor.times(found)
@@ -136,7 +136,7 @@ def _require(model: object, target: object, max_error: object, max_bytes: object
         raise invalid_argument(_NAME, "max_bytes", 'a number, the bound of target "error"', "none")
 
 
-class Steps:
+class ProgressSteps:
     """Tells a caller how many steps are done, of how many."""
 
     def __init__(self, progress: Progress | None, layers: int) -> None:
@@ -167,7 +167,12 @@ class Advisor:
     """The findings of one advise() so far."""
 
     def __init__(
-        self, model: Module, runs: Runs, device: torch.device, ways: tuple[Way, ...], steps: Steps
+        self,
+        model: Module,
+        runs: Runs,
+        device: torch.device,
+        ways: tuple[Way, ...],
+        steps: ProgressSteps,
     ) -> None:
         self.model, self.runs, self.device, self.ways, self.steps = model, runs, device, ways, steps
         self.candidates: list[Candidate] = []

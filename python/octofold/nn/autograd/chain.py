@@ -16,7 +16,7 @@ from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
 from ..casting.casts import WeightCasts, cast_as_wanted, walkable
 from .activated import activated, activated_gradient, cast_activation_gradient, gated_in_one
-from .boundary import HERE, Sides, sides_of
+from .boundary import ONE_PROCESS, Sides, sides_of
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .linear import result_dtype
 from .main_grad import GradientTargets
@@ -149,7 +149,7 @@ def _leaving(rows: ScaledTensor | None, last: Layer, chain: Chain, dtype: torch.
     _, exit = sides_of(chain.sides)
     bias = last.bias if exit.adds_bias else None
     y = output_product(rows, last.casts[0], bias, chain.recipe, exit.partial_dtype or dtype)
-    return exit.leave(y, dtype)
+    return exit.reduce(y, dtype)
 
 
 _KEPT: Final = "1x128"
@@ -253,7 +253,7 @@ class _Chain(torch.autograd.Function):
             wanted = needs.gate_up, needs.second, needs.second_bias
         casts = cast_gradient(dy, recipe, *wanted, boundary=exit)
         if (wanted[0] and recipe.grad_input is None) or (wanted[1] and recipe.grad_weight is None):
-            dy = exit.whole(dy, dy.shape)
+            dy = exit.gather(dy, dy.shape)
         d: Tensor | None = dy  # by what the first layer puts out
         if chain.activation is not None:
             if needs.second:
@@ -267,25 +267,25 @@ class _Chain(torch.autograd.Function):
                 d, casts = _through_activation(dh, kept.gate_up, chain, needs)
         if needs.first:
             x = _normed_of(kept, chain, dtype) if recipe.grad_weight is None else None
-            x = entry.whole(x, ctx.x_shape)
-            x_transposed = entry.whole(kept.x_transposed, ctx.x_shape)
+            x = entry.gather(x, ctx.x_shape)
+            x_transposed = entry.gather(kept.x_transposed, ctx.x_shape)
             d_first = ctx.first.gradients(d, casts, x, x_transposed, recipe)
         if needs.first_bias:
-            of, leaves = (own, exit) if chain.activation is None else (d, HERE)
+            of, leaves = (own, exit) if chain.activation is None else (d, ONE_PROCESS)
             d_bias = bias_gradient(of, casts.sums, ctx.first.bias_dtype, leaves)
         if needs.x:
             weights, transposed = kept.first
             partial = entry.partial_dtype or ctx.x_dtype
             dx = input_gradient(d, casts.rows, weights, transposed, recipe, partial)
-            dx = entry.leave(dx, ctx.x_dtype)
+            dx = entry.reduce(dx, ctx.x_dtype)
             if chain.norm is not None:
                 of_sum = None if of_sum is None else walkable(of_sum)
                 operands = kept.x, kept.rstd, kept.mean, kept.norm_weight, kept.norm_bias
                 dx, d_norm, d_norm_bias, _, _ = norm_gradients(dx, *operands, chain.norm, of_sum)
                 dtypes = ctx.norm_dtypes
-                d_norm = None if d_norm is None else entry.total(d_norm).to(dtypes[0])
+                d_norm = None if d_norm is None else entry.all_reduce(d_norm).to(dtypes[0])
                 d_norm_bias = (
-                    None if d_norm_bias is None else entry.total(d_norm_bias).to(dtypes[1])
+                    None if d_norm_bias is None else entry.all_reduce(d_norm_bias).to(dtypes[1])
                 )
         gradients: tuple[Any, ...] = ctx.layout.gradients(
             ctx,

@@ -11,7 +11,7 @@ from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor, require_one_level
-from ..._info import CAST, FP8, LEFT, NATIVE, TRAINED, WEIGHT_ONLY
+from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
 from ..casting.casts import cast_weight
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_way
@@ -87,7 +87,7 @@ def experts(
     grad = torch.is_grad_enabled()
     way = chosen_way(x, w13, w2, compute)
     tokens = routed_tokens(x, topk_ids, topk_weights, w13.shape[0])
-    if way == LEFT:
+    if way == HIGH_PRECISION:
         first, second = (uncast_projection(w, b) for w, b in ((w13, b13), (w2, b2)))
     else:
         used = tokens.routing.offsets
@@ -130,7 +130,7 @@ def run_experts(
     way: str,
 ) -> Tensor:
     """experts() of arguments that fit, x and where its tokens go, by the way that chosen_way()
-    gives. The projections have the casts that it takes: of LEFT none."""
+    gives. The projections have the casts that it takes: of HIGH_PRECISION none."""
     y = _WAYS[way](tokens, first, second, activation, recipe, result_dtype(x))
     return y[0] if x.dim() == 1 else y
 
@@ -138,8 +138,8 @@ def run_experts(
 def chosen_way(
     x: Tensor, first: Tensor | ScaledTensor, second: Tensor | ScaledTensor, compute: str
 ) -> str:
-    """NATIVE, WEIGHT_ONLY or LEFT: where x is, with these weights. compute: one of COMPUTE, for
-    weights that both are FP8."""
+    """NATIVE, WEIGHT_ONLY or HIGH_PRECISION: where x is, with these weights. compute: one of
+    COMPUTE, for weights that both are FP8."""
     if not (isinstance(first, ScaledTensor) and isinstance(second, ScaledTensor)):
         return expert_way(x.device, TRAINED)
     few = compute == "auto" and row_count(x.shape) <= FEW_TOKENS_OF_EXPERTS
@@ -152,7 +152,7 @@ def chosen_way(
 _WAYS: Final[dict[str, Callable[..., Tensor]]] = {
     NATIVE: native_experts,
     WEIGHT_ONLY: weight_only_experts,
-    LEFT: wide_experts,
+    HIGH_PRECISION: wide_experts,
 }
 
 

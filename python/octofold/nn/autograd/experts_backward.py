@@ -16,7 +16,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import ActivationGradient
 from ..._ops.grouped_gemm import Depth, grouped_gemm
 from ..._ops.routing import Routing, activation_dots, combine
-from ..casting.casts import cast_as_wanted, cast_weight, taken_rows, transposed_weight, walkable
+from ..casting.casts import cast_as_wanted, cast_weight, gather_codes, transposed_weight, walkable
 from .activated import activated_gradient
 from .experts_forward import (
     ExpertInputs,
@@ -165,7 +165,7 @@ def expert_gradients(
     rows: ScaledTensor | None = None
     if isinstance(dy, ScaledTensor):
         if of_rows is not None:
-            rows, of_rows = taken_rows(dy, sources, slots), None
+            rows, of_rows = gather_codes(dy, sources, slots), None
         dy = _values(dy, dtype)
     if needs.second_bias:
         assert kept.ids is not None

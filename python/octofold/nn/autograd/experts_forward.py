@@ -13,7 +13,7 @@ from ..._ops.cast_sources import Activated, Gathered
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.grouped_gemm import Rows, grouped_gemm
 from ..._ops.routing import Routing, combine, sort_by_expert
-from ..casting.casts import WeightCasts, cast_as_wanted, taken_rows, walkable
+from ..casting.casts import WeightCasts, cast_as_wanted, gather_codes, walkable
 from .activated import gated_in_one
 from .products import addable
 
@@ -121,7 +121,7 @@ def compute_experts(
     rows: ScaledTensor | None
     x_transposed = None
     if isinstance(x, ScaledTensor):
-        rows = taken_rows(x, sources, slots)
+        rows = gather_codes(x, sources, slots)
     else:
         of_transpose = grad_weight.b if needs.first else None
         rows, x_transposed, *_ = cast_tokens(x, weights, routing, output.a, of_transpose)

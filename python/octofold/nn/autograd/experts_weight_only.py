@@ -21,7 +21,7 @@ from .experts_backward import bias_dots, expert_sums, group_sums, needs_of
 from .experts_forward import ExpertInputs, Projection, Tokens
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
-from .products import addable, flat
+from .products import addable, as_matrix
 
 
 def weight_only_experts(
@@ -69,7 +69,7 @@ def _forward(inputs: ExpertInputs) -> tuple[Tensor, Tensor]:
     assert first is not None
     assert second is not None
     offsets, sources, positions = inputs.routing
-    rows = Gathered(flat(x), sources, slots=positions.shape[-1])
+    rows = Gathered(as_matrix(x), sources, slots=positions.shape[-1])
     bias = addable(inputs.first.bias, x.dtype)
     invariant = inputs.recipe.batch_invariant
     gate_up: Tensor = grouped_gemm_weight_only(
@@ -122,7 +122,7 @@ class _WeightOnly(torch.autograd.Function):
         if needs.second_bias:
             d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets).to(second_dtype)
         if kept.gate_up is not None:
-            rows = Gathered(flat(dy.to(half)), sources, slots=positions.shape[-1])
+            rows = Gathered(as_matrix(dy.to(half)), sources, slots=positions.shape[-1])
             assert kept.second is not None
             dh: Tensor = ctx.product(rows, kept.second, Rows(offsets))
             if needs.weights:

@@ -203,7 +203,7 @@ def _forward(
     else:
         bias = bias if exit.adds_bias else None
         y = output_product(x_rows, rows, bias, recipe, exit.partial_dtype or dtype)
-        y = exit.leave(y, dtype)
+        y = exit.reduce(y, dtype)
     return y, x_transposed, amax
 
 
@@ -250,16 +250,16 @@ class _Linear(torch.autograd.Function):
         scale = _gradient_scale(ctx, dy, needs)
         casts = cast_gradient(dy, recipe, needs.x, needs.weight, needs.bias, scale, exit)
         if (needs.x and recipe.grad_input is None) or (needs.weight and recipe.grad_weight is None):
-            dy = exit.whole(dy, dy.shape)
+            dy = exit.gather(dy, dy.shape)
         dx = dw = db = None
         if needs.x:
             weight, transposed, scale = kept.weight, kept.transposed, kept.weight_scale
             dtype = entry.partial_dtype or ctx.x_dtype
             dx = input_gradient(dy, casts.rows, (weight,), transposed, recipe, dtype, scale)
-            dx = entry.leave(dx, ctx.x_dtype)
+            dx = entry.reduce(dx, ctx.x_dtype)
         if needs.weight:
-            x = entry.whole(kept.x, ctx.x_shape)
-            x_transposed = entry.whole(kept.x_transposed, ctx.x_shape)
+            x = entry.gather(kept.x, ctx.x_shape)
+            x_transposed = entry.gather(kept.x_transposed, ctx.x_shape)
             dtype, added_to = ctx.weight_dtype, ctx.main_grad
             dw = weight_gradient(dy, casts.transposed, x, x_transposed, recipe, dtype, added_to)
             if ctx.channel_amax is not None:
@@ -326,11 +326,11 @@ class _Frozen(torch.autograd.Function):
         is_vector = dy.dim() == 1
         dy = walkable(dy[None] if is_vector else dy)
         if recipe.grad_input is None:
-            dy = exit.whole(dy, dy.shape)
+            dy = exit.gather(dy, dy.shape)
             dx = torch.matmul(dy, weight.dequantize(dy.dtype)).to(dtype)
         else:
             rows = cast_gradient(dy, recipe, True, False, False, boundary=exit).rows
             transposed = transposed_weight(weight, recipe)
             dx = input_gradient(None, rows, (None,), transposed, recipe, dtype)
-        dx = entry.leave(dx, ctx.x_dtype)
+        dx = entry.reduce(dx, ctx.x_dtype)
         return dx[0] if is_vector else dx, *(None,) * 6

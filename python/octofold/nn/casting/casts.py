@@ -128,7 +128,7 @@ def transposed_weight(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-def taken_rows(
+def gather_codes(
     x: ScaledTensor, sources: Tensor, slots: int, factors: Tensor | None = None
 ) -> ScaledTensor:
     """The codes of the rows x[sources // slots], [rows, cols], as a cast of ops.Gathered orders

@@ -24,7 +24,7 @@ from ..casting.casts import WEIGHT, delayed_scale
 _T = TypeVar("_T")
 
 
-class AnyStream(Generic[_T]):
+class StreamValue(Generic[_T]):
     """A value that was made on the current stream, for others too: FSDP asks for what is to be
     gathered on streams that do not wait for a forward's pre-hooks, nor for each other.
 
@@ -37,7 +37,7 @@ class AnyStream(Generic[_T]):
         on_gpu = self._tensors[0].is_cuda
         self._ready = torch.cuda.current_stream().record_event() if on_gpu else None
 
-    def here(self) -> _T:
+    def on_current_stream(self) -> _T:
         """It, for the current stream, which waits until it is there; its memory is kept as long as
         this stream needs it."""
         if self._ready is not None:
@@ -77,7 +77,7 @@ class _Held:
     ) -> None:
         self.module, self.place, self.dtype, self.ranks = module, place, dtype, ranks
         self.weight = ref(weight)  # with offloading it is there for one gather
-        self.agreed: AnyStream[Agreed] | None = None
+        self.agreed: StreamValue[Agreed] | None = None
         """In a forward of the model."""
         self.is_ahead = False
         """True if the weight was gathered for a forward of the model before that began."""
@@ -93,9 +93,9 @@ def agreed_scale(
         held = _Held(module, place, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
         module.__dict__[_HELD] = held
     if held.agreed is not None:
-        return held.agreed.here()
+        return held.agreed.on_current_stream()
     held.is_ahead = not in_backward()
-    return _agree([held], [weight])[0].here()
+    return _agree([held], [weight])[0].on_current_stream()
 
 
 def agree_before_forward(model: Module, arguments: Any) -> None:
@@ -131,7 +131,7 @@ def _held_in(model: Module) -> list[_Held]:
 
 
 @torch.no_grad()
-def _agree(several: list[_Held], weights: list[Tensor]) -> list[AnyStream[Agreed]]:
+def _agree(several: list[_Held], weights: list[Tensor]) -> list[StreamValue[Agreed]]:
     """One all-reduce of the group that all of them have."""
     ranks = several[0].ranks
     words = ", ".join(f"{held.place} from {held.dtype}" for held in several)
@@ -140,7 +140,7 @@ def _agree(several: list[_Held], weights: list[Tensor]) -> list[AnyStream[Agreed
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
     amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), ranks), 1)
     scales = [_delayed_scale(held.module, amax) for held, amax in zip(several, amaxes, strict=True)]
-    return [AnyStream(Agreed(*both), *both) for both in zip(amaxes, scales, strict=True)]
+    return [StreamValue(Agreed(*both), *both) for both in zip(amaxes, scales, strict=True)]
 
 
 def _delayed_scale(module: Any, amax: Tensor) -> Tensor | None:

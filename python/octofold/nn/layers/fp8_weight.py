@@ -17,7 +17,7 @@ from ..autograd.boundary import Sides
 from ..autograd.fitting import is_fp8, require_features
 from ..casting.weight_tensors import stored
 from .buffers import KeepsBuffers
-from .linear import own_part
+from .linear import local_part
 from .saving import give_numbers, give_whole_rows
 
 
@@ -102,7 +102,7 @@ class Fp8Weight(KeepsBuffers):
         """The bias: in a group of ranks what this one has of it, for each row of the codes."""
         if self.sides is None or self.bias is None:
             return self.bias
-        bias: Tensor = own_part(self.bias)
+        bias: Tensor = local_part(self.bias)
         return torch.nn.functional.pad(bias, (self.zero_rows, 0)) if self.zero_rows else bias
 
     def keep_as_parameter(self) -> None:

@@ -10,7 +10,7 @@ from ..._core.library import is_batch_invariant
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ..autograd.boundary import Sides, added_once, entered, left
+from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial
 from ..autograd.fitting import require_input
 from ..autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
 from ..autograd.linear import result_dtype
@@ -100,10 +100,10 @@ def weight_only_linear(
     tokens come from and go to; they travel in the dtype of x, as nothing is cast. batch_invariant:
     as of WeightOnlyLinear."""
     if sides is not None:
-        bias = None if bias is None else added_once(bias, sides.exit)
-        entry = entered(x, sides.entry)
+        bias = None if bias is None else bias_on_one_rank(bias, sides.exit)
+        entry = gather_tokens(x, sides.entry)
         partial = weight_only_linear(entry, weight, bias, None, batch_invariant)
-        return left(partial, sides.exit)
+        return reduce_partial(partial, sides.exit)
     y: Tensor
     rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
     if differentiates("nn.WeightOnlyLinear", x, bias):

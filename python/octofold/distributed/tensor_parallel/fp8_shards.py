@@ -18,19 +18,19 @@ from ..._ranks.wire import as_bytes, as_products_read
 from ...nn.layers.fp8_weight import Fp8Weight
 from .layouts import require_divisible, spread
 
-_NAME: Final = "octofold.distributed.part_of"
+_NAME: Final = "octofold.distributed.shard_of"
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """weight: this rank's rows or columns, with zero codes before them up to where a unit of scales
-    begins. zeros: how many. own: how many rows or columns are the rank's."""
+    begins. zeros: how many. features: how many rows or columns are the rank's."""
 
     weight: ScaledTensor
     zeros: int
-    own: int
+    features: int
 
 
-def part_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Part:
+def shard_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Shard:
     """The part that a rank has of a weight [..., out, in]: the one of dimension -2 (rows, out) or
     -1 (columns, in) that torch.chunk() gives it.
 
@@ -57,16 +57,16 @@ def bounds_of(features: int, rank: int, size: int) -> tuple[int, int]:
 def squares_of(weight: ScaledTensor, dim: int, first: int, behind: int) -> ScaledTensor:
     """The rows (dim -2) or columns (-1) from `first` to `behind`, and zero codes where the units of
     scales that they touch begin before and end behind them."""
-    part, zeros, own = _between(weight, dim, first, behind)
+    part, zeros, features = _between(weight, dim, first, behind)
     unit = _unit(weight, dim)
-    rest = -(zeros + own) % unit
+    rest = -(zeros + features) % unit
     if rest == 0:
         return part
     codes = _padded(part.data, dim, 0, rest)
     return ScaledTensor(codes, part.scale, part.granularity)
 
 
-def _between(weight: ScaledTensor, dim: int, first: int, behind: int) -> Part:
+def _between(weight: ScaledTensor, dim: int, first: int, behind: int) -> Shard:
     unit = _unit(weight, dim)
     zeros = first % unit
     codes = as_bytes(weight.data).narrow(dim, first, behind - first).view(weight.data.dtype)
@@ -80,7 +80,7 @@ def _between(weight: ScaledTensor, dim: int, first: int, behind: int) -> Part:
         begin = first // along
         scale = scale.narrow(axis, begin, ceil_divide(behind, along) - begin)
     scale = as_products_read(scale.contiguous(), weight.granularity)
-    return Part(ScaledTensor(codes, scale, weight.granularity), zeros, behind - first)
+    return Shard(ScaledTensor(codes, scale, weight.granularity), zeros, behind - first)
 
 
 def _unit(weight: ScaledTensor, dim: int) -> int:
@@ -120,7 +120,7 @@ def cut(
     if packed > 1:
         _cut_packed(operation, layer, ranks, packed)
         return
-    part = part_of(weight, dim, ranks.rank, ranks.size)
+    part = shard_of(weight, dim, ranks.rank, ranks.size)
     if isinstance(bias, Parameter):
         layer.hold(part.weight, bias)
         spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0)

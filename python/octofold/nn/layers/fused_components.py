@@ -1,4 +1,4 @@
-"""Modules that fused modules are made of, and what they give to a chain."""
+"""The modules that a fused module is made of, and what they give to its chain."""
 
 from typing import Any, TypeAlias
 
@@ -15,12 +15,12 @@ from ..casting.weight_casts import weight_casts
 from ..casting.weight_tensors import CodedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
-from .linear import Linear, is_dtensor, own_part
+from .linear import Linear, is_dtensor, local_part
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
 
 
-def linear_part(
+def linear_component(
     operation: str, name: str, linear: object, recipe: Recipe | str | None, force_fp8: bool
 ) -> Linear:
     """An octofold.nn.Linear as it is, or one of a torch.nn.Linear's parameters; raises
@@ -45,7 +45,7 @@ def new_norm(kind: str, features: int, epsilon: float, **options: Any) -> NormMo
     return module(features, eps=epsilon, **options)
 
 
-def norm_part(operation: str, norm: object, features: int) -> NormModule:
+def norm_component(operation: str, norm: object, features: int) -> NormModule:
     """One of torch's own norms, over these features, as it is; raises InvalidArgumentError."""
     if type(norm) not in (RMSNorm, LayerNorm):
         got = f"{type(norm).__module__}.{type(norm).__qualname__}"
@@ -70,7 +70,7 @@ def norm_operands(
     assert isinstance(norm, (RMSNorm, LayerNorm))
     kind = "rms" if isinstance(norm, RMSNorm) else "layer"
     of_norm = Norm(kind, float(epsilon) if epsilon else torch.finfo(dtype).eps)
-    return of_norm, own_part(norm.weight), own_part(getattr(norm, "bias", None))
+    return of_norm, local_part(norm.weight), local_part(getattr(norm, "bias", None))
 
 
 def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
