@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_LINES = 400
+MAX_LINES = 500
 
 _MAP = json.loads((Path(__file__).resolve().parent.parent / "doors.json").read_text("utf-8"))
 

@@ -202,7 +202,9 @@ def format_of(operation: str, format: FormatLike, argument: str = "format") -> F
         return format
     parsed = _PARSED.get(format) if isinstance(format, str) else None
     if parsed is None:
-        parsed = _parse(operation, format, argument)
+        dtype, granularity, rule = words_of(operation, format, argument)
+        rule = rule or Rule.DEEPGEMM
+        parsed = Format(dtype or "e4m3", granularity or "1x128", rule=rule)
         _PARSED[format] = parsed
     return parsed
 
@@ -239,11 +241,6 @@ def words_of(operation: str, text: object, argument: str = "format") -> Words:
         else:
             raise _wrong_word(operation, argument, word)
     return Words(dtype, granularity, rule)
-
-
-def _parse(operation: str, text: object, argument: str) -> Format:
-    dtype, granularity, rule = words_of(operation, text, argument)
-    return Format(dtype or "e4m3", granularity or "1x128", rule=rule or Rule.DEEPGEMM)
 
 
 def _wrong_word(operation: str, argument: str, word: str) -> InvalidArgumentError:

@@ -124,7 +124,8 @@ def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[
         arrived = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
         made = compute_experts(arrived, needs, exchange.combine_dtype)
         kept.append(kept_for(needs, made, arrived))
-        returning.append(_home(made.out, plan, exchange))
+        back = begin_exchange(NAME, made.out, exchange.ranks, plan.sent, plan.received)
+        returning.append(back)
         if over is not None:
             beyond = over if beyond is None else beyond + over
     made_parts = [
@@ -156,10 +157,6 @@ def _to_experts(
     tokens = tokens_of(x, plan.sources, exchange.ranks.size, format)
     rows = packed([*tokens.tensors, *beside])
     return begin_exchange(NAME, rows, exchange.ranks, plan.received, plan.sent)
-
-
-def _home(rows: Tensor, plan: Plan, exchange: Exchange) -> InFlight:
-    return begin_exchange(NAME, rows, exchange.ranks, plan.sent, plan.received)
 
 
 def _routing(ids: Tensor, plan: Plan, inputs: Inputs) -> tuple[Routing, Tensor | None]:
@@ -230,7 +227,7 @@ def gradients_over_ranks(
         own = layer if len(plans) == 1 else _adding(layer, made)
         dtype = exchange.combine_dtype or x_dtype
         made.append(expert_gradients(of_forward, needs, own, arrived, dtype))
-        returning.append(_gradients_home(made[-1], plan, exchange))
+        returning.append(_home(made[-1], plan, exchange))
     slots = kept[0].routing.positions.shape[-1]
     tokens = [
         _at_home(message, plan, needs, dy.shape[1], slots, x_dtype, exchange)
@@ -244,7 +241,7 @@ def gradients_over_ranks(
     return Gradients(dx, d_weights, first, second)
 
 
-def _gradients_home(made: Gradients, plan: Plan, exchange: Exchange) -> InFlight | None:
+def _home(made: Gradients, plan: Plan, exchange: Exchange) -> InFlight | None:
     """The gradients by the tokens that had come, on their way back."""
     rows = [part for part in (made.x, made.weights) if part is not None]
     if not rows:

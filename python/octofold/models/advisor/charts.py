@@ -54,7 +54,9 @@ def shares_chart(plan: Plan) -> str:
             width = share * scale
             if width > 0:
                 title = f"{_share_name(kind)}: {quantity_text(plan, share)}"
-                parts.append(_rect(x, y, width, 30, _share_class(kind), title))
+                parts.append(
+                    _rect(x, y, width, 30, "rest" if kind == "rest" else way_class(kind), title)
+                )
                 style = "on-rest" if kind == "rest" else "on-bar"
                 if width > 90:
                     parts.append(_text(x + width / 2, y + 20, words_of(share), "middle", style))
@@ -81,10 +83,6 @@ def _shares(plan: Plan, planned: bool) -> dict[str, float]:
 def _share_name(kind: str) -> str:
     names = {OWN: "linear layers in their own dtype", "rest": "all that is not linear"}
     return names.get(kind, f"linear layers, {kind}")
-
-
-def _share_class(kind: str) -> str:
-    return "rest" if kind == "rest" else way_class(kind)
 
 
 def layers_chart(plan: Plan) -> str:

@@ -100,7 +100,8 @@ def time_group(
                 if name == OWN or isinstance(failure, torch.OutOfMemoryError):
                     raise
                 wrong[name] = f"it could not be timed: {failure}"[:300]
-        for name, value in zip(samplers, _medians(list(samplers.values())), strict=True):
+        values = medians(list(samplers.values()), ROUNDS, warm_up=1)
+        for name, value in zip(samplers, values, strict=True):
             seconds[name] += count * value
     for candidate in group:
         candidate.options = [
@@ -120,10 +121,6 @@ def _sampler(modules: Sequence[Module], x: Tensor, kind: Kind, graph: bool) -> S
     for each in calls:
         each()  # compiles kernels, which a capture must not
     return (IN_GRAPH if graph else FROM_PYTHON).sampler(calls)
-
-
-def _medians(samplers: Sequence[Sampler]) -> list[float]:
-    return medians(samplers, ROUNDS, warm_up=1)
 
 
 def _sets(group: Sequence[Candidate], all_bytes: int) -> Iterator[torch.nn.Linear]:

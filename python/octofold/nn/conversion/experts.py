@@ -101,7 +101,9 @@ def convert_experts(
             continue
         new = _experts_of(module, recipe, main_grad, to_fp8, compute)
         converted[name] = _words_of(new)
-        blocks |= {id(block): block for block in model.modules() if _has(block, module)}
+        for block in model.modules():
+            if any(child is module for child in block._modules.values()):
+                blocks[id(block)] = block
         model = replaced(model, {id(module): new})
     shared = _convert_around(model, blocks, recipe, converted, left_alone)
     return Conversion(replaced(model, shared), converted, left_alone)
@@ -172,10 +174,6 @@ def _convert_around(
             new[id(shared)] = _mlp_of(shared, recipe)
             converted[f"{below}shared_experts"] = f"octofold.nn.MLP, recipe={recipe}"
     return new
-
-
-def _has(block: Module, child: Module) -> bool:
-    return any(module is child for module in block._modules.values())
 
 
 def _words_of(experts: Experts) -> str:
