@@ -1,10 +1,8 @@
-#include "cuda/norms.h"
-
 #include <cstdint>
 #include <optional>
 
-#include "cuda/cast_views.h"
-#include "cuda/norm_views.h"
+#include "cuda/backend.h"
+#include "cuda/views.h"
 #include "kernels/norm/config/params.h"
 #include "plan/norm.h"
 

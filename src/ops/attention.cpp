@@ -15,7 +15,7 @@
 #include "core/check.h"
 #include "core/group_offsets.h"
 #include "cpu/attention.h"
-#include "cuda/attention.h"
+#include "cuda/backend.h"
 #include "kernels/attention/config/workspace.h"
 #include "ops/attention_operands.h"
 #include "ops/backend.h"

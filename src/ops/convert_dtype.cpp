@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "cpu/convert.h"
-#include "cuda/convert.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 #include "ops/unscaled_output.h"

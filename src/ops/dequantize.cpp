@@ -6,7 +6,7 @@
 #include "core/flatten.h"
 #include "core/scale_layout.h"
 #include "cpu/dequantize.h"
-#include "cuda/convert.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 #include "ops/unscaled_output.h"

@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "cpu/norms.h"
-#include "cuda/norms.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/cast_sources.h"
 #include "ops/norm_checks.h"

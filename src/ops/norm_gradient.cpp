@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 #include "cpu/norms.h"
-#include "cuda/norms.h"
+#include "cuda/backend.h"
 #include "kernels/norm/config/norm.h"
 #include "ops/backend.h"
 #include "ops/norm_checks.h"

@@ -11,7 +11,7 @@
 #include "core/flatten.h"
 #include "core/format.h"
 #include "cpu/product.h"
-#include "cuda/product.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/cast_target.h"
 #include "ops/grouped_operands.h"

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "cpu/transpose.h"
-#include "cuda/transpose.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/unscaled_output.h"
 

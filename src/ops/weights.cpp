@@ -3,7 +3,7 @@
 #include "core/flatten.h"
 #include "core/format.h"
 #include "cpu/weight_only.h"
-#include "cuda/weight_only.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/scales.h"
 

@@ -1,6 +1,6 @@
 // The launches and parameters with which an attention reaches the GPU. The results of its kernels
 // are tested on a GPU, and on the host in tests/cpp/kernels/attention_test.cpp.
-#include "cuda/attention.h"
+#include "cuda/backend.h"
 
 #include "cuda/fake_runtime.h"
 #include "kernels/attention/config/params.h"

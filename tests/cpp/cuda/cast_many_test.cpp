@@ -1,5 +1,5 @@
 // The launches and parameters of many casts in one call, and the compilation of their kernels.
-#include "cuda/cast.h"
+#include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/batch.h"
 #include "plan/cast_batch.h"

@@ -1,9 +1,8 @@
 // The launches and parameters with which a cast reaches the GPU. Its results are tested on a GPU.
-#include "cuda/cast.h"
+#include "cuda/backend.h"
 
 #include "octofold/scale_layout.h"
 
-#include "cuda/convert.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/params.h"
 #include "support/gpu_product.h"

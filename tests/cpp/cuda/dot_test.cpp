@@ -1,6 +1,6 @@
 // The launches and parameters with which a dot product reaches the GPU. The results of its kernels
 // are tested on a GPU, and on the host in tests/cpp/kernels/dot_test.cpp.
-#include "cuda/dot.h"
+#include "cuda/backend.h"
 
 #include "cuda/fake_runtime.h"
 #include "kernels/dot/config/dot.h"

@@ -1,9 +1,8 @@
 // The launches and parameters with which a norm reaches the GPU. Its results are tested on a GPU.
-#include "cuda/norms.h"
+#include "cuda/backend.h"
 
 #include "octofold/scale_layout.h"
 
-#include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/norm/config/norm.h"
 #include "kernels/norm/config/params.h"

@@ -1,6 +1,6 @@
 // The launches and parameters with which a rotary embedding reaches the GPU. The results of its
 // kernel are tested on a GPU, and on the host in tests/cpp/kernels/rotary_test.cpp.
-#include "cuda/rotary.h"
+#include "cuda/backend.h"
 
 #include "cuda/fake_runtime.h"
 #include "kernels/rotary/config/rotary.h"

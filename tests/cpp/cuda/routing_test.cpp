@@ -1,6 +1,6 @@
 // The launches and parameters with which routing reaches the GPU. The results of its kernels are
 // tested on a GPU, and on the host in tests/cpp/kernels/routing_test.cpp.
-#include "cuda/routing.h"
+#include "cuda/backend.h"
 
 #include "cuda/fake_runtime.h"
 #include "kernels/routing/config/params.h"

@@ -1,6 +1,6 @@
 // The launches and parameters with which a transpose reaches the GPU. The results of its kernel are
 // tested on a GPU, and on the host in tests/cpp/kernels/transpose_test.cpp.
-#include "cuda/transpose.h"
+#include "cuda/backend.h"
 
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/transpose.h"

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/fake_runtime.h"
-#include "cuda/weight_only.h"
+#include "cuda/backend.h"
 #include "kernels/weight_only_sm90/config/weight_only.h"
 
 namespace octofold::cuda {

@@ -7,7 +7,7 @@
 
 #include "cuda/fake_runtime.h"
 #include "cuda/kernel_headers.h"
-#include "cuda/product.h"
+#include "cuda/backend.h"
 #include "jit/kernel_cache.h"
 #include "support/nvrtc.h"
 #include "support/test.h"

@@ -5,7 +5,7 @@
 
 #include "core/format.h"
 #include "cuda/fake_runtime.h"
-#include "cuda/product.h"
+#include "cuda/backend.h"
 #include "kernels/sm90/config/gemm.h"
 #include "support/gpu_product.h"
 #include "support/test.h"
