@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "octofold/attention.h"
+#include "octofold/attention_arguments.h"
 #include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 #include "octofold/dot.h"

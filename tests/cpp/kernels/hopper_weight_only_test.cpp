@@ -84,7 +84,12 @@ TEST_F(HopperWeightOnlyTest, ByClusters) {
                   .warpgroups = 1,
                   .stages = 3,
                   .split_k = 3}>(
-      {.rows = 60, .columns = 80, .depth = 784, .w_scales = kChannel, .has_bias = true});
+      {.rows = 60,
+       .columns = 80,
+       .depth = 784,
+       .w_scales = kChannel,
+       .has_bias = true,
+       .bias_is_float32 = true});
 }
 
 TEST_F(HopperWeightOnlyTest, OfBlocksWithSumsOfTheirOwn) {

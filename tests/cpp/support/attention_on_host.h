@@ -2,7 +2,7 @@
 // codes in place of all that does not count.
 #pragma once
 
-#include "octofold/attention.h"
+#include "octofold/attention_arguments.h"
 
 #include "cpu/number_formats.h"
 #include "kernels/attention/config/attention.h"
