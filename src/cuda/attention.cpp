@@ -114,15 +114,6 @@ std::int64_t planned_keys(bool in_parts, std::int64_t keys) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(keys)));
 }
 
-// How many keys a sequence has at most, or of packed ones all have together.
-std::int64_t key_count(const AttentionArguments& arguments) {
-  const TensorView& k = arguments.k.data;
-  if (arguments.key_offsets) return k.shape[0];
-  if (!arguments.page_table) return k.shape[1];
-  // Beyond what counts can say there is nothing.
-  return k.shape[0] == 0 ? 0 : std::min(arguments.page_table->shape[1] * k.shape[1], kMostCounted);
-}
-
 plan::AttentionProblem problem_of(const AttentionArguments& arguments) {
   const TensorView& q = arguments.q;
   const std::size_t at = arguments.query_offsets ? 0 : 1;
@@ -201,6 +192,14 @@ config::AttentionParams params_of(const AttentionArguments& arguments,
 }
 
 }  // namespace
+
+std::int64_t key_count(const AttentionArguments& arguments) {
+  const TensorView& k = arguments.k.data;
+  if (arguments.key_offsets) return k.shape[0];
+  if (!arguments.page_table) return k.shape[1];
+  // Beyond what counts can say there is nothing.
+  return k.shape[0] == 0 ? 0 : std::min(arguments.page_table->shape[1] * k.shape[1], kMostCounted);
+}
 
 config::AttentionParams params_of(const AttentionArguments& arguments,
                                   const plan::AttentionWork& work) {

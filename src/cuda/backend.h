@@ -40,6 +40,9 @@ void dot(Device& device, const DotArguments& arguments, Stream stream);
 /// keys than kernels count.
 void attention(Device& device, const AttentionArguments& arguments, Stream stream);
 
+/// How many keys a sequence has at most, or of packed ones all have together.
+std::int64_t key_count(const AttentionArguments& arguments);
+
 // ---- Casts.
 
 /// octofold::cast(): the targets that there are, from one read of the source. One kernel, or four

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "cuda/backend.h"
@@ -68,7 +69,13 @@ CastBatch batch_of(std::span<const CheckedCast> casts, const plan::CastConfig& k
 config::TransposeParams params_of(const TensorView& x, const MutableTensorView& out,
                                   std::int64_t matrices);
 
-// ---- Embeddings and routing.
+// ---- Norms, embeddings and routing.
+
+/// Of statistics and sum, and with `y` or `codes` those too.
+config::NormParams params_of(const Normed& source, const MutableTensorView* y,
+                             const std::optional<CastTarget>& codes);
+config::NormBackwardParams params_of(const NormGradientArguments& arguments,
+                                     const NormGradients& gradients, const plan::NormSpans& spans);
 
 config::RotaryParams params_of(const RotaryArguments& arguments, const MutableTensorView& y);
 config::TopKParams params_of(const TopKArguments& arguments, const TopKOptions& options);

@@ -108,8 +108,7 @@ config::WeightOnlyScale scale_of_weights(const WeightOnlyProduct& product) {
 
 }  // namespace
 
-config::WeightOnlyParams weight_only_params(const WeightOnlyProduct& product,
-                                            std::int64_t splits) {
+config::WeightOnlyParams weight_only_params(const WeightOnlyProduct& product, std::int64_t splits) {
   const TensorView &x = product.x.data, &w = product.w.data;
   config::WeightOnlyParams params{
       .w = static_cast<const unsigned char*>(w.data),

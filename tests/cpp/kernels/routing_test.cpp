@@ -13,25 +13,84 @@
 #include "kernels/routing/sort.h"
 #include "kernels/routing/top_k.h"
 #include "kernels/routing/top_k_gradient.h"
-#include "support/routing_on_host.h"
+#include "support/numbers_on_host.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::draw;
-using test::draw_ids;
-using test::draw_positions;
 using test::expect_near;
 using test::Floats;
-using test::Index;
-using test::index_of;
-using test::kRows;
-using test::kTokens;
 using test::Numbers;
-using test::SlotNumbers;
 using testing::ElementsAreArray;
 using enum DType;
+using Index = std::vector<std::int32_t>;
+
+constexpr std::int64_t kRows = 11, kTokens = 5;
+
+constexpr std::int32_t kHostile[] = {-2, std::numeric_limits<std::int32_t>::min(),
+                                     std::numeric_limits<std::int32_t>::max()};
+
+MutableTensorView index_of(Index& values) {
+  return vector(values.data(), DType::kInt32, std::ssize(values));
+}
+
+// Numbers [tokens, slots] in rows that lie apart: as they are given, and as the CPU is given them,
+// -1 for each that is none.
+class SlotNumbers {
+ public:
+  SlotNumbers(std::int64_t tokens, std::int64_t slots) : tokens_(tokens), slots_(slots) {}
+
+  // `most`: numbers from there on are none.
+  void add(std::int32_t number, bool is_hostile, std::int64_t most, test::Random& random) {
+    std::int32_t given = is_hostile ? kHostile[random() % 3] : number;
+    if (is_hostile && random() % 2 == 0) given = static_cast<std::int32_t>(most);
+    given_.push_back(given);
+    plain_.push_back(is_hostile ? -1 : number);
+    if (std::ssize(given_) % stride() != slots_) return;
+    for (Index* numbers : {&given_, &plain_}) numbers->resize(numbers->size() + kPadding, 0);
+  }
+
+  TensorView given() const { return view(given_); }
+  TensorView plain() const { return view(plain_); }
+  bool is_none(std::int64_t token, std::int64_t slot) const {
+    return plain_[as_size(token * stride() + slot)] < 0;
+  }
+
+ private:
+  static constexpr std::int64_t kPadding = 3;
+  std::int64_t stride() const { return slots_ + kPadding; }
+  TensorView view(const Index& numbers) const {
+    return matrix(numbers.data(), DType::kInt32, tokens_, slots_, stride());
+  }
+
+  std::int64_t tokens_, slots_;
+  Index given_, plain_;
+};
+
+// Rows that slots go to.
+SlotNumbers draw_positions(std::int64_t tokens, std::int64_t slots, std::int64_t rows) {
+  test::Random random;
+  SlotNumbers positions(tokens, slots);
+  for (std::int64_t i = 0; i < tokens * slots; ++i) {
+    const auto row = static_cast<std::int32_t>(random() % static_cast<unsigned>(rows));
+    positions.add(row, random() % 4 == 0, rows, random);
+  }
+  return positions;
+}
+
+// Experts from -1 on, most of them few.
+SlotNumbers draw_ids(std::int64_t tokens, std::int64_t slots, int experts) {
+  test::Random random;
+  SlotNumbers ids(tokens, slots);
+  for (std::int64_t i = 0; i < tokens * slots; ++i) {
+    const auto limit = random() % 2 == 0 ? std::min(experts, 3) : experts;
+    const auto id = static_cast<std::int32_t>(random() % static_cast<unsigned>(limit + 1)) - 1;
+    ids.add(id, random() % 16 == 0, experts, random);
+  }
+  return ids;
+}
 
 template <int kExperts>
 void expect_sorted(std::int64_t tokens, std::int64_t slots, int experts) {
