@@ -150,7 +150,7 @@ void expect_each_code() {
     a.data()[77] = static_cast<unsigned char>(code);
     b.data()[77] = kFp8 == kE4M3 ? 0x38 : 0x3C;  // 1
     const double expected = a.at(77) * b.at(77) * 64;  // without their scales, which are 1/8
-    const float actual = run<kConfig>({a.view().data}, {b.view().data});
+    const float actual = run<kConfig>({.data = a.view().data}, {.data = b.view().data});
     if (expected != expected) {
       EXPECT_NE(actual, actual) << code;
     } else {
