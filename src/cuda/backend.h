@@ -1,5 +1,5 @@
-// What a backend is: every operation, on checked arguments that lie on a device of this backend.
-// Each queues its kernels on the stream and returns; the first call of a problem also plans it and
+// The GPU backend on one page: every operation, on checked arguments that lie on a device. Each
+// queues its kernels on the stream and returns; the first call of a problem also plans it and
 // loads its kernels. Errors are kUnsupported where the GPU has no kernel for a problem.
 #pragma once
 

@@ -55,7 +55,7 @@ config::AttentionParams params_of(const AttentionArguments& arguments,
 
 // ---- Casts.
 
-/// Of a source that is normed, for the kernels behind the one that leaves statistics and sum.
+/// A source that is normed has been read by another kernel, which left statistics and sum.
 config::CastParams params_of(const CastSource& source, const CastTargets& targets,
                              const config::CastFormat& format);
 
@@ -71,7 +71,7 @@ config::TransposeParams params_of(const TensorView& x, const MutableTensorView& 
 
 // ---- Norms, embeddings and routing.
 
-/// Of statistics and sum, and with `y` or `codes` those too.
+/// The kernel writes statistics and sum, and with `y` or `codes` those too.
 config::NormParams params_of(const Normed& source, const MutableTensorView* y,
                              const std::optional<CastTarget>& codes);
 config::NormBackwardParams params_of(const NormGradientArguments& arguments,

@@ -53,7 +53,7 @@ struct Operands {
   Of<kForm.shift> shift;
 };
 
-// What a norm writes.
+// The results of a norm.
 template <DType kIn>
 struct Results {
   explicit Results(std::int64_t cols) : sum(kRows, cols, 24), y(kRows, cols, 32) {}

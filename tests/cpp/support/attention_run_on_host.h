@@ -83,7 +83,7 @@ class Attention {
     return arguments;
   }
 
-  // As src/cuda makes them, of blocks with so many rows.
+  // Parameters that src/cuda makes, of blocks with so many rows.
   config::AttentionParams params(int tile_rows) {
     const int group = given_.heads / given_.key_heads;
     const auto tiles = [&](int queries) { return config::ceil_divide(queries * group, tile_rows); };
@@ -93,7 +93,7 @@ class Attention {
         {.row_tiles = given_.packed_queries ? query_offsets_.back() * group / tile_rows + batch
                                             : tiles(given_.queries[0]),
          .splits = given_.splits});
-    // As where results lie at odd places.
+    // Results then count as at odd places.
     if (given_.packed_queries) params.out_vectors = false;
     return params;
   }

@@ -49,7 +49,7 @@ class Target {
     scales_.assign(as_size(kApart * grid_.rows * grid_.cols) + 2 * kGuard, -1.0f);
   }
 
-  // What it is cast with, where that is given: for each unit, or each row.
+  // Scales of units and factors of rows, where they are given.
   Floats given_scales{}, factors{};
   void set_amax(const Floats& amax) {
     amax_.assign(as_size(kApart) * amax.size(), NAN);

@@ -86,7 +86,7 @@ class Scales {
   }
 
   double at(std::int64_t row, std::int64_t col) const { return values_[index(row, col)]; }
-  // Those of a matrix [rows, cols], the first ones where there are more.
+  // The scales of a matrix [rows, cols], the first ones where there are more.
   TensorView view(std::int64_t rows, std::int64_t cols) const {
     if (granularity_ == Granularity::kTensor) return vector(values_.data(), DType::kFloat32, 1);
     if (granularity_ == Granularity::kChannel) return vector(values_.data(), DType::kFloat32, rows);
