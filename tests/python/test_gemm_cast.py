@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-from casting import GRANULARITIES
+
+from tests.python.casting import GRANULARITIES
 
 SIZES = ((1, 1, 1), (1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0))
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

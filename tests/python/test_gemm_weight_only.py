@@ -4,11 +4,12 @@ gradients, of NumPy's arrays, against FP64."""
 import numpy as np
 import octofold
 import pytest
-import reference
 from octofold import ScaledTensor, gemm_weight_only
 from octofold._core.library import library
 from octofold._ops.gemm_weight_only import _workspace_size
 from octofold.ops import gemm_weight_only_gradient, scale_shape
+
+from tests.python import reference
 
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 HALVES = ("float16", "bfloat16")

@@ -4,14 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
-from casting import RULES, cast_side, sides_of
 from hypothesis import given
 from hypothesis import strategies as st
 from octofold import Format, InvalidArgumentError, ScaledTensor, ops, quantize
 from octofold.ops import Target, cast
-from test_cast_sources import every_source, sources
-from test_quantize import assert_same_cast, matrices
+
+from tests.python import reference
+from tests.python.casting import RULES, cast_side, sides_of
+from tests.python.test_cast_sources import every_source, sources
+from tests.python.test_quantize import assert_same_cast, matrices
 
 LONG = ("tensor", "channel")  # units as long as the matrix
 both_ways = pytest.mark.parametrize("transpose", [False, True])

@@ -6,11 +6,12 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from casting import GRANULARITIES, cast_side, formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octofold import Depth, InvalidArgumentError, ScaledTensor, quantize
 from octofold.ops import Activated, ActivationGradient, Gathered, Target, cast, scale_shape
+
+from tests.python.casting import GRANULARITIES, cast_side, formats
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 BLOCKS = ("1x128", "128x128")

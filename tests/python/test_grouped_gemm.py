@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 import octofold
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 from octofold import Depth, InvalidArgumentError, Masked, Rows, ScaledTensor
+
+from tests.python import reference
 
 GRANULARITIES = reference.GRANULARITIES
 

@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import octofold
 import pytest
-from jax_support import fp8, jax, random, to_jax
 from octofold import Format, InvalidArgumentError, Rows, UnsupportedError
+
+from tests.python.jax_support import fp8, jax, random, to_jax
 
 
 @pytest.fixture

@@ -4,14 +4,15 @@ cast of a norm that is worked out from the same statistics."""
 import numpy as np
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side, formats, sides_of
 from octofold._core.dtypes import dtype_name
 from octofold._core.library import library
 from octofold._ops.norms import _workspace_rows
 from octofold.ops import Normed, cast, norm, norm_gradient
 
+from tests.python.casting import GRANULARITIES, cast_side, formats, sides_of
+
 torch = pytest.importorskip("torch")
-import reference_norms as reference  # noqa: E402
+from tests.python import reference_norms as reference  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 every_form = pytest.mark.parametrize("form", reference.FORMS)

@@ -5,7 +5,6 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-import routing_reference as reference
 from hypothesis import given
 from hypothesis import strategies as st
 from octofold._core.library import library
@@ -19,6 +18,8 @@ from octofold.ops import (
     top_k,
     top_k_gradient,
 )
+
+from tests.python import routing_reference as reference
 
 torch = pytest.importorskip("torch")
 

@@ -5,11 +5,12 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
-from casting import GRANULARITIES, cast_side
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octofold import InvalidArgumentError, Rows, ScaledTensor, ops, quantize
 from octofold.ops import Target, cast
+
+from tests.python.casting import GRANULARITIES, cast_side
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 

@@ -2,13 +2,14 @@
 
 import pickle
 
-import judge
 import ml_dtypes
 import numpy as np
 import pytest
-from casting import GRANULARITIES, cast_side
 from octofold import Format, InvalidArgumentError, ScaledTensor, gemm, ops, quantize
 from octofold.ops import Target, cast
+
+from tests.python import judge
+from tests.python.casting import GRANULARITIES, cast_side
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 RULES = ("deepgemm", "vllm-per-token", "te", "torchao", "compressed-tensors")
