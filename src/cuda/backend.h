@@ -18,7 +18,6 @@
 #include "octofold/tensor.h"
 
 #include "core/product.h"
-#include "core/weight_only_product.h"
 #include "cuda/device.h"
 #include "kernels/cast/config/cast.h"
 

@@ -5,8 +5,8 @@
 //
 #include "octofold/dot.h"
 
-#include "cpu/convert.h"
-#include "cpu/dot.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cuda/params.h"
 #include "kernels/dot/dot.h"
 #include "support/numbers_on_host.h"
@@ -148,7 +148,7 @@ void expect_each_code() {
     Floats zeros(100, 0.0f);
     Operand<kFp8> a(100, 0, false, zeros), b(100, 0, false, zeros);
     a.data()[77] = static_cast<unsigned char>(code);
-    b.data()[77] = kFp8 == kE4M3 ? 0x38 : 0x3C;  // 1
+    b.data()[77] = kFp8 == kE4M3 ? 0x38 : 0x3C;        // 1
     const double expected = a.at(77) * b.at(77) * 64;  // without their scales, which are 1/8
     const float actual = run<kConfig>({.data = a.view().data}, {.data = b.view().data});
     if (expected != expected) {

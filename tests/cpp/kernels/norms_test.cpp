@@ -3,8 +3,7 @@
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/cast.h"
-#include "cpu/norms.h"
+#include "cpu/backend.h"
 #include "cuda/params.h"
 #include "kernels/norm/backward.h"
 #include "kernels/norm/gradients.h"

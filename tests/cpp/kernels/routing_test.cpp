@@ -5,7 +5,7 @@
 //
 #include "octofold/routing.h"
 
-#include "cpu/routing.h"
+#include "cpu/backend.h"
 #include "cuda/params.h"
 #include "kernels/routing/activation_dots.h"
 #include "kernels/routing/combine.h"

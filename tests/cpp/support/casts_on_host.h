@@ -8,8 +8,8 @@
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "core/scale_layout.h"
-#include "cpu/cast.h"
-#include "cpu/convert.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cuda/params.h"
 #include "kernels/cast/rows.h"
 #include "kernels/cast/scale_steps.h"

@@ -7,8 +7,8 @@
 
 #include "octofold/types.h"
 
-#include "core/weight_only_product.h"
-#include "cpu/convert.h"
+#include "core/product.h"
+#include "cpu/matrices.h"
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/work.h"
 #include "support/test.h"
