@@ -6,8 +6,9 @@ import os
 
 import octofold
 import pytest
-from advise_support import make_ids, make_model
-from gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
+
+from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
+from tests.python.models.advise_support import make_ids, make_model
 
 skip_without("products with FP8 weights")
 models = octofold.models
@@ -43,7 +44,7 @@ def test_a_small_model_keeps_its_bound(max_error):
     model, ids = make_model(device=DEVICE, dtype=DTYPE), make_ids(device=DEVICE)
     target = "bytes"
     plan = models.advise(model, ids, target, max_error=max_error)
-    assert plan.machine == octofold.models.advisor.plan.fingerprint.machine_of(DEVICE)
+    assert plan.machine == octofold.models.advisor.files.machine_of(DEVICE)
     with torch.no_grad():
         expected = model.eval()(ids)["logits"]
         actual = models.apply(model, plan)(ids)["logits"]
@@ -54,12 +55,12 @@ def test_a_small_model_keeps_its_bound(max_error):
     assert (plan.timing is not None) == ON_GPU
 
 
-@pytest.mark.parametrize("way", [*octofold.models.advisor.plan.ways.WAYS])
+@pytest.mark.parametrize("way", [*octofold.models.advisor.ways.WAYS])
 def test_every_way_computes_what_the_cpu_does(way, generator):
     linear = torch.nn.Linear(384, 640, device=DEVICE, dtype=DTYPE)
     x = torch.randn(70, 384, device=DEVICE, generator=generator).to(DTYPE)
-    use = octofold.models.advisor.plan.ways.Use(x.device, frozenset([DTYPE]))
-    row = octofold.models.advisor.plan.ways.WAYS[way]
+    use = octofold.models.advisor.ways.Use(x.device, frozenset([DTYPE]))
+    row = octofold.models.advisor.ways.WAYS[way]
     if why_not := row.why_not(use):
         pytest.skip(why_not)
     with torch.no_grad():

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import octofold
 import pytest
-from project_support import REPOSITORY, outcome, run
+
+from tests.project.project_support import REPOSITORY, outcome, run
 
 torch = pytest.importorskip("torch")
 

@@ -14,6 +14,7 @@ rows, so the same work. Copy OUT.json to src/plan/tables/<name of the GPU>.json.
 import csv
 import itertools
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from common.measure import Build
 from common.measure import measure as measure_builds
 from common.run import text_of
 from octofold import tuning
+from octofold._core.library import library
 from octofold._timing import COLD_BYTES, GRAPH
 from octofold_tool.gpu.measuring import Implementation
 from octofold_tool.gpu.tune import Wanted
@@ -80,7 +82,7 @@ def measure(run, case):
     if times[planned] < LEAST_GAIN * times[best]:
         return run.options.table, None
     return run.options.table, (
-        str(tuning._key(problem)),
+        str(library.tuning_key(asdict(problem))),
         {
             "rows_from": below + 1,
             "candidate": best,

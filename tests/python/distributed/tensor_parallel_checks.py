@@ -5,7 +5,6 @@ import copy
 
 import octofold
 import torch
-from boundary_checks import STATELESS, full_tensor, numbers, part
 from octofold import ScaledTensor, quantize
 from octofold.distributed import (
     ColumnParallel,
@@ -15,11 +14,13 @@ from octofold.distributed import (
     SharedInput,
     Whole,
 )
-from octofold.distributed.tensor_parallel import shared as shared_casts
-from rank_processes import DEVICE, here
+from octofold.distributed.tensor_parallel import boundary as shared_casts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
+
+from tests.python.distributed.boundary_checks import STATELESS, full_tensor, numbers, part
+from tests.python.distributed.rank_processes import DEVICE, here
 
 nn = octofold.nn
 FEATURES = Shard(-1)
@@ -256,11 +257,11 @@ class Attention(torch.nn.Module):
 @contextlib.contextmanager
 def casts_kept():
     """The state while the forward of a module of SharedInput runs."""
-    shared_casts.enter()
+    shared_casts.open_shared_casts()
     try:
         yield
     finally:
-        shared_casts.leave()
+        shared_casts.close_shared_casts()
 
 
 def attention(rank, recipe):
@@ -303,7 +304,7 @@ class counted:  # noqa: N801
     """Counts the casts of Split boundaries."""
 
     def __enter__(self):
-        from octofold.distributed.boundaries import Split
+        from octofold.distributed.tensor_parallel.boundary import Split
 
         self._cast, self.casts = Split.cast, [0]
 
@@ -315,7 +316,7 @@ class counted:  # noqa: N801
         return self.casts
 
     def __exit__(self, *_):
-        from octofold.distributed.boundaries import Split
+        from octofold.distributed.tensor_parallel.boundary import Split
 
         Split.cast = self._cast
 

@@ -6,13 +6,14 @@ import weakref
 
 import octofold
 import pytest
-from layer_support import random, relative_error
+
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
 from octofold.models.layerwise import layers, products  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 
 functional = torch.nn.functional
 

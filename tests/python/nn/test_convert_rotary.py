@@ -6,8 +6,9 @@ import types
 
 import octofold
 import pytest
-from layer_support import SMALL_MODEL, random, relative_error
 from octofold import InvalidArgumentError, UnsupportedError
+
+from tests.python.nn.layer_support import SMALL_MODEL, random, relative_error
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
@@ -63,7 +64,7 @@ def results(model, x):
 
 def calls(monkeypatch):
     """How often the kernel ran, in a list."""
-    module = octofold.nn.autograd.rotated
+    module = octofold.nn.autograd.normed
     seen = []
 
     def counted(*args, inverse=False):

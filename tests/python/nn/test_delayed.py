@@ -5,12 +5,13 @@ import dataclasses
 
 import octofold
 import pytest
-from layer_support import random
 from octofold import gemm, quantize
+
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn.recipes.history import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
+from octofold.nn.casting.casts import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
 
 nn = octofold.nn
 

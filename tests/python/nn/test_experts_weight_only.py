@@ -1,16 +1,17 @@
 """Experts that compute with 16-bit activations: of FP8 weights, and of weights in high precision,
 as GPUs without grouped products of FP8 do."""
 
-import gpu_fakes
 import octofold
 import pytest
-from expert_support import EXPERTS, HIDDEN, INNER, choices, operands, truth
-from layer_support import random, relative_error
+
+from tests.python import gpu_fakes
+from tests.python.nn.expert_support import EXPERTS, HIDDEN, INNER, choices, operands, truth
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 
 from octofold import nn  # noqa: E402
-from octofold.nn.autograd import expert_ways  # noqa: E402
+from octofold.nn.autograd import experts as autograd_experts  # noqa: E402
 
 LIMIT = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-2}
 GRANULARITIES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}
@@ -118,7 +119,7 @@ def test_few_tokens(monkeypatch):
         few = {**given, "x": given["x"][:count], "topk_weights": given["topk_weights"][:count]}
         return octofold.experts(topk_ids=ids[:count], **few, **options)
 
-    monkeypatch.setattr(expert_ways, "FEW_TOKENS_OF_EXPERTS", 8)
+    monkeypatch.setattr(autograd_experts, "FEW_TOKENS_OF_EXPERTS", 8)
     for count in (8, 9):
         exact, native = (run(count, compute=compute) for compute in ("weight-only", "native"))
         assert not torch.equal(exact, native)

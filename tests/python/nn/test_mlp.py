@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from fused_support import (
+
+from tests.python.nn.fused_support import (
     BF16,
     CURVES,
     FP16,
@@ -20,7 +21,7 @@ from fused_support import (
     norm_operands,
     wide,
 )
-from layer_support import STATELESS, random, relative_error
+from tests.python.nn.layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 
@@ -173,7 +174,7 @@ def test_only_what_needs_a_gradient(fused_casts):
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
 def test_biases_come_with_the_casts(recipe, monkeypatch):
     """Biases of gate and up, too: the gradient that they are sums of is written in FP8 only."""
-    from octofold.nn.autograd import fused as chains
+    from octofold.nn.autograd import chain as chains
     from octofold.nn.autograd import products
 
     operands, dy = case()

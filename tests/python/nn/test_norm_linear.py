@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from fused_support import (
+
+from tests.python.nn.fused_support import (
     BF16,
     FP16,
     FP32,
@@ -13,7 +14,7 @@ from fused_support import (
     norm_operands,
     wide,
 )
-from layer_support import STATELESS, random, relative_error
+from tests.python.nn.layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 
@@ -204,9 +205,9 @@ def test_from_modules():
 
 
 def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
-    from octofold.nn.layers import linear, parts
+    from octofold.nn.layers import fused_components, linear
 
-    for module in (linear, parts):
+    for module in (linear, fused_components):
         monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)
     module, x = new(), random(130, IN)
     assert torch.equal(module(x), torch.nn.Linear.forward(module.linear, module.norm(x)))
