@@ -48,9 +48,7 @@ RECIPES = (
 )
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 BFLOAT16, BFLOAT16_COMPILED = "BF16", "BF16 compiled"
-PASSES = ("forward", "both", "no_grad")
-"""Forward of a training step, with what backward will need; forward and backward; without
-gradients."""
+PASSES = ("forward", "both")  # of a training step, with what backward will need
 ROWS = 256  # of each matrix are compared
 BFLOAT16_ERRORS = (1e-2, 0.0)
 FP8_ERRORS = (0.1, 1e-2)
@@ -66,9 +64,9 @@ Shape = tuple[int, ...]  # tokens, out, in
 def add_options(parser):
     add_choices(parser, "--sections", SECTIONS)
     add_choices(parser, "--recipes", RECIPES)
+    add_choices(parser, "--passes", PASSES)
     add = parser.add_argument
     add("--shape", type=sizes, action="append", metavar="TOKENS,OUT,IN")
-    add("--passes", nargs="+", choices=PASSES, default=["forward", "both"])
     add("--layer", type=sizes, action="append", metavar="N,K", help="of inference")
     add("--tokens", type=int, nargs="+", default=TOKENS, help="of inference; default: 1 to 64")
     add("--block-tokens", type=int, metavar="TOKENS", help="of the block; default: 8192")
@@ -176,10 +174,7 @@ def operands(run: Run, shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def pass_of(name: str, model: nn.Module, x: Tensor, dy: Tensor) -> Any:
-    if name == "both":
-        return trained(model, x, dy)
-    with torch.set_grad_enabled(name == "forward"):
-        return model(x)
+    return trained(model, x, dy) if name == "both" else model(x)
 
 
 def errors_of(layer: nn.Module, weight: Tensor, x: Tensor, dy: Tensor) -> dict[str, float]:
@@ -213,10 +208,11 @@ def measure_layer(run: Run, shape: Shape) -> None:
             calls, partial(errors_of, built[variant], layer.weight, *sets[0]), *limits
         )
 
+    chosen = list(variants(run.options))
     for passes in run.options.passes:
         builds = (
             Build(variant.name, partial(make, variant, passes), variant.is_ours)
-            for variant in variants(run.options)
+            for variant in chosen
         )
         facts = {"shape": text_of(shape), "passes": passes}
         measure_builds(run, "layer", f"{text_of(shape)} {passes}", builds, BFLOAT16, **facts)
@@ -291,9 +287,11 @@ def measure_block(run: Run, tokens: int) -> None:
         )
 
     case = f"{text_of(size)}, {tokens} tokens in sequences of {sequence}, forward + backward"
-    chosen = list(block_variants(run))
     baseline = BFLOAT16 if run.options.no_compiled else BFLOAT16_COMPILED
-    builds = [Build(variant.name, partial(make, variant), variant.is_ours) for variant in chosen]
+    builds = [
+        Build(variant.name, partial(make, variant), variant.is_ours)
+        for variant in block_variants(run)
+    ]
     measure_builds(run, "block", case, builds, baseline, tokens=tokens, sequence=sequence)
 
 

@@ -82,15 +82,41 @@ def _empty(options: GemmOptions, device: torch.device, *shape: int) -> Tensor:
     return torch.empty(*shape, dtype=OUT_DTYPES[options.out_dtype], device=device)
 
 
-def _problem(shape: Shape, options: GemmOptions, **fields: Any) -> ProductProblem:
+def _problem(shape: Shape, options: GemmOptions, groups: int = 1, **fields: Any) -> ProductProblem:
     return ProductProblem(
         *shape,
         *options.dtypes,
         options.out_dtype,
         *options.granularities,
+        groups=groups,
         fast_accumulation=options.fast_accumulation,
         batch_invariant=octofold.is_batch_invariant(),  # by the environment: of all calls
         **fields,
+    )
+
+
+def _cast_problem(shape: Shape, options: GemmOptions, groups: int) -> ProductProblem:
+    problem = _problem(shape, options, cast_from="bfloat16")
+    return replace(problem, a="e4m3", a_granularity="1x128")
+
+
+def _depth_problem(shape: Shape, options: GemmOptions, groups: int) -> ProductProblem:
+    depth = 128 * (shape[2] // 128 + groups)
+    return _problem((*shape[:2], depth), options, groups, grouping="depth")
+
+
+def _gated_problem(shape: Shape, options: GemmOptions, groups: int) -> ProductProblem:
+    grouping = None if groups == 1 else "rows"
+    problem = _problem(shape, options, groups, gated="swiglu", grouping=grouping)
+    return replace(problem, out="e4m3", a_granularity="1x128", b_granularity="128x128")
+
+
+def _weight_only_problem(shape: Shape, options: GemmOptions, groups: int) -> WeightOnlyProblem:
+    return WeightOnlyProblem(
+        *shape,
+        w=options.dtypes[1],
+        w_granularity=options.granularities[1],
+        batch_invariant=octofold.is_batch_invariant(),
     )
 
 
@@ -213,45 +239,12 @@ def _weight_only(shape: Shape, options: GemmOptions, groups: int, device: torch.
 
 
 KINDS: Final[dict[str, Kind]] = {
-    "gemm": Kind(lambda shape, options, _: _problem(shape, options), _gemm),
-    "cast": Kind(
-        lambda shape, options, _: replace(
-            _problem(shape, options, cast_from="bfloat16"), a="e4m3", a_granularity="1x128"
-        ),
-        _cast,
-    ),
-    "rows": Kind(
-        lambda shape, options, groups: _problem(shape, options, grouping="rows", groups=groups),
-        _rows,
-    ),
-    "masked": Kind(
-        lambda shape, options, groups: _problem(shape, options, grouping="masked", groups=groups),
-        _masked,
-    ),
-    "depth": Kind(
-        lambda shape, options, groups: _problem(
-            (*shape[:2], 128 * (shape[2] // 128 + groups)), options, grouping="depth", groups=groups
-        ),
-        _depth,
-    ),
-    "gated": Kind(
-        lambda shape, options, groups: replace(
-            _problem(shape, options, gated="swiglu", groups=groups),
-            out="e4m3",
-            a_granularity="1x128",
-            b_granularity="128x128",
-            grouping=None if groups == 1 else "rows",
-        ),
-        _gated,
-    ),
-    "weight-only": Kind(
-        lambda shape, options, _: WeightOnlyProblem(
-            *shape,
-            w=options.dtypes[1],
-            w_granularity=options.granularities[1],
-            batch_invariant=octofold.is_batch_invariant(),
-        ),
-        _weight_only,
-    ),
+    "gemm": Kind(_problem, _gemm),
+    "cast": Kind(_cast_problem, _cast),
+    "rows": Kind(partial(_problem, grouping="rows"), _rows),
+    "masked": Kind(partial(_problem, grouping="masked"), _masked),
+    "depth": Kind(_depth_problem, _depth),
+    "gated": Kind(_gated_problem, _gated),
+    "weight-only": Kind(_weight_only_problem, _weight_only),
 }
 """By the words of `octofold tune --product`."""
