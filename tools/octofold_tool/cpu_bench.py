@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .gemm_options import Shape
 from .products import GemmOptions, ShapeResult, measure, seconds_per_product
 from .report import ToolError, bar_chart, console, print_table, tracked
-from .suites import Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,25 @@ class CpuReport:
         }
 
     def show(self) -> None:
-        show(self.title, self.results)
+        columns = (
+            "M,N,K", "FP8\nms", "\n±", "\nGFLOPS", "FP32\nms", "\n±", "\nGFLOPS", "time\nFP32/FP8",
+            "relative\nerror",
+        )  # fmt: skip
+        rows = [
+            (
+                f"{result.m},{result.n},{result.k}",
+                f"{result.milliseconds_fp8:.2f}",
+                f"{result.spread_fp8:.0%}",
+                f"{result.gflops_fp8:.1f}",
+                f"{result.milliseconds_float32:.2f}",
+                f"{result.spread_float32:.0%}",
+                f"{result.gflops_float32:.1f}",
+                f"{result.ratio:.2f}",
+                f"{result.relative_error:.1e}",
+            )
+            for result in self.results
+        ]
+        print_table(f"gemm on the CPU reference backend: {self.title}", columns, rows)
         if self.left_out:
             names = " ".join(",".join(map(str, shape)) for shape in self.left_out)
             seconds = self.options.max_seconds
@@ -57,25 +75,3 @@ def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> CpuReport:
     results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
     left_out = [shape for shape in shapes if shape not in chosen]
     return CpuReport(options, title, results, left_out)
-
-
-def show(title: str, results: Sequence[ShapeResult]) -> None:
-    columns = (
-        "M,N,K", "FP8\nms", "\n±", "\nGFLOPS", "FP32\nms", "\n±", "\nGFLOPS", "time\nFP32/FP8",
-        "relative\nerror",
-    )  # fmt: skip
-    rows = [
-        (
-            f"{result.m},{result.n},{result.k}",
-            f"{result.milliseconds_fp8:.2f}",
-            f"{result.spread_fp8:.0%}",
-            f"{result.gflops_fp8:.1f}",
-            f"{result.milliseconds_float32:.2f}",
-            f"{result.spread_float32:.0%}",
-            f"{result.gflops_float32:.1f}",
-            f"{result.ratio:.2f}",
-            f"{result.relative_error:.1e}",
-        )
-        for result in results
-    ]
-    print_table(f"gemm on the CPU reference backend: {title}", columns, rows)

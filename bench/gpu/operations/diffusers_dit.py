@@ -132,10 +132,6 @@ def inputs_of(sizes, tokens, run):
     }
 
 
-def limit_of(way):
-    return next(limit for name, limit in LIMITS.items() if way.startswith(name))
-
-
 def builds_of(folder, inputs, run, ways, compiled):
     expected = from_folder(folder, run)(**inputs)[0]
     for way in ways:
@@ -148,7 +144,7 @@ def builds_of(folder, inputs, run, ways, compiled):
             def error():
                 return relative_error(model(**inputs)[0], expected)
 
-            limit = limit_of(way)
+            limit = next(limit for name, limit in LIMITS.items() if way.startswith(name))
             limit = 0.02 if compiled and not limit else limit
             return Implementation([partial(model, **inputs)], error, limit)
 

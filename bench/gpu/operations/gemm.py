@@ -30,12 +30,16 @@ from common.run import add_shapes, shapes_of, text_of
 from octofold._core.library import library
 from octofold._ops.gemm import multiply
 from octofold.tuning import ProductProblem
-from octofold_tool.gpu.check import error_of, limit_of
-from octofold_tool.gpu.measuring import PEER_ERROR_LIMIT, Implementation
+from octofold_tool.gpu.measuring import (
+    PEER_ERROR_LIMIT,
+    Implementation,
+    Product,
+    error_of,
+    limit_of,
+)
 from octofold_tool.gpu.peers import (
     BFLOAT16,
     PEERS,
-    Product,
     prepare_deepgemm_added,
     prepare_octofold,
 )

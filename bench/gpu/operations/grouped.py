@@ -27,7 +27,7 @@ from common.measure import Build, measure_candidates
 from common.measure import measure as measure_builds
 from common.run import Run, add_candidates, add_choices, add_only
 from octofold._timing import GRAPH
-from octofold_tool.gpu.limits import measure_limits
+from octofold_tool.gpu.gemm import measure_limits
 
 ROUNDS, SECONDS = 13, 500
 OURS = "octofold"

@@ -16,8 +16,7 @@ from octofold import Depth, ScaledTensor, tuning
 from octofold._ops.grouped_gemm import multiply_groups
 from octofold._timing import Call
 from octofold.tuning import ProductProblem
-from octofold_tool.gpu.check import float64_rows
-from octofold_tool.gpu.measuring import NAN_CODE, Implementation, Operand, poison
+from octofold_tool.gpu.measuring import NAN_CODE, Implementation, Operand, float64_rows, poison
 from torch import Tensor
 
 from .grouped import BFLOAT16, DEEPGEMM, OURS, ROWWISE, Case, offsets_of, on_device

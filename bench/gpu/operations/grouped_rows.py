@@ -15,8 +15,13 @@ from common.run import Run
 from octofold import Masked, Rows, ScaledTensor, tuning
 from octofold._timing import Call
 from octofold.tuning import ProductProblem
-from octofold_tool.gpu.check import float64_rows
-from octofold_tool.gpu.measuring import Implementation, Operand, poison, relative_error
+from octofold_tool.gpu.measuring import (
+    Implementation,
+    Operand,
+    float64_rows,
+    poison,
+    relative_error,
+)
 from torch import Tensor
 
 from .grouped import BFLOAT16, DEEPGEMM, OURS, ROWWISE, Case, offsets_of, on_device

@@ -19,7 +19,6 @@ slowest rank:
     over it     overlapped over product
 
 Results of "overlapped" have to have the bits of "in order", in each round, with other rows in each.
-NVLink multicast stays off.
 """
 
 import octofold

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from octofold._timing import GRAPH
 
+from ..gemm_options import Shape
 from ..products import GemmOptions
 from ..report import COLORS, bar_chart, console, new_figure, print_table, tracked
-from ..suites import Shape
-from .gemm import GpuShapeResult, measure
-from .limits import Limits, measure_limits
+from .gemm import GpuShapeResult, Limits, measure, measure_limits
 from .peers import BFLOAT16, OCTOFOLD, PEERS
 
 LEAST_SWEEP = 4

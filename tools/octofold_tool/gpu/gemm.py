@@ -1,19 +1,61 @@
-"""FP8 products on a GPU beside its peers': checked, then timed."""
+"""FP8 products on a GPU beside its peers': checked, then timed; and upper limits of this GPU, which
+are measured in the same run."""
 
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
 import torch
-from octofold._timing import COLD_BYTES, Method, set_count, timings
+from octofold._timing import COLD_BYTES, Call, Method, medians, set_count, timings
 
+from ..gemm_options import Shape
 from ..products import GemmOptions
 from ..report import ToolError
-from ..suites import Shape
-from .check import error_of, limit_of
-from .limits import Limits
-from .measuring import PEER_ERROR_LIMIT, Implementation, Wrong, checked
-from .peers import OCTOFOLD, PEERS, Peer, Product
+from .measuring import (
+    PEER_ERROR_LIMIT,
+    Implementation,
+    Product,
+    Wrong,
+    checked,
+    error_of,
+    limit_of,
+)
+from .peers import OCTOFOLD, PEERS, Peer, prepare_tensor_scales
+
+LIMIT_ROUNDS = 5
+READ_BYTES = 4 << 30
+PRODUCT_SIZE = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    bytes_per_second: float  # of a sum over 4 GiB
+    flops: float  # of cuBLASLt's tensor-scaled product of 8192³, which promotes nothing
+
+    def seconds(self, shape: Shape, bytes_: int) -> float:
+        """No product of this shape, which moves so many bytes, takes much less."""
+        m, n, k = shape
+        return max(bytes_ / self.bytes_per_second, 2 * m * n * k / self.flops)
+
+
+def measure_limits(
+    method: Method,
+    device: torch.device,
+    read_bytes: int = READ_BYTES,
+    size: int = PRODUCT_SIZE,
+) -> Limits:
+    memory = torch.ones(read_bytes // 4, device=device)
+    read_seconds = median_seconds(method, memory.sum)
+    del memory
+    options = GemmOptions(("e4m3", "e4m3"), ("tensor", "tensor"), "bfloat16", LIMIT_ROUNDS)
+    x, w = (torch.randn(size, size, device=device) for _ in range(2))
+    product_seconds = median_seconds(method, prepare_tensor_scales(x, w, options).run)
+    return Limits(read_bytes / read_seconds, 2 * size**3 / product_seconds)
+
+
+def median_seconds(method: Method, call: Call) -> float:
+    call()
+    return medians([method.sampler([call])], LIMIT_ROUNDS)[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,14 +5,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import octofold
 import torch
 from octofold._timing import Call, Method, Sampler, Timing, screened
 from torch import Tensor
 
-from ..measure import ERROR_LIMITS
+from ..measure import ERROR_LIMITS, error_limit
+from ..products import GemmOptions
 
 Operand: TypeAlias = "octofold.ScaledTensor | Tensor"
 Errors: TypeAlias = float | Mapping[str, float]
@@ -21,6 +22,12 @@ OUT_DTYPES: Final = {name: getattr(torch, name) for name in ERROR_LIMITS}
 PEER_ERROR_LIMIT: Final = 5e-2
 """A peer that is further off computed something else."""
 NAN_CODE: Final = 0x7F  # of both FP8 formats
+
+# Only so many rows and columns of a large product are compared.
+CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
+
+# About 14 significant bits of a sum over all of K.
+FAST_ACCUMULATION_ERROR_LIMIT = 1e-2
 
 
 class Wrong(Exception):  # noqa: N818
@@ -113,3 +120,60 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     wide = expected.detach().double()
     error = torch.linalg.norm(actual.detach().double() - wide)
     return float(error / torch.linalg.norm(wide)) if error != 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Product:
+    """out = a · bᵀ."""
+
+    run: Callable[[], Any]
+    a: Operand
+    b: Operand
+    out: Tensor
+
+    def bytes(self) -> int:
+        return bytes_of(self.a, self.b, self.out)
+
+
+def error_of(product: Product, added: float | None = None) -> float:
+    """Run it into poisoned memory. Relative error against the dequantized operands' product in
+    FP64; NaN if anything was not written.
+
+    added: a value that the memory holds instead, and to which the product is added.
+    """
+    product.out.fill_(torch.nan if added is None else added)
+    product.run()
+    if not torch.isfinite(product.out).all():
+        return float("nan")
+    m, n = product.out.shape
+    rows = torch.randperm(m, device=product.out.device)[:CHECKED_ROWS]
+    columns = torch.randperm(n, device=product.out.device)[:CHECKED_COLUMNS]
+    expected = float64_rows(product.a, rows) @ float64_rows(product.b, columns).T
+    actual = product.out[rows][:, columns].double() - (added or 0.0)
+    return relative_error(actual, expected)
+
+
+def limit_of(options: GemmOptions, *products: Product) -> float:
+    """The limit of the relative error of these products of ours."""
+    limit = max(error_limit(options.out_dtype, compared(product)) for product in products)
+    return max(limit, FAST_ACCUMULATION_ERROR_LIMIT) if options.fast_accumulation else limit
+
+
+def compared(product: Product) -> int:
+    """Elements that error_of compares."""
+    rows, columns = product.out.shape
+    return min(rows, CHECKED_ROWS) * min(columns, CHECKED_COLUMNS)
+
+
+def float64_rows(operand: Operand, rows: Tensor) -> Tensor:
+    """These rows of the (dequantized) matrix."""
+    if isinstance(operand, Tensor):
+        return operand[rows].double()
+    codes: Tensor = operand.data.view(torch.uint8)[rows].view(operand.data.dtype).float().double()
+    scale: Tensor = operand.scale.double()
+    if operand.granularity == "tensor":
+        return codes * scale
+    if operand.granularity == "channel":
+        return codes * scale[rows][:, None]
+    scale = scale[rows // 128 if operand.granularity == "128x128" else rows]
+    return codes * scale.repeat_interleave(128, dim=1)[:, : codes.shape[1]]

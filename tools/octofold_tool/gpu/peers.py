@@ -16,20 +16,7 @@ import torch
 from torch import Tensor
 
 from ..products import GemmOptions
-from .measuring import OUT_DTYPES, Operand, bytes_of
-
-
-@dataclass(frozen=True)
-class Product:
-    """out = a · bᵀ."""
-
-    run: Callable[[], Any]
-    a: Operand
-    b: Operand
-    out: Tensor
-
-    def bytes(self) -> int:
-        return bytes_of(self.a, self.b, self.out)
+from .measuring import OUT_DTYPES, Product
 
 
 @dataclass(frozen=True)

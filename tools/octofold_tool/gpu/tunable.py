@@ -14,11 +14,21 @@ from octofold._timing import Call
 from octofold.tuning import Problem, ProductProblem, WeightOnlyProblem
 from torch import Tensor
 
+from ..gemm_options import Shape
 from ..products import GemmOptions
-from ..suites import Shape
-from .check import CHECKED_ROWS, error_of, float64_rows, limit_of
-from .measuring import OUT_DTYPES, bytes_of, poison, relative_error, tensors_of
-from .peers import Product, quantized
+from .measuring import (
+    CHECKED_ROWS,
+    OUT_DTYPES,
+    Product,
+    bytes_of,
+    error_of,
+    float64_rows,
+    limit_of,
+    poison,
+    relative_error,
+    tensors_of,
+)
+from .peers import quantized
 
 # Its result is cast to FP8 of 4 significant bits.
 GATED_ERROR_LIMIT = 5e-2

@@ -9,9 +9,9 @@ from octofold import tuning
 from octofold._timing import COLD_BYTES, Call, Method, set_count
 from octofold.tuning import Choice, Problem
 
+from ..gemm_options import Shape
 from ..products import GemmOptions
 from ..report import ToolError
-from ..suites import Shape
 from .measuring import Implementation, Wrong, checked, run_in_threads, screen
 from .tunable import KINDS, Case
 
@@ -76,13 +76,6 @@ def is_sensible(name: str, m: int) -> bool:
     return m > 8 and rows <= max(128, 2 * m)
 
 
-def require_right(name: str, made: Implementation) -> None:
-    try:
-        checked(made)
-    except Wrong as wrong:  # NaN: not written everywhere
-        raise ToolError(f"{name}: {wrong}: a fault of ours") from None
-
-
 def tune(
     shape: Shape,
     wanted: Wanted,
@@ -109,7 +102,11 @@ def tune(
         made[name] = Implementation(calls, partial(cases[0].error, calls[0]), cases[0].limit)
     run_in_threads(each.calls[0] for each in made.values())
     for name, each in made.items():
-        require_right(f"{wanted.product} {shape} by {name}", each)
+        try:
+            checked(each)
+        except Wrong as wrong:
+            what = f"{wanted.product} {shape} by {name}"
+            raise ToolError(f"{what}: {wrong}: a fault of ours") from None
     _, times = screen(made, {planned: made[planned]}, wanted.options.rounds, method, last)
     fastest = min(times, key=lambda name: times[name].microseconds)
     return Tuned(
