@@ -6,8 +6,6 @@
 #include "kernels/rotary/config/rotary.h"
 #include "plan/rotary.h"
 #include "support/gpu_product.h"
-#include "support/nvrtc.h"
-#include "support/sound_kernel.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
@@ -71,27 +69,6 @@ TEST_F(RotaryTest, NothingLaunchesNothing) {
   arguments_.x.shape[2] = y_.shape[2] = 0;
   rotary(runtime().device(0), arguments_, y_, {&stream_});
   EXPECT_TRUE(state().launches.empty());
-}
-
-class NvrtcRotaryTest : public test::NvrtcTest<> {
- protected:
-  test::Compiler compiler_;
-};
-
-TEST_F(NvrtcRotaryTest, CompilesWithoutSpills) {
-  for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-    for (const bool aligned : {false, true}) {
-      for (const std::int64_t heads : {4, 32}) {
-        compiler_.expect_sound(plan_rotary({.tokens = 100,
-                                            .heads = heads,
-                                            .head_size = 128,
-                                            .type = type,
-                                            .is_aligned = aligned},
-                                           plan::kHopper)
-                                   .kernels);
-      }
-    }
-  }
 }
 
 }  // namespace
