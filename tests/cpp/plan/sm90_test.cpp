@@ -97,6 +97,14 @@ TEST(Sm90ConfigTest, Groups) {
   }
 }
 
+TEST(Sm90ConfigTest, TwoLevels) {
+  Sm90GemmConfig config;
+  config.form.b_channel_scale = true;
+  EXPECT_EQ(config.invalid_reason(), nullptr);
+  config.form.b.scales = Granularity::kChannel;
+  EXPECT_NE(config.invalid_reason(), nullptr);
+}
+
 struct Measured {
   GemmProblem problem;
   std::map<std::string, double> times;  // by candidate, over the best one's; left out from 2 on

@@ -2,94 +2,17 @@
 // from bfloat16 in a conversion, so it is rarer.
 #pragma once
 
+#include "support/cast_problems.h"
 #include "support/granularities.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::test::casts {
-
-using config::CastRule;
-using config::CastSource;
-using config::SourceKind;
-using enum DType;
-using enum Granularity;
-using config::kCompressedTensorsRule, config::kDeepGemmRule, config::kDeepSeekRule,
-    config::kTorchAoRule, config::kVllmTritonRule;
 
 constexpr std::array kInputs{kFloat32, kFloat16, kBFloat16};
 constexpr std::array kTwoInputs{kFloat32, kBFloat16};
 // The other type of 16 bits takes its place where nothing is aligned.
 constexpr DType other(DType in) { return in == kBFloat16 ? kFloat16 : in; }
 constexpr std::array kBools{false, true};
-
-// What is cast, both ways where nothing else is said.
-struct Cast : plan::CastProblem {
-  explicit Cast(DType in, Granularity granularity, const CastRule& rule = kDeepGemmRule,
-                const CastSource& of = {})
-      : CastProblem{.rows = 256,
-                    .cols = 1024,
-                    .format = {.in = in, .granularity = granularity, .rule = rule},
-                    .source = of,
-                    .to_transposed = true} {}
-
-  Cast with(auto&& change) const {
-    Cast cast = *this;
-    change(cast);
-    return cast;
-  }
-  Cast to_rows_alone() const {
-    return with([](Cast& cast) { cast.to_transposed = false; });
-  }
-  Cast transposed_alone() const {
-    return with([](Cast& cast) { cast.to_rows = false; });
-  }
-  Cast beside(Granularity transposed) const {
-    return with([&](Cast& cast) {
-      cast.transposed_by_channel = transposed == kChannel;
-      cast.transposed_by_squares = transposed == kBlock128x128;
-    });
-  }
-  Cast unaligned() const {
-    return with([](Cast& cast) { cast.x_is_aligned = cast.codes_are_aligned = false; });
-  }
-  Cast in_groups() const {
-    return with([](Cast& cast) { cast.groups = 8; });
-  }
-  // Squares do not end with its matrices.
-  Cast of_stack(std::int64_t rows_of_matrix = 1000) const {
-    return with([&](Cast& cast) { cast.rows = rows_of_matrix * (cast.matrices = 4); });
-  }
-  Cast of(std::int64_t width) const {
-    return with([&](Cast& cast) { cast.cols = width; });
-  }
-  Cast of_given_scales() const {
-    return with([](Cast& cast) { cast.scales_given = true; });
-  }
-  Cast of_given_amax() const {
-    return with([](Cast& cast) { cast.amax_given = true; });
-  }
-  Cast of_two_levels() const {
-    return with([](Cast& cast) { cast.two_level = true; });
-  }
-  Cast reducing(const config::ColumnReductions& reductions) const {
-    return with([&](Cast& cast) { cast.columns = reductions; });
-  }
-};
-
-constexpr config::ColumnReductions kSums{.sums = true}, kAmax{.amax = true},
-    kBoth{.sums = true, .amax = true};
-constexpr CastSource kSwiGlu{SourceKind::kActivation},
-    kSwiGluGradient{SourceKind::kActivationGradient};
-constexpr CastSource kGathered{.kind = SourceKind::kGathered};
-constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
-constexpr CastSource kTransposeMultiplied{.kind = SourceKind::kGathered,
-                                          .transposed_factors = true};
-constexpr auto kOfInputType = config::NormOperand::kInputType;
-constexpr CastSource kNormed{.kind = SourceKind::kNormed,
-                             .norm = {.kind = NormKind::kLayer,
-                                      .weight = kOfInputType,
-                                      .bias = kOfInputType,
-                                      .scale = kOfInputType,
-                                      .shift = kOfInputType}};
 
 // Scales of rows: rows that a warp, 256 threads, 512, a cluster and none of them holds.
 inline void add_widths(Kernels& kernels, const Cast& cast) {

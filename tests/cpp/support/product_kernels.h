@@ -41,6 +41,7 @@ inline void add(Kernels& kernels, const Sm90GemmConfig& config) {
       [=](int count) { return count % (has_loop_for_one ? 4 : of_step); }, testing::Eq(0));
   kernels.add({.plan = kernel_of(config, plan::sm90::kHeader, plan::sm90::kKernel),
                .registers = Le(config.registers_at_start()),
+               .may_collect_lanes = true,
                .operations = {{SassOperation::kQgmma, AllOf(Ge(of_step), whole_steps)}}});
 }
 
