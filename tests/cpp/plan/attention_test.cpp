@@ -336,13 +336,5 @@ TEST(PlanAttentionTest, BatchInvariantOnesSplitKeysWhereThatPays) {
   EXPECT_EQ(splits(), 1);
 }
 
-TEST(PlanAttentionTest, OldGpusAreRefused) {
-  const Gpu turing = as_target(kHopper, 75);
-  EXPECT_NO_THROW(plan_attention({}, turing));
-  EXPECT_THAT(test::error_of([&] { plan_attention({.form = {.q = kBFloat16}}, turing); },
-                             ErrorCode::kUnsupported),
-              AllOf(HasSubstr("attention: "), HasSubstr("products of bfloat16, got 7.5")));
-}
-
 }  // namespace
 }  // namespace octofold::plan

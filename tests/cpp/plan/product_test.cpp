@@ -272,16 +272,6 @@ TEST(ProductPlanTest, RefusesWhatKernelsCannotCount) {
   EXPECT_TRUE(refuses(1ll << 21, 1ll << 18, 16));  // more blocks of 8×64 in four slices than 2^31
 }
 
-TEST(ProductPlanTest, NamesWhatAnOlderGpuIsAndWhatThereIsInstead) {
-  try {
-    plan_product({.product = {.m = 16, .n = 16, .k = 16}},
-                 {.compute_major = 8, .compute_minor = 6, .multiprocessors = 84});
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("8.6"), HasSubstr("CPU backend")));
-  }
-}
-
 // These cluster sizes were the best of those measured, or next to it (docs/notes/products.md).
 TEST(GatedPlanTest, ClustersShareBWhereThereAreManyRows) {
   const auto cluster_rows = [](std::int64_t m, std::int64_t n, std::int64_t k) {

@@ -50,6 +50,7 @@ inline void add(Kernels& kernels, const MmaGemmConfig& config) {
   kernels.add({.plan = kernel_of(config, config.kHeader, config.kKernel),
                .registers = Le(config.registers()),
                .static_shared_bytes = 0,
+               .may_collect_lanes = true,
                .operations = {{SassOperation::kQmma, 4 * config.sub_tiles() * config.eights()}}});
 }
 
