@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include "checkpoints.h"
 #include "model/safetensors_reader.h"
 #include "model/safetensors_writer.h"
-#include "test_files.h"
 
 namespace octofold::model {
 namespace {
