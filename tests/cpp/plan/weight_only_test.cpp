@@ -18,9 +18,25 @@ const WeightOnlyWork& work_of(const WeightOnlyPlan& plan) {
   return std::get<WeightOnlyWork>(plan.config);
 }
 
+// A block for each tile that is expected, and fewer than there are others behind them.
+void expect_blocks_of_groups(const WeightOnlyProblem& problem, const WeightOnlyConfig& config,
+                             std::int64_t blocks) {
+  EXPECT_EQ(config.gathered, problem.gathered);
+  const std::int64_t columns = config::ceil_divide(problem.columns, config.tile_columns);
+  const RowTiles tiles = row_tiles(problem, config.tile_rows);
+  EXPECT_GE(blocks, std::min(tiles.most, static_cast<std::int64_t>(tiles.expected)) * columns);
+  EXPECT_LE(blocks, tiles.most * columns);
+  EXPECT_GE(blocks, 1);
+}
+
 void expect_kernels(const WeightOnlyProblem& problem, const WeightOnlyWork& work, const Gpu& gpu,
                     const std::vector<KernelPlan>& kernels) {
   const WeightOnlyConfig& config = work.config;
+  EXPECT_EQ(config.work, problem.work);
+  if (config::has_groups(problem.work)) {
+    EXPECT_EQ(work.splits, 1);
+    expect_blocks_of_groups(problem, config, kernels[0].blocks);
+  }
   EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
   EXPECT_EQ(config.split, work.splits > 1);
   ASSERT_EQ(kernels.size(), config.split ? 2u : 1u);
@@ -37,7 +53,6 @@ void expect_kernels(const WeightOnlyProblem& problem, const WeightOnlyWork& work
   EXPECT_EQ(config.vectors, problem.is_aligned);
   EXPECT_EQ(config.store_vectors, problem.out_is_aligned);
   EXPECT_EQ(config.x_blocks, problem.x_blocks);
-  // All copies of a stage are whole units.
   EXPECT_EQ(config.stage_bytes() % 16, 0);
 }
 
@@ -45,7 +60,12 @@ void expect_kernels(const WeightOnlyProblem& problem, const config::Sm90WeightOn
                     const Gpu& gpu, const std::vector<KernelPlan>& kernels) {
   EXPECT_EQ(gpu.compute_capability(), 90);
   EXPECT_TRUE(problem.fits_tma);
-  EXPECT_GT(problem.rows, 16);
+  EXPECT_GE(expected_rows(problem), 17);
+  EXPECT_FALSE(problem.gathered);
+  EXPECT_EQ(config.work, problem.work);
+  if (config::has_groups(problem.work)) {
+    EXPECT_LE(kernels[0].blocks, gpu.multiprocessors * config.blocks_per_multiprocessor);
+  }
   EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
   ASSERT_EQ(kernels.size(), 1u);
   EXPECT_EQ(kernels[0].cluster_size, config.split_k);
@@ -60,7 +80,7 @@ void expect_kernels(const WeightOnlyProblem& problem, const config::Sm90WeightOn
   EXPECT_EQ(config.store_vectors, problem.out_is_aligned);
 }
 
-WeightOnlyProblem draw(test::Random& random) {
+WeightOnlyProblem draw_dense(test::Random& random) {
   constexpr DType kTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kE4M3,
                               DType::kE5M2};
   constexpr auto& kScales = test::kGranularities;
@@ -84,12 +104,26 @@ WeightOnlyProblem draw(test::Random& random) {
   return problem;
 }
 
+WeightOnlyProblem draw(test::Random& random) {
+  WeightOnlyProblem problem = draw_dense(random);
+  if (size_of(problem.x) != 2 || random() % 2) return problem;
+  problem.work = random() % 2 == 0 ? Work::kGroupedRows : Work::kMaskedRows;
+  problem.groups = 1 + static_cast<std::int64_t>(random() % 300);
+  problem.has_workspace = false;
+  if (problem.work == Work::kGroupedRows) {
+    problem.gathered = random() % 2 == 0;
+  } else {
+    problem.expected = static_cast<std::int64_t>(random() % as_size(problem.rows + 1));
+  }
+  return problem;
+}
+
 // Whatever is asked for, on whatever GPU: there is a kernel, which fits.
 TEST(PlanWeightOnlyTest, EachProblemHasAKernel) {
   test::Random random;
   for (int i = 0; i < 4000; ++i) {
     const WeightOnlyProblem problem = draw(random);
-    for (const int capability : {75, 80, 86, 90}) {
+    for (const int capability : {75, 80, 86, 89, 90}) {
       if (problem.x == DType::kBFloat16 && capability < 80) continue;
       const Gpu gpu = target_of(capability);
       const WeightOnlyPlan plan = plan_weight_only(problem, gpu);
@@ -102,7 +136,7 @@ TEST(PlanWeightOnlyTest, EachProblemHasAKernel) {
 TEST(PlanWeightOnlyTest, TilesCoverOut) {
   test::Random random;
   for (int i = 0; i < 200; ++i) {
-    WeightOnlyProblem problem = draw(random);
+    WeightOnlyProblem problem = draw_dense(random);
     problem.rows = std::min<std::int64_t>(problem.rows, 700);
     problem.columns = std::min<std::int64_t>(problem.columns, 700);
     const WeightOnlyPlan plan = plan_weight_only(problem, kAmpere);
@@ -289,11 +323,6 @@ WeightOnlyProblem draw_invariant(test::Random& random) {
   WeightOnlyProblem problem = draw(random);
   problem.depth = random() % 2 == 0 ? 16 * (1 + problem.depth / 16) : 1 + problem.depth;
   problem.out_is_aligned = problem.batch_invariant = true;
-  if (size_of(problem.x) == 2 && random() % 2 == 0) {
-    problem.work = random() % 2 == 0 ? Work::kGroupedRows : Work::kMaskedRows;
-    problem.groups = 1 + static_cast<std::int64_t>(random() % 200);
-    problem.gathered = problem.work == Work::kGroupedRows && random() % 2 == 0;
-  }
   return problem;
 }
 
