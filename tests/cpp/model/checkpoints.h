@@ -12,8 +12,7 @@
 #include "octofold/log.h"
 #include "octofold/scale_layout.h"
 
-#include "model/safetensors_reader.h"
-#include "model/safetensors_writer.h"
+#include "model/safetensors.h"
 #include "support/targets.h"
 #include "support/test.h"
 #include "support/test_folder.h"

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "checkpoints.h"
-#include "model/safetensors_reader.h"
+#include "model/safetensors.h"
 #include "support/test.h"
 
 namespace octofold::model {

@@ -1,10 +1,10 @@
 // The files that the reader takes and refuses, and those that the writer leaves.
+#include "model/safetensors.h"
+
 #include <fmt/format.h>
 #include <sys/stat.h>
 
 #include "checkpoints.h"
-#include "model/safetensors_reader.h"
-#include "model/safetensors_writer.h"
 
 namespace octofold::model {
 namespace {
