@@ -27,12 +27,11 @@ import torch
 from common.models import Attention, LlamaBlock
 from common.run import Run, new_parser, print_table
 from octofold._timing import Method, captured, timings
-from octofold.models.advisor.advise import Advisor
-from octofold.models.advisor.measure.errors import in_place
-from octofold.models.advisor.measure.runs import answers, answers_error, evaluating, runs_of
-from octofold.models.advisor.plan.layers import linears_of
-from octofold.models.advisor.plan.ways import WAYS, ways_of
-from octofold.models.advisor.steps import Steps
+from octofold.models.advisor.advise import Advisor, ProgressSteps
+from octofold.models.advisor.errors import in_place
+from octofold.models.advisor.record import linears_of
+from octofold.models.advisor.runs import answers, answers_error, evaluating, runs_of
+from octofold.models.advisor.ways import WAYS, ways_of
 from torch.nn.functional import silu
 
 EVENTS = Method("events", rest=0.0, passes=1)
@@ -151,7 +150,7 @@ class Race:
         self.runs = runs_of("bench", inputs)
         linears, _ = linears_of(model)
         started = time.perf_counter()
-        self.advisor = Advisor(model, self.runs, run.device, ways, Steps(None, 0))
+        self.advisor = Advisor(model, self.runs, run.device, ways, ProgressSteps(None, 0))
         self.advisor.measure(linears, effects=True)
         self.seconds = time.perf_counter() - started
         self.expected = answers(self.runs, model)

@@ -68,7 +68,7 @@ def of_diffusers(folder, run):
 def of_torchao(folder, run):
     """The layers that casting takes, one after another."""
     from octofold.integrations.diffusers import OctofoldConfig
-    from octofold.integrations.diffusers.config import options_of
+    from octofold.integrations.diffusers.quantizer import options_of
     from torchao.quantization import (
         Float8DynamicActivationFloat8WeightConfig,
         PerRow,

@@ -43,7 +43,7 @@ import octofold.distributed
 import torch
 import torch.distributed as dist
 from octofold._timing import captured
-from octofold.distributed.expert_parallel.message import Part, packed, token_parts
+from octofold.distributed.expert_parallel.message import Field, packed, token_fields
 from parallel_peers.experts import ExpertsOverRanks, Pieces
 from torch import Tensor
 
@@ -176,7 +176,7 @@ class Traffic(NamedTuple):
         return call
 
 
-def row_bytes(*parts: Part) -> int:
+def row_bytes(*parts: Field) -> int:
     """Bytes of a row of these parts on the wire."""
     row = packed([torch.empty((0, part.numbers), dtype=part.dtype) for part in parts])
     return row.shape[1] * row.itemsize
@@ -190,9 +190,9 @@ def traffics(problem: Problem, layer: Layer) -> dict[str, Traffic]:
     goes = owners.unsqueeze(-1) == torch.arange(size, device=DEVICE)
     choices, once = goes.sum((0, 1)), goes.any(1).sum(0)
     room = torch.full_like(once, len(problem.x))
-    (whole,) = token_parts(hidden, torch.bfloat16, None)
-    codes = token_parts(hidden, torch.bfloat16, octofold.Format(granularity="1x128"))
-    ids, weights = Part(torch.int32, k), Part(torch.float32, k)
+    (whole,) = token_fields(hidden, torch.bfloat16, None)
+    codes = token_fields(hidden, torch.bfloat16, octofold.Format(granularity="1x128"))
+    ids, weights = Field(torch.int32, k), Field(torch.float32, k)
     back, gradients = row_bytes(whole), row_bytes(whole, weights)
     of_codes = (row_bytes(*codes, ids, weights), back, row_bytes(*codes), gradients)
     of_input = (row_bytes(whole, ids, weights), back, back, gradients)

@@ -36,8 +36,6 @@ from ._checkpoint import (
     inspect_checkpoint,
     quantize_checkpoint,
 )
-from ._core import imported
-from ._core.batch_invariance import is_batch_invariant, set_batch_invariant
 from ._core.errors import (
     BadFormatError,
     Error,
@@ -49,18 +47,15 @@ from ._core.errors import (
     UnsupportedError,
 )
 from ._core.formats import Format, Rule
-from ._core.library import library
-from ._core.log import set_log_handler
+from ._core.frameworks import import_below, introduce
+from ._core.library import is_batch_invariant, library, set_batch_invariant, set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
-from ._ops.arrivals import Arrivals
 from ._ops.attention import attention
-from ._ops.gemm import gemm
-from ._ops.gemm_weight_only import gemm_weight_only
-from ._ops.grouped_gemm import grouped_gemm
-from ._ops.grouped_gemm_weight_only import grouped_gemm_weight_only
-from ._ops.groups import Depth, Masked, Rows
+from ._ops.gemm import Arrivals, gemm
+from ._ops.gemm_weight_only import gemm_weight_only, grouped_gemm_weight_only
+from ._ops.grouped_gemm import Depth, Masked, Rows, grouped_gemm
 from ._ops.quantize import quantize
 
 if TYPE_CHECKING:
@@ -159,7 +154,7 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     path = _LAZY[name]
-    module = imported.import_below(__name__, path or name)
+    module = import_below(__name__, path or name)
     return getattr(module, name) if path else module
 
 
@@ -167,4 +162,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-imported.introduce(ScaledTensor)
+introduce(ScaledTensor)

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ._core.granularity import GRANULARITIES
-from ._core.library import library
-from ._core.progress import Progress
-from ._info import info
-from ._layer_ways import LEFT, LayerWay, layer_ways
+from ._core.formats import GRANULARITIES
+from ._core.library import Progress, library
+from ._info import HIGH_PRECISION, LayerWay, info, layer_ways
 from ._probes import try_on, why_no_probe
 
 NATIVE, KERNELS = "native", "kernels"
@@ -18,7 +16,7 @@ MEANINGS: Final = {
     "cast": "not this, but FP8 in memory, dequantized before another library's product",
     "CPU": "on the reference backend alone",
     "none": "an error everywhere: operands of these forms do not go together",
-    LEFT: "layers alone: it stays as it is, and computes in 16 bits",
+    HIGH_PRECISION: "layers alone: it stays as it is, and computes in 16 bits",
 }
 
 

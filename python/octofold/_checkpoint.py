@@ -9,8 +9,7 @@ from typing import Any
 from ._core.errors import invalid_argument
 from ._core.files import path_bytes, path_of
 from ._core.formats import Format, FormatLike, format_of, words_of
-from ._core.library import library
-from ._core.progress import Progress, reporting
+from ._core.library import Progress, library, reporting
 from ._loaded_model import loaded_model
 
 

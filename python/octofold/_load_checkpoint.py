@@ -12,7 +12,7 @@ from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight,
 from ._core.errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
 from ._core.files import open_regular
 from ._core.frameworks import Array
-from ._core.log import warn_once
+from ._core.library import warn_once
 from ._core.ops import scale_shape
 from ._core.scaled_tensor import ScaledTensor
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ._core.errors import Error, invalid_argument
 from ._core.files import read_text
-from ._core.log import warn_once
+from ._core.library import warn_once
 
 _FAMILIES: Final = ("deepseek-v3", "finegrained-fp8", "compressed-tensors", "torchao")
 """The families that transformers loads."""

@@ -4,25 +4,23 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ._core.dtypes import HALF
 from ._core.errors import Error
-from ._core.granularity import GRANULARITIES
+from ._core.formats import GRANULARITIES, HALF
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Gpu
 from ._ops.attention import attention
 from ._ops.cast import Target, cast
 from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed
-from ._ops.convert_dtype import convert_dtype
 from ._ops.dot import dot
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm import gemm
-from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ._ops.grouped_gemm import grouped_gemm
-from ._ops.grouped_gemm_weight_only import (
+from ._ops.gemm_weight_only import (
+    gemm_weight_only,
+    gemm_weight_only_gradient,
     grouped_gemm_weight_only,
     grouped_gemm_weight_only_gradient,
 )
-from ._ops.groups import Depth, Masked, Rows
+from ._ops.grouped_gemm import Depth, Masked, Rows, grouped_gemm
 from ._ops.norms import norm, norm_gradient
 from ._ops.quantize import quantize
 from ._ops.rotary import rotary
@@ -34,7 +32,7 @@ from ._ops.routing import (
     top_k,
     top_k_gradient,
 )
-from ._ops.transpose import transpose
+from ._ops.words import convert_dtype, transpose
 
 ERROR_LIMIT: Final = 1e-2
 """The error limit, relative to the result's norm: other order of sums, one rounding to 16 bits."""

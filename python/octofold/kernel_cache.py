@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ._core.files import path_of
-from ._core.library import library
-from ._core.progress import Progress, reporting
+from ._core.library import Progress, library, reporting
 
 __all__ = [
     "CachedKernel",

@@ -8,11 +8,9 @@ from ._core.ops import scale_shape
 from ._ops.cast import Casts, Target, cast
 from ._ops.cast_many import CastJob, cast_many
 from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed, NormStatistics
-from ._ops.convert_dtype import convert_dtype
 from ._ops.dot import dot
 from ._ops.gated_gemm import gated_gemm
-from ._ops.gemm_weight_only import gemm_weight_only_gradient
-from ._ops.grouped_gemm_weight_only import grouped_gemm_weight_only_gradient
+from ._ops.gemm_weight_only import gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
 from ._ops.norms import NormedRows, NormGradients, norm, norm_gradient
 from ._ops.rotary import rotary
 from ._ops.routing import (
@@ -25,8 +23,7 @@ from ._ops.routing import (
     top_k,
     top_k_gradient,
 )
-from ._ops.transpose import transpose
-from ._ops.words import as_words, from_words, pack, unpack
+from ._ops.words import as_words, convert_dtype, from_words, pack, transpose, unpack
 
 __all__ = [
     "Activated",

@@ -14,18 +14,15 @@ from typing import TypeAlias
 
 from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
 from ._core.files import path_of, read_text, write_whole
-from ._core.frameworks import Array
+from ._core.frameworks import Array, StreamLike
 from ._core.library import library
 from ._core.scaled_tensor import ScaledTensor
-from ._core.streams import StreamLike
 from ._info import Gpu, info
 from ._ops.cast_sources import Gathered
 from ._ops.gated_gemm import multiply_gated
 from ._ops.gemm import multiply
-from ._ops.gemm_weight_only import multiply_by_weights
-from ._ops.grouped_gemm import multiply_groups
-from ._ops.grouped_gemm_weight_only import multiply_by_groups_of_weights
-from ._ops.groups import Groups, Masked, Rows
+from ._ops.gemm_weight_only import multiply_by_groups_of_weights, multiply_by_weights
+from ._ops.grouped_gemm import Groups, Masked, Rows, multiply_groups
 from .kernel_cache import GemmProblem
 
 __all__ = [
@@ -262,7 +259,7 @@ def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
     is_kept = there.products and not there.fault
     products = json.loads(read_text(there.file))["products"] if is_kept else {}
     for choice in choices:
-        products[_key(choice.problem)] = {
+        products[str(library.tuning_key(asdict(choice.problem)))] = {
             "candidate": choice.candidate,
             "microseconds": round(choice.microseconds, 3),
             "planned_microseconds": round(choice.planned_microseconds, 3),
@@ -305,7 +302,3 @@ def _gpu(gpu: Gpu | int) -> Gpu:
     if gpu >= len(gpus):
         raise UnavailableError(f"tuning: expected a GPU of index {gpu}, got {len(gpus)} GPUs here")
     return gpus[gpu]
-
-
-def _key(problem: Problem) -> str:
-    return str(library.tuning_key(asdict(problem)))

@@ -1,14 +1,11 @@
-#include "cuda/product.h"
-
 #include <string_view>
 #include <variant>
 
 #include "core/check.h"
 #include "core/log.h"
+#include "cuda/backend.h"
 #include "cuda/group_check.h"
-#include "cuda/mma_product.h"
-#include "cuda/sm90_product.h"
-#include "cuda/tuned_plan.h"
+#include "cuda/params.h"
 #include "plan/product_planner.h"
 
 namespace octofold::cuda {

@@ -17,7 +17,7 @@
 
 #include "core/check.h"
 #include "cpu/backend.h"
-#include "cuda/attention.h"
+#include "cuda/backend.h"
 #include "kernels/attention/config/workspace.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"

@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 #include "cpu/backend.h"
-#include "cuda/cast.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/cast_sources.h"
 #include "ops/cast_targets.h"

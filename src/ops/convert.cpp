@@ -1,5 +1,3 @@
-#include "cuda/convert.h"
-
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -17,7 +15,7 @@
 #include "core/scale_layout.h"
 #include "cpu/backend.h"
 #include "cpu/matrices.h"
-#include "cuda/transpose.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 

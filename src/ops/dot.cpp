@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 #include "cpu/backend.h"
-#include "cuda/dot.h"
+#include "cuda/backend.h"
 #include "kernels/dot/config/dot.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"

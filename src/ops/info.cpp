@@ -17,7 +17,7 @@
 #include "core/format.h"
 #include "core/options.h"
 #include "cpu/vector_kernels.h"
-#include "cuda/probe.h"
+#include "cuda/runtime.h"
 #include "jit/nvrtc.h"
 #include "ops/info.h"
 #include "plan/capability.h"

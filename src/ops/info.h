@@ -3,7 +3,7 @@
 
 #include "octofold/capabilities.h"
 
-#include "cuda/probe.h"
+#include "cuda/runtime.h"
 
 namespace octofold::ops {
 

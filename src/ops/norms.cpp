@@ -1,5 +1,3 @@
-#include "cuda/norms.h"
-
 #include <variant>
 
 #include "octofold/norm.h"
@@ -7,6 +5,7 @@
 
 #include "core/check.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "kernels/norm/config/norm.h"
 #include "ops/backend.h"
 #include "ops/cast_sources.h"

@@ -7,8 +7,7 @@
 #include "core/flatten.h"
 #include "core/format.h"
 #include "cpu/backend.h"
-#include "cuda/product.h"
-#include "cuda/weight_only.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 

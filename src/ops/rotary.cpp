@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 #include "cpu/backend.h"
-#include "cuda/rotary.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 

@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "cpu/backend.h"
-#include "cuda/routing.h"
+#include "cuda/backend.h"
 #include "kernels/routing/config/routing.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"

@@ -11,7 +11,7 @@ import time
 
 import octofold
 import torch
-from octofold.distributed import _copy_engine
+from octofold.distributed import overlap
 
 from tests.gpu.gpu_support import NAN_CODE, assert_same_bits, gemm_by, operands
 
@@ -74,8 +74,8 @@ def check(m, n, k, pair, shards, own, candidate, seed):
         wait_for(gates[i], side)
         for target, source in arriving:
             places = (rows_of(shard, shards, each) for each in (target, source))
-            _copy_engine.MatrixCopy(*places).begin(side)
-        _copy_engine.set_flag(flags, shard, side)
+            overlap.MatrixCopy(*places).begin(side)
+        overlap.set_flag(flags, shard, side)
     done = torch.cuda.Event()
     gemm_by(candidate, late, b, out, arrivals=arrivals)
     done.record()

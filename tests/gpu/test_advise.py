@@ -43,7 +43,7 @@ def test_a_small_model_keeps_its_bound(max_error):
     model, ids = make_model(device=DEVICE, dtype=DTYPE), make_ids(device=DEVICE)
     target = "bytes"
     plan = models.advise(model, ids, target, max_error=max_error)
-    assert plan.machine == octofold.models.advisor.plan.fingerprint.machine_of(DEVICE)
+    assert plan.machine == octofold.models.advisor.files.machine_of(DEVICE)
     with torch.no_grad():
         expected = model.eval()(ids)["logits"]
         actual = models.apply(model, plan)(ids)["logits"]
@@ -54,12 +54,12 @@ def test_a_small_model_keeps_its_bound(max_error):
     assert (plan.timing is not None) == ON_GPU
 
 
-@pytest.mark.parametrize("way", [*octofold.models.advisor.plan.ways.WAYS])
+@pytest.mark.parametrize("way", [*octofold.models.advisor.ways.WAYS])
 def test_every_way_computes_what_the_cpu_does(way, generator):
     linear = torch.nn.Linear(384, 640, device=DEVICE, dtype=DTYPE)
     x = torch.randn(70, 384, device=DEVICE, generator=generator).to(DTYPE)
-    use = octofold.models.advisor.plan.ways.Use(x.device, frozenset([DTYPE]))
-    row = octofold.models.advisor.plan.ways.WAYS[way]
+    use = octofold.models.advisor.ways.Use(x.device, frozenset([DTYPE]))
+    row = octofold.models.advisor.ways.WAYS[way]
     if why_not := row.why_not(use):
         pytest.skip(why_not)
     with torch.no_grad():

@@ -5,7 +5,7 @@ import copy
 
 import octofold
 import pytest
-from octofold._layer_ways import EXPERTS, FP8, LINEAR, NATIVE, TRAINED, WEIGHT_ONLY
+from octofold._info import EXPERTS, FP8, LINEAR, NATIVE, TRAINED, WEIGHT_ONLY
 from octofold.nn.recipes.kernels import way_of
 
 from tests.gpu.gpu_support import DEVICE, DTYPES, HALVES, captured, needs_gpu, skip_without, torch

@@ -7,7 +7,7 @@ import re
 import octofold
 import pytest
 from octofold import Masked, Rows, grouped_gemm_weight_only
-from octofold._ops.grouped_gemm_weight_only import (
+from octofold._ops.gemm_weight_only import (
     multiply_by_groups_of_rows,
     multiply_by_groups_of_weights,
 )

@@ -13,7 +13,7 @@ diffusers = pytest.importorskip("diffusers")
 
 from octofold import nn  # noqa: E402
 from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tests.integrations.diffusers_models import (  # noqa: E402

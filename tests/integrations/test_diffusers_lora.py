@@ -11,9 +11,9 @@ peft = pytest.importorskip("peft")
 
 from octofold import nn  # noqa: E402
 from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
 from octofold.nn.layers.peft_layers import Fp8Lora  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
 
 from tests.integrations.diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa: E402
 

@@ -17,8 +17,8 @@ from octofold.integrations.diffusers.bfl import (  # noqa: E402
     codes_and_scale,
     is_bundle,
 )
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tests.integrations.diffusers_models import (  # noqa: E402

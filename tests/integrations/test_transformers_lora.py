@@ -10,7 +10,7 @@ import torch
 import transformers
 from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import InferenceLinear
-from octofold.nn.conversion.frozen import wide_layer
+from octofold.nn.conversion.fp8_layers import wide_layer
 from octofold.nn.layers.fp8_weight import Fp8Weight
 
 from tests.integrations.transformers_support import load

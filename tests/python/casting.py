@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from octofold import Format, Rule, ops
-from octofold._core.granularity import GRANULARITIES
+from octofold._core.formats import GRANULARITIES
 
 RULES = tuple(map(str, Rule))
 

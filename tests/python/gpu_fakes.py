@@ -4,8 +4,7 @@ import dataclasses
 import functools
 
 import octofold
-from octofold._info import Component, Gpu
-from octofold._layer_ways import layer_ways
+from octofold._info import Component, Gpu, layer_ways
 
 GPUS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 NATIVE = ("8.9", "9.0", "12.0")

@@ -45,7 +45,7 @@ AT_ONCE = {
     "reloads": ["importlib.reload(octofold); importlib.reload(octofold)", "import torch"],
     "a module that comes": [
         "import slow",
-        "assert getattr(octofold._core.imported.imported('slow'), 'end', True)",
+        "assert getattr(octofold._core.frameworks.imported('slow'), 'end', True)",
     ],
 }
 THREADS = """

@@ -4,7 +4,7 @@ cast of a norm that is worked out from the same statistics."""
 import numpy as np
 import octofold
 import pytest
-from octofold._core.dtypes import dtype_name
+from octofold._core.formats import dtype_name
 from octofold._core.library import library
 from octofold._ops.norms import _workspace_rows
 from octofold.ops import Normed, cast, norm, norm_gradient

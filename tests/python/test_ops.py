@@ -3,9 +3,8 @@
 import octofold
 import pytest
 from octofold._core import calls, ops
-from octofold._core.dtypes import DTypeLike
-from octofold._core.frameworks import Array
-from octofold._core.streams import StreamLike
+from octofold._core.formats import DTypeLike
+from octofold._core.frameworks import Array, StreamLike
 
 
 @pytest.fixture

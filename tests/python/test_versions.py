@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from octofold import UnavailableError
-from octofold._core.versions import REQUIREMENTS, release, require
+from octofold._core.library import REQUIREMENTS, release, require
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
         ways=arguments.ways,
     )
     write_plan(plan, folder)
-    from octofold.models.advisor.report.text import text_summary
+    from octofold.models.advisor.text import text_summary
 
     output = console()
     output.print(text_summary(plan), markup=False)

@@ -8,8 +8,7 @@ from octofold import Rows, ScaledTensor
 from octofold._core.library import library
 from octofold._ops.gated_gemm import multiply_gated
 from octofold._ops.gemm import multiply
-from octofold._ops.grouped_gemm import multiply_groups
-from octofold._ops.groups import Groups
+from octofold._ops.grouped_gemm import Groups, multiply_groups
 from octofold._timing import Call
 from octofold.tuning import ProductProblem
 from torch import Tensor

@@ -6,21 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import NUMPY_DTYPES, SPELLINGS
 from .errors import invalid_argument
+from .formats import NUMPY_DTYPES, SPELLINGS
 from .frameworks import (
     Array,
     CuPyFramework,
     Framework,
+    StreamLike,
     common_kind,
     framework_of,
+    imported,
     is_on_cpu,
     is_torch,
     reinterpret,
+    stream_handle,
 )
-from .imported import imported
-from .streams import StreamLike, stream_handle
-from .tvm_ffi import tvm_ffi
+from .library import tvm_ffi
 
 Pair = tuple[Array, Array]
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Final, TypeAlias
 
-from .frameworks import common_kind, framework_of, is_torch
+from .frameworks import StreamLike, common_kind, framework_of, is_torch, stream_handle
 from .ops import Arrays, Options, Row
-from .streams import StreamLike, stream_handle
 
 _torch_ops: ModuleType | None = None
 """torch_ops.py, once a torch tensor has come."""

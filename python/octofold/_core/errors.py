@@ -1,5 +1,8 @@
-"""The errors of Octofold. Each class is also the builtin that fits, so either can be caught."""
+"""The errors of Octofold, and those of the library in the words of the Python operation. Each class
+is also the builtin that fits, so either can be caught."""
 
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 _OF_TVM_FFI: Final = "__tvm_ffi_error__"
@@ -100,3 +103,31 @@ def invalid_argument(
     return InvalidArgumentError(
         f"{operation}: argument '{argument}': expected {expected}, got {got}"
     )
+
+
+def in_words_of(
+    operation: str, error: InvalidArgumentError, names: Mapping[str, str]
+) -> InvalidArgumentError:
+    """An error of the library that names this operation, and its arguments: `names` has those that
+    the library knows by another name."""
+    message = str(error)
+    at = message.find("argument '")
+    message = message[max(at, 0) :]  # the library's name of the operation comes before
+    parts = message.split("'")  # between quotes: arguments
+    message = "'".join(names.get(part, part) for part in parts)
+    return InvalidArgumentError(f"{operation}: {message}")
+
+
+def with_errors_in_words_of(
+    operation: str, function: Callable[..., None], names: Mapping[str, str]
+) -> Callable[..., None]:
+    """A function of the library with such errors."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except InvalidArgumentError as error:
+            raise in_words_of(operation, error, names) from None
+
+    return call

@@ -1,13 +1,104 @@
-"""How numbers are cast to FP8, as one value."""
+"""How numbers are cast to FP8, as one value; and the names of dtypes and granularities in it."""
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
-from .dtypes import FP8, SPELLINGS, DTypeLike, dtype_name
+import ml_dtypes
+import numpy as np
+
 from .errors import InvalidArgumentError, invalid_argument
-from .granularity import GRANULARITIES
+
+DTypeLike: TypeAlias = Annotated[Any, "dtype"]
+"""A name ("e4m3", "bfloat16" ...), a NumPy or ml_dtypes type, or a torch.dtype."""
+
+NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "int32": np.dtype(np.int32),
+}
+FP8: Final = ("e4m3", "e5m2")
+WIDE: Final = ("float32", "float16", "bfloat16")
+HALF: Final = ("float16", "bfloat16")
+ALL: Final = (*WIDE, *FP8)  # of numbers; int32 counts and places
+
+# The names that others have for what Octofold calls otherwise.
+DLPACK_NAMES: Final = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+# Names as they may be spelled. By texts alone: torch.compile follows no dictionary by dtypes.
+SPELLINGS: Final[dict[str, str]] = {
+    **{name: name for name in ALL},
+    **{name: own for own, name in DLPACK_NAMES.items()},
+}
+
+
+def dtype_name(
+    operation: str, argument: str, dtype: DTypeLike, among: tuple[str, ...] = ALL
+) -> str:
+    """Octofold's own name of a dtype, which has to be one of `among`."""
+    name = SPELLINGS.get(dtype if isinstance(dtype, str) else _dtype_text(dtype), "")
+    if name not in among:
+        raise invalid_argument(operation, argument, f"one of {', '.join(among)}", repr(dtype))
+    return name
+
+
+def require_dtype_of_out(operation: str, out: Any, out_dtype: DTypeLike | None) -> None:
+    """Checks that out_dtype, if it is given beside an array to write to, is the array's."""
+    if out_dtype is None:
+        return
+    expected = dtype_name(operation, "out", out.dtype)
+    if dtype_name(operation, "out_dtype", out_dtype, WIDE) != expected:
+        raise invalid_argument(operation, "out_dtype", f"{expected}, as is 'out'", repr(out_dtype))
+
+
+def _dtype_text(dtype: DTypeLike) -> str:
+    if dtype is None:  # np.dtype(None) is float64
+        return ""
+    if str(dtype).startswith("torch."):
+        return str(dtype).removeprefix("torch.")
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return ""
+
+
+class Unit(NamedTuple):
+    """Rows and columns of the elements that share a scale; None: all that there are."""
+
+    rows: int | None
+    cols: int | None
+
+    @property
+    def is_of_a_row(self) -> bool:
+        """True if scales go with rows: whoever takes some rows takes their scales."""
+        return self.rows == 1
+
+    @property
+    def is_square(self) -> bool:
+        """True if a transpose can have the same scales."""
+        return self.rows == self.cols
+
+
+UNITS: Final = {
+    "tensor": Unit(None, None),
+    "channel": Unit(1, None),
+    "1x128": Unit(1, 128),
+    "128x128": Unit(128, 128),
+}
+"""All that is known of granularities, as the library's kGranularityTable (vocabulary.h)."""
+
+GRANULARITIES: Final = tuple(UNITS)
+"""Every granularity there is."""
+
+BY_COLUMNS: Final = frozenset(
+    name for name, unit in UNITS.items() if unit.is_of_a_row and unit.cols is not None
+)
+"""The granularities whose scales lie column by column on GPUs, as products read them fastest."""
+
 
 OVERFLOWS: Final = ("saturate", "nan")
 
@@ -111,7 +202,9 @@ def format_of(operation: str, format: FormatLike, argument: str = "format") -> F
         return format
     parsed = _PARSED.get(format) if isinstance(format, str) else None
     if parsed is None:
-        parsed = _parse(operation, format, argument)
+        dtype, granularity, rule = words_of(operation, format, argument)
+        rule = rule or Rule.DEEPGEMM
+        parsed = Format(dtype or "e4m3", granularity or "1x128", rule=rule)
         _PARSED[format] = parsed
     return parsed
 
@@ -148,11 +241,6 @@ def words_of(operation: str, text: object, argument: str = "format") -> Words:
         else:
             raise _wrong_word(operation, argument, word)
     return Words(dtype, granularity, rule)
-
-
-def _parse(operation: str, text: object, argument: str) -> Format:
-    dtype, granularity, rule = words_of(operation, text, argument)
-    return Format(dtype or "e4m3", granularity or "1x128", rule=rule or Rule.DEEPGEMM)
 
 
 def _wrong_word(operation: str, argument: str, word: str) -> InvalidArgumentError:

@@ -1,24 +1,100 @@
-"""Arrays of NumPy, torch, CuPy and whatever else speaks DLPack: in and out of the library.
+"""Arrays of NumPy, torch, CuPy and whatever else speaks DLPack, and their CUDA streams: in and out
+of the library.
 
 An array goes to the library as a tvm_ffi.Tensor on the same memory; results are allocated by the
 caller's framework. torch and CuPy are used only where the caller has imported them.
 """
 
 import ctypes
+import importlib
 import math
 import sys
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from .dtypes import DLPACK_NAMES, NUMPY_DTYPES
 from .errors import UnsupportedError, invalid_argument
-from .granularity import BY_COLUMNS
-from .imported import imported
-from .library import library
-from .tvm_ffi import tvm_ffi
+from .formats import BY_COLUMNS, DLPACK_NAMES, NUMPY_DTYPES
+from .library import library, tvm_ffi
+
+
+def imported(name: str) -> ModuleType | None:
+    """A module that this process has imported, else None. Where another thread is at it, or has
+    failed, this waits for the end: only then a module has its attributes."""
+    try:
+        return importlib.import_module(name) if sys.modules.get(name) is not None else None
+    except ImportError:
+        return None
+
+
+def import_below(package: str, path: str) -> ModuleType:
+    """The module `package.path`, each package above it first. Who asks for the module at once has
+    its lock and waits for the package, while a thread that imports the package waits for the
+    module: a deadlock to Python, which one of the two sees as an error."""
+    for part in path.split("."):
+        package = f"{package}.{part}"
+        module = importlib.import_module(package)
+    return module
+
+
+class _Introduction(MetaPathFinder):
+    """Tells torch, whichever is imported first, that torch.load() may build this type of a file
+    that it does not trust. It finds nothing, but is asked at each import, so at those that follow
+    torch.serialization in `import torch`, too. It stays: to leave the list while another thread
+    goes through it would hide a finder from that thread."""
+
+    def __init__(self, safe: type) -> None:
+        self._safe = safe
+        self._told: object = None
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        serialization: Any = sys.modules.get("torch.serialization")
+        if serialization is not self._told and hasattr(serialization, "add_safe_globals"):
+            self._told = serialization
+            serialization.add_safe_globals([self._safe])
+
+
+def introduce(safe: type) -> None:
+    """A type to torch, now or as it is imported; once, if octofold is reloaded."""
+    if any(isinstance(finder, _Introduction) for finder in sys.meta_path):
+        return
+    introduction = _Introduction(safe)
+    sys.meta_path.insert(0, introduction)
+    introduction.find_spec("torch", None)
+
+
+StreamLike: TypeAlias = Annotated[Any, "stream"]
+"""A cudaStream_t or CUstream as an int, or an object that has one: torch.cuda.Stream,
+cupy.cuda.Stream, or anything with `__cuda_stream__`."""
+
+
+def stream_handle(operation: str, stream: StreamLike) -> int:
+    """The address of a stream."""
+    handle: object = None
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        handle = stream
+    elif hasattr(stream, "__cuda_stream__"):  # (version of the protocol, handle)
+        protocol = stream.__cuda_stream__
+        handle = (protocol() if callable(protocol) else protocol)[1]
+    elif hasattr(stream, "cuda_stream"):
+        handle = stream.cuda_stream
+    elif hasattr(stream, "ptr"):
+        handle = stream.ptr
+    if not isinstance(handle, int) or not 0 <= handle < 2**63:
+        raise invalid_argument(
+            operation,
+            "stream",
+            "None, the address of a CUDA stream, or an object with __cuda_stream__, cuda_stream or "
+            "ptr",
+            repr(stream),
+        )
+    return handle
+
 
 Array: TypeAlias = Annotated[Any, "array"]
 """A NumPy array, a torch tensor, or an object with `__dlpack__`."""

@@ -11,12 +11,10 @@ from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from .dtypes import DTypeLike
 from .errors import Error, invalid_argument
-from .frameworks import ANY, Array, Framework
-from .granularity import UNITS
+from .formats import UNITS, DTypeLike
+from .frameworks import ANY, Array, Framework, StreamLike
 from .library import library
-from .streams import StreamLike
 
 Arrays: TypeAlias = tuple[Any, ...]
 """Arrays, None where one is left out."""

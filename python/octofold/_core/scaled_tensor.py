@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from . import arrays
 from .calls import Op
-from .dtypes import WIDE, DTypeLike, dtype_name
 from .errors import invalid_argument
-from .frameworks import Array, Framework, is_torch
-from .granularity import UNITS, Unit
+from .formats import UNITS, WIDE, DTypeLike, Unit, dtype_name
+from .frameworks import Array, Framework, StreamLike, is_torch
 from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
-from .streams import StreamLike
 
 if TYPE_CHECKING:
     import torch

@@ -6,13 +6,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .dtypes import DLPACK_NAMES
+from .formats import BY_COLUMNS, DLPACK_NAMES
 from .frameworks import ROW_ALIGNMENT, column_stride, reinterpret, row_stride
-from .granularity import BY_COLUMNS
-from .library import library
+from .library import library, require, tvm_ffi
 from .ops import row_count
-from .tvm_ffi import tvm_ffi
-from .versions import require
 
 require("torch", torch.__version__)
 

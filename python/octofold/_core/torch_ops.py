@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .errors import UnsupportedError
-from .frameworks import common_kind
+from .frameworks import StreamLike, common_kind, stream_handle
 from .ops import EXPORT_ERRORS, TABLE, Arrays, Options, Row
-from .streams import StreamLike, stream_handle
 from .torch import (
     LIBRARY_TAKES_TENSORS,
     TorchFramework,

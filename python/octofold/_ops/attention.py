@@ -3,14 +3,12 @@
 from typing import Final
 
 from .._core.arrays import scratch
-from .._core.batch_invariance import is_batch_invariant
 from .._core.calls import Op
-from .._core.dtypes import dtype_name
 from .._core.errors import invalid_argument
-from .._core.frameworks import Array, Framework
-from .._core.library import library
+from .._core.formats import dtype_name
+from .._core.frameworks import Array, Framework, StreamLike
+from .._core.library import is_batch_invariant, library
 from .._core.ops import Arrays, Options
-from .._core.streams import StreamLike
 
 _HALVES: Final = ("float16", "bfloat16")
 

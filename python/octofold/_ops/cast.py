@@ -5,16 +5,14 @@ from typing import Generic, NamedTuple, TypeVar, overload
 
 from .._core.arrays import framework_for
 from .._core.calls import Op
-from .._core.dtypes import FP8, dtype_name
 from .._core.errors import invalid_argument
-from .._core.formats import Format, FormatLike, format_of, require_alike
-from .._core.frameworks import Array
+from .._core.formats import FP8, Format, FormatLike, dtype_name, format_of, require_alike
+from .._core.frameworks import Array, StreamLike
 from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor
-from .._core.streams import StreamLike
 from .cast_row import GIVEN, OPTIONS
 from .cast_sources import PLAIN, Normed, NormStatistics, Source
-from .groups import Depth, Rows
+from .grouped_gemm import Depth, Rows
 
 _OPERATION = "cast"
 

@@ -7,16 +7,14 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, NamedTuple
 
 from .._core.arrays import framework_for
-from .._core.errors import InvalidArgumentError, invalid_argument
+from .._core.errors import InvalidArgumentError, in_words_of, invalid_argument
 from .._core.formats import format_of, require_alike
-from .._core.frameworks import Array, Framework, common_kind, is_torch
+from .._core.frameworks import Array, Framework, StreamLike, common_kind, is_torch
 from .._core.library import library
 from .._core.ops import EXPORT_ERRORS, Arrays, Options, require_stack
 from .._core.scaled_tensor import ScaledTensor
-from .._core.streams import StreamLike
 from .cast import Target, cast, require_format, share_a_read, target_of
 from .cast_row import NAMES
-from .words_of_errors import in_words_of
 
 _OPERATION: Final = "cast_many"
 

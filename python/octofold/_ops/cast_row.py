@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from .._core.calls import Op
-from .._core.errors import invalid_argument
+from .._core.errors import invalid_argument, with_errors_in_words_of
 from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_stack, row_count
-from .words_of_errors import with_errors_in_words_of
 
 NAMES: Final = {
     **{f"out.{name}": name for name in ("rows", "transposed", "columns")},

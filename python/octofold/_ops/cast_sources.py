@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from .._core.calls import Op
-from .._core.dtypes import WIDE, dtype_name
 from .._core.errors import invalid_argument
+from .._core.formats import WIDE, dtype_name
 from .._core.frameworks import Array, Framework
 from .._core.ops import Arrays, Options, require_matrix, row_count
 from .._core.scaled_tensor import ScaledTensor, parts_of

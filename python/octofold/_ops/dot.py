@@ -5,11 +5,10 @@ from typing import Final
 from .._core.arrays import scratch
 from .._core.calls import Op
 from .._core.errors import invalid_argument
-from .._core.frameworks import Array, Framework
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor, parts_of
-from .._core.streams import StreamLike
 
 
 def dot(

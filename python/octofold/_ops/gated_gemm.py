@@ -5,13 +5,11 @@ from typing import Any, Final
 from .._core.calls import Op
 from .._core.errors import invalid_argument
 from .._core.formats import FormatLike, format_of
-from .._core.frameworks import Array, Framework
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix
 from .._core.scaled_tensor import ScaledTensor
-from .._core.streams import StreamLike
-from .grouped_gemm import require_operands, sizes
-from .groups import Rows
+from .grouped_gemm import Rows, require_operands, sizes
 
 
 def gated_gemm(

@@ -3,14 +3,12 @@
 from typing import Final, NamedTuple
 
 from .._core.calls import Op
-from .._core.dtypes import WIDE, dtype_name
-from .._core.errors import invalid_argument
-from .._core.frameworks import Array, Framework
+from .._core.errors import invalid_argument, with_errors_in_words_of
+from .._core.formats import WIDE, dtype_name
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
-from .._core.streams import StreamLike
 from .cast_sources import Normed, NormStatistics, statistics_of
-from .words_of_errors import with_errors_in_words_of
 
 
 class NormedRows(NamedTuple):

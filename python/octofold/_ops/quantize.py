@@ -5,15 +5,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .._core.calls import Op
-from .._core.errors import InvalidArgumentError
+from .._core.errors import InvalidArgumentError, in_words_of
 from .._core.formats import FormatLike, format_of
-from .._core.frameworks import Array, Framework
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix, require_stack
 from .._core.scaled_tensor import ScaledTensor
-from .._core.streams import StreamLike
 from .cast import require_format
-from .words_of_errors import in_words_of
 
 
 def quantize(

@@ -3,11 +3,10 @@
 from typing import Final
 
 from .._core.calls import Op
-from .._core.dtypes import WIDE, dtype_name
-from .._core.frameworks import Array, Framework
+from .._core.formats import WIDE, dtype_name
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options
-from .._core.streams import StreamLike
 
 
 def rotary(

@@ -5,12 +5,11 @@ expert, and the weighted sum of the experts' results.
 from typing import Final, NamedTuple
 
 from .._core.calls import Op
-from .._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.errors import invalid_argument
-from .._core.frameworks import Array, Framework
+from .._core.formats import WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix, row_count
-from .._core.streams import StreamLike
 
 
 class TopK(NamedTuple):

@@ -1,14 +1,71 @@
-"""Packed words: FP8 and FP16 numbers in 32 bits, and the same memory as numbers again."""
+"""Codes in other forms: converted from one dtype to another, transposed, and packed as words, FP8
+and FP16 numbers in 32 bits."""
 
 from typing import Any, Final
 
 import numpy as np
 
-from .._core.dtypes import NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
+from .._core.calls import Op
 from .._core.errors import invalid_argument
-from .._core.frameworks import Array, is_torch
-from .._core.streams import StreamLike
-from .convert_dtype import convert_dtype
+from .._core.formats import FP8, NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
+from .._core.frameworks import Array, Framework, StreamLike, is_torch
+from .._core.library import library
+from .._core.ops import Arrays, Options, require_matrix
+
+
+def convert_dtype(
+    x: Array, dtype: DTypeLike, *, overflow: str = "saturate", stream: StreamLike | None = None
+) -> Array:
+    """Convert element by element, without scales, rounding to nearest even.
+
+    x: float32, float16, bfloat16, e4m3 or e5m2; at least 1 dimension, the last contiguous, and
+    leading ones that one stride can walk.
+    dtype: any of these. float16 and bfloat16 overflow to infinity, FP8 by the rule `overflow`
+    ("saturate" or "nan", as in Format).
+    stream: as in gemm().
+    Returns an array of the same shape in the framework of x.
+    Raises InvalidArgumentError.
+    """
+    name = dtype_name("convert_dtype", "dtype", dtype)
+    return _CONVERT((x,), (overflow,), name, None, stream)[0]
+
+
+_CONVERT: Final = Op(
+    "convert_dtype",
+    convert_dtype.__annotations__,
+    results=("out",),
+    allocate=lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
+    function=lambda: library.convert_dtype,
+)
+
+
+def transpose(x: Array, *, stream: StreamLike | None = None) -> Array:
+    """The transpose of a matrix of FP8 codes, or of each matrix of a stack, in memory of its own:
+    what `x.mT` shows, with the contiguous columns that operations need.
+
+    x: e4m3 or e5m2 [..., rows, cols], the last dimension contiguous, and leading ones that one
+    stride can walk. Of a ScaledTensor its `data`; ScaledTensor.T has the scales that belong to it.
+    stream: as in gemm().
+    Returns an array [..., cols, rows] of the same dtype in the framework of x.
+    Raises InvalidArgumentError.
+    """
+    return _TRANSPOSE((x,), (), dtype_name("transpose", "x", x.dtype, FP8), None, stream)[0]
+
+
+def _transposed(framework: Framework, inputs: Arrays, _: Options, dtype: str) -> Arrays:
+    require_matrix("transpose", "x", inputs[0].shape)
+    *leading, rows, cols = inputs[0].shape
+    return (framework.empty_codes((*leading, cols, rows), dtype),)
+
+
+_TRANSPOSE: Final = Op(
+    "transpose",
+    transpose.__annotations__,
+    results=("out",),
+    allocate=_transposed,
+    function=lambda: library.transpose,
+)
+
 
 _FORMATS: Final = ("e4m3", "e5m2", "float16")
 _CONTAINERS: Final = ("int32", "uint32", "float32")

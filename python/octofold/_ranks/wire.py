@@ -11,12 +11,11 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from .._core.granularity import BY_COLUMNS, UNITS
+from .._core.formats import BY_COLUMNS, UNITS
 from .._core.ops import ceil_divide
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import FLOAT8
-from .agreement import answered, require_agreed, words_of
-from .ranks import Ranks
+from .ranks import Ranks, answered, require_agreed, words_of
 
 _COLLECTIVES: Final = torch.ops._c10d_functional
 

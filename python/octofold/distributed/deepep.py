@@ -26,21 +26,13 @@ from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import FLOAT8
 from .._ops.cast import cast
 from .._ops.cast_sources import Activated
-from .._ops.grouped_gemm import grouped_gemm
-from .._ops.groups import Masked
+from .._ops.grouped_gemm import Masked, grouped_gemm
 from .._ops.routing import sort_by_expert
 from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation
-from ..nn.autograd.expert_chain import compute_experts
-from ..nn.autograd.expert_fitting import expert_recipe_of, require_projections
-from ..nn.autograd.expert_gradients import (
-    ExpertLayer,
-    Needs,
-    Target,
-    expert_gradients,
-    kept_for,
-)
-from ..nn.autograd.experts import projection_of
+from ..nn.autograd.experts import expert_recipe_of, projection_of, require_projections
+from ..nn.autograd.experts_backward import ExpertLayer, expert_gradients, kept_for
+from ..nn.autograd.experts_forward import ExpertInputs, Needs, compute_experts
 from ..nn.autograd.products import addable
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"
@@ -116,22 +108,12 @@ def contiguous_experts(
     wanted = torch.is_grad_enabled()
     trained = (first.weight, second.weight, b13, b2)
     needs = Needs(wanted, wanted, *(wanted and t is not None and t.requires_grad for t in trained))
+    inputs = ExpertInputs(
+        x, weights, routing, first, second, ids, activation, recipe, torch.bfloat16
+    )
     with torch.no_grad():
-        made = compute_experts(
-            x,
-            weights,
-            routing,
-            first,
-            second,
-            activation,
-            recipe,
-            torch.bfloat16,
-            keep_x=needs.first,
-            keep_gate_up=needs.gate_up,
-            keep_h=needs.second,
-        )
-    kept = kept_for(needs, made, x, weights, ids, routing, first, second)
-    layer = ExpertLayer(activation, recipe, torch.bfloat16, Target.of(first), Target.of(second))
+        made = compute_experts(inputs, needs)
+    kept, layer = kept_for(needs, made, inputs), ExpertLayer.of(inputs)
 
     def backward(recv_dy: Received) -> ContiguousGradients:
         if not wanted:

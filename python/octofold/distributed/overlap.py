@@ -1,23 +1,27 @@
-"""Products whose rows come from all ranks, while they come."""
+"""Products whose rows come from all ranks, while they come.
 
+A stream works by itself while all multiprocessors are taken: its copies are a copy engine's, and it
+writes the words that a product waits for. torch copies contiguous memory so, but columns by a
+kernel; hence the driver's own copy of two dimensions.
+"""
+
+import ctypes
+import functools
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._core.errors import UnsupportedError, invalid_argument
+from .._core.errors import UnavailableError, UnsupportedError, invalid_argument
 from .._core.formats import Format, FormatLike, format_of
 from .._core.ops import ceil_divide
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import DTYPES
-from .._ops.arrivals import Arrivals
-from .._ops.gemm import gemm
+from .._ops.gemm import Arrivals, gemm
 from .._ops.quantize import quantize
-from .._ranks.agreement import require_agreement_now
-from .._ranks.ranks import ranks_of
+from .._ranks.ranks import ranks_of, require_agreement_now
 from .._ranks.wire import gathered_rows
-from . import _copy_engine
 
 _OPERATION: Final = "GatheredProduct"
 _ALIGNMENT: Final = 256  # bytes; TMA wants 16
@@ -212,7 +216,7 @@ class _Overlapped:
         for peer, matrices in half.fetches:
             for matrix in matrices:
                 matrix.begin(copies)
-            _copy_engine.set_flag(flags, peer, copies)
+            set_flag(flags, peer, copies)
         return half.rows, Arrivals(flags, self._product.rank)
 
     def end(self) -> None:
@@ -250,12 +254,12 @@ class _Half:
         product, shard = overlapped._product, overlapped._shard
         self.rows = of_ranks[product.rank]
         self.own = shard(self.rows, product.rank)
-        self.fetches: list[tuple[int, tuple[_copy_engine.MatrixCopy, ...]]] = []
+        self.fetches: list[tuple[int, tuple[MatrixCopy, ...]]] = []
         for step in range(1, product.ranks):
             peer = (product.rank + step) % product.ranks
             target, source = shard(self.rows, peer), shard(of_ranks[peer], peer)
-            codes = _copy_engine.MatrixCopy(target.data, source.data)
-            scales = _copy_engine.MatrixCopy(_matrix(target.scale), _matrix(source.scale))
+            codes = MatrixCopy(target.data, source.data)
+            scales = MatrixCopy(_matrix(target.scale), _matrix(source.scale))
             self.fetches.append((peer, (codes, scales)))
 
 
@@ -265,3 +269,81 @@ def _matrix(scale: Tensor) -> Tensor:
 
 def _rounded(count: int) -> int:
     return ceil_divide(count, _ALIGNMENT) * _ALIGNMENT
+
+
+_UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED: an address says itself whose memory it is
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("src_x", ctypes.c_size_t),
+        ("src_y", ctypes.c_size_t),
+        ("src_type", ctypes.c_int),
+        ("src_host", ctypes.c_void_p),
+        ("src", ctypes.c_uint64),
+        ("src_array", ctypes.c_void_p),
+        ("src_pitch", ctypes.c_size_t),
+        ("dst_x", ctypes.c_size_t),
+        ("dst_y", ctypes.c_size_t),
+        ("dst_type", ctypes.c_int),
+        ("dst_host", ctypes.c_void_p),
+        ("dst", ctypes.c_uint64),
+        ("dst_array", ctypes.c_void_p),
+        ("dst_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(name: str, result: int) -> None:
+    if result != 0:
+        raise UnavailableError(f"GatheredProduct: {name}() failed with CUDA error {result}")
+
+
+class MatrixCopy:
+    """A copy of a matrix into another of its shape and strides, whose rows or columns are
+    contiguous; to be made again and again."""
+
+    def __init__(self, target: Tensor, source: Tensor) -> None:
+        self._memory = target, source
+        if target.stride(1) != 1:
+            target, source = target.T, source.T
+        height, width = target.shape
+        size = target.element_size()
+        self._request = _Copy2D(
+            src_type=_UNIFIED,
+            src=source.data_ptr(),
+            src_pitch=source.stride(0) * size,
+            dst_type=_UNIFIED,
+            dst=target.data_ptr(),
+            dst_pitch=target.stride(0) * size,
+            width=width * size,
+            height=height,
+        )
+
+    def begin(self, stream: torch.cuda.Stream) -> None:
+        """Behind what the stream has to do."""
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        result = _driver().cuMemcpy2DAsync_v2(ctypes.byref(self._request), handle)
+        _check("cuMemcpy2DAsync", result)
+
+
+def set_flag(flags: Tensor, place: int, stream: torch.cuda.Stream) -> None:
+    """flags[place] = 1, once all that was queued on `stream` before is done and can be seen."""
+    address = flags.data_ptr() + place * flags.element_size()
+    _check(
+        "cuStreamWriteValue32",
+        _driver().cuStreamWriteValue32_v2(
+            ctypes.c_void_p(stream.cuda_stream),
+            ctypes.c_uint64(address),
+            ctypes.c_uint32(1),
+            ctypes.c_uint(0),
+        ),
+    )

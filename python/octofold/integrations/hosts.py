@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .._core.errors import Error, InvalidArgumentError, UnavailableError
-from .._core.versions import release
+from .._core.library import release
 
 _VARIABLE: Final = "OCTOFOLD_INTEGRATIONS"
 

@@ -8,27 +8,28 @@ precision as a whole.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from .._core.errors import invalid_argument
-from .._core.formats import Format, format_of
+from .._core.formats import Format, FormatLike, format_of
 from .._core.ops import scale_shape
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import DTYPES
 from .._ops.quantize import quantize
-from ..nn.conversion.frozen import frozen_layer, words_of
-from ..nn.conversion.linear import replaced
-from ..nn.conversion.picking import pick
-from ..nn.conversion.report import Conversion
-from ..nn.conversion.weight_only import CONV1D
+from ..nn.conversion.fp8_layers import frozen_layer, words_of
+from ..nn.conversion.linear import CONV1D, replaced
+from ..nn.conversion.picking import Conversion, pick
 from ..nn.layers.conv1d import conv1ds
 from ..nn.layers.fp8_weight import Fp8Weight
 from ..nn.recipes.choice import require_compute
+
+NAME: Final = "octofold"
+"""The quant_method of hosts' configs."""
 
 _OF_WEIGHTS: Final = ("128x128", "channel", "tensor")
 
@@ -79,6 +80,51 @@ class LoadingOptions:
         return any(
             re.match(rf"(?:{pattern})(?:$|\.)", name) or f".{pattern}." in f".{name}."
             for pattern in self.modules_to_not_convert
+        )
+
+
+class LoadingConfig:
+    """The base of a host's quantization_config, from an argument or from the file of a model.
+    Diffusers compares the arguments of its class with those of transformers' class.
+
+    format, compute, modules_to_not_convert: as in LoadingOptions. experts: whether expert blocks
+    are cast too.
+    """
+
+    operation: ClassVar[str]
+    method: ClassVar[str] = NAME
+    """The quant_method, in the type that the host takes it in."""
+
+    def __init__(
+        self,
+        format: FormatLike | dict[str, Any] = "128x128",
+        compute: str = "auto",
+        experts: bool = True,
+        modules_to_not_convert: Sequence[str] | None = None,
+        **others: Any,
+    ) -> None:
+        """others: what a config file says besides."""
+        self._read(others)
+        if others:
+            raise TypeError(f"{self.operation}: unexpected {', '.join(sorted(others))}")
+        self.quant_method = self.method
+        self.format = asdict(format) if isinstance(format, Format) else format
+        self.compute = compute
+        self.experts = bool(experts)
+        self.modules_to_not_convert = modules_to_not_convert
+        _ = self.options  # which are checked
+        if modules_to_not_convert is not None:
+            self.modules_to_not_convert = list(modules_to_not_convert)
+
+    def _read(self, others: dict[str, Any]) -> None:
+        """Takes out of a file's entries those that are known here."""
+        others.pop("quant_method", None)
+
+    @property
+    def options(self) -> LoadingOptions:
+        """The options of the config, checked again: it may be changed as it is loaded."""
+        return LoadingOptions.checked(
+            self.operation, self.format, self.compute, self.modules_to_not_convert
         )
 
 
@@ -161,3 +207,35 @@ def _patterns(operation: str, names: Any) -> tuple[str, ...]:
             got = f"{name!r} ({error})"
             raise invalid_argument(operation, "modules_to_not_convert", expected, got) from None
     return tuple(names)
+
+
+class Devices:
+    """The device where a layer will run, by its name.
+
+    device_map: as accelerate takes it: devices by names of modules; or one device for all; or a
+        word by which the host spreads the model later; or None.
+
+    What lies on the CPU or on disk runs on the GPU if there is one: such layers are offloaded, and
+    a model that is loaded without a map is moved later.
+    """
+
+    def __init__(self, device_map: Any) -> None:
+        self._map = device_map if isinstance(device_map, dict) else None
+        self._all = None if isinstance(device_map, dict | str) else device_map
+
+    def __call__(self, name: str) -> torch.device:
+        device: Any = self._all
+        while self._map is not None and device is None:
+            device = self._map.get(name)
+            if not name:
+                break
+            name = name.rpartition(".")[0]
+        device = f"cuda:{device}" if isinstance(device, int) else device
+        if device in (None, "cpu", "disk", torch.device("cpu")):
+            if not torch.cuda.is_available():
+                return torch.device("cpu")
+            device = "cuda"
+        found = torch.device(device)
+        if found.type == "cuda" and found.index is None:
+            return torch.device("cuda", torch.cuda.current_device())
+        return found

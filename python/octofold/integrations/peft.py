@@ -17,7 +17,7 @@ require("peft")
 import peft  # noqa: E402
 from torch.nn import Module  # noqa: E402
 
-from ..nn.conversion.parts import in_front_of  # noqa: E402
+from ..nn.conversion.patching import in_front_of  # noqa: E402
 from ..nn.layers.lora import linear_names  # noqa: E402
 from ..nn.layers.peft_layers import LAYERS, require_trained  # noqa: E402
 

@@ -23,10 +23,10 @@ from .._core.errors import invalid_argument
 from .._core.formats import format_of
 from .._core.scaled_tensor import ScaledTensor
 from .._ops.quantize import quantize
+from ..models.layerwise.products import fp8_linear
 from ..nn.autograd.fitting import require_input
 from ..nn.casting.casts import walkable
 from ..nn.recipes.choice import require_compute
-from .fp8_linear import fp8_linear
 from .hosts import require
 
 require("torchao")

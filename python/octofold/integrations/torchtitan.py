@@ -16,14 +16,13 @@ from torch import Tensor
 
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.recipe import recipe_of
-from ..nn.autograd.expert_fitting import expert_recipe_of
-from ..nn.autograd.experts import experts
+from ..nn.autograd.experts import expert_recipe_of, experts
 from ..nn.layers.linear import Linear as Fp8Linear
+from ..nn.layers.linear import local_part
 from .hosts import require
 
 require("torchtitan")
 
-from torch.distributed.tensor import DTensor  # noqa: E402
 from torchtitan.components.quantization import QuantizationConverter  # noqa: E402
 from torchtitan.models.common.linear import Linear  # noqa: E402
 from torchtitan.models.common.moe import GroupedExperts  # noqa: E402
@@ -78,7 +77,7 @@ class OctofoldGroupedExperts(GroupedExperts):  # type: ignore[misc]
     def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:  # noqa: N803
         """x_RD: rows [R, dim], sorted by expert; of them num_tokens_per_expert_E [E] are each
         expert's. Rows beyond their sum belong to none: their results are zeros."""
-        gate, down, up = (_local(w) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        gate, down, up = (local_part(w) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
         ends = torch.cumsum(num_tokens_per_expert_E, 0)
         rows = torch.arange(x_RD.shape[0], device=x_RD.device, dtype=ends.dtype)
         expert = torch.searchsorted(ends, rows, right=True)
@@ -163,8 +162,3 @@ def _refuse_tensor_parallelism(parallel_dims: Any) -> None:
             "octofold.integrations.torchtitan: expected no tensor parallelism, whose DTensors "
             f"octofold.nn.Linear does not take, got tensor_parallel_degree={parallel_dims.tp}"
         )
-
-
-def _local(weight: Tensor) -> Tensor:
-    """The part of it that a rank has, with expert parallelism."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight

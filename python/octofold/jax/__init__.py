@@ -26,7 +26,7 @@ from .._core.calls import CALLERS
 from .._core.formats import Format, Rule
 from .._core.recipe import Product, Recipe
 from .._core.scaled_tensor import ScaledTensor
-from .._ops.groups import Depth, Masked, Rows
+from .._ops.grouped_gemm import Depth, Masked, Rows
 from ._calls import call
 from ._linear import linear
 from ._operations import (

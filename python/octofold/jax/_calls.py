@@ -21,13 +21,11 @@ import jax.numpy as jnp
 import jax_tvm_ffi
 import numpy as np
 
-from .._core.dtypes import NUMPY_DTYPES, SPELLINGS
 from .._core.errors import UnsupportedError, invalid_argument
-from .._core.frameworks import Array
-from .._core.granularity import BY_COLUMNS
+from .._core.formats import BY_COLUMNS, NUMPY_DTYPES, SPELLINGS
+from .._core.frameworks import Array, StreamLike
 from .._core.library import library
 from .._core.ops import TABLE, Arrays, Options, Row
-from .._core.streams import StreamLike
 
 ARRAYS: Final = "a JAX or NumPy array"
 _PLATFORMS: Final = ("cpu", "gpu")

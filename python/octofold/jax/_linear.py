@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.dtypes import WIDE, dtype_name
 from .._core.errors import invalid_argument
-from .._core.formats import Format
+from .._core.formats import WIDE, Format, dtype_name
 from .._core.recipe import Product, Recipe, recipe_of
 from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import AnyCasts, Casts, cast

@@ -5,17 +5,15 @@ from typing import Any, TypeAlias
 
 import jax
 
-from .._core.dtypes import DTypeLike
-from .._core.formats import FormatLike
+from .._core.formats import DTypeLike, FormatLike
 from .._core.scaled_tensor import ScaledTensor
 from .._ops import attention as _attention
 from .._ops import gemm as _gemm
 from .._ops import gemm_weight_only as _gemm_weight_only
 from .._ops import grouped_gemm as _grouped_gemm
-from .._ops import grouped_gemm_weight_only as _grouped_gemm_weight_only
 from .._ops import quantize as _quantize
 from .._ops.cast_sources import Gathered
-from .._ops.groups import Groups, Masked, Rows
+from .._ops.grouped_gemm import Groups, Masked, Rows
 from ._calls import array_of
 
 Array: TypeAlias = jax.Array
@@ -174,7 +172,7 @@ def grouped_gemm_weight_only(
         x = replace(x, x=_of_jax(operation, "x", x.x))
     else:
         x = _of_jax(operation, "x", x)
-    return _grouped_gemm_weight_only.grouped_gemm_weight_only(
+    return _gemm_weight_only.grouped_gemm_weight_only(
         x, w, groups, bias=bias, out_dtype=out_dtype, batch_invariant=batch_invariant
     )
 

@@ -15,13 +15,13 @@ docs/advisor.md, docs/casting.md and docs/checkpoints.md describe them in full.
 from .. import nn  # noqa: F401  (whole, before its parts: octofold._core.imported.import_below)
 from .advisor.advise import advise
 from .advisor.apply import apply
-from .advisor.plan.data import Plan
-from .advisor.report.html import html_report
-from .advisor.report.text import text_report
-from .cast_linear import CastLinear
+from .advisor.data import Plan
+from .advisor.html import html_report
+from .advisor.text import text_report
 from .kept.load import load
 from .kept.save import save
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
+from .layerwise.products import CastLinear
 from .load_into import load_checkpoint_into
 
 __all__ = [

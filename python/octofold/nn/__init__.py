@@ -15,11 +15,10 @@ from . import recipes
 from .casting.step_casts import CastsAfterStep, cast_after_step
 from .casting.weight_casts import keep_casts
 from .conversion.experts import convert_experts
-from .conversion.linear import convert, restore
+from .conversion.linear import convert, convert_weight_only, restore
 from .conversion.norms import convert_norms
-from .conversion.report import Conversion
+from .conversion.picking import Conversion
 from .conversion.rotary import convert_rotary
-from .conversion.weight_only import convert_weight_only
 from .layers.conv1d import Conv1D
 from .layers.experts import Experts
 from .layers.inference import InferenceLinear

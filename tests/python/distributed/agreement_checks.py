@@ -5,11 +5,10 @@ import time
 import octofold
 import pytest
 import torch
-from octofold._ranks import agreement
-from octofold._ranks.agreement import require_agreement
-from octofold._ranks.ranks import ranks_of
+from octofold._ranks import ranks as agreement
+from octofold._ranks.ranks import ranks_of, require_agreement
 from octofold._ranks.wire import gathered
-from octofold.distributed.boundaries import Split
+from octofold.distributed.tensor_parallel.boundary import Split
 from octofold.nn.recipes import blockwise
 
 

@@ -4,8 +4,8 @@ import torch
 from octofold._core.recipe import NAMED
 from octofold._ranks.ranks import ranks_of
 from octofold._ranks.wire import largest
-from octofold.distributed.boundaries import Split
-from octofold.nn.autograd.boundary import HERE, Sides
+from octofold.distributed.tensor_parallel.boundary import Split
+from octofold.nn.autograd.boundary import ONE_PROCESS, Sides
 from octofold.nn.autograd.linear import linear_with_casts
 from octofold.nn.casting.casts import cast_weight
 
@@ -77,7 +77,7 @@ def column_parallel(rank, name, shape, dim):
     recipe = NAMED[name]
     high = recipe.grad_weight is None
     agreed = name != "tensorwise"  # the weight's scale, and dY's, are a part's own
-    own_y = layer(own_x, own_weight, own_bias, recipe, Sides(boundary, HERE))
+    own_y = layer(own_x, own_weight, own_bias, recipe, Sides(boundary, ONE_PROCESS))
     wanted = part(y, rank, ranks.size, -1)
     own_y.backward(part(numbers(*y.shape, seed=3), rank, ranks.size, -1))
     require(own_y, wanted, agreed)
@@ -96,7 +96,7 @@ def row_parallel(rank, name, shape, dim):
     boundary = Split("test", ranks, dim, torch.float32)
     own_x, own_weight = leaf(part(x, rank, ranks.size, -1)), leaf(part(weight, rank, ranks.size, 1))
     own_bias = leaf(bias)
-    own_y = layer(own_x, own_weight, own_bias, NAMED[name], Sides(HERE, boundary))
+    own_y = layer(own_x, own_weight, own_bias, NAMED[name], Sides(ONE_PROCESS, boundary))
     own_y.backward(part(numbers(*y.shape, seed=3), rank, ranks.size, dim))
     require(own_y, part(y, rank, ranks.size, dim), False)
     agreed = name in ("blockwise", "rowwise")

@@ -14,7 +14,7 @@ from octofold.distributed import (
     SharedInput,
     Whole,
 )
-from octofold.distributed.tensor_parallel import shared as shared_casts
+from octofold.distributed.tensor_parallel import boundary as shared_casts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -257,11 +257,11 @@ class Attention(torch.nn.Module):
 @contextlib.contextmanager
 def casts_kept():
     """The state while the forward of a module of SharedInput runs."""
-    shared_casts.enter()
+    shared_casts.open_shared_casts()
     try:
         yield
     finally:
-        shared_casts.leave()
+        shared_casts.close_shared_casts()
 
 
 def attention(rank, recipe):
@@ -304,7 +304,7 @@ class counted:  # noqa: N801
     """Counts the casts of Split boundaries."""
 
     def __enter__(self):
-        from octofold.distributed.boundaries import Split
+        from octofold.distributed.tensor_parallel.boundary import Split
 
         self._cast, self.casts = Split.cast, [0]
 
@@ -316,7 +316,7 @@ class counted:  # noqa: N801
         return self.casts
 
     def __exit__(self, *_):
-        from octofold.distributed.boundaries import Split
+        from octofold.distributed.tensor_parallel.boundary import Split
 
         Split.cast = self._cast
 

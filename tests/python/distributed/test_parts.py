@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch without distributed", allow_module_level=True)
 
-from octofold.distributed.tensor_parallel.parts import (  # noqa: E402
+from octofold.distributed.tensor_parallel.fp8_shards import (  # noqa: E402
     bounds_of,
     joined_rows,
-    part_of,
+    shard_of,
     squares_of,
 )
 
@@ -48,7 +48,7 @@ def test_rows(problem):
     """The products of parts are the columns of the product of the whole, bit for bit."""
     size, rows, columns, granularity = problem
     x, weight = operands(rows, columns, granularity)
-    parts = [part_of(weight, -2, rank, size) for rank in range(size)]
+    parts = [shard_of(weight, -2, rank, size) for rank in range(size)]
     products = []
     for weight_part, zeros, own in parts:
         y = octofold.gemm(cast(x), weight_part, out_dtype="float32")
@@ -68,7 +68,7 @@ def test_columns(problem):
     x, weight = operands(rows, columns, granularity)
     total = torch.zeros(4, rows)
     for rank in range(size):
-        weight_part, zeros, own = part_of(weight, -1, rank, size)
+        weight_part, zeros, own = shard_of(weight, -1, rank, size)
         begin, behind = bounds_of(columns, rank, size)
         assert own == behind - begin
         own_x = torch.nn.functional.pad(x[:, begin:behind], (zeros, 0))
@@ -98,6 +98,6 @@ def test_squares(granularity):
 def test_errors():
     _, weight = operands(5, 16, "128x128")
     with pytest.raises(octofold.InvalidArgumentError, match="each of 4 ranks gets some, 2 at most"):
-        part_of(weight, -2, 0, 4)
+        shard_of(weight, -2, 0, 4)
     with pytest.raises(octofold.InvalidArgumentError, match="'dim'"):
-        part_of(weight, 0, 0, 2)
+        shard_of(weight, 0, 0, 2)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed._symmetric_memory")
 
-from octofold.distributed import _copy_engine, overlap  # noqa: E402
+from octofold.distributed import overlap  # noqa: E402
 
 RANKS = 2
 
@@ -75,7 +75,7 @@ def driver(monkeypatch):
         return Handle(memories)
 
     empty.rank = 0
-    monkeypatch.setattr(_copy_engine, "_driver", lambda: driver)
+    monkeypatch.setattr(overlap, "_driver", lambda: driver)
     monkeypatch.setattr(symmetric, "empty", empty)
     monkeypatch.setattr(symmetric, "rendezvous", rendezvous)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())

@@ -6,7 +6,7 @@ import itertools
 
 import octofold
 import pytest
-from octofold.models.advisor.plan.ways import WAYS
+from octofold.models.advisor.ways import WAYS
 
 from tests.python.models.advise_support import Model, make_ids, make_model, torch
 

@@ -5,7 +5,7 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octofold.models.advisor.pick import Choice, cost_of, gain_of, least_cost, most_gain
+from octofold.models.advisor.search import Choice, cost_of, gain_of, least_cost, most_gain
 
 NUMBERS = st.floats(0, 1e3, allow_subnormal=False)
 CHOICES = st.builds(Choice, st.sampled_from("abcd"), st.floats(-10, 1e3), NUMBERS)

@@ -7,8 +7,8 @@ from collections import Counter
 import octofold
 import pytest
 from octofold import _timing
-from octofold.models.advisor.measure import times, whole
-from octofold.models.advisor.plan.ways import OWN
+from octofold.models.advisor import times
+from octofold.models.advisor.ways import OWN
 
 from tests.python.models.advise_support import make_ids, make_model, torch
 
@@ -58,7 +58,7 @@ def known(clock, monkeypatch):
 
     monkeypatch.setattr(times, "_sampler", sampler)
     monkeypatch.setattr(times, "_medians", medians)
-    monkeypatch.setattr(whole, "medians", lambda samplers, rounds, warm_up: [20e-3, 17.5e-3])
+    monkeypatch.setattr(times, "medians", lambda samplers, rounds, warm_up: [20e-3, 17.5e-3])
     return timed
 
 
@@ -100,7 +100,7 @@ def test_under_a_bound_the_faster_ways_go_where_they_harm_least(known):
 
 
 def test_a_plan_that_is_not_faster_in_fact_is_dropped(known, monkeypatch):
-    monkeypatch.setattr(whole, "medians", lambda samplers, rounds, warm_up: [20e-3, 21e-3])
+    monkeypatch.setattr(times, "medians", lambda samplers, rounds, warm_up: [20e-3, 21e-3])
     plan = models.advise(make_model(), make_ids(), max_error=1.0)
     assert not plan.changed
     assert any("was not faster" in note for note in plan.notes)
@@ -120,7 +120,7 @@ def test_with_a_real_clock(clock):
 
 
 def test_kinds_that_are_many_are_timed_by_the_nearest():
-    from octofold.models.advisor.plan.record import Kind
+    from octofold.models.advisor.record import Kind
 
     def kind(rows, dtype=torch.float16):
         return Kind(rows, dtype, None)
@@ -133,8 +133,8 @@ def test_kinds_that_are_many_are_timed_by_the_nearest():
 
 def test_weights_take_turns_as_in_the_model():
     """Copies where a layer's own are too few to be as cold as in a model, and no more."""
-    from octofold.models.advisor.measure.times import Candidate, _sets
-    from octofold.models.advisor.plan.record import Recorded
+    from octofold.models.advisor.record import Recorded
+    from octofold.models.advisor.times import Candidate, _sets
 
     def group(count, features):
         linears = [torch.nn.Linear(features, features) for _ in range(count)]

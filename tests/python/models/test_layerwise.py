@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
 from octofold.models.layerwise import layers, products  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 
 functional = torch.nn.functional
 

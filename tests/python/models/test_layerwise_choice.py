@@ -7,7 +7,7 @@ from tests.python.nn.layer_support import random
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.models.layerwise import choice  # noqa: E402
+from octofold.models.layerwise import products  # noqa: E402
 from octofold.nn.recipes import kernels  # noqa: E402
 
 
@@ -36,7 +36,7 @@ def test_ways_by_gpu_and_tokens(has, native, expected, monkeypatch):
 
     def ways(features=(1024, 1024), dtype=dtype, device=gpu):
         return "".join(
-            choice.linear_way((n, features[0]), features[1], native, device, dtype)[0]
+            products.linear_way((n, features[0]), features[1], native, device, dtype)[0]
             for n in (1, 16, 17, 128, 129, 8192)
         )
 

@@ -14,7 +14,7 @@ from tests.python.nn.layer_support import relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 
 from tests.python.models.diffusers_support import in_16_bits, outcome, unet  # noqa: E402
 

@@ -11,11 +11,11 @@ from tests.python.nn.layer_support import random
 torch = pytest.importorskip("torch")
 
 from octofold import models, nn  # noqa: E402
-from octofold._core.granularity import GRANULARITIES  # noqa: E402
-from octofold.integrations.fp8_linear import fp8_linear  # noqa: E402
+from octofold._core.formats import GRANULARITIES  # noqa: E402
 from octofold.models.layerwise.casting import store_codes  # noqa: E402
+from octofold.models.layerwise.products import fp8_linear  # noqa: E402
 from octofold.models.layerwise.storage import Storage  # noqa: E402
-from octofold.nn.conversion.frozen import frozen_layer  # noqa: E402
+from octofold.nn.conversion.fp8_layers import frozen_layer  # noqa: E402
 from octofold.nn.recipes import kernels  # noqa: E402
 
 NATIVE = gpu_fakes.NATIVE

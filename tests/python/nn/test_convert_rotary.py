@@ -64,7 +64,7 @@ def results(model, x):
 
 def calls(monkeypatch):
     """How often the kernel ran, in a list."""
-    module = octofold.nn.autograd.rotated
+    module = octofold.nn.autograd.normed
     seen = []
 
     def counted(*args, inverse=False):

@@ -11,7 +11,7 @@ from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn.recipes.history import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
+from octofold.nn.casting.casts import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
 
 nn = octofold.nn
 

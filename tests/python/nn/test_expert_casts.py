@@ -10,8 +10,7 @@ from tests.python.casting import GRANULARITIES, cast_side
 torch = pytest.importorskip("torch")
 
 from octofold.nn import recipes  # noqa: E402
-from octofold.nn.casting.casts import cast_weight  # noqa: E402
-from octofold.nn.casting.transposed import transposed_weight  # noqa: E402
+from octofold.nn.casting.casts import cast_weight, transposed_weight  # noqa: E402
 
 RECIPE = recipes.blockwise
 

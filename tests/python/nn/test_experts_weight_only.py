@@ -11,7 +11,7 @@ from tests.python.nn.layer_support import random, relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import nn  # noqa: E402
-from octofold.nn.autograd import expert_ways  # noqa: E402
+from octofold.nn.autograd import experts as autograd_experts  # noqa: E402
 
 LIMIT = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-2}
 GRANULARITIES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}
@@ -119,7 +119,7 @@ def test_few_tokens(monkeypatch):
         few = {**given, "x": given["x"][:count], "topk_weights": given["topk_weights"][:count]}
         return octofold.experts(topk_ids=ids[:count], **few, **options)
 
-    monkeypatch.setattr(expert_ways, "FEW_TOKENS_OF_EXPERTS", 8)
+    monkeypatch.setattr(autograd_experts, "FEW_TOKENS_OF_EXPERTS", 8)
     for count in (8, 9):
         exact, native = (run(count, compute=compute) for compute in ("weight-only", "native"))
         assert not torch.equal(exact, native)

@@ -174,7 +174,7 @@ def test_only_what_needs_a_gradient(fused_casts):
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
 def test_biases_come_with_the_casts(recipe, monkeypatch):
     """Biases of gate and up, too: the gradient that they are sums of is written in FP8 only."""
-    from octofold.nn.autograd import fused as chains
+    from octofold.nn.autograd import chain as chains
     from octofold.nn.autograd import products
 
     operands, dy = case()

@@ -70,9 +70,9 @@ def test_of_sizes(name):
 
 
 def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
-    from octofold.nn.layers import linear, parts
+    from octofold.nn.layers import fused_components, linear
 
-    for module in (linear, parts):
+    for module in (linear, fused_components):
         monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)
     gate, up, down = linears()
     module, x = nn.MLP.from_linears(gate, up, down), random(130, IN)

@@ -205,9 +205,9 @@ def test_from_modules():
 
 
 def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
-    from octofold.nn.layers import linear, parts
+    from octofold.nn.layers import fused_components, linear
 
-    for module in (linear, parts):
+    for module in (linear, fused_components):
         monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)
     module, x = new(), random(130, IN)
     assert torch.equal(module(x), torch.nn.Linear.forward(module.linear, module.norm(x)))

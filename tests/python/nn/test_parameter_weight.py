@@ -10,7 +10,7 @@ from tests.python.nn.layer_support import relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import nn  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 
 KINDS = (nn.InferenceLinear, nn.WeightOnlyLinear)
 

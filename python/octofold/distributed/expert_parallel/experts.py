@@ -8,20 +8,20 @@ from torch import Tensor
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ranks.agreement import require_agreement
+from ..._ranks.ranks import require_agreement
 from ...nn.autograd.blocks import require_activation
-from ...nn.autograd.expert_chain import Projection
-from ...nn.autograd.expert_fitting import (
+from ...nn.autograd.experts import (
     expert_recipe_of,
+    projection_of,
     require_projections,
     require_routed,
     require_same_device,
 )
-from ...nn.autograd.experts import projection_of
+from ...nn.autograd.experts_forward import Projection
 from ...nn.autograd.linear import result_dtype
 from ...nn.casting.casts import walkable
 from .function import Inputs, run_over_ranks
-from .options import NAME, Exchange, exchange_of
+from .plan import NAME, Exchange, exchange_of
 
 
 def experts(

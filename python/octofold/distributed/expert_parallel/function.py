@@ -15,15 +15,27 @@ from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._ops.routing import Routing, combine, sort_by_expert
 from ..._ranks.wire import InFlight, begin_exchange
-from ...nn.autograd.expert_chain import Projection, compute_experts
-from ...nn.autograd.expert_gradients import ExpertLayer, Kept, Needs, Target, kept_for
-from ...nn.autograd.first_order import differentiates, refuse_in_backward
-from ...nn.autograd.flat import Layout, flatten, save, saved
+from ...nn.autograd.experts_backward import (
+    ExpertLayer,
+    Gradients,
+    Kept,
+    Target,
+    expert_gradients,
+    kept_for,
+    needs_of,
+)
+from ...nn.autograd.experts_forward import ExpertInputs, Needs, Projection, compute_experts
+from ...nn.autograd.functions import (
+    Layout,
+    differentiates,
+    flatten,
+    refuse_in_backward,
+    save,
+    saved,
+)
 from ...nn.casting.casts import walkable
-from .backward import gradients_over_ranks
-from .message import Part, arrived_tokens, packed, token_parts, tokens_of, unpacked
-from .options import NAME, Exchange
-from .plan import Plan, exact, fixed, order_of, parts_of, require_room
+from .message import Field, arrived_tokens, packed, token_fields, tokens_of, unpacked
+from .plan import NAME, Exchange, Plan, exact, fixed, order_of, parts_of, require_room
 
 
 class Inputs(NamedTuple):
@@ -91,8 +103,8 @@ def _plans(inputs: Inputs) -> tuple[tuple[Plan, ...], Tensor | None]:
 
 def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[Kept]]:
     """y; how many rows found no room in products; and what backward needs, for each part."""
-    plans, exchange, dtype = inputs.plans, inputs.exchange, inputs.dtype
-    output = inputs.recipe.output
+    _, _, _, plans, first, second, activation, recipe, dtype, exchange = inputs
+    output = recipe.output
     assert output is not None
     format = exchange.format(output.a)
     rows = zip(*(parts_of(t, plans) for t in (inputs.x, inputs.weights, inputs.ids)), strict=True)
@@ -100,31 +112,20 @@ def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[
         _to_experts(x, plan, exchange, format, _choices(weights, ids, plan, inputs))
         for (x, weights, ids), plan in zip(rows, plans, strict=True)
     ]
-    parts = token_parts(inputs.x.shape[1], inputs.x.dtype, format)
+    fields = token_fields(inputs.x.shape[1], inputs.x.dtype, format)
     slots = inputs.ids.shape[1]
-    parts += [Part(torch.int32, slots), Part(torch.float32, slots)]
+    fields += [Field(torch.int32, slots), Field(torch.float32, slots)]
     returning, kept, beyond = [], [], None
     for plan, message in zip(plans, coming, strict=True):
-        views = unpacked(message.arrived(), parts)
+        views = unpacked(message.arrived(), fields)
         x = arrived_tokens(views, format)
         ids, weights = (view.contiguous() for view in views)
         routing, over = _routing(ids, plan, inputs)
-        made = compute_experts(
-            x,
-            weights,
-            routing,
-            inputs.first,
-            inputs.second,
-            inputs.activation,
-            inputs.recipe,
-            dtype,
-            keep_x=needs.first,
-            keep_gate_up=needs.gate_up,
-            keep_h=needs.second,
-            out_dtype=exchange.combine_dtype,
-        )
-        kept.append(kept_for(needs, made, x, weights, ids, routing, inputs.first, inputs.second))
-        returning.append(_home(made.out, plan, exchange))
+        arrived = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
+        made = compute_experts(arrived, needs, exchange.combine_dtype)
+        kept.append(kept_for(needs, made, arrived))
+        back = begin_exchange(NAME, made.out, exchange.ranks, plan.sent, plan.received)
+        returning.append(back)
         if over is not None:
             beyond = over if beyond is None else beyond + over
     made_parts = [
@@ -154,12 +155,8 @@ def _to_experts(
     x: Tensor, plan: Plan, exchange: Exchange, format: Format | None, beside: list[Tensor]
 ) -> InFlight:
     tokens = tokens_of(x, plan.sources, exchange.ranks.size, format)
-    rows = packed([*tokens.parts, *beside])
+    rows = packed([*tokens.tensors, *beside])
     return begin_exchange(NAME, rows, exchange.ranks, plan.received, plan.sent)
-
-
-def _home(rows: Tensor, plan: Plan, exchange: Exchange) -> InFlight:
-    return begin_exchange(NAME, rows, exchange.ranks, plan.sent, plan.received)
 
 
 def _routing(ids: Tensor, plan: Plan, inputs: Inputs) -> tuple[Routing, Tensor | None]:
@@ -185,7 +182,7 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         inputs: Inputs = layout.record(tensors)
-        y, beyond, kept = _forward(inputs, _needs(layout, ctx))
+        y, beyond, kept = _forward(inputs, needs_of(layout, ctx))
         save(ctx, (inputs.plans, tuple(kept)))
         ctx.layout, ctx.x_dtype, ctx.exchange = layout, inputs.x.dtype, inputs.exchange
         targets = Target.of(inputs.first), Target.of(inputs.second)
@@ -199,14 +196,103 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
         refuse_in_backward("distributed.experts", dy)
         plans, kept = saved(ctx)
-        needs, dy = _needs(ctx.layout, ctx), walkable(dy)
+        needs, dy = needs_of(ctx.layout, ctx), walkable(dy)
         made = gradients_over_ranks(dy, plans, kept, needs, ctx.layer, ctx.exchange, ctx.x_dtype)
         gradients: tuple[Any, ...] = ctx.layout.gradients(ctx, **made._asdict())
         return gradients
 
 
-def _needs(layout: Layout, ctx: Any) -> Needs:
-    needs: Inputs = layout.needs(ctx)
-    first, second = needs.first, needs.second
-    flags = needs.x, needs.weights, first.weight, second.weight, first.bias, second.bias
-    return Needs(*map(bool, flags))
+def gradients_over_ranks(
+    dy: Tensor,
+    plans: tuple[Plan, ...],
+    kept: tuple[Kept, ...],
+    needs: Needs,
+    layer: ExpertLayer,
+    exchange: Exchange,
+    x_dtype: torch.dtype,
+) -> Gradients:
+    """The gradients from dy [tokens, hidden]: by this rank's tokens, routing weights, experts."""
+    grad_input = layer.recipe.grad_input
+    assert grad_input is not None
+    format = exchange.format(grad_input.a)
+    coming = []
+    for part, plan in zip(parts_of(dy, plans), plans, strict=True):
+        rows = packed(tokens_of(part, plan.sources, exchange.ranks.size, format).tensors)
+        coming.append(begin_exchange(NAME, rows, exchange.ranks, plan.received, plan.sent))
+    fields = token_fields(dy.shape[1], dy.dtype, format)
+    made: list[Gradients] = []
+    returning = []
+    for plan, of_forward, message in zip(plans, kept, coming, strict=True):
+        arrived = arrived_tokens(unpacked(message.arrived(), fields), format)
+        own = layer if len(plans) == 1 else _adding(layer, made)
+        dtype = exchange.combine_dtype or x_dtype
+        made.append(expert_gradients(of_forward, needs, own, arrived, dtype))
+        returning.append(_home(made[-1], plan, exchange))
+    slots = kept[0].routing.positions.shape[-1]
+    tokens = [
+        _at_home(message, plan, needs, dy.shape[1], slots, x_dtype, exchange)
+        for plan, message in zip(plans, returning, strict=True)
+    ]
+    dx, d_weights = (_whole([part[i] for part in tokens]) for i in (0, 1))
+    first, second = made[0].first, made[0].second
+    if len(made) > 1:
+        first = _total([m.first for m in made], layer.first)
+        second = _total([m.second for m in made], layer.second)
+    return Gradients(dx, d_weights, first, second)
+
+
+def _home(made: Gradients, plan: Plan, exchange: Exchange) -> InFlight | None:
+    """The gradients by the tokens that had come, on their way back."""
+    rows = [part for part in (made.x, made.weights) if part is not None]
+    if not rows:
+        return None
+    return begin_exchange(NAME, packed(rows), exchange.ranks, plan.sent, plan.received)
+
+
+def _at_home(
+    message: InFlight | None,
+    plan: Plan,
+    needs: Needs,
+    hidden: int,
+    slots: int,
+    x_dtype: torch.dtype,
+    exchange: Exchange,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients by this rank's tokens [tokens, hidden], and by their weights [tokens, k]: that
+    by a weight comes from one rank, and zeros from others."""
+    if message is None:
+        return None, None
+    of_x, of_weights = Field(exchange.combine_dtype or x_dtype, hidden), Field(torch.float32, slots)
+    views = unpacked(message.arrived(), [of_x] * needs.x + [of_weights] * needs.weights)
+    dx = combine(views.pop(0), plan.positions, out_dtype=x_dtype) if needs.x else None
+    return dx, combine(views.pop(0), plan.positions) if needs.weights else None
+
+
+def _whole(parts: list[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if len(found) > 1 else next(iter(found), None)
+
+
+def _adding(layer: ExpertLayer, before: list[Gradients]) -> ExpertLayer:
+    """The layer whose weight gradients are FP32, and are added to those of the part before."""
+
+    def adding(target: Target, weight: Tensor | None) -> Target:
+        return Target(torch.float32, torch.float32, weight, None)
+
+    return layer._replace(
+        first=adding(layer.first, before[0].first[0] if before else None),
+        second=adding(layer.second, before[0].second[0] if before else None),
+    )
+
+
+def _total(
+    parts: list[tuple[Tensor | None, Tensor | None]], target: Target
+) -> tuple[Tensor | None, Tensor | None]:
+    """By weights, which the parts have added to the first one's, and by biases."""
+    weight, bias = parts[0]
+    for _, other in parts[1:]:
+        bias = bias if other is None or bias is None else bias + other
+    return (
+        None if weight is None else weight.to(target.dtype),
+        None if bias is None else bias.to(target.bias_dtype),
+    )

@@ -21,11 +21,11 @@ from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
 
 _ALIGNMENT: Final = 16
-"""Bytes at a multiple of which a row begins, and what is behind its first part."""
+"""Bytes at a multiple of which a row begins, and what is behind its first field."""
 
 
-class Part(NamedTuple):
-    """A part of a row: so many numbers of a dtype."""
+class Field(NamedTuple):
+    """A field of a row: so many numbers of a dtype."""
 
     dtype: torch.dtype
     numbers: int
@@ -53,13 +53,13 @@ def packed(parts: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
-def unpacked(rows: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """Views of the parts that packed() was given."""
+def unpacked(rows: Tensor, fields: Sequence[Field]) -> list[Tensor]:
+    """Views of the fields that packed() was given."""
     rows = rows.view(torch.uint8)
     views, at = [], 0
-    for index, part in enumerate(parts):
-        views.append(rows[:, at : at + part.size].view(part.dtype))
-        at += part.size
+    for index, field in enumerate(fields):
+        views.append(rows[:, at : at + field.size].view(field.dtype))
+        at += field.size
         if index == 0:
             at += -at % _ALIGNMENT
     return views
@@ -73,7 +73,7 @@ class Tokens(NamedTuple):
     """float32 [rows, numbers of scales]; None: these are no codes."""
 
     @property
-    def parts(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         return [self.data] if self.scale is None else [self.data, self.scale]
 
 
@@ -91,12 +91,12 @@ def tokens_of(x: Tensor, sources: Tensor, ranks: int, format: Format | None) -> 
     return Tokens(codes.data, scale if scale.dim() == 2 else scale.unsqueeze(1))
 
 
-def token_parts(hidden: int, dtype: torch.dtype, format: Format | None) -> list[Part]:
-    """The parts of a row as tokens_of() makes them."""
+def token_fields(hidden: int, dtype: torch.dtype, format: Format | None) -> list[Field]:
+    """The fields of a row as tokens_of() makes them."""
     if format is None:
-        return [Part(dtype, hidden)]
+        return [Field(dtype, hidden)]
     scales = ceil_divide(hidden, 128) if format.granularity == "1x128" else 1
-    return [Part(DTYPES[format.dtype], hidden), Part(torch.float32, scales)]
+    return [Field(DTYPES[format.dtype], hidden), Field(torch.float32, scales)]
 
 
 def arrived_tokens(views: list[Tensor], format: Format | None) -> Tensor | ScaledTensor:

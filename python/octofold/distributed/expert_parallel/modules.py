@@ -1,4 +1,9 @@
-"""Modules whose experts are spread over ranks."""
+"""Modules whose experts are spread over ranks, and what they compute beside an exchange.
+
+An exchange itself goes on a stream of its backend's (NCCL has one for each group), and the stream
+that has asked for it waits where it needs what arrives. What another stream was given to compute
+before goes on meanwhile.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,14 +16,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._ranks.agreement import next_layer, require_agreement_now
-from ..._ranks.ranks import Ranks
+from ..._ranks.ranks import Ranks, next_layer, require_agreement_now
 from ...nn.layers.experts import Experts
-from ...nn.layers.linear import own_part
+from ...nn.layers.linear import local_part
 from ...nn.layers.mixture import MixtureOfExperts
 from .experts import require_fitting_ranks, run_experts
-from .options import Exchange, exchange_of
-from .overlap import on_second_stream
+from .plan import Exchange, exchange_of
 
 _NAME: Final = "octofold.distributed.parallelize_experts"
 
@@ -63,7 +66,7 @@ class ParallelExperts(Experts):
         return f"{super().extra_repr()}, {self.exchange.ranks}"
 
     def _own(self, name: str) -> Any:
-        return own_part(getattr(self, name))
+        return local_part(getattr(self, name))
 
 
 def parallelize_experts(
@@ -190,3 +193,34 @@ def _part(whole: Tensor, experts: int, mesh: DeviceMesh, ranks: Ranks) -> Tensor
         return DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     own = whole.chunk(ranks.size)[ranks.rank].clone(memory_format=torch.contiguous_format)
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
+
+
+_STREAMS: Final[dict[torch.device, torch.cuda.Stream]] = {}
+
+
+def on_second_stream(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
+    """Begins function(x) on a stream beside the current one, and gives what waits for the result.
+    Backward goes there too, as torch runs it on the streams of forward. On the CPU, and while
+    torch.compile traces, the function runs at once. A CUDA graph may hold both streams."""
+    if not x.is_cuda or torch.compiler.is_compiling():
+        result = function(x)
+        return lambda: result
+    current, beside = torch.cuda.current_stream(x.device), _stream(x.device)
+    beside.wait_stream(current)
+    with torch.cuda.stream(beside):
+        y = function(x)
+    x.record_stream(beside)  # in backward too, when the memory may go to the other stream
+
+    def waited() -> Tensor:
+        now = torch.cuda.current_stream(y.device)
+        now.wait_stream(beside)
+        y.record_stream(now)
+        return y
+
+    return waited
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    if device not in _STREAMS:
+        _STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return _STREAMS[device]

@@ -14,8 +14,8 @@ from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import Sides
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import is_dtensor
+from .fp8_shards import joined_rows, squares_of
 from .layouts import require_divisible, spread
-from .parts import joined_rows, squares_of
 from .styles import BlockStyle, name_of
 
 
@@ -66,7 +66,7 @@ class ExpertTensorParallel(BlockStyle):
         )
         layouts = self.input_layouts, self.output_layouts
         facts = experts, hidden, inner, module.recipe
-        self.border(module, device_mesh, ranks, *layouts, hidden, *facts)
+        self.install_hooks(module, device_mesh, ranks, *layouts, hidden, *facts)
         return module
 
 

@@ -27,40 +27,40 @@ def tokens_of(operation: str, argument: str, layout: Placement) -> int | None:
     raise invalid_argument(operation, argument, expected, layout)
 
 
-def local_of(operation: str, x: Any, mesh: DeviceMesh, given: Placement, wanted: Placement) -> Any:
+def local_of(operation: str, x: Any, mesh: DeviceMesh, given: Placement, desired: Placement) -> Any:
     """This rank's tensor of a DTensor, or of a tensor that is laid out as `given`, laid out as
-    `wanted`. What is no tensor stays as it is."""
+    `desired`. What is no tensor stays as it is."""
     if not isinstance(x, Tensor):
         return x
     if not isinstance(x, DTensor):
-        if given == wanted:
+        if given == desired:
             return x
         x = as_dtensor(x, mesh, given)
     if x.device_mesh != mesh:
         expected = f"a DTensor on the layer's mesh {mesh}"
         raise invalid_argument(operation, "x", expected, f"one on {x.device_mesh}")
-    wanted = _from_the_front(wanted, x.dim())
-    if tuple(x.placements) != (wanted,):
-        x = x.redistribute(placements=[wanted])
+    desired = _from_the_front(desired, x.dim())
+    if tuple(x.placements) != (desired,):
+        x = x.redistribute(placements=[desired])
     return x.to_local()
 
 
-def given_back(
+def to_output_layout(
     y: Tensor,
     mesh: DeviceMesh,
-    made: Placement,
-    wanted: Placement,
+    result: Placement,
+    output: Placement,
     use_local: bool,
     features: int | None = None,
 ) -> Any:
-    """A layer's result, which is laid out as `made`, laid out as `wanted`. features: how many
+    """A layer's result, which is laid out as `result`, laid out as `output`. features: how many
     there are in all, where they are split."""
-    if use_local and _from_the_front(made, y.dim()) == _from_the_front(wanted, y.dim()):
+    if use_local and _from_the_front(result, y.dim()) == _from_the_front(output, y.dim()):
         return y
-    x = as_dtensor(y, mesh, made, features)
-    wanted = _from_the_front(wanted, x.dim())
-    if tuple(x.placements) != (wanted,):
-        x = x.redistribute(placements=[wanted])
+    x = as_dtensor(y, mesh, result, features)
+    output = _from_the_front(output, x.dim())
+    if tuple(x.placements) != (output,):
+        x = x.redistribute(placements=[output])
     return x.to_local() if use_local else x
 
 

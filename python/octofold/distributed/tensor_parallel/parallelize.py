@@ -12,13 +12,11 @@ from torch.nn import Module
 
 from ..._core.errors import UnsupportedError, invalid_argument
 from ..._core.recipe import Recipe, recipe_of
-from ..._ranks.agreement import require_agreement_now
-from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks.ranks import Ranks, ranks_of, require_agreement_now
 from ...nn.conversion.expert_blocks import holds_experts
 from ...nn.conversion.experts import convert_experts
 from ...nn.conversion.linear import convert
-from ...nn.conversion.picking import ModuleFilter
-from ...nn.conversion.report import Conversion
+from ...nn.conversion.picking import Conversion, ModuleFilter
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import Linear, is_dtensor
 from ...nn.layers.mlp import MLP

@@ -12,10 +12,10 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from ..._ranks.ranks import Ranks, ranks_of
 from ..._ranks.wire import summed
-from ...nn.autograd.first_order import refuse_in_backward
-from ...nn.layers.linear import own_part
+from ...nn.autograd.functions import refuse_in_backward
+from ...nn.layers.linear import local_part
+from .boundary import close_shared_casts, open_shared_casts
 from .layouts import spread
-from .shared import enter, leave
 
 _SUM: Final = "_octofold_gradients_summed_over"
 _RUNS: Final = "_octofold_forward_runs"
@@ -79,12 +79,12 @@ class SharedInput(ParallelStyle):
 
 def _enter(module: Module, args: Any) -> None:
     if not _is_compiling():
-        enter()
+        open_shared_casts()
 
 
 def _leave(module: Module, args: Any, output: Any) -> None:
     if not _is_compiling():
-        leave()
+        close_shared_casts()
 
 
 @functools.cache
@@ -116,7 +116,7 @@ def _own(module: Any, name: str) -> Tensor | None:
     parameter = module._parameters[name]
     if not module.__dict__.get(_RUNS, False):
         return parameter  # type: ignore[no-any-return]
-    parameter = own_part(parameter)
+    parameter = local_part(parameter)
     ranks = module.__dict__[_SUM]
     if ranks is None or parameter is None or not parameter.requires_grad:
         return parameter  # type: ignore[no-any-return]

@@ -83,7 +83,7 @@ class StandIn:
         return _with_input(args, kwargs, stand_in)
 
 
-def own_tokens(x: Any) -> Any:
+def local_tokens(x: Any) -> Any:
     """The tokens that a stand-in stands for; anything else as it is."""
     return getattr(x, _OWN, x)
 

@@ -11,20 +11,18 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
-from ..._ranks.agreement import next_layer
-from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks.ranks import Ranks, next_layer, ranks_of
 from ...nn.autograd.activated import is_gated
-from ...nn.autograd.boundary import HERE, Boundary, Sides
+from ...nn.autograd.boundary import ONE_PROCESS, Boundary, Sides
+from ...nn.layers.fused_components import common_recipe
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.linear import Linear, is_dtensor
 from ...nn.layers.mlp import MLP
 from ...nn.layers.norm_linear import NormLinear
-from ...nn.layers.parts import common_recipe
 from ...nn.layers.weight_only import WeightOnlyLinear
-from .border import Border, boundary_of
-from .fp8_parts import cut
+from .boundary import LayoutHooks, Shared, boundary_of
+from .fp8_shards import cut
 from .layouts import FEATURES, require_divisible, spread, tokens_of
-from .shared import Shared
 
 _FP8: Final = (InferenceLinear, WeightOnlyLinear)
 _SUM_DTYPES: Final = (None, torch.float32)
@@ -73,23 +71,23 @@ class Style(ParallelStyle):
     def boundary(self, operation: str, ranks: Ranks, layout: Placement) -> Boundary:
         return boundary_of(operation, ranks, layout, self.reduce_dtype)
 
-    def border(
+    def install_hooks(
         self,
         module: Module,
         mesh: DeviceMesh,
         ranks: Ranks,
-        taken: Placement,
-        made: Placement,
+        desired_input: Placement,
+        result: Placement,
         out_features: int,
         *facts: object,
     ) -> None:
-        Border(
+        LayoutHooks(
             name_of(module),
             mesh,
             ranks,
             self.input_layouts,
-            taken,
-            made,
+            desired_input,
+            result,
             self.output_layouts,
             self.use_local_output,
             out_features,
@@ -151,10 +149,10 @@ class ColumnParallel(Style):
                 spread(operation, module.norm, name, device_mesh, None, self.src_data_rank)
         else:
             entry = Shared(entry)
-        self._take(module, layer, device_mesh, ranks, Sides(entry, HERE))
+        self._take(module, layer, device_mesh, ranks, Sides(entry, ONE_PROCESS))
         layouts = self.input_layouts, FEATURES
         facts = layer.in_features, layer.out_features, getattr(layer, "recipe", "")
-        self.border(module, device_mesh, ranks, *layouts, layer.out_features, *facts)
+        self.install_hooks(module, device_mesh, ranks, *layouts, layer.out_features, *facts)
         return module
 
     def _take(
@@ -200,7 +198,7 @@ class RowParallel(Style):
     def _apply(self, module: Module, device_mesh: DeviceMesh) -> Module:
         ranks = ranks_of(self.name, "device_mesh", device_mesh)
         operation = name_of(module)
-        sides = Sides(HERE, self.boundary(operation, ranks, self.output_layouts))
+        sides = Sides(ONE_PROCESS, self.boundary(operation, ranks, self.output_layouts))
         layer: Any = module
         if isinstance(module, Linear):
             take_linear(self, module, device_mesh, sides, 1)
@@ -211,7 +209,7 @@ class RowParallel(Style):
             raise self.refusal(module, _EXPECTED.format("RowwiseParallel"))
         layouts = FEATURES, self.output_layouts
         facts = layer.in_features, layer.out_features, getattr(layer, "recipe", "")
-        self.border(module, device_mesh, ranks, *layouts, layer.out_features, *facts)
+        self.install_hooks(module, device_mesh, ranks, *layouts, layer.out_features, *facts)
         return module
 
 
@@ -254,14 +252,14 @@ class MLPParallel(BlockStyle):
         exit = self.boundary(operation, ranks, self.output_layouts)
         packed = 2 if len(first) == 1 and is_gated(module.activation) else 1
         for layer in first:
-            take_linear(self, layer, device_mesh, Sides(entry, HERE), 0, packed)
-        take_linear(self, down, device_mesh, Sides(HERE, exit), 1)
+            take_linear(self, layer, device_mesh, Sides(entry, ONE_PROCESS), 0, packed)
+        take_linear(self, down, device_mesh, Sides(ONE_PROCESS, exit), 1)
         if module.norm is not None:
             for name in ("weight", "bias"):
                 spread(operation, module.norm, name, device_mesh, None, self.src_data_rank)
         layouts = self.input_layouts, self.output_layouts
         facts = first[0].in_features, down.in_features, down.out_features, recipe
-        self.border(module, device_mesh, ranks, *layouts, down.out_features, *facts)
+        self.install_hooks(module, device_mesh, ranks, *layouts, down.out_features, *facts)
         return module
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only_gradient
+from ...models.layerwise.products import fp8_linear
 from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.casts import walkable
 from ...nn.recipes.kernels import has_weight_only
-from ..fp8_linear import fp8_linear
 
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]
 """A function of (the first argument, all arguments, those by name)."""

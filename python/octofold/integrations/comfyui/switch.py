@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from ..._core.imported import imported
+from ..._core.frameworks import imported
 from ...nn.recipes.kernels import has_native
 from ..hosts import plug_in
 

@@ -9,9 +9,9 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ...nn.conversion.frozen import frozen_layer
+from ...nn.conversion.fp8_layers import frozen_layer
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.report import Conversion
+from ...nn.conversion.picking import Conversion
 from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.recipes.choice import require_compute
 

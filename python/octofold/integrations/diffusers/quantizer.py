@@ -1,32 +1,96 @@
-"""The quantizer: which layers of a model become Octofold's, and how their weights come in."""
+"""The quantizer and its config: which layers of a model become Octofold's, and how their weights
+come in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Any, Final
 
 import torch
 from diffusers.quantizers.base import DiffusersQuantizer
+from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 from diffusers.utils import is_accelerate_available, logging
 from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument
 from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
-from ...nn.conversion.frozen import wide_layer
+from ...nn.casting.weight_tensors import stored
+from ...nn.conversion.fp8_layers import wide_layer
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.report import Conversion, grouped
+from ...nn.conversion.picking import Conversion, grouped
 from ...nn.layers.fp8_weight import Fp8Weight
-from ...nn.layers.stored_weight import stored
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16
-from ..device_maps import Devices
-from ..model_loading import cast_weight, convert_linears
+from ..model_loading import (
+    NAME,
+    Devices,
+    LoadingConfig,
+    LoadingOptions,
+    cast_weight,
+    convert_linears,
+)
 from .bfl import bundled, codes_and_scale, is_bundle
-from .config import OctofoldConfig, options_of
 
 _OPERATION: Final = "octofold.integrations.diffusers"
+_CONFIG: Final = f"{_OPERATION}.OctofoldConfig"
 _SCALES: Final = (".weight_scale_inv", ".weight_scale")
 _NAMED_AT_MOST: Final = 5
 _log: Final = logging.get_logger("diffusers.octofold")
+
+
+class _Method(StrEnum):
+    """Diffusers reads the name of a method as a member of an enumeration."""
+
+    OCTOFOLD = NAME
+
+
+class OctofoldConfig(LoadingConfig, QuantizationConfigMixin):  # type: ignore[misc]
+    """How from_pretrained(quantization_config=) casts weights, and how the layers compute.
+
+    format: how weights are cast, an octofold.Format or its words, with scales "128x128", "channel"
+        or "tensor".
+    compute: "native": layers cast their input too, and multiply FP8 with FP8. "weight-only":
+        activations have 16 bits, on any GPU. "auto": "native" where the GPU can, and on the CPU.
+    experts: of transformers' config of this name, whose arguments are the same, so that
+        PipelineQuantizationConfig takes quant_backend="octofold" for all parts of a pipeline. In
+        Diffusers' models experts are linear layers like others.
+    modules_to_not_convert: names, parts of names between dots, or regular expressions for names
+        from their beginning, of modules that stay as they are. None: what Diffusers' layerwise
+        casting leaves alone: norms, embeddings of positions and patches, the projections at both
+        ends, and what the model's class names. In each case what the class keeps in FP32 stays so.
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+
+    operation = _CONFIG
+    method = _Method.OCTOFOLD
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The settings that are not as by default, which Diffusers shows."""
+        plain = OctofoldConfig().to_dict()
+        return {key: value for key, value in self.to_dict().items() if value != plain[key]}
+
+
+def options_of(config: OctofoldConfig, model: Any) -> LoadingOptions:
+    """The options of a config, checked again as it may be changed as it is loaded, for a model with
+    weights in high precision. None: of a checkpoint that says itself what is in FP8."""
+    names: Sequence[str] | None = ()
+    if model is not None:
+        names = config.modules_to_not_convert
+        names = _patterns_of_casting(model) if names is None else names
+    return LoadingOptions.checked(_CONFIG, config.format, config.compute, names)
+
+
+def _patterns_of_casting(model: Any) -> list[str]:
+    """Regular expressions for whole names, of those that layerwise casting searches names for. The
+    same names fit, and with a name everything below it."""
+    from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
+
+    own = getattr(model, "_skip_layerwise_casting_patterns", None) or ()
+    return [
+        f"{pattern}" if pattern.startswith("^") else f".*(?:{pattern})[^.]*"
+        for pattern in dict.fromkeys((*DEFAULT_SKIP_MODULES_PATTERN, *own))
+    ]
 
 
 class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]

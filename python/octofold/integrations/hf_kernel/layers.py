@@ -2,8 +2,9 @@
 
 import torch
 from octofold import ScaledTensor, linear
-from octofold.integrations.fp8_linear import fp8_linear
 from torch import Tensor
+
+from ...models.layerwise.products import fp8_linear
 
 __all__ = ["Fp8Linear", "Linear"]
 

@@ -18,8 +18,7 @@ from sglang.srt.layers.quantization import fp8_utils
 from ..._core.errors import UnsupportedError
 from ..._core.scaled_tensor import ScaledTensor
 from .. import serving
-from .hooks import hook_around
-from .linear import heed_determinism
+from .linear import heed_determinism, hook_around
 
 NAME: Final = "octofold"
 _METHOD: Final = "sglang.srt.layers.quantization.fp8.Fp8MoEMethod"

@@ -24,8 +24,7 @@ require("transformers")
 
 from transformers.utils import logging  # noqa: E402
 
-from .checkpoints import checkpoint_config  # noqa: E402
-from .config import OctofoldConfig  # noqa: E402
+from .checkpoints import OctofoldConfig, checkpoint_config  # noqa: E402
 from .quantizer import OctofoldQuantizer  # noqa: E402
 
 __all__ = ["OctofoldConfig", "OctofoldQuantizer", "checkpoint_config"]

@@ -1,5 +1,5 @@
-"""FP8 checkpoints, of Octofold's own and of other families, as transformers loads them: which
-modules of the model they have in FP8, and what their tensors are called there."""
+"""FP8 checkpoints, of Octofold's own and of other families, as transformers loads them: their
+config, which modules of the model they have in FP8, and what their tensors are called there."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,8 @@ from transformers.core_model_loading import (
     WeightRenaming,
     rename_source_key,
 )
+from transformers.quantizers import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..._checkpoint import inspect_checkpoint
 from ..._core.errors import BadFormatError, UnsupportedError
@@ -28,8 +30,35 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._load_checkpoint import OF_SERVERS
 from ...nn.autograd.fitting import is_fp8
 from ...nn.layers.fp8_weight import Fp8Weight
-from .config import OctofoldConfig
+from ..model_loading import NAME, LoadingConfig
 from .experts import STACKED, is_experts
+
+
+@register_quantization_config(NAME)
+class OctofoldConfig(LoadingConfig, QuantizationConfigMixin):  # type: ignore[misc]
+    """How from_pretrained(quantization_config=) casts weights, and how the layers compute.
+
+    format: how weights are cast, an octofold.Format or its words, with scales "128x128", "channel"
+        or "tensor".
+    compute: "native": layers cast their input too, and multiply FP8 with FP8. "weight-only":
+        activations have 16 bits, on any GPU. "auto": "native" where the GPU can, and on the CPU,
+        but 16 bits for few tokens.
+    experts: whether expert blocks (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss and their like) are
+        cast too, with "128x128" scales. They compute natively, on GPUs with FP8 units and the CPU,
+        and stay as they are on other GPUs and with "weight-only".
+    modules_to_not_convert: names, parts of names between dots, or regular expressions for names
+        from their beginning, of modules that stay as they are; beside output heads.
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+
+    operation = "octofold.integrations.transformers.OctofoldConfig"
+
+    def _read(self, others: dict[str, Any]) -> None:
+        """foreign: True of a checkpoint in another library's FP8, as checkpoint_config() says."""
+        super()._read(others)
+        self.foreign = bool(others.pop("foreign", False))
+
 
 _CODES: Final = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 _OF_SERVERS: Final = (r"input_scale$", r"activation_scale$", OF_SERVERS)

@@ -12,20 +12,19 @@ from ..._core.errors import UnsupportedError
 from ..._core.formats import Format
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
-from ..._layer_ways import EXPERTS, FP8, WEIGHT_ONLY
+from ..._info import EXPERTS, FP8, WEIGHT_ONLY
 from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
-from ..._ops.grouped_gemm_weight_only import grouped_gemm_weight_only
-from ..._ops.groups import Rows
+from ..._ops.gemm_weight_only import grouped_gemm_weight_only
+from ..._ops.grouped_gemm import Rows
 from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
-from ...nn.autograd.expert_chain import grouped_product
-from ...nn.autograd.expert_ways import chosen_way
+from ...nn.autograd.experts import chosen_way
+from ...nn.autograd.experts_forward import grouped_product
 from ...nn.autograd.products import addable
-from ...nn.conversion.expert_blocks import GATES, gate_of, holds_experts, refusals
+from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.parts import in_front_of
-from ...nn.conversion.routers import convert_router
+from ...nn.conversion.patching import in_front_of
 from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
 from ...nn.recipes.kernels import way_of

@@ -10,15 +10,13 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
-from ...nn.conversion.frozen import wide_layer
+from ...nn.casting.weight_tensors import stored
+from ...nn.conversion.fp8_layers import wide_layer
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
-from ...nn.conversion.report import grouped
+from ...nn.conversion.picking import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
-from ...nn.layers.stored_weight import stored
-from ..device_maps import Devices
-from ..model_loading import cast_weight, convert_linears
-from .checkpoints import Contents, converters_of, marked, own_converters
-from .config import NAME, OctofoldConfig
+from ..model_loading import NAME, Devices, cast_weight, convert_linears
+from .checkpoints import Contents, OctofoldConfig, converters_of, marked, own_converters
 from .experts import STACKED, cast_experts, convert_experts_of, is_experts
 
 _OPERATION: Final = "octofold.integrations.transformers"

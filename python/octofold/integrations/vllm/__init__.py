@@ -8,7 +8,7 @@ it took. docs/integrations/vllm.md tells the rest.
 
 from importlib.metadata import version
 
-from ..._core.batch_invariance import set_batch_invariant
+from ..._core.library import set_batch_invariant
 from ..hosts import plug_in
 
 

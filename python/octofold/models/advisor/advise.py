@@ -9,20 +9,26 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import UnsupportedError, invalid_argument
-from ..._core.progress import Progress
-from .assemble import assemble
-from .measure.errors import in_place, options_of, own_error, with_effects
-from .measure.runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
-from .measure.times import Candidate, groups_of, measurable, time_group
-from .measure.whole import WholeTimes, whole_times, why_no_graph
-from .pick import Picked
-from .plan.data import Plan
-from .plan.fingerprint import device_of, model_bytes
-from .plan.layers import linears_of
-from .plan.record import Recorded, recording
-from .plan.ways import WAYS, Way, ways_of
-from .search import Found, choices_of, within_bytes, within_error
-from .steps import Steps
+from ..._core.library import Progress
+from ..._info import info
+from .data import Calls, Layer, Plan, Whole
+from .errors import in_place, options_of, own_error, with_effects
+from .files import FORMAT, device_of, fingerprint, machine_of, model_bytes
+from .record import Recorded, dtype_name, linears_of, others_of, recording
+from .runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
+from .search import Choice, Found, Picked, choices_of, within_bytes, within_error
+from .times import (
+    GRAPH,
+    PYTHON,
+    Candidate,
+    WholeTimes,
+    groups_of,
+    measurable,
+    time_group,
+    whole_times,
+    why_no_graph,
+)
+from .ways import OWN, WAYS, Way, ways_of
 
 _NAME: Final = "octofold.models.advise"
 DEFAULT_MAX_ERROR: Final = 0.05
@@ -54,7 +60,7 @@ def advise(
     max_error: the bound on the ‖difference‖ / ‖answer‖ that FP8 causes in the model's answer, for
         the tensor of an answer where it is largest; 0.05 by default.
     max_bytes: the bound on all of the model's parameters and buffers.
-    ways: names of octofold.models.advisor.plan.ways.WAYS to choose among; None: all.
+    ways: names of octofold.models.advisor.ways.WAYS to choose among; None: all.
     effects: True: measure for each layer what it does to the model's answer, by a run of the whole
         model with this one layer in FP8. False: take its own error for that, which saves these
         runs.
@@ -89,7 +95,7 @@ def advise(
         )
 
     with evaluating(model, device):
-        advisor = Advisor(model, runs, device, chosen_ways, Steps(progress, len(linears)))
+        advisor = Advisor(model, runs, device, chosen_ways, ProgressSteps(progress, len(linears)))
         advisor.measure(linears, effects)
         found = advisor.search(target, max_error, max_bytes)
         times = advisor.times(found)
@@ -102,13 +108,8 @@ def advise(
             found = Found([None] * len(advisor.candidates), 0.0, 0.0, why)
             times = advisor.times(found)
         advisor.steps.done()
-    bounds = target, max_error, max_bytes
     uncalled = dict.fromkeys(linears, "these inputs do not call it")
-    return assemble(
-        model, len(runs), device, bounds, advisor.candidates, found, times, advisor.graph,
-        advisor.floor,
-        {**uncalled, **alone}, advisor.notes,
-    )  # fmt: skip
+    return advisor.plan(target, max_error, max_bytes, found, times, {**uncalled, **alone})
 
 
 def _require(model: object, target: object, max_error: object, max_bytes: object) -> None:
@@ -135,11 +136,43 @@ def _require(model: object, target: object, max_error: object, max_bytes: object
         raise invalid_argument(_NAME, "max_bytes", 'a number, the bound of target "error"', "none")
 
 
+class ProgressSteps:
+    """Tells a caller how many steps are done, of how many."""
+
+    def __init__(self, progress: Progress | None, layers: int) -> None:
+        self._progress = progress
+        self._done, self._total = 0, layers + 3
+        self._tell()
+
+    def add(self, steps: int) -> None:
+        """More came to be known of."""
+        self._total += steps
+
+    def step(self) -> None:
+        """One is done."""
+        self._done += 1
+        self._tell()
+
+    def done(self) -> None:
+        """All are."""
+        self._done = self._total
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._done, max(self._done, self._total))
+
+
 class Advisor:
     """The findings of one advise() so far."""
 
     def __init__(
-        self, model: Module, runs: Runs, device: torch.device, ways: tuple[Way, ...], steps: Steps
+        self,
+        model: Module,
+        runs: Runs,
+        device: torch.device,
+        ways: tuple[Way, ...],
+        steps: ProgressSteps,
     ) -> None:
         self.model, self.runs, self.device, self.ways, self.steps = model, runs, device, ways, steps
         self.candidates: list[Candidate] = []
@@ -230,3 +263,98 @@ class Advisor:
             for candidate, choice in pairs
             if choice is not None
         }
+
+    def plan(
+        self,
+        target: str,
+        max_error: float | None,
+        max_bytes: int | None,
+        found: Found,
+        times: WholeTimes | None,
+        alone: dict[str, str],
+    ) -> Plan:
+        """The plan as a value. alone: why layers that are no candidates stay."""
+        pairs = zip(self.candidates, found.picked, strict=True)
+        layers = [_layer(candidate, choice, target, found.why_none) for candidate, choice in pairs]
+        measured = {layer.name for layer in layers}
+        by_name = dict(self.model.named_modules())
+        for name, why in alone.items():
+            linear = by_name[name]
+            if name not in measured and isinstance(linear, torch.nn.Linear):
+                size = linear.in_features, linear.out_features
+                dtype = dtype_name(linear.weight.dtype)
+                layers.append(Layer(name, *size, dtype, (), (), OWN, why))
+        return Plan(
+            format=FORMAT,
+            octofold=info().version,
+            torch=str(torch.__version__),
+            machine=machine_of(self.device),
+            model=type(self.model).__qualname__,
+            fingerprint=fingerprint(self.model),
+            target=target,
+            max_error=max_error,
+            max_bytes=max_bytes,
+            timing=None if self.graph is None else GRAPH if self.graph else PYTHON,
+            runs=len(self.runs),
+            layers=tuple(layers),
+            others=others_of(self.model),
+            whole=self._whole(layers, found, times),
+            notes=tuple(self.notes),
+        )
+
+    def _whole(self, layers: Sequence[Layer], found: Found, times: WholeTimes | None) -> Whole:
+        saved, gained = 0, 0.0
+        for layer in layers:
+            own, planned = layer.own, layer.planned
+            if own is None or planned is None:
+                continue
+            saved += (own.bytes or 0) - (planned.bytes or 0)
+            gained += (own.seconds or 0.0) - (planned.seconds or 0.0)
+        have = model_bytes(self.model)
+        return Whole(
+            bytes_own=have,
+            bytes_planned=have - saved,
+            error_own=self.floor,
+            error_predicted=found.predicted,
+            error=found.error,
+            seconds_own=None if times is None else times.own,
+            seconds_predicted=None if times is None else times.own - gained,
+            seconds_planned=None if times is None else times.planned,
+            seconds_own_from_python=None if times is None else times.own_from_python,
+            seconds_planned_from_python=None if times is None else times.planned_from_python,
+        )
+
+
+def _layer(candidate: Candidate, choice: Choice | None, target: str, why_none: str) -> Layer:
+    record = candidate.record
+    linear = record.linear
+    return Layer(
+        name=record.name,
+        in_features=linear.in_features,
+        out_features=linear.out_features,
+        dtype=dtype_name(linear.weight.dtype),
+        calls=tuple(
+            Calls(kind.rows, dtype_name(kind.computes), count)
+            for kind, count in record.calls.items()
+        ),
+        options=tuple(candidate.options),
+        chosen=OWN if choice is None else choice.way,
+        why_own=None if choice is not None else _why_own(candidate, target, why_none),
+    )
+
+
+def _why_own(candidate: Candidate, target: str, why_none: str) -> str:
+    usable = [o for o in candidate.options if o.way != OWN and o.why_not is None]
+    if not usable:
+        reasons = {o.why_not: None for o in candidate.options if o.why_not is not None}
+        return "no way can run it: " + "; ".join(map(str, reasons))
+    if not choices_of(candidate.options, target):
+        return "no way is faster here" if target == "time" else "no way takes less memory"
+    if why_none:
+        return why_none
+    if target == "error":
+        return "the bound on bytes is kept without it"
+    least = min(option.effect for option in usable if option.effect is not None)
+    if not math.isfinite(least):
+        return "the answer is not finite with it"
+    return f"other layers gain more for the error that is allowed (it alone makes {least:.1e})"

@@ -8,11 +8,10 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
 from ...nn.conversion.linear import replaced
-from .plan.data import Layer, Plan
-from .plan.fingerprint import device_of, fingerprint, machine_of
-from .plan.layers import linears_of
-from .plan.record import WIDE, dtype_name
-from .plan.ways import WAYS, Use, Way
+from .data import Layer, Plan
+from .files import device_of, fingerprint, machine_of
+from .record import WIDE, dtype_name, linears_of
+from .ways import WAYS, Use, Way
 
 _NAME: Final = "octofold.models.apply"
 

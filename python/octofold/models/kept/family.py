@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..layerwise.layers import StoredLayer
-from .experts import KIND as EXPERTS
-from .layers import STORED, Record
+from .records import EXPERTS, STORED, Record
 
 NAME: Final = "compressed-tensors"
 _BLOCK: Final = 128
@@ -38,7 +37,8 @@ def why_not(record: Record, module: Module) -> str | None:
         return "experts are kept as stacks"
     if not holds_codes(module):
         # Powers of two times codes: exact but for numbers below float16's.
-        return "its numbers need not be exact in float16" if _is_half(record) else None
+        is_half = record["wide_dtype"] == "float16"
+        return "its numbers need not be exact in float16" if is_half else None
     if record["weight_dtype"] != "e4m3":
         return f"its codes are {record['weight_dtype']}"
     if record["granularity"] not in _STRATEGIES:
@@ -99,7 +99,3 @@ def _inputs_of(record: Record) -> str | None:
 def _arguments(strategy: Mapping[str, Any], dynamic: bool) -> dict[str, Any]:
     common = {"dynamic": dynamic, "num_bits": 8, "symmetric": True, "type": "float"}
     return {**common, "group_size": None, **strategy}
-
-
-def _is_half(record: Record) -> bool:
-    return bool(record["wide_dtype"] == "float16")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..._core.errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
 from ..._core.files import open_regular, path_argument, read_text
-from .layers import Record, require_record
+from .records import Record, require_record
 
 RECORDS: Final = "octofold.json"
 WEIGHTS: Final = "octofold.safetensors"

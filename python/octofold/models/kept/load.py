@@ -11,19 +11,21 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument
 from ..._core.ops import scale_shape
+from ...nn.conversion.expert_blocks import convert_router
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.routers import convert_router
-from ..load_places import Slot, slots_of
-from .experts import KIND as EXPERTS
-from .experts import NAMES as EXPERT_NAMES
-from .experts import experts_of, router_beside, why_no_experts
+from ..load_into import Slot, slots_of
 from .folder import Records, read_records, read_tensors
-from .layers import (
+from .records import (
+    EXPERT_NAMES,
+    EXPERTS,
     Record,
+    experts_of,
     layer_of,
     recipe_of_record,
     record_of,
+    router_beside,
     weight_of,
+    why_no_experts,
     why_not,
 )
 

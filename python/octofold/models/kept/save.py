@@ -12,13 +12,11 @@ from torch.nn import Module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..._core.errors import invalid_argument
-from ..._core.log import note
-from ...nn.conversion.routers import chooses_by_top_k
+from ..._core.library import note
+from ...nn.conversion.expert_blocks import chooses_by_top_k
 from . import family
-from .experts import KIND as EXPERTS
-from .experts import router_beside
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
-from .layers import Record, record_of, scale_name_of
+from .records import EXPERTS, Record, record_of, router_beside, scale_name_of
 
 _NAME: Final = "octofold.models.save"
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.dtypes import FP8, WIDE, dtype_name
 from ..._core.errors import invalid_argument
-from ..._core.log import note
+from ..._core.formats import FP8, WIDE, dtype_name
+from ..._core.library import note
 from ..._core.torch import DTYPES
-from ...nn.layers.stored_weight import StoredWeight
+from ...nn.casting.weight_tensors import StoredWeight
 from ...nn.recipes.kernels import has_bfloat16, has_native
 from .layers import StoredLayer, change_class, stored_class
 from .selection import NAME, Patterns, Selection, select, tuple_of
@@ -71,7 +71,8 @@ def enable_layerwise_casting(
     if compute_dtype is not None:
         compute_dtype = DTYPES[dtype_name(NAME, "compute_dtype", compute_dtype, WIDE)]
     for name, flag in (("non_blocking", non_blocking), ("keep_originals", keep_originals)):
-        _require_flag(name, flag)
+        if not isinstance(flag, bool):
+            raise invalid_argument(NAME, name, "True or False", repr(flag))
     if not isinstance(native, bool) and not (isinstance(native, str) and native == "auto"):
         raise invalid_argument(NAME, "native", '"auto", True or False', repr(native))
     selection = select(module, Patterns(skip_modules_pattern), _classes(skip_modules_classes))
@@ -83,7 +84,8 @@ def enable_layerwise_casting(
         for layer in selection.layers.values():
             dtype = compute_dtype or _compute_dtype(layer)
             storage = _storage(layer, native, keep_originals, non_blocking)
-            _store(layer, stored_as, dtype, storage)
+            codes, scale = cast_to_storage(_weight(layer), stored_as, storage.granularity)
+            store_codes(layer, codes, scale, dtype, storage)
             done.append(layer)
     except BaseException:  # no memory, no kernel, Ctrl-C
         for layer in done:
@@ -139,11 +141,6 @@ def _storage(layer: Module, native: bool | str, keep_original: bool, non_blockin
     return Storage(granularity, native, weight.dtype, weight.requires_grad, original, non_blocking)
 
 
-def _store(layer: Module, stored_as: str, compute_dtype: torch.dtype, storage: Storage) -> None:
-    codes, scale = cast_to_storage(_weight(layer), stored_as, storage.granularity)
-    store_codes(layer, codes, scale, compute_dtype, storage)
-
-
 def store_codes(
     layer: Module, codes: Tensor, scale: Tensor, compute_dtype: torch.dtype, storage: Storage
 ) -> None:
@@ -186,11 +183,6 @@ def _classes(classes: Any) -> tuple[type[Module], ...]:
         if not isinstance(one, type) or not issubclass(one, Module):
             raise invalid_argument(NAME, argument, "classes of modules", repr(one))
     return given
-
-
-def _require_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise invalid_argument(NAME, name, "True or False", repr(value))
 
 
 def _require_layers(module: Module, selection: Selection) -> None:

@@ -17,17 +17,15 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.scaled_tensor import ScaledTensor
-from ..._layer_ways import NATIVE, WEIGHT_ONLY
+from ..._info import NATIVE, WEIGHT_ONLY
 from ...nn.autograd.fitting import is_fp8
 from ...nn.autograd.linear import result_dtype
+from ...nn.casting.weight_tensors import StoredWeight, stored
 from ...nn.layers.buffers import keep_dtypes
 from ...nn.layers.saving import give_numbers
-from ...nn.layers.stored_weight import StoredWeight, stored
 from ...nn.layers.weight_only import weight_only_linear
-from .choice import linear_way
-from .loading import load_weight
-from .products import forgetting, linear_of_codes
-from .storage import Storage, from_storage
+from .products import forgetting, linear_of_codes, linear_way
+from .storage import Storage, from_storage, load_weight
 
 
 class StoredLayer(Module):

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..._core.log import note
+from ..._core.library import note
+from ...nn.casting.weight_tensors import is_plain_parameter
 from ...nn.conversion.weight_readers import names_of, weight_readers, wide_patterns
-from ...nn.layers.stored_weight import is_plain_parameter
 from .layers import SUPPORTED, StoredLayer
 
 NAME: Final = "octofold.models.enable_layerwise_casting"
@@ -127,18 +127,12 @@ def _walk(
     if isinstance(module, SUPPORTED):
         yield name, module
         return
-    of_models = of_models + _own_patterns(module)
+    of_models += names_of(module, "_skip_layerwise_casting_patterns") + wide_patterns(module)
     adapters = names_of(module, "adapter_layer_names") + names_of(module, "other_param_names")
     for child_name, child in module.named_children():
         if child_name not in adapters:
             full_name = f"{name}.{child_name}" if name else child_name
             yield from _walk(child, full_name, patterns, of_models, classes, selection, seen)
-
-
-def _own_patterns(module: Module) -> tuple[str, ...]:
-    """The patterns that a model of Diffusers or transformers names itself, and components of names
-    whose modules stay in FP32."""
-    return names_of(module, "_skip_layerwise_casting_patterns") + wide_patterns(module)
 
 
 def _why_not(layer: Module) -> str | None:

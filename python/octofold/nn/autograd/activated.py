@@ -11,6 +11,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.cast_sources import GATED, ActivationGradient
 from ..casting.casts import cast_as_wanted
+from ..recipes.kernels import has_kernels
 from .products import gradient_formats
 
 ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
@@ -91,3 +92,29 @@ def _curve_gradient(dy: Tensor, x: Tensor, name: str) -> Tensor:
 
 def _approximation(name: str) -> str:
     return "tanh" if name == "gelu-tanh" else "none"
+
+
+def gated_in_one(
+    recipe: Recipe,
+    activation: str,
+    weight: ScaledTensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> bool:
+    """True if the first product, the activation and the cast can be one operation, of a weight
+    [..., 2·hidden, in] without gradients: gated_gemm(), of experts with groups."""
+    output = recipe.output
+    if output is None or weight is None:
+        return False
+    fits_kernel = not weight.data.is_cuda or (
+        weight.shape[-2] % 256 == 0
+        and weight.shape[-1] % 16 == 0
+        and has_kernels("gated products", weight.data.device)
+    )
+    return (
+        (output.a.granularity, output.b.granularity) == ("1x128", "128x128")
+        and is_gated(activation)
+        and bias is None
+        and dtype == torch.bfloat16
+        and fits_kernel
+    )

@@ -7,9 +7,8 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..casting.casts import cast_weight
 from .activated import ACTIVATIONS, is_gated
-from .chain import Chain, Layer
+from .chain import Chain, Layer, run
 from .fitting import require_fitting, require_weight
-from .fused import run
 from .linear import stateless_recipe_of
 from .normed import norm_of, require_norm_fitting
 

@@ -1,4 +1,5 @@
-"""The linear layer as a function with a gradient."""
+"""The linear layer as a function with a gradient, and the one whose weight is frozen in FP8, with a
+gradient by its input."""
 
 from typing import Any, NamedTuple
 
@@ -9,12 +10,26 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
-from ..casting.casts import WeightCasts, cast_weight, walkable
-from ..recipes.history import GRADIENT, delayed_scale
+from ..casting.casts import (
+    GRADIENT,
+    WeightCasts,
+    cast_weight,
+    delayed_scale,
+    transposed_weight,
+    walkable,
+)
 from .boundary import Sides, sides_of
-from .first_order import differentiates, refuse_in_backward
 from .fitting import require_fitting
-from .flat import Layout, flatten, save, saved
+from .functions import (
+    Layout,
+    differentiates,
+    flatten,
+    refuse_in_backward,
+    save,
+    save_tensors,
+    saved,
+    saved_tensors,
+)
 from .main_grad import mark_gradient
 from .one_call import linear_in_one_call
 from .products import (
@@ -188,7 +203,7 @@ def _forward(
     else:
         bias = bias if exit.adds_bias else None
         y = output_product(x_rows, rows, bias, recipe, exit.partial_dtype or dtype)
-        y = exit.leave(y, dtype)
+        y = exit.reduce(y, dtype)
     return y, x_transposed, amax
 
 
@@ -235,16 +250,16 @@ class _Linear(torch.autograd.Function):
         scale = _gradient_scale(ctx, dy, needs)
         casts = cast_gradient(dy, recipe, needs.x, needs.weight, needs.bias, scale, exit)
         if (needs.x and recipe.grad_input is None) or (needs.weight and recipe.grad_weight is None):
-            dy = exit.whole(dy, dy.shape)
+            dy = exit.gather(dy, dy.shape)
         dx = dw = db = None
         if needs.x:
             weight, transposed, scale = kept.weight, kept.transposed, kept.weight_scale
             dtype = entry.partial_dtype or ctx.x_dtype
             dx = input_gradient(dy, casts.rows, (weight,), transposed, recipe, dtype, scale)
-            dx = entry.leave(dx, ctx.x_dtype)
+            dx = entry.reduce(dx, ctx.x_dtype)
         if needs.weight:
-            x = entry.whole(kept.x, ctx.x_shape)
-            x_transposed = entry.whole(kept.x_transposed, ctx.x_shape)
+            x = entry.gather(kept.x, ctx.x_shape)
+            x_transposed = entry.gather(kept.x_transposed, ctx.x_shape)
             dtype, added_to = ctx.weight_dtype, ctx.main_grad
             dw = weight_gradient(dy, casts.transposed, x, x_transposed, recipe, dtype, added_to)
             if ctx.channel_amax is not None:
@@ -266,3 +281,56 @@ def _gradient_scale(ctx: Any, dy: Tensor, needs: Any) -> Tensor | None:
     if recipe.delayed is None or format is None:
         return None
     return delayed_scale(dy, ctx.amax_history[GRADIENT], format.dtype, recipe.delayed)
+
+
+def frozen_linear(
+    x: Tensor, weight: ScaledTensor, bias: Tensor | None, recipe: Recipe, sides: Sides | None = None
+) -> Tensor:
+    """x · weightᵀ (+ bias) as the recipe has it, of an x that fits. Backward casts dY, and makes
+    the transpose of the codes each time: kept, it would take as much memory as the weight. Where
+    the recipe has no such product in FP8, dY meets the weight's values. sides: as in
+    linear_with_casts()."""
+    if not differentiates("nn.InferenceLinear", x):
+        return linear_with_casts(x, weight.data, bias, recipe, (weight, None), sides=sides)
+    y: Tensor = _Frozen.apply(  # type: ignore[no-untyped-call]
+        x, weight.data, weight.scale, bias, weight.granularity, recipe, sides
+    )
+    return y
+
+
+class _Frozen(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        codes: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        granularity: str,
+        recipe: Recipe,
+        sides: Sides | None,
+    ) -> Tensor:
+        save_tensors(ctx, codes, scale)
+        ctx.granularity, ctx.recipe, ctx.x_dtype = granularity, recipe, x.dtype
+        ctx.sides = sides
+        weight = ScaledTensor(codes, scale, granularity)
+        return linear_with_casts(x, codes, bias, recipe, (weight, None), sides=sides)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("nn.InferenceLinear", dy)
+        codes, scale = saved_tensors(ctx)
+        weight, recipe = ScaledTensor(codes, scale, ctx.granularity), ctx.recipe
+        entry, exit = sides_of(ctx.sides)
+        dtype = entry.partial_dtype or ctx.x_dtype
+        is_vector = dy.dim() == 1
+        dy = walkable(dy[None] if is_vector else dy)
+        if recipe.grad_input is None:
+            dy = exit.gather(dy, dy.shape)
+            dx = torch.matmul(dy, weight.dequantize(dy.dtype)).to(dtype)
+        else:
+            rows = cast_gradient(dy, recipe, True, False, False, boundary=exit).rows
+            transposed = transposed_weight(weight, recipe)
+            dx = input_gradient(None, rows, (None,), transposed, recipe, dtype)
+        dx = entry.reduce(dx, ctx.x_dtype)
+        return dx[0] if is_vector else dx, *(None,) * 6

@@ -1,11 +1,16 @@
-"""Gradients of weights that are added to `weight.main_grad`, as Megatron has it."""
+"""The places that gradients of weights go to: new tensors, or `weight.main_grad`, to which they are
+added, as Megatron has it."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.recipe import Recipe
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast import AnyCasts
+from .products import weight_gradient
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -78,3 +83,58 @@ _NO_READS: Final = (
     torch.ops.aten.zero_.default,
     torch.ops.aten._foreach_zero_.default,
 )
+
+
+class GradientTargets(NamedTuple):
+    """The places that the gradients of a layer's weights and bias go to."""
+
+    rows: tuple[int, ...]
+    """The number of rows of each weight."""
+    dtypes: tuple[torch.dtype, ...]
+    bias_dtype: torch.dtype | None
+    main_grads: tuple[Tensor | None, ...]
+    weights: tuple[Tensor | None, ...]
+    """The weights that have a main_grad."""
+
+    @staticmethod
+    def of(
+        weights: tuple[Tensor, ...], bias: Tensor | None, main_grads: tuple[Tensor | None, ...]
+    ) -> "GradientTargets":
+        """main_grads: one for each weight, or none at all."""
+        main_grads = main_grads or (None,) * len(weights)
+        pairs = zip(weights, main_grads, strict=True)
+        return GradientTargets(
+            tuple(weight.shape[0] for weight in weights),
+            tuple(weight.dtype for weight in weights),
+            None if bias is None else bias.dtype,
+            main_grads,
+            tuple(None if main_grad is None else weight for weight, main_grad in pairs),
+        )
+
+    def gradients(
+        self,
+        dy: Tensor | None,
+        casts: AnyCasts,
+        x: Tensor | None,
+        x_transposed: ScaledTensor | None,
+        recipe: Recipe,
+    ) -> tuple[Tensor | None, ...]:
+        """dYᵀ · x for each weight; None where it was added to a main_grad."""
+        operands = dy, casts.transposed, x, x_transposed, recipe
+        if len(self.rows) == 1:
+            made = [weight_gradient(*operands, self.dtypes[0], self.main_grads[0])]
+        else:
+            is_added = any(main_grad is not None for main_grad in self.main_grads)
+            whole = weight_gradient(*operands, torch.float32 if is_added else self.dtypes[0])
+            parts = zip(torch.split(whole, list(self.rows)), self.main_grads, self.dtypes, strict=True)
+            made = [
+                part.to(dtype) if main_grad is None else main_grad.add_(part)
+                for part, main_grad, dtype in parts
+            ]
+        for weight in self.weights:
+            if weight is not None:
+                mark_gradient(weight)
+        return tuple(
+            gradient if weight is None else None
+            for gradient, weight in zip(made, self.weights, strict=True)
+        )

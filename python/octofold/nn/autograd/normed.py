@@ -1,5 +1,5 @@
-"""The norm before a linear layer: its casts, its gradients, and itself where no cast will do. And
-a norm alone, with a gradient."""
+"""The norm before a linear layer: its casts, its gradients, and itself where no cast will do; and
+norms and rotary embeddings alone, with gradients."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,10 +11,10 @@ from torch.nn import functional
 from ..._core.errors import invalid_argument
 from ..._ops.cast_sources import Normed
 from ..._ops.norms import NormGradients, norm, norm_gradient
+from ..._ops.rotary import rotary
 from ..casting.casts import walkable
-from .first_order import refuse_in_backward
 from .fitting import require_vector, require_wide
-from .flat import save_tensors, saved_tensors
+from .functions import refuse_in_backward, save_tensors, saved_tensors
 
 NORMS: Final = ("rms", "layer")
 
@@ -135,3 +135,34 @@ def _fitted(operand: Tensor | None, x: Tensor) -> Tensor | None:
         return None
     operand = operand.detach()
     return (operand if operand.dtype == torch.float32 else operand.to(x.dtype)).contiguous()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [batch, tokens, heads, head_dim] by cos and sin [batch or 1, tokens, head_dim], which get
+    no gradient; differentiable by x."""
+    y: Tensor
+    if torch.is_grad_enabled() and x.requires_grad:
+        y = _Rotated.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+        return y
+    y = rotary(_with_runs(x), _with_runs(cos), _with_runs(sin))
+    return y
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cos, sin = _with_runs(cos), _with_runs(sin)
+        save_tensors(ctx, cos, sin)
+        y: Tensor = rotary(_with_runs(x), cos, sin)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("nn.convert_rotary", dy)
+        cos, sin = saved_tensors(ctx)
+        return rotary(_with_runs(dy), cos, sin, inverse=True), None, None
+
+
+def _with_runs(x: Tensor) -> Tensor:
+    """With a contiguous last dimension, copied where it has none."""
+    return x if x.stride(-1) == 1 else x.contiguous()

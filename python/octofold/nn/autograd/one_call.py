@@ -10,16 +10,14 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._core.errors import InvalidArgumentError
+from ..._core.errors import InvalidArgumentError, in_words_of
 from ..._core.recipe import Recipe
 from ..._core.torch import increment_version
 from ..._core.torch_ops import PLAIN_TYPES, torch_is_watching
 from ..._ops.linear_passes import Passes, Wanted, memory, passes_of
-from ..._ops.words_of_errors import in_words_of
 from ..casting.casts import WeightCasts, walkable
-from .first_order import refuse_in_backward
 from .fitting import require_fitting
-from .flat import save_tensors, saved_tensors
+from .functions import refuse_in_backward, save_tensors, saved_tensors
 from .main_grad import mark_gradient
 from .products import addable
 

@@ -9,7 +9,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.gemm import gemm
 from ..casting.casts import cast_weight, joined
-from .boundary import HERE, Boundary
+from .boundary import ONE_PROCESS, Boundary
 
 
 def output_product(
@@ -61,7 +61,7 @@ def cast_gradient(
     for_weight: bool,
     for_bias: bool,
     scale: Tensor | None = None,
-    boundary: Boundary = HERE,
+    boundary: Boundary = ONE_PROCESS,
 ) -> AnyCasts:
     """dY [..., out] and its transpose, as far as its products are wanted and in FP8, with a static
     tensor scale [1] if one is given; else with the sums for a bias, where there is a cast: all
@@ -107,22 +107,22 @@ def weight_gradient(
         return _product(grad_weight, dy_transposed, x_transposed, dtype, added_to)
     assert dy is not None
     assert x is not None
-    dw = flat(dy).t() @ flat(x)
+    dw = as_matrix(dy).t() @ as_matrix(x)
     return dw.to(dtype) if added_to is None else added_to.add_(dw)
 
 
 def bias_gradient(
-    dy: Tensor | None, sums: Tensor | None, dtype: torch.dtype, boundary: Boundary = HERE
+    dy: Tensor | None, sums: Tensor | None, dtype: torch.dtype, boundary: Boundary = ONE_PROCESS
 ) -> Tensor:
     """dY summed over all tokens, and rounded to `dtype` once: `sums` where a cast has made them,
     else from dY itself."""
     if sums is None:
         assert dy is not None
-        sums = flat(dy).sum(0, dtype=torch.float32)
-    return boundary.total(sums).to(dtype)
+        sums = as_matrix(dy).sum(0, dtype=torch.float32)
+    return boundary.all_reduce(sums).to(dtype)
 
 
-def flat(x: Tensor) -> Tensor:
+def as_matrix(x: Tensor) -> Tensor:
     """[..., cols] as a matrix."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 

@@ -1,19 +1,24 @@
-"""The casts of a recipe: each tensor as rows, transposed, or both."""
+"""The casts of a recipe: each tensor as rows, transposed, or both; from FP8 codes that are there
+already too."""
 
-from typing import TypeAlias
+import math
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..._core.formats import Format
-from ..._core.recipe import Recipe
+from ..._core.errors import invalid_argument
+from ..._core.formats import UNITS, Format
+from ..._core.recipe import Delayed, Recipe
 from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
-from ..._ops.groups import Rows
-from .coded_weight import CodedWeight, coded_below
-from .transposed import transposed_weight
-from .wrapped_weight import plain_weight
+from ..._ops.grouped_gemm import Rows
+from ..._ops.words import transpose
+from ..._ranks.wire import as_products_read
+from .weight_tensors import CodedWeight, coded_below, plain_weight
 
 WeightCasts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
 """The casts of a weight, and of its transpose; None where no product wants it."""
@@ -98,3 +103,137 @@ def cast_weight(
         weight, matrices = weight.contiguous(), weight.shape[0] if used is None else Rows(used)
     casts = cast_as_wanted(walkable(weight), of_rows, of_transpose, matrices=matrices, scale=scale)
     return casts.rows, casts.transposed
+
+
+def transposed_weight(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
+    """The transpose of an FP8 weight [out, in], or of each of [experts, out, in], as the product
+    dY · weight of the recipe takes it: the same values where squares or all numbers share a scale,
+    else cast from the values in bfloat16."""
+    assert recipe.grad_input is not None
+    granularity = recipe.grad_input.b.granularity
+    matrices = weight.shape[0] if len(weight.shape) == 3 else None
+    if granularity != weight.granularity or granularity not in ("tensor", "128x128"):
+        values: Tensor = weight.dequantize("bfloat16")
+        transposed: Any = cast(values, transposed=recipe.grad_input.b, matrices=matrices).transposed
+        assert isinstance(transposed, ScaledTensor)
+        return transposed
+    scale = weight.scale
+    if granularity == "128x128":
+        if matrices is not None and scale.dim() == 2:  # of a cast of all experts' rows, one below
+            scale = scale.view(matrices, -1, scale.shape[1])  # the other
+        scale = scale.transpose(-2, -1).contiguous()
+    return ScaledTensor(transpose(weight.data), scale, granularity)
+
+
+_is_compiling: Final = torch.compiler.is_compiling
+
+
+def gather_codes(
+    x: ScaledTensor, sources: Tensor, slots: int, factors: Tensor | None = None
+) -> ScaledTensor:
+    """The codes of the rows x[sources // slots], [rows, cols], as a cast of ops.Gathered orders
+    them.
+
+    x: [tokens, cols], a scale for each row or for 128 of its columns.
+    sources: int32 [rows]; -1 stands for no row: some row is taken.
+    factors: float32 [..., slots]: rows are multiplied by factors.flat[sources], which takes their
+        scales alone.
+    """
+    assert UNITS[x.granularity].is_of_a_row
+    places = sources.clamp(min=0)
+    tokens = places if slots == 1 else places // slots
+    data = _words(x.data).index_select(0, tokens).view(x.data.dtype)
+    scale = x.scale.index_select(0, tokens)
+    if factors is not None:
+        of_rows = factors.reshape(-1).index_select(0, places)
+        scale = scale * (of_rows if scale.dim() == 1 else of_rows.unsqueeze(-1))
+    return ScaledTensor(data, as_products_read(scale, x.granularity), x.granularity)
+
+
+def _words(codes: Tensor) -> Tensor:
+    """Rows of codes as the widest words that they are made of: who copies rows copies these."""
+    # Dynamo takes no offsets; those of what it traces here, messages of other ranks, are 0.
+    offset = 0 if _is_compiling() else codes.storage_offset()
+    for dtype in (torch.int64, torch.int32):
+        if all(n % dtype.itemsize == 0 for n in (codes.shape[1], codes.stride(0), offset)):
+            return codes.view(dtype)
+    return codes.view(torch.uint8)
+
+
+def stacked_experts(
+    operation: str, name: str, matrices: Sequence[Tensor] | Sequence[ScaledTensor]
+) -> Tensor | ScaledTensor:
+    """Each expert's matrix [out, in] as one [experts, out, in]; FP8 ones as they are. Raises
+    InvalidArgumentError that names the argument."""
+    scaled = [matrix for matrix in matrices if isinstance(matrix, ScaledTensor)]
+    kinds = {(tuple(matrix.shape), matrix.dtype) for matrix in matrices}
+    kinds |= {(tuple(matrix.scale.shape), matrix.granularity) for matrix in scaled}
+    if len(scaled) not in (0, len(matrices)) or len(kinds) != (2 if scaled else 1):
+        expected = "at least one matrix, all of one shape, dtype and granularity"
+        raise invalid_argument(operation, name, expected, sorted(map(str, kinds)))
+    if not scaled:
+        return torch.stack([matrix for matrix in matrices if isinstance(matrix, Tensor)])
+    codes = torch.stack([matrix.data.view(torch.uint8) for matrix in scaled])
+    scale = torch.stack([matrix.scale for matrix in scaled])
+    granularity, data = scaled[0].granularity, codes.view(scaled[0].dtype)
+    return ScaledTensor(data, scale.flatten() if granularity == "tensor" else scale, granularity)
+
+
+def joined_experts(
+    operation: str, gate: Tensor | ScaledTensor, up: Tensor | ScaledTensor
+) -> Tensor | ScaledTensor:
+    """The first layers of gated experts, of gate and up [experts, inner, hidden]. Raises
+    InvalidArgumentError where these cannot be put below each other."""
+    if isinstance(gate, Tensor) and isinstance(up, Tensor) and gate.shape == up.shape:
+        return torch.cat((gate, up), dim=1)
+    expected = f"what goes with gate {list(gate.shape)}: the same shape and granularity, no scales "
+    expected += "of tensors, and of 128x128 where `inner` is a multiple of 128"
+    if (
+        isinstance(gate, Tensor)
+        or isinstance(up, Tensor)
+        or gate.shape != up.shape
+        or gate.granularity != up.granularity
+        or gate.granularity == "tensor"
+        or (gate.granularity == "128x128" and gate.shape[1] % 128 != 0)
+    ):
+        raise invalid_argument(operation, "up", expected, list(up.shape))
+    codes = torch.cat([part.data.view(torch.uint8) for part in (gate, up)], dim=1)
+    scale = torch.cat((gate.scale, up.scale), dim=1)
+    return ScaledTensor(codes.view(gate.dtype), scale, gate.granularity)
+
+
+INPUT, WEIGHT, GRADIENT = 0, 1, 2
+"""Rows of a layer's histories."""
+
+
+def new_history(delayed: Delayed, device: torch.device | str | None = None) -> Tensor:
+    """The histories of a layer's three tensors, none seen yet: zeros [3, history], float32."""
+    return torch.zeros(3, delayed.history, device=device)
+
+
+def delayed_scale(
+    x: Tensor, history: Tensor, dtype: str, delayed: Delayed, remember: bool = True
+) -> Tensor:
+    """The scale [1] for x. With `remember` x's largest magnitude goes into its history [history],
+    newest first. It is largest magnitude in the history · 2^margin / largest number of the format,
+    as Transformer Engine's DelayedScaling does it (its documentation; Micikevicius et al., FP8
+    Formats for Deep Learning, 2022). All of it is work for the device: nothing is read on the host,
+    so a CUDA graph can capture it.
+
+    As long as the history holds nothing but zeros the scale is that of x itself, and 1 where x is
+    all zeros too. A NaN or an infinity in x makes the scale NaN, so that all that is computed with
+    it is NaN: saturating would hide it. The history takes it as 0, and the next step has a scale.
+    """
+    x = x.detach()
+    if x.numel() == 0:
+        amax = history.new_zeros(1)
+    else:
+        amax = torch.linalg.vector_norm(x, math.inf).float().reshape(1)
+    finite = amax.nan_to_num(nan=0.0, posinf=0.0)
+    seen = history.amax(dim=0, keepdim=True)
+    largest = torch.finfo(DTYPES[dtype]).max
+    basis = torch.where(seen > 0, seen, finite)
+    basis = torch.where(basis > 0, basis, largest)
+    if remember:
+        history.copy_(torch.cat((finite, history[:-1])))
+    return basis * (2.0**delayed.margin / largest) + amax * 0.0

@@ -11,11 +11,9 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
-from ..recipes.history import WEIGHT, delayed_scale
-from .casts import WeightCasts, cast_weight, joined
-from .coded_weight import CodedWeight
-from .step_casts import step_casts
-from .versions import Version
+from .casts import WEIGHT, WeightCasts, cast_weight, delayed_scale, joined
+from .step_casts import Version, step_casts
+from .weight_tensors import CodedWeight
 
 _NAME: Final = "octofold.nn.keep_casts"
 

@@ -1,14 +1,17 @@
 """Modules of experts of transformers: which compute what octofold.experts() does, and how they have
-their weights."""
+their weights; and their routers, which choose by octofold.ops.top_k()."""
 
+import functools
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn.functional import linear
 
 from ..autograd.activated import activated
-from ..layers.expert_files import Stacks
+from ..layers.experts import Stacks
+from ..layers.router import route
+from .patching import in_front_of, is_of_transformers
 
 GATES: Final = {
     "SiLU": "swiglu",
@@ -33,11 +36,6 @@ class Gate(NamedTuple):
     activation: str
     interleaved: bool
     """True if gate and up are neighbours among the rows of gate_up_proj; else they are halves."""
-
-
-def is_of_transformers(module: Module) -> bool:
-    """True if the module's class is one of transformers'."""
-    return type(module).__module__.startswith("transformers.")
 
 
 def holds_experts(module: Any) -> bool:
@@ -130,3 +128,59 @@ def _look_transposed(module: Any) -> bool:
     _, rows, columns = module.gate_up_proj.shape
     _, inner, hidden = module.down_proj.shape
     return bool((rows, columns) == (hidden, 2 * inner))
+
+
+_Routed = tuple[Tensor, Tensor, Tensor]
+
+
+def chooses_by_top_k(gate: Any) -> bool:
+    """True if convert_router() has converted this router."""
+    kind: Any = type(gate)
+    return kind.__name__ in _ROUTERS and kind.forward is _ROUTERS[kind.__name__]
+
+
+def convert_router(gate: Any) -> bool:
+    """Let a router of transformers choose by octofold.ops.top_k(), in place. Whether it is one."""
+    if not is_of_transformers(gate) or type(gate).__name__ not in _ROUTERS:
+        return False
+    kind: Any = type(gate)
+    if not chooses_by_top_k(gate):
+        gate.__class__ = _choosing(kind)
+    return True
+
+
+@functools.cache
+def _choosing(router: Any) -> Any:
+    """A router's class with the forward of the table. What looks for the class it was finds it."""
+    return in_front_of(_choosing, router, forward=_ROUTERS[router.__name__])
+
+
+def _mixtral(self: Any, hidden_states: Tensor) -> _Routed:
+    return _softmax(self, hidden_states, True)
+
+
+def _qwen3_moe(self: Any, hidden_states: Tensor) -> _Routed:
+    return _softmax(self, hidden_states, self.norm_topk_prob)
+
+
+def _softmax(router: Any, hidden_states: Tensor, normalize: bool) -> _Routed:
+    logits = linear(hidden_states.reshape(-1, router.hidden_dim), router.weight)
+    ids, weights = route(logits, router.top_k, normalize=normalize)
+    return logits, weights, ids
+
+
+def _deepseek_v3(self: Any, hidden_states: Tensor) -> _Routed:
+    x = hidden_states.reshape(-1, self.hidden_dim).to(torch.float32)
+    logits = linear(x, self.weight.to(torch.float32))
+    ids, weights = route(
+        *(logits, self.top_k, "sigmoid", self.norm_topk_prob, self.e_score_correction_bias.float()),
+        *(self.num_group, self.topk_group, self.routed_scaling_factor),
+    )
+    return logits, weights, ids
+
+
+_ROUTERS: Final = {
+    "MixtralTopKRouter": _mixtral,
+    "Qwen3MoeTopKRouter": _qwen3_moe,
+    "DeepseekV3TopkRouter": _deepseek_v3,
+}

@@ -9,27 +9,25 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._layer_ways import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
+from ..._info import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
 from ..._ops.quantize import quantize
-from ..autograd.expert_fitting import expert_recipe_of
-from ..layers.expert_files import Stacks
-from ..layers.experts import Experts
+from ..autograd.experts import expert_recipe_of
+from ..layers.experts import Experts, Stacks
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..recipes.choice import require_compute
 from ..recipes.kernels import has_bfloat16, way_of
 from .expert_blocks import (
     GATES,
+    convert_router,
     gate_of,
     holds_experts,
-    is_of_transformers,
     refusals,
     stacks_of,
 )
 from .linear import replaced
-from .picking import ModuleFilter, require_model
-from .report import Conversion
-from .routers import convert_router
+from .patching import is_of_transformers
+from .picking import Conversion, ModuleFilter, require_model
 
 _NAME: Final = "octofold.nn.convert_experts"
 _WEIGHTS: Final = ("own", "fp8")
@@ -103,7 +101,9 @@ def convert_experts(
             continue
         new = _experts_of(module, recipe, main_grad, to_fp8, compute)
         converted[name] = _words_of(new)
-        blocks |= {id(block): block for block in model.modules() if _has(block, module)}
+        for block in model.modules():
+            if any(child is module for child in block._modules.values()):
+                blocks[id(block)] = block
         model = replaced(model, {id(module): new})
     shared = _convert_around(model, blocks, recipe, converted, left_alone)
     return Conversion(replaced(model, shared), converted, left_alone)
@@ -174,10 +174,6 @@ def _convert_around(
             new[id(shared)] = _mlp_of(shared, recipe)
             converted[f"{below}shared_experts"] = f"octofold.nn.MLP, recipe={recipe}"
     return new
-
-
-def _has(block: Module, child: Module) -> bool:
-    return any(module is child for module in block._modules.values())
 
 
 def _words_of(experts: Experts) -> str:

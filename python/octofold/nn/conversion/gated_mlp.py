@@ -11,21 +11,21 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from ..._core.batch_invariance import is_batch_invariant
+from ..._core.library import is_batch_invariant
 from ..._core.ops import row_count
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch_ops import define
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
-from ..autograd.chain import gated_in_one
+from ..autograd.activated import gated_in_one
 from ..autograd.linear import result_dtype
 from ..autograd.products import output_product
 from ..casting.casts import walkable
 from ..layers.inference import InferenceLinear
 from ..recipes.choice import FEW_TOKENS
 from .expert_blocks import GATES
-from .parts import in_front_of
+from .patching import in_front_of
 
 _PLAIN: Final = re.compile(
     r"self\.down_proj\(self\.act_fn\(self\.gate_proj\((\w+)\)\) \* self\.up_proj\(\1\)\)"

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..autograd.first_order import in_transform
+from ..autograd.functions import in_transform
 from ..autograd.normed import rms_norm
 from ..recipes.kernels import has_kernels
-from .parts import in_front_of, pick_parts
-from .picking import ModuleFilter
-from .report import Conversion
+from .patching import in_front_of, pick_parts
+from .picking import Conversion, ModuleFilter
 
 _NAME: Final = "octofold.nn.convert_norms"
 _ONES: Final = (Tensor, Parameter)

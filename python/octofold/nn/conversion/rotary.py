@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..autograd.first_order import in_transform
-from ..autograd.rotated import rotated
+from ..autograd.functions import in_transform
+from ..autograd.normed import rotated
 from ..recipes.kernels import has_kernels
-from .parts import in_front_of, pick_parts
-from .picking import ModuleFilter
-from .report import Conversion
+from .patching import in_front_of, pick_parts
+from .picking import Conversion, ModuleFilter
 
 _NAME: Final = "octofold.nn.convert_rotary"
 _ONES: Final = (Tensor, Parameter)

@@ -4,11 +4,12 @@ Ranks agree on the largest magnitudes as the model's forward begins, for all lay
 all-reduce of a number for each. Gathers find the result on the layers until that forward ends, and
 no longer, as weights may change then. Each gather that finds none asks for its own: of a layer that
 runs without its model, before it, or in backward, and of each layer in the first forward, when it
-is not known yet who the ranks are.
+is not known yet who the ranks are. FSDP's gathers run on streams of its own, outside backward and
+in it.
 """
 
 from collections import defaultdict
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -16,11 +17,40 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.recipe import Recipe
-from ..._ranks.agreement import require_agreement
-from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks.ranks import Ranks, ranks_of, require_agreement
 from ..._ranks.wire import largest
-from ..recipes.history import WEIGHT, delayed_scale
-from .gathers import AnyStream, in_backward
+from ..casting.casts import WEIGHT, delayed_scale
+
+_T = TypeVar("_T")
+
+
+class StreamValue(Generic[_T]):
+    """A value that was made on the current stream, for others too: FSDP asks for what is to be
+    gathered on streams that do not wait for a forward's pre-hooks, nor for each other.
+
+    value: of these tensors.
+    """
+
+    def __init__(self, value: _T, *tensors: Tensor | None) -> None:
+        self._value = value
+        self._tensors: Final = [tensor for tensor in tensors if tensor is not None]
+        on_gpu = self._tensors[0].is_cuda
+        self._ready = torch.cuda.current_stream().record_event() if on_gpu else None
+
+    def on_current_stream(self) -> _T:
+        """It, for the current stream, which waits until it is there; its memory is kept as long as
+        this stream needs it."""
+        if self._ready is not None:
+            stream = torch.cuda.current_stream(self._tensors[0].device)
+            stream.wait_event(self._ready)
+            for tensor in self._tensors:
+                tensor.record_stream(stream)
+        return self._value
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
 
 _OPERATION: Final = "octofold.nn.convert(fsdp_fp8=True)"
 _HELD: Final = "_shard_of_weight"
@@ -47,7 +77,7 @@ class _Held:
     ) -> None:
         self.module, self.place, self.dtype, self.ranks = module, place, dtype, ranks
         self.weight = ref(weight)  # with offloading it is there for one gather
-        self.agreed: AnyStream[Agreed] | None = None
+        self.agreed: StreamValue[Agreed] | None = None
         """In a forward of the model."""
         self.is_ahead = False
         """True if the weight was gathered for a forward of the model before that began."""
@@ -63,9 +93,9 @@ def agreed_scale(
         held = _Held(module, place, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
         module.__dict__[_HELD] = held
     if held.agreed is not None:
-        return held.agreed.here()
+        return held.agreed.on_current_stream()
     held.is_ahead = not in_backward()
-    return _agree([held], [weight])[0].here()
+    return _agree([held], [weight])[0].on_current_stream()
 
 
 def agree_before_forward(model: Module, arguments: Any) -> None:
@@ -101,7 +131,7 @@ def _held_in(model: Module) -> list[_Held]:
 
 
 @torch.no_grad()
-def _agree(several: list[_Held], weights: list[Tensor]) -> list[AnyStream[Agreed]]:
+def _agree(several: list[_Held], weights: list[Tensor]) -> list[StreamValue[Agreed]]:
     """One all-reduce of the group that all of them have."""
     ranks = several[0].ranks
     words = ", ".join(f"{held.place} from {held.dtype}" for held in several)
@@ -110,7 +140,7 @@ def _agree(several: list[_Held], weights: list[Tensor]) -> list[AnyStream[Agreed
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
     amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), ranks), 1)
     scales = [_delayed_scale(held.module, amax) for held, amax in zip(several, amaxes, strict=True)]
-    return [AnyStream(Agreed(*both), *both) for both in zip(amaxes, scales, strict=True)]
+    return [StreamValue(Agreed(*both), *both) for both in zip(amaxes, scales, strict=True)]
 
 
 def _delayed_scale(module: Any, amax: Tensor) -> Tensor | None:

@@ -18,10 +18,8 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
 from ..._ranks.wire import as_bytes
 from ..casting.casts import cast_weight, with_amax
-from ..casting.coded_weight import CodedWeight
-from ..casting.wrapped_weight import WrappedWeight
-from .agreed_scale import agreed_scale
-from .gathers import AnyStream, in_backward
+from ..casting.weight_tensors import CodedWeight, WrappedWeight
+from .agreed_scale import StreamValue, agreed_scale, in_backward
 
 _Metadata: TypeAlias = tuple[str, torch.dtype, Tensor | None]
 """Granularity, dtype of the codes, and the scale that all ranks know already."""
@@ -36,7 +34,7 @@ class ShardedWeight(WrappedWeight):
 
     place: str
     recipe: Recipe
-    _kept: tuple[torch.dtype, AnyStream[ScaledTensor]] | None
+    _kept: tuple[torch.dtype, StreamValue[ScaledTensor]] | None
     """The codes that the last gather outside backward cast, and from which dtype: backward
     multiplies with the codes of forward, and each step casts a weight once."""
 
@@ -73,10 +71,10 @@ class ShardedWeight(WrappedWeight):
     def _codes(self, dtype: torch.dtype, mesh: Any, module: Any) -> ScaledTensor:
         """The shard's codes, as casting after the gather makes them from a weight of this dtype."""
         if in_backward() and self._kept is not None and self._kept[0] == dtype:
-            return self._kept[1].here()
+            return self._kept[1].on_current_stream()
         codes = self._cast(dtype, mesh, module)
         if not in_backward():
-            kept = AnyStream(codes, codes.data, codes.scale)
+            kept = StreamValue(codes, codes.data, codes.scale)
             self._kept = (dtype, kept) if module.training else None
         return codes
 

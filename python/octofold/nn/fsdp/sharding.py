@@ -6,9 +6,9 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
-from ..casting.wrapped_weight import with_local
+from ..casting.weight_tensors import with_local
 from ..layers.experts import Experts
-from ..layers.linear import Linear, own_part
+from ..layers.linear import Linear, local_part
 from .agreed_scale import agree_before_forward, forget_after_forward
 from .sharded_weight import ShardedWeight, has_one_scale
 
@@ -63,7 +63,7 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
             if module.is_sharded:
                 expected = "weights that are not sharded yet: before fully_shard()"
                 raise invalid_argument(operation, "model", expected, f"a DTensor, {where}")
-            if not isinstance(own_part(parameter.detach()), ShardedWeight):
+            if not isinstance(local_part(parameter.detach()), ShardedWeight):
                 found.append((module, name, where, parameter))
     if not found:
         expected = "layers of octofold.nn with weights in high precision"
@@ -73,7 +73,7 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
     for module, name, where, parameter in found:
         if id(parameter) not in new:
             weight = parameter.detach()
-            sharded = ShardedWeight(own_part(weight), where, module.recipe)
+            sharded = ShardedWeight(local_part(weight), where, module.recipe)
             agrees = agrees or has_one_scale(sharded)
             requires_grad = parameter.requires_grad
             new[id(parameter)] = Parameter(with_local(weight, sharded), requires_grad)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,31 +11,67 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._layer_ways import LEFT, NATIVE
+from ..._info import HIGH_PRECISION, NATIVE
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
-from ..autograd.boundary import HERE, Sides, sides_of
-from ..autograd.crossing import added_once, entered, left
-from ..autograd.expert_chain import Projection
-from ..autograd.expert_fitting import (
+from ..autograd.boundary import (
+    ONE_PROCESS,
+    Sides,
+    bias_on_one_rank,
+    gather_tokens,
+    reduce_partial,
+    sides_of,
+)
+from ..autograd.experts import (
+    chosen_way,
     expert_recipe_of,
     require_counts,
     require_projections,
     require_routed,
     require_same_device,
+    run_experts,
+    uncast_projection,
 )
-from ..autograd.expert_inputs import routed_tokens
-from ..autograd.expert_ways import chosen_way, run_experts
-from ..autograd.experts import uncast_projection
+from ..autograd.experts_forward import Projection, routed_tokens
 from ..autograd.fitting import is_fp8
 from ..autograd.main_grad import wanted_main_grad
-from ..casting.expert_casts import joined_experts, stacked_experts
+from ..casting.casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
-from .expert_files import Stacks
-from .linear import is_dtensor, own_part, require_order
+from .linear import is_dtensor, local_part, require_order
 from .saving import give_as_files_have_them, give_whole_rows
+
+
+class Stacks(NamedTuple):
+    """By default as octofold.nn.Experts has them: [experts, out, in], and in the first layer each
+    expert's gates before its ups. Tensors are views where that is possible."""
+
+    transposed: bool = False
+    """[experts, in, out]."""
+    interleaved: bool = False
+    """Gates and ups are neighbours, 2·i and 2·i + 1."""
+
+    def first_of_files(self, tensor: Tensor) -> Tensor:
+        """A first layer [experts, 2·inner, hidden], or its bias [experts, 2·inner], of theirs."""
+        if self.transposed and tensor.dim() == 3:
+            tensor = tensor.transpose(1, 2)
+        return torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1) if self.interleaved else tensor
+
+    def second_of_files(self, tensor: Tensor) -> Tensor:
+        """A second layer [experts, hidden, inner]; its bias is the same either way."""
+        return tensor.transpose(1, 2) if self.transposed and tensor.dim() == 3 else tensor
+
+    def first_to_files(self, tensor: Tensor) -> Tensor:
+        """The way back of first_of_files()."""
+        if self.interleaved:
+            tensor = torch.stack(tensor.chunk(2, 1), 2).flatten(1, 2)
+        return tensor.transpose(1, 2) if self.transposed and tensor.dim() == 3 else tensor
+
+    def second_to_files(self, tensor: Tensor) -> Tensor:
+        """The way back of second_of_files()."""
+        return self.second_of_files(tensor)
+
 
 _NAME: Final = "octofold.nn.Experts"
 
@@ -188,9 +224,9 @@ class Experts(KeepsBuffers):
         require_same_device(_NAME, input, first)
         require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
         entry, exit = sides_of(self.sides)
-        if entry is not HERE:
-            topk_ids = entry.whole(topk_ids, topk_ids.shape)
-            input, topk_weights = entered(input, entry), entered(topk_weights, entry)
+        if entry is not ONE_PROCESS:
+            topk_ids = entry.gather(topk_ids, topk_ids.shape)
+            input, topk_weights = gather_tokens(input, entry), gather_tokens(topk_weights, entry)
         grad = torch.is_grad_enabled()
         way = chosen_way(input, first, second, self.compute)
         tokens = routed_tokens(input, topk_ids, topk_weights, first.shape[0])
@@ -198,10 +234,10 @@ class Experts(KeepsBuffers):
         of_first = self._projection(self._names[0], first, grad and input.requires_grad, way, used)
         both = grad and (input.requires_grad or of_first.needs_gradient())
         of_second = self._projection(self._names[1], second, both, way, used)
-        if of_second.bias is not None and exit is not HERE:
-            of_second = of_second._replace(bias=added_once(of_second.bias, exit))
+        if of_second.bias is not None and exit is not ONE_PROCESS:
+            of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
         y = run_experts(input, tokens, of_first, of_second, self.activation, self._recipe, way)
-        return y if exit is HERE else left(y, exit)
+        return y if exit is ONE_PROCESS else reduce_partial(y, exit)
 
     @property
     def weight_names(self) -> tuple[str, str]:
@@ -306,7 +342,7 @@ class Experts(KeepsBuffers):
     def _own(self, name: str) -> Any:
         """A parameter or buffer: in a group of ranks what this one has of it."""
         parameter = getattr(self, name)
-        return parameter if self.sides is None else own_part(parameter)
+        return parameter if self.sides is None else local_part(parameter)
 
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None
@@ -328,7 +364,7 @@ class Experts(KeepsBuffers):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
         main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
-        if way == LEFT:
+        if way == HIGH_PRECISION:
             return uncast_projection(weight, bias, main_grad)
         casts = weight_casts(
             (weight,), self._recipe, None, transposed, False, self._is_sharded, used

@@ -7,23 +7,20 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._core.log import warn_once
+from ..._core.library import warn_once
 from ..._core.recipe import Recipe, recipe_of
-from ..._layer_ways import LINEAR, TRAINED
-from ..autograd.boundary import Sides, sides_of
-from ..autograd.crossing import added_once, entered, left
+from ..._info import LINEAR, TRAINED
+from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial, sides_of
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts, result_dtype
 from ..autograd.main_grad import wanted_main_grad
 from ..autograd.one_call import linear_in_one_call
-from ..casting.coded_weight import CodedWeight
+from ..casting.casts import INPUT, delayed_scale, new_history
 from ..casting.weight_casts import held_casts, weight_casts
-from ..casting.wrapped_weight import WrappedWeight
+from ..casting.weight_tensors import CodedWeight, WrappedWeight
 from ..recipes.choice import fp8_wins
-from ..recipes.history import INPUT, delayed_scale, new_history
 from ..recipes.kernels import has_native, way_of
-from .buffers import KeepsBuffers
-from .twins import with_state_of
+from .buffers import KeepsBuffers, with_state_of
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
@@ -150,7 +147,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     def own_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias: in a group of ranks what this one has of them."""
         weight, bias = self.weight, self.bias
-        return (weight, bias) if self.sides is None else (own_part(weight), own_part(bias))
+        return (weight, bias) if self.sides is None else (local_part(weight), local_part(bias))
 
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
         """The casts of the layer: the weights of each cast, and the recipe (nn/casting)."""
@@ -247,15 +244,15 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             )
         entry, exit = sides_of(self.sides)
         if self.sides is not None:
-            x = entered(x, entry)
-            bias = None if bias is None else added_once(bias, exit)
+            x = gather_tokens(x, entry)
+            bias = None if bias is None else bias_on_one_rank(bias, exit)
         dtype = x.dtype
         if main_grad is not None:
             y = linear_with_casts(x, weight, bias, _PLAIN, (None, None), main_grad)
         else:
             bias = None if bias is None else bias.to(dtype)
             y = torch.nn.functional.linear(x, weight.to(dtype), bias)
-        return y if self.sides is None else left(y, exit)
+        return y if self.sides is None else reduce_partial(y, exit)
 
     def _held_buffers(self) -> dict[str, Tensor | None]:
         return {name: self._buffers[name] for name in _OWN_BUFFERS}
@@ -329,6 +326,6 @@ def require_order(operation: str, name: str, parameter: Any) -> None:
         raise invalid_argument(operation, name, expected, parameter.placements)
 
 
-def own_part(parameter: Any) -> Any:
+def local_part(parameter: Any) -> Any:
     """This rank's part of a parameter that is spread over a group; all of any other one."""
     return parameter.to_local() if is_dtensor(parameter) else parameter

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.recipe import Recipe
-from ..autograd.expert_fitting import expert_recipe_of
+from ..autograd.experts import expert_recipe_of
 from .experts import Experts
 from .mlp import MLP
 from .router import TopKRouter

@@ -11,22 +11,21 @@ from ..._core.recipe import Recipe
 from ..autograd.activated import activated, is_gated
 from ..autograd.blocks import chain_recipe_of, require_activation, require_hidden
 from ..autograd.boundary import Sides, sides_of
-from ..autograd.chain import Chain
+from ..autograd.chain import Chain, run
 from ..autograd.fitting import require_features, require_input
-from ..autograd.fused import run
 from ..autograd.normed import norm_of, require_norm_fitting
-from .linear import Linear
-from .parts import (
+from .fused_components import (
     NormModule,
     common_recipe,
     epsilon_text,
     layer_of,
-    linear_part,
+    linear_component,
     new_norm,
+    norm_component,
     norm_operands,
-    norm_part,
     wins,
 )
+from .linear import Linear
 
 _NAME: Final = "octofold.nn.MLP"
 
@@ -122,7 +121,7 @@ class MLP(Module):
             words = " or ".join(f"{count} layers" for count in counts)
             raise invalid_argument(operation, "linears", f"{words} for {activation}", len(linears))
         parts = [
-            linear_part(operation, f"linears[{index}]", linear, recipe, force_fp8)
+            linear_component(operation, f"linears[{index}]", linear, recipe, force_fp8)
             for index, linear in enumerate(linears)
         ]
         *first, down = parts
@@ -135,7 +134,7 @@ class MLP(Module):
             raise invalid_argument(operation, "linears", "one recipe", ", ".join(sorted(recipes)))
         features = sum(part.out_features for part in first)
         require_hidden(operation, features, down.weight, activation, "linears")
-        own_norm = None if norm is None else norm_part(operation, norm, first[0].in_features)
+        own_norm = None if norm is None else norm_component(operation, norm, first[0].in_features)
         module = cls.__new__(cls)
         module._hold(tuple(first), down, activation, own_norm, keep_fp8)
         return module.train(linears[0].training)

@@ -8,21 +8,20 @@ from torch.nn import Module
 
 from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
-from ..autograd.chain import Chain
+from ..autograd.chain import Chain, run
 from ..autograd.fitting import require_features, require_fitting
-from ..autograd.fused import run
 from ..autograd.normed import norm_of, require_norm_fitting
-from .linear import Linear
-from .parts import (
+from .fused_components import (
     common_recipe,
     epsilon_text,
     layer_of,
-    linear_part,
+    linear_component,
     new_norm,
+    norm_component,
     norm_operands,
-    norm_part,
     wins,
 )
+from .linear import Linear
 
 _NAME: Final = "octofold.nn.NormLinear"
 
@@ -88,8 +87,8 @@ class NormLinear(Module):
         force_fp8.
         """
         operation = f"{_NAME}.from_modules"
-        part = linear_part(operation, "linear", linear, recipe, force_fp8)
-        own_norm = norm_part(operation, norm, part.in_features)
+        part = linear_component(operation, "linear", linear, recipe, force_fp8)
+        own_norm = norm_component(operation, norm, part.in_features)
         module = cls.__new__(cls)
         Module.__init__(module)
         module.norm, module.linear = own_norm, part

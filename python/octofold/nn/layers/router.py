@@ -10,9 +10,8 @@ from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import top_k, top_k_gradient
-from ..autograd.expert_fitting import require_counts
-from ..autograd.first_order import differentiates, refuse_in_backward
-from ..autograd.flat import save_tensors, saved_tensors
+from ..autograd.experts import require_counts
+from ..autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
 from .buffers import KeepsBuffers
 
 _NAME: Final = "octofold.nn.TopKRouter"

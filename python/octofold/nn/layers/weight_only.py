@@ -5,22 +5,20 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from ..._core.batch_invariance import is_batch_invariant
 from ..._core.formats import FormatLike
+from ..._core.library import is_batch_invariant
 from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ..autograd.boundary import Sides
-from ..autograd.crossing import added_once, entered, left
-from ..autograd.first_order import differentiates, refuse_in_backward
+from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial
 from ..autograd.fitting import require_input
-from ..autograd.flat import save_tensors, saved_tensors
+from ..autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
 from ..recipes.choice import MOST_TOKENS, MOST_TOKENS_OF_GRADIENT, MOST_TOKENS_OF_WARPGROUPS
 from ..recipes.kernels import has_warpgroups, has_weight_only, on_gpu
-from .frozen_linear import FrozenLinear
+from .fp8_weight import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
 
@@ -102,10 +100,10 @@ def weight_only_linear(
     tokens come from and go to; they travel in the dtype of x, as nothing is cast. batch_invariant:
     as of WeightOnlyLinear."""
     if sides is not None:
-        bias = None if bias is None else added_once(bias, sides.exit)
-        entry = entered(x, sides.entry)
+        bias = None if bias is None else bias_on_one_rank(bias, sides.exit)
+        entry = gather_tokens(x, sides.entry)
         partial = weight_only_linear(entry, weight, bias, None, batch_invariant)
-        return left(partial, sides.exit)
+        return reduce_partial(partial, sides.exit)
     y: Tensor
     rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
     if differentiates("nn.WeightOnlyLinear", x, bias):

@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
-from ..._core.batch_invariance import is_batch_invariant
 from ..._core.errors import invalid_argument
+from ..._core.library import is_batch_invariant
 from ..._core.recipe import Recipe
 
 COMPUTE: Final = ("auto", "native", "weight-only")

@@ -7,10 +7,9 @@ from typing import Final
 import torch
 
 from ..._capabilities import KERNELS, capabilities
-from ..._info import info
-from ..._layer_ways import EXPERTS, FP8, LINEAR, NATIVE, LayerWay, layer_way
+from ..._info import EXPERTS, FP8, LINEAR, NATIVE, LayerWay, info, layer_way
 
-_HERE: Final = LayerWay(NATIVE, "")
+_ON_CPU: Final = LayerWay(NATIVE, "")
 """The way of all layers on the CPU, and of what is nowhere yet."""
 
 
@@ -60,7 +59,7 @@ def way_of(kind: str, weights: str, device: torch.device) -> LayerWay:
     """How layers of a kind compute on the device, and why not natively; one of
     octofold._layer_ways.LAYERS."""
     index = _gpu_of(device)
-    return _HERE if index is None else _way_once(kind, weights, index)
+    return _ON_CPU if index is None else _way_once(kind, weights, index)
 
 
 def _gpu_of(device: torch.device) -> int | None:

@@ -1,0 +1,178 @@
+"""Layers with FP8 weights, cut for a group of ranks: a rank's part of a weight, whose scales may
+straddle two ranks' parts."""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import Module, Parameter
+from torch.nn.functional import pad
+
+from ..._core.errors import invalid_argument
+from ..._core.formats import UNITS
+from ..._core.ops import ceil_divide
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ranks.ranks import Ranks
+from ..._ranks.wire import as_bytes, as_products_read
+from ...nn.layers.fp8_weight import Fp8Weight
+from .layouts import require_divisible, spread
+
+_NAME: Final = "octofold.distributed.shard_of"
+
+
+class Shard(NamedTuple):
+    """weight: this rank's rows or columns, with zero codes before them up to where a unit of scales
+    begins. zeros: how many. features: how many rows or columns are the rank's."""
+
+    weight: ScaledTensor
+    zeros: int
+    features: int
+
+
+def shard_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Shard:
+    """The part that a rank has of a weight [..., out, in]: the one of dimension -2 (rows, out) or
+    -1 (columns, in) that torch.chunk() gives it.
+
+    The codes are the weight's. A unit of scales that straddles a border of ranks is kept on both
+    sides. As products begin with a whole unit, the part gets zero codes in front up to where its
+    first unit begins: up to 127 rows or columns. Rows: the first `zeros` columns of the product are
+    zeros too, and are cut off. Columns: x gets as many zero columns in front.
+
+    Raises InvalidArgumentError where a rank would have nothing.
+    """
+    if dim not in (-2, -1):
+        raise invalid_argument(_NAME, "dim", "-2 (rows) or -1 (columns)", dim)
+    first, behind = bounds_of(weight.shape[dim], rank, size)
+    return _between(weight, dim, first, behind)
+
+
+def bounds_of(features: int, rank: int, size: int) -> tuple[int, int]:
+    """The begin and end of a rank's part of so many features, as torch.chunk() has it."""
+    require_divisible(_NAME, "weight", features, size)
+    most = ceil_divide(features, size)
+    return rank * most, min((rank + 1) * most, features)
+
+
+def squares_of(weight: ScaledTensor, dim: int, first: int, behind: int) -> ScaledTensor:
+    """The rows (dim -2) or columns (-1) from `first` to `behind`, and zero codes where the units of
+    scales that they touch begin before and end behind them."""
+    part, zeros, features = _between(weight, dim, first, behind)
+    unit = _unit(weight, dim)
+    rest = -(zeros + features) % unit
+    if rest == 0:
+        return part
+    codes = _padded(part.data, dim, 0, rest)
+    return ScaledTensor(codes, part.scale, part.granularity)
+
+
+def _between(weight: ScaledTensor, dim: int, first: int, behind: int) -> Shard:
+    unit = _unit(weight, dim)
+    zeros = first % unit
+    codes = as_bytes(weight.data).narrow(dim, first, behind - first).view(weight.data.dtype)
+    codes = _padded(codes, dim, zeros, 0)
+    scale: Tensor = weight.scale
+    units = UNITS[weight.granularity]
+    along = units.rows if dim == -2 else units.cols
+    if along is not None:
+        # The scales of a weight [out, in] are [out] for rows, and [rows, columns] for units.
+        axis = dim if units.cols is not None else -1
+        begin = first // along
+        scale = scale.narrow(axis, begin, ceil_divide(behind, along) - begin)
+    scale = as_products_read(scale.contiguous(), weight.granularity)
+    return Shard(ScaledTensor(codes, scale, weight.granularity), zeros, behind - first)
+
+
+def _unit(weight: ScaledTensor, dim: int) -> int:
+    """How many rows or columns share a scale, if not all of them do."""
+    unit = UNITS[weight.granularity]
+    return (unit.rows if dim == -2 else unit.cols) or 1
+
+
+def _padded(codes: Tensor, dim: int, before: int, behind: int) -> Tensor:
+    """With zero codes, all of whose bits are 0."""
+    if before == 0 and behind == 0:
+        return codes.contiguous()
+    zeros = (before, behind) if dim == -1 else (0, 0, before, behind)
+    return pad(as_bytes(codes), zeros).view(codes.dtype)
+
+
+def joined_rows(parts: list[ScaledTensor]) -> ScaledTensor:
+    """Parts one below the other, [..., out, in], each of which ends with a unit of scales."""
+    codes = torch.cat([as_bytes(part.data) for part in parts], dim=-2).view(parts[0].data.dtype)
+    granularity = parts[0].granularity
+    unit = UNITS[granularity]
+    scale = parts[0].scale
+    if unit.rows is not None:
+        scale = torch.cat([p.scale for p in parts], dim=-1 if unit.cols is None else -2)
+    return ScaledTensor(codes, as_products_read(scale, granularity), granularity)
+
+
+def cut(
+    operation: str, layer: Fp8Weight, ranks: Ranks, dim: int, mesh: DeviceMesh, packed: int = 1
+) -> None:
+    """Leave a layer this rank's part of its rows (dim -2) or columns (-1). Its weight and scales
+    stay plain buffers, so that its state is this rank's alone; a bias that is a parameter becomes a
+    DTensor."""
+    weight, bias = layer.scaled_weight, layer.bias
+    features = weight.shape[dim]
+    require_divisible(operation, "weight", features // packed, ranks.size, packed > 1)
+    if packed > 1:
+        _cut_packed(operation, layer, ranks, packed)
+        return
+    part = shard_of(weight, dim, ranks.rank, ranks.size)
+    if isinstance(bias, Parameter):
+        layer.hold(part.weight, bias)
+        spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0)
+    elif bias is not None and dim == -2:
+        first, behind = bounds_of(features, ranks.rank, ranks.size)
+        layer.hold(part.weight, bias[first:behind].clone())
+    else:
+        layer.hold(part.weight, bias)
+    if dim == -2:
+        layer.zero_rows = part.zeros
+    if part.zeros:
+        _Zeros(part.zeros).install(layer, dim)
+
+
+def _cut_packed(operation: str, layer: Fp8Weight, ranks: Ranks, packed: int) -> None:
+    weight, bias = layer.scaled_weight, layer.bias
+    each = weight.shape[0] // packed
+    own = each // ranks.size
+    firsts = [i * each + ranks.rank * own for i in range(packed)]
+    if weight.granularity == "128x128" and (each % 128 or own % 128):
+        expected = f"{packed} · {ranks.size} · a multiple of 128 rows, so that none share scales"
+        raise invalid_argument(operation, "weight", expected, weight.shape[0])
+    if isinstance(bias, Parameter):
+        expected = "None or a buffer, where rows are packed"
+        raise invalid_argument(operation, "bias", expected, "a parameter")
+    rows = [squares_of(weight, -2, first, first + own) for first in firsts]
+    own_bias = None
+    if bias is not None:
+        own_bias = torch.cat([bias[first : first + own] for first in firsts])
+    layer.hold(joined_rows(rows), own_bias)
+
+
+class _Zeros:
+    """Hooks of a layer whose part has zero codes in front."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def install(self, module: Module, dim: int) -> None:
+        if dim == -2:
+            module.register_forward_hook(self.cut_off)
+        else:
+            module.register_forward_pre_hook(self.put_in_front, with_kwargs=True)
+
+    def put_in_front(
+        self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        def with_zeros(x: Any) -> Any:
+            return pad(x, (self.count, 0)) if isinstance(x, Tensor) else x
+
+        names = {name: with_zeros(x) for name, x in kwargs.items()}
+        return tuple(with_zeros(x) for x in args), names
+
+    def cut_off(self, module: Module, args: Any, y: Tensor) -> Tensor:
+        return y[..., self.count :]

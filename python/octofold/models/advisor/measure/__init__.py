@@ -1,1 +1,0 @@
-"""Errors, times and bytes of layers in each way to run them, and of the whole model."""

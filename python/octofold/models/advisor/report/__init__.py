@@ -1,1 +1,0 @@
-"""Plans for people: as text, and as a page of charts."""

@@ -1,0 +1,110 @@
+"""Ways to run a linear layer: the table that the advisor measures. A new way is a row here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch.nn import Module
+
+from ..._core.errors import invalid_argument
+from ...nn.layers.inference import InferenceLinear
+from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.recipes.kernels import has_bfloat16, has_kernels
+from ..layerwise.products import CastLinear
+
+OWN: Final = "own"
+"""The name of a way that stands for the layer as it is."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of a layer, which decides whether a way can do it."""
+
+    device: torch.device
+    input_dtypes: frozenset[torch.dtype]
+    """The dtypes of x, or autocast's where that is on."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a linear layer."""
+
+    name: str
+    title: str
+    """For people."""
+    why_not: Callable[[Use], str | None]
+    """Why a layer that is used so cannot be run this way; None where it can."""
+    make: Callable[[torch.nn.Linear], Module]
+    """A module in its place. The layer stays as it is; the bias is shared."""
+
+
+def _no_products(use: Use) -> str | None:
+    for operation in ("products", "casts"):
+        if not has_kernels(operation, use.device):
+            return f"this GPU has no kernels of {operation} in FP8 (octofold info says why)"
+    return None
+
+
+def _no_weight_only(use: Use) -> str | None:
+    if torch.float32 in use.input_dtypes:
+        return "its input is float32: takes float16 or bfloat16"
+    if not has_kernels("products with FP8 weights", use.device):
+        return "this GPU has no kernels of products with FP8 weights (octofold info says why)"
+    if torch.bfloat16 in use.input_dtypes and not has_bfloat16(use.device):
+        return "its input is bfloat16: GPUs before compute capability 8.0 take float16"
+    return None
+
+
+def _no_cast(use: Use) -> str | None:
+    return (
+        None
+        if has_kernels("casts", use.device)
+        else "this GPU has no kernels of casts (octofold info says why)"
+    )
+
+
+def _native(recipe: str, title: str) -> Way:
+    return Way(
+        recipe, title, _no_products, lambda linear: InferenceLinear.from_linear(linear, recipe)
+    )
+
+
+def _weight_only(granularity: str) -> Way:
+    return Way(
+        f"weight-only-{granularity}",
+        f"weight in FP8 {granularity}, x in 16 bits",
+        _no_weight_only,
+        lambda linear: WeightOnlyLinear.from_linear(linear, granularity),
+    )
+
+
+WAYS: Final[dict[str, Way]] = {
+    way.name: way
+    for way in (
+        _native("blockwise", "FP8 product, x 1x128, weight 128x128"),
+        _native("rowwise", "FP8 product, a scale for each row of x and of the weight"),
+        _native("tensorwise", "FP8 product, one scale for x and one for the weight"),
+        _weight_only("128x128"),
+        _weight_only("channel"),
+        _weight_only("1x128"),
+        _weight_only("tensor"),
+        Way(
+            "cast",
+            "weight kept in FP8 128x128, dequantized in each forward, product in x's dtype",
+            _no_cast,
+            CastLinear.from_linear,
+        ),
+    )
+}
+
+
+def ways_of(operation: str, names: Sequence[str] | None) -> tuple[Way, ...]:
+    """The ways of these names, in the order of the table; None: all."""
+    if names is None:
+        return tuple(WAYS.values())
+    wrong = isinstance(names, str) or not names
+    if wrong or any(not isinstance(name, str) or name not in WAYS for name in names):
+        expected = f"a list of names among {', '.join(WAYS)}"
+        raise invalid_argument(operation, "ways", expected, repr(names))
+    return tuple(way for name, way in WAYS.items() if name in names)

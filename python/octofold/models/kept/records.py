@@ -1,0 +1,236 @@
+"""The record of a layer with an FP8 weight, or of an octofold.nn.Experts, which a file keeps, and
+the module of a record."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ..._core.errors import invalid_argument
+from ..._core.formats import Format
+from ..._core.recipe import Delayed, Product, Recipe
+from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES, NAMES
+from ...nn.autograd.experts import expert_recipe_of
+from ...nn.layers.experts import Experts, Stacks
+from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.inference import InferenceLinear
+from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.recipes.choice import require_compute
+from ..layerwise.casting import store_codes
+from ..layerwise.layers import SUPPORTED, StoredLayer
+from ..layerwise.products import CastLinear
+from ..layerwise.storage import Storage, cast_to_storage
+
+Record = dict[str, Any]
+"""kind: a name below; granularity, weight_dtype: of its scales and codes; and what its kind takes
+beside them."""
+
+_FROZEN: Final = {"WeightOnlyLinear": WeightOnlyLinear, "CastLinear": CastLinear}
+_INFERENCE: Final = "InferenceLinear"
+STORED: Final = "layerwise"
+
+
+def record_of(module: Module) -> Record | None:
+    """None: it has no FP8 weight of Octofold's."""
+    if isinstance(module, StoredLayer):
+        storage = module.storage
+        return {
+            "kind": STORED,
+            "granularity": storage.granularity,
+            "weight_dtype": NAMES[module.weight.dtype],
+            "compute_dtype": NAMES[module.compute_dtype],
+            "wide_dtype": NAMES[storage.dtype],
+            "native": storage.native,
+            "requires_grad": storage.requires_grad,
+        }
+    if type(module) is Experts:
+        return record_of_experts(module)
+    if not isinstance(module, Fp8Weight):
+        return None
+    weight = module.scaled_weight
+    record = {"granularity": weight.granularity, "weight_dtype": NAMES[weight.data.dtype]}
+    if type(module) is InferenceLinear:
+        few = {"few_tokens": module.few_tokens}
+        return {"kind": _INFERENCE, **record, "recipe": asdict(module.recipe), **few}
+    kind = next((name for name, one in _FROZEN.items() if type(module) is one), None)
+    if kind is None:
+        expected = f"layers of {', '.join((_INFERENCE, *_FROZEN))}, or of layerwise casting"
+        got = f"a {type(module).__qualname__}, which a file cannot make again"
+        raise invalid_argument("octofold.models.save", "model", expected, got)
+    return {"kind": kind, **record, **_options_of(vars(module))}
+
+
+def scale_name_of(module: Module) -> str:
+    """The name of its buffer of scales."""
+    if isinstance(module, StoredLayer):
+        return module.storage.scale_name
+    assert isinstance(module, Fp8Weight)
+    return module.scale_name
+
+
+def why_not(record: Record, module: Module) -> str | None:
+    """Why a module cannot become a layer of this record; None where it can."""
+    supported = SUPPORTED if record["kind"] == STORED else (torch.nn.Linear,)
+    if isinstance(module, StoredLayer) or not isinstance(module, supported):
+        return type(module).__qualname__
+    return None
+
+
+def weight_of(record: Record, weight: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Codes and scales of what a file has for a weight. Without scales it has the numbers that they
+    stand for, of which the cast makes the same codes again."""
+    if scale is not None:
+        return weight, scale
+    return cast_to_storage(weight, record["weight_dtype"], record["granularity"])
+
+
+def layer_of(
+    record: Record, module: Module, codes: Tensor, scale: Tensor, bias: Tensor | None
+) -> Module:
+    """The layer of a record in the place of a module: the module itself where casting is of its own
+    class, else another."""
+    if record["kind"] == STORED:
+        wide = DTYPES[record["wide_dtype"]]
+        storage = Storage(record["granularity"], record["native"], wide, record["requires_grad"])
+        if bias is not None:
+            module._parameters["bias"] = Parameter(bias)
+        store_codes(module, codes, scale, DTYPES[record["compute_dtype"]], storage)
+        return module
+    assert isinstance(module, torch.nn.Linear)
+    sizes = module.in_features, module.out_features
+    weight = ScaledTensor(codes, scale, record["granularity"])
+    if record["kind"] == _INFERENCE:
+        options = {"recipe": recipe_of_record(record), "few_tokens": record["few_tokens"]}
+        layer: Fp8Weight = InferenceLinear(*sizes, False, "meta", **options)
+        layer.hold(weight, bias)
+    else:
+        kind = _FROZEN[record["kind"]]
+        layer = kind(*sizes, False, "meta", format=_format(record), **_options_of(record))
+        layer.hold(weight, None if bias is None else Parameter(bias))
+    return layer.train(module.training)
+
+
+def require_record(record: Any) -> None:
+    """Checks that this is a record. Raises ValueError, KeyError, TypeError or AttributeError, as
+    does making what it says."""
+    kind = record["kind"]
+    if kind == _INFERENCE:
+        few = int(record["few_tokens"])
+        InferenceLinear(1, 1, False, "meta", recipe=recipe_of_record(record), few_tokens=few)
+    elif kind == EXPERTS:
+        require_experts(record, recipe_of_record(record))
+    elif kind in _FROZEN:
+        _FROZEN[kind](1, 1, False, "meta", format=_format(record), **_options_of(record))
+    elif kind == STORED:
+        for name in ("weight_dtype", "compute_dtype", "wide_dtype"):
+            DTYPES[record[name]]
+        if record["granularity"] not in ("128x128", "channel"):
+            raise ValueError(f"granularity {record['granularity']!r}")
+        if record["native"] not in ("auto", True, False):
+            raise ValueError(f"native {record['native']!r}")
+        bool(record["requires_grad"])
+    else:
+        raise ValueError(f"kind {kind!r}")
+
+
+def _options_of(values: dict[str, Any]) -> dict[str, bool]:
+    """The options of a layer with 16-bit activations, from its attributes or a record."""
+    return {"batch_invariant": True} if values.get("batch_invariant", False) else {}
+
+
+def _format(record: Record) -> Format:
+    return Format(record["weight_dtype"], record["granularity"])
+
+
+def recipe_of_record(record: Record) -> Recipe:
+    """The recipe in a record of a kind that has one."""
+    made = dict(record["recipe"])
+    for name in ("output", "grad_input", "grad_weight"):
+        made[name] = None if made[name] is None else _product(made[name])
+    if made.get("delayed") is not None:
+        made["delayed"] = Delayed(**made["delayed"])
+    return Recipe(**{field.name: made[field.name] for field in fields(Recipe)})
+
+
+def _product(values: dict[str, Any]) -> Product:
+    operands = {name: Format(**values[name]) for name in ("a", "b")}
+    return Product(**{**values, **operands})
+
+
+EXPERTS: Final = "Experts"
+_NAME: Final = "octofold.models.load"
+_WEIGHTS: Final = ("gate_up_proj", "up_proj", "down_proj")
+EXPERT_NAMES: Final = tuple(
+    f"{weight}{part}" for weight in _WEIGHTS for part in ("", "_bias", "_scale_inv", "_scale")
+)
+"""The names of its tensors."""
+
+
+def record_of_experts(module: Experts) -> dict[str, Any] | None:
+    """None: its parameters are those of the model's own class, which takes them. `router` is yet to
+    be said: whether the block's router chooses by octofold.ops.top_k()."""
+    is_fp8 = isinstance(module.weight(module.weight_names[1]), ScaledTensor)
+    if not is_fp8 and module.in_files == Stacks():
+        return None
+    return {
+        "kind": EXPERTS,
+        "activation": module.activation,
+        "recipe": asdict(module.recipe),
+        "compute": module.compute,
+        "main_grad": module.main_grad,
+        "in_files": list(module.in_files),
+        "router": False,
+    }
+
+
+def router_beside(model: Module, name: str) -> Any:
+    """The router of the block whose experts have this name; None: it has none."""
+    block = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
+    return block._modules.get("gate")
+
+
+def require_experts(record: Mapping[str, Any], recipe: Recipe) -> None:
+    """Checks that this is such a record. Raises as require_record()."""
+    require_compute(_NAME, record["compute"])
+    expert_recipe_of(_NAME, recipe)
+    Experts(1, 1, 1, activation=record["activation"], device="meta", recipe=recipe)
+    Stacks(*map(bool, record["in_files"]))
+    bool(record["main_grad"])
+    bool(record["router"])
+
+
+def why_no_experts(record: Mapping[str, Any], module: Any, tensors: Mapping[str, Tensor]) -> str:
+    """Why a module cannot become experts of these tensors; "" where it can."""
+    own, down = getattr(module, "down_proj", None), tensors.get("down_proj")
+    if not isinstance(own, Tensor) or own.dim() != 3 or down is None:
+        return type(module).__qualname__
+    shape = tuple(Stacks(*record["in_files"]).second_to_files(down).shape)
+    return "" if tuple(own.shape) == shape else f"one of {list(own.shape)} for {list(shape)}"
+
+
+def experts_of(
+    record: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, Tensor], training: bool
+) -> Experts:
+    """tensors: by their names in the module."""
+    assert recipe.output is not None
+    first = next(name for name in _WEIGHTS if name in tensors)
+    weights = [_weight(tensors, name, recipe.output.b) for name in (first, "down_proj")]
+    biases = [tensors.get(f"{name}_bias") for name in (first, "down_proj")]
+    experts = Experts.from_weights(
+        *(weights[0], weights[1], biases[0], biases[1], record["activation"], recipe),
+        main_grad=record["main_grad"],
+        compute=record["compute"],
+    )
+    experts.in_files = Stacks(*record["in_files"])
+    return experts.train(training)
+
+
+def _weight(tensors: Mapping[str, Tensor], name: str, format: Format) -> Tensor | ScaledTensor:
+    scale = tensors.get(f"{name}_scale_inv", tensors.get(f"{name}_scale"))
+    if scale is None:
+        return tensors[name]
+    return ScaledTensor(tensors[name], scale, format.granularity)

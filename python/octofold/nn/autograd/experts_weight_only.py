@@ -1,0 +1,207 @@
+"""Experts without products of FP8 with FP8. FP8 weights meet activations of 16 bits, with gradients
+by all but the weights; weights in high precision, which are trained, are multiplied by torch where
+a GPU has no grouped products of FP8."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._core.recipe import Recipe
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast_sources import Gathered
+from ..._ops.gemm_weight_only import grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
+from ..._ops.grouped_gemm import Rows
+from ..._ops.routing import Routing, activation_dots, combine
+from ..casting.casts import walkable
+from ..recipes.kernels import has_bfloat16
+from .activated import activated, activated_gradient
+from .experts_backward import bias_dots, expert_sums, group_sums, needs_of
+from .experts_forward import ExpertInputs, Projection, Tokens
+from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
+from .main_grad import mark_gradient
+from .products import addable, as_matrix
+
+
+def weight_only_experts(
+    tokens: Tokens,
+    first: Projection,
+    second: Projection,
+    activation: str,
+    recipe: Recipe,
+    dtype: torch.dtype,
+) -> Tensor:
+    """[..., hidden] in this dtype. Nothing is cast to FP8: rows are read where the tokens lie, and
+    are of `dtype`; for a `dtype` of float32 they are rounded to bfloat16 (float16 where a GPU's
+    tensor cores have no bfloat16), and results are not."""
+    half = dtype
+    if half == torch.float32:
+        half = torch.bfloat16 if has_bfloat16(tokens.x.device) else torch.float16
+    x, weights, routing, ids = tokens
+    x = x.to(half)
+    inputs = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
+    if differentiates("experts", x, weights, first.bias, second.bias):
+        layout, tensors = flatten(inputs)
+        out: Tensor = _WeightOnly.apply(layout, *tensors)  # type: ignore[no-untyped-call]
+        return out
+    return _forward(inputs)[0]
+
+
+class _Kept(NamedTuple):
+    """The values that backward computes with. Those that it does not need are None."""
+
+    routing: Routing
+    weights: Tensor
+    ids: Tensor
+    gate_up: Tensor | None
+    """Rows of the first product."""
+    first: ScaledTensor | None
+    second: ScaledTensor | None
+    second_bias: Tensor | None
+
+
+def _forward(inputs: ExpertInputs) -> tuple[Tensor, Tensor]:
+    """The result, and the rows of the first product."""
+    x, dtype = inputs.x, inputs.dtype
+    assert isinstance(x, Tensor)
+    first, second = inputs.first.casts[0], inputs.second.casts[0]
+    assert first is not None
+    assert second is not None
+    offsets, sources, positions = inputs.routing
+    rows = Gathered(as_matrix(x), sources, slots=positions.shape[-1])
+    bias = addable(inputs.first.bias, x.dtype)
+    invariant = inputs.recipe.batch_invariant
+    gate_up: Tensor = grouped_gemm_weight_only(
+        rows, first, Rows(offsets), bias=bias, batch_invariant=invariant
+    )
+    h = activated(gate_up, inputs.activation)
+    bias = addable(inputs.second.bias, dtype)
+    y: Tensor = grouped_gemm_weight_only(
+        h, second, Rows(offsets), bias=bias, out_dtype=dtype, batch_invariant=invariant
+    )
+    return combine(y, positions, inputs.weights), gate_up
+
+
+class _WeightOnly(torch.autograd.Function):
+    """weight_only_experts() where something is to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
+        inputs: ExpertInputs = layout.record(tensors)
+        needs = needs_of(layout, ctx)
+        out, gate_up = _forward(inputs)
+        goes_back = bool(needs.x or needs.weights or needs.first_bias)
+        kept = _Kept(
+            inputs.routing,
+            inputs.weights,
+            inputs.ids,
+            gate_up if goes_back else None,
+            inputs.first.casts[0] if needs.x else None,
+            inputs.second.casts[0] if goes_back else None,
+            inputs.second.bias if needs.weights else None,
+        )
+        save(ctx, kept)
+        ctx.layout, ctx.activation, ctx.x_dtype = layout, inputs.activation, inputs.x.dtype
+        ctx.product = functools.partial(
+            grouped_gemm_weight_only_gradient, batch_invariant=inputs.recipe.batch_invariant
+        )
+        biases = inputs.first.bias, inputs.second.bias
+        ctx.bias_dtypes = tuple(None if bias is None else bias.dtype for bias in biases)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        refuse_in_backward("experts", dy)
+        kept: _Kept = saved(ctx)
+        needs = needs_of(ctx.layout, ctx)
+        offsets, sources, positions = kept.routing
+        half, (first_dtype, second_dtype) = ctx.x_dtype, ctx.bias_dtypes
+        dx = d_weights = d_first_bias = d_second_bias = None
+        dy = walkable(dy)
+        if needs.second_bias:
+            d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets).to(second_dtype)
+        if kept.gate_up is not None:
+            rows = Gathered(as_matrix(dy.to(half)), sources, slots=positions.shape[-1])
+            assert kept.second is not None
+            dh: Tensor = ctx.product(rows, kept.second, Rows(offsets))
+            if needs.weights:
+                d_weights = activation_dots(dh, kept.gate_up, positions, activation=ctx.activation)
+                if kept.second_bias is not None:
+                    d_weights += bias_dots(dy, kept.second_bias, kept.ids, positions)
+            goes_further = needs.x or needs.first_bias
+            d = activated_gradient(dh, kept.gate_up, ctx.activation) if goes_further else dh
+            if needs.first_bias:
+                d_first_bias = group_sums(d, kept.routing, kept.weights).to(first_dtype)
+            if needs.x:
+                assert kept.first is not None
+                dx = ctx.product(d, kept.first, Rows(offsets))
+                dx = combine(dx, positions, kept.weights)
+        gradients: tuple[Any, ...] = ctx.layout.gradients(
+            ctx, x=dx, weights=d_weights, first=(None, d_first_bias), second=(None, d_second_bias)
+        )
+        return gradients
+
+
+def wide_experts(
+    tokens: Tokens,
+    first: Projection,
+    second: Projection,
+    activation: str,
+    recipe: Recipe,
+    dtype: torch.dtype,
+) -> Tensor:
+    """[..., hidden] in this dtype, by torch's own grouped product: on some GPUs it waits for the
+    sizes of the groups, so that no CUDA graph can hold it."""
+    x, weights, (offsets, sources, positions), _ = tokens
+    slots = positions.shape[-1]
+    places = torch.arange(sources.shape[0], device=x.device, dtype=offsets.dtype)
+    is_used = (places < offsets[-1]).unsqueeze(-1)
+    owners = torch.searchsorted(offsets[1:], places, right=True).clamp(max=offsets.shape[0] - 2)
+    x = x.to(dtype).reshape(-1, x.shape[-1])
+    rows = torch.where(is_used, x.index_select(0, sources.clamp(min=0) // slots), 0)
+    for projection in (first, second):
+        rows = rows if projection is first else activated(rows, activation)
+        products = _grouped(rows, _weight_of(projection, dtype).transpose(1, 2), offsets[1:])
+        if projection.bias is not None:
+            bias = projection.bias.float().index_select(0, owners)  # whose gradient is a sum
+            products = (products + bias).to(dtype)
+        rows = torch.where(is_used, products, 0)
+    taken = rows.index_select(0, positions.clamp(min=0).flatten())
+    taken = taken.view(*positions.shape, rows.shape[1])
+    shares = torch.where(positions >= 0, weights, 0).unsqueeze(-1)
+    return (taken.float() * shares).sum(-2).to(dtype)
+
+
+def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Rows of each group by its own weights [in, out]."""
+    product: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    result: Tensor = product(rows, weights, offs=ends)
+    return result
+
+
+def _weight_of(projection: Projection, dtype: torch.dtype) -> Tensor:
+    weight, codes = projection.weight, projection.casts[0]
+    if weight is None:
+        assert codes is not None
+        wide: Tensor = codes.dequantize(dtype)
+        return wide
+    if projection.main_grad is not None:
+        weight = _ToMainGrad.apply(weight, projection.main_grad)  # type: ignore[no-untyped-call]
+    return weight.to(dtype)
+
+
+class _ToMainGrad(torch.autograd.Function):
+    """A weight whose gradient is added to its main_grad."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, main_grad: Tensor) -> Tensor:
+        ctx.weight, ctx.main_grad = weight, main_grad
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("experts", gradient)
+        ctx.main_grad.add_(gradient)
+        mark_gradient(ctx.weight)
+        return None, None

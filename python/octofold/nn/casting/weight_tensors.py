@@ -1,0 +1,235 @@
+"""Weights as tensors of other kinds: one that is there in FP8 alone, and is a tensor all the same;
+one in high precision that knows how it is to travel; and FP8 codes as a parameter that nobody takes
+for numbers to compute with."""
+
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..._core.scaled_tensor import ScaledTensor
+
+_aten: Final = torch.ops.aten
+_AS_IT_IS: Final = (_aten.detach.default, _aten.alias.default)
+_VIEWS: Final = (_aten.view.default, _aten.as_strided.default)
+
+
+class CodedWeight(Tensor):
+    """A weight [out, in], or [experts, out, in], whose codes and scales came from all ranks, of the
+    dtype that it has in high precision. Layers multiply with the codes. Everything else that is
+    computed with it sees the values that they stand for, in its dtype.
+
+    It is what a sharded weight is between FSDP's gather and its freeing (nn/fsdp).
+    """
+
+    codes: Tensor
+    scale: Tensor
+    granularity: str
+
+    @staticmethod
+    def __new__(
+        cls, codes: Tensor, scale: Tensor, granularity: str, dtype: torch.dtype
+    ) -> "CodedWeight":
+        made: CodedWeight = Tensor._make_wrapper_subclass(
+            cls, codes.shape, strides=codes.stride(), dtype=dtype, device=codes.device
+        )
+        made.codes, made.scale, made.granularity = codes, scale, granularity
+        return made
+
+    @property
+    def scaled(self) -> ScaledTensor:
+        """Codes and scales, as products take them."""
+        return ScaledTensor(self.codes, self.scale, self.granularity)
+
+    @classmethod
+    def of(cls, scaled: ScaledTensor, dtype: torch.dtype) -> "CodedWeight":
+        return cls(scaled.data, scaled.scale, scaled.granularity, dtype)
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["codes", "scale"], (self.granularity, self.dtype)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        tensors: dict[str, Tensor], context: Any, size: Any, stride: Any
+    ) -> "CodedWeight":
+        return CodedWeight(tensors["codes"], tensors["scale"], *context)
+
+    def _stable_hash_for_caching(self) -> str:
+        """Returns a text with what torch.compile's cache is to know of the weight."""
+        return f"{self!r}, {self.dtype}"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _AS_IT_IS or (func in _VIEWS and _is_same(*args, **(kwargs or {}))):
+            with torch.inference_mode(args[0].is_inference()):  # as torch's views are
+                return cls.of(args[0].scaled, args[0].dtype)
+        args, kwargs = torch.utils._pytree.tree_map_only(
+            CodedWeight, lambda weight: weight.scaled.dequantize(weight.dtype), (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"<a weight {list(self.shape)} in {self.codes.dtype}, {self.granularity}>"
+
+
+def coded_below(weights: list[CodedWeight]) -> CodedWeight:
+    """Weights [out, in] one below the other, each of whole squares of 128x128."""
+    codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights])
+    scale = torch.cat([weight.scale for weight in weights])
+    first = weights[0]
+    return CodedWeight(codes.view(first.codes.dtype), scale, first.granularity, first.dtype)
+
+
+def _is_same(
+    weight: Tensor, size: Any, stride: Any = None, storage_offset: int | None = None
+) -> bool:
+    """True if a view, as FSDP and DTensor make it, is the tensor itself."""
+    same = stride is None or tuple(stride) == weight.stride()
+    return same and tuple(size) == tuple(weight.shape) and not storage_offset
+
+
+_KEPT: Final = (
+    _aten.detach.default,
+    _aten.alias.default,
+    _aten.clone.default,
+    _aten._to_copy.default,
+    _aten._pin_memory.default,
+    _aten.empty_like.default,
+    _aten.new_zeros.default,
+    _aten.new_empty.default,
+    _aten.slice.Tensor,
+    _aten.split.Tensor,
+    _aten.view.default,
+    _aten.as_strided.default,
+)
+"""Operations that move, copy and cut weights, as modules and FSDP do, make such weights again. All
+else makes plain tensors."""
+
+
+class WrappedWeight(Tensor):
+    """The tensor `plain`, and what a subclass says of its journey (like()). Computes as `plain`
+    does; writing to it writes there."""
+
+    plain: Tensor
+
+    @staticmethod
+    def __new__(cls, plain: Tensor, *arguments: Any) -> Self:
+        made: Self = Tensor._make_wrapper_subclass(
+            cls,
+            plain.shape,
+            strides=plain.stride(),
+            storage_offset=plain.storage_offset(),
+            dtype=plain.dtype,
+            device=plain.device,
+            pin_memory=plain.is_pinned(),
+        )
+        made.plain = plain
+        return made
+
+    def like(self, plain: Tensor) -> Self:
+        """Another tensor, of which the same is said."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        first = args[0] if args else None
+        plain_args, plain_kwargs = tree_map_only(
+            WrappedWeight, lambda weight: weight.plain, (args, kwargs or {})
+        )
+        result = func(*plain_args, **plain_kwargs)
+        if isinstance(first, WrappedWeight):
+            if func in _KEPT:
+                # torch.inference_mode() makes no views of weights to tensors of its own.
+                with torch.inference_mode(all(t.is_inference() for t in tree_leaves(result))):
+                    return tree_map_only(Tensor, first.like, result)
+            if result is first.plain:  # written to in place
+                return first
+        return result
+
+
+def plain_weight(weight: Tensor) -> Tensor:
+    """A weight as operations take it."""
+    return weight.plain if isinstance(weight, WrappedWeight) else weight
+
+
+def without_wrapping(value: Any) -> Any:
+    """A weight as files have it, in the same memory: whole, or a DTensor of a shard."""
+    if isinstance(value, WrappedWeight):
+        return value.plain
+    local = getattr(value, "_local_tensor", None)
+    return with_local(value, local.plain) if isinstance(local, WrappedWeight) else value
+
+
+def wrapped_as(parameter: Any, value: Any) -> Any:
+    """A weight of a file as the parameter has it whose place it takes: without_wrapping()'s way
+    back."""
+    like, local = (getattr(t, "_local_tensor", t) for t in (parameter, value))
+    if not isinstance(like, WrappedWeight) or isinstance(local, WrappedWeight):
+        return value
+    return with_local(value, like.like(local.detach()))
+
+
+def with_local(value: Any, local: Tensor) -> Tensor:
+    """A DTensor like this one whose part on this rank is another tensor; of no DTensor that tensor
+    itself."""
+    if not hasattr(value, "device_mesh"):
+        return local
+    from torch.distributed.tensor import DTensor  # takes longer to import than all of torch.nn
+
+    mesh, placements = value.device_mesh, value.placements
+    whole: Tensor = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
+    return whole
+
+
+class StoredWeight(Parameter):
+    """FP8 codes as a layer's `weight`: frozen, and of their own dtype for good.
+
+    They are a parameter, as named_parameters(), state_dict(), accelerate's offloading and
+    module.to(device) expect of a weight. But is_floating_point() is False, as of the integers that
+    quantized weights of other libraries are: by it module.to(dtype), half() and the like tell what
+    to convert, and transformers' and Diffusers' models of which dtype they are.
+    """
+
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = False) -> Self:
+        """requires_grad: as accelerate and deepcopy pass it; codes never do."""
+        return super().__new__(cls, data, False)
+
+    def is_floating_point(self) -> bool:
+        """False: not to be converted."""
+        return False
+
+    def requires_grad_(self, mode: bool = True) -> Self:
+        """Stays frozen, so that model.requires_grad_() may be called."""
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # By default torch restores a plain Parameter; and pickle reads no FP8 of torch's.
+        return _restored, (self.detach().view(torch.uint8), self.dtype)
+
+
+def _restored(codes: Tensor, dtype: torch.dtype) -> StoredWeight:
+    return StoredWeight(codes.view(dtype))
+
+
+def stored(codes: Tensor) -> StoredWeight:
+    """Codes as a StoredWeight; one is returned as it is."""
+    return codes if isinstance(codes, StoredWeight) else StoredWeight(codes.detach())
+
+
+def is_plain_parameter(value: object) -> bool:
+    """True if this is a torch.nn.Parameter of numbers in memory, not a subclass that means
+    something else by them (quantized, sharded, yet without a shape)."""
+    return type(value) is Parameter and type(value.data) is Tensor and is_wide(value)
+
+
+def is_wide(value: Tensor) -> bool:
+    """True if these are numbers that can be cast to FP8."""
+    return value.dtype in (torch.float32, torch.float16, torch.bfloat16)
