@@ -1,4 +1,4 @@
-// Where elements of tensors and their scales lie.
+// The places of tensors' elements and of their scales.
 #include <ranges>
 
 #include "octofold/cast_targets.h"

@@ -1,5 +1,5 @@
-// What a process has once: the handler of its log, options from its environment, shared objects and
-// the IDs of their builds.
+// The things that a process has once: the handler of its log, options from its environment, shared
+// objects and the IDs of their builds.
 #include <cstdlib>
 #include <elf.h>
 #include <fstream>

@@ -205,7 +205,8 @@ struct Family {
   int multiprocessors = 132;
 };
 
-// What else the kernels of casts are compiled with is in the names of the functions.
+// The table: a family's name, the GPUs that it is compiled for, and the function that adds its
+// kernels.
 std::vector<Family> families() {
   using namespace test::casts;
   using namespace test::inference;

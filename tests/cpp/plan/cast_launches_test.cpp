@@ -20,7 +20,7 @@ using enum Granularity;
 
 constexpr config::ColumnReductions kSums{.sums = true};
 
-// Of tiles that write the transpose alone, or scales of it alone: "of columns".
+// Tiles that write the transpose alone, or steps that write its scales alone, are "of columns".
 std::string words_of(const TileCastConfig& tiles) {
   const char* const phases[] = {"cast", "whole rows", "amax", "codes", "given"};
   std::string text = phases[static_cast<int>(tiles.phase)];
@@ -206,7 +206,7 @@ TEST(CastLaunchesTest, HalvesOfAGradientAreTakenTogether) {
   });
 }
 
-// Where there are no clusters, or not as much shared memory.
+// They have no clusters, or not as much shared memory.
 TEST(CastLaunchesTest, OtherGpusHaveOthers) {
   EXPECT_EQ(kernels_of(beside_channels(256, 300), gpu_of(80, 108)),
             "clear of columns; amax of columns; whole rows; finish of columns");

@@ -14,7 +14,7 @@ using enum Granularity;
 using config::kCompressedTensorsRule, config::kDeepGemmRule, config::kDeepSeekRule,
     config::kTorchAoRule, config::kVllmTritonRule;
 
-// What is cast, both ways where nothing else is said.
+// A cast, both ways where nothing else is said.
 struct Cast : plan::CastProblem {
   explicit Cast(DType in, Granularity granularity, const CastRule& rule = kDeepGemmRule,
                 const CastSource& of = {})

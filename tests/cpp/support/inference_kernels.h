@@ -248,8 +248,8 @@ inline void add_many_queries(Kernels& kernels) {
   if (kernels.gpu().compute_major < 8) return;
   add(kernels, many({.q = kBFloat16, .head_size = 128, .v_scales = true}));
   if (kernels.gpu().compute_major != 9) return;
-  // What takes producers the most registers; keys that blocks share, of sequences one behind
-  // another.
+  // The form that takes producers the most registers; keys that blocks share, of sequences one
+  // behind another.
   add(kernels, many({.q = kBFloat16,
                      .head_size = 256,
                      .layout = KeyLayout::kPaged,

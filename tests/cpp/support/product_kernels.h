@@ -22,7 +22,7 @@ using testing::Le;
 using enum DType;
 using enum Granularity;
 
-// Which kernels of a problem: those of all candidates, or the one that is planned.
+// A problem's kernels that are taken: those of all candidates, or the one that is planned.
 enum class Take { kAll, kPlanned };
 
 template <typename Config>
@@ -322,8 +322,8 @@ inline void add_by_warps(Kernels& kernels) {
       Take::kAll);
   GemmProblem problem{.product = {.m = 8192, .n = 8192, .k = 8192}};
   problem.product.form.b_channel_scale = true;
-  for (const auto fits : {&GemmProblem::batch_invariant, &GemmProblem::operands_fit_tma,
-                          &GemmProblem::operands_fit_words}) {
+  add(kernels, problem);
+  for (const auto fits : {&GemmProblem::operands_fit_tma, &GemmProblem::operands_fit_words}) {
     problem.*fits = false;
     add(kernels, problem);
   }
