@@ -164,7 +164,7 @@ def run_host(arguments: argparse.Namespace) -> None:
     times = host.run()
     host.show(times)
     if arguments.json is not None:
-        results = [dataclasses.asdict(time) for time in times]
+        results = [{"call": name, **dataclasses.asdict(time)} for name, time in times.items()]
         write_json(arguments.json, {"operation": "host", "shape": host.SHAPE, "results": results})
 
 

@@ -5,10 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from .products import GemmOptions, ShapeResult, measure, seconds_per_product
-from .report import COLORS, ToolError, console, new_figure, print_table, tracked
+from .report import ToolError, bar_chart, console, print_table, tracked
 from .suites import Shape
 
 
@@ -38,7 +36,13 @@ class CpuReport:
             console().print(f"Left out, {seconds:g} s a round or more: {names}")
 
     def chart(self) -> Any:
-        return chart(self.title, self.results)
+        """Rates of both, shape by shape."""
+        names = [f"{r.m},{r.n},{r.k}" for r in self.results]
+        rates = {
+            "FP8": [r.gflops_fp8 for r in self.results],
+            "FP32 (NumPy)": [r.gflops_float32 for r in self.results],
+        }
+        return bar_chart(f"gemm: {self.title}", "GFLOPS", names, rates)
 
 
 def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> CpuReport:
@@ -75,23 +79,3 @@ def show(title: str, results: Sequence[ShapeResult]) -> None:
         for result in results
     ]
     print_table(f"gemm on the CPU reference backend: {title}", columns, rows)
-
-
-def chart(title: str, results: Sequence[ShapeResult]) -> Any:
-    """Rates of both, shape by shape."""
-    figure, (axis,) = new_figure(1, f"gemm: {title}")
-    positions = np.arange(len(results))
-    axis.bar(positions - 0.2, [r.gflops_fp8 for r in results], 0.4, color=COLORS[0], label="FP8")
-    axis.bar(
-        positions + 0.2,
-        [r.gflops_float32 for r in results],
-        0.4,
-        color=COLORS[1],
-        label="FP32 (NumPy)",
-    )
-    axis.set_ylabel("GFLOPS")
-    names = [f"{r.m},{r.n},{r.k}" for r in results]
-    axis.set_xticks(positions, names, rotation=45, ha="right", fontsize="small")
-    # Above the axes, where no bar can be.
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
-    return figure

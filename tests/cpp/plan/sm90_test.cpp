@@ -1,6 +1,6 @@
 // Why no kernel of Hopper's can be built: a valid configuration, spoiled in one place. And the
 // planner's choices held against times that were measured: of each configuration at 496 shapes on
-// an H200, 200 of them random (bench/gpu/gemm.py).
+// an H200, 200 of them random (bench/gpu/run.py gemm).
 #include <fstream>
 
 #include "plan/sm90/bands.h"

@@ -3,11 +3,16 @@
 import torch
 from torch import Tensor
 
-from ..measure import relative_error
-from .peers import Operand, Product
+from ..measure import error_limit
+from ..products import GemmOptions
+from .measuring import Operand, relative_error
+from .peers import Product
 
 # Only so many rows and columns of a large product are compared.
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
+
+# About 14 significant bits of a sum over all of K.
+FAST_ACCUMULATION_ERROR_LIMIT = 1e-2
 
 
 def error_of(product: Product, added: float | None = None) -> float:
@@ -24,7 +29,13 @@ def error_of(product: Product, added: float | None = None) -> float:
     columns = some(product.out.shape[1], CHECKED_COLUMNS, product.out.device)
     expected = float64_rows(product.a, rows) @ float64_rows(product.b, columns).T
     actual = product.out[rows][:, columns].double() - (added or 0.0)
-    return relative_error(actual.cpu().numpy(), expected.cpu().numpy())
+    return relative_error(actual, expected)
+
+
+def limit_of(options: GemmOptions, *products: Product) -> float:
+    """The limit of the relative error of these products of ours."""
+    limit = max(error_limit(options.out_dtype, compared(product)) for product in products)
+    return max(limit, FAST_ACCUMULATION_ERROR_LIMIT) if options.fast_accumulation else limit
 
 
 def compared(product: Product) -> int:

@@ -1,10 +1,9 @@
 """Upper limits of this GPU, measured in the same run as what is compared with them."""
 
-import statistics
 from dataclasses import dataclass
 
 import torch
-from octofold._timing import Call, Method
+from octofold._timing import Call, Method, medians
 
 from ..products import GemmOptions
 from ..suites import Shape
@@ -43,5 +42,4 @@ def measure_limits(
 
 def median_seconds(method: Method, call: Call) -> float:
     call()
-    sample = method.sampler([call])
-    return statistics.median(sample() for _ in range(ROUNDS))
+    return medians([method.sampler([call])], ROUNDS)[0]
