@@ -1,5 +1,5 @@
-"""Products whose rows of A arrive while they run, on one GPU. bench/gpu/run.py parallel_products has
-several."""
+"""Products whose rows of A arrive while they run, on one GPU. bench/gpu/run.py parallel_products
+has several."""
 
 import re
 
