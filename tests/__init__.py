@@ -1,1 +1,1 @@
-"""What tests share is imported by its place: from tests.python.casting import cast_with."""
+"""Modules that tests share are imported by their place: tests.python.casting, for instance."""

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "octofold/attention.h"
+#include "octofold/attention_arguments.h"
 #include "octofold/batch_invariant.h"
 #include "octofold/capabilities.h"
 #include "octofold/cast.h"

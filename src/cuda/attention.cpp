@@ -1,4 +1,4 @@
-#include "cuda/attention.h"
+#include "plan/attention.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,9 +8,9 @@
 #include <numbers>
 
 #include "core/check.h"
-#include "kernels/attention/config/params.h"
+#include "cuda/backend.h"
+#include "cuda/params.h"
 #include "kernels/attention/config/workspace.h"
-#include "plan/attention.h"
 
 namespace octofold::cuda {
 namespace {
@@ -114,6 +114,31 @@ std::int64_t planned_keys(bool in_parts, std::int64_t keys) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(keys)));
 }
 
+plan::AttentionProblem problem_of(const AttentionArguments& arguments) {
+  const TensorView& q = arguments.q;
+  const std::size_t at = arguments.query_offsets ? 0 : 1;
+  return {.form = {.q = q.dtype,
+                   .k = arguments.k.data.dtype,
+                   .v = arguments.v.data.dtype,
+                   .head_size = static_cast<int>(size_of_head(q)),
+                   .value_size = static_cast<int>(size_of_head(arguments.v.data)),
+                   .shared_latent = share_memory(arguments.k.data, arguments.v.data),
+                   .layout = arguments.page_table    ? config::KeyLayout::kPaged
+                             : arguments.key_offsets ? config::KeyLayout::kPacked
+                                                     : config::KeyLayout::kDense,
+                   .k_scales = has_key_scales(arguments.k),
+                   .v_scales = has_key_scales(arguments.v),
+                   .copy_bytes = copy_bytes_of(arguments)},
+          .allows_fp8_scores = arguments.compute == AttentionCompute::kFp8,
+          .batch = arguments.query_offsets ? arguments.query_offsets->shape[0] - 1 : q.shape[0],
+          .queries = q.shape[at],
+          .has_query_offsets = arguments.query_offsets.has_value(),
+          .keys = planned_keys(arguments.batch_invariant, key_count(arguments)),
+          .heads = q.shape[at + 1],
+          .key_heads = key_heads_of(arguments.k),
+          .batch_invariant = arguments.batch_invariant};
+}
+
 config::AttentionParams params_of(const AttentionArguments& arguments,
                                   const plan::AttentionProblem& problem,
                                   const plan::AttentionWork& work) {
@@ -176,34 +201,16 @@ std::int64_t key_count(const AttentionArguments& arguments) {
   return k.shape[0] == 0 ? 0 : std::min(arguments.page_table->shape[1] * k.shape[1], kMostCounted);
 }
 
+config::AttentionParams params_of(const AttentionArguments& arguments,
+                                  const plan::AttentionWork& work) {
+  return params_of(arguments, problem_of(arguments), work);
+}
+
 void attention(Device& device, const AttentionArguments& arguments, Stream stream) {
-  const TensorView& q = arguments.q;
-  const std::size_t at = arguments.query_offsets ? 0 : 1;
-  const std::int64_t keys = key_count(arguments);
-  plan::AttentionProblem problem{
-      .form = {.q = q.dtype,
-               .k = arguments.k.data.dtype,
-               .v = arguments.v.data.dtype,
-               .head_size = static_cast<int>(size_of_head(q)),
-               .value_size = static_cast<int>(size_of_head(arguments.v.data)),
-               .shared_latent = share_memory(arguments.k.data, arguments.v.data),
-               .layout = arguments.page_table    ? config::KeyLayout::kPaged
-                         : arguments.key_offsets ? config::KeyLayout::kPacked
-                                                 : config::KeyLayout::kDense,
-               .k_scales = has_key_scales(arguments.k),
-               .v_scales = has_key_scales(arguments.v),
-               .copy_bytes = copy_bytes_of(arguments)},
-      .allows_fp8_scores = arguments.compute == AttentionCompute::kFp8,
-      .batch = arguments.query_offsets ? arguments.query_offsets->shape[0] - 1 : q.shape[0],
-      .queries = q.shape[at],
-      .has_query_offsets = arguments.query_offsets.has_value(),
-      .keys = planned_keys(arguments.batch_invariant, keys),
-      .heads = q.shape[at + 1],
-      .key_heads = key_heads_of(arguments.k),
-      .batch_invariant = arguments.batch_invariant};
-  if (q.element_count() == 0) return;
+  const plan::AttentionProblem problem = problem_of(arguments);
+  if (arguments.q.element_count() == 0) return;
   counted("rows of a sequence", problem.queries * (problem.heads / problem.key_heads));
-  counted("keys of a sequence", arguments.page_table ? 0 : keys);
+  counted("keys of a sequence", arguments.page_table ? 0 : key_count(arguments));
   const auto& prepared =
       device.prepared(problem, [&] { return plan::plan_attention(problem, device.gpu()); });
   const config::AttentionParams params = params_of(arguments, problem, prepared.config);

@@ -1,4 +1,4 @@
-#include "cuda/cast.h"
+#include "plan/cast.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,14 +9,11 @@
 #include <vector>
 
 #include "core/scale_layout.h"
-#include "cuda/cast_views.h"
+#include "cuda/backend.h"
 #include "cuda/group_check.h"
-#include "cuda/norm_views.h"
-#include "cuda/norms.h"
-#include "kernels/cast/config/batch.h"
-#include "kernels/cast/config/params.h"
+#include "cuda/params.h"
+#include "cuda/views.h"
 #include "kernels/shared/group_bounds.h"
-#include "plan/cast.h"
 #include "plan/cast_batch.h"
 
 namespace octofold::cuda {
@@ -179,6 +176,14 @@ void write(const CastTargets& targets, Cast& cast) {
   }
 }
 
+Cast cast_of(const CastSource& source, const CastTargets& targets,
+             const config::CastFormat& format) {
+  Cast cast{.problem = {.format = format}};
+  std::visit([&](const auto& each) { read(each, cast); }, source);
+  write(targets, cast);
+  return cast;
+}
+
 // ---- Many casts.
 
 struct Job {
@@ -192,17 +197,30 @@ struct Batch {
   std::vector<Job> jobs;
 };
 
-config::CastJob job_of(const CastParams& params) {
-  return {.x = params.x,
-          .x_stride = params.x_stride,
-          .rows = params.rows,
-          .cols = params.cols,
-          .row_target = params.row_target,
-          .transposed_target = params.transposed_target,
-          .matrices = params.matrices,
-          .matrix_rows = params.matrix_rows,
-          .matrix_tiles = params.matrix_tiles,
-          .by_matrix_tiles = params.by_matrix_tiles};
+Job job_of(const Cast& cast) {
+  const CastParams& params = cast.params;
+  const config::CastJob job{.x = params.x,
+                            .x_stride = params.x_stride,
+                            .rows = params.rows,
+                            .cols = params.cols,
+                            .row_target = params.row_target,
+                            .transposed_target = params.transposed_target,
+                            .matrices = params.matrices,
+                            .matrix_rows = params.matrix_rows,
+                            .matrix_tiles = params.matrix_tiles,
+                            .by_matrix_tiles = params.by_matrix_tiles};
+  return {cast.problem, job};
+}
+
+CastBatch batch_of(std::span<const Job> jobs, const plan::CastConfig& kernel) {
+  CastBatch batch;
+  std::ranges::fill(batch.params.first_block, config::CastBatchParams::kNoBlock);
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    batch.params.jobs[i] = jobs[i].params;
+    batch.params.first_block[i] = static_cast<int>(batch.blocks);
+    batch.blocks += plan::batch_blocks(kernel, jobs[i].problem);
+  }
+  return batch;
 }
 
 // The jobs that share a launch: the first ones, as far as parameters and a grid hold them.
@@ -229,16 +247,9 @@ void launch(Device& device, const Batch& batch, Stream stream) {
   std::span<const Job> left = batch.jobs;
   while (!left.empty()) {
     const std::span<const Job> jobs = first_of(left, kernels);
-    config::CastBatchParams params{};
-    for (std::size_t i = 0; i < jobs.size(); ++i) params.jobs[i] = jobs[i].params;
-    for (std::size_t kernel = 0; kernel < kernels.size(); ++kernel) {
-      std::ranges::fill(params.first_block, config::CastBatchParams::kNoBlock);
-      std::int64_t blocks = 0;
-      for (std::size_t i = 0; i < jobs.size(); ++i) {
-        params.first_block[i] = static_cast<int>(blocks);
-        blocks += plan::batch_blocks(kernels[kernel], jobs[i].problem);
-      }
-      if (blocks > 0) prepared.launch(kernel, blocks, stream, &params);
+    for (std::size_t i = 0; i < kernels.size(); ++i) {
+      const CastBatch shared = batch_of(jobs, kernels[i]);
+      if (shared.blocks > 0) prepared.launch(i, shared.blocks, stream, &shared.params);
     }
     left = left.subspan(jobs.size());
   }
@@ -246,12 +257,23 @@ void launch(Device& device, const Batch& batch, Stream stream) {
 
 }  // namespace
 
+CastParams params_of(const CastSource& source, const CastTargets& targets,
+                     const config::CastFormat& format) {
+  return cast_of(source, targets, format).params;
+}
+
+CastBatch batch_of(std::span<const CheckedCast> casts, const plan::CastConfig& kernel) {
+  std::vector<Job> jobs;
+  for (const CheckedCast& each : casts) {
+    jobs.push_back(job_of(cast_of(each.source, each.targets, each.format)));
+  }
+  return batch_of(jobs, kernel);
+}
+
 void cast_many(Device& device, std::span<const CheckedCast> casts, Stream stream) {
   std::vector<Batch> batches;
   for (const CheckedCast& each : casts) {
-    Cast one{.problem = {.format = each.format}};
-    read(each.source, one);
-    write(each.targets, one);
+    const Cast one = cast_of(each.source, each.targets, each.format);
     const std::optional<CastProblem> kind = plan::batch_kind(one.problem);
     if (!kind) {
       cast(device, each.source, each.targets, each.format, stream);
@@ -259,7 +281,7 @@ void cast_many(Device& device, std::span<const CheckedCast> casts, Stream stream
     }
     auto batch = std::ranges::find(batches, *kind, &Batch::kind);
     if (batch == batches.end()) batch = batches.insert(batch, Batch{.kind = *kind, .jobs = {}});
-    batch->jobs.push_back({one.problem, job_of(one.params)});
+    batch->jobs.push_back(job_of(one));
   }
   for (const Batch& batch : batches) launch(device, batch, stream);
 }
@@ -269,10 +291,7 @@ void cast(Device& device, const CastSource& source, const CastTargets& targets,
   if (const auto* normed = std::get_if<Normed>(&source)) {
     if (normalize(device, *normed, targets, format, stream)) return;
   }
-  Cast cast{.problem = {.format = format}};
-  std::visit([&](const auto& each) { read(each, cast); }, source);
-  write(targets, cast);
-  const auto& [problem, params] = cast;
+  const auto [problem, params] = cast_of(source, targets, format);
   if (targets.offsets) {
     check_offsets(device, "cast", "offsets", params.offsets, params.groups + 1, params.rows,
                   config::offset_unit(params.group_layout), stream);

@@ -12,8 +12,11 @@
 #include <string>
 #include <string_view>
 
+#include "octofold/error.h"
+
+#include "core/log.h"
 #include "cuda/driver.h"
-#include "cuda/group_faults.h"
+#include "cuda/group_check.h"
 #include "cuda/kernel.h"
 #include "cuda/memo.h"
 #include "cuda/tuning_file.h"
@@ -149,5 +152,21 @@ class Device {
 
 /// The program that the JIT is to compile for a plan.
 jit::Program program_of(const plan::KernelPlan& plan, const plan::Gpu& gpu);
+
+/// plan(name) with the candidate that was measured to be the fastest, where one was; else, and
+/// where there is none of this name, plan("") with what the planner reckons.
+template <typename Problem, typename MakePlan>
+auto follow_table(Device& device, const Problem& problem, MakePlan&& plan) {
+  const std::string_view tuned = device.tuned(problem);
+  if (!tuned.empty()) {
+    try {
+      return plan(tuned);
+    } catch (const Error& error) {  // the table was edited: this version has all that it wrote
+      core::log(LogLevel::kWarning, "cuda:{}: the tuning table names no candidate of {}: {}",
+                device.index(), plan::describe(problem), error.what());
+    }
+  }
+  return plan(std::string_view());
+}
 
 }  // namespace octofold::cuda

@@ -1,7 +1,6 @@
-#include "cuda/gemm_params.h"
-
 #include "core/scale_layout.h"
-#include "cuda/cast_views.h"
+#include "cuda/params.h"
+#include "cuda/views.h"
 
 namespace octofold::cuda {
 namespace {
@@ -64,6 +63,16 @@ config::GemmParams gemm_params(const core::Product& product, bool swapped) {
     scale.group_stride = *groups.a_scale_stride - groups.max_rows * scale.row_stride;
   }
   return params;
+}
+
+config::GemmParams params_of(const Device&, const core::Product& product,
+                             const config::MmaGemmConfig&) {
+  return gemm_params(product, false);
+}
+
+// Warps store without TMA, whatever it can address.
+SlowPaths slow_paths(const config::MmaGemmConfig&) {
+  return {.operands = "operands are copied in less than 16 bytes"};
 }
 
 }  // namespace octofold::cuda

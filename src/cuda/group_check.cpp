@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/options.h"
 #include "cuda/context.h"
-#include "cuda/group_faults.h"
+#include "cuda/device.h"
 #include "kernels/shared/group_bounds.h"
 #include "plan/routing.h"
 

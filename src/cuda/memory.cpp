@@ -1,6 +1,5 @@
-#include "cuda/memory.h"
-
 #include "core/format.h"
+#include "cuda/backend.h"
 #include "cuda/context.h"
 
 namespace octofold::cuda {

@@ -1,11 +1,9 @@
-#include "cuda/norms.h"
-
 #include <cstdint>
 #include <optional>
 
-#include "cuda/cast_views.h"
-#include "cuda/norm_views.h"
-#include "kernels/norm/config/params.h"
+#include "cuda/backend.h"
+#include "cuda/params.h"
+#include "cuda/views.h"
 #include "plan/norm.h"
 
 namespace octofold::cuda {
@@ -39,27 +37,32 @@ void launch(Device& device, const Normed& source, const MutableTensorView* y,
                                is_aligned(source.sum, 16) && (y == nullptr || is_aligned(*y, 16)) &&
                                (!is_whole || operands_are_aligned(source.operands));
   problem.codes_are_aligned = !codes || codes_are_aligned(codes);
-  config::NormParams params{.x = x.data,
-                            .x_stride = x.strides[0],
-                            .residual = data_of(source.residual),
-                            .residual_stride = stride_of(source.residual),
-                            .sum = data_of(source.sum),
-                            .sum_stride = stride_of(source.sum),
-                            .rows = rows,
-                            .cols = x.shape[1],
-                            .epsilon = source.epsilon,
-                            .rstd = static_cast<float*>(source.rstd.data),
-                            .mean = floats_of(source.mean),
-                            .operands = operands_of(source.operands, rows),
-                            .target = {},
-                            .y = y != nullptr ? y->data : nullptr,
-                            .y_stride = y != nullptr ? y->strides[0] : 0};
-  if (codes) params.target = target_of(codes);
+  const config::NormParams params = params_of(source, y, codes);
   device.prepared(problem, [&] { return plan::plan_norm(problem, device.gpu()); })
       .launch(stream, &params);
 }
 
 }  // namespace
+
+config::NormParams params_of(const Normed& source, const MutableTensorView* y,
+                             const std::optional<CastTarget>& codes) {
+  const TensorView& x = source.x;
+  return {.x = x.data,
+          .x_stride = x.strides[0],
+          .residual = data_of(source.residual),
+          .residual_stride = stride_of(source.residual),
+          .sum = data_of(source.sum),
+          .sum_stride = stride_of(source.sum),
+          .rows = x.shape[0],
+          .cols = x.shape[1],
+          .epsilon = source.epsilon,
+          .rstd = static_cast<float*>(source.rstd.data),
+          .mean = floats_of(source.mean),
+          .operands = operands_of(source.operands, x.shape[0]),
+          .target = target_of(codes),
+          .y = y != nullptr ? y->data : nullptr,
+          .y_stride = y != nullptr ? y->strides[0] : 0};
+}
 
 bool normalize(Device& device, const Normed& source, const CastTargets& targets,
                const config::CastFormat& format, Stream stream) {
@@ -70,6 +73,39 @@ bool normalize(Device& device, const Normed& source, const CastTargets& targets,
 
 void norm(Device& device, const Normed& source, const MutableTensorView& y, Stream stream) {
   launch(device, source, &y, std::nullopt, {.in = y.dtype}, stream);
+}
+
+config::NormBackwardParams params_of(const NormGradientArguments& arguments,
+                                     const NormGradients& gradients, const plan::NormSpans& spans) {
+  const TensorView &dy = arguments.gradient, &x = arguments.x;
+  const std::int64_t rows = dy.shape[0], cols = dy.shape[1];
+  const std::int64_t batches = batches_of(arguments.operands);
+  float* workspace = floats_of(gradients.workspace);
+  const std::int64_t sums = config::norm_spans(cols, batches) * cols;
+  return {.dy = dy.data,
+          .dy_stride = dy.strides[0],
+          .x = x.data,
+          .x_stride = x.strides[0],
+          .addend = data_of(arguments.residual_gradient),
+          .addend_stride = stride_of(arguments.residual_gradient),
+          .dx = gradients.dx.data,
+          .dx_stride = gradients.dx.strides[0],
+          .rows = rows,
+          .cols = cols,
+          .rstd = static_cast<const float*>(arguments.rstd.data),
+          .mean = floats_of(arguments.mean),
+          .operands = operands_of(arguments.operands, rows),
+          .batches = batches,
+          .rows_per_block = spans.rows_per_block,
+          .blocks_per_batch = spans.blocks_per_batch,
+          .products = workspace,
+          .offsets = workspace != nullptr ? workspace + sums : nullptr,
+          .dweight = floats_of(gradients.dweight),
+          .dbias = floats_of(gradients.dbias),
+          .dscale = floats_of(gradients.d_ada_scale),
+          .dscale_stride = stride_of(gradients.d_ada_scale),
+          .dshift = floats_of(gradients.d_ada_shift),
+          .dshift_stride = stride_of(gradients.d_ada_shift)};
 }
 
 void norm_gradient(Device& device, const NormGradientArguments& arguments,
@@ -91,33 +127,7 @@ void norm_gradient(Device& device, const NormGradientArguments& arguments,
                     is_aligned(arguments.residual_gradient, 16)};
   const auto prepared =
       device.prepared(problem, [&] { return plan::plan_norm_backward(problem, device.gpu()); });
-  float* workspace = floats_of(gradients.workspace);
-  const std::int64_t sums = config::norm_spans(cols, problem.batches) * cols;
-  const config::NormBackwardParams params{
-      .dy = dy.data,
-      .dy_stride = dy.strides[0],
-      .x = x.data,
-      .x_stride = x.strides[0],
-      .addend = data_of(arguments.residual_gradient),
-      .addend_stride = stride_of(arguments.residual_gradient),
-      .dx = gradients.dx.data,
-      .dx_stride = gradients.dx.strides[0],
-      .rows = rows,
-      .cols = cols,
-      .rstd = static_cast<const float*>(arguments.rstd.data),
-      .mean = floats_of(arguments.mean),
-      .operands = operands_of(arguments.operands, rows),
-      .batches = problem.batches,
-      .rows_per_block = prepared.config.rows_per_block,
-      .blocks_per_batch = prepared.config.blocks_per_batch,
-      .products = workspace,
-      .offsets = workspace != nullptr ? workspace + sums : nullptr,
-      .dweight = floats_of(gradients.dweight),
-      .dbias = floats_of(gradients.dbias),
-      .dscale = floats_of(gradients.d_ada_scale),
-      .dscale_stride = stride_of(gradients.d_ada_scale),
-      .dshift = floats_of(gradients.d_ada_shift),
-      .dshift_stride = stride_of(gradients.d_ada_shift)};
+  const config::NormBackwardParams params = params_of(arguments, gradients, prepared.config);
   prepared.launch(stream, &params);
 }
 

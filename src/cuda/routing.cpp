@@ -1,13 +1,13 @@
-#include "cuda/routing.h"
+#include "plan/routing.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 
-#include "cuda/cast_views.h"
+#include "cuda/backend.h"
 #include "cuda/group_check.h"
-#include "kernels/routing/config/params.h"
-#include "plan/routing.h"
+#include "cuda/params.h"
+#include "cuda/views.h"
 
 namespace octofold::cuda {
 namespace {
@@ -25,6 +25,23 @@ bool holds_vectors(const View& matrix, int vector) {
 
 }  // namespace
 
+config::TopKParams params_of(const TopKArguments& arguments, const TopKOptions& options) {
+  const TensorView& logits = arguments.logits;
+  return {.logits = logits.data,
+          .logits_stride = logits.strides[0],
+          .bias = floats_of(arguments.bias),
+          .tokens = logits.shape[0],
+          .experts = static_cast<int>(logits.shape[1]),
+          .slots = static_cast<int>(arguments.ids.shape[1]),
+          .normalize = options.normalize,
+          .groups = static_cast<int>(options.groups),
+          .top_groups = static_cast<int>(options.top_groups),
+          .scale = options.scaling_factor,
+          .ids = ints_of(arguments.ids),
+          .weights = floats_of(arguments.weights),
+          .weights_stride = arguments.weights.strides[0]};
+}
+
 void top_k(Device& device, const TopKArguments& arguments, const TopKOptions& options,
            Stream stream) {
   const TensorView& logits = arguments.logits;
@@ -35,21 +52,27 @@ void top_k(Device& device, const TopKArguments& arguments, const TopKOptions& op
                                   .in = logits.dtype,
                                   .scoring = options.scoring,
                                   .biased = arguments.bias.has_value()};
-  const config::TopKParams params{.logits = logits.data,
-                                  .logits_stride = logits.strides[0],
-                                  .bias = floats_of(arguments.bias),
-                                  .tokens = problem.tokens,
-                                  .experts = static_cast<int>(problem.experts),
-                                  .slots = static_cast<int>(problem.slots),
-                                  .normalize = options.normalize,
-                                  .groups = static_cast<int>(options.groups),
-                                  .top_groups = static_cast<int>(options.top_groups),
-                                  .scale = options.scaling_factor,
-                                  .ids = ints_of(arguments.ids),
-                                  .weights = floats_of(arguments.weights),
-                                  .weights_stride = arguments.weights.strides[0]};
+  const config::TopKParams params = params_of(arguments, options);
   device.prepared(problem, [&] { return plan::plan_top_k(problem, device.gpu()); })
       .launch(stream, &params);
+}
+
+config::TopKGradientParams params_of(const TopKGradientArguments& arguments,
+                                     const TopKOptions& options) {
+  const TensorView& logits = arguments.logits;
+  return {.gradient = floats_of(arguments.gradient),
+          .gradient_stride = arguments.gradient.strides[0],
+          .logits = logits.data,
+          .logits_stride = logits.strides[0],
+          .ids = ints_of(arguments.ids),
+          .ids_stride = arguments.ids.strides[0],
+          .tokens = logits.shape[0],
+          .experts = static_cast<int>(logits.shape[1]),
+          .slots = static_cast<int>(arguments.ids.shape[1]),
+          .normalize = options.normalize,
+          .scale = options.scaling_factor,
+          .logits_gradient = arguments.logits_gradient.data,
+          .logits_gradient_stride = arguments.logits_gradient.strides[0]};
 }
 
 void top_k_gradient(Device& device, const TopKGradientArguments& arguments,
@@ -61,42 +84,51 @@ void top_k_gradient(Device& device, const TopKGradientArguments& arguments,
                                           .slots = arguments.ids.shape[1],
                                           .in = logits.dtype,
                                           .scoring = options.scoring};
-  const config::TopKGradientParams params{
-      .gradient = floats_of(arguments.gradient),
-      .gradient_stride = arguments.gradient.strides[0],
-      .logits = logits.data,
-      .logits_stride = logits.strides[0],
-      .ids = ints_of(arguments.ids),
-      .ids_stride = arguments.ids.strides[0],
-      .tokens = problem.tokens,
-      .experts = static_cast<int>(problem.experts),
-      .slots = static_cast<int>(problem.slots),
-      .normalize = options.normalize,
-      .scale = options.scaling_factor,
-      .logits_gradient = arguments.logits_gradient.data,
-      .logits_gradient_stride = arguments.logits_gradient.strides[0]};
+  const config::TopKGradientParams params = params_of(arguments, options);
   device.prepared(problem, [&] { return plan::plan_top_k_gradient(problem, device.gpu()); })
       .launch(stream, &params);
+}
+
+config::SortParams params_of(const TensorView& ids, std::int64_t experts, const SortedSlots& out) {
+  const std::int64_t slots = ids.element_count();
+  return {.ids = ints_of(ids),
+          .ids_stride = ids.strides[0],
+          .slots = static_cast<int>(slots),
+          .slots_per_token = static_cast<int>(std::max<std::int64_t>(ids.shape[1], 1)),
+          .experts = static_cast<int>(experts),
+          .span = static_cast<int>(config::slots_per_span(slots)),
+          .spans = static_cast<int>(config::slot_spans(slots)),
+          .histogram = ints_of(out.workspace),
+          .offsets = ints_of(out.offsets),
+          .sources = ints_of(out.sources),
+          .positions = ints_of(out.positions)};
 }
 
 void sort_by_expert(Device& device, const TensorView& ids, std::int64_t experts,
                     const SortedSlots& out, Stream stream) {
   check_range(device, "sort_by_expert", "ids", ids, -1, experts - 1, stream);
   const plan::SortProblem problem{.slots = ids.element_count(), .experts = experts};
-  const config::SortParams params{
-      .ids = ints_of(ids),
-      .ids_stride = ids.strides[0],
-      .slots = static_cast<int>(problem.slots),
-      .slots_per_token = static_cast<int>(std::max<std::int64_t>(ids.shape[1], 1)),
-      .experts = static_cast<int>(experts),
-      .span = static_cast<int>(config::slots_per_span(problem.slots)),
-      .spans = static_cast<int>(config::slot_spans(problem.slots)),
-      .histogram = ints_of(out.workspace),
-      .offsets = ints_of(out.offsets),
-      .sources = ints_of(out.sources),
-      .positions = ints_of(out.positions)};
+  const config::SortParams params = params_of(ids, experts, out);
   device.prepared(problem, [&] { return plan::plan_sort(problem, device.gpu()); })
       .launch(stream, &params);
+}
+
+config::CombineParams params_of(const CombineArguments& arguments) {
+  const TensorView& y = arguments.y;
+  const MutableTensorView& out = arguments.out;
+  return {.y = y.data,
+          .y_stride = y.strides[0],
+          .rows = y.shape[0],
+          .positions = ints_of(arguments.positions),
+          .positions_stride = arguments.positions.strides[0],
+          .weights = floats_of(arguments.weights),
+          .weights_stride = stride_of(arguments.weights),
+          .slots = static_cast<int>(arguments.positions.shape[1]),
+          .c = arguments.c ? arguments.c->data : nullptr,
+          .c_stride = stride_of(arguments.c),
+          .out = out.data,
+          .out_stride = out.strides[0],
+          .cols = out.shape[1]};
 }
 
 void combine(Device& device, const CombineArguments& arguments, Stream stream) {
@@ -112,21 +144,24 @@ void combine(Device& device, const CombineArguments& arguments, Stream stream) {
   const int vector = config::shared_vector(y.dtype, out.dtype);
   problem.is_aligned = holds_vectors(y, vector) && holds_vectors(out, vector) &&
                        (!arguments.c || holds_vectors(*arguments.c, vector));
-  const config::CombineParams params{.y = y.data,
-                                     .y_stride = y.strides[0],
-                                     .rows = y.shape[0],
-                                     .positions = ints_of(arguments.positions),
-                                     .positions_stride = arguments.positions.strides[0],
-                                     .weights = floats_of(arguments.weights),
-                                     .weights_stride = stride_of(arguments.weights),
-                                     .slots = static_cast<int>(arguments.positions.shape[1]),
-                                     .c = arguments.c ? arguments.c->data : nullptr,
-                                     .c_stride = stride_of(arguments.c),
-                                     .out = out.data,
-                                     .out_stride = out.strides[0],
-                                     .cols = problem.cols};
+  const config::CombineParams params = params_of(arguments);
   device.prepared(problem, [&] { return plan::plan_combine(problem, device.gpu()); })
       .launch(stream, &params);
+}
+
+config::CombineGradientParams params_of(const CombineGradientArguments& arguments) {
+  const TensorView &gradient = arguments.gradient, &y = arguments.y;
+  return {.gradient = gradient.data,
+          .gradient_stride = gradient.strides[0],
+          .y = y.data,
+          .y_stride = y.strides[0],
+          .rows = y.shape[0],
+          .positions = ints_of(arguments.positions),
+          .positions_stride = arguments.positions.strides[0],
+          .slots = static_cast<int>(arguments.positions.shape[1]),
+          .cols = gradient.shape[1],
+          .weights_gradient = floats_of(arguments.weights_gradient),
+          .weights_gradient_stride = arguments.weights_gradient.strides[0]};
 }
 
 void combine_gradient(Device& device, const CombineGradientArguments& arguments, Stream stream) {
@@ -139,20 +174,26 @@ void combine_gradient(Device& device, const CombineGradientArguments& arguments,
                                        .in = y.dtype};
   const int vector = config::shared_vector(gradient.dtype, y.dtype);
   problem.is_aligned = holds_vectors(gradient, vector) && holds_vectors(y, vector);
-  const config::CombineGradientParams params{
-      .gradient = gradient.data,
-      .gradient_stride = gradient.strides[0],
-      .y = y.data,
-      .y_stride = y.strides[0],
-      .rows = y.shape[0],
-      .positions = ints_of(arguments.positions),
-      .positions_stride = arguments.positions.strides[0],
-      .slots = static_cast<int>(arguments.positions.shape[1]),
-      .cols = problem.cols,
-      .weights_gradient = floats_of(arguments.weights_gradient),
-      .weights_gradient_stride = arguments.weights_gradient.strides[0]};
+  const config::CombineGradientParams params = params_of(arguments);
   device.prepared(problem, [&] { return plan::plan_combine_gradient(problem, device.gpu()); })
       .launch(stream, &params);
+}
+
+config::ActivationDotsParams params_of(const ActivationDotsArguments& arguments) {
+  const TensorView &gradient = arguments.gradient, &x = arguments.x;
+  const TensorView& positions = arguments.positions;
+  return {.gradient = gradient.data,
+          .gradient_stride = gradient.strides[0],
+          .x = x.data,
+          .x_stride = x.strides[0],
+          .rows = x.shape[0],
+          .cols = gradient.shape[1],
+          .positions = ints_of(positions),
+          .positions_stride = positions.strides[0],
+          .tokens = positions.shape[0],
+          .slots = static_cast<int>(positions.shape[1]),
+          .dots = floats_of(arguments.dots),
+          .dots_stride = arguments.dots.strides[0]};
 }
 
 void activation_dots(Device& device, const ActivationDotsArguments& arguments, Stream stream) {
@@ -165,18 +206,7 @@ void activation_dots(Device& device, const ActivationDotsArguments& arguments, S
                                       .activation = arguments.activation};
   const int vector = config::ActivationDotsConfig{.in = x.dtype}.vector();
   problem.is_aligned = holds_vectors(gradient, vector) && holds_vectors(x, vector);
-  const config::ActivationDotsParams params{.gradient = gradient.data,
-                                            .gradient_stride = gradient.strides[0],
-                                            .x = x.data,
-                                            .x_stride = x.strides[0],
-                                            .rows = x.shape[0],
-                                            .cols = problem.cols,
-                                            .positions = ints_of(positions),
-                                            .positions_stride = positions.strides[0],
-                                            .tokens = positions.shape[0],
-                                            .slots = static_cast<int>(positions.shape[1]),
-                                            .dots = floats_of(arguments.dots),
-                                            .dots_stride = arguments.dots.strides[0]};
+  const config::ActivationDotsParams params = params_of(arguments);
   device.prepared(problem, [&] { return plan::plan_activation_dots(problem, device.gpu()); })
       .launch(stream, &params);
 }

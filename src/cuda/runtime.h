@@ -1,10 +1,12 @@
-// The way in: the process's driver and its devices.
+// The way in: the process's driver and its devices, and what they offer.
 #pragma once
 
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "octofold/info.h"
 
 #include "cuda/device.h"
 #include "cuda/driver.h"
@@ -35,5 +37,13 @@ class Runtime {
 /// work may be under way when the process ends. Throws Error(kUnavailable) without a usable driver,
 /// and in a process that was forked after CUDA was used.
 Device& device(int index);
+
+struct DriverProbe {
+  Component driver;
+  std::vector<GpuInfo> gpus;  // `backend` is left to the caller
+};
+
+/// Asks the driver `library` for its version and devices; no context is created.
+DriverProbe probe_driver(const std::string& library = "libcuda.so.1");
 
 }  // namespace octofold::cuda

@@ -1,6 +1,5 @@
-#include "cuda/sm90_product.h"
-
 #include "cuda/context.h"
+#include "cuda/params.h"
 #include "cuda/tensor_map.h"
 #include "plan/sm90/bands.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/weight_only.h"
+#include "plan/weight_only.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -6,14 +6,13 @@
 #include <variant>
 
 #include "core/scale_layout.h"
-#include "cuda/cast_views.h"
+#include "cuda/backend.h"
 #include "cuda/context.h"
 #include "cuda/group_check.h"
+#include "cuda/params.h"
 #include "cuda/tensor_map.h"
-#include "cuda/tuned_plan.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "cuda/views.h"
 #include "plan/tma.h"
-#include "plan/weight_only.h"
 
 namespace octofold::cuda {
 namespace {
@@ -107,8 +106,9 @@ config::WeightOnlyScale scale_of_weights(const WeightOnlyProduct& product) {
   return product.transposed ? scale_of_columns(product.w) : scale_of_rows(product.w);
 }
 
-config::WeightOnlyParams params_of(const Device&, const WeightOnlyProduct& product,
-                                   const plan::WeightOnlyWork& work) {
+}  // namespace
+
+config::WeightOnlyParams weight_only_params(const WeightOnlyProduct& product, std::int64_t splits) {
   const TensorView &x = product.x.data, &w = product.w.data;
   config::WeightOnlyParams params{
       .w = static_cast<const unsigned char*>(w.data),
@@ -124,13 +124,18 @@ config::WeightOnlyParams params_of(const Device&, const WeightOnlyProduct& produ
       .rows = rows_of(product),
       .columns = product.out.shape[1],
       .depth = x.shape[1],
-      .splits = static_cast<int>(work.splits),
+      .splits = static_cast<int>(splits),
       .groups = groups_of(product)};
   if (product.x.scale) {
     params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
   }
   if (product.workspace) params.partials = static_cast<float*>(product.workspace->data);
   return params;
+}
+
+config::WeightOnlyParams params_of(const Device&, const WeightOnlyProduct& product,
+                                   const plan::WeightOnlyWork& work) {
+  return weight_only_params(product, work.splits);
 }
 
 config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyProduct& product,
@@ -152,8 +157,6 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyPro
           .depth = static_cast<int>(x.shape[1]),
           .groups = groups_of(product)};
 }
-
-}  // namespace
 
 void multiply(Device& device, const WeightOnlyProduct& product, Stream stream) {
   const plan::WeightOnlyProblem problem = problem_of(product);

@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 #include "core/scale_layout.h"
-#include "cuda/memory.h"
+#include "cuda/backend.h"
 #include "ops/backend.h"
 
 namespace octofold {

@@ -328,7 +328,7 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
             {"rows": "128x128", "transposed": "128x128", "offsets": OFFSETS},
             "'rows': expected granularity tensor, channel or 1x128 beside 'offsets'",
         ),
-        (X, {"columns": "sums", "offsets": OFFSETS}, "'columns': expected none beside 'offsets'"),
+        (X, {"columns": "sums", "offsets": OFFSETS}, "'columns': expected it to be omitted beside"),
         (
             Activated(X),
             {"transposed": None, "offsets": OFFSETS},
@@ -354,12 +354,12 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
         (
             Gathered(X, PLACES, factors=ONES, transposed_factors=ONES),
             {},
-            r"'transposed_factors': expected none beside factors, got",
+            r"'transposed_factors': expected it to be omitted beside factors, got",
         ),
         (
             Gathered(X, PLACES, transposed_factors=ONES),
             {"columns": "sums"},
-            r"'transposed_factors': expected none with reductions of columns, got",
+            r"'transposed_factors': expected it to be omitted with reductions of columns, got",
         ),
         (
             Gathered(X, PLACES, slots=2, transposed_factors=ONES),

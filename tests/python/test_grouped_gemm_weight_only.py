@@ -219,7 +219,7 @@ product, gradient = grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
         ),
         (
             lambda: product(Gathered(X, SOURCES, transposed_factors=X[:, :1]), W, Rows(OFFSETS)),
-            "argument 'transposed_factors': expected none, as there is no transpose",
+            "argument 'transposed_factors': expected it to be omitted, as there is no transpose",
         ),
         (
             lambda: product(X.reshape(2, 2, 32), W, Masked(np.array([0, 3], np.int32))),

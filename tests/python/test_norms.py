@@ -249,7 +249,10 @@ def test_a_source_that_is_no_norm_is_named():
 
 BAD_GRADIENTS = [
     ({"kind": "layer"}, "argument 'mean': expected one for a LayerNorm, got none"),
-    ({"mean": torch.zeros(4)}, "argument 'mean': expected none for an RMSNorm, got one"),
+    (
+        {"mean": torch.zeros(4)},
+        "argument 'mean': expected it to be omitted for an RMSNorm, got one",
+    ),
     ({"gradient": X.double()}, "argument 'gradient': expected one of float32, float16, bfloat16"),
     ({"x": X[:, :7]}, "argument 'x': expected shape [4, 8], got [4, 7]"),
     ({"x": X.half()}, "argument 'x': expected dtype float32, got float16"),

@@ -183,7 +183,7 @@ X = np.zeros((3, 130, 200), np.float32)
         ),
         (
             lambda: cast(X, transposed="1x128", matrices=3, offsets=np.array([0, 390], np.int32)),
-            "'offsets': expected none beside 'matrices'",
+            "'offsets': expected it to be omitted beside 'matrices'",
         ),
         (
             lambda: cast(X, rows="1x128", matrices=Rows(np.array([0], np.int32))),

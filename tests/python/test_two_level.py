@@ -191,7 +191,7 @@ def test_bad_arguments(rng):
         (
             "1x128",
             {"channel_scale": rows},
-            "expected none, except beside 128x128 scales, got one beside 1x128",
+            "expected it to be omitted, except beside 128x128 scales, got one beside 1x128",
         ),
         ("128x128", {"channel_scale": columns}, r"expected shape \[130\], got \[300\]"),
         (
@@ -200,7 +200,11 @@ def test_bad_arguments(rng):
             "expected dtype float32, got float16",
         ),
         ("128x128", {"channel_scale": repeated}, "expected a contiguous vector"),
-        ("128x128", {"channel_scale": rows, "scale": ones}, "expected none beside given scales"),
+        (
+            "128x128",
+            {"channel_scale": rows, "scale": ones},
+            "expected it to be omitted beside given",
+        ),
     ):
         message = "cast: argument 'rows.channel_scale': " + message
         with pytest.raises(InvalidArgumentError, match=message):

@@ -1,9 +1,8 @@
-// The launches and parameters with which an attention reaches the GPU. The results of its kernels
-// are tested on a GPU, and on the host in tests/cpp/kernels/attention_test.cpp.
-#include "cuda/attention.h"
-
+// The launches with which an attention reaches the GPU, and what of its parameters no kernel on the
+// host shows. The results of its kernels are tested on a GPU, and with the same parameters on the
+// host in tests/cpp/kernels/attention_test.cpp.
 #include "cuda/fake_runtime.h"
-#include "kernels/attention/config/params.h"
+#include "cuda/params.h"
 #include "support/gpu_product.h"
 #include "support/test.h"
 
@@ -28,9 +27,19 @@ MutableTensorView tensor_at(std::uintptr_t value, DType dtype,
   return tensor;
 }
 
+AttentionArguments dense() {
+  AttentionArguments arguments{.q = tensor_at(0x1000, kFloat16, {2, 3, 8, 64}),
+                               .k = {.data = tensor_at(0x2000, kE4M3, {2, 700, 4, 64})},
+                               .v = {.data = tensor_at(0x3000, kE5M2, {2, 700, 4, 64})},
+                               .out = tensor_at(0x4000, kFloat16, {2, 3, 8, 64}),
+                               .workspace = tensor_at(0x5000, kFloat32, {1000})};
+  arguments.softmax_scale = 0.5f;
+  return arguments;
+}
+
 class AttentionTest : public FakeGpuTest {
  protected:
-  // Launches of it, and the parameters of the first.
+  // Returns the parameters of its first launch.
   config::AttentionParams run(const AttentionArguments& arguments) {
     state().params_bytes = sizeof(config::AttentionParams);
     state().launches.clear();
@@ -39,130 +48,57 @@ class AttentionTest : public FakeGpuTest {
     return state().launches[0].params_as<config::AttentionParams>();
   }
 
-  static AttentionArguments dense() {
-    AttentionArguments arguments{.q = tensor_at(0x1000, kFloat16, {2, 3, 8, 64}),
-                                 .k = {.data = tensor_at(0x2000, kE4M3, {2, 700, 4, 64})},
-                                 .v = {.data = tensor_at(0x3000, kE5M2, {2, 700, 4, 64})},
-                                 .out = tensor_at(0x4000, kFloat16, {2, 3, 8, 64}),
-                                 .workspace = tensor_at(0x5000, kFloat32, {1000})};
-    arguments.softmax_scale = 0.5f;
-    return arguments;
-  }
-
   int stream_ = 0;
 };
 
-TEST_F(AttentionTest, OfDenseKeys) {
-  AttentionArguments arguments = dense();
-  arguments.log_sum_exp = tensor_at(0x6000, kFloat32, {2, 8, 3});
-  arguments.key_counts = tensor_at(0x7000, kInt32, {2});
-  arguments.k.scale = tensor_at(0x8000, kFloat32, {2, 6, 4});
-  arguments.v.scale = tensor_at(0x9000, kFloat32, {4});
-  arguments.window_right = 0;
-  arguments.window_left = std::int64_t{1} << 40;
-  const config::AttentionParams params = run(arguments);
+TEST_F(AttentionTest, SplitsAreCombinedByASecondKernel) {
+  const config::AttentionParams params = run(dense());
   ASSERT_EQ(state().launches.size(), 2u);  // 3 splits of 700 keys, and what combines them
+  EXPECT_EQ(params.q, address(0x1000));
+  EXPECT_EQ(params.row_tiles, 1);
   EXPECT_EQ(state().launches[0].blocks, 2 * 4 * params.splits);
   EXPECT_EQ(state().launches[1].blocks, 2 * 3 * 8 / 4);
   for (const auto& launch : state().launches) EXPECT_EQ(launch.stream, &stream_);
-  EXPECT_EQ(params.q, address(0x1000));
-  EXPECT_EQ(params.k.data, address(0x2000));
-  EXPECT_EQ(params.v.data, address(0x3000));
-  EXPECT_EQ(params.out, address(0x4000));
-  EXPECT_EQ(params.partials, address(0x5000));
-  EXPECT_EQ(params.log_sum_exp, address(0x6000));
-  EXPECT_EQ(params.key_counts, address(0x7000));
-  EXPECT_EQ(params.query_offsets, nullptr);
-  EXPECT_EQ(params.page_table, nullptr);
-  EXPECT_EQ(params.q_batch_stride, 3 * 8 * 64);
-  EXPECT_EQ(params.q_stride, 8 * 64);
-  EXPECT_EQ(params.q_head_stride, 64);
-  EXPECT_EQ(params.log_sum_exp_batch_stride, 24);
-  EXPECT_EQ(params.log_sum_exp_head_stride, 3);
-  EXPECT_EQ(params.log_sum_exp_stride, 1);
-  EXPECT_EQ(params.k.outer_stride, 700 * 4 * 64);
-  EXPECT_EQ(params.k.key_stride, 4 * 64);
-  EXPECT_EQ(params.k.head_stride, 64);
-  EXPECT_EQ(params.k.scale, address(0x8000));
-  EXPECT_EQ(params.k.scale_outer_stride, 24);
-  EXPECT_EQ(params.k.scale_block_stride, 4);
-  EXPECT_EQ(params.k.scale_head_stride, 1);
-  EXPECT_EQ(params.v.scale_outer_stride, 0);
-  EXPECT_EQ(params.v.scale_block_stride, 0);
-  EXPECT_EQ(params.v.scale_head_stride, 1);
-  EXPECT_EQ(params.batch, 2);
-  EXPECT_EQ(params.queries, 3);
-  EXPECT_EQ(params.keys, 700);
-  EXPECT_EQ(params.heads, 8);
-  EXPECT_EQ(params.key_heads, 4);
-  EXPECT_EQ(params.group, 2);
-  EXPECT_EQ(params.row_tiles, 1);
-  EXPECT_EQ(params.window_left, -1);
-  EXPECT_EQ(params.window_right, 0);
-  EXPECT_FLOAT_EQ(params.scale, 0.5f * 1.44269504f);
-  EXPECT_TRUE(params.q_vectors);
-  EXPECT_TRUE(params.out_pairs);
 }
 
-TEST_F(AttentionTest, OfPackedSequences) {
+TEST_F(AttentionTest, PackedSequencesHaveATileEachThatMayNotBeFull) {
   AttentionArguments arguments = dense();
   arguments.q = tensor_at(0x1000, kFloat16, {10, 8, 64});
   arguments.out = tensor_at(0x4000, kFloat16, {10, 8, 64});
-  arguments.k = {.data = tensor_at(0x2000, kE4M3, {500, 4, 64}),
-                 .scale = tensor_at(0x8000, kFloat32, {500 / 128 + 3, 4})};
-  arguments.v = {.data = tensor_at(0x3000, kE4M3, {500, 4, 64}),
-                 .scale = tensor_at(0x9000, kFloat32, {1})};
-  arguments.query_offsets = tensor_at(0x6000, kInt32, {4});
-  arguments.key_offsets = tensor_at(0x7000, kInt32, {4});
-  const config::AttentionParams params = run(arguments);
-  EXPECT_EQ(params.batch, 3);
-  EXPECT_EQ(params.queries, 10);
-  EXPECT_EQ(params.keys, 500);
-  EXPECT_EQ(params.row_tiles, 10 * 2 / 16 + 3);
-  EXPECT_EQ(params.q_batch_stride, 0);
-  EXPECT_EQ(params.q_stride, 8 * 64);
-  EXPECT_EQ(params.k.key_stride, 4 * 64);
-  EXPECT_EQ(params.k.head_stride, 64);
-  EXPECT_EQ(params.k.scale_block_stride, 4);
-  EXPECT_EQ(params.k.scale_outer_stride, 0);
-  EXPECT_EQ(params.v.scale, address(0x9000));
-  EXPECT_EQ(params.v.scale_head_stride, 0);
-  EXPECT_EQ(params.query_offsets, address(0x6000));
-  EXPECT_EQ(params.key_offsets, address(0x7000));
+  arguments.query_offsets = tensor_at(0x6000, kInt32, {3});
+  EXPECT_EQ(run(arguments).row_tiles, 10 * 2 / 16 + 2);
 }
 
-TEST_F(AttentionTest, OfPages) {
+TEST(AttentionParamsTest, WindowsThatNoSequenceFillsAreNone) {
   AttentionArguments arguments = dense();
-  arguments.k = {.data = tensor_at(0x2000, kE4M3, {90, 32, 4, 64}),
-                 .scale = tensor_at(0x8000, kFloat32, {90, 4})};
-  arguments.v = {.data = tensor_at(0x3000, kE4M3, {90, 32, 4, 64})};
-  arguments.key_counts = tensor_at(0x6000, kInt32, {2});
-  arguments.page_table = tensor_at(0x7000, kInt32, {2, 40});
-  const config::AttentionParams params = run(arguments);
-  EXPECT_EQ(params.keys, 40 * 32);
-  EXPECT_EQ(params.pages, 90);
-  EXPECT_EQ(params.page_shift, 5);
-  EXPECT_EQ(params.page_table, address(0x7000));
-  EXPECT_EQ(params.page_table_stride, 40);
-  EXPECT_EQ(params.k.outer_stride, 32 * 4 * 64);
-  EXPECT_EQ(params.k.scale_outer_stride, 4);
-  EXPECT_EQ(params.k.scale_block_stride, 0);
-  EXPECT_EQ(params.v.scale, nullptr);
-  // Tables of more keys than counts can say, with room for a tile beyond.
-  arguments.page_table = tensor_at(0x7000, kInt32, {2, std::int64_t{1} << 27});
-  EXPECT_EQ(run(arguments).keys, std::numeric_limits<int>::max() - 4096);
-  // No pages have no keys.
-  arguments.k = {.data = tensor_at(0x2000, kE4M3, {0, 32, 4, 64})};
-  arguments.v = {.data = tensor_at(0x3000, kE4M3, {0, 32, 4, 64})};
-  EXPECT_EQ(run(arguments).keys, 0);
+  arguments.window_left = std::int64_t{1} << 40;
+  arguments.window_right = 0;
+  const config::AttentionParams params = params_of(arguments, {});
+  EXPECT_EQ(params.window_left, -1);
+  EXPECT_EQ(params.window_right, 0);
 }
 
-TEST_F(AttentionTest, TheStrideOfOneKeyIsOfNoAccount) {
+TEST(AttentionParamsTest, KeysOfATableAreAtMostThoseThatCanBeCounted) {
+  AttentionArguments arguments = dense();
+  const auto keys = [&](std::int64_t pages, std::int64_t of_sequence) {
+    arguments.k = {.data = tensor_at(0x2000, kE4M3, {pages, 32, 4, 64})};
+    arguments.v = {.data = tensor_at(0x3000, kE4M3, {pages, 32, 4, 64})};
+    arguments.key_counts = tensor_at(0x6000, kInt32, {2});
+    arguments.page_table = tensor_at(0x7000, kInt32, {2, of_sequence});
+    return params_of(arguments, {}).keys;
+  };
+  EXPECT_EQ(keys(90, 40), 40 * 32);
+  // There is room for a tile beyond.
+  EXPECT_EQ(keys(90, std::int64_t{1} << 27), std::numeric_limits<int>::max() - 4096);
+  EXPECT_EQ(keys(0, 40), 0);  // no pages have no keys
+}
+
+TEST(AttentionParamsTest, TheStrideOfOneKeyIsOfNoAccount) {
   AttentionArguments arguments = dense();
   arguments.k.data = tensor_at(0x2000, kE4M3, {2, 1, 4, 64});
   arguments.v.data = tensor_at(0x3000, kE4M3, {2, 1, 4, 64});
   arguments.k.data.strides[1] = arguments.v.data.strides[1] = 1;
-  const config::AttentionParams params = run(arguments);
+  const config::AttentionParams params = params_of(arguments, {});
   EXPECT_EQ(params.k.key_stride, 0);
   EXPECT_EQ(params.v.key_stride, 0);
 }
@@ -184,7 +120,7 @@ TEST_F(AttentionTest, AddressesSayHowMuchIsCopiedAtATime) {
   AttentionArguments arguments = dense();
   arguments.q.strides[1] += 4;
   arguments.out.data = address(0x4002);
-  const config::AttentionParams params = run(arguments);
+  const config::AttentionParams params = params_of(arguments, {});
   EXPECT_FALSE(params.q_vectors);
   EXPECT_FALSE(params.out_pairs);
 }

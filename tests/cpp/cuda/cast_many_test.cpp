@@ -1,5 +1,6 @@
-// The launches and parameters of many casts in one call, and the compilation of their kernels.
-#include "cuda/cast.h"
+// The launches of many casts in one call, and the compilation of their kernels. By the same
+// parameters kernels run on the host in tests/cpp/kernels/stacked_casts_test.cpp.
+#include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/batch.h"
 #include "plan/cast_batch.h"
@@ -57,20 +58,7 @@ TEST_F(CastManyTest, OneKernelHasThemAll) {
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(state().launches[0].stream, &stream_);
   EXPECT_EQ(state().launches[0].blocks, 2u * 5 + 4 * 1 * 5 + 1);
-  const CastBatchParams all = params(0);
-  EXPECT_EQ(all.first_block[0], 0);
-  EXPECT_EQ(all.first_block[1], 10);
-  EXPECT_EQ(all.first_block[2], 30);
-  EXPECT_EQ(all.first_block[3], CastBatchParams::kNoBlock);
-  EXPECT_EQ(all.jobs[0].x, address(0x10000));
-  EXPECT_EQ(all.jobs[0].matrices, 1);
-  EXPECT_EQ(all.jobs[0].matrix_rows, 200);
-  EXPECT_EQ(all.jobs[1].row_target.codes, address(0x20100));
-  EXPECT_EQ(all.jobs[1].matrices, 4);
-  EXPECT_EQ(all.jobs[1].matrix_rows, 128);
-  EXPECT_EQ(all.jobs[1].matrix_tiles, 1);
-  EXPECT_EQ(all.jobs[1].cols, 640);
-  EXPECT_EQ(all.jobs[2].transposed_target.codes, address(0x30200));
+  EXPECT_EQ(params(0).first_block[3], CastBatchParams::kNoBlock);
 }
 
 TEST_F(CastManyTest, AsManyAsParametersHold) {

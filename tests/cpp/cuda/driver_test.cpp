@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "cuda/fake_runtime.h"
-#include "cuda/probe.h"
+#include "cuda/runtime.h"
 #include "jit/nvrtc.h"
 #include "support/test.h"
 

@@ -4,9 +4,8 @@
 
 #include "octofold/scale_layout.h"
 
-#include "cuda/cast.h"
+#include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
-#include "cuda/product.h"
 #include "plan/precompiled.h"
 #include "support/gpu_product.h"
 #include "support/test.h"

@@ -1,7 +1,7 @@
 // Products of all kinds on their way to the GPU: each is prepared once, named ones are found by
 // their names, and those that no kernel takes are refused. The results of the kernels are tested on
 // a GPU.
-#include "cuda/product.h"
+#include "cuda/backend.h"
 
 #include "support/product_fixture.h"
 #include "support/test.h"

@@ -7,7 +7,7 @@
 
 #include "core/format.h"
 #include "cuda/fake_runtime.h"
-#include "cuda/product.h"
+#include "cuda/backend.h"
 #include "plan/product_planner.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"

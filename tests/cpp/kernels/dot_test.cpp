@@ -1,26 +1,22 @@
-// The kernels of the dot product, run on the host, beside the CPU backend and sums in FP64.
+// The kernels of the dot product, run on the host by the parameters that src/cuda makes, beside the
+// CPU backend and sums in FP64.
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/dot.h"
 
-#include "cpu/convert.h"
-#include "cpu/dot.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
+#include "cuda/params.h"
 #include "kernels/dot/dot.h"
+#include "support/numbers_on_host.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
-using Floats = std::vector<float>;
-
-Floats draw(std::size_t count) {
-  test::Random random;
-  Floats values(count);
-  for (float& value : values)
-    value = static_cast<float>(static_cast<int>(random() % 8192)) / 999 - 4;
-  return values;
-}
+using test::draw;
+using test::Floats;
 
 // A vector in memory that begins `offset` elements behind an aligned address, with NaN around it.
 template <DType kType>
@@ -34,19 +30,19 @@ class Operand {
     memory_.resize(nan.size());
     cpu::store(nan.data(), std::ssize(nan), memory_.data(), kType, 0, Overflow::kNan);
     cpu::store(values.data(), size, memory_.data(), kType, offset, Overflow::kNan);
-    for (std::int64_t i = 0; i <= size / kScaleBlock; ++i) {
+    for (std::int64_t i = 0; i <= size / kScaleBlock * kScaleStride; ++i) {
       scales_.push_back(std::exp2f(static_cast<float>(i % 7) - 3));
     }
   }
 
   const T* data() const { return memory_.data() + offset_; }
   T* data() { return memory_.data() + offset_; }
-  const float* scale() const { return is_fp8(kType) ? scales_.data() : nullptr; }
   DotOperand view() const {
     DotOperand operand{.data = matrix(data(), kType, 1, size_)};
     if constexpr (is_fp8(kType)) {
       const std::int64_t count = blocks_ ? (size_ + kScaleBlock - 1) / kScaleBlock : 1;
       operand.scale = matrix(scales_.data(), DType::kFloat32, 1, count);
+      operand.scale->strides[1] = kScaleStride;
       operand.granularity = blocks_ ? Granularity::kBlock1x128 : Granularity::kTensor;
     }
     return operand;
@@ -54,37 +50,33 @@ class Operand {
   double at(std::int64_t i) const {
     float value = 0;
     cpu::load(data(), kType, i, 1, 1, &value);
-    const auto block = as_size(blocks_ ? i / kScaleBlock : 0);
+    const auto block = as_size(blocks_ ? i / kScaleBlock * kScaleStride : 0);
     return double{value} * (is_fp8(kType) ? scales_[block] : 1);
   }
 
  private:
+  static constexpr std::int64_t kScaleStride = kType == DType::kE4M3 ? 3 : 2;
+
   std::vector<T> memory_;
   std::int64_t offset_, size_;
   bool blocks_;
   Floats scales_;
 };
 
-template <config::DotConfig kConfig, typename A, typename B>
-float run(const A& a, const B& b, std::int64_t size) {
+template <config::DotConfig kConfig>
+float run(const DotOperand& a, const DotOperand& b) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const std::int64_t parts = std::max(config::dot_parts(size), 1ll);
+  const std::int64_t parts = config::dot_parts(a.data.shape[1]);
   Floats part_sums(as_size(parts), NAN);
   float out = NAN;
-  const config::DotParams params{.a = a.data(),
-                                 .b = b.data(),
-                                 .a_scale = a.scale(),
-                                 .b_scale = b.scale(),
-                                 .a_scale_stride = 1,
-                                 .b_scale_stride = 1,
-                                 .a_blocks = kConfig.a_blocks,
-                                 .b_blocks = kConfig.b_blocks,
-                                 .size = size,
-                                 .span = config::dot_span(size),
-                                 .parts = static_cast<int>(parts),
-                                 .part_sums = part_sums.data(),
-                                 .out = &out};
-  if (parts == 1) {
+  const config::DotParams params =
+      cuda::params_of({.a = a,
+                       .b = b,
+                       .out = vector(&out, DType::kFloat32, 1),
+                       .workspace = vector(part_sums.data(), DType::kFloat32, parts)});
+  EXPECT_EQ(params.a_blocks, kConfig.a_blocks);
+  EXPECT_EQ(params.b_blocks, kConfig.b_blocks);
+  if (parts <= 1) {
     constexpr config::DotConfig kAlone = [] {
       config::DotConfig alone = kConfig;
       alone.alone = true;
@@ -111,13 +103,14 @@ void expect_dot(std::int64_t size, std::int64_t offset = 0) {
     expected += a.at(i) * b.at(i);
     terms += std::abs(a.at(i) * b.at(i));
   }
-  const float actual = run<kConfig>(a, b, size);
+  const float actual = run<kConfig>(a.view(), b.view());
   EXPECT_NEAR(actual, expected, 2e-6 * terms) << size;
   float on_cpu = NAN;
   cpu::dot(
       {.a = a.view(), .b = b.view(), .out = vector(&on_cpu, DType::kFloat32, 1), .workspace = {}});
   EXPECT_NEAR(on_cpu, expected, 2e-6 * terms) << size;
-  EXPECT_EQ(std::bit_cast<unsigned>(run<kConfig>(a, b, size)), std::bit_cast<unsigned>(actual));
+  EXPECT_EQ(std::bit_cast<unsigned>(run<kConfig>(a.view(), b.view())),
+            std::bit_cast<unsigned>(actual));
 }
 
 using enum DType;
@@ -155,9 +148,9 @@ void expect_each_code() {
     Floats zeros(100, 0.0f);
     Operand<kFp8> a(100, 0, false, zeros), b(100, 0, false, zeros);
     a.data()[77] = static_cast<unsigned char>(code);
-    b.data()[77] = kFp8 == kE4M3 ? 0x38 : 0x3C;  // 1
-    const double expected = a.at(77) * b.at(77);
-    const float actual = run<kConfig>(a, b, 100);
+    b.data()[77] = kFp8 == kE4M3 ? 0x38 : 0x3C;        // 1
+    const double expected = a.at(77) * b.at(77) * 64;  // without their scales, which are 1/8
+    const float actual = run<kConfig>({.data = a.view().data}, {.data = b.view().data});
     if (expected != expected) {
       EXPECT_NE(actual, actual) << code;
     } else {

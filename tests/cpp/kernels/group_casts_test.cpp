@@ -1,18 +1,11 @@
 // Casts of rows in groups and of gathered rows, run on the host, beside the CPU backend's: the
 // same bytes, and none written elsewhere. Offsets and sources that nobody should give write
 // nothing outside of the tensors either.
-#include "octofold/cast_sources.h"
-#include "octofold/cast_targets.h"
-
 #include "support/casts_on_host.h"  // first: it has CUDA's types
-//
-#include "cpu/cast.h"
-#include "support/test.h"
 
 namespace octofold::cast {
 namespace {
 
-using config::CastRule;
 using config::CastSource;
 using config::ScaleStep;
 using config::SourceKind;
@@ -23,46 +16,34 @@ constexpr std::int64_t kRows = 300, kPlaces = 120, kSlots = 2;
 // The input of one cast: x itself in as many rows as are cast, or gathered from fewer.
 template <DType kIn>
 struct Input {
-  std::vector<Storage<kIn>> x;
+  Matrix<kIn> x;
   Offsets offsets{};
   GroupLayout layout{};
   std::vector<int> sources{};
-  std::vector<float> factors{};
+  Floats factors{};
   bool of_transpose = false;  // the factors
-  std::int64_t cols;
 
-  CastParams params() const {
-    CastParams params{};
-    params.x = x.data();
-    params.x_stride = cols;
-    params.rows = kRows;
-    params.cols = cols;
-    params.offsets = offsets.data();
-    params.groups = static_cast<int>(offsets.size()) - 1;
-    params.group_layout = layout;
-    params.slots = config::Divisor::of(kSlots);
-    params.sources = sources.data();
-    params.factors = factors.data();
-    params.places = kPlaces * kSlots;
-    return params;
-  }
-  void cast_on_cpu(CastTargets out, const config::CastFormat& format) const {
-    out.group_layout = layout;
-    if (!offsets.empty()) {
-      out.offsets = vector(offsets.data(), DType::kInt32, std::ssize(offsets));
-    }
-    if (sources.empty()) {
-      return cpu::cast(matrix<const void>(x.data(), kIn, kRows, cols), out, format);
-    }
-    GatheredRows rows{.x = matrix<const void>(x.data(), kIn, kPlaces, cols),
-                      .sources = vector(sources.data(), DType::kInt32, kRows),
+  octofold::CastSource source() const {
+    if (sources.empty()) return x.view();
+    GatheredRows rows{.x = x.view(),
+                      .sources = vector<const void>(sources.data(), DType::kInt32, kRows),
                       .slots = kSlots};
-    if (factors.empty()) return cpu::cast(rows, out, format);
-    if (of_transpose && out.rows) {
-      cpu::cast(rows, {.rows = out.rows}, format);
-      out.rows.reset();
+    if (!factors.empty()) {
+      (of_transpose ? rows.transposed_factors : rows.factors) =
+          matrix<const void>(factors.data(), DType::kFloat32, kPlaces, kSlots);
     }
-    rows.factors = matrix(factors.data(), DType::kFloat32, kPlaces, kSlots);
+    return rows;
+  }
+  // The CPU has one cast after the other where only the transpose has factors.
+  void cast_on_cpu(CastTargets out, const CastFormat& format) const {
+    if (!of_transpose) return cpu::cast(source(), out, format);
+    auto rows = std::get<GatheredRows>(source());
+    rows.factors = std::exchange(rows.transposed_factors, std::nullopt);
+    if (out.rows) {
+      GatheredRows plain = rows;
+      plain.factors.reset();
+      cpu::cast(plain, {.rows = std::exchange(out.rows, std::nullopt)}, format);
+    }
     cpu::cast(rows, out, format);
   }
 };
@@ -79,40 +60,32 @@ const std::vector<Offsets> kHostile{
     {-5, 17, 12, 400},
     {129, 129, 128, 300}};
 
-// Targets of the casts to be compared, and what runs them.
-template <DType kIn, typename Run>
-void expect_as_on_cpu(const Input<kIn>& input, const config::CastFormat& format,
-                      std::optional<Granularity> rows, std::optional<Granularity> transposed,
-                      bool hostile, Run&& run) {
-  std::vector<Target> device, cpu;
+// By these kernels; of what is hostile all that counts is that nothing is written elsewhere.
+template <auto... kConfigs, DType kIn>
+void expect_cast(const Input<kIn>& input, const CastFormat& format, std::optional<Granularity> rows,
+                 std::optional<Granularity> transposed, bool hostile = false) {
+  Targets device{.given = {.group_layout = input.layout}};
   const bool tight = input.layout == GroupLayout::kTight;
   const std::int64_t spaces = tight ? 0 : std::ssize(input.offsets) - 1;
   const std::int64_t columns = input.offsets.empty() ? kRows : 128 * (kRows / 128 + spaces);
-  if (rows) device.emplace_back(*rows, kRows, input.cols);
-  if (transposed) device.emplace_back(*transposed, input.cols, columns);
-  cpu = device;
-  CastParams params = input.params();
-  CastTargets targets;
-  if (rows) {
-    params.row_target = device.front().target();
-    targets.rows = cpu.front().view();
+  if (rows) device.rows.emplace(*rows, kRows, input.x.cols);
+  if (transposed) device.transposed.emplace(*transposed, input.x.cols, columns);
+  if (!input.offsets.empty()) {
+    device.given.offsets =
+        vector<const void>(input.offsets.data(), DType::kInt32, std::ssize(input.offsets));
   }
-  if (transposed) {
-    params.transposed_target = device.back().target();
-    targets.transposed = cpu.back().view();
-  }
-  run(params);
-  for (const Target& target : device) target.expect_guards();
-  if (hostile) return;
-  input.cast_on_cpu(targets, format);
-  for (std::size_t i = 0; i < device.size(); ++i) device[i].expect_same(cpu[i]);
+  Targets on_cpu = device;
+  cast_by<kConfigs...>(input.source(), device, format);
+  if (hostile) return device.expect_guards();
+  input.cast_on_cpu(on_cpu.view(), format);
+  device.expect_same(on_cpu);
 }
 
 // By one kernel, in every partition.
 template <TileCastConfig kConfig, bool kGathered = false>
 void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
   constexpr DType kIn = kConfig.format.in;
-  Input<kIn> input{.x = random_values<kIn>(kGathered ? kPlaces : kRows, cols), .cols = cols};
+  Input<kIn> input{.x = {kGathered ? kPlaces : kRows, cols}};
   if constexpr (kGathered) {
     for (int row = 0; row < kRows; ++row) input.sources.push_back(row * 7 % 240);
     for (const int row : {0, 5, 6, 139, 141, 267}) {
@@ -128,14 +101,13 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
   }
   const std::optional<Granularity> rows =
       kConfig.to_rows ? std::optional(kConfig.format.granularity) : std::nullopt;
-  const auto run = [](const CastParams& params) { launch<kConfig>(params); };
   for (const Offsets& offsets : kPartitions) {
     input.offsets = offsets;
     input.layout = offsets.back() % 128 == 0 ? GroupLayout::kTight : GroupLayout::kSpaced;
     if (input.of_transpose) {
       std::fill(input.sources.begin() + offsets.back(), input.sources.end(), -1);
     }
-    expect_as_on_cpu(input, kConfig.format, rows, transposed, false, run);
+    expect_cast<kConfig>(input, kConfig.format, rows, transposed);
   }
   if constexpr (kGathered) {
     for (std::size_t i = 0; i < 100; ++i) input.sources[i] = i % 2 == 0 ? 240 : -1'000'000;
@@ -144,7 +116,7 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
   }
   for (const Offsets& offsets : kHostile) {
     input.offsets = offsets;
-    expect_as_on_cpu(input, kConfig.format, rows, transposed, true, run);
+    expect_cast<kConfig>(input, kConfig.format, rows, transposed, true);
   }
 }
 
@@ -202,8 +174,8 @@ TEST(GroupCastsTest, GatheredRowsAndTheTransposeTimesFactors) {
 // The scales of the transpose's channels by steps, rows with the codes.
 TEST(GroupCastsTest, GatheredRowsBesideChannelsTimesFactors) {
   constexpr DType kIn = DType::kBFloat16;
-  constexpr config::CastFormat kLines{.in = kIn};
-  constexpr config::CastFormat kChannels{.in = kIn, .granularity = kChannel};
+  constexpr CastFormat kLines{.in = kIn};
+  constexpr CastFormat kChannels{.in = kIn, .granularity = kChannel};
   constexpr ScaleStepConfig kClear{
       .format = kChannels, .step = ScaleStep::kClear, .to_rows = false, .to_transposed = true};
   constexpr TileCastConfig kAmax{.format = kChannels,
@@ -220,22 +192,16 @@ TEST(GroupCastsTest, GatheredRowsBesideChannelsTimesFactors) {
       .grouped = true};
   constexpr ScaleStepConfig kFinish{
       .format = kChannels, .step = ScaleStep::kFinish, .to_rows = false, .to_transposed = true};
-  Input<kIn> input{.x = random_values<kIn>(kPlaces, 136), .cols = 136};
+  Input<kIn> input{.x = {kPlaces, 136}};
   input.of_transpose = true;
   for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 5 == 3 ? -1 : row % 240);
   for (int i = 0; i < kPlaces * kSlots; ++i) {
     input.factors.push_back(static_cast<float>(i % 11) / 7 - 0.7f);
   }
-  const auto run = [](const CastParams& params) {
-    launch<kClear>(params);
-    launch<kAmax>(params);
-    launch<kEncode>(params);
-    launch<kFinish>(params);
-  };
   for (const Offsets& offsets : kPartitions) {
     input.offsets = offsets;
     std::fill(input.sources.begin() + offsets.back(), input.sources.end(), -1);
-    expect_as_on_cpu(input, kLines, kBlock1x128, kChannel, false, run);
+    expect_cast<kClear, kAmax, kEncode, kFinish>(input, kLines, kBlock1x128, kChannel);
   }
 }
 
@@ -254,7 +220,7 @@ TEST(GroupCastsTest, GatheredElements) {
 // By steps, the scales of channels both ways; rows that no group has keep theirs.
 TEST(GroupCastsTest, ChannelsOfBothTargets) {
   constexpr DType kIn = DType::kBFloat16;
-  constexpr config::CastFormat kFormat{.in = kIn, .granularity = kChannel};
+  constexpr CastFormat kFormat{.in = kIn, .granularity = kChannel};
   constexpr CastSource kGathered{.kind = SourceKind::kGathered};
   constexpr TileCastConfig kAmax{.format = kFormat,
                                  .source = kGathered,
@@ -276,45 +242,38 @@ TEST(GroupCastsTest, ChannelsOfBothTargets) {
                                     .to_transposed = true,
                                     .grouped = true,
                                     .gathered = true};
-  Input<kIn> input{.x = random_values<kIn>(kPlaces, 64), .cols = 64};
+  Input<kIn> input{.x = {kPlaces, 64}};
   for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 5 == 3 ? -1 : row % 240);
-  const auto run = [](const CastParams& params) {
-    launch<kClear>(params);
-    launch<kAmax>(params);
-    launch<kEncode>(params);
-    launch<kFinish>(params);
-  };
   for (const Offsets& offsets : kPartitions) {
     input.offsets = offsets;
-    expect_as_on_cpu(input, kFormat, kChannel, kChannel, false, run);
+    expect_cast<kClear, kAmax, kEncode, kFinish>(input, kFormat, kChannel, kChannel);
   }
   for (const Offsets& offsets : kHostile) {
     input.offsets = offsets;
-    expect_as_on_cpu(input, kFormat, kChannel, kChannel, true, run);
+    expect_cast<kClear, kAmax, kEncode, kFinish>(input, kFormat, kChannel, kChannel, true);
   }
 }
 
 // Without groups: whole rows, and small tiles of rows alone.
 template <DType kIn, auto kConfig>
 void expect_gathered_rows(std::int64_t cols, bool with_factors) {
-  Input<kIn> input{.x = random_values<kIn>(kPlaces, cols), .cols = cols};
+  Input<kIn> input{.x = {kPlaces, cols}};
   for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 3 == 1 ? -1 : row % 240);
   if (with_factors) {
     for (int i = 0; i < kPlaces * kSlots; ++i)
       input.factors.push_back(std::exp2(static_cast<float>(i % 5) - 2.5f));
   }
-  const auto run = [](const CastParams& params) { launch<kConfig>(params); };
   const std::optional rows(kConfig.format.granularity);
-  expect_as_on_cpu(input, kConfig.format, rows, std::nullopt, false, run);
+  expect_cast<kConfig>(input, kConfig.format, rows, std::nullopt);
   for (int row = 0; row < kRows; row += 2) {
     input.sources[as_size(row)] = 240 + row * 1'000'000;
   }
-  expect_as_on_cpu(input, kConfig.format, rows, std::nullopt, true, run);
+  expect_cast<kConfig>(input, kConfig.format, rows, std::nullopt, true);
 }
 
 TEST(GatheredCastsTest, RowsOfChannels) {
   constexpr CastSource kSource{.kind = SourceKind::kGathered, .factors = true};
-  constexpr config::CastFormat kFormat{.in = DType::kFloat16, .granularity = kChannel};
+  constexpr CastFormat kFormat{.in = DType::kFloat16, .granularity = kChannel};
   expect_gathered_rows<DType::kFloat16, RowCastConfig{.format = kFormat,
                                                       .source = kSource,
                                                       .threads_per_row = 32,

@@ -4,10 +4,11 @@
 //
 #include "octofold/types.h"
 
+#include "cuda/params.h"
 #include "kernels/weight_only/many_rows.h"
 #include "kernels/weight_only/weight_only.h"
-#include "support/grouped_weight_only_on_host.h"
 #include "support/test.h"
+#include "support/weight_only_on_host.h"
 
 namespace octofold {
 namespace {
@@ -15,14 +16,16 @@ namespace {
 using config::WeightOnlyConfig;
 using config::WeightOnlyParams;
 using config::Work;
-using Case = test::GroupedCase;
+using Case = test::WeightOnlyCase;
+using Numbers = std::vector<std::int32_t>;
 using enum DType;
 
 constexpr DType kNarrow = ptx::kHasAmpere ? kBFloat16 : kFloat16;
 
 template <WeightOnlyConfig kConfig>
-void run(const WeightOnlyParams& params, std::int64_t blocks) {
+void run(test::WeightOnlyProduct<kConfig>& product, std::int64_t blocks) {
   static_assert(kConfig.invalid_reason() == nullptr);
+  const WeightOnlyParams params = cuda::weight_only_params(product.product(), 1);
   ptx::shared.fill(0x7F);  // NaN of both formats
   test::launch(blocks, kConfig.threads(), [&] {
     if constexpr (kConfig.ahead) {
@@ -36,11 +39,10 @@ void run(const WeightOnlyParams& params, std::int64_t blocks) {
 
 // By fewer blocks than there are tiles, and by more.
 template <WeightOnlyConfig kConfig>
-void expect_product(const Case& problem) {
+void expect_product(const Numbers& numbers, const Case& problem) {
   for (const std::int64_t blocks : {2, 37}) {
-    test::GroupedWeightOnlyProduct<kConfig> product(problem);
-    const WeightOnlyParams params = product.params();
-    run<kConfig>(params, blocks);
+    test::WeightOnlyProduct<kConfig> product(problem, numbers);
+    run(product, blocks);
     product.expect_right();
   }
 }
@@ -62,24 +64,24 @@ constexpr WeightOnlyConfig kFew{.w = kE4M3,
                                 .work = Work::kGroupedRows};
 
 TEST(GroupedWeightOnlyTest, OfRows) {
-  expect_product<kFew>({.numbers = {0, 3, 3, 12, 13},
-                        .rows = 15,
-                        .columns = 36,
-                        .depth = 272,
-                        .w_scales = Granularity::kChannel,
-                        .has_bias = true});
-  expect_product<kFew>({.numbers = {0, 5}, .rows = 5, .columns = 16, .depth = 0});
-  expect_product<kFew>({.numbers = {0, 0, 0}, .rows = 4, .columns = 16, .depth = 16});
+  expect_product<kFew>({0, 3, 3, 12, 13}, {.rows = 15,
+                                           .columns = 36,
+                                           .depth = 272,
+                                           .w_scales = Granularity::kChannel,
+                                           .has_bias = true});
+  expect_product<kFew>({0, 5}, {.rows = 5, .columns = 16, .depth = 0});
+  expect_product<kFew>({0, 0, 0}, {.rows = 4, .columns = 16, .depth = 16});
 }
 
 // More groups than a warp asks for at a time.
 TEST(GroupedWeightOnlyTest, OfManyGroups) {
-  Case problem{.numbers = {0}, .rows = 0, .columns = 16, .depth = 32};
+  Numbers offsets{0};
+  Case problem{.rows = 0, .columns = 16, .depth = 32};
   for (int group = 0; group < 300; ++group) {
     problem.rows += group % 90 == 7 ? 6 : group == 299 ? 1 : 0;
-    problem.numbers.push_back(static_cast<std::int32_t>(problem.rows));
+    offsets.push_back(static_cast<std::int32_t>(problem.rows));
   }
-  expect_product<kFew>(problem);
+  expect_product<kFew>(offsets, problem);
 }
 
 TEST(GroupedWeightOnlyTest, OfMaskedRows) {
@@ -92,25 +94,23 @@ TEST(GroupedWeightOnlyTest, OfMaskedRows) {
                                      .warps_columns = 2,
                                      .warps_depth = 2,
                                      .work = Work::kMaskedRows};
-  expect_product<kConfig>({.numbers = {9, 0, 3},
-                           .rows = 11,
-                           .columns = 128,
-                           .depth = 304,
-                           .w_scales = Granularity::kBlock128x128,
-                           .pad = 16});
+  expect_product<kConfig>({9, 0, 3}, {.rows = 11,
+                                      .columns = 128,
+                                      .depth = 304,
+                                      .w_scales = Granularity::kBlock128x128,
+                                      .pad = 16});
 }
 
 TEST(GroupedWeightOnlyTest, OfGatheredRows) {
   constexpr WeightOnlyConfig kConfig = with(kFew, true, true);
-  expect_product<kConfig>({.numbers = {0, 3, 3, 11},
-                           .rows = 13,
-                           .columns = 20,
-                           .depth = 400,
-                           .w_scales = Granularity::kBlock1x128,
-                           .has_bias = true,
-                           .tokens = 4,
-                           .slots = 3});
-  expect_product<kConfig>({.numbers = {0, 4}, .rows = 4, .columns = 16, .depth = 32, .tokens = 0});
+  expect_product<kConfig>({0, 3, 3, 11}, {.rows = 13,
+                                          .columns = 20,
+                                          .depth = 400,
+                                          .w_scales = Granularity::kBlock1x128,
+                                          .has_bias = true,
+                                          .tokens = 4,
+                                          .slots = 3});
+  expect_product<kConfig>({0, 4}, {.rows = 4, .columns = 16, .depth = 32, .tokens = 0});
 }
 
 TEST(GroupedWeightOnlyTest, OfGatheredRowsThatAreNotAligned) {
@@ -126,16 +126,15 @@ TEST(GroupedWeightOnlyTest, OfGatheredRowsThatAreNotAligned) {
                                        .store_vectors = false,
                                        .work = Work::kGroupedRows,
                                        .gathered = true};
-  expect_product<kGradient>({.numbers = {0, 9, 10},
-                             .rows = 10,
-                             .columns = 37,
-                             .depth = 141,
-                             .w_scales = Granularity::kChannel,
-                             .pad = 5,
-                             .offset = 3,
-                             .tokens = 5,
-                             .slots = 2,
-                             .has_factors = true});
+  expect_product<kGradient>({0, 9, 10}, {.rows = 10,
+                                         .columns = 37,
+                                         .depth = 141,
+                                         .w_scales = Granularity::kChannel,
+                                         .pad = 5,
+                                         .offset = 3,
+                                         .tokens = 5,
+                                         .slots = 2,
+                                         .has_factors = true});
 }
 
 TEST(GroupedWeightOnlyTest, OfOperandsDecodedAhead) {
@@ -150,32 +149,28 @@ TEST(GroupedWeightOnlyTest, OfOperandsDecodedAhead) {
                                     .ahead = true,
                                     .work = Work::kGroupedRows,
                                     .gathered = true};
-  expect_product<kAhead>({.numbers = {0, 70, 73},
-                          .rows = 80,
-                          .columns = 136,
-                          .depth = 272,
-                          .w_scales = Granularity::kBlock1x128,
-                          .tokens = 30,
-                          .slots = 2,
-                          .has_factors = true});
+  expect_product<kAhead>({0, 70, 73}, {.rows = 80,
+                                       .columns = 136,
+                                       .depth = 272,
+                                       .w_scales = Granularity::kBlock1x128,
+                                       .tokens = 30,
+                                       .slots = 2,
+                                       .has_factors = true});
   constexpr WeightOnlyConfig kRows = with(kAhead, false, false);
-  expect_product<kRows>({.numbers = {0, 1, 70}, .rows = 70, .columns = 128, .depth = 208});
+  expect_product<kRows>({0, 1, 70}, {.rows = 70, .columns = 128, .depth = 208});
 }
 
 // Whatever the numbers are, only memory that there is is read and written: sanitizers see it.
 TEST(GroupedWeightOnlyTest, NumbersThatLie) {
   constexpr std::int32_t kLow = -2147483647 - 1, kHigh = 2147483647;
-  for (const std::vector<std::int32_t>& numbers :
-       {std::vector<std::int32_t>{5, 2, 9, 1}, {-3, 4, kHigh, kLow}, {kHigh, kLow, 7, 7}}) {
-    test::GroupedWeightOnlyProduct<kFew> product(
-        {.numbers = numbers, .rows = 9, .columns = 20, .depth = 48});
-    const WeightOnlyParams params = product.params();
-    run<kFew>(params, 5);
+  for (const Numbers& offsets : {Numbers{5, 2, 9, 1}, {-3, 4, kHigh, kLow}, {kHigh, kLow, 7, 7}}) {
+    test::WeightOnlyProduct<kFew> product({.rows = 9, .columns = 20, .depth = 48}, offsets);
+    run(product, 5);
   }
   constexpr WeightOnlyConfig kMasked = with(kFew, false, false, Work::kMaskedRows);
-  test::GroupedWeightOnlyProduct<kMasked> product(
-      {.numbers = {kHigh, kLow, 10}, .rows = 9, .columns = 20, .depth = 48});
-  run<kMasked>(product.params(), 5);
+  test::WeightOnlyProduct<kMasked> product({.rows = 9, .columns = 20, .depth = 48},
+                                           {kHigh, kLow, 10});
+  run(product, 5);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include "octofold/scale_layout.h"
 
 #include "support/gemm_on_host.h"
-#include "support/groups_on_host.h"
 #include "support/matrix.h"
 #include "support/test.h"
 
@@ -127,7 +126,7 @@ TEST(MmaGatedGemmTest, IsTheCastOfTheActivation) {
 TEST(MmaGatedGemmTest, OfGroups) {
   constexpr auto kConfig =
       gated(Work::kGroupedRows, 32, 2, Activation::kSwiGlu, config::kDeepGemmRule);
-  test::GroupedProduct<GemmForm{}, Work::kGroupedRows> product(
+  test::GemmProduct<GemmForm{}, Work::kGroupedRows> product(
       {.sizes = {34, 0, 1, 17}, .room = 55, .n = 2 * kColumns, .k = 144});
   expect_cast_of_activation<kConfig>(product.product(), product.numbers(), 3);
 }

@@ -1,10 +1,11 @@
-// The kernel of rotary embeddings, run on the host: the bits of the CPU backend, whatever the
-// layout, and nothing written beside y.
+// The kernel of rotary embeddings, run on the host by the parameters that src/cuda makes: the bits
+// of the CPU backend, whatever the layout, and nothing written beside y.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/rotary.h"
 
-#include "cpu/convert.h"
+#include "cpu/matrices.h"
+#include "cuda/params.h"
 #include "kernels/rotary/rotary.h"
 #include "support/test.h"
 
@@ -12,6 +13,7 @@ namespace octofold {
 namespace {
 
 constexpr std::size_t kGuard = 16;
+constexpr std::int64_t kTablePadding = 8;  // between rows of cos and sin
 
 struct Shape {
   std::int64_t batch, tokens, heads, head_size;
@@ -55,47 +57,33 @@ void expect_as_on_cpu(const Shape& shape, std::size_t offset = 0) {
   constexpr config::RotaryConfig kConfig{
       .type = kType, .vectors = kVectors, .threads_per_token = kThreadsPerToken};
   static_assert(kConfig.invalid_reason() == nullptr);
-  const std::int64_t of_tables = shape.batches_of_tables * shape.tokens * shape.head_size;
+  const std::int64_t of_tables =
+      shape.batches_of_tables * shape.tokens * (shape.head_size + kTablePadding);
   Numbers<kType> x(shape.size(), offset), cos(of_tables, offset), sin(of_tables, offset);
+  const std::int64_t table_stride = shape.head_size + kTablePadding;
+  const auto table = [&](Numbers<kType>& numbers) {
+    return TensorView{numbers.data(),
+                      kType,
+                      3,
+                      {shape.batches_of_tables, shape.tokens, shape.head_size},
+                      {shape.tokens * table_stride, table_stride, 1}};
+  };
   for (const bool inverse : {false, true}) {
     Numbers<kType> y(shape.size(), offset), expected(y);
-    const std::int64_t of_batch = shape.tokens * shape.head_size;
-    const auto table = [&](Numbers<kType>& numbers) {
-      return TensorView{numbers.data(),
-                        kType,
-                        3,
-                        {shape.batches_of_tables, shape.tokens, shape.head_size},
-                        {of_batch, shape.head_size, 1}};
-    };
-    const MutableTensorView on_cpu{
-        expected.data(),
-        kType,
-        4,
-        {shape.batch, shape.tokens, shape.heads, shape.head_size},
-        Shape(shape.batch, shape.tokens, shape.heads, shape.head_size).strides()};
-    TensorView from = on_cpu;
-    from.data = x.data();
-    from.strides = shape.strides();
-    rotary({.x = from, .cos = table(cos), .sin = table(sin), .inverse = inverse}, on_cpu);
-
-    const long long batch_stride = shape.batches_of_tables == 1 ? 0 : of_batch;
-    const auto strides = shape.strides();
-    const config::RotaryParams params{
-        .x = x.data(),
-        .x_batch_stride = strides[0],
-        .x_token_stride = strides[1],
-        .x_head_stride = strides[2],
-        .cos = {cos.data(), batch_stride, shape.head_size},
-        .sin = {sin.data(), batch_stride, shape.head_size},
-        .y = y.data(),
-        .all_tokens = static_cast<unsigned>(shape.batch * shape.tokens),
-        .tokens = static_cast<unsigned>(shape.tokens),
-        .heads = static_cast<int>(shape.heads),
-        .half = static_cast<int>(shape.head_size / 2),
-        .inverse = inverse};
+    MutableTensorView to{y.data(),
+                         kType,
+                         4,
+                         {shape.batch, shape.tokens, shape.heads, shape.head_size},
+                         Shape(shape.batch, shape.tokens, shape.heads, shape.head_size).strides()};
+    RotaryArguments arguments{.x = to, .cos = table(cos), .sin = table(sin), .inverse = inverse};
+    arguments.x.data = x.data();
+    arguments.x.strides = shape.strides();
+    const config::RotaryParams params = cuda::params_of(arguments, to);
     test::launch(
         config::ceil_divide(shape.batch * shape.tokens, std::int64_t{kConfig.tokens_per_block()}),
         kConfig.threads(), [&] { rotary_kernel<kConfig>(params); });
+    to.data = expected.data();
+    rotary(arguments, to);
     EXPECT_EQ(y.memory(), expected.memory()) << shape.heads << " " << shape.head_size << inverse;
   }
 }

@@ -1,96 +1,129 @@
-// The kernels of routing, run on the host, beside the CPU backend.
+// The kernels of routing, run on the host by the parameters that src/cuda makes, beside the CPU
+// backend. Rows of operands lie apart, each operand's by another distance.
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/routing.h"
 
-#include "cpu/convert.h"
-#include "cpu/routing.h"
+#include "cpu/backend.h"
+#include "cuda/params.h"
+#include "kernels/routing/activation_dots.h"
 #include "kernels/routing/combine.h"
 #include "kernels/routing/combine_gradient.h"
 #include "kernels/routing/sort.h"
 #include "kernels/routing/top_k.h"
 #include "kernels/routing/top_k_gradient.h"
-#include "support/routing_on_host.h"
+#include "support/numbers_on_host.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::draw;
+using test::expect_near;
 using test::Floats;
-using test::floats_of;
-using test::Index;
-using test::index_of;
-using test::kHostile;
-using test::kRows;
-using test::kTokens;
-using test::Positions;
-using test::stored;
+using test::Numbers;
 using testing::ElementsAreArray;
+using enum DType;
+using Index = std::vector<std::int32_t>;
+
+constexpr std::int64_t kRows = 11, kTokens = 5;
+
+constexpr std::int32_t kHostile[] = {-2, std::numeric_limits<std::int32_t>::min(),
+                                     std::numeric_limits<std::int32_t>::max()};
 
 MutableTensorView index_of(Index& values) {
   return vector(values.data(), DType::kInt32, std::ssize(values));
 }
-// Experts from -1 on, and some that are none. What the GPU takes them for is `plain`.
-struct Ids {
-  Ids(std::int64_t tokens, std::int64_t slots, int experts) {
-    for (std::int64_t i = 0; i < tokens * slots; ++i) {
-      // Most go to few experts.
-      const auto limit = random() % 2 == 0 ? std::min(experts, 3) : experts;
-      const auto id = static_cast<std::int32_t>(random() % static_cast<unsigned>(limit + 1)) - 1;
-      const bool is_hostile = random() % 16 == 0;
-      given.push_back(is_hostile ? kHostile[random() % 3] : id);
-      if (is_hostile && random() % 2 == 0) given.back() = experts;
-      plain.push_back(is_hostile ? -1 : id);
-    }
+
+// Numbers [tokens, slots] in rows that lie apart: as they are given, and as the CPU is given them,
+// -1 for each that is none.
+class SlotNumbers {
+ public:
+  SlotNumbers(std::int64_t tokens, std::int64_t slots) : tokens_(tokens), slots_(slots) {}
+
+  // `most`: numbers from there on are none.
+  void add(std::int32_t number, bool is_hostile, std::int64_t most, test::Random& random) {
+    std::int32_t given = is_hostile ? kHostile[random() % 3] : number;
+    if (is_hostile && random() % 2 == 0) given = static_cast<std::int32_t>(most);
+    given_.push_back(given);
+    plain_.push_back(is_hostile ? -1 : number);
+    if (std::ssize(given_) % stride() != slots_) return;
+    for (Index* numbers : {&given_, &plain_}) numbers->resize(numbers->size() + kPadding, 0);
   }
-  test::Random random;
-  Index given, plain;
+
+  TensorView given() const { return view(given_); }
+  TensorView plain() const { return view(plain_); }
+  bool is_none(std::int64_t token, std::int64_t slot) const {
+    return plain_[as_size(token * stride() + slot)] < 0;
+  }
+
+ private:
+  static constexpr std::int64_t kPadding = 3;
+  std::int64_t stride() const { return slots_ + kPadding; }
+  TensorView view(const Index& numbers) const {
+    return matrix(numbers.data(), DType::kInt32, tokens_, slots_, stride());
+  }
+
+  std::int64_t tokens_, slots_;
+  Index given_, plain_;
 };
+
+// Rows that slots go to.
+SlotNumbers draw_positions(std::int64_t tokens, std::int64_t slots, std::int64_t rows) {
+  test::Random random;
+  SlotNumbers positions(tokens, slots);
+  for (std::int64_t i = 0; i < tokens * slots; ++i) {
+    const auto row = static_cast<std::int32_t>(random() % static_cast<unsigned>(rows));
+    positions.add(row, random() % 4 == 0, rows, random);
+  }
+  return positions;
+}
+
+// Experts from -1 on, most of them few.
+SlotNumbers draw_ids(std::int64_t tokens, std::int64_t slots, int experts) {
+  test::Random random;
+  SlotNumbers ids(tokens, slots);
+  for (std::int64_t i = 0; i < tokens * slots; ++i) {
+    const auto limit = random() % 2 == 0 ? std::min(experts, 3) : experts;
+    const auto id = static_cast<std::int32_t>(random() % static_cast<unsigned>(limit + 1)) - 1;
+    ids.add(id, random() % 16 == 0, experts, random);
+  }
+  return ids;
+}
 
 template <int kExperts>
 void expect_sorted(std::int64_t tokens, std::int64_t slots, int experts) {
   constexpr config::SlotCountConfig kCount{.experts = kExperts};
-  Ids ids(tokens, slots, experts);
-  const std::int64_t all = tokens * slots;
-  // Rows of ids lie apart.
-  const std::int64_t stride = slots + 3;
-  Index strided(as_size(tokens * stride), 0);
-  for (std::int64_t i = 0; i < all; ++i) {
-    strided[as_size(i / slots * stride + i % slots)] = ids.given[as_size(i)];
-  }
-  const std::int64_t spans = config::slot_spans(all);
-  Index histogram(as_size(spans * experts), -7);
-  Index offsets(as_size(experts + 1), -7);
-  Index sources(as_size(all), -7), positions = sources;
-  const config::SortParams params{.ids = strided.data(),
-                                  .ids_stride = stride,
-                                  .slots = static_cast<int>(all),
-                                  .slots_per_token = static_cast<int>(slots),
-                                  .experts = experts,
-                                  .span = static_cast<int>(config::slots_per_span(all)),
-                                  .spans = static_cast<int>(spans),
-                                  .histogram = histogram.data(),
-                                  .offsets = offsets.data(),
-                                  .sources = sources.data(),
-                                  .positions = positions.data()};
+  const SlotNumbers ids = draw_ids(tokens, slots, experts);
+  const std::int64_t all = tokens * slots, spans = config::slot_spans(all);
+  struct Sorted {
+    Sorted(std::int64_t slots, std::int64_t spans, int experts)
+        : offsets(as_size(experts + 1), -7),
+          sources(as_size(slots), -7),
+          positions(sources),
+          histogram(as_size(spans * experts), -7) {}
+    SortedSlots view(std::int64_t tokens) {
+      return {.offsets = index_of(offsets),
+              .sources = index_of(sources),
+              .positions = matrix(positions.data(), kInt32, tokens,
+                                  tokens == 0 ? 0 : std::ssize(positions) / tokens),
+              .workspace = index_of(histogram)};
+    }
+    Index offsets, sources, positions, histogram;
+  };
+  Sorted actual(all, spans, experts), expected = actual;
+  const config::SortParams params = cuda::params_of(ids.given(), experts, actual.view(tokens));
   if (spans > 1) {
     test::launch(spans, kCount.threads(), [&] { count_slots_kernel<kCount>(params); });
     test::launch(spans, kCount.threads(), [&] { place_slots_kernel<{kCount, false}>(params); });
   } else {
     test::launch(1, kCount.threads(), [&] { place_slots_kernel<{kCount, true}>(params); });
   }
-  Index expected_offsets(offsets.size()), expected_sources(sources.size());
-  Index expected_positions(positions.size()), workspace;
-  cpu::sort_by_expert(index_of(ids.plain, tokens, slots), experts,
-                      {.offsets = index_of(expected_offsets),
-                       .sources = index_of(expected_sources),
-                       .positions = index_of(expected_positions, tokens, slots),
-                       .workspace = index_of(workspace)});
-  EXPECT_THAT(offsets, ElementsAreArray(expected_offsets));
-  EXPECT_THAT(sources, ElementsAreArray(expected_sources));
-  EXPECT_THAT(positions, ElementsAreArray(expected_positions));
+  cpu::sort_by_expert(ids.plain(), experts, expected.view(tokens));
+  EXPECT_THAT(actual.offsets, ElementsAreArray(expected.offsets));
+  EXPECT_THAT(actual.sources, ElementsAreArray(expected.sources));
+  EXPECT_THAT(actual.positions, ElementsAreArray(expected.positions));
 }
 
 TEST(SortKernelsTest, OfOneSpan) {
@@ -109,38 +142,30 @@ TEST(SortKernelsTest, OfSeveralSpans) {
 
 template <config::CombineConfig kConfig>
 void expect_combined(std::int64_t slots, std::int64_t cols) {
-  constexpr DType kIn = kConfig.in, kOut = kConfig.out;
   static_assert(kConfig.invalid_reason() == nullptr);
-  const std::int64_t stride = cols + 16;
-  const auto y = stored<kIn>(draw(as_size(kRows * stride)));
-  const auto c = stored<kOut>(draw(as_size(kTokens * stride)));
-  const Floats weights = draw(as_size(kTokens * slots));
-  Positions positions(kTokens, slots, kRows);
-  // In place, where it adds.
-  auto out = c, expected = c;
-  const config::CombineParams params{.y = y.data(),
-                                     .y_stride = stride,
-                                     .rows = kRows,
-                                     .positions = positions.given.data(),
-                                     .positions_stride = slots,
-                                     .weights = weights.data(),
-                                     .weights_stride = slots,
-                                     .slots = static_cast<int>(slots),
-                                     .c = out.data(),
-                                     .c_stride = stride,
-                                     .out = out.data(),
-                                     .out_stride = stride,
-                                     .cols = cols};
+  const Numbers<kConfig.in> y(kRows, cols, 16);
+  const Numbers<kFloat32> weights(kTokens, slots, 2);
+  const Numbers<kConfig.out> c(kTokens, cols, 24);
+  const SlotNumbers positions = draw_positions(kTokens, slots, kRows);
+  Numbers<kConfig.out> out(kTokens, cols, 8), expected = out;
+  CombineArguments arguments{.y = y.view(), .positions = positions.given(), .out = out.view()};
+  if (kConfig.weighted) arguments.weights = weights.view();
+  if (kConfig.adds) arguments.c = c.view();
+  const config::CombineParams params = cuda::params_of(arguments);
   test::launch(kTokens, kConfig.threads(), [&] { combine_kernel<kConfig>(params); });
-  CombineArguments arguments{.y = matrix(y.data(), kIn, kRows, cols, stride),
-                             .positions = TensorView(index_of(positions.plain, kTokens, slots)),
-                             .out = matrix(expected.data(), kOut, kTokens, cols, stride)};
-  if (kConfig.weighted) {
-    arguments.weights = matrix(weights.data(), DType::kFloat32, kTokens, slots);
-  }
-  if (kConfig.adds) arguments.c = TensorView(arguments.out);
+  arguments.positions = positions.plain();
+  arguments.out = expected.view();
   cpu::combine(arguments);
-  EXPECT_THAT(out, ElementsAreArray(expected));
+  EXPECT_EQ(out, expected) << slots << " slots, " << cols << " columns";
+  if (!kConfig.adds) return;
+  arguments.c = TensorView(arguments.out = out.view());  // in place
+  arguments.positions = positions.given();
+  const config::CombineParams in_place = cuda::params_of(arguments);
+  test::launch(kTokens, kConfig.threads(), [&] { combine_kernel<kConfig>(in_place); });
+  arguments.c = TensorView(arguments.out = expected.view());
+  arguments.positions = positions.plain();
+  cpu::combine(arguments);
+  EXPECT_EQ(out, expected) << "in place";
 }
 
 template <DType kIn, DType kOut>
@@ -158,54 +183,84 @@ void expect_combined() {
 }
 
 TEST(CombineKernelTest, HasTheBitsOfTheCpu) {
-  expect_combined<DType::kBFloat16, DType::kBFloat16>();
-  expect_combined<DType::kFloat16, DType::kFloat16>();
-  expect_combined<DType::kFloat32, DType::kFloat32>();
-  expect_combined<DType::kFloat32, DType::kBFloat16>();
-  expect_combined<DType::kBFloat16, DType::kFloat32>();
+  expect_combined<kBFloat16, kBFloat16>();
+  expect_combined<kFloat16, kFloat16>();
+  expect_combined<kFloat32, kFloat32>();
+  expect_combined<kFloat32, kBFloat16>();
+  expect_combined<kBFloat16, kFloat32>();
+}
+
+// Slots that go nowhere have 0.
+void expect_zeros(const Numbers<kFloat32>& out, const SlotNumbers& positions) {
+  for (std::int64_t token = 0; token < out.rows(); ++token) {
+    for (std::int64_t slot = 0; slot < out.cols(); ++slot) {
+      EXPECT_TRUE(!positions.is_none(token, slot) || out.at(token, slot) == 0);
+    }
+  }
 }
 
 template <config::CombineGradientConfig kConfig>
 void expect_weights_gradient(std::int64_t slots, std::int64_t cols) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const auto y = stored<kConfig.in>(draw(as_size(kRows * cols)));
-  const auto gradient = stored<kConfig.gradient>(draw(as_size(kTokens * cols)));
-  Positions positions(kTokens, slots, kRows);
-  Floats out(as_size(kTokens * slots), NAN), expected = out;
-  const config::CombineGradientParams params{.gradient = gradient.data(),
-                                             .gradient_stride = cols,
-                                             .y = y.data(),
-                                             .y_stride = cols,
-                                             .rows = kRows,
-                                             .positions = positions.given.data(),
-                                             .positions_stride = slots,
-                                             .slots = static_cast<int>(slots),
-                                             .cols = cols,
-                                             .weights_gradient = out.data(),
-                                             .weights_gradient_stride = slots};
+  const Numbers<kConfig.in> y(kRows, cols, 16);
+  const Numbers<kConfig.gradient> gradient(kTokens, cols, 8);
+  const SlotNumbers positions = draw_positions(kTokens, slots, kRows);
+  Numbers<kFloat32> out(kTokens, slots, 2), expected = out;
+  CombineGradientArguments arguments{.gradient = gradient.view(),
+                                     .y = y.view(),
+                                     .positions = positions.given(),
+                                     .weights_gradient = out.view()};
+  const config::CombineGradientParams params = cuda::params_of(arguments);
   test::launch(kTokens, kConfig.threads(), [&] { combine_gradient_kernel<kConfig>(params); });
-  cpu::combine_gradient({.gradient = matrix(gradient.data(), kConfig.gradient, kTokens, cols),
-                         .y = matrix(y.data(), kConfig.in, kRows, cols),
-                         .positions = TensorView(index_of(positions.plain, kTokens, slots)),
-                         .weights_gradient = floats_of(expected, slots)});
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    EXPECT_NEAR(out[i], expected[i], 1e-5f * static_cast<float>(cols));
-    EXPECT_TRUE(positions.plain[i] >= 0 || out[i] == 0);
-  }
+  arguments.positions = positions.plain();
+  arguments.weights_gradient = expected.view();
+  cpu::combine_gradient(arguments);
+  expect_near(out, expected, [&](float) { return 1e-5f * static_cast<float>(cols); });
+  expect_zeros(out, positions);
 }
 
 TEST(CombineGradientKernelTest, IsNearTheCpus) {
-  using enum DType;
   expect_weights_gradient<{.gradient = kBFloat16, .in = kBFloat16, .row_threads = 64}>(6, 2048);
   expect_weights_gradient<{.gradient = kFloat32, .in = kBFloat16, .row_threads = 32}>(3, 64);
   expect_weights_gradient<{
       .gradient = kFloat16, .in = kFloat32, .vectors = false, .row_threads = 96}>(9, 77);
 }
 
+template <config::ActivationDotsConfig kConfig>
+void expect_dots(std::int64_t slots, std::int64_t cols) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  const Numbers<kConfig.in> x(kRows, is_gated(kConfig.activation) ? 2 * cols : cols, 16);
+  const Numbers<kConfig.in> gradient(kRows, cols, 8);
+  const SlotNumbers positions = draw_positions(kTokens, slots, kRows);
+  Numbers<kFloat32> dots(kTokens, slots, 1), expected = dots;
+  ActivationDotsArguments arguments{.gradient = gradient.view(),
+                                    .x = x.view(),
+                                    .positions = positions.given(),
+                                    .activation = kConfig.activation,
+                                    .dots = dots.view()};
+  const config::ActivationDotsParams params = cuda::params_of(arguments);
+  const std::int64_t blocks = config::ceil_divide(kTokens * slots, std::int64_t{kConfig.kSlots});
+  test::launch(blocks, kConfig.threads(), [&] { activation_dots_kernel<kConfig>(params); });
+  arguments.positions = positions.plain();
+  arguments.dots = expected.view();
+  cpu::activation_dots(arguments);
+  // Values are up to 16, or 16 · 5 of the curves.
+  expect_near(dots, expected, [&](float) { return 1e-5f * static_cast<float>(cols); });
+  expect_zeros(dots, positions);
+}
+
+TEST(ActivationDotsKernelTest, IsNearTheCpus) {
+  expect_dots<{.in = kBFloat16}>(3, 768);
+  expect_dots<{.in = kFloat16, .activation = Activation::kSwiGluOss}>(2, 520);
+  expect_dots<{.in = kFloat32, .activation = Activation::kGelu}>(1, 260);
+  expect_dots<{.in = kBFloat16, .activation = Activation::kGeGluTanh, .vectors = false}>(3, 77);
+  expect_dots<{.in = kFloat32, .activation = Activation::kReluSquared, .vectors = false}>(2, 3);
+}
+
 // Logits of which some are equal; none other are near each other.
-Floats logits_of(std::int64_t experts) {
+Floats logits_of(std::int64_t stride) {
   test::Random random;
-  Floats logits(as_size(kTokens * experts));
+  Floats logits(as_size(kTokens * stride));
   for (float& logit : logits) logit = static_cast<float>(random() % 64) / 8 - 4;
   return logits;
 }
@@ -213,48 +268,34 @@ Floats logits_of(std::int64_t experts) {
 template <config::TopKConfig kConfig>
 void expect_top_k(std::int64_t experts, std::int64_t slots, const TopKOptions& options) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  Floats values = logits_of(experts), bias = draw(as_size(experts));
+  Floats values = logits_of(experts + 8), bias = draw(as_size(experts));
   values[1] = -0.0f, values[0] = 0.0f;
   values[2] = std::numeric_limits<float>::infinity();
   if (options.scoring == Scoring::kSoftmax) values[2] = -values[2];
-  const auto logits = stored<kConfig.in>(values);
+  const Numbers<kConfig.in> logits(kTokens, experts, 8, values);
   Index ids(as_size(kTokens * slots), -7), expected_ids = ids;
-  Floats weights(ids.size(), NAN), expected = weights;
-  const config::TopKParams params{.logits = logits.data(),
-                                  .logits_stride = experts,
-                                  .bias = bias.data(),
-                                  .tokens = kTokens,
-                                  .experts = static_cast<int>(experts),
-                                  .slots = static_cast<int>(slots),
-                                  .normalize = options.normalize,
-                                  .groups = static_cast<int>(options.groups),
-                                  .top_groups = static_cast<int>(options.top_groups),
-                                  .scale = options.scaling_factor,
-                                  .ids = ids.data(),
-                                  .weights = weights.data(),
-                                  .weights_stride = slots};
+  Numbers<kFloat32> weights(kTokens, slots, 2), expected = weights;
+  TopKArguments arguments{.logits = logits.view(),
+                          .ids = matrix(ids.data(), kInt32, kTokens, slots),
+                          .weights = weights.view()};
+  if (kConfig.biased) arguments.bias = vector(bias.data(), kFloat32, experts);
+  const config::TopKParams params = cuda::params_of(arguments, options);
   test::launch(2, kConfig.threads(), [&] { top_k_kernel<kConfig>(params); });
-  TopKArguments arguments{.logits = matrix(logits.data(), kConfig.in, kTokens, experts),
-                          .ids = index_of(expected_ids, kTokens, slots),
-                          .weights = floats_of(expected, slots)};
-  if (kConfig.biased) {
-    arguments.bias = vector(bias.data(), DType::kFloat32, experts);
-  }
+  arguments.ids.data = expected_ids.data();
+  arguments.weights = expected.view();
   cpu::top_k(arguments, options);
   EXPECT_THAT(ids, ElementsAreArray(expected_ids));
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    EXPECT_NEAR(weights[i], expected[i], 2e-6f * std::abs(expected[i]));
-  }
+  expect_near(weights, expected, [](float wanted) { return 2e-6f * std::abs(wanted); });
 }
 
 TEST(TopKKernelTest, ChoosesAsTheCpu) {
   constexpr config::TopKConfig kSoftmax{.per_lane = 1};
-  constexpr config::TopKConfig kHalves{.in = DType::kBFloat16, .per_lane = 4};
+  constexpr config::TopKConfig kHalves{.in = kBFloat16, .per_lane = 4};
   expect_top_k<kSoftmax>(8, 2, {.normalize = true});
   expect_top_k<kSoftmax>(31, 31, {.scaling_factor = 2.5f});
   expect_top_k<kHalves>(128, 8, {});
   constexpr config::TopKConfig kSigmoid{
-      .in = DType::kFloat16, .scoring = Scoring::kSigmoid, .per_lane = 32};
+      .in = kFloat16, .scoring = Scoring::kSigmoid, .per_lane = 32};
   expect_top_k<kSigmoid>(1000, 32, {.scoring = Scoring::kSigmoid, .normalize = true});
   constexpr config::TopKConfig kDeepSeek{
       .scoring = Scoring::kSigmoid, .biased = true, .grouped = true, .per_lane = 8};
@@ -272,14 +313,11 @@ TEST(TopKKernelTest, NanIsAboveAll) {
   Floats logits{1, -NAN, 3, NAN, 2};
   Index ids(4);
   Floats weights(4);
-  config::TopKParams params{};
-  params.logits = logits.data();
-  params.tokens = params.groups = params.top_groups = 1;
-  params.experts = 5;
-  params.slots = 4;
-  params.scale = 1;
-  params.ids = ids.data();
-  params.weights = weights.data();
+  const config::TopKParams params =
+      cuda::params_of({.logits = matrix(logits.data(), kFloat32, 1, 5),
+                       .ids = matrix(ids.data(), kInt32, 1, 4),
+                       .weights = matrix(weights.data(), kFloat32, 1, 4)},
+                      TopKOptions{});
   test::launch(1, kConfig.threads(), [&] { top_k_kernel<kConfig>(params); });
   EXPECT_THAT(ids, ElementsAre(1, 3, 2, 4));
   for (const float weight : weights) EXPECT_TRUE(std::isnan(weight));
@@ -288,36 +326,21 @@ TEST(TopKKernelTest, NanIsAboveAll) {
 template <config::TopKGradientConfig kConfig>
 void expect_logits_gradient(std::int64_t experts, std::int64_t slots, const TopKOptions& options) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const auto logits = stored<kConfig.in>(logits_of(experts));
-  const Floats gradient = draw(as_size(kTokens * slots));
-  Ids ids(kTokens, slots, static_cast<int>(experts));
-  auto out = logits, expected = logits;
-  const config::TopKGradientParams params{.gradient = gradient.data(),
-                                          .gradient_stride = slots,
-                                          .logits = logits.data(),
-                                          .logits_stride = experts,
-                                          .ids = ids.given.data(),
-                                          .ids_stride = slots,
-                                          .tokens = kTokens,
-                                          .experts = static_cast<int>(experts),
-                                          .slots = static_cast<int>(slots),
-                                          .normalize = options.normalize,
-                                          .scale = options.scaling_factor,
-                                          .logits_gradient = out.data(),
-                                          .logits_gradient_stride = experts};
+  const Numbers<kConfig.in> logits(kTokens, experts, 2, logits_of(experts + 2));
+  const Numbers<kFloat32> gradient(kTokens, slots, 1);
+  const SlotNumbers ids = draw_ids(kTokens, slots, static_cast<int>(experts));
+  Numbers<kConfig.in> out(kTokens, experts, 4), expected = out;
+  TopKGradientArguments arguments{.gradient = gradient.view(),
+                                  .logits = logits.view(),
+                                  .ids = ids.given(),
+                                  .logits_gradient = out.view()};
+  const config::TopKGradientParams params = cuda::params_of(arguments, options);
   test::launch(2, kConfig.threads(), [&] { top_k_gradient_kernel<kConfig>(params); });
-  cpu::top_k_gradient({.gradient = matrix(gradient.data(), DType::kFloat32, kTokens, slots),
-                       .logits = matrix(logits.data(), kConfig.in, kTokens, experts),
-                       .ids = TensorView(index_of(ids.plain, kTokens, slots)),
-                       .logits_gradient = matrix(expected.data(), kConfig.in, kTokens, experts)},
-                      options);
-  Floats actual(out.size()), wanted(out.size());
-  cpu::load(out.data(), kConfig.in, 0, 1, std::ssize(out), actual.data());
-  cpu::load(expected.data(), kConfig.in, 0, 1, std::ssize(out), wanted.data());
-  const float step = kConfig.in == DType::kFloat32 ? 1e-5f : 1e-2f;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    EXPECT_NEAR(actual[i], wanted[i], step * std::abs(wanted[i]) + 2e-6f) << i;
-  }
+  arguments.ids = ids.plain();
+  arguments.logits_gradient = expected.view();
+  cpu::top_k_gradient(arguments, options);
+  const float step = kConfig.in == kFloat32 ? 1e-5f : 1e-2f;
+  expect_near(out, expected, [&](float wanted) { return step * std::abs(wanted) + 2e-6f; });
 }
 
 TEST(TopKGradientKernelTest, IsNearTheCpus) {
@@ -325,7 +348,7 @@ TEST(TopKGradientKernelTest, IsNearTheCpus) {
   for (const bool normalize : {false, true}) {
     expect_logits_gradient<kSoftmax>(60, 6, {.normalize = normalize, .scaling_factor = 2.5f});
     constexpr config::TopKGradientConfig kSigmoid{
-        .in = DType::kBFloat16, .scoring = Scoring::kSigmoid, .per_lane = 8};
+        .in = kBFloat16, .scoring = Scoring::kSigmoid, .per_lane = 8};
     expect_logits_gradient<kSigmoid>(256, 8,
                                      {.scoring = Scoring::kSigmoid, .normalize = normalize});
   }

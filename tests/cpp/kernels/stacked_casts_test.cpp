@@ -1,19 +1,13 @@
-// Casts of stacks of matrices, run on the host: the bytes that the CPU backend gives for each
-// matrix alone, and none written elsewhere.
-#include "octofold/cast_targets.h"
-
+// Casts of stacks of matrices, and of many matrices by one launch, run on the host: the bytes that
+// the CPU backend gives for each matrix, and none written elsewhere.
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/cast_values.h"
-#include "support/test.h"
+#include "kernels/cast/batch.h"
 
 namespace octofold::cast {
 namespace {
 
-using config::CastFormat;
-using config::ScaleStep;
-
-constexpr std::int64_t kMatrices = 3;
+using config::CastBatchParams;
 
 struct Kind {
   std::int64_t rows, cols;  // of one matrix
@@ -23,105 +17,30 @@ struct Kind {
   std::vector<int> used{};  // offsets by which some are left alone; empty: all are cast
 };
 
-// A stack, its targets, and the casts of each matrix alone.
-template <DType kIn>
-class Stack {
- public:
-  Stack(const Kind& kind, const CastFormat& format)
-      : kind_(kind),
-        format_(format),
-        x_(random_values<kIn>(kMatrices * kind.rows, kind.cols + kPadding)),
-        row_factors_(random_factors(kMatrices * kind.rows)),
-        column_factors_(random_factors(kMatrices * kind.cols)) {
-    if (kind.of_rows) rows_.emplace(*kind.of_rows, kind.rows, kind.cols, kMatrices);
-    if (kind.of_transpose) transposed_.emplace(*kind.of_transpose, kind.cols, kind.rows, kMatrices);
-    if (!kind.scales_given) return;
-    for (std::optional<Target>* target : {&rows_, &transposed_}) {
-      if (!*target) continue;
-      const std::vector<float> scales = random_factors(std::ssize((*target)->scales()));
-      std::ranges::copy(scales, (*target)->scales().begin());
-    }
+Targets targets_of(const Kind& kind, std::int64_t matrices) {
+  Targets targets{.given = {.matrices = matrices}};
+  if (kind.of_rows) targets.rows.emplace(*kind.of_rows, kind.rows, kind.cols, matrices);
+  if (kind.of_transpose) {
+    targets.transposed.emplace(*kind.of_transpose, kind.cols, kind.rows, matrices);
   }
-
-  CastParams params() {
-    CastParams params{};
-    params.x = x_.data();
-    params.x_stride = kind_.cols + kPadding;
-    params.rows = kMatrices * kind_.rows;
-    params.cols = kind_.cols;
-    if (rows_) params.row_target = rows_->target();
-    if (transposed_) params.transposed_target = transposed_->target();
-    params.row_channel_scale = row_factors_.data();
-    params.transposed_channel_scale = column_factors_.data();
-    params.matrices = kMatrices;
-    params.matrix_rows = kind_.rows;
-    params.matrix_tiles = static_cast<int>(config::ceil_divide(kind_.rows, kScaleBlock));
-    params.by_matrix_tiles = config::Divisor::of(static_cast<unsigned>(params.matrix_tiles));
-    params.used = kind_.used.data();
-    return params;
+  targets.for_each([&](Target& target) {
+    if (kind.scales_given) target.given_scales = random_factors(target.units());
+    if (kind.two_level && target.granularity() == kBlock128x128) {
+      target.factors = random_factors(target.rows());
+    }
+  });
+  if (!kind.used.empty()) {
+    targets.given.used = vector<const void>(kind.used.data(), DType::kInt32, std::ssize(kind.used));
   }
-
-  void expect_each_alone() {
-    for (std::optional<Target>* target : {&rows_, &transposed_}) {
-      if (*target) (*target)->expect_guards();
-    }
-    for (std::int64_t i = 0; i < kMatrices; ++i) {
-      if (!kind_.used.empty() && kind_.used[as_size(i)] >= kind_.used[as_size(i + 1)]) {
-        for (const auto* target : {&rows_, &transposed_}) {
-          if (*target) (*target)->expect_untouched(i);
-        }
-        continue;
-      }
-      const auto* first = x_.data() + i * kind_.rows * (kind_.cols + kPadding);
-      std::optional<Target> of_rows, of_transpose;
-      CastTargets out;
-      if (rows_) {
-        of_rows.emplace(*kind_.of_rows, kind_.rows, kind_.cols);
-        out.rows = view(*of_rows, *rows_, i, row_factors_, kind_.rows);
-      }
-      if (transposed_) {
-        of_transpose.emplace(*kind_.of_transpose, kind_.cols, kind_.rows);
-        out.transposed = view(*of_transpose, *transposed_, i, column_factors_, kind_.cols);
-      }
-      cpu::cast_values(
-          matrix<const void>(first, kIn, kind_.rows, kind_.cols, kind_.cols + kPadding), out,
-          format_);
-      if (rows_) rows_->expect_matrix(i, *of_rows);
-      if (transposed_) transposed_->expect_matrix(i, *of_transpose);
-    }
-  }
-
- private:
-  static constexpr std::int64_t kPadding = 8;
-
-  // Returns the target of one matrix, with the given scales and the factors of its own.
-  CastTarget view(Target& one, Target& stack, std::int64_t index, const std::vector<float>& factors,
-                  std::int64_t channels) const {
-    if (kind_.scales_given) {
-      const auto count = std::ssize(one.scales());
-      std::copy_n(stack.scales().begin() + index * count, count, one.scales().begin());
-    }
-    CastTarget view = one.view();
-    if (kind_.scales_given) view.scales = ScaleSource::kGiven;
-    if (kind_.two_level && view.format.granularity == kBlock128x128) {
-      view.channel_scale = vector(factors.data() + index * channels, DType::kFloat32, channels);
-    }
-    return view;
-  }
-
-  Kind kind_;
-  CastFormat format_;
-  std::vector<Storage<kIn>> x_;
-  std::vector<float> row_factors_, column_factors_;
-  std::optional<Target> rows_, transposed_;
-};
+  return targets;
+}
 
 // By these kernels, one after another.
-template <auto... kConfigs, DType kIn>
-void expect_each_alone(Stack<kIn> stack) {
-  const CastParams params = stack.params();
-  (launch<kConfigs>(params), ...);
-  stack.expect_each_alone();
+template <CastFormat kFormat, auto... kConfigs>
+void expect_stack(const Kind& kind) {
+  constexpr std::int64_t kMatrices = 3;
+  const Matrix<kFormat.in> x(kMatrices * kind.rows, kind.cols);
+  expect_as_on_cpu<kConfigs...>(x.view(), targets_of(kind, kMatrices), kFormat);
 }
 
 // By one kernel of this configuration, and what follows from it.
@@ -136,7 +55,7 @@ void expect_tiles(std::int64_t rows, std::int64_t cols, const std::vector<int>& 
             .used = used};
   if (kConfig.to_rows) kind.of_rows = granularity;
   if (kConfig.to_transposed) kind.of_transpose = squares ? kBlock128x128 : granularity;
-  expect_each_alone<kConfig>(Stack<kConfig.format.in>(kind, kConfig.format));
+  expect_stack<kConfig.format, kConfig>(kind);
 }
 
 TEST(StackedCastsTest, SquaresOfBothTargets) {
@@ -237,8 +156,8 @@ void expect_steps(std::int64_t rows, std::int64_t cols, const std::vector<int>& 
   Kind kind{.rows = rows, .cols = cols, .used = used};
   if (kRows) kind.of_rows = kFormat.granularity;
   if (kTransposed) kind.of_transpose = kFormat.granularity;
-  expect_each_alone<kStep(ScaleStep::kClear), kTiles(CastPhase::kAmax), kTiles(CastPhase::kEncode),
-                    kStep(ScaleStep::kFinish)>(Stack<kFormat.in>(kind, kFormat));
+  expect_stack<kFormat, kStep(ScaleStep::kClear), kTiles(CastPhase::kAmax),
+               kTiles(CastPhase::kEncode), kStep(ScaleStep::kFinish)>(kind);
 }
 
 TEST(StackedCastsTest, ScalesOfEachTensor) {
@@ -272,8 +191,7 @@ TEST(StackedCastsTest, ChannelsBesideRowsOfBlocks) {
   constexpr TileCastConfig kCodes{
       .format = kBlocks, .phase = CastPhase::kWholeRows, .to_transposed = true, .stacked = true};
   const Kind kind{.rows = 136, .cols = 136, .of_rows = kBlock1x128, .of_transpose = kChannel};
-  expect_each_alone<kStep(ScaleStep::kClear), kAmax, kCodes, kStep(ScaleStep::kFinish)>(
-      Stack<DType::kBFloat16>(kind, kBlocks));
+  expect_stack<kBlocks, kStep(ScaleStep::kClear), kAmax, kCodes, kStep(ScaleStep::kFinish)>(kind);
 }
 
 // The last: offsets that no sort has made.
@@ -302,9 +220,101 @@ TEST(StackedCastsTest, RowsOfMatricesThatAreNotUsedAreLeftAlone) {
       .threads_per_row = 32, .vectors_per_thread = 2, .skips_unused = true};
   for (const std::vector<int>& used : kUsed) {
     const Kind kind{.rows = 9, .cols = 136, .of_rows = kChannel, .used = used};
-    expect_each_alone<kWholeBlock>(Stack<DType::kBFloat16>(kind, kWholeBlock.format));
-    expect_each_alone<kManyRows>(Stack<DType::kBFloat16>(kind, kManyRows.format));
+    expect_stack<kWholeBlock.format, kWholeBlock>(kind);
+    expect_stack<kManyRows.format, kManyRows>(kind);
   }
+}
+
+// ---- Many of them by one launch.
+
+template <auto kConfig>
+void run_batch(std::span<const cuda::CheckedCast> casts) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  const cuda::CastBatch batch = cuda::batch_of(casts, kConfig);
+  CastParams of_block;  // in shared memory
+  if constexpr (std::is_same_v<decltype(kConfig), const TileCastConfig>) {
+    typename TileCast<kConfig>::Shared shared;
+    test::launch(batch.blocks, kConfig.threads(),
+                 [&] { cast_tile_of_job<kConfig>(batch.params, of_block, shared); });
+  } else {
+    test::launch(batch.blocks, kConfig.threads(),
+                 [&] { step_scales_of_job<kConfig>(batch.params, of_block); });
+  }
+}
+
+// One whole tile; tiles in an even and in an odd number, some of them not whole; nothing.
+template <CastFormat kFormat, auto... kConfigs>
+void expect_batch(std::optional<Granularity> of_rows, std::optional<Granularity> of_transpose) {
+  std::deque<Matrix<kFormat.in>> x;
+  std::deque<Targets> targets;
+  std::vector<cuda::CheckedCast> casts;
+  for (const auto& [matrices, rows, cols] :
+       {std::array{1, 128, 128}, {3, 264, 144}, {1, 8, 400}, {2, 0, 16}, {2, 136, 136}}) {
+    x.emplace_back(matrices * rows, cols);
+    targets.push_back(targets_of(
+        {.rows = rows, .cols = cols, .of_rows = of_rows, .of_transpose = of_transpose}, matrices));
+    casts.push_back({x.back().view(), targets.back().view(), kFormat});
+  }
+  std::deque<Targets> on_cpu = targets;
+  (run_batch<kConfigs>(casts), ...);
+  for (std::size_t i = 0; i < casts.size(); ++i) {
+    cpu::cast(x[i].view(), on_cpu[i].view(), kFormat);
+    targets[i].expect_same(on_cpu[i]);
+  }
+}
+
+TEST(BatchedCastsTest, EachBlockFindsItsJob) {
+  CastBatchParams params{};
+  for (int count = 1; count <= CastBatchParams::kMostJobs; ++count) {
+    std::ranges::fill(params.first_block, CastBatchParams::kNoBlock);
+    std::vector<int> jobs;  // of each block; every third one has none
+    for (int i = 0; i < count; ++i) {
+      params.first_block[i] = static_cast<int>(jobs.size());
+      jobs.insert(jobs.end(), as_size(i % 3 == 1 ? 0 : 1 + i % 5), i);
+    }
+    for (std::size_t block = 0; block < jobs.size(); ++block) {
+      ASSERT_EQ(params.job_of(static_cast<int>(block)), jobs[block]);
+    }
+  }
+}
+
+TEST(BatchedCastsTest, SquaresOfBothTargets) {
+  constexpr CastFormat kFormat{.granularity = kBlock128x128, .rule = config::kTorchAoRule};
+  expect_batch<kFormat,
+               TileCastConfig{
+                   .format = kFormat, .to_transposed = true, .group_m = 2, .stacked = true}>(
+      kBlock128x128, kBlock128x128);
+}
+
+TEST(BatchedCastsTest, BlocksOfRowsAndSquares) {
+  constexpr CastFormat kFormat{.in = DType::kFloat32};
+  expect_batch<kFormat, TileCastConfig{.format = kFormat, .stacked = true}>(kBlock1x128,
+                                                                            std::nullopt);
+  expect_batch<kFormat, TileCastConfig{.format = kFormat,
+                                       .transposed_squares = true,
+                                       .to_transposed = true,
+                                       .group_m = 2,
+                                       .stacked = true}>(kBlock1x128, kBlock128x128);
+}
+
+// Scales that no tile finds: the steps of a cast of four, each for all matrices.
+template <Granularity kGranularity>
+void expect_steps_of_batch() {
+  constexpr CastFormat kFormat{.granularity = kGranularity};
+  constexpr auto kStep = [](ScaleStep step) {
+    return ScaleStepConfig{.format = kFormat, .step = step, .to_transposed = true, .stacked = true};
+  };
+  constexpr auto kTiles = [](CastPhase phase) {
+    return TileCastConfig{
+        .format = kFormat, .phase = phase, .to_transposed = true, .group_m = 2, .stacked = true};
+  };
+  expect_batch<kFormat, kStep(ScaleStep::kClear), kTiles(CastPhase::kAmax),
+               kTiles(CastPhase::kEncode), kStep(ScaleStep::kFinish)>(kGranularity, kGranularity);
+}
+
+TEST(BatchedCastsTest, ScalesOfTensorsAndChannels) {
+  expect_steps_of_batch<kTensor>();
+  expect_steps_of_batch<kChannel>();
 }
 
 }  // namespace

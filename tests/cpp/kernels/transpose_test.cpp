@@ -1,6 +1,7 @@
-// The transpose of bytes, run on the host.
+// The transpose of bytes, run on the host by the parameters that src/cuda makes.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
+#include "cuda/params.h"
 #include "kernels/cast/transpose.h"
 #include "support/test.h"
 
@@ -31,13 +32,9 @@ void expect_transposes(std::int64_t matrices, std::int64_t rows, std::int64_t co
       }
     }
   }
-  const TransposeParams params{.x = x.data(),
-                               .x_stride = x_stride,
-                               .out = out.data(),
-                               .out_stride = out_stride,
-                               .rows = rows,
-                               .cols = cols,
-                               .tiles = config::TransposeTiles::of(rows, cols)};
+  const TransposeParams params = cuda::params_of(
+      matrix<const void>(x.data(), DType::kE4M3, matrices * rows, cols, x_stride),
+      matrix(out.data(), DType::kE4M3, matrices * cols, rows, out_stride), matrices);
   constexpr std::int64_t kTile = TransposeConfig::kTile;
   test::launch(matrices * config::ceil_divide(rows, kTile) * config::ceil_divide(cols, kTile),
                kConfig.threads(), [&] { transpose_kernel<kConfig>(params); });

@@ -1,8 +1,10 @@
-// The kernel of products with FP8 weights, run on the host, beside sums in FP64.
+// The kernel of products with FP8 weights, run on the host by the parameters that src/cuda makes,
+// beside sums in FP64.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "octofold/types.h"
 
+#include "cuda/params.h"
 #include "kernels/weight_only/combine.h"
 #include "kernels/weight_only/many_rows.h"
 #include "support/test.h"
@@ -37,7 +39,7 @@ template <WeightOnlyConfig kConfig>
 void expect_product(const Case& problem) {
   static_assert(kConfig.invalid_reason() == nullptr);
   test::WeightOnlyProduct<kConfig> product(problem);
-  const WeightOnlyParams params = product.params();
+  const WeightOnlyParams params = cuda::weight_only_params(product.product(), problem.splits);
   ptx::shared.fill(0x7F);  // NaN of both formats
   const std::int64_t blocks = config::ceil_divide(problem.rows, kConfig.tile_rows) *
                               config::ceil_divide(problem.columns, kConfig.tile_columns);
@@ -268,19 +270,14 @@ void expect_each_code() {
   std::memset(w.data(), 0, 256 * 32);
   for (int code = 0; code < 256; ++code)
     w.data()[32 * code + 21] = static_cast<unsigned char>(code);
-  const WeightOnlyParams params{.w = w.data(),
-                                .w_stride = 32,
-                                .x = x.data(),
-                                .x_stride = 64,
-                                .out = out.data(),
-                                .out_stride = 256,
-                                .bias = nullptr,
-                                .bias_is_float32 = false,
-                                .w_scale = {},
-                                .x_scale = {},
-                                .rows = 1,
-                                .columns = 256,
-                                .depth = 32};
+  const float one = 1;
+  const WeightOnlyParams params =
+      cuda::weight_only_params({.x = {x.view(1)},
+                                .w = {.data = w.view(256),
+                                      .scale = vector<const void>(&one, kFloat32, 1),
+                                      .granularity = Granularity::kTensor},
+                                .out = out.view(1)},
+                               1);
   test::launch(256 / kConfig.tile_columns, kConfig.threads(),
                [&] { weight_only_kernel<kConfig>(params); });
   for (int code = 0; code < 256; ++code) {

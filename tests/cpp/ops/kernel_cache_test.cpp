@@ -5,9 +5,9 @@
 
 #include "octofold/octofold.h"
 
+#include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/kernel_headers.h"
-#include "cuda/product.h"
 #include "jit/kernel_cache.h"
 #include "support/nvrtc.h"
 #include "support/test.h"

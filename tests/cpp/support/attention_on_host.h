@@ -1,10 +1,11 @@
-// Attentions for kernels that run on the host: sequences in memory of any layout, with NaN codes in
-// place of all that does not count, and what FP64 makes of them.
+// Keys and values for attentions that run on the host: sequences in memory of any layout, with NaN
+// codes in place of all that does not count.
 #pragma once
+
+#include "octofold/attention_arguments.h"
 
 #include "cpu/number_formats.h"
 #include "kernels/attention/config/attention.h"
-#include "kernels/attention/config/params.h"
 #include "support/test.h"
 
 namespace octofold::test {
@@ -42,6 +43,21 @@ unsigned encode(float value) {
   if constexpr (kType == DType::kE5M2) return cpu::E5M2::encode(value, Overflow::kSaturate);
   if constexpr (kType == DType::kFloat16) return cpu::Float16::encode(value, Overflow::kNan);
   return cpu::BFloat16::encode(value, Overflow::kNan);
+}
+
+// A contiguous tensor of this shape.
+inline TensorView tensor(const void* data, DType type, const std::vector<std::int64_t>& shape) {
+  TensorView view{data, type, static_cast<std::int32_t>(shape.size()), {}, {}};
+  std::int64_t stride = 1;
+  for (std::size_t i = shape.size(); i-- > 0; stride *= shape[i]) {
+    view.shape[i] = shape[i];
+    view.strides[i] = stride;
+  }
+  return view;
+}
+inline MutableTensorView tensor(void* data, DType type, const std::vector<std::int64_t>& shape) {
+  const TensorView view = tensor(static_cast<const void*>(data), type, shape);
+  return {data, type, view.rank, view.shape, view.strides};
 }
 
 // Keys or values.
@@ -97,19 +113,17 @@ class Side {
   // Scales of blocks in memory, from the first on.
   std::vector<float> scales_;
 
-  // `outer_rows`: rows of memory from sequence to sequence, or from page to page, and rows of
-  // scales.
-  config::AttentionSide view(std::size_t outer_rows, std::size_t outer_scale_rows) const {
-    const auto width = static_cast<long long>(key_heads_ * head_size_);
-    const bool keys = kind_ == ScaleKind::kKeys;
-    return {.data = codes_.data() + offset_,
-            .outer_stride = static_cast<long long>(outer_rows) * width,
-            .key_stride = width,
-            .head_stride = head_size_,
-            .scale = kind_ == ScaleKind::kNone ? nullptr : scales_.data(),
-            .scale_outer_stride = keys ? static_cast<long long>(outer_scale_rows) * key_heads_ : 0,
-            .scale_block_stride = keys ? key_heads_ : 0,
-            .scale_head_stride = kind_ == ScaleKind::kHead || keys ? 1 : 0};
+  // `shape`: of blocks and keys, in memory; and of scales that keys share.
+  AttentionOperand view(std::vector<std::int64_t> shape,
+                        std::vector<std::int64_t> scale_shape) const {
+    for (const int size : {key_heads_, head_size_}) shape.push_back(size);
+    AttentionOperand operand{.data = tensor(codes_.data() + offset_, kFp8, shape)};
+    if (kind_ == ScaleKind::kNone) return operand;
+    if (kind_ == ScaleKind::kTensor) scale_shape = {1};
+    if (kind_ == ScaleKind::kHead) scale_shape = {key_heads_};
+    if (kind_ == ScaleKind::kKeys) scale_shape.push_back(key_heads_);
+    operand.scale = tensor(scales_.data(), DType::kFloat32, scale_shape);
+    return operand;
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
+#include "cuda/params.h"
 #include "kernels/attention/combine_splits.h"
 #include "kernels/attention/few_queries.h"
 #include "kernels/attention/many_queries.h"
@@ -43,53 +44,57 @@ class Attention {
     partials_.assign(as_size(all * given.heads * given.splits) * (kForm.value_size + 4), NAN);
   }
 
-  config::AttentionParams params(int tile_rows) {
-    const auto batch = static_cast<int>(given_.queries.size());
-    const int all = query_offsets_.back();
-    config::AttentionParams params{};
-    params.q = q_.data();
-    params.out = out_.data();
-    params.log_sum_exp = log_sum_exp_.data();
-    params.q_head_stride = kForm.head_size;
-    params.q_stride = given_.heads * params.q_head_stride;
-    params.out_head_stride = kForm.value_size;
-    params.out_stride = given_.heads * params.out_head_stride;
-    params.log_sum_exp_stride = given_.heads;
-    params.log_sum_exp_head_stride = 1;
-    params.group = given_.heads / given_.key_heads;
-    if (given_.packed_queries) {
-      params.query_offsets = query_offsets_.data();
-      params.queries = all;
-      params.row_tiles = all * params.group / tile_rows + batch;
-    } else {
-      params.queries = given_.queries[0];
-      params.q_batch_stride = params.queries * params.q_stride;
-      params.out_batch_stride = params.queries * params.out_stride;
-      params.log_sum_exp_batch_stride = params.queries * given_.heads;
-      params.row_tiles = config::ceil_divide(params.queries * params.group, tile_rows);
-    }
-    params.k = k_->view(outer_rows_, outer_scale_rows_);
-    params.v = v_->view(outer_rows_, outer_scale_rows_);
-    if (kForm.shared_latent) params.v.data = nullptr;  // not read
-    if (kForm.layout == KeyLayout::kPacked) params.key_offsets = key_offsets_.data();
-    if (kForm.layout != KeyLayout::kPacked) params.key_counts = given_.keys.data();
+  AttentionArguments arguments() {
+    const auto batch = std::ssize(given_.queries);
+    const std::int64_t all = query_offsets_.back(), heads = given_.heads;
+    const auto of_queries = [&](std::vector<std::int64_t> shape) {
+      if (given_.packed_queries) return shape.insert(shape.begin(), all), shape;
+      shape.insert(shape.begin(), {batch, given_.queries[0]});
+      return shape;
+    };
+    AttentionArguments arguments{
+        .q = tensor(std::as_const(q_).data(), kForm.q, of_queries({heads, kForm.head_size})),
+        .k = k_->view(key_shape_, scale_shape_),
+        .v = v_->view(key_shape_, scale_shape_),
+        .out =
+            tensor(static_cast<void*>(out_.data()), kForm.q, of_queries({heads, kForm.value_size})),
+        .workspace = vector(partials_.data(), DType::kFloat32, std::ssize(partials_))};
+    if (kForm.shared_latent) arguments.v.data.data = nullptr;  // not read
+    // [batch, heads, queries], of all heads of a query one after another.
+    MutableTensorView sums =
+        tensor(static_cast<void*>(log_sum_exp_.data()), DType::kFloat32, of_queries({heads}));
+    const std::size_t at = given_.packed_queries ? 0 : 1;
+    std::swap(sums.shape[at], sums.shape[at + 1]);
+    std::swap(sums.strides[at], sums.strides[at + 1]);
+    arguments.log_sum_exp = sums;
+    const auto numbers = [](const std::vector<int>& values) {
+      return vector<const void>(values.data(), DType::kInt32, std::ssize(values));
+    };
+    if (given_.packed_queries) arguments.query_offsets = numbers(query_offsets_);
+    if (kForm.layout == KeyLayout::kPacked) arguments.key_offsets = numbers(key_offsets_);
+    if (kForm.layout != KeyLayout::kPacked) arguments.key_counts = numbers(given_.keys);
     if (kForm.layout == KeyLayout::kPaged) {
-      params.page_table = table_.data();
-      params.page_table_stride = table_pages_;
-      params.pages = static_cast<int>(rows_ >> given_.page_shift);
-      params.page_shift = given_.page_shift;
+      arguments.page_table =
+          tensor(std::as_const(table_).data(), DType::kInt32, {batch, table_pages_});
     }
-    params.batch = batch;
-    params.keys = capacity_;
-    params.heads = given_.heads;
-    params.key_heads = given_.key_heads;
-    params.splits = given_.splits;
-    params.window_left = given_.window_left;
-    params.window_right = given_.window_right;
-    params.scale = given_.scale * attention::kLog2E;
-    params.q_vectors = true;
-    params.out_pairs = true;
-    params.partials = partials_.data();
+    arguments.softmax_scale = given_.scale;
+    arguments.window_left = given_.window_left;
+    arguments.window_right = given_.window_right;
+    return arguments;
+  }
+
+  // Parameters that src/cuda makes, of blocks with so many rows.
+  config::AttentionParams params(int tile_rows) {
+    const int group = given_.heads / given_.key_heads;
+    const auto tiles = [&](int queries) { return config::ceil_divide(queries * group, tile_rows); };
+    const auto batch = static_cast<int>(given_.queries.size());
+    config::AttentionParams params = cuda::params_of(
+        arguments(),
+        {.row_tiles = given_.packed_queries ? query_offsets_.back() * group / tile_rows + batch
+                                            : tiles(given_.queries[0]),
+         .splits = given_.splits});
+    // Results then count as at odd places.
+    if (given_.packed_queries) params.out_vectors = false;
     return params;
   }
 
@@ -148,22 +153,24 @@ class Attention {
   void place_keys() {
     const auto most = as_size(*std::ranges::max_element(given_.keys));
     const std::size_t page = std::size_t{1} << given_.page_shift, batch = given_.keys.size();
+    std::size_t outer_rows = 0, outer_scale_rows = 0;
     if (kForm.layout == KeyLayout::kDense) {
-      outer_rows_ = most + 5;
-      rows_ = batch * outer_rows_;
-      outer_scale_rows_ = outer_rows_ / 128 + 1;
-      capacity_ = static_cast<int>(outer_rows_);
+      outer_rows = most + 5;
+      rows_ = batch * outer_rows;
+      outer_scale_rows = outer_rows / 128 + 1;
+      key_shape_ = {std::ssize(given_.keys), static_cast<std::int64_t>(outer_rows)};
+      scale_shape_ = {std::ssize(given_.keys), static_cast<std::int64_t>(outer_scale_rows)};
     } else if (kForm.layout == KeyLayout::kPacked) {
       rows_ = as_size(std::accumulate(given_.keys.begin(), given_.keys.end(), 0));
-      capacity_ = static_cast<int>(rows_);
+      key_shape_ = {static_cast<std::int64_t>(rows_)};
+      scale_shape_ = {static_cast<std::int64_t>(rows_ / 128 + batch)};
     } else {
       table_pages_ = static_cast<int>(most / page + 2);
-      capacity_ = table_pages_ << given_.page_shift;
-      outer_rows_ = page;
-      outer_scale_rows_ = 1;
       std::size_t pages = batch * as_size(table_pages_) + 3;
       if (pages % 5 == 0) ++pages;  // entries are 5 apart, and none has another's page
       rows_ = pages * page;
+      key_shape_ = {static_cast<std::int64_t>(pages), static_cast<std::int64_t>(page)};
+      scale_shape_ = {static_cast<std::int64_t>(pages)};
       // Entries of the table that do not count are false.
       table_.assign(batch * as_size(table_pages_), -1'000'000);
     }
@@ -173,8 +180,8 @@ class Attention {
       for (std::size_t key = 0; key < as_size(given_.keys[sequence]); ++key) {
         std::size_t place = before + key, scale_row = before / 128 + sequence + key / 128;
         if (kForm.layout == KeyLayout::kDense) {
-          place = sequence * outer_rows_ + key;
-          scale_row = sequence * outer_scale_rows_ + key / 128;
+          place = sequence * outer_rows + key;
+          scale_row = sequence * outer_scale_rows + key / 128;
         } else if (kForm.layout == KeyLayout::kPaged) {
           const std::size_t entry = sequence * as_size(table_pages_) + key / page;
           scale_row = (entry * 5 + 1) % (rows_ / page);
@@ -255,8 +262,9 @@ class Attention {
 
   AttentionCase given_;
   std::vector<std::vector<std::size_t>> places_, scale_rows_;
-  std::size_t rows_ = 0, outer_rows_ = 0, outer_scale_rows_ = 0;
-  int capacity_ = 0, table_pages_ = 0;
+  std::size_t rows_ = 0;  // of keys, in memory
+  int table_pages_ = 0;
+  std::vector<std::int64_t> key_shape_, scale_shape_;
   std::vector<float> partials_;
 };
 

@@ -1,12 +1,16 @@
-// Kernels of casts, run on the host, and what they write to. To be included before what else has
-// CUDA's types.
+// Casts by kernels that run on the host, by the parameters that src/cuda makes, and the same by the
+// CPU backend. To be included before what else has CUDA's types.
 #pragma once
 
+#include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/convert.h"
+#include "core/scale_layout.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
+#include "cuda/params.h"
 #include "kernels/cast/rows.h"
 #include "kernels/cast/scale_steps.h"
 #include "kernels/cast/tiles.h"
@@ -24,68 +28,72 @@ inline void raise_global(unsigned* address, unsigned value) {
 
 namespace octofold::cast {
 
+using config::CastFormat;
+using config::CastRule;
 using config::RowCastConfig;
+using config::ScaleStep;
 using config::ScaleStepConfig;
 using enum Granularity;
+using Floats = std::vector<float>;
 
-// Codes and scales of one target, with what nobody may write around them; or of a stack of so many
-// matrices [rows, cols].
+// Codes and scales of one target, or of a stack of so many matrices [rows, cols]: rows lie apart,
+// scales column by column, and nobody may write between them.
 class Target {
  public:
   Target(Granularity granularity, std::int64_t rows, std::int64_t cols, std::int64_t matrices = 1)
-      : granularity_(granularity), rows_(matrices * rows), cols_(cols), matrices_(matrices) {
-    const auto units = [](std::int64_t size, int unit) {
-      return unit == GranularityRow::kWhole ? 1 : config::ceil_divide(size, std::int64_t{unit});
-    };
-    scale_rows_ = matrices * units(rows, row_of(granularity).rows);
-    scale_cols_ = units(cols, row_of(granularity).cols);
-    codes_.assign(as_size(rows_ * cols) + 2 * kGuard, 0xAA);
-    scales_.assign(as_size(scale_rows_ * scale_cols_) + 2 * kGuard, -1.0f);
+      : granularity_(granularity),
+        rows_(matrices * rows),
+        cols_(cols),
+        grid_(core::scale_grid(granularity, matrices * rows, cols, matrices)) {
+    codes_.assign(as_size(rows_ * stride()) + 2 * kGuard, kPoison);
+    scales_.assign(as_size(kApart * grid_.rows * grid_.cols) + 2 * kGuard, -1.0f);
+  }
+
+  // Scales of units and factors of rows, where they are given.
+  Floats given_scales{}, factors{};
+  void set_amax(const Floats& amax) {
+    amax_.assign(as_size(kApart) * amax.size(), NAN);
+    for (std::size_t i = 0; i < amax.size(); ++i) amax_[as_size(kApart) * i] = amax[i];
   }
 
   CastTarget view() {
-    const MutableTensorView lines = vector(scale(), DType::kFloat32, scale_rows_);
-    const bool blocks = varies_along_k(granularity_);
-    return {matrix(codes(), DType::kE4M3, rows_, cols_),
-            blocks ? matrix(scale(), DType::kFloat32, scale_rows_, scale_cols_) : lines,
-            {.granularity = granularity_}};
+    float* const scale = scales_.data() + kGuard;
+    CastTarget view{matrix(codes_.data() + kGuard, DType::kE4M3, rows_, cols_, stride()),
+                    vector(scale, DType::kFloat32, grid_.rows),
+                    {.granularity = granularity_}};
+    if (varies_along_k(granularity_)) {
+      view.scale = matrix(scale, DType::kFloat32, grid_.rows, grid_.cols);
+      view.scale.strides[1] = kApart * grid_.rows;
+    }
+    view.scale.strides[0] = kApart;
+    if (!given_scales.empty()) {
+      view.scales = ScaleSource::kGiven;
+      for (std::size_t i = 0; i < given_scales.size(); ++i)
+        scale[as_size(kApart) * i] = given_scales[i];
+    }
+    if (!amax_.empty()) {
+      view.amax = vector<const void>(amax_.data(), DType::kFloat32, std::ssize(amax_) / kApart);
+      view.amax->strides[0] = kApart;
+    }
+    if (!factors.empty()) {
+      view.channel_scale = vector<const void>(factors.data(), DType::kFloat32, std::ssize(factors));
+    }
+    return view;
   }
-  config::CastTarget target() {
-    const bool one = granularity_ == kTensor && matrices_ == 1;
-    return {codes(), cols_, scale(), one ? 0 : scale_cols_, varies_along_k(granularity_) ? 1 : 0};
-  }
+  Granularity granularity() const { return granularity_; }
+  std::int64_t units() const { return grid_.rows * grid_.cols; }
+  std::int64_t rows() const { return rows_; }
+
+  // All of it, guards and what lies between rows too.
   void expect_same(const Target& other) const {
     EXPECT_THAT(codes_, testing::ElementsAreArray(other.codes_));
     ASSERT_EQ(scales_.size(), other.scales_.size());
     EXPECT_EQ(std::memcmp(scales_.data(), other.scales_.data(), scales_.size() * sizeof(float)), 0);
   }
-  // Expects matrix `index` of the stack to equal another target.
-  void expect_matrix(std::int64_t index, const Target& other) const {
-    const auto expect_part = [&](const auto& all, const auto& part) {
-      const std::size_t count = part.size() - 2 * kGuard;
-      const auto* begin = all.data() + kGuard + as_size(index) * count;
-      EXPECT_EQ(std::memcmp(begin, part.data() + kGuard, count * sizeof(part[0])), 0)
-          << "matrix " << index;
-    };
-    expect_part(codes_, other.codes_);
-    expect_part(scales_, other.scales_);
-  }
-  // Expects that nothing has been written to matrix `index` of the stack.
-  void expect_untouched(std::int64_t index) const {
-    const auto expect_part = [&](const auto& all, auto poison) {
-      const std::size_t count = (all.size() - 2 * kGuard) / as_size(matrices_);
-      const auto* begin = all.data() + kGuard + as_size(index) * count;
-      EXPECT_THAT(std::span(begin, count), testing::Each(poison)) << "matrix " << index;
-    };
-    expect_part(codes_, 0xAA);
-    expect_part(scales_, -1.0f);
-  }
-  // Scales to be read.
-  std::span<float> scales() { return {scale(), as_size(scale_rows_ * scale_cols_)}; }
   void expect_guards() const {
     for (std::size_t i = 0; i < kGuard; ++i) {
-      EXPECT_EQ(codes_[i], 0xAA);
-      EXPECT_EQ(codes_[codes_.size() - 1 - i], 0xAA);
+      EXPECT_EQ(codes_[i], kPoison);
+      EXPECT_EQ(codes_[codes_.size() - 1 - i], kPoison);
       EXPECT_EQ(scales_[i], -1.0f);
       EXPECT_EQ(scales_[scales_.size() - 1 - i], -1.0f);
     }
@@ -93,20 +101,47 @@ class Target {
 
  private:
   static constexpr std::size_t kGuard = 256;
-
-  unsigned char* codes() { return codes_.data() + kGuard; }
-  float* scale() { return scales_.data() + kGuard; }
+  static constexpr unsigned char kPoison = 0xAA;
+  static constexpr std::int64_t kApart = 2;  // from a scale to the next one
+  std::int64_t stride() const { return cols_ + 24; }
 
   Granularity granularity_;
-  std::int64_t rows_, cols_, matrices_, scale_rows_ = 0, scale_cols_ = 0;
+  std::int64_t rows_, cols_;
+  core::ScaleGrid grid_;
   std::vector<unsigned char> codes_;
-  std::vector<float> scales_;
+  Floats scales_, amax_;
+};
+
+// The targets of a cast, and what else is given to it.
+struct Targets {
+  std::optional<Target> rows{}, transposed{};
+  CastTargets given{};
+
+  CastTargets view() {
+    CastTargets view = given;
+    if (rows) view.rows = rows->view();
+    if (transposed) view.transposed = transposed->view();
+    return view;
+  }
+  void for_each(auto&& visit) {
+    for (std::optional<Target>* target : {&rows, &transposed}) {
+      if (*target) visit(**target);
+    }
+  }
+  void expect_guards() {
+    for_each([](const Target& target) { target.expect_guards(); });
+  }
+  void expect_same(const Targets& other) const {
+    if (rows) rows->expect_same(*other.rows);
+    if (transposed) transposed->expect_same(*other.transposed);
+  }
 };
 
 template <TileCastConfig kConfig>
 void launch(const CastParams& params) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const std::int64_t down = kConfig.grouped   ? config::blocks_before_group<std::int64_t>(
+  const std::int64_t down = kConfig.is_clustered() ? kConfig.cluster_tiles
+                            : kConfig.grouped ? config::blocks_before_group<std::int64_t>(
                                                     params.group_layout, params.rows, params.groups)
                             : kConfig.stacked ? params.matrices * params.matrix_tiles
                                               : config::ceil_divide(params.rows, kConfig.tile_rows);
@@ -116,13 +151,14 @@ void launch(const CastParams& params) {
     typename Cast::Shared shared{};
     return test::launch(blocks, kConfig.threads(), [&] { Cast::run(params, shared); });
   }
-  typename TileCast<kConfig>::Shared shared;
-  test::launch(blocks, kConfig.threads(), [&] {
+  std::vector<typename TileCast<kConfig>::Shared> shared(as_size(kConfig.cluster_tiles));
+  const auto body = [&] {
     Tiles<kConfig> tiles{{params, 0}};
     if (!tiles[0].any(params)) return;
     load<kConfig>(params, tiles);
-    TileCast<kConfig>(params, shared, tiles[0]).run();
-  });
+    TileCast<kConfig>(params, shared[ptx::cluster_rank()], tiles[0]).run();
+  };
+  test::launch(blocks, kConfig.threads(), body, kConfig.cluster_tiles);
 }
 
 template <ScaleStepConfig kConfig>
@@ -156,13 +192,46 @@ std::vector<Storage<kIn>> random_values(std::int64_t rows, std::int64_t cols) {
   return x;
 }
 
+// A matrix of them, in rows that lie apart.
+template <DType kIn>
+struct Matrix {
+  static constexpr std::int64_t kPadding = 8;
+  Matrix(std::int64_t rows_, std::int64_t cols_)
+      : rows(rows_), cols(cols_), values(random_values<kIn>(rows, cols + kPadding)) {}
+  void set(std::int64_t row, std::int64_t col, float value) {
+    cpu::store(&value, 1, values.data(), kIn, row * (cols + kPadding) + col, Overflow::kNan);
+  }
+  TensorView view() const {
+    return matrix<const void>(values.data(), kIn, rows, cols, cols + kPadding);
+  }
+
+  std::int64_t rows, cols;
+  std::vector<Storage<kIn>> values;
+};
+
 // Positive, and each another.
-inline std::vector<float> random_factors(std::int64_t count) {
+inline Floats random_factors(std::int64_t count) {
   test::Random random;
   std::normal_distribution<float> normal;
-  std::vector<float> factors(as_size(count));
+  Floats factors(as_size(count));
   for (float& factor : factors) factor = std::exp(2 * normal(random));
   return factors;
+}
+
+// Runs these kernels, one after another.
+template <auto... kConfigs>
+void cast_by(const CastSource& source, Targets& targets, const CastFormat& format) {
+  const CastParams params = cuda::params_of(source, targets.view(), format);
+  (launch<kConfigs>(params), ...);
+}
+
+// They write what the CPU backend writes, and nothing beside it.
+template <auto... kConfigs>
+void expect_as_on_cpu(const CastSource& source, const Targets& targets, const CastFormat& format) {
+  Targets device = targets, cpu = targets;
+  cast_by<kConfigs...>(source, device, format);
+  cpu::cast(source, cpu.view(), format);
+  device.expect_same(cpu);
 }
 
 }  // namespace octofold::cast

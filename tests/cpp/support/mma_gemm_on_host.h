@@ -3,7 +3,7 @@
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include "cuda/gemm_params.h"
+#include "cuda/params.h"
 #include "kernels/mma/gemm.h"
 #include "support/test.h"
 

@@ -4,7 +4,7 @@
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "cuda/fake_runtime.h"
-#include "cuda/sm90_product.h"
+#include "cuda/params.h"
 #include "kernels/sm90/gemm.h"
 #include "support/test.h"
 

@@ -1,0 +1,266 @@
+// The kernels of norms and of their gradients, run on the host by the parameters that src/cuda
+// makes, beside the CPU backend. Rows of operands lie apart, each operand's by another distance.
+#define __shared__ static
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
+#include "cpu/backend.h"
+#include "cuda/params.h"
+#include "kernels/norm/backward.h"
+#include "kernels/norm/gradients.h"
+#include "kernels/norm/rows.h"
+#include "support/numbers_on_host.h"
+#include "support/test.h"
+
+namespace octofold {
+namespace {
+
+using config::NormBackwardConfig;
+using config::NormForm;
+using config::NormOperand;
+using config::NormOutput;
+using config::NormRowConfig;
+using test::expect_near;
+using test::Floats;
+using test::Numbers;
+using enum DType;
+
+constexpr std::int64_t kRows = 12, kBatches = 3;
+
+// The operands of a norm. Those that modulate are of batches, 4 rows each.
+template <NormForm kForm, DType kIn>
+struct Operands {
+  template <NormOperand kOperand>
+  using Of = Numbers<kOperand == NormOperand::kFloat32 ? kFloat32 : kIn>;
+
+  explicit Operands(std::int64_t cols)
+      : weight(1, cols, 0),
+        bias(1, cols, 0),
+        scale(kBatches, cols, 40),
+        shift(kBatches, cols, 48) {}
+  NormOperands view() const {
+    NormOperands operands;
+    if (kForm.weight != NormOperand::kNone) operands.weight = weight.row();
+    if (kForm.bias != NormOperand::kNone) operands.bias = bias.row();
+    if (kForm.scale != NormOperand::kNone) operands.ada_scale = scale.view();
+    if (kForm.shift != NormOperand::kNone) operands.ada_shift = shift.view();
+    return operands;
+  }
+
+  Of<kForm.weight> weight;
+  Of<kForm.bias> bias;
+  Of<kForm.scale> scale;
+  Of<kForm.shift> shift;
+};
+
+// The results of a norm.
+template <DType kIn>
+struct Results {
+  explicit Results(std::int64_t cols) : sum(kRows, cols, 24), y(kRows, cols, 32) {}
+
+  Normed of(Normed source) {
+    if (source.residual) source.sum = sum.view();
+    source.rstd = rstd.row();
+    if (source.kind == NormKind::kLayer) source.mean = mean.row();
+    return source;
+  }
+
+  Numbers<kIn> sum, y;
+  Numbers<kFloat32> rstd{1, kRows, 0}, mean{1, kRows, 0};
+};
+
+float near_one_rounding(DType type, float value) {
+  const float unit = type == kFloat32 ? 1e-5f : type == kFloat16 ? 0x1p-9f : 0x1p-6f;
+  return unit * std::max(std::abs(value), 1.0f);
+}
+
+template <NormRowConfig kConfig>
+void expect_norm(std::int64_t cols) {
+  constexpr DType kIn = kConfig.format.in;
+  const Numbers<kIn> x(kRows, cols, 8), residual(kRows, cols, 16);
+  const Operands<kConfig.form, kIn> operands(cols);
+  Normed source{.kind = kConfig.form.kind, .epsilon = 0.25f, .x = x.view()};
+  source.operands = operands.view();
+  if (kConfig.adds_residual) source.residual = residual.view();
+  Results<kIn> actual(cols), expected = actual;
+  const MutableTensorView y = actual.y.view();
+  const config::NormParams params = cuda::params_of(actual.of(source), &y, std::nullopt);
+  test::launch(config::ceil_divide(kRows, std::int64_t{kConfig.rows_per_block()}),
+               kConfig.threads(), [&] { norm_row_kernel<kConfig>(params); });
+  cpu::normalize(expected.of(source), expected.y.view());
+  EXPECT_EQ(actual.sum, expected.sum);
+  const auto rounded = [](float value) { return near_one_rounding(kFloat32, value); };
+  expect_near(actual.rstd, expected.rstd, rounded);
+  expect_near(actual.mean, expected.mean, rounded);
+  expect_near(actual.y, expected.y, [](float value) { return near_one_rounding(kIn, value); });
+}
+
+constexpr NormForm kPlain{.weight = NormOperand::kInputType};
+constexpr NormForm kLayer{.kind = NormKind::kLayer,
+                          .weight = NormOperand::kFloat32,
+                          .bias = NormOperand::kInputType,
+                          .scale = NormOperand::kInputType,
+                          .shift = NormOperand::kFloat32};
+
+TEST(NormKernelTest, Numbers) {
+  expect_norm<{.form = kPlain,
+               .adds_residual = true,
+               .output = NormOutput::kNumbers,
+               .threads_per_row = 32,
+               .vectors_per_thread = 2}>(264);
+  expect_norm<{.form = kLayer,
+               .output = NormOutput::kNumbers,
+               .format = {.in = kFloat32},
+               .threads_per_row = 64,
+               .early_operands = true}>(520);
+  expect_norm<{.form = kLayer,
+               .adds_residual = true,
+               .output = NormOutput::kNumbers,
+               .format = {.in = kFloat16},
+               .vector_loads = false,
+               .threads_per_row = 32,
+               .vectors_per_thread = 1,
+               .reread = true}>(301);
+}
+
+// Codes of the same numbers and scales, but for numbers that lie between two codes.
+template <NormRowConfig kConfig>
+void expect_codes(std::int64_t cols) {
+  constexpr DType kIn = kConfig.format.in;
+  const Numbers<kIn> x(kRows, cols, 8);
+  const Operands<kConfig.form, kIn> operands(cols);
+  Normed source{.kind = kConfig.form.kind, .epsilon = 0.25f, .x = x.view()};
+  source.operands = operands.view();
+  const bool blocks = varies_along_k(kConfig.format.granularity);
+  const std::int64_t units = blocks ? config::ceil_divide(cols, kScaleBlock) : 1;
+  struct Target {
+    Target(std::int64_t cols, std::int64_t units)
+        : codes(as_size(kRows * (cols + 24))), scales(units, kRows, 3) {}
+    CastTarget view(std::int64_t cols, Granularity granularity) {
+      CastTarget target{matrix(codes.data(), kE4M3, kRows, cols, cols + 24),
+                        scales.row(),
+                        {.granularity = granularity}};
+      if (!varies_along_k(granularity)) return target;
+      target.scale = scales.view();  // column by column
+      std::swap(target.scale.shape[0], target.scale.shape[1]);
+      std::swap(target.scale.strides[0], target.scale.strides[1]);
+      return target;
+    }
+    std::vector<unsigned char> codes;
+    Numbers<kFloat32> scales;
+  };
+  Target actual(cols, units), expected = actual;
+  Results<kIn> results(cols), on_cpu = results;
+  const Granularity granularity = kConfig.format.granularity;
+  const config::NormParams params =
+      cuda::params_of(results.of(source), nullptr, actual.view(cols, granularity));
+  test::launch(config::ceil_divide(kRows, std::int64_t{kConfig.rows_per_block()}),
+               kConfig.threads(), [&] { norm_row_kernel<kConfig>(params); });
+  cpu::cast(on_cpu.of(source), {.rows = expected.view(cols, granularity)}, kConfig.format);
+  expect_near(actual.scales, expected.scales,
+              [](float value) { return near_one_rounding(kIn, value); });
+  std::int64_t differ = 0;
+  for (std::size_t i = 0; i < actual.codes.size(); ++i) {
+    ASSERT_LE(std::abs(actual.codes[i] - expected.codes[i]), 1) << i;
+    differ += actual.codes[i] != expected.codes[i];
+  }
+  EXPECT_LE(differ, std::ssize(actual.codes) / 50);
+}
+
+TEST(NormKernelTest, Codes) {
+  expect_codes<{.form = kPlain, .threads_per_row = 32, .vectors_per_thread = 2}>(264);
+  expect_codes<{.form = kLayer,
+                .format = {.in = kFloat32, .granularity = Granularity::kChannel},
+                .threads_per_row = 64,
+                .vectors_per_thread = 2}>(136);
+}
+
+// The gradients by all that a norm has.
+template <NormBackwardConfig kConfig>
+void expect_gradients(std::int64_t cols) {
+  static_assert(kConfig.sums_products && kConfig.sums_offsets);
+  constexpr DType kIn = kConfig.in;
+  constexpr NormForm kForm = kConfig.form;
+  constexpr bool kModulates = kForm.scale != NormOperand::kNone;
+  const Numbers<kIn> dy(kRows, cols, 8), x(kRows, cols, 16), residual(kRows, cols, 24);
+  const Operands<kForm, kIn> operands(cols);
+  Normed source{.kind = kForm.kind, .x = x.view()};
+  source.operands = operands.view();
+  Results<kIn> forward(cols);
+  cpu::normalize(forward.of(source), forward.y.view());
+  NormGradientArguments arguments{.kind = kForm.kind,
+                                  .gradient = dy.view(),
+                                  .x = x.view(),
+                                  .rstd = std::as_const(forward.rstd).row(),
+                                  .operands = operands.view()};
+  if (kForm.centres()) arguments.mean = std::as_const(forward.mean).row();
+  if (kConfig.adds_gradient) arguments.residual_gradient = residual.view();
+  struct Gradients {
+    explicit Gradients(std::int64_t cols)
+        : dx(kRows, cols, 32),
+          by_cols(2, cols, 0),
+          by_scale(kBatches, cols, 8),
+          by_shift(kBatches, cols, 24) {}
+    Numbers<kIn> dx;
+    Numbers<kFloat32> by_cols, by_scale, by_shift;
+  } actual(cols), expected = actual;
+  const std::int64_t batches = kModulates ? kBatches : 1;
+  Floats workspace(as_size(2 * config::norm_spans(cols, batches) * cols), NAN);
+  const auto view = [&](Gradients& gradients) {
+    const MutableTensorView by_cols = gradients.by_cols.view();
+    auto* const second = static_cast<float*>(by_cols.data) + cols;
+    NormGradients view{
+        .dx = gradients.dx.view(),
+        .dweight = vector(by_cols.data, kFloat32, cols),
+        .dbias = vector(static_cast<void*>(second), kFloat32, cols),
+        .workspace = matrix(workspace.data(), kFloat32, std::ssize(workspace) / cols, cols)};
+    if (kModulates) {
+      view.d_ada_scale = gradients.by_scale.view();
+      view.d_ada_shift = gradients.by_shift.view();
+    }
+    return view;
+  };
+  constexpr std::int64_t kSpan = 3;  // rows of a block
+  const std::int64_t blocks = config::ceil_divide(kRows / batches, kSpan);
+  const config::NormBackwardParams params = cuda::params_of(
+      arguments, view(actual), {.rows_per_block = kSpan, .blocks_per_batch = blocks});
+  test::launch(batches * blocks, kConfig.threads(), [&] { norm_backward_kernel<kConfig>(params); });
+  constexpr auto kGradients = [](bool by_batch) {
+    return config::NormGradientConfig{
+        .form = kForm, .in = kIn, .by_batch = by_batch, .sums_offsets = true};
+  };
+  const std::int64_t across = config::ceil_divide(cols, config::NormGradientConfig::kColumns);
+  test::launch(across, kGradients(false).threads(),
+               [&] { norm_gradient_kernel<kGradients(false)>(params); });
+  if constexpr (kModulates) {
+    test::launch(across * batches, kGradients(true).threads(),
+                 [&] { norm_gradient_kernel<kGradients(true)>(params); });
+  }
+  cpu::norm_gradient(arguments, view(expected));
+  expect_near(actual.dx, expected.dx,
+              [](float value) { return 4 * near_one_rounding(kIn, value); });
+  const auto of_sums = [](float value) { return 1e-4f * std::max(std::abs(value), 10.0f); };
+  expect_near(actual.by_cols, expected.by_cols, of_sums);
+  expect_near(actual.by_scale, expected.by_scale, of_sums);
+  expect_near(actual.by_shift, expected.by_shift, of_sums);
+}
+
+TEST(NormKernelTest, Gradients) {
+  expect_gradients<{
+      .form = kPlain, .adds_gradient = true, .sums_offsets = true, .row_threads = 32}>(264);
+  expect_gradients<{.form = kLayer,
+                    .in = kFloat32,
+                    .sums_offsets = true,
+                    .row_threads = 64,
+                    .vectors_per_thread = 4}>(520);
+  expect_gradients<{.form = kLayer,
+                    .in = kFloat16,
+                    .adds_gradient = true,
+                    .sums_offsets = true,
+                    .vectors = false,
+                    .row_threads = 32,
+                    .vectors_per_thread = 1,
+                    .wide = true}>(301);
+}
+
+}  // namespace
+}  // namespace octofold
