@@ -259,7 +259,7 @@ def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
     is_kept = there.products and not there.fault
     products = json.loads(read_text(there.file))["products"] if is_kept else {}
     for choice in choices:
-        products[str(library.tuning_key(asdict(choice.problem)))] = {
+        products[_key(choice.problem)] = {
             "candidate": choice.candidate,
             "microseconds": round(choice.microseconds, 3),
             "planned_microseconds": round(choice.planned_microseconds, 3),
@@ -302,3 +302,7 @@ def _gpu(gpu: Gpu | int) -> Gpu:
     if gpu >= len(gpus):
         raise UnavailableError(f"tuning: expected a GPU of index {gpu}, got {len(gpus)} GPUs here")
     return gpus[gpu]
+
+
+def _key(problem: Problem) -> str:
+    return str(library.tuning_key(asdict(problem)))

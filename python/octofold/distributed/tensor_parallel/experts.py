@@ -32,7 +32,7 @@ class ExpertTensorParallel(BlockStyle):
         torch.float32. What is added has been rounded to their dtype on each rank.
 
     Weights become DTensors, whose parts of gate and up are those of torch's _StridedShard. FP8
-    weights stay buffers; with 128x128 scales that straddle a border each rank keeps the squares
+    weights stay buffers; with 128x128 scales that straddle two ranks each keeps the squares
     that it touches, with zeros for what is not its own.
     Raises InvalidArgumentError, which names the argument.
     """

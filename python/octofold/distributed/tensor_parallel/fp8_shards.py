@@ -34,7 +34,7 @@ def shard_of(weight: ScaledTensor, dim: int, rank: int, size: int) -> Shard:
     """The part that a rank has of a weight [..., out, in]: the one of dimension -2 (rows, out) or
     -1 (columns, in) that torch.chunk() gives it.
 
-    The codes are the weight's. A unit of scales that straddles a border of ranks is kept on both
+    The codes are the weight's. A unit of scales that straddles two ranks is kept on both
     sides. As products begin with a whole unit, the part gets zero codes in front up to where its
     first unit begins: up to 127 rows or columns. Rows: the first `zeros` columns of the product are
     zeros too, and are cut off. Columns: x gets as many zero columns in front.

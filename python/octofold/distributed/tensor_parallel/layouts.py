@@ -1,4 +1,4 @@
-"""Tensors and DTensors at the border of a parallel layer, and parameters as DTensors."""
+"""Tensors and DTensors at the boundaries of a parallel layer, and parameters as DTensors."""
 
 from typing import Any, Final
 

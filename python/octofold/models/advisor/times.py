@@ -100,8 +100,7 @@ def time_group(
                 if name == OWN or isinstance(failure, torch.OutOfMemoryError):
                     raise
                 wrong[name] = f"it could not be timed: {failure}"[:300]
-        values = medians(list(samplers.values()), ROUNDS, warm_up=1)
-        for name, value in zip(samplers, values, strict=True):
+        for name, value in zip(samplers, _medians(list(samplers.values())), strict=True):
             seconds[name] += count * value
     for candidate in group:
         candidate.options = [
@@ -110,6 +109,10 @@ def time_group(
             else replace(option, seconds=None if option.why_not else seconds[option.way])
             for option in candidate.options
         ]
+
+
+def _medians(samplers: Sequence[Sampler]) -> list[float]:
+    return medians(samplers, ROUNDS, warm_up=1)
 
 
 def _sampler(modules: Sequence[Module], x: Tensor, kind: Kind, graph: bool) -> Sampler:

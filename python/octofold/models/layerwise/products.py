@@ -38,7 +38,7 @@ def linear_way(
     device: torch.device,
     dtype: torch.dtype,
 ) -> str:
-    """One of octofold._layer_ways, of x [..., in] of this shape that is computed with in `dtype`.
+    """One of octofold._info, of x [..., in] of this shape that is computed with in `dtype`.
     "cast" is a copy of the weight in this dtype, for torch's product, whose rows are not apart.
     native: as enable_layerwise_casting() takes it. True on a GPU that has no native products, as a
     layer may be moved to, is as False."""

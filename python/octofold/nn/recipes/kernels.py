@@ -57,7 +57,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def way_of(kind: str, weights: str, device: torch.device) -> LayerWay:
     """How layers of a kind compute on the device, and why not natively; one of
-    octofold._layer_ways.LAYERS."""
+    octofold._info.LAYERS."""
     index = _gpu_of(device)
     return _ON_CPU if index is None else _way_once(kind, weights, index)
 
