@@ -9,7 +9,7 @@
 #include "cuda/mma_product.h"
 #include "cuda/sm90_product.h"
 #include "cuda/tuned_plan.h"
-#include "plan/product_planner.h"
+#include "plan/product.h"
 #include "plan/tma.h"
 
 namespace octofold::cuda {

@@ -18,7 +18,7 @@
 #include "jit/kernel_cache.h"
 #include "jit/nvrtc.h"
 #include "ops/target_gpu.h"
-#include "plan/product_planner.h"
+#include "plan/product.h"
 
 namespace octofold {
 namespace {

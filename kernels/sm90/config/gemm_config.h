@@ -70,6 +70,8 @@ struct Sm90GemmConfig {
   // Waits for the next stage and its scales while the products of this one run (consumer.h).
   bool wait_ahead = false;
 
+  static constexpr const char* kHeader = "kernels/sm90/gemm.h";
+  static constexpr const char* kKernel = "gemm_kernel";
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
   template <typename Visit>
   constexpr void visit(Visit&& field) const {

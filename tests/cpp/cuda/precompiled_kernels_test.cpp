@@ -22,7 +22,8 @@ class PrecompiledKernelsTest : public FakeGpuTest {
  protected:
   PrecompiledKernelsTest() {
     state().params_bytes = 0;  // nobody looks at them here, and kernels differ in their size
-    for (const plan::KernelPlan& kernel : plan::precompiled_kernels()) all_.insert(kernel.kernel);
+    for (const plan::KernelPlan& kernel : plan::precompiled_kernels(plan::kHopper))
+      all_.insert(kernel.kernel);
     precompiled_ = [this](const jit::Program& program) -> std::optional<jit::Binary> {
       EXPECT_EQ(program.architecture, "sm_90a");
       EXPECT_TRUE(all_.contains(program.kernel)) << program.description;

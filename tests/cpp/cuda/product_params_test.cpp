@@ -1,6 +1,6 @@
 // The parameters and tensor maps with which a product reaches Hopper's kernel.
 
-#include "plan/product_planner.h"
+#include "plan/product.h"
 #include "support/product_fixture.h"
 #include "support/test.h"
 

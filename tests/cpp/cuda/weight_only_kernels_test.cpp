@@ -2,6 +2,7 @@
 // register file, and tensor cores do the work.
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
+#include "plan/mma/planner.h"
 #include "plan/weight_only.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
@@ -140,7 +141,7 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
         .x = narrow(),
         .out = narrow(),
         .w_scales = has_blocks ? Granularity::kBlock128x128 : Granularity::kTensor};
-    for (const auto& [config, splits] : warp_weight_only_candidates(problem, gpu_)) {
+    for (const auto& [config, splits] : plan::mma::warp_weight_only_candidates(problem, gpu_)) {
       const bool is_largest = config.column_tiles() * config.row_tiles() >= 16 &&
                               config.stages == (config.ahead ? 3 : 2);
       if (is_largest) expect_sound(config);
@@ -222,7 +223,7 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTilesOfGroups) {
                                         .work = config::Work::kGroupedRows,
                                         .groups = 8,
                                         .gathered = true};
-  for (const auto& [config, splits] : warp_weight_only_candidates(problem, gpu_)) {
+  for (const auto& [config, splits] : plan::mma::warp_weight_only_candidates(problem, gpu_)) {
     const bool is_largest =
         config.column_tiles() * config.row_tiles() >= 16 && config.stages == (config.ahead ? 3 : 2);
     if (is_largest) expect_sound(config);

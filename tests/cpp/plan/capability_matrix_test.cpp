@@ -12,7 +12,7 @@
 #include "plan/cast.h"
 #include "plan/dot.h"
 #include "plan/norm.h"
-#include "plan/product_planner.h"
+#include "plan/product.h"
 #include "plan/rotary.h"
 #include "plan/routing.h"
 #include "plan/transpose.h"

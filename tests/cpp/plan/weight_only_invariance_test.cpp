@@ -83,11 +83,11 @@ TEST(WeightOnlyInvarianceTest, AllCandidatesOfAllNumbersOfRowsSumARowAlike) {
         set_rows(problem, rows);
         const auto candidates = weight_only_candidates(problem, gpu);
         ASSERT_FALSE(candidates.empty()) << describe(problem) << " on " << capability;
-        for (const WeightOnlyChoice& choice : candidates) {
+        for (const auto& [name, choice] : candidates) {
           ways.insert(std::visit([](const auto& one) { return sums_of(one); }, choice));
         }
         EXPECT_EQ(ways.size(), 1u)
-            << describe(problem) << " on " << capability << ": " << name_of(candidates.back());
+            << describe(problem) << " on " << capability << ": " << candidates.back().name;
       }
     }
   }

@@ -13,6 +13,7 @@
 #include "octofold/error.h"
 
 #include "kernels/weight_only/config/workspace.h"
+#include "plan/mma/planner.h"
 #include "support/error_of.h"
 #include "support/granularities.h"
 #include "support/random.h"
@@ -193,7 +194,7 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
 
 // They are among the candidates wherever the tile fits, beside those whose blocks share the depth.
 TEST(PlanWeightOnlyTest, DecodingAheadIsACandidateBesideSharedDepth) {
-  const auto candidates = warp_weight_only_candidates(
+  const auto candidates = mma::warp_weight_only_candidates(
       contiguous({.rows = 300, .columns = 392, .depth = 1040}), gpu_of(80));
   const auto count = [&](auto&& has) { return std::ranges::count_if(candidates, has); };
   EXPECT_GT(count([](const WeightOnlyWork& work) { return work.splits > 1; }), 0);
@@ -256,7 +257,7 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
         ASSERT_NE(config, nullptr);
         EXPECT_EQ(config->depth_factors, transposed && (scales == Granularity::kChannel ||
                                                         scales == Granularity::kBlock1x128));
-        EXPECT_GE(plan.kernels[0].blocks, 64) << rows << " " << name_of(*config);
+        EXPECT_GE(plan.kernels[0].blocks, 64) << rows << " " << describe(*config);
         problem.fits_tma = false;
         EXPECT_TRUE(
             std::holds_alternative<WeightOnlyWork>(plan_weight_only(problem, kHopper).config));
@@ -277,7 +278,7 @@ TEST(PlanWeightOnlyTest, NamesTellCandidatesApart) {
     std::set<std::string> names;
     const auto candidates = weight_only_candidates(
         {.rows = 100, .columns = 4096, .depth = 7168, .has_workspace = true}, gpu);
-    for (const WeightOnlyChoice& choice : candidates) names.insert(name_of(choice));
+    for (const auto& [name, choice] : candidates) names.insert(name);
     EXPECT_EQ(names.size(), candidates.size());
   }
 }

@@ -4,7 +4,7 @@
 #include "cuda/device.h"
 #include "kernels/sm90/config/gemm.h"
 #include "plan/cast.h"
-#include "plan/sm90/planner.h"
+#include "plan/kernel_plan.h"
 #include "support/kernel_sample.h"
 #include "support/product_plans.h"
 #include "support/sass.h"
@@ -58,7 +58,7 @@ class Compiler {
 inline void expect_sound(const config::Sm90GemmConfig& config) {
   const std::string description = plan::describe(config);
   const std::optional<jit::Binary> compiled_now =
-      compiled({plan::sm90::kHeader, plan::kernel_name(plan::sm90::kKernel, config),
+      compiled({config.kHeader, plan::kernel_name(config.kKernel, config),
                 plan::architecture(plan::kHopper), description});
   if (!compiled_now) return;
   const jit::Binary& binary = *compiled_now;

@@ -1,12 +1,10 @@
-#include "plan/mma/planner.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
 
-#include "core/check.h"
 #include "core/format.h"
+#include "plan/mma/planner.h"
 
 namespace octofold::plan::mma {
 namespace {
@@ -95,15 +93,15 @@ constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - 8 * config::
 constexpr SizeLimits kLimits{
     .largest = kLargest, .most_tiles = kLargest / 2, .rows_of_a = 16, .rows_of_b = 64};
 
-class Planner final : public ProductPlanner {
+class Products final : public ProductPlanner {
  public:
   void require_sizes(const GemmProblem& problem) const override {
     plan::require_sizes(problem, kLimits);
   }
 
-  std::vector<ProductCandidate> candidates(const GemmProblem& problem,
-                                           const Gpu& gpu) const override {
-    std::vector<ProductCandidate> candidates;
+  Candidates candidates(const GemmProblem& problem, const Gpu& gpu) const override {
+    Candidates candidates;
+    if (problem.dynamic.exists) return candidates;  // no kernel casts A
     for (const Tile& tile : tiles_for(problem)) {
       const MmaGemmConfig config = configure(problem, tile, gpu);
       if (config.invalid_reason() == nullptr) candidates.push_back({name_of(config), config});
@@ -111,32 +109,29 @@ class Planner final : public ProductPlanner {
     return candidates;
   }
 
-  ProductConfig choose(const GemmProblem& problem, const Gpu& gpu) const override {
-    const std::vector<ProductCandidate> all = candidates(problem, gpu);
-    if (all.empty()) {
-      core::fail(ErrorCode::kInternal, "{}: no tile for {}", operation_of(problem),
-                 describe(problem));
-    }
-    const auto clocks = [&](const ProductCandidate& candidate) {
+  std::optional<ProductConfig> choose(const GemmProblem& problem, const Gpu& gpu) const override {
+    const Candidates all = candidates(problem, gpu);
+    if (all.empty()) return {};
+    const auto clocks = [&](const Candidate<ProductConfig>& candidate) {
       return predicted_clocks(problem, std::get<MmaGemmConfig>(candidate.config), gpu);
     };
     return std::ranges::min_element(all, {}, clocks)->config;
   }
 
-  KernelPlan kernel(const GemmProblem& problem, const ProductConfig& chosen,
-                    const Gpu& gpu) const override {
+  std::vector<KernelPlan> kernels(const GemmProblem& problem, const ProductConfig& chosen,
+                                  const Gpu& gpu) const override {
     const auto& config = std::get<MmaGemmConfig>(chosen);
     KernelPlan kernel = kernel_plan("gemm", config.kHeader, config.kKernel, config,
                                     blocks_of(problem, config, gpu));
     kernel.shared_bytes = config.shared_bytes();
-    return kernel;
+    return {kernel};
   }
 };
 
 }  // namespace
 
-const ProductPlanner& planner() {
-  static const Planner planner;
+const ProductPlanner& product_planner() {
+  static const Products planner;
   return planner;
 }
 

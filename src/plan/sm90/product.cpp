@@ -1,14 +1,12 @@
-#include "plan/sm90/planner.h"
-
 #include <algorithm>
 #include <limits>
 #include <optional>
 #include <span>
 #include <utility>
 
-#include "core/check.h"
 #include "core/format.h"
 #include "plan/sm90/cost.h"
+#include "plan/sm90/planner.h"
 #include "plan/sm90/tilings.h"
 
 namespace octofold::plan::sm90 {
@@ -163,20 +161,19 @@ constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - 2 * config::
 constexpr SizeLimits kLimits{
     .largest = kLargest, .most_tiles = kLargest / 4, .rows_of_a = 8, .rows_of_b = 64};
 
-class Planner final : public ProductPlanner {
+class Products final : public ProductPlanner {
  public:
   void require_sizes(const GemmProblem& problem) const override {
     plan::require_sizes(problem, kLimits);
   }
 
-  std::vector<ProductCandidate> candidates(const GemmProblem& problem,
-                                           const Gpu& gpu) const override {
-    std::vector<ProductCandidate> candidates;
+  Candidates candidates(const GemmProblem& problem, const Gpu& gpu) const override {
+    Candidates candidates;
     for (const Tiling& tiling : tilings_for(problem)) {
       for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
         // Without promotion tilings that differ in their order alone are one.
-        if (std::ranges::find(candidates, ProductConfig(config), &ProductCandidate::config) ==
-            candidates.end()) {
+        if (std::ranges::find(candidates, ProductConfig(config),
+                              &Candidate<ProductConfig>::config) == candidates.end()) {
           candidates.push_back({name_of(config), config});
         }
       }
@@ -184,8 +181,8 @@ class Planner final : public ProductPlanner {
     return candidates;
   }
 
-  ProductConfig choose(const GemmProblem& problem, const Gpu& gpu) const override {
-    Sm90GemmConfig best;
+  std::optional<ProductConfig> choose(const GemmProblem& problem, const Gpu& gpu) const override {
+    std::optional<ProductConfig> best;
     double least = std::numeric_limits<double>::infinity();
     for (const Tiling& tiling : tilings_for(problem)) {
       // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best.
@@ -201,33 +198,29 @@ class Planner final : public ProductPlanner {
         }
       }
     }
-    if (least == std::numeric_limits<double>::infinity()) {
-      core::fail(ErrorCode::kInternal, "{}: no tiling for {}", operation_of(problem),
-                 describe(problem));
-    }
     return best;
   }
 
-  KernelPlan kernel(const GemmProblem& problem, const ProductConfig& chosen,
-                    const Gpu& gpu) const override {
+  std::vector<KernelPlan> kernels(const GemmProblem& problem, const ProductConfig& chosen,
+                                  const Gpu& gpu) const override {
     const auto& config = std::get<Sm90GemmConfig>(chosen);
     int clusters = most_clusters(problem, config);
     // A block stays for all its tiles, unless it shares one.
     if (config.split_k == 1)
       clusters = std::min(
           clusters, clusters_at_once(config.cluster_size(), config.blocks_per_multiprocessor, gpu));
-    KernelPlan kernel =
-        kernel_plan("gemm", kHeader, kKernel, config, clusters * config.cluster_size());
+    KernelPlan kernel = kernel_plan("gemm", config.kHeader, config.kKernel, config,
+                                    clusters * config.cluster_size());
     kernel.cluster_size = config.cluster_size();
     kernel.shared_bytes = config::Sm90SmemLayout(config).total;
-    return kernel;
+    return {kernel};
   }
 };
 
 }  // namespace
 
-const ProductPlanner& planner() {
-  static const Planner planner;
+const ProductPlanner& product_planner() {
+  static const Products planner;
   return planner;
 }
 
