@@ -16,7 +16,7 @@
 // from reasoning (docs/kernels/gemm-mma.md).
 #pragma once
 
-#include "kernels/epilogue/store_pairs.h"
+#include "kernels/epilogue/finish.h"
 #include "kernels/mma/config/gemm.h"
 #include "kernels/mma/load.h"
 #include "kernels/mma/products.h"

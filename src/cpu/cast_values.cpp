@@ -14,7 +14,6 @@
 #include "cpu/parallel.h"
 #include "cpu/runs.h"
 #include "cpu/scale.h"
-#include "kernels/shared/channel_scale.h"
 #include "kernels/shared/fp8_format.h"
 #include "kernels/shared/group_bounds.h"
 

@@ -6,7 +6,7 @@
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
 #include "cpu/runs.h"
-#include "kernels/shared/channel_scale.h"
+#include "kernels/shared/fp8_format.h"
 
 namespace octofold::cpu {
 

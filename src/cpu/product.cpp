@@ -14,7 +14,7 @@
 #include "cpu/cast_values.h"
 #include "cpu/groups.h"
 #include "cpu/matrix_product.h"
-#include "kernels/shared/arrival_order.h"
+#include "kernels/shared/arrival_walk.h"
 #include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {

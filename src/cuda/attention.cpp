@@ -9,7 +9,6 @@
 
 #include "core/check.h"
 #include "kernels/attention/config/params.h"
-#include "kernels/attention/config/workspace.h"
 #include "plan/attention.h"
 
 namespace octofold::cuda {

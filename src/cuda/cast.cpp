@@ -13,11 +13,9 @@
 #include "cuda/group_check.h"
 #include "cuda/norm_views.h"
 #include "cuda/norms.h"
-#include "kernels/cast/config/batch.h"
 #include "kernels/cast/config/params.h"
 #include "kernels/shared/group_bounds.h"
 #include "plan/cast.h"
-#include "plan/cast_batch.h"
 
 namespace octofold::cuda {
 namespace {

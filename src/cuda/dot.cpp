@@ -5,7 +5,7 @@
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
 #include "kernels/dot/config/dot.h"
-#include "plan/dot.h"
+#include "plan/small.h"
 
 namespace octofold::cuda {
 namespace {

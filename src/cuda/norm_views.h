@@ -8,7 +8,7 @@
 #include "octofold/cast_sources.h"
 
 #include "cuda/cast_views.h"
-#include "kernels/cast/config/norm_operands.h"
+#include "kernels/cast/config/norm_form.h"
 
 namespace octofold::cuda {
 

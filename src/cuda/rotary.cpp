@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/rotary/config/rotary.h"
-#include "plan/rotary.h"
+#include "plan/small.h"
 
 namespace octofold::cuda {
 namespace {

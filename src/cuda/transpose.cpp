@@ -2,7 +2,7 @@
 
 #include "cuda/cast_views.h"
 #include "kernels/cast/config/transpose.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 
 namespace octofold::cuda {
 namespace {

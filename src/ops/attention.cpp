@@ -16,7 +16,7 @@
 #include "core/group_offsets.h"
 #include "cpu/attention.h"
 #include "cuda/attention.h"
-#include "kernels/attention/config/workspace.h"
+#include "kernels/attention/config/params.h"
 #include "ops/attention_operands.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"

@@ -12,7 +12,7 @@
 #include "core/format.h"
 #include "core/options.h"
 #include "jit/nvrtc.h"
-#include "plan/capability_matrix.h"
+#include "plan/operands.h"
 
 namespace octofold {
 namespace {

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
-#include "kernels/weight_only/config/workspace.h"
+#include "kernels/weight_only/config/weight_only.h"
 #include "ops/dot_operand.h"
 #include "ops/inputs.h"
 #include "ops/product.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "kernels/attention/config/workspace.h"
+#include "kernels/attention/config/params.h"
 #include "plan/architectures.h"
 #include "plan/capability.h"
 

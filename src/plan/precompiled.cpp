@@ -12,7 +12,7 @@
 #include "plan/norm.h"
 #include "plan/product.h"
 #include "plan/routing.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 #include "plan/tuning.h"
 
 namespace octofold::plan {

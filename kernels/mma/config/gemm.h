@@ -6,7 +6,6 @@
 #include "octofold/gemm_form.h"
 
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/gated_output.h"
 #include "kernels/shared/gemm_params.h"
 #include "kernels/shared/product_form.h"
 #include "kernels/shared/stage_scales.h"

@@ -6,7 +6,7 @@
 #include "octofold/gemm_form.h"
 
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/gated_output.h"
+#include "kernels/shared/product_form.h"
 #include "kernels/shared/stage_scales.h"
 #include "kernels/shared/work.h"
 #include "kernels/sm90/config/choices.h"

@@ -16,7 +16,7 @@ struct Sm90GemmParams : GemmParams {
   // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise; not of what is cast
   TensorMap columns_map{};
   // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups it has three
-  // dimensions, of which the outer two both count rows (kernels/sm90/store_groups.h).
+  // dimensions, of which the outer two both count rows (kernels/sm90/groups.h).
   TensorMap out_map{};
   TensorMap c_map{};  // the same of C, with OutputStore::kTmaPrefetchedC
 

@@ -1,7 +1,7 @@
 // The kernels of casts and conversions, compiled for their GPU: no register leaves the register
 // file, and no exchange between lanes has to collect them first.
 #include "plan/cast.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"

@@ -1,8 +1,8 @@
 // The launches and parameters of many casts in one call, and the compilation of their kernels.
 #include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
-#include "kernels/cast/config/batch.h"
-#include "plan/cast_batch.h"
+#include "kernels/cast/config/params.h"
+#include "plan/cast.h"
 #include "support/nvrtc.h"
 #include "support/product_plans.h"
 #include "support/sound_kernel.h"

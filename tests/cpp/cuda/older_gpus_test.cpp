@@ -3,9 +3,8 @@
 // there. Of each kind of kernel a few; tests of Hopper's have them all.
 #include "plan/cast.h"
 #include "plan/norm.h"
-#include "plan/rotary.h"
 #include "plan/routing.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"

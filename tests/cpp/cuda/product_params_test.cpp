@@ -54,7 +54,7 @@ TEST_F(ProductParamsTest, TensorMapsDescribeTheMatrices) {
   EXPECT_EQ(last_params().last_rows, 104);
 }
 
-// plan/sm90/bands.h
+// plan/sm90/cost.h
 TEST_F(ProductParamsTest, TilesComeInTheBandsThatSuitThem) {
   multiply(product(1000, 512, 640), kTile);
   EXPECT_FALSE(last_params().work.bands.of_columns);

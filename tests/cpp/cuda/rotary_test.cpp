@@ -4,7 +4,7 @@
 
 #include "cuda/fake_runtime.h"
 #include "kernels/rotary/config/rotary.h"
-#include "plan/rotary.h"
+#include "plan/small.h"
 #include "support/gpu_product.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"

@@ -1,6 +1,6 @@
 // The kernels of routing and of the dot product, compiled: no register leaves the register file.
-#include "plan/dot.h"
 #include "plan/routing.h"
+#include "plan/small.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
 #include "support/test.h"

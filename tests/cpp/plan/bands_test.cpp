@@ -1,9 +1,8 @@
 // How tiles are walked: the orders that were the fastest, or within 0.4 % of it, of six that were
 // timed on an H200 (docs/notes/gemm-sm90.md).
-#include "plan/sm90/bands.h"
-
 #include <limits>
 
+#include "plan/sm90/cost.h"
 #include "support/test.h"
 
 namespace octofold::plan::sm90 {

@@ -1,6 +1,4 @@
 // The matrix says what planners do: each is asked for a problem of each cell.
-#include "plan/capability_matrix.h"
-
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <set>
@@ -10,12 +8,11 @@
 
 #include "plan/attention.h"
 #include "plan/cast.h"
-#include "plan/dot.h"
 #include "plan/norm.h"
+#include "plan/operands.h"
 #include "plan/product.h"
-#include "plan/rotary.h"
 #include "plan/routing.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 #include "plan/weight_only.h"
 
 namespace octofold::plan {

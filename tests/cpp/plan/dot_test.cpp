@@ -1,5 +1,4 @@
-#include "plan/dot.h"
-
+#include "plan/small.h"
 #include "support/test.h"
 
 namespace octofold::plan {

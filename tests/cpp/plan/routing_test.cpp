@@ -2,9 +2,8 @@
 
 #include "plan/attention.h"
 #include "plan/cast.h"
-#include "plan/dot.h"
 #include "plan/norm.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 #include "support/test.h"
 
 namespace octofold::plan {

@@ -1,8 +1,7 @@
-#include "plan/transpose.h"
-
 #include <array>
 #include <set>
 
+#include "plan/small.h"
 #include "support/random.h"
 #include "support/test.h"
 
