@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/attention/config/warpgroup_queries.h"
-#include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/warp_arrival.h"
 
 namespace octofold::attention {
 

@@ -1,8 +1,8 @@
 // The block's shared memory: Sm90SmemLayout's offsets as addresses, and what its barriers mean.
 #pragma once
 
-#include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/warp_arrival.h"
 #include "kernels/sm90/config/gemm.h"
 
 namespace octofold::sm90 {

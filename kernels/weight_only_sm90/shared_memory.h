@@ -1,8 +1,8 @@
 // The layout of the block's shared memory, as addresses, and the meaning of its barriers.
 #pragma once
 
-#include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/warp_arrival.h"
 #include "kernels/shared/ring_position.h"
 #include "kernels/weight_only_sm90/config/weight_only.h"
 
