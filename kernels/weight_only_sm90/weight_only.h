@@ -39,17 +39,20 @@ __device__ void consume(const Sm90WeightOnlyParams& params, const SharedMemory<k
           : __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / kConfig.group_threads(), 0);
   const Store<kConfig> output(params, smem);
   Products<kConfig> products(smem, group);
+  const int rank = static_cast<int>(blockIdx.x) % kConfig.split_k;
   for (Walk<kConfig> walk(params); walk.has_tile(); walk.advance()) {
     Sums<kConfig> sums;
-    products.sum_tile((walk.end() - walk.begin() - group + kGroups - 1) / kGroups, sums);
+    const int depth = walk.tile().k_end - walk.tile().k_begin;
+    products.sum_tile((config::ceil_divide(depth, kScaleBlock) - group + kGroups - 1) / kGroups,
+                      sums);
     const bool has_all = kGroups == 1 || add_groups(smem, group, sums);
     if constexpr (kConfig.split_k > 1) {
       ptx::cluster_sync();  // all are done with their rings, where slices arrive
       if (has_all) {
-        sm90::add_slices<kConfig.slices()>(smem.slices(), smem.slices_full(), walk.rank(), sums);
+        sm90::add_slices<kConfig.slices()>(smem.slices(), smem.slices_full(), rank, sums);
       }
     }
-    if (has_all) output.store(walk.tile(), walk.rank(), sums);
+    if (has_all) output.store(walk.tile(), rank, sums);
   }
 }
 

@@ -61,6 +61,12 @@ struct Sm90WeightOnlyConfig {
                                    const Sm90WeightOnlyConfig&) = default;
 
   constexpr bool has_groups() const { return work != Work::kDense; }
+
+  // A walk over tiles asks for these (tile_walk.h): a cluster shares one.
+  static constexpr int cluster_rows = 1, cluster_columns = 1;
+  constexpr int cluster_size() const { return split_k; }
+  constexpr int cluster_tile_rows() const { return tile_rows; }
+  constexpr int cluster_tile_columns() const { return tile_columns; }
   constexpr int group_threads() const { return 128 * warpgroups; }
   constexpr int consumer_threads() const { return group_threads() * depth_groups; }
   constexpr int threads() const { return consumer_threads() + 128; }
@@ -174,9 +180,7 @@ struct Sm90WeightOnlyParams {
   const void* bias;      // null: there is none
   bool bias_is_float32;  // else of out's type
   WeightOnlyScale w_scale;
-  int rows;  // as in WeightOnlyParams
-  int columns;
-  int depth;
+  WorkParams work;  // rows are as in WeightOnlyParams
   WeightOnlyGroups groups{};
 };
 

@@ -232,16 +232,17 @@ TEST_F(WeightOnlyTest, HopperHasTensorMaps) {
   EXPECT_EQ(params.bias, address(0x7000));
   EXPECT_TRUE(params.bias_is_float32);
   expect_scale(params.w_scale, address(0x5000), 1, 260, 0);
-  EXPECT_EQ(params.rows, 100);
-  EXPECT_EQ(params.columns, 256);
-  EXPECT_EQ(params.depth, 512);
+  EXPECT_EQ(params.work.rows, 100);
+  EXPECT_EQ(params.work.columns, 256);
+  EXPECT_EQ(params.work.depth, 512);
+  EXPECT_EQ(params.work.bands.width, config::kNeighbourRows);
   ASSERT_EQ(state().tensor_maps.size(), 2u);  // of W and x, 128 bytes of the depth wide
   EXPECT_EQ(state().tensor_maps[0].address, address(0x1000));
   EXPECT_EQ(state().tensor_maps[1].address, address(0x2000));
   const Sm90WeightOnlyParams of_gradient = run(true);
   expect_scale(of_gradient.w_scale, address(0x5000), 260, 1, 7);
-  EXPECT_EQ(of_gradient.columns, 512);
-  EXPECT_EQ(of_gradient.depth, 256);
+  EXPECT_EQ(of_gradient.work.columns, 512);
+  EXPECT_EQ(of_gradient.work.depth, 256);
 }
 
 // Other kernels: memory that vectors cannot access.

@@ -34,9 +34,10 @@ config::Sm90WeightOnlyParams sm90_params_of(const config::WeightOnlyParams& give
           .bias = given.bias,
           .bias_is_float32 = given.bias_is_float32,
           .w_scale = given.w_scale,
-          .rows = static_cast<int>(given.rows),
-          .columns = static_cast<int>(given.columns),
-          .depth = static_cast<int>(given.depth),
+          .work = {.rows = static_cast<int>(given.rows),
+                   .columns = static_cast<int>(given.columns),
+                   .depth = static_cast<int>(given.depth),
+                   .bands = {.width = config::kNeighbourRows}},
           .groups = given.groups};
 }
 
