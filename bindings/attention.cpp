@@ -1,3 +1,4 @@
+// Attention, and the rotary embeddings before it.
 #include "octofold/attention.h"
 
 #include <cstdint>
@@ -7,10 +8,10 @@
 #include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 
+#include "octofold/rotary.h"
+
+#include "arguments.h"
 #include "error.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {
@@ -63,5 +64,17 @@ int64_t attention_workspace_size(int64_t queries, int64_t heads, int64_t value_s
 
 OCTOFOLD_EXPORT(attention)
 OCTOFOLD_EXPORT(attention_workspace_size)
+
+void rotary(tvm::ffi::TensorView x, tvm::ffi::TensorView cos, tvm::ffi::TensorView sin,
+            tvm::ffi::TensorView y, bool inverse, OptionalStream stream) {
+  const CastOperation tensors{"rotary"};
+  octofold::rotary({.x = tensors.input("x", x),
+                    .cos = tensors.input("cos", cos),
+                    .sin = tensors.input("sin", sin),
+                    .inverse = inverse},
+                   view_of("rotary", "y", y, "float32, float16 or bfloat16"), stream_of(stream, x));
+}
+
+OCTOFOLD_EXPORT(rotary)
 
 }  // namespace octofold::bindings

@@ -14,8 +14,8 @@
 
 #include "octofold/tensor.h"
 
+#include "arguments.h"
 #include "error.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {

@@ -7,21 +7,25 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <tvm/ffi/any.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 #include <variant>
+#include <vector>
 
-#include "cast_arguments.h"
+#include "arguments.h"
 #include "error.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {
 
 constexpr CastOperation kCast{"cast"};
 
+using tvm::ffi::Any;
+using tvm::ffi::AnyView;
+using tvm::ffi::String;
+using Tensor = tvm::ffi::TensorView;
 using OptionalBool = tvm::ffi::Optional<bool>;
 using OptionalInt = tvm::ffi::Optional<int64_t>;
 
@@ -102,37 +106,162 @@ void run(const CastSource& source, const Arguments& arguments, Stream stream) {
   octofold::cast(source, targets, stream);
 }
 
+// The values that are cast, of a stack with the offsets that say which of its matrices are used.
+struct PlainSource {
+  TensorView x;
+  const OptionalTensor& used;
+};
+
+void run(const PlainSource& source, Arguments arguments, Stream stream) {
+  arguments.used = source.used;
+  run(CastSource(source.x), arguments, stream);
+}
+
+// The export of a source: `kSource` makes it of what it reads, of what it writes and of its
+// options.
+template <auto kSource, typename Reads, typename Writes = void(), typename Options = void()>
+struct CastExport;
+
+template <auto kSource, typename... Reads, typename... Writes, typename... Options>
+struct CastExport<kSource, void(Reads...), void(Writes...), void(Options...)> {
+  static void call(Reads... reads, OptionalTensor rows_scale, OptionalTensor rows_channel_scale,
+                   OptionalTensor rows_amax, OptionalTensor transposed_scale,
+                   OptionalTensor transposed_channel_scale, OptionalTensor transposed_amax,
+                   OptionalTensor offsets, OptionalTensor out, OptionalTensor out_scale,
+                   OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
+                   OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
+                   Writes... writes, Options... options, OptionalText rows, OptionalText transposed,
+                   OptionalBool power_of_two, String overflow, String rule, OptionalInt matrices,
+                   OptionalText /*columns*/, OptionalText group_layout, OptionalStream stream) {
+    const auto source = kSource(reads..., writes..., options...);
+    run(source,
+        {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
+         {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
+          out_transposed_scale, transposed},
+         {offsets, group_layout},
+         {sums, amax, workspace},
+         format_of(power_of_two, overflow, rule),
+         matrices},
+        stream_of(stream, std::get<0>(std::tie(reads...))));
+  }
+};
+
+PlainSource plain(const Tensor& x, const OptionalTensor& used) {
+  return {kCast.input("x", x), used};
+}
+
+Activated activated(const Tensor& x, const OptionalTensor& scale, const OptionalText& granularity,
+                    const String& activation, const String& layout, const OptionalText& dtype) {
+  Activated source{.x = input_of(x, scale, granularity),
+                   .activation = parse_activation(view_of(activation)),
+                   .layout = parse_gate_layout(view_of(layout))};
+  if (dtype) source.dtype = parse_dtype(view_of(*dtype));
+  return source;
+}
+
+ActivationGradient activation_gradient(const Tensor& gradient, const Tensor& x,
+                                       const OptionalTensor& scale, const OptionalText& granularity,
+                                       const String& activation, const String& layout) {
+  return {.gradient = kCast.input("gradient", gradient),
+          .x = input_of(x, scale, granularity),
+          .activation = parse_activation(view_of(activation)),
+          .layout = parse_gate_layout(view_of(layout))};
+}
+
+Normed normed(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
+              const OptionalTensor& residual, const OptionalTensor& ada_scale,
+              const OptionalTensor& ada_shift, const OptionalTensor& sum, const Tensor& rstd,
+              const OptionalTensor& mean, const String& norm, double epsilon) {
+  constexpr std::string_view kNumbers = "float32, float16 or bfloat16";
+  return {.kind = parse_norm(view_of(norm)),
+          .epsilon = static_cast<float>(epsilon),
+          .x = kCast.input("x", x),
+          .residual = numbers("residual", residual),
+          .operands = {.weight = numbers("weight", weight),
+                       .bias = numbers("bias", bias),
+                       .ada_scale = numbers("ada_scale", ada_scale),
+                       .ada_shift = numbers("ada_shift", ada_shift)},
+          .sum = kCast.optional<MutableTensorView>("sum", sum, kNumbers),
+          .rstd = view_of(kCast.name, "rstd", rstd, "float32"),
+          .mean = kCast.optional<MutableTensorView>("mean", mean, "float32")};
+}
+
+GatheredRows gathered(const Tensor& x, const Tensor& sources, const OptionalTensor& factors,
+                      const OptionalTensor& transposed_factors, std::int64_t slots) {
+  return {
+      .x = kCast.input("x", x),
+      .sources = view_of(kCast.name, "sources", sources, "int32"),
+      .slots = slots,
+      .factors = kCast.optional("factors", factors, "float32"),
+      .transposed_factors = kCast.optional("transposed_factors", transposed_factors, "float32")};
+}
+
+// The arguments of a job: x, rows (codes, scales, granularity), transposed (likewise),
+// power_of_two, overflow, rule, matrices.
+constexpr std::int32_t kOfJob = 11, kOfTarget = 3;
+
+std::optional<CastTarget> target_of(const CastOperation& operation, const std::string& argument,
+                                    const AnyView* given, Format format) {
+  const auto data = given[0].cast<OptionalTensor>();
+  if (!data) return std::nullopt;
+  format.granularity = parse_granularity(view_of(given[2].cast<String>()));
+  CastTarget target{
+      .data = view_of(operation.name, argument, *data, "e4m3 or e5m2"),
+      .scale = view_of(operation.name, argument + ".scale", given[1].cast<Tensor>(), "float32"),
+      .format = format};
+  target.format.dtype = target.data.dtype;
+  return target;
+}
+
+CastJob job_of(const CastOperation& operation, const AnyView* given) {
+  const AnyView* options = given + 1 + 2 * kOfTarget;
+  const Format format = format_of(options[0].cast<OptionalBool>(), options[1].cast<String>(),
+                                  options[2].cast<String>());
+  CastJob job{.source = operation.input("x", given[0].cast<Tensor>()),
+              .targets = {.rows = target_of(operation, "out.rows", given + 1, format),
+                          .transposed = target_of(operation, "out.transposed",
+                                                  given + 1 + kOfTarget, format)}};
+  if (const auto matrices = options[3].cast<OptionalInt>()) job.targets.matrices = *matrices;
+  return job;
+}
+
+// All jobs, one after another, and the stream.
+void cast_jobs(const AnyView* given, std::int32_t count) {
+  if (count % kOfJob != 1) TVM_FFI_THROW(TypeError) << "expected jobs and a stream";
+  if (count == 1) return;
+  std::vector<CastJob> jobs;
+  jobs.reserve(static_cast<std::size_t>(count / kOfJob));
+  for (std::int32_t first = 0; first + 1 < count; first += kOfJob) {
+    const std::string name = "cast_many: job " + std::to_string(first / kOfJob);
+    jobs.push_back(job_of({name}, given + first));
+  }
+  octofold::cast_many(jobs,
+                      stream_of(given[count - 1].cast<OptionalStream>(), given[0].cast<Tensor>()));
+}
+
+void guarded(const AnyView* given, std::int32_t count) {
+  Guarded<"cast_many", &cast_jobs>::call(given, count);
+}
+
 }  // namespace
 
-void cast_plain(tvm::ffi::TensorView x, OptionalTensor used, OptionalTensor rows_scale,
-                OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
-                OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
-                OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
-                OptionalTensor out_scale, OptionalTensor out_transposed,
-                OptionalTensor out_transposed_scale, OptionalTensor sums, OptionalTensor amax,
-                OptionalTensor workspace, OptionalText rows, OptionalText transposed,
-                OptionalBool power_of_two, tvm::ffi::String overflow, tvm::ffi::String rule,
-                OptionalInt matrices, OptionalText /*columns*/, OptionalText group_layout,
-                OptionalStream stream) {
-  const TensorView source = kCast.input("x", x);
-  run(source,
-      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
-        out_transposed_scale, transposed},
-       {offsets, group_layout},
-       {sums, amax, workspace},
-       format_of(power_of_two, overflow, rule),
-       matrices,
-       used},
-      stream_of(stream, x));
-}
+using CastPlain = CastExport<plain, void(Tensor, OptionalTensor)>;
+using CastActivated = CastExport<activated, void(Tensor, OptionalTensor), void(),
+                                 void(OptionalText, String, String, OptionalText)>;
+using CastActivationGradient = CastExport<activation_gradient, void(Tensor, Tensor, OptionalTensor),
+                                          void(), void(OptionalText, String, String)>;
+using CastNormed = CastExport<normed,
+                              void(Tensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                                   OptionalTensor, OptionalTensor),
+                              void(OptionalTensor, Tensor, OptionalTensor), void(String, double)>;
+using CastGathered = CastExport<gathered, void(Tensor, Tensor, OptionalTensor, OptionalTensor),
+                                void(), void(std::int64_t)>;
 
 // cast_plain() of what most calls want, the rows alone, in half as many arguments: the host's time
 // counts.
-void quantize(tvm::ffi::TensorView x, OptionalTensor given_scale, OptionalTensor out,
-              OptionalTensor out_scale, OptionalText granularity, OptionalBool power_of_two,
-              tvm::ffi::String overflow, tvm::ffi::String rule, OptionalInt matrices,
-              OptionalStream stream) {
+void quantize(Tensor x, OptionalTensor given_scale, OptionalTensor out, OptionalTensor out_scale,
+              OptionalText granularity, OptionalBool power_of_two, String overflow, String rule,
+              OptionalInt matrices, OptionalStream stream) {
   const OptionalTensor none;
   const OptionalText no_transpose;
   const TensorView source = kCast.input("x", x);
@@ -146,127 +275,18 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor given_scale, OptionalTensor
       stream_of(stream, x));
 }
 
-void cast_activated(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTensor rows_scale,
-                    OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
-                    OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
-                    OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
-                    OptionalTensor out_scale, OptionalTensor out_transposed,
-                    OptionalTensor out_transposed_scale, OptionalTensor sums, OptionalTensor amax,
-                    OptionalTensor workspace, OptionalText x_granularity,
-                    tvm::ffi::String activation, tvm::ffi::String layout, OptionalText x_dtype,
-                    OptionalText rows, OptionalText transposed, OptionalBool power_of_two,
-                    tvm::ffi::String overflow, tvm::ffi::String rule, OptionalInt matrices,
-                    OptionalText /*columns*/, OptionalText group_layout, OptionalStream stream) {
-  Activated source{.x = input_of(x, x_scale, x_granularity),
-                   .activation = parse_activation(view_of(activation)),
-                   .layout = parse_gate_layout(view_of(layout))};
-  if (x_dtype) source.dtype = parse_dtype(view_of(*x_dtype));
-  run(source,
-      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
-        out_transposed_scale, transposed},
-       {offsets, group_layout},
-       {sums, amax, workspace},
-       format_of(power_of_two, overflow, rule),
-       matrices},
-      stream_of(stream, x));
+// The function that takes any number of jobs.
+tvm::ffi::Function cast_many() {
+  return tvm::ffi::Function::FromPacked(
+      [](const AnyView* given, std::int32_t count, Any* /*result*/) { guarded(given, count); });
 }
 
-void cast_activation_gradient(
-    tvm::ffi::TensorView gradient, tvm::ffi::TensorView x, OptionalTensor x_scale,
-    OptionalTensor rows_scale, OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
-    OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
-    OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
-    OptionalTensor out_scale, OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
-    OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace, OptionalText x_granularity,
-    tvm::ffi::String activation, tvm::ffi::String layout, OptionalText rows,
-    OptionalText transposed, OptionalBool power_of_two, tvm::ffi::String overflow,
-    tvm::ffi::String rule, OptionalInt matrices, OptionalText /*columns*/,
-    OptionalText group_layout, OptionalStream stream) {
-  const ActivationGradient source{.gradient = kCast.input("gradient", gradient),
-                                  .x = input_of(x, x_scale, x_granularity),
-                                  .activation = parse_activation(view_of(activation)),
-                                  .layout = parse_gate_layout(view_of(layout))};
-  run(source,
-      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
-        out_transposed_scale, transposed},
-       {offsets, group_layout},
-       {sums, amax, workspace},
-       format_of(power_of_two, overflow, rule),
-       matrices},
-      stream_of(stream, x));
-}
-
-void cast_normed(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor bias,
-                 OptionalTensor residual, OptionalTensor ada_scale, OptionalTensor ada_shift,
-                 OptionalTensor rows_scale, OptionalTensor rows_channel_scale,
-                 OptionalTensor rows_amax, OptionalTensor transposed_scale,
-                 OptionalTensor transposed_channel_scale, OptionalTensor transposed_amax,
-                 OptionalTensor offsets, OptionalTensor out, OptionalTensor out_scale,
-                 OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
-                 OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
-                 OptionalTensor sum, tvm::ffi::TensorView rstd, OptionalTensor mean,
-                 tvm::ffi::String norm, double epsilon, OptionalText rows, OptionalText transposed,
-                 OptionalBool power_of_two, tvm::ffi::String overflow, tvm::ffi::String rule,
-                 OptionalInt matrices, OptionalText /*columns*/, OptionalText group_layout,
-                 OptionalStream stream) {
-  constexpr std::string_view kNumbers = "float32, float16 or bfloat16";
-  const Normed source{.kind = parse_norm(view_of(norm)),
-                      .epsilon = static_cast<float>(epsilon),
-                      .x = kCast.input("x", x),
-                      .residual = numbers("residual", residual),
-                      .operands = {.weight = numbers("weight", weight),
-                                   .bias = numbers("bias", bias),
-                                   .ada_scale = numbers("ada_scale", ada_scale),
-                                   .ada_shift = numbers("ada_shift", ada_shift)},
-                      .sum = kCast.optional<MutableTensorView>("sum", sum, kNumbers),
-                      .rstd = view_of(kCast.name, "rstd", rstd, "float32"),
-                      .mean = kCast.optional<MutableTensorView>("mean", mean, "float32")};
-  run(source,
-      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
-        out_transposed_scale, transposed},
-       {offsets, group_layout},
-       {sums, amax, workspace},
-       format_of(power_of_two, overflow, rule),
-       matrices},
-      stream_of(stream, x));
-}
-
-void cast_gathered(tvm::ffi::TensorView x, tvm::ffi::TensorView sources, OptionalTensor factors,
-                   OptionalTensor transposed_factors, OptionalTensor rows_scale,
-                   OptionalTensor rows_channel_scale, OptionalTensor rows_amax,
-                   OptionalTensor transposed_scale, OptionalTensor transposed_channel_scale,
-                   OptionalTensor transposed_amax, OptionalTensor offsets, OptionalTensor out,
-                   OptionalTensor out_scale, OptionalTensor out_transposed,
-                   OptionalTensor out_transposed_scale, OptionalTensor sums, OptionalTensor amax,
-                   OptionalTensor workspace, int64_t slots, OptionalText rows,
-                   OptionalText transposed, OptionalBool power_of_two, tvm::ffi::String overflow,
-                   tvm::ffi::String rule, OptionalInt matrices, OptionalText /*columns*/,
-                   OptionalText group_layout, OptionalStream stream) {
-  const GatheredRows source{
-      .x = kCast.input("x", x),
-      .sources = view_of(kCast.name, "sources", sources, "int32"),
-      .slots = slots,
-      .factors = kCast.optional("factors", factors, "float32"),
-      .transposed_factors = kCast.optional("transposed_factors", transposed_factors, "float32")};
-  run(source,
-      {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
-       {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
-        out_transposed_scale, transposed},
-       {offsets, group_layout},
-       {sums, amax, workspace},
-       format_of(power_of_two, overflow, rule),
-       matrices},
-      stream_of(stream, x));
-}
-
-OCTOFOLD_EXPORT(cast_plain)
+OCTOFOLD_EXPORT_AS(cast_plain, CastPlain::call)
+OCTOFOLD_EXPORT_AS(cast_activated, CastActivated::call)
+OCTOFOLD_EXPORT_AS(cast_activation_gradient, CastActivationGradient::call)
+OCTOFOLD_EXPORT_AS(cast_normed, CastNormed::call)
+OCTOFOLD_EXPORT_AS(cast_gathered, CastGathered::call)
 OCTOFOLD_EXPORT(quantize)
-OCTOFOLD_EXPORT(cast_activated)
-OCTOFOLD_EXPORT(cast_activation_gradient)
-OCTOFOLD_EXPORT(cast_normed)
-OCTOFOLD_EXPORT(cast_gathered)
+OCTOFOLD_EXPORT(cast_many)
 
 }  // namespace octofold::bindings

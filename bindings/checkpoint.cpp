@@ -9,8 +9,8 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include "arguments.h"
 #include "error.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "text.h"
+#include "arguments.h"
 
 namespace octofold::bindings {
 namespace {

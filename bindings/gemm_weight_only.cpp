@@ -1,19 +1,15 @@
-// Products with FP8 weights and wide activations, of one matrix and of groups.
+// Products with FP8 weights and wide activations, of one matrix and of groups, and the dot product.
 #include "octofold/gemm_weight_only.h"
 
 #include <cstdint>
 #include <optional>
 #include <tvm/ffi/function.h>
 
+#include "octofold/dot.h"
 #include "octofold/grouped_gemm_weight_only.h"
 
-#include "cast_arguments.h"
-#include "dot_operand.h"
+#include "arguments.h"
 #include "error.h"
-#include "groups.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {
@@ -118,5 +114,17 @@ OCTOFOLD_EXPORT(gemm_weight_only_gradient)
 OCTOFOLD_EXPORT(grouped_gemm_weight_only)
 OCTOFOLD_EXPORT(grouped_gemm_weight_only_gradient)
 OCTOFOLD_EXPORT(weight_only_workspace_size)
+
+void dot(tvm::ffi::TensorView a, OptionalTensor a_scale, tvm::ffi::TensorView b,
+         OptionalTensor b_scale, tvm::ffi::TensorView out, tvm::ffi::TensorView workspace,
+         OptionalText a_granularity, OptionalText b_granularity, OptionalStream stream) {
+  octofold::dot({.a = operand_of("dot", "a", a, a_scale, a_granularity),
+                 .b = operand_of("dot", "b", b, b_scale, b_granularity),
+                 .out = view_of("dot", "out", out, "float32"),
+                 .workspace = view_of("dot", "workspace", workspace, "float32")},
+                stream_of(stream, a));
+}
+
+OCTOFOLD_EXPORT(dot)
 
 }  // namespace octofold::bindings

@@ -10,11 +10,8 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include "cast_arguments.h"
+#include "arguments.h"
 #include "error.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {

@@ -6,11 +6,8 @@
 #include "octofold/norm.h"
 #include "octofold/norm_gradient.h"
 
-#include "cast_arguments.h"
+#include "arguments.h"
 #include "error.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {

@@ -10,12 +10,8 @@
 #include "octofold/gemm.h"
 #include "octofold/grouped_gemm.h"
 
-#include "cast_arguments.h"
+#include "arguments.h"
 #include "error.h"
-#include "groups.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {

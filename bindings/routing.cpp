@@ -5,10 +5,8 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include "arguments.h"
 #include "error.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 namespace {

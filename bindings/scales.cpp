@@ -11,11 +11,8 @@
 #include "octofold/scale_layout.h"
 #include "octofold/transpose.h"
 
-#include "cast_arguments.h"
+#include "arguments.h"
 #include "error.h"
-#include "stream.h"
-#include "tensor.h"
-#include "text.h"
 
 namespace octofold::bindings {
 

@@ -105,7 +105,7 @@ def tests(arguments: argparse.Namespace) -> list[Step]:
 
 def sanitizer(arguments: argparse.Namespace) -> list[Step]:
     environment = python_environment(arguments.site) | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    script = [sys.executable, "tests/gpu/sanitizer_problems.py"]
+    script = [sys.executable, "-m", "tests.gpu.sanitizer_problems"]
     return [
         Step(
             f"compute-sanitizer {tool}",

@@ -176,6 +176,15 @@ void Arguments::require_sizes(std::string_view argument, const TensorView& tenso
   if (!sizes_are_sane(tensor)) fail(argument, "sizes that memory can hold", describe(tensor));
 }
 
+void Arguments::require_runs(std::string_view argument, const TensorView& tensor) const {
+  if (tensor.element_count() == 0) return;
+  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  if (tensor.shape[last] > 1 && tensor.strides[last] != 1) {
+    fail(argument, "a contiguous last dimension", describe(tensor));
+  }
+  require_data(argument, tensor);
+}
+
 void Arguments::require_input_matrix(std::string_view argument, const TensorView& tensor) const {
   require_rank(argument, tensor, 2, "a matrix (2 dimensions)");
   if (tensor.element_count() == 0) return;
@@ -289,7 +298,7 @@ void Arguments::require_channel_scale(std::string_view argument,
                                       const ScaledTensorView& tensor) const {
   const std::string name_of_it = std::string(argument) + ".channel_scale";
   if (tensor.granularity != Granularity::kBlock128x128) {
-    fail(name_of_it, "none, except beside 128x128 scales",
+    fail(name_of_it, "it to be omitted, except beside 128x128 scales",
          core::format("one beside {} scales", name(tensor.granularity)));
   }
   const TensorView& factors = *tensor.channel_scale;
@@ -315,6 +324,44 @@ bool memory_overlaps(const TensorView& left_view, const TensorView& right_view) 
   if (step == 0) return true;
   const std::int64_t shift = ((right.begin - left.begin) % step + step) % step;
   return shift < left.width || shift + right.width > step;
+}
+
+std::int64_t require_offsets(const Arguments& check, std::string_view argument,
+                             const TensorView& offsets, Device device) {
+  check.require_vector(argument, offsets);
+  check.require_dtype(argument, offsets, {DType::kInt32});
+  check.require_same_device(argument, offsets, device);
+  if (offsets.shape[0] < 2 || offsets.shape[0] > std::numeric_limits<std::int32_t>::max()) {
+    check.fail(argument, "[groups + 1] elements, for at least one group", describe(offsets));
+  }
+  return offsets.shape[0] - 1;
+}
+
+void require_ascending_offsets(const Arguments& check, std::string_view argument,
+                               const TensorView& offsets, std::int64_t rows, int unit) {
+  const auto* values = static_cast<const std::int32_t*>(offsets.data);
+  std::int64_t least = 0, most = 0;  // the first one is 0
+  for (std::int64_t i = 0; i < offsets.shape[0]; ++i) {
+    if (values[i] < least || values[i] > most || values[i] % unit != 0) {
+      check.fail(
+          argument,
+          core::format("entries that begin at 0, do not decrease and do not exceed {} rows{}", rows,
+                       unit == 1 ? "" : core::format(", multiples of {}", unit)),
+          core::format("{} at [{}]", values[i], i));
+    }
+    least = values[i];
+    most = rows;
+  }
+}
+
+void require_counts(const Arguments& check, std::string_view argument, const TensorView& counts,
+                    std::int64_t most) {
+  const auto* values = static_cast<const std::int32_t*>(counts.data);
+  for (std::int64_t i = 0; i < counts.shape[0]; ++i) {
+    if (values[i] >= 0 && values[i] <= most) continue;
+    check.fail(argument, core::format("entries from 0 to {}", most),
+               core::format("{} at [{}]", values[i], i));
+  }
 }
 
 }  // namespace octofold::core

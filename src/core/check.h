@@ -62,6 +62,8 @@ class Arguments {
   void require_sizes(std::string_view argument, const TensorView& tensor) const;
   /// Requires of a tensor that has elements: its data is not null, and aligned to them.
   void require_data(std::string_view argument, const TensorView& tensor) const;
+  /// A contiguous last dimension, and data where there are elements; any rank.
+  void require_runs(std::string_view argument, const TensorView& tensor) const;
   /// Rank 2, sizes ≥ 0, contiguous columns, data where there are elements. Rows may lie anywhere.
   void require_input_matrix(std::string_view argument, const TensorView& tensor) const;
   /// The same with rows that do not overlap.
@@ -111,5 +113,18 @@ ByteRange byte_range(const TensorView& tensor);
 /// buffer do not. Exact for views that are one row or rows at one stride, in any order of their
 /// dimensions, if one of the strides divides the other; true in doubt.
 bool memory_overlaps(const TensorView& left, const TensorView& right);
+
+/// int32 [groups + 1] of at least one group, contiguous, on `device`. Returns how many groups.
+std::int64_t require_offsets(const Arguments& check, std::string_view argument,
+                             const TensorView& offsets, Device device);
+
+/// Throws unless offsets that lie on the CPU begin at 0, do not decrease, do not exceed `rows`, and
+/// are multiples of `unit`.
+void require_ascending_offsets(const Arguments& check, std::string_view argument,
+                               const TensorView& offsets, std::int64_t rows, int unit = 1);
+
+/// Throws unless counts [groups] that lie on the CPU are from 0 to `most`.
+void require_counts(const Arguments& check, std::string_view argument, const TensorView& counts,
+                    std::int64_t most);
 
 }  // namespace octofold::core

@@ -1,6 +1,7 @@
 #include "core/options.h"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <sched.h>
@@ -8,6 +9,8 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+
+#include "octofold/batch_invariant.h"
 
 #include "core/check.h"
 
@@ -107,3 +110,19 @@ const Options& options() {
 }
 
 }  // namespace octofold::core
+
+namespace octofold {
+namespace {
+
+std::atomic<bool>& enabled_for_all() {
+  static std::atomic<bool> enabled = core::options().batch_invariant;
+  return enabled;
+}
+
+}  // namespace
+
+void set_batch_invariant(bool enabled) { enabled_for_all().store(enabled); }
+
+bool is_batch_invariant() { return enabled_for_all().load(std::memory_order_relaxed); }
+
+}  // namespace octofold

@@ -1,4 +1,4 @@
-// A shared object that is opened at run time, so that the library loads where it is missing.
+// Shared objects that are opened at run time, so that the library loads where they are missing.
 #pragma once
 
 #include <string>
@@ -34,5 +34,9 @@ class SharedObject {
   void* handle_ = nullptr;
   std::string error_;
 };
+
+/// The GNU build ID of an ELF file in hexadecimal digits; empty where the file is none, has none or
+/// cannot be read. Format: elf(5), "Notes (Nhdr)", NT_GNU_BUILD_ID.
+std::string build_id(const std::string& file);
 
 }  // namespace octofold::core

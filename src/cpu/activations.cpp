@@ -5,7 +5,7 @@
 #include <numbers>
 #include <vector>
 
-#include "cpu/convert.h"
+#include "cpu/matrices.h"
 #include "cpu/parallel.h"
 
 namespace octofold::cpu {
@@ -62,9 +62,9 @@ Curve factor(Activation activation, double up) {
 }
 
 // A row of x, in FP32: of a gated activation one gate and one up for each of its columns.
-class Row {
+class ActivationRow {
  public:
-  Row(const TensorView& x, Activation activation, GateLayout layout)
+  ActivationRow(const TensorView& x, Activation activation, GateLayout layout)
       : x_(x),
         gated_(is_gated(activation)),
         step_(gated_ && layout == GateLayout::kInterleaved ? 2 : 1),
@@ -96,7 +96,7 @@ class Row {
 };
 
 // activation(x) of the row that was read.
-double value_of(Activation activation, const Row& row, std::int64_t column) {
+double value_of(Activation activation, const ActivationRow& row, std::int64_t column) {
   const double value = curve(activation, row.gate(column)).value;
   return row.gated() ? value * factor(activation, row.up(column)).value : value;
 }
@@ -120,10 +120,10 @@ OwnedMatrix matrix_of_rows(std::int64_t rows, std::int64_t cols, DType dtype,
 }  // namespace
 
 OwnedMatrix activation(const TensorView& x, Activation activation, GateLayout layout) {
-  const std::int64_t cols = Row(x, activation, layout).columns();
+  const std::int64_t cols = ActivationRow(x, activation, layout).columns();
   return matrix_of_rows(x.shape[0], cols, x.dtype, [&] {
-    return [&, input = Row(x, activation, layout)](std::int64_t row,
-                                                   std::vector<float>& values) mutable {
+    return [&, input = ActivationRow(x, activation, layout)](std::int64_t row,
+                                                             std::vector<float>& values) mutable {
       input.read(row);
       for (std::int64_t i = 0; i < cols; ++i) {
         values[static_cast<std::size_t>(i)] = static_cast<float>(value_of(activation, input, i));
@@ -135,8 +135,8 @@ OwnedMatrix activation(const TensorView& x, Activation activation, GateLayout la
 OwnedMatrix activation_gradient(const TensorView& gradient, const TensorView& x,
                                 Activation activation, GateLayout layout) {
   return matrix_of_rows(x.shape[0], x.shape[1], x.dtype, [&] {
-    return [&, input = Row(x, activation, layout),
-            by_value = Row(gradient, Activation::kSilu, layout)](
+    return [&, input = ActivationRow(x, activation, layout),
+            by_value = ActivationRow(gradient, Activation::kSilu, layout)](
                std::int64_t row, std::vector<float>& values) mutable {
       input.read(row);
       by_value.read(row);
@@ -156,8 +156,8 @@ OwnedMatrix activation_gradient(const TensorView& gradient, const TensorView& x,
 
 double activation_dot(const TensorView& gradient, const TensorView& x, std::int64_t row,
                       Activation activation) {
-  Row input(x, activation, GateLayout::kHalves);
-  Row by_value(gradient, Activation::kSilu, GateLayout::kHalves);
+  ActivationRow input(x, activation, GateLayout::kHalves);
+  ActivationRow by_value(gradient, Activation::kSilu, GateLayout::kHalves);
   input.read(row);
   by_value.read(row);
   double sum = 0;

@@ -6,7 +6,7 @@
 #include "octofold/tensor.h"
 #include "octofold/vocabulary.h"
 
-#include "cpu/owned_matrix.h"
+#include "cpu/matrices.h"
 
 namespace octofold::cpu {
 

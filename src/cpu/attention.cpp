@@ -1,4 +1,4 @@
-#include "cpu/attention.h"
+#include "kernels/attention/config/attention.h"
 
 #include <algorithm>
 #include <array>
@@ -11,11 +11,10 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/group_offsets.h"
-#include "cpu/convert.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cpu/number_formats.h"
 #include "cpu/parallel.h"
-#include "kernels/attention/config/attention.h"
 
 namespace octofold::cpu {
 namespace {

@@ -1,14 +1,19 @@
-// Casts on the CPU: the values of a source are made, and then cast.
+// Scaled casts of a matrix in memory on the CPU, on checked matrices.
 #pragma once
 
-#include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 
 #include "kernels/cast/config/cast.h"
 
 namespace octofold::cpu {
 
-/// octofold::cast on checked matrices.
-void cast(const CastSource& source, const CastTargets& targets, const config::CastFormat& format);
+/// Casts x [rows, cols], of any strides, to out.data [rows, cols] with the scales that it finds in
+/// out.scale (kGiven), or works out and writes there. With out.channel_scale it casts the FP32
+/// products of x and the factors' reciprocals. The granularity is that of `out`.
+void cast_matrix(const TensorView& x, const CastTarget& out, config::CastFormat format);
+
+/// The same for each target that there is: of x, and of its transpose; and what is wanted of its
+/// columns. Offsets begin at 0, ascend, and end within x. Of a stack, for each of its matrices.
+void cast_values(const TensorView& x, const CastTargets& out, const config::CastFormat& format);
 
 }  // namespace octofold::cpu

@@ -1,5 +1,3 @@
-#include "cpu/dot.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -7,7 +5,8 @@
 #include <vector>
 
 #include "core/scale_layout.h"
-#include "cpu/convert.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cpu/parallel.h"
 
 namespace octofold::cpu {

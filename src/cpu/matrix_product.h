@@ -1,12 +1,17 @@
-// The product of two matrices that every product of the CPU backend is made of: FP8 products of all
-// kinds, gemm_weight_only() and its gradient.
+// The parts of every product of the CPU backend: the product of two matrices, the groups of a
+// product, and rows that arrive while it runs.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "octofold/dot.h"
 #include "octofold/tensor.h"
+
+#include "core/product.h"
+#include "cpu/matrices.h"
+#include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {
 
@@ -55,5 +60,36 @@ void compute(const MatrixProduct& product);
 
 extern template void compute<float>(const MatrixProduct& product);
 extern template void compute<double>(const MatrixProduct& product);
+
+/// The rows of a group's matrix among those of all, with the scales that are its own.
+inline ScaledTensorView matrix_of_group(const core::Groups& groups, ScaledTensorView all,
+                                        std::int64_t group) {
+  const std::int64_t rows = all.data.shape[0] / groups.count;
+  all.data = rows_of(all.data, group * rows, (group + 1) * rows);
+  all.scale.data = static_cast<const float*>(all.scale.data) + group * groups.scale_stride;
+  return all;
+}
+
+/// The bounds of one group of a product whose rows are in groups.
+inline config::GroupBounds rows_of_group(const core::Groups& groups, std::int64_t group) {
+  if (groups.work == config::Work::kGroupedRows) {
+    return {groups.numbers[group], groups.numbers[group + 1]};
+  }
+  const auto begin = static_cast<std::int32_t>(group * groups.max_rows);
+  return {begin, begin + groups.numbers[group]};
+}
+
+/// A group's part of a bias [count · columns].
+inline std::optional<TensorView> bias_of_group(const std::optional<TensorView>& bias,
+                                               std::int64_t group, std::int64_t columns) {
+  if (!bias) return std::nullopt;
+  TensorView own = moved(*bias, group * columns);
+  own.shape[0] = columns;
+  return own;
+}
+
+/// Returns once this shard is there, and what was written before its flag can be read. Throws
+/// Error(kUnavailable) where that takes longer than arrivals.most_seconds.
+void await_shard(std::string_view operation, const core::Arrivals& arrivals, std::int64_t shard);
 
 }  // namespace octofold::cpu

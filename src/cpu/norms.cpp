@@ -1,13 +1,12 @@
-#include "cpu/norms.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cpu/parallel.h"
-#include "cpu/rows.h"
 
 namespace octofold::cpu {
 namespace {

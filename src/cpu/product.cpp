@@ -1,5 +1,3 @@
-#include "cpu/product.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -10,9 +8,8 @@
 
 #include "core/scale_layout.h"
 #include "cpu/activations.h"
-#include "cpu/arrivals.h"
-#include "cpu/cast_values.h"
-#include "cpu/groups.h"
+#include "cpu/backend.h"
+#include "cpu/cast.h"
 #include "cpu/matrix_product.h"
 #include "kernels/shared/arrival_walk.h"
 #include "kernels/shared/group_bounds.h"

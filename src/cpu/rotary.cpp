@@ -1,10 +1,9 @@
-#include "cpu/rotary.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "cpu/convert.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cpu/parallel.h"
 
 namespace octofold::cpu {

@@ -1,4 +1,4 @@
-#include "cpu/routing.h"
+#include "kernels/routing/config/routing.h"
 
 #include <algorithm>
 #include <bit>
@@ -11,9 +11,9 @@
 
 #include "core/check.h"
 #include "cpu/activations.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cpu/parallel.h"
-#include "cpu/rows.h"
-#include "kernels/routing/config/routing.h"
 
 namespace octofold::cpu {
 namespace {

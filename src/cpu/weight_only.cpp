@@ -1,11 +1,9 @@
-#include "cpu/weight_only.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "cpu/gathered.h"
-#include "cpu/groups.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "cpu/matrix_product.h"
 
 namespace octofold::cpu {

@@ -10,7 +10,6 @@
 #include "cuda/sm90_product.h"
 #include "cuda/tuned_plan.h"
 #include "plan/product.h"
-#include "plan/tma.h"
 
 namespace octofold::cuda {
 namespace {
@@ -41,9 +40,10 @@ void require_operands(const core::Product& product, const plan::GemmProblem& pro
                "{}: argument '{}': expected a matrix that TMA can address on a GPU, but {}{}",
                operation, argument, obstacle, instead);
   };
-  if (!product.cast_a) require("a", plan::tma_obstacle(product.a.data));
-  require("b", plan::tma_obstacle(product.b.data));
-  if (product.gated) require("out", plan::tma_store_obstacle(product.out));
+  const plan::TmaObstacles obstacles = plan::tma_obstacles(product);
+  require("a", obstacles.a);
+  require("b", obstacles.b);
+  if (product.gated) require("out", obstacles.out);
 }
 
 // Says which argument keeps a dense product from the fast path, where one does.
@@ -57,9 +57,10 @@ void log_obstacles(const core::Product& product, const plan::GemmProblem& proble
               argument, reason, effect);
   };
   if (k == 0) return;
-  log("a", plan::tma_obstacle(product.a.data), paths.operands);
-  log("b", plan::tma_obstacle(product.b.data), paths.operands);
-  log("out", plan::tma_store_obstacle(product.out), paths.out);
+  const plan::TmaObstacles obstacles = plan::tma_obstacles(product);
+  log("a", obstacles.a, paths.operands);
+  log("b", obstacles.b, paths.operands);
+  log("out", obstacles.out, paths.out);
 }
 
 Prepared<plan::ProductConfig> prepare(Device& device, const core::Product& product,

@@ -1,7 +1,7 @@
 // Products whose weights alone are FP8 on a GPU.
 #pragma once
 
-#include "core/weight_only_product.h"
+#include "core/product.h"
 #include "cuda/device.h"
 
 namespace octofold::cuda {

@@ -18,7 +18,6 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/shared_object.h"
-#include "jit/build_id.h"
 
 namespace octofold::jit {
 namespace {
@@ -295,7 +294,7 @@ std::string compiler_identity() {
   const bool is_sure =
       newest_cuda() >= 13 && (!core::options().nvrtc_library.empty() || first.ends_with(".so.13"));
   const std::string& file = is_sure ? first : nvrtc().file;
-  std::string build = file.find('/') != file.npos ? build_id(file) : "";
+  std::string build = file.find('/') != file.npos ? core::build_id(file) : "";
   if (build.empty()) build = core::format("{}.{}", nvrtc().major, nvrtc().minor);
   // "own": not what one that others share has left on disk.
   return core::format("{} own {}", build, fmt::join(kOptions, " "));

@@ -6,9 +6,8 @@
 
 #include "core/check.h"
 #include "core/file.h"
-#include "model/folder_files.h"
 #include "model/json_text.h"
-#include "model/sharded_checkpoint.h"
+#include "model/safetensors.h"
 
 namespace octofold::model {
 namespace {
@@ -16,8 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kQuantizationName = "hf_quant_config.json";
-constexpr std::string_view kIndexEnding = ".safetensors.index.json";
-constexpr std::string_view kFileEnding = ".safetensors";
 constexpr std::size_t kOpenFiles = 4;
 
 std::optional<nlohmann::json> read_if_there(const fs::path& path) {
@@ -37,6 +34,24 @@ std::string_view about_format(const fs::path& path) {
            "or write the model with its save_pretrained()";
   }
   return "";
+}
+
+/// Folders in a pipeline that hold weights.
+std::vector<std::string> models_in(const fs::path& pipeline) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(pipeline, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (!entry->is_directory(error)) continue;
+    for (fs::directory_iterator file(entry->path(), error); !error && file != end;
+         file.increment(error)) {
+      if (!file->path().filename().string().ends_with(kFileEnding)) continue;
+      names.push_back(entry->path().filename());
+      break;
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 /// The index of a folder, or its only file of weights.
@@ -85,6 +100,19 @@ void require_path(std::string_view operation, std::string_view argument, const f
   if (path.native().find('\0') == std::string::npos) return;
   const std::string cut = path.c_str();
   core::fail_argument(operation, argument, "a path", core::format("'{}' and a NUL behind it", cut));
+}
+
+void require_one_model(std::string_view operation, const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::exists(folder / "model_index.json", ignored)) return;
+  const std::vector<std::string> models = models_in(folder);
+  core::fail_argument(
+      operation, "input",
+      core::format("the folder of one model. Take the models of a pipeline one by one, each into a "
+                   "folder of its own ({}), with the family torchao for those of Diffusers, and "
+                   "put the results in their places in a copy of the pipeline",
+                   models.empty() ? "transformer, text_encoder" : quoted(models)),
+      core::format("'{}', a pipeline of Diffusers (it has a model_index.json)", folder.string()));
 }
 
 InputKind kind_of(std::string_view operation, std::string_view argument, const fs::path& path) {

@@ -17,11 +17,9 @@
 #include "octofold/checkpoint.h"
 
 #include "core/file.h"
-#include "model/safetensors_reader.h"
+#include "model/safetensors.h"
 
 namespace octofold::model {
-
-inline constexpr const char* kConfigName = "config.json";
 
 /// The kind of input that a path names.
 enum class InputKind : std::uint8_t { kFile, kIndex, kFolder };
@@ -29,6 +27,10 @@ enum class InputKind : std::uint8_t { kFile, kIndex, kFolder };
 /// Throws Error(kInvalidArgument) for a path with a NUL, at which the system would cut it.
 void require_path(std::string_view operation, std::string_view argument,
                   const std::filesystem::path& path);
+
+/// Throws Error(kInvalidArgument) for the folder of a pipeline of Diffusers, whose models lie in
+/// folders of their own, and says how each is taken.
+void require_one_model(std::string_view operation, const std::filesystem::path& folder);
 
 /// By its ending, or as a folder. Throws Error(kInvalidArgument) that names the argument.
 InputKind kind_of(std::string_view operation, std::string_view argument,

@@ -9,11 +9,10 @@
 #include "octofold/scale_layout.h"
 
 #include "core/check.h"
-#include "model/hints.h"
+#include "model/families/comfyui.h"
 #include "model/json_text.h"
-#include "model/kv_scales.h"
 #include "model/scale_names.h"
-#include "model/weight_scales.h"
+#include "model/weights.h"
 
 namespace octofold::model {
 namespace {
@@ -301,15 +300,6 @@ class Reader {
 };
 
 }  // namespace
-
-bool is_fp8(const CheckpointTensor& tensor) {
-  return tensor.dtype == "F8_E4M3" || tensor.dtype == "F8_E5M2";
-}
-
-bool is_scale(const CheckpointTensor& tensor) {
-  return tensor.dtype == "F32" || tensor.dtype == "BF16" || tensor.dtype == "F16" ||
-         tensor.dtype == "F8_E8M0";
-}
 
 std::optional<Granularity> granularity_of(const Family& family, std::span<const std::int64_t> codes,
                                           std::span<const std::int64_t> scale) {

@@ -21,20 +21,4 @@ CheckpointContents read_contents(const CheckpointSource& source);
 std::optional<Granularity> granularity_of(const Family& family, std::span<const std::int64_t> codes,
                                           std::span<const std::int64_t> scale);
 
-/// Rows and columns of a matrix, or of each of a stack; and how many there are.
-struct MatrixSizes {
-  std::int64_t matrices;
-  std::int64_t rows;
-  std::int64_t cols;
-
-  explicit MatrixSizes(std::span<const std::int64_t> shape)
-      : matrices(shape.size() == 3 ? shape[0] : 1),
-        rows(shape[shape.size() - 2]),
-        cols(shape[shape.size() - 1]) {}
-};
-
-bool is_fp8(const CheckpointTensor& tensor);
-/// True if it has a type that scales have.
-bool is_scale(const CheckpointTensor& tensor);
-
 }  // namespace octofold::model

@@ -8,12 +8,10 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "model/contents.h"
 #include "model/json_text.h"
-#include "model/kv_scales.h"
-#include "model/linear_layout.h"
-#include "model/weight_scales.h"
+#include "model/scale_names.h"
 #include "model/weight_selection.h"
+#include "model/weights.h"
 
 namespace octofold::model {
 namespace {

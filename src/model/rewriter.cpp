@@ -10,9 +10,8 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "model/contents.h"
 #include "model/json_text.h"
-#include "model/kv_scales.h"
+#include "model/scale_names.h"
 #include "model/weight_selection.h"
 
 namespace octofold::model {

@@ -13,8 +13,8 @@
 
 #include "model/checkpoint_source.h"
 #include "model/rewrite_plan.h"
-#include "model/safetensors_writer.h"
-#include "model/weight_caster.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
 
 namespace octofold::model {
 

@@ -5,7 +5,9 @@
 
 #include "octofold/tensor.h"
 
+#include "core/check.h"
 #include "cuda/device.h"
+#include "plan/operands.h"
 
 namespace octofold::ops {
 
@@ -18,5 +20,13 @@ constexpr bool has_memory(Device device) { return device.type != DeviceType::kNo
 /// Octofold cannot use it: no driver, one that is too old, no such device, a forked process,
 /// no memory.
 cuda::Device& gpu(std::string_view operation, Device device);
+
+inline plan::Form form_of(const ScaledTensorView& tensor) {
+  return plan::form_of(tensor.granularity, tensor.channel_scale.has_value());
+}
+
+/// Throws unless the operand is of a form that its rule has.
+void require_scales(const core::Arguments& check, std::string_view argument,
+                    const plan::OperandRule& rule, plan::Form form);
 
 }  // namespace octofold::ops

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "cpu/cast.h"
+#include "cpu/backend.h"
 #include "cuda/cast.h"
 #include "ops/backend.h"
 #include "ops/cast_sources.h"
@@ -74,7 +74,7 @@ void cast(const CastSource& given, const CastTargets& given_targets, Stream stre
   const auto* gathered = std::get_if<GatheredRows>(&source.source);
   if (gathered != nullptr && gathered->transposed_factors) {
     if (targets.columns.sums || targets.columns.amax) {
-      check.fail("transposed_factors", "none with reductions of columns",
+      check.fail("transposed_factors", "it to be omitted with reductions of columns",
                  core::describe(*gathered->transposed_factors));
     }
     return cast_gathered(*gathered, targets, format, device, stream);

@@ -11,10 +11,74 @@
 
 #include "core/flatten.h"
 #include "ops/backend.h"
-#include "ops/norm_checks.h"
-#include "ops/scales.h"
 
 namespace octofold::ops {
+
+TensorView checked_numbers(const core::Arguments& check, std::string_view argument,
+                           const TensorView& given) {
+  const TensorView matrix = core::flatten(check, argument, given);
+  check.require_input_matrix(argument, matrix);
+  check.require_dtype(argument, matrix, kNumbers);
+  return matrix;
+}
+
+void require_norm_kind(const core::Arguments& check, NormKind kind) {
+  if (kind == NormKind::kRms || kind == NormKind::kLayer) return;
+  check.fail("norm", "a NormKind", core::format("{}", static_cast<int>(kind)));
+}
+
+void require_mean(const core::Arguments& check, NormKind kind, bool given) {
+  const bool needed = kind == NormKind::kLayer;
+  if (given == needed) return;
+  check.fail("mean", needed ? "one for a LayerNorm" : "it to be omitted for an RMSNorm",
+             needed ? "none" : "one");
+}
+
+namespace {
+
+void check_batches(const core::Arguments& check, std::string_view argument,
+                   const TensorView& matrix, const TensorView& x) {
+  check.require_input_matrix(argument, matrix);
+  check.require_dtype(argument, matrix, {x.dtype, DType::kFloat32});
+  check.require_same_device(argument, matrix, x.device);
+  const std::int64_t batches = matrix.shape[0], rows = x.shape[0];
+  if (matrix.shape[1] != x.shape[1]) {
+    check.fail(argument, core::format("{} columns", x.shape[1]),
+               core::format("{}", matrix.shape[1]));
+  }
+  if (batches == 0 ? rows > 0 : rows % batches != 0) {
+    check.fail(argument, core::format("a number of rows that divides the {} of x", rows),
+               core::format("{}", batches));
+  }
+}
+
+}  // namespace
+
+std::int64_t check_norm_operands(const core::Arguments& check, const NormOperands& operands,
+                                 const TensorView& x, Inputs& inputs) {
+  const auto check_row = [&](std::string_view argument, const std::optional<TensorView>& vector) {
+    if (!vector) return;
+    check_vector(check, argument, *vector, {x.dtype, DType::kFloat32}, x.shape[1], x.device);
+    inputs.add(argument, *vector);
+  };
+  check_row("weight", operands.weight);
+  check_row("bias", operands.bias);
+  const auto check_rows = [&](std::string_view argument, const std::optional<TensorView>& matrix) {
+    if (!matrix) return;
+    check_batches(check, argument, *matrix, x);
+    inputs.add(argument, *matrix);
+  };
+  check_rows("ada_scale", operands.ada_scale);
+  check_rows("ada_shift", operands.ada_shift);
+  if (!operands.ada_scale) return operands.ada_shift ? operands.ada_shift->shape[0] : 1;
+  const std::int64_t batches = operands.ada_scale->shape[0];
+  if (operands.ada_shift && operands.ada_shift->shape[0] != batches) {
+    check.fail("ada_shift", core::format("{} rows, as 'ada_scale'", batches),
+               core::format("{}", operands.ada_shift->shape[0]));
+  }
+  return batches;
+}
+
 namespace {
 
 using Shape = std::vector<std::int64_t>;
@@ -186,7 +250,7 @@ void check_places(const core::Arguments& check, GatheredRows& rows, Inputs& inpu
   check_factors(check, "factors", rows.factors, rows, inputs);
   check_factors(check, "transposed_factors", rows.transposed_factors, rows, inputs);
   if (rows.factors && rows.transposed_factors) {
-    check.fail("transposed_factors", "none beside factors",
+    check.fail("transposed_factors", "it to be omitted beside factors",
                core::describe(*rows.transposed_factors));
   }
   if (is_on_cpu(rows.x.device)) require_places(check, rows);

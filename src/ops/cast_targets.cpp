@@ -8,14 +8,98 @@
 
 #include "octofold/cast.h"
 
-#include "core/group_offsets.h"
+#include "core/check.h"
+#include "core/flatten.h"
 #include "core/scale_layout.h"
 #include "kernels/shared/group_bounds.h"
 #include "ops/backend.h"
-#include "ops/cast_target.h"
-#include "ops/scales.h"
 
 namespace octofold::ops {
+namespace {
+
+const config::CastRule& rule_of(const core::Arguments& check, const Format& format) {
+  for (const config::CastRuleRow& row : config::kCastRules) {
+    if (row.rule == format.rule) return row.of(format.granularity);
+  }
+  check.fail("rule", "a Rule", core::format("{}", static_cast<int>(format.rule)));
+}
+
+void require_scales_apart(const core::Arguments& check, const std::string& argument,
+                          const TensorView& scale) {
+  if (scale.element_count() == 0) return;
+  for (int i = 0; i < scale.rank; ++i) {
+    if (scale.shape[i] > 1 && scale.strides[i] == 0) {
+      check.fail(argument, "scales that do not overlap", core::describe(scale));
+    }
+  }
+}
+
+void check_factors(const core::Arguments& check, const std::string& argument,
+                   const CastTarget& target) {
+  if (target.scales == ScaleSource::kGiven) {
+    check.fail(argument + ".channel_scale",
+               "it to be omitted beside given scales, because two-level scales are computed with "
+               "the codes",
+               "one");
+  }
+}
+
+// Largest magnitudes, before their shape is looked at.
+void check_amax(const core::Arguments& check, const std::string& argument,
+                const CastTarget& target) {
+  const std::string amax = argument + ".amax";
+  if (target.scales == ScaleSource::kGiven) {
+    check.fail(amax, "it to be omitted beside given scales, which are taken as they are", "one");
+  }
+  check.require_enumerator(argument + ".granularity", target.format.granularity);
+  if (target.channel_scale || varies_along_k(target.format.granularity)) {
+    check.fail(amax, "it to be omitted, except for units as long as the matrix: tensor, channel",
+               core::format("one beside {} scales", name(target.format.granularity)));
+  }
+}
+
+}  // namespace
+
+CastTarget checked_target(const core::Arguments& check, const std::string& argument,
+                          const CastTarget& target, std::span<const std::int64_t> shape,
+                          Device device, std::optional<std::int64_t> matrices) {
+  check.require_shape(argument, target.data, shape);
+  if (target.amax) check_amax(check, argument, target);
+  const CastTarget out = matrices ? core::flatten_stack(check, argument, target, *matrices)
+                                  : core::flatten(check, argument, target);
+  const std::string scale = argument + ".scale";
+  check.require_scaled(argument, out, matrices.value_or(1));
+  if (out.amax) {
+    check.require_scale(argument + ".amax", {out.data, *out.amax, out.format.granularity},
+                        matrices.value_or(1));
+  }
+  if (out.format.dtype != out.data.dtype) {
+    check.fail(argument + ".format.dtype", core::format("{}, as its data", name(out.data.dtype)),
+               core::format("{}", name(out.format.dtype)));
+  }
+  check.require_same_device(argument, out.data, device);
+  if (out.channel_scale) check_factors(check, argument, out);
+  if (out.scales == ScaleSource::kComputed) require_scales_apart(check, scale, out.scale);
+  return out;
+}
+
+config::CastFormat format_of(const core::Arguments& check, const Format& format, DType in,
+                             ScaleSource scales) {
+  check.require_enumerator("overflow", format.overflow);
+  const config::CastRule& rule = rule_of(check, format);
+  const bool given = scales == ScaleSource::kGiven;
+  if (given && format.power_of_two.value_or(false)) {
+    check.fail("power_of_two", "unset or false, because given scales are taken as they are",
+               "true");
+  }
+  return {.in = in,
+          .out = format.dtype,
+          .granularity = format.granularity,
+          .rule = rule,
+          .power_of_two = !given && format.power_of_two.value_or(rule.power_of_two_by_default),
+          .saturate = format.overflow == Overflow::kSaturate};
+}
+
 namespace {
 
 bool reduces(const ColumnTargets& columns) {
@@ -86,7 +170,7 @@ ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets&
   if (columns.workspace.has_value() != needed) {
     check.fail(kWorkspace,
                needed ? "one, because sums or amax of columns are wanted"
-                      : "none without sums and amax of columns",
+                      : "it to be omitted without sums and amax of columns",
                needed ? "none" : "one");
   }
   check.require_matrix(kWorkspace, *columns.workspace);
@@ -106,10 +190,12 @@ std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, 
   constexpr std::string_view kOffsets = "offsets";
   const std::int64_t groups = core::require_offsets(check, kOffsets, *out.offsets, device);
   if (!out.transposed) {
-    check.fail(kOffsets, "none without 'out.transposed', because they decide its layout", "some");
+    check.fail(kOffsets,
+               "it to be omitted without 'out.transposed', because they decide its layout", "some");
   }
   if (reduces(out.columns)) {
-    check.fail("out.columns", "none beside 'offsets', because columns are reduced over all rows",
+    check.fail("out.columns",
+               "it to be omitted beside 'offsets', because columns are reduced over all rows",
                "some");
   }
   if (out.rows && out.rows->format.granularity == Granularity::kBlock128x128) {
@@ -131,20 +217,23 @@ void check_stack(const core::Arguments& check, const CastTargets& out, std::int6
                  bool is_plain) {
   constexpr std::string_view kMatrices = "matrices";
   if (!is_plain) {
-    check.fail(
-        kMatrices,
-        "none except for a matrix in memory: a source that is computed or gathered is one matrix",
-        core::format("{}", *out.matrices));
+    check.fail(kMatrices,
+               "it to be omitted except for a matrix in memory: a source that is computed or "
+               "gathered is one matrix",
+               core::format("{}", *out.matrices));
   }
   if (*out.matrices < 1 || rows % *out.matrices != 0) {
     check.fail(kMatrices, core::format("a number of at least 1 that divides {} rows", rows),
                core::format("{}", *out.matrices));
   }
   if (out.offsets) {
-    check.fail("offsets", "none beside 'matrices', which say where the rows of each begin", "some");
+    check.fail("offsets",
+               "it to be omitted beside 'matrices', which say where the rows of each begin",
+               "some");
   }
   if (reduces(out.columns)) {
-    check.fail("out.columns", "none beside 'matrices', because columns are reduced over all rows",
+    check.fail("out.columns",
+               "it to be omitted beside 'matrices', because columns are reduced over all rows",
                "some");
   }
 }
@@ -153,7 +242,8 @@ void check_stack(const core::Arguments& check, const CastTargets& out, std::int6
 void check_used(const core::Arguments& check, const CastTargets& out, Device device) {
   constexpr std::string_view kUsed = "used";
   if (!out.matrices) {
-    check.fail(kUsed, "none without 'matrices', of which it says which are cast", "some");
+    check.fail(kUsed, "it to be omitted without 'matrices', of which it says which are cast",
+               "some");
   }
   const std::int64_t groups = core::require_offsets(check, kUsed, *out.used, device);
   if (groups != *out.matrices) {

@@ -1,8 +1,10 @@
-// Checks of what a cast writes.
+// Checks of what a cast writes: one FP8 matrix, and all of a cast.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "octofold/cast_targets.h"
 
@@ -11,6 +13,16 @@
 #include "ops/inputs.h"
 
 namespace octofold::ops {
+
+/// A target as matrices, checked against `shape`, that of its codes, and on the device. Of a stack
+/// of `matrices`, whose scales have the shapes of CastTargets::matrices, as one matrix.
+CastTarget checked_target(const core::Arguments& check, const std::string& argument,
+                          const CastTarget& target, std::span<const std::int64_t> shape,
+                          Device device, std::optional<std::int64_t> matrices = {});
+
+/// The computation that a format prescribes for values of dtype `in`.
+config::CastFormat format_of(const core::Arguments& check, const Format& format, DType in,
+                             ScaleSource scales = ScaleSource::kComputed);
 
 /// The matrix that is cast, as its targets see it.
 struct CastShape {

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "core/check.h"
-#include "cpu/dot.h"
+#include "cpu/backend.h"
 #include "cuda/dot.h"
 #include "kernels/dot/config/dot.h"
 #include "ops/backend.h"
-#include "ops/dot_operand.h"
 #include "ops/inputs.h"
+#include "ops/product.h"
 
 namespace octofold {
 namespace {

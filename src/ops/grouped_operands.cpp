@@ -8,14 +8,13 @@
 
 #include "octofold/batch_invariant.h"
 
+#include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
-#include "core/group_offsets.h"
 #include "core/scale_layout.h"
 #include "kernels/shared/group_bounds.h"
 #include "ops/backend.h"
 #include "ops/product.h"
-#include "ops/scales.h"
 #include "plan/product.h"
 
 namespace octofold::ops {
@@ -125,10 +124,7 @@ const std::int32_t* checked_offsets(const core::Arguments& check, const TensorVi
 
 const std::int32_t* checked_counts(const core::Arguments& check, const TensorView& counts,
                                    std::int64_t groups, std::int64_t rows, Device device) {
-  check.require_vector("groups.counts", counts);
-  check.require_dtype("groups.counts", counts, {DType::kInt32});
-  check.require_shape("groups.counts", counts, {groups});
-  check.require_same_device("groups.counts", counts, device);
+  check_vector(check, "groups.counts", counts, {DType::kInt32}, groups, device);
   if (is_on_cpu(device)) core::require_counts(check, "groups.counts", counts, rows);
   return static_cast<const std::int32_t*>(counts.data);
 }
@@ -176,7 +172,7 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
 
 void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
                 const MaskedGroups& groups, core::Product& product) {
-  if (given.c) check.fail("c", "none beside MaskedGroups", "one");
+  if (given.c) check.fail("c", "it to be omitted beside MaskedGroups", "one");
   const auto [a, a_scale_stride] = checked_masked_a(check, given.a);
   product.a = a;
   const Stack b = checked_stack(check, "b", plan::kGroupedB, given.b);
@@ -191,7 +187,7 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
 
 void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
                 const DepthGroups& groups, core::Product& product) {
-  if (given.bias) check.fail("bias", "none beside DepthGroups", "one");
+  if (given.bias) check.fail("bias", "it to be omitted beside DepthGroups", "one");
   product.a = checked_a(check, "a", given.a, 2);
   product.b = checked_a(check, "b", given.b, 2);
   check_products(check, product.a, product.b, given.fast_accumulation);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,15 @@ struct CastInput {
 
 inline std::span<const std::int64_t> shape_of(const TensorView& tensor) {
   return {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)};
+}
+
+inline void check_vector(const core::Arguments& check, std::string_view argument,
+                         const TensorView& vector, std::initializer_list<DType> dtypes,
+                         std::int64_t size, Device device) {
+  check.require_vector(argument, vector);
+  check.require_dtype(argument, vector, dtypes);
+  check.require_shape(argument, vector, {size});
+  check.require_same_device(argument, vector, device);
 }
 
 /// True if two matrices of one shape are the same one, which may be read and written.

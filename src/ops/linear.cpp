@@ -1,5 +1,6 @@
 #include "octofold/linear.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -7,20 +8,122 @@
 #include <variant>
 
 #include "octofold/cast.h"
+#include "octofold/cast_targets.h"
 #include "octofold/convert_dtype.h"
 #include "octofold/gemm.h"
+#include "octofold/scale_layout.h"
+#include "octofold/tensor.h"
 
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
+#include "core/scale_layout.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
-#include "ops/linear_memory.h"
 #include "plan/capability.h"
 #include "plan/tma.h"
 
 namespace octofold {
 namespace {
+
+// The casts that forward keeps for backward, as far as they are wanted.
+struct KeptCasts {
+  std::optional<CastTarget> x_transposed, weight_transposed;
+  std::int64_t bytes = 0;
+};
+
+// The operands that forward multiplies.
+struct ForwardCasts {
+  CastTarget x;
+  std::optional<CastTarget> weight;
+  std::int64_t bytes = 0;
+};
+
+// The operands that backward multiplies.
+struct BackwardCasts {
+  std::optional<CastTarget> dy, dy_transposed;
+  std::optional<MutableTensorView> sums;  ///< float32 [out], where the bias has another type
+  std::optional<MutableTensorView> sums_workspace;
+  std::int64_t bytes = 0;
+};
+
+// Hands out memory from its beginning, each part at a multiple of 256 bytes from there. Where there
+// is no memory the addresses count its bytes, and are not to be followed.
+class Parts {
+ public:
+  Parts(std::byte* memory, Device device)
+      : begin_(reinterpret_cast<std::uintptr_t>(memory)), end_(begin_), device_(device) {}
+
+  CastTarget cast(std::int64_t rows, std::int64_t cols, const Format& format) {
+    const ScaleLayout scales = scale_layout(format.granularity, rows, cols, device_.type);
+    const std::int64_t stride = core::code_row_stride(cols, device_.type);
+    return {.data = matrix(take(rows * stride), format.dtype, rows, cols, stride, device_),
+            .scale = scales.view(take(scales.extent() * size_of(DType::kFloat32)), device_),
+            .format = format};
+  }
+  MutableTensorView numbers(std::int64_t rows, std::int64_t cols) {
+    return matrix(take(rows * cols * size_of(DType::kFloat32)), DType::kFloat32, rows, cols, -1,
+                  device_);
+  }
+  MutableTensorView numbers(std::int64_t count) {
+    return vector(take(count * size_of(DType::kFloat32)), DType::kFloat32, count, device_);
+  }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(end_ - begin_); }
+
+ private:
+  void* take(std::int64_t bytes) {
+    constexpr std::int64_t kAlignment = 256;
+    void* const part = reinterpret_cast<void*>(end_);
+    end_ += static_cast<std::uintptr_t>(core::ceil_divide(bytes, kAlignment) * kAlignment);
+    return part;
+  }
+
+  std::uintptr_t begin_, end_;
+  Device device_;
+};
+
+KeptCasts kept_casts(const LinearProblem& problem, std::byte* memory) {
+  Parts parts(memory, problem.device);
+  KeptCasts kept;
+  if (problem.grad_input && !problem.weight_is_cast) {
+    kept.weight_transposed =
+        parts.cast(problem.in_features, problem.out_features, problem.recipe.grad_input.b);
+  }
+  if (problem.grad_weight) {
+    kept.x_transposed =
+        parts.cast(problem.in_features, problem.tokens, problem.recipe.grad_weight.b);
+  }
+  kept.bytes = parts.bytes();
+  return kept;
+}
+
+ForwardCasts forward_casts(const LinearProblem& problem, std::byte* memory) {
+  Parts parts(memory, problem.device);
+  const LinearProduct& output = problem.recipe.output;
+  ForwardCasts casts;
+  casts.x = parts.cast(problem.tokens, problem.in_features, output.a);
+  if (!problem.weight_is_cast) {
+    casts.weight = parts.cast(problem.out_features, problem.in_features, output.b);
+  }
+  casts.bytes = parts.bytes();
+  return casts;
+}
+
+BackwardCasts backward_casts(const LinearProblem& problem, std::byte* memory) {
+  Parts parts(memory, problem.device);
+  const std::int64_t tokens = problem.tokens, out = problem.out_features;
+  BackwardCasts casts;
+  if (problem.grad_input) casts.dy = parts.cast(tokens, out, problem.recipe.grad_input.a);
+  if (problem.grad_weight) {
+    casts.dy_transposed = parts.cast(out, tokens, problem.recipe.grad_weight.a);
+  }
+  if (problem.grad_bias) {
+    casts.sums = parts.numbers(out);
+    casts.sums_workspace = parts.numbers(column_workspace_rows(tokens, true, false), out);
+  }
+  casts.bytes = parts.bytes();
+  return casts;
+}
 
 // Up to so many tokens a product casts x itself, where backward wants nothing of it: it saves a
 // kernel, and each 64 features that the layer puts out cast all tokens again. Measured on an H200,
@@ -78,8 +181,10 @@ void add_memory(const core::Arguments& check, std::string_view argument,
 void require_wanted(const core::Arguments& check, std::string_view argument, bool wanted,
                     bool given) {
   if (wanted == given) return;
-  check.fail(argument, wanted ? "a tensor, which the problem wants" : "none, as the problem has it",
-             wanted ? "none" : "one");
+  check.fail(
+      argument,
+      wanted ? "a tensor, which the problem wants" : "it to be omitted, as the problem has it",
+      wanted ? "none" : "one");
 }
 
 bool product_casts(const LinearProblem& problem, const ScaledTensorView& weight) {
@@ -108,9 +213,9 @@ void multiply(const LinearProduct& product, const ScaledTensorView& a, const Sca
 
 LinearMemory linear_memory(const LinearProblem& problem) {
   require_problem(core::Arguments("linear_memory"), problem);
-  return {.kept = ops::kept_casts(problem, nullptr).bytes,
-          .forward = ops::forward_casts(problem, nullptr).bytes,
-          .backward = ops::backward_casts(problem, nullptr).bytes};
+  return {.kept = kept_casts(problem, nullptr).bytes,
+          .forward = forward_casts(problem, nullptr).bytes,
+          .backward = backward_casts(problem, nullptr).bytes};
 }
 
 void linear_forward(const LinearProblem& problem, const LinearForward& given, Stream stream) {
@@ -125,8 +230,8 @@ void linear_forward(const LinearProblem& problem, const LinearForward& given, St
     check.fail("weight", problem.weight_is_cast ? "its cast" : "numbers, which are cast here",
                problem.weight_is_cast ? "numbers" : "its cast");
   }
-  const ops::KeptCasts kept = ops::kept_casts(problem, given.kept.data());
-  const ops::ForwardCasts casts = ops::forward_casts(problem, given.workspace.data());
+  const KeptCasts kept = kept_casts(problem, given.kept.data());
+  const ForwardCasts casts = forward_casts(problem, given.workspace.data());
   ops::Inputs inputs(check);
   add_memory(check, "kept", given.kept, kept.bytes, true, problem.device, inputs);
   add_memory(check, "workspace", given.workspace, casts.bytes, true, problem.device, inputs);
@@ -180,8 +285,8 @@ void linear_backward(const LinearProblem& problem, const LinearBackward& given, 
   MutableTensorView dx, dw;
   if (given.dx) dx = matrix_of(check, "dx", *given.dx, problem, tokens, in);
   if (given.dw) dw = matrix_of(check, "dw", *given.dw, problem, out, in);
-  const ops::KeptCasts kept = ops::kept_casts(problem, given.kept.data());
-  const ops::BackwardCasts casts = ops::backward_casts(problem, given.workspace.data());
+  const KeptCasts kept = kept_casts(problem, given.kept.data());
+  const BackwardCasts casts = backward_casts(problem, given.workspace.data());
   ops::Inputs inputs(check);
   add_memory(check, "kept", given.kept, kept.bytes, false, problem.device, inputs);
   add_memory(check, "workspace", given.workspace, casts.bytes, true, problem.device, inputs);

@@ -1,5 +1,6 @@
-// FP8 products: what their arguments have to be, and how they are run. gemm(), grouped_gemm() and
-// gated_gemm() are spellings of one core::Product.
+// Products: what their arguments have to be, and how they are run. gemm(), grouped_gemm() and
+// gated_gemm() are spellings of one core::Product, those of FP8 weights and numbers of one
+// core::WeightOnlyProduct.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "octofold/dot.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 
@@ -44,7 +46,13 @@ void check_bias(const core::Arguments& check, const std::optional<TensorView>& b
 void require_shape_of_result(const core::Arguments& check, std::string_view argument,
                              const TensorView& tensor, const TensorView& a, std::int64_t columns);
 
+/// Numbers as they are, or FP8 codes with scales, as a matrix and a scale for it: checked, and
+/// among `inputs`.
+DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
+                        const DotOperand& given, Inputs& inputs);
+
 /// On the device of a checked product.
 void run(std::string_view operation, const core::Product& product, Stream stream);
+void run(std::string_view operation, const core::WeightOnlyProduct& product, Stream stream);
 
 }  // namespace octofold::ops

@@ -6,9 +6,8 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "cpu/rotary.h"
+#include "cpu/backend.h"
 #include "cuda/rotary.h"
-#include "ops/attention_operands.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 
@@ -40,7 +39,7 @@ TensorView checked_x(const core::Arguments& check, const TensorView& x) {
   check.require_enumerator("x", x.device.type);
   const std::int64_t head_size = x.shape[x.rank - 1];
   if (head_size % 2 != 0) check.fail("x", "an even head_dim", core::format("{}", head_size));
-  ops::require_runs(check, "x", x);
+  check.require_runs("x", x);
   return with_batch(x, 4);
 }
 
@@ -60,7 +59,7 @@ TensorView checked_table(const core::Arguments& check, std::string_view argument
   }
   check.require_dtype(argument, given, {x.dtype});
   check.require_same_device(argument, given, x.device);
-  ops::require_runs(check, argument, given);
+  check.require_runs(argument, given);
   return table;
 }
 

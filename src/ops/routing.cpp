@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 #include "core/flatten.h"
-#include "cpu/routing.h"
+#include "cpu/backend.h"
 #include "cuda/routing.h"
 #include "kernels/routing/config/routing.h"
 #include "ops/backend.h"
@@ -75,13 +75,13 @@ class Tokens {
 
   TensorView vector(std::string_view argument, const TensorView& given,
                     std::initializer_list<DType> dtypes, std::int64_t size) {
-    require_vector(argument, given, dtypes, size);
+    ops::check_vector(check, argument, given, dtypes, size, first_.device);
     inputs_.add(argument, given);
     return given;
   }
 
   void vector_output(std::string_view argument, const MutableTensorView& given, std::int64_t size) {
-    require_vector(argument, given, kIndex, size);
+    ops::check_vector(check, argument, given, kIndex, size, first_.device);
     inputs_.add_output(argument, given);
   }
 
@@ -101,14 +101,6 @@ class Tokens {
     const View matrix = core::flatten(check, argument, given);
     check.require_input_matrix(argument, matrix);
     return matrix;
-  }
-
-  void require_vector(std::string_view argument, const TensorView& given,
-                      std::initializer_list<DType> dtypes, std::int64_t size) const {
-    check.require_vector(argument, given);
-    check.require_dtype(argument, given, dtypes);
-    check.require_shape(argument, given, {size});
-    check.require_same_device(argument, given, first_.device);
   }
 
   TensorView first_;
@@ -154,7 +146,8 @@ void top_k(const TopKArguments& given, const TopKOptions& options, Stream stream
   arguments.logits = tokens.input("logits", given.logits, kWide);
   const std::int64_t experts = arguments.logits.shape[1];
   if (given.bias) {
-    if (options.scoring == Scoring::kSoftmax) tokens.check.fail("bias", "none for softmax", "one");
+    if (options.scoring == Scoring::kSoftmax)
+      tokens.check.fail("bias", "it to be omitted for softmax", "one");
     tokens.vector("bias", *given.bias, kFloat, experts);
   }
   const std::int64_t slots = last_size(tokens.check, "ids", given.ids);

@@ -11,7 +11,6 @@
 
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
-#include "jit/compile_all.h"
 #include "jit/kernel_cache.h"
 #include "jit/kernel_pack.h"
 #include "jit/nvrtc.h"

@@ -96,7 +96,7 @@ std::optional<Refusal> refusal(const OperandRule& rule, std::string_view argumen
   if (rule.taken.has(form)) return std::nullopt;
   if (has_factors(form) && rule.taken.has(Form::kBlock128x128)) {
     return Refusal{core::format("{}.channel_scale", argument),
-                   "none, because two-level scales are for 'b' of gemm() alone", "one"};
+                   "it to be omitted, because two-level scales are for 'b' of gemm() alone", "one"};
   }
   std::vector<std::string_view> taken;
   for (const Form each : kForms) {

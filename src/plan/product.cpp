@@ -120,17 +120,23 @@ void require_sizes(const GemmProblem& problem, const SizeLimits& limits) {
   }
 }
 
+TmaObstacles tma_obstacles(const core::Product& product) {
+  return {.a = product.cast_a ? nullptr : tma_obstacle(product.a.data),
+          .b = tma_obstacle(product.b.data),
+          .out = tma_store_obstacle(product.out)};
+}
+
 GemmProblem problem_of(const core::Product& product) {
   const MutableTensorView& out = product.out;
+  const TmaObstacles obstacles = tma_obstacles(product);
   const TensorView &a = product.a.data, &b = product.b.data;
   const core::Groups& groups = product.groups;
   GemmProblem problem{
       .product = {.m = out.shape[0], .n = out.shape[1], .k = a.shape[1], .form = form_of(product)},
       .batch_invariant = product.batch_invariant,
-      .operands_fit_tma =
-          (product.cast_a || tma_obstacle(a) == nullptr) && tma_obstacle(b) == nullptr,
+      .operands_fit_tma = obstacles.a == nullptr && obstacles.b == nullptr,
       .operands_fit_words = product.cast_a || (has_words(a) && has_words(b)),
-      .output_fits_tma = tma_store_obstacle(out) == nullptr,
+      .output_fits_tma = obstacles.out == nullptr,
       .c_is_out = out.dtype == DType::kFloat32 && product.c && is_same_matrix(*product.c, out),
       .c_fits_tma =
           !product.c || (product.c->dtype == out.dtype && tma_obstacle(*product.c) == nullptr),

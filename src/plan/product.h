@@ -67,6 +67,13 @@ struct GemmProblem {
 /// The public function that has such products: "gemm", "grouped_gemm" or "gated_gemm".
 std::string_view operation_of(const GemmProblem& problem);
 
+/// Why TMA cannot address A and B of a checked product, and write D, for messages (plan/tma.h);
+/// null: it can. An A that is cast does not count.
+struct TmaObstacles {
+  const char *a, *b, *out;
+};
+TmaObstacles tma_obstacles(const core::Product& product);
+
 /// The properties of a checked product that decide which kernel computes it: all but addresses.
 GemmProblem problem_of(const core::Product& product);
 

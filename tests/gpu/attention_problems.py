@@ -5,8 +5,9 @@ from functools import partial
 
 import octofold
 import torch
-from rotary_problems import rotary_problems
-from targets import does_what_hopper_does
+
+from tests.gpu.rotary_problems import rotary_problems
+from tests.gpu.targets import does_what_hopper_does
 
 MOST = 2**31 - 1
 

@@ -1,8 +1,9 @@
 """Problems of attention on the device, for few queries and for many, against FP64."""
 
-import attention_cases as cases
 import octofold
-from gpu_support import DEVICE, ON_GPU, Surrounded, assert_same_bits, torch
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, Surrounded, assert_same_bits, torch
+from tests.python import attention_cases as cases
 
 FEW, MANY = (2, 3, 700), (2, 150, 290)  # batch, queries, keys: kernels for both
 LONG = 20_000 if ON_GPU else 2000

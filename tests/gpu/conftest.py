@@ -23,6 +23,6 @@ def pytest_configure(config):
 @pytest.fixture
 def generator(rng):
     """torch's random numbers on the tests' device, seeded by --seed and the test's name."""
-    from gpu_support import DEVICE, torch
+    from tests.gpu.gpu_support import DEVICE, torch
 
     return torch.Generator(DEVICE).manual_seed(int(rng.integers(2**63)))

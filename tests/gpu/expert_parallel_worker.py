@@ -1,7 +1,6 @@
 """Experts over several GPUs: what each rank runs.
 
-    PYTHONPATH=python:tests/python/distributed torchrun --nproc-per-node 2 \
-        tests/gpu/expert_parallel_worker.py
+    torchrun --nproc-per-node 2 -m tests.gpu.expert_parallel_worker
 
 It says "well" on rank 0 at the end, after the times. OCTOFOLD_TEST_DEVICE=cpu runs it on gloo.
 """
@@ -9,10 +8,11 @@ It says "well" on rank 0 at the end, after the times. OCTOFOLD_TEST_DEVICE=cpu r
 import os
 from datetime import timedelta
 
-import expert_parallel_checks as checks
 import octofold
 import torch
 from octofold.distributed import experts, parallelize_experts
+
+from tests.python.distributed import expert_parallel_checks as checks
 
 ON_GPU = os.environ.get("OCTOFOLD_TEST_DEVICE", "cuda") == "cuda"
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

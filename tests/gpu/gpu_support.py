@@ -12,16 +12,18 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
-import judge
 import octofold
 import pytest
-from casting import GRANULARITIES as GRANULARITIES
 from octofold._core.library import library
 from octofold._ops.gemm import multiply
 from octofold.tuning import ProductProblem
-from targets import architecture, is_hopper
+
+from tests.gpu.targets import architecture, is_hopper
+from tests.python import judge
+from tests.python.casting import GRANULARITIES as GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
@@ -307,14 +309,15 @@ class Held:
 
 
 def run_python(script, seconds=200):
-    """Run in an interpreter of its own, which has to end well. If it hangs, it and its children say
-    where."""
+    """Run in an interpreter of its own, which finds the tests' package and has to end well. If it
+    hangs, it and its children say where."""
     process = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        cwd=Path(__file__).parents[2],
     )
     try:
         output, _ = process.communicate(timeout=seconds)

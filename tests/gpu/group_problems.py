@@ -7,10 +7,11 @@ from functools import partial
 
 import octofold
 import torch
-from casting import GRANULARITIES, cast_with
 from octofold import Depth, Masked, Rows, tuning
 from octofold._ops.grouped_gemm import multiply_groups
-from targets import candidate_names
+
+from tests.gpu.targets import candidate_names
+from tests.python.casting import GRANULARITIES, cast_with
 
 OFFSETS = (
     (0, 5, 5, 70, 200),

@@ -3,9 +3,10 @@
 import itertools
 
 import octofold
-from gpu_support import DEVICE, DTYPES, ON_GPU, operand, plain, product_candidates, torch
 from octofold._ops.grouped_gemm import multiply_groups
-from targets import is_hopper
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, ON_GPU, operand, plain, product_candidates, torch
+from tests.gpu.targets import is_hopper
 
 # No sums in slices of K: groups have none either.
 PLAIN = plain("64x64.w1.c1x1x1.b1.alternating")

@@ -5,9 +5,10 @@ from functools import partial
 
 import octofold
 import torch
-from casting import GRANULARITIES
 from octofold import Masked, Rows, ScaledTensor, grouped_gemm_weight_only
 from octofold.ops import Gathered, grouped_gemm_weight_only_gradient
+
+from tests.python.casting import GRANULARITIES
 
 # Rows of groups, N and K: a row for each of a few experts, many for some, whole units and not.
 SHAPES = (

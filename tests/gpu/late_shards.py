@@ -11,8 +11,9 @@ import time
 
 import octofold
 import torch
-from gpu_support import NAN_CODE, assert_same_bits, gemm_by, operands
 from octofold.distributed import _copy_engine
+
+from tests.gpu.gpu_support import NAN_CODE, assert_same_bits, gemm_by, operands
 
 PATIENCE = 20  # seconds; then all is let through, so that nothing hangs
 

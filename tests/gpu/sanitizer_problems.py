@@ -1,7 +1,7 @@
 """Small problems through every kernel path, to run under compute-sanitizer:
 
-    compute-sanitizer --tool memcheck python tests/gpu/sanitizer_problems.py
-    compute-sanitizer --tool racecheck python tests/gpu/sanitizer_problems.py --every 4
+    compute-sanitizer --tool memcheck python -m tests.gpu.sanitizer_problems
+    compute-sanitizer --tool racecheck python -m tests.gpu.sanitizer_problems --every 4
 
 racecheck takes seconds a problem. Each result is compared with the CPU backend's: no kernel but
 ours runs. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is an allocation of its own, and a step
@@ -12,22 +12,20 @@ import argparse
 import itertools
 import sys
 from functools import partial
-from pathlib import Path
 
 import octofold
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))  # for what its tests share
-from arrival_problems import arrival_problems
-from attention_problems import attention_problems
-from casting import GRANULARITIES, cast_side, cast_with, only
-from group_problems import group_problems
 from octofold import tuning
 from octofold._ops.gated_gemm import multiply_gated
 from octofold._ops.gemm import multiply
 from octofold.kernel_cache import GemmProblem
-from targets import candidate_names, does_what_hopper_does, is_hopper
-from word_problems import word_problems
+
+from tests.gpu.arrival_problems import arrival_problems
+from tests.gpu.attention_problems import attention_problems
+from tests.gpu.group_problems import group_problems
+from tests.gpu.targets import candidate_names, does_what_hopper_does, is_hopper
+from tests.gpu.word_problems import word_problems
+from tests.python.casting import GRANULARITIES, cast_side, cast_with, only
 
 PAIRS = (
     ("tensor", "tensor"),

@@ -4,8 +4,9 @@ import itertools
 
 import octofold
 import pytest
-from casting import cast_with, only
-from gpu_support import DEVICE, DTYPES, GRANULARITIES, bits, needs_gpu, normal, torch
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, GRANULARITIES, bits, needs_gpu, normal, torch
+from tests.python.casting import cast_with, only
 
 GATED = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 ACTIVATIONS = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")

@@ -6,8 +6,9 @@ import os
 
 import octofold
 import pytest
-from advise_support import make_ids, make_model
-from gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
+
+from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
+from tests.python.models.advise_support import make_ids, make_model
 
 skip_without("products with FP8 weights")
 models = octofold.models

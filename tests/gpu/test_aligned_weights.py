@@ -3,7 +3,8 @@ GPU, however they came there."""
 
 import octofold
 import pytest
-from gpu_support import DEVICE, ON_GPU, normal, torch
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, normal, torch
 
 nn = octofold.nn
 IN, OUT = 1003, 264

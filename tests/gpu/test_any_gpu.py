@@ -5,11 +5,12 @@ import copy
 
 import octofold
 import pytest
-from expert_support import choices
-from gpu_support import DEVICE, DTYPES, HALVES, captured, needs_gpu, skip_without, torch
-from layer_support import relative_error
 from octofold._layer_ways import EXPERTS, FP8, LINEAR, NATIVE, TRAINED, WEIGHT_ONLY
 from octofold.nn.recipes.kernels import way_of
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, HALVES, captured, needs_gpu, skip_without, torch
+from tests.python.nn.expert_support import choices
+from tests.python.nn.layer_support import relative_error
 
 skip_without("products with FP8 weights")
 

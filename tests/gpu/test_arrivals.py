@@ -2,11 +2,11 @@
 several."""
 
 import re
-from pathlib import Path
 
 import octofold
 import pytest
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     ON_GPU,
     PAIR_NAMES,
@@ -149,7 +149,5 @@ LATE = (
 @needs_gpu
 @pytest.mark.parametrize("problem", LATE, ids=[f"{p[:3]}-{p[3][0]}-{p[4]}" for p in LATE])
 def test_rows_are_read_as_they_come(problem):
-    here = Path(__file__).parent
-    folders = [str(here), str(here.parent / "python")]
-    script = f"import sys; sys.path[:0] = {folders!r}; import late_shards; late_shards.main"
+    script = "from tests.gpu import late_shards; late_shards.main"
     run_python(f"{script}([{problem!r}])", seconds=120)

@@ -1,13 +1,12 @@
 """Attention of torch's tensors against FP64: every layout, type, head size and scale, few queries
 and many, the same bits again, and offsets, counts and tables that lie."""
 
-import attention_cases as cases
 import numpy as np
 import octofold
 import pytest
-from attention_cases import dense, packed, paged, with_scales
-from attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
-from gpu_support import (
+
+from tests.gpu.attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
+from tests.gpu.gpu_support import (
     DEVICE,
     HALVES,
     ON_GPU,
@@ -18,6 +17,8 @@ from gpu_support import (
     torch,
     where_bfloat16_is_refused,
 )
+from tests.python import attention_cases as cases
+from tests.python.attention_cases import dense, packed, paged, with_scales
 
 KINDS = ["e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2"]
 

@@ -9,8 +9,9 @@ import itertools
 
 import octofold
 import pytest
-from gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
-from targets import does_what_hopper_does
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
+from tests.gpu.targets import does_what_hopper_does
 
 skip_without("attention")
 

@@ -1,13 +1,14 @@
 """Attention with FP8 scores against FP64 of the codes of queries, and where there are none."""
 
-import attention_cases as cases
 import numpy as np
 import octofold
 import pytest
-from attention_cases import dense, packed, paged, with_scales
-from attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
-from gpu_support import DEVICE, HALVES, ON_GPU, assert_same_bits, needs_gpu
-from targets import does_what_hopper_does
+
+from tests.gpu.attention_support import FEW, LONG, MANY, assert_attention, numbers, on_device
+from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, assert_same_bits, needs_gpu
+from tests.gpu.targets import does_what_hopper_does
+from tests.python import attention_cases as cases
+from tests.python.attention_cases import dense, packed, paged, with_scales
 
 # Tensor cores sum 128 products of codes with about 14 bits (docs/numerics.md).
 OF_FP8_TERMS = 5e-4 if ON_GPU else 0.0

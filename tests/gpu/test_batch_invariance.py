@@ -5,9 +5,10 @@ import itertools
 
 import octofold
 import pytest
-from gpu_support import DEVICE, DTYPES, needs, normal, operands, skip_without, torch
-from grouped_support import weights
 from octofold.ops import gated_gemm
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, needs, normal, operands, skip_without, torch
+from tests.gpu.grouped_support import weights
 
 skip_without("products")
 

@@ -3,13 +3,12 @@ for the shapes of other tests. Each is a kernel to compile, 0.2 s or so: run the
 """
 
 import itertools
-from pathlib import Path
 from typing import NamedTuple
 
-import judge
 import octofold
 import pytest
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DTYPES,
     GRANULARITIES,
     ON_GPU,
@@ -27,7 +26,7 @@ from gpu_support import (
     surrounded_copy,
     with_data,
 )
-from targets import is_hopper
+from tests.gpu.targets import is_hopper
 
 skip_without("products")
 
@@ -177,14 +176,11 @@ def test_every_candidate(pair, kind, quarter, generator, record_property):
 @pytest.mark.skipif(ON_GPU and not is_hopper(), reason="what is read of the log is Hopper's")
 def test_each_name_is_a_kernel_of_its_own():
     """By the log, whose level is chosen before the library is loaded."""
-    folders = [str(Path(__file__).parent), str(Path(judge.__file__).parent)]
-    script = (
-        f"import sys; sys.path[:0] = {folders}"
-        + """
+    script = """
 import os
 os.environ["OCTOFOLD_LOG_LEVEL"] = "debug"
 import octofold, torch
-from gpu_support import candidates, gemm_by, operands
+from tests.gpu.gpu_support import candidates, gemm_by, operands
 lines = []
 octofold.set_log_handler(lambda level, message: lines.append(message))
 a, b = operands(torch.Generator("cuda"), 64, 128, 256)
@@ -201,7 +197,6 @@ for name in names:
     kernels.add(line.rsplit(", ", 1)[0])
 assert len(kernels) == len(names) > 10, (len(kernels), names)
 """
-    )
     run_python(script)
 
 

@@ -1,8 +1,9 @@
 """Every operation of the matrix, tried on this GPU."""
 
 import octofold
-from gpu_support import needs_gpu
 from octofold import _probes
+
+from tests.gpu.gpu_support import needs_gpu
 
 
 @needs_gpu

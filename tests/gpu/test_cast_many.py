@@ -6,10 +6,20 @@ import itertools
 
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side
-from expert_support import choices
-from gpu_support import DEVICE, Surrounded, bits, captured, needs, needs_gpu, normal, torch
 from octofold.ops import CastJob, Target, cast, cast_many
+
+from tests.gpu.gpu_support import (
+    DEVICE,
+    Surrounded,
+    bits,
+    captured,
+    needs,
+    needs_gpu,
+    normal,
+    torch,
+)
+from tests.python.casting import GRANULARITIES, cast_side
+from tests.python.nn.expert_support import choices
 
 nn = octofold.nn
 # More than fit into a launch; whole tiles and parts of them, vectors that fit and others; nothing.

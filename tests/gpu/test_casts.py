@@ -7,8 +7,9 @@ import itertools
 
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side, cast_with, only
-from gpu_support import DEVICE, DTYPES, ON_GPU, bits, normal, surrounded_copy, torch
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, ON_GPU, bits, normal, surrounded_copy, torch
+from tests.python.casting import GRANULARITIES, cast_side, cast_with, only
 
 # One of each form.
 RULES = ("deepgemm", "tilekernels", "vllm", "te", "torchao", "torchao-tensor", "deepseek")

@@ -5,8 +5,8 @@ import itertools
 
 import octofold
 import pytest
-from casting import cast_side, cast_with, only, with_columns
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
@@ -16,6 +16,7 @@ from gpu_support import (
     surrounded_copy,
     torch,
 )
+from tests.python.casting import cast_side, cast_with, only, with_columns
 
 SOURCES = ("bfloat16", "float16", "float32")
 TARGETS = ("rows", "transposed", "both")

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from gpu_support import needs_gpu, torch
+
+from tests.gpu.gpu_support import needs_gpu, torch
 
 SCRIPT = """
 import sys, torch, octofold

@@ -3,7 +3,8 @@
 import numpy as np
 import octofold
 import pytest
-from gpu_support import Held, needs, needs_gpu, normal, operands, torch
+
+from tests.gpu.gpu_support import Held, needs, needs_gpu, normal, operands, torch
 
 pytestmark = needs_gpu
 

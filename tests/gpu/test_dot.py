@@ -3,7 +3,8 @@ alignment, and the same bits again."""
 
 import octofold
 import pytest
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,

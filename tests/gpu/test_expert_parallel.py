@@ -5,9 +5,10 @@ import copy
 
 import octofold
 import pytest
-from expert_support import choices
-from gpu_support import DEVICE, ON_GPU, captured, needs_gpu, skip_without, torch
-from layer_support import relative_error
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, captured, needs_gpu, skip_without, torch
+from tests.python.nn.expert_support import choices
+from tests.python.nn.layer_support import relative_error
 
 skip_without("grouped products")
 

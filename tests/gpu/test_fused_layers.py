@@ -5,8 +5,9 @@ import copy
 
 import octofold
 import pytest
-from gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
-from layer_support import STATELESS, relative_error
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
+from tests.python.nn.layer_support import STATELESS, relative_error
 
 skip_without("products")
 

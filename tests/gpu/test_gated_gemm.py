@@ -5,8 +5,9 @@ import itertools
 
 import octofold
 import pytest
-from casting import RULES
-from gpu_support import (
+from octofold._ops.gated_gemm import multiply_gated
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     ON_GPU,
@@ -26,7 +27,7 @@ from gpu_support import (
     with_data,
     with_scale,
 )
-from octofold._ops.gated_gemm import multiply_gated
+from tests.python.casting import RULES
 
 skip_without("gated products")
 

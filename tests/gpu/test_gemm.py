@@ -4,8 +4,8 @@ import itertools
 
 import octofold
 import pytest
-from gemm_cases import CASE_NAMES, CASES
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     ON_GPU,
@@ -24,6 +24,7 @@ from gpu_support import (
     torch,
     with_data,
 )
+from tests.python.gemm_cases import CASE_NAMES, CASES
 
 skip_without("products")
 

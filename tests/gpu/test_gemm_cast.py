@@ -5,8 +5,9 @@ import itertools
 
 import octofold
 import pytest
-from casting import RULES
-from gpu_support import (
+from octofold._ops.gemm import multiply
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
@@ -28,7 +29,7 @@ from gpu_support import (
     with_data,
     with_scale,
 )
-from octofold._ops.gemm import multiply
+from tests.python.casting import RULES
 
 skip_without("products that cast A")
 

@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DTYPES,
     ON_GPU,
     PAIR_NAMES,

@@ -5,7 +5,9 @@ import itertools
 
 import octofold
 import pytest
-from gpu_support import (
+from octofold._ops.gemm_weight_only import _GRADIENT, multiply_by_weights
+
+from tests.gpu.gpu_support import (
     DTYPES,
     GRANULARITIES,
     HALVES,
@@ -21,9 +23,8 @@ from gpu_support import (
     where_bfloat16_is_refused,
     with_data,
 )
-from octofold._ops.gemm_weight_only import _GRADIENT, multiply_by_weights
-from targets import is_hopper
-from weight_only_support import ROUNDING, assert_product, rows_of, values_of
+from tests.gpu.targets import is_hopper
+from tests.gpu.weight_only_support import ROUNDING, assert_product, rows_of, values_of
 
 # Few rows, by which warps share K; tiles of 32, 64 and 128 rows; ragged in all dimensions; K that
 # has no whole units of 16 bytes, and K that blocks share.

@@ -3,7 +3,9 @@ differ by more than a sum can hold."""
 
 import octofold
 import pytest
-from gpu_support import (
+from octofold import tuning
+
+from tests.gpu.gpu_support import (
     DTYPES,
     GRANULARITIES,
     assert_same_bits,
@@ -11,9 +13,8 @@ from gpu_support import (
     operand,
     torch,
 )
-from octofold import tuning
-from targets import is_hopper
-from weight_only_support import assert_product, rows_of, values_of
+from tests.gpu.targets import is_hopper
+from tests.gpu.weight_only_support import assert_product, rows_of, values_of
 
 pytestmark = pytest.mark.skipif(not is_hopper(), reason="Hopper's own kernels")
 

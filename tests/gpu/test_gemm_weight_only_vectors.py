@@ -5,7 +5,8 @@ import itertools
 
 import octofold
 import pytest
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
@@ -22,7 +23,7 @@ from gpu_support import (
     where_bfloat16_is_refused,
     with_data,
 )
-from weight_only_support import assert_product, rows_of, values_of
+from tests.gpu.weight_only_support import assert_product, rows_of, values_of
 
 # One step and several; ragged in both; K of less than a unit.
 SIZES = ((64, 128), (200, 1040), (37, 16), (300, 2064), (130, 5))

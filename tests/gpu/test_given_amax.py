@@ -5,10 +5,11 @@ import itertools
 
 import octofold
 import pytest
-from casting import cast_side, sides_of
-from gpu_support import DEVICE, ON_GPU, bits, needs_gpu, normal, surrounded_copy, torch
 from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
-from test_casts import RULES, SOURCES, assert_same_cast, spread_out, without_nans
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, bits, needs_gpu, normal, surrounded_copy, torch
+from tests.gpu.test_casts import RULES, SOURCES, assert_same_cast, spread_out, without_nans
+from tests.python.casting import cast_side, sides_of
 
 LONG = ("tensor", "channel")
 SIZES = ((256, 512), (264, 400), (129, 77), (1, 1), (1000, 24), (40, 20_000))

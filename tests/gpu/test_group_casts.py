@@ -7,8 +7,9 @@ import math
 
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_with, only
-from gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, surrounded_copy, torch
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, surrounded_copy, torch
+from tests.python.casting import GRANULARITIES, cast_with, only
 
 SOURCES = ("bfloat16", "float16", "float32")
 RULES = ("deepgemm", "vllm-per-token", "te", "deepseek")

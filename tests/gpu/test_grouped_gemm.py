@@ -5,7 +5,10 @@ import itertools
 
 import octofold
 import pytest
-from gpu_support import (
+from octofold import Masked, Rows, ScaledTensor
+from octofold._ops.gated_gemm import multiply_gated
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
@@ -20,7 +23,7 @@ from gpu_support import (
     surrounded_copy,
     torch,
 )
-from grouped_support import (
+from tests.gpu.grouped_support import (
     HOSTILE,
     NK,
     PLAIN,
@@ -33,8 +36,6 @@ from grouped_support import (
     onto_c,
     weights,
 )
-from octofold import Masked, Rows, ScaledTensor
-from octofold._ops.gated_gemm import multiply_gated
 
 skip_without("grouped products")
 

@@ -4,7 +4,9 @@ sizes of the groups; nothing written outside whatever the numbers."""
 import itertools
 
 import pytest
-from gpu_support import (
+from octofold import Depth, ScaledTensor
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
@@ -17,8 +19,15 @@ from gpu_support import (
     torch,
     with_data,
 )
-from grouped_support import HOSTILE, PLAIN, SIZES, candidates, grouped_by, offsets_of, onto_c
-from octofold import Depth, ScaledTensor
+from tests.gpu.grouped_support import (
+    HOSTILE,
+    PLAIN,
+    SIZES,
+    candidates,
+    grouped_by,
+    offsets_of,
+    onto_c,
+)
 
 skip_without("grouped products")
 

@@ -6,7 +6,14 @@ import re
 
 import octofold
 import pytest
-from gpu_support import (
+from octofold import Masked, Rows, grouped_gemm_weight_only
+from octofold._ops.grouped_gemm_weight_only import (
+    multiply_by_groups_of_rows,
+    multiply_by_groups_of_weights,
+)
+from octofold.ops import Gathered, grouped_gemm_weight_only_gradient
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
@@ -23,14 +30,8 @@ from gpu_support import (
     where_bfloat16_is_refused,
     with_data,
 )
-from grouped_support import HOSTILE, assert_nothing_outside, offsets_of, weights
-from octofold import Masked, Rows, grouped_gemm_weight_only
-from octofold._ops.grouped_gemm_weight_only import (
-    multiply_by_groups_of_rows,
-    multiply_by_groups_of_weights,
-)
-from octofold.ops import Gathered, grouped_gemm_weight_only_gradient
-from weight_only_support import ROUNDING, assert_product, rows_of, values_of
+from tests.gpu.grouped_support import HOSTILE, assert_nothing_outside, offsets_of, weights
+from tests.gpu.weight_only_support import ROUNDING, assert_product, rows_of, values_of
 
 # A row or two for each of a few experts, as in decoding; some; many; experts without any.
 SIZES = (

@@ -3,15 +3,15 @@ stream of XLA and its CUDA graphs. OCTOFOLD_TEST_DEVICE=cpu runs it on the CPU."
 
 import os
 
-import attention_cases
 import numpy as np
 import octofold
 import pytest
-import reference
-from attention_cases import dense, packed, paged, with_scales
-from jax_support import fp8, jax, jitted, random, relative_error, to_jax, to_numpy
-from judge import TENSOR_CORE_ACCUMULATION, assert_close, assert_same
 from octofold import Depth, Format, Masked, Rows
+
+from tests.python import attention_cases, reference
+from tests.python.attention_cases import dense, packed, paged, with_scales
+from tests.python.jax_support import fp8, jax, jitted, random, relative_error, to_jax, to_numpy
+from tests.python.judge import TENSOR_CORE_ACCUMULATION, assert_close, assert_same
 
 PLATFORM = os.environ.get("OCTOFOLD_TEST_DEVICE", "gpu").replace("cuda", "gpu")
 GRANULARITIES = reference.GRANULARITIES

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import octofold
 import pytest
-from gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
-from layer_support import NAMES, STATELESS, relative_error
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
+from tests.python.nn.layer_support import NAMES, STATELESS, relative_error
 
 skip_without("products")
 

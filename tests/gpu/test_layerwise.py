@@ -4,11 +4,12 @@ import copy
 
 import octofold
 import pytest
-from gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
-from layer_support import relative_error
 from octofold._layer_ways import CAST, NATIVE, WEIGHT_ONLY
 from octofold.models.layerwise import layers
 from octofold.models.layerwise.choice import linear_way
+
+from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
+from tests.python.nn.layer_support import relative_error
 
 skip_without("casts")
 

@@ -3,8 +3,9 @@ another, with every recipe that has them, from one token to more than a cluster 
 
 import octofold
 import pytest
-from gpu_support import DEVICE, assert_same_bits, needs_gpu, skip_without, torch
 from octofold.nn.autograd import one_call
+
+from tests.gpu.gpu_support import DEVICE, assert_same_bits, needs_gpu, skip_without, torch
 
 skip_without("products")
 

@@ -5,9 +5,8 @@ import dataclasses
 
 import octofold
 import pytest
-import reference_norms as reference
-from casting import GRANULARITIES, cast_side, cast_with
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     assert_same_bits,
@@ -16,6 +15,8 @@ from gpu_support import (
     surrounded_copy,
     torch,
 )
+from tests.python import reference_norms as reference
+from tests.python.casting import GRANULARITIES, cast_side, cast_with
 
 every_form = pytest.mark.parametrize("form", reference.FORMS)
 every_source = pytest.mark.parametrize("source", ["bfloat16", "float16", "float32"])

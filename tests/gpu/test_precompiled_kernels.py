@@ -3,8 +3,9 @@
 import os
 
 import pytest
-from gpu_support import needs_gpu, run_python, skip_without_hopper
 from octofold import kernel_cache
+
+from tests.gpu.gpu_support import needs_gpu, run_python, skip_without_hopper
 
 skip_without_hopper()  # whose they are
 

@@ -5,7 +5,8 @@ import copy
 
 import octofold
 import pytest
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     assert_same_bits,

@@ -5,8 +5,8 @@ from functools import partial
 
 import octofold
 import pytest
-import routing_reference as reference
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     ON_GPU,
@@ -19,6 +19,7 @@ from gpu_support import (
     surrounded_copy,
     torch,
 )
+from tests.python import routing_reference as reference
 
 SOURCES = ("bfloat16", "float16", "float32")
 HOSTILE = (-2, -(2**31), 2**31 - 1)

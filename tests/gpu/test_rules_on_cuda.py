@@ -4,7 +4,8 @@ and in Triton. `pytest -rP` prints how many codes and scales differ.
 
 import octofold
 import pytest
-from gpu_support import DEVICE, DTYPES, ON_GPU, normal, torch
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, ON_GPU, normal, torch
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

@@ -5,8 +5,19 @@ import itertools
 
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side, cast_with, only
-from gpu_support import DEVICE, DTYPES, ON_GPU, Surrounded, bits, needs, needs_gpu, normal, torch
+
+from tests.gpu.gpu_support import (
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    Surrounded,
+    bits,
+    needs,
+    needs_gpu,
+    normal,
+    torch,
+)
+from tests.python.casting import GRANULARITIES, cast_side, cast_with, only
 
 SOURCES = ("bfloat16", "float16", "float32")
 # Granularities of the rows and of the transposes; None: not written.

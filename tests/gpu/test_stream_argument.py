@@ -2,7 +2,17 @@
 
 import octofold
 import pytest
-from gpu_support import Held, assert_same_bits, needs, needs_gpu, normal, operands, poison, torch
+
+from tests.gpu.gpu_support import (
+    Held,
+    assert_same_bits,
+    needs,
+    needs_gpu,
+    normal,
+    operands,
+    poison,
+    torch,
+)
 
 pytestmark = needs_gpu
 

@@ -4,7 +4,8 @@ import threading
 
 import octofold
 import pytest
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     PAIR_NAMES,
     PAIRS,
     Held,

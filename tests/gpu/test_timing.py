@@ -1,8 +1,9 @@
 """octofold._timing on a GPU: graphs, events, and captures that fail."""
 
 import pytest
-from gpu_support import DEVICE, needs_gpu, torch
 from octofold._timing import EVENTS, GRAPH, Method, NotCapturableError, captured, timings
+
+from tests.gpu.gpu_support import DEVICE, needs_gpu, torch
 
 pytestmark = needs_gpu
 

@@ -2,8 +2,8 @@
 
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side
-from gpu_support import (
+
+from tests.gpu.gpu_support import (
     DEVICE,
     ON_GPU,
     PAIR_NAMES,
@@ -14,6 +14,7 @@ from gpu_support import (
     operands,
     torch,
 )
+from tests.python.casting import GRANULARITIES, cast_side
 
 
 def random(*shape, dtype=torch.float32):
@@ -90,7 +91,7 @@ def test_opcheck_cast(opcheck, granularity, transpose, shape):
     inputs = x, *[None] * 8
     both = (None, None, *results) if transpose else (*results, None, None)
     units = (None, granularity) if transpose else (granularity, None)
-    options = *units, *in_common, None
+    options = *units, *in_common, None, None
     opcheck(torch.ops.octofold.cast.out, (*inputs, *both, None, None, None, *options))
     opcheck(torch.ops.octofold.cast.default, (*inputs, *options, "e4m3"))
 

@@ -4,8 +4,9 @@ import itertools
 
 import octofold
 import pytest
-from gpu_support import DEVICE, DTYPES, ON_GPU, bits, torch
 from octofold._core.frameworks import row_stride
+
+from tests.gpu.gpu_support import DEVICE, DTYPES, ON_GPU, bits, torch
 
 SIZES = (1, 15, 16, 128, 130, 144, 257, 400)
 

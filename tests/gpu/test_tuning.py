@@ -5,10 +5,11 @@ import os
 
 import octofold
 import pytest
-from gpu_support import needs_gpu, run_python, skip_without
 from octofold import tuning
 from octofold.kernel_cache import GemmProblem
-from targets import architecture
+
+from tests.gpu.gpu_support import needs_gpu, run_python, skip_without
+from tests.gpu.targets import architecture
 
 skip_without("products")
 

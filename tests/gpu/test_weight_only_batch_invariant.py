@@ -4,7 +4,11 @@ import itertools
 
 import octofold
 import pytest
-from gpu_support import (
+from octofold import Masked, Rows, grouped_gemm_weight_only, tuning
+from octofold.nn import WeightOnlyLinear
+from octofold.ops import Gathered, gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
+
+from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
@@ -15,12 +19,9 @@ from gpu_support import (
     operand,
     torch,
 )
-from grouped_support import weights
-from octofold import Masked, Rows, grouped_gemm_weight_only, tuning
-from octofold.nn import WeightOnlyLinear
-from octofold.ops import Gathered, gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
-from targets import is_hopper
-from weight_only_support import rows_of
+from tests.gpu.grouped_support import weights
+from tests.gpu.targets import is_hopper
+from tests.gpu.weight_only_support import rows_of
 
 COUNTS = 1, 2, 7, 16, 17, 40, 64, 100, 129, 300, 1000
 MOST = max(COUNTS)

@@ -3,7 +3,17 @@ against ml_dtypes; views; torch.compile."""
 
 import octofold
 import pytest
-from gpu_support import DEVICE, DTYPES, ON_GPU, assert_same_bits, bits, normal, poison, torch
+
+from tests.gpu.gpu_support import (
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    assert_same_bits,
+    bits,
+    normal,
+    poison,
+    torch,
+)
 
 FORMATS = ("e4m3", "e5m2", "float16")
 RULES = ("saturate", "nan")

@@ -5,9 +5,10 @@ from functools import partial
 
 import octofold
 import torch
-from casting import GRANULARITIES as GRANULARITIES
 from octofold._ops.gemm_weight_only import multiply_by_weights
-from targets import is_hopper
+
+from tests.gpu.targets import is_hopper
+from tests.python.casting import GRANULARITIES as GRANULARITIES
 
 # Few rows and several tiles, ragged; K and N in whole units of 16 bytes, and not.
 SHAPES = ((1, 72, 272), (13, 144, 656), (70, 144, 272), (131, 136, 144), (9, 37, 301))

@@ -1,7 +1,8 @@
 """Helpers that tests of products with FP8 weights share: how close results have to be."""
 
 import octofold
-from gpu_support import DTYPES, dequantized, normal, operand, torch
+
+from tests.gpu.gpu_support import DTYPES, dequantized, normal, operand, torch
 
 ROUNDING = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 

@@ -6,8 +6,9 @@ from functools import partial
 
 import octofold
 import torch
-from grouped_weight_only_problems import grouped_weight_only_problems
-from weight_only_problems import weight_only_problems
+
+from tests.gpu.grouped_weight_only_problems import grouped_weight_only_problems
+from tests.gpu.weight_only_problems import weight_only_problems
 
 
 def _dot(a, b, device):

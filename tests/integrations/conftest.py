@@ -45,6 +45,6 @@ def _plugs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Folders of transformers' small models."""
-    from transformers_support import Saved
+    from tests.integrations.transformers_support import Saved
 
     return Saved(tmp_path_factory)

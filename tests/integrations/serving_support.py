@@ -2,7 +2,8 @@
 
 import octofold
 import torch
-from judge import assert_close
+
+from tests.python.judge import assert_close
 
 
 def random(*shape, dtype):

@@ -7,7 +7,8 @@ torch = pytest.importorskip("torch")
 accelerate = pytest.importorskip("accelerate")
 
 import octofold  # noqa: E402
-from host_training import data, model_of  # noqa: E402
+
+from tests.integrations.host_training import data, model_of  # noqa: E402
 
 RECIPES = [None, "blockwise", "rowwise"]
 

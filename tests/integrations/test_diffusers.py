@@ -11,7 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
-from diffusers_models import (  # noqa: E402
+from octofold import nn  # noqa: E402
+from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
+from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from tests.integrations.diffusers_models import (  # noqa: E402
     BF16,
     flux,
     fp8_layers,
@@ -24,10 +29,6 @@ from diffusers_models import (  # noqa: E402
     unet,
     wan,
 )
-from octofold import nn  # noqa: E402
-from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
-from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
 
 Flux = diffusers.FluxTransformer2DModel
 

@@ -11,14 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
-from diffusers_models import (  # noqa: E402
+from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from tests.integrations.diffusers_models import (  # noqa: E402
     BF16,
     flux,
     loaded,
     saved,
 )
-from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
 
 Flux = diffusers.FluxTransformer2DModel
 

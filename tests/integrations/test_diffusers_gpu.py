@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
-from diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa: E402
 from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
 from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
+
+from tests.integrations.diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -9,12 +9,13 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 peft = pytest.importorskip("peft")
 
-from diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa: E402
 from octofold import nn  # noqa: E402
 from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
 from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
 from octofold.nn.layers.peft_layers import Fp8Lora  # noqa: E402
 from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+
+from tests.integrations.diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa: E402
 
 Flux = diffusers.FluxTransformer2DModel
 TARGETS = ("transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.proj_out")

@@ -10,7 +10,6 @@ diffusers = pytest.importorskip("diffusers")
 accelerate = pytest.importorskip("accelerate")
 
 from diffusers.quantizers.bfl.utils import quantize_fp8r  # noqa: E402
-from diffusers_models import BF16, flux, outcome, relative_error, same_bits, saved  # noqa: E402
 from octofold import nn  # noqa: E402
 from octofold.integrations.diffusers import OctofoldConfig, take_fp8r  # noqa: E402
 from octofold.integrations.diffusers.bfl import (  # noqa: E402
@@ -21,6 +20,15 @@ from octofold.integrations.diffusers.bfl import (  # noqa: E402
 from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
 from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+
+from tests.integrations.diffusers_models import (  # noqa: E402
+    BF16,
+    flux,
+    outcome,
+    relative_error,
+    same_bits,
+    saved,
+)
 
 Flux = diffusers.FluxTransformer2DModel
 TEXT = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
@@ -254,7 +262,7 @@ def test_casting_of_diffusers_takes_what_is_left(quantized):
 
 
 def test_casting_of_octofold_takes_what_is_left(tmp_path):
-    from diffusers_models import unet
+    from tests.integrations.diffusers_models import unet
 
     _, inputs = saved(unet, tmp_path)
     model = diffusers.UNet2DConditionModel.from_pretrained(

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning")
 
 import octofold  # noqa: E402
-from host_training import data, model_of  # noqa: E402
+
+from tests.integrations.host_training import data, model_of  # noqa: E402
 
 
 class Module(lightning.LightningModule):

@@ -10,7 +10,8 @@ from sglang.srt.arg_groups.choices import MOE_RUNNER_BACKEND_CHOICES
 from sglang.srt.layers.quantization import fp8, fp8_utils
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_context
-from sglang_support import HOOKED, gpu, is_hooked, load, sglang_as_it_was
+
+from tests.integrations.sglang_support import HOOKED, gpu, is_hooked, load, sglang_as_it_was
 
 __all__ = ["gpu", "sglang_as_it_was"]  # fixtures
 BLOCKS = [128, 128]

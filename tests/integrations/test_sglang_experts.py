@@ -7,14 +7,22 @@ import octofold
 import pytest
 import torch
 from octofold.integrations.sglang.experts import OctofoldRunnerCore
-from serving_support import experts_of, quantized, random, relative_error, routed, values
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
 from sglang.srt.layers.moe.topk import StandardTopKOutput
 from sglang.srt.layers.moe.utils import resolve_moe_runner_backend
 from sglang.srt.layers.quantization.fp8 import Fp8Config
 from sglang.srt.runtime_context import get_context, get_flags, get_parallel
-from sglang_support import gpu, plugged_in, sglang_as_it_was
+
+from tests.integrations.serving_support import (
+    experts_of,
+    quantized,
+    random,
+    relative_error,
+    routed,
+    values,
+)
+from tests.integrations.sglang_support import gpu, plugged_in, sglang_as_it_was
 
 __all__ = ["gpu", "plugged_in", "sglang_as_it_was"]  # fixtures
 pytestmark = pytest.mark.usefixtures("plugged_in")

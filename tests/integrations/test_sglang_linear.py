@@ -5,12 +5,13 @@ import contextlib
 import octofold
 import pytest
 import torch
-from serving_support import assert_product, cast, quantized, random, values
 from sglang.srt.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
 from sglang.srt.layers.quantization import fp8, fp8_utils
 from sglang.srt.layers.quantization.fp8 import Fp8Config
 from sglang.srt.layers.quantization.w8a8_fp8 import W8A8Fp8Config
-from sglang_support import gpu, load, plugged_in, sglang_as_it_was
+
+from tests.integrations.serving_support import assert_product, cast, quantized, random, values
+from tests.integrations.sglang_support import gpu, load, plugged_in, sglang_as_it_was
 
 __all__ = ["gpu", "plugged_in", "sglang_as_it_was"]  # fixtures
 pytestmark = pytest.mark.usefixtures("plugged_in")

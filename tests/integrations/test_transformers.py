@@ -7,11 +7,19 @@ import octofold
 import pytest
 import torch
 import transformers
-from matrix_models import TOKENS
 from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import Experts, InferenceLinear, WeightOnlyLinear
 from octofold.nn.layers.fp8_weight import Fp8Weight
-from transformers_support import MIXTURES, ROWS, distance, limit, load, same_bytes
+
+from tests.integrations.transformers_support import (
+    MIXTURES,
+    ROWS,
+    distance,
+    limit,
+    load,
+    same_bytes,
+)
+from tests.python.checkpoints.matrix_models import TOKENS
 
 
 def with_the_same_values(model, plain):

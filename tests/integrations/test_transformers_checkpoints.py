@@ -8,7 +8,8 @@ import pytest
 import torch
 from octofold.integrations.transformers import OctofoldConfig, checkpoint_config
 from octofold.nn.layers.fp8_weight import Fp8Weight
-from transformers_support import MIXTURES, ROWS, distance, limit, load
+
+from tests.integrations.transformers_support import MIXTURES, ROWS, distance, limit, load
 
 FAMILIES = {
     "deepseek-v3": "128x128",

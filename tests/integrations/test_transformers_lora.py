@@ -8,13 +8,14 @@ import peft
 import pytest
 import torch
 import transformers
-from matrix_models import DECODER, TOKENS
 from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import InferenceLinear
 from octofold.nn.conversion.frozen import wide_layer
 from octofold.nn.layers.fp8_weight import Fp8Weight
-from project_support import EXAMPLES
-from transformers_support import load
+
+from tests.integrations.transformers_support import load
+from tests.project.project_support import EXAMPLES
+from tests.python.checkpoints.matrix_models import DECODER, TOKENS
 
 
 @pytest.fixture(scope="module")

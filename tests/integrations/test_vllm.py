@@ -22,7 +22,8 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
     kFp8StaticTensorSym,
 )
 from vllm.platforms.interface import PlatformEnum
-from vllm_support import KERNELS, TABLES, gpu, vllm_tables
+
+from tests.integrations.vllm_support import KERNELS, TABLES, gpu, vllm_tables
 
 __all__ = ["gpu", "vllm_tables"]  # fixtures
 BLOCKS, CHANNELS, WEIGHTS = KERNELS

@@ -7,13 +7,21 @@ import octofold
 import pytest
 import torch
 from octofold.integrations.vllm import experts as plugged
-from serving_support import experts_of, quantized, random, relative_error, routed, values
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.linear import LinearBase, ReplicatedLinear
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod, Fp8MoEMethod
-from vllm_support import gpu, model_of, one_rank, vllm_tables
+
+from tests.integrations.serving_support import (
+    experts_of,
+    quantized,
+    random,
+    relative_error,
+    routed,
+    values,
+)
+from tests.integrations.vllm_support import gpu, model_of, one_rank, vllm_tables
 
 __all__ = ["gpu", "one_rank", "vllm_tables"]  # fixtures
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -4,7 +4,6 @@ import octofold
 import pytest
 import torch
 from octofold.integrations.vllm import linear as plugged
-from serving_support import assert_product, cast, quantized, random, values
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
@@ -13,7 +12,9 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
-from vllm_support import KERNELS, gpu, model_of, one_rank, vllm_tables
+
+from tests.integrations.serving_support import assert_product, cast, quantized, random, values
+from tests.integrations.vllm_support import KERNELS, gpu, model_of, one_rank, vllm_tables
 
 __all__ = ["gpu", "one_rank", "vllm_tables"]  # fixtures
 pytestmark = pytest.mark.usefixtures("one_rank")

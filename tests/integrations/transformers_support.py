@@ -2,7 +2,8 @@
 far outputs may be apart."""
 
 import torch
-from matrix_models import TEXT_ROWS
+
+from tests.python.checkpoints.matrix_models import TEXT_ROWS
 
 ROWS = {row.name: row for row in TEXT_ROWS}
 MIXTURES = ("Qwen3-MoE", "Mixtral", "DeepSeek-V3", "gpt-oss")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from project_support import REPOSITORY
+from tests.project.project_support import REPOSITORY
 
 GALLERY = REPOSITORY / "docs" / "gallery.md"  # which the site's build runs (test_gallery.py)
 BLOCK = re.compile(

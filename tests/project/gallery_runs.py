@@ -1,7 +1,8 @@
 """The runs of docs/gallery.md, which the site's build and the tests share (example_runs.py)."""
 
 import example_runs
-from code_blocks import GALLERY, blocks
+
+from tests.project.code_blocks import GALLERY, blocks
 
 COMMANDS = [
     example_runs.command_of(block.code) for block in blocks(GALLERY) if block.language == "console"

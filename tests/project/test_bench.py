@@ -7,7 +7,8 @@ import runpy
 import sys
 
 import pytest
-from project_support import REPOSITORY, run
+
+from tests.project.project_support import REPOSITORY, run
 
 torch = pytest.importorskip("torch")
 

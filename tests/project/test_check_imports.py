@@ -3,7 +3,8 @@
 import sys
 
 import pytest
-from project_support import REPOSITORY, outcome
+
+from tests.project.project_support import REPOSITORY, outcome
 
 SOUND = {
     "__init__.py": "from . import ops\n",

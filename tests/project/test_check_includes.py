@@ -3,7 +3,8 @@
 import sys
 
 import pytest
-from project_support import REPOSITORY, outcome
+
+from tests.project.project_support import REPOSITORY, outcome
 
 SCRIPT = REPOSITORY / "scripts" / "check_includes.py"
 

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from code_blocks import GALLERY, blocks, commands, pages, pages_with
 from octofold.integrations.hosts import HOSTS
-from project_support import EXAMPLES, REPOSITORY, run
+
+from tests.project.code_blocks import GALLERY, blocks, commands, pages, pages_with
+from tests.project.project_support import EXAMPLES, REPOSITORY, run
 
 TOOL = Path(sys.executable).with_name("octofold")
 

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from project_support import REPOSITORY, outcome
+
+from tests.project.project_support import REPOSITORY, outcome
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from project_support import REPOSITORY, assert_example_output, outcome, run
+
+from tests.project.project_support import REPOSITORY, assert_example_output, outcome, run
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 import re
 
-from project_support import REPOSITORY
+from tests.project.project_support import REPOSITORY
 
 VARIABLE = re.compile(r"OCTOFOLD_[A-Z_]+")
 

@@ -9,8 +9,9 @@ import sys
 
 import octofold
 import pytest
-from gallery_runs import COMMANDS, of_the_gallery
-from project_support import EXAMPLES, refused, run
+
+from tests.project.gallery_runs import COMMANDS, of_the_gallery
+from tests.project.project_support import EXAMPLES, refused, run
 
 pytest.importorskip("torch")
 

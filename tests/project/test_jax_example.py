@@ -4,8 +4,9 @@ import re
 
 import octofold
 import pytest
-from gallery_runs import of_the_gallery
-from project_support import EXAMPLES, refused
+
+from tests.project.gallery_runs import of_the_gallery
+from tests.project.project_support import EXAMPLES, refused
 
 pytest.importorskip("jax")
 pytest.importorskip("jax_tvm_ffi")

@@ -4,8 +4,9 @@ build checks those of docs once more; README.md is no page of it.)"""
 import re
 
 import pytest
-from code_blocks import pages
-from project_support import REPOSITORY
+
+from tests.project.code_blocks import pages
+from tests.project.project_support import REPOSITORY
 
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)?(?:#([^)\s]+))?\)|\]\(#([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

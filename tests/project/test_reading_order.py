@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from project_support import REPOSITORY
+from tests.project.project_support import REPOSITORY
 
 MOST_FILES, MOST_LINES, MOST_BRANCHES = 14, 1500, 30
 POLICIES = "kernels/sm90/policies.h"

@@ -7,7 +7,8 @@ import sys
 import tomllib
 
 import pytest
-from project_support import REPOSITORY
+
+from tests.project.project_support import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 audit_wheel = importlib.import_module("audit_wheel")

@@ -4,7 +4,8 @@ for errors.)"""
 import re
 
 import pytest
-from project_support import REPOSITORY
+
+from tests.project.project_support import REPOSITORY
 
 INCLUDE = REPOSITORY / "include" / "octofold"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from project_support import REPOSITORY, run
+from tests.project.project_support import REPOSITORY, run
 
 SUITE = """<testsuite>
 <testcase name="plan.CastTest.Rows" classname="plan.CastTest.Rows" time="1.5"/>

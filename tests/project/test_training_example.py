@@ -5,7 +5,8 @@ import shutil
 import sys
 
 import pytest
-from project_support import EXAMPLES, refused, run
+
+from tests.project.project_support import EXAMPLES, refused, run
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,8 @@ import venv
 import zipfile
 
 import pytest
-from project_support import REPOSITORY, assert_example_output, run
+
+from tests.project.project_support import REPOSITORY, assert_example_output, run
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ For the tests of both folders. Shares no code with the library.
 from typing import NamedTuple
 
 import numpy as np
-import reference
+
+from tests.python import reference
 
 KEYS_PER_SCALE = 128
 

@@ -1,10 +1,11 @@
 """How hypothesis runs: here alone, as machines for the GPU tests need not have it. And how torch's
 ops are checked."""
 
-import gpu_fakes
 import octofold
 import pytest
 from hypothesis import settings
+
+from tests.python import gpu_fakes
 
 settings.register_profile("octofold", deadline=None, max_examples=200)
 settings.register_profile("quick", deadline=None, max_examples=30)  # of `make test`

@@ -5,8 +5,9 @@ Shares no code with the library. FP32 arithmetic unless it says float64.
 
 import ml_dtypes
 import numpy as np
-from casting import GRANULARITIES as GRANULARITIES
-from casting import RULES as RULES
+
+from tests.python.casting import GRANULARITIES as GRANULARITIES
+from tests.python.casting import RULES as RULES
 
 DTYPES = {
     "float32": np.dtype(np.float32),

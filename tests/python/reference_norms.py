@@ -3,8 +3,9 @@
 import itertools
 
 import torch
-from casting import GRANULARITIES
 from octofold import Format, Rule
+
+from tests.python.casting import GRANULARITIES
 
 OPERANDS = ("weight", "bias", "ada_scale", "ada_shift")
 

@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-import reference_activations as reference
-from casting import GRANULARITIES, cast_side, formats
 from octofold.ops import Activated, ActivationGradient, cast
+
+from tests.python import reference_activations as reference
+from tests.python.casting import GRANULARITIES, cast_side, formats
 
 ROWS, COLS = 131, 200
 LAYOUTS = ("halves", "interleaved")

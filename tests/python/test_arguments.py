@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import octofold
 import pytest
-import reference
 from octofold import (
     BadFormatError,
     Format,
@@ -18,6 +17,8 @@ from octofold import (
     ops,
     quantize,
 )
+
+from tests.python import reference
 
 M, N, K = 5, 7, 300
 

@@ -116,5 +116,7 @@ def test_errors(arrivals, message):
 
 def test_an_a_that_is_cast_does_not_arrive():
     _, b, _ = problem(4)
-    with pytest.raises(InvalidArgumentError, match="'arrivals': expected none beside an 'a' that"):
+    with pytest.raises(
+        InvalidArgumentError, match="'arrivals': expected it to be omitted beside an 'a'"
+    ):
         octofold.gemm(np.zeros((4, 300), np.float32), b, arrivals=Arrivals(there(4)))

@@ -1,13 +1,14 @@
 """Attention of NumPy's arrays against FP64, and of torch's beside these and beside torch's own."""
 
-import attention_cases as cases
 import numpy as np
 import octofold
 import pytest
-import reference
-from attention_cases import dense, packed, paged, with_scales
 from octofold._core.library import library
 from octofold._ops.attention import _workspace_size
+
+from tests.python import attention_cases as cases
+from tests.python import reference
+from tests.python.attention_cases import dense, packed, paged, with_scales
 
 HALVES = ("float16", "bfloat16")
 SIZES = (8, 32, 64, 72, 128, 256, 512)

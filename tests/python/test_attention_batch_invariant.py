@@ -1,9 +1,10 @@
 """A row of an attention has the same bits in any batch, with batch_invariant."""
 
-import attention_cases as cases
 import numpy as np
 import octofold
 import pytest
+
+from tests.python import attention_cases as cases
 
 KEYS, HEADS, KV_HEADS, SIZE = 300, 4, 2, 40
 

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import octofold
 import pytest
-from casting import GRANULARITIES
 from octofold.ops import Gathered, gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
+
+from tests.python.casting import GRANULARITIES
 
 COUNTS = 1, 2, 7, 16, 17, 40, 129, 300
 

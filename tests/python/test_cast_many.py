@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from casting import GRANULARITIES
 from octofold import Format, InvalidArgumentError, Rows
 from octofold.ops import CastJob, Target, cast, cast_many
+
+from tests.python.casting import GRANULARITIES
 
 SHAPES = ((130, 200), (256, 128), (3, 136, 264), (1, 7), (2, 0, 16))
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference_activations
-from casting import GRANULARITIES, cast_side, sides_of
 from octofold import Format, quantize
 from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
+
+from tests.python import reference_activations
+from tests.python.casting import GRANULARITIES, cast_side, sides_of
 
 ROWS, COLS = 131, 200
 

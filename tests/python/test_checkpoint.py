@@ -9,9 +9,10 @@ import struct
 import numpy as np
 import octofold
 import pytest
-import reference
 from safetensors import safe_open
 from safetensors.numpy import save_file
+
+from tests.python import reference
 
 BF16 = reference.DTYPES["bfloat16"]
 

@@ -6,11 +6,12 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-import reference_activations
-from casting import GRANULARITIES, cast_side, formats, sides_of
 from octofold._core.library import library
 from octofold._ops.cast_row import workspace_rows
 from octofold.ops import Activated, ActivationGradient, Normed, cast
+
+from tests.python import reference_activations
+from tests.python.casting import GRANULARITIES, cast_side, formats, sides_of
 
 ROWS, COLS = 131, 600  # wider than what the library takes at a time
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)

@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import reference
 from octofold import InvalidArgumentError, ScaledTensor, ops, quantize
+
+from tests.python import reference
 
 DTYPES = ("float32", "float16", "bfloat16", "e4m3", "e5m2")
 SIZES = (0, 1, 127, 128, 1000, 70_001)

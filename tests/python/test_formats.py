@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-import reference
 from octofold.ops import convert_dtype
+
+from tests.python import reference
 
 FP8 = ("e4m3", "e5m2")
 WIDE = ("float32", "float16", "bfloat16")

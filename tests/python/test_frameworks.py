@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import octofold
 import pytest
-import reference
 import tvm_ffi
+
+from tests.python import reference
 
 # The array libraries of these tests are made of NumPy arrays, also of read-only ones.
 exports_read_only_arrays = pytest.mark.skipif(

@@ -5,10 +5,11 @@ import math
 
 import numpy as np
 import octofold
-import reference
-from casting import cast_side
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.python import reference
+from tests.python.casting import cast_side
 
 FLOATS = [reference.DTYPES[name] for name in ("float32", "float16", "bfloat16")]
 DTYPES = [

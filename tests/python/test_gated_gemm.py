@@ -4,8 +4,9 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-import reference_activations as reference
 from octofold.ops import gated_gemm
+
+from tests.python import reference_activations as reference
 
 SIZES = ((1, 1, 1), (1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0))
 every_activation = pytest.mark.parametrize("activation", reference.GATED)

@@ -3,9 +3,10 @@
 import numpy as np
 import octofold
 import pytest
-import reference
-from gemm_cases import CASE_NAMES, CASES
-from judge import assert_close
+
+from tests.python import reference
+from tests.python.gemm_cases import CASE_NAMES, CASES
+from tests.python.judge import assert_close
 
 
 def padded(matrix, padding):

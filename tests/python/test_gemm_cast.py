@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-from casting import GRANULARITIES
+
+from tests.python.casting import GRANULARITIES
 
 SIZES = ((1, 1, 1), (1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0))
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -97,8 +98,8 @@ SHORT = octofold.quantize(np.ones((300, 128), np.float32), "128x128")
         ({"format": "float16"}, "argument 'format': expected at most one word of each kind"),
         ({"format": "channel"}, "argument 'format': expected one of granularity 1x128"),
         ({"format": 3}, "argument 'format': expected a Format or a text, got 3"),
-        ({"c": np.ones((5, 300), np.float32)}, "argument 'c': expected none beside an 'a' that is"),
-        ({"a": B, "format": "e5m2"}, "argument 'format': expected none for an 'a' that is cast"),
+        ({"c": np.ones((5, 300), np.float32)}, "'c': expected it to be omitted beside an 'a'"),
+        ({"a": B, "format": "e5m2"}, "'format': expected it to be omitted for an 'a'"),
     ],
 )
 def test_bad_input_is_named(arguments, message):

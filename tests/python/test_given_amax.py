@@ -4,14 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
-from casting import RULES, cast_side, sides_of
 from hypothesis import given
 from hypothesis import strategies as st
 from octofold import Format, InvalidArgumentError, ScaledTensor, ops, quantize
 from octofold.ops import Target, cast
-from test_cast_sources import every_source, sources
-from test_quantize import assert_same_cast, matrices
+
+from tests.python import reference
+from tests.python.casting import RULES, cast_side, sides_of
+from tests.python.test_cast_sources import every_source, sources
+from tests.python.test_quantize import assert_same_cast, matrices
 
 LONG = ("tensor", "channel")  # units as long as the matrix
 both_ways = pytest.mark.parametrize("transpose", [False, True])
@@ -240,10 +241,20 @@ ONE, ROWS, COLUMNS = (np.ones(n, np.float32) for n in (1, 130, 300))
 @pytest.mark.parametrize(
     ("side", "format", "options", "message"),
     [
-        ("rows", "1x128", {"amax": np.ones((130, 3), np.float32)}, "expected none, except for"),
+        (
+            "rows",
+            "1x128",
+            {"amax": np.ones((130, 3), np.float32)},
+            "expected it to be omitted, except",
+        ),
         ("transposed", "128x128", {"amax": np.ones((3, 2), np.float32)}, "as long as the matrix"),
         ("rows", "128x128", {"amax": ONE, "channel_scale": ROWS}, "one beside 128x128 scales"),
-        ("rows", "channel", {"amax": ROWS, "scale": ROWS}, "expected none beside given scales"),
+        (
+            "rows",
+            "channel",
+            {"amax": ROWS, "scale": ROWS},
+            "expected it to be omitted beside given",
+        ),
         ("rows", "channel", {"amax": COLUMNS}, r"expected shape \[130\]"),
         ("transposed", "channel", {"amax": ROWS}, r"expected shape \[300\]"),
         ("transposed", "tensor", {"amax": ROWS}, r"expected shape \[1\]"),

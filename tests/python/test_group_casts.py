@@ -6,11 +6,12 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from casting import GRANULARITIES, cast_side, formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octofold import Depth, InvalidArgumentError, ScaledTensor, quantize
 from octofold.ops import Activated, ActivationGradient, Gathered, Target, cast, scale_shape
+
+from tests.python.casting import GRANULARITIES, cast_side, formats
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 BLOCKS = ("1x128", "128x128")
@@ -327,7 +328,7 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
             {"rows": "128x128", "transposed": "128x128", "offsets": OFFSETS},
             "'rows': expected granularity tensor, channel or 1x128 beside 'offsets'",
         ),
-        (X, {"columns": "sums", "offsets": OFFSETS}, "'columns': expected none beside 'offsets'"),
+        (X, {"columns": "sums", "offsets": OFFSETS}, "'columns': expected it to be omitted beside"),
         (
             Activated(X),
             {"transposed": None, "offsets": OFFSETS},
@@ -353,12 +354,12 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
         (
             Gathered(X, PLACES, factors=ONES, transposed_factors=ONES),
             {},
-            r"'transposed_factors': expected none beside factors, got",
+            r"'transposed_factors': expected it to be omitted beside factors, got",
         ),
         (
             Gathered(X, PLACES, transposed_factors=ONES),
             {"columns": "sums"},
-            r"'transposed_factors': expected none with reductions of columns, got",
+            r"'transposed_factors': expected it to be omitted with reductions of columns, got",
         ),
         (
             Gathered(X, PLACES, slots=2, transposed_factors=ONES),

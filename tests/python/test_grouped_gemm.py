@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 import octofold
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 from octofold import Depth, InvalidArgumentError, Masked, Rows, ScaledTensor
+
+from tests.python import reference
 
 GRANULARITIES = reference.GRANULARITIES
 
@@ -219,7 +220,9 @@ def test_counts_that_make_no_sense():
     with pytest.raises(InvalidArgumentError, match="expected_rows': expected from 0 to 4, got 9"):
         octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32), expected_rows=9))
     c = np.zeros((2, 4, 8), np.float32)
-    with pytest.raises(InvalidArgumentError, match="'c': expected none beside MaskedGroups"):
+    with pytest.raises(
+        InvalidArgumentError, match="'c': expected it to be omitted beside MaskedGroups"
+    ):
         octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32)), c=c)
 
 

@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 import octofold
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octofold import (
@@ -18,6 +17,8 @@ from octofold import (
     grouped_gemm_weight_only,
 )
 from octofold.ops import Gathered, gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
+
+from tests.python import reference
 
 HALVES = {dtype: reference.DTYPES[dtype] for dtype in ("float16", "bfloat16")}
 UNTOUCHED = 7
@@ -218,7 +219,7 @@ product, gradient = grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
         ),
         (
             lambda: product(Gathered(X, SOURCES, transposed_factors=X[:, :1]), W, Rows(OFFSETS)),
-            "argument 'transposed_factors': expected none, as there is no transpose",
+            "argument 'transposed_factors': expected it to be omitted, as there is no transpose",
         ),
         (
             lambda: product(X.reshape(2, 2, 32), W, Masked(np.array([0, 3], np.int32))),

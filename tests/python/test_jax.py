@@ -3,17 +3,17 @@ and is what FP64 says."""
 
 import itertools
 
-import attention_cases
 import numpy as np
 import octofold
 import pytest
-import reference
-from attention_cases import dense, packed, paged, with_scales
-from gemm_cases import CASES
-from jax_support import both, fp8, jax, jitted, random, to_jax, to_numpy
-from judge import assert_close, assert_same
 from octofold import Depth, Format, Masked, Rows, ScaledTensor
 from octofold.jax._calls import _target
+
+from tests.python import attention_cases, reference
+from tests.python.attention_cases import dense, packed, paged, with_scales
+from tests.python.gemm_cases import CASES
+from tests.python.jax_support import both, fp8, jax, jitted, random, to_jax, to_numpy
+from tests.python.judge import assert_close, assert_same
 
 GRANULARITIES = reference.GRANULARITIES
 WIDE = ("float32", "float16", "bfloat16")

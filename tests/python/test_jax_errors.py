@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import octofold
 import pytest
-from jax_support import fp8, jax, random, to_jax
 from octofold import Format, InvalidArgumentError, Rows, UnsupportedError
+
+from tests.python.jax_support import fp8, jax, random, to_jax
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ REFUSED = {
     "grouped_gemm: argument 'b': expected 3 dimensions": (
         lambda x8: fp8.grouped_gemm(x8, x8, Rows(np.array([0, 8], np.int32)))
     ),
-    "gemm_weight_only: argument 'bias': expected none beside an 'x' of e4m3": (
+    "gemm_weight_only: argument 'bias': expected it to be omitted beside an 'x' of e4m3": (
         lambda x8: fp8.gemm_weight_only(x8, x8, bias=x8.dequantize()[0, :8])
     ),
     "attention: argument 'q': expected one of float16, bfloat16": (

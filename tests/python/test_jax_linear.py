@@ -6,9 +6,10 @@ import functools
 import numpy as np
 import octofold
 import pytest
-from jax_support import fp8, jax, random, relative_error, to_jax
 from octofold import Format, InvalidArgumentError, UnsupportedError
 from octofold.jax import Product, Recipe
+
+from tests.python.jax_support import fp8, jax, random, relative_error, to_jax
 
 RECIPES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
 SQUARE = Product("128x128", "128x128")

@@ -4,9 +4,10 @@ which arguments do, and gradients are those that JAX's own product has."""
 import numpy as np
 import octofold
 import pytest
-from jax_support import fp8, jax, random, relative_error, to_jax
 from octofold import InvalidArgumentError
 from octofold.jax._calls import _manual_axes
+
+from tests.python.jax_support import fp8, jax, random, relative_error, to_jax
 
 P = jax.sharding.PartitionSpec
 MESH = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("i", "j"))

@@ -2,8 +2,15 @@
 
 import numpy as np
 import pytest
-import reference
-from judge import LIMITS, assert_close, assert_elements_close, assert_norm_close, half_ulp
+
+from tests.python import reference
+from tests.python.judge import (
+    LIMITS,
+    assert_close,
+    assert_elements_close,
+    assert_norm_close,
+    half_ulp,
+)
 
 SHAPE = (300, 400)
 NARROW = ("float16", "bfloat16")

@@ -4,14 +4,15 @@ cast of a norm that is worked out from the same statistics."""
 import numpy as np
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side, formats, sides_of
 from octofold._core.dtypes import dtype_name
 from octofold._core.library import library
 from octofold._ops.norms import _workspace_rows
 from octofold.ops import Normed, cast, norm, norm_gradient
 
+from tests.python.casting import GRANULARITIES, cast_side, formats, sides_of
+
 torch = pytest.importorskip("torch")
-import reference_norms as reference  # noqa: E402
+from tests.python import reference_norms as reference  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 every_form = pytest.mark.parametrize("form", reference.FORMS)
@@ -248,7 +249,10 @@ def test_a_source_that_is_no_norm_is_named():
 
 BAD_GRADIENTS = [
     ({"kind": "layer"}, "argument 'mean': expected one for a LayerNorm, got none"),
-    ({"mean": torch.zeros(4)}, "argument 'mean': expected none for an RMSNorm, got one"),
+    (
+        {"mean": torch.zeros(4)},
+        "argument 'mean': expected it to be omitted for an RMSNorm, got one",
+    ),
     ({"gradient": X.double()}, "argument 'gradient': expected one of float32, float16, bfloat16"),
     ({"x": X[:, :7]}, "argument 'x': expected shape [4, 8], got [4, 7]"),
     ({"x": X.half()}, "argument 'x': expected dtype float32, got float16"),

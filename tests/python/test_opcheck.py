@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from casting import GRANULARITIES
+
+from tests.python.casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 

@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
-from casting import GRANULARITIES, RULES, cast_side
 from octofold import Format, InvalidArgumentError, ScaledTensor, ops, quantize
 from octofold._core.library import library
+
+from tests.python import reference
+from tests.python.casting import GRANULARITIES, RULES, cast_side
 
 OPTIONS = list(
     itertools.product(RULES, GRANULARITIES, ("e4m3", "e5m2"), (False, True, None), (False, True))

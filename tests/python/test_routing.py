@@ -5,7 +5,6 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-import routing_reference as reference
 from hypothesis import given
 from hypothesis import strategies as st
 from octofold._core.library import library
@@ -19,6 +18,8 @@ from octofold.ops import (
     top_k,
     top_k_gradient,
 )
+
+from tests.python import routing_reference as reference
 
 torch = pytest.importorskip("torch")
 
@@ -300,7 +301,7 @@ Y = np.zeros((10, 8), np.float32)
             lambda: top_k(LOGITS, 3, scoring="sigmoid", groups=8),
             "'top_groups': expected so many groups that they hold 3 experts, got 1",
         ),
-        (lambda: top_k(LOGITS, 2, bias=LOGITS[0]), "'bias': expected none for softmax"),
+        (lambda: top_k(LOGITS, 2, bias=LOGITS[0]), "'bias': expected it to be omitted for softmax"),
         (
             lambda: top_k(LOGITS, 2, scoring="sigmoid", bias=LOGITS[0, :5]),
             "'bias': expected shape [16], got [5]",

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import octofold
 import pytest
-import reference
-from casting import GRANULARITIES
+
+from tests.python import reference
+from tests.python.casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 

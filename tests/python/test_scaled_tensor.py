@@ -5,8 +5,9 @@ import pickle
 import numpy as np
 import octofold
 import pytest
-import reference
 import tvm_ffi
+
+from tests.python import reference
 
 
 def matrix(rng, *shape):

@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from judge import assert_close
+
+from tests.python.judge import assert_close
 
 torch = pytest.importorskip("torch")
 

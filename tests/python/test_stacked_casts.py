@@ -5,11 +5,12 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
-from casting import GRANULARITIES, cast_side
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octofold import InvalidArgumentError, Rows, ScaledTensor, ops, quantize
 from octofold.ops import Target, cast
+
+from tests.python.casting import GRANULARITIES, cast_side
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
@@ -182,7 +183,7 @@ X = np.zeros((3, 130, 200), np.float32)
         ),
         (
             lambda: cast(X, transposed="1x128", matrices=3, offsets=np.array([0, 390], np.int32)),
-            "'offsets': expected none beside 'matrices'",
+            "'offsets': expected it to be omitted beside 'matrices'",
         ),
         (
             lambda: cast(X, rows="1x128", matrices=Rows(np.array([0], np.int32))),

@@ -7,11 +7,12 @@ import sys
 import numpy as np
 import octofold
 import pytest
-import reference
-from casting import GRANULARITIES, cast_side
 from octofold._core.frameworks import column_stride, row_stride
 from octofold._core.library import library
 from octofold._core.ops import quick_scale_shape
+
+from tests.python import reference
+from tests.python.casting import GRANULARITIES, cast_side
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from casting import GRANULARITIES
 from octofold import ScaledTensor, UnsupportedError, gemm, ops, quantize
+
+from tests.python.casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 

@@ -3,8 +3,9 @@
 import numpy as np
 import octofold
 import pytest
-import reference
 from octofold.ops import transpose
+
+from tests.python import reference
 
 
 def codes_of(rng, dtype, *shape):

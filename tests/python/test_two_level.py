@@ -2,13 +2,14 @@
 
 import pickle
 
-import judge
 import ml_dtypes
 import numpy as np
 import pytest
-from casting import GRANULARITIES, cast_side
 from octofold import Format, InvalidArgumentError, ScaledTensor, gemm, ops, quantize
 from octofold.ops import Target, cast
+
+from tests.python import judge
+from tests.python.casting import GRANULARITIES, cast_side
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 RULES = ("deepgemm", "vllm-per-token", "te", "torchao", "compressed-tensors")
@@ -190,7 +191,7 @@ def test_bad_arguments(rng):
         (
             "1x128",
             {"channel_scale": rows},
-            "expected none, except beside 128x128 scales, got one beside 1x128",
+            "expected it to be omitted, except beside 128x128 scales, got one beside 1x128",
         ),
         ("128x128", {"channel_scale": columns}, r"expected shape \[130\], got \[300\]"),
         (
@@ -199,7 +200,11 @@ def test_bad_arguments(rng):
             "expected dtype float32, got float16",
         ),
         ("128x128", {"channel_scale": repeated}, "expected a contiguous vector"),
-        ("128x128", {"channel_scale": rows, "scale": ones}, "expected none beside given scales"),
+        (
+            "128x128",
+            {"channel_scale": rows, "scale": ones},
+            "expected it to be omitted beside given",
+        ),
     ):
         message = "cast: argument 'rows.channel_scale': " + message
         with pytest.raises(InvalidArgumentError, match=message):

@@ -1,18 +1,10 @@
 """The filterwarnings of pyproject.toml: only warnings that we cause are errors."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-# Modules that tests share are imported by their bare names.
-SHARED = [
-    path.stem
-    for folder in ("gpu", "project", "python")
-    for path in (TESTS / folder).glob("*.py")
-    if not path.stem.startswith(("test_", "conftest"))
-]
+from tests.python import casting
 
 
 def warn(module):
@@ -20,7 +12,7 @@ def warn(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["octofold", "octofold._api", "octofold_tool", __name__, *SHARED]
+    "module", ["octofold", "octofold._api", "octofold_tool", __name__, casting.__name__]
 )
 def test_own_warnings_are_errors(module):
     with pytest.raises(DeprecationWarning):

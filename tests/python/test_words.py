@@ -3,8 +3,9 @@
 import numpy as np
 import octofold
 import pytest
-import reference
 from octofold.ops import as_words, from_words, pack, unpack
+
+from tests.python import reference
 
 FP8 = ("e4m3", "e5m2")
 FORMATS = (*FP8, "float16")

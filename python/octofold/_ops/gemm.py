@@ -95,7 +95,7 @@ def multiply(
     if isinstance(a, ScaledTensor):
         if format != "1x128":
             raise invalid_argument(
-                "gemm", "format", "none for an 'a' that is cast already", repr(format)
+                "gemm", "format", "it to be omitted for an 'a' that is cast already", repr(format)
             )
         if a.channel_scale is not None:  # looked at here, as the host's time counts
             require_one_level("gemm", "a", a)

@@ -133,7 +133,7 @@ def _operands(
     rows, sources, factors, slots = x, None, None, 1
     if isinstance(x, Gathered):
         if x.transposed_factors is not None:
-            expected = "none, as there is no transpose"
+            expected = "it to be omitted, as there is no transpose"
             got = type(x.transposed_factors).__qualname__
             raise invalid_argument(operation, "transposed_factors", expected, got)
         rows, sources, factors, slots = x.x, x.sources, x.factors, x.slots

@@ -186,21 +186,13 @@ constinit const Family kCompressedTensors = {
     .name = "compressed-tensors",
     .spellings = kSpellings,
     .granularities = kGranularities,
-    .of_stacks = {},
     .of_experts = kOfExperts,
-    .unscaled = false,
     .mixes = true,
-    .tensor_needs_input = false,
     .kv_scales = KvScales::kOfAttention,
     .about_experts = "transformers loads only channel and tensor scales for them",
-    .about_names = "",
     .takes_sizes = whole_groups,
-    .leaves_other_sizes = true,
-    .about_sizes = "",
     .scale_shape = shape_of,
     .recognizes = recognizes,
-    .config = config_of,
-    .side_files = no_side_files,
-    .metadata = no_metadata};
+    .config = config_of};
 
 }  // namespace octofold::model

@@ -60,42 +60,51 @@ struct SideFile {
   nlohmann::json content;
 };
 
+/// The defaults that most families have.
+bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);
+std::vector<SideFile> no_side_files(const Description& checkpoint);
+std::map<std::string, std::string> no_metadata(const Description& checkpoint);
+/// scale_shape() of the public API, with [] for a tensor's.
+std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
+                                            std::int64_t cols);
+
+/// Fields that a family leaves out have the values of most families.
 struct Family {
   CheckpointFamily id;
   std::string_view name;
   std::span<const Spelling> spellings;         ///< all that are read; the first is written
   std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
   /// The granularities that weights [experts, N, K] are written with; none: it has no such weights.
-  std::span<const Granularity> of_stacks;
+  std::span<const Granularity> of_stacks{};
   /// The granularities of experts in a matrix each that whoever loads the family can load.
   std::span<const Granularity> of_experts;
-  bool unscaled;  ///< reads codes without scales as values
-  bool mixes;     ///< can say of each weight which granularity it has
+  bool unscaled = false;  ///< reads codes without scales as values
+  bool mixes = false;     ///< can say of each weight which granularity it has
   /// Static scales of inputs go with scales of tensors, and neither without the other.
-  bool tensor_needs_input;
-  KvScales kv_scales;
+  bool tensor_needs_input = false;
+  KvScales kv_scales = KvScales::kNone;
   /// The warning where experts' matrices have other scales; empty: nothing.
-  std::string_view about_experts;
+  std::string_view about_experts{};
   /// Why weights that are renamed as they are loaded would not load; empty: they load.
-  std::string_view about_names;
+  std::string_view about_names{};
   /// True if such scales of a matrix of these sizes are read right, whoever reads them.
-  bool (*takes_sizes)(Granularity granularity, std::int64_t rows, std::int64_t cols);
+  bool (*takes_sizes)(Granularity granularity, std::int64_t rows, std::int64_t cols) = any_sizes;
   /// True if matrices of other sizes are left as they are.
-  bool leaves_other_sizes;
+  bool leaves_other_sizes = true;
   /// The warning where matrices of other sizes are not left as they are; empty: nothing.
-  std::string_view about_sizes;
+  std::string_view about_sizes{};
   /// Shape of the scales of one matrix.
   std::vector<std::int64_t> (*scale_shape)(Granularity granularity, std::int64_t rows,
-                                           std::int64_t cols);
+                                           std::int64_t cols) = plain_scale_shape;
   /// True if a `quantization_config` is one of this family's. Throws Error(kUnsupported) for one
   /// that is, but not FP8 as Octofold has it.
   bool (*recognizes)(const nlohmann::json& config);
   /// The `quantization_config` of config.json; none: nothing is said there.
   std::optional<nlohmann::json> (*config)(const Description& checkpoint);
   /// Further files beside the weights.
-  std::vector<SideFile> (*side_files)(const Description& checkpoint);
+  std::vector<SideFile> (*side_files)(const Description& checkpoint) = no_side_files;
   /// The entries for `__metadata__` in the header of each file, beside those it had before.
-  std::map<std::string, std::string> (*metadata)(const Description& checkpoint);
+  std::map<std::string, std::string> (*metadata)(const Description& checkpoint) = no_metadata;
 
   const Spelling& spelling() const { return spellings.front(); }
   /// The granularities that a weight of this shape may have; none: the family has no such weights.
@@ -128,14 +137,6 @@ std::vector<std::int64_t> one_scale_of(const Family& family, std::span<const std
 /// with null for any value.
 void require_known(const Family& family, const nlohmann::json& object, const nlohmann::json& known,
                    const std::string& path = "quantization_config.");
-
-/// The defaults that most families have.
-bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);
-std::vector<SideFile> no_side_files(const Description& checkpoint);
-std::map<std::string, std::string> no_metadata(const Description& checkpoint);
-/// scale_shape() of the public API, with [] for a tensor's.
-std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
-                                            std::int64_t cols);
 
 /// The text that an object has under a name; "" if there is none.
 std::string text_at(const nlohmann::json& object, const char* key);

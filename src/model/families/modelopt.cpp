@@ -101,21 +101,12 @@ constinit const Family kModelOpt = {.id = CheckpointFamily::kModelOpt,
                                     .name = "modelopt",
                                     .spellings = kSpellings,
                                     .granularities = kGranularities,
-                                    .of_stacks = {},
                                     .of_experts = kGranularities,
-                                    .unscaled = false,
-                                    .mixes = false,
                                     .tensor_needs_input = true,
                                     .kv_scales = KvScales::kOfProjections,
-                                    .about_experts = "",
-                                    .about_names = "",
-                                    .takes_sizes = any_sizes,
-                                    .leaves_other_sizes = true,
-                                    .about_sizes = "",
                                     .scale_shape = shape_of,
                                     .recognizes = recognizes,
                                     .config = config_of,
-                                    .side_files = side_files,
-                                    .metadata = no_metadata};
+                                    .side_files = side_files};
 
 }  // namespace octofold::model

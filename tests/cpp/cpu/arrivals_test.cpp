@@ -1,6 +1,5 @@
 // Flags that others set, as a thread of the CPU backend waits for them.
-#include "cpu/arrivals.h"
-
+#include "cpu/matrix_product.h"
 #include "support/test.h"
 
 namespace octofold::cpu {

@@ -5,7 +5,7 @@
 //
 #include "octofold/routing.h"
 
-#include "cpu/routing.h"
+#include "cpu/backend.h"
 #include "kernels/routing/activation_dots.h"
 #include "kernels/shared/arithmetic.h"
 #include "support/routing_on_host.h"

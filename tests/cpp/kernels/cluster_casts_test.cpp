@@ -3,7 +3,7 @@
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
 #include "core/scale_layout.h"
-#include "cpu/cast.h"
+#include "cpu/backend.h"
 
 namespace octofold::cast {
 namespace {

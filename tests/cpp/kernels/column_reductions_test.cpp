@@ -4,7 +4,7 @@
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/convert.h"
+#include "cpu/matrices.h"
 #include "kernels/cast/column_reductions.h"
 #include "support/test.h"
 

@@ -4,8 +4,8 @@
 //
 #include "octofold/dot.h"
 
-#include "cpu/convert.h"
-#include "cpu/dot.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "kernels/dot/dot.h"
 #include "support/test.h"
 

@@ -6,7 +6,7 @@
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/cast.h"
+#include "cpu/backend.h"
 #include "support/test.h"
 
 namespace octofold::cast {

@@ -4,7 +4,7 @@
 //
 #include "octofold/rotary.h"
 
-#include "cpu/convert.h"
+#include "cpu/matrices.h"
 #include "kernels/rotary/rotary.h"
 #include "support/test.h"
 

@@ -4,8 +4,8 @@
 //
 #include "octofold/routing.h"
 
-#include "cpu/convert.h"
-#include "cpu/routing.h"
+#include "cpu/backend.h"
+#include "cpu/matrices.h"
 #include "kernels/routing/combine.h"
 #include "kernels/routing/combine_gradient.h"
 #include "kernels/routing/sort.h"

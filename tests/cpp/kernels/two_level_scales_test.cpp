@@ -3,7 +3,7 @@
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/cast_values.h"
+#include "cpu/cast.h"
 #include "support/test.h"
 
 namespace octofold::cast {

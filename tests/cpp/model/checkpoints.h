@@ -4,8 +4,7 @@
 #include "octofold/cast.h"
 #include "octofold/scale_layout.h"
 
-#include "model/safetensors_reader.h"
-#include "model/safetensors_writer.h"
+#include "model/safetensors.h"
 #include "support/targets.h"
 #include "support/test.h"
 #include "test_files.h"

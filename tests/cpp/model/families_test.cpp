@@ -6,7 +6,7 @@
 #include "checkpoints.h"
 #include "model/contents.h"
 #include "model/families/family.h"
-#include "model/weight_scales.h"
+#include "model/weights.h"
 #include "support/test.h"
 
 namespace octofold {

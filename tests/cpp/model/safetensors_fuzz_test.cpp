@@ -2,7 +2,7 @@
 // of its own errors or a header that keeps its promises.
 #include <fmt/format.h>
 
-#include "model/safetensors_reader.h"
+#include "model/safetensors.h"
 #include "support/test.h"
 #include "test_files.h"
 

@@ -1,9 +1,9 @@
 // The files that the reader takes and refuses, and those that the writer leaves.
+#include "model/safetensors.h"
+
 #include <fmt/format.h>
 #include <sys/stat.h>
 
-#include "model/safetensors_reader.h"
-#include "model/safetensors_writer.h"
 #include "test_files.h"
 
 namespace octofold::model {

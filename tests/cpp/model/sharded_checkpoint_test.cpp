@@ -1,10 +1,9 @@
-#include "model/sharded_checkpoint.h"
-
 #include <fmt/format.h>
 
 #include "octofold/checkpoint.h"
 
 #include "checkpoints.h"
+#include "model/safetensors.h"
 #include "support/test.h"
 
 namespace octofold::model {

@@ -177,16 +177,17 @@ TEST_F(AttentionErrors, OfScales) {
 }
 
 TEST_F(AttentionErrors, OfWhatGoesTogether) {
-  EXPECT_THAT(error(packed(),
-                    [](auto& a) {
-                      a.query_offsets.reset();
-                      a.q = shaped(a.q, {kBatch, kQueries, kHeads, kSize});
-                    }),
-              HasSubstr("'key_offsets': expected none without 'query_offsets', got one"));
+  EXPECT_THAT(
+      error(packed(),
+            [](auto& a) {
+              a.query_offsets.reset();
+              a.q = shaped(a.q, {kBatch, kQueries, kHeads, kSize});
+            }),
+      HasSubstr("'key_offsets': expected it to be omitted without 'query_offsets', got one"));
   EXPECT_THAT(error(packed(), [&](auto& a) { a.key_counts = ints(key_counts_); }),
-              HasSubstr("'key_counts': expected none beside 'key_offsets', got one"));
+              HasSubstr("'key_counts': expected it to be omitted beside 'key_offsets', got one"));
   EXPECT_THAT(error(packed(), [&](auto& a) { a.page_table = paged().page_table; }),
-              HasSubstr("'page_table': expected none beside 'key_offsets', got one"));
+              HasSubstr("'page_table': expected it to be omitted beside 'key_offsets', got one"));
   EXPECT_THAT(error(paged(), [](auto& a) { a.key_counts.reset(); }),
               HasSubstr("'key_counts': expected one beside 'page_table', got none"));
 }

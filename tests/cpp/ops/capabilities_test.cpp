@@ -1,7 +1,5 @@
 // The table of what works where, as the public call has it: which columns there are, and that a
 // call that nothing takes is refused for the reason that the table gives.
-#include "ops/capabilities.h"
-
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <string>
@@ -9,6 +7,7 @@
 
 #include "octofold/octofold.h"
 
+#include "ops/info.h"
 #include "support/error_of.h"
 
 namespace octofold {

@@ -106,16 +106,16 @@ TEST_F(CastRefusalsTest, OfMatricesAndGroups) {
        {[&](auto&, auto& t) { t.transposed = transposed_.target(); },
         "'out.transposed': expected shape [2, 300, 65]"},
        {[&](auto&, auto& t) { t.columns.sums = floats(kCols); },
-        "'out.columns': expected none beside 'matrices'"},
+        "'out.columns': expected it to be omitted beside 'matrices'"},
        {[&](auto&, auto& t) { t.offsets = ints(offsets); },
-        "'offsets': expected none beside 'matrices'"},
+        "'offsets': expected it to be omitted beside 'matrices'"},
        {[&](auto&, auto& t) { t.matrices.reset(), t.used = ints(used); },
-        "'used': expected none without 'matrices'"},
+        "'used': expected it to be omitted without 'matrices'"},
        {[&](auto&, auto& t) { t.used = vector<const void>(t.rows->scale.data, DType::kInt32, 3); },
         "'used'"}});
   const GatheredRows gathered{.x = x(), .sources = ints(used)};
   EXPECT_THAT(error_of([&] { cast(gathered, stacked); }),
-              HasSubstr("'matrices': expected none except for a matrix in memory"));
+              HasSubstr("'matrices': expected it to be omitted except for a matrix in memory"));
 
   refuse_targets(
       {.rows = rows_.target(), .transposed = of_groups.target(), .offsets = ints(offsets)},
@@ -127,7 +127,7 @@ TEST_F(CastRefusalsTest, OfMatricesAndGroups) {
        {[](auto&, auto& t) { t.offsets->shape[0] = 2; },
         "'out.transposed': expected shape [300, 256], got [300, 384]"},
        {[](auto&, auto& t) { t.transposed.reset(); },
-        "'offsets': expected none without 'out.transposed'"},
+        "'offsets': expected it to be omitted without 'out.transposed'"},
        {[&](auto&, auto& t) { t.rows = squares_.target(); },
         "'out.rows': expected granularity tensor, channel or 1x128"},
        {[&](auto&, auto& t) {
@@ -186,7 +186,7 @@ TEST_F(CastRefusalsTest, OfColumns) {
        {[](auto&, auto& t) { ++t.columns.workspace->shape[0]; },
         "'out.columns.workspace': expected shape"},
        {[](auto&, auto& t) { t.columns.amax.reset(), t.columns.sums.reset(); },
-        "expected none without sums and amax"},
+        "expected it to be omitted without sums and amax"},
        {[](auto&, auto& t) { t.columns.workspace->strides[0] = 700; },
         "'out.columns.workspace': expected contiguous rows"}});
 }
@@ -198,7 +198,7 @@ TEST_F(CastRefusalsTest, OfGivenAmax) {
   refuse_targets(
       both,
       {{[](auto&, auto& t) { t = test::given(t); },
-        "'out.rows.amax': expected none beside given scales, which are taken as they are, got one"},
+        "'out.rows.amax': expected it to be omitted beside given scales, which are taken"},
        {[](auto&, auto& t) { t.rows->amax.reset(); },
         "'out.rows.amax': expected one, as 'out.transposed' has, got none"},
        {[](auto&, auto& t) { t.transposed->amax.reset(); },
@@ -211,8 +211,8 @@ TEST_F(CastRefusalsTest, OfGivenAmax) {
           t.rows = rows_.target();
           t.rows->amax = floats(kRows);
         },
-        "'out.rows.amax': expected none, except for units as long as the matrix: tensor, channel, "
-        "got one beside 1x128 scales"}});
+        "'out.rows.amax': expected it to be omitted, except for units as long as the matrix: "
+        "tensor, channel, got one beside 1x128 scales"}});
   both.rows = rows_.target();  // which find their own
   EXPECT_EQ(error_of([&] { cast(x(), both); }), "no error");
 }
@@ -228,7 +228,7 @@ TEST_F(CastRefusalsTest, OfTwoLevels) {
        {[](auto&, auto& t) { t.rows->channel_scale->data = t.rows->data.data; },
         "apart from 'out.rows.channel_scale'"},
        {[](auto&, auto& t) { t = test::given(t); },
-        "'out.rows.channel_scale': expected none beside given scales, because"},
+        "'out.rows.channel_scale': expected it to be omitted beside given scales, because"},
        {[&](auto&, auto& t) {
           t = test::given({.rows = rows_.target(), .transposed = of_squares_.target()});
         },
@@ -251,7 +251,7 @@ TEST_F(CastRefusalsTest, OfActivations) {
              codes.channel_scale = codes.scale;
              a.x = codes;
            },
-           "'x.channel_scale': expected none"}});
+           "'x.channel_scale': expected it to be omitted"}});
   const TensorView gradient = matrix(floats_.data(), DType::kFloat32, kRows, kCols / 2, 4);
   std::vector<float> apart(kRows * kCols / 2);
   const ActivationGradient source{
@@ -317,9 +317,10 @@ TEST_F(NormRefusalsTest, OfCasts) {
       {{[](auto& a, auto&) { a.sum.reset(); },
         "'sum': expected one where there is a residual, got none"},
        {[](auto& a, auto&) { a.residual.reset(); },
-        "'sum': expected none without a residual, got one"},
+        "'sum': expected it to be omitted without a residual, got one"},
        {[](auto& a, auto&) { a.mean.reset(); }, "'mean': expected one for a LayerNorm"},
-       {[](auto& a, auto&) { a.kind = NormKind::kRms; }, "'mean': expected none for an RMSNorm"},
+       {[](auto& a, auto&) { a.kind = NormKind::kRms; },
+        "'mean': expected it to be omitted for an RMSNorm"},
        {[](auto& a, auto&) { a.kind = static_cast<NormKind>(7); },
         "'norm': expected a NormKind, got 7"},
        {[](auto& a, auto&) { a.rstd.data = nullptr; }, "'rstd': expected data"},
@@ -379,12 +380,12 @@ TEST_F(NormRefusalsTest, OfGradients) {
       {[](auto&, auto& g) { g.workspace.reset(); },
        "'workspace': expected one where more than dx is wanted, got none"},
       {[](auto&, auto& g) { g.dweight.reset(), g.d_ada_scale.reset(); },
-       "'workspace': expected none where dx alone is wanted, got one"},
+       "'workspace': expected it to be omitted where dx alone is wanted, got one"},
       {[](auto&, auto& g) { --g.workspace->shape[0]; }, "'workspace': expected shape"},
       {[](auto& a, auto&) { a.operands.ada_scale.reset(); },
-       "'d_ada_scale': expected none without 'ada_scale', got one"},
+       "'d_ada_scale': expected it to be omitted without 'ada_scale', got one"},
       {[&](auto&, auto& g) { g.d_ada_shift = matrix_of(scale); },
-       "'d_ada_shift': expected none without 'ada_shift', got one"},
+       "'d_ada_shift': expected it to be omitted without 'ada_shift', got one"},
       {[&](auto&, auto& g) { g.dx = matrix_of(x_); },
        "'dx': expected memory of its own, apart from 'x'"},
       {[&](auto&, auto& g) { g.dweight = vector_of(weight_); },

@@ -288,7 +288,8 @@ TEST(LinearErrorsTest, NameTheArgument) {
             "linear_backward: argument 'dy': expected shape [9, 136], got [9, 300]");
   const ScaledMatrix wrong = layer.cast_of(layer.x, kRows);
   EXPECT_EQ(of_backward([&](auto& given) { given.weight_transposed = wrong.view(); }),
-            "linear_backward: argument 'weight_transposed': expected none, as the problem has it, "
+            "linear_backward: argument 'weight_transposed': expected it to be omitted, as the "
+            "problem has it, "
             "got one");
   layer.problem.weight_is_cast = true;
   EXPECT_EQ(of_forward([&](auto& given) { given.weight = wrong.view(); }),

@@ -60,7 +60,7 @@ TEST(GemmCastArgumentsTest, EachErrorNamesItsArgument) {
   })({
       {[](auto&, auto& a) { a.data.rank = 1; }, "argument 'a'"},
       {[&](auto& d, auto&) { d.b.channel_scale = vector(factors.data(), DType::kFloat32, 300); },
-       "argument 'b.channel_scale': expected none"},
+       "argument 'b.channel_scale': expected it to be omitted"},
       {[](auto& d, auto&) { d.b.data.device = kGpu; }, "argument 'b"},
       {[](auto& d, auto& a) { d.out.data = writable(a.data); }, "argument 'out'"},
       {[](auto& d, auto&) { d.out.data = writable(d.b.data); }, "argument 'out'"},
@@ -106,8 +106,9 @@ TEST(ProductArgumentsTest, TheCpuHasNoCandidates) {
              .candidate = "64x16"});
       }};
   for (const auto& call : calls) {
-    EXPECT_THAT(error_of(call),
-                HasSubstr("argument 'candidate': expected none for tensors on the CPU"));
+    EXPECT_THAT(
+        error_of(call),
+        HasSubstr("argument 'candidate': expected it to be omitted for tensors on the CPU"));
   }
 }
 
@@ -123,7 +124,7 @@ TEST(TwoLevelArgumentsTest, ProductsNameThem) {
                         .b = b.view(),
                         .out = matrix(d.data(), DType::kFloat32, 5, 130)};
   EXPECT_THAT(error_of([&] { gemm(product); }, ErrorCode::kUnsupported),
-              HasSubstr("gemm: argument 'a.channel_scale': expected none"));
+              HasSubstr("gemm: argument 'a.channel_scale': expected it to be omitted"));
   product.a = a.view();
   product.b = two_level(b.view());
   product.b.channel_scale->data = d.data();
@@ -150,8 +151,9 @@ TEST(GroupedGemmArgumentsTest, DepthHasNoBias) {
       .out = {out.data(), DType::kFloat32, 3, {1, 16, 24}, {16 * 24, 24, 1}}};
   EXPECT_EQ(error_of([&] { grouped_gemm(arguments); }), "no error");
   arguments.bias = vector<const void>(bias.data(), DType::kFloat32, 24);
-  EXPECT_THAT(error_of([&] { grouped_gemm(arguments); }),
-              HasSubstr("grouped_gemm: argument 'bias': expected none beside DepthGroups"));
+  EXPECT_THAT(
+      error_of([&] { grouped_gemm(arguments); }),
+      HasSubstr("grouped_gemm: argument 'bias': expected it to be omitted beside DepthGroups"));
 }
 
 TEST(ArrivalsArgumentsTest, EachErrorNamesItsArgument) {
@@ -201,7 +203,7 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& d) { d.x.data.data = nullptr; }, "argument 'x': expected data"},
       {[](auto& d) { d.w.data.strides[1] = 3; }, "argument 'w'"},
       {[&](auto& d) { d.w.channel_scale = vector(factors.data(), DType::kFloat32, 300); },
-       "argument 'w.channel_scale': expected none"},
+       "argument 'w.channel_scale': expected it to be omitted"},
       {[](auto& d) { d.out.strides[0] = 200; },
        "argument 'out': expected rows that do not overlap"},
       {[](auto& d) { d.out.device = kGpu; }, "argument 'out': expected a tensor on cpu"},
@@ -209,7 +211,7 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
        "argument 'out': expected memory of its own, apart from 'w'"},
       {[](auto& d) { d.w.scale.data = d.out.data; },
        "argument 'out': expected memory of its own, apart from 'w.scale'"},
-      {[](auto& d) { d.candidate = "64x16"; }, "argument 'candidate': expected none"},
+      {[](auto& d) { d.candidate = "64x16"; }, "argument 'candidate': expected it to be omitted"},
   };
   refuses({x.view()}, of_both);
   refuses({x.view()},
@@ -221,14 +223,15 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
   const ScaledTensorView vectors = codes.view();
   const DotOperand of_codes{vectors.data, vectors.scale, vectors.granularity};
   refuses(of_codes, of_both);
-  refuses(of_codes, {{[&](auto& d) { d.bias = bias.row_vector(); },
-                      "argument 'bias': expected none beside an 'x' of e4m3, got float32 [300]"},
-                     {[](auto& d) { d.x.scale->device = {DeviceType::kCuda, 1}; },
-                      "argument 'x.scale': expected a tensor on cpu"},
-                     {[](auto& d) { d.x.granularity = static_cast<Granularity>(7); },
-                      "argument 'x.granularity'"},
-                     {[](auto& d) { d.x.scale->data = d.out.data; },
-                      "argument 'out': expected memory of its own, apart from 'x.scale'"}});
+  refuses(
+      of_codes,
+      {{[&](auto& d) { d.bias = bias.row_vector(); },
+        "argument 'bias': expected it to be omitted beside an 'x' of e4m3, got float32 [300]"},
+       {[](auto& d) { d.x.scale->device = {DeviceType::kCuda, 1}; },
+        "argument 'x.scale': expected a tensor on cpu"},
+       {[](auto& d) { d.x.granularity = static_cast<Granularity>(7); }, "argument 'x.granularity'"},
+       {[](auto& d) { d.x.scale->data = d.out.data; },
+        "argument 'out': expected memory of its own, apart from 'x.scale'"}});
 }
 
 TEST(GemmWeightOnlyArgumentsTest, AWorkspaceIsAsLargeAsIsSaid) {

@@ -6,7 +6,7 @@
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/convert.h"
+#include "cpu/matrices.h"
 #include "kernels/cast/rows.h"
 #include "kernels/cast/scale_steps.h"
 #include "kernels/cast/tiles.h"

@@ -7,7 +7,7 @@
 
 #include "octofold/tensor.h"
 
-#include "cpu/convert.h"
+#include "cpu/matrices.h"
 #include "kernels/numeric/elements.h"
 #include "support/test.h"
 

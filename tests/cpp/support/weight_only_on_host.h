@@ -5,7 +5,7 @@
 
 #include "octofold/types.h"
 
-#include "cpu/convert.h"
+#include "cpu/matrices.h"
 #include "kernels/weight_only/config/weight_only.h"
 #include "support/test.h"
 

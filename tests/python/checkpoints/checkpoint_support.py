@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import octofold
 import pytest
-import reference
 from safetensors.numpy import load_file, save_file
+
+from tests.python import reference
 
 FAMILIES = octofold.checkpoint_families()
 GRANULARITIES = {

@@ -1,5 +1,5 @@
 """Tries which model loads from which family, with the libraries themselves: the table of
-docs/checkpoints.md. `python tests/python/checkpoints/family_matrix.py` writes it there."""
+docs/checkpoints.md. `python -m tests.python.checkpoints.family_matrix` writes it there."""
 
 import sys
 import warnings
@@ -11,10 +11,11 @@ from unittest.mock import patch
 
 import octofold
 import torch
-from checkpoint_support import relative_error
-from matrix_models import DIFFUSION_ROWS, TEXT_ROWS, Row
-from model_support import save_dequantized, save_like
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+
+from tests.python.checkpoints.checkpoint_support import relative_error
+from tests.python.checkpoints.matrix_models import DIFFUSION_ROWS, TEXT_ROWS, Row
+from tests.python.checkpoints.model_support import save_dequantized, save_like
 
 COLUMNS = (
     ("deepseek-v3", "128x128"),

@@ -5,8 +5,9 @@ import os
 import octofold
 import torch
 import transformers
-from matrix_models import DECODER, DEEPSEEK, EXPERTS, TOKENS
 from safetensors.torch import save_file
+
+from tests.python.checkpoints.matrix_models import DECODER, DEEPSEEK, EXPERTS, TOKENS
 
 
 def llama(**options):

@@ -7,9 +7,15 @@ import numpy as np
 import octofold
 import pytest
 import torch
-from checkpoint_support import listing, wide_tensors, write_folder, write_wide
 from octofold import InvalidArgumentError
 from safetensors.torch import save_file
+
+from tests.python.checkpoints.checkpoint_support import (
+    listing,
+    wide_tensors,
+    write_folder,
+    write_wide,
+)
 
 UP = "a.up.weight"
 quantize, convert = octofold.quantize_checkpoint, octofold.convert_checkpoint
@@ -282,7 +288,7 @@ def test_adapters_are_no_models(tmp_path, name):
 )
 def test_folders_of_peft_are_no_models(tmp_path, kind, options):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from model_support import llama
+    from tests.python.checkpoints.model_support import llama
 
     model, config = transformers.LlamaForCausalLM(llama()), getattr(peft, kind)(**options)
     peft.get_peft_model(model, config).save_pretrained(tmp_path / "in")
@@ -302,8 +308,9 @@ def test_what_lies_beside_a_models_weights_is_left_alone(tmp_path, own):
 
 def test_octofolds_own_folders_are_their_functions(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from model_support import llama
     from octofold.integrations.transformers import OctofoldConfig
+
+    from tests.python.checkpoints.model_support import llama
 
     model = torch.nn.Sequential(torch.nn.Linear(256, 256))
     octofold.models.save(octofold.nn.convert_weight_only(model).model, tmp_path / "kept")

@@ -7,9 +7,10 @@ import numpy as np
 import octofold
 import pytest
 import torch
-from checkpoint_support import wide_tensors, write_folder
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+from tests.python.checkpoints.checkpoint_support import wide_tensors, write_folder
 
 LAYER = "diffusion_model.blocks.0.attn.to_q"
 PLAIN = "diffusion_model.blocks.0.norm.weight"

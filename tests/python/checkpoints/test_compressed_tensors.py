@@ -6,7 +6,6 @@ from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_che
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
-from checkpoint_support import raw_tensors, read_config  # noqa: E402
 from compressed_tensors import BaseCompressor, ModelCompressor  # noqa: E402
 from compressed_tensors.quantization import (  # noqa: E402
     QuantizationArgs,
@@ -14,8 +13,10 @@ from compressed_tensors.quantization import (  # noqa: E402
     QuantizationScheme,
     apply_quantization_config,
 )
-from model_support import llama, load, logits_of, quiet, save_tiny  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
+
+from tests.python.checkpoints.checkpoint_support import raw_tensors, read_config  # noqa: E402
+from tests.python.checkpoints.model_support import llama, load, logits_of, quiet, save_tiny  # noqa: E402
 
 
 @pytest.fixture(scope="module")

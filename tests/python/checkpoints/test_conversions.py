@@ -3,7 +3,9 @@
 import octofold
 import pytest
 import torch
-from checkpoint_support import (
+from safetensors import safe_open
+
+from tests.python.checkpoints.checkpoint_support import (
     GRANULARITIES,
     PAIRS,
     listing,
@@ -12,7 +14,6 @@ from checkpoint_support import (
     wide_tensors,
     write_folder,
 )
-from safetensors import safe_open
 
 # Casting e4m3 codes anew with other scales: half a unit of 3 bits of fraction at most, relative.
 LIMIT = 0.04

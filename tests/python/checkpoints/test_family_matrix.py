@@ -13,10 +13,10 @@ pytest.importorskip("accelerate")
 pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
 pytest.importorskip("diffusers")
-from checkpoint_support import relative_error  # noqa: E402
-from family_matrix import CELLS, ROWS, cell, documented, make_source  # noqa: E402
-from matrix_models import DECODER, Row, of, tokens  # noqa: E402
-from model_support import quiet, save_dequantized  # noqa: E402
+from tests.python.checkpoints.checkpoint_support import relative_error  # noqa: E402
+from tests.python.checkpoints.family_matrix import CELLS, ROWS, cell, documented, make_source  # noqa: E402
+from tests.python.checkpoints.matrix_models import DECODER, Row, of, tokens  # noqa: E402
+from tests.python.checkpoints.model_support import quiet, save_dequantized  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,9 @@ import numpy as np
 import octofold
 import pytest
 import torch
-from checkpoint_support import (
+from safetensors.torch import save_file as save_torch_file
+
+from tests.python.checkpoints.checkpoint_support import (
     E4M3,
     PAIRS,
     relative_error,
@@ -17,7 +19,6 @@ from checkpoint_support import (
     write_folder,
     write_wide,
 )
-from safetensors.torch import save_file as save_torch_file
 
 WEIGHTS = {"blocks.0.up.weight", "blocks.0.down.weight"}
 

@@ -5,9 +5,10 @@ import copy
 import octofold
 import pytest
 import torch
-from checkpoint_support import listing
 from safetensors.torch import save_file
 from torch import nn
+
+from tests.python.checkpoints.checkpoint_support import listing
 
 GRANULARITIES = ("128x128", "channel", "tensor", "1x128")
 

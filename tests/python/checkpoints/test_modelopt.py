@@ -7,8 +7,9 @@ import numpy as np
 import octofold
 import pytest
 import torch
-from checkpoint_support import read_config, wide_tensors, write_folder
 from safetensors.torch import load_file, save_file
+
+from tests.python.checkpoints.checkpoint_support import read_config, wide_tensors, write_folder
 
 ALGORITHMS = {"channel": "FP8_PER_CHANNEL_PER_TOKEN", "128x128": "FP8_PB_WO"}
 

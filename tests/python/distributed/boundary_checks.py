@@ -8,7 +8,8 @@ from octofold.distributed.boundaries import Split
 from octofold.nn.autograd.boundary import HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
 from octofold.nn.casting.casts import cast_weight
-from rank_processes import here
+
+from tests.python.distributed.rank_processes import here
 
 STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
 

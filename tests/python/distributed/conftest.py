@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from rank_processes import DEVICE, Processes
+
+from tests.python.distributed.rank_processes import DEVICE, Processes
 
 # Changes that another version of torch brings show with two processes: the quick tests, those of
 # the matrix, leave four out where both do the same.

@@ -6,18 +6,6 @@ import octofold
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from expert_parallel_checks import (
-    BF16,
-    EXPERTS,
-    HIDDEN,
-    INNER,
-    compare,
-    error,
-    leaf,
-    problem,
-    refused,
-    step,
-)
 from octofold.distributed import (
     ExpertParallel,
     ParallelExperts,
@@ -30,6 +18,19 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from tests.python.distributed.expert_parallel_checks import (
+    BF16,
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    compare,
+    error,
+    leaf,
+    problem,
+    refused,
+    step,
+)
 
 nn = octofold.nn
 

@@ -5,13 +5,14 @@ import pytest
 import torch
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
 from octofold.nn.fsdp.sharded_weight import ShardedWeight
-from rank_processes import DEVICE, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
+
+from tests.python.distributed.rank_processes import DEVICE, each_call_waits, here
 
 STEPS = 2
 RECIPES = ("blockwise", "blockwise_two_level", "tensorwise", "delayed")
@@ -263,7 +264,7 @@ def refuses_other_layers(rank):
     for layer in model:
         fully_shard(layer)
     message = r"'weights': .* got 0.weight from torch.float32 on rank 0 and 1.weight .* on rank 1"
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
+    with each_call_waits(), pytest.raises(octofold.InvalidArgumentError, match=message):
         model[rank](batch(0, rank))
 
 

@@ -4,7 +4,8 @@ import octofold
 import pytest
 import torch
 from octofold.distributed import GatheredProduct
-from rank_processes import DEVICE, here
+
+from tests.python.distributed.rank_processes import DEVICE, here
 
 PROCESSES = 2
 ROWS, COLUMNS, OUTPUTS = 40, 300, 72

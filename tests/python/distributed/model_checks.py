@@ -5,11 +5,12 @@ import copy
 import octofold
 import pytest
 import torch
-from boundary_checks import full_tensor
 from octofold.distributed import parallelize
-from rank_processes import DEVICE, here
-from tensor_parallel_checks import mesh_of_all
 from torch.distributed.tensor import DTensor
+
+from tests.python.distributed.boundary_checks import full_tensor
+from tests.python.distributed.rank_processes import DEVICE, here
+from tests.python.distributed.tensor_parallel_checks import mesh_of_all
 
 SIZES = {
     "vocab_size": 256,

@@ -5,7 +5,6 @@ import copy
 
 import octofold
 import torch
-from boundary_checks import STATELESS, full_tensor, numbers, part
 from octofold import ScaledTensor, quantize
 from octofold.distributed import (
     ColumnParallel,
@@ -16,10 +15,12 @@ from octofold.distributed import (
     Whole,
 )
 from octofold.distributed.tensor_parallel import shared as shared_casts
-from rank_processes import DEVICE, here
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
+
+from tests.python.distributed.boundary_checks import STATELESS, full_tensor, numbers, part
+from tests.python.distributed.rank_processes import DEVICE, here
 
 nn = octofold.nn
 FEATURES = Shard(-1)

@@ -7,7 +7,6 @@ import time
 import octofold
 import pytest
 import torch
-from boundary_checks import full_tensor, numbers, part
 from octofold.distributed import (
     ColumnParallel,
     ExpertTensorParallel,
@@ -16,8 +15,13 @@ from octofold.distributed import (
     SharedInput,
     parallelize_experts,
 )
-from rank_processes import DEVICE, here
-from tensor_parallel_checks import (
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from tests.python.distributed.boundary_checks import full_tensor, numbers, part
+from tests.python.distributed.rank_processes import DEVICE, each_call_waits, here
+from tests.python.distributed.tensor_parallel_checks import (
     Attention,
     leaf,
     mesh_of_all,
@@ -25,9 +29,6 @@ from tensor_parallel_checks import (
     routed,
     seeded,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 nn = octofold.nn
 
@@ -192,7 +193,7 @@ def layers_alike(rank, what):
     if what == "frozen":
         words, called = "weight, bias on rank 0 and bias on rank 1", layers[0]
         called.weight.requires_grad_(rank == 0)
-    with refused(words):
+    with each_call_waits(), refused(words):
         called(**inputs).sum().backward()
 
 

@@ -1,8 +1,9 @@
 """Ranks that are not of one mind, and ranks that do not answer."""
 
-import agreement_checks
 import pytest
-from rank_processes import Processes
+
+from tests.python.distributed import agreement_checks
+from tests.python.distributed.rank_processes import Processes
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-import boundary_checks
 import pytest
+
+from tests.python.distributed import boundary_checks
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((512,), 0), ((2, 512), 1), ((20,), 0)])

@@ -4,8 +4,17 @@ What DeepEP does is stood in for by torch: tokens of two ranks, seen from the se
 
 import octofold
 import pytest
-from expert_parallel_checks import BLOCKS, EXPERTS, HIDDEN, INNER, error, leaf, problem
 from octofold.distributed.deepep import contiguous_experts, masked_experts
+
+from tests.python.distributed.expert_parallel_checks import (
+    BLOCKS,
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    error,
+    leaf,
+    problem,
+)
 
 torch = pytest.importorskip("torch")
 

@@ -1,9 +1,10 @@
 """Experts that are spread over ranks, on gloo."""
 
-import expert_module_checks as modules
-import expert_parallel_checks as checks
 import pytest
-from rank_processes import Processes
+
+from tests.python.distributed import expert_module_checks as modules
+from tests.python.distributed import expert_parallel_checks as checks
+from tests.python.distributed.rank_processes import Processes
 
 torch = checks.torch
 

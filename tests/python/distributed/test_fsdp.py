@@ -2,10 +2,11 @@
 
 import copy
 
-import fsdp_checks
 import octofold
 import pytest
 import torch
+
+from tests.python.distributed import fsdp_checks
 
 
 @pytest.mark.parametrize("recipe", fsdp_checks.RECIPES)

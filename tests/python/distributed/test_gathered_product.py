@@ -1,7 +1,7 @@
 """Products of rows that are gathered, by two processes: with gloo on the CPU, or on two GPUs.
 bench/gpu/parallel_products.py checks the bits of many sizes there."""
 
-import gathered_checks
+from tests.python.distributed import gathered_checks
 
 
 def test_products(two_processes):

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import model_checks as checks
+from tests.python.distributed import model_checks as checks
 
 SIZES = pytest.mark.parametrize(
     "processes", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True

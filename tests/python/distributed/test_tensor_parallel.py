@@ -1,10 +1,16 @@
 """Layers of a group of ranks beside the same layers in one process."""
 
+from types import SimpleNamespace
+
+import octofold
 import pytest
-import tensor_parallel_checks as checks
-import tensor_parallel_use_checks as uses
-from boundary_checks import STATELESS
-from rank_processes import Processes
+from octofold.nn.layers.linear import require_order
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+from tests.python.distributed import tensor_parallel_checks as checks
+from tests.python.distributed import tensor_parallel_use_checks as uses
+from tests.python.distributed.boundary_checks import STATELESS
+from tests.python.distributed.rank_processes import Processes
 
 TWO = pytest.mark.parametrize("processes", [2], indirect=True)
 
@@ -130,3 +136,12 @@ def test_a_dead_rank():
 @pytest.mark.parametrize("kind", ["experts", "mlp"])
 def test_packed_state(processes, kind):
     processes.run(uses.packed_state, kind)
+
+
+def test_rows_that_torch_2_11_divides_after_they_are_packed():
+    """Its FSDP2 names its part of packed rows a plain shard, and torch 2.13 a strided one."""
+    fsdp_of_packed = [Shard(0), _StridedShard(0, split_factor=2)]
+    with pytest.raises(octofold.InvalidArgumentError, match="gate and up that are two layers"):
+        require_order("mlp", "weight", SimpleNamespace(placements=fsdp_of_packed))
+    for fine in ([_StridedShard(0, split_factor=2), Shard(0)], [Shard(1), fsdp_of_packed[1]]):
+        require_order("mlp", "weight", SimpleNamespace(placements=fine))

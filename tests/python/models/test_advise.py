@@ -6,8 +6,9 @@ import itertools
 
 import octofold
 import pytest
-from advise_support import Model, make_ids, make_model, torch
 from octofold.models.advisor.plan.ways import WAYS
+
+from tests.python.models.advise_support import Model, make_ids, make_model, torch
 
 models = octofold.models
 LINEARS = [f"blocks.{i}.{part}" for i in range(2) for part in ("up", "down")]

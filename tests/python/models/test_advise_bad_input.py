@@ -6,7 +6,8 @@ import re
 
 import octofold
 import pytest
-from advise_support import make_ids, make_model, torch
+
+from tests.python.models.advise_support import make_ids, make_model, torch
 
 models = octofold.models
 refused = octofold.InvalidArgumentError

@@ -6,10 +6,11 @@ from collections import Counter
 
 import octofold
 import pytest
-from advise_support import make_ids, make_model, torch
 from octofold import _timing
 from octofold.models.advisor.measure import times, whole
 from octofold.models.advisor.plan.ways import OWN
+
+from tests.python.models.advise_support import make_ids, make_model, torch
 
 models = octofold.models
 SECONDS = {OWN: 1e-3, "blockwise": 6e-4, "rowwise": 5e-4, "tensorwise": 9.95e-4, "cast": 2e-3}

@@ -3,11 +3,12 @@ changes a model and after it."""
 
 import octofold
 import pytest
-from layer_support import relative_error
+
+from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
-from diffusers_support import in_16_bits, outcome, unet  # noqa: E402
+from tests.python.models.diffusers_support import in_16_bits, outcome, unet  # noqa: E402
 
 CODES = {
     "casting": octofold.models.enable_layerwise_casting,

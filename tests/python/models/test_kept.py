@@ -7,13 +7,19 @@ import re
 
 import octofold
 import pytest
-from layer_support import relative_error
+
+from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from kept_support import (  # noqa: E402
+from octofold import models, nn  # noqa: E402
+from octofold.models.layerwise.layers import StoredLayer  # noqa: E402
+from safetensors import SafetensorError  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from tests.python.models.kept_support import (  # noqa: E402
     SINES,
     a_part,
     bert,
@@ -26,11 +32,7 @@ from kept_support import (  # noqa: E402
     tied_llama,
     weight_only,
 )
-from octofold import models, nn  # noqa: E402
-from octofold.models.layerwise.layers import StoredLayer  # noqa: E402
-from safetensors import SafetensorError  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from test_layerwise_libraries import flux, in_16_bits, unet  # noqa: E402
+from tests.python.models.test_layerwise_libraries import flux, in_16_bits, unet  # noqa: E402
 
 CHANGES = [models.enable_layerwise_casting, mixed, weight_only, a_part, e5m2]
 OURS = ("octofold.json", "octofold.safetensors")

@@ -6,7 +6,8 @@ import weakref
 
 import octofold
 import pytest
-from layer_support import random, relative_error
+
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 

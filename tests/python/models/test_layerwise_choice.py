@@ -1,7 +1,8 @@
 """The choice of layers that are cast, of the way each is computed, and what becomes of a model."""
 
 import pytest
-from layer_support import random
+
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import octofold
 import pytest
-from layer_support import relative_error
+
+from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
 
-from diffusers_support import in_16_bits, outcome, unet  # noqa: E402
 from octofold import models  # noqa: E402
 from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+
+from tests.python.models.diffusers_support import in_16_bits, outcome, unet  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

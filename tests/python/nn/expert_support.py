@@ -4,11 +4,12 @@ from contextlib import contextmanager
 
 import octofold
 import pytest
-from casting import cast_side
-from fused_support import activation
-from layer_support import random
 from octofold import gemm, quantize
 from octofold.ops import Activated, ActivationGradient
+
+from tests.python.casting import cast_side
+from tests.python.nn.fused_support import activation
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 

@@ -1,7 +1,8 @@
 """Helpers of tests of fused layers: calls with fresh leaves, the same in FP64, what was cast."""
 
 import pytest
-from layer_support import random
+
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

@@ -2,10 +2,11 @@
 
 import math
 
-import gpu_fakes
 import octofold
 import pytest
-from layer_support import random
+
+from tests.python import gpu_fakes
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from layer_support import STATELESS, random
+
+from tests.python.nn.layer_support import STATELESS, random
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-from weight_writes import WRITES  # noqa: E402
+from tests.python.nn.weight_writes import WRITES  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import octofold
 import pytest
-from layer_support import random
+
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 

@@ -5,8 +5,9 @@ import copy
 
 import octofold
 import pytest
-from judge import assert_compiled_same, assert_same
-from layer_support import WIDTH, Routed, random, step
+
+from tests.python.judge import assert_compiled_same, assert_same
+from tests.python.nn.layer_support import WIDTH, Routed, random, step
 
 torch = pytest.importorskip("torch")
 

@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from layer_support import random
+
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 

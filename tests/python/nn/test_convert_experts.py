@@ -4,9 +4,10 @@ import copy
 
 import octofold
 import pytest
-from judge import assert_same
-from layer_support import random, relative_error, step
 from octofold import InvalidArgumentError, ScaledTensor
+
+from tests.python.judge import assert_same
+from tests.python.nn.layer_support import random, relative_error, step
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")

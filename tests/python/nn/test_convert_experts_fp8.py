@@ -3,16 +3,18 @@ another way."""
 
 import copy
 
-import gpu_fakes
 import octofold
 import pytest
-from layer_support import random, relative_error
+
+from tests.python import gpu_fakes
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
-from test_convert_experts import BF16, COMMON, MODELS, block_of, model_of  # noqa: E402
 from transformers import GptOssConfig, GptOssForCausalLM  # noqa: E402
+
+from tests.python.nn.test_convert_experts import BF16, COMMON, MODELS, block_of, model_of  # noqa: E402
 
 nn = octofold.nn
 

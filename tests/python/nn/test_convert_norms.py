@@ -4,8 +4,9 @@ import copy
 
 import octofold
 import pytest
-from layer_support import SMALL_MODEL, random, relative_error
 from octofold import InvalidArgumentError, UnsupportedError
+
+from tests.python.nn.layer_support import SMALL_MODEL, random, relative_error
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")

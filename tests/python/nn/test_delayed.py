@@ -5,8 +5,9 @@ import dataclasses
 
 import octofold
 import pytest
-from layer_support import random
 from octofold import gemm, quantize
+
+from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 

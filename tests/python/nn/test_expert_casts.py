@@ -4,7 +4,8 @@ import itertools
 
 import octofold
 import pytest
-from casting import GRANULARITIES, cast_side
+
+from tests.python.casting import GRANULARITIES, cast_side
 
 torch = pytest.importorskip("torch")
 

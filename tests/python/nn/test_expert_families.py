@@ -5,9 +5,10 @@ from pathlib import Path
 
 import octofold
 import pytest
-from code_blocks import blocks
-from layer_support import random, relative_error
 from octofold import InvalidArgumentError
+
+from tests.project.code_blocks import blocks
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")

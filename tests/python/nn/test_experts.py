@@ -3,7 +3,10 @@ expert, bit for bit."""
 
 import octofold
 import pytest
-from expert_support import (
+from octofold import InvalidArgumentError, ScaledTensor
+from octofold.nn.recipes import Product, Recipe, blockwise
+
+from tests.python.nn.expert_support import (
     EXPERTS,
     HIDDEN,
     INNER,
@@ -14,10 +17,8 @@ from expert_support import (
     operands,
     truth,
 )
-from fused_support import CURVES, GATES, bytes_kept, differentiated, wide
-from layer_support import random, relative_error
-from octofold import InvalidArgumentError, ScaledTensor
-from octofold.nn.recipes import Product, Recipe, blockwise
+from tests.python.nn.fused_support import CURVES, GATES, bytes_kept, differentiated, wide
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 

@@ -4,12 +4,21 @@ import copy
 
 import octofold
 import pytest
-import routing_reference
-from expert_support import EXPERTS, HIDDEN, INNER, SLOTS, choices, operands, poisoned_memory
-from fused_support import GATES, differentiated
-from judge import assert_same
-from layer_support import random, relative_error, step
 from octofold import InvalidArgumentError
+
+from tests.python import routing_reference
+from tests.python.judge import assert_same
+from tests.python.nn.expert_support import (
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    SLOTS,
+    choices,
+    operands,
+    poisoned_memory,
+)
+from tests.python.nn.fused_support import GATES, differentiated
+from tests.python.nn.layer_support import random, relative_error, step
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

@@ -1,11 +1,12 @@
 """Experts that compute with 16-bit activations: of FP8 weights, and of weights in high precision,
 as GPUs without grouped products of FP8 do."""
 
-import gpu_fakes
 import octofold
 import pytest
-from expert_support import EXPERTS, HIDDEN, INNER, choices, operands, truth
-from layer_support import random, relative_error
+
+from tests.python import gpu_fakes
+from tests.python.nn.expert_support import EXPERTS, HIDDEN, INNER, choices, operands, truth
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 

@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from layer_support import KINDS, WIDTH, every, random
+
+from tests.python.nn.layer_support import KINDS, WIDTH, every, random
 
 torch = pytest.importorskip("torch")
 

@@ -6,10 +6,18 @@ from typing import NamedTuple
 
 import octofold
 import pytest
-from expert_support import operands as expert_operands
-from fused_support import BF16, FP16, FP32, differentiated, mlp_operands, norm_operands
-from judge import assert_compiled_same, assert_same
-from layer_support import STATELESS, random, relative_error
+
+from tests.python.judge import assert_compiled_same, assert_same
+from tests.python.nn.expert_support import operands as expert_operands
+from tests.python.nn.fused_support import (
+    BF16,
+    FP16,
+    FP32,
+    differentiated,
+    mlp_operands,
+    norm_operands,
+)
+from tests.python.nn.layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 

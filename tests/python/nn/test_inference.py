@@ -5,7 +5,8 @@ import dataclasses
 
 import octofold
 import pytest
-from layer_support import STATELESS, random, relative_error
+
+from tests.python.nn.layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 

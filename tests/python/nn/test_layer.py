@@ -4,8 +4,9 @@ import copy
 
 import octofold
 import pytest
-from judge import assert_same
-from layer_support import NAMES, STATELESS, random, relative_error, step
+
+from tests.python.judge import assert_same
+from tests.python.nn.layer_support import NAMES, STATELESS, random, relative_error, step
 
 torch = pytest.importorskip("torch")
 

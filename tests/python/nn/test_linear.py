@@ -3,8 +3,9 @@ each recipe stands for."""
 
 import octofold
 import pytest
-from casting import cast_side
-from layer_support import STATELESS, exact, gradients, random, relative_error
+
+from tests.python.casting import cast_side
+from tests.python.nn.layer_support import STATELESS, exact, gradients, random, relative_error
 
 torch = pytest.importorskip("torch")
 

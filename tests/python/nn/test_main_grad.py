@@ -2,8 +2,9 @@
 
 import octofold
 import pytest
-from judge import assert_same
-from layer_support import (
+
+from tests.python.judge import assert_same
+from tests.python.nn.layer_support import (
     KINDS,
     ask_for_main_grad,
     inputs_of,

@@ -4,8 +4,9 @@ import copy
 
 import octofold
 import pytest
-from fused_support import CURVES, GATES, fused_casts
-from layer_support import STATELESS, random, step
+
+from tests.python.nn.fused_support import CURVES, GATES, fused_casts
+from tests.python.nn.layer_support import STATELESS, random, step
 
 torch = pytest.importorskip("torch")
 

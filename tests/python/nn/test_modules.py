@@ -7,8 +7,9 @@ import pickle
 
 import octofold
 import pytest
-from judge import assert_compiled_same, assert_same
-from layer_support import (
+
+from tests.python.judge import assert_compiled_same, assert_same
+from tests.python.nn.layer_support import (
     KINDS,
     MODULES,
     ask_for_main_grad,

@@ -5,7 +5,8 @@ import copy
 
 import octofold
 import pytest
-from layer_support import MODULES, WIDTH, every, random
+
+from tests.python.nn.layer_support import MODULES, WIDTH, every, random
 
 torch = pytest.importorskip("torch")
 

@@ -2,7 +2,8 @@
 
 import octofold
 import pytest
-from fused_support import (
+
+from tests.python.nn.fused_support import (
     BF16,
     FP16,
     FP32,
@@ -13,7 +14,7 @@ from fused_support import (
     norm_operands,
     wide,
 )
-from layer_support import STATELESS, random, relative_error
+from tests.python.nn.layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 

@@ -4,7 +4,8 @@ import itertools
 
 import octofold
 import pytest
-from layer_support import NAMES, random
+
+from tests.python.nn.layer_support import NAMES, random
 
 torch = pytest.importorskip("torch")
 

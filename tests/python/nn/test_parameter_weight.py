@@ -4,7 +4,8 @@ import copy
 import io
 
 import pytest
-from layer_support import relative_error
+
+from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
 

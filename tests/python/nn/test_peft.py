@@ -6,8 +6,9 @@ from pathlib import Path
 
 import octofold
 import pytest
-from casting import GRANULARITIES
-from layer_support import relative_error
+
+from tests.python.casting import GRANULARITIES
+from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

@@ -3,9 +3,10 @@
 import dataclasses
 import pickle
 
-import layer_support
 import octofold
 import pytest
+
+from tests.python.nn import layer_support
 
 torch = pytest.importorskip("torch")
 

@@ -5,7 +5,8 @@ from functools import partial
 
 import octofold
 import pytest
-from layer_support import MODULES, every, random
+
+from tests.python.nn.layer_support import MODULES, every, random
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint")

@@ -5,9 +5,18 @@ import io
 
 import octofold
 import pytest
-from judge import assert_same
-from layer_support import MODULES, Routed, every, inputs_of, mlp_of_three, random, step
-from weight_writes import WRITES
+
+from tests.python.judge import assert_same
+from tests.python.nn.layer_support import (
+    MODULES,
+    Routed,
+    every,
+    inputs_of,
+    mlp_of_three,
+    random,
+    step,
+)
+from tests.python.nn.weight_writes import WRITES
 
 torch = pytest.importorskip("torch")
 

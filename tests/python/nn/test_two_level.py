@@ -4,8 +4,9 @@ import copy
 
 import octofold
 import pytest
-from casting import cast_side
-from layer_support import exact, random, relative_error, step
+
+from tests.python.casting import cast_side
+from tests.python.nn.layer_support import exact, random, relative_error, step
 
 torch = pytest.importorskip("torch")
 

@@ -5,9 +5,10 @@ import copy
 
 import octofold
 import pytest
-from judge import assert_same
-from layer_support import KINDS, NAMES, every, inputs_of, random, step
-from weight_writes import WRITES
+
+from tests.python.judge import assert_same
+from tests.python.nn.layer_support import KINDS, NAMES, every, inputs_of, random, step
+from tests.python.nn.weight_writes import WRITES
 
 torch = pytest.importorskip("torch")
 

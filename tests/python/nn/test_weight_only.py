@@ -6,8 +6,9 @@ import weakref
 
 import octofold
 import pytest
-from casting import GRANULARITIES
-from layer_support import random, relative_error
+
+from tests.python.casting import GRANULARITIES
+from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,8 @@ from octofold_tool import bench, gemm_options, products
 from octofold_tool.__main__ import main
 from octofold_tool.measure import decibels, interleaved_seconds, relative_error
 from octofold_tool.suites import SUITES
-from reference import GRANULARITIES
+
+from tests.python.reference import GRANULARITIES
 
 
 def test_writes_table_json_and_chart(capsys, tmp_path):

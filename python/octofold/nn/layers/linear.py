@@ -315,8 +315,12 @@ def is_dtensor(value: object) -> bool:
 def require_order(operation: str, name: str, parameter: Any) -> None:
     """Requires that FSDP2 does not split the rows that tensor parallelism has taken from several
     matrices: torch would put them together in another order, in checkpoints."""
-    dims = [layout.dim for layout in parameter.placements if hasattr(layout, "split_factor")]
-    if len(dims) != len(set(dims)):
+    split = [layout for layout in parameter.placements if hasattr(layout, "dim")]
+    dims = [layout.dim for layout in split]
+    # The last of a dimension's is tensor parallelism's: the others are FSDP's, strided or (torch
+    # 2.11) not, and divide what it left.
+    is_packed = {layout.dim: hasattr(layout, "split_factor") for layout in split}
+    if any(packed and dims.count(dim) > 1 for dim, packed in is_packed.items()):
         expected = (
             "shards of another dimension than gate and up are packed in: fully_shard(module, "
         )
