@@ -1,4 +1,4 @@
-// The policies of a configuration: what stands in each place of the kernel (gemm.h). This is the
+// The policies of a configuration: what stands in each place of the kernel (kernel.h). This is the
 // one file that asks a configuration for its features in order to choose code.
 #pragma once
 

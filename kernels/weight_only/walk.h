@@ -5,7 +5,7 @@
 
 #include "kernels/numeric/find_tile.h"
 #include "kernels/shared/group_bounds.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 #include "kernels/weight_only/gathered.h"
 
 namespace octofold::weight_only {

@@ -4,7 +4,7 @@
 #include "core/product.h"
 #include "cuda/device.h"
 #include "cuda/gemm_params.h"
-#include "kernels/mma/config/gemm.h"
+#include "kernels/mma/config/config.h"
 
 namespace octofold::cuda {
 

@@ -4,7 +4,7 @@
 #include "core/product.h"
 #include "cuda/device.h"
 #include "cuda/gemm_params.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 
 namespace octofold::cuda {
 

@@ -11,7 +11,7 @@
 #include "cuda/group_check.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tuned_plan.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 #include "plan/tma.h"
 #include "plan/weight_only.h"
 

@@ -15,7 +15,7 @@ namespace octofold::plan {
 
 /// One kernel and the shape of its launch: all that it takes to compile, load and queue it.
 struct KernelPlan {
-  std::string header{};       ///< "kernels/sm90/gemm.h"
+  std::string header{};       ///< "kernels/sm90/kernel.h"
   std::string kernel{};       ///< the name expression; tells kernels apart
   std::string description{};  ///< one line for logs and errors
   int threads = 0;            ///< of a block

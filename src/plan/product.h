@@ -11,8 +11,8 @@
 #include "octofold/product_problem.h"
 
 #include "core/product.h"
-#include "kernels/mma/config/gemm.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/mma/config/config.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

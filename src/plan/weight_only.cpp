@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/scale_layout.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 #include "plan/architectures.h"
 #include "plan/capability.h"
 

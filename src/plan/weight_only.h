@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/weight_only/config/weight_only.h"
-#include "kernels/weight_only_sm90/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
+#include "kernels/weight_only_sm90/config/config.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

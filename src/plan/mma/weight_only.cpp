@@ -1,10 +1,9 @@
-#include "kernels/weight_only/config/weight_only.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "core/format.h"
 #include "core/scale_layout.h"
+#include "kernels/weight_only/config/config.h"
 #include "plan/mma/planner.h"
 
 namespace octofold::plan::mma {

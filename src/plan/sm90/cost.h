@@ -4,7 +4,7 @@
 
 #include "kernels/shared/tile_schedule.h"
 #include "kernels/shared/work.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/gpu.h"
 #include "plan/product.h"
 #include "plan/sm90/tilings.h"

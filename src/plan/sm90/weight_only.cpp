@@ -5,7 +5,7 @@
 
 #include "core/format.h"
 #include "core/scale_layout.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/sm90/cost.h"
 #include "plan/sm90/planner.h"
 #include "plan/tma.h"

@@ -88,7 +88,7 @@ TEST_F(PrecompiledKernelsTest, ProductsOfGroups) {
 // The archive that tests are linked from brings none.
 TEST(NoPrecompiledKernelsTest, AreThereInTests) {
   EXPECT_TRUE(precompiled_kernels().empty());
-  EXPECT_EQ(precompiled_kernel({"kernels/sm90/gemm.h", "f", "sm_90a", "a kernel"}), std::nullopt);
+  EXPECT_EQ(precompiled_kernel({"kernels/sm90/kernel.h", "f", "sm_90a", "a kernel"}), std::nullopt);
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 // The launches and parameters with which products with FP8 weights reach the GPU. The results of
 // the kernel are tested on a GPU, and on the host in tests/cpp/kernels/weight_only_test.cpp.
-#include "kernels/weight_only/config/weight_only.h"
+#include "cuda/weight_only.h"
 
 #include <gmock/gmock.h>
 
 #include "cuda/fake_runtime.h"
-#include "cuda/weight_only.h"
-#include "kernels/weight_only_sm90/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
+#include "kernels/weight_only_sm90/config/config.h"
 
 namespace octofold::cuda {
 namespace {

@@ -4,8 +4,8 @@
 //
 #include "octofold/types.h"
 
+#include "kernels/weight_only/kernel.h"
 #include "kernels/weight_only/many_rows.h"
-#include "kernels/weight_only/weight_only.h"
 #include "support/grouped_weight_only_on_host.h"
 #include "support/test.h"
 

@@ -4,7 +4,7 @@
 //
 #include "octofold/types.h"
 
-#include "kernels/weight_only_sm90/weight_only.h"
+#include "kernels/weight_only_sm90/kernel.h"
 #include "support/grouped_weight_only_on_host.h"
 #include "support/sm90_weight_only_on_host.h"
 #include "support/test.h"

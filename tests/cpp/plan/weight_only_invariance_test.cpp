@@ -5,7 +5,7 @@
 #include <tuple>
 #include <variant>
 
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 #include "plan/weight_only.h"
 #include "support/granularities.h"
 #include "support/random.h"

@@ -12,7 +12,7 @@
 
 #include "octofold/error.h"
 
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 #include "plan/mma/planner.h"
 #include "support/error_of.h"
 #include "support/granularities.h"

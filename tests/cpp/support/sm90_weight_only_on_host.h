@@ -1,7 +1,7 @@
 // Operands of Hopper's kernel for products with FP8 weights, as it runs on the host.
 #pragma once
 
-#include "kernels/weight_only_sm90/config/weight_only.h"
+#include "kernels/weight_only_sm90/config/config.h"
 #include "support/tensor_map_on_host.h"
 #include "support/weight_only_on_host.h"
 

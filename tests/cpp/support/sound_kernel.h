@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/device.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/cast.h"
 #include "plan/kernel_plan.h"
 #include "support/kernel_sample.h"

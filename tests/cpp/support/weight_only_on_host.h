@@ -6,7 +6,7 @@
 #include "octofold/types.h"
 
 #include "cpu/matrices.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 #include "support/test.h"
 
 namespace octofold::test {

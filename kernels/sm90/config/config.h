@@ -11,7 +11,7 @@
 #include "kernels/shared/work.h"
 #include "kernels/sm90/config/choices.h"
 #include "kernels/sm90/config/dynamic_input.h"
-#include "kernels/sm90/config/gemm_params.h"
+#include "kernels/sm90/config/params.h"
 #include "kernels/sm90/config/slices.h"
 
 namespace octofold::config {
@@ -70,7 +70,7 @@ struct Sm90GemmConfig {
   // Waits for the next stage and its scales while the products of this one run (consumer.h).
   bool wait_ahead = false;
 
-  static constexpr const char* kHeader = "kernels/sm90/gemm.h";
+  static constexpr const char* kHeader = "kernels/sm90/kernel.h";
   static constexpr const char* kKernel = "gemm_kernel";
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
   template <typename Visit>
@@ -181,7 +181,7 @@ struct Sm90GemmConfig {
   }
   constexpr int boxes_of_tile() const { return tile_columns / box_columns(); }
 
-  // gemm.h: null if a kernel can be built from it, else why not.
+  // checks.h: null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const;
 
  private:

@@ -10,7 +10,7 @@
 // What each step of the design is worth, and what was tried and lost: docs/kernels/gemm-tilings.md.
 #pragma once
 
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/policies.h"
 #include "kernels/sm90/shared_memory.h"

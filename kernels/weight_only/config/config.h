@@ -40,7 +40,7 @@ struct WeightOnlyConfig {
   bool gathered = false;     // rows of groups are read where they lie
 
   constexpr const char* header() const {
-    return ahead ? "kernels/weight_only/many_rows.h" : "kernels/weight_only/weight_only.h";
+    return ahead ? "kernels/weight_only/many_rows.h" : "kernels/weight_only/kernel.h";
   }
   constexpr const char* kernel() const {
     return ahead ? "weight_only_many_rows_kernel" : "weight_only_kernel";

@@ -10,17 +10,17 @@
 // 99 KB, up to five, and all but one of them are on their way. One __syncthreads a stage says both
 // that it has come and that the one before may be overwritten. Each warp multiplies its part of the
 // tile by `mma.sync.m16n8k32`, from zero, and adds these partial sums in FP32, times the scales of
-// the stage, to its accumulators. Warps store pairs of columns, or codes (store_gated.h).
+// the stage, to its accumulators. Warps store pairs of columns, or codes (gated.h).
 //
 // Proved right on an H200 as 8.9; speed on 8.9 and 12.x is unmeasured, so that tiles and costs come
 // from reasoning (docs/kernels/gemm-mma.md).
 #pragma once
 
 #include "kernels/epilogue/finish.h"
-#include "kernels/mma/config/gemm.h"
+#include "kernels/mma/config/config.h"
+#include "kernels/mma/gated.h"
 #include "kernels/mma/load.h"
 #include "kernels/mma/products.h"
-#include "kernels/mma/store_gated.h"
 #include "kernels/ptx/control.h"
 #include "kernels/shared/group_walk.h"
 #include "kernels/shared/tile_walk.h"

@@ -10,7 +10,7 @@
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/tensor_map.h"
 #include "kernels/sm90/config/slices.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 
 namespace octofold::config {
 
@@ -35,7 +35,7 @@ struct Sm90WeightOnlyConfig {
   Work work = Work::kDense;   // or groups of rows, as in WeightOnlyConfig
   bool store_vectors = true;  // rows of out are whole units of 16 bytes, at multiples of 16
 
-  static constexpr const char* kHeader = "kernels/weight_only_sm90/weight_only.h";
+  static constexpr const char* kHeader = "kernels/weight_only_sm90/kernel.h";
   static constexpr const char* kKernel = "weight_only_sm90_kernel";
   static constexpr const char* kTypeName = "octofold::config::Sm90WeightOnlyConfig";
   template <typename Visit>

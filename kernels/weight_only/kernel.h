@@ -16,9 +16,9 @@
 #pragma once
 
 #include "kernels/ptx/control.h"
-#include "kernels/weight_only/copy.h"
-#include "kernels/weight_only/finish.h"
+#include "kernels/weight_only/load.h"
 #include "kernels/weight_only/products.h"
+#include "kernels/weight_only/store.h"
 #include "kernels/weight_only/walk.h"
 
 namespace octofold {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/shared/product_form.h"
-#include "kernels/sm90/config/gemm_config.h"
+#include "kernels/sm90/config/config.h"
 #include "kernels/sm90/config/resources.h"
 #include "kernels/sm90/config/smem_layout.h"
 

@@ -41,7 +41,7 @@ struct MmaGemmConfig {
   // multiples of as many; of 4, so is K.
   int load_bytes = 16;
 
-  static constexpr const char* kHeader = "kernels/mma/gemm.h";
+  static constexpr const char* kHeader = "kernels/mma/kernel.h";
   static constexpr const char* kKernel = "mma_gemm_kernel";
   static constexpr const char* kTypeName = "octofold::config::MmaGemmConfig";
   template <typename Visit>
@@ -100,7 +100,7 @@ struct MmaGemmConfig {
     return round_up(scales_offset() + 4 * (row_scales() + column_scales()), 128);
   }
   // Behind the ring of a gated product: what warps side by side tell each other of their rows, a
-  // word of each warp for two rows (kernels/mma/store_gated.h).
+  // word of each warp for two rows (kernels/mma/gated.h).
   constexpr int exchange_offset() const { return stages * stage_bytes(); }
   constexpr int exchange_bytes() const {
     return gated.exists ? tile_rows / 2 * column_warps * 4 : 0;
