@@ -28,7 +28,7 @@ struct Architecture {
 /// All of them: where a GPU runs the kernels of several, the faster ones first.
 std::span<const Architecture> architectures();
 
-/// The planners of a family, for a GPU: the first that has a kernel for a problem plans it.
+/// The planners of a family, for a GPU: the first that has a kernel for a problem is to plan it.
 template <typename Planner>
 std::vector<const Planner*> planners(const Planner* Architecture::* family, const Gpu& gpu) {
   std::vector<const Planner*> all;
@@ -40,9 +40,9 @@ std::vector<const Planner*> planners(const Planner* Architecture::* family, cons
 
 /// The candidates of the first planner that has any.
 template <typename Planner, typename Problem>
-typename Planner::Candidates candidates_by(const Planner* Architecture::* family,
+typename Planner::Candidates candidates_by(const std::vector<const Planner*>& planners,
                                            const Problem& problem, const Gpu& gpu) {
-  for (const Planner* planner : planners(family, gpu)) {
+  for (const Planner* planner : planners) {
     typename Planner::Candidates candidates = planner->candidates(problem, gpu);
     if (!candidates.empty()) return candidates;
   }
@@ -68,9 +68,10 @@ std::optional<Config> config_by(const TunablePlanner<Problem, Config>& planner,
 
 /// The plan of the first planner that has a kernel for the problem; nothing where none has one.
 template <typename Problem, typename Config>
-std::optional<Plan<Config>> plan_by(const TunablePlanner<Problem, Config>* Architecture::* family,
-                                    const Problem& problem, const Gpu& gpu, std::string_view name) {
-  for (const auto* planner : planners(family, gpu)) {
+std::optional<Plan<Config>> plan_by(
+    const std::vector<const TunablePlanner<Problem, Config>*>& planners, const Problem& problem,
+    const Gpu& gpu, std::string_view name) {
+  for (const auto* planner : planners) {
     planner->require_sizes(problem);
     if (const std::optional<Config> config = config_by(*planner, problem, gpu, name)) {
       return Plan<Config>{*config, planner->kernels(problem, *config, gpu)};

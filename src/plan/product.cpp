@@ -201,6 +201,12 @@ void require_kernels(const GemmProblem& problem, const Gpu& gpu) {
   require(problem.dynamic.exists ? Operation::kDynamicProduct : Operation::kProduct);
 }
 
+// Products have the kernels of the fastest architecture alone: what these do not take, operations
+// refuse on every GPU.
+std::vector<const ProductPlanner*> product_planner(const Gpu& gpu) {
+  return {planners(&Architecture::products, gpu).front()};
+}
+
 [[noreturn]] void fail_without_kernel(const GemmProblem& problem, const Gpu& gpu) {
   if (problem.work == config::Work::kArrivingRows) {
     core::fail(ErrorCode::kUnsupported,
@@ -216,15 +222,17 @@ void require_kernels(const GemmProblem& problem, const Gpu& gpu) {
 
 ProductPlan plan_product(const GemmProblem& problem, const Gpu& gpu, std::string_view candidate) {
   require_kernels(problem, gpu);
-  const auto plan = plan_by(&Architecture::products, problem, gpu, candidate);
+  const auto plan = plan_by(product_planner(gpu), problem, gpu, candidate);
   if (!plan) fail_without_kernel(problem, gpu);
   return *plan;
 }
 
 ProductPlanner::Candidates product_candidates(const GemmProblem& problem, const Gpu& gpu) {
   require_kernels(problem, gpu);
-  ProductPlanner::Candidates candidates = candidates_by(&Architecture::products, problem, gpu);
-  if (candidates.empty()) fail_without_kernel(problem, gpu);
+  const auto candidates = candidates_by(product_planner(gpu), problem, gpu);
+  if (candidates.empty() && problem.work == config::Work::kArrivingRows) {
+    fail_without_kernel(problem, gpu);
+  }
   return candidates;
 }
 

@@ -72,13 +72,13 @@ WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
 
 WeightOnlyPlanner::Candidates weight_only_candidates(const WeightOnlyProblem& problem,
                                                      const Gpu& gpu) {
-  return candidates_by(&Architecture::weight_only, problem, gpu);
+  return candidates_by(planners(&Architecture::weight_only, gpu), problem, gpu);
 }
 
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, const Gpu& gpu,
                                 std::string_view candidate) {
   require_kernels(Operation::kWeightOnly, operation_of(problem), problem.x, gpu);
-  const auto plan = plan_by(&Architecture::weight_only, problem, gpu, candidate);
+  const auto plan = plan_by(planners(&Architecture::weight_only, gpu), problem, gpu, candidate);
   if (plan) return *plan;
   core::fail(ErrorCode::kInternal, "{}: no tile fits {} bytes of shared memory",
              operation_of(problem), gpu.shared_memory_per_block);
