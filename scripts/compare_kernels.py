@@ -33,7 +33,6 @@ from pathlib import Path
 from kernel_body import Body, body_of
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNEL_HEADER = "kernels/sm90/gemm.h"
 REGISTERS_BOUND = 4
 INSTRUCTIONS_BOUND = 0.02
 
@@ -127,6 +126,7 @@ class Dialect:
     header: str  # which revisions speak it: those that have this one
     consumer_warpgroups: str  # what it calls them
     wait_ahead: str
+    kernel: str = "kernels/sm90/kernel.h"
 
     def value(self, kernel: Kernel, stages: int) -> str:
         rows, columns, warpgroups, cluster_rows, cluster_columns, ping_pong, wait_ahead = (
@@ -167,6 +167,12 @@ class Dialect:
 
 
 DIALECTS = (
+    Dialect(
+        "kernels/sm90/config/checks.h",
+        "consumer_warpgroups",
+        "wait_ahead",
+        "kernels/sm90/kernel.h",
+    ),
     Dialect("kernels/config/sm90_gemm.h", "math_warpgroups", "early_wait"),
     Dialect("kernels/sm90/config/gemm.h", "consumer_warpgroups", "wait_ahead"),
 )
@@ -258,7 +264,7 @@ Built = tuple[int, Body | str]  # stages, and what became of it or why it was no
 def built(revision: Revision, wanted: list[Kernel], processes: int) -> dict[Kernel, Built]:
     """Compiles each kernel that the revision's checks allow."""
     expressions = revision.expressions(wanted)
-    compile_ = partial(body_of, revision.headers(), KERNEL_HEADER)
+    compile_ = partial(body_of, revision.headers(), revision.dialect.kernel)
     with multiprocessing.Pool(processes) as pool:
         texts = [expression for _, expression in expressions.values()]
         bodies = pool.map(compile_, texts, chunksize=1)

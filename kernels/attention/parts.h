@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/attention/rows.h"
-#include "kernels/ptx/approximate.h"
+#include "kernels/ptx/arithmetic.h"
 
 namespace octofold::attention {
 

@@ -6,7 +6,7 @@
 #include "kernels/attention/parts.h"
 #include "kernels/attention/rows.h"
 #include "kernels/numeric/vector.h"
-#include "kernels/ptx/approximate.h"
+#include "kernels/ptx/arithmetic.h"
 #include "kernels/ptx/shared_memory.h"
 
 namespace octofold::attention {

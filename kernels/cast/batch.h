@@ -2,8 +2,8 @@
 // job by its number, and then does what it does in a cast of that matrix alone.
 #pragma once
 
-#include "kernels/cast/config/batch.h"
 #include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/scale_steps.h"
 #include "kernels/cast/tiles.h"
 #include "kernels/ptx/architecture.h"

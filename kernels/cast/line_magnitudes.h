@@ -3,7 +3,7 @@
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/config/cast.h"
-#include "kernels/cast/magnitudes.h"
+#include "kernels/cast/reductions.h"
 #include "kernels/cast/tile.h"
 #include "kernels/numeric/vector.h"
 

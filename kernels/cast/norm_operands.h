@@ -5,7 +5,6 @@
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/config/norm_form.h"
-#include "kernels/cast/config/norm_operands.h"
 #include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 

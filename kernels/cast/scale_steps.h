@@ -8,7 +8,7 @@
 #include "kernels/cast/sources/gathered.h"
 #include "kernels/cast/unit.h"
 #include "kernels/ptx/control.h"
-#include "kernels/shared/group_layout.h"
+#include "kernels/shared/group_bounds.h"
 
 namespace octofold {
 namespace cast {

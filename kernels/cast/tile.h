@@ -9,7 +9,7 @@
 #include "kernels/cast/sources/all.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/group_layout.h"
+#include "kernels/shared/group_bounds.h"
 #include "kernels/shared/tile_schedule.h"
 
 namespace octofold::cast {

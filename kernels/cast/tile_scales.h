@@ -4,7 +4,7 @@
 
 #include "kernels/cast/config/cast.h"
 #include "kernels/cast/config/params.h"
-#include "kernels/cast/magnitudes.h"
+#include "kernels/cast/reductions.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/unit.h"
 #include "kernels/numeric/vector.h"

@@ -6,11 +6,11 @@
 #include "kernels/cast/config/cast.h"
 #include "kernels/cast/config/params.h"
 #include "kernels/cast/line_magnitudes.h"
-#include "kernels/cast/magnitudes.h"
+#include "kernels/cast/reductions.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/unit.h"
 #include "kernels/numeric/caster.h"
-#include "kernels/shared/channel_scale.h"
+#include "kernels/shared/fp8_format.h"
 
 namespace octofold::cast {
 

@@ -9,8 +9,8 @@
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/shared/gated_output.h"
 #include "kernels/shared/gemm_params.h"
+#include "kernels/shared/product_form.h"
 #include "kernels/shared/work.h"
 
 namespace octofold {

@@ -1,7 +1,7 @@
 // Operands and scales of one stage of K, from global to shared memory.
 #pragma once
 
-#include "kernels/mma/config/gemm.h"
+#include "kernels/mma/config/config.h"
 #include "kernels/ptx/shared_memory.h"
 
 namespace octofold::mma {

@@ -1,7 +1,7 @@
 // The products of a warp over a stage of K.
 #pragma once
 
-#include "kernels/mma/config/gemm.h"
+#include "kernels/mma/config/config.h"
 #include "kernels/mma/load.h"
 #include "kernels/ptx/mma.h"
 #include "kernels/ptx/shared_memory.h"

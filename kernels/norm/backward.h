@@ -12,7 +12,7 @@
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/norm_operands.h"
-#include "kernels/cast/row_sums.h"
+#include "kernels/cast/reductions.h"
 #include "kernels/norm/config/norm.h"
 #include "kernels/norm/config/params.h"
 #include "kernels/numeric/normalize.h"

@@ -12,9 +12,8 @@
 #pragma once
 
 #include "kernels/cast/access.h"
-#include "kernels/cast/magnitudes.h"
 #include "kernels/cast/norm_operands.h"
-#include "kernels/cast/row_sums.h"
+#include "kernels/cast/reductions.h"
 #include "kernels/cast/unit.h"
 #include "kernels/norm/config/norm.h"
 #include "kernels/norm/config/params.h"

@@ -6,7 +6,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/ptx/approximate.h"
+#include "kernels/ptx/arithmetic.h"
 
 namespace octofold::numeric {
 

@@ -22,8 +22,8 @@
 
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/architecture.h"
+#include "kernels/ptx/arithmetic.h"
 #include "kernels/ptx/convert.h"
-#include "kernels/ptx/packed.h"
 
 namespace octofold::numeric {
 

@@ -1,12 +1,48 @@
-// The check of which properties of a product go together, whichever kernel computes it.
+// The parts of a product that every kernel has alike: the output of one whose columns are gate and
+// up of a gated activation (the activation, and the FP8 codes of what it gives, with a scale for
+// each 1x128), and which properties of a product go together.
 #pragma once
 
 #include "octofold/gemm_form.h"
+#include "octofold/vocabulary.h"
 
-#include "kernels/shared/gated_output.h"
+#include "kernels/shared/cast_rule.h"
 #include "kernels/shared/work.h"
 
 namespace octofold::config {
+
+struct GatedOutput {
+  bool exists = false;
+  // The fields below count if it does. The type of the codes is the product's `out`.
+  Activation activation = Activation::kSwiGlu;
+  CastRule rule = kDeepGemmRule;
+  bool power_of_two = false;
+  bool saturate = true;
+
+  static constexpr const char* kTypeName = "octofold::config::GatedOutput";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("exists", exists);
+    if (!exists) return;
+    field("activation", activation);
+    field("rule", rule);
+    field("power_of_two", power_of_two);
+    field("saturate", saturate);
+  }
+  friend constexpr bool operator==(const GatedOutput&, const GatedOutput&) = default;
+};
+
+// In a description the activation says the rest.
+constexpr const char* word(const GatedOutput& gated) {
+  if (!gated.exists) return "";
+  switch (gated.activation) {
+    case Activation::kSwiGlu: return "swiglu";
+    case Activation::kGeGluTanh: return "geglu-tanh";
+    case Activation::kGeGluErf: return "geglu";
+    case Activation::kSwiGluOss: return "swiglu-oss";
+    default: return "?";
+  }
+}
 
 constexpr const char* gated_invalid_reason(const GemmForm& form, const GatedOutput& gated) {
   if (!is_gated(gated.activation)) return "the activation has to be one of gate and up";

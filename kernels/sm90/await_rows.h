@@ -2,7 +2,7 @@
 // before the first read of a tile. All waiting is in the producers: the consumers wait for stages.
 #pragma once
 
-#include "kernels/ptx/system.h"
+#include "kernels/ptx/global_memory.h"
 #include "kernels/shared/arrival_walk.h"
 #include "kernels/sm90/pipeline.h"
 

@@ -5,9 +5,8 @@
 // stage, 128 of K, start from zero in registers of their own (the partial sums), and are added in
 // FP32 to the accumulators, times the scales of the stage.
 //
-// An Order is how that is timed: Promote<…> with free warpgroups or with wait-ahead (here), with
-// warpgroups in turn (order_ping_pong.h), with two stages under way (order_alternating.h), or
-// without promotion (order_fast.h).
+// An Order is how that is timed: Promote<…> with free warpgroups or with wait-ahead (here); in
+// orders.h with warpgroups in turn, with two stages under way, or without promotion.
 //
 //   Order(warpgroup, any_stages)                  when the kernel starts
 //   add_stages(tile, stages_follow, accumulators) sums a tile

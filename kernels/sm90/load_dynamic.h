@@ -10,7 +10,7 @@
 
 #include "kernels/numeric/caster.h"
 #include "kernels/numeric/elements.h"
-#include "kernels/numeric/magnitudes.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/numeric/unit_cast.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"

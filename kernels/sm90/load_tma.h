@@ -1,7 +1,7 @@
 // Load: operands by TMA. One producer thread asks for the boxes of each stage.
 //
-// A Load is how operands come to the ring: by TMA here, by threads in load_words.h and
-// load_unaligned.h, and with a cast of one operand on the way in load_dynamic.h.
+// A Load is how operands come to the ring: by TMA here, by threads in load_unaligned.h, and
+// with a cast of one operand on the way in load_dynamic.h.
 //
 //   kArrivals                  at a stage's `full`, for its operands
 //   prefetch(params)           one thread, when the kernel starts

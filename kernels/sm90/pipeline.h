@@ -3,7 +3,7 @@
 
 #include "kernels/shared/ring_position.h"
 #include "kernels/shared/tile_walk.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {

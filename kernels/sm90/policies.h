@@ -1,4 +1,4 @@
-// The policies of a configuration: what stands in each place of the kernel (gemm.h). This is the
+// The policies of a configuration: what stands in each place of the kernel (kernel.h). This is the
 // one file that asks a configuration for its features in order to choose code.
 #pragma once
 
@@ -6,23 +6,17 @@
 #include "kernels/sm90/await_rows.h"
 #include "kernels/sm90/cluster.h"
 #include "kernels/sm90/consumer.h"
-#include "kernels/sm90/copied_slabs.h"
-#include "kernels/sm90/gated_columns.h"
+#include "kernels/sm90/gated.h"
+#include "kernels/sm90/groups.h"
 #include "kernels/sm90/load_dynamic.h"
-#include "kernels/sm90/load_groups.h"
 #include "kernels/sm90/load_tma.h"
 #include "kernels/sm90/load_unaligned.h"
-#include "kernels/sm90/load_words.h"
-#include "kernels/sm90/order_alternating.h"
-#include "kernels/sm90/order_fast.h"
-#include "kernels/sm90/order_ping_pong.h"
+#include "kernels/sm90/orders.h"
 #include "kernels/sm90/pass_tiles.h"
 #include "kernels/sm90/scales_mirrored.h"
 #include "kernels/sm90/split_k.h"
 #include "kernels/sm90/store_directly.h"
 #include "kernels/sm90/store_fp32.h"
-#include "kernels/sm90/store_gated.h"
-#include "kernels/sm90/store_groups.h"
 #include "kernels/sm90/store_prefetched_c.h"
 #include "kernels/sm90/store_slabs.h"
 #include "kernels/sm90/store_swapped.h"

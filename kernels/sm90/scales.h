@@ -46,7 +46,7 @@ class RowScales<kConfig, Granularity::kBlock1x128> {
   float values_[kConfig.row_sub_tiles()][2];
 };
 
-// The scales of the columns, likewise; those of gated outputs are in gated_columns.h.
+// The scales of the columns, likewise; those of gated outputs are in gated.h.
 template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.column_scales()>
 class ColumnScales;
 

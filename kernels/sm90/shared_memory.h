@@ -3,7 +3,7 @@
 
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/warp_arrival.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 
 namespace octofold::sm90 {
 

@@ -2,7 +2,7 @@
 // alignment and any type.
 #pragma once
 
-#include "kernels/epilogue/store_pairs.h"
+#include "kernels/epilogue/finish.h"
 #include "kernels/sm90/store_tile.h"
 
 namespace octofold::sm90 {

@@ -25,7 +25,7 @@ __device__ unsigned box_at(const SharedMemory<kConfig>& smem, int place) {
   return smem.output() + place * smem.kLayout.output_box_bytes;
 }
 
-// Boxes of C where TMA itself cuts off the rows behind C's last; groups: store_groups.h.
+// Boxes of C where TMA itself cuts off the rows behind C's last; groups: groups.h.
 template <Sm90GemmConfig kConfig>
 struct BoxesWithC : TileBoxes<kConfig> {
   // One thread: brings C's box, and counts its bytes at `full`.

@@ -2,7 +2,7 @@
 // with the next tile, while one producer thread sends it out by TMA.
 //
 // A Store is how D leaves: so (here), with swapped operands (store_swapped.h), as the codes of a
-// gated activation (store_gated.h), by each consumer warp for itself (store_slabs.h), added to a C
+// gated activation (gated.h), by each consumer warp for itself (store_slabs.h), added to a C
 // that TMA brings (store_prefetched_c.h), or straight from registers (store_directly.h).
 //
 //   Store(smem)                             each consumer warp
@@ -72,7 +72,7 @@ __device__ void send_to(const config::TensorMap& map, unsigned box, At... at) {
   }
 }
 
-// How boxes leave whose rows TMA itself cuts off where D ends; groups: store_groups.h. One thread.
+// How boxes leave whose rows TMA itself cuts off where D ends; groups: groups.h. One thread.
 template <Sm90GemmConfig kConfig>
 struct TileBoxes {
   static __device__ void send(const Sm90GemmParams& params, unsigned box, int column, int row,

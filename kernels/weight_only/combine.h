@@ -2,7 +2,7 @@
 // columns of a row to a thread, in the order of the depth.
 #pragma once
 
-#include "kernels/weight_only/weight_only.h"
+#include "kernels/weight_only/kernel.h"
 
 namespace octofold {
 

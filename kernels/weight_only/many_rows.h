@@ -1,11 +1,11 @@
 // Products of many 16-bit rows and FP8 weights, out[rows, columns] = x · Wᵀ or x · W, as
-// weight_only.h has them: a tile of out for each block, a ring of stages in shared memory. Here
+// kernel.h has them: a tile of out for each block, a ring of stages in shared memory. Here
 // tensor cores have to be busy all the time, so nothing that they wait for is loaded or decoded
 // right before it (decode_ahead.h), and sums are the only ones there are (sum_units.h): a warp has
 // 128 of its 255 registers for them.
 //
 // H200 as 8.0, 4096 rows: 0.46 to 0.58 of mma.sync alone, where 0.8 was wanted; 1.1 to 1.27 times
-// as fast as weight_only.h. Tried and lost: weights decoded once into shared memory for all warps,
+// as fast as kernel.h. Tried and lost: weights decoded once into shared memory for all warps,
 // and parts of the depth for fewer rows (docs/notes/weight-only.md).
 //
 // A step is 64 of the depth, two halves. The barrier is between these: behind it the next stage has
@@ -13,9 +13,9 @@
 #pragma once
 
 #include "kernels/ptx/control.h"
-#include "kernels/weight_only/copy.h"
 #include "kernels/weight_only/decode_ahead.h"
-#include "kernels/weight_only/finish.h"
+#include "kernels/weight_only/load.h"
+#include "kernels/weight_only/store.h"
 #include "kernels/weight_only/walk.h"
 
 namespace octofold {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 
 namespace octofold::weight_only {
 

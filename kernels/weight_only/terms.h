@@ -4,7 +4,7 @@
 
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"
-#include "kernels/weight_only/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
 
 namespace octofold::weight_only {
 

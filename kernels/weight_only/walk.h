@@ -1,10 +1,52 @@
-// The tiles of a block: one of a dense product; of groups of rows those that fall to it.
+// The tiles of a block: one of a dense product; of groups of rows, whose numbers are in device
+// memory, those that fall to it. Sizes may be beyond what int counts, so that a tile is no
+// config::Tile.
 #pragma once
 
+#include "kernels/numeric/find_tile.h"
+#include "kernels/shared/group_bounds.h"
+#include "kernels/weight_only/config/config.h"
 #include "kernels/weight_only/gathered.h"
-#include "kernels/weight_only/group_tiles.h"
 
 namespace octofold::weight_only {
+
+// Rows of a group among all of x and out, whatever the numbers are. `params`: rows, columns and
+// groups of a kernel.
+template <auto kConfig, typename Params>
+__device__ inline config::GroupBounds rows_of_group(const Params& params, int group) {
+  const auto rows = static_cast<int>(params.rows);
+  if constexpr (kConfig.work == config::Work::kMaskedRows) {
+    return {0, config::clamped(params.groups.numbers[group], 0, rows)};
+  } else {
+    const int begin = config::clamped(params.groups.numbers[group], 0, rows);
+    return {begin, config::clamped(params.groups.numbers[group + 1], begin, rows)};
+  }
+}
+
+// Tile `index` of all groups, by all lanes of a warp; false: there is none.
+template <auto kConfig, typename Params>
+__device__ inline bool find_group_tile(const Params& params, unsigned index,
+                                       config::WeightOnlyTile& tile) {
+  constexpr int kGroupsOfLane = 4;
+  const auto columns = static_cast<unsigned>(params.columns);
+  const unsigned column_tiles =
+      config::ceil_divide(columns, static_cast<unsigned>(kConfig.tile_columns));
+  const auto [group, own, exists] =
+      numeric::find_tile<kGroupsOfLane>(params.groups.count, index, [&](int asked) {
+        const auto [begin, end] = rows_of_group<kConfig>(params, asked);
+        return static_cast<unsigned>(config::ceil_divide(end - begin, kConfig.tile_rows)) *
+               column_tiles;
+      });
+  if (!exists) return false;
+  const auto [begin, end] = rows_of_group<kConfig>(params, group);
+  tile = config::weight_only_tile<unsigned>(kConfig, end - begin, columns, own);
+  const bool is_masked = kConfig.work == config::Work::kMaskedRows;
+  const long long first = is_masked ? group * static_cast<long long>(params.rows) : begin;
+  tile.row += first;
+  tile.row_end += first;
+  tile.group = group;
+  return true;
+}
 
 // multiply(tile) for each tile of this block. Blocks share the depth in `splits` parts.
 template <WeightOnlyConfig kConfig, typename Multiply>

@@ -4,7 +4,7 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/warp_arrival.h"
 #include "kernels/shared/ring_position.h"
-#include "kernels/weight_only_sm90/config/weight_only.h"
+#include "kernels/weight_only_sm90/config/config.h"
 
 namespace octofold::weight_only_sm90 {
 

@@ -22,7 +22,7 @@ class Store {
       : params_(params), smem_(smem), warpgroup_(static_cast<int>(threadIdx.x) / 128) {}
 
   // `rank`: the block's among those that share the tile, each of which stores some of its rows.
-  __device__ void store(const Position& tile, int rank, const Sums<kConfig>& sums) const {
+  __device__ void store(const Tile& tile, int rank, const Sums<kConfig>& sums) const {
     const long long column = tile.column + warpgroup_ * kConfig.warpgroup_columns();
     float factors[kSubTiles][2], biases[kSubTiles][2];
     load_terms(tile.group, column, factors, biases);
@@ -78,7 +78,7 @@ class Store {
                              words);
       numeric::store<T, kConfig.store_vectors, 4>(
           static_cast<T*>(params_.out) + row * params_.out_stride + column,
-          static_cast<int>(min(params_.columns - column, 4ll)), words);
+          static_cast<int>(min(params_.work.columns - column, 4ll)), words);
     }
   }
 
@@ -89,13 +89,13 @@ class Store {
 #pragma unroll
     for (int i = 0; i < 2 * kSubTiles; ++i) {
       const int within = 64 * (i / 2) + column_of<kConfig>(Lane(), i % 2);
-      const long long column = min(first + within, params_.columns - 1ll);
+      const long long column = min(first + within, params_.work.columns - 1ll);
       constexpr bool kApplied = kConfig.w_blocks || kConfig.depth_factors;
       factors[i / 2][i % 2] = kApplied ? 1 : weight_only::factor_of(scale, column);
       biases[i / 2][i % 2] =
           params_.bias == nullptr
               ? 0
-              : weight_only::bias_of<kConfig.out>(params_, group * params_.columns + column);
+              : weight_only::bias_of<kConfig.out>(params_, group * params_.work.columns + column);
     }
   }
 

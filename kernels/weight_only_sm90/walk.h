@@ -1,44 +1,20 @@
-// The tiles that a block has.
+// The tiles that a block has: those of TileWalk, or of groups of rows.
 #pragma once
 
-#include "kernels/weight_only/group_tiles.h"
+#include "kernels/shared/tile_walk.h"
+#include "kernels/weight_only/walk.h"
 #include "kernels/weight_only_sm90/shared_memory.h"
 
 namespace octofold::weight_only_sm90 {
 
-using Position = config::WeightOnlyTile;
+using config::Tile;
 
-// The tiles of this block, and of each the steps of 128 along the depth that it sums.
 template <Sm90WeightOnlyConfig kConfig, bool kHasGroups = kConfig.has_groups()>
-class Walk;
-
-// This walk computes what follows from the sizes anew: consumers have no registers for it.
-template <Sm90WeightOnlyConfig kConfig>
-class Walk<kConfig, false> {
+class Walk : public config::TileWalk<kConfig> {
  public:
   __device__ explicit Walk(const Sm90WeightOnlyParams& params)
-      : params_(params), tile_(static_cast<int>(blockIdx.x) / kConfig.split_k) {}
-
-  // The block's among those that share a tile.
-  static __device__ int rank() { return static_cast<int>(blockIdx.x) % kConfig.split_k; }
-
-  __device__ bool has_tile() const {
-    return tile_ < config::ceil_divide(params_.rows, kConfig.tile_rows) *
-                       config::ceil_divide(params_.columns, kConfig.tile_columns);
-  }
-  __device__ Position tile() const {
-    return config::weight_only_tile<long long>(kConfig, params_.rows, params_.columns, tile_);
-  }
-  __device__ void advance() { tile_ += static_cast<int>(gridDim.x) / kConfig.split_k; }
-
-  __device__ int begin() const { return steps() * rank() / kConfig.split_k; }
-  __device__ int end() const { return steps() * (rank() + 1) / kConfig.split_k; }
-
- private:
-  __device__ int steps() const { return config::ceil_divide(params_.depth, kScaleBlock); }
-
-  const Sm90WeightOnlyParams& params_;
-  int tile_;
+      : config::TileWalk<kConfig>(params.work, static_cast<int>(blockIdx.x),
+                                  static_cast<int>(gridDim.x)) {}
 };
 
 // Walks over groups of rows, whose numbers are in device memory: all lanes of a warp together.
@@ -50,24 +26,34 @@ class Walk<kConfig, true> {
     find();
   }
 
-  static __device__ int rank() { return 0; }
   __device__ bool has_tile() const { return group_ >= 0; }
-  __device__ Position tile() const {
-    return {.row = row_, .column = column_, .row_end = row_end_, .group = group_};
+  __device__ Tile tile() const {
+    return {.group = group_,
+            .operand_row = row_,
+            .operand_column = column_,
+            .row = row_,
+            .column = column_,
+            .row_end = row_end_,
+            .column_end = params_.work.columns,
+            .k_begin = 0,
+            .k_end = params_.work.depth};
   }
   __device__ void advance() {
     index_ += gridDim.x;
     find();
   }
 
-  static __device__ int begin() { return 0; }
-  __device__ int end() const { return config::ceil_divide(params_.depth, kScaleBlock); }
-
  private:
+  struct Sizes {
+    int rows, columns;
+    const config::WeightOnlyGroups& groups;
+  };
+
   // In 32 bits, as TMA counts.
   __device__ void find() {
-    Position tile{};
-    const bool exists = weight_only::find_group_tile<kConfig>(params_, index_, tile);
+    config::WeightOnlyTile tile{};
+    const Sizes sizes{params_.work.rows, params_.work.columns, params_.groups};
+    const bool exists = weight_only::find_group_tile<kConfig>(sizes, index_, tile);
     row_ = static_cast<int>(tile.row);
     column_ = static_cast<int>(tile.column);
     row_end_ = static_cast<int>(tile.row_end);

@@ -9,7 +9,7 @@
 
 #include "kernels/numeric/decode_pairs.h"
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/weight_only_sm90/config/weight_only.h"
+#include "kernels/weight_only_sm90/config/config.h"
 
 namespace octofold::weight_only_sm90 {
 

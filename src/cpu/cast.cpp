@@ -16,7 +16,6 @@
 #include "cpu/matrices.h"
 #include "cpu/parallel.h"
 #include "cpu/scale.h"
-#include "kernels/shared/channel_scale.h"
 #include "kernels/shared/fp8_format.h"
 #include "kernels/shared/group_bounds.h"
 

@@ -11,7 +11,7 @@
 #include "cpu/backend.h"
 #include "cpu/cast.h"
 #include "cpu/matrix_product.h"
-#include "kernels/shared/arrival_order.h"
+#include "kernels/shared/arrival_walk.h"
 #include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {

@@ -10,7 +10,7 @@
 #include "core/check.h"
 #include "cuda/backend.h"
 #include "cuda/params.h"
-#include "kernels/attention/config/workspace.h"
+#include "kernels/attention/config/params.h"
 
 namespace octofold::cuda {
 namespace {

@@ -14,7 +14,6 @@
 #include "cuda/params.h"
 #include "cuda/views.h"
 #include "kernels/shared/group_bounds.h"
-#include "plan/cast_batch.h"
 
 namespace octofold::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include "cuda/backend.h"
 #include "cuda/group_check.h"
 #include "cuda/params.h"
-#include "plan/product_planner.h"
+#include "plan/product.h"
 
 namespace octofold::cuda {
 namespace {

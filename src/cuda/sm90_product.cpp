@@ -1,7 +1,7 @@
 #include "cuda/context.h"
 #include "cuda/params.h"
 #include "cuda/tensor_map.h"
-#include "plan/sm90/bands.h"
+#include "plan/sm90/cost.h"
 
 namespace octofold::cuda {
 namespace {

@@ -7,9 +7,7 @@
 #include "cuda/params.h"
 #include "cuda/views.h"
 #include "plan/cast.h"
-#include "plan/dot.h"
-#include "plan/rotary.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 
 namespace octofold::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include "octofold/tensor.h"
 
 #include "cuda/driver.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 
 namespace octofold::cuda {
 

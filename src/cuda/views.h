@@ -10,7 +10,7 @@
 #include "octofold/tensor.h"
 
 #include "core/scale_layout.h"
-#include "kernels/cast/config/norm_operands.h"
+#include "kernels/cast/config/norm_form.h"
 #include "kernels/cast/config/params.h"
 
 namespace octofold::cuda {

@@ -152,9 +152,10 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyPro
           .bias = product.bias ? product.bias->data : nullptr,
           .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
           .w_scale = scale_of_weights(product),
-          .rows = static_cast<int>(rows_of(product)),
-          .columns = static_cast<int>(product.out.shape[1]),
-          .depth = static_cast<int>(x.shape[1]),
+          .work = {.rows = static_cast<int>(rows_of(product)),
+                   .columns = static_cast<int>(product.out.shape[1]),
+                   .depth = static_cast<int>(x.shape[1]),
+                   .bands = {.width = config::kNeighbourRows}},
           .groups = groups_of(product)};
 }
 

@@ -7,7 +7,7 @@
 
 namespace octofold::jit {
 
-/// A header of device code, under the name by which others include it: "kernels/sm90/gemm.h".
+/// A header of device code, under the name by which others include it: "kernels/sm90/kernel.h".
 struct Header {
   std::string_view name;
   std::string_view text;

@@ -18,7 +18,7 @@
 #include "core/check.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
-#include "kernels/attention/config/workspace.h"
+#include "kernels/attention/config/params.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 #include "plan/operands.h"

@@ -13,7 +13,7 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
-#include "kernels/weight_only/config/workspace.h"
+#include "kernels/weight_only/config/config.h"
 #include "ops/backend.h"
 #include "ops/cast_sources.h"
 #include "ops/grouped_operands.h"

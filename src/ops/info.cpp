@@ -21,7 +21,7 @@
 #include "jit/nvrtc.h"
 #include "ops/info.h"
 #include "plan/capability.h"
-#include "plan/capability_matrix.h"
+#include "plan/operands.h"
 
 namespace octofold {
 namespace {

@@ -22,7 +22,6 @@
 #include "jit/nvrtc.h"
 #include "ops/product.h"
 #include "plan/product.h"
-#include "plan/product_planner.h"
 #include "plan/tuning.h"
 
 namespace octofold {
@@ -265,17 +264,15 @@ std::vector<std::string> product_candidates(const WeightOnlyProblem& given, cons
   constexpr std::string_view kOperation = "product_candidates";
   const plan::WeightOnlyProblem problem = checked(kOperation, given);
   std::vector<std::string> names;
-  for (const plan::WeightOnlyChoice& choice :
-       plan::weight_only_candidates(problem, gpu_of(kOperation, gpu))) {
-    names.push_back(plan::name_of(choice));
+  for (auto& [name, choice] : plan::weight_only_candidates(problem, gpu_of(kOperation, gpu))) {
+    names.push_back(std::move(name));
   }
   return names;
 }
 
 std::string planned_candidate(const WeightOnlyProblem& given, const TargetGpu& gpu) {
   constexpr std::string_view kOperation = "planned_candidate";
-  const plan::WeightOnlyProblem problem = checked(kOperation, given);
-  return plan::name_of(plan::plan_weight_only(problem, gpu_of(kOperation, gpu)).config);
+  return plan::planned_candidate(checked(kOperation, given), gpu_of(kOperation, gpu));
 }
 
 std::string tuning_key(const WeightOnlyProblem& problem) {

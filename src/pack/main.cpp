@@ -21,8 +21,10 @@ namespace {
 
 std::string packed() {
   std::vector<jit::Program> programs;
-  for (const plan::KernelPlan& kernel : plan::precompiled_kernels()) {
-    programs.push_back(cuda::program_of(kernel, plan::kHopper));
+  for (const plan::Gpu& gpu : plan::kPrecompiledFor) {
+    for (const plan::KernelPlan& kernel : plan::precompiled_kernels(gpu)) {
+      programs.push_back(cuda::program_of(kernel, gpu));
+    }
   }
   jit::compile_all(programs, cuda::kernel_headers());
   std::vector<jit::PackedKernel> kernels;

@@ -1,9 +1,15 @@
 // From an attention to the kernels that carry it out. Pure: no CUDA, no memory, no state.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <variant>
 
 #include "kernels/attention/config/attention.h"
+#include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
+#include "kernels/attention/config/wide_heads.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
@@ -36,6 +42,18 @@ struct AttentionProblem {
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 
   std::int64_t all_queries() const { return has_query_offsets ? queries : batch * queries; }
+  /// Rows to a sequence and key head: of all sequences the mean, where offsets divide queries.
+  std::int64_t rows_of_sequence() const {
+    return (has_query_offsets ? config::ceil_divide(queries, batch) : queries) *
+           (heads / key_heads);
+  }
+  /// True if warps do not split the keys.
+  bool has_many_rows() const { return rows_of_sequence() > config::kMostRowsOfFew; }
+  /// True if a warp does not hold queries and sums of a row.
+  bool has_wide_heads() const {
+    constexpr int kMostOfWarp = 256;
+    return form.head_size > kMostOfWarp || form.value_size > kMostOfWarp;
+  }
 };
 
 /// How the blocks of threads divide the work: the kernels' parameters say it again.
@@ -45,6 +63,26 @@ struct AttentionWork {
 };
 
 using AttentionPlan = Plan<AttentionWork>;
+
+/// The configuration of the kernel of any of the architectures.
+using AttentionConfig =
+    std::variant<config::FewQueriesConfig, config::ManyQueriesConfig, config::WideHeadsConfig,
+                 config::WarpgroupQueriesConfig, config::WarpgroupLatentConfig>;
+using AttentionPlanner = Planner<AttentionProblem, AttentionConfig>;
+
+/// The first of `candidates` of which so many blocks fit into a multiprocessor.
+template <typename Config, std::size_t kCount>
+std::optional<Config> first_that_fits(const Config (&candidates)[kCount], int blocks,
+                                      const Gpu& gpu) {
+  for (const Config& config : candidates) {
+    // A block may take all but 1 KB of a multiprocessor's shared memory; each takes 1 KB besides.
+    if (config.invalid_reason() == nullptr &&
+        blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
+      return config;
+    }
+  }
+  return {};
+}
 
 /// A kernel for few or for many queries to a key head, and one that combines where keys are split.
 /// None where there are no queries. Throws Error(kUnsupported) for a GPU without kernels.

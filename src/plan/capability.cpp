@@ -69,11 +69,6 @@ std::string why_not_bfloat16(Operation operation, const Gpu& gpu) {
       oldest / 10, oldest % 10, gpu.compute_major, gpu.compute_minor);
 }
 
-ProductKernels product_kernels(const Gpu& gpu) {
-  if (!why_not(Operation::kProduct, gpu).empty()) return ProductKernels::kNone;
-  return gpu.compute_major == 9 ? ProductKernels::kSm90 : ProductKernels::kMma;
-}
-
 void require_kernels(Operation operation, std::string_view called, const Gpu& gpu) {
   require(called, why_not(operation, gpu));
 }

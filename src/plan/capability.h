@@ -40,14 +40,6 @@ std::string why_not(Operation operation, const Gpu& gpu);
 /// The same of bfloat16 in tensor cores, where the operation has kernels for the GPU.
 std::string why_not_bfloat16(Operation operation, const Gpu& gpu);
 
-/// The kernels and the planner that the products of a GPU have.
-enum class ProductKernels {
-  kNone,
-  kMma,   ///< kernels/mma, plan/mma
-  kSm90,  ///< kernels/sm90, plan/sm90
-};
-ProductKernels product_kernels(const Gpu& gpu);
-
 /// Throws Error(kUnsupported) that names `called`, the public function, and says why not.
 void require_kernels(Operation operation, std::string_view called, const Gpu& gpu);
 /// The same for operands of this type.

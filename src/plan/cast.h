@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "kernels/cast/config/cast.h"
 #include "kernels/cast/config/convert.h"
+#include "plan/cast.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
 
@@ -36,7 +38,7 @@ struct CastProblem {
   /// Largest magnitudes are: those of the transpose, and of rows unless they are of 1x128.
   bool amax_given = false;
   config::ColumnReductions columns{};  ///< what else is worked out
-  /// How many groups of rows the transpose has in the layout of kernels/shared/group_layout.h; 0:
+  /// How many groups of rows the transpose has in the layout of kernels/shared/group_bounds.h; 0:
   /// it is one matrix.
   std::int64_t groups = 0;
   GroupLayout group_layout = GroupLayout::kSpaced;
@@ -44,7 +46,7 @@ struct CastProblem {
   std::int64_t matrices = 1;
   /// True if matrices without rows to be multiplied are left alone (CastTargets::used).
   bool skips_unused = false;
-  /// True if it stands for many casts by one launch (plan/cast_batch.h).
+  /// True if it stands for many casts by one launch (plan_cast_batch).
   bool batched = false;
   /// True if address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
@@ -129,5 +131,23 @@ using ConvertPlan = Plan<config::ConvertConfig>;
 
 /// One kernel, or none where there is nothing to do. Throws as plan_cast does.
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu);
+
+// Casts of many matrices, or stacks of them, by one launch of each kernel that a cast of one takes.
+
+/// The kind of a cast, on which its kernels depend: casts of the same kind can share a launch.
+/// Nothing for a cast that takes kernels of its own: of a source that is worked out, of groups,
+/// with two-level scales, reductions of columns or an amax that is given.
+std::optional<CastProblem> batch_kind(const CastProblem& problem);
+
+struct CastBatchConfig {
+  std::vector<CastConfig> kernels;  ///< one after another
+};
+using CastBatchPlan = Plan<CastBatchConfig>;
+
+/// Plans a batch of one kind. Blocks are counted by batch_blocks(). Throws as plan_cast() does.
+CastBatchPlan plan_cast_batch(const CastProblem& kind, const Gpu& gpu);
+
+/// The blocks of threads that a kernel of the plan has for one of the casts.
+std::int64_t batch_blocks(const CastConfig& kernel, const CastProblem& problem);
 
 }  // namespace octofold::plan

@@ -1,5 +1,3 @@
-#include "plan/cast_batch.h"
-
 #include <algorithm>
 #include <string_view>
 #include <type_traits>
@@ -7,6 +5,7 @@
 
 #include "core/check.h"
 #include "kernels/shared/arithmetic.h"
+#include "plan/cast.h"
 
 namespace octofold::plan {
 namespace {

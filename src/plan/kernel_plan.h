@@ -1,17 +1,21 @@
-// The result of every planner: the kernels of a problem, and how they are launched.
+// A planner, which every family has for each architecture, and its result: the kernels of a
+// problem, and how they are launched.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/fields.h"
+#include "plan/gpu.h"
 
 namespace octofold::plan {
 
 /// One kernel and the shape of its launch: all that it takes to compile, load and queue it.
 struct KernelPlan {
-  std::string header{};       ///< "kernels/sm90/gemm.h"
+  std::string header{};       ///< "kernels/sm90/kernel.h"
   std::string kernel{};       ///< the name expression; tells kernels apart
   std::string description{};  ///< one line for logs and errors
   int threads = 0;            ///< of a block
@@ -39,6 +43,42 @@ template <typename Config>
 struct Plan {
   Config config{};
   std::vector<KernelPlan> kernels{};
+};
+
+/// What the folder of an architecture brings for a family of problems.
+template <typename Problem, typename Config>
+class Planner {
+ public:
+  Planner() = default;
+  Planner(const Planner&) = delete;
+  Planner& operator=(const Planner&) = delete;
+  virtual ~Planner() = default;
+
+  /// The configuration that is reckoned to be the fastest; nothing where the architecture has no
+  /// kernel for the problem.
+  virtual std::optional<Config> choose(const Problem& problem, const Gpu& gpu) const = 0;
+};
+
+/// A configuration that can be chosen for problems that differ from this one in sizes only.
+template <typename Config>
+struct Candidate {
+  std::string name;  ///< "64x16.swapped.w1.c1x1x2.b3": octofold/tuning.h
+  Config config;
+};
+
+/// The planner of a family whose configurations have names, by which tables and callers choose.
+template <typename Problem, typename Config>
+class TunablePlanner : public Planner<Problem, Config> {
+ public:
+  using Candidates = std::vector<Candidate<Config>>;
+
+  /// Throws Error(kUnsupported) for sizes that kernels cannot count.
+  virtual void require_sizes(const Problem&) const {}
+  /// All configurations, each once.
+  virtual Candidates candidates(const Problem& problem, const Gpu& gpu) const = 0;
+  /// Its kernels, and how they are launched.
+  virtual std::vector<KernelPlan> kernels(const Problem& problem, const Config& config,
+                                          const Gpu& gpu) const = 0;
 };
 
 }  // namespace octofold::plan

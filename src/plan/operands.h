@@ -1,5 +1,6 @@
 // The one table of the operands that each operation may have. Operations refuse by it, and the
-// matrix of capabilities() is made from it.
+// matrix of capabilities() is made from it: each operation with each form of its operands on each
+// GPU, whether it works, and how.
 #pragma once
 
 #include <array>
@@ -8,10 +9,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "octofold/capabilities.h"
 #include "octofold/vocabulary.h"
 
 #include "plan/capability.h"
+#include "plan/gpu.h"
+#include "plan/operands.h"
 
 namespace octofold::plan {
 
@@ -109,5 +114,18 @@ std::optional<Refusal> refusal_beside(Form rows, Form transposed, bool scales_gi
 
 /// "argument 'b': expected …, got …".
 std::string text(const Refusal& refusal);
+
+struct MatrixRow {
+  const OperationRule* rule = nullptr;
+  std::vector<Form> forms{};  ///< of its operands
+  std::string refused{};      ///< why nothing takes these, where that is so
+};
+
+/// The rows of operation_rules(), and of refused forms all that have one operand which is refused.
+std::vector<MatrixRow> matrix_rows();
+
+/// On a GPU; `why_not` is what planners throw.
+Support support_of(const MatrixRow& row, const Gpu& gpu);
+Support support_of_cpu(const MatrixRow& row);
 
 }  // namespace octofold::plan

@@ -10,9 +10,9 @@
 #include "plan/cast.h"
 #include "plan/gpu.h"
 #include "plan/norm.h"
-#include "plan/product_planner.h"
+#include "plan/product.h"
 #include "plan/routing.h"
-#include "plan/transpose.h"
+#include "plan/small.h"
 #include "plan/tuning.h"
 
 namespace octofold::plan {
@@ -53,37 +53,37 @@ constexpr CastFormat kFormats[] = {{.rule = config::kDeepGemmRule}, {.rule = con
 
 class Kernels {
  public:
+  explicit Kernels(const Gpu& gpu) : gpu_(gpu) {
+    for (const std::string_view name : kTunedGpus) tables_.push_back(shipped_tuning(gpu, name));
+  }
+
   template <typename Plan>
   void add(const Plan& plan) {
     for (const KernelPlan& kernel : plan.kernels) {
       if (names_.insert(kernel.kernel).second) kernels_.push_back(kernel);
     }
   }
+  // Adds the planner's choice, and those of the tables.
+  void add_product(const GemmProblem& given) {
+    const GemmProblem problem = as_allocated(given);
+    add(plan_product(problem, gpu_));
+    for (const Tuning& table : tables_) {
+      const std::string_view name = table.candidate(problem);
+      if (!name.empty()) add(plan_product(problem, gpu_, name));
+    }
+  }
+  const Gpu& gpu() const { return gpu_; }
   std::vector<KernelPlan> all() && { return std::move(kernels_); }
 
  private:
+  Gpu gpu_;
+  std::vector<Tuning> tables_;
   std::unordered_set<std::string> names_;
   std::vector<KernelPlan> kernels_;
 };
 
-std::vector<Tuning> shipped_tables() {
-  std::vector<Tuning> tables;
-  for (const std::string_view gpu : kTunedGpus) tables.push_back(shipped_tuning(kHopper, gpu));
-  return tables;
-}
-
-// The planner's choice, and those of the tables.
-void add_product(Kernels& kernels, const GemmProblem& given, const std::vector<Tuning>& tables) {
-  const GemmProblem problem = as_allocated(given);
-  kernels.add(plan_product(problem, kHopper));
-  for (const Tuning& table : tables) {
-    const std::string_view name = table.candidate(problem);
-    if (!name.empty()) kernels.add(plan_product(problem, kHopper, name));
-  }
-}
-
 // Without a bias: few large models have one, and a kernel compiles in a fifth of a second.
-void add_products(Kernels& kernels, const std::vector<Tuning>& tables) {
+void add_products(Kernels& kernels) {
   constexpr std::pair<Granularity, Granularity> kScales[] = {
       {Granularity::kBlock1x128, Granularity::kBlock128x128},
       {Granularity::kChannel, Granularity::kChannel},
@@ -92,7 +92,7 @@ void add_products(Kernels& kernels, const std::vector<Tuning>& tables) {
     const GemmForm form{.a = {.scales = a}, .b = {.scales = b}};
     for (const auto& [n, k] : kWeights) {
       for (const std::int64_t m : batches()) {
-        add_product(kernels, {.product = {m, n, k, form}}, tables);
+        kernels.add_product({.product = {m, n, k, form}});
       }
     }
   }
@@ -108,14 +108,14 @@ GemmProblem product_of_groups(Work work, const Experts& experts, std::int64_t ro
   return problem;
 }
 
-void add_experts(Kernels& kernels, const std::vector<Tuning>& tables) {
+void add_experts(Kernels& kernels) {
   for (const Experts& experts : kExperts) {
     const Weight first{2 * experts.hidden, experts.features};
     const Weight second{experts.features, experts.hidden};
     for (const std::int64_t rows : batches()) {
       for (const Work work : {Work::kGroupedRows, Work::kMaskedRows}) {
         for (const Weight weight : {first, second}) {
-          add_product(kernels, product_of_groups(work, experts, rows, weight), tables);
+          kernels.add_product(product_of_groups(work, experts, rows, weight));
         }
       }
       for (const CastFormat& format : kFormats) {
@@ -123,7 +123,7 @@ void add_experts(Kernels& kernels, const std::vector<Tuning>& tables) {
                                               {experts.hidden, experts.features});
         gated.product.form.out = format.out;
         gated.gated = {.exists = true, .rule = format.rule};
-        add_product(kernels, gated, tables);
+        kernels.add_product(gated);
       }
     }
   }
@@ -137,7 +137,7 @@ void add_norms(Kernels& kernels, const CastFormat& format, std::int64_t rows, st
                            .form = {.weight = config::NormOperand::kInputType},
                            .adds_residual = adds_residual,
                            .format = format},
-                          kHopper));
+                          kernels.gpu()));
   }
 }
 
@@ -149,16 +149,16 @@ void add_casts(Kernels& kernels) {
         add_norms(kernels, format, rows, cols);
         for (const GranularityRow& row : kGranularityTable) {
           format.granularity = row.granularity;
-          kernels.add(plan_cast({.rows = rows, .cols = cols, .format = format}, kHopper));
+          kernels.add(plan_cast({.rows = rows, .cols = cols, .format = format}, kernels.gpu()));
           if (!format.scales_lines()) continue;  // of the inputs of products
           CastProblem activation{.rows = rows, .cols = 2 * cols, .format = format};
           activation.source =
               CastSource::of(SourceKind::kActivation, Activation::kSwiGlu, GateLayout::kHalves);
-          kernels.add(plan_cast(activation, kHopper));
+          kernels.add(plan_cast(activation, kernels.gpu()));
         }
       }
     }
-    kernels.add(plan_transpose({.rows = n, .cols = cols}, kHopper));
+    kernels.add(plan_transpose({.rows = n, .cols = cols}, kernels.gpu()));
   }
 }
 
@@ -175,22 +175,22 @@ void add_routing(Kernels& kernels) {
   for (TopKProblem choice : choices) {
     for (const std::int64_t tokens : {std::int64_t{1}, kTokens}) {
       choice.tokens = tokens;
-      kernels.add(plan_top_k(choice, kHopper));
-      kernels.add(plan_sort({.slots = tokens * choice.slots, .experts = choice.experts}, kHopper));
+      kernels.add(plan_top_k(choice, kernels.gpu()));
+      kernels.add(
+          plan_sort({.slots = tokens * choice.slots, .experts = choice.experts}, kernels.gpu()));
     }
   }
   for (const Experts& experts : kExperts) {
-    kernels.add(plan_combine({.tokens = kTokens, .cols = experts.features}, kHopper));
+    kernels.add(plan_combine({.tokens = kTokens, .cols = experts.features}, kernels.gpu()));
   }
 }
 
 }  // namespace
 
-std::vector<KernelPlan> precompiled_kernels() {
-  Kernels kernels;
-  const std::vector<Tuning> tables = shipped_tables();
-  add_products(kernels, tables);
-  add_experts(kernels, tables);
+std::vector<KernelPlan> precompiled_kernels(const Gpu& gpu) {
+  Kernels kernels(gpu);
+  add_products(kernels);
+  add_experts(kernels);
   add_casts(kernels);
   add_routing(kernels);
   return std::move(kernels).all();

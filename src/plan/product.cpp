@@ -7,6 +7,8 @@
 #include "core/format.h"
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/group_bounds.h"
+#include "plan/architectures.h"
+#include "plan/capability.h"
 #include "plan/tma.h"
 
 namespace octofold::plan {
@@ -186,6 +188,56 @@ GemmProblem problem_of(const ProductProblem& given) {
   if (given.gated) problem.gated = {.exists = true, .activation = *given.gated};
   if (given.cast_from) problem.dynamic = {.exists = true, .type = *given.cast_from};
   return as_allocated(problem);
+}
+
+namespace {
+
+void require_kernels(const GemmProblem& problem, const Gpu& gpu) {
+  const auto require = [&](Operation operation) {
+    require_kernels(operation, operation_of(problem), gpu);
+  };
+  if (config::has_groups(problem.work)) return require(Operation::kGroupedProduct);
+  if (problem.gated.exists) return require(Operation::kGatedProduct);
+  require(problem.dynamic.exists ? Operation::kDynamicProduct : Operation::kProduct);
+}
+
+// Products have the kernels of the fastest architecture alone: what these do not take, operations
+// refuse on every GPU.
+std::vector<const ProductPlanner*> product_planner(const Gpu& gpu) {
+  return {planners(&Architecture::products, gpu).front()};
+}
+
+[[noreturn]] void fail_without_kernel(const GemmProblem& problem, const Gpu& gpu) {
+  if (problem.work == config::Work::kArrivingRows) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: argument 'arrivals': expected a GPU of compute capability 9.0 (H100, H200), "
+               "whose kernels wait for rows, got {}.{}; without it, wait for all rows first",
+               operation_of(problem), gpu.compute_major, gpu.compute_minor);
+  }
+  core::fail(ErrorCode::kInternal, "{}: no kernel for {}", operation_of(problem),
+             describe(problem));
+}
+
+}  // namespace
+
+ProductPlan plan_product(const GemmProblem& problem, const Gpu& gpu, std::string_view candidate) {
+  require_kernels(problem, gpu);
+  const auto plan = plan_by(product_planner(gpu), problem, gpu, candidate);
+  if (!plan) fail_without_kernel(problem, gpu);
+  return *plan;
+}
+
+ProductPlanner::Candidates product_candidates(const GemmProblem& problem, const Gpu& gpu) {
+  require_kernels(problem, gpu);
+  const auto candidates = candidates_by(product_planner(gpu), problem, gpu);
+  if (candidates.empty() && problem.work == config::Work::kArrivingRows) {
+    fail_without_kernel(problem, gpu);
+  }
+  return candidates;
+}
+
+std::string planned_candidate(const GemmProblem& problem, const Gpu& gpu) {
+  return name_among(product_candidates(problem, gpu), plan_product(problem, gpu).config);
 }
 
 }  // namespace octofold::plan

@@ -1,17 +1,21 @@
-// The problem that a product is to the planners: all that a plan depends on. Pure: no CUDA, no
-// memory, no state.
+// The problem that a product is to the planners, which is all that a plan depends on, and its plan.
+// Pure: no CUDA, no memory, no state.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <variant>
+#include <vector>
 
 #include "octofold/product_problem.h"
 
 #include "core/product.h"
-#include "kernels/shared/gated_output.h"
-#include "kernels/shared/work.h"
-#include "kernels/sm90/config/dynamic_input.h"
+#include "kernels/mma/config/config.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/fields.h"
+#include "plan/gpu.h"
+#include "plan/kernel_plan.h"
 
 namespace octofold::plan {
 
@@ -101,5 +105,26 @@ struct SizeLimits {
 };
 /// Throws Error(kUnsupported), which names the sizes, where a problem goes beyond.
 void require_sizes(const GemmProblem& problem, const SizeLimits& limits);
+
+/// The configuration of the kernel of any of the architectures.
+using ProductConfig = std::variant<config::Sm90GemmConfig, config::MmaGemmConfig>;
+using ProductPlan = Plan<ProductConfig>;  ///< one kernel
+using ProductPlanner = TunablePlanner<GemmProblem, ProductConfig>;
+
+/// The plan that is reckoned to be the fastest, or, where `candidate` names one, that one. Of a
+/// gated product the operands have to fit TMA, and its columns are whole tiles; so does the B of an
+/// A that is cast, and the operands whose K is in groups.
+///
+/// Throws Error: kUnsupported for a GPU without kernels, and for sizes or numbers of tiles near
+/// 2^31 and more; kInvalidArgument, which lists the candidates, where there is none of this name.
+ProductPlan plan_product(const GemmProblem& problem, const Gpu& gpu,
+                         std::string_view candidate = {});
+
+/// All configurations, each once: for tests, tuning, and filling the cache. Throws
+/// Error(kUnsupported) for a GPU without kernels.
+ProductPlanner::Candidates product_candidates(const GemmProblem& problem, const Gpu& gpu);
+
+/// The name of the configuration that plan_product() chooses.
+std::string planned_candidate(const GemmProblem& problem, const Gpu& gpu);
 
 }  // namespace octofold::plan

@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/weight_only/config/weight_only.h"
-#include "kernels/weight_only_sm90/config/weight_only.h"
+#include "kernels/weight_only/config/config.h"
+#include "kernels/weight_only_sm90/config/config.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
@@ -89,10 +89,10 @@ struct WeightOnlyWork {
   friend bool operator==(const WeightOnlyWork&, const WeightOnlyWork&) = default;
 };
 
-/// A WeightOnlyWork, or Hopper's own configuration (plan/sm90/weight_only.h).
+/// The way of any of the architectures.
 using WeightOnlyChoice = std::variant<WeightOnlyWork, config::Sm90WeightOnlyConfig>;
-
 using WeightOnlyPlan = Plan<WeightOnlyChoice>;
+using WeightOnlyPlanner = TunablePlanner<WeightOnlyProblem, WeightOnlyChoice>;
 
 /// The kernel, with the tile that is reckoned to be the fastest or that `candidate` names, and
 /// where blocks share the depth another that adds what they have.
@@ -101,21 +101,11 @@ using WeightOnlyPlan = Plan<WeightOnlyChoice>;
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, const Gpu& gpu,
                                 std::string_view candidate = {});
 
-/// "64x16.w2x1x4.s3.k2": columns and rows of a tile, warps along its columns, rows and depth,
-/// stages, and how many blocks share the depth.
-std::string name_of(const WeightOnlyWork& work);
-std::string name_of(const WeightOnlyChoice& choice);
-
 /// The candidates to choose from: all that are valid and fit into the GPU's shared memory.
-std::vector<WeightOnlyChoice> weight_only_candidates(const WeightOnlyProblem& problem,
+WeightOnlyPlanner::Candidates weight_only_candidates(const WeightOnlyProblem& problem,
                                                      const Gpu& gpu);
 
-/// The candidates of warps that multiply.
-std::vector<WeightOnlyWork> warp_weight_only_candidates(const WeightOnlyProblem& problem,
-                                                        const Gpu& gpu);
-
-/// The clocks of a Hopper's multiprocessor that the work is predicted to take.
-double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
-                       const Gpu& gpu);
+/// The name of the one that plan_weight_only() chooses.
+std::string planned_candidate(const WeightOnlyProblem& problem, const Gpu& gpu);
 
 }  // namespace octofold::plan

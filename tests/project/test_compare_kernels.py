@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 
 SCRIPT = REPOSITORY / "scripts" / "compare_kernels.py"
-KERNEL = Path("kernels", "sm90", "gemm.h")
+KERNEL = Path("kernels", "sm90", "kernel.h")
 FEW = "64x16/1 cluster 1x1, Channel·Channel, BFloat16"
 
 
@@ -61,7 +61,7 @@ def test_a_kernel_that_does_not_compile(sources):
     add_to_kernel(sources, "no_such_function();\n")
     result = compare(REPOSITORY, sources)
     assert result.returncode == 1
-    assert "not compiled: kernels/sm90/gemm.h" in result.stdout
+    assert "not compiled: kernels/sm90/kernel.h" in result.stdout
 
 
 def test_nothing_to_compare():

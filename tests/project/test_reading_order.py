@@ -34,7 +34,7 @@ def lines(path):
 
 def test_the_path_is_short():
     files = files_in_order()
-    assert files[0] == "kernels/sm90/gemm.h"
+    assert files[0] == "kernels/sm90/kernel.h"
     assert len(files) <= MOST_FILES
     count = sum(len(lines(path)) for path in files)
     assert count <= MOST_LINES, count
@@ -61,5 +61,5 @@ def test_features_are_policies_not_branches():
     ]
     count = sum(path.read_text().count("if constexpr") for path in headers)
     assert count <= MOST_BRANCHES, count
-    kernel = "\n".join(lines("kernels/sm90/gemm.h"))
+    kernel = "\n".join(lines("kernels/sm90/kernel.h"))
     assert "if constexpr" not in kernel

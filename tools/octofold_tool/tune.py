@@ -166,11 +166,8 @@ def measure(shapes: Sequence[Shape], wanted: "Wanted", *, sustained: bool) -> "l
     from .gpu.tune import tune
 
     gpu = octofold.info().gpus[0]
-    if (gpu.compute_major, gpu.compute_minor) != (9, 0):
-        raise ToolError(
-            "only Hopper (9.0) has kernels to choose among so far, and this GPU is "
-            f"{gpu.compute_major}.{gpu.compute_minor}"
-        )
+    if why_not := gpu.operations["products that cast A"].why_not:  # which warpgroups alone do
+        raise ToolError(f"only kernels of warpgroups are chosen among so far: {why_not}")
     last = SUSTAINED if sustained else None
     return [
         tune(shape, wanted, gpu.multiprocessors, GRAPH, torch.device("cuda"), last=last)

@@ -67,7 +67,7 @@ struct TileCastConfig {
   // Reductions of columns that are worked out on the way.
   ColumnReductions columns{};
 
-  // True if the transpose has its columns in the layout of group_layout.h, and a tile the rows of
+  // True if the transpose has its columns in the layout of group_bounds.h, and a tile the rows of
   // one of its slots.
   bool grouped = false;
   // True if the rows are those of several matrices: tiles, and what is written, begin anew with
@@ -121,7 +121,7 @@ struct TileCastConfig {
   constexpr bool is_staged() const { return works_out() && vector_loads; }
   constexpr int pieces() const { return source.pieces(); }
   constexpr int shared_bytes() const {
-    if (is_clustered()) return cluster_tiles * kScaleBlock * 4;  // see cluster_magnitudes.h
+    if (is_clustered()) return cluster_tiles * kScaleBlock * 4;  // ClusterMagnitudes
     if (!is_staged()) return 0;
     return rows_per_thread * threads() * source.slot_bytes_before(pieces(), format.vector());
   }

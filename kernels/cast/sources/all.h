@@ -5,4 +5,4 @@
 #include "kernels/cast/sources/activation_gradient.h"
 #include "kernels/cast/sources/gathered.h"
 #include "kernels/cast/sources/normed.h"
-#include "kernels/cast/sources/plain.h"
+#include "kernels/cast/sources/source.h"

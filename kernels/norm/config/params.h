@@ -1,7 +1,7 @@
 // The parameters of norm kernels: the host passes one struct, by value. Strides count elements.
 #pragma once
 
-#include "kernels/cast/config/norm_operands.h"
+#include "kernels/cast/config/norm_form.h"
 #include "kernels/cast/config/params.h"
 
 namespace octofold::config {

@@ -2,7 +2,7 @@
 // memory, and registers, which setmaxnreg moves from the producers to the consumers.
 #pragma once
 
-#include "kernels/sm90/config/gemm_config.h"
+#include "kernels/sm90/config/config.h"
 
 namespace octofold::config {
 

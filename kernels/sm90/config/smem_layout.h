@@ -3,7 +3,7 @@
 
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/stage_scales.h"
-#include "kernels/sm90/config/gemm_config.h"
+#include "kernels/sm90/config/config.h"
 
 namespace octofold::config {
 

@@ -130,8 +130,8 @@ class GatheredProduct:
             return "expected more than one rank, got 1"
         if self.device.type != "cuda":
             return f"expected GPUs, whose memory is symmetric, got {self.device}"
-        major, minor = torch.cuda.get_device_capability(self.device)
-        if major != 9:
+        if not has_warpgroups(self.device):
+            major, minor = torch.cuda.get_device_capability(self.device)
             return (
                 "expected GPUs of compute capability 9.0 (H100, H200), whose kernels wait for rows,"
                 f" got {major}.{minor}"

@@ -30,8 +30,6 @@ from ..nn.autograd.linear import linear_with_casts
 from ..nn.autograd.products import addable
 from ..nn.layers.weight_only import weight_only_linear
 
-FIRST_ON: Final = (9, 0)
-"""The compute capability on which FP8 products were measured beside those of servers."""
 _EXPERTS: Final = {"128x128": blockwise, "channel": rowwise, "tensor": tensorwise}
 """By the granularity of the weights."""
 
@@ -98,10 +96,17 @@ def experts(
 
 def why_not_first(capability: tuple[int, int], operation: str, **operands: str) -> str:
     """Why a server is to keep to its own kernels for FP8 products; "" where it is not. The
-    arguments are those of why_no_kernels()."""
-    if capability != FIRST_ON:
-        expected, found = _text(FIRST_ON), _text(capability)
-        return f"is for GPUs of compute capability {expected} (H100, H200), found {found}"
+    arguments are those of why_no_kernels(). Beside those of servers products of warpgroups were
+    measured, which alone cast A on its way."""
+    support = _row("gemm", {"a": "numbers", "b": "128x128"}).support
+    firsts = {
+        target.name: f"{target.name} ({target.examples})"
+        for target in capabilities(probe=False).targets
+        if support[target.name].how == NATIVE
+    }
+    if _text(capability) not in firsts:
+        expected = " or ".join(firsts.values())
+        return f"is for GPUs of compute capability {expected}, found {_text(capability)}"
     return why_no_kernels(capability, operation, **operands)
 
 

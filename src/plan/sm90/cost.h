@@ -1,8 +1,10 @@
-// The predicted cost of a way to cut a product.
+// The predicted cost of a way to cut a product, and the order of its tiles in which little of A and
+// B is read from memory twice.
 #pragma once
 
 #include "kernels/shared/tile_schedule.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/shared/work.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/gpu.h"
 #include "plan/product.h"
 #include "plan/sm90/tilings.h"
@@ -20,5 +22,10 @@ config::TileSchedule cluster_tiles(const GemmProblem& problem,
 /// one problem's configurations.
 double predicted_microseconds(const GemmProblem& problem, const config::Sm90GemmConfig& config,
                               const Tiling& tiling, const Gpu& gpu);
+
+/// The bands for this kernel and work, whose own are not looked at. They change no bit of the
+/// result.
+config::TileBands bands_of(const config::Sm90GemmConfig& config, const config::WorkParams& work,
+                           const Gpu& gpu);
 
 }  // namespace octofold::plan::sm90

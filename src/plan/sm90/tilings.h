@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 
 namespace octofold::plan::sm90 {
 

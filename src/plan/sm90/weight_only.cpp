@@ -1,5 +1,3 @@
-#include "plan/sm90/weight_only.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,12 +5,12 @@
 
 #include "core/format.h"
 #include "core/scale_layout.h"
-#include "kernels/sm90/config/gemm.h"
-#include "plan/capability.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/sm90/cost.h"
+#include "plan/sm90/planner.h"
 #include "plan/tma.h"
 
-namespace octofold::plan {
+namespace octofold::plan::sm90 {
 namespace {
 
 using config::Sm90WeightOnlyConfig;
@@ -27,7 +25,6 @@ constexpr WeightOnlyTiling kWeightOnlyTilings[] = {
     {64, 1, 1}, {64, 1, 2}, {64, 1, 3}, {128, 2, 1}, {128, 2, 2}, {192, 3, 1}, {256, 2, 1}};
 constexpr int kSplits[] = {1, 2, 3, 4, 8};
 constexpr int kMostBlocks = 3;  // to a multiprocessor
-constexpr int kMostStages = 12;
 
 // Rows of tiles: those that hold all, or where there are many. Each makes other kernels, which
 // take a second to compile where they are met for the first time: so there are few.
@@ -73,8 +70,9 @@ std::vector<int> rows_of_tiles(const WeightOnlyProblem& problem) {
 // Sets as many stages as shared memory holds, and as there are steps. True if these are enough.
 bool fit_stages(Sm90WeightOnlyConfig& config, std::int64_t steps) {
   const int memory = config::shared_memory_of_block(config.blocks_per_multiprocessor);
+  constexpr int kDeepestRing = 12;
   const int least = 2 * config.depth_groups;
-  int stages = static_cast<int>(std::clamp<std::int64_t>(steps, least, kMostStages));
+  int stages = static_cast<int>(std::clamp<std::int64_t>(steps, least, kDeepestRing));
   for (stages -= stages % config.depth_groups; stages >= least; stages -= config.depth_groups) {
     config.stages = stages;
     if (config.shared_bytes() <= memory) return true;
@@ -90,9 +88,9 @@ std::int64_t tiles_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConf
 }
 
 // True if the kernel can have the problem, whatever its rows.
-bool is_possible(const WeightOnlyProblem& problem, const Gpu& gpu) {
+bool is_possible(const WeightOnlyProblem& problem) {
   const bool is_half = problem.x == DType::kFloat16 || problem.x == DType::kBFloat16;
-  if (product_kernels(gpu) != ProductKernels::kSm90 || !is_half || !problem.fits_tma ||
+  if (!is_half || !problem.fits_tma ||
       (problem.out != problem.x && problem.out != DType::kFloat32)) {
     return false;
   }
@@ -145,7 +143,7 @@ std::vector<Sm90WeightOnlyConfig> candidates_of(const WeightOnlyProblem& problem
         }
         for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
           config.blocks_per_multiprocessor = blocks;
-          if (blocks > 1 && tiles <= sm90::clusters_at_once(split, blocks - 1, gpu)) break;
+          if (blocks > 1 && tiles <= clusters_at_once(split, blocks - 1, gpu)) break;
           // Tiles of many rows have no registers for partial sums, others do as well without.
           config.unit_sums =
               config.w_blocks && (problem.batch_invariant || !config.fits_partial_sums());
@@ -158,38 +156,6 @@ std::vector<Sm90WeightOnlyConfig> candidates_of(const WeightOnlyProblem& problem
     }
   }
   return candidates;
-}
-
-// How many blocks share a tile, whatever its rows: those with which few rows, some and many take
-// the least time together, of each its share of what it takes with the best.
-int invariant_split(WeightOnlyProblem problem, const Gpu& gpu) {
-  const auto cost_of = [&](int split) {
-    double cost = 0;
-    for (const std::int64_t rows : kRowsOfAllMagnitudes) {
-      problem.rows = rows;
-      double least = std::numeric_limits<double>::infinity();
-      for (const auto& config : candidates_of(problem, gpu, {&split, 1})) {
-        least = std::min(least, expected_clocks(problem, config, gpu));
-      }
-      cost += std::log(least);
-    }
-    return cost;
-  };
-  return *std::ranges::min_element(kSplits, {}, cost_of);
-}
-
-}  // namespace
-
-std::vector<Sm90WeightOnlyConfig> sm90_weight_only_candidates(const WeightOnlyProblem& problem,
-                                                              const Gpu& gpu) {
-  if (!is_possible(problem, gpu)) return {};
-  const bool has_groups = config::has_groups(problem.work);
-  if (problem.batch_invariant) {
-    const int split = has_groups ? 1 : invariant_split(problem, gpu);
-    return candidates_of(problem, gpu, {&split, 1});
-  }
-  if (expected_rows(problem) < kLeastRows) return {};
-  return candidates_of(problem, gpu, has_groups ? std::span(kSplits).first(1) : kSplits);
 }
 
 std::string name_of(const Sm90WeightOnlyConfig& config) {
@@ -215,7 +181,7 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
   constexpr double kStagesWanted = 4, kLate = 0.54;
   const std::int64_t tiles = tiles_of(problem, config);
   const std::int64_t at_once =
-      sm90::clusters_at_once(config.split_k, config.blocks_per_multiprocessor, gpu);
+      clusters_at_once(config.split_k, config.blocks_per_multiprocessor, gpu);
   const auto rounds = static_cast<double>(core::ceil_divide(tiles, at_once));
   const auto beside = static_cast<double>(std::min<std::int64_t>(
       config.blocks_per_multiprocessor,
@@ -242,22 +208,79 @@ double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyCon
   return std::max(worked, read) + kStart + rounds * shared;
 }
 
-KernelPlan kernel_of(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
-                     const Gpu& gpu) {
-  // Groups may have more tiles than are expected: blocks stay until all are done.
-  std::int64_t blocks = config.has_groups()
-                            ? row_tiles(problem, config.tile_rows).most *
-                                  core::ceil_divide(problem.columns, config.tile_columns)
-                            : tiles_of(problem, config) * config.split_k;
-  if (config.split_k == 1 && config.depth_groups == 1) {
-    blocks = std::min<std::int64_t>(
-        blocks, std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor);
-  }
-  KernelPlan kernel =
-      kernel_plan(operation_of(problem), config.kHeader, config.kKernel, config, blocks);
-  kernel.cluster_size = config.split_k;
-  kernel.shared_bytes = config.shared_bytes();
-  return kernel;
+// How many blocks share a tile, whatever its rows: those with which few rows, some and many take
+// the least time together, of each its share of what it takes with the best.
+int invariant_split(WeightOnlyProblem problem, const Gpu& gpu) {
+  const auto cost_of = [&](int split) {
+    double cost = 0;
+    for (const std::int64_t rows : kRowsOfAllMagnitudes) {
+      problem.rows = rows;
+      double least = std::numeric_limits<double>::infinity();
+      for (const auto& config : candidates_of(problem, gpu, {&split, 1})) {
+        least = std::min(least, expected_clocks(problem, config, gpu));
+      }
+      cost += std::log(least);
+    }
+    return cost;
+  };
+  return *std::ranges::min_element(kSplits, {}, cost_of);
 }
 
-}  // namespace octofold::plan
+std::vector<Sm90WeightOnlyConfig> candidates_of(const WeightOnlyProblem& problem, const Gpu& gpu) {
+  if (!is_possible(problem)) return {};
+  const bool has_groups = config::has_groups(problem.work);
+  if (problem.batch_invariant) {
+    const int split = has_groups ? 1 : invariant_split(problem, gpu);
+    return candidates_of(problem, gpu, {&split, 1});
+  }
+  if (expected_rows(problem) < kLeastRows) return {};
+  return candidates_of(problem, gpu, has_groups ? std::span(kSplits).first(1) : kSplits);
+}
+
+class WeightOnly final : public WeightOnlyPlanner {
+ public:
+  Candidates candidates(const WeightOnlyProblem& problem, const Gpu& gpu) const override {
+    Candidates candidates;
+    for (const Sm90WeightOnlyConfig& config : candidates_of(problem, gpu)) {
+      candidates.push_back({name_of(config), config});
+    }
+    return candidates;
+  }
+
+  std::optional<WeightOnlyChoice> choose(const WeightOnlyProblem& problem,
+                                         const Gpu& gpu) const override {
+    const std::vector<Sm90WeightOnlyConfig> all = candidates_of(problem, gpu);
+    if (all.empty()) return {};
+    return *std::ranges::min_element(all, {}, [&](const Sm90WeightOnlyConfig& config) {
+      return expected_clocks(problem, config, gpu);
+    });
+  }
+
+  std::vector<KernelPlan> kernels(const WeightOnlyProblem& problem, const WeightOnlyChoice& choice,
+                                  const Gpu& gpu) const override {
+    const auto& config = std::get<Sm90WeightOnlyConfig>(choice);
+    // Groups may have more tiles than are expected: blocks stay until all are done.
+    std::int64_t blocks = config.has_groups()
+                              ? row_tiles(problem, config.tile_rows).most *
+                                    core::ceil_divide(problem.columns, config.tile_columns)
+                              : tiles_of(problem, config) * config.split_k;
+    if (config.split_k == 1 && config.depth_groups == 1) {
+      blocks = std::min<std::int64_t>(
+          blocks, std::int64_t{gpu.multiprocessors} * config.blocks_per_multiprocessor);
+    }
+    KernelPlan kernel =
+        kernel_plan(operation_of(problem), config.kHeader, config.kKernel, config, blocks);
+    kernel.cluster_size = config.split_k;
+    kernel.shared_bytes = config.shared_bytes();
+    return {kernel};
+  }
+};
+
+}  // namespace
+
+const WeightOnlyPlanner& weight_only_planner() {
+  static const WeightOnly planner;
+  return planner;
+}
+
+}  // namespace octofold::plan::sm90

@@ -2,8 +2,8 @@
 // tests/cpp/kernels/stacked_casts_test.cpp.
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
-#include "kernels/cast/config/batch.h"
-#include "plan/cast_batch.h"
+#include "kernels/cast/config/params.h"
+#include "plan/cast.h"
 #include "support/gpu_product.h"
 #include "support/test.h"
 

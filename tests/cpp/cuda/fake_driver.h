@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 
 namespace octofold::cuda::fake {
 

@@ -21,7 +21,8 @@ class PrecompiledKernelsTest : public FakeGpuTest {
  protected:
   PrecompiledKernelsTest() {
     state().params_bytes = 0;  // nobody looks at them here, and kernels differ in their size
-    for (const plan::KernelPlan& kernel : plan::precompiled_kernels()) all_.insert(kernel.kernel);
+    for (const plan::KernelPlan& kernel : plan::precompiled_kernels(plan::kHopper))
+      all_.insert(kernel.kernel);
     precompiled_ = [this](const jit::Program& program) -> std::optional<jit::Binary> {
       EXPECT_EQ(program.architecture, "sm_90a");
       EXPECT_TRUE(all_.contains(program.kernel)) << program.description;
@@ -86,7 +87,7 @@ TEST_F(PrecompiledKernelsTest, ProductsOfGroups) {
 // The archive that tests are linked from brings none.
 TEST(NoPrecompiledKernelsTest, AreThereInTests) {
   EXPECT_TRUE(precompiled_kernels().empty());
-  EXPECT_EQ(precompiled_kernel({"kernels/sm90/gemm.h", "f", "sm_90a", "a kernel"}), std::nullopt);
+  EXPECT_EQ(precompiled_kernel({"kernels/sm90/kernel.h", "f", "sm_90a", "a kernel"}), std::nullopt);
 }
 
 }  // namespace

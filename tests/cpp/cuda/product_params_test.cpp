@@ -1,7 +1,7 @@
 // The tensor maps with which a product reaches Hopper's kernel, and what of its parameters no
 // kernel on the host shows (tests/cpp/kernels/hopper_gemm_test.cpp).
 
-#include "plan/product_planner.h"
+#include "plan/product.h"
 #include "support/product_fixture.h"
 #include "support/test.h"
 
@@ -43,7 +43,7 @@ TEST_F(ProductParamsTest, TensorMapsDescribeTheMatrices) {
   EXPECT_EQ(last_params().last_rows, 104);
 }
 
-// plan/sm90/bands.h
+// plan/sm90/cost.h
 TEST_F(ProductParamsTest, TilesComeInTheBandsThatSuitThem) {
   multiply(product(1000, 512, 640), kTile);
   EXPECT_FALSE(last_params().work.bands.of_columns);

@@ -8,7 +8,7 @@
 #include "core/format.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/backend.h"
-#include "plan/product_planner.h"
+#include "plan/product.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"
 #include "support/product_plans.h"

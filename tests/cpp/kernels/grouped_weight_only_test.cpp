@@ -6,7 +6,7 @@
 
 #include "cuda/params.h"
 #include "kernels/weight_only/many_rows.h"
-#include "kernels/weight_only/weight_only.h"
+#include "kernels/weight_only/kernel.h"
 #include "support/test.h"
 #include "support/weight_only_on_host.h"
 

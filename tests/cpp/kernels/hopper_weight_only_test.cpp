@@ -6,7 +6,7 @@
 
 #include "cuda/fake_runtime.h"
 #include "cuda/params.h"
-#include "kernels/weight_only_sm90/weight_only.h"
+#include "kernels/weight_only_sm90/kernel.h"
 #include "support/test.h"
 #include "support/weight_only_on_host.h"
 

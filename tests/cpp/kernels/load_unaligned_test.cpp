@@ -4,7 +4,6 @@
 //
 #include "kernels/sm90/await_rows.h"
 #include "kernels/sm90/load_unaligned.h"
-#include "kernels/sm90/load_words.h"
 #include "support/test.h"
 
 namespace octofold::sm90 {

@@ -5,7 +5,7 @@
 #include "octofold/cast.h"
 #include "octofold/convert_dtype.h"
 
-#include "kernels/sm90/store_gated.h"
+#include "kernels/sm90/gated.h"
 #include "support/matrix.h"
 #include "support/test.h"
 

@@ -1,7 +1,7 @@
 // The walk over rows that arrive in shards: the very code that the kernel runs.
 #include "kernels/shared/arrival_walk.h"
 
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "support/test.h"
 
 namespace octofold::config {

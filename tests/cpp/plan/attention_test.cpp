@@ -1,9 +1,9 @@
 #include "plan/attention.h"
 
+#include "kernels/attention/config/params.h"
 #include "kernels/attention/config/warpgroup_latent.h"
 #include "kernels/attention/config/warpgroup_queries.h"
 #include "kernels/attention/config/wide_heads.h"
-#include "kernels/attention/config/workspace.h"
 #include "support/test.h"
 
 namespace octofold::plan {

@@ -1,6 +1,5 @@
 // Casts that share launches, and the kernels that run them.
-#include "plan/cast_batch.h"
-
+#include "plan/cast.h"
 #include "support/granularities.h"
 #include "support/product_plans.h"
 #include "support/test.h"

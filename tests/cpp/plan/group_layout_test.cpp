@@ -1,7 +1,6 @@
 // The places of groups' rows, and the divisions that find them: the very code of the kernels.
-#include "kernels/shared/group_layout.h"
-
 #include "kernels/shared/arithmetic.h"
+#include "kernels/shared/group_bounds.h"
 #include "support/test.h"
 
 namespace octofold::plan {

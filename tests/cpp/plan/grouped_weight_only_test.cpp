@@ -76,9 +76,9 @@ TEST(PlanGroupedWeightOnlyTest, FewRowsHaveSmallTiles) {
     const WeightOnlyProblem problem = of_rows(rows, 128);
     const WeightOnlyPlan plan = plan_weight_only(problem, kHopper);
     const WeightOnlyConfig& config = work_of(plan).config;
-    EXPECT_LE(config.tile_rows, 16) << name_of(work_of(plan));
+    EXPECT_LE(config.tile_rows, 16) << describe(config);
     const RowTiles tiles = row_tiles(problem, config.tile_rows);
-    EXPECT_LE(tiles.expected, 1.2 * tiles.matrices) << name_of(work_of(plan));
+    EXPECT_LE(tiles.expected, 1.2 * tiles.matrices) << describe(config);
     EXPECT_GE(plan.kernels[0].blocks, 2 * 132);
   }
 }
@@ -92,7 +92,7 @@ TEST(PlanGroupedWeightOnlyTest, BlocksAreAsManyAsAreExpected) {
 TEST(PlanGroupedWeightOnlyTest, ManyRowsHaveLargeTiles) {
   const WeightOnlyPlan plan = plan_weight_only(of_rows(65536, 128), gpu_of(80, 108));
   const WeightOnlyConfig& config = work_of(plan).config;
-  EXPECT_GE(config.tile_rows * config.tile_columns, 64 * 128) << name_of(work_of(plan));
+  EXPECT_GE(config.tile_rows * config.tile_columns, 64 * 128) << describe(config);
 }
 
 // Hopper's own kernel takes rows that lie one after another, from some of them for each matrix on.

@@ -120,13 +120,16 @@ TEST(MmaPlanTest, TilesOfGroupsAreAsHighAsTheirRowsAreExpectedToBe) {
   }
 }
 
-// A Hopper GPU that stands for an Ada GPU is planned for as one.
+// A Hopper GPU that stands for an Ada GPU is planned for as one; and so is a later GPU that stands
+// for Hopper, whose products of warpgroups no PTX has.
 TEST(MmaPlanTest, TargetsOfALaterGpuHaveItToo) {
+  const GemmProblem problem{.product = {.m = 64, .n = 64, .k = 64}};
   const Gpu ada = as_target(kHopper, kAda);
-  EXPECT_EQ(product_kernels(ada), ProductKernels::kMma);
-  EXPECT_EQ(product_kernels(kHopper), ProductKernels::kSm90);
-  EXPECT_EQ(product_kernels(as_target(kHopper, 86)), ProductKernels::kNone);
-  EXPECT_EQ(mma_plan({.product = {.m = 64, .n = 64, .k = 64}}, ada).config.form, GemmForm{});
+  EXPECT_EQ(mma_plan(problem, ada).config.form, GemmForm{});
+  EXPECT_THROW(plan_product(problem, as_target(kHopper, 86)), Error);
+  Gpu translated = kHopper;
+  translated.is_translated = true;
+  EXPECT_EQ(mma_plan(problem, translated).config.form, GemmForm{});
 }
 
 TEST(MmaPlanTest, RefusesWhatKernelsCannotCount) {

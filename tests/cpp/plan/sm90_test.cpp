@@ -3,7 +3,6 @@
 // an H200, 200 of them random (bench/gpu/run.py gemm).
 #include <fstream>
 
-#include "plan/sm90/bands.h"
 #include "plan/sm90/cost.h"
 #include "plan/tuning.h"
 #include "support/product_plans.h"

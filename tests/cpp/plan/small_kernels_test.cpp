@@ -1,9 +1,7 @@
 // Plans of the kernels of one file each: dot products, rotary embeddings, transposes, routing.
 #include "plan/capability.h"
-#include "plan/dot.h"
-#include "plan/rotary.h"
+#include "plan/small.h"
 #include "plan/routing.h"
-#include "plan/transpose.h"
 #include "support/test.h"
 
 namespace octofold::plan {

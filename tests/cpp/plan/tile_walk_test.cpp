@@ -2,7 +2,7 @@
 #include "kernels/shared/tile_walk.h"
 
 #include "kernels/shared/group_walk.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "support/test.h"
 
 namespace octofold::config {

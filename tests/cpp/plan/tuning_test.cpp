@@ -193,7 +193,7 @@ TEST(TuningTest, WhatIsNoTableIsSaid) {
 
 std::set<std::string> names() {
   std::set<std::string> names;
-  for (const KernelPlan& kernel : precompiled_kernels()) {
+  for (const KernelPlan& kernel : precompiled_kernels(kHopper)) {
     EXPECT_TRUE(names.insert(kernel.kernel).second) << kernel.description;
     EXPECT_LE(kernel.shared_bytes, kHopper.shared_memory_per_block) << kernel.description;
   }

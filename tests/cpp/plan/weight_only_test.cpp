@@ -1,6 +1,6 @@
 #include "plan/weight_only.h"
 
-#include "kernels/weight_only/config/workspace.h"
+#include "kernels/weight_only/config/config.h"
 #include "support/granularities.h"
 #include "support/test.h"
 
@@ -275,7 +275,7 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
         ASSERT_NE(config, nullptr);
         EXPECT_EQ(config->depth_factors, transposed && (scales == Granularity::kChannel ||
                                                         scales == Granularity::kBlock1x128));
-        EXPECT_GE(plan.kernels[0].blocks, 64) << rows << " " << name_of(*config);
+        EXPECT_GE(plan.kernels[0].blocks, 64) << rows << " " << describe(*config);
         problem.fits_tma = false;
         EXPECT_TRUE(
             std::holds_alternative<WeightOnlyWork>(plan_weight_only(problem, kHopper).config));
@@ -296,7 +296,7 @@ TEST(PlanWeightOnlyTest, NamesTellCandidatesApart) {
     std::set<std::string> names;
     const auto candidates = weight_only_candidates(
         {.rows = 100, .columns = 4096, .depth = 7168, .has_workspace = true}, gpu);
-    for (const WeightOnlyChoice& choice : candidates) names.insert(name_of(choice));
+    for (const auto& [name, choice] : candidates) names.insert(name);
     EXPECT_EQ(names.size(), candidates.size());
   }
 }

@@ -4,7 +4,7 @@
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "cuda/params.h"
-#include "kernels/mma/gemm.h"
+#include "kernels/mma/kernel.h"
 #include "support/test.h"
 
 namespace octofold::test {

@@ -6,7 +6,7 @@
 #include "core/format.h"
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "support/gpu_product.h"
 #include "support/test.h"
 

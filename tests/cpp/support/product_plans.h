@@ -1,7 +1,7 @@
 // Plans of products, whose configurations are known to be of one kind.
 #pragma once
 
-#include "plan/product_planner.h"
+#include "plan/product.h"
 #include "support/test.h"
 
 namespace octofold::test {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/shared/tile_schedule.h"
-#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/config/checks.h"
 #include "plan/product.h"
 #include "support/test.h"
 

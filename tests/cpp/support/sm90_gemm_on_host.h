@@ -5,7 +5,7 @@
 //
 #include "cuda/fake_runtime.h"
 #include "cuda/params.h"
-#include "kernels/sm90/gemm.h"
+#include "kernels/sm90/kernel.h"
 #include "support/test.h"
 
 namespace octofold::test {

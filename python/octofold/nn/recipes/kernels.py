@@ -44,9 +44,10 @@ def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def has_warpgroups(device: torch.device) -> bool:
-    """True if the GPU's warpgroups multiply 16-bit numbers and FP8 weights: on Hopper."""
+    """True if the GPU has kernels whose warpgroups multiply. Products that cast A on its way have
+    no others."""
     index = _gpu_of(device)
-    return index is not None and _has_warpgroups(index)
+    return index is not None and not _why_not("products that cast A", index)
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -65,16 +66,6 @@ def way_of(kind: str, weights: str, device: torch.device) -> LayerWay:
 def _gpu_of(device: torch.device) -> int | None:
     """The index of a GPU; None: the device is none."""
     return device.index or 0 if device.type == "cuda" else None
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_warpgroups(index: int) -> bool:
-    return _has_warpgroups_once(index)
-
-
-@functools.cache
-def _has_warpgroups_once(index: int) -> bool:
-    return info().gpus[index].compute_major == 9
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

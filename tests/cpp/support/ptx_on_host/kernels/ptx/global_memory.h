@@ -1,7 +1,10 @@
 // Memory is the host's.
 #pragma once
 
+#include <atomic>
 #include <cstring>
+
+#include "support/fibers.h"
 
 namespace octofold::ptx {
 
@@ -21,5 +24,15 @@ void store_global(void* address, const unsigned (&words)[kBytes / 4]) {
 
 // A declaration for code that does not run, unless a test defines it.
 void raise_global(unsigned* address, unsigned value);
+
+// Threads of the host are copy engines.
+inline int load_acquire_system(const int* address) {
+  return std::atomic_ref(const_cast<int&>(*address)).load(std::memory_order_acquire);
+}
+inline void fence_proxy_async_global() {}
+template <int kNanoseconds>
+inline void sleep_nanoseconds() {
+  test::give_way();
+}
 
 }  // namespace octofold::ptx
