@@ -1,3 +1,5 @@
+#include "plan/product.h"
+
 #include <string_view>
 #include <variant>
 
@@ -6,7 +8,6 @@
 #include "cuda/backend.h"
 #include "cuda/group_check.h"
 #include "cuda/params.h"
-#include "plan/product.h"
 
 namespace octofold::cuda {
 namespace {

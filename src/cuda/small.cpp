@@ -1,5 +1,7 @@
 // Operations of a kernel or two: the dot product, rotary embeddings, and FP8 codes that become
 // numbers, or lie another way.
+#include "plan/small.h"
+
 #include <cstdint>
 
 #include "core/scale_layout.h"
@@ -7,7 +9,6 @@
 #include "cuda/params.h"
 #include "cuda/views.h"
 #include "plan/cast.h"
-#include "plan/small.h"
 
 namespace octofold::cuda {
 namespace {

@@ -6,8 +6,8 @@
 #include "octofold/log.h"
 
 #include "core/format.h"
-#include "cuda/fake_runtime.h"
 #include "cuda/backend.h"
+#include "cuda/fake_runtime.h"
 #include "plan/product.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"

@@ -1,9 +1,8 @@
 // The launches with which products with FP8 weights reach the GPU. The results of the kernels are
 // tested on a GPU, and by the same parameters on the host in tests/cpp/kernels.
-#include "kernels/weight_only/config/config.h"
-
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
+#include "kernels/weight_only/config/config.h"
 #include "kernels/weight_only_sm90/config/config.h"
 #include "support/gpu_product.h"
 #include "support/test.h"

@@ -83,13 +83,12 @@ TEST_F(HopperWeightOnlyTest, ByClusters) {
                   .tile_rows = 64,
                   .warpgroups = 1,
                   .stages = 3,
-                  .split_k = 3}>(
-      {.rows = 60,
-       .columns = 80,
-       .depth = 784,
-       .w_scales = kChannel,
-       .has_bias = true,
-       .bias_is_float32 = true});
+                  .split_k = 3}>({.rows = 60,
+                                  .columns = 80,
+                                  .depth = 784,
+                                  .w_scales = kChannel,
+                                  .has_bias = true,
+                                  .bias_is_float32 = true});
 }
 
 TEST_F(HopperWeightOnlyTest, OfBlocksWithSumsOfTheirOwn) {

@@ -1,12 +1,12 @@
 // The matrix says what planners do: each is asked for a problem of each cell. Refusals say what is
 // expected; GPUs may be targets of earlier ones.
 #include "plan/attention.h"
-#include "plan/operands.h"
 #include "plan/cast.h"
-#include "plan/small.h"
 #include "plan/norm.h"
+#include "plan/operands.h"
 #include "plan/product.h"
 #include "plan/routing.h"
+#include "plan/small.h"
 #include "plan/weight_only.h"
 #include "support/test.h"
 

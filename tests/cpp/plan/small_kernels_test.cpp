@@ -1,7 +1,7 @@
 // Plans of the kernels of one file each: dot products, rotary embeddings, transposes, routing.
 #include "plan/capability.h"
-#include "plan/small.h"
 #include "plan/routing.h"
+#include "plan/small.h"
 #include "support/test.h"
 
 namespace octofold::plan {
