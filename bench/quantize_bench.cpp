@@ -1,13 +1,23 @@
 // Casts to FP8, by bytes of input.
 #include <benchmark/benchmark.h>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
 
 #include "octofold/cast.h"
 #include "octofold/scaled_matrix.h"
 
-#include "matrices.h"
-
 namespace octofold::bench {
 namespace {
+
+std::vector<float> random_matrix(std::int64_t rows, std::int64_t cols) {
+  std::mt19937 generator(0);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(rows * cols));
+  for (float& value : values) value = normal(generator);
+  return values;
+}
 
 void quantize_float32(benchmark::State& state, Granularity granularity, bool transpose) {
   constexpr std::int64_t kSize = 2048;

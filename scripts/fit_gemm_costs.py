@@ -4,7 +4,7 @@ numbers of each tiling in src/plan/sm90/tiling_costs.h.
 
     scripts/fit_gemm_costs.py RESULTS.jsonl [--held-out]
 
-RESULTS.jsonl is what bench/gpu/gemm.py wrote, block-scaled products with BF16 out.
+RESULTS.jsonl is what bench/gpu/run.py gemm wrote, block-scaled products with BF16 out.
 Prints the constants, and each tiling's nanoseconds of a stage, of a tile and of the start by its
 name. With --held-out a third of the shapes is left out of the fit and judged: by how much the
 choices take longer than the best. The formula is cost.cpp's, in arrays; whether both say the

@@ -7,7 +7,8 @@
 
 Needs Python, PyTorch and pytest on the machine, and no network. Parts:
 
-    tests      tests/gpu, in parallel (other arguments for pytest behind --)
+    tests      tests/gpu and those tests of tests/python that run on each device, in parallel
+               (other arguments for pytest behind --)
     sanitizer  tests/gpu/sanitizer_problems.py under compute-sanitizer, memcheck and racecheck
     bench      `octofold bench gemm` and `host`, and the C++ benchmark of host time
     compare    bench/gpu/compare_wheels.py: the wheel in baseline/, if there is one, and ours
@@ -97,7 +98,8 @@ def tests(arguments: argparse.Namespace) -> list[Step]:
     # Warnings of the machine's own packages are not ours to turn into errors.
     options = ["-W", "default", "-p", "no:cacheprovider", "-q", "--durations=10", "--tb=short"]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={junit}"]
-    command += [f"-n={min(WORKERS, os.cpu_count() or 1)}", *arguments.pytest, "tests/gpu"]
+    command += [f"-n={min(WORKERS, os.cpu_count() or 1)}", "-m", "gpu", *arguments.pytest]
+    command += ["tests/gpu", *map(str, sorted((BUNDLE / "tests/python").glob("test_*.py")))]
     # torch's threads of as many processes would stand in each other's way: 4 times as long.
     environment = python_environment(arguments.site) | {"OMP_NUM_THREADS": "1"}
     return [Step("tests", command, environment, junit)]

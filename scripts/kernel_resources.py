@@ -17,14 +17,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs/older-gpus.md"
 FAMILIES = {
-    "WeightOnlyKernelsTest.OfFewRows": "FP8 weights, 1 to 16 rows",
-    "WeightOnlyKernelsTest.OfManyRows": "FP8 weights, more rows",
-    "WeightOnlyKernelsTest.OfGradients": "their gradient",
-    "AttentionKernelsTest.OfFewQueries": "attention, few queries",
-    "AttentionKernelsTest.OfManyQueries": "attention, many queries",
-    "AttentionKernelsTest.OfWideHeads": "attention, heads beyond 256",
-    "DotKernelsTest": "`dot`",
-    "MmaGemmKernelsTest": "FP8 with FP8",
+    "WeightsFewRows": "FP8 weights, 1 to 16 rows",
+    "WeightsManyRows": "FP8 weights, more rows",
+    "WeightsGradients": "their gradient",
+    "AttentionFewQueries": "attention, few queries",
+    "AttentionManyQueries": "attention, many queries",
+    "AttentionWideHeads": "attention, heads beyond 256",
+    "Dots": "`dot`",
+    "GemmByWarps": "FP8 with FP8",
+    "GemmGatedByWarps": "FP8 with FP8",
 }
 # Threads, blocks, and KB of shared memory, of a multiprocessor: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability". Each has four times 16384 registers, which a
@@ -47,24 +48,23 @@ def recorded(program: str) -> dict[str, dict[int, list[tuple[int, int, int]]]]:
     """(Threads, registers, bytes) of the kernels of each family and target."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tests.json"
-        wanted = ":".join(f"Nvrtc/{name}*" for name in FAMILIES)
+        wanted = ":".join(f"Nvrtc/KernelsCompileTest.*/{name}_Sm*" for name in FAMILIES)
         command = [program, f"--gtest_filter={wanted}", f"--gtest_output=json:{file}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         suites = json.loads(file.read_text())["testsuites"]
     families: dict[str, dict[int, list[tuple[int, int, int]]]] = {}
     for suite in suites:
         for test in suite["testsuite"]:
-            name = f"{suite['name']}.{test['name']}".removeprefix("Nvrtc/")
-            family = next((FAMILIES[start] for start in FAMILIES if name.startswith(start)), None)
-            target = re.search(r"/Sm(\d+)$", name)
-            if family is None or target is None:
+            named = re.search(r"/(\w+)_Sm(\d+)$", test["name"])
+            if named is None or named[1] not in FAMILIES:
                 continue
+            family, target = FAMILIES[named[1]], int(named[2])
             for kernel, value in test.items():
                 if "combine" in kernel:  # a launch of its own, of threads that only add
                     continue
                 if isinstance(value, str) and re.fullmatch(r"\d+ \d+ \d+", value):
                     threads, registers, shared = map(int, value.split())
-                    kernels = families.setdefault(family, {}).setdefault(int(target[1]), [])
+                    kernels = families.setdefault(family, {}).setdefault(target, [])
                     kernels.append((threads, registers, shared))
     return families
 

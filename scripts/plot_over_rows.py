@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times over M, of the results that bench/gpu/gemm.py writes, as a chart.
+"""Times over M, of the results that bench/gpu/run.py gemm writes, as a chart.
 
     scripts/plot_over_rows.py RESULTS.jsonl CHART.svg N,K ...
 

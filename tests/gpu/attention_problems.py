@@ -6,8 +6,8 @@ from functools import partial
 import octofold
 import torch
 
-from tests.gpu.rotary_problems import rotary_problems
 from tests.gpu.targets import does_what_hopper_does
+from tests.gpu.word_problems import rotary_problems
 
 MOST = 2**31 - 1
 

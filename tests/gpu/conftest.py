@@ -1,5 +1,7 @@
 """The GPU's tests. gpu_support.py says when they are skipped, docs/gpu.md how to run them."""
 
+from pathlib import Path
+
 import pytest
 
 
@@ -18,6 +20,12 @@ class Failures:
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # xdist's workers hand theirs on
         config.pluginmanager.register(Failures(config))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture

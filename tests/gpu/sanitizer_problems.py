@@ -20,11 +20,10 @@ from octofold._ops.gated_gemm import multiply_gated
 from octofold._ops.gemm import multiply
 from octofold.kernel_cache import GemmProblem
 
-from tests.gpu.arrival_problems import arrival_problems
 from tests.gpu.attention_problems import attention_problems
 from tests.gpu.group_problems import group_problems
 from tests.gpu.targets import candidate_names, does_what_hopper_does, is_hopper
-from tests.gpu.word_problems import word_problems
+from tests.gpu.word_problems import arrival_problems, word_problems
 from tests.python.casting import GRANULARITIES, cast_side, cast_with, only
 
 PAIRS = (

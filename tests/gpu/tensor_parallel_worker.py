@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 tests/gpu/tensor_parallel_worker.py
 
 Prints a line for each thing that was checked; the exit code is 1 where bits differ. Each rank
-computes the whole layer too, on its own GPU. bench/gpu/parallel_layers.py measures.
+computes the whole layer too, on its own GPU. bench/gpu/run.py parallel_layers measures.
 """
 
 import copy

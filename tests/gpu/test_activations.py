@@ -1,12 +1,24 @@
-"""Casts of activations and of their gradients on the GPU, against FP64 and the CPU backend."""
+"""Casts of activations and of their gradients on the GPU, which approximates them, against FP64 and
+the CPU backend; reductions of their columns, and given magnitudes of units."""
 
 import itertools
 
 import octofold
 import pytest
+from octofold import ops
+from octofold.ops import Activated, ActivationGradient, Target
 
-from tests.gpu.gpu_support import DEVICE, DTYPES, GRANULARITIES, bits, needs_gpu, normal, torch
-from tests.python.casting import cast_with, only
+from tests.gpu.gpu_support import (
+    DEVICE,
+    DTYPES,
+    GRANULARITIES,
+    ON_GPU,
+    bits,
+    needs_gpu,
+    normal,
+    torch,
+)
+from tests.python.casting import cast_with, only, with_columns
 
 GATED = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 ACTIVATIONS = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
@@ -141,19 +153,6 @@ def test_rows_of_any_stride(generator):
     assert activated(wide[:, 16 : 16 + x.shape[1]]).equals(activated(x))
 
 
-@needs_gpu
-def test_in_a_graph(generator):
-    gradient, x = inputs(generator, "swiglu", 256, 512, "bfloat16")
-    expected = activation_gradient(gradient, x, targets="both")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = activation_gradient(gradient, x, targets="both")
-    graph.replay()
-    torch.cuda.synchronize()
-    for actual, value in zip(captured, expected, strict=True):
-        assert actual.equals(value)
-
-
 def check_from_fp8(
     generator,
     activation,
@@ -239,15 +238,141 @@ def test_nan_from_fp8(generator):
     assert actual[torch.arange(256, device=DEVICE) != 3].isfinite().all()
 
 
+def uneven(generator, rows, cols, dtype):
+    """Columns of very different magnitude and mean."""
+    exponents = 16 * torch.rand(cols, generator=generator, device=DEVICE) - 8
+    means = normal(generator, cols)
+    return ((normal(generator, rows, cols) + means) * torch.exp2(exponents)).to(DTYPES[dtype])
+
+
+def assert_same_columns(actual, expected):
+    for left, right in zip(actual, expected, strict=True):
+        assert torch.equal(bits(left), bits(right))
+
+
+def assert_same_casts(actual, expected):
+    for left, right in zip(actual, expected, strict=True):
+        assert torch.equal(bits(left.data), bits(right.data))
+        assert torch.equal(bits(left.scale.contiguous()), bits(right.scale.contiguous()))
+
+
+def casts_and_columns(source, **options):
+    casts = cast_with(source, **options)
+    return only(casts) if options["columns"] is None else with_columns(casts)
+
+
+def assert_columns_of_what_is_cast(cast, values, source):
+    """`cast` takes targets, granularity and columns. That scales of channels are from the same
+    magnitudes says that it is the values that are cast; they are FP64's, rounded to the source."""
+    options = {"granularity": "channel", "targets": "transposed"}
+    by_channel, columns = cast(**options, columns="both")
+    largest = torch.full_like(columns.amax, 448)  # by a number torch would multiply
+    assert torch.equal(by_channel.scale.flatten(), columns.amax.clamp(min=1e-4) / largest)
+    step = torch.finfo(DTYPES[source]).eps
+    assert torch.allclose(columns.amax.double(), values.abs().amax(0), rtol=2 * step, atol=1e-6)
+    bound = 2 * step * values.abs().sum(0) + 1e-4
+    assert bool(((columns.sums.double() - values.sum(0)).abs() <= bound).all())
+    for targets, granularity in (("rows", "1x128"), ("rows", "tensor"), ("both", "1x128")):
+        plain = {"granularity": granularity, "targets": targets}
+        *casts, again = cast(**plain, columns="both")
+        assert_same_columns(again, columns)
+        alone = cast(**plain, columns=None)
+        assert_same_casts(casts, alone if targets == "both" else [alone])
+
+
+@pytest.mark.parametrize(
+    ("source", "layout"),
+    [("bfloat16", "halves"), ("float16", "interleaved"), ("float32", "halves")],
+)
+def test_columns_of_activations_and_their_gradients(source, layout, generator):
+    # Halves that are whole blocks of columns, which tiles take together, and others.
+    for rows, cols in ((300, 256), (131, 72), (130, 75)) if layout == "halves" else ((131, 72),):
+        x = normal(generator, rows, 2 * cols, dtype=source)
+        gradient = normal(generator, rows, cols, dtype=source)
+        wide = x.double().requires_grad_()
+        halves = wide.chunk(2, -1) if layout == "halves" else (wide[:, ::2], wide[:, 1::2])
+        value = torch.nn.functional.silu(halves[0]) * halves[1]
+        (slope,) = torch.autograd.grad(value, wide, gradient.double())
+        assert_columns_of_what_is_cast(
+            lambda x=x, **o: casts_and_columns(octofold.ops.Activated(x, layout=layout), **o),
+            value.detach(),
+            source,
+        )
+        assert_columns_of_what_is_cast(
+            lambda g=gradient, x=x, **o: casts_and_columns(
+                octofold.ops.ActivationGradient(g, x, layout=layout), **o
+            ),
+            slope,
+            source,
+        )
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_columns_of_norms(norm, generator):
+    x, weight = uneven(generator, 300, 640, "bfloat16"), normal(generator, 640, dtype="bfloat16")
+
+    def cast(**options):
+        return casts_and_columns(octofold.ops.Normed(x, weight, kind=norm, epsilon=1e-5), **options)
+
+    wide = x.double()
+    if norm == "rms":
+        normed = wide * (wide.square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    else:
+        normed = torch.nn.functional.layer_norm(wide, (640,), eps=1e-5)
+    assert_columns_of_what_is_cast(cast, normed * weight.double(), "bfloat16")
+
+
+def assert_part(part, whole):
+    assert torch.equal(bits(part.data), bits(whole.data))
+    assert torch.equal(bits(part.scale.contiguous()), bits(whole.scale.contiguous()))
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
+@pytest.mark.parametrize("rule", ["torchao", "vllm-per-token"])
+@pytest.mark.parametrize("name", ["activated", "gradient"])
+def test_given_amax_of_activations(name, rule, granularity, generator):
+    """The cast of the matrix in memory, which its rows of FP32 tell the device's values of."""
+    x = normal(generator, 264, 512, dtype="bfloat16")
+    both = normal(generator, 264, 1024, dtype="bfloat16")
+    source = {
+        "activated": Activated(both),
+        "gradient": ActivationGradient(x, both),
+    }[name]
+    found = ops.cast(source, rows=f"{granularity} {rule}", transposed=f"{granularity} {rule}")
+    columns = ops.cast(source, rows=rule, columns="amax").amax
+    of_columns = columns.amax(0, keepdim=True) if granularity == "tensor" else columns
+    target = Target(f"{granularity} {rule}", amax=of_columns)
+    assert_part(ops.cast(source, transposed=target).transposed, found.transposed)
+    if granularity == "tensor":
+        casts = ops.cast(source, rows=target, transposed=target)
+        assert_part(casts.rows, found.rows)
+    else:
+        casts = ops.cast(source, rows=rule, transposed=target)
+        plain = ops.cast(source, rows=rule).rows
+        assert torch.equal(bits(casts.rows.data), bits(plain.data))
+    assert_part(casts.transposed, found.transposed)
+
+
 @needs_gpu
-def test_from_fp8_in_a_graph(generator):
-    gradient, x = inputs(generator, "swiglu", 256, 512, "bfloat16")
-    codes = octofold.quantize(x)
-    expected = activation_gradient(gradient, codes, targets="both")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = activation_gradient(gradient, codes, targets="both")
-    graph.replay()
+def test_x_is_read_once_beside_a_given_amax(generator):
+    """Beside rows of 1x128: three kernels, one of which is of tiles."""
+    x = normal(generator, 256, 512, dtype="bfloat16")
+    target = Target("channel torchao", amax=x.float().abs().amax(0))
+    ops.cast(x, rows="1x128 torchao", transposed=target)
     torch.cuda.synchronize()
-    for actual, value in zip(captured, expected, strict=True):
-        assert actual.equals(value)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        ops.cast(x, rows="1x128 torchao", transposed=target)
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events()]
+    tiles, steps = (sum(kernel in name for name in names) for kernel in ("tile_cast", "scale_step"))
+    if tiles + steps == 0:
+        pytest.skip("the profiler saw no kernels")
+    assert (tiles, steps) == (1, 2)
+
+
+def test_device_of_amax_is_that_of_x(generator):
+    if not ON_GPU:
+        pytest.skip("needs two devices")
+    x = normal(generator, 16, 16)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"rows\.amax"):
+        ops.cast(x, rows=Target("tensor", amax=torch.ones(1)))

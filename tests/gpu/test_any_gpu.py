@@ -166,3 +166,27 @@ def test_layers_that_were_converted_elsewhere():
         x = random(300, HIDDEN).requires_grad_()
         module(x).sum().backward()
         assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_converted_attention(dtype):
+    """transformers' attention and its own function: but for roundings."""
+    pytest.importorskip("transformers", minversion="5.0")
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, vocab_size=32)
+    torch.manual_seed(0)
+    plain = LlamaModel(config).to(DEVICE, DTYPES[dtype])
+    model = copy.deepcopy(plain)
+    octofold.nn.convert_rotary(model)
+    x = random(2, 48, 256, dtype=dtype)
+    dy, results = random(2, 48, 256, dtype=dtype), []
+    for each in (model, plain):
+        leaf = x.clone().requires_grad_()
+        y = each(inputs_embeds=leaf, use_cache=False).last_hidden_state
+        results.append((y, *torch.autograd.grad(y, leaf, dy)))
+    limit = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    for actual, expected in zip(*results, strict=True):
+        actual, expected = actual.detach().double(), expected.detach().double()
+        assert float((actual - expected).norm() / expected.norm()) < limit

@@ -1,5 +1,5 @@
-"""Products whose rows of A arrive while they run, on one GPU. bench/gpu/parallel_products.py has
-several."""
+"""Products whose rows of A arrive while they run, on one GPU. bench/gpu/run.py parallel_products
+has several."""
 
 import re
 

@@ -8,7 +8,7 @@ import pytest
 from octofold.ops import gated_gemm
 
 from tests.gpu.gpu_support import DEVICE, DTYPES, needs, normal, operands, skip_without, torch
-from tests.gpu.grouped_support import weights
+from tests.gpu.product_support import weights
 
 skip_without("products")
 

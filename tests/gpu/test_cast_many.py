@@ -1,5 +1,5 @@
-"""Many casts by one launch on the GPU: the bytes of the CPU backend, nothing written beside them;
-and casts of weights that a step of the optimizer renews, in graphs too."""
+"""Many casts by one launch on the GPU: casts of weights that a step of the optimizer renews, in
+graphs too."""
 
 import copy
 import itertools
@@ -10,7 +10,6 @@ from octofold.ops import CastJob, Target, cast, cast_many
 
 from tests.gpu.gpu_support import (
     DEVICE,
-    Surrounded,
     bits,
     captured,
     needs,
@@ -18,53 +17,10 @@ from tests.gpu.gpu_support import (
     normal,
     torch,
 )
-from tests.python.casting import GRANULARITIES, cast_side
 from tests.python.nn.expert_support import choices
 
 nn = octofold.nn
-# More than fit into a launch; whole tiles and parts of them, vectors that fit and others; nothing.
-SHAPES = ((256, 384), (3, 136, 272), (131, 77), (1, 8), (5, 64, 128), (2, 0, 16), (1000, 520)) * 5
 BF16 = torch.bfloat16
-
-
-def target_of(format, shape, matrices):
-    data = Surrounded(torch.Size(shape[:-1]).numel(), shape[-1], torch.float8_e4m3fn)
-    scale_shape = octofold.ops.scale_shape(format.granularity, *shape, matrices=matrices)
-    scale = Surrounded(1, torch.Size(scale_shape).numel(), torch.float32, 64, 32)
-    out = octofold.ScaledTensor(
-        data.view.view(shape), scale.view.view(scale_shape), format.granularity
-    )
-    return Target(format, out=out), (data, scale)
-
-
-@pytest.mark.parametrize("source", ["bfloat16", "float32", "float16"])
-@pytest.mark.parametrize("kind", ["both", "rows", "transposed"])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_bytes_of_each_alone(granularity, kind, source, generator):
-    jobs, memories = [], []
-    for index, shape in enumerate(SHAPES):
-        rule = ("deepgemm", "torchao")[index % 2]
-        format = octofold.Format(granularity=granularity, rule=rule)
-        matrices = shape[0] if len(shape) == 3 else None
-        wanted = {"rows": shape, "transposed": (*shape[:-2], shape[-1], shape[-2])}
-        targets = {}
-        for name in ("rows", "transposed") if kind == "both" else (kind,):
-            targets[name], memory = target_of(format, wanted[name], matrices)
-            memories += memory
-        x = normal(generator, *shape, dtype=source)
-        jobs.append(CastJob(x, **targets, matrices=matrices))
-    cast_many(jobs)
-    for memory in memories:
-        memory.assert_only_view_written()
-    for job in jobs:
-        for name, target in (("rows", job.rows), ("transposed", job.transposed)):
-            if target is None:
-                continue
-            of_cpu = cast_side(
-                job.source.cpu(), target.format, name == "transposed", matrices=job.matrices
-            )
-            assert torch.equal(bits(target.out.data).cpu(), bits(of_cpu.data))
-            assert torch.equal(target.out.scale.cpu(), of_cpu.scale)
 
 
 def models(recipe, dtype=BF16):

@@ -58,16 +58,6 @@ def without_nans(scale):
     return torch.where(torch.isnan(scale), torch.nan, scale)
 
 
-def channel_factors(generator, channels):
-    """Factors of very different size, some of which count as 1."""
-    exponents = 60 * torch.rand(channels, generator=generator, device=DEVICE) - 30
-    factors = torch.exp2(exponents)
-    specials = (0.0, -1.0, torch.nan, torch.inf, 1e-42, 3e38, 2.0**-126)
-    for index, special in enumerate(specials[:channels]):
-        factors[index * channels // len(specials)] = special
-    return factors
-
-
 def assert_same_cast(actual, expected):
     assert actual.granularity == expected.granularity
     assert actual.data.dtype is expected.data.dtype
@@ -90,74 +80,6 @@ def both_casts(x, **options):
 
 def check(x, **options):
     assert_same_cast(one_cast(x, **options), one_cast(x.cpu(), **options))
-
-
-@both_ways
-@pytest.mark.parametrize("options", OPTIONS, ids=OPTION_NAMES)
-def test_every_rule(options, transpose, generator):
-    for source in SOURCES:
-        check(normal(generator, 256, 512, dtype=source), **options, transpose=transpose)
-        check(spread_out(generator, 264, 400, source), **options, transpose=transpose)
-
-
-@every_source
-@pytest.mark.parametrize("rule", ["vllm-per-token", "torchao"])
-def test_transpose_by_channels_beside_rows_of_blocks(rule, source, generator):
-    options = {"rule": rule, "transposed_granularity": "channel"}
-    for rows, cols in ((256, 512), (264, 400), (129, 77)):
-        x = spread_out(generator, rows, cols, source)
-        actual = both_casts(x, **options)
-        for cast, expected in zip(actual, both_casts(x.cpu(), **options), strict=True):
-            assert_same_cast(cast, expected)
-
-
-@every_source
-@pytest.mark.parametrize(
-    "rule", ["deepgemm", "vllm-per-token", "te", "torchao", "compressed-tensors"]
-)
-def test_two_level_scales(rule, source, generator):
-    """The bytes of the CPU, from one read beside rows of 1x128, or alone."""
-    for (rows, cols), padding in itertools.product(
-        ((256, 512), (264, 400), (129, 77), (1, 1), (0, 16), (1000, 24)), (0, 3)
-    ):
-        x = (
-            surrounded_copy(spread_out(generator, rows, cols, source), padding)
-            if rows
-            else (normal(generator, rows, cols, dtype=source))
-        )
-        factors = {
-            "channel_scale": channel_factors(generator, rows),
-            "transposed_channel_scale": channel_factors(generator, cols),
-        }
-        both = {**factors, "granularity": "128x128"}
-        beside_lines = {
-            "transposed_granularity": "128x128",
-            "transposed_channel_scale": factors["transposed_channel_scale"],
-        }
-        for options in (both, beside_lines):
-            on_cpu = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-            actual = both_casts(x, rule=rule, **options)
-            expected = both_casts(x.cpu(), rule=rule, **on_cpu)
-            for cast, other in zip(actual, expected, strict=True):
-                assert_same_cast(cast, other)
-        if rows:
-            actual = cast_with(x, targets="both", columns="amax", rule=rule, **beside_lines)
-            assert_same_cast(actual[1], expected[1])
-            same_numbers(actual.amax, x.cpu().float().abs().amax(0))
-        for transpose, factor in zip((False, True), factors.values(), strict=True):
-            assert_same_cast(
-                cast_side(x, f"128x128 {rule}", transpose, channel_scale=factor),
-                cast_side(x.cpu(), f"128x128 {rule}", transpose, channel_scale=factor.cpu()),
-            )
-
-
-@pytest.mark.parametrize("target", SOURCES)
-def test_dequantizes_two_level_scales(target, generator):
-    for rows, cols in ((256, 512), (133, 301), (0, 5)):
-        x, factors = normal(generator, rows, cols), channel_factors(generator, rows)
-        cast = octofold.ops.cast(x, rows=octofold.ops.Target("128x128", channel_scale=factors)).rows
-        parts = (cast.data.cpu(), cast.scale.cpu(), cast.granularity, factors.cpu())
-        same_numbers(cast.dequantize(target), octofold.ScaledTensor(*parts).dequantize(target))
 
 
 SIZES = ((1, 1), (1, 128), (3, 4096), (128, 129), (129, 8), (257, 136), (1000, 24), (40, 20_000))
@@ -196,16 +118,6 @@ def test_all_bit_patterns(source, granularity, transpose):
         check(x.t().contiguous(), granularity=granularity, **options)
 
 
-@every_source
-@pytest.mark.parametrize("options", OPTIONS, ids=OPTION_NAMES)
-def test_both_ways_are_two_casts(options, source, generator):
-    for rows, cols in ((256, 384), (136, 400), (131, 77)):
-        x = spread_out(generator, rows, cols, source)
-        out, transposed = both_casts(x, **options)
-        assert_same_cast(out, one_cast(x.cpu(), **options))
-        assert_same_cast(transposed, one_cast(x.cpu(), **options, transpose=True))
-
-
 # Rows around what 256 threads hold, 512, clusters of 2, 4 and 8 blocks, and more than that; one
 # that is not to be copied in whole vectors.
 @pytest.mark.parametrize("rule", ["deepgemm", "vllm-per-token"])
@@ -223,16 +135,6 @@ def test_wide_rows(source, rule, generator):
     check(x.to(DTYPES[source]), granularity="channel", rule=rule)
 
 
-@every_granularity
-def test_large(granularity, generator):
-    """Many more tiles than run at one time."""
-    x = normal(generator, 8192, 8192, dtype="bfloat16")
-    out, transposed = both_casts(x, granularity=granularity)
-    for transpose, cast in ((False, out), (True, transposed)):
-        expected = cast_side(x.cpu(), granularity, transpose)
-        assert_same_cast(cast, expected)
-
-
 def test_casts_are_laid_out_for_gemm(generator):
     if not ON_GPU:
         pytest.skip("the CPU's are row-major")
@@ -243,106 +145,3 @@ def test_casts_are_laid_out_for_gemm(generator):
         moved = octofold.quantize(normal(generator, rows, 500).cpu()).to(DEVICE)
         assert moved.data.stride() == (512, 1)
         assert moved.to("cpu").data.is_contiguous()
-
-
-def test_same_input_same_bits(generator):
-    x = normal(generator, 1024, 4096, dtype="bfloat16")
-    for granularity in GRANULARITIES:
-        first = octofold.quantize(x, granularity)
-        for _ in range(20):
-            again = octofold.quantize(x, granularity)
-            assert torch.equal(bits(first.data), bits(again.data))
-            assert torch.equal(first.scale, again.scale)
-
-
-# A rule of each form; codes that saturate and codes that are 0, special values, scales of any sign.
-@every_source
-@every_granularity
-@pytest.mark.parametrize("rule", ["deepgemm", "vllm-per-token", "te", "compressed-tensors"])
-def test_given_scales(rule, granularity, source, generator):
-    for (rows, cols), transpose in itertools.product(((256, 384), (131, 77)), (False, True)):
-        options = {"granularity": granularity, "transpose": transpose}
-        x = spread_out(generator, rows, cols, source)
-        scale = one_cast(x, **options).scale.nan_to_num(1.0, 2.0, -2.0)
-        exponents = 40 * torch.rand(scale.shape, generator=generator, device=DEVICE) - 20
-        scale = scale * torch.exp2(exponents) * torch.sign(exponents + 18)
-        for overflow in OVERFLOWS:
-            given = {**options, "rule": rule, "overflow": overflow}
-            cast = one_cast(x, scale=scale, **given)
-            on_cpu = one_cast(x.cpu(), scale=scale.cpu(), **given)
-            assert torch.equal(bits(cast.data.cpu()), bits(on_cpu.data))
-            assert torch.equal(bits(cast.scale.cpu()), bits(scale.cpu()))
-
-
-@every_source
-@every_granularity
-def test_rows_that_are_repeated_or_overlap(granularity, source, generator):
-    x = normal(generator, 140, 400, dtype=source)
-    for view in (
-        x[:1].expand(200, 400),
-        x[3:4, 16:].expand(130, 384),
-        x.as_strided((100, 256), (16, 1)),
-        x.as_strided((100, 255), (3, 1), 5),
-    ):
-        for transpose in (False, True):
-            check(view, granularity=granularity, transpose=transpose)
-        same_numbers(
-            octofold.ops.convert_dtype(view, "float32"),
-            octofold.ops.convert_dtype(view.cpu(), "float32"),
-        )
-    wide = normal(generator, 1, 40_000, dtype=source).expand(6, 40_000)
-    check(wide, granularity=granularity)
-
-
-@both_ways
-@every_granularity
-def test_leading_dimensions(granularity, transpose, generator):
-    x = normal(generator, 6 * 40, 272, dtype="bfloat16").view(2, 3, 40, 272)
-    check(x, granularity=granularity, transpose=transpose)
-    check(x[:, :, :, 16:], granularity=granularity, transpose=transpose)
-    check(x[0, 0], granularity=granularity, transpose=transpose)
-
-
-def same_numbers(actual, expected):
-    """Bits, but for NaN in float32: there, any is as good as another."""
-    if expected.dtype is torch.float32:
-        actual, expected = without_nans(actual), without_nans(expected)
-    assert actual.dtype is expected.dtype
-    assert torch.equal(bits(actual.cpu()), bits(expected))
-
-
-@pytest.mark.parametrize("target", DTYPES)
-@pytest.mark.parametrize("source", DTYPES)
-def test_converts(source, target, generator):
-    values = spread_out(generator, 70, 528, "float32")
-    for rows, cols, padding, offset in ((70, 528, 0, 0), (13, 301, 2, 1), (1, 500, 0, 0)):
-        x = surrounded_copy(
-            octofold.ops.convert_dtype(values[:rows, :cols].contiguous(), source), padding, offset
-        )
-        for overflow in OVERFLOWS:
-            actual = octofold.ops.convert_dtype(x, target, overflow=overflow)
-            same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow=overflow))
-    vector = octofold.ops.convert_dtype(values.flatten()[:30_001].contiguous(), source)
-    same_numbers(
-        octofold.ops.convert_dtype(vector, target), octofold.ops.convert_dtype(vector.cpu(), target)
-    )
-
-
-@pytest.mark.parametrize("source", ["bfloat16", "float16", "e4m3", "e5m2"])
-def test_converts_all_bit_patterns(source):
-    dtype = DTYPES[source]
-    count = 256**dtype.itemsize
-    patterns = torch.arange(count, dtype=torch.int32, device=DEVICE)
-    x = patterns.to(torch.int16 if dtype.itemsize == 2 else torch.uint8).view(dtype)
-    for target, overflow in itertools.product(DTYPES, OVERFLOWS):
-        actual = octofold.ops.convert_dtype(x, target, overflow=overflow)
-        same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow=overflow))
-
-
-@every_granularity
-@pytest.mark.parametrize("target", SOURCES)
-def test_dequantizes(granularity, target, generator):
-    for (rows, cols), dtype in itertools.product(((256, 512), (133, 301), (0, 5)), FORMATS):
-        cast = octofold.quantize(normal(generator, rows, cols), octofold.Format(dtype, granularity))
-        on_cpu = octofold.ScaledTensor(cast.data.cpu(), cast.scale.cpu(), granularity)
-        same_numbers(cast.dequantize(target), on_cpu.dequantize(target))

@@ -1,12 +1,17 @@
-"""Kernels are the same whatever else the process compiles, as cuDNN does."""
+"""Kernels are the same whatever else the process compiles, as cuDNN does; those that come with the
+library need no compiler."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+from octofold import kernel_cache
 
-from tests.gpu.gpu_support import needs_gpu, torch
+from tests.gpu.gpu_support import ON_GPU, needs_gpu, run_python, torch
+from tests.gpu.targets import is_hopper
+
+needs_hoppers = pytest.mark.skipif(ON_GPU and not is_hopper(), reason="Hopper's own kernels")
 
 SCRIPT = """
 import sys, torch, octofold
@@ -53,3 +58,41 @@ def test_kernels_are_the_same_after_cudnn(tmp_path):
     assert alone
     for order in ("first", "between"):
         assert kernels_of(tmp_path / order, order) == alone, order
+
+
+PRODUCTS = """
+import os
+os.environ.update({environment!r})
+import octofold, torch
+log = []
+octofold.set_log_handler(lambda level, text: log.append(text))
+torch.manual_seed(0)
+def on_cpu(tensor):  # no kernel that casts back comes along
+    return tensor.to("cpu").dequantize().to("cuda").double()
+w = torch.randn(7168, 2048, device="cuda", dtype=torch.bfloat16)
+b = octofold.quantize(w, "128x128")
+for rows in (1, 77, 4096):
+    x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    a = octofold.quantize(x)
+    out = octofold.gemm(a, b, out_dtype="bfloat16")
+    exact = on_cpu(a) @ on_cpu(b).T
+    error = (out.double() - exact).norm() / exact.norm()
+    assert error < 3e-3, (rows, error)
+assert {expected!r} in " ".join(log), log
+"""
+
+
+@needs_gpu
+@needs_hoppers
+@pytest.mark.parametrize("precompiled", [True, False])
+def test_products_need_no_compiler(tmp_path, precompiled):
+    if not kernel_cache.precompiled():
+        pytest.skip("this library was built without precompiled kernels")
+    environment = {**os.environ, "OCTOFOLD_CACHE_DIR": str(tmp_path), "OCTOFOLD_LOG_LEVEL": "debug"}
+    if precompiled:
+        environment["OCTOFOLD_NVRTC"] = "/no/nvrtc.so"
+    else:
+        environment["OCTOFOLD_PRECOMPILED_KERNELS"] = "0"
+    expected = "precompiled" if precompiled else "compiled in"
+    run_python(PRODUCTS.format(environment=environment, expected=expected))
+    assert any(tmp_path.glob("*.kernel")) is not precompiled

@@ -11,20 +11,15 @@ from tests.gpu.gpu_support import (
     DTYPES,
     GRANULARITIES,
     HALVES,
-    NAN_CODE,
     ON_GPU,
     assert_same_bits,
-    needs_gpu,
-    normal,
     operand,
     refuses_bfloat16,
-    surrounded_copy,
     torch,
     where_bfloat16_is_refused,
-    with_data,
 )
+from tests.gpu.product_support import ROUNDING, assert_product, rows_of, values_of
 from tests.gpu.targets import is_hopper
-from tests.gpu.weight_only_support import ROUNDING, assert_product, rows_of, values_of
 
 # Few rows, by which warps share K; tiles of 32, 64 and 128 rows; ragged in all dimensions; K that
 # has no whole units of 16 bytes, and K that blocks share.
@@ -59,38 +54,6 @@ def assert_gradient(gradient, w, **options):
     rounding = 1.01 * ROUNDING[gradient.dtype] if rounds else 0.0
     assert_product(out, gradient.double(), values_of(w).T, weight_rounding=rounding)
     return out
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_products(dtype, w_dtype, granularity, generator):
-    for m, n, k in SHAPES:
-        x, w = rows_of(generator, m, k, dtype), operand(generator, n, k, w_dtype, granularity)
-        assert_forward(x, w, out_dtype=torch.float32)
-        out = assert_forward(x, w)
-        assert out.dtype is DTYPES[dtype]
-        assert_same_bits(out, octofold.gemm_weight_only(x, w))
-
-
-@pytest.mark.parametrize("bias_dtype", ["float32", HALVES[-1]])
-def test_adds_a_bias(bias_dtype, generator):
-    for m, n, k in SHAPES:
-        x, w = rows_of(generator, m, k, HALVES[-1]), operand(generator, n, k, "e4m3", "128x128")
-        assert_forward(x, w, bias=100 * normal(generator, n, dtype=bias_dtype))
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_gradients(dtype, w_dtype, granularity, generator):
-    for m, k, n in SHAPES:
-        gradient = rows_of(generator, m, n, dtype)
-        w = operand(generator, n, k, w_dtype, granularity)
-        assert_gradient(gradient, w, out_dtype=torch.float32)
-        # Its own type, of values that it holds.
-        out = assert_gradient((gradient / 64).to(gradient.dtype), w)
-        assert out.dtype is DTYPES[dtype]
 
 
 @needs_tile_ahead
@@ -140,38 +103,6 @@ def test_refuses_bfloat16(generator):
             octofold.ops.gemm_weight_only_gradient(gradient, w)
 
 
-@pytest.mark.parametrize("rows", [3, 70])
-def test_of_memory_anywhere(rows, generator):
-    for offset, padding in ((1, 0), (3, 5), (16, 16), (4, 12), (8, 0)):
-        w = operand(generator, 130, 300, "e4m3", "1x128")
-        w = with_data(w, surrounded_copy(w.data, padding, offset))
-        for transposed in (False, True):
-            width, columns = (130, 300) if transposed else (300, 130)
-            x = surrounded_copy(rows_of(generator, rows, width, "float16"), padding, offset)
-            out = (
-                assert_gradient(x, w, out_dtype=torch.float32)
-                if transposed
-                else assert_forward(x, w, out_dtype=torch.float32)
-            )
-            assert out.shape == (rows, columns)
-
-
-@pytest.mark.parametrize("rows", [2, 100])
-def test_nan_stays_in_its_column(rows, generator):
-    w = operand(generator, 100, 304, "e4m3", "128x128")
-    w.data.view(torch.uint8)[31, 200] = NAN_CODE
-    out = octofold.gemm_weight_only(rows_of(generator, rows, 304, "float16"), w)
-    assert out.isnan().any(dim=0).nonzero().flatten().tolist() == [31]
-    out = octofold.ops.gemm_weight_only_gradient(rows_of(generator, rows, 100, "float16"), w)
-    assert out.isnan().any(dim=0).nonzero().flatten().tolist() == [200]
-
-
-def test_takes_leading_dimensions(generator):
-    x, w = normal(generator, 2, 3, 272, dtype="float16"), operand(generator, 64, 272)
-    out = octofold.gemm_weight_only(x, w)
-    assert_same_bits(out, octofold.gemm_weight_only(x.view(6, 272), w).view(2, 3, 64))
-
-
 @pytest.mark.skipif(not ON_GPU, reason="takes the CPU too long")
 def test_of_large_matrices(generator):
     for (m, n, k), granularity in itertools.product(
@@ -184,16 +115,3 @@ def test_of_large_matrices(generator):
             assert_same_bits(out, octofold.gemm_weight_only(x, w, out_dtype=torch.float32))
             gradient = rows_of(generator, m, n, dtype)
             assert_gradient(gradient, w, out_dtype=torch.float32)
-
-
-@needs_gpu
-def test_in_a_graph(generator):
-    for rows in (2, 200):
-        w, x = operand(generator, 300, 1040), rows_of(generator, rows, 1040, "float16")
-        expected = octofold.gemm_weight_only(x, w)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = octofold.gemm_weight_only(x, w)
-        captured.fill_(torch.nan)
-        graph.replay()
-        assert_same_bits(captured, expected)

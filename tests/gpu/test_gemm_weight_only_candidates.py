@@ -13,8 +13,8 @@ from tests.gpu.gpu_support import (
     operand,
     torch,
 )
+from tests.gpu.product_support import assert_product, rows_of, values_of
 from tests.gpu.targets import is_hopper
-from tests.gpu.weight_only_support import assert_product, rows_of, values_of
 
 pytestmark = pytest.mark.skipif(not is_hopper(), reason="Hopper's own kernels")
 

@@ -23,7 +23,7 @@ from tests.gpu.gpu_support import (
     surrounded_copy,
     torch,
 )
-from tests.gpu.grouped_support import (
+from tests.gpu.product_support import (
     HOSTILE,
     NK,
     PLAIN,

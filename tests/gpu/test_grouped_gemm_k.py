@@ -19,7 +19,7 @@ from tests.gpu.gpu_support import (
     torch,
     with_data,
 )
-from tests.gpu.grouped_support import (
+from tests.gpu.product_support import (
     HOSTILE,
     PLAIN,
     SIZES,

@@ -30,8 +30,16 @@ from tests.gpu.gpu_support import (
     where_bfloat16_is_refused,
     with_data,
 )
-from tests.gpu.grouped_support import HOSTILE, assert_nothing_outside, offsets_of, weights
-from tests.gpu.weight_only_support import ROUNDING, assert_product, rows_of, values_of
+from tests.gpu.product_support import (
+    HOSTILE,
+    ROUNDING,
+    assert_nothing_outside,
+    assert_product,
+    offsets_of,
+    rows_of,
+    values_of,
+    weights,
+)
 
 # A row or two for each of a few experts, as in decoding; some; many; experts without any.
 SIZES = (

@@ -42,6 +42,27 @@ def test_compiles_whole(dynamic, backend):
             assert_same_bits(left, right)
 
 
+def words_and_dots(x):
+    words = octofold.ops.pack(x, "e4m3")
+    numbers = octofold.ops.unpack(words.view(torch.float32), "e4m3", dtype=x.dtype)
+    row, out = x.flatten(), torch.empty(1, device=x.device)
+    dots = octofold.ops.dot(row, row), octofold.ops.dot(row, row, out=out)
+    return words, numbers - x, *dots
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_words_and_dots_compile_whole(dynamic, backend):
+    torch.compiler.reset()
+    compiled = torch.compile(words_and_dots, fullgraph=True, dynamic=dynamic, backend=backend)
+    for rows in (33, 260, 1) if dynamic else (33,):
+        x = random(rows, 64)
+        for left, right in zip(compiled(x), words_and_dots(x), strict=True):
+            assert_same_bits(left, right)
+    with pytest.raises(RuntimeError, match=r"octofold\.dot has no gradient"):
+        octofold.ops.dot(x[0].requires_grad_(), x[0]).backward()
+
+
 @needs("products")
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
 def test_compiles_with_cuda_graphs():

@@ -2,10 +2,12 @@
 
 import json
 import os
+from dataclasses import asdict
 
 import octofold
 import pytest
 from octofold import tuning
+from octofold._core.library import library
 from octofold.kernel_cache import GemmProblem
 
 from tests.gpu.gpu_support import needs_gpu, run_python, skip_without
@@ -43,7 +45,7 @@ def test_what_is_in_the_table_is_computed(tmp_path, follows):
         "gpu": gpu.name if follows else "another",
         "compute_capability": f"{number[:-1]}.{number[-1]}",
         "multiprocessors": gpu.multiprocessors,
-        "products": {str(tuning._key(PROBLEM)): {"candidate": other}},
+        "products": {str(library.tuning_key(asdict(PROBLEM))): {"candidate": other}},
     }
     file = tmp_path / "table.json"
     file.write_text(json.dumps(document))

@@ -19,9 +19,8 @@ from tests.gpu.gpu_support import (
     operand,
     torch,
 )
-from tests.gpu.grouped_support import weights
+from tests.gpu.product_support import rows_of, weights
 from tests.gpu.targets import is_hopper
-from tests.gpu.weight_only_support import rows_of
 
 COUNTS = 1, 2, 7, 16, 17, 40, 64, 100, 129, 300, 1000
 MOST = max(COUNTS)

@@ -1,5 +1,5 @@
-"""Small dot products, packed words, transposes of codes, and products with FP8 weights, for
-sanitizer_problems.py."""
+"""Small dot products, packed words, transposes of codes, rotary embeddings, and products whose rows
+arrive, for sanitizer_problems.py."""
 
 import itertools
 from functools import partial
@@ -7,8 +7,44 @@ from functools import partial
 import octofold
 import torch
 
-from tests.gpu.grouped_weight_only_problems import grouped_weight_only_problems
-from tests.gpu.weight_only_problems import weight_only_problems
+from tests.gpu.weight_only_problems import grouped_weight_only_problems, weight_only_problems
+
+PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
+# Rows, K, shards: whole tiles; shards that end within tiles; operands that threads copy, in words
+# and byte by byte.
+ARRIVALS = ((1024, 512, 4), (700, 272, 5), (70, 300, 2), (70, 301, 7))
+
+
+def arrival_problems(device, operand, to_device):
+    """Names, and what computes a result on the device and on the CPU: of rows that have all come.
+    What waits for them runs, and the walk in the order of shards."""
+
+    def arriving(a, b, shards):
+        flags = torch.ones(shards, dtype=torch.int32, device=device)
+        arrivals = octofold.Arrivals(flags, own=1)
+        return octofold.gemm(to_device(a), to_device(b), arrivals=arrivals), octofold.gemm(a, b)
+
+    for pair, (rows, depth, shards) in itertools.product(PAIRS, ARRIVALS):
+        a, b = operand(rows, depth, pair[0]), operand(264, depth, pair[1])
+        yield f"arrivals {pair} {rows},{depth} in {shards}", partial(arriving, a, b, shards)
+
+
+def _rotary(x, cos, sin, inverse, device):
+    on_device = octofold.ops.rotary(*(t.to(device) for t in (x, cos, sin)), inverse=inverse)
+    return on_device.float().cpu(), octofold.ops.rotary(x, cos, sin, inverse=inverse).float()
+
+
+def rotary_problems(device):
+    # In vectors and element by element; heads that fill no thread, and more than a block has.
+    for shape, dtype in itertools.product(
+        ((2, 70, 8, 128), (1, 33, 5, 50), (3, 1, 1, 2), (1, 5, 130, 256)),
+        (torch.bfloat16, torch.float32),
+    ):
+        x = torch.randn(shape).to(dtype)
+        for batch, inverse in ((1, False), (shape[0], True)):
+            cos, sin = torch.randn(2, batch, shape[1], shape[3]).to(dtype)
+            name = f"rotary {shape} by {batch} {dtype}"
+            yield name, partial(_rotary, x, cos, sin, inverse, device)
 
 
 def _dot(a, b, device):

@@ -2,16 +2,27 @@
 
 from typing import NamedTuple
 
+import pytest
 from octofold import Format, Rule, ops
 from octofold._core.formats import GRANULARITIES
 
+from tests.python.devices import cast, cpu_only
+
 RULES = tuple(map(str, Rule))
+# One of each form: these are compiled for a GPU.
+RULE_FORMS = ("deepgemm", "tilekernels", "vllm", "vllm-per-token", "te", "torchao")
+RULE_FORMS += ("torchao-tensor", "deepseek", "transformers", "compressed-tensors")
+every_rule = pytest.mark.parametrize(
+    "rule",
+    [rule if rule in RULE_FORMS else pytest.param(rule, marks=cpu_only) for rule in RULES],
+)
 
 __all__ = [
     "GRANULARITIES",
     "RULES",
     "cast_side",
     "cast_with",
+    "every_rule",
     "formats",
     "only",
     "sides_of",
@@ -26,7 +37,7 @@ def cast_side(
     side = "transposed" if transpose else "rows"
     wanted = {side: ops.Target(format, **target)}
     given = {"columns": columns, "offsets": offsets, "matrices": matrices}
-    return getattr(ops.cast(source, **wanted, **given), side)
+    return getattr(cast(source, **wanted, **given), side)
 
 
 def formats(format, targets):
@@ -66,7 +77,7 @@ def cast_with(
         for side, unit, factor in zip(("rows", "transposed"), units, factors, strict=True)
         if targets in (side, "both")
     }
-    return ops.cast(source, **wanted, columns=columns, offsets=offsets, matrices=matrices)
+    return cast(source, **wanted, columns=columns, offsets=offsets, matrices=matrices)
 
 
 class Columns(NamedTuple):

@@ -1,15 +1,54 @@
-"""How hypothesis runs: here alone, as machines for the GPU tests need not have it. And how torch's
-ops are checked."""
+"""How hypothesis runs, where there is one: machines for the GPU tests need not have it. On which
+devices tests run, and how torch's ops are checked."""
+
+import importlib.util
+from pathlib import Path
 
 import octofold
 import pytest
-from hypothesis import settings
 
-from tests.python import gpu_fakes
+from tests.python import devices, gpu_fakes
 
-settings.register_profile("octofold", deadline=None, max_examples=200)
-settings.register_profile("quick", deadline=None, max_examples=30)  # of `make test`
-settings.load_profile("octofold")
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("octofold", deadline=None, max_examples=200)
+    settings.register_profile("quick", deadline=None, max_examples=30)  # of `make test`
+    settings.load_profile("octofold")
+else:
+    files = Path(__file__).parent.glob("test_*.py")
+    collect_ignore = [file.name for file in files if "from hypothesis" in file.read_text()]
+
+
+def pytest_generate_tests(metafunc):
+    if "each_device" in metafunc.fixturenames:
+        names = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+        metafunc.parametrize("each_device", names[: 1 + bool(devices.gpu())], indirect=True)
+
+
+def pytest_collection_modifyitems(items):
+    """Tests and parameters for the CPU only are none for a GPU, and the other way round."""
+
+    def is_wanted(item):
+        absent = "cpu_only" if item.get_closest_marker("gpu") else "gpu_only"
+        return not item.get_closest_marker(absent)
+
+    items[:] = filter(is_wanted, items)
+
+
+@pytest.fixture(scope="module")
+def each_device(request):
+    """Where the operations of tests.python.devices are computed: "cpu" or "gpu"."""
+    devices.Current.on_gpu = request.param == "gpu"
+    yield request.param
+    devices.Current.on_gpu = False
+
+
+@pytest.fixture(autouse=True)
+def _needs_hopper(request):
+    is_needed = request.node.get_closest_marker("needs_hopper") and devices.on_gpu()
+    if is_needed and devices.gpu() == "cuda" and not devices.is_hopper():
+        pytest.skip("Hopper's own kernels")
 
 
 @pytest.fixture

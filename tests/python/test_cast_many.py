@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 from octofold import Format, InvalidArgumentError, Rows
-from octofold.ops import CastJob, Target, cast, cast_many
+from octofold.ops import CastJob, Target, cast
 
+from tests.cases.shapes import CAST_MANY
+from tests.python import reference
 from tests.python.casting import GRANULARITIES
+from tests.python.devices import cast_many, cpu_only
 
-SHAPES = ((130, 200), (256, 128), (3, 136, 264), (1, 7), (2, 0, 16))
+pytestmark = pytest.mark.usefixtures("each_device")
 
 
 def job_of(x, granularity, rule="deepgemm", rows=True, transposed=True):
@@ -30,10 +33,11 @@ def assert_cast(job):
             assert target.out.equals(getattr(wanted, name))
 
 
-def test_are_casts_of_each(rng):
+@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+def test_are_casts_of_each(source, rng):
+    """More than fit into a launch, in memory whose other bytes stay as they are."""
     kinds = [(unit, rule) for unit in GRANULARITIES for rule in ("deepgemm", "torchao")]
-    sources = [rng.normal(0, 1, shape).astype(np.float32) for shape in SHAPES]
-    sources += [x.astype(np.float16) for x in sources[:2]]
+    sources = [rng.normal(0, 1, shape).astype(reference.DTYPES[source]) for shape in CAST_MANY]
     jobs = [job_of(x, *kind) for kind in kinds for x in sources]
     jobs += [
         job_of(sources[0], "channel", rows=False),
@@ -52,9 +56,10 @@ def mixed_job(x):
     return CastJob(x, rows.rows, transposed.transposed)
 
 
+@cpu_only
 def test_of_torch():
     torch = pytest.importorskip("torch")
-    jobs = [job_of(torch.randn(shape).bfloat16(), "128x128") for shape in SHAPES]
+    jobs = [job_of(torch.randn(shape).bfloat16(), "128x128") for shape in CAST_MANY]
     version = jobs[0].rows.out.data._version
     cast_many(jobs)
     assert jobs[0].rows.out.data._version == version + 1
@@ -73,6 +78,7 @@ def test_of_torch():
         assert_cast(job)
 
 
+@cpu_only
 def test_nothing_is_differentiated():
     torch = pytest.importorskip("torch")
     job = job_of(torch.randn(4, 8), "1x128")
@@ -85,6 +91,7 @@ X = np.ones((130, 200), np.float32)
 SOUND = Target("1x128", out=cast(X, rows="1x128").rows)
 
 
+@cpu_only
 @pytest.mark.parametrize(
     ("job", "message"),
     [
@@ -117,6 +124,7 @@ def test_errors_name_the_job_and_the_argument(job, message):
         cast_many([mixed_job(X), job])
 
 
+@cpu_only
 def test_frameworks_do_not_mix():
     torch = pytest.importorskip("torch")
     jobs = [job_of(torch.ones(4, 8), "1x128"), job_of(np.ones((4, 8), np.float32), "1x128")]

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from octofold import Format, quantize
-from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
+from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target
 
 from tests.python import reference_activations
 from tests.python.casting import GRANULARITIES, cast_side, sides_of
+from tests.python.devices import cast
 
 ROWS, COLS = 131, 200
 

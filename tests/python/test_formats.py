@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
-from octofold.ops import convert_dtype
+from octofold import ops
 
 from tests.python import reference
+from tests.python.devices import convert_dtype
+
+pytestmark = pytest.mark.usefixtures("each_device")
 
 FP8 = ("e4m3", "e5m2")
 WIDE = ("float32", "float16", "bfloat16")
@@ -87,3 +90,19 @@ def test_the_two_overflow_rules_differ_as_documented():
     np.testing.assert_array_equal(strict, [448, np.nan, np.nan, np.nan, np.nan, np.nan])
     strict = convert_dtype(np.array([61439, 61440], np.float32), "e5m2", overflow="nan")
     np.testing.assert_array_equal(strict.astype(np.float32), [57344, np.inf])
+
+
+@pytest.mark.parametrize("target", reference.DTYPES)
+@pytest.mark.parametrize("source", reference.DTYPES)
+def test_of_rows_that_begin_anywhere(source, target, rng):
+    """The values that each alone has."""
+    values = rng.normal(0, 1, (70, 528)) * np.exp2(rng.uniform(-140, 120, (70, 1)))
+    values[rng.random(values.shape) < 0.001] = np.nan
+    x = ops.convert_dtype(values.astype(np.float32), source)
+    for rows, cols, first in ((70, 528, 0), (13, 301, 1), (1, 500, 3), (70, 500, 16)):
+        view = x[:rows, first : first + cols]
+        for rule in RULES:
+            expected = ops.convert_dtype(view.copy(), target, overflow=rule)
+            assert_same_values(convert_dtype(view, target, overflow=rule), expected)
+    vector = x.reshape(-1)[1:30_002]
+    assert_same_values(convert_dtype(vector, target), ops.convert_dtype(vector.copy(), target))

@@ -4,9 +4,16 @@ import numpy as np
 import octofold
 import pytest
 
-from tests.python import reference
-from tests.python.gemm_cases import CASE_NAMES, CASES
-from tests.python.judge import assert_close
+from tests.cases.gemm import CASE_NAMES, CASES
+from tests.python import judge, reference
+from tests.python.devices import cpu_only, gemm, on_gpu
+
+pytestmark = pytest.mark.usefixtures("each_device")
+
+
+def assert_close(out, expected, terms, dtype):
+    limit = judge.TENSOR_CORE_ACCUMULATION if on_gpu() else judge.ACCUMULATION
+    judge.assert_close(out.astype(np.float64), expected, terms, dtype, limit)
 
 
 def padded(matrix, padding):
@@ -59,9 +66,9 @@ def test_case(case, rng):
         out[:] = c
         c = out
 
-    fresh = octofold.gemm(a, b, c=c, bias=bias, out_dtype=dtype)
-    assert octofold.gemm(a, b, out=out, c=c, bias=bias) is out
-    assert_close(out.astype(np.float64), expected, terms, dtype)
+    fresh = gemm(a, b, c=c, bias=bias, out_dtype=dtype)
+    assert gemm(a, b, out=out, c=c, bias=bias) is out
+    assert_close(out, expected, terms, dtype)
     np.testing.assert_array_equal(fresh, out)  # the same input, the same bits
     if padding and out.size:
         assert np.all(np.isnan(out.base[:, n:].astype(np.float32)))
@@ -75,8 +82,8 @@ def test_every_element_keeps_the_bound(rng, dtype, size):
     a = octofold.quantize(rng.normal(0, size / k**0.5, (m, k)).astype(np.float32))
     b = octofold.quantize(rng.normal(0, 1, (n, k)).astype(np.float32), "128x128")
     expected = product(a, b)
-    out = octofold.gemm(a, b, out_dtype=dtype)
-    assert_close(out.astype(np.float64), expected, magnitude(a, b), dtype)
+    out = gemm(a, b, out_dtype=dtype)
+    assert_close(out, expected, magnitude(a, b), dtype)
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
@@ -88,7 +95,7 @@ def test_specials_propagate(special, rng):
     a = octofold.ScaledTensor(codes, np.ones((6, 2), np.float32), "1x128")
     b = operand(rng, 5, 200, "e4m3", "128x128", 0, False)
     expected = product(a, b)
-    out = octofold.gemm(a, b, out_dtype="float32")
+    out = gemm(a, b, out_dtype="float32")
     np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(out), np.isinf(expected))
     assert not np.any(np.isfinite(out[2]))
@@ -101,19 +108,20 @@ def test_scales_may_be_far_apart():
         octofold.ScaledTensor(one, np.float32([2.0**exponent]), "tensor")
         for exponent in (100, -100)
     )
-    assert octofold.gemm(a, b, out_dtype="float32").item() == 1
+    assert gemm(a, b, out_dtype="float32").item() == 1
 
 
 def test_default_output_is_bfloat16(rng):
     a = operand(rng, 4, 64, "e4m3", "1x128", 0, False)
-    assert octofold.gemm(a, a).dtype == reference.DTYPES["bfloat16"]
+    assert gemm(a, a).dtype == reference.DTYPES["bfloat16"]
 
 
+@cpu_only
 def test_fast_accumulation_is_a_permission(rng):
     a = operand(rng, 4, 640, "e4m3", "channel", 0, False)
-    exact = octofold.gemm(a, a, out_dtype="float32")
+    exact = gemm(a, a, out_dtype="float32")
     np.testing.assert_allclose(
-        octofold.gemm(a, a, out_dtype="float32", fast_accumulation=True), exact, rtol=1e-2
+        gemm(a, a, out_dtype="float32", fast_accumulation=True), exact, rtol=1e-2
     )
 
 
@@ -125,22 +133,23 @@ def test_leading_dimensions_and_every_pair(a_granularity, b_granularity, rng):
     flat = octofold.quantize(x.reshape(150, 300), a_granularity)
     b = operand(rng, 70, 300, "e4m3", b_granularity, 0, False)
     bias, c = np.ones(70, np.float32), rng.normal(0, 1, (3, 50, 70)).astype(np.float32)
-    result = octofold.gemm(a, b, c=c, bias=bias, out_dtype="float32")
+    result = gemm(a, b, c=c, bias=bias, out_dtype="float32")
     assert result.shape == (3, 50, 70)
     addends = c.reshape(150, 70).astype(np.float64)
     expected, terms = product(flat, b) + addends + 1, magnitude(flat, b) + abs(addends) + 1
-    assert_close(result.reshape(150, 70).astype(np.float64), expected, terms, "float32")
+    assert_close(result.reshape(150, 70), expected, terms, "float32")
     out = np.empty((3, 50, 70), np.float32)
-    assert octofold.gemm(a, b, out=out, c=c, bias=bias) is out
+    assert gemm(a, b, out=out, c=c, bias=bias) is out
     np.testing.assert_array_equal(out, result)
 
 
+@cpu_only
 def test_rows_of_any_stride(rng):
     b = operand(rng, 70, 300, "e4m3", "1x128", 0, False)
     a = operand(rng, 6, 300, "e4m3", "tensor", 0, False)
     for codes in (a.data[::-1], np.broadcast_to(a.data[2], a.data.shape)):
         view, copy = (octofold.ScaledTensor(x, a.scale, "tensor") for x in (codes, codes.copy()))
         np.testing.assert_array_equal(
-            octofold.gemm(view, b[:], out_dtype="float32"),
-            octofold.gemm(copy, b, out_dtype="float32"),
+            gemm(view, b[:], out_dtype="float32"),
+            gemm(copy, b, out_dtype="float32"),
         )

@@ -6,12 +6,14 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from octofold import Depth, InvalidArgumentError, ScaledTensor, quantize
-from octofold.ops import Activated, ActivationGradient, Gathered, Target, cast, scale_shape
+from octofold import Depth, InvalidArgumentError, ScaledTensor
+from octofold.ops import Activated, ActivationGradient, Gathered, Target, scale_shape
 
+from tests.cases.shapes import PARTITIONS
 from tests.python.casting import GRANULARITIES, cast_side, formats
+from tests.python.devices import cast, cpu_only, quantize
+
+pytestmark = pytest.mark.usefixtures("each_device")
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 BLOCKS = ("1x128", "128x128")
@@ -53,26 +55,37 @@ def assert_rows(cast, count, expected):
     np.testing.assert_array_equal(cast.scale[:count], expected.scale[:count])
 
 
-sizes = st.lists(st.sampled_from([0, 0, 1, 3, 17, 127, 128, 129, 200, 256]), min_size=1, max_size=6)
+def partitions(rng):
+    """Sizes of groups, rows behind them, and columns; some that are others in each run."""
+    yield from PARTITIONS
+    for cols in (128, 200):
+        sizes = rng.choice([0, 0, 1, 3, 17, 127, 128, 129, 200, 256], rng.integers(1, 7))
+        yield tuple(sizes.tolist()), int(rng.integers(0, 130)), cols
 
 
-@settings(deadline=None)
-@given(
-    sizes,
-    st.sampled_from([0, 1, 40, 128]),
-    st.sampled_from([1, 77, 128, 200]),
-    st.sampled_from(SOURCES),
-    st.sampled_from(BLOCKS),
-    st.sampled_from(["deepgemm", "vllm", "te", "deepseek"]),
-    st.integers(0, 2**32 - 1),
-)
-def test_any_partition_is_casts_of_each_group(sizes, behind, cols, source, transposed, rule, seed):
-    offsets = offsets_of(sizes)
-    total = int(offsets[-1])
-    x = np.random.default_rng(seed).normal(0, 1, (total + behind, cols)).astype(source)
+def spread_out(rng, rows, cols, source):
+    """Units of very different magnitude, rows of zeros, some infinity, in memory of longer rows."""
+    padding = int(rng.integers(0, 4))
+    x = rng.normal(0, 1, (rows, cols + padding)) * np.exp2(rng.uniform(-15, 10, (rows, 1)))
+    x[:: max(rows // 5, 1)] = 0
+    x[rng.random(x.shape) > 0.9995] = np.inf
+    return x.astype(source)[:, :cols]
+
+
+@pytest.mark.parametrize("transposed", BLOCKS)
+@pytest.mark.parametrize("rule", ["deepgemm", "vllm", "vllm-per-token", "te", "deepseek"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_any_partition_is_casts_of_each_group(source, rule, transposed, rng):
+    for sizes, behind, cols in partitions(rng):
+        x = spread_out(rng, sum(sizes) + behind, cols, source)
+        check_partition(x, offsets_of(sizes), behind, rule, transposed)
+
+
+def check_partition(x, offsets, behind, rule, transposed):
+    total, cols = int(offsets[-1]), x.shape[1]
     of_transpose = f"{transposed} {rule}"
     rows, groups, *_ = cast(x, rows=rule, transposed=of_transpose, offsets=offsets)
-    assert groups.shape == (cols, 128 * ((total + behind) // 128 + len(sizes)))
+    assert groups.shape == (cols, 128 * ((total + behind) // 128 + len(offsets) - 1))
     assert_rows(rows, total, quantize(x[:total], rule))
 
     def cast_of(rows):
@@ -85,6 +98,22 @@ def test_any_partition_is_casts_of_each_group(sizes, behind, cols, source, trans
     groups = cast(x, transposed=of_transpose, offsets=Depth(tight, "tight")).transposed
     assert groups.shape == (cols, (total + behind) // 128 * 128)
     assert_groups(groups, tight, cast_of, spaces=0)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_two_level_scales(source, rng):
+    """Of the transpose, beside rows of 1x128 or alone: each group's cast by the factors."""
+    for sizes, behind, cols in PARTITIONS:
+        x, offsets = spread_out(rng, sum(sizes) + behind, cols, source), offsets_of(sizes)
+        factors = np.exp2(rng.uniform(-4, 4, cols)).astype(np.float32)
+        target = Target("128x128 torchao", channel_scale=factors)
+        casts = cast(x, rows="1x128 torchao", transposed=target, offsets=offsets)
+        alone = cast(x, transposed=target, offsets=offsets).transposed
+        for found in (casts.transposed, alone):
+            assert_groups(
+                found, offsets, lambda rows, x=x, to=target: cast(x[rows], transposed=to).transposed
+            )
+        assert_rows(casts.rows, sum(sizes), quantize(x[: sum(sizes)], "1x128 torchao"))
 
 
 def poisoned(rows, cols, granularity="1x128"):
@@ -153,6 +182,7 @@ def test_any_pair_of_granularities(rng):
     np.testing.assert_array_equal(casts.transposed.scale, expected.scale)
 
 
+@cpu_only  # a GPU's are approximated: tests/gpu/test_group_casts.py
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_activations_and_their_gradients(layout, rng):
     offsets = offsets_of([3, 0, 128, 66])
@@ -182,20 +212,16 @@ def gathered_rows(x, sources, slots, factors):
     return rows.astype(x.dtype)
 
 
-@settings(deadline=None)
-@given(
-    sizes,
-    st.sampled_from([1, 2, 6]),
-    st.sampled_from([1, 77, 128, 200]),
-    st.sampled_from(SOURCES),
-    st.booleans(),
-    st.sampled_from(GRANULARITIES),
-    st.integers(0, 2**32 - 1),
-)
-def test_gathered_rows_are_those_in_memory(
-    sizes, slots, cols, source, multiplies, granularity, seed
-):
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("multiplies", [False, True])
+@pytest.mark.parametrize("source", SOURCES)
+def test_gathered_rows_are_those_in_memory(source, multiplies, granularity, rng):
+    for sizes, _, cols in partitions(rng):
+        for slots in (1, 2, 6):
+            check_gathered(rng, sizes, slots, cols, source, multiplies, granularity)
+
+
+def check_gathered(rng, sizes, slots, cols, source, multiplies, granularity):
     tokens = int(rng.integers(1, 50))
     x = rng.normal(0, 1, (tokens, cols)).astype(source)
     factors = rng.normal(0, 1, (tokens, slots)).astype(np.float32) if multiplies else None
@@ -266,6 +292,7 @@ def test_factors_of_the_transpose(rows, transposed, rng):
     assert cast(given, rows="1x128").rows.shape == (150, 200)
 
 
+@cpu_only
 def test_with_torch(rng):
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32)).bfloat16()
@@ -284,6 +311,7 @@ def test_with_torch(rng):
     assert cast_side(leading, "1x128").equals(rows)
 
 
+@cpu_only
 @pytest.mark.slow
 def test_compiled(rng):
     torch = pytest.importorskip("torch")
@@ -313,6 +341,7 @@ ONES = np.ones((300, 1), np.float32)
 BOTH = {"rows": "1x128", "transposed": "1x128"}
 
 
+@cpu_only
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [

@@ -9,9 +9,9 @@ import pytest
 from octofold import Depth, Format, Masked, Rows, ScaledTensor
 from octofold.jax._calls import _target
 
+from tests.cases.gemm import CASES
 from tests.python import attention_cases, reference
 from tests.python.attention_cases import dense, packed, paged, with_scales
-from tests.python.gemm_cases import CASES
 from tests.python.jax_support import both, fp8, jax, jitted, random, to_jax, to_numpy
 from tests.python.judge import assert_close, assert_same
 

@@ -4,9 +4,12 @@ import numpy as np
 import octofold
 import pytest
 from octofold import InvalidArgumentError
-from octofold.ops import rotary
+
+from tests.cases.shapes import ROTARY
+from tests.python.devices import cpu_only, rotary
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("each_device")
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -51,6 +54,21 @@ def test_is_the_formula_rounded_once(batch, head_dim, dtype):
 
 
 @every_dtype
+@pytest.mark.parametrize("inverse", [False, True])
+def test_the_same_bits_on_each_device(dtype, inverse):
+    """In any layout, and nothing beside the operands is read."""
+    torch.manual_seed(0)
+    for batch, tokens, heads, size in ROTARY:
+        x, tables = torch.randn(batch, tokens, heads, size), torch.randn(2, batch, tokens, size)
+        x, (cos, sin) = x.to(dtype), tables.to(dtype)
+        for operands in ((x, cos, sin), (x, cos[:1], sin[:1]), (x[0], cos[0], sin[0])):
+            expected = octofold.ops.rotary(*operands, inverse=inverse)
+            wide = [torch.nn.functional.pad(each, (1, 3), value=torch.nan) for each in operands]
+            for each in (operands, [each[..., 1:-3] for each in wide]):
+                assert torch.equal(rotary(*each, inverse=inverse), expected)
+
+
+@every_dtype
 def test_the_inverse_is_the_gradient(dtype):
     torch.manual_seed(0)
     x = torch.randn(2, 6, 3, 32).to(dtype)
@@ -74,11 +92,14 @@ def test_strides():
     assert torch.equal(rotary(moved, cos, sin), expected)
     wide = torch.randn(2, 9, 4, 200)[..., 3:67]
     assert torch.equal(rotary(wide, cos, sin), rotary(wide.contiguous(), cos, sin))
+    one = x[:, :1].expand(-1, 6, -1, -1).transpose(1, 2)
+    assert torch.equal(rotary(one, cos, sin), rotary(one.contiguous(), cos, sin))
     cos, sin = torch.randn(2, 9, 100)[..., :64]
     expected = rotary(moved, cos.contiguous(), sin.contiguous())
     assert torch.equal(rotary(moved, cos, sin), expected)
 
 
+@cpu_only
 def test_nothing_and_numpy():
     cos, sin = tables(9, 64)
     assert rotary(torch.empty(9, 0, 64), cos, sin).shape == (9, 0, 64)
@@ -88,12 +109,14 @@ def test_nothing_and_numpy():
     np.testing.assert_array_equal(y, rotary(torch.from_numpy(x), cos, sin).numpy())
 
 
+@cpu_only
 def test_torch_op(opcheck):
     x, (cos, sin) = torch.randn(2, 9, 4, 64).bfloat16(), tables(9, 64, torch.bfloat16)
     for inverse in (False, True):
         opcheck(torch.ops.octofold.rotary, (x, cos, sin, torch.empty_like(x), inverse))
 
 
+@cpu_only
 def test_names_what_is_wrong():
     x, (cos, sin) = torch.randn(9, 4, 64), tables(9, 64)
     with pytest.raises(InvalidArgumentError, match="rotary: argument 'x': expected an even"):

@@ -5,12 +5,14 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from octofold import InvalidArgumentError, Rows, ScaledTensor, ops, quantize
-from octofold.ops import Target, cast
+from octofold import InvalidArgumentError, Rows, ScaledTensor, ops
+from octofold.ops import Target
 
+from tests.cases.shapes import STACKS
 from tests.python.casting import GRANULARITIES, cast_side
+from tests.python.devices import cast, cpu_only, quantize
+
+pytestmark = pytest.mark.usefixtures("each_device")
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
@@ -25,31 +27,28 @@ def assert_each_alone(stack, alone):
         np.testing.assert_array_equal(scale, expected.scale)
 
 
-sizes = st.sampled_from([0, 1, 2, 77, 127, 128, 129, 200, 256])
+KINDS = (*((unit, unit) for unit in GRANULARITIES), ("1x128", "channel"), ("1x128", "128x128"))
+RULES = ("deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors")
 
 
-@settings(deadline=None)
-@given(
-    st.integers(1, 4),
-    sizes,
-    sizes,
-    st.sampled_from(SOURCES),
-    st.sampled_from(GRANULARITIES),
-    st.sampled_from([None, "channel", "128x128"]),
-    st.sampled_from(["deepgemm", "vllm", "te", "torchao", "deepseek"]),
-    st.sampled_from(["e4m3", "e5m2"]),
-    st.integers(0, 2**32 - 1),
-)
-def test_any_stack_is_casts_of_each_matrix(
-    matrices, rows, cols, source, granularity, transposed, rule, dtype, seed
-):
-    rng = np.random.default_rng(seed)
-    padding = int(rng.integers(0, 3))
-    exponents = np.exp2(rng.integers(-8, 8, (matrices, 1, 1)))
-    memory = rng.normal(0, 1, (matrices, rows, cols + padding)) * exponents
-    x = memory.astype(source)[:, :, :cols]
-    other = transposed if granularity == "1x128" and transposed else granularity
-    rows, of_transpose = (f"{dtype} {unit} {rule}" for unit in (granularity, other))
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("source", SOURCES)
+def test_any_stack_is_casts_of_each_matrix(source, kind, rng):
+    """In memory of longer rows, that begins anywhere; special values in the last matrix."""
+    for rule, dtype in zip(RULES, ("e4m3", "e5m2") * 3, strict=True):
+        sizes = rng.choice([1, 2, 77, 127, 128, 129, 200, 256], 2)
+        for matrices, rows, cols in (*STACKS, (int(rng.integers(1, 5)), *map(int, sizes))):
+            padding, first = (int(rng.integers(0, 4)) for _ in range(2))
+            memory = rng.normal(0, 1, (matrices, rows, first + cols + padding))
+            memory *= np.exp2(rng.integers(-8, 8, (matrices, 1, 1)))
+            x = memory.astype(source)[:, :, first : first + cols]
+            if matrices > 1 and rows * cols > 4:
+                x[-1, 0, 0], x[-1, -1, -1], x[0, rows // 2] = np.inf, np.nan, -0.0
+            check_stack(x, *(f"{dtype} {unit} {rule}" for unit in kind))
+
+
+def check_stack(x, rows, of_transpose):
+    matrices, _, cols = x.shape
     each = [cast(matrix, rows=rows, transposed=of_transpose)[:2] for matrix in x]
     both = cast(x, rows=rows, transposed=of_transpose, matrices=matrices)[:2]
     assert both[0].shape == (matrices, *x.shape[1:])
@@ -135,6 +134,7 @@ def test_into_out_and_from_any_leading_dimensions(rng):
         np.testing.assert_array_equal(rows.scale.flatten(), stack.scale.flatten())
 
 
+@cpu_only
 @pytest.mark.slow
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_compiled_with_any_sizes(granularity):
@@ -164,6 +164,7 @@ def test_shapes_of_scales():
 X = np.zeros((3, 130, 200), np.float32)
 
 
+@cpu_only
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -224,6 +225,7 @@ def test_errors_name_the_argument(call, message):
         call()
 
 
+@cpu_only
 @pytest.mark.parametrize("rows", [128, 150])
 @pytest.mark.parametrize(("leading", "matrices"), [((3,), 3), ((6,), 2), ((2, 3), 6), ((1,), 1)])
 @pytest.mark.parametrize("granularity", GRANULARITIES)

@@ -3,9 +3,12 @@
 import numpy as np
 import octofold
 import pytest
-from octofold.ops import as_words, from_words, pack, unpack
+from octofold.ops import as_words, from_words
 
 from tests.python import reference
+from tests.python.devices import cpu_only, pack, unpack
+
+pytestmark = pytest.mark.usefixtures("each_device")
 
 FP8 = ("e4m3", "e5m2")
 FORMATS = (*FP8, "float16")
@@ -106,9 +109,10 @@ def test_pack_and_unpack_keep_what_the_format_has(format, rng):
     assert values.shape == x.shape
     np.testing.assert_array_equal(pack(values, format), words)
     np.testing.assert_array_equal(pack(x[:, ::2][1], format), words[1, ::2])
-    assert pack(x[..., :0], format).shape == (3, 5, 0)
+    assert octofold.ops.pack(x[..., :0], format).shape == (3, 5, 0)
 
 
+@cpu_only
 @pytest.mark.parametrize("format", FORMATS)
 def test_views_share_memory(format):
     each = PER_WORD[format]
@@ -141,6 +145,28 @@ SIXES = CODES.reshape(-1)[:24].reshape(4, 6)
 ODD, ZEROS = np.zeros((2, 3), np.float32), np.zeros(4, np.float32)
 
 
+@cpu_only
+@pytest.mark.parametrize("format", FORMATS)
+def test_in_torch(format):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(8).requires_grad_()
+    words = octofold.ops.pack(x, format)
+    assert not words.requires_grad
+    with pytest.raises(RuntimeError):
+        octofold.ops.unpack(words.view(torch.float32).requires_grad_(), format).sum().backward()
+
+    def there_and_back(x):
+        return octofold.ops.unpack(octofold.ops.pack(x, format), format)
+
+    x = torch.randn(3, 8)
+    try:  # torch 2.13 does, 2.11 does not
+        torch.vmap(lambda row: row.view(torch.int32))(torch.zeros((2, 4), dtype=torch.uint8))
+    except RuntimeError:
+        pytest.skip("this torch maps no views of another dtype")
+    assert torch.equal(torch.vmap(there_and_back)(x), there_and_back(x))
+
+
+@cpu_only
 @pytest.mark.parametrize(
     ("call", "message"),
     [

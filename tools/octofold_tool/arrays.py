@@ -1,6 +1,6 @@
 """Arrays that the demo's FP8 runs on: NumPy's, or torch's tensors on a GPU."""
 
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -8,31 +8,14 @@ from .gpu.device import why_not
 from .minilm import Float32Array
 
 
-class Arrays(Protocol):
-    """Arrays that octofold computes on, to and from NumPy's."""
-
-    description: str
-    """The backend or GPU that computes, for people."""
-
-    def from_numpy(self, array: Float32Array) -> Any:
-        """The same values where octofold is to compute."""
-
-    def to_float16(self, array: Any) -> Any:
-        """The same, rounded to float16."""
-
-    def to_numpy(self, array: Any) -> Float32Array:
-        """The same values for NumPy."""
-
-    def synchronize(self) -> None:
-        """Wait for what was called."""
-
-
 class NumPyArrays:
     """The CPU reference backend; nothing is copied."""
 
     description = "the CPU reference backend"
+    """The backend or GPU that computes, for people."""
 
     def from_numpy(self, array: Float32Array) -> Any:
+        """The same values where octofold is to compute."""
         return array
 
     def to_float16(self, array: Any) -> Any:
@@ -42,7 +25,7 @@ class NumPyArrays:
         return np.asarray(array, np.float32)
 
     def synchronize(self) -> None:
-        pass
+        """Wait for what was called."""
 
 
 class TorchArrays:
@@ -66,6 +49,9 @@ class TorchArrays:
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
+
+
+Arrays: TypeAlias = NumPyArrays | TorchArrays
 
 
 def choose_arrays() -> Arrays:

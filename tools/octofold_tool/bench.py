@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from . import cpu_bench, gemm_options
+from .gemm_options import SUITES, Shape
 from .gpu.device import why_not
 from .measure import MIN_ROUNDS
 from .products import GemmOptions
 from .report import ToolError, check_writable, require, write_json, write_png
-from .suites import SUITES, Shape
 
 if TYPE_CHECKING:
     from .cpu_bench import CpuReport
@@ -95,7 +95,7 @@ def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument(
         "--rounds",
         metavar="COUNT",
-        type=parse_rounds,
+        type=gemm_options.whole_number(MIN_ROUNDS),
         help=f"per shape, {MIN_ROUNDS} or more (default: {DEFAULT_ROUNDS['cuda']} on a GPU, "
         f"{DEFAULT_ROUNDS['cpu']} on the CPU, where slow shapes stop at {MIN_ROUNDS})",
     )
@@ -110,14 +110,6 @@ def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
     parser.add_argument("--png", metavar="FILE", type=Path, help="write (over) this chart")
     parser.set_defaults(run=run_gemm)
-
-
-def parse_rounds(text: str) -> int:
-    if not text.isdecimal() or int(text) < MIN_ROUNDS:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {MIN_ROUNDS}, got '{text}'"
-        )
-    return int(text)
 
 
 def choose_device(name: str) -> str:
@@ -164,7 +156,7 @@ def run_host(arguments: argparse.Namespace) -> None:
     times = host.run()
     host.show(times)
     if arguments.json is not None:
-        results = [dataclasses.asdict(time) for time in times]
+        results = [{"call": name, **dataclasses.asdict(time)} for name, time in times.items()]
         write_json(arguments.json, {"operation": "host", "shape": host.SHAPE, "results": results})
 
 

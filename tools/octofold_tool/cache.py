@@ -10,9 +10,8 @@ from octofold import kernel_cache
 from octofold.kernel_cache import CachedKernel, GemmProblem
 
 from . import gemm_options
-from .gemm_options import OUT_DTYPES
+from .gemm_options import OUT_DTYPES, SUITES
 from .report import ToolError, print_table, progress
-from .suites import SUITES
 
 HELP = "compiled kernels: list, clear, compile in advance"
 

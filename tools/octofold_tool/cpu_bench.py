@@ -5,11 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from .gemm_options import Shape
 from .products import GemmOptions, ShapeResult, measure, seconds_per_product
-from .report import COLORS, ToolError, console, new_figure, print_table, tracked
-from .suites import Shape
+from .report import ToolError, bar_chart, console, print_table, tracked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +29,38 @@ class CpuReport:
         }
 
     def show(self) -> None:
-        show(self.title, self.results)
+        columns = (
+            "M,N,K", "FP8\nms", "\n±", "\nGFLOPS", "FP32\nms", "\n±", "\nGFLOPS", "time\nFP32/FP8",
+            "relative\nerror",
+        )  # fmt: skip
+        rows = [
+            (
+                f"{result.m},{result.n},{result.k}",
+                f"{result.milliseconds_fp8:.2f}",
+                f"{result.spread_fp8:.0%}",
+                f"{result.gflops_fp8:.1f}",
+                f"{result.milliseconds_float32:.2f}",
+                f"{result.spread_float32:.0%}",
+                f"{result.gflops_float32:.1f}",
+                f"{result.ratio:.2f}",
+                f"{result.relative_error:.1e}",
+            )
+            for result in self.results
+        ]
+        print_table(f"gemm on the CPU reference backend: {self.title}", columns, rows)
         if self.left_out:
             names = " ".join(",".join(map(str, shape)) for shape in self.left_out)
             seconds = self.options.max_seconds
             console().print(f"Left out, {seconds:g} s a round or more: {names}")
 
     def chart(self) -> Any:
-        return chart(self.title, self.results)
+        """Rates of both, shape by shape."""
+        names = [f"{r.m},{r.n},{r.k}" for r in self.results]
+        rates = {
+            "FP8": [r.gflops_fp8 for r in self.results],
+            "FP32 (NumPy)": [r.gflops_float32 for r in self.results],
+        }
+        return bar_chart(f"gemm: {self.title}", "GFLOPS", names, rates)
 
 
 def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> CpuReport:
@@ -53,45 +75,3 @@ def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> CpuReport:
     results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
     left_out = [shape for shape in shapes if shape not in chosen]
     return CpuReport(options, title, results, left_out)
-
-
-def show(title: str, results: Sequence[ShapeResult]) -> None:
-    columns = (
-        "M,N,K", "FP8\nms", "\n±", "\nGFLOPS", "FP32\nms", "\n±", "\nGFLOPS", "time\nFP32/FP8",
-        "relative\nerror",
-    )  # fmt: skip
-    rows = [
-        (
-            f"{result.m},{result.n},{result.k}",
-            f"{result.milliseconds_fp8:.2f}",
-            f"{result.spread_fp8:.0%}",
-            f"{result.gflops_fp8:.1f}",
-            f"{result.milliseconds_float32:.2f}",
-            f"{result.spread_float32:.0%}",
-            f"{result.gflops_float32:.1f}",
-            f"{result.ratio:.2f}",
-            f"{result.relative_error:.1e}",
-        )
-        for result in results
-    ]
-    print_table(f"gemm on the CPU reference backend: {title}", columns, rows)
-
-
-def chart(title: str, results: Sequence[ShapeResult]) -> Any:
-    """Rates of both, shape by shape."""
-    figure, (axis,) = new_figure(1, f"gemm: {title}")
-    positions = np.arange(len(results))
-    axis.bar(positions - 0.2, [r.gflops_fp8 for r in results], 0.4, color=COLORS[0], label="FP8")
-    axis.bar(
-        positions + 0.2,
-        [r.gflops_float32 for r in results],
-        0.4,
-        color=COLORS[1],
-        label="FP32 (NumPy)",
-    )
-    axis.set_ylabel("GFLOPS")
-    names = [f"{r.m},{r.n},{r.k}" for r in results]
-    axis.set_xticks(positions, names, rotation=45, ha="right", fontsize="small")
-    # Above the axes, where no bar can be.
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
-    return figure

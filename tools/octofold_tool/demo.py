@@ -5,9 +5,8 @@ from pathlib import Path
 
 from .advise import FILES as PLAN_FILES
 from .advised_demo import advise_twin
-from .answers import Answers, compare_answers
 from .arrays import choose_arrays
-from .demo_results import DemoResults, chart, document, show
+from .demo_results import Answers, DemoResults, chart, compare_answers, document, show
 from .linear_layers import embed_and_record, embed_by, measure_layer, time_layers
 from .minilm import PACKAGE, MiniLm, model_folder
 from .report import (

@@ -1,9 +1,32 @@
-"""Options for the matrix products that a command is about: shapes, dtypes, granularities."""
+"""Options for the matrix products that a command is about: shapes and named sets of them, dtypes,
+granularities."""
 
 import argparse
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
-from .suites import SUITES, Shape
+Shape: TypeAlias = tuple[int, int, int]
+
+# N and K are those of the linear layers of well-known models; M is the number of tokens.
+
+# DeepSeek-V3 (hidden 7168), the layers that DeepGEMM's benchmarks name.
+_DEEPSEEK_V3 = (
+    (2112, 7168),
+    (24576, 1536),
+    (32768, 512),
+    (7168, 16384),
+    (4096, 7168),
+    (7168, 2048),
+)
+
+# Llama 3 70B (hidden 8192, FFN 28672, 8 KV heads of 128): qkv, attention output, gate and up, down.
+_LLAMA_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
+
+SUITES: dict[str, tuple[Shape, ...]] = {
+    "deepseek-v3": tuple((m, n, k) for m in (1, 64, 128, 1024, 4096) for n, k in _DEEPSEEK_V3),
+    "llama-70b": tuple((m, n, k) for m in (1, 128, 4096) for n, k in _LLAMA_70B),
+    "square": tuple((size, size, size) for size in (256, 512, 1024, 2048, 4096)),
+}
 
 OUT_DTYPES: Final = ("bfloat16", "float16", "float32")
 
@@ -46,6 +69,17 @@ def add_kind(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let the tensor cores sum all of K (tensor and channel scales)",
     )
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number of at least {least}, got '{text}'"
+            )
+        return int(text)
+
+    return parse
 
 
 def parse_shape(text: str) -> Shape:

@@ -8,9 +8,9 @@ import numpy as np
 import octofold
 from octofold._timing import spread
 
+from .gemm_options import Shape
 from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_error
 from .report import ToolError
-from .suites import Shape
 
 # Only so many rows and columns of a large product are checked, at random places.
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
@@ -53,11 +53,6 @@ def seconds_per_product(options: GemmOptions) -> float:
     return (cube.milliseconds_fp8 + cube.milliseconds_float32) / 1e3 / size**3
 
 
-def budget(options: GemmOptions) -> float:
-    """Seconds after which a shape gets no more than the least number of rounds."""
-    return MIN_ROUNDS * options.max_seconds
-
-
 def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
     """Check one product, then time it and NumPy's in turns."""
     m, n, k = shape
@@ -76,7 +71,8 @@ def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
         lambda: octofold.gemm(a8, b8, out=out, fast_accumulation=options.fast_accumulation),
         lambda: np.matmul(a, b.T, out=out32),
     )
-    fp8, float32 = interleaved_seconds(calls, options.rounds, budget(options))
+    budget = MIN_ROUNDS * options.max_seconds  # then a shape gets no more rounds than the least
+    fp8, float32 = interleaved_seconds(calls, options.rounds, budget)
     fp8_median, float32_median = statistics.median(fp8), statistics.median(float32)
     gflop = 2e-9 * m * n * k
     return ShapeResult(

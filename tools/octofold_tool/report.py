@@ -146,6 +146,23 @@ def new_figure(columns: int, title: str, width_ratios: Sequence[float] | None = 
     return figure, axes
 
 
+def bar_chart(
+    title: str, ylabel: str, names: Sequence[str], series: Mapping[str, Sequence[float]]
+) -> Any:
+    """Bars of each series beside each other, by name; where one has NaN there is none."""
+    figure, (axis,) = new_figure(1, title)
+    positions = np.arange(len(names))
+    width = 0.8 / len(series)
+    for index, (label, values) in enumerate(series.items()):
+        offset = (index - (len(series) - 1) / 2) * width
+        axis.bar(positions + offset, np.nan_to_num(values), width, color=COLORS[index], label=label)
+    axis.set_ylabel(ylabel)
+    axis.set_xticks(positions, names, rotation=60, ha="right", fontsize="small")
+    # Above the axes, where no bar can be.
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), frameon=False)
+    return figure
+
+
 def environment() -> dict[str, Any]:
     """Describes what a measured number depends on beside the code."""
     info = octofold.info()

@@ -12,11 +12,12 @@ import octofold
 from octofold import tuning
 
 from . import gemm_options
-from .bench import check_outputs, parse_rounds, title
+from .bench import check_outputs, title
+from .gemm_options import SUITES, Shape
 from .gpu.device import why_not
+from .measure import MIN_ROUNDS
 from .products import GemmOptions
 from .report import ToolError, print_table, tracked, write_json
-from .suites import SUITES, Shape
 
 if TYPE_CHECKING:
     from .gpu.tune import Tuned, Wanted
@@ -62,14 +63,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--groups",
         metavar="COUNT",
-        type=parse_count,
+        type=gemm_options.whole_number(1),
         default=1,
         help="of rows, masked and depth, and of gated products (default: %(default)s)",
     )
     parser.add_argument(
         "--rounds",
         metavar="COUNT",
-        type=parse_rounds,
+        type=gemm_options.whole_number(MIN_ROUNDS),
         help="rounds for the best kernels and the planned one "
         f"(default: {DEFAULT_ROUNDS}, sustained {DEFAULT_SUSTAINED_ROUNDS})",
     )
@@ -93,12 +94,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     actions.add_argument("--clear", action="store_true", help="remove the table")
     parser.set_defaults(run=run)
-
-
-def parse_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
-    return int(text)
 
 
 def parse_share(text: str) -> float:

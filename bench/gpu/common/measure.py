@@ -1,5 +1,4 @@
-"""A case is computed by several implementations: each is built, checked, and timed in turns with
-the others."""
+"""The results of a case's implementations: lines of JSON and tables."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,42 +17,19 @@ from octofold._timing import (
     NotCapturableError,
     Sampler,
     Timing,
-    screened,
     timings,
 )
-from octofold_tool.gpu.tune import run_in_threads
+from octofold_tool.gpu.measuring import Implementation, checked, run_in_threads, screen
+from octofold_tool.measure import ERROR_LIMITS as LIMITS_BY_NAME
 
+from .operands import DTYPES, sets_of
 from .run import Run, print_table
 
-PEER_ERROR_LIMIT = 5e-2
-"""A peer that is further off computes something else."""
-ERROR_LIMITS = {torch.bfloat16: 2.5e-3, torch.float16: 4e-4, torch.float32: 3e-4}
+ERROR_LIMITS = {DTYPES[name]: limit for name, limit in LIMITS_BY_NAME.items()}
 """Limits of our products' errors, relative to the norm, by the result's type (docs/numerics.md)."""
-PLANNED = "planned"
+PLANNED, COPY = "planned", "copy"
 QUICK = Method("graph", window=0.7e-3, rest=4e-3)
 """For many candidates."""
-
-Errors = float | Mapping[str, float]
-
-
-class Wrong(Exception):  # noqa: N818
-    """A result is not what it has to be."""
-
-
-@dataclass
-class Implementation:
-    """How a case is computed."""
-
-    calls: Sequence[Call]
-    """One for each set of operands."""
-    errors: Callable[[], Errors]
-    """Relative errors of the first call's results, in memory that held NaN before; NaN: not all of
-    it was written."""
-    limit: float = PEER_ERROR_LIMIT
-    least: float = 0.0
-    """An error of the first result below this was not computed in FP8."""
-    method: Method | None = None
-    """None: by CUDA graphs where the calls are short and can be captured, else by events."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +37,14 @@ class Build:
     """An implementation that is yet to be built."""
 
     name: str
-    make: Callable[[], Implementation]
+    make: Callable[..., Implementation]
+    """Takes a candidate's name, too, if it is ours."""
     ours: bool = False
     bytes: float = 0
     """Bytes that a call has to move at least."""
     operations: float = 0
+    names: Sequence[str] = ()
+    """Candidates of ours."""
 
 
 @dataclass(frozen=True)
@@ -93,22 +72,9 @@ class Result:
         return {"name": self.build.name, **times, "method": self.method, **known, **self.errors}
 
 
-def checked(made: Implementation) -> dict[str, float]:
-    """Its errors. Raises Wrong."""
-    errors = made.errors()
-    named = dict(errors) if isinstance(errors, Mapping) else {"error": errors}
-    for result, error in named.items():
-        if not error <= made.limit:  # NaN is wrong too
-            raise Wrong(f"relative {result} {error:.2e} exceeds {made.limit:.0e}")
-    if next(iter(named.values()), made.least) < made.least:
-        raise Wrong(f"relative errors {named}: not computed in FP8")
-    return named
-
-
 def sampler_of(made: Implementation, run: Run) -> tuple[Sampler, str]:
     """A sampler, and the kind of its method."""
-    for call in made.calls:
-        call()
+    made.warm()
     method = made.method or GRAPH
     if not run.on_gpu:
         method = method if method.kind == "host" else CPU
@@ -199,8 +165,8 @@ def attempt(call: Call) -> None:
         call()
 
 
-Candidates = tuple[dict[str, list[float]], list[str]]
-"""Microseconds by name, of all and then of the finalists again; and the names of what is wrong."""
+Candidates = dict[str, list[float]]
+"""Microseconds by name: of all, and then of the finalists again."""
 
 
 def measure_candidates(
@@ -210,51 +176,88 @@ def measure_candidates(
     names: Sequence[str],
     make: Callable[[str | None], Implementation],
     others: Iterable[Build] = (),
+    texts: Sequence[str] | None = None,
     **facts: Any,
 ) -> Candidates:
     """Every kernel configuration of ours, screened; then the fastest beside what is planned and the
-    others. `make` takes a candidate's name, or None for what is planned."""
-    made = {PLANNED: make(None)} | {name: make(name) for name in names}
+    others. `make` takes a candidate's name, or None for what is planned.
+
+    texts: only the names with one of these in them.
+    """
+    names = [name for name in names if not texts or any(text in name for text in texts)]
+    made = {PLANNED: make(None)} | {name: make(name) for name in names if run.on_gpu}
     run_in_threads(partial(attempt, one.calls[0]) for one in made.values())
-    wrong = []
-    for name, one in made.items():
-        try:
-            checked(one)
-        except Exception as error:
-            run.leave_out(name, True, error, case=case)
-            wrong.append(name)
-    method = QUICK if run.on_gpu else CPU
-    samplers = {}
-    for name, one in made.items():
-        if name not in wrong:
-            for call in one.calls:
-                call()
-            samplers[name] = method.sampler(one.calls)
-    beside = {PLANNED: samplers.pop(PLANNED)} if PLANNED in samplers else {}
-    kept = []
+    wrong = [name for name, one in made.items() if not is_right(run, name, True, one, case)]
+    ours = {name: one for name, one in made.items() if name not in wrong}
+    beside = {PLANNED: ours.pop(PLANNED)} if PLANNED in ours else {}
     for build in others:
         try:
             peer = build.make()
-            checked(peer)
-            for call in peer.calls:
-                call()
-            beside[build.name] = method.sampler(peer.calls)
-            kept.append(peer)
-        except Exception as error:
+        except Exception as error:  # a peer may fail in any way
             run.leave_out(build.name, build.ours, error, case=case)
-    first, last = screened(samplers, beside, run.rounds)
+            continue
+        if is_right(run, build.name, build.ours, peer, case):
+            beside[build.name] = peer
+    first, last = screen(ours, beside, run.rounds, QUICK if run.on_gpu else CPU)
     times = {name: [timing.microseconds] for name, timing in first.items()}
     for name, timing in last.items():
         times.setdefault(name, []).append(timing.microseconds)
     run.record(section, case=case, **facts, times=times, wrong=wrong)
-    ours = [name for name in last if name in samplers] or list(last)
-    if ours:
-        best = min(ours, key=lambda name: last[name].microseconds)
-        ordered = sorted(last, key=lambda name: last[name].microseconds)
-        base = last[best].microseconds
-        ratios = ", ".join(f"{name} {last[name].microseconds / base:.3f}" for name in ordered)
-        print(f"{section} {case}: {last[best]} µs {best}; times over it: {ratios}")
-    return times, wrong
+    show_finalists(f"{section} {case}", last, [name for name in last if name in ours])
+    return times
+
+
+def is_right(run: Run, name: str, ours: bool, made: Implementation, case: str) -> bool:
+    try:
+        checked(made)
+    except Exception as error:
+        run.leave_out(name, ours, error, case=case)
+        return False
+    return True
+
+
+def show_finalists(title: str, times: Mapping[str, Timing], ours: Sequence[str]) -> None:
+    """The fastest of ours, and the times of all over its own."""
+    if not times:
+        return
+    best = min(ours or times, key=lambda name: times[name].microseconds)
+    ordered = sorted(times, key=lambda name: times[name].microseconds)
+    base = times[best].microseconds
+    ratios = ", ".join(f"{name} {times[name].microseconds / base:.3f}" for name in ordered)
+    print(f"{title}: {times[best]} µs {best}; times over it: {ratios}")
+
+
+def copy_of(moved: int, run: Run) -> Build:
+    """Copies of device memory."""
+
+    def pair() -> list[torch.Tensor]:
+        return [
+            torch.empty(moved // 2, dtype=torch.uint8, device=run.device).random_() for _ in "ab"
+        ]
+
+    def make() -> Implementation:
+        pairs = sets_of(pair, moved, run)
+        return Implementation([partial(to.copy_, of) for to, of in pairs], lambda: 0.0)
+
+    return Build(COPY, make, bytes=moved)
+
+
+def beside_copy(
+    run: Run, section: str, name: str, moved: int, builds: Iterable[Build]
+) -> dict[str, Result]:
+    """The column "speed" is the share of the rate of a copy that moves as many bytes."""
+    return measure(run, section, name, [*builds, copy_of(moved, run)], COPY)
+
+
+def keeping(function: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> list[Call]:
+    """Calls that each keep their result until they run again, so that no two of them write to the
+    same memory."""
+    kept: dict[int, Any] = {}
+
+    def call(index: int, *arguments: Any) -> None:
+        kept[index] = function(*arguments)
+
+    return [partial(call, index, *arguments) for index, arguments in enumerate(sets)]
 
 
 def geometric_mean(ratios: Iterable[float]) -> str:

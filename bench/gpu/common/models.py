@@ -1,45 +1,49 @@
-"""Parts of language models, of plain torch."""
+"""A block of a language model, of plain torch."""
 
+import octofold.nn
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 
-class Attention(torch.nn.Module):
-    def __init__(self, width, heads, groups, causal):
+class LlamaBlock(nn.Module):
+    """x [sequences, tokens, hidden]. Norm, grouped attention, residual; norm, SwiGLU, residual."""
+
+    def __init__(self, hidden: int, heads: int, key_value_heads: int, inner: int) -> None:
         super().__init__()
-        self.size, self.causal = width // heads, causal
-        self.query = torch.nn.Linear(width, width, bias=False)
-        self.key = torch.nn.Linear(width, groups * self.size, bias=False)
-        self.value = torch.nn.Linear(width, groups * self.size, bias=False)
-        self.out = torch.nn.Linear(width, width, bias=False)
+        self.head = hidden // heads
+        self.heads = [count * self.head for count in (heads, key_value_heads, key_value_heads)]
+        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.mlp_norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.qkv = nn.Linear(hidden, sum(self.heads), bias=False)
+        self.output = nn.Linear(hidden, hidden, bias=False)
+        self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, hidden, bias=False)
+        self.fused_qkv: nn.Module | None = None
+        self.fused_mlp: nn.Module | None = None
 
-    def forward(self, x):
-        q, k, v = (
-            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
-        y = scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
-        return self.out(y.transpose(1, 2).flatten(2))
+    def fuse(self, recipe: str) -> None:
+        """Norms and MLP as Octofold's modules, of the same parameters in the same order."""
+        octofold.nn.convert(self, recipe, force_fp8=True)
+        self.fused_qkv = octofold.nn.NormLinear.from_modules(self.attention_norm, self.qkv)
+        layers = self.gate_up, self.down
+        self.fused_mlp = octofold.nn.MLP.from_linears(*layers, norm=self.mlp_norm)
 
-
-class Gated(torch.nn.Module):
-    def __init__(self, width, hidden):
-        super().__init__()
-        self.gate = torch.nn.Linear(width, hidden, bias=False)
-        self.up = torch.nn.Linear(width, hidden, bias=False)
-        self.down = torch.nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x):
-        return self.down(silu(self.gate(x)) * self.up(x))
-
-
-class LlamaBlock(torch.nn.Module):
-    def __init__(self, width, heads, groups, hidden):
-        super().__init__()
-        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width) for _ in range(2))
-        self.attention = Attention(width, heads, groups, causal=True)
-        self.mlp = Gated(width, hidden)
-
-    def forward(self, x):
-        x = x + self.attention(self.norms[0](x))
-        return x + self.mlp(self.norms[1](x))
+    def forward(self, x: Tensor) -> Tensor:
+        fused = self.fused_qkv
+        qkv = self.qkv(self.attention_norm(x)) if fused is None else fused(x)
+        parts = qkv.split(self.heads, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head)).transpose(1, 2) for part in parts)
+        # FP32 has a kernel without all scores in memory, ungrouped.
+        grouped = x.dtype != torch.float32
+        if not grouped:
+            repeats = q.shape[1] // k.shape[1]
+            k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        mixed = self.output(mixed.transpose(1, 2).flatten(-2))
+        if self.fused_mlp is not None:
+            y, x = self.fused_mlp(mixed, x)
+            return x + y
+        x = x + mixed
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(silu(gate) * up)

@@ -9,21 +9,15 @@ import octofold
 import torch
 from octofold import ScaledTensor
 from octofold._timing import Call, set_count
+from octofold_tool.gpu.measuring import OUT_DTYPES
 from torch import Tensor
 
 from .run import Run
 
-DTYPES = {
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-}
+DTYPES = {**OUT_DTYPES, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LAYERS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 """N,K of the linear layers of DeepSeek-V3."""
 MOST = 64
-NAN_CODE = 0x7F  # of both FP8 formats
 
 Made = TypeVar("Made")
 
@@ -59,27 +53,3 @@ def scaled(run: Run, rows: int, cols: int, granularity: str, dtype: str = "e4m3"
 def cast_activated(x: Tensor, activation: str) -> ScaledTensor:
     """The cast of an activation, of scales 1x128, as a gated product gives it."""
     return octofold.ops.cast(octofold.ops.Activated(x, activation), rows="1x128").rows
-
-
-def bytes_of(*operands: Tensor | ScaledTensor) -> int:
-    tensors = []
-    for x in operands:
-        tensors += [x] if isinstance(x, Tensor) else [x.data, x.scale]
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def poison(*results: Tensor | ScaledTensor) -> None:
-    """Fills memory with NaN."""
-    for result in results:
-        if isinstance(result, ScaledTensor):
-            poison(result.data, result.scale)
-        elif result.dtype.itemsize == 1:
-            result.view(torch.uint8).fill_(NAN_CODE)
-        else:
-            result.fill_(torch.nan)
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """‖actual − expected‖ / ‖expected‖; NaN where `actual` is not finite."""
-    actual, wide = actual.detach().double(), expected.detach().double()
-    return float(torch.linalg.norm(actual - wide) / torch.linalg.norm(wide))

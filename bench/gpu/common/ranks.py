@@ -1,25 +1,20 @@
 """Measuring over the ranks of a process group, a GPU for each: what torchrun starts. Without GPUs
 everything goes by gloo on the CPU, where results are checked and times mean nothing."""
 
-import json
+import argparse
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
-
-# Multicast of NVLink is not used. Before torch and NCCL look.
-os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 import torch
 import torch.distributed as dist
 from octofold._timing import take_turns
+
+from .run import Item, OutOfTime, Run
 
 Call = Callable[[], Any]
 ON_GPU = torch.cuda.is_available()
@@ -36,24 +31,48 @@ class Times(NamedTuple):
     high: float
 
 
-class Report:
-    """Prints lines on the first rank, which also writes lines of JSON to a file."""
+class RankRun(Run):
+    """This process as one of the ranks, with its GPU current. The first rank prints and writes."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.failed = False
-        self._file = path.open("a") if path is not None and dist.get_rank() == 0 else None
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        self.device = DEVICE
+
+    def __enter__(self) -> "RankRun":
+        timeout = timedelta(minutes=3)
+        if ON_GPU:
+            torch.cuda.set_device(DEVICE)
+            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=DEVICE)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+        torch.manual_seed(dist.get_rank())
         device = torch.cuda.get_device_name() if ON_GPU else "CPU"
         self.line(f"{dist.get_world_size()} × {device}, torch {torch.__version__}")
-        self.write("environment", device, ranks=dist.get_world_size(), torch=torch.__version__)
+        self.record(
+            "environment", case=device, ranks=dist.get_world_size(), torch=torch.__version__
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            _together()
+            dist.destroy_process_group()
+
+    def cases(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Collective: the items while all ranks have time."""
+        for item in items:
+            if not agreed(time.monotonic() - self._start < self.seconds):
+                raise OutOfTime
+            yield item
+            self.release()
 
     def line(self, text: str = "") -> None:
         if dist.get_rank() == 0:
-            print(text, flush=True)
+            super().line(text)
 
-    def write(self, section: str, case: str, **values: Any) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps({"section": section, "case": case, **values}) + "\n")
-            self._file.flush()
+    def record(self, section: str, **facts: Any) -> None:
+        if dist.get_rank() == 0:
+            super().record(section, **facts)
 
     def require(self, right: bool, what: str) -> None:
         """Collective: whether something is right on all ranks. If not, that is said, and the exit
@@ -73,26 +92,7 @@ class Report:
                 f"  {case:<34} {name:<34} {taken.median:10.0f} µs ±{spread:3.0f} %"
                 f" {speed:6.2f} × {base}"
             )
-            self.write(section, case, name=name, speed=speed, **taken._asdict(), **values)
-
-
-@contextmanager
-def ranks(path: Path | None = None) -> Iterator[Report]:
-    """This process as one of the ranks, with its GPU current. Leaves with exit code 1 if anything
-    was wrong."""
-    timeout = timedelta(minutes=3)
-    if ON_GPU:
-        torch.cuda.set_device(DEVICE)
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=DEVICE)
-    else:
-        dist.init_process_group("gloo", timeout=timeout)
-    torch.manual_seed(dist.get_rank())
-    report = Report(path)
-    yield report
-    _together()
-    dist.destroy_process_group()
-    if report.failed:
-        sys.exit(1)
+            self.record(section, case=case, name=name, speed=speed, **taken._asdict(), **values)
 
 
 def agreed(right: bool) -> bool:
@@ -114,8 +114,6 @@ def interleaved(calls: Mapping[str, Call], rounds: int, repeats: int = 1) -> dic
 
 
 def _times(samples: list[float]) -> Times:
-    if len(samples) < 2:
-        return Times(samples[0], samples[0], samples[0])
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
     return Times(median, low, high)
 

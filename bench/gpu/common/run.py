@@ -1,4 +1,4 @@
-"""One run of a script: its arguments, its limits of time, the lines of JSON and the tables."""
+"""One run: its arguments, its limits of time, the lines of JSON and the tables."""
 
 import argparse
 import gc
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -22,20 +22,49 @@ class OutOfTime(Exception):  # noqa: N818  # nothing is wrong then
     """The time limit of the run has passed."""
 
 
-def new_parser(description: str | None, *, rounds: int, seconds: float) -> argparse.ArgumentParser:
-    """A parser of the file of results and the options that every script takes."""
+def parsed(operation: ModuleType, arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a run of an operation: its own, and those that all have."""
+    name = operation.__name__.rpartition(".")[2]
     parser = argparse.ArgumentParser(
-        description=description,
+        prog=f"bench/gpu/run.py {name}",
+        description=operation.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         fromfile_prefix_chars="@",
     )
     add = parser.add_argument
     add("results", type=Path, help="a file, to which lines of JSON are appended")
-    add("--rounds", type=at_least_two, default=rounds)
-    add("--seconds", type=float, default=seconds, help="after these the rest is left out")
-    add("--case-seconds", type=float, default=240.0, help="a case that takes longer ends the run")
+    add("--rounds", type=at_least_two, default=operation.ROUNDS)
+    add("--seconds", type=float, default=operation.SECONDS, help="then the rest is left out")
+    limit = getattr(operation, "CASE_SECONDS", 240.0)
+    add("--case-seconds", type=float, default=limit, help="a case that takes longer ends the run")
     add("--device", default="cuda", help="cpu: to try the script itself, on tiny cases")
-    return parser
+    if hasattr(operation, "add_options"):
+        operation.add_options(parser)
+    return parser.parse_intermixed_args(arguments)
+
+
+def add_shapes(parser: argparse.ArgumentParser, form: str = "M,N,K") -> None:
+    parser.add_argument("shapes", nargs="*", metavar=form, help="default: a list of its own")
+
+
+def add_choices(parser: argparse.ArgumentParser, name: str, choices: Sequence[str]) -> None:
+    """An option of which several can be given; all by default."""
+    parser.add_argument(name, nargs="+", choices=choices, default=list(choices))
+
+
+def add_only(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="parts of the cases' names"
+    )
+
+
+def add_candidates(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--candidates",
+        nargs="*",
+        metavar="TEXT",
+        help="time every kernel of ours instead (with a TEXT of these in its name)",
+    )
 
 
 def at_least_two(text: str) -> int:
@@ -65,7 +94,7 @@ class Run:
     """A context: what it measures goes to the file as it comes; tables are printed."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.path: Path = options.results
+        self.options = options
         self.rounds: int = options.rounds
         self.seconds, self.case_seconds = options.seconds, options.case_seconds
         self.device = torch.device(options.device)
@@ -84,19 +113,11 @@ class Run:
         versions = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
         facts = {**environment(), **versions, "device": name, "arguments": sys.argv[1:]}
         self.record("environment", **facts)
-        print(f"{name}, torch {versions['torch']}, CUDA {versions['cuda']}")
+        self.line(f"{name}, torch {versions['torch']}, CUDA {versions['cuda']}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if isinstance(error, OutOfTime):
-            print(f"stopped after {self.seconds:.0f} s")
-            return True
-        return False
+    def __exit__(self, *_: object) -> None:
+        pass
 
     @property
     def exit_code(self) -> int:
@@ -129,9 +150,12 @@ class Run:
         if self.on_gpu:
             torch.cuda.empty_cache()
 
+    def line(self, text: str = "") -> None:
+        print(text, flush=True)
+
     def record(self, section: str, **facts: Any) -> None:
         """Appends a line of JSON."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.options.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"section": section, **facts}) + "\n")
 
     def leave_out(self, name: str, ours: bool, error: Exception, **where: Any) -> None:
@@ -139,7 +163,7 @@ class Run:
         self.failed = self.failed or ours
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         self.record("failed" if ours else "missing", name=name, **where, reason=reason)
-        print(f"{'FAILED' if ours else 'left out'}: {name}: {reason}")
+        self.line(f"{'FAILED' if ours else 'left out'}: {name}: {reason}")
         if self.on_gpu:
             torch.cuda.synchronize()  # raises again if the context is lost: nothing more to do
 

@@ -13,7 +13,7 @@ namespace {
 using config::Sm90GemmConfig;
 
 // Fitted to 14 000 times of 59 configurations at 496 shapes on an H200
-// (docs/kernels/gemm-tilings.md, "How a tiling is chosen"; bench/gpu/gemm.py measures them).
+// (docs/kernels/gemm-tilings.md, "How a tiling is chosen"; bench/gpu/run.py gemm measures them).
 constexpr double kMemoryBytes = 4.19e6;      // a µs
 constexpr double kCacheBytes = 11.6e6;       // a µs, from L2 to all multiprocessors
 constexpr double kCacheShareOfFew = 0.51;    // of it, where few multiprocessors ask

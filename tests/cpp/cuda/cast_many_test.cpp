@@ -1,12 +1,10 @@
-// The launches of many casts in one call, and the compilation of their kernels. By the same
-// parameters kernels run on the host in tests/cpp/kernels/stacked_casts_test.cpp.
+// The launches of many casts in one call. By the same parameters kernels run on the host in
+// tests/cpp/kernels/stacked_casts_test.cpp.
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/batch.h"
 #include "plan/cast_batch.h"
-#include "support/nvrtc.h"
-#include "support/product_plans.h"
-#include "support/sound_kernel.h"
+#include "support/gpu_product.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
@@ -97,25 +95,6 @@ TEST_F(CastManyTest, NothingIsNoLaunch) {
   cast_all({});
   cast_all({of(0x10000, 0, 640), of(0x20000, 128, 0)});
   EXPECT_TRUE(state().launches.empty());
-}
-
-using NvrtcCastManyTest = test::NvrtcTest<>;
-
-TEST_F(NvrtcCastManyTest, CompilesWithoutSpills) {
-  test::Compiler compiler;
-  for (const DType in : {DType::kBFloat16, DType::kFloat32}) {
-    for (const Granularity granularity : {kBlock128x128, kBlock1x128, kChannel, kTensor}) {
-      for (const config::CastRule& rule : {config::kDeepGemmRule, config::kTorchAoRule}) {
-        const plan::CastProblem problem{
-            .rows = 1000,
-            .cols = 1024,
-            .format = {.in = in, .granularity = granularity, .rule = rule},
-            .to_transposed = true};
-        compiler.expect_sound(
-            plan::plan_cast_batch(*plan::batch_kind(problem), plan::kHopper).kernels);
-      }
-    }
-  }
 }
 
 }  // namespace

@@ -5,10 +5,7 @@
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/params.h"
 #include "kernels/routing/config/routing.h"
-#include "plan/rotary.h"
 #include "support/gpu_product.h"
-#include "support/nvrtc.h"
-#include "support/sound_kernel.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
@@ -214,27 +211,6 @@ TEST_F(SmallTest, GradientsByRoutingWeights) {
                               stream);
             }),
             Blocks{kTokens * kSlots / config::ActivationDotsConfig::kSlots});
-}
-
-class NvrtcRotaryTest : public test::NvrtcTest<> {
- protected:
-  test::Compiler compiler_;
-};
-
-TEST_F(NvrtcRotaryTest, CompilesWithoutSpills) {
-  for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-    for (const bool aligned : {false, true}) {
-      for (const std::int64_t heads : {4, 32}) {
-        compiler_.expect_sound(plan_rotary({.tokens = 100,
-                                            .heads = heads,
-                                            .head_size = 128,
-                                            .type = type,
-                                            .is_aligned = aligned},
-                                           plan::kHopper)
-                                   .kernels);
-      }
-    }
-  }
 }
 
 }  // namespace

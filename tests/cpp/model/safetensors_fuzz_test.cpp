@@ -2,9 +2,9 @@
 // of its own errors or a header that keeps its promises.
 #include <fmt/format.h>
 
+#include "checkpoints.h"
 #include "model/safetensors.h"
 #include "support/test.h"
-#include "test_files.h"
 
 namespace octofold::model {
 namespace {

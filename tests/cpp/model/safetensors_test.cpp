@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
-#include "test_files.h"
+#include "checkpoints.h"
 
 namespace octofold::model {
 namespace {

@@ -27,8 +27,10 @@ std::set<int> shards_of(const WorkParams& work, int count) {
 template <Sm90GemmConfig kConfig>
 void walk_block(const WorkParams& work, int block, int blocks, std::vector<int>& times) {
   ArrivedShards arrived;
-  for (TileWalk<kConfig> walk(work, block, blocks); walk.has_tile(); walk.advance()) {
+  TileWalk<kConfig> walk(work, block, blocks);
+  for (; walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
+    EXPECT_EQ(walk.has_stages(), work.depth > 0);
     EXPECT_EQ(tile.operand_row, tile.row);
     EXPECT_EQ(tile.operand_column, tile.column);
     EXPECT_EQ(tile.row % kConfig.tile_rows, 0);
@@ -48,6 +50,7 @@ void walk_block(const WorkParams& work, int block, int blocks, std::vector<int>&
       }
     }
   }
+  EXPECT_FALSE(walk.has_stages());
 }
 
 // A shard is awaited for the rows that need it and no others, and not before the bands of rows
@@ -82,14 +85,15 @@ void expect_order(const WorkParams& work) {
 }
 
 template <Sm90GemmConfig kConfig>
-void expect_each_element_once(int shard_rows, int shards, int columns, TileBands bands = {}) {
+void expect_each_element_once(int shard_rows, int shards, int columns, TileBands bands = {},
+                              int depth = 384) {
   for (int first = 0; first < shards; ++first) {
     SCOPED_TRACE(testing::Message() << shards << " shards of " << shard_rows << " rows from "
                                     << first << " on, " << columns << " columns");
     const std::vector<int> flags(as_size(shards), 1);
     const WorkParams work{.rows = shards * shard_rows,
                           .columns = columns,
-                          .depth = 384,
+                          .depth = depth,
                           .groups = shards,
                           .numbers = flags.data(),
                           .shard_rows = shard_rows,
@@ -126,6 +130,7 @@ TEST(ArrivalWalkTest, EachElementComesOnceAndInTheOrderOfShards) {
                                            {513, 2}}) {
     for (const int columns : {1, 200, 700}) expect_all(shard_rows, shards, columns);
   }
+  expect_each_element_once<kAlone>(200, 3, 100, {}, 0);
 }
 
 TEST(ArrivalWalkTest, RandomShards) {
@@ -154,24 +159,6 @@ TEST(ArrivalWalkTest, OneShardIsTheDenseWalk) {
       EXPECT_EQ(walk.tile().column, dense.tile().column);
     }
     EXPECT_FALSE(walk.has_tile());
-  }
-}
-
-TEST(ArrivalWalkTest, SaysWhetherStagesFollow) {
-  const std::vector<int> flags(3, 1);
-  for (const int depth : {0, 128}) {
-    const WorkParams work{.rows = 600,
-                          .columns = 100,
-                          .depth = depth,
-                          .groups = 3,
-                          .numbers = flags.data(),
-                          .shard_rows = 200,
-                          .first_shard = 1};
-    for (int block = 0; block < 4; ++block) {
-      TileWalk<kAlone> walk(work, block, 4);
-      for (; walk.has_tile(); walk.advance()) EXPECT_EQ(walk.has_stages(), depth > 0);
-      EXPECT_FALSE(walk.has_stages());
-    }
   }
 }
 

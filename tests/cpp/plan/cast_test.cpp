@@ -1,6 +1,7 @@
 #include "plan/cast.h"
 
 #include "core/scale_layout.h"
+#include "support/cast_problems.h"
 #include "support/granularities.h"
 #include "support/test.h"
 
@@ -14,16 +15,18 @@ using config::ScaleStepConfig;
 using config::SourceKind;
 using config::TileCastConfig;
 using config::WideRowCastConfig;
+using test::casts::Cast;
+using test::casts::kGathered;
+using test::casts::kMultiplied;
+using test::casts::kTransposeMultiplied;
+using enum Granularity;
+
+constexpr config::ColumnReductions kSums{.sums = true};
 
 constexpr std::array kRules{config::kDeepGemmRule,          config::kVllmRule,
                             config::kTransformerEngineRule, config::kTorchAoRule,
                             config::kTorchAoTensorRule,     config::kDeepSeekRule,
                             config::kCompressedTensorsRule};
-
-template <typename Config>
-const Config* get(const CastLaunch& launch) {
-  return std::get_if<Config>(&launch.config);
-}
 
 class Problems {
  public:
@@ -43,8 +46,7 @@ class Problems {
             .source = source,
             .to_rows = targets != 1,
             .to_transposed = targets != 0,
-            .transposed_by_channel =
-                targets == 2 && granularity == Granularity::kBlock1x128 && below(2) == 0,
+            .transposed_by_channel = targets == 2 && granularity == kBlock1x128 && below(2) == 0,
             .scales_given = given,
             .columns = {.sums = below(8) == 0, .amax = below(8) == 0},
             .x_is_aligned = below(4) != 0,
@@ -67,24 +69,64 @@ class Problems {
   test::Random random_;
 };
 
-CastProblem problem_of(Granularity granularity, std::int64_t rows, std::int64_t cols,
-                       bool to_rows = true, bool to_transposed = false) {
-  return {.rows = rows,
-          .cols = cols,
-          .format = {.granularity = granularity},
-          .to_rows = to_rows,
-          .to_transposed = to_transposed};
+CastProblem problem_of(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  return {.rows = rows, .cols = cols, .format = {.granularity = granularity}};
 }
 
-TEST(PlanCastTest, EveryConfigIsValid) {
+// Matrices that a kernel accesses in vectors have to lie on their boundaries.
+void expect_vectors_fit(const CastProblem& problem, bool vector_loads, bool vector_stores) {
+  const bool cols_fit = problem.cols % problem.format.vector() == 0;
+  if (vector_loads) {
+    EXPECT_TRUE(problem.x_is_aligned && cols_fit);
+    if (problem.source.casts_halves()) {
+      EXPECT_EQ(problem.cols / 2 % problem.format.vector(), 0);
+    }
+  }
+  if (vector_stores) {
+    EXPECT_TRUE(problem.codes_are_aligned);
+    EXPECT_TRUE(cols_fit || !problem.to_rows);
+    EXPECT_TRUE(problem.rows % 8 == 0 || !problem.to_transposed);
+  }
+}
+
+// Blocks cover the matrix and no more.
+void expect_fits(const CastProblem& problem, std::int64_t blocks, const TileCastConfig& tiles) {
+  expect_vectors_fit(problem, tiles.vector_loads,
+                     tiles.phase != CastPhase::kAmax && tiles.vector_stores);
+  const int parts = tiles.source.parts();
+  EXPECT_EQ(problem.cols % parts, 0);
+  EXPECT_EQ(blocks, core::ceil_divide(problem.rows, tiles.tile_rows) *
+                        core::ceil_divide(problem.cols / parts, 128));
+}
+void expect_fits(const CastProblem& problem, std::int64_t blocks, const RowCastConfig& rows) {
+  expect_vectors_fit(problem, rows.vector_loads, rows.vector_stores);
+  EXPECT_EQ(blocks, core::ceil_divide(problem.rows, rows.rows_per_block()));
+  const std::int64_t held =
+      std::int64_t{rows.threads_per_row} * rows.vectors_per_thread * problem.format.vector();
+  EXPECT_EQ(rows.reread, held < problem.cols);
+}
+void expect_fits(const CastProblem& problem, std::int64_t blocks, const WideRowCastConfig& wide) {
+  expect_vectors_fit(problem, true, wide.vector_stores);
+  EXPECT_EQ(blocks, problem.rows * wide.blocks_per_row);
+  const std::int64_t vectors = core::ceil_divide(problem.cols, problem.format.vector());
+  const std::int64_t of_part = core::ceil_divide(vectors, wide.blocks_per_row);
+  EXPECT_LE(16 * of_part, wide.part_bytes);
+  EXPECT_LT((wide.blocks_per_row - 1) * of_part, vectors);  // the last part is not empty
+}
+void expect_fits(const CastProblem&, std::int64_t, const ScaleStepConfig&) {}
+void expect_fits(const CastProblem&, std::int64_t, const config::ColumnReductionConfig&) {}
+
+TEST(PlanCastTest, EveryLaunchIsValidAndFitsTheMatrix) {
   Problems problems;
   std::array<int, std::variant_size_v<CastConfig>> met{};
   for (int i = 0; i < 100'000; ++i) {
-    for (const CastLaunch& launch : cast_launches(problems.next(), kHopper)) {
+    const CastProblem problem = problems.next();
+    for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
       std::visit(
-          [](const auto& config) {
+          [&](const auto& config) {
             EXPECT_EQ(config.invalid_reason(), nullptr) << describe(config);
             EXPECT_GT(config.threads(), 0);
+            expect_fits(problem, launch.blocks, config);
           },
           launch.config);
       EXPECT_GT(launch.blocks, 0);
@@ -94,200 +136,92 @@ TEST(PlanCastTest, EveryConfigIsValid) {
   for (const int count : met) EXPECT_GT(count, 20);  // of each kernel
 }
 
-// Matrices that a kernel accesses in vectors have to lie on their boundaries.
-TEST(PlanCastTest, VectorsAreNeverMisaligned) {
-  Problems problems;
-  int loads = 0, stores = 0;
-  for (int i = 0; i < 20'000; ++i) {
-    const CastProblem problem = problems.next();
-    const bool cols_fit = problem.cols % problem.format.vector() == 0;
-    for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
-      const auto expect_fit = [&](bool vector_loads, bool vector_stores) {
-        if (vector_loads) {
-          EXPECT_TRUE(problem.x_is_aligned && cols_fit);
-          if (problem.source.casts_halves()) {
-            EXPECT_EQ(problem.cols / 2 % problem.format.vector(), 0);
-          }
-          ++loads;
-        }
-        if (vector_stores) {
-          EXPECT_TRUE(problem.codes_are_aligned);
-          EXPECT_TRUE(cols_fit || !problem.to_rows);
-          EXPECT_TRUE(problem.rows % 8 == 0 || !problem.to_transposed);
-          ++stores;
-        }
-      };
-      if (const auto* tiles = get<TileCastConfig>(launch)) {
-        expect_fit(tiles->vector_loads, tiles->phase != CastPhase::kAmax && tiles->vector_stores);
-      } else if (const auto* rows = get<RowCastConfig>(launch)) {
-        expect_fit(rows->vector_loads, rows->vector_stores);
-      } else if (const auto* wide = get<WideRowCastConfig>(launch)) {
-        expect_fit(true, wide->vector_stores);
-      }
-    }
-  }
-  EXPECT_GT(loads, 1000);
-  EXPECT_GT(stores, 1000);
-}
-
-TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
-  Problems problems;
-  for (int i = 0; i < 20'000; ++i) {
-    const CastProblem problem = problems.next();
-    for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
-      if (const auto* rows = get<RowCastConfig>(launch)) {
-        EXPECT_EQ(launch.blocks, core::ceil_divide(problem.rows, rows->rows_per_block()));
-        const std::int64_t held = std::int64_t{rows->threads_per_row} * rows->vectors_per_thread *
-                                  problem.format.vector();
-        EXPECT_EQ(rows->reread, held < problem.cols);
-      } else if (const auto* wide = get<WideRowCastConfig>(launch)) {
-        EXPECT_EQ(launch.blocks, problem.rows * wide->blocks_per_row);
-        const std::int64_t vectors = core::ceil_divide(problem.cols, problem.format.vector());
-        const std::int64_t of_part = core::ceil_divide(vectors, wide->blocks_per_row);
-        EXPECT_LE(16 * of_part, wide->part_bytes);
-        EXPECT_LT((wide->blocks_per_row - 1) * of_part, vectors);  // the last part is not empty
-      } else if (const auto* tiles = get<TileCastConfig>(launch)) {
-        const int parts = tiles->source.parts();
-        EXPECT_EQ(problem.cols % parts, 0);
-        EXPECT_EQ(launch.blocks, core::ceil_divide(problem.rows, tiles->tile_rows) *
-                                     core::ceil_divide(problem.cols / parts, 128));
-      }
-    }
-  }
-}
-
-// The rows' scales are found where the codes of both are written.
-TEST(PlanCastTest, ChannelsOfTheTransposeTakeAnotherRead) {
-  CastProblem problem = problem_of(Granularity::kBlock1x128, 4096, 7168, true, true);
-  problem.transposed_by_channel = true;
-  const auto launches = cast_launches(problem, kHopper);
-  ASSERT_EQ(launches.size(), 4u);
-  EXPECT_EQ(get<ScaleStepConfig>(launches[0])->step, ScaleStep::kClear);
-  EXPECT_FALSE(get<ScaleStepConfig>(launches[0])->to_rows);
-  EXPECT_EQ(get<TileCastConfig>(launches[1])->phase, CastPhase::kAmax);
-  EXPECT_FALSE(get<TileCastConfig>(launches[1])->to_rows);
-  EXPECT_EQ(get<TileCastConfig>(launches[2])->phase, CastPhase::kWholeRows);
-  EXPECT_EQ(get<ScaleStepConfig>(launches[3])->step, ScaleStep::kFinish);
-  problem.scales_given = true;
-  EXPECT_EQ(cast_launches(problem, kHopper).size(), 1u);
-}
-
-// Both halves of a gradient by one tile, where they are whole blocks and lie apart.
-TEST(PlanCastTest, HalvesAreTakenTogether) {
-  const auto takes_both = [](std::int64_t cols, GateLayout layout, DType in, bool aligned) {
-    CastProblem problem = problem_of(Granularity::kBlock1x128, 256, cols, true, true);
-    problem.format.in = in;
-    problem.source = {SourceKind::kActivationGradient, Activation::kSwiGlu, layout};
-    problem.x_is_aligned = aligned;
-    return get<TileCastConfig>(cast_launches(problem, kHopper)[0])->source.both_halves;
-  };
-  EXPECT_TRUE(takes_both(2 * 384, GateLayout::kHalves, DType::kBFloat16, true));
-  EXPECT_FALSE(takes_both(2 * 320, GateLayout::kHalves, DType::kBFloat16, true));
-  EXPECT_FALSE(takes_both(2 * 384, GateLayout::kInterleaved, DType::kBFloat16, true));
-  EXPECT_FALSE(takes_both(2 * 384, GateLayout::kHalves, DType::kFloat32, true));
-  EXPECT_FALSE(takes_both(2 * 384, GateLayout::kHalves, DType::kBFloat16, false));
-}
-
-TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
-  for (const auto granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
-    for (const bool both : {false, true}) {
-      const auto launches = cast_launches(problem_of(granularity, 4096, 7168, true, both), kHopper);
-      ASSERT_EQ(launches.size(), 1u);
-      ASSERT_NE(get<TileCastConfig>(launches[0]), nullptr);
-      EXPECT_EQ(get<TileCastConfig>(launches[0])->phase, CastPhase::kWhole);
-    }
-  }
-  const auto launches = cast_launches(problem_of(Granularity::kChannel, 4096, 7168), kHopper);
-  ASSERT_EQ(launches.size(), 1u);
-  EXPECT_NE(get<RowCastConfig>(launches[0]), nullptr);
-}
-
-// Tiles alone, whatever the granularity, and the same kernel for all rules that apply scales alike.
-TEST(PlanCastTest, GivenScalesTakeOnePass) {
+// The same kernel for all rules that apply scales alike.
+TEST(PlanCastTest, GivenScalesShareAKernel) {
   for (const Granularity granularity : test::kGranularities) {
-    CastProblem problem = problem_of(granularity, 64, 100'000, true, true);
-    problem.scales_given = true;
-    const auto launches = cast_launches(problem, kHopper);
-    ASSERT_EQ(launches.size(), 1u);
-    ASSERT_NE(get<TileCastConfig>(launches[0]), nullptr);
-    EXPECT_EQ(get<TileCastConfig>(launches[0])->phase, CastPhase::kEncodeGiven);
+    CastProblem problem = problem_of(granularity, 64, 100'000);
+    problem.to_transposed = problem.scales_given = true;
+    const CastConfig given = cast_launches(problem, kHopper)[0].config;
     problem.format.rule = config::kTorchAoRule;
-    EXPECT_EQ(cast_launches(problem, kHopper)[0].config, launches[0].config);
+    EXPECT_EQ(cast_launches(problem, kHopper)[0].config, given);
     problem.format.rule = config::kDeepSeekRule;
-    EXPECT_NE(cast_launches(problem, kHopper)[0].config, launches[0].config);
+    EXPECT_NE(cast_launches(problem, kHopper)[0].config, given);
   }
 }
 
-TEST(PlanCastTest, WideRowsAreOfClusters) {
-  const auto launch = [](std::int64_t cols) {
-    return cast_launches(problem_of(Granularity::kChannel, 64, cols), kHopper)[0];
-  };
-  EXPECT_EQ(get<RowCastConfig>(launch(16384))->threads_per_row, 256);
-  EXPECT_EQ(get<RowCastConfig>(launch(16392))->threads_per_row, 512);
-  EXPECT_NE(get<RowCastConfig>(launch(32768)), nullptr);
-  const auto wide = [&](std::int64_t cols) {
-    const CastLaunch launched = launch(cols);
-    const auto* config = get<WideRowCastConfig>(launched);
-    EXPECT_NE(config, nullptr) << cols;
-    return config != nullptr ? *config : WideRowCastConfig{};
-  };
-  EXPECT_EQ(wide(32776).blocks_per_row, 2);
-  EXPECT_EQ(wide(36864).blocks_per_row, 2);
-  EXPECT_EQ(wide(36872).blocks_per_row, 4);
-  EXPECT_EQ(wide(131072).blocks_per_row, 8);
-  EXPECT_EQ(wide(131072).part_bytes, 36 * 1024);
-  EXPECT_EQ(wide(300'000).part_bytes, 111 * 1024);
-  EXPECT_EQ(wide(454'656).blocks_per_row, 8);
-  // Too much for a cluster too, or not to be copied in vectors.
-  for (const std::int64_t cols : {454'664, 40'007}) {
-    const CastLaunch launched = launch(cols);
-    ASSERT_NE(get<RowCastConfig>(launched), nullptr);
-    EXPECT_TRUE(get<RowCastConfig>(launched)->reread);
+TEST(PlanCastTest, WhatNoKernelIsFor) {
+  for (const TileCastConfig& config : {TileCastConfig{.to_transposed = true, .grouped = true},
+                                       {.to_transposed = true, .stacked = true},
+                                       {.two_level = true, .to_transposed = true},
+                                       {.transposed_squares = true, .to_transposed = true}}) {
+    EXPECT_EQ(config.invalid_reason(), nullptr);
   }
+  constexpr auto kGiven = CastPhase::kEncodeGiven;
+  for (const TileCastConfig& config :
+       {TileCastConfig{.grouped = true},
+        {.format = {.granularity = kBlock128x128}, .to_transposed = true, .grouped = true},
+        {.to_transposed = true, .columns = kSums, .grouped = true},
+        {.to_transposed = true, .grouped = true, .stacked = true},
+        {.to_transposed = true, .columns = kSums, .stacked = true},
+        {.source = kGathered, .to_transposed = true, .stacked = true},
+        {.source = kTransposeMultiplied},
+        {.format = {.granularity = kBlock128x128},
+         .source = kTransposeMultiplied,
+         .to_transposed = true},
+        {.source = kTransposeMultiplied, .transposed_squares = true, .to_transposed = true},
+        {.tile_rows = 32, .rows_per_thread = 4, .stacked = true},
+        {.two_level = true, .to_rows = false, .to_transposed = true},  // lines that nobody writes
+        {.phase = kGiven, .two_level = true, .to_transposed = true},
+        {.phase = kGiven, .transposed_squares = true, .to_transposed = true},
+        {.phase = kGiven, .amax_given = true},
+        {.amax_given = true}}) {
+    EXPECT_NE(config.invalid_reason(), nullptr) << describe(config);
+  }
+  CastProblem large{.cols = 640, .to_transposed = true};
+  large.rows = large.matrices = std::int64_t{1} << 30;  // a tile each
+  EXPECT_THROW(cast_launches(large, kHopper), Error);
 }
 
-TEST(PlanCastTest, WideRowsAreLaunchedAsClusters) {
-  const CastPlan plan = plan_cast(problem_of(Granularity::kChannel, 64, 131'072), kHopper);
-  ASSERT_EQ(plan.kernels.size(), 1u);
-  EXPECT_EQ(plan.kernels[0].cluster_size, 8);
-  EXPECT_EQ(plan.kernels[0].shared_bytes, 2 * 36 * 1024);
-  EXPECT_TRUE(plan.kernels[0].as_many_as_run);
-  const CastPlan tiles = plan_cast(problem_of(Granularity::kBlock1x128, 64, 131'072), kHopper);
-  EXPECT_EQ(tiles.kernels[0].cluster_size, 1);
-  EXPECT_FALSE(tiles.kernels[0].as_many_as_run);
+// Gathered rows have no pieces to be staged, and have tiles as x itself has.
+TEST(PlanCastTest, GatheredRowsAloneAreCastAsRowsAre) {
+  const Cast rows = Cast(DType::kBFloat16, kBlock1x128).of(1000, 640).to_rows_alone();
+  const CastLaunch launch =
+      cast_launches(rows.with([](Cast& cast) { cast.source = kMultiplied; }), kHopper)[0];
+  EXPECT_EQ(launch.blocks, cast_launches(rows, kHopper)[0].blocks);
+  const auto& config = std::get<TileCastConfig>(launch.config);
+  EXPECT_FALSE(config.is_staged());
+  EXPECT_EQ(config.shared_bytes(), 0);
 }
 
-TEST(PlanCastTest, ClustersHoldWhatTheGpuHas) {
-  Gpu gpu = kHopper;
-  gpu.shared_memory_per_block = 99 * 1024;
-  CastProblem problem = problem_of(Granularity::kChannel, 64, 147'456);
-  EXPECT_NE(get<WideRowCastConfig>(cast_launches(problem, gpu)[0]), nullptr);
-  problem.cols += 8;
-  EXPECT_NE(get<RowCastConfig>(cast_launches(problem, gpu)[0]), nullptr);
-}
-
-// An empty matrix has no codes, but the scales that core::scale_grid says.
-TEST(PlanCastTest, EmptyMatrices) {
-  const auto count = [](Granularity granularity, bool to_rows, bool to_transposed,
-                        std::int64_t rows, std::int64_t cols) {
-    return cast_launches(problem_of(granularity, rows, cols, to_rows, to_transposed), kHopper)
-        .size();
-  };
-  EXPECT_EQ(count(Granularity::kBlock1x128, true, false, 0, 5), 0u);
-  EXPECT_EQ(count(Granularity::kBlock128x128, true, true, 5, 0), 0u);
-  EXPECT_EQ(count(Granularity::kTensor, true, false, 0, 5), 2u);  // clear, finish
-  EXPECT_EQ(count(Granularity::kChannel, true, false, 5, 0), 1u);
-  EXPECT_EQ(count(Granularity::kChannel, true, false, 0, 5), 0u);
-  EXPECT_EQ(count(Granularity::kChannel, false, true, 0, 5), 2u);
-  EXPECT_EQ(count(Granularity::kChannel, false, true, 5, 0), 0u);
-  CastProblem given = problem_of(Granularity::kTensor, 0, 5);
-  given.scales_given = true;
-  EXPECT_EQ(cast_launches(given, kHopper).size(), 0u);
+// Largest magnitudes that are given have the kernels of those that were found, unless values beyond
+// them are divided, or both targets share one.
+TEST(PlanCastTest, KernelsOfGivenMagnitudesAreThoseOfFoundOnes) {
+  for (const config::CastRule& rule :
+       {config::kDeepGemmRule, config::kTorchAoRule, config::kTransformerEngineRule,
+        config::kCompressedTensorsRule, config::kVllmRule, config::kDeepSeekRule}) {
+    const bool divides = rule.arithmetic == config::CastArithmetic::kDivide;
+    const auto plain = [&](Granularity granularity) {
+      return Cast(DType::kBFloat16, granularity, rule).of(2000, 640);
+    };
+    const auto expect_shared = [&](const Cast& problem, bool shared) {
+      const CastLaunch found = cast_launches(problem, kHopper)[2];
+      auto codes =
+          std::get<TileCastConfig>(cast_launches(problem.of_given_amax(), kHopper)[1].config);
+      EXPECT_EQ(codes.amax_given, !shared);
+      codes.amax_given = false;
+      EXPECT_EQ(codes, std::get<TileCastConfig>(found.config));
+    };
+    expect_shared(plain(kBlock1x128).beside(kChannel), !divides);
+    expect_shared(plain(kChannel), !divides);
+    expect_shared(plain(kTensor).to_rows_alone(), !divides);
+    expect_shared(plain(kTensor).transposed_alone(), !divides);
+    expect_shared(plain(kTensor), false);
+  }
 }
 
 // Steps that do not depend on rule, types or overflow are the same kernel for all of them.
 TEST(PlanCastTest, StepsAreShared) {
-  CastProblem problem = problem_of(Granularity::kTensor, 64, 256);
+  CastProblem problem = problem_of(kTensor, 64, 256);
   const std::vector<CastLaunch> plan = cast_launches(problem, kHopper);
   problem.format.rule = config::kDeepSeekRule;
   problem.format.power_of_two = true;
@@ -297,7 +231,7 @@ TEST(PlanCastTest, StepsAreShared) {
   EXPECT_EQ(plan[0].config, other[0].config);
   EXPECT_EQ(plan[1].config, other[1].config);
   EXPECT_NE(plan[2].config, other[2].config);
-  EXPECT_EQ(get<ScaleStepConfig>(plan[3])->step, ScaleStep::kFinish);
+  EXPECT_EQ(std::get<ScaleStepConfig>(plan[3].config).step, ScaleStep::kFinish);
   // Scales of float16 are finished as those of bfloat16 are, but for a rule that reads the type.
   for (const bool reads : {false, true}) {
     problem.format.rule = reads ? config::kTorchAoTensorRule : config::kDeepSeekRule;
@@ -328,7 +262,8 @@ TEST(PlanCastTest, NamesDifferWhereConfigsDo) {
 }
 
 TEST(PlanCastTest, DescriptionsSayWhatIsNotUsual) {
-  CastProblem problem = problem_of(Granularity::kBlock1x128, 256, 256, true, true);
+  CastProblem problem = problem_of(kBlock1x128, 256, 256);
+  problem.to_transposed = true;
   problem.format.power_of_two = true;
   EXPECT_EQ(plan_cast(problem, kHopper).kernels[0].description,
             "cast: in bfloat16, out e4m3, granularity 1x128, power_of_two, saturate, to_rows, "
@@ -337,6 +272,27 @@ TEST(PlanCastTest, DescriptionsSayWhatIsNotUsual) {
   problem.scales_given = true;
   EXPECT_THAT(plan_cast(problem, kHopper).kernels[0].description,
               HasSubstr("phase codes, scales given"));
+}
+
+// Numbers that a kernel is told are not.
+TEST(PlanCastTest, KernelsAreSharedByGroupsAndStacksOfAnyNumber) {
+  const auto kernel = [](std::int64_t rows, std::int64_t groups, std::int64_t matrices) {
+    CastProblem problem = problem_of(kBlock128x128, rows, 640);
+    problem.to_transposed = true;
+    problem.to_rows = groups == 0;
+    problem.groups = groups;
+    problem.matrices = matrices;
+    return plan_cast(problem, kHopper).kernels.at(0).kernel;
+  };
+  EXPECT_EQ(kernel(1000, 6, 1), kernel(1000, 7, 1));
+  EXPECT_EQ(kernel(1000, 0, 4), kernel(1250, 0, 5));
+  for (const std::string& name : {kernel(1000, 6, 1), kernel(1000, 0, 4)}) {
+    EXPECT_NE(name, kernel(1000, 0, 1));
+  }
+  ConvertProblem convert{.rows = 5, .cols = 7, .scaled = true, .granularity = kBlock128x128};
+  const auto values = plan_convert(convert, kHopper).kernels[0].kernel;
+  convert.has_channel_scale = true;
+  EXPECT_NE(plan_convert(convert, kHopper).kernels[0].kernel, values);
 }
 
 TEST(PlanCastTest, RefusesWhatNoGridHolds) {

@@ -70,58 +70,6 @@ TEST(PlanGroupedWeightOnlyTest, TilesAreThoseOfRandomGroups) {
   EXPECT_EQ(row_tiles(of_masked(100, 4, 0), 16).expected, 1);
 }
 
-TEST(PlanGroupedWeightOnlyTest, EachProblemHasAKernel) {
-  std::mt19937 random(2);
-  const auto below = [&](std::int64_t limit) {
-    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
-  };
-  for (int i = 0; i < 500; ++i) {
-    WeightOnlyProblem problem = of_rows(1 + below(1 << below(17)), 1 + below(300), below(2) == 0);
-    problem.columns = 1 + below(9000);
-    problem.depth = below(9000);
-    problem.x = problem.out = DType::kFloat16;
-    problem.transposed = below(2) == 0;
-    problem.w_scales = static_cast<Granularity>(below(4));
-    problem.is_aligned = problem.fits_tma = below(2) == 0;
-    problem.out_is_aligned = below(2) == 0;
-    if (!problem.gathered && below(2) == 0) {
-      problem.work = Work::kMaskedRows;
-      problem.expected = below(problem.rows + 1);
-    }
-    for (const int capability : {75, 80, 89, 90, 120}) {
-      const Gpu gpu = gpu_of(capability, 100);
-      const WeightOnlyPlan plan = plan_weight_only(problem, gpu);
-      const auto* work = std::get_if<WeightOnlyWork>(&plan.config);
-      if (work == nullptr) {
-        const auto& config = std::get<config::Sm90WeightOnlyConfig>(plan.config);
-        EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
-        EXPECT_EQ(config.work, problem.work);
-        EXPECT_FALSE(problem.gathered);
-        EXPECT_GE(expected_rows(problem), 17);
-        EXPECT_LE(plan.kernels[0].blocks, 100 * config.blocks_per_multiprocessor);
-        continue;
-      }
-      const WeightOnlyConfig& config = work->config;
-      EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
-      EXPECT_EQ(config.work, problem.work);
-      EXPECT_EQ(config.gathered, problem.gathered);
-      EXPECT_EQ(work->splits, 1);
-      ASSERT_EQ(plan.kernels.size(), 1u);
-      EXPECT_EQ(plan.kernels[0].shared_bytes, config.shared_bytes());
-      EXPECT_LE(config.shared_bytes(), gpu.shared_memory_per_block);
-      const std::int64_t columns =
-          (problem.columns + config.tile_columns - 1) / config.tile_columns;
-      const RowTiles tiles = row_tiles(problem, config.tile_rows);
-      // One for each tile that is expected, and fewer than there are others behind them.
-      EXPECT_GE(
-          plan.kernels[0].blocks,
-          std::min(tiles.most * columns, static_cast<std::int64_t>(tiles.expected) * columns));
-      EXPECT_LE(plan.kernels[0].blocks, tiles.most * columns);
-      EXPECT_GE(plan.kernels[0].blocks, 1);
-    }
-  }
-}
-
 // Decoding reads the weights of the experts that are used once, by tiles of few rows.
 TEST(PlanGroupedWeightOnlyTest, FewRowsHaveSmallTiles) {
   for (const std::int64_t rows : {8, 64, 256}) {

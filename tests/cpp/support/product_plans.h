@@ -29,6 +29,26 @@ std::vector<CandidateOf<Config>> candidates_as(const plan::GemmProblem& problem,
   return candidates;
 }
 
+/// Says why a configuration is invalid once spoil() has changed it; empty if it is valid.
+template <typename Config>
+class Spoiled {
+ public:
+  explicit Spoiled(const Config& valid) : valid_(valid) {
+    EXPECT_EQ(valid.invalid_reason(), nullptr);
+  }
+
+  template <typename Spoil>
+  std::string operator()(Spoil&& spoil) const {
+    Config config = valid_;
+    spoil(config);
+    const char* found = config.invalid_reason();
+    return found == nullptr ? "" : found;
+  }
+
+ private:
+  Config valid_;
+};
+
 using Sm90Candidate = CandidateOf<config::Sm90GemmConfig>;
 
 inline plan::Plan<config::Sm90GemmConfig> sm90_plan(const plan::GemmProblem& problem,

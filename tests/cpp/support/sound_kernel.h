@@ -1,10 +1,18 @@
-// Kernels, compiled for their GPU: no register leaves the register file.
+// Kernels, compiled for their GPU: registers do not leave the register file, and tensor cores do
+// the work.
 #pragma once
 
 #include "cuda/device.h"
-#include "kernels/sm90/config/gemm.h"
-#include "plan/cast.h"
-#include "plan/sm90/planner.h"
+#include "kernels/attention/config/warpgroup_latent.h"
+#include "kernels/attention/config/warpgroup_queries.h"
+#include "plan/attention.h"
+#include "plan/cast_batch.h"
+#include "plan/dot.h"
+#include "plan/norm.h"
+#include "plan/rotary.h"
+#include "plan/routing.h"
+#include "plan/transpose.h"
+#include "plan/weight_only.h"
 #include "support/kernel_sample.h"
 #include "support/product_plans.h"
 #include "support/sass.h"
@@ -12,83 +20,106 @@
 
 namespace octofold::test {
 
-// For scripts/kernel_resources.py: threads of a block, registers of a thread, bytes of shared
-// memory.
-inline void record_resources(const plan::KernelPlan& plan, const jit::ResourceUse& resources) {
-  testing::Test::RecordProperty(plan.kernel,
-                                core::format("{} {} {}", plan.threads, resources.registers,
-                                             plan.shared_bytes + resources.shared_bytes));
+using Counts = testing::Matcher<int>;
+
+/// A kernel and what its machine code may be.
+struct ExpectedKernel {
+  plan::KernelPlan plan;
+  int spills = 0;  ///< bytes that a thread may put into local memory
+  Counts registers = testing::Le(255);
+  Counts static_shared_bytes = testing::_;
+  bool may_collect_lanes = false;  ///< before an exchange, of different branches
+  std::vector<std::pair<SassOperation, Counts>> operations{};
+};
+
+inline void expect_sound(const ExpectedKernel& kernel, const plan::Gpu& gpu) {
+  const plan::KernelPlan& plan = kernel.plan;
+  const std::optional<jit::Binary> binary = compiled(cuda::program_of(plan, gpu));
+  if (!binary) return;
+  SCOPED_TRACE(plan.description + "\n" + plan.kernel);
+  const jit::ResourceUse& resources = binary->resources;
+  const int shared_bytes = plan.shared_bytes + resources.shared_bytes;
+  // For scripts/kernel_resources.py.
+  testing::Test::RecordProperty(
+      plan.kernel, core::format("{} {} {}", plan.threads, resources.registers, shared_bytes));
+  EXPECT_LE(resources.spill_store_bytes, kernel.spills);
+  EXPECT_LE(resources.stack_bytes, kernel.spills);
+  EXPECT_THAT(resources.registers, kernel.registers);
+  EXPECT_LE(resources.registers * plan.threads, 65536);
+  EXPECT_THAT(resources.shared_bytes, kernel.static_shared_bytes);
+  EXPECT_LE(shared_bytes, gpu.shared_memory_per_block);
+  if (kernel.spills == 0) {
+    EXPECT_EQ(count_operations(binary->image, SassOperation::kLdl), 0);
+    EXPECT_EQ(count_operations(binary->image, SassOperation::kStl), 0);
+  }
+  if (!kernel.may_collect_lanes) {
+    EXPECT_EQ(count_operations(binary->image, SassOperation::kEndCollective), 0);
+  }
+  for (const auto& [operation, count] : kernel.operations) {
+    EXPECT_THAT(count_operations(binary->image, operation), count);
+  }
 }
 
-// Compiles kernels of casts and norms, each one once. No exchange between lanes has to collect them
-// first.
-class Compiler {
+/// The kernels of a family on a GPU, each of them once.
+class Kernels {
  public:
-  explicit Compiler(const plan::Gpu& gpu = plan::kHopper) : gpu_(gpu) {}
+  Kernels(const plan::Gpu& gpu, int spills) : gpu_(gpu), spills_(spills) {}
 
-  /// `spills`: bytes that a thread may put into local memory.
-  void expect_sound(const std::vector<plan::KernelPlan>& plans, int spills = 0) {
-    for (const plan::KernelPlan& plan : plans) {
-      if (!seen_.insert(plan.kernel).second) continue;
-      const std::optional<jit::Binary> binary = compiled(cuda::program_of(plan, gpu_));
-      if (!binary) continue;
-      const jit::ResourceUse& resources = binary->resources;
-      record_resources(plan, resources);
-      EXPECT_LE(resources.spill_store_bytes, spills) << plan.kernel;
-      EXPECT_LE(resources.stack_bytes, spills) << plan.kernel;
-      EXPECT_LE(plan.shared_bytes + resources.shared_bytes, gpu_.shared_memory_per_block)
-          << plan.kernel;
-      EXPECT_EQ(count_operations(binary->image, SassOperation::kEndCollective), 0) << plan.kernel;
-    }
+  const plan::Gpu& gpu() const { return gpu_; }
+  auto begin() const { return kernels_.begin(); }
+  auto end() const { return kernels_.end(); }
+
+  void add(ExpectedKernel kernel) {
+    kernel.spills = std::max(kernel.spills, spills_);
+    if (names_.insert(kernel.plan.kernel).second) kernels_.push_back(std::move(kernel));
+  }
+  void add(const std::vector<plan::KernelPlan>& plans) {
+    for (const plan::KernelPlan& plan : plans) add({.plan = plan});
   }
 
-  void expect_sound(const plan::CastProblem& problem, int spills = 0) {
-    expect_sound(plan::plan_cast(problem, gpu_).kernels, spills);
+  void add(const plan::CastProblem& problem) { add(plan_cast(problem, gpu_).kernels); }
+  void add(const plan::ConvertProblem& problem) { add(plan_convert(problem, gpu_).kernels); }
+  void add(const plan::TransposeProblem& problem) { add(plan_transpose(problem, gpu_).kernels); }
+  void add(const plan::NormProblem& problem) { add(plan_norm(problem, gpu_).kernels); }
+  void add(const plan::NormBackwardProblem& problem) {
+    add(plan_norm_backward(problem, gpu_).kernels);
   }
-  void expect_sound(const plan::ConvertProblem& problem) {
-    expect_sound(plan::plan_convert(problem, gpu_).kernels);
+  void add(const plan::RotaryProblem& problem) { add(plan_rotary(problem, gpu_).kernels); }
+  void add(const plan::TopKProblem& problem) { add(plan_top_k(problem, gpu_).kernels); }
+  void add(const plan::TopKGradientProblem& problem) {
+    add(plan_top_k_gradient(problem, gpu_).kernels);
   }
+  void add(const plan::SortProblem& problem) { add(plan_sort(problem, gpu_).kernels); }
+  void add(const plan::CombineProblem& problem) { add(plan_combine(problem, gpu_).kernels); }
+  void add(const plan::CombineGradientProblem& problem) {
+    add(plan_combine_gradient(problem, gpu_).kernels);
+  }
+  void add(const plan::ActivationDotsProblem& problem) {
+    add(plan_activation_dots(problem, gpu_).kernels);
+  }
+  void add(const plan::DotProblem& problem) { add(plan_dot(problem, gpu_).kernels); }
 
  private:
   plan::Gpu gpu_;
-  std::set<std::string> seen_;
+  int spills_;
+  std::vector<ExpectedKernel> kernels_;
+  std::set<std::string> names_;
 };
 
-// A GEMM kernel: FP8 tensor cores do the work.
-inline void expect_sound(const config::Sm90GemmConfig& config) {
-  const std::string description = plan::describe(config);
-  const std::optional<jit::Binary> compiled_now =
-      compiled({plan::sm90::kHeader, plan::kernel_name(plan::sm90::kKernel, config),
-                plan::architecture(plan::kHopper), description});
-  if (!compiled_now) return;
-  const jit::Binary& binary = *compiled_now;
-  EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
-  EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
-  EXPECT_EQ(count_operations(binary.image, SassOperation::kLdl), 0) << description;
-  EXPECT_EQ(count_operations(binary.image, SassOperation::kStl), 0) << description;
-  // Four products of 32 values of K for each sub-tile; the compiler unrolls the loop of small
-  // tiles, and the last of a group has a loop for one sub-tile of two.
-  const int products = count_operations(binary.image, SassOperation::kQgmma);
-  EXPECT_GE(products, 4 * config.sub_tiles()) << description;
-  const bool has_loop_for_one = config.loads_sub_tiles() && config.row_sub_tiles() == 2;
-  EXPECT_EQ(products % (has_loop_for_one ? 4 : 4 * config.sub_tiles()), 0) << description;
-  EXPECT_LE(binary.resources.registers, config.registers_at_start()) << description;
-}
-
-// Every tiling of a product. Where threads load or store, and where registers are not scarce (TMA
-// adds to C in memory, sums stay in the tensor core): every third one, by turns. Each meets each
-// way to load, store and sum, and each granularity on either side.
-inline void expect_every_tiling_sound(const plan::GemmProblem& problem) {
-  const GemmForm& form = problem.product.form;
-  const bool is_tma = problem.operands_fit_tma && problem.output_fits_tma;
-  const int step = is_tma && !problem.c_is_out && !form.fast_accumulation ? 1 : 3;
-  int turn = static_cast<int>(form.a.scales) + static_cast<int>(form.b.scales) +
-             (problem.operands_fit_words ? 0 : 1) + (form.bias == Addend::kNone ? 0 : 2);
-  const std::vector<Sm90Candidate> candidates = sm90_candidates(problem);
-  EXPECT_FALSE(candidates.empty());
-  for (const auto& [name, config] : candidates) {
-    if (turn++ % step == 0) expect_sound(config);
-  }
+/// Each combination of an element of each list.
+template <typename... Lists>
+auto combinations(const Lists&... lists) {
+  std::vector<std::tuple<typename Lists::value_type...>> all;
+  const auto add = [&](auto&& self, auto... chosen) -> void {
+    constexpr std::size_t kNext = sizeof...(chosen);
+    if constexpr (kNext == sizeof...(Lists)) {
+      all.emplace_back(chosen...);
+    } else {
+      for (const auto& one : std::get<kNext>(std::tie(lists...))) self(self, chosen..., one);
+    }
+  };
+  add(add);
+  return all;
 }
 
 }  // namespace octofold::test

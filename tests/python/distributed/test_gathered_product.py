@@ -1,5 +1,5 @@
 """Products of rows that are gathered, by two processes: with gloo on the CPU, or on two GPUs.
-bench/gpu/parallel_products.py checks the bits of many sizes there."""
+bench/gpu/run.py parallel_products checks the bits of many sizes there."""
 
 from tests.python.distributed import gathered_checks
 

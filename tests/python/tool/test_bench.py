@@ -7,8 +7,8 @@ import octofold
 import pytest
 from octofold_tool import bench, gemm_options, products
 from octofold_tool.__main__ import main
+from octofold_tool.gemm_options import SUITES
 from octofold_tool.measure import decibels, interleaved_seconds, relative_error
-from octofold_tool.suites import SUITES
 
 from tests.python.reference import GRANULARITIES
 

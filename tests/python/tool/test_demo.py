@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 import octofold
 import pytest
-from octofold_tool import answers, demo_results, linear_layers, minilm, schemes
+from octofold_tool import demo_results, linear_layers, minilm, schemes
 from octofold_tool.__main__ import main
 from octofold_tool.arrays import NumPyArrays
 
@@ -184,7 +184,7 @@ def test_every_layer_is_in_the_chart(model):
         linear_layers.LayerResult(name, 1, 1, 1, 0.0, 0.01, 40.0, 4, 2, 1.0, 1.0, 1.0)
         for name in model.linear_names()
     ]
-    some = answers.Answers([0.99, 0.98], 2, 0.0)
+    some = demo_results.Answers([0.99, 0.98], 2, 0.0)
     figure = demo_results.chart(
         demo_results.DemoResults(
             2, "a CPU", schemes.Fp8Weights(NumPyArrays()), layers, some, with_attention=some
@@ -200,7 +200,7 @@ def test_every_layer_is_in_the_chart(model):
 def test_answers_are_compared():
     before = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], np.float32)
     after = before[[1, 0, 2, 3]]
-    result = answers.compare_answers(before, after)
+    result = demo_results.compare_answers(before, after)
     np.testing.assert_allclose(result.cosines, [0.8, 0.8, 1, 1], atol=1e-6)
     # Nearest: 1 2 1 2 before, 2 0 0 2 after. The third's was at 0.96, what replaced it at 0.6.
     assert result.same_nearest == 1

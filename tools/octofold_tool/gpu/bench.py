@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from octofold._timing import GRAPH
 
+from ..gemm_options import Shape
 from ..products import GemmOptions
-from ..report import COLORS, console, new_figure, print_table, tracked
-from ..suites import Shape
-from .gemm import GpuShapeResult, measure
-from .limits import Limits, measure_limits
+from ..report import COLORS, bar_chart, console, new_figure, print_table, tracked
+from .gemm import GpuShapeResult, Limits, measure, measure_limits
 from .peers import BFLOAT16, OCTOFOLD, PEERS
 
 LEAST_SWEEP = 4
@@ -63,12 +62,14 @@ class GpuReport:
 
     def chart(self) -> Any:
         """Speed over BF16's by M where weights were swept, else rates of all shape by shape."""
+        title = f"gemm on {gpu_name()}: {self.title}"
         weights: dict[tuple[int, int], list[GpuShapeResult]] = {}
         for result in self.results:
             weights.setdefault((result.n, result.k), []).append(result)
         if any(len(results) < LEAST_SWEEP for results in weights.values()):
-            return self._bars()
-        figure, axes = new_figure(len(weights), f"gemm on {gpu_name()}: {self.title}")
+            names = [f"{result.m},{result.n},{result.k}" for result in self.results]
+            return bar_chart(title, "TFLOPS", names, rates_of(self.results))
+        figure, axes = new_figure(len(weights), title)
         for axis, ((n, k), results) in zip(axes, weights.items(), strict=True):
             rates = rates_of(results)
             own = np.array(rates[BFLOAT16.label])
@@ -82,21 +83,6 @@ class GpuReport:
             axis.set_xlabel("M")
         axes[0].set_ylabel("speed over BF16")
         axes[0].legend(frameon=False, loc="lower left")
-        return figure
-
-    def _bars(self) -> Any:
-        figure, (axis,) = new_figure(1, f"gemm on {gpu_name()}: {self.title}")
-        positions = np.arange(len(self.results))
-        series = rates_of(self.results)
-        width = 0.8 / len(series)
-        for index, (label, rates) in enumerate(series.items()):
-            offset = (index - (len(series) - 1) / 2) * width
-            heights = [0.0 if np.isnan(rate) else rate for rate in rates]
-            axis.bar(positions + offset, heights, width, color=COLORS[index], label=label)
-        axis.set_ylabel("TFLOPS")
-        names = [f"{result.m},{result.n},{result.k}" for result in self.results]
-        axis.set_xticks(positions, names, rotation=60, ha="right", fontsize="small")
-        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), frameon=False)
         return figure
 
 

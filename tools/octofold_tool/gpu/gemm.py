@@ -1,24 +1,61 @@
-"""FP8 products on a GPU beside its peers': checked, then timed."""
+"""FP8 products on a GPU beside its peers': checked, then timed; and upper limits of this GPU, which
+are measured in the same run."""
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import torch
-from octofold._timing import COLD_BYTES, Method, set_count, timings
+from octofold._timing import COLD_BYTES, Call, Method, medians, set_count, timings
 
-from ..measure import error_limit
+from ..gemm_options import Shape
 from ..products import GemmOptions
 from ..report import ToolError
-from ..suites import Shape
-from .check import compared, error_of
-from .limits import Limits
-from .peers import OCTOFOLD, PEERS, Peer, Product
+from .measuring import (
+    PEER_ERROR_LIMIT,
+    Implementation,
+    Product,
+    Wrong,
+    checked,
+    error_of,
+    limit_of,
+)
+from .peers import OCTOFOLD, PEERS, Peer, prepare_tensor_scales
 
-# About 14 significant bits of a sum over all of K.
-FAST_ACCUMULATION_ERROR_LIMIT = 1e-2
+LIMIT_ROUNDS = 5
+READ_BYTES = 4 << 30
+PRODUCT_SIZE = 8192
 
-# A peer that is further off computed something else.
-PEER_ERROR_LIMIT = 5e-2
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    bytes_per_second: float  # of a sum over 4 GiB
+    flops: float  # of cuBLASLt's tensor-scaled product of 8192³, which promotes nothing
+
+    def seconds(self, shape: Shape, bytes_: int) -> float:
+        """No product of this shape, which moves so many bytes, takes much less."""
+        m, n, k = shape
+        return max(bytes_ / self.bytes_per_second, 2 * m * n * k / self.flops)
+
+
+def measure_limits(
+    method: Method,
+    device: torch.device,
+    read_bytes: int = READ_BYTES,
+    size: int = PRODUCT_SIZE,
+) -> Limits:
+    memory = torch.ones(read_bytes // 4, device=device)
+    read_seconds = median_seconds(method, memory.sum)
+    del memory
+    options = GemmOptions(("e4m3", "e4m3"), ("tensor", "tensor"), "bfloat16", LIMIT_ROUNDS)
+    x, w = (torch.randn(size, size, device=device) for _ in range(2))
+    product_seconds = median_seconds(method, prepare_tensor_scales(x, w, options).run)
+    return Limits(read_bytes / read_seconds, 2 * size**3 / product_seconds)
+
+
+def median_seconds(method: Method, call: Call) -> float:
+    call()
+    return medians([method.sampler([call])], LIMIT_ROUNDS)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +96,20 @@ def measure(
     """Check every product of every peer, then time all in turns."""
     m, n, k = shape
     products, missing = prepare(shape, options, device, min_bytes)
-    errors = {name: max(error_of(product) for product in group) for name, group in products.items()}
     ours = products[OCTOFOLD.name]
-    check_ours(shape, errors[OCTOFOLD.name], ours[0], options)
-    for name in [name for name in errors if not errors[name] < PEER_ERROR_LIMIT]:
-        missing[name] = f"wrong here: relative error {errors[name]:.1e}"
-        del products[name]
-
-    samplers = {
-        name: method.sampler([product.run for product in group]) for name, group in products.items()
-    }
+    errors, samplers = {}, {}
+    for name, group in products.items():
+        limit = limit_of(options, ours[0]) if name == OCTOFOLD.name else PEER_ERROR_LIMIT
+        errors_of_group = partial(max_error, group)
+        made = Implementation([product.run for product in group], errors_of_group, limit)
+        try:
+            errors[name] = checked(made)["error"]
+        except Wrong as wrong:
+            if name == OCTOFOLD.name:
+                raise ToolError(f"{','.join(map(str, shape))}: {wrong}: a fault of ours") from None
+            missing[name] = f"wrong here: {wrong}"
+        else:
+            samplers[name] = method.sampler(made.calls)
     timed = {
         name: Timing(
             microseconds=time.microseconds,
@@ -126,10 +167,6 @@ def prepare(
     return products, missing
 
 
-def check_ours(shape: Shape, error: float, product: Product, options: GemmOptions) -> None:
-    limit = error_limit(options.out_dtype, compared(product))
-    if options.fast_accumulation:
-        limit = max(limit, FAST_ACCUMULATION_ERROR_LIMIT)
-    if not error <= limit:  # NaN: not written everywhere
-        name = ",".join(map(str, shape))
-        raise ToolError(f"{name}: relative error {error:.1e} exceeds {limit:.1e}: a fault of ours")
+def max_error(products: Sequence[Product]) -> float:
+    """The largest relative error of the products of all sets; NaN if one is."""
+    return float(torch.tensor([error_of(product) for product in products]).max())

@@ -1,11 +1,10 @@
 """octofold bench host: what a call costs the processor before the GPU has its work."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import octofold
 import torch
-from octofold._timing import Call, Method, timings
+from octofold._timing import Call, Method, Timing, timings
 
 from ..products import GemmOptions
 from ..report import ToolError, print_table
@@ -17,13 +16,6 @@ METHOD = Method("host", rest=0.0, passes=200)
 SHAPE = (64, 128, 512)
 _MOST_ERROR = 0.06  # of FP8
 OPTIONS = GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", rounds=21)
-
-
-@dataclasses.dataclass(frozen=True)
-class HostTime:
-    call: str
-    microseconds: float
-    spread: float  # half the quartile range over the median
 
 
 def calls(device: torch.device) -> dict[str, Call]:
@@ -71,21 +63,20 @@ def layer_calls(device: torch.device) -> dict[str, Call]:
     }
 
 
-def measure(named: dict[str, Call], method: Method = METHOD) -> list[HostTime]:
+def measure(named: dict[str, Call], method: Method = METHOD) -> dict[str, Timing]:
     for call in named.values():
         call()  # loads kernels
     samplers = {name: method.sampler([call]) for name, call in named.items()}
-    return [
-        HostTime(name, time.microseconds, time.spread)
-        for name, time in timings(samplers, OPTIONS.rounds).items()
-    ]
+    return timings(samplers, OPTIONS.rounds)
 
 
-def run() -> list[HostTime]:
+def run() -> dict[str, Timing]:
     device = torch.device("cuda")
     return measure(calls(device) | layer_calls(device))
 
 
-def show(times: Sequence[HostTime]) -> None:
-    rows = [(time_.call, f"{time_.microseconds:.1f}", f"{time_.spread:.0%}") for time_ in times]
+def show(times: Mapping[str, Timing]) -> None:
+    rows = [
+        (name, f"{time.microseconds:.1f}", f"{time.spread:.0%}") for name, time in times.items()
+    ]
     print_table("Host time per call from Python", ("call", "µs", "±"), rows)

@@ -9,41 +9,14 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import octofold
 import torch
 from torch import Tensor
 
 from ..products import GemmOptions
-
-Operand: TypeAlias = "octofold.ScaledTensor | Tensor"
-
-OUT_DTYPES: Final = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
-
-
-@dataclass(frozen=True)
-class Product:
-    """out = a · bᵀ."""
-
-    run: Callable[[], Any]
-    a: Operand
-    b: Operand
-    out: Tensor
-
-    def bytes(self) -> int:
-        """Bytes that have to move through memory at least."""
-        tensors = [self.out]
-        for operand in (self.a, self.b):
-            if isinstance(operand, Tensor):
-                tensors.append(operand)
-            else:
-                tensors += [operand.data, operand.scale]
-        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+from .measuring import OUT_DTYPES, Product
 
 
 @dataclass(frozen=True)
@@ -96,28 +69,30 @@ def prepare_bfloat16(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
 
 def prepare_deepgemm(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
     """DeepGEMM, where it is installed: 1x128 with 128x128, scales already in its layout."""
-    kind = options.dtypes, options.granularities, options.out_dtype
-    if kind != (("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16"):
-        raise ValueError("DeepGEMM takes e4m3 with 1x128 and 128x128 scales to bfloat16")
-    return by_deepgemm(x, w, options)
+    return by_deepgemm(x, w, options, ("1x128", "128x128"), new_output(x, w, options))
 
 
 def prepare_deepgemm_added(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
     """DeepGEMM's out += a · bᵀ, as of weight gradients: 1x128 on both sides, FP32."""
-    kind = options.dtypes, options.granularities, options.out_dtype
-    if kind != (("e4m3", "e4m3"), ("1x128", "1x128"), "float32"):
-        raise ValueError("DeepGEMM adds e4m3 with 1x128 scales on both sides to float32")
     out = new_output(x, w, options)
-    return by_deepgemm(x, w, options, out, c=out, recipe=(1, 1, 128))
+    return by_deepgemm(x, w, options, ("1x128", "1x128"), out, c=out, recipe=(1, 1, 128))
 
 
 def by_deepgemm(
-    x: Tensor, w: Tensor, options: GemmOptions, out: Tensor | None = None, **more: Any
+    x: Tensor,
+    w: Tensor,
+    options: GemmOptions,
+    granularities: tuple[str, str],
+    out: Tensor,
+    **sum_: Any,
 ) -> Product:
-    a, b = quantized(x, w, options.dtypes, options.granularities)
-    out = new_output(x, w, options) if out is None else out
+    wanted = ("e4m3", "e4m3"), granularities, "float32" if sum_ else "bfloat16"
+    if (options.dtypes, options.granularities, options.out_dtype) != wanted:
+        scales = " and ".join(granularities)
+        raise ValueError(f"DeepGEMM takes e4m3 with {scales} scales to {wanted[2]} here")
+    a, b = quantized(x, w, options.dtypes, granularities)
     left, right = (a.data, torch_scale(a)), (b.data, torch_scale(b))
-    call = partial(importlib.import_module("deep_gemm").fp8_gemm_nt, left, right, out, **more)
+    call = partial(importlib.import_module("deep_gemm").fp8_gemm_nt, left, right, out, **sum_)
     return Product(call, a, b, out)
 
 

@@ -3,6 +3,7 @@ and how far its result is from FP64."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -13,12 +14,21 @@ from octofold._timing import Call
 from octofold.tuning import Problem, ProductProblem, WeightOnlyProblem
 from torch import Tensor
 
-from ..measure import error_limit, relative_error
+from ..gemm_options import Shape
 from ..products import GemmOptions
-from ..suites import Shape
-from .check import CHECKED_ROWS, compared, error_of, float64_rows
-from .gemm import FAST_ACCUMULATION_ERROR_LIMIT
-from .peers import OUT_DTYPES, Product, quantized
+from .measuring import (
+    CHECKED_ROWS,
+    OUT_DTYPES,
+    Product,
+    bytes_of,
+    error_of,
+    float64_rows,
+    limit_of,
+    poison,
+    relative_error,
+    tensors_of,
+)
+from .peers import quantized
 
 # Its result is cast to FP8 of 4 significant bits.
 GATED_ERROR_LIMIT = 5e-2
@@ -28,7 +38,7 @@ GATED_ERROR_LIMIT = 5e-2
 class Case:
     """A product with its arrays."""
 
-    call: Callable[[str], None]
+    call: Callable[[str], Any]
     """By the candidate of a name."""
     error: Callable[[Call], float]
     """Relative, of what this call writes; NaN if anything was not written."""
@@ -37,10 +47,10 @@ class Case:
 
     def bytes(self) -> int:
         """Bytes that have to move through memory at least."""
-        return sum(array.numel() * array.itemsize for array in self.arrays)
+        return bytes_of(*self.arrays)
 
     def by(self, name: str) -> Call:
-        return lambda: self.call(name)
+        return partial(self.call, name)
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ def _part(a: ScaledTensor | Tensor, b: ScaledTensor, out: Tensor) -> Product:
 
 
 def _case(
-    call: Callable[[str], None],
+    call: Callable[[str], Any],
     parts: Sequence[Product],
     arrays: tuple[Tensor, ...],
     options: GemmOptions,
@@ -75,32 +85,48 @@ def _case(
     def error(run: Call) -> float:
         return max(error_of(replace(part, run=run)) for part in parts)
 
-    limit = max(error_limit(options.out_dtype, compared(part)) for part in parts)
-    if options.fast_accumulation:
-        limit = max(limit, FAST_ACCUMULATION_ERROR_LIMIT)
-    return Case(call, error, limit, arrays)
+    return Case(call, error, limit_of(options, *parts), arrays)
 
 
 def _empty(options: GemmOptions, device: torch.device, *shape: int) -> Tensor:
     return torch.empty(*shape, dtype=OUT_DTYPES[options.out_dtype], device=device)
 
 
-def _tensors(*operands: ScaledTensor | Tensor) -> tuple[Tensor, ...]:
-    parts: list[Tensor] = []
-    for operand in operands:
-        parts += [operand] if isinstance(operand, Tensor) else [operand.data, operand.scale]
-    return tuple(parts)
-
-
-def _problem(shape: Shape, options: GemmOptions, **fields: Any) -> ProductProblem:
+def _problem(shape: Shape, options: GemmOptions, groups: int = 1, **fields: Any) -> ProductProblem:
     return ProductProblem(
         *shape,
         *options.dtypes,
         options.out_dtype,
         *options.granularities,
+        groups=groups,
         fast_accumulation=options.fast_accumulation,
         batch_invariant=octofold.is_batch_invariant(),  # by the environment: of all calls
         **fields,
+    )
+
+
+def _cast_problem(shape: Shape, options: GemmOptions, groups: int) -> ProductProblem:
+    problem = _problem(shape, options, cast_from="bfloat16")
+    return replace(problem, a="e4m3", a_granularity="1x128")
+
+
+def _depth_problem(shape: Shape, options: GemmOptions, groups: int) -> ProductProblem:
+    depth = 128 * (shape[2] // 128 + groups)
+    return _problem((*shape[:2], depth), options, groups, grouping="depth")
+
+
+def _gated_problem(shape: Shape, options: GemmOptions, groups: int) -> ProductProblem:
+    grouping = None if groups == 1 else "rows"
+    problem = _problem(shape, options, groups, gated="swiglu", grouping=grouping)
+    return replace(problem, out="e4m3", a_granularity="1x128", b_granularity="128x128")
+
+
+def _weight_only_problem(shape: Shape, options: GemmOptions, groups: int) -> WeightOnlyProblem:
+    return WeightOnlyProblem(
+        *shape,
+        w=options.dtypes[1],
+        w_granularity=options.granularities[1],
+        batch_invariant=octofold.is_batch_invariant(),
     )
 
 
@@ -109,11 +135,8 @@ def _gemm(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     x, w = torch.randn(m, k, device=device), torch.randn(n, k, device=device)
     a, b = quantized(x, w, options.dtypes, options.granularities)
     out, fast = _empty(options, device, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.gemm(a, b, name, fast_accumulation=fast, out=out)
-
-    return _case(call, (_part(a, b, out),), _tensors(a, b, out), options)
+    call = partial(tuning.gemm, a, b, fast_accumulation=fast, out=out)
+    return _case(call, (_part(a, b, out),), tensors_of(a, b, out), options)
 
 
 def _cast(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -122,11 +145,8 @@ def _cast(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     a, b = quantized(x, torch.randn(n, k, device=device), ("e4m3", options.dtypes[1]),
                      ("1x128", options.granularities[1]))  # fmt: skip
     out = _empty(options, device, m, n)
-
-    def call(name: str) -> None:
-        tuning.gemm(x, b, name, out=out)
-
-    return _case(call, (_part(a, b, out),), _tensors(x, b, out), options)
+    call = partial(tuning.gemm, x, b, out=out)
+    return _case(call, (_part(a, b, out),), tensors_of(x, b, out), options)
 
 
 def _stacked(shape: tuple[int, int, int], options: GemmOptions, device: torch.device) -> Any:
@@ -145,16 +165,13 @@ def _rows(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
     bounds = [g * m // groups for g in range(groups + 1)]
     rows = Rows(torch.tensor(bounds, dtype=torch.int32, device=device))
     out, fast = _empty(options, device, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.grouped_gemm(a, b, rows, name, fast_accumulation=fast, out=out)
-
+    call = partial(tuning.grouped_gemm, a, b, rows, fast_accumulation=fast, out=out)
     parts = tuple(
         _part(a[begin:end], each[g], out[begin:end])
         for g, (begin, end) in enumerate(pairwise(bounds))
         if begin < end
     )
-    return _case(call, parts, _tensors(a, b, out), options)
+    return _case(call, parts, tensors_of(a, b, out), options)
 
 
 def _masked(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -164,12 +181,9 @@ def _masked(shape: Shape, options: GemmOptions, groups: int, device: torch.devic
     b, each = _stacked((groups, n, k), options, device)
     counts = Masked(torch.full((groups,), m, dtype=torch.int32, device=device))
     out, fast = _empty(options, device, groups, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.grouped_gemm(a, b, counts, name, fast_accumulation=fast, out=out)
-
+    call = partial(tuning.grouped_gemm, a, b, counts, fast_accumulation=fast, out=out)
     parts = tuple(_part(a[g], each[g], out[g]) for g in range(groups))
-    return _case(call, parts, _tensors(a, b, out), options)
+    return _case(call, parts, tensors_of(a, b, out), options)
 
 
 def _depth(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -183,9 +197,7 @@ def _depth(shape: Shape, options: GemmOptions, groups: int, device: torch.device
     )  # fmt: skip
     offsets = Depth(torch.arange(groups + 1, dtype=torch.int32, device=device) * each)
     out, fast = _empty(options, device, groups, m, n), options.fast_accumulation
-
-    def call(name: str) -> None:
-        tuning.grouped_gemm(a, b, offsets, name, fast_accumulation=fast, out=out)
+    call = partial(tuning.grouped_gemm, a, b, offsets, fast_accumulation=fast, out=out)
 
     def columns_of(x: ScaledTensor, first: int) -> ScaledTensor:
         scale = x.scale
@@ -197,7 +209,7 @@ def _depth(shape: Shape, options: GemmOptions, groups: int, device: torch.device
     parts = tuple(
         _part(columns_of(a, first), columns_of(b, first), out[g]) for g, first in enumerate(firsts)
     )
-    return _case(call, parts, _tensors(a, b, out), options)
+    return _case(call, parts, tensors_of(a, b, out), options)
 
 
 def _gated(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -216,17 +228,15 @@ def _gated(shape: Shape, options: GemmOptions, groups: int, device: torch.device
     both = float64_rows(a, torch.arange(checked, device=device)) @ first.double().T
     gate, up = both[:, :n], both[:, n:]
     expected = torch.nn.functional.silu(gate) * up
-
-    def call(name: str) -> None:
-        tuning.gated_gemm(a, b, rows, name, out=out)
+    call = partial(tuning.gated_gemm, a, b, rows, out=out)
 
     def error(run: Call) -> float:
-        out.scale.fill_(torch.nan)
+        poison(out)
         run()
         actual = float64_rows(out, torch.arange(checked, device=device))
-        return relative_error(actual.cpu().numpy(), expected.cpu().numpy())
+        return relative_error(actual, expected)
 
-    return Case(call, error, GATED_ERROR_LIMIT, _tensors(a, b, out))
+    return Case(call, error, GATED_ERROR_LIMIT, tensors_of(a, b, out))
 
 
 def _weight_only(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
@@ -234,53 +244,17 @@ def _weight_only(shape: Shape, options: GemmOptions, groups: int, device: torch.
     x = torch.randn(m, k, device=device).bfloat16()
     w = octofold.quantize(torch.randn(n, k, device=device), _formats(options)[1])
     out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-
-    def call(name: str) -> None:
-        tuning.gemm_weight_only(x, w, name, out=out)
-
-    return _case(call, (_part(x, w, out),), _tensors(x, w, out), options)
+    call = partial(tuning.gemm_weight_only, x, w, out=out)
+    return _case(call, (_part(x, w, out),), tensors_of(x, w, out), options)
 
 
 KINDS: Final[dict[str, Kind]] = {
-    "gemm": Kind(lambda shape, options, _: _problem(shape, options), _gemm),
-    "cast": Kind(
-        lambda shape, options, _: replace(
-            _problem(shape, options, cast_from="bfloat16"), a="e4m3", a_granularity="1x128"
-        ),
-        _cast,
-    ),
-    "rows": Kind(
-        lambda shape, options, groups: _problem(shape, options, grouping="rows", groups=groups),
-        _rows,
-    ),
-    "masked": Kind(
-        lambda shape, options, groups: _problem(shape, options, grouping="masked", groups=groups),
-        _masked,
-    ),
-    "depth": Kind(
-        lambda shape, options, groups: _problem(
-            (*shape[:2], 128 * (shape[2] // 128 + groups)), options, grouping="depth", groups=groups
-        ),
-        _depth,
-    ),
-    "gated": Kind(
-        lambda shape, options, groups: replace(
-            _problem(shape, options, gated="swiglu", groups=groups),
-            out="e4m3",
-            a_granularity="1x128",
-            b_granularity="128x128",
-            grouping=None if groups == 1 else "rows",
-        ),
-        _gated,
-    ),
-    "weight-only": Kind(
-        lambda shape, options, _: WeightOnlyProblem(
-            *shape,
-            w=options.dtypes[1],
-            w_granularity=options.granularities[1],
-            batch_invariant=octofold.is_batch_invariant(),
-        ),
-        _weight_only,
-    ),
+    "gemm": Kind(_problem, _gemm),
+    "cast": Kind(_cast_problem, _cast),
+    "rows": Kind(partial(_problem, grouping="rows"), _rows),
+    "masked": Kind(partial(_problem, grouping="masked"), _masked),
+    "depth": Kind(_depth_problem, _depth),
+    "gated": Kind(_gated_problem, _gated),
+    "weight-only": Kind(_weight_only_problem, _weight_only),
 }
 """By the words of `octofold tune --product`."""

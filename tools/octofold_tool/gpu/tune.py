@@ -1,18 +1,18 @@
 """Finds the fastest kernel for a product on this GPU: all that could be, checked and timed."""
 
 import dataclasses
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from octofold import tuning
-from octofold._timing import COLD_BYTES, Call, Method, screened, set_count
+from octofold._timing import COLD_BYTES, Call, Method, set_count
 from octofold.tuning import Choice, Problem
 
+from ..gemm_options import Shape
 from ..products import GemmOptions
 from ..report import ToolError
-from ..suites import Shape
+from .measuring import Implementation, Wrong, checked, run_in_threads, screen
 from .tunable import KINDS, Case
 
 NewCall = Callable[[Case, str], Call]
@@ -76,14 +76,6 @@ def is_sensible(name: str, m: int) -> bool:
     return m > 8 and rows <= max(128, 2 * m)
 
 
-def require_right(name: str, case: Case, call: Call) -> None:
-    error = case.error(call)
-    if not error <= case.limit:  # NaN: not written everywhere
-        raise ToolError(
-            f"{name}: relative error {error:.1e} exceeds {case.limit:.1e}: a fault of ours"
-        )
-
-
 def tune(
     shape: Shape,
     wanted: Wanted,
@@ -104,14 +96,18 @@ def tune(
         if wanted.product != "gemm" or name == planned or is_sensible(name, shape[0])
     ]
     cases = wanted.prepare(shape, device, min_bytes)
-    calls = {name: [new_call(case, name) for case in cases] for name in names}
-    run_in_threads(ours[0] for ours in calls.values())
-    for name, ours in calls.items():
-        require_right(f"{wanted.product} {shape} by {name}", cases[0], ours[0])
-
-    samplers = {name: method.sampler(ours) for name, ours in calls.items()}
-    again = samplers.__getitem__ if last is None else lambda name: last.sampler(calls[name])
-    _, times = screened(samplers, {planned: again(planned)}, wanted.options.rounds, again=again)
+    made = {}
+    for name in names:
+        calls = [new_call(case, name) for case in cases]
+        made[name] = Implementation(calls, partial(cases[0].error, calls[0]), cases[0].limit)
+    run_in_threads(each.calls[0] for each in made.values())
+    for name, each in made.items():
+        try:
+            checked(each)
+        except Wrong as wrong:
+            what = f"{wanted.product} {shape} by {name}"
+            raise ToolError(f"{what}: {wrong}: a fault of ours") from None
+    _, times = screen(made, {planned: made[planned]}, wanted.options.rounds, method, last)
     fastest = min(times, key=lambda name: times[name].microseconds)
     return Tuned(
         *shape,
@@ -123,9 +119,3 @@ def tune(
         planned_spread=times[planned].spread,
         timed=len(names),
     )
-
-
-def run_in_threads(calls: Iterable[Call]) -> None:
-    """Compiles the kernels of the calls that were not compiled yet."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda call: call(), calls))

@@ -1,0 +1,1 @@
+"""The operations that run.py measures, and what belongs to them."""

@@ -1,1 +1,0 @@
-"""Peers of layers that are spread over ranks, in BF16."""
