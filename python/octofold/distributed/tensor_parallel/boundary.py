@@ -7,7 +7,7 @@
 
 What is cast has the bits of a cast of all tokens in one process. Scales that belong to the tokens
 of several ranks (of a column of tokens, or of the whole tensor) are agreed on by an all-reduce of
-largest magnitudes, [cols] numbers. Units of 128 tokens that straddle two ranks' tokens cannot be
+largest magnitudes, [cols] numbers. Units of 128 tokens that two ranks share cannot be
 cast on either side: then the tensor itself travels, and each rank casts all of it.
 """
 
