@@ -77,7 +77,7 @@ def weight_and_rows(rows):
 
 
 def by_amax(x, amax):
-    """As ranks that have just reduced it."""
+    """Takes the amax as ranks leave it that have just reduced it."""
     return cast(x, rows="1x128 torchao", transposed=Target("channel torchao", amax=amax))
 
 
@@ -95,7 +95,7 @@ def tables(generator):
     return x, *normal(generator, 2, 2, 50, 128, dtype="bfloat16")
 
 
-# What is computed, and of which operands.
+# Calls, and what makes their operands.
 CALLS = {
     **{
         f"cast-{unit}": (

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def each_device(request):
-    """Where the operations of tests.python.devices are computed: "cpu" or "gpu"."""
+    """Computes the operations of tests.python.devices on the "cpu" or the "gpu"."""
     devices.Current.on_gpu = request.param == "gpu"
     yield request.param
     devices.Current.on_gpu = False

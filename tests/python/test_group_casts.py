@@ -102,7 +102,7 @@ def check_partition(x, offsets, behind, rule, transposed):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_two_level_scales(source, rng):
-    """Of the transpose, beside rows of 1x128 or alone: each group's cast by the factors."""
+    """The transpose, beside rows of 1x128 or alone, has each group's cast by the factors."""
     for sizes, behind, cols in PARTITIONS:
         x, offsets = spread_out(rng, sum(sizes) + behind, cols, source), offsets_of(sizes)
         factors = np.exp2(rng.uniform(-4, 4, cols)).astype(np.float32)
