@@ -45,7 +45,7 @@ struct Plan {
   std::vector<KernelPlan> kernels{};
 };
 
-/// What the folder of an architecture brings for a family of problems.
+/// The planner that the folder of an architecture brings for a family of problems.
 template <typename Problem, typename Config>
 class Planner {
  public:
