@@ -126,7 +126,7 @@ class Dialect:
     header: str  # which revisions speak it: those that have this one
     consumer_warpgroups: str  # what it calls them
     wait_ahead: str
-    kernel: str = "kernels/sm90/kernel.h"
+    kernel: str = "kernels/sm90/gemm.h"
 
     def value(self, kernel: Kernel, stages: int) -> str:
         rows, columns, warpgroups, cluster_rows, cluster_columns, ping_pong, wait_ahead = (

@@ -22,6 +22,7 @@ from .._ops.gemm import Arrivals, gemm
 from .._ops.quantize import quantize
 from .._ranks.ranks import ranks_of, require_agreement_now
 from .._ranks.wire import gathered_rows
+from ..nn.recipes.kernels import has_warpgroups
 
 _OPERATION: Final = "GatheredProduct"
 _ALIGNMENT: Final = 256  # bytes; TMA wants 16

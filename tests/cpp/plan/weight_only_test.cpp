@@ -1,6 +1,7 @@
 #include "plan/weight_only.h"
 
 #include "kernels/weight_only/config/config.h"
+#include "plan/mma/planner.h"
 #include "support/granularities.h"
 #include "support/test.h"
 
@@ -212,7 +213,7 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
 
 // They are among the candidates wherever the tile fits, beside those whose blocks share the depth.
 TEST(PlanWeightOnlyTest, DecodingAheadIsACandidateBesideSharedDepth) {
-  const auto candidates = warp_weight_only_candidates(
+  const auto candidates = mma::warp_weight_only_candidates(
       contiguous({.rows = 300, .columns = 392, .depth = 1040}), target_of(80));
   const auto count = [&](auto&& has) { return std::ranges::count_if(candidates, has); };
   EXPECT_GT(count([](const WeightOnlyWork& work) { return work.splits > 1; }), 0);
@@ -353,11 +354,11 @@ TEST(WeightOnlyInvarianceTest, AllCandidatesOfAllNumbersOfRowsSumARowAlike) {
         set_rows(problem, rows);
         const auto candidates = weight_only_candidates(problem, gpu);
         ASSERT_FALSE(candidates.empty()) << describe(problem) << " on " << capability;
-        for (const WeightOnlyChoice& choice : candidates) {
+        for (const auto& [name, choice] : candidates) {
           ways.insert(std::visit([](const auto& one) { return sums_of(one); }, choice));
         }
         EXPECT_EQ(ways.size(), 1u)
-            << describe(problem) << " on " << capability << ": " << name_of(candidates.back());
+            << describe(problem) << " on " << capability << ": " << candidates.back().name;
       }
     }
   }

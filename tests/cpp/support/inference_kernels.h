@@ -2,6 +2,7 @@
 // how many products of tensor cores they have.
 #pragma once
 
+#include "plan/mma/planner.h"
 #include "support/granularities.h"
 #include "support/sound_kernel.h"
 
@@ -61,7 +62,8 @@ inline void add(Kernels& kernels, const WeightOnlyProblem& problem) {
 
 // Tiles with the most sums, whether the planner takes them or not.
 inline void add_largest(Kernels& kernels, const WeightOnlyProblem& problem) {
-  for (const auto& [config, splits] : warp_weight_only_candidates(problem, kernels.gpu())) {
+  for (const auto& [config, splits] :
+       plan::mma::warp_weight_only_candidates(problem, kernels.gpu())) {
     const bool is_largest =
         config.column_tiles() * config.row_tiles() >= 16 && config.stages == (config.ahead ? 3 : 2);
     if (is_largest) add(kernels, config);

@@ -2,7 +2,7 @@
 // many products of tensor cores they have.
 #pragma once
 
-#include "plan/sm90/planner.h"
+#include "plan/kernel_plan.h"
 #include "support/granularities.h"
 #include "support/product_problems.h"
 #include "support/sound_kernel.h"
@@ -39,7 +39,7 @@ inline void add(Kernels& kernels, const Sm90GemmConfig& config) {
   const bool has_loop_for_one = config.loads_sub_tiles() && config.row_sub_tiles() == 2;
   const Counts whole_steps = testing::ResultOf(
       [=](int count) { return count % (has_loop_for_one ? 4 : of_step); }, testing::Eq(0));
-  kernels.add({.plan = kernel_of(config, plan::sm90::kHeader, plan::sm90::kKernel),
+  kernels.add({.plan = kernel_of(config, config.kHeader, config.kKernel),
                .registers = Le(config.registers_at_start()),
                .may_collect_lanes = true,
                .operations = {{SassOperation::kQgmma, AllOf(Ge(of_step), whole_steps)}}});
