@@ -176,7 +176,9 @@ class Visit:
         if self._is_torch:
             return tensor.cpu()
         name = str(tensor.dtype).removeprefix("torch.")
-        values = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        # Strides of its own: contiguous() leaves those of a single row or column as they are.
+        copied = tensor.cpu().clone(memory_format=torch.contiguous_format)
+        values = copied.reshape(-1).view(torch.uint8).numpy()
         return values.view(np.dtype(getattr(ml_dtypes, name, name))).reshape(tensor.shape)
 
 

@@ -4,9 +4,9 @@ attention, compiled calls, and what is refused. Results are test_attention.py's.
 import numpy as np
 import octofold
 import pytest
+from octofold import attention
 from octofold._core.library import library
 from octofold._ops.attention import _workspace_size
-from octofold.ops import attention
 
 from tests.python import attention_cases as cases
 from tests.python.attention_cases import dense, packed, paged, with_scales
