@@ -2,7 +2,6 @@
 // their names, and those that no kernel takes are refused. The results of the kernels are tested on
 // a GPU.
 #include "cuda/backend.h"
-
 #include "support/product_fixture.h"
 #include "support/test.h"
 

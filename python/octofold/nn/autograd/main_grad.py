@@ -126,7 +126,9 @@ class GradientTargets(NamedTuple):
         else:
             is_added = any(main_grad is not None for main_grad in self.main_grads)
             whole = weight_gradient(*operands, torch.float32 if is_added else self.dtypes[0])
-            parts = zip(torch.split(whole, list(self.rows)), self.main_grads, self.dtypes, strict=True)
+            parts = zip(
+                torch.split(whole, list(self.rows)), self.main_grads, self.dtypes, strict=True
+            )
             made = [
                 part.to(dtype) if main_grad is None else main_grad.add_(part)
                 for part, main_grad, dtype in parts
