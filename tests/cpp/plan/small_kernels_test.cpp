@@ -181,7 +181,7 @@ TEST(SmallKernelsTest, RowsThatAreCombinedFillTheirThreads) {
 
 TEST(SmallKernelsTest, DotsOfActivationsTakeVectorsWhereRowsAreMadeOfThem) {
   const auto has_vectors = [](const ActivationDotsProblem& problem) {
-    const std::string& kernel = plan_activation_dots(problem, kHopper).kernels.at(0).kernel;
+    const std::string kernel = plan_activation_dots(problem, kHopper).kernels.at(0).kernel;
     return kernel.find(".vectors = true") != std::string::npos;
   };
   EXPECT_TRUE(has_vectors({.slots = 9, .cols = 64}));
