@@ -15,7 +15,7 @@ namespace {
 
 using config::WeightOnlyConfig;
 using config::WeightOnlyParams;
-using test::Matrix;
+using test::PaddedMatrix;
 using Case = test::WeightOnlyCase;
 using enum DType;
 
@@ -265,7 +265,7 @@ template <DType kFp8>
 void expect_each_code() {
   constexpr WeightOnlyConfig kConfig =
       by({.rows = 1, .warps_depth = 2}, {.w = kFp8, .x = kNarrow, .out = kFloat32});
-  Matrix w(kFp8, 256, 32, 0, 0), x(kNarrow, 1, 32, 0, 0), out(kFloat32, 1, 256, 0, 0);
+  PaddedMatrix w(kFp8, 256, 32, 0, 0), x(kNarrow, 1, 32, 0, 0), out(kFloat32, 1, 256, 0, 0);
   for (std::int64_t k = 0; k < 32; ++k) x.set(0, k, k == 21 ? 1.0f : 0.0f);
   std::memset(w.data(), 0, 256 * 32);
   for (int code = 0; code < 256; ++code)

@@ -16,9 +16,10 @@
 namespace octofold::test {
 
 // Rows among NaN, which begin `offset` elements behind a multiple of 16 bytes.
-class Matrix {
+class PaddedMatrix {
  public:
-  Matrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t pad, std::int64_t offset)
+  PaddedMatrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t pad,
+               std::int64_t offset)
       : type_(type), cols_(cols), stride_(cols + pad), offset_(offset) {
     const auto count = as_size(rows * stride_ + offset + 64);
     memory_.resize(count * as_size(size_of(type)) / 16 + 2);
@@ -292,7 +293,7 @@ class WeightOnlyProduct {
 
   WeightOnlyCase given_;
   std::vector<std::int32_t> numbers_;
-  Matrix w_, x_, out_, bias_;
+  PaddedMatrix w_, x_, out_, bias_;
   Scales w_scales_, x_scales_;
   std::vector<float> partials_;
   std::vector<std::int32_t> sources_;
