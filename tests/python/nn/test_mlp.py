@@ -178,7 +178,7 @@ def test_biases_come_with_the_casts(recipe, monkeypatch):
     from octofold.nn.autograd import products
 
     operands, dy = case()
-    for module, name in ((chains, "activated_gradient"), (products, "flat")):
+    for module, name in ((chains, "activated_gradient"), (products, "as_matrix")):
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
     _, grads = differentiated(fused(recipe), operands, dy)
     _, expected = differentiated(exact_mlp(), wide(operands), [dy[0].double()])
