@@ -12,7 +12,7 @@ import octofold
 import torch
 from octofold.distributed import experts, parallelize_experts
 
-from tests.python.distributed import expert_parallel_checks as checks
+from tests.python.distributed import expert_problems as checks
 
 ON_GPU = os.environ.get("OCTOFOLD_TEST_DEVICE", "cuda") == "cuda"
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
