@@ -8,9 +8,10 @@ import octofold
 import pytest
 import torch
 from octofold import InvalidArgumentError
-from safetensors.torch import save_file
 
 from tests.python.checkpoints.checkpoint_support import (
+    codes,
+    folder_of,
     listing,
     wide_tensors,
     write_folder,
@@ -19,22 +20,6 @@ from tests.python.checkpoints.checkpoint_support import (
 
 UP = "a.up.weight"
 quantize, convert = octofold.quantize_checkpoint, octofold.convert_checkpoint
-
-
-def fp8(*shape):
-    torch.manual_seed(2)
-    return (torch.randn(shape) * 30).to(torch.float8_e4m3fn)
-
-
-def folder_of(path, tensors, said=None, config=None):
-    path.mkdir(parents=True, exist_ok=True)
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    save_file(copies, path / "model.safetensors")
-    config = {"model_type": "x"} if config is None else config
-    if said is not None:
-        config["quantization_config"] = said
-    (path / "config.json").write_text(json.dumps(config))
-    return path
 
 
 def refused(tmp_path, words, call, *arguments, error=InvalidArgumentError, **options):
@@ -62,12 +47,40 @@ def ct(**changes):
     return CT | {"config_groups": {"group_0": group}}
 
 
-MATRIX, WIDE, SCALES = fp8(256, 256), torch.ones(256, 256), torch.ones(2, 2)
+MATRIX, WIDE, SCALES = codes(256, 256), torch.ones(256, 256), torch.ones(2, 2)
 INV, ROW = f"{UP}_scale_inv", f"{UP}_scale"
 PAIR, ROWS = {UP: MATRIX, INV: SCALES}, {UP: MATRIX, ROW: torch.ones(256, 1)}
 WHOLE = PAIR | {"b.weight": MATRIX}
 BOTH = WHOLE | {"b.weight_scale": torch.ones(256, 1)}
 PACKED = {f"{UP}_packed": torch.ones(8, 8, dtype=torch.int32)}
+TWO = f"{UP}_scale_2"
+SCALES_OF_NOBODY = {
+    "a.up.scales": torch.rand(2, 2),
+    "a.up.scale": torch.rand(256),
+    "a.up.weight.scale": torch.rand(2, 2),
+    "a.up.weight_scales": torch.rand(1),
+    TWO: torch.rand(1),
+    "a.up.wscale": torch.rand(2, 2),
+    "a.up.qScale": torch.rand(256, 1),
+    "a.up.scaling_factor": torch.rand(()),
+    "a.up.weight_amax": torch.rand(256),
+    "a.up.absmax": torch.rand(256, 4),
+    "a.up.scale_u8": torch.ones(2, 2, dtype=torch.uint8),
+    "a.up_scale": torch.rand(256),
+    "a.up.d": torch.rand(2, 2),
+    f"{UP}._scale": torch.rand(256, 1),
+    "experts.gate_up_proj_scales": torch.rand(4),
+    "experts.gate_up_scale": torch.rand(4),
+    "patches.scale": torch.rand(64),
+}
+# Scales of what is no matrix: of stacks of experts and of convolutions; and quanto's codes.
+EXPERTS = {"experts.gate_up_proj": codes(4, 256, 384), UP: MATRIX}
+PAIRED = {
+    f"{UP}._scale": {f"{UP}._data": MATRIX},
+    "experts.gate_up_proj_scales": EXPERTS,
+    "experts.gate_up_scale": EXPERTS,
+    "patches.scale": {"patches.weight": codes(64, 3, 14, 14), UP: MATRIX},
+}
 BAD, UNSUPPORTED = octofold.BadFormatError, octofold.UnsupportedError
 
 LIES = {
@@ -122,6 +135,31 @@ LIES = {
     "4-bit integers": (PACKED, ct(num_bits=4, type="int"), UNSUPPORTED, ["num_bits to be [8]"]),
     "another method": (ROWS, {"quant_method": "awq", "bits": 4}, UNSUPPORTED, ["awq"]),
     "no method": (ROWS, {"bits": 4}, UNSUPPORTED, ["quant_method"]),
+    "NVFP4": (
+        {UP: torch.zeros(256, 128, dtype=torch.uint8), ROW: codes(256, 16), TWO: torch.tensor(0.5)},
+        None,
+        UNSUPPORTED,
+        ["NVFP4"],
+    ),
+    **{
+        f"modelopt's {name}": (
+            {UP: MATRIX, ROW: torch.tensor(2.0)},
+            {"quant_method": "modelopt", "quant_algo": name},
+            UNSUPPORTED,
+            ["quant_algo FP8", name],
+        )
+        for name in ("NVFP4", "W4A8_AWQ", "INT4_AWQ", "MIXED_PRECISION")
+    },
+    # What looks like a scale is never left out.
+    **{
+        f"scales called {name}": (
+            PAIRED.get(name, {UP: MATRIX}) | {name: scale},
+            None,
+            BAD,
+            [f"'{next(iter(PAIRED.get(name, {UP: MATRIX})))}': expected scales under", name],
+        )
+        for name, scale in SCALES_OF_NOBODY.items()
+    },
 }
 
 
@@ -405,3 +443,20 @@ def test_what_is_no_path_is_refused_at_the_door(tmp_path, rng, door):
         for bad in (f"{fitting[index]}\0x", str(fitting[index]).encode(), 3, None):
             given = [*fitting[:index], bad, *fitting[index + 1 :]]
             refused(tmp_path, [f"argument '{argument}'", "a path"], call, *given)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["pytorch_model.bin"], "files of torch.save"),
+        (["model.gguf"], "GGUF"),
+        (["model-1.safetensors", "model-2.safetensors"], "need their index.*'model-1.safetensors'"),
+        (["model.fp16.safetensors", "ema.safetensors"], "or one of these files itself"),
+        (["model_index.json"], "a pipeline of Diffusers"),
+    ],
+)
+def test_folders_of_other_kinds_are_told_what_to_do(tmp_path, names, words):
+    for name in names:
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(InvalidArgumentError, match=words):
+        octofold.inspect_checkpoint(tmp_path)

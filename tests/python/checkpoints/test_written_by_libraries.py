@@ -1,4 +1,5 @@
-"""compressed-tensors: it decompresses what we write, and we read what it wrote."""
+"""compressed-tensors decompresses what we write, and we read what it wrote, and what torchao did.
+The families' matrix has what torchao reads of ours."""
 
 import pytest
 from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_checkpoint
@@ -6,6 +7,7 @@ from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_che
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
+pytest.importorskip("torchao")
 from compressed_tensors import BaseCompressor, ModelCompressor  # noqa: E402
 from compressed_tensors.quantization import (  # noqa: E402
     QuantizationArgs,
@@ -14,6 +16,17 @@ from compressed_tensors.quantization import (  # noqa: E402
     apply_quantization_config,
 )
 from safetensors.torch import save_file  # noqa: E402
+from torchao.prototype.safetensors.safetensors_support import (  # noqa: E402
+    flatten_tensor_state_dict,
+)
+from torchao.quantization import (  # noqa: E402
+    Float8Tensor,
+    Float8WeightOnlyConfig,
+    PerBlock,
+    PerRow,
+    PerTensor,
+    quantize_,
+)
 
 from tests.python.checkpoints.checkpoint_support import raw_tensors, read_config  # noqa: E402
 from tests.python.checkpoints.model_support import llama, load, logits_of, quiet, save_tiny  # noqa: E402
@@ -132,6 +145,33 @@ def test_we_read_what_it_wrote(tmp_path, granularity):
         assert following[key].equals(checkpoint[key])
     if granularity == "tensor":
         assert torch.equal(following.input_scale(name), given)
+
+
+OF_TORCHAO = {"channel": PerRow(), "tensor": PerTensor(), "128x128": PerBlock([128, 128])}
+
+
+@pytest.mark.parametrize("granularity", OF_TORCHAO)
+def test_we_read_what_torchao_wrote(tmp_path, granularity):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 384), torch.nn.Linear(384, 128)).bfloat16()
+    if granularity == "128x128":
+        for layer in model:
+            weight = Float8Tensor.from_hp(layer.weight.data, granularity=OF_TORCHAO[granularity])
+            layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    else:
+        quantize_(model, Float8WeightOnlyConfig(granularity=OF_TORCHAO[granularity]))
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    tensors, metadata = flatten_tensor_state_dict(state)
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file, metadata=metadata)
+    checkpoint = load_checkpoint(file)
+    assert checkpoint.family == "torchao"
+    assert set(checkpoint) == set(state)
+    for name in ("0.weight", "1.weight"):
+        assert checkpoint[name].granularity == granularity
+        assert torch.equal(checkpoint[name].dequantize("bfloat16"), state[name].dequantize())
+        assert torch.equal(checkpoint[name].data, state[name].qdata)
+    assert torch.equal(checkpoint["1.bias"], state["1.bias"])
 
 
 def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
