@@ -14,39 +14,50 @@ def in_16_bits(model):
 def of_matrix(name):
     """Makes a model of the matrix."""
 
-    def make():
+    def make(seed=0):
         pytest.importorskip("transformers")
         from tests.python.checkpoints.matrix_models import DIFFUSION_ROWS, TEXT_ROWS
 
         rows = {row.name: row for row in (*TEXT_ROWS, *DIFFUSION_ROWS)}
         if rows[name] in DIFFUSION_ROWS:
             pytest.importorskip("diffusers")
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return in_16_bits(rows[name].make()), rows[name].inputs()
 
     make.__name__ = name
     return make
 
 
-def llama(**options):
+def decoder(kind, seed, **options):
+    """Its embedding and head have rows as readers of blocks have to have them."""
     transformers = pytest.importorskip("transformers")
     from tests.python.checkpoints.matrix_models import DECODER, tokens
 
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**{**DECODER, **options})
-    return in_16_bits(transformers.LlamaForCausalLM(config)), tokens()
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**{**DECODER, "vocab_size": 128, **options})
+    return in_16_bits(getattr(transformers, f"{kind}ForCausalLM")(config)), tokens()
 
 
-def tied_llama():
-    return llama(tie_word_embeddings=True)
+def llama(seed=0):
+    return decoder("Llama", seed)
 
 
-def small_llama():
-    """Its sizes are no multiples of 128, as readers of blocks have to have them."""
-    return llama(hidden_size=64, head_dim=32)
+def tied_llama(seed=0):
+    return decoder("Llama", seed, tie_word_embeddings=True)
 
 
-bert, mixture, flux, unet = map(of_matrix, ("BERT", "Qwen3-MoE", "Flux", "UNet"))
+def small_llama(seed=0):
+    """Its sizes are no multiples of 128."""
+    return decoder("Llama", seed, hidden_size=64, head_dim=32)
+
+
+def mixture(seed=0):
+    """Its experts are one parameter each in the model, and matrices each in transformers' files."""
+    experts = {"moe_intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2}
+    return decoder("Qwen3Moe", seed, **experts)
+
+
+bert, flux, unet = map(of_matrix, ("BERT", "Flux", "UNet"))
 # Sines of positions: a buffer that is not saved, and a parameter that transformers leaves out.
 SINES = of_matrix("GPT-J"), of_matrix("Marian")
 
