@@ -20,6 +20,7 @@ from tests.python.distributed.expert_problems import (
     step,
 )
 from tests.python.distributed.rank_processes import on_ranks
+from tests.python.nn.expert_support import truth
 
 FIXED = {"capacity": 64}
 
@@ -95,19 +96,8 @@ def test_nobody_has_tokens(rank, tokens):
     forward_and_backward(rank, alike(tokens), "blockwise", "fp8")
 
 
-def truth(p):
-    """In FP64, the same as step()."""
-    p = Problem(p.tokens, *(None if t is None else t.double() for t in p[1:]))
-    leaves = [leaf(t) for t in (p.x, p.weights, p.w13, p.w2)]
-    x, weights, w13, w2 = leaves
-    y = torch.zeros_like(x)
-    for e in range(EXPERTS):
-        tokens, slots = torch.where(p.ids == e)
-        gate, up = (x[tokens] @ w13[e].t()).chunk(2, 1)
-        h = (torch.nn.functional.silu(gate) * up) @ w2[e].t()
-        y = y.index_add(0, tokens, h * weights[tokens, slots].unsqueeze(1))
-    y.backward(p.dy)
-    return [y.detach(), *(t.grad for t in leaves)]
+def in_fp64(x, ids, weights, w13, w2, b13, b2):
+    return truth(ids)(x, weights, w13, w2)
 
 
 @on_ranks
@@ -116,7 +106,8 @@ def test_error_by_codes(rank):
     nothing, by weights, some of whose operands are cast twice, a tenth."""
     p = problem([300, 200, 260, 240][: torch.distributed.get_world_size()])
     own, rows, experts_ = p.part(rank)
-    exact = parts_of(truth(p), rows, experts_)
+    wide = Problem(p.tokens, *(None if t is None else t.double() for t in p[1:]))
+    exact = parts_of(step(in_fp64, wide), rows, experts_)
     one = parts_of(step(octofold.experts, p, recipe=BLOCKS), rows, experts_)
     many = step(experts, own, recipe=BLOCKS)
     errors = [(error(a, t), error(b, t)) for a, b, t in zip(one, many, exact, strict=True)]
