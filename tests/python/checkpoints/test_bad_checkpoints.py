@@ -54,7 +54,8 @@ WHOLE = PAIR | {"b.weight": MATRIX}
 BOTH = WHOLE | {"b.weight_scale": torch.ones(256, 1)}
 PACKED = {f"{UP}_packed": torch.ones(8, 8, dtype=torch.int32)}
 TWO = f"{UP}_scale_2"
-SCALES_OF_NOBODY = {
+STACK = {"experts.gate_up_proj": codes(4, 256, 384), UP: MATRIX}
+OF_UP = {
     "a.up.scales": torch.rand(2, 2),
     "a.up.scale": torch.rand(256),
     "a.up.weight.scale": torch.rand(2, 2),
@@ -68,19 +69,15 @@ SCALES_OF_NOBODY = {
     "a.up.scale_u8": torch.ones(2, 2, dtype=torch.uint8),
     "a.up_scale": torch.rand(256),
     "a.up.d": torch.rand(2, 2),
-    f"{UP}._scale": torch.rand(256, 1),
-    "experts.gate_up_proj_scales": torch.rand(4),
-    "experts.gate_up_scale": torch.rand(4),
-    "patches.scale": torch.rand(64),
 }
-# Scales of what is no matrix: of stacks of experts and of convolutions; and quanto's codes.
-EXPERTS = {"experts.gate_up_proj": codes(4, 256, 384), UP: MATRIX}
-PAIRED = {
-    f"{UP}._scale": {f"{UP}._data": MATRIX},
-    "experts.gate_up_proj_scales": EXPERTS,
-    "experts.gate_up_scale": EXPERTS,
-    "patches.scale": {"patches.weight": codes(64, 3, 14, 14), UP: MATRIX},
-}
+# Names of scales that nobody has defined: of a matrix, of quanto's codes, and of what is no matrix.
+NAMES_OF_NOBODY = [
+    *(({UP: MATRIX}, name, scale) for name, scale in OF_UP.items()),
+    ({f"{UP}._data": MATRIX}, f"{UP}._scale", torch.rand(256, 1)),
+    (STACK, "experts.gate_up_proj_scales", torch.rand(4)),
+    (STACK, "experts.gate_up_scale", torch.rand(4)),
+    ({"patches.weight": codes(64, 3, 14, 14), UP: MATRIX}, "patches.scale", torch.rand(64)),
+]
 BAD, UNSUPPORTED = octofold.BadFormatError, octofold.UnsupportedError
 
 LIES = {
@@ -153,12 +150,12 @@ LIES = {
     # What looks like a scale is never left out.
     **{
         f"scales called {name}": (
-            PAIRED.get(name, {UP: MATRIX}) | {name: scale},
+            tensors | {name: scale},
             None,
             BAD,
-            [f"'{next(iter(PAIRED.get(name, {UP: MATRIX})))}': expected scales under", name],
+            [f"'{next(iter(tensors))}': expected scales under", name],
         )
-        for name, scale in SCALES_OF_NOBODY.items()
+        for tensors, name, scale in NAMES_OF_NOBODY
     },
 }
 

@@ -58,12 +58,10 @@ def saved(folder, block, granularity="128x128", family="compressed-tensors"):
 
 def dequantized(block, folder):
     """A block that computes what the loaded one has to, but for the casts of inputs."""
-    block = copy.deepcopy(block)
-    checkpoint = octofold.load_checkpoint(folder)
-    with torch.no_grad():
-        for name in ("up", "down"):
-            weight = checkpoint[f"{name}.weight"].dequantize("bfloat16")
-            getattr(block, name).weight.copy_(weight)
+    block, checkpoint = copy.deepcopy(block), octofold.load_checkpoint(folder)
+    weights = {f"{name}.weight": checkpoint[f"{name}.weight"] for name in ("up", "down")}
+    wide = {name: weight.dequantize("bfloat16") for name, weight in weights.items()}
+    block.load_state_dict(wide, strict=False)
     return block
 
 
