@@ -30,12 +30,12 @@ def of_matrix(name):
 
 def decoder(kind, seed, **options):
     """Its embedding and head have rows as readers of blocks have to have them."""
-    transformers = pytest.importorskip("transformers")
-    from tests.python.checkpoints.matrix_models import DECODER, tokens
+    pytest.importorskip("transformers")
+    from tests.python.checkpoints.matrix_models import DECODER, of, tokens
 
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{kind}Config")(**{**DECODER, "vocab_size": 128, **options})
-    return in_16_bits(getattr(transformers, f"{kind}ForCausalLM")(config)), tokens()
+    make = of(f"{kind}ForCausalLM", **{**DECODER, "vocab_size": 128, **options})
+    return in_16_bits(make()), tokens()
 
 
 def llama(seed=0):
