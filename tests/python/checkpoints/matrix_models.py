@@ -128,8 +128,9 @@ DEEPSEEK = {
     "v_head_dim": 64,
 }
 
+LLAMA = of("LlamaForCausalLM", **DECODER)
 TEXT_ROWS = [
-    Row("Llama", of("LlamaForCausalLM", **DECODER), tokens),
+    Row("Llama", LLAMA, tokens),
     Row("Qwen3", of("Qwen3ForCausalLM", **DECODER, tie_word_embeddings=True), tokens),
     Row("Qwen3-MoE", of("Qwen3MoeForCausalLM", **DECODER, **EXPERTS, num_experts=4), tokens),
     Row("Mixtral", of("MixtralForCausalLM", **DECODER, **LOCAL_EXPERTS), tokens),

@@ -322,11 +322,10 @@ def test_adapters_are_no_models(tmp_path, name):
     ],
 )
 def test_folders_of_peft_are_no_models(tmp_path, kind, options):
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from tests.python.checkpoints.model_support import llama
+    peft, _ = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    from tests.python.checkpoints.matrix_models import LLAMA
 
-    model, config = transformers.LlamaForCausalLM(llama()), getattr(peft, kind)(**options)
-    peft.get_peft_model(model, config).save_pretrained(tmp_path / "in")
+    peft.get_peft_model(LLAMA(), getattr(peft, kind)(**options)).save_pretrained(tmp_path / "in")
     refused(tmp_path, ["'input'", "an adapter's"], quantize, tmp_path / "in", tmp_path / "out")
 
 
@@ -345,11 +344,11 @@ def test_octofolds_own_folders_are_their_functions(tmp_path):
     transformers = pytest.importorskip("transformers")
     from octofold.integrations.transformers import OctofoldConfig
 
-    from tests.python.checkpoints.model_support import llama
+    from tests.python.checkpoints.matrix_models import LLAMA
 
     model = torch.nn.Sequential(torch.nn.Linear(256, 256))
     octofold.models.save(octofold.nn.convert_weight_only(model).model, tmp_path / "kept")
-    transformers.LlamaForCausalLM(llama()).save_pretrained(tmp_path / "wide")
+    LLAMA().save_pretrained(tmp_path / "wide")
     options = {"quantization_config": OctofoldConfig()}
     auto = transformers.AutoModelForCausalLM
     auto.from_pretrained(tmp_path / "wide", **options).save_pretrained(tmp_path / "saved")

@@ -14,9 +14,16 @@ pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
 pytest.importorskip("diffusers")
 from tests.python.checkpoints.checkpoint_support import relative_error  # noqa: E402
-from tests.python.checkpoints.family_matrix import CELLS, ROWS, cell, documented, make_source  # noqa: E402
+from tests.python.checkpoints.family_matrix import (  # noqa: E402
+    CELLS,
+    ROWS,
+    cell,
+    documented,
+    make_source,
+    quiet,
+    save_dequantized,
+)
 from tests.python.checkpoints.matrix_models import DECODER, Row, of, tokens  # noqa: E402
-from tests.python.checkpoints.model_support import quiet, save_dequantized  # noqa: E402
 
 
 @pytest.fixture(scope="session")

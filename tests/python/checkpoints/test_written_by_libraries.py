@@ -5,7 +5,7 @@ import pytest
 from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_checkpoint
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
 from compressed_tensors import BaseCompressor, ModelCompressor  # noqa: E402
@@ -29,15 +29,21 @@ from torchao.quantization import (  # noqa: E402
 )
 
 from tests.python.checkpoints.checkpoint_support import raw_tensors, read_config  # noqa: E402
-from tests.python.checkpoints.model_support import llama, load, logits_of, quiet, save_tiny  # noqa: E402
+from tests.python.checkpoints.family_matrix import quiet  # noqa: E402
+from tests.python.checkpoints.matrix_models import LLAMA, TOKENS  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     quiet()
     folder = tmp_path_factory.mktemp("models") / "llama"
-    save_tiny(llama(), folder)
+    new_model().save_pretrained(folder, max_shard_size="300KB")
     return folder
+
+
+def new_model():
+    torch.manual_seed(3)
+    return LLAMA().bfloat16()
 
 
 @pytest.mark.parametrize("granularity", ["channel", "tensor", "128x128", "1x128"])
@@ -77,7 +83,7 @@ SCHEMES = {
 
 def calibrated(granularity):
     """A model that compressed-tensors is to write, with scales in its own BF16."""
-    model = save_model()
+    model = new_model()
     weights, inputs = (
         QuantizationArgs(num_bits=8, type="float", symmetric=True, **arguments)
         for arguments in SCHEMES[granularity]
@@ -93,13 +99,6 @@ def calibrated(granularity):
             if hasattr(module, "input_scale"):
                 module.input_scale.fill_(0.03)
     return model
-
-
-def save_model():
-    import transformers
-
-    torch.manual_seed(3)
-    return transformers.LlamaForCausalLM(llama()).bfloat16()
 
 
 @pytest.mark.parametrize("granularity", SCHEMES)
@@ -196,7 +195,10 @@ def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
     before, after = (load_checkpoint(tmp_path / name) for name in "bd")
     for name in report.quantized:
         assert torch.equal(before[name].dequantize(), after[name].dequantize())
-    model = load(tmp_path / "d")
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "d", dtype=torch.bfloat16, output_loading_info=True
+    )
+    assert not any(loading.values())
     schemes = {
         name: module.quantization_scheme
         for name, module in model.named_modules()
@@ -207,4 +209,4 @@ def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
         assert scheme.weights.strategy == "channel"
         assert scheme.input_activations.dynamic == (not name.endswith("up_proj"))
     assert model.get_parameter(f"{layer}.up_proj.input_scale").item() == 0.0625
-    assert logits_of(model).isfinite().all()
+    assert model(TOKENS).logits.isfinite().all()
