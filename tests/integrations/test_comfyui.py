@@ -161,7 +161,7 @@ def test_it_stays_out(monkeypatch, caplog, found, switch, reason):
     caplog.set_level(logging.INFO)
     assert not comfyui.register()
     assert reason in caplog.text
-    assert not comfyui.switch._replaced
+    assert not comfyui._replaced
 
 
 def test_the_folder_for_custom_nodes():
@@ -174,7 +174,7 @@ def test_the_folder_for_custom_nodes():
     spec.loader.exec_module(module)
     assert module.NODE_CLASS_MAPPINGS == nodes.NODE_CLASS_MAPPINGS
     assert set(module.NODE_DISPLAY_NAME_MAPPINGS) == set(module.NODE_CLASS_MAPPINGS)
-    assert comfyui.switch._replaced
+    assert comfyui._replaced
     comfyui.unregister()
 
 

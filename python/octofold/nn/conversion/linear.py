@@ -72,7 +72,7 @@ def convert(
     recipe = recipe_of(_NAME, recipe)
     if fsdp_fp8:
         # Imports torch.distributed, which takes longer than all of torch.nn.
-        from ..fsdp.sharding import gather_in_fp8, require_travels
+        from ..fsdp import gather_in_fp8, require_travels
 
         require_travels(_NAME, recipe)
     alone = {
