@@ -70,7 +70,7 @@ def gpu(untouched, monkeypatch):
             monkeypatch.setattr(module, "get_device_capability", lambda device_id=0: (major, minor))
         monkeypatch.setattr(fp8, "_is_cuda", True)
         monkeypatch.setattr(fp8, "cutlass_fp8_supported", lambda: (major, minor) >= (8, 9))
-        plugged._way_on.cache_clear()
+        plugged._who_computes_on.cache_clear()
 
     become(9, 0)
     return become
