@@ -1,10 +1,9 @@
 // Conversions without the instructions, beside the CPU backend's formats: every code, and every
 // FP32 number whose rounding could go wrong.
-#include "kernels/numeric/fp8_bits.h"
-
 #include "octofold/types.h"
 
 #include "cpu/number_formats.h"
+#include "kernels/numeric/format_bits.h"
 #include "support/test.h"
 
 namespace octofold::numeric {

@@ -5,7 +5,7 @@
 #include "octofold/types.h"
 
 #include "cuda/params.h"
-#include "kernels/weight_only/combine.h"
+#include "kernels/weight_only/kernel.h"
 #include "kernels/weight_only/many_rows.h"
 #include "support/test.h"
 #include "support/weight_only_on_host.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/shared/tensor_map.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::test {
 

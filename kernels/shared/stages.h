@@ -1,4 +1,6 @@
-// The scales that a stage of K holds of an operand, and their order.
+// Stages of K between producers and consumers: how TMA fills them, the position in their ring, the
+// scales that they hold of an operand, and their order; and the slices of sums that take their
+// place in a cluster. For the host and the kernels.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -6,6 +8,42 @@
 #include "kernels/shared/arithmetic.h"
 
 namespace octofold::config {
+
+// A CUtensorMap: opaque, made by cuTensorMapEncodeTiled.
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+// The position of one side in a ring of stages: the stage, and the parity of its barriers' phase. A
+// consumer waits for `full` with this parity, a producer for `empty` with the other one: the first
+// round finds every stage empty.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  unsigned parity = 0;
+
+  constexpr void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Slices of sums, which blocks of a cluster that share a tile send each other. Each block sums a
+// part of K, finishes some of the instruction's columns, by eights, and sends its sums of the
+// others to their owners. A thread has sub_tiles · columns / 2 sums.
+struct SliceShape {
+  int split_k = 1;
+  int columns = 8;
+  int sub_tiles = 1;
+  int threads = 128;
+
+  // Block i owns the columns from i times this on.
+  constexpr int owned_columns() const { return round_up(ceil_divide(columns, split_k), 8); }
+  // Bytes that a block sends another one.
+  constexpr int bytes() const { return owned_columns() / 2 * 4 * sub_tiles * threads; }
+};
 
 constexpr int common_divisor(int left, int right) {
   while (right != 0) {

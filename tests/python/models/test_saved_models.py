@@ -19,7 +19,7 @@ from octofold.models.layerwise.layers import StoredLayer  # noqa: E402
 from safetensors import SafetensorError  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from tests.python.models.kept_support import (  # noqa: E402
+from tests.python.models.saved_models_support import (  # noqa: E402
     SINES,
     a_part,
     bert,

@@ -1,4 +1,4 @@
-"""A small model and data that it can learn, for the tests of training programs."""
+"""What tests of several hosts share: a model, data that it can learn, the bits of a state."""
 
 import octofold
 import torch
@@ -35,3 +35,16 @@ def data():
     points = torch.randn(10, 128, generator=generator)
     noise = 2.5 * torch.randn(512, 128, generator=generator)
     return torch.utils.data.TensorDataset(points[labels] + noise, labels)
+
+
+def same_bits(one, other):
+    """True if two models, or their states, have the same keys, dtypes and bits."""
+    one, other = (m.state_dict() if isinstance(m, torch.nn.Module) else m for m in (one, other))
+    return one.keys() == other.keys() and all(
+        value.dtype == other[name].dtype and torch.equal(as_bytes(value), as_bytes(other[name]))
+        for name, value in one.items()
+    )
+
+
+def as_bytes(tensor):
+    return tensor.detach().contiguous().flatten().view(torch.uint8)

@@ -1,10 +1,11 @@
 // FP8 from and to other formats by integers and FP32, for GPUs without the instructions that
-// convert. The CPU backend's number_formats.h does the same.
+// convert, and FP32 rounded to 16 bits and kept in FP32. Plain arithmetic, so that it compiles for
+// the host too. The CPU backend's number_formats.h does the same.
 #pragma once
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::numeric {
 
@@ -48,6 +49,34 @@ __device__ inline float float_of_fp8(unsigned code) {
     bits = is_infinity ? 0x7F800000u : 0x7FFFFFFFu;
   }
   return __uint_as_float(bits | sign);
+}
+
+// The value rounded to a narrower type, to nearest even, overflow to infinity, NaN handed on: for
+// casts that follow what is worked out in the type of x.
+template <DType kDType>
+__device__ inline float round_to(float value) {
+  const unsigned bits = __float_as_uint(value);
+  if constexpr (kDType == DType::kBFloat16) {
+    if (value != value) return value;
+    return __uint_as_float((bits + 0x7FFFu + (bits >> 16 & 1u)) & 0xFFFF0000u);
+  } else if constexpr (kDType == DType::kFloat16) {
+    const unsigned sign = bits & 0x80000000u, magnitude = bits ^ sign;
+    constexpr unsigned kInfinity = 0x7F800000u;
+    constexpr unsigned kOverflow = 0x477FF000u;  // 65520, half a step beyond the largest
+    if (magnitude > kInfinity) return value;
+    if (magnitude >= kOverflow) return __uint_as_float(kInfinity | sign);
+    // A sum with a number 2^13 times larger (of a subnormal: than the smallest normal number) has
+    // its last bit where the rounded value has it.
+    constexpr unsigned kSmallestNormal = 113u << 23;
+    const unsigned exponent = magnitude & 0x7F800000u;
+    const float large =
+        __uint_as_float((exponent < kSmallestNormal ? kSmallestNormal : exponent) + (13u << 23));
+    const float rounded = __fadd_rn(__fadd_rn(__uint_as_float(magnitude), large), -large);
+    return __uint_as_float(__float_as_uint(rounded) | sign);
+  } else {
+    static_assert(kDType == DType::kFloat32);
+    return value;
+  }
 }
 
 }  // namespace octofold::numeric

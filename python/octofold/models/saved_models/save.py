@@ -63,8 +63,8 @@ def save(model: Module, folder: str | os.PathLike[str]) -> Path:
                 note(f"{_NAME}: {path} is for octofold.models.load() alone: {reason}")
             write_records(new, Records(None, records, same))
             _write_config(model, new)
-            kept = {name: value for name, value in state.items() if name not in same}
-            write_tensors(new / WEIGHTS, kept)
+            tensors = {name: value for name, value in state.items() if name not in same}
+            write_tensors(new / WEIGHTS, tensors)
     return path
 
 
