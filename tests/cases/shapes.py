@@ -43,6 +43,16 @@ CAST_MANY = (
 # groups of threads that add them; wider than what is taken at a time.
 COLUMNS = ((131, 600), (256, 512), (129, 77), (1, 128), (3000, 392))
 
+# Casts of activations: ragged, in vectors. Beside it on a GPU: whole tiles; not in vectors; one row;
+# rows that no block holds.
+ACTIVATIONS = ((131, 200),)
+ACTIVATIONS_ON_GPU = ((256, 512), (130, 75), (1, 128))
+WIDE_ACTIVATIONS = ((3, 40_000),)
+
+# Their reductions of columns on a GPU: halves that are whole blocks of columns, which tiles take
+# together, and others.
+ACTIVATED_COLUMNS = ((300, 256), (131, 72), (130, 75))
+
 # Casts whose largest magnitudes are given: parts of these are compared with the whole.
 AMAX = ((0, 130), (1, 1), (129, 77), (256, 512), (264, 400), (1000, 24), (40, 20_000))
 # Beside them on a GPU: more rows than run at one time, and rows that no block of threads holds.

@@ -55,10 +55,22 @@ def on_gpu():
     return Current.on_gpu
 
 
+def device():
+    """The name of torch's device on which operations compute, for tensors that a test makes."""
+    return gpu() if Current.on_gpu else "cpu"
+
+
 def is_hopper():
     from tests.gpu import targets
 
     return targets.is_hopper()
+
+
+def has_bfloat16():
+    """True if the device multiplies bfloat16."""
+    from tests.gpu import targets
+
+    return not Current.on_gpu or gpu() == "cpu" or targets.has_bfloat16()
 
 
 def on_gpus(*values):
