@@ -43,8 +43,8 @@ CAST_MANY = (
 # groups of threads that add them; wider than what is taken at a time.
 COLUMNS = ((131, 600), (256, 512), (129, 77), (1, 128), (3000, 392))
 
-# Casts of activations: ragged, in vectors. Beside it on a GPU: whole tiles; not in vectors; one row;
-# rows that no block holds.
+# Casts of activations: ragged, in vectors. Beside it on a GPU: whole tiles; not in vectors; one
+# row; rows that no block holds.
 ACTIVATIONS = ((131, 200),)
 ACTIVATIONS_ON_GPU = ((256, 512), (130, 75), (1, 128))
 WIDE_ACTIVATIONS = ((3, 40_000),)
@@ -127,6 +127,7 @@ SORTS = (
 # element by element; without rows or tokens.
 COMBINES = (
     (20, 4, 80, 64),
+    (300, 8, 500, 2048),
     (40, 1, 60, 7168),
     (9, 6, 30, 77),
     (5, 3, 7, 40_000),

@@ -32,6 +32,9 @@ def test_operands_on_different_devices(generator):
         octofold.gemm(a, b, out=out, bias=host[0])
     with pytest.raises(octofold.InvalidArgumentError, match=r"'x\.scale'"):
         mixed.dequantize()
+    amax = octofold.ops.Target("tensor", amax=torch.ones(1))
+    with pytest.raises(octofold.InvalidArgumentError, match=r"rows\.amax"):
+        octofold.ops.cast(normal(generator, 16, 16), rows=amax)
 
 
 @needs("products")

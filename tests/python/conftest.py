@@ -44,6 +44,14 @@ def each_device(request):
     devices.Current.on_gpu = False
 
 
+@pytest.fixture
+def tensors_there(each_device):
+    """New tensors are on the device of the test."""
+    torch = pytest.importorskip("torch")
+    with torch.device(devices.device()):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _needs_hopper(request):
     is_needed = request.node.get_closest_marker("needs_hopper") and devices.on_gpu()
