@@ -203,6 +203,13 @@ def assert_close(out, expected):
     judge.assert_close(out.double(), expected.value, expected.terms, dtype, limit)
 
 
+def check_product(a, b, out_dtype="bfloat16"):
+    """Multiplies into poisoned memory and compares."""
+    out = Surrounded(a.shape[0], b.shape[0], DTYPES[out_dtype])
+    assert octofold.gemm(a, b, out=out.view) is out.view
+    assert_close(out.view, product(a, b))
+
+
 def assert_fast_accumulation_close(out, expected):
     """Judges a product where the tensor core may sum all of K, with about 14 significant bits."""
     dtype = str(out.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Tensors on wrong devices, and CuPy's arrays."""
+"""Tensors on wrong devices, memory that casts lay out there, and CuPy's arrays."""
 
 import numpy as np
 import octofold
@@ -128,3 +128,19 @@ def test_long_rows_in_an_array_of_bytes(generator):
         for data in (codes, inside)
     ]
     assert torch.equal(*products)
+
+
+def test_casts_are_laid_out_for_gemm(generator):
+    for rows in (1, 6, 130, 256):
+        cast = octofold.quantize(normal(generator, rows, 500))
+        assert cast.scale.stride() == (1, (rows + 3) // 4 * 4)
+        assert cast.data.stride() == (512, 1)
+        host = octofold.quantize(normal(generator, rows, 500).cpu())
+        moved = host.to("cuda")
+        assert moved.data.stride() == (512, 1)
+        assert moved.scale.stride() == (1, (rows + 3) // 4 * 4)
+        assert moved.to("cpu").data.is_contiguous()
+        assert moved.to("cpu").equals(host)
+    both = octofold.ops.cast(normal(generator, 130, 300), rows="1x128", transposed="1x128")[:2]
+    assert [x.scale.stride() for x in both] == [(1, 132), (1, 300)]
+    assert [x.data.stride() for x in both] == [(320, 1), (160, 1)]
