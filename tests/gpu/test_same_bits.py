@@ -25,6 +25,7 @@ from octofold.ops import (
 
 from tests.gpu.gpu_support import (
     ON_GPU,
+    PAIRS,
     Held,
     bits,
     captured,
@@ -33,6 +34,7 @@ from tests.gpu.gpu_support import (
     normal,
     operand,
     operands,
+    poison,
     torch,
 )
 from tests.python.casting import GRANULARITIES
@@ -188,7 +190,17 @@ OTHERS = {
         lambda w, x: octofold.gemm_weight_only(x, w),
         weight_and_rows(200),
     ),
-    "gemm": ("products", octofold.gemm, lambda generator: operands(generator, 300, 520, 1024)),
+    **{
+        "gemm-" + "x".join(pair): (
+            "products",
+            lambda a, b, bias: octofold.gemm(a, b, bias=bias),
+            lambda generator, pair=pair: (
+                *operands(generator, 300, 520, 1024, pair),
+                normal(generator, 520),
+            ),
+        )
+        for pair in PAIRS
+    },
     "layer": ("products", layer, layer_operands),
     "gemm-that-casts": ("products that cast A", octofold.gemm, rows_and_weight),
     "gated": (
@@ -272,3 +284,21 @@ def test_compiled_with_cuda_graphs(generator):
     for _ in range(4):
         given = layer_operands(generator)
         assert_same(tensors_of(compiled(*given)), tensors_of(layer(*given)))
+
+
+@needs_gpu
+def test_inputs_outlive_the_stream_given(generator):
+    """Their memory is freed by Python while the stream has not begun."""
+    x = normal(generator, 512, 1024)
+    expected = octofold.quantize(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)  # clock cycles: about 50 ms
+    given = x.clone()
+    torch.cuda.current_stream().synchronize()
+    found = octofold.quantize(given, stream=stream)
+    del given
+    poison(x.numel(), torch.float32)  # takes what was freed, if anything was
+    stream.synchronize()
+    assert_same(found.data, expected.data)
