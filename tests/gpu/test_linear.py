@@ -11,7 +11,8 @@ import octofold
 import pytest
 from octofold.nn.autograd import one_call
 
-from tests.gpu.gpu_support import DEVICE, assert_same_bits, skip_without, torch
+from tests.gpu.gpu_support import DEVICE, ON_GPU, assert_same_bits, needs_gpu, skip_without, torch
+from tests.python.nn.layer_support import NAMES, relative_error
 
 skip_without("products")
 
