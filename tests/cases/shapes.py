@@ -58,16 +58,6 @@ AMAX = ((0, 130), (1, 1), (129, 77), (256, 512), (264, 400), (1000, 24), (40, 20
 # Beside them on a GPU: more rows than run at one time, and rows that no block of threads holds.
 WIDE_COLUMNS = ((20_000, 40), (70, 40_000))
 
-# N and K of the layers of DeepSeek-V3 that other libraries' benchmarks name.
-DEEPSEEK_V3 = (
-    (2112, 7168),
-    (24576, 1536),
-    (32768, 512),
-    (7168, 16384),
-    (4096, 7168),
-    (7168, 2048),
-)
-
 # Rows in groups: sizes of the groups, rows behind them, and columns, in whole vectors and not.
 PARTITIONS = (
     ((256, 128, 384), 0, 512),

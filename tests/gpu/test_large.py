@@ -5,8 +5,8 @@ import itertools
 
 import octofold
 import pytest
+from octofold_tool.gemm_options import DEEPSEEK_V3
 
-from tests.cases.shapes import DEEPSEEK_V3
 from tests.gpu.gpu_support import (
     DEVICE,
     DTYPES,
