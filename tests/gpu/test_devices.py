@@ -51,15 +51,6 @@ def test_second_device(generator):
         octofold.gemm(a, moved[1])
 
 
-@needs("products")
-def test_the_gpu_computes_what_the_cpu_does(generator):
-    """To rounding: both sum in FP32, in another order."""
-    a, b = operands(generator, 300, 400, 1000)
-    gpu = octofold.gemm(a, b, out_dtype="float32").cpu()
-    cpu = octofold.gemm(on_cpu(a), on_cpu(b), out_dtype="float32")
-    assert torch.linalg.norm(gpu - cpu) <= 3e-4 * torch.linalg.norm(cpu)
-
-
 def test_gpu_is_listed():
     gpu = octofold.info().gpus[torch.cuda.current_device()]
     assert gpu.name == torch.cuda.get_device_name()

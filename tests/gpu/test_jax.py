@@ -1,21 +1,15 @@
-"""octofold.jax on a GPU, inside jax.jit: casts beside those of NumPy, products beside FP64, in the
-stream of XLA and its CUDA graphs. OCTOFOLD_TEST_DEVICE=cpu runs it on the CPU."""
+"""octofold.jax on a GPU, inside jax.jit: layers, in the stream of XLA and its CUDA graphs. What an
+operation computes is tests/python/test_jax.py's. OCTOFOLD_TEST_DEVICE=cpu runs it on the CPU."""
 
 import os
 
 import numpy as np
 import octofold
 import pytest
-from octofold import Depth, Format, Masked, Rows
 
-from tests.python import attention_cases, reference
-from tests.python.attention_cases import dense, packed, paged, with_scales
 from tests.python.jax_support import fp8, jax, jitted, random, relative_error, to_jax, to_numpy
-from tests.python.judge import TENSOR_CORE_ACCUMULATION, assert_close, assert_same
 
 PLATFORM = os.environ.get("OCTOFOLD_TEST_DEVICE", "gpu").replace("cuda", "gpu")
-GRANULARITIES = reference.GRANULARITIES
-SHAPES = [(1, 128, 256), (7, 200, 300), (70, 136, 512), (300, 264, 1000), (512, 512, 2048)]
 jnp = jax.numpy
 
 
@@ -40,135 +34,6 @@ def full_precision():
     """Products by JAX itself are not rounded to TF32."""
     with jax.default_matmul_precision("highest"):
         yield
-
-
-def dequantized(x):
-    return reference.dequantize(x.data, x.scale, x.granularity)
-
-
-def judge_product(out, left, right, *addends, dtype):
-    """Against FP64, of values."""
-    wide = [addend.astype(np.float64) for addend in (left, right, *addends)]
-    left, right, *addends = wide
-    expected, terms = sum(addends, left @ right.T), sum(map(abs, addends), abs(left) @ abs(right).T)
-    out = out.astype(np.float64)
-    assert_close(out, expected, terms, dtype, TENSOR_CORE_ACCUMULATION)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
-def test_casts_have_the_bytes_of_the_cpu(granularity, dtype, x_dtype, rng):
-    format = Format(dtype, granularity)
-    for shape in ((200, 300), (1, 1), (7, 128), (3, 5, 130), (0, 300), (4, 0)):
-        x = random(rng, *shape, dtype=x_dtype)
-        actual = jitted(fp8.quantize, x, format=format)
-        assert_same(actual, octofold.quantize(x, format))
-    x = random(rng, 200, 300, dtype=x_dtype)
-
-    def both(x):
-        return octofold.ops.cast(x, rows=format, transposed=format)
-
-    assert_same(jitted(both, x)[:2], both(x)[:2])
-    assert_same(jitted(lambda x8: x8.dequantize(), both(x).rows), both(x).rows.dequantize())
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("b_granularity", GRANULARITIES)
-@pytest.mark.parametrize("a_granularity", GRANULARITIES)
-def test_gemm(a_granularity, b_granularity, shape, rng):
-    """Casts and their product in one program, so that scales stay as the cast wrote them."""
-    m, n, k = shape
-    x, w, c, bias = random(rng, m, k), random(rng, n, k), random(rng, m, n), random(rng, n)
-
-    def program(x, w, c, bias):
-        a, b = fp8.quantize(x, a_granularity), fp8.quantize(w, b_granularity)
-        return fp8.gemm(a, b), fp8.gemm(a, b, c=c, bias=bias, out_dtype="float32"), a, b
-
-    y, y_with_addends, a, b = jitted(program, x, w, c, bias)
-    operands = dequantized(a), dequantized(b)
-    judge_product(y, *operands, dtype="bfloat16")
-    judge_product(y_with_addends, *operands, c, bias, dtype="float32")
-    assert_same(jitted(fp8.gemm, a, b), y)  # with scales from outside
-
-
-def test_gemm_that_casts(rng):
-    x, w = (
-        random(rng, 8, 512, dtype="bfloat16"),
-        octofold.quantize(random(rng, 256, 512), "128x128"),
-    )
-    y = jitted(fp8.gemm, x, w, out_dtype="float32")
-    judge_product(y, dequantized(octofold.quantize(x)), dequantized(w), dtype="float32")
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_grouped_gemm(granularity, rng):
-    offsets = np.array([0, 5, 5, 140, 197], np.int32)
-    x, w = random(rng, 200, 384), random(rng, 4, 128, 384)
-
-    def rows(x, w, offsets):
-        a, b = fp8.quantize(x), fp8.quantize(w, granularity, matrices=4)
-        return fp8.grouped_gemm(a, b, Rows(offsets), out_dtype="float32"), a
-
-    y, a = jitted(rows, x, w, offsets)
-    for g in range(4):
-        begin, end = offsets[g : g + 2]
-        right = dequantized(octofold.quantize(w[g], granularity))
-        judge_product(y[begin:end], dequantized(a)[begin:end], right, dtype="float32")
-
-
-def test_masked_groups_and_groups_along_depth(rng):
-    x, w = random(rng, 2, 64, 384), random(rng, 2, 128, 384)
-    counts, offsets = np.array([7, 64], np.int32), np.array([0, 128, 200], np.int32)
-    dy, of_rows = random(rng, 200, 128), random(rng, 200, 256)
-
-    def program(x, w, counts, offsets, dy, of_rows):
-        a, b = fp8.quantize(x, "channel"), fp8.quantize(w, "channel")
-        masked = fp8.grouped_gemm(a, b, Masked(counts, 32), out_dtype="float32")
-        casts = [
-            octofold.ops.cast(each, transposed="1x128", offsets=offsets).transposed
-            for each in (dy, of_rows)
-        ]
-        return masked, fp8.grouped_gemm(*casts, Depth(offsets), out_dtype="float32"), a, b
-
-    masked, depth, a, b = jitted(program, x, w, counts, offsets, dy, of_rows)
-    for g, count in enumerate(counts):
-        operands = dequantized(a[g])[:count], dequantized(b[g])
-        judge_product(masked[g, :count], *operands, dtype="float32")
-    for g in range(2):
-        rows = slice(*offsets[g : g + 2])
-        operands = (dequantized(octofold.quantize(each[rows].T.copy())) for each in (dy, of_rows))
-        judge_product(depth[g], *operands, dtype="float32")
-
-
-@pytest.mark.parametrize("rows", [1, 16, 70])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_gemm_weight_only(granularity, rows, rng):
-    w, bias = octofold.quantize(random(rng, 256, 2048), granularity), random(rng, 256)
-    x = random(rng, rows, 2048, dtype="float16")
-    y = jitted(fp8.gemm_weight_only, x, w, arrays={"bias": bias}, out_dtype="float32")
-    judge_product(y, x, dequantized(w), bias, dtype="float32")
-
-
-ATTENTIONS = {
-    "dense": (lambda rng: with_scales(rng, dense(rng, 2, 5, 150), (2, 2, 2), (2, 2, 2)), {}),
-    "causal": (lambda rng: dense(rng, 1, 130, 130, q="bfloat16", size=128), {"causal": True}),
-    "decode": (lambda rng: dense(rng, 4, 1, 700, size=128), {"window": (500, 0)}),
-    "packed": (lambda rng: packed(rng, [3, 0, 17], [30, 4, 17]), {"softmax_scale": 0.3}),
-    "paged": (lambda rng: paged(rng, 2, [17, 40, 1]), {"causal": True}),
-}
-
-
-@pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention(name, rng):
-    make, options = ATTENTIONS[name]
-    problem = make(rng)
-    q, k, v = (problem.pop(part) for part in "qkv")
-    out, logarithms = jitted(
-        fp8.attention, q, k, v, arrays=problem, **options, return_log_sum_exp=True
-    )
-    expected = attention_cases.attend(q, k, v, **problem, **options)
-    attention_cases.assert_attended(out, logarithms, expected, q.dtype.name, 2e-3)
 
 
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise"])
@@ -226,7 +91,8 @@ def test_a_program_is_run_again_with_other_arrays(rng):
     for x, actual in kept:
         for w8 in weights:
             x8 = octofold.quantize(x.astype(np.float32))
-            x = np.maximum(dequantized(x8) @ dequantized(w8).T, 0) / 16
+            left, right = (x.dequantize().astype(np.float64) for x in (x8, w8))
+            x = np.maximum(left @ right.T, 0) / 16
         # Codes of the layer before that lie next to a tie fall either way: 9e-3 was seen.
         assert relative_error(actual, x) < 2e-2
 
