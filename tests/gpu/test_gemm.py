@@ -1,7 +1,5 @@
-"""Products on the GPU against FP64: tails of every dimension, beside the tiles' sizes, and matrices
-that lie in memory in every way that is allowed."""
-
-import itertools
+"""Products on the GPU of matrices that lie in memory in every way that is allowed, and the same bits
+each time. Sizes of all kinds are tests/python/test_gemm.py's."""
 
 import octofold
 import pytest
@@ -15,7 +13,6 @@ from tests.gpu.gpu_support import (
     assert_close,
     assert_fast_accumulation_close,
     assert_same_bits,
-    check_product,
     needs_gpu,
     normal,
     operands,
@@ -33,40 +30,6 @@ from tests.gpu.gpu_support import (
 skip_without("products")
 
 every_pair = pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
-
-
-# Beside the tiles' sizes, and beside what TMA, a swizzle atom and a scale block take.
-TAILS = (1, 7, 8, 9, 15, 17, 63, 65, 127, 129, 191, 193, 255, 257)
-OUT_DTYPES = itertools.cycle(("bfloat16", "float32", "float16"))
-TAIL_CASES = [
-    (name, size, out_dtype)
-    for (name, size), out_dtype in zip(itertools.product("mnk", TAILS), OUT_DTYPES, strict=False)
-]
-
-
-@every_pair
-@pytest.mark.parametrize(("dimension", "size", "out_dtype"), TAIL_CASES)
-def test_tail_of_one_dimension(dimension, size, out_dtype, pair, generator):
-    shape = {"m": 320, "n": 384, "k": 512, dimension: size}
-    check_product(*operands(generator, **shape, pair=pair), out_dtype)
-
-
-@every_pair
-@pytest.mark.parametrize("size", [63, 65, 127, 129, 191, 193, 255, 257, 383, 500])
-def test_tail_of_all_dimensions(size, pair, generator):
-    check_product(*operands(generator, size, size, size, pair))
-
-
-@every_pair
-@pytest.mark.parametrize("k", [1, 8, 40, 100, 120, 136, 200, 1000, 1033])
-def test_k_that_is_no_multiple_of_16_or_128(k, pair, generator):
-    check_product(*operands(generator, 200, 264, k, pair), "float32")
-
-
-@every_pair
-@pytest.mark.parametrize("dtypes", list(itertools.product(("e4m3", "e5m2"), repeat=2)))
-def test_formats_mix(dtypes, pair, generator):
-    check_product(*operands(generator, 200, 300, 640, pair, dtypes))
 
 
 @pytest.mark.parametrize("pair", PAIRS[:2], ids=PAIR_NAMES[:2])
