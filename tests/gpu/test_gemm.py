@@ -1,5 +1,5 @@
-"""Products on the GPU of matrices that lie in memory in every way that is allowed, and the same bits
-each time. Sizes of all kinds are tests/python/test_gemm.py's."""
+"""Products on the GPU of matrices that lie in memory in every allowed way, and the same bits each
+time. Sizes of all kinds are tests/python/test_gemm.py's."""
 
 import octofold
 import pytest

@@ -25,7 +25,7 @@ def padded(matrix, padding):
 
 
 def operand(rng, rows, cols, dtype, granularity, padding, power_of_two):
-    """Scales that differ from neighbour to neighbour, so that one that is taken for another shows."""
+    """Scales of neighbours differ, so that one that is taken for another shows."""
     x = rng.normal(0, 1, (rows, cols)).astype(np.float32)
     cast = octofold.quantize(x, octofold.Format(dtype, granularity, power_of_two=power_of_two))
     scale = cast.scale * np.exp2(rng.integers(-2, 3, cast.scale.shape)).astype(np.float32)
