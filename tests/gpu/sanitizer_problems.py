@@ -187,8 +187,8 @@ def routings():
 
 
 def dots_and_words(x, y, x8):
-    """Of FP32 or BF16, and of codes with scales of blocks, anywhere in memory; and words, packed
-    and unpacked."""
+    """Dot products of FP32 or BF16, and of codes with scales of blocks, anywhere in memory; and
+    words, packed and unpacked."""
     dot, codes = octofold.ops.dot, x8.data[0]
     words = octofold.ops.pack(x[: len(x) // 4 * 4], "e5m2")
     sums = dot(x, y), dot(x8, y), dot(x8, x8), dot(x[1:], y[:-1]), dot(codes[1:], y[1:])

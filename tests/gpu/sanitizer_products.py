@@ -70,7 +70,7 @@ ARRIVALS = ((1024, 512, 4), (700, 272, 5), (70, 300, 2), (70, 301, 7))
 
 
 def arrivals():
-    """Of rows that have all come. What waits for them runs, and the walk in the order of shards."""
+    """All rows have come. What waits for them runs, and the walk in the order of shards."""
     for pair, (rows, depth, shards) in itertools.product(PAIRS[:4], ARRIVALS):
         a, b = operand(rows, depth, pair[0]), operand(264, depth, pair[1])
         flags = torch.ones(shards, dtype=torch.int32)
@@ -130,7 +130,7 @@ def casting_products():
         yield f"gemm that casts {name} {m},{n},{k} {more}", by_candidate, (name, x, b, out)
 
 
-# Those that make no sense are for a GPU, which may read and write nothing outside of the tensors.
+# The last two make no sense: a GPU reads and writes nothing outside of the tensors for them.
 OFFSETS = (
     (0, 5, 5, 70, 200),
     (0, 0, 130, 131, 131),

@@ -176,7 +176,7 @@ def test_gradient_candidates(granularity, generator):
 @needs_hopper
 @pytest.mark.parametrize("granularity", ["channel", "128x128"])
 def test_every_candidate_sums_alike(granularity, generator):
-    """Those of batch-invariant products, whichever is chosen, or named."""
+    """A batch-invariant product has the same bits by whichever is chosen, or named."""
     for n, k in ((512, 2048), (264, 7168)):
         w = operand(generator, n, k, "e4m3", granularity)
         x = rows_of(generator, 300, k, "bfloat16")

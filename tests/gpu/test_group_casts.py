@@ -67,7 +67,7 @@ class Written:
                 continue
             self.results.append(self._poisoned(of, torch.float8_e4m3fn))
             scale = octofold.ops.scale_shape(unit, *of, matrices=of[0] if stack else None)
-            # Those of a matrix by its columns, as the GPU has them.
+            # The scales of a matrix lie by its columns, as the GPU has them.
             place = self._poisoned(scale if stack else scale[::-1], torch.float32)
             self.results.append(place if stack else place.t())
         self.poison()

@@ -1,4 +1,4 @@
-"""As many kernels as a call takes, as torch's profiler sees them."""
+"""Calls take as many kernels as they need, which torch's profiler sees."""
 
 import octofold
 import pytest

@@ -1,4 +1,4 @@
-"""What layers keep for backward on a GPU, and the host's time: printed, too (pytest -s)."""
+"""The bytes that layers keep for backward on a GPU, and the host's time: printed, too."""
 
 import gc
 import statistics

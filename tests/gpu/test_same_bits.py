@@ -177,7 +177,7 @@ CALLS = {
     ),
     "routing": (route, routed),
 }
-# Those that not every GPU has kernels for: each with the operation that it needs.
+# Calls that not every GPU has kernels for, each with the operation that it needs.
 OTHERS = {
     "rotary": ("rotary embeddings", rotary, tables),
     "weight-only-few": (

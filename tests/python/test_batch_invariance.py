@@ -55,7 +55,7 @@ def numbers(rng, *shape, dtype="float32"):
 
 
 def bits(x):
-    """Of an array, or of a cast's codes and scales."""
+    """The bits of an array, or of a cast's codes and scales."""
     parts = (x.data, x.scale) if isinstance(x, ScaledTensor) else (x,)
     return [np.ascontiguousarray(part).view(f"u{part.itemsize}") for part in parts]
 

@@ -185,7 +185,8 @@ def test_any_pair_of_granularities(rng):
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_activations_and_their_gradients(source, layout, rng):
-    """Of numbers and of codes: on a GPU, which approximates them, also as of each group alone."""
+    """Groups of numbers and of codes have the casts of each group alone, though a GPU approximates
+    activations."""
     some = PARTITIONS if on_gpu() else PARTITIONS[1:3]
     for (sizes, behind, cols), of_codes in itertools.product(some, (False, True)):
         offsets = offsets_of(sizes)
