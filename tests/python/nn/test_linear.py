@@ -9,7 +9,7 @@ from tests.python.nn.layer_support import STATELESS, exact, gradients, random, r
 
 torch = pytest.importorskip("torch")
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP32 = torch.bfloat16, torch.float32
 
 # Two operands rounded to 3 bits of mantissa (e4m3), and one of them to 2 (e5m2): 0.037 and 0.058
 # for normally distributed values.
@@ -24,10 +24,9 @@ PRODUCTS = {
 }
 
 
-def case(dtype=FP32, tokens=(2, 65), weight_dtype=None):
-    x = random(*tokens, 300, dtype=dtype)
-    weight = random(200, 300, dtype=weight_dtype or dtype)
-    return x, weight, random(200, dtype=weight_dtype or dtype), random(*tokens, 200, dtype=dtype)
+def case(dtype=FP32, tokens=(2, 65)):
+    x, weight = random(*tokens, 300, dtype=dtype), random(200, 300, dtype=dtype)
+    return x, weight, random(200, dtype=dtype), random(*tokens, 200, dtype=dtype)
 
 
 @pytest.mark.parametrize("recipe", STATELESS)
@@ -104,46 +103,6 @@ def test_gradients_of_any_magnitude(recipe, exponent):
         assert relative_error(left, right * 2.0**exponent) < 1e-6
 
 
-@pytest.mark.parametrize("weight_dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("recipe", STATELESS)
-def test_dtypes(recipe, dtype, weight_dtype):
-    x, weight, bias, dy = case(dtype, weight_dtype=weight_dtype)
-    actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
-    assert [t.dtype for t in actual] == [dtype, dtype, weight_dtype, weight_dtype]
-    for left, right in zip(actual, exact(x, weight, bias, dy), strict=True):
-        assert relative_error(left, right) < LIMIT["e5m2"]
-
-
-@pytest.mark.parametrize("recipe", STATELESS)
-def test_leading_dimensions_and_strides(recipe):
-    x, weight, bias, dy = case(tokens=(6, 20))
-    expected = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
-
-    def check(view, dy_view):
-        actual = gradients_of_view(view, weight, bias, dy_view, recipe)
-        for left, right in zip(actual, expected, strict=True):
-            assert left.shape == right.reshape(left.shape).shape
-            assert torch.equal(left, right.reshape(left.shape))
-
-    check(x.view(2, 3, 20, 300), dy.view(2, 3, 20, 200))
-    check(x.view(120, 300), dy.view(120, 200))
-    wide = torch.full((6, 40, 300), torch.nan)
-    wide[:, :20] = x
-    check(wide[:, :20], dy)  # no one stride walks it
-    check(x.view(120, 300).t().contiguous().t(), dy.view(120, 200).t().contiguous().t())
-    with torch.no_grad():
-        one = octofold.linear(x[0, 0], weight, bias, recipe)
-        assert torch.equal(one, octofold.linear(x[:1, 0], weight, bias, recipe)[0])
-
-
-def gradients_of_view(x, weight, bias, dy, recipe):
-    """The same as gradients(), with x and dy in the strides that they have."""
-    x, weight, bias = (t.detach().requires_grad_() for t in (x, weight.clone(), bias.clone()))
-    y = octofold.linear(x, weight, bias, recipe)
-    return y.detach(), *torch.autograd.grad(y, (x, weight, bias), dy)
-
-
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 5, 3), (129, 127, 1), (3, 1, 257)])
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_odd_sizes(recipe, shape):
@@ -157,7 +116,7 @@ def test_odd_sizes(recipe, shape):
 
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_only_what_needs_a_gradient(recipe, casts):
-    """No casts for frozen parts, nor gradients."""
+    """No casts for frozen parts."""
     x, weight, bias, dy = case()
     both_of_dy = 1 if PRODUCTS[recipe][2] == PRODUCTS[recipe][4] else 2
     both_of_dy = 1 if recipe == "rowwise_with_gw_hp" else both_of_dy
@@ -168,7 +127,6 @@ def test_only_what_needs_a_gradient(recipe, casts):
         y = octofold.linear(**leaves, recipe=recipe)
         forward = casts.copy()
         y.backward(dy)
-        assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needs]
         in_backward = casts[len(forward) :]
         if needs == "x":  # weight twice where its granularities differ
             assert forward.count((200, 300)) == (2 if recipe == "rowwise_with_gw_hp" else 1)
@@ -218,7 +176,6 @@ def test_x_is_not_kept():
         ({"bias": random(200).to("meta")}, "'bias': expected a tensor on cpu, .*, got meta"),
         ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*, got 'mxfp8'"),
         ({"recipe": None}, "'recipe': expected a Recipe or one of blockwise, .*, got None"),
-        ({"recipe": "delayed"}, "'recipe': expected one without delayed .*, got delayed"),
     ],
 )
 def test_bad_arguments(change, message):
