@@ -77,6 +77,10 @@ def has_norm(module):
     return getattr(module, "norm", None) is not None
 
 
+def compiled(module, **options):
+    return torch.compile(module, fullgraph=True, backend="aot_eager", **options)
+
+
 def ask_for_main_grad(module):
     for part in module.modules():
         if hasattr(part, "main_grad"):

@@ -1,7 +1,7 @@
 """The cases that the functions of layers have in common: no tokens, what is not finite, autocast,
 graphs of torch.compile, what has a gradient, shapes, strides, dtypes."""
 
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import octofold
@@ -55,6 +55,30 @@ def exact_experts(topk_weights, **operands):
     return truth(ids_of(topk_weights))(topk_weights=topk_weights, **operands)
 
 
+GRANULARITIES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}
+
+
+def fp8_expert_operands(dtype, tokens):
+    given = expert_operands(tokens, dtype, bias=True)
+    return {name: given[name] for name in ("x", "topk_weights", "b13", "b2")}
+
+
+@cache
+def frozen_weights():
+    given = expert_operands((1,))
+    return {name: given[name] for name in ("w13", "w2")}
+
+
+def fp8_experts(recipe="blockwise", **operands):
+    """With weights in FP8, and activations in 16 bits."""
+    granularity = GRANULARITIES.get(recipe, "128x128")
+    weights = {
+        name: octofold.quantize(weight, granularity, matrices=EXPERTS)
+        for name, weight in frozen_weights().items()
+    }
+    return experts(**weights, **operands, recipe=recipe, compute="weight-only")
+
+
 class Function(NamedTuple):
     call: object
     operands: object
@@ -75,7 +99,13 @@ FUNCTIONS = {
         experts,
         lambda dtype, tokens: expert_operands(tokens, dtype, bias=True),
         exact_experts,
-        ("blockwise", "rowwise", "tensorwise"),
+        tuple(GRANULARITIES),
+    ),
+    "experts, weight-only": Function(
+        fp8_experts,
+        fp8_expert_operands,
+        lambda **o: exact_experts(**o, **wide(frozen_weights())),
+        tuple(GRANULARITIES),
     ),
 }
 CASES = [(name, recipe) for name, function in FUNCTIONS.items() for recipe in function.recipes]
@@ -211,7 +241,7 @@ def test_recipes_that_keep_a_state_are_refused(name, recipe):
         case(name, recipe)
 
 
-@pytest.mark.parametrize(("name", "recipe"), [case for case in CASES if case[0] != "experts"])
+@pytest.mark.parametrize(("name", "recipe"), [case for case in CASES if "experts" not in case[0]])
 def test_gradient_of_a_narrow_bias_alone_is_rounded_once(name, recipe):
     function, operands, (dy, *_) = case(name, recipe)
     dy[1] = 0.01 * torch.randn_like(dy[0]) - dy[0]  # sums that are small beside what is summed
@@ -235,7 +265,7 @@ def test_what_is_not_finite_propagates(name, recipe, value):
         assert y[torch.arange(130) != 3].isfinite().all()
     if name == "linear":
         assert grads["x"].isfinite().all()
-    if name != "experts":
+    if "experts" not in name:
         first = grads["weight" if "linear" in name else "gate_up_weight"]
         assert not first[:, 7].isfinite().any()
         assert "mlp" not in name or not grads["down_weight"].isfinite().any()
@@ -244,7 +274,7 @@ def test_what_is_not_finite_propagates(name, recipe, value):
     (y, *_), grads = differentiated(function, operands, dy)
     assert y.isfinite().all()
     assert not grads["x"][3].isfinite().any()
-    if name != "experts":
+    if "experts" not in name:
         last = "" if "linear" in name else "down_"
         assert not grads[f"{last}weight"][7].isfinite().any()
         assert not grads[f"{last}bias"][7].isfinite()

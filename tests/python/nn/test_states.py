@@ -1,5 +1,5 @@
-"""Recipes that keep something of the steps before: the histories of delayed scaling, and the factors
-of two-level scales in the weight gradient."""
+"""Recipes that keep something of the steps before: histories of delayed scaling, and factors of
+two-level scales in the weight gradient."""
 
 import dataclasses
 
