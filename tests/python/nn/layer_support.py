@@ -14,17 +14,6 @@ NAMES = (*STATELESS, "blockwise_two_level", "delayed")
 WIDTH = 256
 """Features of what MODULES take."""
 
-SMALL_MODEL = {
-    "hidden_size": 256,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32,
-}
-"""The sizes in a configuration of transformers' language models."""
-
 
 class Routed(torch.nn.Module):
     """Experts as a module of x alone, whose rows go to experts by their places."""
@@ -38,9 +27,18 @@ class Routed(torch.nn.Module):
         return self.experts(x, ids, torch.full(ids.shape, 0.5))
 
 
-def mlp_of_three(recipe):
+class Checkpointed(torch.nn.Module):
+    def __init__(self, module, **options):
+        super().__init__()
+        self.module, self.options = module, options
+
+    def forward(self, *inputs):
+        return torch.utils.checkpoint.checkpoint(self.module, *inputs, **self.options)
+
+
+def mlp_of_three(recipe, width=WIDTH, hidden=128):
     """Gate, up and down in layers of their own."""
-    sizes = (WIDTH, 128), (WIDTH, 128), (128, WIDTH)
+    sizes = (width, hidden), (width, hidden), (hidden, width)
     return nn.MLP.from_linears(*(nn.Linear(*size, recipe=recipe) for size in sizes))
 
 
@@ -124,3 +122,60 @@ def exact(x, weight, bias, dy):
     """The same in FP64."""
     operands = [None if t is None else t.double() for t in (x, weight, bias)]
     return gradients(torch.nn.functional.linear, *operands, dy.double())
+
+
+def through_numpy(weight):
+    weight.detach().numpy()[:] *= 2
+
+
+def through_a_flat_buffer(weight):
+    """DeepSpeed's ZeRO: parameters are views of one buffer, into which masters are copied."""
+    flat = torch.zeros(weight.numel() + 128)
+    master = 2 * weight.detach().flatten()
+    weight.data = flat[128:].view_as(weight)
+    flat[128:].copy_(master)
+
+
+def through_the_old_buffer(weight):
+    """The same, of a buffer that the weight has been a view of since before the first forward."""
+    weight.data.view(-1).copy_(2 * weight.detach().flatten())
+
+
+def from_a_master(weight):
+    """Megatron's optimizers with FP32 masters."""
+    master = 2 * weight.detach().clone()
+    weight.data.copy_(master)
+
+
+def as_an_average(weight):
+    """Averages of weights, targets of reinforcement learning."""
+    other = 3 * weight.detach() + weight.detach()
+    weight.data.mul_(0).add_(other, alpha=0.5)
+
+
+def in_place(weight):
+    with torch.no_grad():
+        weight.mul_(2)
+
+
+def fused_step(weight):
+    weight.grad = -weight.detach().clone()
+    torch.optim.SGD([weight], lr=1.0, fused=True).step()
+    weight.grad = None
+
+
+WRITES = {
+    "numpy": through_numpy,
+    "flat buffer": through_a_flat_buffer,
+    "old buffer": through_the_old_buffer,
+    "master": from_a_master,
+    "average": as_an_average,
+    "in place": in_place,
+    "fused step": fused_step,
+    "data": lambda weight: weight.data.mul_(2),
+    "new data": lambda weight: setattr(weight, "data", weight.data * 2),
+    "detach": lambda weight: weight.detach().mul_(2),
+    "foreach": lambda weight: torch._foreach_mul_([weight.data], 2),
+    "subtraction": lambda weight: weight.data.sub_(-weight.detach().clone()),
+}
+"""Ways in which weights are written: each doubles one, in place or in new memory."""

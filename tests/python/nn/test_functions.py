@@ -310,3 +310,8 @@ def test_compiles_whole(name, recipe, backend):
     )
     with torch.no_grad():
         assert_same(compiled(**operands), function(**operands))
+
+
+def test_unknown_names():
+    with pytest.raises(AttributeError, match="'octofold' has no attribute 'liner'"):
+        octofold.liner  # noqa: B018

@@ -13,6 +13,7 @@ from tests.python.judge import assert_same
 from tests.python.nn.layer_support import (
     MODULES,
     WIDTH,
+    Checkpointed,
     every,
     has_norm,
     inputs_of,
@@ -29,15 +30,6 @@ nn = octofold.nn
 def case(make, **options):
     module = make()
     return module, inputs_of(module, **options)
-
-
-class Checkpointed(torch.nn.Module):
-    def __init__(self, module, **options):
-        super().__init__()
-        self.module, self.options = module, options
-
-    def forward(self, *inputs):
-        return torch.utils.checkpoint.checkpoint(self.module, *inputs, **self.options)
 
 
 @every(MODULES)

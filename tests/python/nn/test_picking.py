@@ -190,7 +190,8 @@ def test_a_model_with_nothing_but_a_head_is_refused():
 
 def test_adapters_are_left_alone_by_default():
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"])
+    targets = ["q_proj", "down_proj"]
+    config = peft.LoraConfig(target_modules=targets, init_lora_weights=False)
     for convert in (nn.convert, nn.convert_weight_only):
         model = peft.get_peft_model(llama(), config)
         report = convert(model)
@@ -203,6 +204,12 @@ def test_adapters_are_left_alone_by_default():
         loss.backward()
         trained = [name for name, p in model.named_parameters() if p.grad is not None]
         assert len(trained) == 4
+        with torch.no_grad():  # peft adds to the weight's data
+            apart = run(model.eval())
+            model.merge_adapter()
+            merged = run(model)
+            assert 0 < (merged - apart).norm() / apart.norm() < 0.1
+            assert torch.equal(run(model.merge_and_unload()), merged)
 
 
 class Special(torch.nn.Linear):
