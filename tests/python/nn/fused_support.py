@@ -79,18 +79,18 @@ def exact_mlp(name="swiglu", kind=None):
 
 
 def differentiated(function, operands, gradients):
-    """function(**operands) on fresh leaves, as a list, and their gradients by name. `gradients`:
-    by the results."""
+    """function(**operands) on fresh leaves of the tensors, as a list, and their gradients by name.
+    `gradients`: by the results."""
     leaves = {
-        name: None if operand is None else operand.detach().clone().requires_grad_()
+        name: operand.detach().clone().requires_grad_()
         for name, operand in operands.items()
+        if isinstance(operand, torch.Tensor)
     }
-    results = function(**leaves)
+    results = function(**operands | leaves)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
     gradients = [g.to(y.dtype) for g, y in zip(gradients, results, strict=True)]
     torch.autograd.backward(results, gradients)
-    grads = {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
-    return [y.detach() for y in results], grads
+    return [y.detach() for y in results], {name: leaf.grad for name, leaf in leaves.items()}
 
 
 def wide(operands):

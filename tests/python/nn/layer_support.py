@@ -179,3 +179,51 @@ WRITES = {
     "subtraction": lambda weight: weight.data.sub_(-weight.detach().clone()),
 }
 """Ways in which weights are written: each doubles one, in place or in new memory."""
+
+
+SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 32,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 192,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "v_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "n_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+    "num_shared_experts": 1,
+    "shared_expert_intermediate_size": 128,
+    "experts_implementation": "eager",
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Sizes of small language models of transformers, whose configurations have some of these names."""
+
+
+def transformers_model(family, kind="AutoModelForCausalLM", **sizes):
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    try:
+        config = transformers.AutoConfig.for_model(family, **SIZES | sizes)
+    except ValueError:
+        pytest.skip(f"this transformers has no {family}")
+    torch.manual_seed(0)
+    return getattr(transformers, kind).from_config(config).float()

@@ -9,37 +9,21 @@ import octofold
 import pytest
 from octofold import InvalidArgumentError, UnsupportedError
 
-from tests.python.nn.layer_support import random, relative_error
+from tests.python.nn.layer_support import random, relative_error, transformers_model
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5.0")
+pytest.importorskip("transformers", minversion="5.0")
 
 from transformers.models.llama import modeling_llama  # noqa: E402
 
 nn = octofold.nn
 BF16 = torch.bfloat16
-SIZES = {
-    "hidden_size": 256,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32,
-    "pad_token_id": 0,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 128,
-}
 CONVERSIONS = {"norms": nn.convert_norms, "rotary": nn.convert_rotary}
 by_conversion = pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
 
 
 def new_model(family, dtype=BF16):
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **SIZES)
-    model = transformers.AutoModel.from_config(config).to(dtype)
+    model = transformers_model(family, "AutoModel", moe_intermediate_size=128).to(dtype)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "norm" in key:
@@ -103,7 +87,7 @@ def test_models_compute_what_they_did(convert, family, count, rotations):
     assert list(model.state_dict()) == list(plain.state_dict())
     kinds = [type(module).__name__ for module in plain.modules()]
     assert [type(module).__name__ for module in model.modules()] == kinds
-    x = random(2, 24, 256)
+    x = random(2, 24, 128)
     found = results(model, x)
     rotates = convert is nn.convert_rotary
     assert rotations == (4 * [False] + 4 * [True]) * rotates
@@ -116,7 +100,7 @@ def test_models_compute_what_they_did(convert, family, count, rotations):
 
 @by_conversion
 def test_16_bits_are_rounded_less(convert):
-    plain, x = new_model("llama"), random(2, 24, 256).to(BF16)
+    plain, x = new_model("llama"), random(2, 24, 128).to(BF16)
     exact = results(copy.deepcopy(plain).double(), x.double())
     triples = results(converted(convert, plain), x), results(plain, x), exact
     for actual, own, expected in zip(*triples, strict=True):
@@ -127,7 +111,7 @@ def test_16_bits_are_rounded_less(convert):
 @pytest.mark.slow
 @by_conversion
 def test_compiles(convert):
-    plain, x = new_model("llama", torch.float32), random(2, 16, 256)
+    plain, x = new_model("llama", torch.float32), random(2, 16, 128)
     compiled = torch.compile(converted(convert, plain), fullgraph=True, backend="aot_eager")
     for actual, expected in zip(results(compiled, x), results(plain, x), strict=True):
         assert relative_error(actual, expected) < 1e-4
@@ -136,14 +120,14 @@ def test_compiles(convert):
 @by_conversion
 def test_a_second_derivative_is_an_error(convert):
     model = converted(convert, new_model("llama", torch.float32))
-    x = random(1, 4, 256).requires_grad_()
+    x = random(1, 4, 128).requires_grad_()
     y = model(inputs_embeds=x).last_hidden_state
     with pytest.raises(UnsupportedError, match="cannot be differentiated"):
         torch.autograd.grad(y.square().sum(), x, create_graph=True)
 
 
 def test_go_with_each_other_and_with_other_conversions():
-    model, x = new_model("qwen3_moe"), random(2, 24, 256).to(BF16)
+    model, x = new_model("qwen3_moe"), random(2, 24, 128).to(BF16)
     nn.convert_experts(model)
     nn.convert(model)
     for convert in CONVERSIONS.values():
@@ -293,7 +277,7 @@ def test_where_the_own_function_runs(rotations):
 
 
 def test_names_that_are_replaced_later_hold(rotations, monkeypatch):
-    model, x = converted(nn.convert_rotary, new_model("llama")), random(1, 5, 256).to(BF16)
+    model, x = converted(nn.convert_rotary, new_model("llama")), random(1, 5, 128).to(BF16)
     model(inputs_embeds=x)
     assert len(rotations) == 4
     rotated = []
@@ -308,7 +292,7 @@ def test_names_that_are_replaced_later_hold(rotations, monkeypatch):
 
 
 def test_caches_and_no_gradient():
-    plain, x = new_model("llama", torch.float32), random(1, 9, 256)
+    plain, x = new_model("llama", torch.float32), random(1, 9, 128)
     model = converted(nn.convert_rotary, plain)
     with torch.no_grad():
         first = model(inputs_embeds=x[:, :8], use_cache=True)

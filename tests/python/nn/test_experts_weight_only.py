@@ -1,11 +1,14 @@
 """Experts that compute with 16-bit activations: of FP8 weights, and of weights in high precision,
 as GPUs without grouped products of FP8 do."""
 
+from functools import partial
+
 import octofold
 import pytest
 
 from tests.python import gpu_fakes
 from tests.python.nn.expert_support import EXPERTS, HIDDEN, INNER, choices, operands, truth
+from tests.python.nn.fused_support import differentiated, wide
 from tests.python.nn.layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
@@ -25,7 +28,7 @@ def layer_of(dtype=torch.bfloat16, recipe="blockwise", **options):
     """The operands of experts with FP8 weights, and the same in float64 of what the codes stand
     for."""
     given = operands(bias=True, **options)
-    exact = {name: tensor.double() for name, tensor in given.items()}
+    exact = wide(given)
     for name in ("w13", "w2"):
         given[name] = coded(given[name], GRANULARITIES[recipe])
         exact[name] = given[name].dequantize("float32").double()
@@ -35,32 +38,18 @@ def layer_of(dtype=torch.bfloat16, recipe="blockwise", **options):
     return given, exact
 
 
-def gradients(function, given, dy):
-    leaves = {
-        name: tensor.detach().requires_grad_()
-        for name, tensor in given.items()
-        if isinstance(tensor, torch.Tensor)
-    }
-    y = function(**{**given, **leaves})
-    return y, dict(zip(leaves, torch.autograd.grad(y, leaves.values(), dy), strict=True))
-
-
 @pytest.mark.parametrize("recipe", GRANULARITIES)
 @pytest.mark.parametrize("dtype", LIMIT)
 def test_against_float64(dtype, recipe):
     ids = choices()
     given, exact = layer_of(dtype, recipe)
     dy = random(70, HIDDEN, dtype=dtype)
-    y, found = gradients(
-        lambda **o: octofold.experts(topk_ids=ids, recipe=recipe, compute="weight-only", **o),
-        given,
-        dy,
-    )
-    frozen = {name: exact.pop(name) for name in ("w13", "w2")}
-    other, expected = gradients(lambda **o: truth(ids)(**o, **frozen), exact, dy.double())
+    options = {"topk_ids": ids, "recipe": recipe, "compute": "weight-only"}
+    (y,), found = differentiated(partial(octofold.experts, **options), given, [dy])
+    (other,), expected = differentiated(truth(ids), exact, [dy.double()])
     assert y.dtype == dtype
     assert relative_error(y, other) < LIMIT[dtype]
-    assert set(found) == set(expected) == {"x", "topk_weights", "b13", "b2"}
+    assert set(found) == {"x", "topk_weights", "b13", "b2"}
     for name, gradient in found.items():
         assert gradient.dtype == given[name].dtype
         assert relative_error(gradient, expected[name]) < LIMIT[dtype], name
@@ -105,7 +94,9 @@ def test_which_way(name, pretend):
     native = name in gpu_fakes.NATIVE
     given, _ = layer_of()
     ids = choices()
-    wide = {n: w.dequantize("bfloat16") if n in ("w13", "w2") else w for n, w in given.items()}
+    of_16_bits = {
+        n: w.dequantize("bfloat16") if n in ("w13", "w2") else w for n, w in given.items()
+    }
     by_compute = {
         compute: octofold.experts(topk_ids=ids, compute=compute, **given)
         for compute in ("native", "weight-only")
@@ -113,7 +104,7 @@ def test_which_way(name, pretend):
     pretend(name)
     of_fp8 = octofold.experts(topk_ids=ids, **given)
     assert torch.equal(of_fp8, by_compute["native" if native else "weight-only"])
-    error = relative_error(octofold.experts(topk_ids=ids, **wide), by_compute["weight-only"])
+    error = relative_error(octofold.experts(topk_ids=ids, **of_16_bits), by_compute["weight-only"])
     assert (error < 1e-2) == (not native)
 
 
@@ -130,8 +121,7 @@ def test_trained_weights_without_products(dtype, main_grad, pretend):
     pretend("8.0")
     y = layer(x, ids, share)
     y.backward(dy)
-    exact = {name: tensor.double() for name, tensor in given.items()}
-    other, expected = gradients(truth(ids), exact, dy.double())
+    (other,), expected = differentiated(truth(ids), wide(given), [dy.double()])
     assert y.dtype == dtype
     assert relative_error(y, other) < LIMIT[dtype]
     named = dict(zip(("w13", "w2", "b13", "b2"), weights, strict=True))

@@ -109,11 +109,12 @@ def test_what_does_not_fit_is_said_in_the_layers_words(kept):
         with holding, pytest.raises(octofold.InvalidArgumentError, match=message):
             call()
 
-    refuses("x': .* weight", lambda: layer(random(5, 299)))
+    refuses("x': expected", lambda: layer(random(5, 299)))
     refuses("x'", lambda: layer(random(5, 300).double()))
     narrow = {"bias": random(199)}
     refuses("bias'", lambda: torch.func.functional_call(layer, narrow, random(5, 300)))
-    refuses("weight': .*float64", lambda: layer.double()(random(5, 300)))
+    wide = nn.Linear(300, 200, dtype=torch.float64)
+    refuses("weight': .*float64", lambda: wide(random(5, 300)))
 
 
 @pytest.mark.parametrize(

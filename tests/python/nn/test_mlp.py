@@ -294,20 +294,6 @@ def test_module_of_sizes(name, keep_fp8):
     assert "keep_fp8=True" in str(nn.MLP.from_linears(*linears(), keep_fp8=True))
 
 
-def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
-    from octofold.nn.layers import fused_components, linear
-
-    for module in (linear, fused_components):
-        monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)
-    gate, up, down = linears()
-    module, x = nn.MLP.from_linears(gate, up, down), random(130, IN)
-    assert torch.equal(module(x), down(torch.nn.functional.silu(gate(x)) * up(x)))
-    assert not fused_casts
-    module = nn.MLP.from_linears(gate, up, down, force_fp8=True)
-    module(x)
-    assert fused_casts
-
-
 def test_bad_parts():
     gate, up, down = linears()
     wrong = torch.nn.Linear(IN, HIDDEN + 1, bias=False)

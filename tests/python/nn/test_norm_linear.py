@@ -139,10 +139,6 @@ def test_the_sum_alone():
     assert not leaves["weight"].grad.any()
 
 
-def new(kind="rms", **options):
-    return nn.NormLinear(IN, OUT, norm=kind, **options)
-
-
 def test_from_modules():
     linear, norm_module = torch.nn.Linear(IN, OUT), torch.nn.RMSNorm(IN)
     module = nn.NormLinear.from_modules(norm_module, linear, "rowwise")
@@ -158,18 +154,6 @@ def test_from_modules():
     model = nn.convert(torch.nn.Sequential(module, torch.nn.Linear(OUT, 8))).model
     assert type(model[1]) is nn.Linear
     assert type(model[0].linear) is nn.Linear
-
-
-def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
-    from octofold.nn.layers import fused_components, linear
-
-    for module in (linear, fused_components):
-        monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)
-    module, x = new(), random(130, IN)
-    assert torch.equal(module(x), torch.nn.Linear.forward(module.linear, module.norm(x)))
-    assert not fused_casts
-    module.linear.force_fp8 = True
-    assert not torch.equal(module(x), torch.nn.Linear.forward(module.linear, module.norm(x)))
 
 
 @pytest.mark.parametrize(
