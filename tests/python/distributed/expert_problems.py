@@ -8,8 +8,6 @@ from octofold.distributed import experts
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3
 BF16 = torch.bfloat16
-DEVICE = torch.device("cpu")
-"""The device of operands: a worker on GPUs sets it."""
 
 
 class Problem(NamedTuple):
@@ -61,7 +59,7 @@ def problem(tokens, slots=SLOTS, bias=False, gone=0.1, only=EXPERTS, dtype=BF16)
         numbers(EXPERTS, 2 * INNER) if bias else None,
         numbers(EXPERTS, HIDDEN) if bias else None,
     )
-    return Problem(tokens, *(None if t is None else t.to(DEVICE) for t in made))
+    return Problem(tokens, *made)
 
 
 def leaf(tensor):

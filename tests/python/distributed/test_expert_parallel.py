@@ -19,7 +19,7 @@ from tests.python.distributed.expert_problems import (
     refused,
     step,
 )
-from tests.python.distributed.rank_processes import on_ranks
+from tests.python.distributed.rank_processes import DEVICE, here, on_ranks
 from tests.python.nn.expert_support import truth
 
 FIXED = {"capacity": 64}
@@ -125,6 +125,41 @@ def test_two_halves_are_one_batch(rank, wire, capacity):
         step(experts, own, recipe=BLOCKS, wire=wire, capacity=capacity, halves=n) for n in (1, 2)
     )
     compare(two, one, [True, True, True, False, False], 0.04)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs need GPUs")
+@pytest.mark.parametrize("halves", [1, 2])
+@on_ranks
+def test_graphs(rank, halves):
+    """Forward and backward with a capacity, replayed with other routing, and nothing waits."""
+    tokens = alike(128)
+    p, *_ = problem(tokens).part(rank)
+    p = Problem(tokens, *(None if t is None else here(t) for t in p[1:]))
+    options = {"capacity": max(tokens), "halves": halves}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step(experts, p, **options)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = step(experts, p, **options)
+    for _ in range(5):
+        p.ids.copy_(torch.rand(len(p.ids), EXPERTS).topk(p.ids.shape[1], dim=1)[1].int())
+        p.x.copy_(torch.randn(p.x.shape))
+        graph.replay()
+        actual = [t.clone() for t in results]
+        compare(actual, step(experts, p, **options), [True] * 5, 0)
+    counter = torch.zeros(1, dtype=torch.int64, device=p.x.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            experts(p.x, p.ids, p.weights, p.w13, p.w2, capacity=7, dropped=counter)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert counter.item() > 0
 
 
 @on_ranks

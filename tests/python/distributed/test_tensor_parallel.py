@@ -6,7 +6,7 @@ from unittest.mock import patch
 import octofold
 import pytest
 import torch
-from octofold._ranks.ranks import ranks_of
+from octofold._ranks import ranks_of
 from octofold._ranks.wire import largest
 from octofold.distributed import (
     ColumnParallel,
