@@ -13,7 +13,7 @@ from octofold.nn.layers.peft_layers import Fp8Lora
 
 from tests.integrations.diffusers_models import BF16, fp8_layers
 from tests.integrations.diffusers_models import loaded as loaded_with
-from tests.python.models.diffusers_support import outcome
+from tests.python.models.library_models import outcome
 from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel
