@@ -19,6 +19,12 @@ def encoder():
     return torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 1), torch.nn.Linear(128, 128))
 
 
+def t5():
+    library = pytest.importorskip("transformers")
+    config = library.T5Config(d_model=128, d_ff=128, num_layers=1, num_heads=2, vocab_size=200)
+    return library.T5EncoderModel(config)
+
+
 def one_layer_of(family, kind="AutoModelForCausalLM", **options):
     return partial(transformers_model, family, kind, num_hidden_layers=1, **options)
 
@@ -28,7 +34,7 @@ gpt2 = one_layer_of("gpt2", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 of_positions = {"relative_attention": True, "position_buckets": 8}
 MODELS = {
     "torch's encoder": encoder,
-    "T5": one_layer_of("t5", "AutoModelForTextEncoding", d_model=128, d_ff=128, num_heads=2),
+    "T5": t5,
     "Mamba": one_layer_of("mamba", "AutoModel"),
     "DeBERTa": one_layer_of("deberta-v2", "AutoModel", **of_positions),
     "Llama": llama,
