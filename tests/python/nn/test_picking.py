@@ -224,8 +224,10 @@ def odd_layers():
 def test_each_layer_that_is_left_alone_has_a_reason():
     layers = odd_layers()
     for convert in (nn.convert, nn.convert_weight_only):
-        model = torch.nn.Sequential(*layers.values(), torch.nn.Linear(16, 16), nn.MLP(16, 16))
+        fused = nn.MLP(16, 16, recipe="rowwise"), nn.NormLinear(16, 16, recipe="rowwise")
+        model = torch.nn.Sequential(*layers.values(), torch.nn.Linear(16, 16), *fused)
         report = convert(model)
+        assert fused[0].down_proj.recipe == fused[1].linear.recipe == nn.recipes.rowwise
         assert report.model is model
         assert list(report.converted) == ["5"]
         for name, words in zip("01234", layers, strict=True):
@@ -233,6 +235,10 @@ def test_each_layer_that_is_left_alone_has_a_reason():
         alone = torch.nn.Sequential(*layers.values())
         with pytest.raises(octofold.InvalidArgumentError, match="torch parametrizes its weight: 0"):
             convert(alone)
+    with pytest.raises(
+        octofold.InvalidArgumentError, match=r"'model': expected a torch\.nn\.Linear"
+    ):
+        nn.convert(torch.nn.Sequential(*fused))
 
 
 def test_the_report_reads_well():
