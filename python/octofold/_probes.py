@@ -8,7 +8,7 @@ from ._core.errors import Error
 from ._core.formats import GRANULARITIES, HALF
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Gpu
-from ._ops.attention import attention
+from ._ops.attention import attention, rotary
 from ._ops.cast import Target, cast
 from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed
 from ._ops.dot import dot
@@ -23,7 +23,6 @@ from ._ops.gemm_weight_only import (
 from ._ops.grouped_gemm import Depth, Masked, Rows, grouped_gemm
 from ._ops.norms import norm, norm_gradient
 from ._ops.quantize import quantize
-from ._ops.rotary import rotary
 from ._ops.routing import (
     activation_dots,
     combine,

@@ -6,7 +6,7 @@ import copy
 import octofold
 import pytest
 from octofold._info import EXPERTS, FP8, LINEAR, NATIVE, TRAINED, WEIGHT_ONLY
-from octofold.nn.recipes.kernels import way_of
+from octofold.nn.recipes.kernels import layer_products
 
 from tests.gpu.gpu_support import DEVICE, DTYPES, HALVES, skip_without, torch
 from tests.python.nn.expert_support import choices
@@ -17,8 +17,8 @@ skip_without("products with FP8 weights")
 nn = octofold.nn
 TOKENS, HIDDEN, INNER, COUNT, SLOTS = 260, 512, 384, 12, 4
 GRANULARITIES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}
-LINEARS = way_of(LINEAR, FP8, DEVICE)
-STACKS = way_of(EXPERTS, FP8, DEVICE)
+LINEARS = layer_products(LINEAR, FP8, DEVICE)
+STACKS = layer_products(EXPERTS, FP8, DEVICE)
 
 
 def random(*shape, dtype=HALVES[0]):
@@ -66,7 +66,7 @@ def test_trained_experts_go_the_way_of_the_gpu():
     reference = copy.deepcopy(module).cpu().float()
     x, dy, (ids, weights) = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), routing()
     expected = step(reference, *[t.cpu() for t in (x.float(), dy.float(), ids, weights)])
-    native = way_of(EXPERTS, TRAINED, DEVICE).how == NATIVE
+    native = layer_products(EXPERTS, TRAINED, DEVICE).how == NATIVE
     for left, right in zip(step(module, x, dy, ids, weights), expected, strict=True):
         assert relative_error(left.cpu(), right) < (0.05 if native else 0.12)
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import octofold
 import torch
-from octofold._ranks.ranks import ranks_of, require_agreement
+from octofold._ranks import ranks_of, require_agreement
 from octofold.distributed import experts
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3
