@@ -75,13 +75,11 @@ def inside_another(model):
 def in_wrappings(rank, recipe):
     """Losses are those of casting after the gather, whichever modules are gathered together, and
     from the second forward on the model agrees before it gathers, if its own hooks can."""
-    from octofold.nn.fsdp import agreed_scale
+    from octofold.nn import fsdp
 
-    largest, sizes = agreed_scale.largest, []
+    largest, sizes = fsdp.largest, []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            agreed_scale, "largest", lambda *of: (sizes.append(len(of[1])), largest(*of))[1]
-        )
+        patch.setattr(fsdp, "largest", lambda *of: (sizes.append(len(of[1])), largest(*of))[1])
         for wrap in (whole, first_and_rest, one_group, inside_another):
             wanted = train(wrap(new_model(recipe, False)), rank)
             sizes.clear()
@@ -150,32 +148,32 @@ def bytes_of_gathers(rank, recipe):
 
 def all_reduces(rank):
     """One for all layers, from the second forward on."""
-    from octofold.nn.fsdp import agreed_scale
+    from octofold.nn import fsdp
 
     model = sharded(new_model("tensorwise", True))
     calls = []
-    largest = agreed_scale.largest
+    largest = fsdp.largest
 
     def counted(operation, magnitudes, ranks):
         calls.append(magnitudes.numel())
         return largest(operation, magnitudes, ranks)
 
-    agreed_scale.largest = counted
+    fsdp.largest = counted
     try:
         train(model, rank)
     finally:
-        agreed_scale.largest = largest
+        fsdp.largest = largest
     assert calls == [1, 1, 1, 1, 1, 5], calls
 
 
 def casts_of_steps(rank, recipe):
     """Forward casts each weight, backward none; and after an evaluation, and after the optimizer,
     forward does again."""
-    from octofold.nn.fsdp import sharded_weight
+    from octofold.nn import fsdp
 
     model = sharded(new_model(recipe, True))
     calls = []
-    originals = {name: getattr(sharded_weight, name) for name in ("cast", "cast_weight")}
+    originals = {name: getattr(fsdp, name) for name in ("cast", "cast_weight")}
 
     def counting(original):
         def counted(weight, *arguments, **options):
@@ -185,7 +183,7 @@ def casts_of_steps(rank, recipe):
         return counted
 
     for name, original in originals.items():
-        setattr(sharded_weight, name, counting(original))
+        setattr(fsdp, name, counting(original))
     try:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         sums = []
@@ -204,7 +202,7 @@ def casts_of_steps(rank, recipe):
             calls.clear()
     finally:
         for name, original in originals.items():
-            setattr(sharded_weight, name, original)
+            setattr(fsdp, name, original)
     weights = sum(isinstance(p.to_local(), ShardedWeight) for p in model.parameters())
     for of_step in sums:
         assert len(of_step) == 2 * weights
