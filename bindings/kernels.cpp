@@ -16,7 +16,7 @@
 #include "octofold/types.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

@@ -1,7 +1,7 @@
 """Tests the plugs of octofold.integrations with the real programs that they plug into.
 
     scripts/test_integrations.py WHEEL [HOST...]        # `make test-integrations`, HOSTS="vllm"
-    scripts/test_integrations.py WHEEL everyday         # as CI does: those that install in a minute
+    scripts/test_integrations.py WHEEL everyday         # those that install in a minute
 
 Each host has an environment of its own, build/integrations/<host>, made by pip with pinned
 versions, over one that they share (torch, the wheel, pytest); where all tests pass it is removed:

@@ -21,6 +21,11 @@ def is_hopper() -> bool:
     return architecture() == "sm_90a"
 
 
+def has_bfloat16() -> bool:
+    """True if products of bfloat16 are not refused."""
+    return int(architecture().removeprefix("sm_").removesuffix("a")) >= 80
+
+
 def candidate_names(problem: tuning.Problem) -> tuple[str, ...]:
     """The names of the kernels that compute the product here."""
     return tuning.candidates(problem, architecture())

@@ -29,6 +29,7 @@ def test_a_version_that_is_known(monkeypatch, version):
     ("version", "message"),
     [
         ("0.32.1", r"vllm is for vllm>=0\.33,<0\.34, found vllm 0\.32\.1: nothing was changed"),
+        ("0.34", r"found vllm 0\.34: nothing"),
         ("0.34.0", r"found vllm 0\.34\.0"),
         ("1.0", r"found vllm 1\.0"),
         (None, r"needs vllm>=0\.33,<0\.34, which is not installed"),

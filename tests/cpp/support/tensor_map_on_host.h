@@ -1,4 +1,4 @@
-// The contents of a CUtensorMap, for the copy engine of hopper_on_host.
+// The contents of a CUtensorMap, for the copy engine of ptx_on_host.
 #pragma once
 
 #include <algorithm>

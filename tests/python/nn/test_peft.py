@@ -8,7 +8,7 @@ import octofold
 import pytest
 
 from tests.python.casting import GRANULARITIES
-from tests.python.nn.layer_support import relative_error
+from tests.python.nn.layer_support import relative_error, transformers_model
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -22,16 +22,9 @@ TOKENS = torch.arange(24).reshape(2, 12)
 
 
 def llama():
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    return transformers.LlamaForCausalLM(config).bfloat16()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return transformers_model("llama", **sizes, **heads).bfloat16()
 
 
 def adapted(granularity="128x128", base=None, **options):
