@@ -360,7 +360,7 @@ def test_bundles_are_split_and_joined():
 
 
 def test_bad_configs():
-    """Those of every host are in tests/python/test_hosts.py."""
+    """The rules of every host are in tests/python/test_hosts.py."""
     with pytest.raises(octofold.InvalidArgumentError, match=r"Octofold.*'compute'.*'fast'"):
         OctofoldConfig(compute="fast")
 
