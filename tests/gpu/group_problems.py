@@ -8,7 +8,6 @@ from functools import partial
 import octofold
 import torch
 from octofold import Depth, Masked, Rows, tuning
-from octofold._ops.grouped_gemm import multiply_groups
 
 from tests.gpu.targets import candidate_names
 from tests.python.casting import GRANULARITIES, cast_with
@@ -45,9 +44,8 @@ def multiply(device, candidate, a, b, groups, out, in_place):
     )
     result, numbers = out.to(device), groups[0].to(device)
     c = result if in_place else None
-    return multiply_groups(
-        a, b, type(groups)(numbers), c, None, None, (False, False), result, None, candidate
-    )
+    with tuning.using(candidate):
+        return octofold.grouped_gemm(a, b, type(groups)(numbers), c=c, out=result)
 
 
 def compare(device, candidate, a, b, groups, shape, in_place, sensible):
@@ -58,18 +56,18 @@ def compare(device, candidate, a, b, groups, shape, in_place, sensible):
     return result, multiply("cpu", None, a, b, groups, out, in_place)
 
 
-def candidates_of(grouping, b, c, device):
+def candidates_of(groups, device, *phrases):
     if device == "cpu":
         return [None]
-    options = {"out": "float32", "b_granularity": b, "c": c, "grouping": grouping}
-    return candidate_names(tuning.ProductProblem(1, 1, 1, **options))
+    return candidate_names("grouped_gemm", groups, "out float32", *phrases)
 
 
 def group_problems(device):
     on_gpu = device != "cpu"
-    alone, added = (candidates_of("rows", "128x128", c, device) for c in (None, "float32"))
+    alone = candidates_of("groups 4 of rows", device)
+    added = candidates_of("groups 4 of rows", device, "c float32")
     onto_c = [name for name in added if not name or name.endswith(".onto_c")]
-    in_depth = candidates_of("depth", "1x128", "float32", device)
+    in_depth = candidates_of("groups 4 of k", device, "b e4m3 1x128", "c float32")
     for offsets in OFFSETS if on_gpu else filter(make_sense, OFFSETS):
         numbers, sensible = torch.tensor(offsets, dtype=torch.int32), make_sense(offsets)
         a, b, rows = cast(ROWS, K), by_group("128x128"), Rows(numbers)

@@ -16,9 +16,6 @@ from functools import partial
 import octofold
 import torch
 from octofold import tuning
-from octofold._ops.gated_gemm import multiply_gated
-from octofold._ops.gemm import multiply
-from octofold.kernel_cache import GemmProblem
 
 from tests.gpu.attention_problems import attention_problems
 from tests.gpu.group_problems import group_problems
@@ -94,7 +91,8 @@ def by_candidate(name, a, b, c, out_dtype):
     if c is not None:
         out.copy_(c)
     added = out if c is not None else None
-    multiply(device_a, device_b, added, None, "1x128", None, (False, False), out, None, name)
+    with tuning.using(name):
+        octofold.gemm(device_a, device_b, c=added, out=out)
     return out, octofold.gemm(a, b, c=c, out_dtype=out_dtype)
 
 
@@ -105,7 +103,8 @@ def candidates():
     for out_dtype, c_name in ((torch.bfloat16, None), (torch.float32, "float32")):
         c = torch.randn(m, n) if c_name else None
         out_name = str(out_dtype).removeprefix("torch.")
-        for name in candidate_names(GemmProblem(m, n, k, out=out_name, c=c_name)):
+        addend = [f"c {c_name}"] if c_name else []
+        for name in candidate_names("gemm", f"out {out_name}", *addend):
             yield f"candidate {name} {out_name}", partial(by_candidate, name, a, b, c, out_dtype)
 
 
@@ -203,7 +202,8 @@ def gated(name, a, b):
     codes = torch.zeros(m, n, dtype=torch.float8_e4m3fn, device=DEVICE)
     scale = torch.zeros(m, n // 128, device=DEVICE)
     result = octofold.ScaledTensor(codes, scale, "1x128")
-    multiply_gated(*on_device, None, "swiglu", "1x128", False, result, None, name)
+    with tuning.using(name):
+        octofold.ops.gated_gemm(*on_device, out=result)
     return result.dequantize(), octofold.ops.gated_gemm(a, b).dequantize()
 
 
@@ -211,7 +211,7 @@ def gated_products():
     """The second K is longer than the ring."""
     for (m, n, k), name in itertools.product(
         ((1, 128, 16), (300, 384, 1040)),
-        candidate_names(tuning.ProductProblem(1, 1, 1, out="e4m3", gated="swiglu")),
+        candidate_names("gated_gemm"),
     ):
         a, b = operand(m, k, "1x128"), operand(2 * n, k, "128x128")
         yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
@@ -222,7 +222,8 @@ def casting_product(name, x, b, more):
     on_device, rows = to_device(b), torch.zeros(x.shape[0], x.shape[1] + more, device=DEVICE)
     x_on_device = rows.bfloat16()[:, : x.shape[1]].copy_(x)
     out = torch.zeros(x.shape[0], b.shape[0], dtype=torch.bfloat16, device=DEVICE)
-    multiply(x_on_device, on_device, None, None, "1x128", None, (False, False), out, None, name)
+    with tuning.using(name):
+        octofold.gemm(x_on_device, on_device, out=out)
     return out, octofold.gemm(x, b)
 
 
@@ -230,7 +231,7 @@ def casting_products():
     """The second K is longer than most rings; the last rows are read element by element."""
     for (m, n, k, more), name in itertools.product(
         ((1, 72, 16, 0), (13, 200, 2064, 0), (70, 64, 400, 1)),
-        candidate_names(tuning.ProductProblem(1, 1, 1, cast_from="bfloat16")),
+        candidate_names("gemm", "cast_from bfloat16"),
     ):
         x, b = torch.randn(m, k).bfloat16(), operand(n, k, "128x128")
         yield (

@@ -5,7 +5,7 @@ import itertools
 
 import octofold
 import pytest
-from octofold._ops.gemm_weight_only import _GRADIENT, multiply_by_weights
+from octofold import tuning
 
 from tests.gpu.gpu_support import (
     DTYPES,
@@ -41,6 +41,11 @@ needs_tile_ahead = pytest.mark.skipif(
 )
 
 
+def ahead(call, rows, w):
+    with tuning.using(AHEAD):
+        return call(rows, w, out_dtype=torch.float32)
+
+
 def assert_forward(x, w, bias=None, **options):
     out = octofold.gemm_weight_only(x, w, bias=bias, **options)
     assert_product(out, x.double(), values_of(w), bias)
@@ -63,15 +68,13 @@ def assert_gradient(gradient, w, **options):
 def test_operands_that_are_decoded_ahead(dtype, w_dtype, granularity, generator):
     for m, n, k in ((131, 264, 656), (70, 300, 301), (300, 392, 1040), (17, 33, 64)):
         x, w = rows_of(generator, m, k, dtype), operand(generator, n, k, w_dtype, granularity)
-        options = None, torch.float32, False, None, None, AHEAD
-        out = multiply_by_weights(x, w, *options)
+        out = ahead(octofold.gemm_weight_only, x, w)
         assert_product(out, x.double(), values_of(w))
-        assert_same_bits(out, multiply_by_weights(x, w, *options))
+        assert_same_bits(out, ahead(octofold.gemm_weight_only, x, w))
         if granularity in ("channel", "1x128"):  # as factors of the depth they have another kernel
             continue
         gradient = rows_of(generator, m, n, dtype)
-        inputs = gradient, w.data, w.scale
-        out = _GRADIENT(inputs, (granularity, False, AHEAD), "float32", None, None)[0]
+        out = ahead(octofold.ops.gemm_weight_only_gradient, gradient, w)
         assert_product(out, gradient.double(), values_of(w).T)
 
 
@@ -85,7 +88,7 @@ def test_codes_that_are_decoded_ahead_are_exact(dtype, w_dtype, generator):
     w.data.view(torch.uint8)[:, 22:] = 0
     x = torch.zeros(100, 64, device=w.data.device, dtype=DTYPES[dtype])
     x[::3, 21] = 1
-    out = multiply_by_weights(x, w, None, torch.float32, False, None, None, AHEAD)
+    out = ahead(octofold.gemm_weight_only, x, w)
     expected = w.data[:, 21].double() * w.scale.double().flatten()[0]
     torch.testing.assert_close(out[::3].double(), expected.expand(34, 256), **EXACTLY)
     is_nan = ~expected.isfinite()  # times 0

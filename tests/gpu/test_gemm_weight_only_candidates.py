@@ -19,8 +19,8 @@ from tests.gpu.targets import is_hopper
 pytestmark = pytest.mark.skipif(not is_hopper(), reason="Hopper's own kernels")
 
 
-def names(m, n, k, granularity, **options):
-    problem = tuning.WeightOnlyProblem(m, n, k, w_granularity=granularity, **options)
+def names(operation, m, n, k, w):
+    problem = f"{operation}: m {m}, n {n}, k {k}, w {w}"
     return [name for name in tuning.candidates(problem) if name.startswith("sm90.")]
 
 
@@ -30,12 +30,13 @@ def names(m, n, k, granularity, **options):
 def test_every_candidate(size, granularity, generator):
     m, n, k = size
     x, w = rows_of(generator, m, k, "bfloat16"), operand(generator, n, k, "e4m3", granularity)
-    candidates = names(m, n, k, granularity)
+    candidates = names("gemm_weight_only", m, n, k, f"e4m3 {granularity}")
     assert candidates
     for candidate in candidates:
-        out = tuning.gemm_weight_only(x, w, candidate)
+        with tuning.using(candidate):
+            out = octofold.gemm_weight_only(x, w)
+            assert_same_bits(out, octofold.gemm_weight_only(x, w))
         assert_product(out, x.double(), values_of(w))
-        assert_same_bits(out, tuning.gemm_weight_only(x, w, candidate))
 
 
 # Scales from none to more than others times 2^64: few rows have sums for each block, many have
@@ -73,7 +74,7 @@ def test_gradient_candidates(granularity, generator):
     m, n, k = 150, 272, 400
     gradient = rows_of(generator, m, n, "bfloat16")
     w = operand(generator, n, k, "e5m2", granularity)
-    assert names(m, k, n, granularity, gradient=True, w="e5m2")
+    assert names("gemm_weight_only_gradient", m, k, n, f"e5m2 {granularity}")
     out = octofold.ops.gemm_weight_only_gradient(gradient, w, out_dtype=torch.float32)
     rounds = granularity in ("channel", "1x128")
     assert_product(out, gradient.double(), values_of(w).T, weight_rounding=2.0**-8 if rounds else 0)

@@ -164,19 +164,14 @@ def test_every_candidate_sums_alike(granularity, generator):
         x = drawn(generator, 300, k, HALVES[-1])
         expected = invariant(octofold.gemm_weight_only, x[:1], w).to(x.dtype)
         for rows in (1, 12, 40, 300):
-            problem = tuning.WeightOnlyProblem(
-                rows,
-                n,
-                k,
-                x=HALVES[-1],
-                w_granularity=granularity,
-                out=HALVES[-1],
-                batch_invariant=True,
+            candidates = tuning.candidates(
+                f"gemm_weight_only: m {rows}, n {n}, k {k}, x {HALVES[-1]}, "
+                f"w e4m3 {granularity}, out {HALVES[-1]}, batch_invariant"
             )
-            candidates = tuning.candidates(problem)
             assert candidates
             for candidate in candidates:
-                out = tuning.gemm_weight_only(x[:rows], w, candidate, batch_invariant=True)
+                with tuning.using(candidate):
+                    out = octofold.gemm_weight_only(x[:rows], w, batch_invariant=True)
                 assert torch.equal(out[:1], expected), (rows, candidate)
 
 

@@ -5,8 +5,7 @@ from functools import partial
 
 import octofold
 import torch
-from octofold import Masked, Rows, ScaledTensor, grouped_gemm_weight_only
-from octofold._ops.gemm_weight_only import multiply_by_weights
+from octofold import Masked, Rows, ScaledTensor, grouped_gemm_weight_only, tuning
 from octofold.ops import Gathered, grouped_gemm_weight_only_gradient
 
 from tests.gpu.targets import is_hopper
@@ -30,9 +29,10 @@ def _products(x, gradient, codes, scale, granularity, bias, device):
         ]
         if x.shape[0] > 100 and device != "cpu" and not is_hopper():
             tile = "128x96.w2x2x1.s3.k1.ahead"
-            results[0] = multiply_by_weights(
-                wide, w, bias.to(device), torch.float32, False, None, None, tile
-            )
+            with tuning.using(tile):
+                results[0] = octofold.gemm_weight_only(
+                    wide, w, bias=bias.to(device), out_dtype=torch.float32
+                )
         if x.shape[0] <= 16:
             codes_of_x = (8 * wide).to(torch.float8_e5m2)
             results += [
