@@ -57,14 +57,24 @@ std::string& candidate_of_thread() {
   return name;
 }
 
+plan::GemmProblem as_on_gpu(const plan::GemmProblem& problem) {
+  return plan::as_allocated(problem);
+}
+plan::WeightOnlyProblem as_on_gpu(const plan::WeightOnlyProblem& problem) {
+  return plan::contiguous(problem);
+}
+
 template <typename Product>
 void note(const Product& product) {
   auto& [mutex, all, count] = recordings();
   if (count.load(std::memory_order_relaxed) == 0) return;
-  const std::string problem = plan::text_of(plan::problem_of(product));
+  auto problem = plan::problem_of(product);
+  // Where tensors lie elsewhere says nothing of where they would on a GPU.
+  if (product.out.device.type != DeviceType::kCuda) problem = as_on_gpu(problem);
+  const std::string text = plan::text_of(problem);
   const std::lock_guard lock(mutex);
   for (const Problems& noted : all) {
-    if (std::ranges::find(*noted, problem) == noted->end()) noted->push_back(problem);
+    if (std::ranges::find(*noted, text) == noted->end()) noted->push_back(text);
   }
 }
 

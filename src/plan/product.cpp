@@ -145,7 +145,8 @@ GemmProblem contiguous(GemmProblem problem) {
   problem.operands_fit_words = problem.dynamic.exists || k % 4 == 0;
   problem.output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr;
   problem.c_is_out = false;
-  problem.c_fits_tma = tma_obstacle(tensor(form.out, m, n)) == nullptr;
+  const bool c_has_type_of_out = form.c != Addend::kFloat32 || form.out == DType::kFloat32;
+  problem.c_fits_tma = c_has_type_of_out && tma_obstacle(tensor(form.out, m, n)) == nullptr;
   if (problem.dynamic.exists) {
     problem.dynamic.vectors = has_vectors(tensor(problem.dynamic.type, m, k));
   }

@@ -86,6 +86,8 @@ TEST(ProblemTextTest, WhatIsLeftOutIsAsOftenAsNot) {
             "activation swiglu");
   EXPECT_EQ(complete("gemm_weight_only: m 1, n 2, k 3"),
             "gemm_weight_only: m 1, n 2, k 3, x bfloat16, w e4m3 128x128, out bfloat16");
+  EXPECT_FALSE(product("gemm: m 1, n 64, k 3, c float32").c_fits_tma);
+  EXPECT_TRUE(product("gemm: m 1, n 64, k 3, c bfloat16").c_fits_tma);
   EXPECT_EQ(product("grouped_gemm: m 70, n 2, k 3, groups 4 of masked rows").expected, 70);
   EXPECT_EQ(product("grouped_gemm: m 70, n 2, k 3, groups 4 of rows").expected, 18);
   EXPECT_EQ(product("gemm: m 1, n 2, k 3, arriving_rows").work, Work::kArrivingRows);

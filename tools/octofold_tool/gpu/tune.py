@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from octofold import tuning
+from octofold import ScaledTensor, tuning
 from octofold._sample_product import SampleProduct, sample_product
 from octofold._timing import COLD_BYTES, Call, Method, set_count
 from octofold.tuning import Choice
@@ -16,6 +16,7 @@ from ..report import ToolError
 from .measuring import (
     FAST_ACCUMULATION_ERROR_LIMIT,
     Implementation,
+    Operand,
     Wrong,
     bytes_of,
     checked,
@@ -90,13 +91,11 @@ def samples(problem: str, device: torch.device, min_bytes: int) -> list[SamplePr
     return products
 
 
-def limit_of(problem: str, result: torch.Tensor) -> float:
-    """The limit of the relative error of a right result."""
-    if problem.startswith("gated_gemm"):
+def limit_of(problem: str, out: Operand, elements: int) -> float:
+    """The limit of the relative error of a right result of so many elements."""
+    if isinstance(out, ScaledTensor):
         return GATED_ERROR_LIMIT
-    dtype = re.search(r", out (\w+)", problem)
-    assert dtype is not None
-    limit = error_limit(dtype[1], result.numel())
+    limit = error_limit(str(out.dtype).removeprefix("torch."), elements)
     if "_gradient" in problem:
         return max(limit, GRADIENT_ERROR_LIMIT)
     return max(limit, FAST_ACCUMULATION_ERROR_LIMIT) if "fast_accumulation" in problem else limit
@@ -111,7 +110,7 @@ def check_of(problem: str, product: SampleProduct) -> tuple[Callable[[Call], flo
         call()
         return relative_error(product.result(), expected)
 
-    return error, limit_of(problem, expected)
+    return error, limit_of(problem, product.out, expected.numel())
 
 
 def tune(
