@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from ._core.errors import invalid_argument
-from ._core.formats import FP8, Format
+from ._core.formats import DLPACK_NAMES, FP8, Format
 from ._core.library import library
 from ._core.scaled_tensor import ScaledTensor
 from ._ops.cast import Target, cast
@@ -79,9 +79,7 @@ class _Sample:
         self.filled = min(int(fields.get("expected", self.m)), self.m)
 
     def product(self) -> SampleProduct:
-        is_weight_only = "weight_only" in self.operation
-        x, values = self._x() if is_weight_only else self._a()
-        w = self._w() if is_weight_only else self._b()
+        (x, values), w = self._left(), self._right()
         options, addend = self._options(), self._addends()
         groups = () if self.kind == "one" else (self._groups(),)
         call = partial(_FUNCTIONS[self.operation], x, w, *groups, **options, **addend)
@@ -116,46 +114,35 @@ class _Sample:
             return Masked(self._integers([self.filled] * self.groups), self.filled)
         return (Rows if self.kind == "rows" else Depth)(self._integers(self.bounds))
 
-    def _a(self) -> tuple[Any, Callable[[], Any]]:
-        """The operand, and its values."""
-        x = self._matrices(self.m, self.k, self.kind == "masked rows")
-        matrices = self.groups if self.kind == "masked rows" else None
-        format = Format(*self.fields["a"].split())
-        if "cast_from" not in self.fields:
-            a = quantize(x, format, matrices=matrices)
+    def _left(self) -> tuple[Any, Callable[[], Any]]:
+        """a or x, and its values."""
+        is_masked = self.kind == "masked rows"
+        x = self._matrices(self.m, self.k, is_masked)
+        dtype, *scales = self.fields["a" if "a" in self.fields else "x"].split()
+        wide = self.fields.get("cast_from")
+        if scales and wide is None:
+            a = quantize(x, Format(dtype, *scales), matrices=self.groups if is_masked else None)
             return a, a.dequantize
-        x = x.to(getattr(self.torch, self.fields["cast_from"]))
-        return x, lambda: quantize(x, format).dequantize()
-
-    def _b(self) -> ScaledTensor:
-        rows = 2 * self.n if self.operation == "gated_gemm" else self.n
-        x, format = self._matrices(rows, self.k, bool(self.stacks)), self.fields["b"].split()
-        if "b_channel_scale" not in self.fields:
-            return quantize(x, Format(*format), matrices=self.stacks)
-        factors = self.torch.linspace(0.5, 2, rows, device=self.device)
-        two_level = cast(x, rows=Target(Format(*format), channel_scale=factors)).rows
-        assert two_level is not None
-        return two_level
-
-    def _x(self) -> tuple[Any, Callable[[], Any]]:
-        """The same with weights alone in FP8."""
-        x = self._matrices(self.m, self.k, self.kind == "masked rows")
-        dtype, _, scales = self.fields["x"].partition(" ")
-        if scales:
-            a = quantize(x, Format(dtype, scales))
-            return a, a.dequantize
-        codes = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
-        x = x.to(getattr(self.torch, codes.get(dtype, dtype)))
+        x = x.to(getattr(self.torch, wide or DLPACK_NAMES.get(dtype, dtype)))
+        if wide is not None:
+            return x, lambda: quantize(x, Format(dtype, *scales)).dequantize()
         if "gathered" not in self.fields:
             return x, x.float
         sources = self.torch.randperm(self.m, device=self.device)
         return Gathered(x, sources.int()), x[sources].float
 
-    def _w(self) -> ScaledTensor:
-        is_gradient = self.operation.endswith("gradient")
-        sizes = (self.k, self.n) if is_gradient else (self.n, self.k)
-        format = Format(*self.fields["w"].split())
-        return quantize(self._matrices(*sizes, bool(self.stacks)), format, matrices=self.stacks)
+    def _right(self) -> ScaledTensor:
+        """b or w."""
+        rows = 2 * self.n if self.operation == "gated_gemm" else self.n
+        sizes = (self.k, rows) if self.operation.endswith("gradient") else (rows, self.k)
+        x = self._matrices(*sizes, bool(self.stacks))
+        format = Format(*self.fields["b" if "b" in self.fields else "w"].split())
+        if "b_channel_scale" not in self.fields:
+            return quantize(x, format, matrices=self.stacks)
+        factors = self.torch.linspace(0.5, 2, rows, device=self.device)
+        two_level = cast(x, rows=Target(format, channel_scale=factors)).rows
+        assert two_level is not None
+        return two_level
 
     def _options(self) -> dict[str, Any]:
         dtype = self.fields["out"]

@@ -152,8 +152,8 @@ def test_opcheck_gemm(opcheck, pair, addend, in_place, generator):
     a, b = operands(generator, 50, 70, 300, pair)
     c = None if addend is None or in_place else random(50, 70, dtype=addend)
     inputs = (a.data, a.scale, b.data, b.scale, c, random(70), b.channel_scale, None)
-    # No format of a, no arrivals, no candidate.
-    options = a.granularity, b.granularity, False, False, *[None] * 6
+    # No format of a, no arrivals.
+    options = a.granularity, b.granularity, False, False, *[None] * 5
     opcheck(torch.ops.octofold.gemm.out, (*inputs, random(50, 70), *options, in_place))
     if not in_place:  # of what it would add to, the one that returns its result has nothing
         opcheck(torch.ops.octofold.gemm.default, (*inputs, *options, "float32"))

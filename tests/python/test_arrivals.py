@@ -91,7 +91,7 @@ def test_torch(opcheck):
     y = octofold.gemm(a, b, arrivals=Arrivals(flags, 1))
     assert torch.equal(y, octofold.gemm(a, b))
     inputs = (a.data, a.scale, b.data, b.scale, None, None, None, flags)
-    options = a.granularity, b.granularity, False, False, *[None] * 4, 1, None, False
+    options = a.granularity, b.granularity, False, False, *[None] * 4, 1, False
     opcheck(torch.ops.octofold.gemm, (*inputs, torch.empty(128, 64), *options))
 
 

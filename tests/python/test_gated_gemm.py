@@ -182,6 +182,6 @@ def test_opcheck(opcheck):
     b = octofold.quantize(torch.randn(400, 300), "128x128")
     codes = torch.zeros(5, 200).to(torch.float8_e4m3fn)
     results = codes, torch.empty(octofold.ops.scale_shape("1x128", 5, 200))
-    options = ("1x128", "128x128", "swiglu", None, "saturate", "deepgemm", False, None)
+    options = ("1x128", "128x128", "swiglu", None, "saturate", "deepgemm", False)
     arguments = (a.data, a.scale, b.data, b.scale, None, *results, *options)
     opcheck(torch.ops.octofold.gated_gemm, arguments)

@@ -118,7 +118,7 @@ def test_opcheck_two_level_scales(opcheck):
     opcheck(torch.ops.octofold.dequantize, arguments)
     operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
     out = random(5, 300)
-    options = "1x128", "128x128", False, False, *[None] * 6, False
+    options = "1x128", "128x128", False, False, *[None] * 5, False
     arguments = (*operands, None, None, factors, None, out, *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
@@ -167,7 +167,7 @@ def test_opcheck_transpose(opcheck):
 def test_opcheck_gemm(opcheck, addend, in_place):
     operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
     c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    options = "1x128", "128x128", False, False, *[None] * 6, in_place
+    options = "1x128", "128x128", False, False, *[None] * 5, in_place
     arguments = (*operands, c, random(7), None, None, random(5, 7), *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
@@ -179,7 +179,7 @@ def scaled_groups(groups, rows, cols):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_groups_of_rows(opcheck, in_place):
-    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", *NONE, False, False, None)
+    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", *NONE, False, False)
     operands = (*scaled(5, 300, "1x128"), *scaled_groups(2, 7, 300))
     c = None if in_place else random(5, 7)
     arguments = (*operands, offsets, c, random(2, 7), random(5, 7), *options, in_place)
@@ -189,7 +189,7 @@ def test_opcheck_groups_of_rows(opcheck, in_place):
 def test_opcheck_masked_groups(opcheck):
     for bias, expected_rows in ((None, None), (random(2, 7), 1)):
         operands = (*scaled_groups(2, 5, 300), *scaled_groups(2, 7, 300), offsets_of(3, 0))
-        options = "1x128", "1x128", "masked", expected_rows, None, False, False, None, False
+        options = "1x128", "1x128", "masked", expected_rows, None, False, False, False
         arguments = (*operands, None, bias, random(2, 5, 7), *options)
         opcheck(torch.ops.octofold.grouped_gemm, arguments)
 
@@ -198,7 +198,7 @@ def test_opcheck_masked_groups(opcheck):
 def test_opcheck_groups_of_k(opcheck, in_place):
     operands = (*scaled(5, 384, "1x128"), *scaled(7, 384, "128x128"), offsets_of(0, 3, 130))
     c = None if in_place else random(2, 5, 7)
-    options = "1x128", "128x128", "depth", None, "spaced", False, False, None, in_place
+    options = "1x128", "128x128", "depth", None, "spaced", False, False, in_place
     opcheck(torch.ops.octofold.grouped_gemm, (*operands, c, None, random(2, 5, 7), *options))
 
 
@@ -206,7 +206,7 @@ def test_opcheck_gated_groups(opcheck):
     weights = octofold.quantize(random(2, 256, 300), "128x128")
     operands = (*scaled(5, 300, "1x128"), weights.data, weights.scale, offsets_of(0, 3, 4))
     results = fp8(5, 128), scale_of("1x128", 5, 128)
-    options = "1x128", "128x128", "swiglu", *OPTIONS, False, None
+    options = "1x128", "128x128", "swiglu", *OPTIONS, False
     opcheck(torch.ops.octofold.gated_gemm, (*operands, *results, *options))
 
 
@@ -223,7 +223,7 @@ def test_opcheck_dot(opcheck):
 def test_opcheck_weight_only_vectors(opcheck, granularity):
     w, results = scaled(130, 300, granularity), (None, torch.empty(3, 130), None)
     for x, of_x in (((random(3, 300), None), None), (scaled(3, 300, "1x128"), "1x128")):
-        arguments = (*x, *w, *results, of_x, granularity, False, None)
+        arguments = (*x, *w, *results, of_x, granularity, False)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
 
 
@@ -233,13 +233,13 @@ def test_opcheck_weight_only(opcheck, granularity):
     dy = random(5, 130, dtype=torch.float16)
     for bias in (None, random(130)):
         results = torch.empty_like(dy), None
-        arguments = (x, None, *w, bias, *results, None, granularity, False, None)
+        arguments = (x, None, *w, bias, *results, None, granularity, False)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
-    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity, True, None)
+    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity, True)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
     w, x = scaled(130, 1100, granularity), random(20, 1100, dtype=torch.float16)
     out = torch.empty(20, 130, dtype=torch.float16), torch.empty(2 * 20 * 130)
-    arguments = (x, None, *w, None, *out, None, granularity, True, None)
+    arguments = (x, None, *w, None, *out, None, granularity, True)
     opcheck(torch.ops.octofold.gemm_weight_only, arguments)
 
 
