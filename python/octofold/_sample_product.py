@@ -23,7 +23,7 @@ from ._ops.gemm_weight_only import (
 from ._ops.grouped_gemm import Depth, Masked, Rows, grouped_gemm
 from ._ops.quantize import quantize
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(gemm, grouped_gemm, gated_gemm),

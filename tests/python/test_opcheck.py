@@ -246,7 +246,7 @@ def test_opcheck_weight_only(opcheck, granularity):
 @pytest.mark.parametrize("gathered", [False, True])
 def test_opcheck_weight_only_groups(opcheck, gathered):
     w = octofold.quantize(random(3, 128, 300), "128x128", matrices=3)
-    weights, options = (w.data, w.scale), (1, "128x128", "rows", None, True, None)
+    weights, options = (w.data, w.scale), (1, "128x128", "rows", None, True)
     offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
     more = (torch.arange(5).int(), random(5, 1)) if gathered else (None, None)
     x, dy = (random(5, columns, dtype=torch.float16) for columns in (300, 128))
