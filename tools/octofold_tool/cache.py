@@ -38,9 +38,9 @@ table of measured kernels has it (octofold tune).
 Needs NVRTC (pip install nvidia-cuda-nvrtc), neither a GPU nor a driver. Many sizes share a kernel;
 those that are there already, or come with octofold, are not compiled again.
 
-  octofold cache warm "gemm: m 4096, n 7168, k 2048"        for the GPU of this machine
-  octofold cache warm --suite llama-70b --arch sm_90a       without one: for H100 and H200
-  octofold cache warm --problems model.txt --arch sm_90a    what octofold.tuning.recording() noted
+  octofold cache warm --problem "gemm: m 4096, n 7168, k 2048"   for the GPU of this machine
+  octofold cache warm --suite llama-70b --arch sm_90a            without one: for H100 and H200
+  octofold cache warm --problems model.txt --arch sm_90a         those of a model (octofold tune)
 
 A kernel depends on dtypes, scales, C and bias too: name them as your calls have them.
 """
@@ -158,7 +158,7 @@ def run_path(arguments: argparse.Namespace) -> None:
 def run_warm(arguments: argparse.Namespace) -> None:
     problems = gemm_options.problems_of(arguments)
     if not problems:
-        raise ToolError("name what to compile: PROBLEM, --problems FILE or --suite")
+        raise ToolError("name what to compile: --problem TEXT, --problems FILE or --suite")
     architecture, multiprocessors = target(arguments)
     with progress("compiling kernels") as advance:
         report = kernel_cache.warm(problems, architecture, multiprocessors, advance)

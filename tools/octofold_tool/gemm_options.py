@@ -53,14 +53,14 @@ def add_shapes(
 
 def add_problems(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "problems",
-        metavar="PROBLEM",
-        nargs="*",
-        help='a product, such as "gemm: m 300, n 4096, k 7168" (docs/tuning.md)',
+        "--problem",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help='a product (repeatable), such as "gemm: m 300, n 4096, k 7168" (docs/tuning.md)',
     )
     parser.add_argument(
         "--problems",
-        dest="file",
         metavar="FILE",
         type=Path,
         help="products, one a line, as octofold.tuning.recording() gives them",
@@ -70,12 +70,12 @@ def add_problems(parser: argparse.ArgumentParser) -> None:
 
 def problems_of(arguments: argparse.Namespace) -> list[str]:
     """Each once, with all that may be left out."""
-    problems = list(arguments.problems)
-    if arguments.file is not None:
+    problems = list(arguments.problem)
+    if arguments.problems is not None:
         try:
-            lines = arguments.file.read_text().splitlines()
+            lines = arguments.problems.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ToolError(f"--problems: {arguments.file}: {error}") from None
+            raise ToolError(f"--problems: {arguments.problems}: {error}") from None
         problems += [line.strip() for line in lines if line.strip()]
     problems += [f"gemm: m {m}, n {n}, k {k}" for m, n, k in SUITES.get(arguments.suite, ())]
     return list(dict.fromkeys(map(tuning.complete, problems)))

@@ -28,9 +28,9 @@ that products follow on this GPU from the next process on. Products that are not
 as before: the table is for exactly these sizes, dtypes and scales, of contiguous matrices.
 
   octofold tune --suite deepseek-v3
-  octofold tune "gemm: m 300, n 4096, k 7168" "gemm: m 64, n 4096, k 7168, b e4m3 channel"
-  octofold tune "gemm: m 4096, n 24576, k 1536" --sustained
-  octofold tune "grouped_gemm: m 8192, n 4096, k 7168, groups 32 of rows"
+  octofold tune --problem "gemm: m 300, n 4096, k 7168, a e4m3 channel, b e4m3 channel"
+  octofold tune --problem "gemm: m 4096, n 24576, k 1536" --sustained
+  octofold tune --problem "grouped_gemm: m 8192, n 4096, k 7168, groups 32 of rows"
   octofold tune --problems model.txt
   octofold tune --show
   octofold tune --clear
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise ToolError("--show and --clear measure nothing: leave the products out")
         (show_table if arguments.show else clear_table)()
     elif not problems:
-        raise ToolError("name what to measure: PROBLEM, --problems FILE or --suite")
+        raise ToolError("name what to measure: --problem TEXT, --problems FILE or --suite")
     else:
         run_tune(arguments, problems)
 

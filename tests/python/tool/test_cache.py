@@ -19,7 +19,7 @@ needs_nvrtc = pytest.mark.skipif(
     not octofold.info().nvrtc.available, reason="NVRTC is not installed: octofold[gpu]"
 )
 
-WARM = ("warm", "--arch", "sm_90a", "gemm: m 16, n 64, k 256")
+WARM = ("warm", "--arch", "sm_90a", "--problem", "gemm: m 16, n 64, k 256")
 
 
 class Cache:
@@ -81,7 +81,7 @@ def test_warm_list_clear(own):
     assert own.output(*shapes) == f"{where}: 1 compiled, 0 there before\n"
     assert own.output(*shapes) == f"{where}: 0 compiled, 1 there before\n"
     channels = "gemm: m 16, n 64, k 256, a e4m3 channel, b e4m3 channel, bias bfloat16"
-    assert "1 compiled" in own.output(*WARM[:3], channels)
+    assert "1 compiled" in own.output(*WARM[:4], channels)
 
     (newest, _) = json.loads(own.output("list", "--json"))["kernels"]
     assert "a e4m3 channel, b e4m3 channel" in newest["description"]
@@ -109,7 +109,7 @@ def test_common_kernels_come_with_octofold(own):
     assert "more are precompiled" in result.stdout
     assert not own.folder.exists()
     assert "/no/nvrtc.so" in own.error(*suite, OCTOFOLD_NVRTC="/no/nvrtc.so")
-    other = own.error(*WARM, "gemm: m 16, n 64, k 256, out float16", **without_nvrtc)
+    other = own.error(*WARM, "--problem", "gemm: m 16, n 64, k 256, out float16", **without_nvrtc)
     assert "/no/nvrtc.so" in other
 
 
@@ -187,9 +187,12 @@ def test_ctrl_c_ends_it_quietly(own):
         ),
         ([*WARM, "--multiprocessors", "0"], "'multiprocessors': expected at least 2, got 0"),
         ([*WARM, "--problems", "/no/file"], "--problems: /no/file"),
-        ([*WARM, "gemm: m 2147483648, n 16, k 16"], "2147483648×16×16"),
-        ([*WARM, "gemm: m 1, n 2"], "'k': expected a whole number"),
-        ([*WARM, "gemm: m 1, n 2, k 3, bias e4m3"], "'bias': expected one of bfloat16, float32"),
+        ([*WARM, "--problem", "gemm: m 2147483648, n 16, k 16"], "2147483648×16×16"),
+        ([*WARM, "--problem", "gemm: m 1, n 2"], "'k': expected a whole number"),
+        (
+            [*WARM, "--problem", "gemm: m 1, n 2, k 3, bias e4m3"],
+            "'bias': expected one of bfloat16, float32",
+        ),
     ],
 )
 def test_errors_are_one_line(run, arguments, message):

@@ -175,7 +175,7 @@ def one_gpu(monkeypatch, tmp_path):
 
 def test_what_gains_is_kept(run, one_gpu, tmp_path):
     (tmp_path / "noted.txt").write_text(f"{PROBLEM}\n{LARGE}\n")
-    problems = ("gemm: n 256, m 64, k 512", "--problems", str(tmp_path / "noted.txt"))
+    problems = ("--problem", "gemm: n 256, m 64, k 512", "--problems", str(tmp_path / "noted.txt"))
     code, out, _ = run("tune", *problems, "--json", str(tmp_path / "x.json"))
     assert code == 0
     assert f"2 products in {one_gpu}, 1 by another kernel than planned" in out
@@ -203,7 +203,7 @@ def test_what_gains_is_kept(run, one_gpu, tmp_path):
 
 
 def test_a_dry_run_writes_nothing(run, one_gpu):
-    code, _, _ = run("tune", LARGE, "--dry-run")
+    code, _, _ = run("tune", "--problem", LARGE, "--dry-run")
     assert code == 0
     assert not one_gpu.exists()
 
@@ -213,9 +213,9 @@ def test_a_dry_run_writes_nothing(run, one_gpu):
     [
         ((), "name what to measure"),
         (("--show", "--suite", "square"), "measure nothing"),
-        (("gemm: m 1, n 2",), "'k': expected a whole number"),
-        ((PROBLEM, "--least-gain", "two"), "a share from 0 to 1"),
-        ((PROBLEM, "--rounds", "2"), "a whole number"),
+        (("--problem", "gemm: m 1, n 2"), "'k': expected a whole number"),
+        (("--problem", PROBLEM, "--least-gain", "two"), "a share from 0 to 1"),
+        (("--problem", PROBLEM, "--rounds", "2"), "a whole number"),
     ],
 )
 def test_bad_arguments(run, arguments, message):
@@ -232,6 +232,6 @@ def test_shares_are_numbers():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(run):
-    code, _, err = run("tune", PROBLEM)
+    code, _, err = run("tune", "--problem", PROBLEM)
     assert code == 2
     assert "no GPU to measure on" in err
