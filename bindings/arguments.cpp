@@ -6,7 +6,7 @@
 #include <tvm/ffi/dtype.h>
 #include <tvm/ffi/function.h>
 
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

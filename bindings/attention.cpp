@@ -11,7 +11,7 @@
 #include "octofold/rotary.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

@@ -15,7 +15,7 @@
 #include "octofold/tensor.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

@@ -15,14 +15,13 @@
 #include <vector>
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {
 
 constexpr CastOperation kCast{"cast"};
 
-using tvm::ffi::Any;
 using tvm::ffi::AnyView;
 using tvm::ffi::String;
 using Tensor = tvm::ffi::TensorView;
@@ -225,25 +224,21 @@ CastJob job_of(const CastOperation& operation, const AnyView* given) {
   return job;
 }
 
-// All jobs, one after another, and the stream.
-void cast_jobs(const AnyView* given, std::int32_t count) {
-  if (count % kOfJob != 1) TVM_FFI_THROW(TypeError) << "expected jobs and a stream";
-  if (count == 1) return;
-  std::vector<CastJob> jobs;
-  jobs.reserve(static_cast<std::size_t>(count / kOfJob));
-  for (std::int32_t first = 0; first + 1 < count; first += kOfJob) {
-    const std::string name = "cast_many: job " + std::to_string(first / kOfJob);
-    jobs.push_back(job_of({name}, given + first));
-  }
-  octofold::cast_many(jobs,
-                      stream_of(given[count - 1].cast<OptionalStream>(), given[0].cast<Tensor>()));
-}
-
-void guarded(const AnyView* given, std::int32_t count) {
-  Guarded<"cast_many", &cast_jobs>::call(given, count);
-}
-
 }  // namespace
+
+// All jobs, one after another, and the stream.
+void cast_many(const Call& call) {
+  if (call.count % kOfJob != 1) TVM_FFI_THROW(TypeError) << "expected jobs and a stream";
+  if (call.count == 1) return;
+  std::vector<CastJob> jobs;
+  jobs.reserve(static_cast<std::size_t>(call.count / kOfJob));
+  for (std::int32_t first = 0; first + 1 < call.count; first += kOfJob) {
+    const std::string name = "cast_many: job " + std::to_string(first / kOfJob);
+    jobs.push_back(job_of({name}, call.given + first));
+  }
+  octofold::cast_many(
+      jobs, stream_of(argument<OptionalStream>(call, call.count - 1), argument<Tensor>(call, 0)));
+}
 
 using CastPlain = CastExport<plain, void(Tensor, OptionalTensor)>;
 using CastActivated = CastExport<activated, void(Tensor, OptionalTensor), void(),
@@ -273,12 +268,6 @@ void quantize(Tensor x, OptionalTensor given_scale, OptionalTensor out, Optional
        format_of(power_of_two, overflow, rule),
        matrices},
       stream_of(stream, x));
-}
-
-// The function that takes any number of jobs.
-tvm::ffi::Function cast_many() {
-  return tvm::ffi::Function::FromPacked(
-      [](const AnyView* given, std::int32_t count, Any* /*result*/) { guarded(given, count); });
 }
 
 OCTOFOLD_EXPORT_AS(cast_plain, CastPlain::call)

@@ -9,7 +9,7 @@
 #include "octofold/grouped_gemm_weight_only.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

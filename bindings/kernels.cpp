@@ -12,7 +12,7 @@
 #include "octofold/tuning.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

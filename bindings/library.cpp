@@ -13,7 +13,7 @@
 #include "octofold/log.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

@@ -11,14 +11,13 @@
 #include <tvm/ffi/optional.h>
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {
 
 using tvm::ffi::Any;
 using tvm::ffi::Array;
-using tvm::ffi::Function;
 using tvm::ffi::String;
 using Tensor = tvm::ffi::TensorView;
 
@@ -115,22 +114,9 @@ Array<Any> linear(std::int64_t tokens, std::int64_t in_features, std::int64_t ou
       .weight_is_cast = weight_is_cast,
       .device = gpu ? Device{DeviceType::kCuda, static_cast<std::int32_t>(*gpu)} : Device{}};
   const LinearMemory memory = linear_memory(problem);
-  return {
-      Function::FromTyped([problem](Tensor x, Tensor weight, OptionalTensor weight_scale,
-                                    OptionalTensor bias, Tensor y, OptionalTensor kept,
-                                    OptionalTensor workspace, OptionalStream stream) {
-        Guarded<"linear", &forward>::call(problem, x, weight, weight_scale, bias, y, kept,
-                                          workspace, stream);
-      }),
-      Function::FromTyped(
-          [problem](Tensor dy, OptionalTensor weight_transposed, OptionalTensor weight_scale,
-                    OptionalTensor kept, OptionalTensor dx, OptionalTensor dw, OptionalTensor db,
-                    OptionalTensor workspace, bool adds_to_dw, OptionalStream stream) {
-            Guarded<"linear_backward", &backward>::call(problem, dy, weight_transposed,
-                                                        weight_scale, kept, dx, dw, db, workspace,
-                                                        adds_to_dw, stream);
-          }),
-      memory.kept, memory.forward, memory.backward};
+  return {holding<&forward>("linear_forward", problem),
+          holding<&backward>("linear_backward", problem), memory.kept, memory.forward,
+          memory.backward};
 }
 
 OCTOFOLD_EXPORT(linear)

@@ -7,7 +7,7 @@
 #include "octofold/norm_gradient.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

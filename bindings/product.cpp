@@ -10,7 +10,7 @@
 #include "octofold/grouped_gemm.h"
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

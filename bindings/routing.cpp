@@ -6,7 +6,7 @@
 #include <tvm/ffi/optional.h>
 
 #include "arguments.h"
-#include "error.h"
+#include "export.h"
 
 namespace octofold::bindings {
 namespace {

@@ -48,7 +48,7 @@ FLAT = ["bindings", "bench", "examples"]
 # standard library or the operating system.
 THIRD_PARTY = {
     r"fmt/": ["src", "tests/cpp"],
-    r"nlohmann/": ["bindings/error.cpp", "src/model", "src/plan/tuning.cpp", "tests/cpp/model"],
+    r"nlohmann/": ["bindings/export.cpp", "src/model", "src/plan/tuning.cpp", "tests/cpp/model"],
     r"cblas\.h": ["src/cpu", "tests/cpp/cpu", "bench"],
     r"dlfcn\.h": ["src/core", "bench", "tests/cpp/support"],
     r"(xxhash|zstd)\.h": ["src/jit"],

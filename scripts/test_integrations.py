@@ -1,13 +1,14 @@
 """Tests the plugs of octofold.integrations with the real programs that they plug into.
 
     scripts/test_integrations.py WHEEL [HOST...]        # `make test-integrations`, HOSTS="vllm"
-    scripts/test_integrations.py WHEEL everyday         # as CI does: those that install in a minute
+    scripts/test_integrations.py WHEEL everyday         # those that install in a minute
 
 Each host has an environment of its own, build/integrations/<host>, made by pip with pinned
 versions, over one that they share (torch, the wheel, pytest); where all tests pass it is removed:
 all of them take gigabytes. Those of `everyday` have one together, over the environment that runs
-this script. Its tests are tests/integrations/test_<host>*.py, and the code blocks of
-docs/integrations/<host>.md. A host has failed, too, if it cannot be installed or no test passed.
+this script. Its tests are tests/integrations/test_<host>*.py, a server's test_servers.py too, and
+the code blocks of docs/integrations/<host>.md. A host has failed, too, if it cannot be installed or
+no test passed.
 """
 
 import argparse
@@ -51,6 +52,7 @@ HOSTS: Final = {
     "vllm": Environment(alone=("-r", str(TESTS / "vllm.txt"))),
 }
 
+SERVERS: Final = ("sglang", "vllm")
 EVERYDAY: Final = ("accelerate", "comfyui", "diffusers", "torchao", "transformers")
 
 
@@ -82,6 +84,8 @@ def test(name: str, wheel: Path) -> str:
     if reason := make_environment(folder, below, needed):
         return f"failed: {reason}"
     tests = [str(path) for host in hosts for path in sorted(TESTS.glob(f"test_{host}*.py"))]
+    if name in SERVERS:
+        tests.append(str(TESTS / "test_servers.py"))
     for host in hosts:
         page = REPOSITORY / "docs" / "integrations" / f"{host}.md"
         if page.is_file() and "```python" in page.read_text():

@@ -11,7 +11,8 @@ module. Sections:
     casts     of arrays
 
 Prints times over the first build's; exit code 1 if one of the last's takes longer than --bound
-times as long (but for host). Nothing of Octofold is imported here but the timing module.
+times as long (but for host). Nothing of Octofold is imported here but that and
+the tool's shapes.
 """
 
 import argparse
@@ -33,8 +34,6 @@ from typing import Any
 # calls of equal work with operands of their own, a function that gives the relative error of the
 # first, and the method.
 
-LAYERS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
-SHAPES = [(m, n, k) for m in (1, 64, 128, 1024, 4096) for n, k in LAYERS]
 HOST_SHAPE = (64, 128, 512)  # done before the host has queued the next one
 
 
@@ -113,7 +112,7 @@ def casts(worker, rows, cols):
 
 
 SECTIONS = {  # the function, its cases, and the largest relative error
-    "products": (products, SHAPES, 5e-3),
+    "products": (products, None, 5e-3),  # the shapes of --shape, or of the tool's deepseek-v3
     "host": (host, [HOST_SHAPE], 5e-3),
     "casts": (casts, [(4096, 7168), (300, 2048)], 0.05),
 }
@@ -123,12 +122,12 @@ SECTIONS = {  # the function, its cases, and the largest relative error
 TIMING = "OCTOFOLD_BENCH_TIMING"
 
 
-def timing_of(site: str | Path) -> ModuleType:
-    """The timing module of a build, by itself: others are measured by it too."""
-    name = "octofold_timing"
-    spec = importlib.util.spec_from_file_location(name, Path(site) / "octofold" / "_timing.py")
+def module_of(site: str | Path, file: str = "octofold/_timing.py") -> ModuleType:
+    """A module of a build, by itself: by its timing module others are measured, too."""
+    name = "octofold_" + Path(file).stem
+    spec = importlib.util.spec_from_file_location(name, Path(site) / file)
     if spec is None or spec.loader is None:
-        sys.exit(f"{site}: no octofold/_timing.py")
+        sys.exit(f"{site}: no {file}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -186,7 +185,7 @@ class Worker:
         import torch
 
         self.octofold, self.torch, self.device = octofold, torch, torch.device(device)
-        self.timing = timing_of(os.environ[TIMING])
+        self.timing = module_of(os.environ[TIMING])
         self.on_gpu = self.device.type == "cuda"
         self._samplers: dict[str, Callable[[], float]] = {}
 
@@ -261,13 +260,14 @@ def main():
     if len(arguments.sites) < 2 or arguments.rounds < 2:
         parser.error("expected two SITEs and 2 rounds at least")
     newest = arguments.sites[-1]
-    timing = timing_of(newest)
+    timing = module_of(newest)
+    suites = module_of(newest, "octofold_tool/gemm_options.py").SUITES
     builds = [Build(site, newest, arguments.device) for site in arguments.sites]
     print(f"{builds[-1].description}; µs, ±, time over the first's", flush=True)
     found, ratios = [], {}
     for section in arguments.sections:
-        given = arguments.shape if section == "products" else None
-        for case in given or SECTIONS[section][1]:
+        cases = SECTIONS[section][1] or arguments.shape or suites["deepseek-v3"]
+        for case in cases:
             samples = compare(builds, timing, section, case, arguments.rounds)
             found.append({"section": section, "case": case, "samples": samples})
             shown = show(timing, section, case, samples)

@@ -14,7 +14,7 @@
 
 #include "examples/kernels/level_3.h"
 #include "kernels/ptx/warp_arrival.h"
-#include "kernels/shared/ring_position.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::ladder::level_4 {
 

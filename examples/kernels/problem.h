@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/tensor_map.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::ladder {
 

@@ -1,12 +1,11 @@
 // Adds up what blocks have that split the keys of a row: sums, maxima and sums of weights, which
 // they left in the workspace. A warp has some columns of a row, and takes the splits in their
 // order, eight of which are on their way together (docs/notes/attention.md). Parts of a fixed
-// number of keys, `in_order`, are added one after the other (parts.h); there may be any number of
+// number of keys, `in_order`, are added one after the other (softmax.h); there may be any number of
 // them, and sums of those that have seen nothing are not read.
 #pragma once
 
 #include "kernels/attention/config/attention.h"
-#include "kernels/attention/parts.h"
 #include "kernels/attention/rows.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/numeric/elements.h"

@@ -12,7 +12,6 @@
 #pragma once
 
 #include "kernels/attention/config/attention.h"
-#include "kernels/attention/operands.h"
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/attention/tiles.h"

@@ -5,7 +5,7 @@
 
 #include "kernels/attention/config/attention.h"
 #include "kernels/attention/config/params.h"
-#include "kernels/numeric/find_tile.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/shared/arithmetic.h"
 
 namespace octofold::attention {

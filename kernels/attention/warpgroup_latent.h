@@ -18,7 +18,7 @@
 #include "kernels/ptx/warp_arrival.h"
 #include "kernels/ptx/wgmma.h"
 #include "kernels/ptx/wgmma_half.h"
-#include "kernels/shared/ring_position.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::attention {
 

@@ -10,7 +10,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/ptx/wgmma_fp8.h"
 #include "kernels/ptx/wgmma_half.h"
-#include "kernels/shared/ring_position.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::attention {
 

@@ -10,7 +10,7 @@
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/global_memory.h"
 #include "kernels/ptx/tma.h"
-#include "kernels/shared/ring_position.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::attention {
 

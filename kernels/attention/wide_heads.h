@@ -13,7 +13,6 @@
 #pragma once
 
 #include "kernels/attention/config/wide_heads.h"
-#include "kernels/attention/operands.h"
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/attention/tiles.h"

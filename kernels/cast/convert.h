@@ -7,7 +7,7 @@
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold {
 namespace cast {

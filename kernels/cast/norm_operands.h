@@ -1,17 +1,40 @@
-// The vectors that a norm applies to rows, a vector of 16 bytes of x's type at a time.
+// The arithmetic of norms, and the vectors that a norm applies to rows, a vector of 16 bytes of x's
+// type at a time.
 #pragma once
 
 #include "octofold/vocabulary.h"
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/config/norm_form.h"
-#include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 
 namespace octofold::cast {
 
 using config::NormForm;
 using config::NormOperand;
+
+// FP32, each operation rounded by itself, so that every kernel, the CPU backend and whoever repeats
+// it get the same bits from the same statistics.
+template <NormKind kKind>
+__device__ inline float normalized(float x, float mean, float rstd) {
+  if constexpr (kKind == NormKind::kLayer) x = __fadd_rn(x, -mean);
+  return __fmul_rn(x, rstd);
+}
+
+// y · (1 + scale).
+__device__ inline float modulated(float y, float scale) {
+  return __fmul_rn(y, __fadd_rn(1.0f, scale));
+}
+
+// From the mean of squares.
+__device__ inline float reciprocal_deviation(float variance, float epsilon) {
+  return __frcp_rn(__fsqrt_rn(__fadd_rn(variance, epsilon)));
+}
+
+// The mean of `count` numbers, 0 if there are none.
+__device__ inline float mean_of(float sum, long long count) {
+  return __fdiv_rn(sum, static_cast<float>(count < 1 ? 1 : count));
+}
 
 template <NormOperand kOperand, DType kIn>
 inline constexpr DType kTypeOf = kOperand == NormOperand::kFloat32 ? DType::kFloat32 : kIn;
@@ -85,7 +108,7 @@ struct NormVectors {
   // From x to y.
   __device__ void apply(float mean, float rstd, float (&values)[kCount]) const {
 #pragma unroll
-    for (float& value : values) value = numeric::normalized<kForm.kind>(value, mean, rstd);
+    for (float& value : values) value = normalized<kForm.kind>(value, mean, rstd);
     float operand[kCount];
     if constexpr (kForm.weight != NormOperand::kNone) {
       weight.widen(operand);
@@ -100,7 +123,7 @@ struct NormVectors {
     if constexpr (kForm.scale != NormOperand::kNone) {
       scale.widen(operand);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) values[i] = numeric::modulated(values[i], operand[i]);
+      for (int i = 0; i < kCount; ++i) values[i] = modulated(values[i], operand[i]);
     }
     if constexpr (kForm.shift != NormOperand::kNone) {
       shift.widen(operand);

@@ -10,7 +10,7 @@
 #include "kernels/cast/tile.h"
 #include "kernels/cast/unit.h"
 #include "kernels/numeric/caster.h"
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::cast {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 #include "kernels/shared/gemm_params.h"
 
 namespace octofold {

@@ -14,8 +14,6 @@
 #include "kernels/cast/norm_operands.h"
 #include "kernels/cast/reductions.h"
 #include "kernels/norm/config/norm.h"
-#include "kernels/norm/config/params.h"
-#include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
@@ -175,7 +173,7 @@ class NormBackward {
         float factor = j < count ? 1.0f : 0.0f;
         if constexpr (kWeight != config::NormOperand::kNone) factor = weight[j];
         if constexpr (kScale != config::NormOperand::kNone) {
-          factor = numeric::modulated(factor, scale[j]);
+          factor = cast::modulated(factor, scale[j]);
         }
         columns.factors[i][j] = factor;
       }
@@ -229,7 +227,7 @@ class NormBackward {
     numeric::widen<kIn, kAgain>(dy, of_y);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      n[j] = numeric::normalized<kConfig.form.kind>(n[j], mean, rstd);
+      n[j] = cast::normalized<kConfig.form.kind>(n[j], mean, rstd);
       // An infinite mean would make NaN of it.
       if (kConfig.vectors ? exist <= 0 : j >= exist) n[j] = 0;
     }
@@ -244,7 +242,7 @@ class NormBackward {
     // Its barrier is one for both; the next row's sums go elsewhere, and those after them behind
     // the next row's barrier.
     sums.product = cast::sum_of_warps<kWarps>(sums.product, shared_.products[buffer]);
-    sums.product = numeric::mean_of(sums.product, cols_);
+    sums.product = cast::mean_of(sums.product, cols_);
     if constexpr (kCentres) {
       if constexpr (kWarps > 1) {
         sums.gradient = 0;
@@ -253,7 +251,7 @@ class NormBackward {
           sums.gradient = __fadd_rn(sums.gradient, of_warp);
         }
       }
-      sums.gradient = numeric::mean_of(sums.gradient, cols_);
+      sums.gradient = cast::mean_of(sums.gradient, cols_);
     }
   }
 

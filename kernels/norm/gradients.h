@@ -6,7 +6,6 @@
 #include "kernels/cast/access.h"
 #include "kernels/cast/norm_operands.h"
 #include "kernels/norm/config/norm.h"
-#include "kernels/norm/config/params.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
 #include "kernels/shared/arithmetic.h"

@@ -16,8 +16,6 @@
 #include "kernels/cast/reductions.h"
 #include "kernels/cast/unit.h"
 #include "kernels/norm/config/norm.h"
-#include "kernels/norm/config/params.h"
-#include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
@@ -167,16 +165,16 @@ class NormRows {
         first_pass(col, first);
       }
     }
-    const float sum = numeric::mean_of(sum_of_warps<kWarps>(first.total(), shared_.sums), cols_);
+    const float sum = cast::mean_of(sum_of_warps<kWarps>(first.total(), shared_.sums), cols_);
     if constexpr (!kConfig.form.centres()) {
-      rstd_ = numeric::reciprocal_deviation(sum, params_.epsilon);
+      rstd_ = cast::reciprocal_deviation(sum, params_.epsilon);
     } else {
       mean_ = sum;
       PartialSums squares;
       for_each_chunk([&](long long col) { add_squared_differences(col, squares); });
       const float square =
-          numeric::mean_of(sum_of_warps<kWarps>(squares.total(), shared_.squares), cols_);
-      rstd_ = numeric::reciprocal_deviation(square, params_.epsilon);
+          cast::mean_of(sum_of_warps<kWarps>(squares.total(), shared_.squares), cols_);
+      rstd_ = cast::reciprocal_deviation(square, params_.epsilon);
     }
   }
 

@@ -3,7 +3,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/numeric/round_to.h"
+#include "kernels/numeric/format_bits.h"
 #include "kernels/shared/cast_rule.h"
 
 namespace octofold::numeric {

@@ -4,9 +4,8 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/numeric/round_to.h"
+#include "kernels/numeric/format_bits.h"
 #include "kernels/shared/cast_rule.h"
-#include "kernels/shared/fp8_format.h"
 
 namespace octofold::numeric {
 

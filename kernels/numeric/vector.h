@@ -4,11 +4,10 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/numeric/fp8_bits.h"
-#include "kernels/numeric/round_to.h"
+#include "kernels/numeric/format_bits.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/convert.h"
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::numeric {
 

@@ -4,7 +4,7 @@
 
 #include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
-#include "kernels/routing/config/group_check.h"
+#include "kernels/routing/config/routing.h"
 
 namespace octofold {
 namespace routing {

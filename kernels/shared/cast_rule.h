@@ -1,11 +1,34 @@
-// How a scaled cast gets from the largest magnitude of a unit (amax) to a scale and to codes.
-// Libraries differ in the details and so in bytes; each one's arithmetic is a value of CastRule.
-// All arithmetic is FP32 unless a comment says otherwise. docs/numerics.md tabulates the rules.
+// The FP8 formats as constants (Micikevicius et al., "FP8 Formats for Deep Learning", 2022,
+// arXiv:2209.05433, table 1), and how a scaled cast gets from the largest magnitude of a unit
+// (amax) to a scale and to codes. Libraries differ in the details and so in bytes; each one's
+// arithmetic is a value of CastRule. All arithmetic is FP32 unless a comment says otherwise.
+// docs/numerics.md tabulates the rules.
 #pragma once
 
 #include "octofold/vocabulary.h"
 
 namespace octofold::config {
+
+struct Fp8Format {
+  int exponent_bits;
+  int mantissa_bits;
+  int bias;
+  unsigned char largest_code;  // the code of the largest finite value
+  bool has_infinity;           // then infinity is the code after largest_code
+  float largest_finite;
+};
+
+inline constexpr Fp8Format kE4M3Format{4, 3, 7, 0x7E, false, 448.0f};
+inline constexpr Fp8Format kE5M2Format{5, 2, 15, 0x7B, true, 57344.0f};
+
+// Every NaN that a cast produces. Hopper's conversion instructions give this code in both formats.
+inline constexpr unsigned char kFp8Nan = 0x7F;
+
+// A channel's factor as it counts: 1 in place of what has no use as one. That which is, a positive
+// normal number, has a finite reciprocal, by which values are multiplied before they are cast.
+constexpr float channel_factor(float held) {
+  return held >= 0x1p-126f && held <= 0x1.FFFFFEp127f ? held : 1.0f;
+}
 
 enum class CastArithmetic {
   kReciprocal,    // scale = amax / max;  code = x · (1 / scale)

@@ -1,7 +1,7 @@
 // The ring of stages between the producers and the consumers; the walk over tiles that all make.
 #pragma once
 
-#include "kernels/shared/ring_position.h"
+#include "kernels/shared/stages.h"
 #include "kernels/shared/tile_walk.h"
 #include "kernels/sm90/config/checks.h"
 #include "kernels/sm90/shared_memory.h"

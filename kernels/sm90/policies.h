@@ -4,7 +4,6 @@
 
 #include "kernels/shared/group_walk.h"
 #include "kernels/sm90/await_rows.h"
-#include "kernels/sm90/cluster.h"
 #include "kernels/sm90/consumer.h"
 #include "kernels/sm90/gated.h"
 #include "kernels/sm90/groups.h"
@@ -14,12 +13,11 @@
 #include "kernels/sm90/orders.h"
 #include "kernels/sm90/pass_tiles.h"
 #include "kernels/sm90/scales_mirrored.h"
+#include "kernels/sm90/shared_memory.h"
 #include "kernels/sm90/split_k.h"
-#include "kernels/sm90/store_directly.h"
-#include "kernels/sm90/store_fp32.h"
+#include "kernels/sm90/store_boxes.h"
 #include "kernels/sm90/store_prefetched_c.h"
 #include "kernels/sm90/store_slabs.h"
-#include "kernels/sm90/store_swapped.h"
 #include "kernels/sm90/store_tile.h"
 
 namespace octofold::sm90 {

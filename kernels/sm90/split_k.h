@@ -8,7 +8,6 @@
 
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mbarrier.h"
-#include "kernels/sm90/cluster.h"
 #include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {

@@ -9,7 +9,7 @@
 // sums in place").
 #pragma once
 
-#include "kernels/sm90/store_fp32.h"
+#include "kernels/sm90/store_boxes.h"
 #include "kernels/sm90/store_tile.h"
 
 namespace octofold::sm90 {

@@ -1,9 +1,9 @@
 // Store: the tile of D through shared memory as a whole. The consumers write it there and go on
 // with the next tile, while one producer thread sends it out by TMA.
 //
-// A Store is how D leaves: so (here), with swapped operands (store_swapped.h), as the codes of a
-// gated activation (gated.h), by each consumer warp for itself (store_slabs.h), added to a C
-// that TMA brings (store_prefetched_c.h), or straight from registers (store_directly.h).
+// A Store is how D leaves: so (here), with swapped operands (store_boxes.h), as the codes of a
+// gated activation (gated.h), by each consumer warp for itself or straight from registers
+// (store_slabs.h), or added to a C that TMA brings (store_prefetched_c.h).
 //
 //   Store(smem)                             each consumer warp
 //   store(params, tile, rank, accumulators) a tile; `rank`: the block's in a split K
@@ -40,7 +40,7 @@ __device__ bool owns(int column, int rank) {
 
 // A lane writes its part of sixteen columns of its warp's 16 rows: pairs of the upper and the lower
 // eight rows, in the left and the right eight columns. `rows`: where the first of the 16 rows lies
-// in the box; `first`: the place of the columns in it. FP32: store_fp32.h.
+// in the box; `first`: the place of the columns in it. FP32: store_boxes.h.
 template <DType kOut, int kRowBytes>
 struct BoxOf {
   static_assert(size_of(kOut) == 2);

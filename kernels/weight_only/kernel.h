@@ -3,10 +3,10 @@
 // x's type in registers, right before they are multiplied.
 //
 // A block has one tile of out and all of the depth, or a part of it where tiles are too few;
-// combine.h then adds the parts. It takes the depth in steps of 128 for each of 1 to 8 groups of
-// warps, with one barrier a step. With few rows the warps share the depth, so that blocks are many
-// and small; with many rows they share the tile. Each warp, then the block, then the blocks add in
-// a fixed order.
+// another kernel then adds the parts. It takes the depth in steps of 128 for each of 1 to 8 groups
+// of warps, with one barrier a step. With few rows the warps share the depth, so that blocks are
+// many and small; with many rows they share the tile. Each warp, then the block, then the blocks
+// add in a fixed order.
 //
 // H200: one row of 16384² in FP16 was predicted to take 62 to 66 µs and takes 66. Steps that are
 // whole have code without checks: predicted 20 %, came 1 to 6. Blocks that share the depth: 9 to 27
@@ -93,6 +93,21 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.has_groups() ? 1 : 
   for_tiles<kConfig>(params, splits, memory, [&](config::WeightOnlyTile tile) {
     multiply_tile<kConfig>(params, tile, split, splits, memory);
   });
+}
+
+// Sums of parts of the depth, that blocks of weight_only_kernel have left in memory, to out: four
+// columns of a row to a thread, in the order of the depth.
+template <config::WeightOnlyConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads())
+    combine_weight_only_kernel(const __grid_constant__ config::WeightOnlyParams params) {
+  static_assert(kConfig == kConfig.of_combination());
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const long long fours = config::ceil_divide(params.columns, 4);
+  const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
+  if (index >= params.rows * fours) return;
+  using Product = typename weight_only::ProductOf<kConfig>::Type;
+  weight_only::Finish<kConfig>(params, Product::kUnit).combine(index / fours, index % fours * 4);
 }
 
 }  // namespace octofold

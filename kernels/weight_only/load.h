@@ -6,7 +6,7 @@
 #include "kernels/weight_only/gathered.h"
 #include "kernels/weight_only/shared_memory.h"
 #include "kernels/weight_only/sum_units.h"
-#include "kernels/weight_only/terms.h"
+#include "kernels/weight_only/walk.h"
 
 namespace octofold::weight_only {
 

@@ -6,7 +6,7 @@
 #include "kernels/numeric/vector.h"
 #include "kernels/weight_only/gathered.h"
 #include "kernels/weight_only/products.h"
-#include "kernels/weight_only/terms.h"
+#include "kernels/weight_only/walk.h"
 
 namespace octofold::weight_only {
 

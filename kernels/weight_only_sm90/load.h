@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/ptx/tma.h"
-#include "kernels/weight_only/terms.h"
-#include "kernels/weight_only_sm90/walk.h"
+#include "kernels/weight_only/walk.h"
+#include "kernels/weight_only_sm90/pipeline.h"
 
 namespace octofold::weight_only_sm90 {
 

@@ -9,7 +9,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/ptx/wgmma_half.h"
 #include "kernels/weight_only_sm90/block_scales.h"
-#include "kernels/weight_only_sm90/shared_memory.h"
+#include "kernels/weight_only_sm90/pipeline.h"
 #include "kernels/weight_only_sm90/weights.h"
 
 namespace octofold::weight_only_sm90 {

@@ -5,9 +5,9 @@
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
-#include "kernels/weight_only/terms.h"
+#include "kernels/weight_only/walk.h"
+#include "kernels/weight_only_sm90/pipeline.h"
 #include "kernels/weight_only_sm90/products.h"
-#include "kernels/weight_only_sm90/walk.h"
 
 namespace octofold::weight_only_sm90 {
 

@@ -5,6 +5,7 @@ tensors is an op of torch's own. None has a gradient; octofold.nn has layers tha
 """
 
 from ._core.ops import scale_shape
+from ._ops.attention import rotary
 from ._ops.cast import Casts, Target, cast
 from ._ops.cast_many import CastJob, cast_many
 from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed, NormStatistics
@@ -12,7 +13,6 @@ from ._ops.dot import dot
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm_weight_only import gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
 from ._ops.norms import NormedRows, NormGradients, norm, norm_gradient
-from ._ops.rotary import rotary
 from ._ops.routing import (
     Routing,
     TopK,

@@ -16,7 +16,7 @@
 #include "cpu/matrices.h"
 #include "cpu/parallel.h"
 #include "cpu/scale.h"
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 #include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {

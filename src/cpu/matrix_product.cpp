@@ -16,7 +16,7 @@
 #include "cpu/matrices.h"
 #include "cpu/parallel.h"
 #include "cpu/vector_kernels.h"
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::cpu {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "octofold/types.h"
 
-#include "kernels/shared/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::cpu {
 

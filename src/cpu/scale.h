@@ -6,7 +6,6 @@
 #include "octofold/types.h"
 
 #include "kernels/shared/cast_rule.h"
-#include "kernels/shared/fp8_format.h"
 
 namespace octofold::cpu {
 

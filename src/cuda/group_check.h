@@ -14,7 +14,7 @@
 
 #include "core/product.h"
 #include "cuda/driver.h"
-#include "kernels/routing/config/group_check.h"
+#include "kernels/routing/config/routing.h"
 
 namespace octofold::cuda {
 

@@ -15,7 +15,7 @@
 #include "kernels/cast/config/transpose.h"
 #include "kernels/dot/config/dot.h"
 #include "kernels/mma/config/config.h"
-#include "kernels/norm/config/params.h"
+#include "kernels/norm/config/norm.h"
 #include "kernels/rotary/config/rotary.h"
 #include "kernels/routing/config/params.h"
 #include "kernels/shared/gemm_params.h"

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "kernels/routing/config/group_check.h"
 #include "kernels/routing/config/routing.h"
 #include "plan/cast.h"
 #include "plan/gpu.h"

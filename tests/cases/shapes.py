@@ -43,20 +43,20 @@ CAST_MANY = (
 # groups of threads that add them; wider than what is taken at a time.
 COLUMNS = ((131, 600), (256, 512), (129, 77), (1, 128), (3000, 392))
 
+# Casts of activations: ragged, in vectors. Beside it on a GPU: whole tiles; not in vectors; one
+# row; rows that no block holds.
+ACTIVATIONS = ((131, 200),)
+ACTIVATIONS_ON_GPU = ((256, 512), (130, 75), (1, 128))
+WIDE_ACTIVATIONS = ((3, 40_000),)
+
+# Their reductions of columns on a GPU: halves that are whole blocks of columns, which tiles take
+# together, and others.
+ACTIVATED_COLUMNS = ((300, 256), (131, 72), (130, 75))
+
 # Casts whose largest magnitudes are given: parts of these are compared with the whole.
 AMAX = ((0, 130), (1, 1), (129, 77), (256, 512), (264, 400), (1000, 24), (40, 20_000))
 # Beside them on a GPU: more rows than run at one time, and rows that no block of threads holds.
 WIDE_COLUMNS = ((20_000, 40), (70, 40_000))
-
-# N and K of the layers of DeepSeek-V3 that other libraries' benchmarks name.
-DEEPSEEK_V3 = (
-    (2112, 7168),
-    (24576, 1536),
-    (32768, 512),
-    (7168, 16384),
-    (4096, 7168),
-    (7168, 2048),
-)
 
 # Rows in groups: sizes of the groups, rows behind them, and columns, in whole vectors and not.
 PARTITIONS = (
@@ -117,6 +117,7 @@ SORTS = (
 # element by element; without rows or tokens.
 COMBINES = (
     (20, 4, 80, 64),
+    (300, 8, 500, 2048),
     (40, 1, 60, 7168),
     (9, 6, 30, 77),
     (5, 3, 7, 40_000),

@@ -19,7 +19,7 @@ import octofold
 import pytest
 from octofold import tuning
 
-from tests.gpu.targets import candidate_names, is_hopper
+from tests.gpu.targets import candidate_names, has_bfloat16, is_hopper
 from tests.python import judge
 from tests.python.casting import GRANULARITIES as GRANULARITIES
 
@@ -67,16 +67,8 @@ def needs(operation: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(reason is not None, reason=reason or "")
 
 
-def _multiplies_bfloat16() -> bool:
-    """True if the GPU, or the one that it is to be, multiplies bfloat16."""
-    target = os.environ.get("OCTOFOLD_TARGET")
-    if not ON_GPU or target:
-        return not target or int(target.removeprefix("sm_")) >= 80
-    return torch.cuda.get_device_capability() >= (8, 0)
-
-
 # Types of 16 bits that the GPU multiplies; the other is refused.
-HALVES = ("float16", "bfloat16") if _multiplies_bfloat16() else ("float16",)
+HALVES = ("float16", "bfloat16") if not ON_GPU or has_bfloat16() else ("float16",)
 where_bfloat16_is_refused = pytest.mark.skipif(
     "bfloat16" in HALVES, reason="products of bfloat16 are refused before compute capability 8.0"
 )
@@ -207,6 +199,13 @@ def assert_close(out, expected):
     dtype = str(out.dtype).removeprefix("torch.")
     limit = judge.TENSOR_CORE_ACCUMULATION if out.is_cuda else judge.ACCUMULATION
     judge.assert_close(out.double(), expected.value, expected.terms, dtype, limit)
+
+
+def check_product(a, b, out_dtype="bfloat16"):
+    """Multiplies into poisoned memory and compares."""
+    out = Surrounded(a.shape[0], b.shape[0], DTYPES[out_dtype])
+    assert octofold.gemm(a, b, out=out.view) is out.view
+    assert_close(out.view, product(a, b))
 
 
 def assert_fast_accumulation_close(out, expected):

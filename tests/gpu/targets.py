@@ -28,6 +28,11 @@ def candidate_names(operation: str, *phrases: str) -> list[str]:
     return list(tuning.candidates(problem, architecture()))
 
 
+def has_bfloat16() -> bool:
+    """True if products of bfloat16 are not refused."""
+    return int(architecture().removeprefix("sm_").removesuffix("a")) >= 80
+
+
 def does_what_hopper_does(device: str) -> bool:
     """Also what other GPUs have no kernels for, as the CPU does: products that wait for rows or
     cast them, FP8 scores."""

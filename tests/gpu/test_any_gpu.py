@@ -1,14 +1,14 @@
 """One behaviour everywhere, on the GPU at hand and as an older one (OCTOFOLD_TARGET=sm_80): what
-layers with FP8 weights and experts become, and that they compute, in graphs too."""
+layers with FP8 weights and experts become, and that they compute."""
 
 import copy
 
 import octofold
 import pytest
 from octofold._info import EXPERTS, FP8, LINEAR, NATIVE, TRAINED, WEIGHT_ONLY
-from octofold.nn.recipes.kernels import way_of
+from octofold.nn.recipes.kernels import layer_products
 
-from tests.gpu.gpu_support import DEVICE, DTYPES, HALVES, captured, needs_gpu, skip_without, torch
+from tests.gpu.gpu_support import DEVICE, DTYPES, HALVES, skip_without, torch
 from tests.python.nn.expert_support import choices
 from tests.python.nn.layer_support import relative_error
 
@@ -17,8 +17,8 @@ skip_without("products with FP8 weights")
 nn = octofold.nn
 TOKENS, HIDDEN, INNER, COUNT, SLOTS = 260, 512, 384, 12, 4
 GRANULARITIES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}
-LINEARS = way_of(LINEAR, FP8, DEVICE)
-STACKS = way_of(EXPERTS, FP8, DEVICE)
+LINEARS = layer_products(LINEAR, FP8, DEVICE)
+STACKS = layer_products(EXPERTS, FP8, DEVICE)
 
 
 def random(*shape, dtype=HALVES[0]):
@@ -49,56 +49,6 @@ def step(module, x, dy, ids, weights):
     return [y.detach(), x.grad, weights.grad, *[p.grad.clone() for p in module.parameters()]]
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "swiglu-oss"])
-@pytest.mark.parametrize("tokens", [TOKENS, 1])
-@pytest.mark.parametrize("dtype", [*HALVES, "float32"])
-@pytest.mark.parametrize("recipe", GRANULARITIES)
-def test_experts_with_16_bits_compute_what_the_cpu_does(recipe, dtype, tokens, activation):
-    module = experts_of(recipe, dtype=dtype, activation=activation)
-    ids, weights = routing(tokens)
-    x, dy = random(tokens, HIDDEN, dtype=dtype), random(tokens, HIDDEN, dtype=dtype)
-    reference = copy.deepcopy(module).cpu()
-    expected = step(reference, *[t.cpu() for t in (x, dy, ids, weights)])
-    for left, right in zip(step(module, x, dy, ids, weights), expected, strict=True):
-        assert left.dtype == right.dtype
-        assert relative_error(left.cpu(), right) < 0.02
-    with torch.no_grad():
-        assert relative_error(module(x, ids, weights).cpu(), expected[0]) < 0.01
-
-
-@needs_gpu
-@pytest.mark.parametrize("recipe", GRANULARITIES)
-def test_a_graph_over_forward_and_backward(recipe):
-    """Replayed with other tokens and routing; all to one expert, all to none."""
-    module = experts_of(recipe)
-    x, dy, (ids, weights) = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), routing()
-    graph, results = captured(lambda: step(module, x, dy, ids, weights))
-    for change in (
-        lambda: routing()[0],
-        lambda: torch.full_like(ids, 5),
-        lambda: torch.full_like(ids, -1),
-        lambda: routing()[0],
-    ):
-        ids.copy_(change())
-        x.copy_(random(TOKENS, HIDDEN))
-        graph.replay()
-        for left, right in zip(results, step(module, x, dy, ids, weights), strict=True):
-            assert torch.equal(left, right)
-
-
-@needs_gpu
-def test_does_not_synchronize():
-    module = experts_of()
-    arguments = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), *routing()
-    step(module, *arguments)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(2):
-            step(module, *arguments)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_experts_go_the_way_of_the_gpu():
     module = experts_of(compute="auto")
     exact = copy.deepcopy(module)
@@ -116,7 +66,7 @@ def test_trained_experts_go_the_way_of_the_gpu():
     reference = copy.deepcopy(module).cpu().float()
     x, dy, (ids, weights) = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), routing()
     expected = step(reference, *[t.cpu() for t in (x.float(), dy.float(), ids, weights)])
-    native = way_of(EXPERTS, TRAINED, DEVICE).how == NATIVE
+    native = layer_products(EXPERTS, TRAINED, DEVICE).how == NATIVE
     for left, right in zip(step(module, x, dy, ids, weights), expected, strict=True):
         assert relative_error(left.cpu(), right) < (0.05 if native else 0.12)
 

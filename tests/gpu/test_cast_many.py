@@ -6,15 +6,12 @@ import itertools
 
 import octofold
 import pytest
-from octofold.ops import CastJob, Target, cast, cast_many
 
 from tests.gpu.gpu_support import (
     DEVICE,
-    bits,
     captured,
     needs,
     needs_gpu,
-    normal,
     torch,
 )
 from tests.python.nn.expert_support import choices
@@ -121,37 +118,3 @@ def test_graphs_read_casts_that_steps_renew(recipe, steps_in_graph):
     handle.casts()
     graph.replay()
     assert torch.equal(y, train(anew, other, x, ids, weights))
-
-
-@needs_gpu
-def test_a_graph_has_one_launch_for_all_weights():
-    model, _ = models("blockwise")
-    handle = nn.cast_after_step(optimizer_of(model), model)
-    handle.casts()
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        handle.casts()
-        torch.cuda.synchronize()
-    names = [event.name for event in profiled.events() if "cast" in event.name.lower()]
-    if not profiled.events():
-        pytest.skip("no profiler of kernels here")
-    assert len(names) == 1, names
-    assert "tile_batch_kernel" in names[0]
-
-
-def test_as_cast_alone_for_weights_of_a_model(generator):
-    """Weights of a size at which blocks of several waves run."""
-    x = [normal(generator, 1024, 2048, dtype="bfloat16") for _ in range(30)]
-    outs = [cast(torch.zeros_like(w), rows="128x128", transposed="128x128") for w in x]
-    cast_many(
-        [
-            CastJob(w, Target("128x128", out=o.rows), Target("128x128", out=o.transposed))
-            for w, o in zip(x, outs, strict=True)
-        ]
-    )
-    for w, out in zip(x, outs, strict=True):
-        expected = cast(w, rows="128x128", transposed="128x128")
-        for left, right in zip(out[:2], expected[:2], strict=True):
-            assert torch.equal(bits(left.data), bits(right.data))
-            assert torch.equal(left.scale, right.scale)

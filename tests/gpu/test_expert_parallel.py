@@ -1,5 +1,6 @@
 """Experts over ranks on one GPU, a group of one: the bits of octofold.experts(), no synchronization
-with a capacity, graphs, streams, and DeepEP's layouts. expert_parallel_worker.py is for several."""
+with a capacity, graphs, streams, and DeepEP's layouts. For several GPUs tests/python/distributed
+runs with OCTOFOLD_RANKS_DEVICE=cuda."""
 
 import copy
 

@@ -1,5 +1,5 @@
-"""Products whose weights alone are FP8, and their gradients, against FP64: every granularity and
-tile, memory anywhere, and the same bits again."""
+"""Products whose weights alone are FP8, and their gradients, by each kernel that they may take,
+against FP64; scales of blocks that differ by more than a sum can hold; large matrices."""
 
 import itertools
 
@@ -21,15 +21,6 @@ from tests.gpu.gpu_support import (
 from tests.gpu.product_support import ROUNDING, assert_product, rows_of, values_of
 from tests.gpu.targets import is_hopper
 
-# Few rows, by which warps share K; tiles of 32, 64 and 128 rows; ragged in all dimensions; K that
-# has no whole units of 16 bytes, and K that blocks share.
-SHAPES = (
-    (1, 64, 128), (5, 200, 1040), (16, 136, 272), (17, 130, 400), (64, 520, 656), (100, 300, 301),
-    (129, 264, 144), (300, 392, 1024), (7, 33, 5),
-    (40, 1030, 2064), (70, 2100, 4111),
-)  # fmt: skip
-
-
 EXACTLY = {"rtol": 0, "atol": 0, "equal_nan": True}
 # A tile that operands are decoded ahead for, and bytes of shared memory that it has.
 AHEAD, AHEAD_BYTES = "128x96.w2x2x1.s3.k1.ahead", 64_000
@@ -39,11 +30,6 @@ needs_tile_ahead = pytest.mark.skipif(
     or torch.cuda.get_device_properties(0).shared_memory_per_block_optin < AHEAD_BYTES,
     reason="needs a GPU with shared memory for the tile, and without kernels of its own",
 )
-
-
-def ahead(call, rows, w):
-    with tuning.using(AHEAD):
-        return call(rows, w, out_dtype=torch.float32)
 
 
 def assert_forward(x, w, bias=None, **options):
@@ -59,6 +45,11 @@ def assert_gradient(gradient, w, **options):
     rounding = 1.01 * ROUNDING[gradient.dtype] if rounds else 0.0
     assert_product(out, gradient.double(), values_of(w).T, weight_rounding=rounding)
     return out
+
+
+def ahead(call, rows, w):
+    with tuning.using(AHEAD):
+        return call(rows, w, out_dtype=torch.float32)
 
 
 @needs_tile_ahead
@@ -118,3 +109,88 @@ def test_of_large_matrices(generator):
             assert_same_bits(out, octofold.gemm_weight_only(x, w, out_dtype=torch.float32))
             gradient = rows_of(generator, m, n, dtype)
             assert_gradient(gradient, w, out_dtype=torch.float32)
+
+
+# Hopper's own kernels.
+needs_hopper = pytest.mark.skipif(not (ON_GPU and is_hopper()), reason="Hopper's own kernels")
+
+
+def names(operation, m, n, k, w):
+    problem = f"{operation}: m {m}, n {n}, k {k}, w {w}"
+    return [name for name in tuning.candidates(problem) if name.startswith("sm90.")]
+
+
+@needs_hopper
+@pytest.mark.parametrize("granularity", ["channel", "128x128", "1x128"])
+@pytest.mark.parametrize("size", [(40, 200, 1040), (200, 392, 2064)])
+def test_every_candidate(size, granularity, generator):
+    m, n, k = size
+    x, w = rows_of(generator, m, k, "bfloat16"), operand(generator, n, k, "e4m3", granularity)
+    candidates = names("gemm_weight_only", m, n, k, f"e4m3 {granularity}")
+    assert candidates
+    for candidate in candidates:
+        with tuning.using(candidate):
+            out = octofold.gemm_weight_only(x, w)
+            assert_same_bits(out, octofold.gemm_weight_only(x, w))
+        assert_product(out, x.double(), values_of(w))
+
+
+# Scales from none to more than others times 2^64: few rows have sums for each block, many have
+# units.
+@needs_hopper
+@pytest.mark.parametrize("rows", [24, 1024])
+@pytest.mark.parametrize("granularity", ["128x128", "1x128"])
+def test_scales_of_any_size(rows, granularity, generator):
+    w = operand(generator, 256, 1152, "e4m3", granularity)
+    w.scale[:, 0], w.scale[:, 2], w.scale[:, 3] = 0, 0, 2.0**-90
+    w.scale[:, 5], w.scale[:, 6] = 2.0**60, 2.0**-40
+    w.scale[-1] = 0
+    x = rows_of(generator, rows, 1152, "bfloat16")
+    out = octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
+    assert_product(out, x.double(), values_of(w))
+    # If x has zeros at the large blocks, the small ones are exact, or rounded to 16 bits.
+    x[:, 5 * 128 : 6 * 128] = 0
+    out = octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
+    assert_product(out, x.double(), values_of(w), weight_rounding=2.0**-8)
+
+
+@needs_hopper
+@pytest.mark.parametrize("rows", [24, 1024])
+def test_a_scale_that_is_nan(rows, generator):
+    w = operand(generator, 256, 640, "e4m3", "1x128")
+    w.scale[37, 2] = torch.nan
+    out = octofold.gemm_weight_only(rows_of(generator, rows, 640, "bfloat16"), w)
+    assert out.isnan().any(dim=0).nonzero().flatten().tolist() == [37]
+    assert bool(out[:, 37].isnan().all())
+
+
+@needs_hopper
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_gradient_candidates(granularity, generator):
+    m, n, k = 150, 272, 400
+    gradient = rows_of(generator, m, n, "bfloat16")
+    w = operand(generator, n, k, "e5m2", granularity)
+    assert names("gemm_weight_only_gradient", m, k, n, f"e5m2 {granularity}")
+    out = octofold.ops.gemm_weight_only_gradient(gradient, w, out_dtype=torch.float32)
+    rounds = granularity in ("channel", "1x128")
+    assert_product(out, gradient.double(), values_of(w).T, weight_rounding=2.0**-8 if rounds else 0)
+
+
+@needs_hopper
+@pytest.mark.parametrize("granularity", ["channel", "128x128"])
+def test_every_candidate_sums_alike(granularity, generator):
+    """A batch-invariant product has the same bits by whichever is chosen, or named."""
+    for n, k in ((512, 2048), (264, 7168)):
+        w = operand(generator, n, k, "e4m3", granularity)
+        x = rows_of(generator, 300, k, "bfloat16")
+        x *= torch.exp2(torch.randint_like(x, -6, 7))  # so that the order of a sum shows
+        options = {"out_dtype": torch.float32, "batch_invariant": True}
+        expected = octofold.gemm_weight_only(x[:1], w, **options).to(x.dtype)
+        for rows in (1, 12, 40, 300):
+            sizes = f"m {rows}, n {n}, k {k}, w e4m3 {granularity}"
+            candidates = tuning.candidates(f"gemm_weight_only: {sizes}, batch_invariant")
+            assert candidates
+            for candidate in candidates:
+                with tuning.using(candidate):
+                    out = octofold.gemm_weight_only(x[:rows], w, batch_invariant=True)
+                assert torch.equal(out[:1], expected), (rows, candidate)

@@ -1,6 +1,5 @@
-"""Casts of rows in groups and of gathered rows on the GPU: those of activations as of each
-group alone. Whatever offsets and sources hold, nothing outside of the tensors is touched, and the
-same input gives the same bits."""
+"""Casts of rows in groups, of gathered rows and of stacks on the GPU. Whatever offsets and sources
+hold, nothing outside of the tensors is touched, and the same input gives the same bits."""
 
 import itertools
 import math
@@ -8,11 +7,10 @@ import math
 import octofold
 import pytest
 
+from tests.cases.shapes import PARTITIONS
 from tests.gpu.gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, torch
-from tests.python.casting import cast_with, only
+from tests.python.casting import GRANULARITIES
 
-SOURCES = ("bfloat16", "float16", "float32")
-RULES = ("deepgemm", "vllm-per-token", "te", "deepseek")
 POISON = 0xAA
 # Granularity of the rows; that of the transpose, if it is another; the sides that are cast.
 KINDS = (
@@ -27,16 +25,6 @@ KINDS = (
 )
 KIND_NAMES = ["-".join(filter(None, kind)) for kind in KINDS]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=KIND_NAMES)
-every_source = pytest.mark.parametrize("source", SOURCES)
-# Sizes of groups, and rows behind them; columns in whole vectors and not.
-PARTITIONS = (
-    (([256, 128, 384], 0), 512),
-    (([5, 0, 140, 1, 128, 0, 127], 60), 392),
-    (([0, 0, 300], 1), 77),
-    (([3] * 40, 9), 136),
-    (([0], 130), 64),
-    (([1000], 24), 264),
-)
 
 
 def offsets_of(sizes):
@@ -63,28 +51,30 @@ class Written:
 
     GUARD = 512  # elements on either side
 
-    def __init__(self, shape, offsets, kind, device=DEVICE):
-        rows, cols = shape
+    def __init__(self, shape, offsets, kind):
+        *stack, rows, cols = shape
         granularity, transposed_granularity, targets = kind
         groups = None if offsets is None else offsets.numel() - 1
         columns = rows if groups is None else 128 * (rows // 128 + groups)
         self.memory, self.results = [], []
         of_transpose = transposed_granularity or granularity
         for wanted, of, unit in (
-            (targets != "transposed", (rows, cols), granularity),
-            (targets != "rows", (cols, columns), of_transpose),
+            (targets != "transposed", (*stack, rows, cols), granularity),
+            (targets != "rows", (*stack, cols, columns), of_transpose),
         ):
             if not wanted:
                 self.results += [None, None]
                 continue
-            self.results.append(self._poisoned(of, torch.float8_e4m3fn, device))
-            scale = octofold.ops.scale_shape(unit, *of)[::-1]  # its columns, as the GPU has them
-            self.results.append(self._poisoned(scale, torch.float32, device).t())
+            self.results.append(self._poisoned(of, torch.float8_e4m3fn))
+            scale = octofold.ops.scale_shape(unit, *of, matrices=of[0] if stack else None)
+            # The scales of a matrix lie by its columns, as the GPU has them.
+            place = self._poisoned(scale if stack else scale[::-1], torch.float32)
+            self.results.append(place if stack else place.t())
         self.poison()
 
-    def _poisoned(self, shape, dtype, device):
+    def _poisoned(self, shape, dtype):
         count = math.prod(shape)
-        self.memory.append(torch.empty(count + 2 * self.GUARD, dtype=dtype, device=device))
+        self.memory.append(torch.empty(count + 2 * self.GUARD, dtype=dtype, device=DEVICE))
         return self.memory[-1][self.GUARD : self.GUARD + count].view(shape)
 
     def poison(self):
@@ -97,31 +87,24 @@ class Written:
                 assert bool((guard.view(torch.uint8) == POISON).all())
 
     def bytes(self):
-        """The bytes of all memory, any NaN as good as another where it is a scale."""
-        texts = []
-        for memory in self.memory:
-            memory = memory.cpu()
-            if memory.dtype is torch.float32:
-                memory = torch.where(torch.isnan(memory), torch.nan, memory)
-            texts.append(memory.view(torch.uint8))
-        return texts
+        return [memory.view(torch.uint8).clone() for memory in self.memory]
 
 
-def targets_of(written, kind, rule, transposed_channel_scale=None):
+def targets_of(written, kind, rule):
     """The targets that cast() is given, to write there."""
     granularity, transposed_granularity, _ = kind
     data, scale, transposed, transposed_scale = written.results
-    units = {"rows": granularity, "transposed": transposed_granularity or granularity}
-    memory = {"rows": (data, scale), "transposed": (transposed, transposed_scale)}
-    factors = {"rows": None, "transposed": transposed_channel_scale}
+    memory = {
+        "rows": (data, scale, granularity),
+        "transposed": (transposed, transposed_scale, transposed_granularity or granularity),
+    }
     return {
         side: octofold.ops.Target(
             octofold.Format(granularity=unit, rule=rule),
-            channel_scale=factors[side],
-            out=octofold.ScaledTensor(*memory[side], unit),
+            out=octofold.ScaledTensor(codes, scales, unit),
         )
-        for side, unit in units.items()
-        if memory[side][0] is not None
+        for side, (codes, scales, unit) in memory.items()
+        if codes is not None
     }
 
 
@@ -149,85 +132,6 @@ def sources_of(generator, count, places, share=0.1):
     sources = torch.randint(places, (count,), generator=generator, device=DEVICE)
     nowhere = torch.rand(count, generator=generator, device=DEVICE) < share
     return torch.where(nowhere, -1, sources).to(torch.int32)
-
-
-def test_gathered_wide_rows(generator):
-    """Rows that no block holds, and squares both ways, without groups."""
-    x, factors = normal(generator, 9, 100_000, dtype="bfloat16"), normal(generator, 9, 2)
-    sources = sources_of(generator, 21, 18)
-    for kind in (("channel", None, "rows"), ("128x128", None, "both")):
-
-        def write(written, x, sources, factors, kind=kind):
-            write_gathered(written, x, sources, 2, factors, None, kind, "vllm-per-token")
-
-        actual, expected = (
-            Written((21, 100_000), None, kind, device) for device in (DEVICE, "cpu")
-        )
-        write(actual, x, sources, factors)
-        write(expected, x.cpu(), sources.cpu(), factors.cpu())
-        for left, right in zip(actual.bytes(), expected.bytes(), strict=True):
-            assert torch.equal(left, right)
-
-
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
-@every_source
-def test_activations(source, layout, generator):
-    """Activations are approximated on the GPU: each group has the bytes of a cast of its rows."""
-    for ((sizes, behind), cols), of_codes in itertools.product(PARTITIONS, (False, True)):
-        cols = cols // 2 * 2
-        rows = sum(sizes) + behind
-        x = normal(generator, rows, 2 * cols, dtype=source)
-        gradient = normal(generator, rows, cols, dtype=source)
-        offsets = offsets_of(sizes)
-        kept = octofold.quantize(x) if of_codes else x
-        of_type = {"dtype": source} if of_codes else {}
-        for transposed in ("1x128", "128x128"):
-            check_groups(
-                lambda kept, gradient, of_type=of_type, **options: only(
-                    cast_with(octofold.ops.Activated(kept, layout=layout, **of_type), **options)
-                ),
-                kept, gradient, offsets, transposed,
-            )  # fmt: skip
-            check_groups(
-                lambda kept, gradient, **options: only(
-                    cast_with(
-                        octofold.ops.ActivationGradient(gradient, kept, layout=layout), **options
-                    )
-                ),
-                kept, gradient, offsets, transposed,
-            )  # fmt: skip
-
-
-def rows_of(x, begin, end):
-    if isinstance(x, octofold.ScaledTensor):
-        return octofold.ScaledTensor(x.data[begin:end], x.scale[begin:end], x.granularity)
-    return x[begin:end]
-
-
-def check_groups(cast, x, gradient, offsets, transposed):
-    rows, groups = cast(
-        x, gradient, targets="both", transposed_granularity=transposed, offsets=offsets
-    )
-    alone = cast(x, gradient, targets="transposed", granularity=transposed, offsets=offsets)
-    bounds = offsets.tolist()
-    if bounds[-1] > 0:
-        expected = cast(rows_of(x, 0, bounds[-1]), gradient[: bounds[-1]])
-        assert torch.equal(bits(rows.data[: bounds[-1]]), bits(expected.data))
-        assert torch.equal(rows.scale[: bounds[-1]], expected.scale)
-    for group, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        if begin == end:
-            continue
-        expected = cast(
-            rows_of(x, begin, end), gradient[begin:end], targets="transposed",
-            granularity=transposed,
-        )  # fmt: skip
-        first, count = begin // 128 + group, end - begin
-        units = -(-count // 128)
-        for found in (groups, alone):
-            codes = bits(found.data)[:, 128 * first : 128 * (first + units)]
-            assert torch.equal(codes[:, :count], bits(expected.data))
-            assert not bool(codes[:, count:].any())
-            assert torch.equal(found.scale[:, first : first + units], expected.scale)
 
 
 @needs_gpu
@@ -258,7 +162,7 @@ def test_hostile_offsets_and_sources(kind, generator):
 
 @every_kind
 def test_equal_runs(kind, generator):
-    (sizes, behind), cols = PARTITIONS[1]
+    sizes, behind, cols = PARTITIONS[1]
     rows = sum(sizes) + behind
     x, offsets = normal(generator, rows, cols, dtype="bfloat16"), offsets_of(sizes)
     few, factors = normal(generator, 40, cols, dtype="bfloat16"), normal(generator, 40, 4)
@@ -305,3 +209,63 @@ def test_graph_replays_with_other_groups(kind, generator):
         write()
         for left, right in zip(replayed, [*plain.bytes(), *gathered.bytes()], strict=True):
             assert torch.equal(left, right)
+
+
+@needs_gpu
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize(
+    "offsets", [[2**31 - 1, -(2**31), 7, 7, -3, 0], [-5, 9, 2**30, 3, 3, -1]], ids=str
+)
+def test_hostile_offsets_of_stacks(offsets, granularity, generator):
+    """Matrices that these say are used are cast, and nothing else changes."""
+    used = octofold.Rows(torch.tensor(offsets, dtype=torch.int32, device=DEVICE))
+    for rows, cols in ((136, 272), (131, 77), (8, 5000)):
+        x = normal(generator, 5, rows, cols, dtype="bfloat16")
+        alone = octofold.ops.cast(x, rows=granularity, transposed=granularity, matrices=5)
+        written = Written((5, rows, cols), None, (granularity, None, "both"))
+        octofold.ops.cast(
+            x, **targets_of(written, (granularity, None, "both"), "deepgemm"), matrices=used
+        )
+        written.assert_guards()
+        of_rows, of_columns = written.results[:2], written.results[2:]
+        for (data, scale), whole in zip((of_rows, of_columns), alone[:2], strict=True):
+            for index, (begin, end) in enumerate(itertools.pairwise(offsets)):
+                if begin < end:
+                    assert torch.equal(bits(data[index]), bits(whole.data[index]))
+                    assert torch.equal(scale[index], whole.scale[index])
+                else:
+                    assert bool((bits(data[index]) == POISON).all())
+                    assert bool((scale[index].view(torch.uint8) == POISON).all())
+
+
+@needs_gpu
+def test_used_matrices_change_from_replay_to_replay(generator):
+    x = normal(generator, 6, 256, 384, dtype="bfloat16")
+    offsets = torch.zeros(7, dtype=torch.int32, device=DEVICE)
+    outs = [octofold.ops.cast(x, rows=unit, transposed=unit, matrices=6) for unit in GRANULARITIES]
+    expected = [[(side.data.clone(), side.scale.clone()) for side in out[:2]] for out in outs]
+    targets = [
+        [octofold.ops.Target(unit, out=side) for side in out[:2]]
+        for unit, out in zip(GRANULARITIES, outs, strict=True)
+    ]
+
+    def call():
+        for rows, transposed in targets:
+            matrices = octofold.Rows(offsets)
+            octofold.ops.cast(x, rows=rows, transposed=transposed, matrices=matrices)
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for sizes in ([0, 3, 0, 1, 0, 0], [1] * 6, [0] * 6, [0, 0, 0, 0, 0, 9]):
+        offsets[1:] = torch.tensor(sizes, device=DEVICE).cumsum(0).int()
+        for out in outs:
+            for side in out[:2]:
+                bits(side.data).fill_(0x7F)
+        graph.replay()
+        for out, sides in zip(outs, expected, strict=True):
+            for side, (data, _) in zip(out[:2], sides, strict=True):
+                for index, size in enumerate(sizes):
+                    whole = bits(data[index]) if size else torch.full_like(bits(data[index]), 0x7F)
+                    assert torch.equal(bits(side.data[index]), whole)

@@ -6,7 +6,7 @@ import octofold
 import pytest
 from octofold._info import CAST, NATIVE, WEIGHT_ONLY
 from octofold.models.layerwise import layers
-from octofold.models.layerwise.products import linear_way
+from octofold.models.layerwise.products import linear_compute
 
 from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
 from tests.python.nn.layer_support import relative_error
@@ -54,7 +54,7 @@ def test_linear(dtype, native, storage_dtype, tokens):
     exact = x.cpu().double().requires_grad_()
     expected = plain(exact)
     expected.backward(dy.cpu().double())
-    way = linear_way(x.shape, OUT, native, x.device, dtype)
+    way = linear_compute(x.shape, OUT, native, x.device, dtype)
     assert relative_error(y.cpu(), expected) < (0.04 if way == NATIVE else 4e-3)
     assert relative_error(leaf.grad.cpu(), exact.grad) < 4e-3
     assert relative_error(layer.bias.grad.cpu(), plain.bias.grad) < 4e-3
@@ -83,7 +83,9 @@ def test_what_is_chosen_where_there_are_fp8_units():
     dtype, device = HALF[-1], torch.empty(0, device=DEVICE).device  # with its number
 
     def ways(native, tokens, features=(IN, OUT), dtype=dtype):
-        return [linear_way((n, features[0]), features[1], native, device, dtype) for n in tokens]
+        return [
+            linear_compute((n, features[0]), features[1], native, device, dtype) for n in tokens
+        ]
 
     assert ways("auto", (1, 16, 17, 4096), (IN, 1024)) == [WEIGHT_ONLY, WEIGHT_ONLY, NATIVE, NATIVE]
     assert ways("auto", (100, 1024, 4096)) == [NATIVE, NATIVE, CAST]
@@ -214,5 +216,5 @@ def test_every_way_gives_the_same(monkeypatch):
         (CAST, "casts"),
     ):
         if has(operation):
-            monkeypatch.setattr(layers, "linear_way", lambda *arguments, way=way: way)
+            monkeypatch.setattr(layers, "linear_compute", lambda *arguments, way=way: way)
             assert relative_error(layer(x).cpu(), expected) < (0.04 if way == NATIVE else 4e-3)

@@ -1,5 +1,5 @@
-"""Operations have the same bits each time, on another stream, and from a CUDA graph, whose replays
-compute of what is in memory then."""
+"""Operations have the same bits each time, on another stream, compiled by torch, and from a CUDA
+graph, whose replays compute of what is in memory then."""
 
 import octofold
 import pytest
@@ -24,6 +24,8 @@ from octofold.ops import (
 )
 
 from tests.gpu.gpu_support import (
+    ON_GPU,
+    PAIRS,
     Held,
     bits,
     captured,
@@ -32,6 +34,7 @@ from tests.gpu.gpu_support import (
     normal,
     operand,
     operands,
+    poison,
     torch,
 )
 from tests.python.casting import GRANULARITIES
@@ -95,6 +98,37 @@ def tables(generator):
     return x, *normal(generator, 2, 2, 50, 128, dtype="bfloat16")
 
 
+def layer(x, w, bias):
+    """The product is added to itself, in place."""
+    a, b = octofold.quantize(x), octofold.quantize(w, "e5m2 128x128")
+    y = octofold.gemm(a, b, bias=bias)
+    octofold.gemm(a, b, out=y, c=y)
+    return y, a.dequantize("bfloat16"), octofold.ops.convert_dtype(y, "e4m3")
+
+
+def layer_operands(generator):
+    return normal(generator, 33, 300), normal(generator, 170, 300), normal(generator, 170)
+
+
+def attend(q, k, v):
+    pair = octofold.attention(q, k, v, causal=True, softmax_scale=0.02, return_log_sum_exp=True)
+    return *pair, octofold.attention(q, k, v, softmax_scale=0.02, out=torch.empty_like(q))
+
+
+def queries_and_keys(queries, keys):
+    def make(generator):
+        k, v = (operand(generator, 2 * keys * 2, 64).data.view(2, keys, 2, 64) for _ in "kv")
+        return normal(generator, 2, queries, 4, 64, dtype="float16"), k, v
+
+    return make
+
+
+def rows_and_weight(generator):
+    return normal(generator, 8, 1024, dtype="bfloat16"), operand(
+        generator, 512, 1024, granularity="128x128"
+    )
+
+
 # Calls, and what makes their operands.
 CALLS = {
     **{
@@ -143,19 +177,42 @@ CALLS = {
     ),
     "routing": (route, routed),
 }
+# Calls that not every GPU has kernels for, each with the operation that it needs.
 OTHERS = {
-    "rotary": (rotary, tables),
-    "weight-only-few": (lambda w, x: octofold.gemm_weight_only(x, w), weight_and_rows(2)),
-    "weight-only-many": (lambda w, x: octofold.gemm_weight_only(x, w), weight_and_rows(200)),
-    "gemm": (octofold.gemm, lambda generator: operands(generator, 300, 520, 1024)),
+    "rotary": ("rotary embeddings", rotary, tables),
+    "weight-only-few": (
+        "products with FP8 weights",
+        lambda w, x: octofold.gemm_weight_only(x, w),
+        weight_and_rows(2),
+    ),
+    "weight-only-many": (
+        "products with FP8 weights",
+        lambda w, x: octofold.gemm_weight_only(x, w),
+        weight_and_rows(200),
+    ),
+    **{
+        "gemm-" + "x".join(pair): (
+            "products",
+            lambda a, b, bias: octofold.gemm(a, b, bias=bias),
+            lambda generator, pair=pair: (
+                *operands(generator, 300, 520, 1024, pair),
+                normal(generator, 520),
+            ),
+        )
+        for pair in PAIRS
+    },
+    "layer": ("products", layer, layer_operands),
+    "gemm-that-casts": ("products that cast A", octofold.gemm, rows_and_weight),
+    "gated": (
+        "gated products",
+        lambda a, b: octofold.ops.gated_gemm(a, b, activation="geglu-tanh"),
+        lambda generator: operands(generator, 300, 1024, 1024),
+    ),
+    "attention-few": ("attention", attend, queries_and_keys(3, 700)),
+    "attention-many": ("attention", attend, queries_and_keys(150, 290)),
 }
 CASES = [pytest.param(*case, id=name) for name, case in CALLS.items()] + [
-    pytest.param(*case, id=name, marks=needs(needed))
-    for (name, case), needed in zip(
-        OTHERS.items(),
-        ("rotary embeddings", *["products with FP8 weights"] * 2, "products"),
-        strict=True,
-    )
+    pytest.param(*case, id=name, marks=needs(needed)) for name, (needed, *case) in OTHERS.items()
 ]
 every_call = pytest.mark.parametrize(("call", "make"), CASES)
 
@@ -208,3 +265,40 @@ def test_on_another_stream(call, make, generator):
         results = call(*given)
     torch.cuda.synchronize()
     assert_same(tensors_of(results), expected)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
+@every_call
+def test_compiled(call, make, backend, generator):
+    given = make(generator)
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    assert_same(tensors_of(compiled(*given)), tensors_of(call(*given)))
+
+
+@needs_gpu
+@needs("products")
+def test_compiled_with_cuda_graphs(generator):
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        given = layer_operands(generator)
+        assert_same(tensors_of(compiled(*given)), tensors_of(layer(*given)))
+
+
+@needs_gpu
+def test_inputs_outlive_the_stream_given(generator):
+    """Their memory is freed by Python while the stream has not begun."""
+    x = normal(generator, 512, 1024)
+    expected = octofold.quantize(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)  # clock cycles: about 50 ms
+    given = x.clone()
+    torch.cuda.current_stream().synchronize()
+    found = octofold.quantize(given, stream=stream)
+    del given
+    poison(x.numel(), torch.float32)  # takes what was freed, if anything was
+    stream.synchronize()
+    assert_same(found.data, expected.data)

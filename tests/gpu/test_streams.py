@@ -1,4 +1,5 @@
-"""The order of things on CUDA streams: graphs, several streams and threads, lifetimes, fork."""
+"""The order of things on CUDA streams, current or given as arguments: graphs, several streams and
+threads, lifetimes, fork."""
 
 import threading
 
@@ -6,8 +7,6 @@ import octofold
 import pytest
 
 from tests.gpu.gpu_support import (
-    PAIR_NAMES,
-    PAIRS,
     Held,
     assert_close,
     assert_same_bits,
@@ -27,46 +26,6 @@ pytestmark = needs_gpu
 
 SOME_TIME = 10**8  # clock cycles: about 50 ms
 SHAPES = ((300, 520, 1024), (64, 2112, 512), (1024, 1024, 384), (1, 4096, 2048))
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
-def test_graph_replays_with_changed_data(pair, generator):
-    m, n, k = 300, 520, 1024
-    a, b = operands(generator, m, n, k, pair)
-    bias = normal(generator, n)
-    out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
-    octofold.gemm(a, b, out=out, bias=bias)  # loads the kernel
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        octofold.gemm(a, b, out=out, bias=bias)
-    for _ in range(3):
-        new_a, new_b = operands(generator, m, n, k, pair)
-        for old, new in ((a, new_a), (b, new_b)):
-            old.data.copy_(new.data)
-            old.scale.copy_(new.scale)
-        bias.copy_(normal(generator, n))
-        out.fill_(torch.nan)
-        graph.replay()
-        assert_close(out, product(a, b, bias))
-        assert_same_bits(octofold.gemm(a, b, bias=bias), out)
-
-
-def test_graph_of_a_layer_that_allocates(generator):
-    """Cast and product, their results in the graph's own memory."""
-    x, w = normal(generator, 200, 700), normal(generator, 300, 700)
-    weights = octofold.quantize(w, "128x128")
-
-    def layer():
-        return octofold.gemm(octofold.quantize(x), weights)
-
-    layer()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = layer()
-    for _ in range(3):
-        x.copy_(normal(generator, 200, 700))
-        graph.replay()
-        assert_same_bits(y, layer())
 
 
 def test_graph_on_another_stream_than_captured(generator):
@@ -121,34 +80,62 @@ def test_runs_on_the_current_stream(generator):
     assert_same_bits(out, expected)
 
 
-@pytest.mark.parametrize("kind", ["torch", "address"])
-def test_runs_on_the_stream_that_is_named(kind, generator):
-    """While the current stream is busy; what Python frees meanwhile is not taken before it is
-    read."""
-    x, w = normal(generator, 300, 1024), normal(generator, 520, 1024)
-    expected = octofold.gemm(octofold.quantize(x), octofold.quantize(w))
+class Protocol:
+    def __init__(self, handle):
+        self._handle = handle
+
+    def __cuda_stream__(self):
+        return (0, self._handle)
+
+
+@pytest.mark.parametrize(
+    "form", [lambda s: s, lambda s: s.cuda_stream, lambda s: Protocol(s.cuda_stream)]
+)
+def test_work_goes_to_the_stream_given(form, generator):
+    """While the current one is busy."""
+    x = normal(generator, 300, 1024)
+    a, b = operands(generator, 300, 520, 1024)
+    out = torch.empty(300, 520, dtype=torch.bfloat16, device="cuda")
+    expected = octofold.gemm(a, b), octofold.quantize(x).data
     torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    stream = side if kind == "torch" else side.cuda_stream
+    stream = torch.cuda.Stream()
     with Held(torch.cuda.current_stream()):
-        cast = octofold.quantize(x, stream=stream)
-        out = octofold.gemm(cast, octofold.quantize(w, stream=stream), stream=stream)
-        side.synchronize()
+        results = [
+            octofold.gemm(a, b, stream=form(stream)),
+            octofold.gemm(a, b, out=out, stream=form(stream)),
+            octofold.quantize(x, stream=form(stream)).data,
+        ]
+        stream.synchronize()
+    for result, right in zip(results, (expected[0], expected[0], expected[1]), strict=True):
+        assert_same_bits(result, right)
+
+
+def test_the_current_stream_may_be_named(generator):
+    a, b = operands(generator, 64, 256, 512)
+    expected = octofold.gemm(a, b)
+    assert_same_bits(octofold.gemm(a, b, stream=torch.cuda.current_stream()), expected)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        out = octofold.gemm(a, b, stream=0)  # the legacy default stream
+    torch.cuda.default_stream().synchronize()
     assert_same_bits(out, expected)
 
 
-def test_does_not_synchronize(generator):
-    """A call returns while the stream that it queued on is busy."""
-    x, w = normal(generator, 300, 1024), normal(generator, 520, 1024)
-
-    def layer():
-        return octofold.gemm(octofold.quantize(x), octofold.quantize(w, "128x128"))
-
-    expected = layer()
+def test_results_outlive_the_stream_that_is_current(generator):
+    """Memory of the stream given is not reused while the current stream reads it."""
+    a, b = operands(generator, 512, 512, 512)
+    expected = octofold.gemm(a, b)
     torch.cuda.synchronize()
-    with Held(torch.cuda.current_stream()):
-        out = layer()
-    assert_same_bits(out, expected)
+    stream = torch.cuda.Stream()
+    out = octofold.gemm(a, b, stream=stream)
+    stream.synchronize()
+    torch.cuda._sleep(SOME_TIME)
+    copy = out + 0
+    del out
+    with torch.cuda.stream(stream):
+        poison(expected.numel(), torch.bfloat16)
+    torch.cuda.synchronize()
+    assert_same_bits(copy, expected)
 
 
 def test_four_streams(generator):

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 NEEDS = {
+    "test_accelerate": ("accelerate",),
+    "test_lightning": ("lightning",),
     "test_transformers": ("transformers", "peft", "accelerate"),
     "test_diffusers": ("diffusers", "peft"),
     "test_vllm": ("vllm",),
@@ -27,6 +29,12 @@ if importlib.util.find_spec("sglang") is not None:
     VISION = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         VISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    from tests.integrations.sglang_support import gpu, plugged_in, untouched
+elif importlib.util.find_spec("vllm") is not None:
+    from tests.integrations.vllm_support import gpu, one_rank, plugged_in, untouched  # noqa: F401
+else:
+    NEEDS["test_servers"] = ("vllm", "sglang")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -48,3 +56,12 @@ def saved(tmp_path_factory):
     from tests.integrations.transformers_support import Saved
 
     return Saved(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory):
+    """A small Flux of Diffusers, its inputs, and its folder."""
+    from tests.integrations import diffusers_models
+
+    folder = tmp_path_factory.mktemp("flux")
+    return *diffusers_models.saved(diffusers_models.flux, folder), folder

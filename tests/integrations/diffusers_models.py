@@ -5,6 +5,8 @@ import torch
 from octofold.integrations.diffusers import OctofoldConfig
 from octofold.nn.layers.fp8_weight import Fp8Weight
 
+from tests.python.models.diffusers_support import in_16_bits
+
 BF16 = torch.bfloat16
 
 
@@ -71,60 +73,32 @@ def wan():
     }
 
 
-def unet():
-    model = diffusers.UNet2DConditionModel(
-        block_out_channels=(32, 64),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=32,
-        attention_head_dim=8,
-        norm_num_groups=4,
+def large():
+    """Its layers are most of the memory that a process takes for it."""
+    return diffusers.FluxTransformer2DModel(
+        num_layers=1,
+        num_single_layers=6,
+        attention_head_dim=128,
+        num_attention_heads=8,
+        joint_attention_dim=1024,
+        pooled_projection_dim=64,
     )
-    return model, {
-        "sample": torch.randn(1, 4, 4, 4),
-        "timestep": torch.tensor(3),
-        "encoder_hidden_states": torch.randn(1, 5, 32),
-    }
 
 
 def saved(make, folder):
     """A model in bfloat16 and its inputs; it lies in the folder too."""
     torch.manual_seed(0)
-    model, inputs = make()
-    model = model.to(BF16).eval()
+    model, inputs = in_16_bits(*make())
     model.save_pretrained(folder)
-    inputs = {
-        name: value.to(BF16) if value.is_floating_point() else value
-        for name, value in inputs.items()
-    }
     return model, inputs
 
 
-@torch.no_grad()
-def outcome(model, inputs):
-    return model(**inputs)[0]
-
-
-def same_bits(one, other):
-    """True if two state_dict() have the same keys, dtypes and bits."""
-    return one.keys() == other.keys() and all(
-        value.dtype == other[name].dtype
-        and torch.equal(value.view(torch.uint8), other[name].view(torch.uint8))
-        for name, value in one.items()
-        if value.dim()
-    )
-
-
-def relative_error(one, other):
-    one, other = one.double(), other.double()
-    return float((one - other).norm() / other.norm())
-
-
-def loaded(folder, dtype=BF16, kind=diffusers.FluxTransformer2DModel, **options):
+def loaded(folder, dtype=BF16, kind=diffusers.FluxTransformer2DModel, device_map=None, **options):
     """A model of the folder, cast to FP8."""
     config = OctofoldConfig(**options)
-    return kind.from_pretrained(folder, quantization_config=config, torch_dtype=dtype)
+    return kind.from_pretrained(
+        folder, quantization_config=config, torch_dtype=dtype, device_map=device_map
+    )
 
 
 def fp8_layers(model):

@@ -1,9 +1,12 @@
-"""Helpers that the tests of both servers share: how a layer's result is judged."""
+"""Helpers that the tests of both servers share: weights, inputs, and how results are judged."""
 
 import octofold
 import torch
 
 from tests.python.judge import assert_close
+
+HIDDEN, INNER, EXPERTS, TOP_K = 256, 128, 4, 2
+"""Of mixtures of experts."""
 
 
 def random(*shape, dtype):
@@ -36,10 +39,32 @@ def assert_product(y, x, weight, bias=None):
     assert_close(y.reshape(expected.shape).double(), expected, terms, name)
 
 
-def routed(tokens, experts, top_k):
-    """The experts that each token goes to, and their weights."""
-    ids = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)]).to(torch.int32)
-    return ids, torch.rand(tokens, top_k, dtype=torch.float32)
+def load_experts(layer, granularity="128x128"):
+    """Loads a checkpoint's experts by the server's own loader. Returns them as float64, gates and
+    ups together."""
+    scale_name = "weight_scale_inv" if granularity == "128x128" else "weight_scale"
+    loaded = []
+    for expert in range(EXPERTS):
+        gate, up, down = (
+            quantized(granularity, *shape)
+            for shape in ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
+        )
+        for shard, part in (("w1", gate), ("w3", up), ("w2", down)):
+            matrix = "w2" if shard == "w2" else "w13"
+            scale = part.scale.reshape(()) if granularity == "tensor" else part.scale
+            for suffix, tensor in (("weight", part.data), (scale_name, scale)):
+                parameter = getattr(layer, f"{matrix}_{suffix}")
+                layer.weight_loader(parameter, tensor, f"{matrix}_{suffix}", shard, expert)
+        loaded.append((torch.cat([values(gate), values(up)]), values(down)))
+    layer.quant_method.process_weights_after_loading(layer)
+    return loaded
+
+
+def routed(tokens):
+    """Tokens, the experts that each goes to, and their weights."""
+    ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(tokens)]).to(torch.int32)
+    x = random(tokens, HIDDEN, dtype=torch.bfloat16)
+    return x, ids, torch.rand(tokens, TOP_K, dtype=torch.float32)
 
 
 def experts_of(weights, x, ids, factors, activation=torch.nn.functional.silu):
@@ -51,7 +76,3 @@ def experts_of(weights, x, ids, factors, activation=torch.nn.functional.silu):
             gate, up = (x[token].double() @ w13.T).chunk(2)
             y[token] += share * ((activation(gate) * up) @ w2.T)
     return y
-
-
-def relative_error(y, expected):
-    return float((y.double() - expected).norm() / expected.norm())

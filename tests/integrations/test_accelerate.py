@@ -1,14 +1,12 @@
 """accelerate needs no plug: a model that octofold.nn.convert() has converted goes through
 prepare(), trains, accumulates gradients, and is saved and resumed, as one without FP8."""
 
+import accelerate
+import octofold
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-accelerate = pytest.importorskip("accelerate")
-
-import octofold  # noqa: E402
-
-from tests.integrations.host_training import data, model_of  # noqa: E402
+from tests.integrations.support import data, model_of
 
 RECIPES = [None, "blockwise", "rowwise"]
 

@@ -11,15 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import comfy_kitchen.tensor as kitchen
+import octofold
 import pytest
+import torch
+from octofold.integrations import comfyui
+from octofold.integrations.comfyui import nodes, products
+from octofold.integrations.hosts import HOSTS
 
-torch = pytest.importorskip("torch")
-kitchen = pytest.importorskip("comfy_kitchen.tensor")
-
-import octofold  # noqa: E402
-from octofold.integrations import comfyui  # noqa: E402
-from octofold.integrations.comfyui import nodes, products  # noqa: E402
-from octofold.integrations.hosts import HOSTS  # noqa: E402
+from tests.python.nn.layer_support import relative_error
 
 aten = torch.ops.aten
 COMFYUI = os.environ.get("OCTOFOLD_COMFYUI", "")
@@ -52,11 +52,6 @@ def exact(weight):
     return weight._qdata.double() * weight._params.scale.double()
 
 
-def error(y, expected):
-    assert torch.isfinite(y).all()
-    return float((y.double() - expected).norm() / expected.norm())
-
-
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("wide", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(192,), (1, 192), (5, 192), (2, 30, 192), (0, 192)])
@@ -72,7 +67,7 @@ def test_linear(calls, dtype, wide, shape, bias, inference):
     assert (y.dtype, y.shape) == (wide, (*shape[:-1], 136))
     if x.numel():
         # No rounding but that of the result: nothing was cast to FP8.
-        assert error(y, expected) < {torch.float32: 2e-6}.get(wide, 4e-3)
+        assert relative_error(y, expected) < {torch.float32: 2e-6}.get(wide, 4e-3)
     assert len(calls) == 1
 
 
@@ -95,9 +90,12 @@ def test_gradient_by_the_input_and_lora_at_run_time(calls):
     dy = torch.randn_like(y)
     y.backward(dy)
     merged = exact(weight) + up.detach().double() @ down.detach().double()
-    assert error(y.detach(), x.detach().double() @ merged.T) < 8e-3
-    assert error(x.grad, dy.double() @ merged) < 8e-3
-    assert error(up.grad, dy.double().T @ (x.detach().double() @ down.detach().double().T)) < 8e-3
+    assert relative_error(y.detach(), x.detach().double() @ merged.T) < 8e-3
+    assert relative_error(x.grad, dy.double() @ merged) < 8e-3
+    assert (
+        relative_error(up.grad, dy.double().T @ (x.detach().double() @ down.detach().double().T))
+        < 8e-3
+    )
     assert len(calls) == 1
 
 
@@ -110,7 +108,7 @@ def test_a_weight_with_a_lora_merged_and_cast_again(calls):
     x = torch.randn(9, 128).bfloat16()
     with torch.inference_mode():
         y = torch.nn.functional.linear(x, patched)
-    assert error(y, x.double() @ exact(patched).T) < 4e-3
+    assert relative_error(y, x.double() @ exact(patched).T) < 4e-3
     assert calls == [(9, 128)]
 
 
@@ -150,18 +148,20 @@ def test_off_again(calls):
     comfyui.unregister()
 
 
-def test_switched_off_by_the_environment(monkeypatch, caplog):
-    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", "vllm")
+@pytest.mark.parametrize(
+    ("found", "switch", "reason"),
+    [
+        ("0.2.40", "vllm", "switched off by OCTOFOLD_INTEGRATIONS=vllm"),
+        ("0.4.1", "", f"{HOSTS['comfyui'].wanted}, found comfy-kitchen 0.4.1"),
+    ],
+)
+def test_it_stays_out(monkeypatch, caplog, found, switch, reason):
+    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", switch)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     caplog.set_level(logging.INFO)
     assert not comfyui.register()
-    assert "switched off by OCTOFOLD_INTEGRATIONS=vllm" in caplog.text
-
-
-def test_another_version_is_left_alone(monkeypatch, caplog):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.1")
-    assert not comfyui.register()
-    assert f"{HOSTS['comfyui'].wanted}, found comfy-kitchen 0.4.1" in caplog.text
-    assert not comfyui.switch._replaced
+    assert reason in caplog.text
+    assert not comfyui._replaced
 
 
 def test_the_folder_for_custom_nodes():
@@ -174,7 +174,7 @@ def test_the_folder_for_custom_nodes():
     spec.loader.exec_module(module)
     assert module.NODE_CLASS_MAPPINGS == nodes.NODE_CLASS_MAPPINGS
     assert set(module.NODE_DISPLAY_NAME_MAPPINGS) == set(module.NODE_CLASS_MAPPINGS)
-    assert comfyui.switch._replaced
+    assert comfyui._replaced
     comfyui.unregister()
 
 

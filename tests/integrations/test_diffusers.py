@@ -1,43 +1,37 @@
-"""The quantizer for Diffusers, with Diffusers itself: loading, saving, and what is refused."""
+"""The quantizer for Diffusers, with Diffusers itself: models loaded in FP8, saved, or refused."""
 
 import copy
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import diffusers
 import octofold
 import pytest
+import torch
+from diffusers.quantizers.bfl.utils import quantize_fp8r
+from octofold import nn
+from octofold.integrations.diffusers import OctofoldConfig, take_fp8r
+from octofold.integrations.diffusers.bfl import bundled, codes_and_scale, is_bundle
+from octofold.nn.casting.weight_tensors import StoredWeight
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
-
-from octofold import nn  # noqa: E402
-from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
-from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from tests.integrations.diffusers_models import (  # noqa: E402
+from tests.integrations.diffusers_models import (
     BF16,
     flux,
     fp8_layers,
+    large,
     loaded,
-    outcome,
-    relative_error,
-    same_bits,
     saved,
     sd3,
-    unet,
     wan,
 )
+from tests.integrations.support import same_bits
+from tests.python.models.diffusers_support import outcome, unet
+from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """A model, its inputs, its folder."""
-    folder = tmp_path_factory.mktemp("flux")
-    return *saved(flux, folder), folder
 
 
 @pytest.mark.parametrize("compute", ["native", "weight-only"])
@@ -113,7 +107,7 @@ def test_families(make, compute, names, tmp_path):
     assert 1e-4 < error < 0.08
     quantized.save_pretrained(tmp_path / "fp8")
     again = kind.from_pretrained(tmp_path / "fp8", torch_dtype=BF16)
-    assert same_bits(quantized.state_dict(), again.state_dict())
+    assert same_bits(quantized, again)
     assert torch.equal(outcome(quantized, inputs), outcome(again, inputs))
     if make is wan:
         embedder = quantized.condition_embedder.time_embedder
@@ -138,7 +132,7 @@ def test_saved_and_loaded_are_the_same_bits(plain, tmp_path, shards, format, com
     files = list(tmp_path.glob("*.safetensors"))
     assert (len(files) > 1) == bool(shards)
     state = {name: value for file in files for name, value in load_file(file).items()}
-    assert same_bits(state, model.state_dict())
+    assert same_bits(state, model)
     dtypes = {value.dtype for name, value in state.items() if "weight_scale" in name}
     assert dtypes == {torch.float32}
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
@@ -150,11 +144,11 @@ def test_saved_and_loaded_are_the_same_bits(plain, tmp_path, shards, format, com
         assert octofold.Format(**config["format"]) == format
 
     again = Flux.from_pretrained(tmp_path, torch_dtype=BF16)
-    assert same_bits(again.state_dict(), model.state_dict())
+    assert same_bits(again, model)
     assert torch.equal(outcome(again, inputs), outcome(model, inputs))
     again.save_pretrained(tmp_path / "again")
     third = Flux.from_pretrained(tmp_path / "again", torch_dtype=BF16)
-    assert same_bits(third.state_dict(), model.state_dict())
+    assert same_bits(third, model)
 
 
 def test_which_layers_a_file_has_in_fp8_is_read_from_it(plain, tmp_path, monkeypatch):
@@ -177,7 +171,7 @@ def test_from_single_file(plain, tmp_path):
         str(file), config=str(folder), quantization_config=OctofoldConfig(), torch_dtype=BF16
     )
     expected = loaded(folder)
-    assert same_bits(quantized.state_dict(), expected.state_dict())
+    assert same_bits(quantized, expected)
     assert torch.equal(outcome(quantized, inputs), outcome(expected, inputs))
 
 
@@ -191,17 +185,6 @@ def test_dtypes(plain, dtype):
     error = relative_error(outcome(quantized, wide), outcome(copy.deepcopy(model).to(dtype), wide))
     assert error < 0.06
     assert {layer.bias.dtype for layer in fp8_layers(quantized).values()} == {dtype}
-
-
-def test_memory_is_that_of_casting_of_diffusers(plain):
-    model, _, folder = plain
-    peer = copy.deepcopy(model)
-    peer.enable_layerwise_casting()
-
-    def size(model):
-        return sum(one.numel() * one.itemsize for one in model.state_dict().values())
-
-    assert size(loaded(folder)) < 1.02 * size(peer)
 
 
 _LOAD = """
@@ -223,9 +206,8 @@ def watch():
         time.sleep(0.001)
 thread = threading.Thread(target=watch)
 thread.start()
-options = {"quantization_config": OctofoldConfig()} if sys.argv[2] == "fp8" else {}
 model = diffusers.FluxTransformer2DModel.from_pretrained(
-    sys.argv[1], torch_dtype=torch.bfloat16, **options)
+    sys.argv[1], torch_dtype=torch.bfloat16, quantization_config=OctofoldConfig())
 over = True
 thread.join()
 print(peak - before)
@@ -236,14 +218,7 @@ print(peak - before)
 def test_the_whole_model_is_never_there_in_high_precision(tmp_path):
     """By the process's memory, without pages of files."""
     with torch.device("meta"):
-        model = diffusers.FluxTransformer2DModel(
-            num_layers=1,
-            num_single_layers=6,
-            attention_head_dim=128,
-            num_attention_heads=8,
-            joint_attention_dim=1024,
-            pooled_projection_dim=64,
-        )
+        model = large()
     model = model.to(BF16).to_empty(device="cpu")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -251,7 +226,7 @@ def test_the_whole_model_is_never_there_in_high_precision(tmp_path):
     rest = sum(one.numel() for name, one in model.named_parameters() if "norm" in name) * 2e-6
     model.save_pretrained(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", _LOAD, tmp_path, "fp8"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _LOAD, tmp_path], capture_output=True, text=True, check=True
     )
     peak = float(done.stdout)
     assert codes > 80
@@ -302,3 +277,156 @@ def test_models_without_the_config_are_as_before(plain):
     again = Flux.from_pretrained(folder, torch_dtype=BF16)
     assert not fp8_layers(again)
     assert torch.equal(outcome(again, inputs), outcome(model, inputs))
+
+
+@pytest.fixture(scope="module")
+def fp8r(plain, tmp_path_factory):
+    """A file of the kind fp8r, as BFL publishes them, with the names of Diffusers."""
+    state = {}
+    for name, value in plain[0].state_dict().items():
+        if value.dim() == 2 and "transformer_blocks" in name and "norm" not in name:
+            codes, scale = quantize_fp8r(value)
+            state |= {name: codes, name.replace(".weight", ".weight_scale"): scale}
+        else:
+            state[name] = value
+    file = tmp_path_factory.mktemp("fp8r") / "model.safetensors"
+    save_file(state, file)
+    return file
+
+
+def test_bfl(plain, fp8r):
+    """Our layers compute models that Diffusers loads by its own config, in the same memory."""
+    _, inputs, folder = plain
+    own = diffusers.BFLQuantizationConfig(compute_dtype=BF16)
+    options = {"config": str(folder), "quantization_config": own, "torch_dtype": BF16}
+    for compute, limit in (("native", 0.06), ("weight-only", 0.01)):
+        model = Flux.from_single_file(str(fp8r), **options)
+        expected = outcome(model, inputs)
+        weight = model.transformer_blocks[0].attn.to_q.weight
+        report = take_fp8r(model, compute)
+        assert len(report.converted) == 22
+        layer = model.transformer_blocks[0].attn.to_q
+        assert layer.weight.data_ptr() == weight.data_ptr()
+        assert layer.scaled_weight.granularity == "channel"
+        assert relative_error(outcome(model, inputs), expected) < limit
+        model.to("cpu")
+    with pytest.raises(octofold.InvalidArgumentError, match="layers of the format fp8r"):
+        take_fp8r(model)
+    with pytest.raises(octofold.InvalidArgumentError, match="'compute'"):
+        take_fp8r(model, "fast")
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'model'.*got str"):
+        take_fp8r("model")
+
+
+def test_fp8r_by_our_config(plain, fp8r, tmp_path):
+    """Its codes and scales as they are, and they can be saved, which Diffusers' own cannot."""
+    _, inputs, folder = plain
+    options = {"config": str(folder), "torch_dtype": BF16}
+    config = OctofoldConfig(format="channel")
+    model = Flux.from_single_file(str(fp8r), quantization_config=config, **options)
+    state = load_file(fp8r)
+    layers = fp8_layers(model)
+    assert len(layers) == 22
+    for name, layer in layers.items():
+        codes = state[f"{name}.weight"]
+        assert torch.equal(layer.weight.view(torch.uint8), codes.view(torch.uint8))
+        assert torch.equal(layer.scaled_weight.scale, state[f"{name}.weight_scale"])
+    own = diffusers.BFLQuantizationConfig(compute_dtype=BF16)
+    peer = Flux.from_single_file(str(fp8r), quantization_config=own, **options)
+    assert relative_error(outcome(model, inputs), outcome(peer, inputs)) < 0.06
+    model.save_pretrained(tmp_path)
+    again = Flux.from_pretrained(tmp_path, torch_dtype=BF16)
+    assert torch.equal(outcome(again, inputs), outcome(model, inputs))
+    with pytest.raises(octofold.InvalidArgumentError, match=r"weight_scale_inv \[1, 1\]"):
+        Flux.from_single_file(str(fp8r), quantization_config=OctofoldConfig(), **options)
+
+
+def test_bundles_are_split_and_joined():
+    """Diffusers does so to what is one weight in files with the names of BFL."""
+    weights = [torch.randn(8, 16) for _ in range(3)]
+    codes, scale = quantize_fp8r(torch.cat(weights))
+    state = bundled({"qkv.weight": codes, "qkv.weight_scale": scale, "norm.scale": torch.ones(3)})
+    assert set(state) == {"qkv.weight", "norm.scale"}
+    parts = state["qkv.weight"].chunk(3)
+    for part, weight in zip(parts, weights, strict=True):
+        assert is_bundle(part)
+        expected = quantize_fp8r(weight)
+        for one, other in zip(codes_and_scale(part), expected, strict=True):
+            assert torch.equal(one.float(), other.float())
+    joined = codes_and_scale(torch.cat(parts))
+    assert torch.equal(joined[0].float(), codes.float())
+    assert torch.equal(joined[1], scale)
+
+
+def test_bad_configs():
+    """Those of every host are in tests/python/test_hosts.py."""
+    with pytest.raises(octofold.InvalidArgumentError, match=r"Octofold.*'compute'.*'fast'"):
+        OctofoldConfig(compute="fast")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"torch_dtype": torch.float8_e4m3fn}, "'torch_dtype': expected torch.bfloat16"),
+        ({"device_map": {"": "disk"}}, "'device_map': expected devices and 'cpu'"),
+    ],
+)
+def test_what_cannot_be_loaded_so(plain, options, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        Flux.from_pretrained(plain[2], quantization_config=OctofoldConfig(), **options)
+
+
+def test_weight_only_layers_take_16_bits(plain):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'torch_dtype'.*weight-only"):
+        loaded(plain[2], torch.float32, compute="weight-only")
+
+
+def changed(folder, target, change):
+    """A copy of a saved model, with another state."""
+    target.mkdir()
+    (target / "config.json").write_bytes((Path(folder) / "config.json").read_bytes())
+    name = "diffusion_pytorch_model.safetensors"
+    state = load_file(Path(folder) / name)
+    change(state)
+    save_file(state, target / name)
+    return target
+
+
+def test_a_checkpoint_without_a_weight(plain, tmp_path):
+    name = "transformer_blocks.0.attn.to_q.weight"
+    folder = changed(plain[2], tmp_path / "less", lambda state: state.pop(name))
+    with pytest.raises(octofold.InvalidArgumentError, match=rf"'checkpoint'.*{name}"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state, key: state.pop(key), "scales beside codes, got .*to_q.weight' in FP8"),
+        (
+            lambda state, key: state.update({key: torch.ones(3, 1)}),
+            r"to_q.weight_scale_inv \[1, 1\] of torch.float32, as the config says",
+        ),
+        (
+            lambda state, key: state.update({key: state[key].double()}),
+            r"got \[1, 1\] of torch.float64",
+        ),
+    ],
+)
+def test_fp8_files_with_wrong_scales(plain, tmp_path, change, message):
+    loaded(plain[2]).save_pretrained(tmp_path / "fp8")
+    key = "transformer_blocks.0.attn.to_q.weight_scale_inv"
+    folder = changed(tmp_path / "fp8", tmp_path / "bad", lambda state: change(state, key))
+    with pytest.raises((octofold.InvalidArgumentError, ValueError), match=message):
+        Flux.from_pretrained(folder, torch_dtype=BF16)
+
+
+def test_codes_of_what_is_no_linear_layer(plain, tmp_path):
+    loaded(plain[2]).save_pretrained(tmp_path / "fp8")
+
+    def change(state):
+        state["transformer_blocks.0.attn.norm_q.weight_scale"] = torch.ones(1)
+
+    folder = changed(tmp_path / "fp8", tmp_path / "bad", change)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'checkpoint'.*attn\.norm_q"):
+        Flux.from_pretrained(folder, torch_dtype=BF16)

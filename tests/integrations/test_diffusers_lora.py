@@ -2,41 +2,37 @@
 
 import copy
 
-import octofold
+import diffusers
+import peft
 import pytest
+import torch
+from octofold import nn
+from octofold.nn.casting.weight_tensors import StoredWeight
+from octofold.nn.layers.fp8_weight import Fp8Weight
+from octofold.nn.layers.peft_layers import Fp8Lora
 
-torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
-peft = pytest.importorskip("peft")
-
-from octofold import nn  # noqa: E402
-from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
-from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
-from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
-from octofold.nn.layers.peft_layers import Fp8Lora  # noqa: E402
-
-from tests.integrations.diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa: E402
+from tests.integrations.diffusers_models import BF16, fp8_layers
+from tests.integrations.diffusers_models import loaded as loaded_with
+from tests.python.models.diffusers_support import outcome
+from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel
 TARGETS = ("transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.proj_out")
 RANK = 4
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("flux")
-    saved(flux, path)
-    return path
+@pytest.fixture
+def inputs(plain):
+    return plain[1]
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    return saved(flux, tmp_path_factory.mktemp("other"))[1]
+@pytest.fixture
+def folder(plain):
+    return plain[2]
 
 
 def loaded(folder, compute):
-    config = OctofoldConfig(compute=compute, format="128x128")
-    return Flux.from_pretrained(folder, quantization_config=config, torch_dtype=BF16)
+    return loaded_with(folder, compute=compute)
 
 
 def adapter(model, targets=TARGETS, seed=1):
@@ -129,11 +125,8 @@ def test_fuse_and_unfuse(folder, inputs, compute):
 
 
 def codes(model):
-    return {
-        name: one.weight.detach().view(torch.uint8).clone()
-        for name, one in model.named_modules()
-        if isinstance(one, Fp8Weight)
-    }
+    layers = fp8_layers(model).items()
+    return {name: one.weight.detach().view(torch.uint8).clone() for name, one in layers}
 
 
 @pytest.mark.parametrize("compute", ["native", "weight-only"])
@@ -169,37 +162,11 @@ def test_adapters_are_trained(folder, inputs, tmp_path, compute):
     assert torch.equal(outcome(again, inputs), y)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"use_dora": True}, "config.use_dora"),
-        ({"init_lora_weights": "pissa"}, "config.init_lora_weights"),
-    ],
-)
-def test_what_reads_the_weight_is_refused(folder, options, named):
-    model = loaded(folder, "weight-only")
-    config = peft.LoraConfig(r=RANK, target_modules=["to_q"], **options)
-    with pytest.raises(octofold.InvalidArgumentError, match=named):
-        model.add_adapter(config)
-
-
 @pytest.mark.parametrize("config", [peft.LoKrConfig, peft.LoHaConfig])
 def test_other_adapters_are_refused(folder, config):
     model = loaded(folder, "weight-only")
     with pytest.raises(TypeError, match=r"WeightOnlyLinear.*not supported"):
         model.add_adapter(config(target_modules=["to_q"]))
-
-
-def test_all_linear(folder):
-    model = loaded(folder, "weight-only")
-    model.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
-    plain = Flux.from_pretrained(folder)
-    plain.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
-
-    def adapted(model):
-        return {name for name, one in model.named_modules() if hasattr(one, "lora_A")}
-
-    assert adapted(model) == adapted(plain)
 
 
 def test_models_without_fp8_layers_have_peft_as_it_is(folder):

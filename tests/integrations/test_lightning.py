@@ -3,14 +3,12 @@ Trainer, checkpointed and resumed, as one without FP8."""
 
 import warnings
 
+import lightning
+import octofold
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-lightning = pytest.importorskip("lightning")
-
-import octofold  # noqa: E402
-
-from tests.integrations.host_training import data, model_of  # noqa: E402
+from tests.integrations.support import data, model_of
 
 
 class Module(lightning.LightningModule):

@@ -1,33 +1,47 @@
-"""How the plug gets into SGLang: its entry point and hooks, what the log says, and how it stays
-out."""
+"""Octofold in SGLang beside what holds in every server: SGLang's hooks and choice, inputs that were
+cast before, and experts by `--moe-runner-backend octofold`."""
 
 import logging
 
 import octofold
 import pytest
+import torch
 from octofold.integrations.sglang import linear as plugged
+from octofold.integrations.sglang.experts import OctofoldRunnerCore
 from sglang.srt.arg_groups.choices import MOE_RUNNER_BACKEND_CHOICES
+from sglang.srt.layers.linear import MergedColumnParallelLinear
+from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
 from sglang.srt.layers.quantization import fp8, fp8_utils
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_context
 
-from tests.integrations.sglang_support import HOOKED, gpu, is_hooked, load, sglang_as_it_was
+from tests.integrations import sglang_support as server
+from tests.integrations.serving_support import (
+    assert_product,
+    cast,
+    load_experts,
+    quantized,
+    random,
+    routed,
+    values,
+)
+from tests.integrations.sglang_support import HOOKED, load_plugins
 
-__all__ = ["gpu", "sglang_as_it_was"]  # fixtures
 BLOCKS = [128, 128]
+DTYPE = torch.bfloat16
 
 
 @pytest.fixture
 def said(caplog):
-    caplog.set_level(logging.INFO, "sglang.octofold")
+    caplog.set_level(logging.INFO, server.LOG)
     return caplog
 
 
-def test_entry_point(sglang_as_it_was, said):
-    assert not any(is_hooked())
+def test_entry_point(untouched, said):
+    assert not server.is_in()
     for _ in range(3):
-        load()
-    assert all(is_hooked())
+        load_plugins()
+    assert all(hasattr(getattr(owner, name), "__wrapped__") for owner, name in HOOKED)
     assert all(len(hooks) == 1 for hooks in HookRegistry._hooks.values())
     assert len(HookRegistry._hooks) == len(HOOKED)
     assert fp8.apply_fp8_linear is fp8_utils.apply_fp8_linear, "in the modules that import it, too"
@@ -35,30 +49,12 @@ def test_entry_point(sglang_as_it_was, said):
     assert "is first for linear layers in FP8" in said.text
 
 
-@pytest.mark.parametrize("text", ["0", "vllm"])
-def test_switched_off(sglang_as_it_was, monkeypatch, said, text):
-    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", text)
-    load()
-    assert not any(is_hooked())
-    assert "octofold" not in MOE_RUNNER_BACKEND_CHOICES
-    assert f"octofold is switched off by OCTOFOLD_INTEGRATIONS={text}" in said.text
-
-
-@pytest.mark.parametrize("found", ["0.5.22", "0.6.0"])
-def test_another_version(sglang_as_it_was, monkeypatch, said, found):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: found)
-    load()
-    assert not any(is_hooked())
-    assert [record.levelname for record in said.records] == ["WARNING"]
-    assert f"is for sglang>=0.5.23,<0.6, found sglang {found}: nothing was changed" in said.text
-
-
 def function_of(callable):
     return getattr(callable, "func", callable)
 
 
 def test_choice(gpu, said):
-    load()
+    load_plugins()
     choose = fp8.dispatch_w8a8_block_fp8_linear
     assert function_of(choose(BLOCKS)) is plugged.linear_of_blocks
     assert function_of(choose()) is plugged.linear_of_blocks
@@ -73,7 +69,7 @@ def test_choice(gpu, said):
 def test_other_gpus_are_sglangs(gpu, said, capability):
     originals = [getattr(owner, name) for owner, name in HOOKED]
     gpu(*capability)
-    load()
+    load_plugins()
     expected = originals[0](BLOCKS)
     assert function_of(fp8.dispatch_w8a8_block_fp8_linear(BLOCKS)) is function_of(expected)
     if capability[0] is not None:
@@ -84,20 +80,20 @@ def test_other_gpus_are_sglangs(gpu, said, capability):
 
 
 def test_other_blocks_are_sglangs(gpu):
-    load()
+    load_plugins()
     linear = fp8.dispatch_w8a8_block_fp8_linear([64, 128])
     assert function_of(linear) is fp8_utils.triton_w8a8_block_fp8_linear
 
 
 def test_a_chosen_backend_stays_chosen(gpu, monkeypatch):
-    load()
+    load_plugins()
     monkeypatch.setattr(fp8_utils, "FP8_GEMM_RUNNER_BACKEND", fp8_utils.Fp8GemmRunnerBackend.TRITON)
     linear = fp8.dispatch_w8a8_block_fp8_linear(BLOCKS)
     assert function_of(linear) is fp8_utils.triton_w8a8_block_fp8_linear
 
 
 def test_deterministic_inference_is_batch_invariant(gpu):
-    load()
+    load_plugins()
     try:
         for wanted in (False, True):
             with get_context().override_server_args(enable_deterministic_inference=wanted):
@@ -106,3 +102,138 @@ def test_deterministic_inference_is_batch_invariant(gpu):
             assert octofold.is_batch_invariant() == wanted
     finally:
         octofold.set_batch_invariant(False)
+
+
+def test_scales_of_activations_that_are_exponents(plugged_in):
+    """Checkpoints that say so (DeepSeek-V3.1) have inputs cast with powers of two."""
+    with server.model_of(DTYPE):
+        weight = quantized("128x128", 128, 256)
+        layer = server.linear(weight, scale_fmt="ue8m0")
+        x = random(9, 256, dtype=DTYPE)
+        y, _ = layer(x)
+        assert_product(y, cast(x, "1x128", power_of_two=True), values(weight))
+        with pytest.raises(AssertionError, match=r"norm of the error|are wrong"):
+            assert_product(y, cast(x, "1x128"), values(weight))
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_input_that_was_cast_before(plugged_in, by_columns):
+    """By a kernel of SGLang's, whose scales may lie by columns."""
+    with server.model_of(DTYPE):
+        weight = quantized("128x128", 128, 256)
+        layer = server.linear(weight)
+        codes = octofold.quantize(random(9, 256, dtype=DTYPE), "1x128")
+        scale = codes.scale.t().contiguous().t() if by_columns else codes.scale
+        y, _ = layer((codes.data, scale))
+        assert y.dtype == DTYPE
+        assert_product(y, values(codes), values(weight))
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
+def test_input_that_was_cast_before_by_one_scale_or_by_tokens(plugged_in, granularity):
+    with server.model_of(torch.float16):
+        weight = quantized("channel", 128, 256)
+        codes = octofold.quantize(random(5, 256, dtype=torch.float16), granularity)
+        scale = codes.scale if granularity == "tensor" else codes.scale[:, None]
+        y = fp8.apply_fp8_linear(
+            codes.data,
+            weight.data.t(),
+            weight.scale[:, None],
+            scale,
+            pre_quant_output_dtype=torch.float16,
+        )
+        assert y.dtype == torch.float16
+        assert_product(y, values(codes), values(weight))
+
+
+def test_products_that_do_not_fit_are_sglangs(gpu, monkeypatch):
+    """A weight in another layout, a bound of the scales."""
+    calls = []
+    monkeypatch.setattr(fp8_utils, "apply_fp8_linear", lambda *a, **k: calls.append((a, k)))
+    load_plugins()
+    weight = quantized("tensor", 128, 256)
+    x = random(5, 256, dtype=DTYPE)
+    by_rows = weight.data.t().contiguous()
+    fp8_utils.apply_fp8_linear(x, by_rows, weight.scale, None, cutlass_fp8_supported=True)
+    bound = torch.ones(1)
+    fp8_utils.apply_fp8_linear(
+        input=x, weight=weight.data.t(), weight_scale=weight.scale, input_scale_ub=bound
+    )
+    assert [call[0][1] is by_rows for call in calls] == [True, False]
+    assert calls[0][1]["cutlass_fp8_supported"] is True
+    assert calls[1][0][4] is bound
+
+
+def test_weights_alone_of_shards(gpu, plugged_in):
+    """Each keeps its scale: no weight is rounded again."""
+    gpu(8, 6)
+    with server.model_of(DTYPE):
+        parts = [quantized("tensor", outputs, 128) for outputs in (64, 32)]
+        layer = MergedColumnParallelLinear(
+            128, [64, 32], False, quant_config=server.fp8_config(), parallel_group="replicated"
+        )
+        layer.weight.data.copy_(torch.cat([part.data for part in parts]))
+        layer.weight_scale.data.copy_(
+            torch.cat([part.scale for part in parts]) * torch.tensor([1, 3])
+        )
+        scales = layer.weight_scale.tolist()
+        layer.quant_method.process_weights_after_loading(layer)
+        x = random(5, 128, dtype=DTYPE)
+        weights = [part.data.double() * scale for part, scale in zip(parts, scales, strict=True)]
+        assert_product(layer(x)[0], x.double(), torch.cat(weights))
+
+
+def test_experts_with_a_factor(plugged_in):
+    """That some models multiply the sum by, and with slots that go nowhere."""
+    with server.server():
+        layer = server.experts(routed_scaling_factor=2.5)
+        assert isinstance(layer.runner, MoeRunner)
+        load_experts(layer)
+        x, ids, weights = routed(9)
+        ids[0, 1] = -1
+        y = server.run_experts(layer, x, ids, weights)
+        w13 = octofold.ScaledTensor(layer.w13_weight, layer.w13_weight_scale_inv, "128x128")
+        w2 = octofold.ScaledTensor(layer.w2_weight, layer.w2_weight_scale_inv, "128x128")
+        assert torch.equal(y, octofold.experts(x, ids, weights * 2.5, w13, w2))
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "reason"),
+    [
+        ((8, 9), {}, "octofold is for GPUs of compute capability 9.0 .H100, H200., found 8.9"),
+        ((9, 0), {"swiglu_limit": 7.0}, "expected gates that are not clamped, got a limit"),
+        ((9, 0), {"activation": "relu2"}, "expected gates of silu or gelu, got relu2"),
+        ((9, 0), {"is_gated": False}, "expected gates of silu or gelu, got silu without gates"),
+        ((9, 0), {"no_combine": True}, "expected sums by the routing's weights"),
+    ],
+)
+def test_experts_that_do_not_fit_are_an_error(gpu, plugged_in, capability, options, reason):
+    """A user has asked for it: SGLang does not start, and says why."""
+    gpu(*capability)
+    with server.server(), pytest.raises(octofold.UnsupportedError, match=reason):
+        server.experts(**options)
+
+
+def test_experts_in_deterministic_inference(plugged_in):
+    """Tokens are apart, which tokens that share a scale would not be."""
+    try:
+        with server.server(enable_deterministic_inference=True):
+            layer = server.experts()
+            load_experts(layer)
+            x, ids, weights = routed(40)
+            y = server.run_experts(layer, x, ids, weights)
+            for tokens in (slice(7, 8), slice(3, 20)):
+                some = server.run_experts(layer, x[tokens], ids[tokens], weights[tokens])
+                assert torch.equal(some, y[tokens])
+            with pytest.raises(octofold.UnsupportedError, match="got a scale for each expert"):
+                server.experts("tensor")
+        assert octofold.is_batch_invariant()
+    finally:
+        octofold.set_batch_invariant(False)
+
+
+def test_experts_of_other_backends_are_sglangs(plugged_in):
+    with server.server("triton"):
+        layer = server.experts()
+    assert layer.runner_backend.is_triton()
+    assert not isinstance(layer.runner.runner_core, OctofoldRunnerCore)

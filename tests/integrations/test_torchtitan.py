@@ -1,24 +1,18 @@
 """torchtitan's models in FP8 by our converter, with the real torchtitan: its debug Llama, and the
 experts of its debug DeepSeek-V3."""
 
-import subprocess
-import sys
-
+import octofold
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchtitan")
-
-import octofold  # noqa: E402
-from octofold.integrations.torchtitan import (  # noqa: E402
+import torch
+from octofold.integrations.torchtitan import (
     OctofoldConverter,
     OctofoldGroupedExperts,
     OctofoldLinear,
 )
-from torchtitan.models import deepseek_v3, llama3  # noqa: E402
-from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
-from torchtitan.models.common.linear import Linear  # noqa: E402
-from torchtitan.models.common.moe import GroupedExperts  # noqa: E402
+from torchtitan.models import deepseek_v3, llama3
+from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts
 
 RECIPES = ["blockwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -182,19 +176,3 @@ def test_tensor_parallelism_is_refused():
     model = built(config_of(OctofoldConverter.Config()))
     with pytest.raises(octofold.UnsupportedError, match="got tensor_parallel_degree=4"):
         model.layers["0"].feed_forward.w1.parallelize(Dims())
-
-
-def test_another_version_is_refused():
-    code = """
-import importlib.metadata
-importlib.metadata.version = lambda name, real=importlib.metadata.version: (
-    "0.2.1" if name == "torchtitan" else real(name))
-try:
-    import octofold.integrations.torchtitan
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("UnavailableError octofold.integrations.torchtitan is for")
-    assert "torchtitan>=0.3,<0.4, found torchtitan 0.2.1" in done.stdout

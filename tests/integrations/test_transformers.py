@@ -11,15 +11,15 @@ from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import Experts, InferenceLinear, WeightOnlyLinear
 from octofold.nn.layers.fp8_weight import Fp8Weight
 
+from tests.integrations.support import same_bits
 from tests.integrations.transformers_support import (
     MIXTURES,
     ROWS,
-    distance,
     limit,
     load,
-    same_bytes,
 )
 from tests.python.checkpoints.matrix_models import TOKENS
+from tests.python.nn.layer_support import relative_error
 
 
 def with_the_same_values(model, plain):
@@ -66,10 +66,10 @@ def test_models_are_cast_while_they_load(saved, name, compute, tmp_path):
     assert head is None or type(head) is torch.nn.Linear
     expected = row.outputs(with_the_same_values(model, load(saved, name)))
     outputs = row.outputs(model)
-    assert distance(outputs, expected) < limit(name, compute)
+    assert relative_error(outputs, expected) < limit(name, compute)
     model.save_pretrained(tmp_path / "again")
     for again in (load(saved, name, folder=tmp_path / "again"), pickled):
-        same_bytes(again, model)
+        assert same_bits(again, model)
         assert torch.equal(row.outputs(again), outputs)
     assert [type(m) for m in pickled.modules()] == [type(m) for m in model.modules()]
 
@@ -89,7 +89,7 @@ def test_experts_are_fp8(saved, name):
                 weight = weight.transpose(1, 2) if name == "gpt-oss" else weight
                 scale = getattr(stack, f"{key}_scale_inv")
                 codes = octofold.ScaledTensor(getattr(stack, key), scale, "128x128")
-                assert distance(codes.dequantize("float32"), weight.float()) < 0.04
+                assert relative_error(codes.dequantize("float32"), weight.float()) < 0.04
     biases = [stack.gate_up_proj_bias for stack in stacks if name == "gpt-oss"]
     assert all(bias.dtype == torch.bfloat16 for bias in biases)
     if biases:
@@ -114,7 +114,7 @@ def test_formats_are_kept(saved, format, tmp_path):
     assert layer.scaled_weight.equals(octofold.quantize(wide.detach(), format))
     model.save_pretrained(tmp_path)
     again = load(saved, "Llama", folder=tmp_path)
-    same_bytes(again, model)
+    assert same_bits(again, model)
     assert again.hf_quantizer.quantization_config.format == model.config.quantization_config.format
 
 
@@ -125,7 +125,7 @@ def test_generation_and_a_compiled_model(saved):
         assert tokens.shape == (2, 11)
         assert torch.equal(model(TOKENS[:, :6]).logits[:, -1].argmax(-1), tokens[:, 6])
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        assert distance(compiled(TOKENS).logits.float(), model(TOKENS).logits.float()) < 0.02
+        assert relative_error(compiled(TOKENS).logits.float(), model(TOKENS).logits.float()) < 0.02
 
 
 def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
@@ -148,7 +148,7 @@ def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
         apart = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
         together = mlp(x)
         assert calls == ["swiglu"]
-        assert distance(together, apart) < 0.02
+        assert relative_error(together, apart) < 0.02
         again = mlp(x)
         assert torch.equal(again, together)
         assert mlp.gate_proj.weight.data_ptr() + 256 * 128 == mlp.up_proj.weight.data_ptr()
@@ -164,12 +164,12 @@ def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
     y = mlp(x.requires_grad_())
     assert y.requires_grad
     model.save_pretrained(tmp_path)
-    same_bytes(load(saved, "Llama", folder=tmp_path), model)
+    assert same_bits(load(saved, "Llama", folder=tmp_path), model)
     mlp.up_proj.recast(torch.randn(256, 128))  # as merging an adapter does
     with torch.no_grad():
         apart = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
         assert calls == []
-        assert distance(mlp(x), apart) < 0.02
+        assert relative_error(mlp(x), apart) < 0.02
         assert calls == ["swiglu"]
         calls.clear()
         compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
@@ -201,7 +201,7 @@ def test_rotary_embeddings_of_this_version(saved):
         before = model(ids).logits
         report = octofold.nn.convert_rotary(model)
         assert report.converted
-        assert distance(model(ids).logits, before) < 0.02
+        assert relative_error(model(ids).logits, before) < 0.02
 
 
 def test_layers_that_stay(saved):
@@ -237,7 +237,7 @@ def test_the_way_back(saved):
     expected = ROWS["Llama"].outputs(with_the_same_values(model, load(saved, "Llama")))
     wide = model.dequantize()
     assert not any(isinstance(module, Fp8Weight) for module in wide.modules())
-    assert distance(ROWS["Llama"].outputs(wide), expected) < 1e-6
+    assert relative_error(ROWS["Llama"].outputs(wide), expected) < 1e-6
 
 
 def test_offloaded_to_disk(saved, tmp_path):
@@ -256,7 +256,7 @@ def test_offloaded_to_disk(saved, tmp_path):
     layer = model.model.layers[0].mlp.up_proj
     assert layer.weight.is_meta
     # Not in one chain of kernels, which would hold the weights together.
-    assert distance(ROWS["Llama"].outputs(model), ROWS["Llama"].outputs(whole)) < 0.05
+    assert relative_error(ROWS["Llama"].outputs(model), ROWS["Llama"].outputs(whole)) < 0.05
     assert layer.weight.is_meta
     with pytest.raises(octofold.InvalidArgumentError, match=r"'device_map': expected no disk"):
         load(saved, "Llama", quantization_config=OctofoldConfig(), **options)

@@ -1,5 +1,5 @@
-"""How the plug gets into vLLM: its entry point, vLLM's tables and choice, what the log says, and
-how it stays out."""
+"""Octofold in vLLM beside what holds in every server: vLLM's tables and choice, checkpoints of
+llm-compressor, and experts by `--quantization octofold`."""
 
 import logging
 
@@ -7,11 +7,19 @@ import octofold
 import pytest
 import torch
 from octofold.integrations import vllm as plug
+from octofold.integrations.vllm import experts as plugged_experts
 from octofold.integrations.vllm import linear as plugged
-from vllm import plugins
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearLayerConfig,
 )
+from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+)
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod, Fp8MoEMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
     GroupShape,
     create_fp8_quant_key,
@@ -23,11 +31,23 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms.interface import PlatformEnum
 
-from tests.integrations.vllm_support import KERNELS, TABLES, gpu, vllm_tables
+from tests.integrations import vllm_support as server
+from tests.integrations.serving_support import (
+    EXPERTS,
+    assert_product,
+    cast,
+    load_experts,
+    quantized,
+    random,
+    routed,
+    values,
+)
+from tests.integrations.vllm_support import CHECKPOINT, KERNELS, OF_EXPERTS, TABLES
+from tests.python.nn.layer_support import relative_error
 
-__all__ = ["gpu", "vllm_tables"]  # fixtures
 BLOCKS, CHANNELS, WEIGHTS = KERNELS
 STATIC_BLOCKS = create_fp8_quant_key(static=True, group_shape=GroupShape(128, 128))
+DTYPE = torch.bfloat16
 
 
 def config(x, weight, dtype=torch.bfloat16, out_dtype=torch.bfloat16):
@@ -44,67 +64,29 @@ BLOCK_LAYER = config(kFp8Dynamic128Sym, STATIC_BLOCKS)
 CHANNEL_LAYER = config(kFp8DynamicTokenSym, kFp8StaticChannelSym)
 
 
-def kernels():
-    return [table[PlatformEnum.CUDA] for table in TABLES]
-
-
-def is_in():
-    return any(kernel in KERNELS for table in kernels() for kernel in table)
-
-
 @pytest.fixture
 def said(caplog):
     caplog.set_level(logging.INFO, "vllm.plugins.octofold")
     return caplog
 
 
-def load(monkeypatch):
-    """Loads the plugins as vLLM does in each of its processes."""
-    monkeypatch.setattr(plugins, "plugins_loaded", False)
-    plugins.load_general_plugins()
-
-
-def test_entry_point(vllm_tables, monkeypatch, said):
-    assert not is_in()
+def test_entry_point(untouched, said):
+    assert not server.is_in()
     for _ in range(3):  # several times in one process, too
-        load(monkeypatch)
-    of_blocks, of_channels, of_weights = kernels()
+        server.load_plugins()
+    of_blocks, of_channels, of_weights = server.kernels()
     assert of_blocks[:2] == [BLOCKS, WEIGHTS]
     assert of_channels[:2] == [CHANNELS, WEIGHTS]
     assert of_weights[0] is WEIGHTS
-    for table in kernels():
+    for table in server.kernels():
         assert len(set(table)) == len(table)
         assert len(table) > 2, "vLLM's own stay"
     assert "is first for linear layers in FP8" in said.text
 
 
-@pytest.mark.parametrize("text", ["0", "sglang, comfyui"])
-def test_switched_off(vllm_tables, monkeypatch, said, text):
-    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", text)
-    load(monkeypatch)
-    assert not is_in()
-    assert f"octofold is switched off by OCTOFOLD_INTEGRATIONS={text}" in said.text
-
-
-def test_wrong_variable(vllm_tables, monkeypatch, said):
-    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", "vlm")
-    load(monkeypatch)
-    assert not is_in()
-    assert "OCTOFOLD_INTEGRATIONS: expected 0, or names of vllm" in said.text
-
-
-@pytest.mark.parametrize("found", ["0.32.1", "0.34.0"])
-def test_another_version(vllm_tables, monkeypatch, said, found):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: found)
-    load(monkeypatch)
-    assert not is_in()
-    assert [record.levelname for record in said.records] == ["WARNING"]
-    assert f"is for vllm>=0.33,<0.34, found vllm {found}: nothing was changed" in said.text
-
-
-def test_a_table_that_is_gone(vllm_tables, monkeypatch, said):
+def test_a_table_that_is_gone(untouched, monkeypatch, said):
     """The plug needs tables that are no public API: if one is gone, vLLM goes on without us."""
-    monkeypatch.delattr(vllm_tables, "_POSSIBLE_WFP8A16_KERNELS")
+    monkeypatch.delattr(plugged.tables, "_POSSIBLE_WFP8A16_KERNELS")
     plug.register()
     assert "octofold is not used" in said.text
 
@@ -159,17 +141,9 @@ class Next(BLOCKS):
 @pytest.mark.parametrize(
     ("kernel", "capability", "layer", "reason"),
     [
-        (BLOCKS, (8, 9), BLOCK_LAYER, "is for GPUs of compute capability 9.0 (H100, H200)"),
         (BLOCKS, (10, 0), BLOCK_LAYER, "is for GPUs of compute capability 9.0 (H100, H200)"),
         (CHANNELS, (12, 0), CHANNEL_LAYER, "is for GPUs of compute capability 9.0 (H100, H200)"),
         (WEIGHTS, (8, 9), CHANNEL_LAYER, "is for GPUs without FP8 units"),
-        (WEIGHTS, (7, 0), CHANNEL_LAYER, "has no kernels for GPUs of compute capability 7.0"),
-        (
-            WEIGHTS,
-            (7, 5),
-            CHANNEL_LAYER,
-            "expected a GPU of compute capability 8.0 or later for products of bfloat16, got 7.5",
-        ),
         (
             BLOCKS,
             (9, 0),
@@ -229,3 +203,183 @@ def test_batch_invariance(gpu, monkeypatch):
 def test_disabled_by_vllms_own_variable(gpu, monkeypatch):
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", BLOCKS.__name__)
     assert choose(BLOCK_LAYER, {PlatformEnum.CUDA: [BLOCKS, Next]}) is Next
+
+
+def test_blocks_keep_the_bytes_of_the_checkpoint(plugged_in):
+    weight = quantized("128x128", 200, 300)
+    with server.model_of(DTYPE):
+        layer = server.linear(weight)
+        assert torch.equal(layer.weight.view(torch.uint8), weight.data.view(torch.uint8))
+        assert torch.equal(layer.weight_scale_inv, weight.scale)
+
+
+def test_blocks_in_one_call_have_the_bits_of_the_contract(plugged_in):
+    """apply_block_scaled_mm(), which vLLM's base class has, is the same product."""
+    with server.model_of(DTYPE):
+        layer = server.linear(quantized("128x128", 384, 256))
+        x = random(9, 256, dtype=DTYPE)
+        kernel = server.kernel_of(layer)
+        y = kernel.apply_block_scaled_mm(A=x, B=layer.weight, As=x, Bs=layer.weight_scale_inv)
+        assert torch.equal(y, layer(x)[0])
+        base = super(BLOCKS, kernel)
+        assert torch.equal(y, base.apply_weights(layer, x))
+
+
+def test_merged_blocks(plugged_in):
+    """Two matrices in one, of which the last ends within a block."""
+    with server.model_of(DTYPE):
+        parts = [octofold.quantize(random(n, 256, dtype=DTYPE), "128x128") for n in (256, 72)]
+        config = Fp8Config(weight_block_size=[128, 128])
+        layer = MergedColumnParallelLinear(
+            256, [256, 72], bias=False, quant_config=config, prefix="layer"
+        )
+        for shard, part in enumerate(parts):  # by vLLM's loaders
+            layer.weight.weight_loader(layer.weight, part.data, shard)
+            layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, part.scale, shard)
+        server.load(layer)
+        x = random(7, 256, dtype=DTYPE)
+        y, _ = layer(x)
+        assert_product(y, cast(x, "1x128"), torch.cat([values(part) for part in parts]))
+
+
+def test_scales_that_are_exponents(plugged_in):
+    """E8M0, as DeepSeek-V4 has them: the powers of two that they are."""
+    powers = octofold.Format("e4m3", "128x128", power_of_two=True)
+    weight = octofold.quantize(torch.randn(256, 256) / 16, powers)
+    config = Fp8Config(weight_block_size=[128, 128])
+    config.is_scale_e8m0 = True
+    with server.model_of(DTYPE):
+        layer = ReplicatedLinear(256, 256, bias=False, quant_config=config, prefix="layer")
+        server.load(layer, weight=weight.data, weight_scale_inv=weight.scale)
+        assert layer.weight_scale_inv.dtype == torch.float32
+        x = random(5, 256, dtype=DTYPE)
+        assert_product(layer(x)[0], cast(x, "1x128"), values(weight))
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0), (8, 6)])
+@pytest.mark.parametrize(
+    ("strategy", "granularity", "of_x"),
+    [
+        ("channel", "channel", "channel"),
+        ("tensor", "tensor", "channel"),
+        ("block", "128x128", "1x128"),
+    ],
+)
+def test_compressed_tensors(gpu, plugged_in, capability, strategy, granularity, of_x):
+    """GPUs without FP8 units have them for FP8 weights alone: x is not cast there."""
+    gpu(*capability)
+    with server.model_of(DTYPE):
+        weight = quantized(granularity, 200, 304)
+        layer = server.linear(weight, config=server.compressed_tensors(strategy))
+        for rows in (1, 40):
+            x = random(rows, 304, dtype=DTYPE)
+            expected = cast(x, of_x) if capability == (9, 0) else x.double()
+            assert_product(layer(x)[0], expected, values(weight))
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "128x128"])
+def test_weights_alone_on_turing(gpu, plugged_in, granularity):
+    gpu(7, 5)
+    with server.model_of(torch.half):
+        weight, bias = quantized(granularity, 200, 300), random(200, dtype=torch.half)
+        x = random(5, 300, dtype=torch.half)
+        assert_product(server.linear(weight, bias)(x)[0], x.double(), values(weight), bias)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+def test_input_that_was_cast_before(plugged_in, granularity):
+    """With a static scale vLLM may cast in what stands before the layer."""
+    scale = torch.tensor([0.02])
+    with server.model_of(DTYPE):
+        weight = quantized(granularity, 128, 256)
+        config = server.compressed_tensors(granularity, dynamic=False)
+        layer = server.linear(weight, input_scale=scale, config=config)
+        x = random(4, 256, dtype=DTYPE)
+        codes = octofold.quantize(x, "tensor torchao", scale=scale)
+        given = QuantizedActivation(codes.data, scale, DTYPE, x.shape, kFp8StaticTensorSym)
+        y = layer.scheme.apply_weights(layer, given)
+        assert_product(y, values(codes), values(weight))
+        assert torch.equal(y, layer(x)[0])
+
+
+@pytest.mark.parametrize("granularity", OF_EXPERTS)
+def test_experts_of_ours(plugged_in, granularity):
+    with server.model_of(DTYPE):
+        method = server.experts(granularity).quant_method
+    assert isinstance(method, Fp8MoEMethod)
+    assert method.experts_cls is plugged_experts.OctofoldExperts
+
+
+def test_experts_of_other_ranks(plugged_in):
+    """With an expert_map, of which vLLM gives each rank its own: the sums of the ranks are those of
+    one that has them all."""
+    with server.model_of(DTYPE):
+        layer = server.experts()
+        load_experts(layer)
+        kernel = layer.quant_method.moe_kernel.fused_experts
+        x, ids, weights = routed(9)
+        whole = server.run_experts(layer, x, ids, weights)
+        total = torch.zeros(x.shape)
+        for first, last in ((0, 1), (1, EXPERTS)):
+            places = torch.full((EXPERTS,), -1, dtype=torch.int32)
+            places[first:last] = torch.arange(last - first, dtype=torch.int32)
+            kernel.quant_config._w1.scale = layer.w13_weight_scale_inv[first:last]
+            kernel.quant_config._w2.scale = layer.w2_weight_scale_inv[first:last]
+            y = torch.empty_like(x)
+            rest = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2"))
+            kernel.apply(
+                y,
+                x,
+                layer.w13_weight[first:last],
+                layer.w2_weight[first:last],
+                weights,
+                ids,
+                layer.activation,
+                EXPERTS,
+                places,
+                **rest,
+                expert_tokens_meta=None,
+                apply_router_weight_on_input=False,
+            )
+            total += y
+    assert relative_error(total, whole.double()) < 2**-8
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "reason"),
+    [
+        ((8, 9), {}, "kernel is for GPUs of compute capability 9.0 (H100, H200), found 8.9"),
+        ((9, 0), {"has_bias": True}, "kernel does not support biases"),
+        ((9, 0), {"swiglu_limit": 7.0}, "kernel does not support clamped activations"),
+        ((9, 0), {"activation": "swiglustep"}, "SWIGLUSTEP"),
+    ],
+)
+def test_experts_that_do_not_fit_are_vllms(gpu, plugged_in, said, capability, options, reason):
+    gpu(*capability)
+    with server.model_of(DTYPE):
+        method = server.experts(**options).quant_method
+    assert method.experts_cls is not plugged_experts.OctofoldExperts
+    assert "Using vLLM's experts, not OctofoldExperts" in said.text
+    assert reason in said.text
+
+
+def test_experts_are_chosen_by_name(plugged_in):
+    ask = plugged_experts.OctofoldFp8Config.override_quantization_method
+    assert plugged_experts.NAME in QUANTIZATION_METHODS
+    assert ask(CHECKPOINT, "octofold") == "octofold"
+    for user in (None, "fp8", "compressed-tensors"):
+        assert ask(CHECKPOINT, user) is None
+    assert ask({"quant_method": "awq"}, "octofold") is None
+
+
+def test_experts_in_16_bits_are_refused():
+    with pytest.raises(ValueError, match="--quantization octofold: expected a checkpoint whose"):
+        plugged_experts.OctofoldFp8Config()  # what vLLM does where a checkpoint says nothing
+
+
+def test_linear_layers_beside_experts_are_vllms(plugged_in):
+    with server.model_of(DTYPE):
+        config = plugged_experts.OctofoldFp8Config.from_config(OF_EXPERTS["128x128"])
+        layer = ReplicatedLinear(256, 256, quant_config=config, prefix="layer")
+        assert isinstance(layer, LinearBase)
+        assert type(layer.quant_method) is Fp8LinearMethod

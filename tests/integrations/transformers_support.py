@@ -42,16 +42,6 @@ def load(saved, name, *arguments, folder=None, **options):
     return model.eval()
 
 
-def same_bytes(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    assert list(a) == list(b)
-    for name, value in a.items():
-        other = b[name]
-        assert value.dtype == other.dtype, name
-        as_bytes = (t.contiguous().flatten().view(torch.uint8) for t in (value, other))
-        assert torch.equal(*as_bytes), name
-
-
 def limit(name, compute):
     """The limit of the distance between outputs. Experts may be others once inputs are rounded to
     FP8; T5 and Mamba, with random weights, make much of the rounding to bfloat16."""
@@ -60,7 +50,3 @@ def limit(name, compute):
     if compute == "weight-only":
         return 0.02
     return 0.3 if name in (*MIXTURES, "Granite MoE") else 0.15
-
-
-def distance(a, b):
-    return float((a - b).norm() / b.norm())

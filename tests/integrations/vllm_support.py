@@ -1,4 +1,5 @@
-"""vLLM's layers on a CPU, in a process of one rank, on what vLLM takes for a GPU.
+"""vLLM's layers on a CPU, in a process of one rank, on what vLLM takes for a GPU, for
+its tests.
 
 vLLM's extension (vllm._C) needs a GPU's driver. What asks it for something as it is imported is
 imported before vLLM is told that it is on a GPU; the one op of it that loading a weight takes is
@@ -6,17 +7,18 @@ made of torch here. Nothing else of vLLM is replaced.
 """
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 import vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors
 import vllm.model_executor.layers.quantization.fp8 as vllm_fp8
 import vllm.model_executor.layers.quantization.online.fp8  # noqa: F401
+from octofold.integrations import vllm as plug
+from octofold.integrations.vllm import experts as plugged_experts
 from octofold.integrations.vllm import linear as plugged
+from vllm import plugins
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     init_distributed_environment,
@@ -24,10 +26,19 @@ from vllm.distributed.parallel_state import (
     model_parallel_is_initialized,
 )
 from vllm.model_executor.kernels import linear as tables
+from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
+    CompressedTensorsConfig,
+)
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability, PlatformEnum
 from vllm.v1.worker.workspace import init_workspace_manager
 
+from tests.integrations.serving_support import EXPERTS, HIDDEN, INNER, TOP_K
+
+LOG = "vllm.plugins.octofold"
 TABLES = (
     tables._POSSIBLE_FP8_BLOCK_KERNELS,
     tables._POSSIBLE_FP8_KERNELS,
@@ -38,7 +49,10 @@ KERNELS = (
     plugged.OctofoldFP8ScaledMMLinearKernel,
     plugged.OctofoldWeightOnlyFP8LinearKernel,
 )
-
+GELU = "gelu_tanh", partial(torch.nn.functional.gelu, approximate="tanh")
+CHECKPOINT = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+OF_EXPERTS = {"128x128": CHECKPOINT | {"weight_block_size": [128, 128]}, "tensor": CHECKPOINT}
+"""Checkpoints' configurations, by the granularity of weights."""
 
 _EXTENSION = torch.library.Library("_C", "FRAGMENT")
 _EXTENSION.define(
@@ -51,6 +65,22 @@ def _static_scaled_fp8_quant(codes, x, scale, group_shape):
 
 
 _EXTENSION.impl("static_scaled_fp8_quant", _static_scaled_fp8_quant, "CPU")
+
+
+def load_plugins():
+    """Loads the plugins as vLLM does in each of its processes."""
+    plugins.plugins_loaded = False
+    plugins.load_general_plugins()
+
+
+def kernels():
+    """vLLM's lists of kernels, of each table."""
+    return [table[PlatformEnum.CUDA] for table in TABLES]
+
+
+def is_in():
+    """True if any of vLLM's kernels is ours."""
+    return any(kernel in KERNELS for table in kernels() for kernel in table)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +97,7 @@ def one_rank(tmp_path_factory):
 
 
 @pytest.fixture
-def vllm_tables():
+def untouched():
     """vLLM's tables, which are afterwards as they were, without us."""
     before = [(table, dict(table)) for table in TABLES]
     for table in TABLES:
@@ -80,7 +110,7 @@ def vllm_tables():
 
 
 @pytest.fixture
-def gpu(monkeypatch, vllm_tables):
+def gpu(monkeypatch, untouched):
     """A function that makes this a GPU of a compute capability, for vLLM."""
     monkeypatch.setattr(current_platform, "_enum", PlatformEnum.CUDA, raising=False)
     monkeypatch.setattr(current_platform, "device_name", "a CPU", raising=False)
@@ -98,6 +128,12 @@ def gpu(monkeypatch, vllm_tables):
     return become
 
 
+@pytest.fixture
+def plugged_in(gpu, one_rank):
+    torch.manual_seed(0)
+    plug.register()
+
+
 @contextlib.contextmanager
 def model_of(dtype):
     """The state inside of vLLM while it builds, or runs, a model of this dtype."""
@@ -111,3 +147,85 @@ def model_of(dtype):
             yield config
     finally:
         torch.set_default_dtype(before)
+
+
+model_with_experts = partial(model_of, torch.bfloat16)
+
+
+def load(layer, **tensors):
+    """Loads tensors as from a checkpoint, and then does what vLLM does with what it has loaded."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            parameter = getattr(layer, name)
+            assert parameter.shape == tensor.shape, name
+            parameter.data.copy_(tensor)
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def kernel_of(layer):
+    method = layer.quant_method
+    scheme = getattr(layer, "scheme", method)
+    return getattr(scheme, "fp8_linear", None) or scheme.linear_kernel
+
+
+def linear(weight, bias=None, input_scale=None, config=None):
+    """vLLM's layer of a checkpoint's weight, computed by one of ours.
+    config: other than what vLLM calls "fp8", or compressed tensors for scales of channels."""
+    scale_name, scale = "weight_scale", weight.scale
+    if weight.granularity == "channel":
+        config, scale = config or compressed_tensors("channel"), scale[:, None]
+    elif config is None and weight.granularity == "128x128":
+        config, scale_name = Fp8Config(weight_block_size=[128, 128]), "weight_scale_inv"
+    elif config is None:
+        config = Fp8Config(activation_scheme="dynamic" if input_scale is None else "static")
+    outputs, inputs = weight.shape
+    layer = ReplicatedLinear(
+        inputs, outputs, bias=bias is not None, quant_config=config, prefix="layer"
+    )
+    tensors = {scale_name: scale, "bias": bias, "input_scale": input_scale}
+    load(layer, weight=weight.data, **tensors)
+    assert isinstance(kernel_of(layer), KERNELS)
+    return layer
+
+
+def compressed_tensors(strategy, dynamic=True):
+    """The configuration of a checkpoint of llm-compressor."""
+    eight_bits = {"num_bits": 8, "type": "float", "symmetric": True}
+    if strategy == "block":
+        weights = {"strategy": "block", "block_structure": [128, 128]}
+        inputs = {"strategy": "group", "group_size": 128}
+    else:
+        weights, inputs = {"strategy": strategy}, {"strategy": "token" if dynamic else "tensor"}
+    group = {
+        "targets": ["Linear"],
+        "weights": eight_bits | weights | {"dynamic": False},
+        "input_activations": eight_bits | inputs | {"dynamic": dynamic},
+    }
+    return CompressedTensorsConfig.from_config(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": group},
+            "ignore": [],
+        }
+    )
+
+
+def experts(granularity="128x128", **options):
+    return FusedMoEFactory(
+        num_experts=EXPERTS,
+        top_k=TOP_K,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        params_dtype=torch.bfloat16,
+        quant_config=plugged_experts.OctofoldFp8Config.from_config(OF_EXPERTS[granularity]),
+        prefix="layer",
+        tp_size=1,
+        dp_size=1,
+        pcp_size=1,
+        **options,
+    ).routed_experts
+
+
+def run_experts(layer, x, ids, weights):
+    return layer.quant_method.apply(layer, x, weights, ids, None, None)

@@ -44,6 +44,30 @@ def each_device(request):
     devices.Current.on_gpu = False
 
 
+@pytest.fixture
+def tensors_there(each_device):
+    """New tensors are on the device of the test."""
+    torch = pytest.importorskip("torch")
+    with torch.device(devices.device()):
+        yield
+
+
+@pytest.fixture
+def programs_there(each_device):
+    """JAX's programs run on the device of the test, where its own products are not rounded to
+    TF32."""
+    jax = pytest.importorskip("jax")
+    platform = "gpu" if devices.on_gpu() and devices.gpu() == "cuda" else "cpu"
+    try:
+        place = jax.devices(platform)[0]
+    except RuntimeError as error:
+        pytest.skip(f"JAX has no {platform}: {error}")
+    if platform == "gpu" and not octofold.info().gpus[0].operations["products"].available:
+        pytest.skip("no products")
+    with jax.default_device(place), jax.default_matmul_precision("highest"):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _needs_hopper(request):
     is_needed = request.node.get_closest_marker("needs_hopper") and devices.on_gpu()

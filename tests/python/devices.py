@@ -55,10 +55,22 @@ def on_gpu():
     return Current.on_gpu
 
 
+def device():
+    """The name of torch's device on which operations compute, for tensors that a test makes."""
+    return gpu() if Current.on_gpu else "cpu"
+
+
 def is_hopper():
     from tests.gpu import targets
 
     return targets.is_hopper()
+
+
+def has_bfloat16():
+    """True if the device multiplies bfloat16."""
+    from tests.gpu import targets
+
+    return not Current.on_gpu or gpu() == "cpu" or targets.has_bfloat16()
 
 
 def on_gpus(*values):
@@ -109,11 +121,14 @@ class Visit:
         self._memory = {}  # of each array or tensor that owns some: (it, its bytes here, and there)
         self._known = {}  # of what is there: (itself, what it is here)
         self._is_torch = False
+        self._is_there = False  # tensors that the test has put on the GPU stay there
 
     def there(self, value):
         return self._map(value, self._to_device)
 
     def back(self, results):
+        if self._is_there:
+            return results
         for here, there in self._memory.values():
             here[...] = there.cpu().numpy()
         return self._map(results, self._from_device)
@@ -143,6 +158,9 @@ class Visit:
     def _to_device(self, value):
         import torch
 
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            self._is_there = True
+            return value
         if isinstance(value, torch.Tensor):
             self._is_torch = True
             owner, itemsize = value.untyped_storage(), value.element_size()

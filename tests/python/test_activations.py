@@ -6,55 +6,124 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
-from octofold.ops import Activated, ActivationGradient, cast
+from octofold.ops import Activated, ActivationGradient
 
-from tests.python import reference_activations as reference
-from tests.python.casting import GRANULARITIES, cast_side, formats
+from tests.cases import shapes
+from tests.python import reference
+from tests.python import reference_activations as formulas
+from tests.python.casting import GRANULARITIES, cast_side, formats, sides_of
+from tests.python.devices import cast, combinations, cpu_only, on_gpu
 
-ROWS, COLS = 131, 200
+pytestmark = pytest.mark.usefixtures("each_device")
+
+ROWS, COLS = shapes.ACTIVATIONS[0]
 LAYOUTS = ("halves", "interleaved")
+WIDE = ("bfloat16", "float16", "float32")
 CASES = [
     (name, layout)
-    for name, layout in itertools.product(reference.ACTIVATIONS, LAYOUTS)
-    if layout == "halves" or name in reference.GATED
+    for name, layout in itertools.product(formulas.ACTIVATIONS, LAYOUTS)
+    if layout == "halves" or name in formulas.GATED
 ]
 every_case = pytest.mark.parametrize(("activation", "layout"), CASES)
+HALF_STEP = {"e4m3": (1 / 16, 2.0**-10), "e5m2": (1 / 8, 2.0**-17)}  # relative, of subnormals
 
 
-def inputs(rng, activation, dtype=ml_dtypes.bfloat16):
+def sizes(activation):
+    if not on_gpu():
+        return shapes.ACTIVATIONS
+    wide = shapes.WIDE_ACTIVATIONS if activation == "swiglu" else ()
+    return shapes.ACTIVATIONS + shapes.ACTIVATIONS_ON_GPU + wide
+
+
+def inputs(rng, activation, dtype="bfloat16", rows=ROWS, cols=COLS):
     """x and a gradient, of rows of very different magnitude."""
-    magnitude = np.exp2(rng.uniform(-3, 3, (ROWS, 1)))
-    cols = 2 * COLS if activation in reference.GATED else COLS
-    x = magnitude * rng.normal(0, 1, (ROWS, cols))
-    return x.astype(dtype), rng.normal(0, 1, (ROWS, COLS)).astype(dtype)
+    magnitude = np.exp2(rng.uniform(-3, 3, (rows, 1)))
+    x = magnitude * rng.normal(0, 1, (rows, 2 * cols if activation in formulas.GATED else cols))
+    dtype = reference.DTYPES[dtype]
+    return x.astype(dtype), rng.normal(0, 1, (rows, cols)).astype(dtype)
+
+
+def sources(x, gradient, activation="swiglu", layout="halves"):
+    """Both sources of casts, and their values in FP64."""
+    value = formulas.activation(x, activation, layout)
+    slope = formulas.activation_gradient(gradient, x, activation, layout)
+    return (
+        (Activated(x, activation, layout=layout), value),
+        (ActivationGradient(gradient, x, activation, layout=layout), slope),
+    )
+
+
+def assert_cast_of(actual, values, source, format, transpose):
+    """The cast of these values, rounded to the source's dtype. A GPU approximates them: each may be
+    away by half a step of both roundings, and each scale belongs to the largest of them."""
+    rounded = values.astype(np.float32).astype(source)
+    expected = cast_side(rounded, format, transpose)
+    if not on_gpu():
+        assert actual.equals(expected)
+        return
+    values = values.T if transpose else values
+    of_source, (relative, absolute) = ml_dtypes.finfo(source), HALF_STEP[format.dtype]
+    rounding = max(2 * float(of_source.eps), 1e-5)  # the GPU approximates to some 1e-6
+    ones = np.ones(actual.shape, np.float32)
+    scales = reference.dequantize(ones, actual.scale, format.granularity)
+    bound = np.maximum(relative * abs(values), absolute * scales)
+    error = abs(reference.dequantize(actual.data, actual.scale, format.granularity) - values)
+    least = float(of_source.smallest_normal) * float(of_source.eps)
+    rounded = rounding * abs(values) + least
+    rounded += 1e-6 * abs(values).max()  # of terms that cancel, as where a slope is 0
+    assert (error <= (1 + rounding) * bound + rounded).all()
+    np.testing.assert_allclose(actual.scale, expected.scale, rtol=2 * rounding, atol=0)
 
 
 @every_case
-def test_is_the_cast_of_the_activation(activation, layout, rng):
-    x, _ = inputs(rng, activation)
-    values = reference.activation(x, activation, layout).astype(np.float32).astype(x.dtype)
-    for granularity, dtype in itertools.product(GRANULARITIES, ("e4m3", "e5m2")):
-        format = f"{dtype} {granularity}"
-        casts = cast(Activated(x, activation, layout=layout), rows=format, transposed=format)
-        assert casts.rows.equals(octofold.quantize(values, format))
-        assert casts.transposed.equals(cast_side(values, format, transpose=True))
+def test_are_those_of_the_formulas(activation, layout, rng):
+    """Rows and transposes from one read, and each alone."""
+    kinds = combinations(rng, GRANULARITIES, ("e4m3", "e5m2"), ("bfloat16", "float32", "float16"))
+    if not on_gpu():
+        kinds = list(itertools.product(GRANULARITIES, ("e4m3", "e5m2"), ("bfloat16",)))
+    for (rows, cols), (granularity, dtype, source) in itertools.product(sizes(activation), kinds):
+        x, gradient = inputs(rng, activation, source, rows, cols)
+        format = octofold.Format(dtype, granularity)
+        for made, values in sources(x, gradient, activation, layout):
+            both = cast(made, rows=format, transposed=format)
+            for one, transpose in sides_of(both):
+                assert_cast_of(one, values, x.dtype, format, transpose)
+                assert cast_side(made, format, transpose).equals(one)
 
 
 @every_case
-def test_gradient_is_that_of_the_activation(activation, layout, rng):
-    x, gradient = inputs(rng, activation)
-    expected = reference.activation_gradient(gradient, x, activation, layout)
-    values = expected.astype(np.float32).astype(x.dtype)
-    source = ActivationGradient(gradient, x, activation, layout=layout)
-    for granularity in GRANULARITIES:
-        assert cast_side(source, granularity).equals(octofold.quantize(values, granularity))
-    transposed = cast_side(source, "1x128", transpose=True)
-    assert transposed.equals(cast_side(values, "1x128", transpose=True))
+def test_from_fp8_are_those_of_what_it_stands_for(activation, layout, rng):
+    """x of every granularity, rounded to every type, in memory of longer rows; each target."""
+    kinds = list(itertools.product(GRANULARITIES, WIDE))
+    if on_gpu() and activation != "swiglu":
+        kinds = combinations(rng, GRANULARITIES, WIDE)
+    formats_in_turn = itertools.cycle(GRANULARITIES[::-1])
+    paddings = itertools.cycle((0, 16, 1, 4, 8))
+    for (rows, cols), (of_x, wide) in itertools.product(sizes(activation), kinds):
+        x, gradient = inputs(rng, activation, wide, rows, cols)
+        codes = octofold.quantize(x, f"{'e5m2' if wide == 'float16' else 'e4m3'} {of_x}")
+        values = codes.dequantize(wide)
+        memory = np.zeros((rows, x.shape[1] + next(paddings)), codes.data.dtype)
+        memory[:, : x.shape[1]] = codes.data
+        codes = octofold.ScaledTensor(memory[:, : x.shape[1]], codes.scale, of_x)
+        unit, kind = next(formats_in_turn), {"activation": activation, "layout": layout}
+        for source, expected in (
+            (Activated(codes, **kind, dtype=wide), Activated(values, **kind)),
+            (
+                ActivationGradient(gradient, codes, **kind),
+                ActivationGradient(gradient, values, **kind),
+            ),
+        ):
+            both, other = (cast(s, **formats(unit, "both")) for s in (source, expected))
+            for (one, transpose), (wanted, _) in zip(sides_of(both), sides_of(other), strict=True):
+                assert one.equals(wanted)
+                assert cast_side(source, unit, transpose).equals(wanted)
 
 
+@cpu_only
 def test_formats_are_those_of_quantize(rng):
-    x, _ = inputs(rng, "swiglu", np.float32)
-    values = reference.activation(x, "swiglu", "halves").astype(np.float32)
+    x, _ = inputs(rng, "swiglu", "float32")
+    values = formulas.activation(x, "swiglu", "halves").astype(np.float32)
     format = octofold.Format(rule="vllm", power_of_two=True, overflow="nan")
     assert cast_side(Activated(x), format).equals(octofold.quantize(values, format))
 
@@ -100,7 +169,9 @@ def test_nan_in_fp8_is_handed_on(layout, rng):
         ),
     ):
         for granularity in GRANULARITIES:
-            assert cast_side(actual, granularity).equals(cast_side(expected, granularity))
+            found, wanted = (cast_side(each, granularity) for each in (actual, expected))
+            np.testing.assert_array_equal(found.data.view(np.uint8), wanted.data.view(np.uint8))
+            np.testing.assert_array_equal(found.scale, wanted.scale)
     activated = cast_side(Activated(codes, layout=layout), "tensor")
     assert np.isnan(activated.data[0, 5 if layout == "halves" else 2].astype(np.float32))
 
@@ -110,29 +181,8 @@ def test_no_rows():
     assert empty.shape == (0, 128)
 
 
-@every_case
-def test_from_fp8_are_those_of_what_it_stands_for(activation, layout, rng):
-    """Every granularity of x, every type that its values are rounded to."""
-    for granularity, wide in itertools.product(GRANULARITIES, ("bfloat16", "float16", "float32")):
-        dtype = np.dtype(getattr(ml_dtypes, wide, wide))
-        x, gradient = inputs(rng, activation, dtype)
-        codes = octofold.quantize(x, f"{'e5m2' if wide == 'float16' else 'e4m3'} {granularity}")
-        values = codes.dequantize(wide)
-        kind = {"activation": activation, "layout": layout}
-        for source, expected in (
-            (Activated(codes, **kind, dtype=wide), Activated(values, **kind)),
-            (
-                ActivationGradient(gradient, codes, **kind),
-                ActivationGradient(gradient, values, **kind),
-            ),
-        ):
-            actual, other = (cast(s, **formats("128x128", "both")) for s in (source, expected))
-            assert actual.rows.equals(other.rows)
-            assert actual.transposed.equals(other.transposed)
-
-
 def test_fp8_is_rounded_to_bfloat16_if_nothing_is_said(rng):
-    codes = octofold.quantize(inputs(rng, "swiglu", np.float32)[0])
+    codes = octofold.quantize(inputs(rng, "swiglu", "float32")[0])
     expected = cast_side(Activated(codes, dtype="bfloat16"), "1x128")
     assert cast_side(Activated(codes), "1x128").equals(expected)
     assert not cast_side(Activated(codes, dtype="float32"), "1x128").equals(expected)
@@ -146,6 +196,7 @@ def fp8(rows, cols, scale_cols=1, granularity="1x128", dtype=ml_dtypes.float8_e4
 X = np.zeros((4, 8), np.float32)
 
 
+@cpu_only
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -171,6 +222,7 @@ def test_bad_input_is_named(arguments, message):
 CODES = X[:, :4].astype(ml_dtypes.float8_e4m3fn)
 
 
+@cpu_only
 @pytest.mark.parametrize(
     ("x", "gradient", "message"),
     [
@@ -186,6 +238,7 @@ def test_gradient_has_to_fit(x, gradient, message):
     assert message in str(error.value)
 
 
+@cpu_only
 def test_two_level_scales_are_refused():
     codes = fp8(4, 8)
     x = octofold.ScaledTensor(codes.data, codes.scale[:1], "128x128", np.ones(4, np.float32))

@@ -394,19 +394,20 @@ def test_of_nothing(rng):
         assert np.isneginf(logarithms).all()
 
 
-def test_nan_reaches_who_sees_it(rng):
-    problem = dense(rng, 1, 10, 10, 2, 2)
+@pytest.mark.parametrize("count", [10, 150])  # a GPU has kernels for either
+def test_nan_reaches_who_sees_it(count, rng):
+    problem = dense(rng, 2, count, count, 2, 2)
     problem["k"].view(np.uint8)[0, 6, 1, 3] = reference.NAN_CODE
     out, logarithms = attention(**problem, causal=True, return_log_sum_exp=True)
-    expected = np.zeros((10, 2), bool)
-    expected[6:, 1] = True
-    assert np.array_equal(np.isnan(out[0]).all(-1), expected)
-    assert np.array_equal(np.isnan(logarithms[0].T), expected)
-    assert not np.isnan(out[0, :6]).any()
-    problem = dense(rng, 1, 10, 10, 2, 2)
-    problem["v"].view(np.uint8)[0, 9, 0, 3] = reference.NAN_CODE
+    expected = np.zeros((2, count, 2), bool)
+    expected[0, 6:, 1] = True
+    assert np.array_equal(np.isnan(out).all(-1), expected)
+    assert np.array_equal(np.isnan(out).any(-1), expected)
+    assert np.array_equal(np.isnan(logarithms).swapaxes(1, 2), expected)
+    problem = dense(rng, 2, count, count, 2, 2)
+    problem["v"].view(np.uint8)[1, count - 1, 0, 3] = reference.NAN_CODE
     nans = np.isnan(attention(**problem, softmax_scale=0.01))
-    assert np.argwhere(nans).tolist() == [[0, query, 0, 3] for query in range(10)]
+    assert np.argwhere(nans).tolist() == [[1, query, 0, 3] for query in range(count)]
 
 
 @cpu_only

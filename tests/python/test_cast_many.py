@@ -8,7 +8,7 @@ from octofold.ops import CastJob, Target, cast
 from tests.cases.shapes import CAST_MANY
 from tests.python import reference
 from tests.python.casting import GRANULARITIES
-from tests.python.devices import cast_many, cpu_only
+from tests.python.devices import cast_many, cpu_only, gpu_only
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -48,6 +48,16 @@ def test_are_casts_of_each(source, rng):
     for job in jobs:
         assert_cast(job)
     cast_many([])
+
+
+@gpu_only
+def test_as_cast_alone_for_weights_of_a_model(rng):
+    """Weights of a size at which blocks of several waves run."""
+    bfloat16 = reference.DTYPES["bfloat16"]
+    jobs = [job_of(rng.normal(0, 1, (1024, 2048)).astype(bfloat16), "128x128") for _ in range(30)]
+    cast_many(jobs)
+    for job in jobs:
+        assert_cast(job)
 
 
 def mixed_job(x):

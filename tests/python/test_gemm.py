@@ -25,9 +25,11 @@ def padded(matrix, padding):
 
 
 def operand(rng, rows, cols, dtype, granularity, padding, power_of_two):
+    """Scales of neighbours differ, so that one that is taken for another shows."""
     x = rng.normal(0, 1, (rows, cols)).astype(np.float32)
     cast = octofold.quantize(x, octofold.Format(dtype, granularity, power_of_two=power_of_two))
-    return octofold.ScaledTensor(padded(cast.data, padding), cast.scale, granularity)
+    scale = cast.scale * np.exp2(rng.integers(-2, 3, cast.scale.shape)).astype(np.float32)
+    return octofold.ScaledTensor(padded(cast.data, padding), scale, granularity)
 
 
 def product(a, b):
@@ -86,29 +88,55 @@ def test_every_element_keeps_the_bound(rng, dtype, size):
     assert_close(out, expected, magnitude(a, b), dtype)
 
 
+PAIRS = (
+    *(("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128")),
+    ("1x128", "two-level"),
+)
+every_pair = pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+
+
+def weight(rng, rows, cols, granularity):
+    """B, with factors of its rows that change nothing if it has two levels of scales."""
+    if granularity != "two-level":
+        return operand(rng, rows, cols, "e4m3", granularity, 0, False)
+    b = operand(rng, rows, cols, "e4m3", "128x128", 0, False)
+    return octofold.ScaledTensor(b.data, b.scale, "128x128", np.ones(rows, np.float32))
+
+
+@every_pair
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_specials_propagate(special, rng):
+def test_specials_propagate(special, pair, rng):
     """By IEEE rules: a NaN or Inf reaches its row of the product and no other."""
-    x = rng.normal(0, 1, (6, 200)).astype(np.float32)
+    x = rng.normal(0, 1, (150, 700)).astype(np.float32)
     codes = octofold.ops.convert_dtype(x, "e5m2")
-    codes[2, 150] = special
-    a = octofold.ScaledTensor(codes, np.ones((6, 2), np.float32), "1x128")
-    b = operand(rng, 5, 200, "e4m3", "128x128", 0, False)
+    codes[77, 650] = special
+    shape = octofold.ops.scale_shape(pair[0], *x.shape)
+    a = octofold.ScaledTensor(codes, np.ones(shape, np.float32), pair[0])
+    b = weight(rng, 200, 700, pair[1])
     expected = product(a, b)
     out = gemm(a, b, out_dtype="float32")
     np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(out), np.isinf(expected))
-    assert not np.any(np.isfinite(out[2]))
+    np.testing.assert_array_equal(np.sign(out[77]), np.sign(expected[77]))
+    assert not np.any(np.isfinite(out[77]))
 
 
-def test_scales_may_be_far_apart():
+def test_a_nan_scale_reaches_its_block_only(rng):
+    a, b = operand(rng, 300, 512, "e4m3", "1x128", 0, False), weight(rng, 300, 512, "128x128")
+    b.scale[1, 2] = np.nan
+    is_nan = np.isnan(gemm(a, b).astype(np.float32))
+    assert is_nan[:, 128:256].all()
+    assert is_nan.sum() == 300 * 128
+
+
+@every_pair
+def test_scales_may_be_far_apart(pair, rng):
     """Dequantizing the operands first would lose everything to overflow."""
-    one = np.ones((1, 1), reference.DTYPES["e4m3"])
-    a, b = (
-        octofold.ScaledTensor(one, np.float32([2.0**exponent]), "tensor")
-        for exponent in (100, -100)
-    )
-    assert gemm(a, b, out_dtype="float32").item() == 1
+    a, b = operand(rng, 130, 384, "e4m3", pair[0], 0, False), weight(rng, 140, 384, pair[1])
+    expected, terms = product(a, b), magnitude(a, b)
+    a.scale[...] *= np.float32(2.0**100)
+    b.scale[...] *= np.float32(2.0**-100)
+    assert_close(gemm(a, b, out_dtype="float32"), expected, terms, "float32")
 
 
 def test_default_output_is_bfloat16(rng):

@@ -11,7 +11,7 @@ from octofold.ops import Activated, ActivationGradient, Gathered, Target, scale_
 
 from tests.cases.shapes import PARTITIONS
 from tests.python.casting import GRANULARITIES, cast_side, formats
-from tests.python.devices import cast, cpu_only, quantize
+from tests.python.devices import cast, cpu_only, on_gpu, quantize
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -182,25 +182,41 @@ def test_any_pair_of_granularities(rng):
     np.testing.assert_array_equal(casts.transposed.scale, expected.scale)
 
 
-@cpu_only  # a GPU's are approximated: tests/gpu/test_group_casts.py
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_activations_and_their_gradients(layout, rng):
-    offsets = offsets_of([3, 0, 128, 66])
-    x = rng.normal(0, 1, (200, 160)).astype(ml_dtypes.bfloat16)
-    gradient = rng.normal(0, 1, (200, 80)).astype(ml_dtypes.bfloat16)
-    for make in (
-        lambda rows: Activated(x[rows], layout=layout),
-        lambda rows: ActivationGradient(gradient[rows], x[rows], layout=layout),
-    ):
-        for unit in BLOCKS:
-            whole = make(slice(None))
-            casts = cast(whole, rows="1x128", transposed=unit, offsets=offsets)
-            assert_rows(casts.rows, 197, cast_side(whole, "1x128"))
-            assert_groups(
-                casts.transposed,
-                offsets,
-                lambda rows, unit=unit, make=make: cast_side(make(rows), unit, transpose=True),
-            )
+@pytest.mark.parametrize("source", SOURCES)
+def test_activations_and_their_gradients(source, layout, rng):
+    """Groups of numbers and of codes have the casts of each group alone, though a GPU approximates
+    activations."""
+    some = PARTITIONS if on_gpu() else PARTITIONS[1:3]
+    for (sizes, behind, cols), of_codes in itertools.product(some, (False, True)):
+        offsets = offsets_of(sizes)
+        x, gradient = (
+            rng.normal(0, 1, (sum(sizes) + behind, width)).astype(source)
+            for width in (2 * cols, cols)
+        )
+        kept = quantize(x) if of_codes else x
+        of_type = {"dtype": x.dtype.name} if of_codes else {}
+
+        def activated(rows, kept=kept, of_type=of_type):
+            return Activated(kept[rows], layout=layout, **of_type)
+
+        def going_back(rows, kept=kept, gradient=gradient):
+            return ActivationGradient(gradient[rows], kept[rows], layout=layout)
+
+        for make, unit in itertools.product((activated, going_back), BLOCKS):
+            check_groups_of(make, offsets, unit)
+
+
+def check_groups_of(make, offsets, unit):
+    """make(rows): the source of these rows."""
+    total = int(offsets[-1])
+    whole = make(slice(None))
+    casts = cast(whole, rows="1x128", transposed=unit, offsets=offsets)
+    alone = cast_side(whole, unit, transpose=True, offsets=offsets)
+    if total:
+        assert_rows(casts.rows, total, cast_side(make(slice(0, total)), "1x128"))
+    for found in (casts.transposed, alone):
+        assert_groups(found, offsets, lambda rows: cast_side(make(rows), unit, transpose=True))
 
 
 def gathered_rows(x, sources, slots, factors):
@@ -255,6 +271,22 @@ def check_gathered(rng, sizes, slots, cols, source, multiplies, granularity):
         assert_groups(
             groups, offsets, lambda rows: cast_side(values[rows], granularity, transpose=True)
         )
+
+
+def test_gathered_rows_that_no_block_holds(rng):
+    x, factors = rng.normal(0, 1, (9, 100_000)), rng.normal(0, 1, (9, 2)).astype(np.float32)
+    x, sources = x.astype(ml_dtypes.bfloat16), rng.integers(-1, 18, 21).astype(np.int32)
+    given = Gathered(x, sources, slots=2, factors=factors)
+    values, exist = gathered_rows(x, sources, 2, factors), sources >= 0
+    by_row = "channel vllm-per-token"
+    rows, expected = cast_side(given, by_row), quantize(values, by_row)
+    np.testing.assert_array_equal(rows.scale[exist], expected.scale[exist])
+    both, squares = cast(given, **formats("128x128", "both")), quantize(values, "128x128")
+    np.testing.assert_array_equal(both.rows.scale, squares.scale)
+    for found, wanted in ((rows, expected), (both.rows, squares)):
+        codes = (each.data.view(np.uint8)[exist] for each in (found, wanted))
+        np.testing.assert_array_equal(*codes)
+    assert both.transposed.equals(cast_side(values, "128x128", transpose=True))
 
 
 @pytest.mark.parametrize("rows", [None, *GRANULARITIES])

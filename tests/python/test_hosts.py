@@ -1,6 +1,9 @@
-"""octofold.integrations.hosts: versions, the switch, and plugs that fail."""
+"""What plugs into hosts have in common, without a host: versions, the switch, plugs that fail, and
+the options of models that are loaded in FP8."""
 
 import importlib.metadata
+import subprocess
+import sys
 
 import octofold
 import pytest
@@ -26,6 +29,7 @@ def test_a_version_that_is_known(monkeypatch, version):
     ("version", "message"),
     [
         ("0.32.1", r"vllm is for vllm>=0\.33,<0\.34, found vllm 0\.32\.1: nothing was changed"),
+        ("0.34", r"found vllm 0\.34: nothing"),
         ("0.34.0", r"found vllm 0\.34\.0"),
         ("1.0", r"found vllm 1\.0"),
         (None, r"needs vllm>=0\.33,<0\.34, which is not installed"),
@@ -84,3 +88,53 @@ def test_what_a_plug_says_and_when_it_is_off(monkeypatch):
     monkeypatch.delenv("OCTOFOLD_INTEGRATIONS")
     assert not hosts.plug_in("vllm", lambda: "again", log.said.append, log.warned.append)
     assert "found vllm 0.1" in log.warned[0]
+
+
+IMPORT = """
+import importlib, importlib.metadata as metadata, sys, octofold, torch
+known = metadata.version
+metadata.version = lambda name: "9999.1" if name in sys.argv[1:] else known(name)
+for host in sys.argv[1:]:
+    try:
+        importlib.import_module(f"octofold.integrations.{host}")
+    except octofold.UnavailableError as error:
+        print(error)
+print(sorted({*sys.argv[1:]} & sys.modules.keys()))
+"""
+
+
+def test_plugs_by_import_leave_another_version_alone():
+    """They raise before they import the host, so that nothing is registered."""
+    pytest.importorskip("torch")
+    names = ("transformers", "diffusers", "peft", "torchao", "torchtitan")
+    run = [sys.executable, "-c", IMPORT, *names]
+    *sentences, imported = subprocess.check_output(run, text=True).splitlines()
+    assert sentences == [
+        f"octofold.integrations.{name} is for {hosts.HOSTS[name].wanted}, found {name} 9999.1: "
+        "nothing was changed"
+        for name in names
+    ]
+    assert imported == "[]"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "1x128"}, "'format': expected scales of a weight, 128x128, channel, tensor"),
+        ({"format": "int8"}, "'format'"),
+        ({"format": {"bits": 8}}, "'format': expected the fields of an octofold.Format"),
+        ({"compute": "fp8"}, "'compute': expected one of auto, native, weight-only, got 'fp8'"),
+        ({"modules_to_not_convert": "lm_head"}, "'modules_to_not_convert': expected a list"),
+        ({"modules_to_not_convert": ["("]}, "'modules_to_not_convert': expected names"),
+        ({"bits": 4}, "unexpected bits"),
+    ],
+)
+def test_bad_options_of_loading(options, message):
+    pytest.importorskip("torch")
+    from octofold.integrations.model_loading import LoadingConfig
+
+    class HostConfig(LoadingConfig):
+        operation = "Host"
+
+    with pytest.raises((octofold.InvalidArgumentError, TypeError), match=f"Host.*{message}"):
+        HostConfig(**options)

@@ -38,6 +38,10 @@ def gradients(layer, x, weight, bias, dy):
     return jax.jit(program)(x, weight, bias, dy)
 
 
+on_each_device = pytest.mark.usefixtures("programs_there")
+
+
+@on_each_device
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_against_float32(recipe, rng):
     arguments = case(rng)
@@ -74,6 +78,7 @@ def test_is_what_its_recipe_says(rng):
     np.testing.assert_array_equal(dbias, dy8.sums)
 
 
+@on_each_device
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_dtypes(dtype, recipe, rng):
@@ -208,6 +213,7 @@ def test_scan_and_checkpoint(rng):
         assert relative_error(left, right) < 0.2
 
 
+@on_each_device
 def test_training_lowers_the_loss(rng):
     """Two layers learn a function as they do in FP32."""
     x = to_jax(random(rng, 256, 64))

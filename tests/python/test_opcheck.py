@@ -8,6 +8,7 @@ from tests.python.casting import GRANULARITIES
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
+on_each_device = pytest.mark.usefixtures("tensors_there")
 
 
 def random(*shape, dtype=torch.float32):
@@ -39,6 +40,7 @@ def targets_of(rows, transposed, matrices=None, columns=None):
     return rows, transposed, *OPTIONS, matrices, columns, None
 
 
+@on_each_device
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1), (2, 65, 300)])
 def test_opcheck_quantize(opcheck, granularity, shape):
@@ -56,6 +58,7 @@ def test_opcheck_quantize_with_given_scales(opcheck):
     opcheck(torch.ops.octofold.cast, (*given, *targets_of("1x128", None)))
 
 
+@on_each_device
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
 @pytest.mark.parametrize("shape", [(130, 300), (2, 65, 300)])
@@ -147,6 +150,7 @@ def test_opcheck_activations(opcheck, targets):
         opcheck(op, (*written, sums, None, workspace, *choices, *options))
 
 
+@on_each_device
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_dequantize(opcheck, granularity):
     out = torch.empty(130, 300, dtype=torch.bfloat16)
@@ -154,21 +158,33 @@ def test_opcheck_dequantize(opcheck, granularity):
     opcheck(torch.ops.octofold.dequantize, arguments)
 
 
+@on_each_device
 def test_opcheck_convert_dtype(opcheck):
     opcheck(torch.ops.octofold.convert_dtype, (random(130, 300), fp8(130, 300), "nan"))
 
 
+@on_each_device
 def test_opcheck_transpose(opcheck):
     opcheck(torch.ops.octofold.transpose, (fp8(3, 130, 300), fp8(3, 300, 130)))
 
 
+PAIRS = (
+    *(("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128")),
+    ("1x128", "two-level"),
+)
+
+
+@on_each_device
 @pytest.mark.parametrize("addend", [None, torch.float32])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_opcheck_gemm(opcheck, addend, in_place):
-    operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
-    c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    options = "1x128", "128x128", False, False, *[None] * 5, in_place
-    arguments = (*operands, c, random(7), None, None, random(5, 7), *options)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_opcheck_gemm(opcheck, pair, addend, in_place):
+    of_a, of_b = (granularity.replace("two-level", "128x128") for granularity in pair)
+    factors = torch.rand(70) + 0.5 if pair[1] == "two-level" else None
+    operands = (*scaled(50, 300, of_a), *scaled(70, 300, of_b))
+    c = None if addend is None or in_place else random(50, 70, dtype=addend)
+    options = of_a, of_b, False, False, *[None] * 5, in_place
+    arguments = (*operands, c, random(70), factors, None, random(50, 70), *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 

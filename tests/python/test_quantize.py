@@ -15,6 +15,8 @@ from tests.python.devices import (
     convert_dtype,
     cpu_only,
     dequantize,
+    gpu_only,
+    on_gpus,
     quantize,
 )
 
@@ -121,13 +123,74 @@ def test_default_of_power_of_two_is_the_rules(rng):
         np.testing.assert_array_equal(default.scale, chosen.scale)
 
 
-def test_takes_row_strides(rng):
-    x = rng.normal(0, 1, (40, 700)).astype(np.float32)[::2, 13:400]
+def check(x, dtype="e4m3", granularity="1x128", overflow="saturate", rule="deepgemm"):
+    """Rows and transposes, each alone."""
+    format = Format(dtype, granularity, rule=rule, overflow=overflow)
     for transpose in (False, True):
-        actual = cast_side(x, "1x128", transpose)
-        expected = cast_side(np.ascontiguousarray(x), "1x128", transpose)
-        np.testing.assert_array_equal(actual.data, expected.data)
-        np.testing.assert_array_equal(actual.scale, expected.scale)
+        options = dtype, granularity, None, overflow, rule, transpose
+        assert_same_cast(cast_side(x, format, transpose), *reference.quantize(x, *options))
+
+
+# Beside those of matrices(), on a GPU: tiles of each kind, and rows that no block holds.
+SIZES = ((1, 128), (257, 136), *on_gpus((3, 4096), (129, 8), (1000, 24), (40, 20_000), (5, 70_001)))
+
+
+@pytest.mark.parametrize(("rows", "cols"), SIZES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_any_size(granularity, rows, cols, rng):
+    x = rng.normal(0, 1, (rows, cols)).astype(reference.DTYPES["bfloat16"])
+    check(x, granularity=granularity)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_memory_anywhere(source, granularity, rng):
+    x = rng.normal(0, 1, (136, 272)) * np.exp2(rng.uniform(-12, 10, (136, 1)))
+    x = x.astype(reference.DTYPES[source])
+    for padding, offset in ((16, 0), (1, 0), (0, 1), (5, 3)):
+        memory = np.zeros(136 * (272 + padding) + offset, x.dtype)
+        view = memory[offset:].reshape(136, -1)[:, :272]
+        view[...] = x
+        check(view, granularity=granularity)
+    check(x[::2, 16:], granularity=granularity)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("source", ["bfloat16", "float16"])
+def test_every_bit_pattern(source, granularity):
+    """Also units with one magnitude each, where these are all codes' neighbourhoods and no NaN
+    drowns them."""
+    x = np.arange(65536, dtype=np.uint16).view(reference.DTYPES[source]).reshape(256, 256)
+    for dtype, overflow in itertools.product(("e4m3", "e5m2"), OVERFLOWS):
+        check(x, dtype, granularity, overflow)
+        check(np.ascontiguousarray(x.T), dtype, granularity, overflow)
+
+
+# Rows around what 256 threads of a GPU hold, 512, clusters of 2, 4 and 8 blocks, and more than
+# that; one that is not to be copied in whole vectors.
+WIDE = (16_384, 16_392, 32_768, 32_776, 40_007, 53_248, 131_072, 300_000, 500_000)
+
+
+@gpu_only
+@pytest.mark.parametrize("rule", ["deepgemm", "vllm-per-token"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_wide_rows(source, rule, rng):
+    dtype, format = reference.DTYPES[source], Format(granularity="channel", rule=rule)
+
+    def check_rows(x):
+        options = "e4m3", "channel", None, "saturate", rule, False
+        assert_same_cast(cast_side(x, format), *reference.quantize(x, *options))
+
+    for cols in WIDE:
+        x = rng.normal(0, 1, (5, cols)) * np.exp2(rng.uniform(-14, 10, (5, 1)))
+        x[2], x[3, 7], x[4, cols // 2] = 0, np.inf, np.nan
+        check_rows(x.astype(dtype))
+        # The largest magnitude by turns in each part of the row.
+        x = rng.normal(0, 1, (8, cols))
+        x[np.arange(8), np.arange(8) * cols // 8 + cols // 16] = 1000
+        check_rows(x.astype(dtype))
+    # Many more rows than run at one time.
+    check_rows((rng.normal(0, 1, (400, 40_000)) * rng.random((400, 1))).astype(dtype))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

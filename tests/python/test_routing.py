@@ -238,11 +238,12 @@ def test_combine_in_order():
 
 
 @every_dtype
-def test_combine_gradient(dtype, rng):
+@pytest.mark.parametrize("of_gradient", DTYPES, ids=str)
+def test_combine_gradient(of_gradient, dtype, rng):
     for *tokens, k, rows, cols in (*COMBINES, (2, 3, 2, 9, 77)):
         shape = tuple(tokens)
         y = torch.randn(rows, cols).to(dtype)
-        gradient = torch.randn(*shape, cols).bfloat16()
+        gradient = torch.randn(*shape, cols).to(of_gradient)
         positions = positions_of(rng, int(np.prod(shape)), k, rows).view(*shape, k)
         actual = combine_gradient(gradient, y, positions)
         expected = reference.combine_gradient(gradient, y, positions)

@@ -1,5 +1,6 @@
 """Casts of stacks of matrices: those of each matrix alone, byte for byte."""
 
+import itertools
 import pickle
 
 import ml_dtypes
@@ -101,22 +102,25 @@ def poisoned(shape, granularity):
     return ScaledTensor(data, scale, granularity)
 
 
+USED = ((0, 4, 4, 5, 5, 5), (0,) * 6, (0, 0, 0, 0, 0, 1), (0, 1, 2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("transposes", [False, True], ids=["rows", "both"])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_only_matrices_that_are_used(granularity, rng):
-    x = rng.normal(0, 1, (4, 131, 200)).astype(np.float32)
-    offsets = np.array([0, 0, 3, 3, 4], np.int32)
-    out, transposed = poisoned(x.shape, granularity), poisoned((4, 200, 131), granularity)
-    targets = {
-        "rows": Target(granularity, out=out),
-        "transposed": Target(granularity, out=transposed),
-    }
-    cast(x, **targets, matrices=Rows(offsets))
-    expected = cast(x, rows=granularity, transposed=granularity, matrices=4)
-    for some, every in ((out, expected.rows), (transposed, expected.transposed)):
-        untouched = poisoned(some.shape, granularity)
-        for index in range(4):
-            source = every if index in (1, 3) else untouched
-            assert some[index].equals(source[index])
+def test_only_matrices_that_are_used(granularity, transposes, rng):
+    for (rows, cols), offsets in itertools.product(((136, 272), (131, 77), (8, 5000)), USED):
+        x = rng.normal(0, 1, (5, rows, cols)).astype(ml_dtypes.bfloat16)
+        outs = {"rows": poisoned(x.shape, granularity)}
+        if transposes:
+            outs["transposed"] = poisoned((5, cols, rows), granularity)
+        targets = {side: Target(granularity, out=out) for side, out in outs.items()}
+        cast(x, **targets, matrices=Rows(np.array(offsets, np.int32)))
+        expected = cast(x, rows=granularity, transposed=granularity, matrices=5)
+        for side, some in outs.items():
+            untouched = poisoned(some.shape, granularity)
+            for index, (begin, end) in enumerate(itertools.pairwise(offsets)):
+                source = getattr(expected, side) if begin < end else untouched
+                assert some[index].equals(source[index])
 
 
 def test_into_out_and_from_any_leading_dimensions(rng):

@@ -13,6 +13,7 @@ from octofold._core.ops import quick_scale_shape
 
 from tests.python import reference
 from tests.python.casting import GRANULARITIES, cast_side
+from tests.python.devices import needs_hopper
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
@@ -223,6 +224,8 @@ def test_layout_of_scales_on_a_gpu(rows):
     assert leading.scale.stride() == (1, 1, (rows + 3) // 4 * 4)
 
 
+@needs_hopper
+@pytest.mark.usefixtures("tensors_there")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(dynamic):
     torch.compiler.reset()

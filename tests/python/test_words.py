@@ -109,7 +109,19 @@ def test_pack_and_unpack_keep_what_the_format_has(format, rng):
     assert values.shape == x.shape
     np.testing.assert_array_equal(pack(values, format), words)
     np.testing.assert_array_equal(pack(x[:, ::2][1], format), words[1, ::2])
-    assert octofold.ops.pack(x[..., :0], format).shape == (3, 5, 0)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 0), (0, 8), (3, 0, 4)])
+@pytest.mark.parametrize("format", FORMATS)
+def test_of_nothing(format, shape):
+    """In both frameworks, whose strides differ there."""
+    torch = pytest.importorskip("torch")
+    *leading, last = shape
+    for x in (np.zeros(shape, np.float32), torch.zeros(shape)):
+        words = pack(x, format)
+        assert words.shape == (*leading, last // PER_WORD[format])
+        assert words.dtype in (np.int32, torch.int32)
+        assert from_words(words, format).shape == unpack(words, format).shape == shape
 
 
 @cpu_only

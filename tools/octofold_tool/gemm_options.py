@@ -15,7 +15,7 @@ Shape: TypeAlias = tuple[int, int, int]
 # N and K are those of the linear layers of well-known models; M is the number of tokens.
 
 # DeepSeek-V3 (hidden 7168), the layers that DeepGEMM's benchmarks name.
-_DEEPSEEK_V3 = (
+DEEPSEEK_V3 = (
     (2112, 7168),
     (24576, 1536),
     (32768, 512),
@@ -28,7 +28,7 @@ _DEEPSEEK_V3 = (
 _LLAMA_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
 
 SUITES: dict[str, tuple[Shape, ...]] = {
-    "deepseek-v3": tuple((m, n, k) for m in (1, 64, 128, 1024, 4096) for n, k in _DEEPSEEK_V3),
+    "deepseek-v3": tuple((m, n, k) for m in (1, 64, 128, 1024, 4096) for n, k in DEEPSEEK_V3),
     "llama-70b": tuple((m, n, k) for m in (1, 128, 4096) for n, k in _LLAMA_70B),
     "square": tuple((size, size, size) for size in (256, 512, 1024, 2048, 4096)),
 }

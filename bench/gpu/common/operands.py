@@ -15,8 +15,6 @@ from torch import Tensor
 from .run import Run
 
 DTYPES = {**OUT_DTYPES, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-LAYERS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
-"""N,K of the linear layers of DeepSeek-V3."""
 MOST = 64
 
 Made = TypeVar("Made")

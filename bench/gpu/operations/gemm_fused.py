@@ -21,9 +21,10 @@ from functools import partial
 import octofold
 import torch
 from common.measure import ERROR_LIMITS, PLANNED, Build, geometric_mean, measure_candidates
-from common.operands import LAYERS, cast_activated, normal, scaled, sets_of
+from common.operands import cast_activated, normal, scaled, sets_of
 from common.run import add_choices, add_shapes, print_table, shapes_of, text_of
 from octofold import tuning
+from octofold_tool.gemm_options import DEEPSEEK_V3
 from octofold_tool.gpu.measuring import Implementation, poison, relative_error
 from octofold_tool.gpu.tune import is_sensible
 
@@ -53,7 +54,7 @@ def add_options(parser):
 
 def cases(run):
     """The function that measures, and a shape."""
-    defaults = {"cast": [f"{FEW},{n},{k}" for n, k in LAYERS], "gated": GATED_SHAPES}
+    defaults = {"cast": [f"{FEW},{n},{k}" for n, k in DEEPSEEK_V3], "gated": GATED_SHAPES}
     tiny = {"cast": ["1/20,256,512"], "gated": ["40,256,512"]}
     for section in run.options.sections:
         default = (defaults if run.on_gpu else tiny)[section]

@@ -28,8 +28,9 @@ import torch
 from common.measure import Build, geometric_mean
 from common.measure import measure as measure_builds
 from common.models import LlamaBlock
-from common.operands import LAYERS, calls_of, normal, sets_of
+from common.operands import calls_of, normal, sets_of
 from common.run import Run, add_choices, print_table, sizes, text_of
+from octofold_tool.gemm_options import DEEPSEEK_V3
 from octofold_tool.gpu.measuring import Implementation, relative_error
 from torch import Tensor, nn
 
@@ -157,7 +158,7 @@ def cases(run: Run) -> Iterator[tuple[Callable[..., Any], Any]]:
     if "block" in options.sections:
         yield measure_block, options.block_tokens or (8192 if run.on_gpu else 256)
     if "inference" in options.sections:
-        for layer in options.layer or (LAYERS if run.on_gpu else [(256, 256)]):
+        for layer in options.layer or (DEEPSEEK_V3 if run.on_gpu else [(256, 256)]):
             yield measure_inference, layer
 
 

@@ -16,9 +16,10 @@ import octofold
 import torch
 from common.measure import Build, measure_candidates
 from common.measure import measure as measure_builds
-from common.operands import DTYPES, LAYERS, calls_of, normal, scaled, sets_of
+from common.operands import DTYPES, calls_of, normal, scaled, sets_of
 from common.run import Run, add_candidates, add_shapes, shapes_of, text_of
 from octofold import tuning
+from octofold_tool.gemm_options import DEEPSEEK_V3
 from octofold_tool.gpu.measuring import PEER_ERROR_LIMIT, Implementation, relative_error
 from torch import Tensor
 
@@ -45,7 +46,7 @@ def add_options(parser):
 
 def cases(run: Run) -> Iterator["Case"]:
     options = run.options
-    default = [f"{ROWS},{n},{k}" for n, k in LAYERS] if run.on_gpu else ["1/20,256,384"]
+    default = [f"{ROWS},{n},{k}" for n, k in DEEPSEEK_V3] if run.on_gpu else ["1/20,256,384"]
     for shape in shapes_of(options.shapes or default):
         yield Case(run, *shape, options.granularity)
 

@@ -69,7 +69,7 @@ struct AttentionForm {
   bool split = false;   // keys are split among blocks, which leave their results in the workspace
   // Other than 0: a row's keys are summed in parts of so many, from the sequence's first key on,
   // and parts are added in their order, whatever else the block and the batch have. With `split`
-  // each part has a block, else one block has them all (kernels/attention/parts.h).
+  // each part has a block, else one block has them all (kernels/attention/softmax.h).
   int part_keys = 0;
   RowCount row_count = RowCount::kAny;  // of the sequences that the kernel has
 

@@ -75,10 +75,10 @@ constexpr long long attention_workspace_elements(long long rows, long long value
   return splits == 1 ? 0 : rows * splits * (value_size + 2);
 }
 
-// The keys of a part where a row's result does not depend on the batch (kernels/attention/parts.h):
-// a multiple of each kernel's keys of a tile. Of few rows, and of wide heads, blocks share keys; of
-// many rows with sums that a warp holds a block seldom has less than all of them, and adding a part
-// costs more than of few.
+// The keys of a part where a row's result does not depend on the batch
+// (kernels/attention/softmax.h): a multiple of each kernel's keys of a tile. Of few rows, and of
+// wide heads, blocks share keys; of many rows with sums that a warp holds a block seldom has less
+// than all of them, and adding a part costs more than of few.
 inline constexpr int kPartKeys = 1024, kLongPartKeys = 3072;
 
 constexpr long long attention_parts(long long keys) { return (keys + kPartKeys - 1) / kPartKeys; }

@@ -4,7 +4,7 @@
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/sources/source.h"
-#include "kernels/numeric/round_to.h"
+#include "kernels/numeric/format_bits.h"
 #include "kernels/numeric/vector.h"
 
 namespace octofold::cast {

@@ -8,7 +8,7 @@
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/gemm_params.h"
 #include "kernels/shared/product_form.h"
-#include "kernels/shared/stage_scales.h"
+#include "kernels/shared/stages.h"
 #include "kernels/shared/work.h"
 
 namespace octofold::config {

@@ -7,12 +7,11 @@
 
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/product_form.h"
-#include "kernels/shared/stage_scales.h"
+#include "kernels/shared/stages.h"
 #include "kernels/shared/work.h"
 #include "kernels/sm90/config/choices.h"
 #include "kernels/sm90/config/dynamic_input.h"
 #include "kernels/sm90/config/params.h"
-#include "kernels/sm90/config/slices.h"
 
 namespace octofold::config {
 

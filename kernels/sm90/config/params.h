@@ -3,7 +3,7 @@
 
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/gemm_params.h"
-#include "kernels/shared/tensor_map.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::config {
 

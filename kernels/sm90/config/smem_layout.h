@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/stage_scales.h"
+#include "kernels/shared/stages.h"
 #include "kernels/sm90/config/config.h"
 
 namespace octofold::config {

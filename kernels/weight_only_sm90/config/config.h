@@ -8,8 +8,7 @@
 #include "octofold/vocabulary.h"
 
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/tensor_map.h"
-#include "kernels/sm90/config/slices.h"
+#include "kernels/shared/stages.h"
 #include "kernels/weight_only/config/config.h"
 
 namespace octofold::config {

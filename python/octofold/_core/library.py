@@ -123,7 +123,7 @@ def _find() -> Path:
 
 
 def _register_errors() -> None:
-    """The kinds that bindings/error.cpp gives to errors, each with what is to be raised."""
+    """The kinds that bindings/export.cpp gives to errors, each with what is to be raised."""
     for error in errors.KINDS:
         tvm_ffi.register_error(f"octofold.{error.__name__}", error)
     tvm_ffi.register_error("octofold.IoErrorWithErrno", errors.IoErrorWithErrno)

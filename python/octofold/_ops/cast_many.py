@@ -1,6 +1,5 @@
 """Many casts at once, into memory that is there."""
 
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -135,7 +134,7 @@ def _launch(framework: Framework, reads: Sequence[_Read]) -> None:
             written = [_exported(framework, array, True) for array in written]
         arguments += (source, *written[:2], rows, *written[2:], transposed, *options)
     try:
-        _function()(*arguments, framework.stream)
+        library.cast_many(*arguments, framework.stream)
     except InvalidArgumentError as error:
         number = re.match(rf"{_OPERATION}: job (\d+)", str(error))
         job = f": job {reads[int(number[1])].job}" if number else ""
@@ -154,12 +153,6 @@ def _exported(framework: Framework, array: Array | None, writable: bool) -> Any:
     except EXPORT_ERRORS as error:
         expected = "arrays that DLPack can export"
         raise invalid_argument(_OPERATION, "jobs", expected, f"this: {error}") from error
-
-
-@functools.cache
-def _function() -> Any:
-    """The library's, which takes any number of jobs."""
-    return library.cast_many()
 
 
 def _at_once(arrays: Arrays | Sequence[Array]) -> bool:

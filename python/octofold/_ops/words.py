@@ -180,7 +180,9 @@ def _require_words(operation: str, argument: str, shape: Any, format: str) -> No
 
 
 def _require_aligned(operation: str, argument: str, array: Array, each: int) -> None:
-    """Whole words in memory, `each` elements to one."""
+    """Whole words in memory, `each` elements to one. Strides of no elements are any."""
+    if 0 in array.shape:
+        return
     if is_torch(array):
         from .._core import torch
 
@@ -202,8 +204,17 @@ def _require_aligned(operation: str, argument: str, array: Array, each: int) -> 
 
 
 def _view(array: Array, dtype: str) -> Array:
+    """The same memory; new arrays where there is none, as strides of no elements may be odd."""
     if is_torch(array):
         from .._core import torch
 
-        return array.view(torch.DTYPES[dtype])
-    return array.view(NUMPY_DTYPES[dtype])
+        to = torch.DTYPES[dtype]
+        return array.view(to) if array.numel() else array.new_empty(_viewed(array, to), dtype=to)
+    of_numpy = NUMPY_DTYPES[dtype]
+    return array.view(of_numpy) if array.size else np.empty(_viewed(array, of_numpy), of_numpy)
+
+
+def _viewed(array: Array, dtype: Any) -> tuple[int, ...]:
+    """The shape of elements of another dtype in the same bytes."""
+    *leading, last = array.shape
+    return (*leading, last * array.itemsize // dtype.itemsize)

@@ -15,7 +15,7 @@ from .._core.formats import BY_COLUMNS, UNITS
 from .._core.ops import ceil_divide
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import FLOAT8
-from .ranks import Ranks, answered, require_agreed, words_of
+from . import Ranks, answered, require_agreed, words_of
 
 _COLLECTIVES: Final = torch.ops._c10d_functional
 

@@ -9,7 +9,7 @@ together.
 """
 
 from .. import nn  # noqa: F401  (whole, before its parts: octofold._core.imported.import_below)
-from ..nn.fsdp.sharding import gather_in_fp8
+from ..nn.fsdp import gather_in_fp8
 from . import deepep
 from .expert_parallel.experts import experts
 from .expert_parallel.modules import ExpertParallel, ParallelExperts, parallelize_experts

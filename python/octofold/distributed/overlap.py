@@ -20,7 +20,7 @@ from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import DTYPES
 from .._ops.gemm import Arrivals, gemm
 from .._ops.quantize import quantize
-from .._ranks.ranks import ranks_of, require_agreement_now
+from .._ranks import ranks_of, require_agreement_now
 from .._ranks.wire import gathered_rows
 from ..nn.recipes.kernels import has_warpgroups
 

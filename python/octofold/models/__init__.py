@@ -18,11 +18,11 @@ from .advisor.apply import apply
 from .advisor.data import Plan
 from .advisor.html import html_report
 from .advisor.text import text_report
-from .kept.load import load
-from .kept.save import save
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
 from .layerwise.products import CastLinear
 from .load_into import load_checkpoint_into
+from .saved_models.load import load
+from .saved_models.save import save
 
 __all__ = [
     "CastLinear",

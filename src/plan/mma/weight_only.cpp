@@ -211,7 +211,7 @@ class WeightOnly final : public WeightOnlyPlanner {
     if (config.split) {
       const WeightOnlyConfig combine = config.of_combination();
       const std::int64_t fours = problem.rows * core::ceil_divide(problem.columns, 4);
-      kernels.push_back(kernel_plan(called, "kernels/weight_only/combine.h",
+      kernels.push_back(kernel_plan(called, "kernels/weight_only/kernel.h",
                                     "combine_weight_only_kernel", combine,
                                     core::ceil_divide(fours, combine.threads())));
     }

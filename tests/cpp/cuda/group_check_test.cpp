@@ -2,7 +2,7 @@
 #include "cuda/group_check.h"
 
 #include "cuda/fake_runtime.h"
-#include "kernels/routing/config/group_check.h"
+#include "kernels/routing/config/routing.h"
 #include "support/gpu_product.h"
 #include "support/test.h"
 

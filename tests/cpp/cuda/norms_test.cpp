@@ -5,7 +5,6 @@
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/norm/config/norm.h"
-#include "kernels/norm/config/params.h"
 #include "support/gpu_product.h"
 #include "support/test.h"
 

@@ -84,6 +84,21 @@ TEST_F(PrecompiledKernelsTest, ProductsOfGroups) {
   }
 }
 
+TEST_F(PrecompiledKernelsTest, WeightedSumsOfExperts) {
+  constexpr std::int64_t kTokens = 16, kSlots = 8;
+  const auto slots = [](std::uint64_t where, DType dtype) {
+    return matrix<const void>(address(where), dtype, kTokens, kSlots, kSlots, kGpu);
+  };
+  for (const std::int64_t cols : {2048, 4096, 7168}) {
+    combine(gpu(),
+            {.y = matrix<const void>(address(0x1000), DType::kBFloat16, 128, cols, cols, kGpu),
+             .positions = slots(0x9000, DType::kInt32),
+             .weights = slots(0xa000, DType::kFloat32),
+             .out = matrix(address(0x20000), DType::kBFloat16, kTokens, cols, cols, kGpu)},
+            {});
+  }
+}
+
 // The archive that tests are linked from brings none.
 TEST(NoPrecompiledKernelsTest, AreThereInTests) {
   EXPECT_TRUE(precompiled_kernels().empty());

@@ -1,5 +1,5 @@
-// The tensor maps with which a product reaches Hopper's kernel, and what of its parameters no
-// kernel on the host shows (tests/cpp/kernels/hopper_gemm_test.cpp).
+// What of a product's parameters and tensor maps kernels on the host do not show, which are run
+// with them in tests/cpp/kernels/hopper_gemm_test.cpp: types, swizzles, and boxes of each size.
 
 #include "plan/product.h"
 #include "support/product_fixture.h"
@@ -49,17 +49,6 @@ TEST_F(ProductParamsTest, TilesComeInTheBandsThatSuitThem) {
   EXPECT_FALSE(last_params().work.bands.of_columns);
   multiply(product(1000, 512, 640), "128x192.w2.c2x1x1.b1.early");
   EXPECT_TRUE(last_params().work.bands.of_columns);
-}
-
-TEST_F(ProductParamsTest, SwappedOperandsChangePlacesButDDoesNot) {
-  multiply(product(20, 512, 640), "64x16.swapped.w1.c1x1x2.b3");
-  EXPECT_EQ(last_params().last_rows, 0);
-  EXPECT_THAT(map_texts(),
-              ElementsAre("b: 512×640 of type 0, rows 640 bytes apart, boxes 64×128, swizzle 3",
-                          "a: 20×640 of type 0, rows 640 bytes apart, boxes 16×128, swizzle 3",
-                          // each of two blocks stores half of the tile
-                          "out: 20×512 of type 9, rows 1024 bytes apart, boxes 8×64, swizzle 3"));
-  EXPECT_EQ(last().cluster, 2u);
 }
 
 // b's, whichever side of the instruction b is.
@@ -114,12 +103,6 @@ TEST_F(ProductParamsTest, RowsThatArrive) {
   core::Product arriving = product(1000, 512, 640);
   arriving.arrivals = {.flags = test::kNumbers, .shards = 4, .own = 3};
   multiply(arriving);
-  const config::WorkParams work = last_params().work;
-  EXPECT_EQ(work.numbers, test::kNumbers);
-  EXPECT_EQ(work.groups, 4);
-  EXPECT_EQ(work.shard_rows, 250);
-  EXPECT_EQ(work.first_shard, 3);
-  EXPECT_EQ(last_params().rows.scale.group_stride, 0);
   EXPECT_THAT(refusal(arriving, kSwappedTile, ErrorCode::kInvalidArgument),
               HasSubstr("argument 'candidate'"));
   EXPECT_THAT(log_, Not(testing::Contains(HasSubstr("slower"))));
@@ -141,24 +124,6 @@ TEST_F(ProductParamsTest, RowsThatArriveNeedHopper) {
   EXPECT_THAT(refusal(arriving), HasSubstr("gemm: argument 'arrivals': expected a GPU of compute "
                                            "capability 9.0 (H100, H200), whose kernels wait"));
   EXPECT_TRUE(state().launches.empty());
-}
-
-TEST_F(ProductParamsTest, LastRowsOfSwappedGroupsAreThoseOfB) {
-  multiply(grouped_product(Work::kGroupedRows, 1000, 500, 640), kSwappedTile);
-  EXPECT_EQ(last_params().last_rows, 56);  // 500 = 7 · 64 + 52: of each group's b
-}
-
-TEST_F(ProductParamsTest, TensorMapsHaveTheRowsOfAllMaskedGroups) {
-  multiply(grouped_product(Work::kMaskedRows, 250, 512, 640), kTile);
-  EXPECT_EQ(maps()[0].rows, 1000u);
-}
-
-TEST_F(ProductParamsTest, GroupsOfKEachHaveAResult) {
-  multiply(grouped_product(Work::kGroupedDepth, 200, 512, 1280), kTile);
-  EXPECT_EQ(last_params().last_rows, 72);  // each group has the same rows
-  EXPECT_EQ(maps()[0].rows, 200u);
-  EXPECT_EQ(maps()[1].rows, 512u);
-  EXPECT_EQ(maps().back().outer, kGroups * 200 + 1u);
 }
 
 // Any tile may be the last of a group: what it has of sub-tiles is loaded by 64 rows.
@@ -248,35 +213,6 @@ TEST_F(ProductParamsTest, GatedProducts) {
                   "b: 1024×640 of type 0, rows 640 bytes apart, boxes 64×128, swizzle 3",
                   "a: 1000×640 of type 0, rows 640 bytes apart, boxes 104×128, swizzle 3",
                   "out: 1000×512 of type 0, rows 512 bytes apart, boxes 128×128, swizzle 3"));
-}
-
-TEST_F(ProductParamsTest, GatedGroups) {
-  multiply(test::grouped_gated_product(1000, 256, 640), "128x128.w2.c2x1x1.b1.early");
-  EXPECT_EQ(last_params().last_rows, 64);
-  EXPECT_EQ(last().cluster, 2u);
-  ASSERT_EQ(maps().size(), 4u);
-  EXPECT_EQ(maps()[1].rows, kGroups * 512u);
-  EXPECT_EQ(text(maps().back()),
-            "out -32768: 1001 every 256 bytes of 128×256 of type 0, rows 256 bytes apart, boxes "
-            "128×128, swizzle 3");
-}
-
-TEST_F(ProductParamsTest, AnAThatIsCastHasNoTensorMap) {
-  core::Product cast = test::cast_product(5, 1000, 640);
-  cast.a.data.strides[0] = 704;
-  multiply(cast, "64x8.swapped.w1.c1x1x2.b2");
-  const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.columns.data, address(test::kA));
-  EXPECT_EQ(params.columns.stride, 704);
-  EXPECT_EQ(params.columns.scale.data, nullptr);
-  EXPECT_EQ(last().threads, 384u);  // who multiplies, who loads, who casts
-  EXPECT_EQ(last().cluster, 2u);
-  EXPECT_EQ(last().blocks, 32u);
-  EXPECT_THAT(map_texts(),
-              ElementsAre("b: 1000×640 of type 0, rows 640 bytes apart, boxes 64×128, swizzle 3",
-                          // the last rows
-                          "b: 1000×640 of type 0, rows 640 bytes apart, boxes 40×128, swizzle 3",
-                          "out: 5×1000 of type 9, rows 2000 bytes apart, boxes 8×64, swizzle 3"));
 }
 
 }  // namespace

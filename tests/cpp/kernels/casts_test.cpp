@@ -26,7 +26,7 @@ void expect_two_levels(std::int64_t rows, std::int64_t cols) {
       .vector_loads = kVectors,
       .vector_stores = kVectors,
       .group_m = 2};
-  const Matrix<kIn> x(rows, cols);
+  const Matrix x = random_values(kIn, rows, cols);
   Targets targets{.rows = Target(kRowGranularity, rows, cols),
                   .transposed = Target(kBlock128x128, cols, rows)};
   targets.for_each([](Target& target) {
@@ -61,9 +61,8 @@ Floats magnitudes_of(std::int64_t units) {
 }
 
 // Some of them infinite or NaN, and as large as they come.
-template <DType kIn>
-Matrix<kIn> far_values(std::int64_t rows, std::int64_t cols) {
-  Matrix<kIn> x(rows, cols);
+Matrix far_values(DType in, std::int64_t rows, std::int64_t cols) {
+  Matrix x = random_values(in, rows, cols);
   const float specials[] = {HUGE_VALF, -HUGE_VALF, std::nanf(""), 65504.0f, -3e38f, -0.0f, 1e-42f};
   for (std::int64_t i = 0; i < 40 * std::ssize(specials); ++i) {
     const std::int64_t at = i * 61 % (rows * cols);
@@ -101,7 +100,7 @@ void expect_given_amax(float of_tensor = 2.5f) {
       .vector_stores = false,
       .group_m = 2};
   constexpr std::int64_t kSize = 131, kWidth = 141;
-  const Matrix<kIn> x = far_values<kIn>(kSize, kWidth);
+  const Matrix x = far_values(kIn, kSize, kWidth);
   Targets targets;
   if (kRows) targets.rows.emplace(kGranularity, kSize, kWidth);
   if (kTransposed) targets.transposed.emplace(long_unit(kConfig.format), kWidth, kSize);
@@ -148,7 +147,7 @@ void expect_cluster(std::int64_t rows, std::int64_t cols, bool spoil) {
                                    .vector_loads = false,
                                    .vector_stores = false,
                                    .cluster_tiles = kTiles};
-  Matrix<kIn> x(rows, cols);
+  Matrix x = random_values(kIn, rows, cols);
   x.set(rows - 1, 1, 1000);  // of the last block, for all
   if (spoil) {
     x.set(3, 2, std::numeric_limits<float>::quiet_NaN());
@@ -190,7 +189,7 @@ struct Columns {
 
 // Returns the reductions of x by the kernels.
 template <DType kIn, bool kVectors>
-Columns reduced(const Matrix<kIn>& x) {
+Columns reduced(const Matrix& x) {
   constexpr TileCastConfig kTiles{.format = {.in = kIn},
                                   .to_transposed = true,
                                   .vector_loads = kVectors,
@@ -198,20 +197,20 @@ Columns reduced(const Matrix<kIn>& x) {
                                   .columns = {.sums = true, .amax = true}};
   constexpr config::ColumnReductionConfig kColumns{.columns = kTiles.columns};
   static_assert(kTiles.invalid_reason() == nullptr && kColumns.invalid_reason() == nullptr);
-  Columns columns(x.rows, x.cols);
-  Targets targets{.transposed = Target(kBlock1x128, x.cols, x.rows),  // not written here
+  Columns columns(x.rows(), x.cols());
+  Targets targets{.transposed = Target(kBlock1x128, x.cols(), x.rows()),  // not written here
                   .given = {.columns = columns.view()}};
   const CastParams params = cuda::params_of(x.view(), targets.view(), kTiles.format);
-  const std::int64_t down = config::ceil_divide(x.rows, config::kReducedRows);
+  const std::int64_t down = config::ceil_divide(x.rows(), config::kReducedRows);
   ColumnsOfGroups<kTiles> shared;
-  test::launch(down * config::ceil_divide(x.cols, kScaleBlock), kTiles.threads(), [&] {
+  test::launch(down * config::ceil_divide(x.cols(), kScaleBlock), kTiles.threads(), [&] {
     Tiles<kTiles> tiles{{params, 0}};
     load<kTiles>(params, tiles);
     reduce_columns<kTiles>(params, tiles[0], shared);
   });
   if (down == 1) return columns;  // tiles write the results themselves
   typename ColumnReduction<kColumns>::Shared shared_by_groups;
-  test::launch(config::ceil_divide(x.cols, kColumns.kColumns), kColumns.threads(),
+  test::launch(config::ceil_divide(x.cols(), kColumns.kColumns), kColumns.threads(),
                [&] { ColumnReduction<kColumns>(params, shared_by_groups).run(); });
   return columns;
 }
@@ -219,16 +218,14 @@ Columns reduced(const Matrix<kIn>& x) {
 template <DType kIn, bool kVectors>
 void expect_columns(std::int64_t rows, std::int64_t cols) {
   test::Random random;
-  Matrix<kIn> x(rows, cols);
+  Matrix x(kIn, rows, cols, 8);
   std::vector<double> sums(as_size(cols)), amax(sums);
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t col = 0; col < cols; ++col) {
       // Sums of these are exact, in any order.
-      float value = static_cast<float>(static_cast<int>(random() % 512) - 100);
-      x.set(row, col, value);
-      cpu::load(x.view().data, kIn, row * x.view().strides[0] + col, 1, 1, &value);  // as rounded
-      sums[as_size(col)] += double{value};
-      amax[as_size(col)] = std::max(amax[as_size(col)], double{std::abs(value)});
+      x.set(row, col, static_cast<float>(static_cast<int>(random() % 512) - 100));
+      sums[as_size(col)] += x.at(row, col);
+      amax[as_size(col)] = std::max(amax[as_size(col)], std::abs(x.at(row, col)));
     }
   }
   const Columns columns = reduced<kIn, kVectors>(x);
@@ -253,8 +250,8 @@ TEST(ColumnReductionsTest, OfBFloat16) { expect_columns<DType::kBFloat16>(); }
 TEST(ColumnReductionsTest, OfManyRows) { expect_columns<DType::kBFloat16, true>(1500, 40); }
 
 TEST(ColumnReductionsTest, NanIsHandedOn) {
-  Matrix<DType::kBFloat16> x(200, 16);
-  for (std::int64_t row = 0; row < x.rows; ++row) x.set(row, 5, 1);
+  Matrix x = random_values(DType::kBFloat16, 200, 16);
+  for (std::int64_t row = 0; row < x.rows(); ++row) x.set(row, 5, 1);
   x.set(150, 3, -NAN);
   x.set(7, 4, -HUGE_VALF);
   const Columns columns = reduced<DType::kBFloat16, true>(x);

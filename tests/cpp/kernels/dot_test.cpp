@@ -6,68 +6,55 @@
 #include "octofold/dot.h"
 
 #include "cpu/backend.h"
-#include "cpu/matrices.h"
 #include "cuda/params.h"
 #include "kernels/dot/dot.h"
-#include "support/numbers_on_host.h"
+#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
-using test::draw;
-using test::Floats;
+using test::Matrix;
 
-// A vector in memory that begins `offset` elements behind an aligned address, with NaN around it.
-template <DType kType>
+// A vector that begins `offset` elements behind an aligned address, and its scales.
 class Operand {
  public:
-  using T = numeric::Storage<kType>;
-
-  Operand(std::int64_t size, std::int64_t offset, bool blocks, const Floats& values)
-      : offset_(offset), size_(size), blocks_(blocks) {
-    const Floats nan(values.size() + 32, NAN);
-    memory_.resize(nan.size());
-    cpu::store(nan.data(), std::ssize(nan), memory_.data(), kType, 0, Overflow::kNan);
-    cpu::store(values.data(), size, memory_.data(), kType, offset, Overflow::kNan);
-    for (std::int64_t i = 0; i <= size / kScaleBlock * kScaleStride; ++i) {
+  Operand(DType type, std::int64_t size, std::int64_t offset, bool blocks)
+      : values_(type, 1, size, 0, offset), blocks_(blocks) {
+    for (std::int64_t i = 0; i <= size / kScaleBlock * scale_stride(); ++i) {
       scales_.push_back(std::exp2f(static_cast<float>(i % 7) - 3));
     }
   }
 
-  const T* data() const { return memory_.data() + offset_; }
-  T* data() { return memory_.data() + offset_; }
+  Matrix& values() { return values_; }
   DotOperand view() const {
-    DotOperand operand{.data = matrix(data(), kType, 1, size_)};
-    if constexpr (is_fp8(kType)) {
-      const std::int64_t count = blocks_ ? (size_ + kScaleBlock - 1) / kScaleBlock : 1;
+    DotOperand operand{.data = values_.view()};
+    if (is_fp8(values_.dtype())) {
+      const std::int64_t count = blocks_ ? config::ceil_divide(values_.cols(), kScaleBlock) : 1;
       operand.scale = matrix(scales_.data(), DType::kFloat32, 1, count);
-      operand.scale->strides[1] = kScaleStride;
+      operand.scale->strides[1] = scale_stride();
       operand.granularity = blocks_ ? Granularity::kBlock1x128 : Granularity::kTensor;
     }
     return operand;
   }
   double at(std::int64_t i) const {
-    float value = 0;
-    cpu::load(data(), kType, i, 1, 1, &value);
-    const auto block = as_size(blocks_ ? i / kScaleBlock * kScaleStride : 0);
-    return double{value} * (is_fp8(kType) ? scales_[block] : 1);
+    const auto block = as_size(blocks_ ? i / kScaleBlock * scale_stride() : 0);
+    return values_.at(0, i) * (is_fp8(values_.dtype()) ? double{scales_[block]} : 1);
   }
 
  private:
-  static constexpr std::int64_t kScaleStride = kType == DType::kE4M3 ? 3 : 2;
+  std::int64_t scale_stride() const { return values_.dtype() == DType::kE4M3 ? 3 : 2; }
 
-  std::vector<T> memory_;
-  std::int64_t offset_, size_;
+  Matrix values_;
   bool blocks_;
-  Floats scales_;
+  std::vector<float> scales_;
 };
 
 template <config::DotConfig kConfig>
 float run(const DotOperand& a, const DotOperand& b) {
   static_assert(kConfig.invalid_reason() == nullptr);
   const std::int64_t parts = config::dot_parts(a.data.shape[1]);
-  Floats part_sums(as_size(parts), NAN);
+  std::vector<float> part_sums(as_size(parts), NAN);
   float out = NAN;
   const config::DotParams params =
       cuda::params_of({.a = a,
@@ -93,11 +80,10 @@ float run(const DotOperand& a, const DotOperand& b) {
 
 template <config::DotConfig kConfig>
 void expect_dot(std::int64_t size, std::int64_t offset = 0) {
-  const Floats a_values = draw(as_size(size));
-  Floats b_values = a_values;
-  for (std::size_t i = 0; i < b_values.size(); ++i) b_values[i] = 0.5f - b_values[i] / 3;
-  const Operand<kConfig.a> a(size, offset, kConfig.a_blocks, a_values);
-  const Operand<kConfig.b> b(size, offset, kConfig.b_blocks, b_values);
+  test::Random random;
+  Operand a(kConfig.a, size, offset, kConfig.a_blocks),
+      b(kConfig.b, size, offset, kConfig.b_blocks);
+  for (Operand* drawn : {&a, &b}) drawn->values().fill([&] { return test::draw_number(random); });
   double expected = 0, terms = 0;
   for (std::int64_t i = 0; i < size; ++i) {
     expected += a.at(i) * b.at(i);
@@ -145,10 +131,10 @@ template <DType kFp8>
 void expect_each_code() {
   constexpr config::DotConfig kConfig{.a = kFp8, .b = kFp8};
   for (unsigned code = 0; code < 256; code += 5) {
-    Floats zeros(100, 0.0f);
-    Operand<kFp8> a(100, 0, false, zeros), b(100, 0, false, zeros);
-    a.data()[77] = static_cast<unsigned char>(code);
-    b.data()[77] = kFp8 == kE4M3 ? 0x38 : 0x3C;        // 1
+    Operand a(kFp8, 100, 0, false), b(kFp8, 100, 0, false);
+    for (Operand* zeros : {&a, &b}) zeros->values().fill([] { return 0.0f; });
+    a.values().data()[77] = static_cast<unsigned char>(code);
+    b.values().set(0, 77, 1);
     const double expected = a.at(77) * b.at(77) * 64;  // without their scales, which are 1/8
     const float actual = run<kConfig>({.data = a.view().data}, {.data = b.view().data});
     if (expected != expected) {

@@ -14,13 +14,6 @@ namespace {
 
 using ladder::Launch;
 
-// Numbers of every magnitude up to about 4.
-std::vector<unsigned char> random_codes(test::Random& random, int count) {
-  std::vector<unsigned char> codes(as_size(count));
-  for (auto& code : codes) code = static_cast<unsigned char>(random() % 0x48 | random() % 2 << 7);
-  return codes;
-}
-
 std::vector<float> random_scales(test::Random& random, int count) {
   std::vector<float> scales(as_size(count));
   for (float& scale : scales) scale = 0.5f + static_cast<float>(random() % 1000) / 1000;
@@ -46,7 +39,7 @@ void expect_product(void (*kernel)(ladder::Problem), const Launch& launch, int m
                     int clusters = 0) {
   test::Random random;
   const int k_blocks = config::ceil_divide(k, 128);
-  const auto a = random_codes(random, m * k), b = random_codes(random, n * k);
+  const test::Matrix a = test::drawn(DType::kE4M3, m, k), b = test::drawn(DType::kE4M3, n, k);
   const auto a_scales = random_scales(random, k_blocks * m);
   const auto b_scales = random_scales(random, config::ceil_divide(n, 128) * k_blocks);
   test::Matrix d(DType::kBFloat16, m + 5, n);  // rows behind it, which nobody may write
@@ -57,7 +50,7 @@ void expect_product(void (*kernel)(ladder::Problem), const Launch& launch, int m
                           .b = b.data(),
                           .a_scales = a_scales.data(),
                           .b_scales = b_scales.data(),
-                          .d = static_cast<unsigned short*>(d.data()),
+                          .d = reinterpret_cast<unsigned short*>(d.data()),
                           .a_map = {},
                           .b_map = {},
                           .d_map = map_of(d.data(), 2, m, n, 16)};
@@ -79,8 +72,7 @@ void expect_product(void (*kernel)(ladder::Problem), const Launch& launch, int m
       double expected = 0, terms = 0;
       for (int i = 0; i < k; ++i) {
         const double term =
-            test::decode_bits(a[as_size(row * k + i)], 4, 3, 7) *
-            test::decode_bits(b[as_size(column * k + i)], 4, 3, 7) *
+            a.at(row, i) * b.at(column, i) *
             static_cast<double>(a_scales[as_size(i / 128 * m + row)]) *
             static_cast<double>(b_scales[as_size(column / 128 * k_blocks + i / 128)]);
         expected += term;

@@ -1,6 +1,9 @@
-// FP8 products by warps, of groups too, kernel and all, run on the host beside sums in FP64.
-#include "support/mma_gemm_on_host.h"  // first: it has CUDA's types
+// FP8 products by warps, of groups too, kernel and all, run on the host by the parameters that
+// src/cuda makes beside sums in FP64; gated ones beside the CPU backend.
+#include "support/block_on_host.h"  // first: it has CUDA's types
 //
+#include "cuda/params.h"
+#include "kernels/mma/kernel.h"
 #include "support/gemm_on_host.h"
 #include "support/test.h"
 
@@ -13,6 +16,16 @@ using test::Groups;
 using enum DType;
 using enum Granularity;
 
+// By so many blocks.
+template <MmaGemmConfig kConfig>
+void run_kernel(const core::Product& product, std::int64_t blocks) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  const config::GemmParams params = cuda::gemm_params(product, false);
+  ptx::shared.fill(0xFF);
+  test::launch(blocks, kConfig.threads(), [&] { mma_gemm_kernel<kConfig>(params); });
+  EXPECT_TRUE(ptx::shared.is_filled_behind(kConfig.shared_bytes(), 0xFF));
+}
+
 template <MmaGemmConfig kConfig>
 void expect_product(const test::GemmProblem& problem = {}, bool twice = false) {
   constexpr GemmForm kForm = kConfig.form;
@@ -20,16 +33,16 @@ void expect_product(const test::GemmProblem& problem = {}, bool twice = false) {
                                   << name(kForm.a.scales) << " × " << name(kForm.b.scales));
   test::GemmProduct<kForm> product(problem);
   const auto run = [&] {
-    test::run_mma_gemm<kConfig>(product.product(),
-                                config::ceil_divide(problem.m, kConfig.tile_rows) *
-                                    config::ceil_divide(problem.n, kConfig.tile_columns));
+    run_kernel<kConfig>(product.product(),
+                        config::ceil_divide(problem.m, kConfig.tile_rows) *
+                            config::ceil_divide(problem.n, kConfig.tile_columns));
   };
   run();
   product.expect_right();
   if (!twice) return;
-  const std::vector<unsigned char> before = product.numbers().memory;
+  const std::vector<std::uint8_t> before = product.out().bytes();
   run();
-  EXPECT_EQ(product.numbers().memory, before) << "other bits the second time";
+  EXPECT_EQ(product.out().bytes(), before) << "other bits the second time";
 }
 
 // Two warps, which share A's rows out.
@@ -128,7 +141,7 @@ template <MmaGemmConfig kConfig>
 void expect_groups(const Groups& given, bool in_place = false, int blocks = 3) {
   SCOPED_TRACE(word(kConfig.work));
   test::GemmProduct<kConfig.form, kConfig.work> product(given, in_place);
-  test::run_mma_gemm<kConfig>(product.product(), blocks);
+  run_kernel<kConfig>(product.product(), blocks);
   product.expect_right();
 }
 
@@ -202,8 +215,50 @@ TEST(MmaGroupedGemmTest, NumbersThatMakeNoSense) {
   const std::vector<int> numbers{-5, 1 << 30, -(1 << 30), 40};
   core::Product wrong = product.product();
   wrong.groups.numbers = numbers.data();
-  test::run_mma_gemm<kConfig>(wrong, 3);  // the first group has all rows
-  product.expect_untouched_beside();
+  run_kernel<kConfig>(wrong, 3);  // the first group has all rows
+  product.out().expect_untouched_beside();
+}
+
+// ---- Gated ones.
+
+constexpr int kColumns = 256;  // of H
+
+constexpr MmaGemmConfig gated(Work work, int rows, int row_warps, Activation activation,
+                              const config::CastRule& rule) {
+  return {.form = {.out = activation == Activation::kGeGluTanh ? kE5M2 : kE4M3},
+          .gated = {.exists = true, .activation = activation, .rule = rule},
+          .work = work,
+          .tile_rows = rows,
+          .row_warps = row_warps,
+          .column_warps = 4,
+          .stages = 2};
+}
+
+template <MmaGemmConfig kConfig>
+void expect_gated(const auto& problem) {
+  test::GemmProduct<GemmForm{}, kConfig.work> product(problem);
+  test::expect_gated_as_on_cpu(product.product(), kConfig.form.out, kColumns, kConfig.gated,
+                               [](const auto& given) { run_kernel<kConfig>(given, 3); });
+}
+
+test::GemmProblem gates_and_ups(int rows) {
+  return {.m = rows, .n = 2 * kColumns, .k = 144, .padding = 0, .out_padding = 0, .exact = true};
+}
+
+TEST(MmaGatedGemmTest, IsTheCastOfTheActivation) {
+  using enum Activation;
+  expect_gated<gated(Work::kDense, 64, 2, kSwiGlu, config::kDeepGemmRule)>(gates_and_ups(70));
+  expect_gated<gated(Work::kDense, 16, 1, kGeGluTanh, config::kTorchAoRule)>(gates_and_ups(35));
+  expect_gated<gated(Work::kDense, 32, 1, kGeGluErf, config::kCompressedTensorsRule)>(
+      gates_and_ups(33));
+}
+
+// The last rows are of no group.
+TEST(MmaGatedGemmTest, OfGroups) {
+  constexpr auto kConfig =
+      gated(Work::kGroupedRows, 32, 2, Activation::kSwiGlu, config::kDeepGemmRule);
+  expect_gated<kConfig>(
+      Groups{.sizes = {34, 0, 1, 17}, .room = 55, .n = 2 * kColumns, .k = 144, .exact = true});
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "kernels/norm/backward.h"
 #include "kernels/norm/gradients.h"
 #include "kernels/norm/rows.h"
-#include "support/numbers_on_host.h"
+#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -19,53 +19,51 @@ using config::NormForm;
 using config::NormOperand;
 using config::NormOutput;
 using config::NormRowConfig;
+using test::drawn;
 using test::expect_near;
-using test::Floats;
-using test::Numbers;
+using test::Matrix;
 using enum DType;
 
 constexpr std::int64_t kRows = 12, kBatches = 3;
 
 // The operands of a norm. Those that modulate are of batches, 4 rows each.
-template <NormForm kForm, DType kIn>
 struct Operands {
-  template <NormOperand kOperand>
-  using Of = Numbers<kOperand == NormOperand::kFloat32 ? kFloat32 : kIn>;
-
-  explicit Operands(std::int64_t cols)
-      : weight(1, cols, 0),
-        bias(1, cols, 0),
-        scale(kBatches, cols, 40),
-        shift(kBatches, cols, 48) {}
+  Operands(const NormForm& form, DType in, std::int64_t cols) {
+    const auto add = [&](NormOperand operand, std::int64_t rows, std::int64_t padding) {
+      std::optional<Matrix> added;
+      if (operand != NormOperand::kNone) {
+        added = drawn(operand == NormOperand::kFloat32 ? kFloat32 : in, rows, cols, padding);
+      }
+      return added;
+    };
+    weight = add(form.weight, 1, 0), bias = add(form.bias, 1, 0);
+    scale = add(form.scale, kBatches, 40), shift = add(form.shift, kBatches, 48);
+  }
   NormOperands view() const {
     NormOperands operands;
-    if (kForm.weight != NormOperand::kNone) operands.weight = weight.row();
-    if (kForm.bias != NormOperand::kNone) operands.bias = bias.row();
-    if (kForm.scale != NormOperand::kNone) operands.ada_scale = scale.view();
-    if (kForm.shift != NormOperand::kNone) operands.ada_shift = shift.view();
+    if (weight) operands.weight = weight->row_vector();
+    if (bias) operands.bias = bias->row_vector();
+    if (scale) operands.ada_scale = scale->view();
+    if (shift) operands.ada_shift = shift->view();
     return operands;
   }
 
-  Of<kForm.weight> weight;
-  Of<kForm.bias> bias;
-  Of<kForm.scale> scale;
-  Of<kForm.shift> shift;
+  std::optional<Matrix> weight, bias, scale, shift;
 };
 
 // The results of a norm.
-template <DType kIn>
 struct Results {
-  explicit Results(std::int64_t cols) : sum(kRows, cols, 24), y(kRows, cols, 32) {}
+  Results(DType in, std::int64_t cols)
+      : sum(drawn(in, kRows, cols, 24)), y(drawn(in, kRows, cols, 32)) {}
 
   Normed of(Normed source) {
     if (source.residual) source.sum = sum.view();
-    source.rstd = rstd.row();
-    if (source.kind == NormKind::kLayer) source.mean = mean.row();
+    source.rstd = rstd.row_vector();
+    if (source.kind == NormKind::kLayer) source.mean = mean.row_vector();
     return source;
   }
 
-  Numbers<kIn> sum, y;
-  Numbers<kFloat32> rstd{1, kRows, 0}, mean{1, kRows, 0};
+  Matrix sum, y, rstd = drawn(kFloat32, 1, kRows), mean = rstd;
 };
 
 float near_one_rounding(DType type, float value) {
@@ -76,18 +74,18 @@ float near_one_rounding(DType type, float value) {
 template <NormRowConfig kConfig>
 void expect_norm(std::int64_t cols) {
   constexpr DType kIn = kConfig.format.in;
-  const Numbers<kIn> x(kRows, cols, 8), residual(kRows, cols, 16);
-  const Operands<kConfig.form, kIn> operands(cols);
+  const Matrix x = drawn(kIn, kRows, cols, 8), residual = drawn(kIn, kRows, cols, 16);
+  const Operands operands(kConfig.form, kIn, cols);
   Normed source{.kind = kConfig.form.kind, .epsilon = 0.25f, .x = x.view()};
   source.operands = operands.view();
   if (kConfig.adds_residual) source.residual = residual.view();
-  Results<kIn> actual(cols), expected = actual;
+  Results actual(kIn, cols), expected = actual;
   const MutableTensorView y = actual.y.view();
   const config::NormParams params = cuda::params_of(actual.of(source), &y, std::nullopt);
   test::launch(config::ceil_divide(kRows, std::int64_t{kConfig.rows_per_block()}),
                kConfig.threads(), [&] { norm_row_kernel<kConfig>(params); });
   cpu::normalize(expected.of(source), expected.y.view());
-  EXPECT_EQ(actual.sum, expected.sum);
+  EXPECT_EQ(actual.sum.bytes(), expected.sum.bytes());
   const auto rounded = [](float value) { return near_one_rounding(kFloat32, value); };
   expect_near(actual.rstd, expected.rstd, rounded);
   expect_near(actual.mean, expected.mean, rounded);
@@ -126,44 +124,42 @@ TEST(NormKernelTest, Numbers) {
 template <NormRowConfig kConfig>
 void expect_codes(std::int64_t cols) {
   constexpr DType kIn = kConfig.format.in;
-  const Numbers<kIn> x(kRows, cols, 8);
-  const Operands<kConfig.form, kIn> operands(cols);
+  const Matrix x = drawn(kIn, kRows, cols, 8);
+  const Operands operands(kConfig.form, kIn, cols);
   Normed source{.kind = kConfig.form.kind, .epsilon = 0.25f, .x = x.view()};
   source.operands = operands.view();
   const bool blocks = varies_along_k(kConfig.format.granularity);
   const std::int64_t units = blocks ? config::ceil_divide(cols, kScaleBlock) : 1;
   struct Target {
     Target(std::int64_t cols, std::int64_t units)
-        : codes(as_size(kRows * (cols + 24))), scales(units, kRows, 3) {}
-    CastTarget view(std::int64_t cols, Granularity granularity) {
-      CastTarget target{matrix(codes.data(), kE4M3, kRows, cols, cols + 24),
-                        scales.row(),
-                        {.granularity = granularity}};
+        : codes(kE4M3, kRows, cols, 24), scales(drawn(kFloat32, units, kRows, 3)) {}
+    CastTarget view(Granularity granularity) {
+      CastTarget target{codes.view(), scales.row_vector(), {.granularity = granularity}};
       if (!varies_along_k(granularity)) return target;
       target.scale = scales.view();  // column by column
       std::swap(target.scale.shape[0], target.scale.shape[1]);
       std::swap(target.scale.strides[0], target.scale.strides[1]);
       return target;
     }
-    std::vector<unsigned char> codes;
-    Numbers<kFloat32> scales;
+    Matrix codes, scales;
   };
   Target actual(cols, units), expected = actual;
-  Results<kIn> results(cols), on_cpu = results;
+  Results results(kIn, cols), on_cpu = results;
   const Granularity granularity = kConfig.format.granularity;
   const config::NormParams params =
-      cuda::params_of(results.of(source), nullptr, actual.view(cols, granularity));
+      cuda::params_of(results.of(source), nullptr, actual.view(granularity));
   test::launch(config::ceil_divide(kRows, std::int64_t{kConfig.rows_per_block()}),
                kConfig.threads(), [&] { norm_row_kernel<kConfig>(params); });
-  cpu::cast(on_cpu.of(source), {.rows = expected.view(cols, granularity)}, kConfig.format);
+  cpu::cast(on_cpu.of(source), {.rows = expected.view(granularity)}, kConfig.format);
   expect_near(actual.scales, expected.scales,
               [](float value) { return near_one_rounding(kIn, value); });
   std::int64_t differ = 0;
-  for (std::size_t i = 0; i < actual.codes.size(); ++i) {
-    ASSERT_LE(std::abs(actual.codes[i] - expected.codes[i]), 1) << i;
-    differ += actual.codes[i] != expected.codes[i];
+  for (std::size_t i = 0; i < actual.codes.bytes().size(); ++i) {
+    const int code = actual.codes.bytes()[i], wanted = expected.codes.bytes()[i];
+    ASSERT_LE(std::abs(code - wanted), 1) << i;
+    differ += code != wanted;
   }
-  EXPECT_LE(differ, std::ssize(actual.codes) / 50);
+  EXPECT_LE(differ, kRows * cols / 50);
 }
 
 TEST(NormKernelTest, Codes) {
@@ -181,30 +177,30 @@ void expect_gradients(std::int64_t cols) {
   constexpr DType kIn = kConfig.in;
   constexpr NormForm kForm = kConfig.form;
   constexpr bool kModulates = kForm.scale != NormOperand::kNone;
-  const Numbers<kIn> dy(kRows, cols, 8), x(kRows, cols, 16), residual(kRows, cols, 24);
-  const Operands<kForm, kIn> operands(cols);
+  const Matrix dy = drawn(kIn, kRows, cols, 8), x = drawn(kIn, kRows, cols, 16),
+               residual = drawn(kIn, kRows, cols, 24);
+  const Operands operands(kForm, kIn, cols);
   Normed source{.kind = kForm.kind, .x = x.view()};
   source.operands = operands.view();
-  Results<kIn> forward(cols);
+  Results forward(kIn, cols);
   cpu::normalize(forward.of(source), forward.y.view());
   NormGradientArguments arguments{.kind = kForm.kind,
                                   .gradient = dy.view(),
                                   .x = x.view(),
-                                  .rstd = std::as_const(forward.rstd).row(),
+                                  .rstd = std::as_const(forward.rstd).row_vector(),
                                   .operands = operands.view()};
-  if (kForm.centres()) arguments.mean = std::as_const(forward.mean).row();
+  if (kForm.centres()) arguments.mean = std::as_const(forward.mean).row_vector();
   if (kConfig.adds_gradient) arguments.residual_gradient = residual.view();
   struct Gradients {
     explicit Gradients(std::int64_t cols)
-        : dx(kRows, cols, 32),
-          by_cols(2, cols, 0),
-          by_scale(kBatches, cols, 8),
-          by_shift(kBatches, cols, 24) {}
-    Numbers<kIn> dx;
-    Numbers<kFloat32> by_cols, by_scale, by_shift;
+        : dx(drawn(kIn, kRows, cols, 32)),
+          by_cols(drawn(kFloat32, 2, cols)),
+          by_scale(drawn(kFloat32, kBatches, cols, 8)),
+          by_shift(drawn(kFloat32, kBatches, cols, 24)) {}
+    Matrix dx, by_cols, by_scale, by_shift;
   } actual(cols), expected = actual;
   const std::int64_t batches = kModulates ? kBatches : 1;
-  Floats workspace(as_size(2 * config::norm_spans(cols, batches) * cols), NAN);
+  std::vector<float> workspace(as_size(2 * config::norm_spans(cols, batches) * cols), NAN);
   const auto view = [&](Gradients& gradients) {
     const MutableTensorView by_cols = gradients.by_cols.view();
     auto* const second = static_cast<float*>(by_cols.data) + cols;

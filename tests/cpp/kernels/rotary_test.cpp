@@ -4,15 +4,16 @@
 //
 #include "octofold/rotary.h"
 
-#include "cpu/matrices.h"
 #include "cuda/params.h"
 #include "kernels/rotary/rotary.h"
+#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
-constexpr std::size_t kGuard = 16;
+using test::Matrix;
+
 constexpr std::int64_t kTablePadding = 8;  // between rows of cos and sin
 
 struct Shape {
@@ -28,48 +29,26 @@ struct Shape {
   }
 };
 
-// Random numbers between guards, `offset` elements behind an aligned address.
-template <DType kType>
-class Numbers {
- public:
-  using T = numeric::Storage<kType>;
-
-  Numbers(std::int64_t size, std::size_t offset)
-      : offset_(kGuard + offset), memory_(as_size(size) + 2 * kGuard + offset, T{0x3F}) {
-    static test::Random random;
-    std::vector<float> values(as_size(size));
-    for (float& value : values) {
-      value = static_cast<float>(static_cast<int>(random() % 8192)) / 4096 - 1;
-    }
-    cpu::store(values.data(), size, memory_.data(), kType, static_cast<std::int64_t>(offset_),
-               Overflow::kNan);
-  }
-  T* data() { return memory_.data() + offset_; }
-  const std::vector<T>& memory() const { return memory_; }
-
- private:
-  std::size_t offset_;
-  std::vector<T> memory_;
-};
-
 template <DType kType, bool kVectors, int kThreadsPerToken>
-void expect_as_on_cpu(const Shape& shape, std::size_t offset = 0) {
+void expect_as_on_cpu(const Shape& shape, std::int64_t offset = 0) {
   constexpr config::RotaryConfig kConfig{
       .type = kType, .vectors = kVectors, .threads_per_token = kThreadsPerToken};
   static_assert(kConfig.invalid_reason() == nullptr);
   const std::int64_t of_tables =
       shape.batches_of_tables * shape.tokens * (shape.head_size + kTablePadding);
-  Numbers<kType> x(shape.size(), offset), cos(of_tables, offset), sin(of_tables, offset);
+  const auto numbers = [&](std::int64_t size) { return test::drawn(kType, 1, size, 0, offset); };
+  Matrix x = numbers(shape.size()), cos = numbers(of_tables), sin = numbers(of_tables);
+  sin.fill([&, i = 0]() mutable { return std::sin(static_cast<float>(++i)); });
   const std::int64_t table_stride = shape.head_size + kTablePadding;
-  const auto table = [&](Numbers<kType>& numbers) {
-    return TensorView{numbers.data(),
+  const auto table = [&](const Matrix& values) {
+    return TensorView{values.data(),
                       kType,
                       3,
                       {shape.batches_of_tables, shape.tokens, shape.head_size},
                       {shape.tokens * table_stride, table_stride, 1}};
   };
   for (const bool inverse : {false, true}) {
-    Numbers<kType> y(shape.size(), offset), expected(y);
+    Matrix y = numbers(shape.size()), expected = y;
     MutableTensorView to{y.data(),
                          kType,
                          4,
@@ -84,7 +63,7 @@ void expect_as_on_cpu(const Shape& shape, std::size_t offset = 0) {
         kConfig.threads(), [&] { rotary_kernel<kConfig>(params); });
     to.data = expected.data();
     rotary(arguments, to);
-    EXPECT_EQ(y.memory(), expected.memory()) << shape.heads << " " << shape.head_size << inverse;
+    EXPECT_EQ(y.bytes(), expected.bytes()) << shape.heads << " " << shape.head_size << inverse;
   }
 }
 

@@ -1,5 +1,6 @@
 // The kernels of routing, run on the host by the parameters that src/cuda makes, beside the CPU
-// backend. Rows of operands lie apart, each operand's by another distance.
+// backend, and the one that looks through the numbers of groups. Rows of operands lie apart, each
+// operand's by another distance.
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
@@ -10,19 +11,20 @@
 #include "kernels/routing/activation_dots.h"
 #include "kernels/routing/combine.h"
 #include "kernels/routing/combine_gradient.h"
+#include "kernels/routing/group_check.h"
 #include "kernels/routing/sort.h"
 #include "kernels/routing/top_k.h"
 #include "kernels/routing/top_k_gradient.h"
-#include "support/numbers_on_host.h"
+#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
-using test::draw;
+using test::drawn;
 using test::expect_near;
-using test::Floats;
-using test::Numbers;
+using test::Matrix;
+using Floats = std::vector<float>;
 using testing::ElementsAreArray;
 using enum DType;
 using Index = std::vector<std::int32_t>;
@@ -143,11 +145,11 @@ TEST(SortKernelsTest, OfSeveralSpans) {
 template <config::CombineConfig kConfig>
 void expect_combined(std::int64_t slots, std::int64_t cols) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const Numbers<kConfig.in> y(kRows, cols, 16);
-  const Numbers<kFloat32> weights(kTokens, slots, 2);
-  const Numbers<kConfig.out> c(kTokens, cols, 24);
+  const Matrix y = drawn(kConfig.in, kRows, cols, 16);
+  const Matrix weights = drawn(kFloat32, kTokens, slots, 2);
+  const Matrix c = drawn(kConfig.out, kTokens, cols, 24);
   const SlotNumbers positions = draw_positions(kTokens, slots, kRows);
-  Numbers<kConfig.out> out(kTokens, cols, 8), expected = out;
+  Matrix out(kConfig.out, kTokens, cols, 8), expected = out;
   CombineArguments arguments{.y = y.view(), .positions = positions.given(), .out = out.view()};
   if (kConfig.weighted) arguments.weights = weights.view();
   if (kConfig.adds) arguments.c = c.view();
@@ -156,7 +158,7 @@ void expect_combined(std::int64_t slots, std::int64_t cols) {
   arguments.positions = positions.plain();
   arguments.out = expected.view();
   cpu::combine(arguments);
-  EXPECT_EQ(out, expected) << slots << " slots, " << cols << " columns";
+  EXPECT_EQ(out.bytes(), expected.bytes()) << slots << " slots, " << cols << " columns";
   if (!kConfig.adds) return;
   arguments.c = TensorView(arguments.out = out.view());  // in place
   arguments.positions = positions.given();
@@ -165,7 +167,7 @@ void expect_combined(std::int64_t slots, std::int64_t cols) {
   arguments.c = TensorView(arguments.out = expected.view());
   arguments.positions = positions.plain();
   cpu::combine(arguments);
-  EXPECT_EQ(out, expected) << "in place";
+  EXPECT_EQ(out.bytes(), expected.bytes()) << "in place";
 }
 
 template <DType kIn, DType kOut>
@@ -191,7 +193,7 @@ TEST(CombineKernelTest, HasTheBitsOfTheCpu) {
 }
 
 // Slots that go nowhere have 0.
-void expect_zeros(const Numbers<kFloat32>& out, const SlotNumbers& positions) {
+void expect_zeros(const Matrix& out, const SlotNumbers& positions) {
   for (std::int64_t token = 0; token < out.rows(); ++token) {
     for (std::int64_t slot = 0; slot < out.cols(); ++slot) {
       EXPECT_TRUE(!positions.is_none(token, slot) || out.at(token, slot) == 0);
@@ -202,10 +204,10 @@ void expect_zeros(const Numbers<kFloat32>& out, const SlotNumbers& positions) {
 template <config::CombineGradientConfig kConfig>
 void expect_weights_gradient(std::int64_t slots, std::int64_t cols) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const Numbers<kConfig.in> y(kRows, cols, 16);
-  const Numbers<kConfig.gradient> gradient(kTokens, cols, 8);
+  const Matrix y = drawn(kConfig.in, kRows, cols, 16);
+  const Matrix gradient = drawn(kConfig.gradient, kTokens, cols, 8);
   const SlotNumbers positions = draw_positions(kTokens, slots, kRows);
-  Numbers<kFloat32> out(kTokens, slots, 2), expected = out;
+  Matrix out(kFloat32, kTokens, slots, 2), expected = out;
   CombineGradientArguments arguments{.gradient = gradient.view(),
                                      .y = y.view(),
                                      .positions = positions.given(),
@@ -229,10 +231,10 @@ TEST(CombineGradientKernelTest, IsNearTheCpus) {
 template <config::ActivationDotsConfig kConfig>
 void expect_dots(std::int64_t slots, std::int64_t cols) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const Numbers<kConfig.in> x(kRows, is_gated(kConfig.activation) ? 2 * cols : cols, 16);
-  const Numbers<kConfig.in> gradient(kRows, cols, 8);
+  const Matrix x = drawn(kConfig.in, kRows, is_gated(kConfig.activation) ? 2 * cols : cols, 16);
+  const Matrix gradient = drawn(kConfig.in, kRows, cols, 8);
   const SlotNumbers positions = draw_positions(kTokens, slots, kRows);
-  Numbers<kFloat32> dots(kTokens, slots, 1), expected = dots;
+  Matrix dots(kFloat32, kTokens, slots, 1), expected = dots;
   ActivationDotsArguments arguments{.gradient = gradient.view(),
                                     .x = x.view(),
                                     .positions = positions.given(),
@@ -258,27 +260,26 @@ TEST(ActivationDotsKernelTest, IsNearTheCpus) {
 }
 
 // Logits of which some are equal; none other are near each other.
-Floats logits_of(std::int64_t stride) {
+Matrix logits_of(DType dtype, std::int64_t experts, std::int64_t padding) {
   test::Random random;
-  Floats logits(as_size(kTokens * stride));
-  for (float& logit : logits) logit = static_cast<float>(random() % 64) / 8 - 4;
+  Matrix logits(dtype, kTokens, experts, padding);
+  logits.fill([&] { return static_cast<float>(random() % 64) / 8 - 4; });
   return logits;
 }
 
 template <config::TopKConfig kConfig>
 void expect_top_k(std::int64_t experts, std::int64_t slots, const TopKOptions& options) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  Floats values = logits_of(experts + 8), bias = draw(as_size(experts));
-  values[1] = -0.0f, values[0] = 0.0f;
-  values[2] = std::numeric_limits<float>::infinity();
-  if (options.scoring == Scoring::kSoftmax) values[2] = -values[2];
-  const Numbers<kConfig.in> logits(kTokens, experts, 8, values);
+  Matrix logits = logits_of(kConfig.in, experts, 8);
+  logits.set(0, 0, 0.0f), logits.set(0, 1, -0.0f);
+  logits.set(0, 2, options.scoring == Scoring::kSoftmax ? -HUGE_VALF : HUGE_VALF);
+  const Matrix bias = drawn(kFloat32, 1, experts);
   Index ids(as_size(kTokens * slots), -7), expected_ids = ids;
-  Numbers<kFloat32> weights(kTokens, slots, 2), expected = weights;
+  Matrix weights(kFloat32, kTokens, slots, 2), expected = weights;
   TopKArguments arguments{.logits = logits.view(),
                           .ids = matrix(ids.data(), kInt32, kTokens, slots),
                           .weights = weights.view()};
-  if (kConfig.biased) arguments.bias = vector(bias.data(), kFloat32, experts);
+  if (kConfig.biased) arguments.bias = bias.row_vector();
   const config::TopKParams params = cuda::params_of(arguments, options);
   test::launch(2, kConfig.threads(), [&] { top_k_kernel<kConfig>(params); });
   arguments.ids.data = expected_ids.data();
@@ -326,10 +327,10 @@ TEST(TopKKernelTest, NanIsAboveAll) {
 template <config::TopKGradientConfig kConfig>
 void expect_logits_gradient(std::int64_t experts, std::int64_t slots, const TopKOptions& options) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const Numbers<kConfig.in> logits(kTokens, experts, 2, logits_of(experts + 2));
-  const Numbers<kFloat32> gradient(kTokens, slots, 1);
+  const Matrix logits = logits_of(kConfig.in, experts, 2);
+  const Matrix gradient = drawn(kFloat32, kTokens, slots, 1);
   const SlotNumbers ids = draw_ids(kTokens, slots, static_cast<int>(experts));
-  Numbers<kConfig.in> out(kTokens, experts, 4), expected = out;
+  Matrix out(kConfig.in, kTokens, experts, 4), expected = out;
   TopKGradientArguments arguments{.gradient = gradient.view(),
                                   .logits = logits.view(),
                                   .ids = ids.given(),
@@ -352,6 +353,80 @@ TEST(TopKGradientKernelTest, IsNearTheCpus) {
     expect_logits_gradient<kSigmoid>(256, 8,
                                      {.scoring = Scoring::kSigmoid, .normalize = normalize});
   }
+}
+
+// ---- Numbers of groups.
+
+template <bool kAscends>
+config::GroupFault fault_of(const Index& numbers, int cols, std::int64_t stride, int low, int high,
+                            int unit = 1) {
+  config::GroupFault fault{};
+  const config::GroupCheckParams params{
+      .numbers = numbers.data(),
+      .stride = stride,
+      .cols = cols,
+      .count = static_cast<int>(std::ssize(numbers) / (stride > 0 ? stride : cols) * cols),
+      .low = low,
+      .high = high,
+      .unit = unit,
+      .argument = 3,
+      .fault = &fault};
+  test::launch(1, 512, [&] { group_check_kernel<config::GroupCheckConfig{kAscends}>(params); });
+  return fault;
+}
+
+TEST(GroupCheckKernelTest, FindsTheFirstThatIsNone) {
+  Index numbers(20 * 100, 5);
+  const auto fault = [&] { return fault_of<false>(numbers, 90, 100, -1, 5); };
+  numbers[95] = 99;  // between rows
+  EXPECT_EQ(fault().state, config::GroupFault::kNone);
+  for (const std::size_t row : {19, 7, 0}) {
+    numbers[100 * row + 89] = row == 7 ? -2 : 6;
+    const config::GroupFault found = fault();
+    EXPECT_EQ(found.state, config::GroupFault::kWhole);
+    EXPECT_EQ(found.argument, 3);
+    EXPECT_FALSE(found.ascends);
+    EXPECT_EQ(found.index, 90 * row + 89);
+    EXPECT_EQ(found.value, row == 7 ? -2 : 6);
+    EXPECT_EQ(found.low, -1);
+    EXPECT_EQ(found.high, 5);
+  }
+}
+
+TEST(GroupCheckKernelTest, OffsetsAscendFromZero) {
+  Index offsets(1001);
+  for (std::size_t i = 0; i < offsets.size(); ++i) offsets[i] = static_cast<int>(i / 2 * 2);
+  const auto fault = [&](int most) { return fault_of<true>(offsets, 1001, 0, 0, most); };
+  EXPECT_EQ(fault(1000).state, config::GroupFault::kNone);
+  EXPECT_EQ(fault(999).index, 1000);
+  const config::GroupFault no_multiple = fault_of<true>(offsets, 1001, 0, 0, 1000, 4);
+  EXPECT_EQ(no_multiple.index, 2);
+  EXPECT_EQ(no_multiple.unit, 4);
+  offsets[700] = 1001;  // the next one is less, but this one is beyond the end
+  EXPECT_EQ(fault(1000).index, 700);
+  EXPECT_EQ(fault(2000).index, 701);
+  EXPECT_EQ(fault(2000).before, 1001);
+  offsets[0] = 1;
+  EXPECT_EQ(fault(2000).index, 0);
+  EXPECT_EQ(fault(2000).value, 1);
+  EXPECT_TRUE(fault(2000).ascends);
+  offsets[0] = -1;
+  EXPECT_EQ(fault(2000).index, 0);
+}
+
+// The first that is found stays until the host has seen it.
+TEST(GroupCheckKernelTest, LeavesAnotherFaultAsItIs) {
+  config::GroupFault fault{};
+  fault.state = config::GroupFault::kWhole;
+  fault.argument = 1;
+  const Index numbers{7};
+  config::GroupCheckParams params{};
+  params.numbers = numbers.data();
+  params.cols = params.count = 1;
+  params.argument = 2;
+  params.fault = &fault;
+  test::launch(1, 512, [&] { group_check_kernel<config::GroupCheckConfig{}>(params); });
+  EXPECT_EQ(fault.argument, 1);
 }
 
 }  // namespace

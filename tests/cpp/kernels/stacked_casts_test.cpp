@@ -39,7 +39,7 @@ Targets targets_of(const Kind& kind, std::int64_t matrices) {
 template <CastFormat kFormat, auto... kConfigs>
 void expect_stack(const Kind& kind) {
   constexpr std::int64_t kMatrices = 3;
-  const Matrix<kFormat.in> x(kMatrices * kind.rows, kind.cols);
+  const Matrix x = random_values(kFormat.in, kMatrices * kind.rows, kind.cols);
   expect_as_on_cpu<kConfigs...>(x.view(), targets_of(kind, kMatrices), kFormat);
 }
 
@@ -245,12 +245,12 @@ void run_batch(std::span<const cuda::CheckedCast> casts) {
 // One whole tile; tiles in an even and in an odd number, some of them not whole; nothing.
 template <CastFormat kFormat, auto... kConfigs>
 void expect_batch(std::optional<Granularity> of_rows, std::optional<Granularity> of_transpose) {
-  std::deque<Matrix<kFormat.in>> x;
+  std::deque<Matrix> x;
   std::deque<Targets> targets;
   std::vector<cuda::CheckedCast> casts;
   for (const auto& [matrices, rows, cols] :
        {std::array{1, 128, 128}, {3, 264, 144}, {1, 8, 400}, {2, 0, 16}, {2, 136, 136}}) {
-    x.emplace_back(matrices * rows, cols);
+    x.push_back(random_values(kFormat.in, matrices * rows, cols));
     targets.push_back(targets_of(
         {.rows = rows, .cols = cols, .of_rows = of_rows, .of_transpose = of_transpose}, matrices));
     casts.push_back({x.back().view(), targets.back().view(), kFormat});

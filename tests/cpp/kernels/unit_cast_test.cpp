@@ -5,8 +5,8 @@
 #include "cpu/number_formats.h"
 #include "cpu/scale.h"
 #include "kernels/numeric/caster.h"
+#include "kernels/numeric/format_bits.h"
 #include "kernels/numeric/given_caster.h"
-#include "kernels/numeric/round_to.h"
 #include "support/test.h"
 
 namespace octofold::numeric {

@@ -16,6 +16,7 @@ namespace octofold {
 namespace {
 
 using test::Matrix;
+using test::random_matrix;
 
 constexpr Format kRows{.rule = Rule::kTorchAo};
 constexpr Format with(Granularity granularity, DType dtype = DType::kE4M3) {
@@ -30,13 +31,6 @@ const LinearRecipe kTensorwise{
     .grad_input = {.a = with(Granularity::kTensor, DType::kE5M2), .b = with(Granularity::kTensor)},
     .grad_weight = {.a = with(Granularity::kTensor, DType::kE5M2),
                     .b = with(Granularity::kTensor)}};
-
-Matrix random(test::Random& source, DType dtype, std::int64_t rows, std::int64_t cols,
-              std::int64_t padding) {
-  Matrix result(dtype, rows, cols, padding);
-  convert_dtype(test::random_matrix(source, rows, cols).view(), result.view());
-  return result;
-}
 
 // Bytes of just that size, behind and before which none may be written.
 class Bytes {
@@ -57,6 +51,19 @@ class Bytes {
   std::vector<std::byte> bytes_;
 };
 
+// The memory that a problem says it takes.
+struct Memory {
+  explicit Memory(const LinearProblem& problem)
+      : size(linear_memory(problem)),
+        kept(size.kept),
+        forward(size.forward),
+        backward(size.backward) {}
+  bool is_sealed() const { return kept.is_sealed() && forward.is_sealed() && backward.is_sealed(); }
+
+  LinearMemory size;
+  Bytes kept, forward, backward;
+};
+
 // A layer of random numbers and what it is to compute, by cast() and gemm().
 struct Layer {
   test::Random numbers;
@@ -71,30 +78,35 @@ struct Layer {
                 .grad_input = true,
                 .grad_weight = true,
                 .grad_bias = true},
-        x(random(numbers, DType::kBFloat16, tokens, in, 3)),
-        weight(random(numbers, DType::kFloat32, out, in, 5)),
-        bias(random(numbers, DType::kFloat32, 1, out, 0)),
-        dy(random(numbers, DType::kFloat16, tokens, out, 0)),
+        x(random_matrix(numbers, tokens, in, 3, DType::kBFloat16)),
+        weight(random_matrix(numbers, out, in, 5, DType::kFloat32)),
+        bias(random_matrix(numbers, 1, out, 0, DType::kFloat32)),
+        dy(random_matrix(numbers, tokens, out, 0, DType::kFloat16)),
         y(DType::kBFloat16, tokens, out, 1),
         dx(DType::kBFloat16, tokens, in),
         dw(DType::kFloat32, out, in),
         db(DType::kFloat32, 1, out) {}
 
-  LinearForward forward(Bytes& kept, Bytes& workspace) {
+  LinearForward forward(Memory& memory) {
     return {.x = x.view(),
             .weight = std::as_const(weight).view(),
             .bias = std::as_const(bias).row_vector(),
             .y = y.view(),
-            .kept = kept.span(),
-            .workspace = workspace.span()};
+            .kept = memory.kept.span(),
+            .workspace = memory.forward.span()};
   }
-  LinearBackward backward(Bytes& kept, Bytes& workspace) {
-    LinearBackward arguments{
-        .dy = std::as_const(dy).view(), .kept = kept.span(), .workspace = workspace.span()};
+  LinearBackward backward(Memory& memory) {
+    LinearBackward arguments{.dy = std::as_const(dy).view(),
+                             .kept = memory.kept.span(),
+                             .workspace = memory.backward.span()};
     if (problem.grad_input) arguments.dx = dx.view();
     if (problem.grad_weight) arguments.dw = dw.view();
     if (problem.grad_bias) arguments.db = db.row_vector();
     return arguments;
+  }
+  void go_both_ways(Memory& memory) {
+    linear_forward(problem, forward(memory));
+    linear_backward(problem, backward(memory));
   }
 
   ScaledMatrix cast_of(const Matrix& source, const Format& format) const {
@@ -137,11 +149,10 @@ class LinearTest : public testing::TestWithParam<const LinearRecipe*> {};
 TEST_P(LinearTest, HasTheBitsOfCastsAndProducts) {
   for (const std::int64_t tokens : {1, 8, 9, 200}) {
     Layer layer(*GetParam(), tokens, 300, 136);
-    const LinearMemory memory = linear_memory(layer.problem);
-    Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
-    linear_forward(layer.problem, layer.forward(kept, forward));
+    Memory memory(layer.problem);
+    linear_forward(layer.problem, layer.forward(memory));
     EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes()) << tokens;
-    linear_backward(layer.problem, layer.backward(kept, backward));
+    linear_backward(layer.problem, layer.backward(memory));
     EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes()) << tokens;
     EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes()) << tokens;
     for (std::int64_t col = 0; col < layer.dy.cols(); ++col) {
@@ -149,18 +160,17 @@ TEST_P(LinearTest, HasTheBitsOfCastsAndProducts) {
       for (std::int64_t row = 0; row < tokens; ++row) sum += layer.dy.at(row, col);
       EXPECT_FLOAT_EQ(static_cast<float>(layer.db.at(0, col)), static_cast<float>(sum));
     }
-    EXPECT_TRUE(kept.is_sealed() && forward.is_sealed() && backward.is_sealed());
+    EXPECT_TRUE(memory.is_sealed());
   }
 }
 
 TEST_P(LinearTest, AddsToAGradient) {
   Layer layer(*GetParam(), 130, 300, 136);
-  layer.dw = random(layer.numbers, DType::kFloat32, 136, 300, 0);
+  layer.dw = random_matrix(layer.numbers, 136, 300, 0, DType::kFloat32);
   const Matrix held = layer.dw;
-  const LinearMemory memory = linear_memory(layer.problem);
-  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
-  linear_forward(layer.problem, layer.forward(kept, forward));
-  LinearBackward arguments = layer.backward(kept, backward);
+  Memory memory(layer.problem);
+  linear_forward(layer.problem, layer.forward(memory));
+  LinearBackward arguments = layer.backward(memory);
   arguments.adds_to_dw = true;
   linear_backward(layer.problem, arguments);
   EXPECT_EQ(layer.dw.bytes(), layer.expected_dw(&held).bytes());
@@ -168,11 +178,9 @@ TEST_P(LinearTest, AddsToAGradient) {
 
 TEST_P(LinearTest, RoundsTheGradientOfABiasOnce) {
   Layer layer(*GetParam(), 130, 300, 136);
-  const LinearMemory memory = linear_memory(layer.problem);
-  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
-  linear_forward(layer.problem, layer.forward(kept, forward));
-  linear_backward(layer.problem, layer.backward(kept, backward));
-  LinearBackward arguments = layer.backward(kept, backward);
+  Memory memory(layer.problem);
+  layer.go_both_ways(memory);
+  LinearBackward arguments = layer.backward(memory);
   Matrix rounded(DType::kBFloat16, 1, 136), expected(DType::kBFloat16, 1, 136);
   arguments.db = rounded.row_vector();
   linear_backward(layer.problem, arguments);
@@ -186,14 +194,13 @@ TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
     layer.problem.grad_input = (wanted & 1) != 0;
     layer.problem.grad_weight = (wanted & 2) != 0;
     layer.problem.grad_bias = wanted == 2;
-    const LinearMemory memory = linear_memory(layer.problem);
-    Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
-    EXPECT_EQ(memory.kept > 0, wanted != 0);
-    EXPECT_EQ(memory.backward > 0, wanted != 0);
-    linear_forward(layer.problem, layer.forward(kept, forward));
+    Memory memory(layer.problem);
+    EXPECT_EQ(memory.size.kept > 0, wanted != 0);
+    EXPECT_EQ(memory.size.backward > 0, wanted != 0);
+    linear_forward(layer.problem, layer.forward(memory));
     EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes());
     if (wanted == 0) continue;
-    linear_backward(layer.problem, layer.backward(kept, backward));
+    linear_backward(layer.problem, layer.backward(memory));
     if (layer.problem.grad_input) {
       EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes());
     }
@@ -208,17 +215,16 @@ TEST_P(LinearTest, TakesAWeightThatIsCast) {
   const LinearRecipe& recipe = layer.problem.recipe;
   const LinearMemory with_casts = linear_memory(layer.problem);
   layer.problem.weight_is_cast = true;
-  const LinearMemory memory = linear_memory(layer.problem);
-  EXPECT_LE(memory.kept + 300 * 136, with_casts.kept);
-  EXPECT_LE(memory.forward + 300 * 136, with_casts.forward);
+  Memory memory(layer.problem);
+  EXPECT_LE(memory.size.kept + 300 * 136, with_casts.kept);
+  EXPECT_LE(memory.size.forward + 300 * 136, with_casts.forward);
   const ScaledMatrix rows = layer.cast_of(layer.weight, recipe.output.b);
   const ScaledMatrix transposed = layer.transpose_of(layer.weight, recipe.grad_input.b);
-  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
-  LinearForward arguments = layer.forward(kept, forward);
+  LinearForward arguments = layer.forward(memory);
   arguments.weight = rows.view();
   linear_forward(layer.problem, arguments);
   EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes());
-  LinearBackward back = layer.backward(kept, backward);
+  LinearBackward back = layer.backward(memory);
   back.weight_transposed = transposed.view();
   linear_backward(layer.problem, back);
   EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes());
@@ -227,10 +233,8 @@ TEST_P(LinearTest, TakesAWeightThatIsCast) {
 
 TEST_P(LinearTest, OfNoTokens) {
   Layer layer(*GetParam(), 0, 300, 136);
-  const LinearMemory memory = linear_memory(layer.problem);
-  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
-  linear_forward(layer.problem, layer.forward(kept, forward));
-  linear_backward(layer.problem, layer.backward(kept, backward));
+  Memory memory(layer.problem);
+  layer.go_both_ways(memory);
   for (std::int64_t row = 0; row < 136; ++row) {
     for (std::int64_t col = 0; col < 300; ++col) EXPECT_EQ(layer.dw.at(row, col), 0);
   }
@@ -243,8 +247,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, testing::Values(&kBlockwise, &kTen
 
 TEST(LinearErrorsTest, NameTheArgument) {
   Layer layer(kBlockwise, 9, 300, 136);
-  const LinearMemory memory = linear_memory(layer.problem);
-  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  Memory memory(layer.problem);
   const auto of_problem = [&](auto spoil) {
     LinearProblem problem = layer.problem;
     spoil(problem);
@@ -260,7 +263,7 @@ TEST(LinearErrorsTest, NameTheArgument) {
   EXPECT_NE(of_problem([](auto& problem) { problem.in_features = INT64_MAX / 2; }), "no error");
 
   const auto of_forward = [&](auto spoil) {
-    LinearForward arguments = layer.forward(kept, forward);
+    LinearForward arguments = layer.forward(memory);
     spoil(arguments);
     return test::error_of([&] { linear_forward(layer.problem, arguments); });
   };
@@ -273,12 +276,12 @@ TEST(LinearErrorsTest, NameTheArgument) {
             "cast");
   EXPECT_EQ(of_forward([](auto& given) { given.workspace = given.workspace.first(1); }),
             core::format("linear_forward: argument 'workspace': expected at least {} bytes, got 1",
-                         memory.forward));
+                         memory.size.forward));
   EXPECT_EQ(of_forward([](auto& given) { given.kept = {}; }),
             core::format("linear_forward: argument 'kept': expected at least {} bytes, got 0",
-                         memory.kept));
+                         memory.size.kept));
   const auto of_backward = [&](auto spoil) {
-    LinearBackward arguments = layer.backward(kept, backward);
+    LinearBackward arguments = layer.backward(memory);
     spoil(arguments);
     return test::error_of([&] { linear_backward(layer.problem, arguments); });
   };
@@ -300,22 +303,21 @@ TEST(LinearErrorsTest, NameTheArgument) {
 // All that is written, at the place of each other memory.
 TEST(LinearErrorsTest, WhatIsWrittenOverlapsNothing) {
   Layer layer(kBlockwise, 9, 300, 136);
-  const LinearMemory memory = linear_memory(layer.problem);
-  Bytes kept(memory.kept), forward(memory.forward), backward(memory.backward);
+  Memory memory(layer.problem);
   void *const y = layer.y.data(), *const dx = layer.dx.data(), *const dw = layer.dw.data();
-  std::byte* const held = kept.span().data();
+  std::byte* const held = memory.kept.span().data();
   const auto expect_refused = [](const auto& call) {
     EXPECT_THAT(test::error_of(call), HasSubstr("expected memory of its own, apart from '"));
   };
   for (void* const place : {layer.x.data(), layer.weight.data(), layer.bias.data(), y}) {
-    LinearForward of_y = layer.forward(kept, forward), of_memory = of_y;
+    LinearForward of_y = layer.forward(memory), of_memory = of_y;
     of_y.y.data = place == y ? held : place;
     of_memory.kept = {static_cast<std::byte*>(place), of_memory.kept.size()};
     expect_refused([&] { linear_forward(layer.problem, of_y); });
     expect_refused([&] { linear_forward(layer.problem, of_memory); });
   }
   for (void* const place : {layer.dy.data(), layer.db.data(), dx, dw}) {
-    LinearBackward of_dx = layer.backward(kept, backward), of_dw = of_dx, of_memory = of_dx;
+    LinearBackward of_dx = layer.backward(memory), of_dw = of_dx, of_memory = of_dx;
     of_dx.dx->data = place == dx ? held : place;
     of_dw.dw->data = place == dw ? held : place;
     of_memory.workspace = {static_cast<std::byte*>(place), of_memory.workspace.size()};

@@ -279,6 +279,7 @@ TEST(GemmWeightOnlyGradientArgumentsTest, EachErrorNamesItsArgument) {
   const ScaledMatrix w(300, 256);
   const Matrix gradient(DType::kFloat16, 5, 300);
   Matrix out(DType::kFloat32, 5, 256);
+  float sum = 0;
   test::refusing<GemmWeightOnlyGradientArguments>([&](auto&& spoil) {
     GemmWeightOnlyGradientArguments arguments{
         .gradient = gradient.view(), .w = w.view(), .out = out.view()};
@@ -288,6 +289,8 @@ TEST(GemmWeightOnlyGradientArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& d) { d.w.scale.data = nullptr; }, "argument 'w.scale': expected data"},
       {[](auto& d) { d.out.data = writable(d.gradient); },
        "argument 'out': expected memory of its own, apart from 'gradient'"},
+      {[&](auto& d) { d.workspace = vector(&sum, DType::kFloat32, 1); },
+       "gemm_weight_only_gradient: argument 'workspace': expected shape [0], got [1]"},
   });
 }
 

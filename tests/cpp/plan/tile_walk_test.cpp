@@ -1,6 +1,8 @@
-// The walk of the blocks over their tiles: the very code that the kernel runs.
+// The walks of the blocks over their tiles, of groups and of rows that arrive in shards too: the
+// very code that the kernel runs.
 #include "kernels/shared/tile_walk.h"
 
+#include "kernels/shared/arrival_walk.h"
 #include "kernels/shared/group_walk.h"
 #include "kernels/sm90/config/checks.h"
 #include "support/test.h"
@@ -316,6 +318,144 @@ TEST(DepthGroupWalkTest, HostileOffsetsStayWithinTheColumns) {
       EXPECT_LE(bounds.begin, bounds.end);
       EXPECT_LE(bounds.end, columns);
     }
+  }
+}
+
+// ---- Rows that arrive.
+
+// Returns the shards that are there when the first `count` of the order are.
+std::set<int> shards_of(const WorkParams& work, int count) {
+  std::set<int> shards;
+  for (int i = 0; i < count; ++i) shards.insert((work.first_shard + i) % work.groups);
+  return shards;
+}
+
+// Before a tile is read, the shards of its rows are required, one after another.
+template <Sm90GemmConfig kConfig>
+void expect_rows_are_there(const WorkParams& work, int block, int blocks) {
+  ArrivedShards arrived;
+  walk_block<kConfig>(work, block, blocks, [&](const Tile& tile) {
+    EXPECT_EQ(tile.row % kConfig.tile_rows, 0);
+    int awaited = arrived.shards();
+    arrived.require(arrival_order<kConfig>(work), tile.row,
+                    [&](int i) { EXPECT_EQ(i, awaited++); });
+    EXPECT_EQ(arrived.shards(), awaited);
+    EXPECT_LE(awaited, work.groups);
+    const std::set<int> there = shards_of(work, awaited);
+    const int row_end = std::min(tile.row_end, tile.row + kConfig.tile_rows);
+    for (int row = tile.row; row < row_end; ++row) {
+      ASSERT_TRUE(there.contains(row / work.shard_rows)) << row << " of tile " << tile.row;
+    }
+  });
+}
+
+// A shard is awaited for the rows that need it and no others, and not before the bands of rows
+// ahead of it are done: at once where bands end with shards.
+template <Sm90GemmConfig kConfig>
+void expect_order(const WorkParams& work) {
+  const ArrivalOrder order = arrival_order<kConfig>(work);
+  const int columns = ceil_divide(work.columns, kConfig.cluster_tile_columns());
+  const int band = arrival_schedule<kConfig>(work).bands.width;
+  const int tiles = work.shard_rows / kConfig.cluster_tile_rows();
+  const bool is_even =  // no band has to lie in two shards
+      work.shard_rows % kConfig.cluster_tile_rows() == 0 &&
+      (tiles <= work.bands.width || tiles % work.bands.width == 0);
+  ArrivedShards arrived;
+  int most = 0, done = 0;
+  for (TileWalk<kConfig> walk(work, 0, kConfig.cluster_size()); walk.has_tile(); walk.advance()) {
+    const int begin = walk.tile().row;
+    const int end = std::min(begin + kConfig.cluster_tile_rows(), work.rows);
+    int needed = 0;
+    for (int row = begin; row < end; ++row) {
+      const int place = (row / work.shard_rows - work.first_shard + work.groups) % work.groups;
+      needed = std::max(needed, place + 1);
+    }
+    most = std::max(most, needed);
+    arrived.require(order, begin, [&](int i) {
+      const int before = order.tiles_of(i) - (is_even ? 0 : band - 1);
+      EXPECT_GE(done, before * columns) << "shard " << i << " of " << work.groups;
+    });
+    ASSERT_EQ(arrived.shards(), most) << begin;
+    ++done;
+  }
+}
+
+template <Sm90GemmConfig kConfig>
+void expect_arrivals(int shard_rows, int shards, int columns, TileBands bands = {},
+                     int depth = 384) {
+  for (int first = 0; first < shards; ++first) {
+    SCOPED_TRACE(testing::Message() << shards << " shards of " << shard_rows << " rows from "
+                                    << first << " on, " << columns << " columns");
+    const std::vector<int> flags(as_size(shards), 1);
+    const WorkParams work{.rows = shards * shard_rows,
+                          .columns = columns,
+                          .depth = depth,
+                          .groups = shards,
+                          .numbers = flags.data(),
+                          .shard_rows = shard_rows,
+                          .first_shard = first,
+                          .bands = bands};
+    expect_order<kConfig>(work);
+    for (const int blocks : {2, 6, 132}) {
+      expect_each_element_once<kConfig>(work, blocks);
+      for (int block = 0; block < blocks; ++block) {
+        expect_rows_are_there<kConfig>(work, block, blocks);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+void expect_all(int shard_rows, int shards, int columns) {
+  constexpr Work kArriving = Work::kArrivingRows;
+  constexpr Sm90GemmConfig kHigh{.tile_rows = 192, .consumer_warpgroups = 3};
+  expect_arrivals<with(kAlone, kArriving)>(shard_rows, shards, columns);
+  expect_arrivals<with(kAlongRows, kArriving)>(shard_rows, shards, columns);
+  expect_arrivals<with(kAlongColumns, kArriving)>(shard_rows, shards, columns, {.width = 3});
+  expect_arrivals<with(kHigh, kArriving)>(shard_rows, shards, columns);
+}
+
+TEST(ArrivalWalkTest, EachElementComesOnceAndInTheOrderOfShards) {
+  for (const auto& [shard_rows, shards] : {std::pair{1, 1},
+                                           {1, 3},
+                                           {7, 5},
+                                           {64, 4},
+                                           {128, 2},
+                                           {200, 3},
+                                           {256, 4},
+                                           {300, 1},
+                                           {513, 2}}) {
+    for (const int columns : {1, 200, 700}) expect_all(shard_rows, shards, columns);
+  }
+  expect_arrivals<with(kAlone, Work::kArrivingRows)>(200, 3, 100, {}, 0);
+}
+
+TEST(ArrivalWalkTest, RandomShards) {
+  std::mt19937 random(11);
+  const auto up_to = [&](int most) { return std::uniform_int_distribution(1, most)(random); };
+  for (int i = 0; i < 20; ++i) {
+    const int shards = up_to(9);
+    expect_all(up_to(1200 / shards), shards, up_to(300));
+  }
+}
+
+TEST(ArrivalWalkTest, OneShardIsTheDenseWalk) {
+  const int flag = 1;
+  const WorkParams work{.rows = 1000,
+                        .columns = 700,
+                        .depth = 384,
+                        .groups = 1,
+                        .numbers = &flag,
+                        .shard_rows = 1000};
+  for (int block = 0; block < 4; ++block) {
+    TileWalk<with(kAlone, Work::kArrivingRows)> walk(work, block, 4);
+    TileWalk<kAlone> dense(work, block, 4);
+    for (; dense.has_tile(); dense.advance(), walk.advance()) {
+      ASSERT_TRUE(walk.has_tile());
+      EXPECT_EQ(walk.tile().row, dense.tile().row);
+      EXPECT_EQ(walk.tile().column, dense.tile().column);
+    }
+    EXPECT_FALSE(walk.has_tile());
   }
 }
 

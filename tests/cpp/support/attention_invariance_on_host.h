@@ -1,7 +1,7 @@
 // Checks that rows of an attention have the same bits in any batch, by kernels run on the host.
 #pragma once
 
-#include "support/attention_run_on_host.h"  // first: it has CUDA's types
+#include "support/attention_on_host.h"  // first: it has CUDA's types
 //
 #include "support/test.h"
 

@@ -9,22 +9,12 @@
 //
 #include "core/scale_layout.h"
 #include "cpu/backend.h"
-#include "cpu/matrices.h"
 #include "cuda/params.h"
 #include "kernels/cast/rows.h"
 #include "kernels/cast/scale_steps.h"
 #include "kernels/cast/tiles.h"
+#include "support/matrix.h"
 #include "support/test.h"
-
-namespace octofold::ptx {
-
-inline void raise_global(unsigned* address, unsigned value) {
-  std::atomic_ref<unsigned> held(*address);
-  for (unsigned found = held; found < value && !held.compare_exchange_weak(found, value);) {
-  }
-}
-
-}  // namespace octofold::ptx
 
 namespace octofold::cast {
 
@@ -34,6 +24,7 @@ using config::RowCastConfig;
 using config::ScaleStep;
 using config::ScaleStepConfig;
 using enum Granularity;
+using test::Matrix;
 using Floats = std::vector<float>;
 
 // Codes and scales of one target, or of a stack of so many matrices [rows, cols]: rows lie apart,
@@ -178,36 +169,16 @@ void launch(const CastParams& params) {
                [&] { RowCast<kConfig>(params, shared).run(); });
 }
 
-// Matrices of random values, each column with a magnitude of its own.
-template <DType kIn>
-std::vector<Storage<kIn>> random_values(std::int64_t rows, std::int64_t cols) {
+// Random values in rows that lie apart, each column with a magnitude of its own.
+inline Matrix random_values(DType in, std::int64_t rows, std::int64_t cols) {
   test::Random random;
   std::normal_distribution<float> normal;
-  std::vector<float> values(as_size(rows * cols));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = std::ldexp(normal(random), static_cast<int>(i % 7));
-  }
-  std::vector<Storage<kIn>> x(values.size());
-  cpu::store(values.data(), std::ssize(values), x.data(), kIn, 0, Overflow::kNan);
+  Matrix x(in, rows, cols, 8);
+  x.fill([&, i = std::int64_t{0}]() mutable {
+    return std::ldexp(normal(random), static_cast<int>(i++ % cols % 7));
+  });
   return x;
 }
-
-// A matrix of them, in rows that lie apart.
-template <DType kIn>
-struct Matrix {
-  static constexpr std::int64_t kPadding = 8;
-  Matrix(std::int64_t rows_, std::int64_t cols_)
-      : rows(rows_), cols(cols_), values(random_values<kIn>(rows, cols + kPadding)) {}
-  void set(std::int64_t row, std::int64_t col, float value) {
-    cpu::store(&value, 1, values.data(), kIn, row * (cols + kPadding) + col, Overflow::kNan);
-  }
-  TensorView view() const {
-    return matrix<const void>(values.data(), kIn, rows, cols, cols + kPadding);
-  }
-
-  std::int64_t rows, cols;
-  std::vector<Storage<kIn>> values;
-};
 
 // Positive, and each another.
 inline Floats random_factors(std::int64_t count) {

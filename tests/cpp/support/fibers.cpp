@@ -87,6 +87,7 @@ struct Context {
 struct Fiber : Context {
   int number = 0;
   bool has_ended = true;
+  bool gives_way = false;  // to other warps, until the next round
   void* local = nullptr;
   const std::atomic<unsigned>* word = nullptr;  // that it waits for; null: for nothing
   unsigned seen = 0;
@@ -104,22 +105,20 @@ class Fibers {
     while (static_cast<int>(fibers_.size()) < count) make();
     host_.deeds = own_deeds();
     come_before(&begin_);
-    std::vector<Fiber*> waiting;
+    std::vector<Warp> warps;
     for (int i = 0; i < count; ++i) {
-      Fiber& fiber = *waiting.emplace_back(&fibers_[static_cast<std::size_t>(i)]);
+      Fiber& fiber = fibers_[static_cast<std::size_t>(i)];
       fiber.number = i;
       fiber.has_ended = false;
+      if (i % kWarp == 0) warps.emplace_back();
+      warps.back().push_back(&fiber);
     }
-    while (!waiting.empty()) {
-      std::shuffle(waiting.begin(), waiting.end(), random_);
+    while (!warps.empty()) {
+      std::shuffle(warps.begin(), warps.end(), random_);
       bool has_run = false;
-      for (Fiber* const fiber : waiting) {
-        if (!fiber->can_run()) continue;
-        resume(*fiber);
-        has_run = true;
-      }
-      if (!has_run) end_of_all_waiting(waiting);
-      std::erase_if(waiting, [](const Fiber* fiber) { return fiber->has_ended; });
+      for (Warp& warp : warps) has_run |= run_until_it_waits(warp);
+      if (!has_run) end_of_all_waiting(warps);
+      std::erase_if(warps, [](const Warp& warp) { return warp.empty(); });
     }
     come_after(&end_);
   }
@@ -130,6 +129,7 @@ class Fibers {
     if (running_ == nullptr) fail(what, which, "is waited for outside a fiber");
     Fiber& fiber = *running_;
     fiber.word = word;
+    fiber.gives_way = word == nullptr;
     fiber.seen = seen;
     fiber.what = what;
     fiber.which = which;
@@ -144,6 +144,27 @@ class Fibers {
   }
 
  private:
+  static constexpr int kWarp = 32;
+  using Warp = std::vector<Fiber*>;
+
+  // Runs the fibers that can, by turns, until those that have not ended wait for other warps, or
+  // give way to them. False if there was none.
+  bool run_until_it_waits(Warp& warp) {
+    bool has_run = false;
+    for (Fiber* const fiber : warp) fiber->gives_way = false;
+    for (bool goes_on = true; goes_on; has_run |= goes_on) {
+      goes_on = false;
+      std::shuffle(warp.begin(), warp.end(), random_);
+      for (Fiber* const fiber : warp) {
+        if (fiber->gives_way || !fiber->can_run()) continue;
+        resume(*fiber);
+        goes_on = true;
+      }
+      std::erase_if(warp, [](const Fiber* fiber) { return fiber->has_ended; });
+    }
+    return has_run;
+  }
+
   void make() {
     Fiber& fiber = fibers_.emplace_back();
     void* const stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
@@ -160,14 +181,17 @@ class Fibers {
     makecontext(&fiber.registers, [] { of_this_thread().run_bodies(); }, 0);
   }
 
-  [[noreturn]] static void end_of_all_waiting(const std::vector<Fiber*>& waiting) {
+  [[noreturn]] static void end_of_all_waiting(const std::vector<Warp>& warps) {
     std::map<std::pair<std::string_view, unsigned>, unsigned> fibers;
-    for (const Fiber* const fiber : waiting) ++fibers[{fiber->what, fiber->which}];
+    unsigned waiting = 0;
+    for (const Warp& warp : warps) {
+      for (const Fiber* const fiber : warp) ++fibers[{fiber->what, fiber->which}], ++waiting;
+    }
     for (const auto& [awaited, count] : fibers) {
       std::fprintf(stderr, "%s %u is waited for by %u\n", awaited.first.data(), awaited.second,
                    count);
     }
-    fail("all that is waited for, by", static_cast<unsigned>(waiting.size()), "fibers, in vain");
+    fail("all that is waited for, by", waiting, "fibers, in vain");
   }
 
   void resume(Fiber& fiber) {

@@ -9,9 +9,11 @@
 
 namespace octofold::test {
 
-/// Calls body(i) for i below `count`, each by a fiber, and returns when all have returned. Turns
-/// are drawn, by a generator that begins anew with each program: no order is relied on, and a
-/// failure comes again. Where all wait for ever the program is ended, and says for what.
+/// Calls body(i) for i below `count`, each by a fiber, and returns when all have returned. Warps of
+/// 32 take turns, each as far as it comes without the others, so that one whose barrier is missing
+/// is far ahead. Turns of warps and within them are drawn, by a generator that begins anew with
+/// each program: no order is relied on, and a failure comes again. Where all wait for ever the
+/// program is ended, and says for what.
 void run_fibers(int count, const std::function<void(int)>& body);
 
 /// Lets others run until `word` is another than `seen`, and then may return. `what` and `which` are

@@ -7,9 +7,9 @@
 #include "octofold/types.h"
 
 #include "core/product.h"
+#include "cpu/backend.h"
 #include "kernels/shared/arithmetic.h"
 #include "kernels/shared/work.h"
-#include "support/gpu_product.h"
 #include "support/judge.h"
 #include "support/matrix.h"
 #include "support/test.h"
@@ -22,106 +22,55 @@ struct GemmProblem {
   int k = 268;
   int offset = 0;         // of A and B in bytes from a multiple of 16
   int padding = 4;        // between their rows
+  int apart = 0;          // of B: so much more of both
   bool reversed = false;  // rows of A from the last to the first: a negative stride
   bool one_row = false;   // B's rows are all the same one: a stride of 0
   int out_padding = 3;    // in elements, and of C
+  bool exact = false;     // sums have the same bits in any order
 };
 
-inline double value_of(DType type, const void* data, std::int64_t index) {
-  const auto* bytes = static_cast<const unsigned char*>(data);
-  if (type == DType::kFloat32) return static_cast<double>(static_cast<const float*>(data)[index]);
-  if (size_of(type) == 2) {
-    unsigned short half;
-    std::memcpy(&half, bytes + 2 * index, 2);
-    return type == DType::kFloat16 ? decode_bits(half, 5, 10, 15) : decode_bits(half, 8, 7, 127);
-  }
-  return type == DType::kE4M3 ? decode_bits(bytes[index], 4, 3, 7)
-                              : decode_bits(bytes[index], 5, 2, 15);
-}
-
-// Codes in memory full of NaN, which nobody may take for a number, and their scales.
+// Codes and their scales.
 class Codes {
  public:
   Codes(const Operand& operand, int rows, const GemmProblem& problem, bool reversed, bool one_row,
         Random& random)
-      : operand_(operand), rows_(rows), k_(problem.k) {
-    const int pitch = problem.k + problem.padding;
-    memory_.assign(as_size(32 + std::int64_t{rows} * pitch), 0xFF);
-    const auto begin = reinterpret_cast<std::uintptr_t>(memory_.data());
-    unsigned char* first = memory_.data() + (16 - begin % 16) % 16 + problem.offset;
-    for (int row = 0; row < rows; ++row) {
-      // The numbers are of every magnitude up to about 4.
-      for (int i = 0; i < problem.k; ++i) {
-        const unsigned most = operand.type == DType::kE4M3 ? 0x48 : 0x44;
-        first[row * pitch + i] = static_cast<unsigned char>(random() % most | (random() % 2) << 7);
-      }
-    }
-    data_ = first + (reversed ? (rows - 1) * pitch : 0);
-    stride_ = one_row ? 0 : reversed ? -pitch : pitch;
-    sharers_ = operand.scales == Granularity::kBlock128x128 ? 128 : 1;
-    row_stride_ = operand.scales == Granularity::kTensor ? 0 : 1;
-    k_stride_ = varies_along_k(operand.scales) ? (rows + sharers_ - 1) / sharers_ + 3 : 0;
-    scales_.assign(as_size(rows + (rows + 3) * ((problem.k + 127) / 128)), 0);
-    for (float& scale : scales_) scale = 0.5f + static_cast<float>(random() % 1000) / 500;
+      : granularity_(operand.scales),
+        codes_(operand.type, rows, problem.k, problem.padding, problem.offset),
+        scales_(operand.scales, rows, problem.k, random),
+        reversed_(reversed),
+        one_row_(one_row) {
+    codes_.fill([&] { return draw_number(random); });
+    if (!problem.exact) return;
+    codes_.fill([&] { return static_cast<float>(static_cast<int>(random() % 17) - 8) / 8; });
+    std::vector<float> powers(as_size(problem.k / kScaleBlock + 1));
+    for (float& power : powers) power = std::ldexp(1.0f, static_cast<int>(random() % 4) - 2);
+    scales_.set(powers);
   }
 
   ScaledTensorView view() const {
-    const std::int64_t units = (rows_ + sharers_ - 1) / sharers_;
-    TensorView scale{scales_.data(), DType::kFloat32, 0, {}, {}, kGpu};
-    if (operand_.scales != Granularity::kTensor) {
-      scale.rank = 2;
-      scale.shape = {units, k_stride_ == 0 ? 1 : (k_ + 127) / 128};
-      scale.strides = {row_stride_, k_stride_};
+    ScaledTensorView view{codes_.view(), scales_.view(codes_.rows(), codes_.cols()), granularity_};
+    std::int64_t& stride = view.data.strides[0];
+    if (reversed_) {
+      view.data.data = codes_.data() + (codes_.rows() - 1) * stride;
+      stride = -stride;
     }
-    return {{data_, operand_.type, 2, {rows_, k_}, {stride_, 1}, kGpu}, scale, operand_.scales};
+    if (one_row_) stride = 0;
+    return view;
   }
-  double value(int row, int k) const {
-    const double scale =
-        static_cast<double>(scales_[as_size(row / sharers_ * row_stride_ + k / 128 * k_stride_)]);
-    return value_of(operand_.type, data_ + row * stride_, k) * scale;
-  }
-  unsigned char& code(int row, int k) { return data_[row * stride_ + k]; }
+  std::int64_t matrix_stride(std::int64_t rows) const { return scales_.matrix_stride(rows); }
+  double value(int row, int k) const { return codes_.at(place(row), k) * scales_.at(row, k); }
+  void set(int row, int k, float value) { codes_.set(place(row), k, value); }
+  Matrix& codes() { return codes_; }
 
  private:
-  Operand operand_;
-  std::int64_t rows_, k_;
-  std::vector<unsigned char> memory_;
-  unsigned char* data_;
-  std::int64_t stride_;
-  int sharers_;
-  std::int64_t row_stride_, k_stride_;
-  std::vector<float> scales_;
-};
+  std::int64_t place(int row) const {
+    return reversed_ ? codes_.rows() - 1 - row : one_row_ ? 0 : row;
+  }
 
-// Numbers of this type, or of FP32, with NaN between the rows.
-struct Numbers {
-  Numbers(DType type_, int rows_, int columns_, int padding)
-      : type(type_), rows(rows_), columns(columns_), stride(columns + padding) {
-    memory.assign(as_size(rows * stride * size_of(type)), 0xFF);
-  }
-  void fill(Random& random) {
-    for (int row = 0; row < rows; ++row) {
-      for (int column = 0; column < columns; ++column) {
-        const float value = static_cast<float>(random() % 64) / 8 - 4;  // exact in all types
-        const std::int64_t place = row * stride + column;
-        if (type == DType::kFloat32) {
-          std::memcpy(&memory[as_size(4 * place)], &value, 4);
-        } else {
-          const unsigned pair = type == DType::kFloat16 ? pack_pair<DType::kFloat16>(value, 0)
-                                                        : pack_pair<DType::kBFloat16>(value, 0);
-          std::memcpy(&memory[as_size(2 * place)], &pair, 2);
-        }
-      }
-    }
-  }
-  double value(std::int64_t row, std::int64_t column) const {
-    return value_of(type, memory.data(), row * stride + column);
-  }
-  MutableTensorView view() { return matrix(memory.data(), type, rows, columns, stride, kGpu); }
-
-  DType type;
-  std::int64_t rows, columns, stride;
-  std::vector<unsigned char> memory;
+  Granularity granularity_;
+  Matrix codes_;
+  Scales scales_;
+  bool reversed_, one_row_;
 };
 
 constexpr DType type_of(Addend addend, DType out) {
@@ -135,6 +84,7 @@ struct Groups {
   int n = 0;
   int k = 0;
   GroupLayout layout{};  // where K is in groups
+  bool exact = false;    // as GemmProblem has it
 };
 
 // The places where groups begin, what the kernel is told, and the rows of A and D, and those of B.
@@ -174,14 +124,14 @@ class GemmProduct {
 
  public:
   explicit GemmProduct(const GemmProblem& problem)
-    requires(kWork == config::Work::kDense)
+    requires(!config::has_groups(kWork))
       : GemmProduct({.sizes = {problem.m}, .room = problem.m, .n = problem.n, .k = problem.k},
                     problem, false) {
-    if (problem.k > 200) a_.code(problem.m / 2, 200) = 0x7F;  // NaN: of one row, and no other
+    if (problem.k > 200) a_.set(problem.m / 2, 200, NAN);  // of one row, and no other
   }
   explicit GemmProduct(const Groups& given, bool in_place = false)
-    requires(kWork != config::Work::kDense)
-      : GemmProduct(given, {.padding = 0, .out_padding = 8}, in_place) {
+    requires(config::has_groups(kWork))
+      : GemmProduct(given, {.padding = 0, .out_padding = 8, .exact = given.exact}, in_place) {
     if (!kOfDepth) return;
     fill_up(a_, given.m);
     fill_up(b_, given.n);
@@ -194,21 +144,17 @@ class GemmProduct {
                           .fast_accumulation = kForm.fast_accumulation};
     if (kForm.c != Addend::kNone) product.c = (in_place_ ? out_ : c_).view();
     if (kForm.bias != Addend::kNone) {
-      product.bias = vector<const void>(bias_.memory.data(), bias_.type, places_.b_rows, kGpu);
+      product.bias = vector<const void>(bias_.data(), bias_.dtype(), places_.b_rows);
     }
     if (kForm.b_channel_scale) {
-      product.b.channel_scale =
-          vector<const void>(factors_.data(), DType::kFloat32, given_.n, kGpu);
+      product.b.channel_scale = vector<const void>(factors_.data(), DType::kFloat32, given_.n);
     }
     if (!config::has_groups(kWork)) return product;
     product.groups = {.work = kWork,
                       .count = std::ssize(given_.sizes),
                       .numbers = places_.numbers.data(),
                       .layout = given_.layout};
-    if (!kOfDepth && kForm.b.scales != Granularity::kTensor) {
-      const bool squares = kForm.b.scales == Granularity::kBlock128x128;
-      product.groups.scale_stride = squares ? given_.n / 128 : given_.n;
-    }
+    if (!kOfDepth) product.groups.scale_stride = b_.matrix_stride(given_.n);
     return product;
   }
 
@@ -224,7 +170,7 @@ class GemmProduct {
         for (int column = 0; column < given_.n; ++column) {
           double terms;
           const double expected = sum_of(group, row, column, out_row, terms);
-          const double actual = out_.value(out_row, column);
+          const double actual = out_.at(out_row, column);
           if (std::isnan(expected)) {
             EXPECT_TRUE(std::isnan(actual)) << out_row << ", " << column;
           } else {
@@ -234,15 +180,11 @@ class GemmProduct {
       }
     }
     EXPECT_EQ(judge.verdict(), "");
-    expect_untouched(written);
+    out_.expect_as_before(before_, written);
   }
 
-  // Whatever the groups: between the rows.
-  void expect_untouched_beside() const {
-    expect_untouched(std::vector<bool>(as_size(places_.out_rows), true));
-  }
-
-  const Numbers& numbers() const { return out_; }
+  const Matrix& out() const { return out_; }
+  Matrix& codes_of_a() { return a_.codes(); }
 
  private:
   GemmProduct(const Groups& given, GemmProblem problem, bool in_place)
@@ -250,13 +192,12 @@ class GemmProduct {
         places_(kWork, given),
         problem_(of_depth(problem, places_.depth)),
         a_(kForm.a, places_.a_rows, problem_, problem.reversed, false, random_),
-        b_(kForm.b, places_.b_rows, problem_, false, problem.one_row, random_),
+        b_(kForm.b, places_.b_rows, of_b(problem_), false, problem.one_row, random_),
         out_(kForm.out, places_.out_rows, given.n, problem.out_padding),
         c_(type_of(kForm.c, kForm.out), places_.out_rows, given.n, problem.out_padding + 8),
-        bias_(type_of(kForm.bias, kForm.out), static_cast<int>(given.sizes.size()), given.n, 0),
+        bias_(type_of(kForm.bias, kForm.out), std::ssize(given.sizes), given.n),
         in_place_(in_place) {
-    c_.fill(random_);
-    bias_.fill(random_);
+    for (Matrix* added : {&c_, &bias_}) added->fill([&] { return draw_number(random_); });
     for (int i = 0; i < given.n; ++i) {
       factors_.push_back(std::exp2f(static_cast<float>(random_() % 5)));
     }
@@ -267,15 +208,9 @@ class GemmProduct {
     problem.k = depth;
     return problem;
   }
-
-  void expect_untouched(const std::vector<bool>& written) const {
-    const std::int64_t bytes = size_of(kForm.out);
-    for (int row = 0; row < places_.out_rows; ++row) {
-      const std::int64_t begin = row * out_.stride + (written[as_size(row)] ? given_.n : 0);
-      for (std::int64_t i = begin * bytes; i < (row + 1) * out_.stride * bytes; ++i) {
-        ASSERT_EQ(out_.memory[as_size(i)], before_.memory[as_size(i)]) << "beside row " << row;
-      }
-    }
+  static GemmProblem of_b(GemmProblem problem) {
+    problem.offset += problem.apart, problem.padding += problem.apart;
+    return problem;
   }
 
   // With zeros behind each group's own values of K.
@@ -283,7 +218,7 @@ class GemmProduct {
     for (std::size_t group = 0; group < given_.sizes.size(); ++group) {
       const int end = places_.begins[group] + given_.sizes[group];
       for (int row = 0; row < rows; ++row) {
-        for (int k = end; k < config::round_up(end, 128); ++k) codes.code(row, k) = 0;
+        for (int k = end; k < config::round_up(end, 128); ++k) codes.set(row, k, 0);
       }
     }
   }
@@ -299,8 +234,8 @@ class GemmProduct {
     const double factor =
         kForm.b_channel_scale ? static_cast<double>(factors_[as_size(column)]) : 1;
     sum *= factor, terms *= factor;
-    if (kForm.c != Addend::kNone) add(c_.value(out_row, column));
-    if (kForm.bias != Addend::kNone) add(bias_.value(group, column));
+    if (kForm.c != Addend::kNone) add(c_.at(out_row, column));
+    if (kForm.bias != Addend::kNone) add(bias_.at(group, column));
     return sum;
   }
 
@@ -309,10 +244,53 @@ class GemmProduct {
   GroupsInMemory places_;
   GemmProblem problem_;
   Codes a_, b_;
-  Numbers out_, c_, bias_;
-  Numbers before_{kForm.out, 0, 0, 0};
+  Matrix out_, c_, bias_;
+  Matrix before_{kForm.out, 0, 0};
   std::vector<float> factors_;
   bool in_place_;
 };
+
+// Runs a product whose epilogue is gated, and the CPU backend's: of H, of so many columns, few
+// codes differ, by one at most. `plain`: all but the epilogue, of exact sums.
+template <typename Gated>
+void expect_gated_as_on_cpu(const core::Product& plain, DType type, int columns, const Gated& gated,
+                            auto&& run) {
+  const std::int64_t rows = plain.out.shape[0], units = columns / kScaleBlock;
+  Matrix codes(type, rows, columns, 16), scales(DType::kFloat32, units, rows, 3);
+  Matrix expected_codes = codes, expected_scales = scales;
+  const auto product_of = [&](Matrix& to, Matrix& to_scales) {
+    core::Product product = plain;
+    product.out = to.view();
+    product.gated = core::GatedEpilogue{.activation = gated.activation,
+                                        .format = {.out = type,
+                                                   .rule = gated.rule,
+                                                   .power_of_two = gated.power_of_two,
+                                                   .saturate = gated.saturate},
+                                        .scale = to_scales.view()};
+    std::swap(product.gated->scale.shape[0], product.gated->scale.shape[1]);
+    std::swap(product.gated->scale.strides[0], product.gated->scale.strides[1]);
+    return product;
+  };
+  run(product_of(codes, scales));
+  cpu::multiply(product_of(expected_codes, expected_scales));
+  int differ = 0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t unit = 0; unit < units; ++unit) {
+      const double scale = scales.at(unit, row), expected = expected_scales.at(unit, row);
+      const bool neither = std::isnan(scale) && std::isnan(expected);  // of a row of no group
+      ASSERT_TRUE(neither || std::abs(scale - expected) <= 0x1p-7 * expected)
+          << row << ": " << scale << ", " << expected;
+    }
+    for (std::int64_t column = 0; column < columns; ++column) {
+      const auto at = as_size(row * (columns + 16) + column);
+      const int code = codes.bytes()[at], expected = expected_codes.bytes()[at];
+      differ += code != expected;
+      ASSERT_LE(std::abs(code - expected), 1) << row << ", " << column;
+    }
+  }
+  EXPECT_LE(differ, rows * columns / 100);
+  codes.expect_untouched_beside();
+  scales.expect_untouched_beside();
+}
 
 }  // namespace octofold::test

@@ -1,4 +1,4 @@
-// The contents of a CUtensorMap, for the copy engine of hopper_on_host.
+// The contents of a CUtensorMap, for the copy engine of ptx_on_host.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/shared/tensor_map.h"
+#include "kernels/shared/stages.h"
 
 namespace octofold::test {
 

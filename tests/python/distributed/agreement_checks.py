@@ -3,10 +3,10 @@
 import time
 
 import octofold
+import octofold._ranks as agreement
 import pytest
 import torch
-from octofold._ranks import ranks as agreement
-from octofold._ranks.ranks import ranks_of, require_agreement
+from octofold._ranks import ranks_of, require_agreement
 from octofold._ranks.wire import gathered
 from octofold.distributed.tensor_parallel.boundary import Split
 from octofold.nn.recipes import blockwise

@@ -2,7 +2,7 @@
 
 import torch
 from octofold._core.recipe import NAMED
-from octofold._ranks.ranks import ranks_of
+from octofold._ranks import ranks_of
 from octofold._ranks.wire import largest
 from octofold.distributed.tensor_parallel.boundary import Split
 from octofold.nn.autograd.boundary import ONE_PROCESS, Sides

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import octofold
 import torch
-from octofold._ranks.ranks import ranks_of, require_agreement
+from octofold._ranks import ranks_of, require_agreement
 from octofold.distributed import experts
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3
@@ -320,6 +320,36 @@ def dropped_rows(rank, tokens, capacity, local_rows):
     q = p._replace(ids=ids)
     wanted = parts_of(step(octofold.experts, q, recipe="rowwise"), *p.part(rank)[1:])
     compare(actual[:3], wanted[:3], [False, False, True], 0.004)
+
+
+def graphs(rank, tokens, halves):
+    """Forward and backward with a capacity, replayed with other routing, and nothing waits."""
+    p, *_ = problem(tokens).part(rank)
+    options = {"capacity": max(tokens), "halves": halves}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step(experts, p, **options)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = step(experts, p, **options)
+    for _ in range(5):
+        p.ids.copy_(torch.rand(len(p.ids), EXPERTS).topk(p.ids.shape[1], dim=1)[1].int())
+        p.x.copy_(torch.randn(p.x.shape))
+        graph.replay()
+        actual = [t.clone() for t in results]
+        compare(actual, step(experts, p, **options), [True] * 5, 0)
+    counter = torch.zeros(1, dtype=torch.int64, device=p.x.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            experts(p.x, p.ids, p.weights, p.w13, p.w2, capacity=7, dropped=counter)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert counter.item() > 0
 
 
 def dead_rank(rank, how, seconds):

@@ -4,7 +4,7 @@ import octofold
 import pytest
 import torch
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
-from octofold.nn.fsdp.sharded_weight import ShardedWeight
+from octofold.nn.fsdp import ShardedWeight
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -4,7 +4,7 @@ import pytest
 
 from tests.python.distributed import expert_module_checks as modules
 from tests.python.distributed import expert_parallel_checks as checks
-from tests.python.distributed.rank_processes import Processes
+from tests.python.distributed.rank_processes import DEVICE, Processes
 
 torch = checks.torch
 
@@ -49,6 +49,12 @@ def test_error_by_codes(processes):
 @pytest.mark.parametrize("wire", ["fp8", "input"])
 def test_two_halves_are_one_batch(processes, wire, capacity):
     processes.run(checks.equal_halves, ragged(processes)[::-1], wire, capacity)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs need GPUs")
+@pytest.mark.parametrize("halves", [1, 2])
+def test_graphs(processes, halves):
+    processes.run(checks.graphs, alike(processes, 128), halves)
 
 
 def test_single_gradients(processes):

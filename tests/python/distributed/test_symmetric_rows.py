@@ -17,7 +17,7 @@ RANKS = 2
 
 
 class Driver:
-    """cuMemcpy2DAsync and cuStreamWriteValue32, as they come, and their order."""
+    """cuMemcpy2DAsync and cuStreamWriteValue32, as they come, and their order and the barriers'."""
 
     def __init__(self):
         self.calls = []
@@ -49,14 +49,15 @@ class Stream:
 
 
 class Handle:
-    def __init__(self, memories):
+    def __init__(self, memories, calls):
         self._memories = memories
+        self._calls = calls
 
     def get_buffer(self, rank, sizes, dtype):
         return self._memories[rank]
 
     def barrier(self):
-        pass
+        self._calls.append("barrier")
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def driver(monkeypatch):
 
     def rendezvous(memory, name):
         empty.rank += 1
-        return Handle(memories)
+        return Handle(memories, driver.calls)
 
     empty.rank = 0
     monkeypatch.setattr(overlap, "_driver", lambda: driver)
@@ -107,7 +108,7 @@ def test_rows_come_from_their_ranks(driver, words, rows, columns):
         ranks[first].begin(shards[first])
         driver.calls.clear()
         mine, arrivals = ranks[last].begin(shards[last])
-        assert driver.calls == ["copy", "copy", "flag"]
+        assert driver.calls == ["barrier", "copy", "copy", "flag"]
         assert mine.equals(whole)
         assert arrivals.own == last
         assert arrivals.flags.tolist() == [1, 1]

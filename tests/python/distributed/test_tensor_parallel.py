@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import octofold
 import pytest
+from octofold import nn
 from octofold.nn.layers.linear import require_order
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
@@ -138,10 +139,16 @@ def test_packed_state(processes, kind):
     processes.run(uses.packed_state, kind)
 
 
-def test_rows_that_torch_2_11_divides_after_they_are_packed():
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(nn.Linear(128, 128), "weight"), (nn.Experts(128, 128, 2), "gate_up_proj")],
+    ids=["Linear", "Experts"],
+)
+def test_rows_that_torch_2_11_divides_after_they_are_packed(layer, name):
     """Its FSDP2 names its part of packed rows a plain shard, and torch 2.13 a strided one."""
     fsdp_of_packed = [Shard(0), _StridedShard(0, split_factor=2)]
-    with pytest.raises(octofold.InvalidArgumentError, match="gate and up that are two layers"):
-        require_order("mlp", "weight", SimpleNamespace(placements=fsdp_of_packed))
+    words = f"nn.{type(layer).__name__}: argument '{name}': .* gate and up that are two layers"
+    with pytest.raises(octofold.InvalidArgumentError, match=words):
+        setattr(layer, name, SimpleNamespace(device_mesh=None, placements=fsdp_of_packed))
     for fine in ([_StridedShard(0, split_factor=2), Shard(0)], [Shard(1), fsdp_of_packed[1]]):
         require_order("mlp", "weight", SimpleNamespace(placements=fine))

@@ -6,6 +6,7 @@ import itertools
 
 import octofold
 import pytest
+from octofold.models.advisor.text import megabytes
 from octofold.models.advisor.ways import WAYS
 
 from tests.python.models.advise_support import Model, make_ids, make_model, torch
@@ -85,6 +86,14 @@ def test_without_a_gpu_times_are_left_out_and_said_so(plan):
     assert any("without a GPU" in note for note in plan.notes)
     reasons = {o.why_not for o in plan.layers[0].options if o.way.startswith("weight-only")}
     assert reasons == {"its input is float32: takes float16 or bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(None, "–"), (0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (-2e9, "−2 GB")],
+)
+def test_bytes_in_words(count, words):
+    assert megabytes(count) == words
 
 
 @pytest.mark.parametrize("max_error", [1e-6, 0.01, 0.025, 1.0])

@@ -29,14 +29,14 @@ def test_ways_by_gpu_and_tokens(has, native, expected, monkeypatch):
     monkeypatch.setattr(
         kernels, "_why_not_once", lambda operation, index: "" if operation in has else "none"
     )
-    kernels._way_once.cache_clear()
+    kernels._products_once.cache_clear()
     bfloat16 = True
     monkeypatch.setattr(kernels, "has_bfloat16", lambda device: bfloat16)
     gpu, dtype = torch.device("cuda:0"), torch.bfloat16
 
     def ways(features=(1024, 1024), dtype=dtype, device=gpu):
         return "".join(
-            products.linear_way((n, features[0]), features[1], native, device, dtype)[0]
+            products.linear_compute((n, features[0]), features[1], native, device, dtype)[0]
             for n in (1, 16, 17, 128, 129, 8192)
         )
 
@@ -49,7 +49,7 @@ def test_ways_by_gpu_and_tokens(has, native, expected, monkeypatch):
         assert ways((1024, 320)) == expected[:-1] + "c"  # a copy of the weight is little
         bfloat16 = False
         assert "w" not in ways()
-    kernels._way_once.cache_clear()
+    kernels._products_once.cache_clear()
 
 
 def test_a_weight_put_in_its_place_is_used():

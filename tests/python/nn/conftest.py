@@ -86,3 +86,31 @@ def casts(reads):
     """The shapes of the tensors that were cast so far, transposed ones as they came; not what is
     worked out on the way."""
     return _Shapes(reads)
+
+
+@pytest.fixture
+def fused_casts(monkeypatch):
+    """The fused casts and the products so far: (operation, shape of the first)."""
+    from octofold._ops import cast
+    from octofold.nn.autograd import chain, normed, products
+
+    seen = []
+
+    def recording(name, function):
+        def record(x, *arguments, **options):
+            if name != "_read_once":
+                seen.append((name, tuple(x.shape)))
+            elif isinstance(x, cast.Source):
+                seen.append((type(x).__name__, tuple(x.x.shape)))
+            return function(x, *arguments, **options)
+
+        return record
+
+    for module, name in (
+        (cast, "_read_once"),
+        (normed, "norm_gradient"),
+        (products, "gemm"),
+        (chain, "gated_gemm"),
+    ):
+        monkeypatch.setattr(module, name, recording(name, getattr(module, name)))
+    return seen

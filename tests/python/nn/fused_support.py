@@ -35,6 +35,21 @@ def norm(x, weight, bias, kind, epsilon=1e-6):
     return y if bias is None else y + bias
 
 
+def exact_linear(x, weight, bias):
+    return functional.linear(x, weight, bias)
+
+
+def exact_norm_linear(kind):
+    """octofold.norm_linear() by torch's operations."""
+
+    def function(x, residual, norm_weight, norm_bias, weight, bias):
+        total = x if residual is None else x + residual
+        y = functional.linear(norm(total, norm_weight, norm_bias, kind), weight, bias)
+        return y if residual is None else (y, total)
+
+    return function
+
+
 IN, HIDDEN, OUT = 192, 160, 136
 
 
@@ -64,18 +79,18 @@ def exact_mlp(name="swiglu", kind=None):
 
 
 def differentiated(function, operands, gradients):
-    """function(**operands) on fresh leaves, as a list, and their gradients by name. `gradients`:
-    by the results."""
+    """function(**operands) on fresh leaves of the tensors, as a list, and their gradients by name.
+    `gradients`: by the results."""
     leaves = {
-        name: None if operand is None else operand.detach().clone().requires_grad_()
+        name: operand.detach().clone().requires_grad_()
         for name, operand in operands.items()
+        if isinstance(operand, torch.Tensor)
     }
-    results = function(**leaves)
+    results = function(**operands | leaves)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
     gradients = [g.to(y.dtype) for g, y in zip(gradients, results, strict=True)]
     torch.autograd.backward(results, gradients)
-    grads = {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
-    return [y.detach() for y in results], grads
+    return [y.detach() for y in results], {name: leaf.grad for name, leaf in leaves.items()}
 
 
 def wide(operands):
@@ -90,34 +105,6 @@ def bytes_kept(call):
     ):
         call()
     return [(t.dtype, tuple(t.shape)) for t in saved.values()]
-
-
-@pytest.fixture
-def fused_casts(monkeypatch):
-    """The fused casts and the products so far: (operation, shape of the first)."""
-    from octofold._ops import cast
-    from octofold.nn.autograd import chain, normed, products
-
-    seen = []
-
-    def recording(name, function):
-        def record(x, *arguments, **options):
-            if name != "_read_once":
-                seen.append((name, tuple(x.shape)))
-            elif isinstance(x, cast.Source):
-                seen.append((type(x).__name__, tuple(x.x.shape)))
-            return function(x, *arguments, **options)
-
-        return record
-
-    for module, name in (
-        (cast, "_read_once"),
-        (normed, "norm_gradient"),
-        (products, "gemm"),
-        (chain, "gated_gemm"),
-    ):
-        monkeypatch.setattr(module, name, recording(name, getattr(module, name)))
-    return seen
 
 
 def norm_operands(tokens=(2, 65), features=192, dtype=FP32, residual=True):

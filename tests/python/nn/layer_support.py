@@ -14,17 +14,6 @@ NAMES = (*STATELESS, "blockwise_two_level", "delayed")
 WIDTH = 256
 """Features of what MODULES take."""
 
-SMALL_MODEL = {
-    "hidden_size": 256,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32,
-}
-"""The sizes in a configuration of transformers' language models."""
-
 
 class Routed(torch.nn.Module):
     """Experts as a module of x alone, whose rows go to experts by their places."""
@@ -38,9 +27,18 @@ class Routed(torch.nn.Module):
         return self.experts(x, ids, torch.full(ids.shape, 0.5))
 
 
-def mlp_of_three(recipe):
+class Checkpointed(torch.nn.Module):
+    def __init__(self, module, **options):
+        super().__init__()
+        self.module, self.options = module, options
+
+    def forward(self, *inputs):
+        return torch.utils.checkpoint.checkpoint(self.module, *inputs, **self.options)
+
+
+def mlp_of_three(recipe, width=WIDTH, hidden=128):
     """Gate, up and down in layers of their own."""
-    sizes = (WIDTH, 128), (WIDTH, 128), (128, WIDTH)
+    sizes = (width, hidden), (width, hidden), (hidden, width)
     return nn.MLP.from_linears(*(nn.Linear(*size, recipe=recipe) for size in sizes))
 
 
@@ -75,6 +73,10 @@ def inputs_of(module, tokens=65, dtype=torch.float32):
 
 def has_norm(module):
     return getattr(module, "norm", None) is not None
+
+
+def compiled(module, **options):
+    return torch.compile(module, fullgraph=True, backend="aot_eager", **options)
 
 
 def ask_for_main_grad(module):
@@ -120,3 +122,108 @@ def exact(x, weight, bias, dy):
     """The same in FP64."""
     operands = [None if t is None else t.double() for t in (x, weight, bias)]
     return gradients(torch.nn.functional.linear, *operands, dy.double())
+
+
+def through_numpy(weight):
+    weight.detach().numpy()[:] *= 2
+
+
+def through_a_flat_buffer(weight):
+    """DeepSpeed's ZeRO: parameters are views of one buffer, into which masters are copied."""
+    flat = torch.zeros(weight.numel() + 128)
+    master = 2 * weight.detach().flatten()
+    weight.data = flat[128:].view_as(weight)
+    flat[128:].copy_(master)
+
+
+def through_the_old_buffer(weight):
+    """The same, of a buffer that the weight has been a view of since before the first forward."""
+    weight.data.view(-1).copy_(2 * weight.detach().flatten())
+
+
+def from_a_master(weight):
+    """Megatron's optimizers with FP32 masters."""
+    master = 2 * weight.detach().clone()
+    weight.data.copy_(master)
+
+
+def as_an_average(weight):
+    """Averages of weights, targets of reinforcement learning."""
+    other = 3 * weight.detach() + weight.detach()
+    weight.data.mul_(0).add_(other, alpha=0.5)
+
+
+def in_place(weight):
+    with torch.no_grad():
+        weight.mul_(2)
+
+
+def fused_step(weight):
+    weight.grad = -weight.detach().clone()
+    torch.optim.SGD([weight], lr=1.0, fused=True).step()
+    weight.grad = None
+
+
+WRITES = {
+    "numpy": through_numpy,
+    "flat buffer": through_a_flat_buffer,
+    "old buffer": through_the_old_buffer,
+    "master": from_a_master,
+    "average": as_an_average,
+    "in place": in_place,
+    "fused step": fused_step,
+    "data": lambda weight: weight.data.mul_(2),
+    "new data": lambda weight: setattr(weight, "data", weight.data * 2),
+    "detach": lambda weight: weight.detach().mul_(2),
+    "foreach": lambda weight: torch._foreach_mul_([weight.data], 2),
+    "subtraction": lambda weight: weight.data.sub_(-weight.detach().clone()),
+}
+"""Ways in which weights are written: each doubles one, in place or in new memory."""
+
+
+SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 32,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 192,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "v_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "n_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+    "num_shared_experts": 1,
+    "shared_expert_intermediate_size": 128,
+    "experts_implementation": "eager",
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Sizes of small language models of transformers, whose configurations have some of these names."""
+
+
+def transformers_model(family, kind="AutoModelForCausalLM", **sizes):
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    try:
+        config = transformers.AutoConfig.for_model(family, **SIZES | sizes)
+    except ValueError:
+        pytest.skip(f"this transformers has no {family}")
+    torch.manual_seed(0)
+    return getattr(transformers, kind).from_config(config).float()

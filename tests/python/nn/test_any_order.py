@@ -12,11 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.python.nn.layer_support import STATELESS, random
+from tests.python.nn.layer_support import STATELESS, WRITES, random
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-from tests.python.nn.weight_writes import WRITES  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -1,9 +1,13 @@
 """Conditions on which a layer computes in FP8."""
 
+import copy
 import dataclasses
 
 import octofold
 import pytest
+
+from tests.python.judge import assert_same
+from tests.python.nn.layer_support import MODULES, every, inputs_of
 
 torch = pytest.importorskip("torch")
 
@@ -17,7 +21,9 @@ GPU = torch.device("cuda", 0)
 def measured(monkeypatch):
     """A GPU of which something is known."""
     monkeypatch.setattr(choice, "_gpu_name_once", lambda index: f"GPU {index}")
-    table = {"GPU 0": {"blockwise": choice.Threshold(size=512, multiplications=1e9)}}
+    by_size = choice.Threshold(size=512, multiplications=1e9)
+    by_work = choice.Threshold(size=1, multiplications=1e9)
+    table = {"GPU 0": {"blockwise": by_size, "tensorwise": by_work}}
     monkeypatch.setattr(choice, "MEASURED", table)
 
 
@@ -31,18 +37,12 @@ def test_thresholds():
     assert not wins(1535, 1536, 1536)
     assert wins(520, 1 << 20, 1 << 20)
     assert not wins(511, 1 << 20, 1 << 20)
+    assert wins(1000, 1000, 1000, "tensorwise")
+    assert not wins(999, 1000, 1000, "tensorwise")
     assert wins(1, 1, 1, "rowwise")
     assert wins(1, 1, 1, device=torch.device("cuda", 1))
     assert wins(1, 1, 1, device=torch.device("cpu"))
     assert wins(0, 1536, 1536)
-
-
-@pytest.mark.usefixtures("measured")
-def test_few_multiplications(monkeypatch):
-    table = {"GPU 0": {"blockwise": choice.Threshold(size=1, multiplications=1e9)}}
-    monkeypatch.setattr(choice, "MEASURED", table)
-    assert nn.fp8_wins(1000, 1000, 1000, nn.recipes.blockwise, GPU)
-    assert not nn.fp8_wins(999, 1000, 1000, nn.recipes.blockwise, GPU)
 
 
 def test_what_was_measured(monkeypatch):
@@ -74,15 +74,16 @@ def test_bfloat16_is_what_the_matrix_says(name, has, monkeypatch):
 
 @pytest.fixture
 def losing(monkeypatch):
-    from octofold.nn.layers import linear
+    from octofold.nn.layers import fused_components, linear
 
-    monkeypatch.setattr(linear, "fp8_wins", lambda *arguments: False)
+    for module in (linear, fused_components):
+        monkeypatch.setattr(module, "fp8_wins", lambda *arguments: False)
 
 
 @pytest.mark.usefixtures("losing")
 def test_plain_product_where_fp8_loses(casts):
     messages = []
-    octofold.set_log_handler(lambda level, message: messages.append((level, message)))
+    octofold.set_log_handler(lambda *message: messages.append(message))
     try:
         layer = nn.Linear(301, 200, dtype=torch.float32)
         x = torch.randn(5, 301, dtype=torch.bfloat16)
@@ -94,8 +95,9 @@ def test_plain_product_where_fp8_loses(casts):
     weight, bias = layer.weight.bfloat16(), layer.bias.bfloat16()
     assert torch.equal(y, torch.nn.functional.linear(x, weight, bias))
     assert not casts
-    assert [level for level, _ in messages] == ["warning"]
-    assert "301 -> 200 features, recipe blockwise: FP8 is slower" in messages[0][1]
+    ((level, message),) = messages  # once for layers of these sizes
+    assert level == "warning"
+    assert "301 -> 200 features, recipe blockwise: FP8 is slower" in message
     forced = nn.Linear(301, 200, force_fp8=True)
     forced(x)
     assert casts.count((200, 301)) == 1
@@ -111,3 +113,17 @@ def test_main_grad_of_a_plain_product(casts):
     assert torch.allclose(layer.weight.main_grad, 2 * dy.t() @ x.detach(), atol=1e-4)
     assert torch.allclose(x.grad, dy @ layer.weight.detach(), atol=1e-4)
     assert not casts
+
+
+@pytest.mark.usefixtures("losing")
+@every({name: make for name, make in MODULES.items() if "mlp" in name or "norm" in name})
+def test_parts_are_run_where_fp8_loses(make, fused_casts):
+    module = make()
+    inputs = inputs_of(module)
+    (parts,) = nn.restore(torch.nn.ModuleList([copy.deepcopy(module)]))
+    assert_same(module(*inputs), parts(*inputs))
+    assert not fused_casts
+    for part in module.modules():
+        part.force_fp8 = True
+    module(*inputs)
+    assert fused_casts

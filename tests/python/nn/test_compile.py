@@ -1,5 +1,5 @@
-"""Layers with FP8 weights under torch.compile, and the choice between FP8 and a plain product; what
-trains is compiled in test_modules.py and test_functions.py, and here two in one graph."""
+"""Modules under torch.compile: each that trains, two in one graph, layers with FP8 weights, and the
+choice between FP8 and a plain product. Functions are compiled in test_functions.py."""
 
 import copy
 
@@ -7,7 +7,18 @@ import octofold
 import pytest
 
 from tests.python.judge import assert_compiled_same, assert_same
-from tests.python.nn.layer_support import WIDTH, Routed, random, step
+from tests.python.nn.layer_support import (
+    KINDS,
+    MODULES,
+    WIDTH,
+    Routed,
+    compiled,
+    every,
+    inputs_of,
+    random,
+    relative_error,
+    step,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -36,13 +47,28 @@ def inference():
     return nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 200))
 
 
-@pytest.mark.parametrize("make", [inference, weight_only, experts])
+def with_a_parameter(make):
+    def layer():
+        made = make()
+        made.keep_as_parameter()
+        return made
+
+    return layer
+
+
+FP8_WEIGHTS = {"inference": inference, "weight only": weight_only, "experts": experts}
+FP8_WEIGHTS |= {
+    f"{make.__name__}, parameter": with_a_parameter(make) for make in (inference, weight_only)
+}
+
+
+@every(FP8_WEIGHTS)
 def test_fp8_weights(make):
     layer, x = make(), random(65, WIDTH, dtype=torch.bfloat16)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    run = compiled(layer)
     with torch.no_grad():
-        assert_same(compiled(x), layer(x))
-    assert_same(step(compiled, x), step(layer, x))
+        assert_same(run(x), layer(x))
+    assert_same(step(run, x), step(layer, x))
 
 
 OSS = {"activation": "swiglu-oss", "bias": True}
@@ -53,10 +79,10 @@ WITH_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("make", WITH_NUMBERS.values(), ids=WITH_NUMBERS)
+@every(WITH_NUMBERS)
 def test_two_layers_of_any_sizes_in_one_graph(make):
     model, x = torch.nn.Sequential(make(), make()), random(65, WIDTH)
-    twin = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager", dynamic=True)
+    twin = compiled(copy.deepcopy(model), dynamic=True)
     assert_compiled_same(step(twin, x), step(model, x))
 
 
@@ -75,9 +101,55 @@ def test_decision_is_compiled(monkeypatch):
 
     monkeypatch.setattr(linear, "fp8_wins", on_gpu)
     layer = nn.Linear(300, 200)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    run = compiled(layer)
     for tokens, plain in ((20, True), (200, False)):
         x = random(tokens, 300)
         expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
-        assert torch.equal(compiled(x), layer(x))
-        assert torch.equal(compiled(x), expected) == plain
+        assert torch.equal(run(x), layer(x))
+        assert torch.equal(run(x), expected) == plain
+
+
+@every(MODULES)
+def test_compiles_whole(make):
+    """Twice, with a step of the optimizer between: the weights are cast in each call, and what a
+    recipe keeps goes on."""
+    eager = make()
+    twin = copy.deepcopy(eager)
+    run = compiled(twin)
+    for _ in range(2):
+        inputs = inputs_of(eager)
+        assert_compiled_same(step(run, *inputs), step(eager, *inputs))
+        for model in (eager, twin):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert_same(twin.buffers(), eager.buffers())
+
+
+@every(KINDS)
+def test_compiled_autocast(make):
+    module = make()
+    inputs = inputs_of(module)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(step(compiled(module), *inputs), step(module, *inputs))
+
+
+@every(KINDS)
+def test_sizes_do_not_recompile(make):
+    """Sizes of more than one unit of 128 tokens share a graph: one unit is torch's own case."""
+    module = make()
+    run = compiled(module, dynamic=True)
+    step(run, *inputs_of(module, tokens=260))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in (261, 1000):
+            inputs = inputs_of(module, tokens)
+            assert_same(step(run, *inputs), step(module, *inputs))
+
+
+@pytest.mark.filterwarnings("ignore")  # Inductor's own
+@pytest.mark.parametrize(("name", "limit"), [("blockwise", 1e-4), ("mixture of experts", 0.02)])
+def test_inductor(name, limit):
+    """It sums in its own order."""
+    module = MODULES[name]()
+    inputs = inputs_of(module)
+    run = torch.compile(copy.deepcopy(module), fullgraph=True)
+    for left, right in zip(step(run, *inputs), step(module, *inputs), strict=True):
+        assert relative_error(left, right) < limit

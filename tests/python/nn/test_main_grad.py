@@ -1,12 +1,17 @@
 """Gradients in weight.main_grad, and the errors for what would look for them in weight.grad."""
 
+import copy
+
 import octofold
 import pytest
 
 from tests.python.judge import assert_same
 from tests.python.nn.layer_support import (
     KINDS,
+    MODULES,
     ask_for_main_grad,
+    compiled,
+    every,
     inputs_of,
     mlp_of_three,
     random,
@@ -17,6 +22,46 @@ from tests.python.nn.layer_support import (
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
+
+
+@every(MODULES)
+def test_main_grad(make):
+    """Each backward adds to weights' main_grad in FP32; all else has the bits that it had."""
+    check_main_grad(make, is_compiled=False)
+
+
+@pytest.mark.slow
+@every(KINDS)
+def test_compiled_main_grad(make):
+    check_main_grad(make, is_compiled=True)
+
+
+def check_main_grad(make, is_compiled):
+    torch.compiler.reset()
+    module = make().bfloat16()
+    inputs = inputs_of(module, dtype=torch.bfloat16)
+    twin = copy.deepcopy(module)
+    ask_for_main_grad(twin)
+    if is_compiled:  # else backward makes it
+        for part in twin.modules():
+            for weight in part.parameters(recurse=False):
+                if hasattr(part, "main_grad") and weight.dim() > 1:
+                    weight.main_grad = torch.zeros(weight.shape)
+    run = compiled(twin) if is_compiled else twin
+    expected = step(module, *inputs)
+    actual = step(run, *inputs)
+    of_weights = {n: p.main_grad for n, p in twin.named_parameters() if hasattr(p, "main_grad")}
+    assert of_weights
+    wanted = {name: module.get_parameter(name).grad for name in of_weights}
+    others = [p.grad for n, p in module.named_parameters() if n not in of_weights]
+    assert_same(actual, [*expected[: 1 + len(inputs)], *others])
+    for state in twin.buffers():
+        state.zero_()
+    step(run, *inputs)
+    for name, held in of_weights.items():
+        assert twin.get_parameter(name).main_grad is held
+        assert held.dtype == torch.float32
+        assert relative_error(held, 2 * wanted[name]) < 2**-8
 
 
 def test_main_grad_of_a_frozen_weight():

@@ -8,7 +8,7 @@ import octofold
 import pytest
 
 from tests.python.casting import GRANULARITIES
-from tests.python.nn.layer_support import relative_error
+from tests.python.nn.layer_support import relative_error, transformers_model
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -22,16 +22,9 @@ TOKENS = torch.arange(24).reshape(2, 12)
 
 
 def llama():
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    return transformers.LlamaForCausalLM(config).bfloat16()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return transformers_model("llama", **sizes, **heads).bfloat16()
 
 
 def adapted(granularity="128x128", base=None, **options):
@@ -195,9 +188,11 @@ def test_trained_adapters_run_over_inference_linear(recipe, tmp_path):
     ],
 )
 def test_what_reads_the_weight_is_refused(options, named):
+    """By our own config, and by the tuner that hosts reach."""
     model = nn.convert_weight_only(llama()).model
-    with pytest.raises(octofold.InvalidArgumentError, match=named):
-        nn.lora_config(model, peft.LoraConfig(target_modules="all-linear", **options))
+    for wrapped in (nn.lora_config, peft.get_peft_model):
+        with pytest.raises(octofold.InvalidArgumentError, match=named):
+            wrapped(model, peft.LoraConfig(target_modules="all-linear", **options))
 
 
 def test_other_arguments_are_refused():

@@ -1,18 +1,17 @@
 """The layers that conversions of models pick, what they say of the others, and that models whose
 code reads weights past their layers go on computing right."""
 
+import copy
+from functools import partial
+
 import octofold
 import pytest
+
+from tests.python.nn.layer_support import transformers_model
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
-SIZES = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
-SIZES |= {"intermediate_size": 128, "vocab_size": 200}
-
-
-def transformers():
-    return pytest.importorskip("transformers")
 
 
 def encoder():
@@ -20,31 +19,20 @@ def encoder():
     return torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 1), torch.nn.Linear(128, 128))
 
 
-def t5():
-    library = transformers()
-    config = library.T5Config(d_model=128, d_ff=128, num_layers=1, num_heads=2, vocab_size=200)
-    return library.T5EncoderModel(config)
+def one_layer_of(family, kind="AutoModelForCausalLM", **options):
+    return partial(transformers_model, family, kind, num_hidden_layers=1, **options)
 
 
-def mamba():
-    library = transformers()
-    return library.MambaModel(
-        library.MambaConfig(hidden_size=128, num_hidden_layers=1, vocab_size=200)
-    )
-
-
-def deberta():
-    library = transformers()
-    of_positions = {"relative_attention": True, "position_buckets": 8}
-    return library.DebertaV2Model(library.DebertaV2Config(**SIZES, **of_positions))
-
-
-def llama(tied=False):
-    library = transformers()
-    return library.LlamaForCausalLM(library.LlamaConfig(**SIZES, tie_word_embeddings=tied))
-
-
-MODELS = {"torch's encoder": encoder, "T5": t5, "Mamba": mamba, "DeBERTa": deberta, "Llama": llama}
+llama = one_layer_of("llama")
+gpt2 = one_layer_of("gpt2", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+of_positions = {"relative_attention": True, "position_buckets": 8}
+MODELS = {
+    "torch's encoder": encoder,
+    "T5": one_layer_of("t5", "AutoModelForTextEncoding", d_model=128, d_ff=128, num_heads=2),
+    "Mamba": one_layer_of("mamba", "AutoModel"),
+    "DeBERTa": one_layer_of("deberta-v2", "AutoModel", **of_positions),
+    "Llama": llama,
+}
 
 
 def run(model):
@@ -66,18 +54,6 @@ def new_model(name):
     return model
 
 
-def convert(model):
-    return nn.convert(model).model
-
-
-def convert_weight_only(model):
-    return nn.convert_weight_only(model).model
-
-
-def cast_layerwise(model):
-    return octofold.models.enable_layerwise_casting(model)
-
-
 def advised(model):
     if isinstance(model, torch.nn.Sequential):
         inputs = torch.randn(2, 9, 128, dtype=torch.bfloat16)
@@ -87,7 +63,12 @@ def advised(model):
     return octofold.models.apply(model, plan)
 
 
-CHANGES = {f.__name__: f for f in (convert, convert_weight_only, cast_layerwise, advised)}
+CHANGES = {
+    "convert": nn.convert,
+    "weight only": nn.convert_weight_only,
+    "layerwise": octofold.models.enable_layerwise_casting,
+    "advised": advised,
+}
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -162,7 +143,7 @@ def test_modules_that_are_asked_for_their_dtype_are_left_alone():
 
 def test_heads_are_left_alone_by_default():
     for tied in (False, True):
-        report = nn.convert(llama(tied))
+        report = nn.convert(llama(tie_word_embeddings=tied))
         assert len(report.converted) == 7
         assert set(report.left_alone) == {"lm_head"}
         words = "tied to that of model.embed_tokens" if tied else "the output head"
@@ -190,7 +171,8 @@ def test_a_model_with_nothing_but_a_head_is_refused():
 
 def test_adapters_are_left_alone_by_default():
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"])
+    targets = ["q_proj", "down_proj"]
+    config = peft.LoraConfig(target_modules=targets, init_lora_weights=False)
     for convert in (nn.convert, nn.convert_weight_only):
         model = peft.get_peft_model(llama(), config)
         report = convert(model)
@@ -203,6 +185,14 @@ def test_adapters_are_left_alone_by_default():
         loss.backward()
         trained = [name for name, p in model.named_parameters() if p.grad is not None]
         assert len(trained) == 4
+    model = peft.get_peft_model(llama(), config)
+    nn.convert(model)
+    with torch.no_grad():  # peft adds to the weight's data
+        apart, alone = run(model.eval()), copy.deepcopy(model).merge_and_unload()
+        model.merge_adapter()
+        merged = run(model)
+        assert 0 < (merged - apart).norm() / apart.norm() < 0.1
+        assert torch.equal(run(alone), merged)
 
 
 class Special(torch.nn.Linear):
@@ -247,14 +237,6 @@ def test_the_report_reads_well():
         "model.layers.0.self_attn.k_proj, model.layers.0.self_attn.v_proj and 4 more",
         "  left alone: 1, it is the output head: lm_head",
     ]
-
-
-def gpt2():
-    library = transformers()
-    config = library.GPT2Config(
-        n_embd=128, n_layer=1, n_head=2, vocab_size=200, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
-    )
-    return library.GPT2LMHeadModel(config)
 
 
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise"])

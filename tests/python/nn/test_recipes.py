@@ -1,4 +1,5 @@
-"""Recipes as values: what they are made of, and what they refuse."""
+"""Recipes as values: what they are made of, and what they refuse; batch-invariant ones, whose
+tokens do not depend on one another."""
 
 import dataclasses
 import pickle
@@ -6,20 +7,25 @@ import pickle
 import octofold
 import pytest
 
-from tests.python.nn import layer_support
+from tests.python.nn.layer_support import (
+    NAMES,
+    exact,
+    gradients,
+    random,
+    relative_error,
+)
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 Product, Recipe = nn.Product, nn.Recipe
 FP8 = Product("tensor", "tensor")
+BLOCKWISE = nn.recipes.batch_invariant("blockwise")
 ROUNDED = octofold.Format(granularity="tensor", power_of_two=True)
 
 
 def test_names():
-    assert tuple(nn.recipes.NAMED) == tuple(
-        sorted(layer_support.NAMES, key=list(nn.recipes.NAMED).index)
-    )
+    assert tuple(nn.recipes.NAMED) == tuple(sorted(NAMES, key=list(nn.recipes.NAMED).index))
     for name, recipe in nn.recipes.NAMED.items():
         assert getattr(nn.recipes, name) is recipe
         assert (recipe.name, str(recipe)) == (name, name)
@@ -32,23 +38,18 @@ def test_own_recipe():
     assert recipe.name == "custom"
     assert "grad_weight=None" in str(recipe)
     assert hash(recipe) != hash(nn.recipes.blockwise)
-    x, weight = torch.randn(130, 256), torch.randn(192, 256)
-    leaf = weight.clone().requires_grad_()
-    dy = torch.randn(130, 192)
-    octofold.linear(x, leaf, recipe=recipe).backward(dy)
-    assert torch.equal(leaf.grad, dy.t() @ x)
 
 
 @pytest.mark.parametrize("missing", ["output", "grad_input", "grad_weight"])
 def test_each_product_may_stay_in_high_precision(missing):
     recipe = dataclasses.replace(nn.recipes.blockwise, **{missing: None})
-    x, weight, dy = torch.randn(130, 256), torch.randn(192, 256), torch.randn(130, 192)
-    actual = layer_support.gradients(lambda *t: octofold.linear(*t, recipe), x, weight, None, dy)
-    expected = layer_support.exact(x, weight, None, dy)
+    x, weight, dy = random(130, 256), random(192, 256), random(130, 192)
+    actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, None, dy)
+    expected = exact(x, weight, None, dy)
     for name, left, right in zip(
         ("output", "grad_input", "grad_weight"), actual[:3], expected[:3], strict=True
     ):
-        error = layer_support.relative_error(left, right)
+        error = relative_error(left, right)
         assert error < 1e-5 if name == missing else 0.02 < error < 0.042
 
 
@@ -97,3 +98,83 @@ def test_bad_fields(change, message):
 def test_bad_products(arguments, options, message):
     with pytest.raises(octofold.InvalidArgumentError, match="^Product: argument " + message):
         Product(*arguments, **options)
+
+
+@pytest.fixture
+def for_all_calls():
+    octofold.set_batch_invariant(True)
+    yield
+    octofold.set_batch_invariant(False)
+
+
+def expect_apart(layer, x):
+    """Tokens, and their gradients, one by one and in another order."""
+    x = x.requires_grad_()
+    y = layer(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    backwards = torch.arange(len(x)).flip(0)
+    for tokens in (*backwards[:3, None], backwards):
+        some = x[tokens].detach().requires_grad_()
+        result = layer(some)
+        assert torch.equal(result, y[tokens])
+        (gradient,) = torch.autograd.grad(result, some, torch.ones_like(result))
+        assert torch.equal(gradient, dx[tokens])
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "rowwise_with_gw_hp"])
+def test_tokens_of_a_layer_are_apart(recipe):
+    layer = nn.Linear(391, 140, recipe=nn.recipes.batch_invariant(recipe))
+    expect_apart(layer, random(40, 391))
+
+
+def test_tokens_of_an_mlp_are_apart():
+    mlp = nn.MLP(256, 384, recipe=BLOCKWISE)
+    expect_apart(mlp, random(40, 256, dtype=torch.bfloat16))
+
+
+def test_tokens_of_experts_are_apart():
+    experts = nn.Experts(256, 128, 4, recipe=BLOCKWISE)
+    weights, ids = torch.rand(40, 2), torch.randint(4, (40, 2), dtype=torch.int32)
+    x = random(40, 256, dtype=torch.bfloat16)
+    with torch.no_grad():
+        y = experts(x, ids, weights)
+        for tokens in (slice(0, 1), slice(39, 40), slice(7, 30)):
+            assert torch.equal(experts(x[tokens], ids[tokens], weights[tokens]), y[tokens])
+
+
+def test_all_calls_of_a_process(for_all_calls):
+    layer = nn.Linear(391, 140, recipe="blockwise")
+    expect_apart(layer, random(40, 391))
+
+
+def test_a_recipe_says_it():
+    assert BLOCKWISE.batch_invariant
+    assert not nn.recipes.blockwise.batch_invariant
+    assert BLOCKWISE.grad_input.batch_invariant
+    assert not BLOCKWISE.grad_weight.batch_invariant, "whose rows are features"
+    assert BLOCKWISE.name == "custom"
+
+
+def test_few_tokens_are_computed_as_many_are():
+    """In a layer of an FP8 checkpoint, which else does not cast few."""
+    linear = torch.nn.Linear(256, 128).to(torch.bfloat16)
+    layer = nn.InferenceLinear.from_linear(linear, "blockwise")
+    layer.few_tokens = 16
+    x = random(40, 256, dtype=torch.bfloat16)
+    assert layer._takes_as_it_is(x[:16])
+    layer._recipe = nn.recipes.batch_invariant(layer.recipe)
+    assert not layer._takes_as_it_is(x[:16])
+    with torch.no_grad():
+        assert torch.equal(layer(x)[3:4], layer(x[3:4]))
+
+
+def test_tokens_that_share_a_scale_are_refused():
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'output\.a'.*rows.*got 'tensor'"):
+        nn.recipes.batch_invariant("tensorwise")
+    product = nn.Product("128x128", "128x128", batch_invariant=True)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'output\.a'.*got '128x128'"):
+        nn.Recipe(output=product, grad_input=None, grad_weight=None)
+    # Delayed scales are those of the steps before.
+    assert nn.recipes.batch_invariant("delayed").batch_invariant
+    with pytest.raises(octofold.InvalidArgumentError, match="'batch_invariant': expected True or"):
+        dataclasses.replace(nn.recipes.blockwise.output, batch_invariant=1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ranks.ranks import require_agreement
+from ..._ranks import require_agreement
 from ...nn.autograd.blocks import require_activation
 from ...nn.autograd.experts import (
     expert_recipe_of,

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._ranks.ranks import Ranks, next_layer, require_agreement_now
+from ..._ranks import Ranks, next_layer, require_agreement_now
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import local_part
 from ...nn.layers.mixture import MixtureOfExperts

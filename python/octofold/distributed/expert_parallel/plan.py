@@ -21,7 +21,7 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.formats import Format
 from ..._ops.routing import sort_by_expert
-from ..._ranks.ranks import Ranks, ranks_of, require_agreed
+from ..._ranks import Ranks, ranks_of, require_agreed
 from ..._ranks.wire import exchanged, gathered
 
 NAME: Final = "octofold.distributed.experts"

@@ -29,7 +29,7 @@ from ..._core.formats import UNITS, Format
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts, Casts, cast
 from ..._ops.cast_sources import Source
-from ..._ranks.ranks import Ranks, require_agreement
+from ..._ranks import Ranks, require_agreement
 from ..._ranks.wire import gathered, gathered_columns, gathered_rows, largest, scattered_sum, summed
 from ...nn.autograd.boundary import Boundary
 from ...nn.casting.casts import cast_as_wanted, with_amax

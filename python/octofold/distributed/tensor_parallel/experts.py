@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks import Ranks, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import Sides
 from ...nn.layers.experts import Experts

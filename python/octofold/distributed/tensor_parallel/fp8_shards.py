@@ -13,7 +13,7 @@ from ..._core.errors import invalid_argument
 from ..._core.formats import UNITS
 from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ranks.ranks import Ranks
+from ..._ranks import Ranks
 from ..._ranks.wire import as_bytes, as_products_read
 from ...nn.layers.fp8_weight import Fp8Weight
 from .layouts import require_divisible, spread

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from ..._core.errors import UnsupportedError, invalid_argument
 from ..._core.recipe import Recipe, recipe_of
-from ..._ranks.ranks import Ranks, ranks_of, require_agreement_now
+from ..._ranks import Ranks, ranks_of, require_agreement_now
 from ...nn.conversion.expert_blocks import holds_experts
 from ...nn.conversion.experts import convert_experts
 from ...nn.conversion.linear import convert

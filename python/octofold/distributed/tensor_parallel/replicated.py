@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..._ranks.ranks import Ranks, ranks_of
+from ..._ranks import Ranks, ranks_of
 from ..._ranks.wire import summed
 from ...nn.autograd.functions import refuse_in_backward
 from ...nn.layers.linear import local_part

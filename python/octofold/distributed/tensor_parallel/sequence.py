@@ -25,7 +25,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.nn import Module
 
 from ..._core.errors import UnsupportedError
-from ..._ranks.ranks import Ranks
+from ..._ranks import Ranks
 from .layouts import local_of, require_tokens
 
 _NAME: Final = "octofold.distributed.parallelize"

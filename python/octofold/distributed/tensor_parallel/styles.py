@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
-from ..._ranks.ranks import Ranks, next_layer, ranks_of
+from ..._ranks import Ranks, next_layer, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import ONE_PROCESS, Boundary, Sides
 from ...nn.layers.fused_components import common_recipe

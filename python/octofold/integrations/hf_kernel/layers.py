@@ -2,9 +2,8 @@
 
 import torch
 from octofold import ScaledTensor, linear
+from octofold.models.layerwise.products import fp8_linear
 from torch import Tensor
-
-from ...models.layerwise.products import fp8_linear
 
 __all__ = ["Fp8Linear", "Linear"]
 

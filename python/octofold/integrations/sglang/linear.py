@@ -43,11 +43,11 @@ def choose_for_blocks(
     act_scale_ue8m0: bool = False,
 ) -> Any:
     """Around dispatch_w8a8_block_fp8_linear(), which returns the function of a layer."""
-    way = _way()
+    who = _who_computes()
     is_ours = weight_block_size is None or list(weight_block_size) == [128, 128]
-    if way == _SGLANG or not is_ours or not fp8_utils.get_fp8_gemm_runner_backend().is_auto():
+    if who == _SGLANG or not is_ours or not fp8_utils.get_fp8_gemm_runner_backend().is_auto():
         return original(weight_block_size, act_scale_ue8m0)
-    if way == _WEIGHTS_ALONE:
+    if who == _WEIGHTS_ALONE:
         return weights_of_blocks
     return functools.partial(linear_of_blocks, act_scale_ue8m0=act_scale_ue8m0)
 
@@ -103,7 +103,7 @@ def apply_linear(
 ) -> Any:
     """Around apply_fp8_linear(), which computes a layer with weights [in, out] of one scale, or of
     one for each channel."""
-    way = _way()
+    who = _who_computes()
     scales = weight_scale.numel()
     # SGLang's own has a scale for each token, but where it is told otherwise.
     by_token = use_per_token_if_dynamic or not compressed_tensor_quant
@@ -116,7 +116,7 @@ def apply_linear(
         and weight.dtype == torch.float8_e4m3fn
         and scales in (1, weight.shape[1])
     )
-    if way == _SGLANG or not is_ours:
+    if who == _SGLANG or not is_ours:
         return original(
             input,
             weight,
@@ -132,7 +132,7 @@ def apply_linear(
         )
     granularity = "tensor" if scales == 1 else "channel"
     scaled = ScaledTensor(weight.t(), weight_scale.reshape(-1), granularity)
-    if way == _WEIGHTS_ALONE:
+    if who == _WEIGHTS_ALONE:
         return serving.weight_only(input, scaled, bias)
     if input_scale is None:
         return serving.linear(input, scaled, bias, "channel" if by_token else "tensor")
@@ -144,23 +144,27 @@ def apply_linear(
 def choose_marlin(original: Callable[[], bool]) -> bool:
     """Around can_auto_enable_marlin_fp8(): Marlin, which has weights in an order of its own, is for
     GPUs without FP8 units. There Octofold computes with the checkpoint's order."""
-    return False if _way() == _WEIGHTS_ALONE else original()
+    return False if _who_computes() == _WEIGHTS_ALONE else original()
 
 
 def process_weights(original: Callable[..., None], method: Any, layer: torch.nn.Module) -> None:
     """Around Fp8LinearMethod.process_weights_after_loading(). Where neither Cutlass nor Marlin
     computes it rounds the shards of a layer anew, to have one scale for all; for Cutlass it gives
     each channel its shard's scale, which is what Octofold takes."""
-    if _way() == _WEIGHTS_ALONE and method.is_checkpoint_fp8_serialized and not method.use_marlin:
+    if (
+        _who_computes() == _WEIGHTS_ALONE
+        and method.is_checkpoint_fp8_serialized
+        and not method.use_marlin
+    ):
         method.cutlass_fp8_supported = True
     original(method, layer)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _way() -> str:
+def _who_computes() -> str:
     """Who computes on this process's GPU."""
     heed_determinism()
-    return _way_on(fp8_utils.get_device_capability())
+    return _who_computes_on(fp8_utils.get_device_capability())
 
 
 def heed_determinism() -> bool:
@@ -176,7 +180,7 @@ def heed_determinism() -> bool:
 
 
 @functools.cache
-def _way_on(capability: tuple[int | None, int | None]) -> str:
+def _who_computes_on(capability: tuple[int | None, int | None]) -> str:
     major, minor = capability
     if major is None or minor is None:
         return _SGLANG

@@ -19,7 +19,7 @@ from ..._ops.gemm_weight_only import grouped_gemm_weight_only
 from ..._ops.grouped_gemm import Rows
 from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
-from ...nn.autograd.experts import chosen_way
+from ...nn.autograd.experts import chosen_compute
 from ...nn.autograd.experts_forward import grouped_product
 from ...nn.autograd.products import addable
 from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
@@ -27,7 +27,7 @@ from ...nn.conversion.linear import replaced
 from ...nn.conversion.patching import in_front_of
 from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
-from ...nn.recipes.kernels import way_of
+from ...nn.recipes.kernels import layer_products
 from ..model_loading import LoadingOptions, empty_weight
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ModelsOwnExperts(KeepsBuffers):
         gathered = Gathered(x, sources, slots=positions.shape[-1])
         biases = [addable(getattr(self, f"{name}_bias", None), x.dtype) for name in STACKED]
         y: Tensor
-        if chosen_way(x, first, second, self.compute) == WEIGHT_ONLY:
+        if chosen_compute(x, first, second, self.compute) == WEIGHT_ONLY:
             groups = Rows(offsets)
             gate_up = grouped_gemm_weight_only(gathered, first, groups, bias=biases[0])
             h = self._apply_gate(gate_up)
@@ -127,9 +127,9 @@ def convert_experts_of(
             found[name] = "FP8 products around the model's own gate, 128x128"
         else:
             continue
-        way = way_of(EXPERTS, FP8, device_of(name))
-        if way.why_not and options.compute != WEIGHT_ONLY:
-            found[name] += f", {way.how} here ({way.why_not})"
+        products = layer_products(EXPERTS, FP8, device_of(name))
+        if products.why_not and options.compute != WEIGHT_ONLY:
+            found[name] += f", {products.how} here ({products.why_not})"
         block = modules[name.rpartition(".")[0]]
         gate = block._modules.get("gate")
         if gate is not None and convert_router(gate):

@@ -24,7 +24,7 @@ from ...nn.casting.weight_tensors import StoredWeight, stored
 from ...nn.layers.buffers import keep_dtypes
 from ...nn.layers.saving import give_numbers
 from ...nn.layers.weight_only import weight_only_linear
-from .products import forgetting, linear_of_codes, linear_way
+from .products import forgetting, linear_compute, linear_of_codes
 from .storage import Storage, from_storage, load_weight
 
 
@@ -126,15 +126,15 @@ class StoredLinear(StoredLayer):
         if not is_fp8(codes):  # another weight was put there
             return torch.nn.functional.linear(input, codes, bias)
         storage, dtype = self.storage, self.product_dtype(input)
-        way = linear_way(input.shape, codes.shape[0], storage.native, input.device, dtype)
+        compute = linear_compute(input.shape, codes.shape[0], storage.native, input.device, dtype)
         weight = ScaledTensor(codes.detach(), self.weight_scale_values, storage.granularity)
         # Short ways for what is usual: up to some 100 tokens the host's time is the layer's.
         as_is = input.dtype == dtype
         x = input if as_is else input.to(dtype)
-        if way == WEIGHT_ONLY:
+        if compute == WEIGHT_ONLY:
             y = weight_only_linear(x, weight, bias)
         else:
-            y = linear_of_codes(x, weight, bias, way == NATIVE)
+            y = linear_of_codes(x, weight, bias, compute == NATIVE)
         return y if as_is else y.to(result_dtype(input))
 
 

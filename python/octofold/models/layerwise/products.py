@@ -31,7 +31,7 @@ written, against products of twice the rate): 577 by the rates of an H200, 495 b
 4090. Not measured."""
 
 
-def linear_way(
+def linear_compute(
     shape: Sequence[int],
     out_features: int,
     native: bool | str,
@@ -173,7 +173,7 @@ class CastLinear(FrozenLinear):
 
 
 _NATIVE: Final[dict[str, bool | str]] = {"auto": "auto", "native": True, "weight-only": False}
-"""linear_way()'s word for each way to compute."""
+"""linear_compute()'s word for each `compute`."""
 
 
 def fp8_linear(
@@ -192,14 +192,14 @@ def fp8_linear(
     dtype = result_dtype(x)
     if x.dtype != dtype:
         x = x.to(dtype)
-    way = _way(x, weight, _NATIVE[compute])
-    if way == WEIGHT_ONLY:
+    chosen = _compute_of(x, weight, _NATIVE[compute])
+    if chosen == WEIGHT_ONLY:
         return weight_only_linear(x, weight, bias)
-    return linear_of_codes(x, weight, bias, way == NATIVE)
+    return linear_of_codes(x, weight, bias, chosen == NATIVE)
 
 
-def _way(x: Tensor, weight: ScaledTensor, native: bool | str) -> str:
+def _compute_of(x: Tensor, weight: ScaledTensor, native: bool | str) -> str:
     if native is True or on_gpu(x.device):
-        return linear_way(x.shape, weight.shape[0], native, x.device, x.dtype)
+        return linear_compute(x.shape, weight.shape[0], native, x.device, x.dtype)
     # The CPU does as a GPU without FP8 units, and makes no copy of the weight.
     return WEIGHT_ONLY if has_weight_only(x.device, x.dtype) else CAST

@@ -14,7 +14,7 @@ from ..._core.scaled_tensor import ScaledTensor, require_one_level
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
 from ..casting.casts import cast_weight
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
-from ..recipes.kernels import expert_way
+from ..recipes.kernels import expert_products
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
 from .experts_backward import native_experts
@@ -85,16 +85,16 @@ def experts(
     require_routed(name, x, topk_ids, topk_weights, w13.shape[2])
     require_compute(name, compute)
     grad = torch.is_grad_enabled()
-    way = chosen_way(x, w13, w2, compute)
+    compute = chosen_compute(x, w13, w2, compute)
     tokens = routed_tokens(x, topk_ids, topk_weights, w13.shape[0])
-    if way == HIGH_PRECISION:
+    if compute == HIGH_PRECISION:
         first, second = (uncast_projection(w, b) for w, b in ((w13, b13), (w2, b2)))
     else:
         used = tokens.routing.offsets
         first = projection_of(w13, b13, recipe, grad and x.requires_grad, used)
         both = grad and (x.requires_grad or first.needs_gradient())
         second = projection_of(w2, b2, recipe, both, used)
-    return run_experts(x, tokens, first, second, activation, recipe, way)
+    return run_experts(x, tokens, first, second, activation, recipe, compute)
 
 
 def projection_of(
@@ -127,29 +127,29 @@ def run_experts(
     second: Projection,
     activation: str,
     recipe: Recipe,
-    way: str,
+    compute: str,
 ) -> Tensor:
-    """experts() of arguments that fit, x and where its tokens go, by the way that chosen_way()
+    """experts() of arguments that fit, x and where its tokens go, as chosen_compute()
     gives. The projections have the casts that it takes: of HIGH_PRECISION none."""
-    y = _WAYS[way](tokens, first, second, activation, recipe, result_dtype(x))
+    y = _EXPERTS[compute](tokens, first, second, activation, recipe, result_dtype(x))
     return y[0] if x.dim() == 1 else y
 
 
-def chosen_way(
+def chosen_compute(
     x: Tensor, first: Tensor | ScaledTensor, second: Tensor | ScaledTensor, compute: str
 ) -> str:
     """NATIVE, WEIGHT_ONLY or HIGH_PRECISION: where x is, with these weights. compute: one of
     COMPUTE, for weights that both are FP8."""
     if not (isinstance(first, ScaledTensor) and isinstance(second, ScaledTensor)):
-        return expert_way(x.device, TRAINED)
+        return expert_products(x.device, TRAINED)
     few = compute == "auto" and row_count(x.shape) <= FEW_TOKENS_OF_EXPERTS
     if few or compute == WEIGHT_ONLY:
         return WEIGHT_ONLY
-    how = expert_way(x.device, FP8)
+    how = expert_products(x.device, FP8)
     return WEIGHT_ONLY if how == CAST else how  # whose error says what there is no kernel for
 
 
-_WAYS: Final[dict[str, Callable[..., Tensor]]] = {
+_EXPERTS: Final[dict[str, Callable[..., Tensor]]] = {
     NATIVE: native_experts,
     WEIGHT_ONLY: weight_only_experts,
     HIGH_PRECISION: wide_experts,

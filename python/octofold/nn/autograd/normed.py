@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._core.errors import invalid_argument
+from ..._ops.attention import rotary
 from ..._ops.cast_sources import Normed
 from ..._ops.norms import NormGradients, norm, norm_gradient
-from ..._ops.rotary import rotary
 from ..casting.casts import walkable
 from .fitting import require_vector, require_wide
 from .functions import refuse_in_backward, save_tensors, saved_tensors

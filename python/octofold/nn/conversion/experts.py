@@ -16,7 +16,7 @@ from ..layers.experts import Experts, Stacks
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..recipes.choice import require_compute
-from ..recipes.kernels import has_bfloat16, way_of
+from ..recipes.kernels import has_bfloat16, layer_products
 from .expert_blocks import (
     GATES,
     convert_router,
@@ -93,11 +93,11 @@ def convert_experts(
     while picked:  # one after another, so that memory never holds two of each
         name = next(iter(picked))
         module = picked.pop(name)
-        way = way_of(EXPERTS, TRAINED, module.down_proj.device)
+        products = layer_products(EXPERTS, TRAINED, module.down_proj.device)
         is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
-        to_fp8 = weights == "fp8" or (bool(way.why_not) and is_frozen)
-        if way.why_not and not (to_fp8 or _is_fp8(module)):
-            left_alone[name] = f"its products stay in high precision: {way.why_not}"
+        to_fp8 = weights == "fp8" or (bool(products.why_not) and is_frozen)
+        if products.why_not and not (to_fp8 or _is_fp8(module)):
+            left_alone[name] = f"its products stay in high precision: {products.why_not}"
             continue
         new = _experts_of(module, recipe, main_grad, to_fp8, compute)
         converted[name] = _words_of(new)
@@ -167,7 +167,7 @@ def _convert_around(
             left_alone[f"{below}gate"] = "a router of its own"
         if shared is None or not _is_plain_mlp(shared):
             continue
-        why_not = way_of(LINEAR, TRAINED, shared.down_proj.weight.device).why_not
+        why_not = layer_products(LINEAR, TRAINED, shared.down_proj.weight.device).why_not
         if why_not:
             left_alone[f"{below}shared_experts"] = f"left to octofold.nn.convert(): {why_not}"
         else:
@@ -181,13 +181,13 @@ def _words_of(experts: Experts) -> str:
     if not isinstance(weight, ScaledTensor):
         return words
     words += f", FP8 weights {weight.granularity}"
-    way = way_of(EXPERTS, FP8, weight.data.device)
+    products = layer_products(EXPERTS, FP8, weight.data.device)
     if experts.compute == WEIGHT_ONLY:
         return f"{words}, {WEIGHT_ONLY}"
-    if not way.why_not:
+    if not products.why_not:
         return words
     of_float16 = " for float16 alone" if not has_bfloat16(weight.data.device) else ""
-    return f"{words}, {way.how} here{of_float16} ({way.why_not})"
+    return f"{words}, {products.how} here{of_float16} ({products.why_not})"
 
 
 def _experts_of(

@@ -14,7 +14,7 @@ from ..layers.fp8_weight import Fp8Weight
 from ..layers.inference import InferenceLinear
 from ..layers.weight_only import WeightOnlyLinear
 from ..recipes.choice import FEW_TOKENS
-from ..recipes.kernels import has_bfloat16, way_of
+from ..recipes.kernels import has_bfloat16, layer_products
 
 # Recipes of products with a weight of these scales.
 _RECIPES: Final = {
@@ -51,11 +51,11 @@ def words_of(layer: Fp8Weight, device: torch.device | None = None) -> str:
     if not isinstance(layer, InferenceLinear):
         return words
     device = weight.data.device if device is None else device
-    way = way_of(LINEAR, FP8, device)
-    how = f"{way.how} here"
-    if way.how == WEIGHT_ONLY and not has_bfloat16(device):
+    products = layer_products(LINEAR, FP8, device)
+    how = f"{products.how} here"
+    if products.how == WEIGHT_ONLY and not has_bfloat16(device):
         how += " for float16, for bfloat16 by a copy of the weight"
-    return words if not way.why_not else f"{words}, {how} ({way.why_not})"
+    return words if not products.why_not else f"{words}, {how} ({products.why_not})"
 
 
 def wide_layer(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:

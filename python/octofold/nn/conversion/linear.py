@@ -17,7 +17,7 @@ from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.norm_linear import NormLinear
 from ..layers.weight_only import WeightOnlyLinear
-from ..recipes.kernels import way_of
+from ..recipes.kernels import layer_products
 from .fp8_layers import frozen_layer, words_of
 from .picking import Conversion, ModuleFilter, pick
 
@@ -72,7 +72,7 @@ def convert(
     recipe = recipe_of(_NAME, recipe)
     if fsdp_fp8:
         # Imports torch.distributed, which takes longer than all of torch.nn.
-        from ..fsdp.sharding import gather_in_fp8, require_travels
+        from ..fsdp import gather_in_fp8, require_travels
 
         require_travels(_NAME, recipe)
     alone = {
@@ -92,13 +92,13 @@ def convert(
     frozen: dict[str, Any] = {}
     for name, layer in picked.layers.items():
         fp8: Linear | Conv1D
-        way = way_of(LINEAR, TRAINED, layer.weight.device)
+        products = layer_products(LINEAR, TRAINED, layer.weight.device)
         is_frozen = not any(parameter.requires_grad for parameter in layer.parameters())
-        if way.why_not and is_frozen and not is_conv1d(layer):
+        if products.why_not and is_frozen and not is_conv1d(layer):
             frozen[name] = layer
             continue
-        if way.why_not:
-            picked.left_alone[name] = f"its products stay in high precision: {way.why_not}"
+        if products.why_not:
+            picked.left_alone[name] = f"its products stay in high precision: {products.why_not}"
             continue
         if is_conv1d(layer):
             fp8 = Conv1D.from_conv1d(layer, recipe, force_fp8=force_fp8)

@@ -23,7 +23,7 @@ from ..autograd.boundary import (
     sides_of,
 )
 from ..autograd.experts import (
-    chosen_way,
+    chosen_compute,
     expert_recipe_of,
     require_counts,
     require_projections,
@@ -228,15 +228,17 @@ class Experts(KeepsBuffers):
             topk_ids = entry.gather(topk_ids, topk_ids.shape)
             input, topk_weights = gather_tokens(input, entry), gather_tokens(topk_weights, entry)
         grad = torch.is_grad_enabled()
-        way = chosen_way(input, first, second, self.compute)
+        compute = chosen_compute(input, first, second, self.compute)
         tokens = routed_tokens(input, topk_ids, topk_weights, first.shape[0])
         used = tokens.routing.offsets
-        of_first = self._projection(self._names[0], first, grad and input.requires_grad, way, used)
+        of_first = self._projection(
+            self._names[0], first, grad and input.requires_grad, compute, used
+        )
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both, way, used)
+        of_second = self._projection(self._names[1], second, both, compute, used)
         if of_second.bias is not None and exit is not ONE_PROCESS:
             of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
-        y = run_experts(input, tokens, of_first, of_second, self.activation, self._recipe, way)
+        y = run_experts(input, tokens, of_first, of_second, self.activation, self._recipe, compute)
         return y if exit is ONE_PROCESS else reduce_partial(y, exit)
 
     @property
@@ -354,7 +356,7 @@ class Experts(KeepsBuffers):
         name: str,
         weight: Tensor | ScaledTensor,
         transposed: bool,
-        way: str = NATIVE,
+        compute: str = NATIVE,
         used: Tensor | None = None,
     ) -> Projection:
         bias = self._own(f"{name}_bias")
@@ -364,7 +366,7 @@ class Experts(KeepsBuffers):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
         main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
-        if way == HIGH_PRECISION:
+        if compute == HIGH_PRECISION:
             return uncast_projection(weight, bias, main_grad)
         casts = weight_casts(
             (weight,), self._recipe, None, transposed, False, self._is_sharded, used

@@ -19,7 +19,7 @@ from ..casting.casts import INPUT, delayed_scale, new_history
 from ..casting.weight_casts import held_casts, weight_casts
 from ..casting.weight_tensors import CodedWeight, WrappedWeight
 from ..recipes.choice import fp8_wins
-from ..recipes.kernels import has_native, way_of
+from ..recipes.kernels import has_native, layer_products
 from .buffers import KeepsBuffers, with_state_of
 
 _NAME: Final = "octofold.nn.Linear"
@@ -300,7 +300,7 @@ def _slower(device: torch.device) -> str:
 def _why_no_products(device: torch.device) -> str:
     return (
         f"x's own dtype is used, as there are no FP8 products: "
-        f"{way_of(LINEAR, TRAINED, device).why_not}"
+        f"{layer_products(LINEAR, TRAINED, device).why_not}"
     )
 
 

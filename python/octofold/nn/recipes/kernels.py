@@ -30,7 +30,7 @@ def has_native(device: torch.device) -> bool:
     return index is None or _how(LINEAR, FP8, index) == NATIVE
 
 
-def expert_way(device: torch.device, weights: str) -> str:
+def expert_products(device: torch.device, weights: str) -> str:
     """How experts compute on the device, with trained weights or FP8 ones: LayerWay.how."""
     index = _gpu_of(device)
     return NATIVE if index is None else _how(EXPERTS, weights, index)
@@ -56,11 +56,11 @@ def has_bfloat16(device: torch.device) -> bool:
     return index is None or _has_bfloat16(index)
 
 
-def way_of(kind: str, weights: str, device: torch.device) -> LayerWay:
+def layer_products(kind: str, weights: str, device: torch.device) -> LayerWay:
     """How layers of a kind compute on the device, and why not natively; one of
     octofold._info.LAYERS."""
     index = _gpu_of(device)
-    return _ON_CPU if index is None else _way_once(kind, weights, index)
+    return _ON_CPU if index is None else _products_once(kind, weights, index)
 
 
 def _gpu_of(device: torch.device) -> int | None:
@@ -80,11 +80,11 @@ def _why_not_once(operation: str, index: int) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _how(kind: str, weights: str, index: int) -> str:
-    return _way_once(kind, weights, index).how
+    return _products_once(kind, weights, index).how
 
 
 @functools.cache
-def _way_once(kind: str, weights: str, index: int) -> LayerWay:
+def _products_once(kind: str, weights: str, index: int) -> LayerWay:
     return layer_way(kind, weights, lambda operation: _why_not_once(operation, index))
 
 

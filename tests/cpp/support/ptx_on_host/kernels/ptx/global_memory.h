@@ -22,8 +22,11 @@ void store_global(void* address, const unsigned (&words)[kBytes / 4]) {
   std::memcpy(address, words, kBytes);
 }
 
-// A declaration for code that does not run, unless a test defines it.
-void raise_global(unsigned* address, unsigned value);
+inline void raise_global(unsigned* address, unsigned value) {
+  std::atomic_ref<unsigned> held(*address);
+  for (unsigned found = held; found < value && !held.compare_exchange_weak(found, value);) {
+  }
+}
 
 // Threads of the host are copy engines.
 inline int load_acquire_system(const int* address) {

@@ -1,6 +1,5 @@
-// kernels/ptx for code that loads, run on the host by a fiber for each thread: shared memory is an
-// array, asynchronous copies arrive when they are waited for and no sooner, and barriers are open
-// (those of hopper_on_host are not).
+// kernels/ptx run on the host by a fiber for each thread: shared memory is an array, and
+// asynchronous copies arrive when they are waited for and no sooner.
 #pragma once
 
 #include <algorithm>

@@ -1,1 +1,0 @@
-"""FSDP2 whose gathers move FP8."""

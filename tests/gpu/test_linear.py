@@ -1,0 +1,99 @@
+"""Linear layers in one call of the library each way: the bits of casts and products one after
+another, with every recipe that has them, from one token to more than a cluster casts. Gradients in
+main_grad, casts in graphs, and two GPUs."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import octofold
+import pytest
+from octofold.nn.autograd import one_call
+
+from tests.gpu.gpu_support import DEVICE, ON_GPU, assert_same_bits, needs_gpu, skip_without, torch
+from tests.python.nn.layer_support import NAMES, relative_error
+
+skip_without("products")
+
+RECIPES = ("blockwise", "rowwise", "tensorwise")
+BF16 = {"device": DEVICE, "dtype": torch.bfloat16}
+
+
+def apart(monkeypatch):
+    """Torch has to see all operations."""
+    monkeypatch.setattr(one_call, "torch_is_watching", lambda: True)
+
+
+def results(layer, x, dy):
+    """y and the gradients."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.backward(dy)
+    return [y.detach(), *(each.grad.clone() for each in (x, *layer.parameters()))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("tokens", [1, 8, 128, 129, 400, 1024, 1100])
+def test_has_the_bits_of_operations_apart(tokens, recipe, dtype, monkeypatch):
+    torch.manual_seed(tokens)
+    layer = octofold.nn.Linear(520, 264, device=DEVICE, dtype=dtype, recipe=recipe, force_fp8=True)
+    x = torch.randn(tokens, 520, device=DEVICE, dtype=torch.bfloat16)
+    dy = torch.randn(tokens, 264, device=DEVICE, dtype=torch.bfloat16)
+    at_once = results(layer, x, dy)
+    with octofold.nn.keep_casts(layer):
+        held = results(layer, x, dy)
+    apart(monkeypatch)
+    for one, other, expected in zip(at_once, held, results(layer, x, dy), strict=True):
+        assert_same_bits(one, expected)
+        assert_same_bits(other, expected)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_main_grad(recipe):
+    layer = octofold.nn.Linear(1024, 384, recipe=recipe, force_fp8=True, **BF16)
+    twin = copy.deepcopy(layer)
+    twin.main_grad = True
+    x, dy = torch.randn(520, 1024, **BF16), torch.randn(520, 384, **BF16)
+    layer(x).backward(dy)
+    twin(x).backward(dy)
+    with pytest.raises(octofold.UnsupportedError, match=r"gradient is in weight\.main_grad"):
+        twin.weight.grad.clone()
+    assert relative_error(twin.weight.main_grad, layer.weight.grad) < 2**-8
+
+
+@needs_gpu
+def test_capture_leaves_no_casts_behind():
+    """They lie in the graph's memory. Nor does a graph use what keep_casts() keeps, which goes as
+    that is left."""
+    layer = octofold.nn.Linear(1024, 384, device=DEVICE, force_fp8=True).requires_grad_(False)
+    x = torch.randn(520, 1024, device=DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    with octofold.nn.keep_casts(layer):
+        expected = layer(x)
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        assert torch.equal(layer(x), expected)
+    layer.weight.mul_(2)
+    graph.replay()
+    assert torch.equal(y, layer(x))
+    assert not torch.equal(y, expected)
+
+
+@pytest.mark.skipif(
+    not ON_GPU or torch.cuda.device_count() < 2, reason="needs two GPUs, one for each process"
+)
+def test_two_gpus(tmp_path):
+    worker = Path(__file__).parents[1] / "python" / "nn" / "distributed_worker.py"
+    arguments = [tmp_path / "rendezvous", "cuda"]
+    processes = [
+        subprocess.Popen([sys.executable, worker, str(rank), *arguments]) for rank in (0, 1)
+    ]
+    try:
+        codes = [process.wait(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0, 0]

@@ -1,0 +1,185 @@
+"""What holds of Octofold in every server, by the server's own layers with their weights loaded. An
+environment has one of them; <server>_support.py makes its layers."""
+
+import importlib
+import importlib.util
+import logging
+
+import octofold
+import pytest
+import torch
+from octofold.integrations.hosts import HOSTS
+
+from tests.integrations.serving_support import (
+    assert_product,
+    cast,
+    experts_of,
+    load_experts,
+    quantized,
+    random,
+    routed,
+    values,
+)
+from tests.python.nn.layer_support import relative_error
+
+NAME = "vllm" if importlib.util.find_spec("vllm") else "sglang"
+host = importlib.import_module(f"tests.integrations.{NAME}_support")
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@pytest.fixture
+def server(plugged_in):
+    return host
+
+
+@pytest.fixture
+def batch_invariant():
+    octofold.set_batch_invariant(True)
+    yield
+    octofold.set_batch_invariant(False)
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.INFO, host.LOG)
+    return caplog
+
+
+@pytest.mark.parametrize("text", ["0", "comfyui, torchao"])
+def test_switched_off(untouched, monkeypatch, said, text):
+    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", text)
+    host.load_plugins()
+    assert not host.is_in()
+    assert f"octofold is switched off by OCTOFOLD_INTEGRATIONS={text}" in said.text
+
+
+def test_wrong_variable(untouched, monkeypatch, said):
+    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", "vlm")
+    host.load_plugins()
+    assert not host.is_in()
+    assert "OCTOFOLD_INTEGRATIONS: expected 0, or names of vllm" in said.text
+
+
+def test_another_version(untouched, monkeypatch, said):
+    found = HOSTS[NAME].too_new
+    monkeypatch.setattr("importlib.metadata.version", lambda name: found)
+    host.load_plugins()
+    assert not host.is_in()
+    assert [record.levelname for record in said.records] == ["WARNING"]
+    sentence = f"is for {HOSTS[NAME].wanted}, found {NAME} {found}: nothing was changed"
+    assert sentence in said.text
+
+
+@DTYPES
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 384), (300, 200), (136, 72)])
+def test_blocks(server, dtype, inputs, outputs, with_bias):
+    """Any sizes; without tokens, and with leading dimensions."""
+    weight = quantized("128x128", outputs, inputs)
+    with server.model_of(dtype):
+        bias = random(outputs, dtype=dtype) if with_bias else None
+        layer = server.linear(weight, bias)
+        for shape in ((1,), (33,), (2, 5), (0,)):
+            x = random(*shape, inputs, dtype=dtype)
+            y, _ = layer(x)
+            assert y.shape == (*shape, outputs)
+            assert y.dtype == dtype
+            if x.numel():
+                assert_product(y, cast(x, "1x128"), values(weight), bias)
+
+
+@DTYPES
+@pytest.mark.parametrize("scale", [None, torch.tensor([0.01])], ids=["dynamic", "static"])
+def test_one_scale(server, dtype, scale):
+    """Servers have one for each channel of activations, where there are FP8 units."""
+    weight = quantized("tensor", 200, 304)
+    with server.model_of(dtype):
+        bias, x = random(200, dtype=dtype), random(33, 304, dtype=dtype)
+        y, _ = server.linear(weight, bias, scale)(x)
+        expected = cast(x, "channel") if scale is None else cast(x, "tensor", scale)
+        assert_product(y, expected, values(weight), bias)
+
+
+def test_channels(server):
+    weight = quantized("channel", 200, 304)
+    with server.model_of(torch.bfloat16):
+        x = random(33, 304, dtype=torch.bfloat16)
+        assert_product(server.linear(weight)(x)[0], cast(x, "channel"), values(weight))
+
+
+def test_tokens_are_apart_where_that_is_wanted(server, batch_invariant):
+    with server.model_of(torch.bfloat16):
+        layer = server.linear(quantized("128x128", 200, 300))
+        x = random(33, 300, dtype=torch.bfloat16)
+        y, _ = layer(x)
+        for tokens in (slice(7, 8), slice(3, 20)):
+            assert torch.equal(layer(x[tokens])[0], y[tokens])
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
+@pytest.mark.parametrize("granularity", ["128x128", "tensor"])
+def test_weights_alone(server, gpu, capability, granularity):
+    """If there are no FP8 units, x is not cast, nor the weight repacked."""
+    gpu(*capability)
+    weight = quantized(granularity, 200, 300)
+    with server.model_of(torch.bfloat16):
+        bias = random(200, dtype=torch.bfloat16)
+        layer = server.linear(weight, bias)
+        for rows in (1, 40):
+            x = random(rows, 300, dtype=torch.bfloat16)
+            assert_product(layer(x)[0], x.double(), values(weight), bias)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "capability"),
+    [("128x128", (9, 0)), ("channel", (9, 0)), ("128x128", (8, 6))],
+)
+def test_compile(server, gpu, granularity, capability):
+    """One graph for all numbers of tokens, without a break, and with the bits of the layer."""
+    gpu(*capability)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    with server.model_of(torch.bfloat16):
+        layer = server.linear(quantized(granularity, 384, 256))
+        compiled = torch.compile(
+            lambda x: layer(x)[0] + 1, fullgraph=True, dynamic=True, backend=backend
+        )
+        for rows in (3, 8, 9, 64):
+            x = random(rows, 256, dtype=torch.bfloat16)
+            assert torch.equal(compiled(x), layer(x)[0] + 1)
+    assert len(graphs) == 1
+    assert sum("octofold.serving" in target for target in graphs[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("granularity", "tokens", "activation"),
+    [
+        *((granularity, tokens, None) for granularity in host.OF_EXPERTS for tokens in (1, 40)),
+        ("128x128", 9, host.GELU),
+    ],
+)
+def test_experts(server, granularity, tokens, activation):
+    name, function = activation or ("silu", torch.nn.functional.silu)
+    with server.model_with_experts():
+        layer = server.experts(granularity, activation=name)
+        loaded = load_experts(layer, granularity)
+        x, ids, weights = routed(tokens)
+        y = server.run_experts(layer, x, ids, weights)
+    assert y.dtype == x.dtype
+    # x and the activation are cast to e4m3, each with an error of some 2.6 %.
+    assert relative_error(y, experts_of(loaded, x, ids, weights, function)) < 0.06
+
+
+def test_the_bits_of_experts_are_octofolds(server):
+    with server.model_with_experts():
+        layer = server.experts()
+        load_experts(layer)
+        x, ids, weights = routed(9)
+        y = server.run_experts(layer, x, ids, weights)
+        w13 = octofold.ScaledTensor(layer.w13_weight, layer.w13_weight_scale_inv, "128x128")
+        w2 = octofold.ScaledTensor(layer.w2_weight, layer.w2_weight_scale_inv, "128x128")
+        assert torch.equal(y, octofold.experts(x, ids, weights, w13, w2))
