@@ -49,11 +49,6 @@ inline tvm::ffi::Bytes bytes_of(const std::filesystem::path& path) {
 /// Text that may name such a path: U+FFFD for what Python could not decode.
 tvm::ffi::String as_utf8(std::string_view text);
 
-/// The name of a candidate of a product's kernels; empty where there is none.
-inline std::string candidate_of(const OptionalText& candidate) {
-  return candidate ? std::string(view_of(*candidate)) : std::string();
-}
-
 using OptionalTensor = tvm::ffi::Optional<tvm::ffi::TensorView>;
 
 /// The view of a DLPack tensor. Throws Error(kInvalidArgument), naming `operation` and `argument`,

@@ -37,8 +37,7 @@ RowsOfGroups rows_of_groups(const CastOperation& operation, std::string_view arg
 void gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor x_scale, tvm::ffi::TensorView w,
                       tvm::ffi::TensorView w_scale, OptionalTensor bias, tvm::ffi::TensorView out,
                       OptionalTensor workspace, OptionalText x_granularity,
-                      tvm::ffi::String w_granularity, bool batch_invariant, OptionalText candidate,
-                      OptionalStream stream) {
+                      tvm::ffi::String w_granularity, bool batch_invariant, OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only"};
   octofold::gemm_weight_only(
       {.x = operand_of(kOperation.name, "x", x, x_scale, x_granularity),
@@ -46,24 +45,21 @@ void gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor x_scale, tvm::ffi::
        .out = view_of(kOperation.name, "out", out, "float32, float16 or bfloat16"),
        .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
        .workspace = workspace_of(kOperation, workspace),
-       .batch_invariant = batch_invariant,
-       .candidate = candidate_of(candidate)},
+       .batch_invariant = batch_invariant},
       stream_of(stream, out));
 }
 
 void gemm_weight_only_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView w,
                                tvm::ffi::TensorView w_scale, tvm::ffi::TensorView out,
                                OptionalTensor workspace, tvm::ffi::String w_granularity,
-                               bool batch_invariant, OptionalText candidate,
-                               OptionalStream stream) {
+                               bool batch_invariant, OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only_gradient"};
   octofold::gemm_weight_only_gradient(
       {.gradient = view_of(kOperation.name, "gradient", gradient, "float16 or bfloat16"),
        .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
        .out = view_of(kOperation.name, "out", out, "that of 'gradient' or float32"),
        .workspace = workspace_of(kOperation, workspace),
-       .batch_invariant = batch_invariant,
-       .candidate = candidate_of(candidate)},
+       .batch_invariant = batch_invariant},
       stream_of(stream, out));
 }
 
@@ -77,7 +73,7 @@ void grouped_gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor sources,
                               OptionalTensor bias, tvm::ffi::TensorView out, int64_t slots,
                               tvm::ffi::String w_granularity, tvm::ffi::String groups,
                               tvm::ffi::Optional<int64_t> expected_rows, bool batch_invariant,
-                              OptionalText candidate, OptionalStream stream) {
+                              OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm_weight_only"};
   octofold::grouped_gemm_weight_only(
       {.x = rows_of_groups(kOperation, "x", x, sources, factors, slots),
@@ -85,8 +81,7 @@ void grouped_gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor sources,
        .groups = groups_of<WeightOnlyGroups>(kOperation, view_of(groups), numbers, expected_rows),
        .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
        .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
-       .batch_invariant = batch_invariant,
-       .candidate = candidate_of(candidate)},
+       .batch_invariant = batch_invariant},
       stream_of(stream, out));
 }
 
@@ -96,16 +91,14 @@ void grouped_gemm_weight_only_gradient(tvm::ffi::TensorView gradient, OptionalTe
                                        tvm::ffi::TensorView out, int64_t slots,
                                        tvm::ffi::String w_granularity, tvm::ffi::String groups,
                                        tvm::ffi::Optional<int64_t> expected_rows,
-                                       bool batch_invariant, OptionalText candidate,
-                                       OptionalStream stream) {
+                                       bool batch_invariant, OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm_weight_only_gradient"};
   octofold::grouped_gemm_weight_only_gradient(
       {.gradient = rows_of_groups(kOperation, "gradient", gradient, sources, factors, slots),
        .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
        .groups = groups_of<WeightOnlyGroups>(kOperation, view_of(groups), numbers, expected_rows),
        .out = view_of(kOperation.name, "out", out, "that of 'gradient' or float32"),
-       .batch_invariant = batch_invariant,
-       .candidate = candidate_of(candidate)},
+       .batch_invariant = batch_invariant},
       stream_of(stream, out));
 }
 

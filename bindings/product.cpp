@@ -1,5 +1,4 @@
-// FP8 products: gemm, grouped_gemm and gated_gemm. `candidate`, where there is one: a name, for
-// tests and tuning.
+// FP8 products: gemm, grouped_gemm and gated_gemm.
 #include <string>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
@@ -57,8 +56,7 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
           OptionalTensor bias, OptionalTensor b_channel_scale, OptionalTensor flags, Tensor out,
           OptionalText a_granularity, String b_granularity, bool fast_accumulation,
           bool batch_invariant, OptionalText dtype, OptionalBool power_of_two,
-          OptionalText overflow, OptionalText rule, OptionalInt own, OptionalText candidate,
-          OptionalStream stream) {
+          OptionalText overflow, OptionalText rule, OptionalInt own, OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm"};
   GemmArguments arguments{
       .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, rule}),
@@ -68,8 +66,7 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
       .bias = kOperation.optional("bias", bias, kAddend),
       .fast_accumulation = fast_accumulation,
       .batch_invariant = batch_invariant,
-      .arrivals = arrivals_of(kOperation, flags, own),
-      .candidate = candidate_of(candidate)};
+      .arrivals = arrivals_of(kOperation, flags, own)};
   arguments.b.channel_scale = kOperation.optional("b.channel_scale", b_channel_scale, "float32");
   octofold::gemm(arguments, stream_of(stream, out));
 }
@@ -78,7 +75,7 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
                   OptionalTensor c, OptionalTensor bias, Tensor out, String a_granularity,
                   String b_granularity, String groups, OptionalInt expected_rows,
                   OptionalText layout, bool fast_accumulation, bool batch_invariant,
-                  OptionalText candidate, OptionalStream stream) {
+                  OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm"};
   octofold::grouped_gemm(
       {.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
@@ -88,23 +85,21 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
        .c = kOperation.optional("c", c, kAddend),
        .bias = kOperation.optional("bias", bias, kAddend),
        .fast_accumulation = fast_accumulation,
-       .batch_invariant = batch_invariant,
-       .candidate = candidate_of(candidate)},
+       .batch_invariant = batch_invariant},
       stream_of(stream, out));
 }
 
 void gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, OptionalTensor offsets,
                 Tensor out, Tensor out_scale, String a_granularity, String b_granularity,
                 String activation, OptionalBool power_of_two, String overflow, String rule,
-                bool batch_invariant, OptionalText candidate, OptionalStream stream) {
+                bool batch_invariant, OptionalStream stream) {
   constexpr CastOperation kOperation{"gated_gemm"};
   GatedGemmArguments arguments{
       .a = kOperation.scaled_input("a", a, a_scale, a_granularity),
       .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
       .out = target_of(kOperation.name, out, out_scale, format_of(power_of_two, overflow, rule)),
       .activation = parse_activation(view_of(activation)),
-      .batch_invariant = batch_invariant,
-      .candidate = candidate_of(candidate)};
+      .batch_invariant = batch_invariant};
   if (offsets) {
     arguments.groups = RowGroups{view_of(kOperation.name, "groups.offsets", *offsets, "int32")};
   }

@@ -113,13 +113,12 @@ def check_cpp(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{number}: #include of {header}: {problem}"
 
 
-# Private modules that folders share with the package: how times and files are taken; to measure,
-# the library itself, which runs candidates by their names, and how ranks send.
+# Private modules that folders share with the package: how times and files are taken, products of a
+# problem's text; and how ranks send, to measure it.
 PRIVATE = {
-    "tools": ("octofold._timing", "octofold._core.files"),
+    "tools": ("octofold._timing", "octofold._core.files", "octofold._sample_product"),
     "bench": (
-        *("octofold._timing", "octofold._core.library", "octofold._ops"),
-        *("octofold._ranks", "octofold.distributed.overlap"),
+        *("octofold._timing", "octofold._ranks", "octofold.distributed.overlap"),
         "octofold.distributed.expert_parallel.message",
     ),
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <string>
 
 #include "octofold/cast_targets.h"
 #include "octofold/export.h"
@@ -25,7 +24,7 @@ namespace octofold {
 /// from
 ///   the last offset on are not written.
 /// activation: a gated one (vocabulary.h).
-/// batch_invariant, candidate: as in gemm().
+/// batch_invariant: as in gemm().
 ///
 /// The codes and scales are those of gemm() to a bfloat16 [..., 2·N] and cast() of that as
 /// Activated, with gate and up in halves: gate and up are the sums rounded to BF16, the activation
@@ -38,7 +37,6 @@ struct GatedGemmArguments {
   CastTarget out;
   Activation activation = Activation::kSwiGlu;
   bool batch_invariant = false;
-  std::string candidate{};
 };
 
 /// All tensors lie on one device. On a GPU one kernel is queued on `stream`, as by gemm(), and may

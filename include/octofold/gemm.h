@@ -2,12 +2,10 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <variant>
 
 #include "octofold/export.h"
 #include "octofold/format.h"
-#include "octofold/product_problem.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 
@@ -81,9 +79,6 @@ struct GemmArguments {
   /// The result has the bits that it has without, as long as both split K alike: with `arrivals` K
   /// is never split.
   std::optional<Arrivals> arrivals{};
-  /// On a GPU, the name of the configuration to use (tuning.h). It is planned anew in each call,
-  /// and is meant to be timed in a CUDA graph. Empty: the fastest, by the tables or by prediction.
-  std::string candidate{};
 };
 
 /// All tensors lie on one device. On a GPU (compute capability 8.9, 9.0 or 12.x; with an A that is
@@ -94,11 +89,11 @@ struct GemmArguments {
 /// accepted.
 ///
 /// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias}, stream);
-/// Throws Error: kInvalidArgument, which names the argument, and lists the candidates if none has
-/// the given name; kUnavailable without a usable driver or compiler; kUnsupported for a GPU without
-/// kernels, for sizes or numbers of tiles near 2^31 or more, for `arrivals` on another GPU
-/// than 9.0, and, with an A that is cast, for K = 0 and for a B whose address or row stride is no
-/// multiple of 16 bytes. For these, call cast() and gemm() of its codes, or use the CPU.
+/// Throws Error: kInvalidArgument, which names the argument; kUnavailable without a usable driver
+/// or compiler; kUnsupported for a GPU without kernels, for sizes or numbers of tiles near 2^31 or
+/// more, for `arrivals` on another GPU than 9.0, and, with an A that is cast, for K = 0 and for a B
+/// whose address or row stride is no multiple of 16 bytes. For these, call cast() and gemm() of its
+/// codes, or use the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "octofold/dot.h"
 #include "octofold/export.h"
@@ -36,8 +35,6 @@ struct GemmWeightOnlyArguments {
   /// how the sum is divided follows from W and the types (docs/batch-invariance.md). The workspace
   /// is not used.
   bool batch_invariant = false;
-  /// The same as in gemm().
-  std::string candidate{};
 };
 
 /// The number of elements of the workspace, for `rows` · `columns` sums of `depth` products; 0
@@ -69,8 +66,6 @@ struct GemmWeightOnlyGradientArguments {
   std::optional<MutableTensorView> workspace{};
   /// The same as in gemm_weight_only().
   bool batch_invariant = false;
-  /// The same as in gemm().
-  std::string candidate{};
 };
 
 /// Works like gemm_weight_only(). Scales that differ along N multiply codes as numbers of the type

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <variant>
 
 #include "octofold/export.h"
@@ -78,7 +77,6 @@ struct GroupedGemmArguments {
   std::optional<TensorView> bias{};
   bool fast_accumulation = false;  ///< as in gemm()
   bool batch_invariant = false;    ///< as in gemm(), whatever the groups are
-  std::string candidate{};         ///< as in gemm()
 };
 
 /// Throws Error as gemm() does; kInvalidArgument for two-level scales, of `b` too, for a c with

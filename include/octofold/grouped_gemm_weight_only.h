@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <variant>
 
 #include "octofold/cast_sources.h"
@@ -39,8 +38,6 @@ struct GroupedGemmWeightOnlyArguments {
   std::optional<TensorView> bias{};
   /// The same as in gemm_weight_only(), for any groups: a row depends on itself and its group's W.
   bool batch_invariant = false;
-  /// The same as in gemm().
-  std::string candidate{};
 };
 
 /// Arithmetic and rounding are those of gemm_weight_only(). On a GPU only the matrices of groups
@@ -60,8 +57,6 @@ struct GroupedGemmWeightOnlyGradientArguments {
   MutableTensorView out;
   /// The same as in grouped_gemm_weight_only().
   bool batch_invariant = false;
-  /// The same as in gemm().
-  std::string candidate{};
 };
 
 /// Works like grouped_gemm_weight_only(). Scales that differ along N are treated as in

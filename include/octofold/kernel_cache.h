@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "octofold/export.h"
-#include "octofold/gemm.h"
 
 namespace octofold {
 
@@ -73,18 +72,17 @@ struct WarmReport {
   std::int64_t precompiled = 0;  ///< precompiled kernels
 };
 
-/// Compiles the kernels of these products into the cache, as the first gemm() of each would if no
-/// tuned table named another, batch_invariant where that is on for all calls; precompiled kernels
-/// are left out. This needs NVRTC, but neither a GPU nor a driver. The tensors are assumed to be
-/// contiguous, at addresses that are multiples of 16 bytes, as allocators give them; M and N are at
-/// least 1.
+/// Compiles the kernels of these products, as texts (tuning.h), into the cache, as the first call
+/// of each would if no tuned table named another; precompiled kernels are left out. This needs
+/// NVRTC, but neither a GPU nor a driver. Of gemm() the kernels are those of rows of codes with and
+/// without gaps between them, and of a C that is out as well as one that is not.
 ///
 /// All problems are checked first. Then OCTOFOLD_NUM_THREADS threads compile.
-/// Throws Error: kInvalidArgument, which names the argument of gemm() or the option; kUnsupported
-/// if there are no kernels for the architecture, or sizes are near 2^31 or more; kUnavailable
-/// without NVRTC, or without a folder to keep kernels in; kIo if kernels cannot be written there.
-/// Example: octofold::warm_kernel_cache(std::vector<GemmProblem>{{.m = 64, .n = 7168, .k = 2048}});
-OCTOFOLD_API WarmReport warm_kernel_cache(std::span<const GemmProblem> problems,
+/// Throws Error: kInvalidArgument, which names the phrase of a text or the option; kUnsupported if
+/// there are no kernels for the architecture, or sizes are near 2^31 or more; kUnavailable without
+/// NVRTC, or without a folder to keep kernels in; kIo if kernels cannot be written there.
+/// Example: octofold::warm_kernel_cache(std::vector<std::string>{"gemm: m 64, n 7168, k 2048"});
+OCTOFOLD_API WarmReport warm_kernel_cache(std::span<const std::string> problems,
                                           const WarmOptions& options = {});
 
 /// Names further files to try as NVRTC before the system's, such as the one that a package manager

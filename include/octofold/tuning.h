@@ -1,18 +1,42 @@
-// The names of the kernels among which products choose, and tables of the fastest, for tests and
-// tuning.
+// Products as texts: which are computed, the names of the kernels among which they choose, and
+// tables of the fastest.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "octofold/export.h"
 #include "octofold/info.h"
-#include "octofold/product_problem.h"
-#include "octofold/vocabulary.h"
 
 namespace octofold {
+
+// A product without its tensors is a problem, and a problem is a text: "gemm: m 64, n 7168, k 2048,
+// a e4m3 1x128, b e4m3 128x128, out bfloat16". What is not said of operands and `out` is as in this
+// one. docs/tuning.md lists all phrases.
+
+/// Notes the products of this process, of all its threads, while it lives. They may be of tensors
+/// on any device: a text does not depend on where a product is computed.
+class OCTOFOLD_API ProductRecording {
+ public:
+  ProductRecording();
+  ~ProductRecording();
+  ProductRecording(const ProductRecording&) = delete;
+  ProductRecording& operator=(const ProductRecording&) = delete;
+
+  /// Each once, in the order of their first calls.
+  std::vector<std::string> problems() const;
+
+ private:
+  std::shared_ptr<std::vector<std::string>> problems_;
+};
+
+/// The text with all that may be left out, as tables and recordings have it. Throws
+/// Error(kInvalidArgument), which names the phrase, what is allowed and what came.
+OCTOFOLD_API std::string complete_problem(std::string_view problem);
 
 /// The GPU for which kernels are planned. There need be none at hand.
 struct TargetGpu {
@@ -21,16 +45,8 @@ struct TargetGpu {
   std::int32_t multiprocessors = 132;
 };
 
-/// The tensors that the 16-byte copies of a GPU can address: A and B, if their addresses and row
-/// strides are multiples of 16 bytes; out, if its rows' lengths are too; a C of out's type.
-struct TensorAlignment {
-  bool operands = true;
-  bool out = true;
-  bool c = true;
-};
-
-/// The names of the configurations that can compute this problem, for `candidate` of the arguments.
-/// The sizes do not matter.
+/// The names of the kernels that can compute this problem. The sizes matter for weight-only
+/// products alone.
 ///
 /// Example, of Hopper: "64x16.swapped.w1.c1x1x2.b3" computes tiles of 64 rows of B and 16 of A by 1
 /// math warpgroup, in clusters of two blocks that share a tile, each with half of K, and three
@@ -38,50 +54,24 @@ struct TensorAlignment {
 /// in clusters of two neighbouring ones, the warpgroups in order. With ".onto_c" TMA brings C to
 /// where the tile leaves from; without, C is added in memory where it is out, or read by threads.
 /// Columns of a gated product are H's: in "128x128.w2.c2x1x1.b1.early" a tile has 128 of it, 128
-/// gates and as many ups.
+/// gates and as many ups. Of a weight-only product "64x16.w2x1x4.s3.k2" has tiles of 64 rows of W
+/// and 16 of x by two warps along W's rows and four along the depth, three stages, and two blocks
+/// that share the depth.
 ///
-/// Throws Error: kInvalidArgument for a form that the operation would refuse; kUnsupported for an
-/// architecture without kernels for it.
-OCTOFOLD_API std::vector<std::string> product_candidates(const ProductProblem& problem,
-                                                         const TensorAlignment& alignment = {},
+/// Throws Error: kInvalidArgument as complete_problem(); kUnsupported for an architecture without
+/// kernels for it.
+OCTOFOLD_API std::vector<std::string> product_candidates(std::string_view problem,
                                                          const TargetGpu& gpu = {});
 
-/// The candidate that is used for contiguous tensors if no table has the product. Throws as the
-/// product does for forms and sizes.
-OCTOFOLD_API std::string planned_candidate(const ProductProblem& problem,
-                                           const TargetGpu& gpu = {});
+/// The candidate that is used if no table has the product. Throws as product_candidates(), and
+/// kUnsupported for sizes that kernels cannot count.
+OCTOFOLD_API std::string planned_candidate(std::string_view problem, const TargetGpu& gpu = {});
 
-/// The name of a product of contiguous tensors in tables: "gemm: m 64, n 7168, k 2048, a e4m3
-/// 1x128, …".
-OCTOFOLD_API std::string tuning_key(const ProductProblem& problem);
-
-/// A call of gemm_weight_only(), grouped_gemm_weight_only() or one of their gradients, where m, n
-/// and k are the rows and columns of the result and the depth that is summed. Of kRows m is the
-/// rows of all groups, of kMasked those that each has room for.
-struct WeightOnlyProblem {
-  std::int64_t m = 0;
-  std::int64_t n = 0;
-  std::int64_t k = 0;
-  Operand w{.scales = Granularity::kBlock128x128};
-  DType x = DType::kBFloat16;  ///< float16 or bfloat16
-  DType out = DType::kBFloat16;
-  bool gradient = false;
-  Grouping grouping = Grouping::kNone;  ///< kNone, kRows or kMasked
-  std::int64_t groups = 1;
-  std::optional<std::int64_t> expected_rows{};  ///< of kMasked, as in ProductProblem
-  bool gathered = false;                        ///< rows of kRows are read where they lie
-  bool batch_invariant = false;
-};
-
-/// The same as for a ProductProblem, with contiguous tensors and the workspace that the product
-/// asks for. Sizes do matter here. Example: "64x16.w2x1x4.s3.k2" has tiles of 64 rows of W and 16
-/// of x by two warps along W's rows and four along the depth, three stages, and two blocks that
-/// share the depth.
-OCTOFOLD_API std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
-                                                         const TargetGpu& gpu = {});
-OCTOFOLD_API std::string planned_candidate(const WeightOnlyProblem& problem,
-                                           const TargetGpu& gpu = {});
-OCTOFOLD_API std::string tuning_key(const WeightOnlyProblem& problem);
+/// From now on the products that this thread computes on GPUs take the candidate of this name; with
+/// an empty one the fastest again, by the tables or by prediction. Returns the name before. Such a
+/// product is planned anew in each call, and is meant to be timed in a CUDA graph. It throws
+/// Error(kInvalidArgument), which lists the candidates, if none has the name, and on the CPU.
+OCTOFOLD_API std::string use_candidate(std::string name);
 
 /// A table of measured choices, which products follow on a GPU before their own reckoning.
 /// docs/tuning.md has its format; `octofold tune` writes it.

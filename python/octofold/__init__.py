@@ -24,7 +24,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from . import kernel_cache, ops, tuning
-from ._capabilities import Capabilities, Capability, Support, Tried, capabilities
+from ._capabilities import Capabilities, Capability, Support, capabilities
 from ._checkpoint import (
     CheckpointContents,
     CheckpointReport,
@@ -95,7 +95,6 @@ __all__ = [
     "Rule",
     "ScaledTensor",
     "Support",
-    "Tried",
     "UnavailableError",
     "UnsupportedError",
     "attention",

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ._core.formats import GRANULARITIES
-from ._core.library import Progress, library
-from ._info import HIGH_PRECISION, LayerWay, info, layer_ways
-from ._probes import try_on, why_no_probe
+from ._core.library import library
+from ._info import HIGH_PRECISION, LayerWay, layer_ways
 
 NATIVE, KERNELS = "native", "kernels"
 MEANINGS: Final = {
@@ -31,18 +30,6 @@ class Support:
 
     def __str__(self) -> str:
         return self.how
-
-
-@dataclass(frozen=True)
-class Tried:
-    """The result of a launch on a GPU at hand."""
-
-    worked: bool
-    detail: str
-    """Empty if it worked, else the error, or how far the result is from the CPU backend's."""
-
-    def __str__(self) -> str:
-        return "worked" if self.worked else "FAILED"
 
 
 @dataclass(frozen=True)
@@ -73,8 +60,6 @@ class Capability:
     """By name, the rows that an operand may have at most, where there is a limit."""
     support: dict[str, Support]
     """By the name of the target."""
-    tried: dict[int, Tried] = field(default_factory=dict)
-    """By the index of each GPU that it was tried on."""
 
     def __str__(self) -> str:
         operands = zip(self.named_operands(), self.operands.values(), strict=True)
@@ -96,8 +81,6 @@ class Capabilities:
     targets: tuple[Target, ...]
     at_hand: str
     """The GPUs that are here, or the reason why none is."""
-    untried: str
-    """Why nothing was tried on them; "" where it was."""
     layers: dict[str, dict[str, LayerWay]] = field(default_factory=dict)
     """How octofold.nn's layers compute: by the layer ("linear layers with FP8 weights"), by the
     name of the target."""
@@ -114,12 +97,11 @@ class Capabilities:
 
     def table(self) -> list[list[str]]:
         """The matrix as text, the head first: an operation, the forms of its operands ("scaled":
-        each of the four granularities), a cell for each target. Cells of GPUs that are here say
-        what came of launches, too. Layers come last."""
+        each of the four granularities), a cell for each target. Layers come last."""
         head = [target.name + "".join(f" cuda:{i}" for i in target.gpus) for target in self.targets]
         alike: dict[tuple[Any, ...], list[Capability]] = {}
         for row in self.rows:
-            cells = (self._cell(row, target) for target in self.targets)
+            cells = (str(row.support[target.name]) for target in self.targets)
             alike.setdefault((row.named_operands(), row.operation, *cells), []).append(row)
         lines = [
             [operation, operands, *cells]
@@ -132,29 +114,11 @@ class Capabilities:
         ]
         return [["operation", "operands", *head], *lines, *ways]
 
-    def failures(self) -> list[str]:
-        """Lists what was tried and did not work, and what happened."""
-        return [
-            f"{row} on cuda:{index}: {tried.detail}"
-            for row in self.rows
-            for index, tried in row.tried.items()
-            if not tried.worked
-        ]
 
-    def _cell(self, row: Capability, target: Target) -> str:
-        tried = {str(row.tried[index]) for index in target.gpus if index in row.tried}
-        return ", ".join([str(row.support[target.name]), *sorted(tried)])
-
-
-def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabilities:
+def capabilities() -> Capabilities:
     """How each operation runs on each architecture with operands of each form, and why not better.
     The answers come from the tables by which operations and planners refuse, whether such a GPU is
-    at hand or not.
-
-    probe: launch the smallest problem of each row on the GPUs at hand, too, and compare it with the
-        CPU backend. This takes torch and NVRTC, and a minute or two where kernels are compiled for
-        the first time. `untried` says why it was not done.
-    progress: called with the number of rows that were tried, and of all.
+    at hand or not. `octofold info` tries a product on those that are.
     """
     matrix = library.capabilities()
     targets = tuple(
@@ -162,17 +126,7 @@ def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabi
         for t in matrix["targets"]
     )
     rows = tuple(row for fields in matrix["rows"] if (row := _row(fields, targets)) is not None)
-    untried = "not asked for" if not probe else why_no_probe(info().gpus)
-    for done, row in enumerate(() if untried else rows):
-        for target in targets:
-            if row.support[target.name].how in (NATIVE, KERNELS):
-                forms = tuple(row.operands.values())
-                row.tried.update(
-                    {index: Tried(*try_on(index, row.operation, forms)) for index in target.gpus}
-                )
-        if progress is not None:
-            progress(done + 1, len(rows))
-    return Capabilities(rows, targets, str(matrix["at_hand"]), untried, _layers(rows, targets))
+    return Capabilities(rows, targets, str(matrix["at_hand"]), _layers(rows, targets))
 
 
 def _layers(

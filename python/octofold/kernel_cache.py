@@ -1,11 +1,10 @@
 """Compiled kernels: the precompiled ones of octofold, and those on disk, where operations keep
 what they compile for a GPU.
 
->>> octofold.kernel_cache.warm([GemmProblem(4096, 7168, 2048)])  # without a GPU
+>>> octofold.kernel_cache.warm(["gemm: m 4096, n 7168, k 2048"])  # without a GPU
 >>> octofold.kernel_cache.entries()
 """
 
-import dataclasses
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from ._core.library import Progress, library, reporting
 
 __all__ = [
     "CachedKernel",
-    "GemmProblem",
     "PrecompiledKernel",
     "WarmReport",
     "clear",
@@ -55,28 +53,6 @@ class PrecompiledKernel:
     """The architecture that it is compiled for: "sm_90a"."""
     registers: int
     """The number of registers of a thread."""
-
-
-@dataclass(frozen=True)
-class GemmProblem:
-    """A call of gemm() without its arrays, which are assumed to be contiguous.
-
-    m, n: at least 1. a, b: dtypes of the codes. c, bias: their dtypes; None: without.
-    b_channel_scale: whether b has two-level scales.
-    """
-
-    m: int
-    n: int
-    k: int
-    a: str = "e4m3"
-    b: str = "e4m3"
-    out: str = "bfloat16"
-    a_granularity: str = "1x128"
-    b_granularity: str = "128x128"
-    c: str | None = None
-    bias: str | None = None
-    fast_accumulation: bool = False
-    b_channel_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,16 +115,17 @@ def clear() -> int:
 
 
 def warm(
-    problems: Sequence[GemmProblem],
+    problems: Sequence[str],
     architecture: str = "sm_90a",
     multiprocessors: int = 132,
     progress: Progress | None = None,
 ) -> WarmReport:
-    """Compile the kernels of these products into the cache, as the first gemm() of each would if no
-    tuned table named another (octofold.tuning). Precompiled kernels are left out.
+    """Compile the kernels of these products into the cache, as the first call of each would if no
+    tuned table named another. Precompiled kernels are left out.
 
     This needs NVRTC (`pip install nvidia-cuda-nvrtc`), but neither a GPU nor a driver.
 
+    problems: texts, such as octofold.tuning.recording() gives them (docs/tuning.md).
     architecture: the architecture to compile for.
     multiprocessors: the number of the GPU on which the kernels will run; the best tiles depend on
         it. 132 is that of H100 (SXM) and H200; octofold.info() has that of a GPU at hand.
@@ -156,11 +133,12 @@ def warm(
         run and is raised here.
 
     All problems are checked before anything is compiled.
-    Raises InvalidArgumentError, which names the argument, UnsupportedError for an architecture
-    without kernels, UnavailableError without NVRTC or a folder, and IoError if the folder cannot be
-    written.
+    Raises InvalidArgumentError, which names the phrase of a text or the argument, UnsupportedError
+    for an architecture without kernels, UnavailableError without NVRTC or a folder, and IoError if
+    the folder cannot be written.
     """
-    fields = [dataclasses.asdict(problem) for problem in problems]
     with reporting(progress) as report_progress:
-        report = library.warm_kernel_cache(fields, architecture, multiprocessors, report_progress)
+        report = library.warm_kernel_cache(
+            list(problems), architecture, multiprocessors, report_progress
+        )
     return WarmReport(**report)

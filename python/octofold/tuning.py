@@ -1,106 +1,49 @@
 """The fastest kernels on a GPU, as measured there: tables that products follow.
 
->>> octofold.tuning.candidates(GemmProblem(64, 7168, 2048))  # what there is to measure
->>> octofold.tuning.table()                                  # what products follow here
+>>> with octofold.tuning.recording() as problems:
+...     model(x)
+>>> problems
+["gemm: m 64, n 7168, k 2048, a e4m3 1x128, b e4m3 128x128, out bfloat16", ...]
+>>> octofold.tuning.candidates(problems[0])  # what there is to measure
+>>> octofold.tuning.table()                  # what products follow here
 
-`octofold tune` measures and writes; docs/tuning.md tells the rest.
+A problem is a product without its arrays, a text. `octofold tune` measures and writes;
+docs/tuning.md tells the rest.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
 from ._core.files import path_of, read_text, write_whole
-from ._core.frameworks import Array, StreamLike
 from ._core.library import library
-from ._core.scaled_tensor import ScaledTensor
 from ._info import Gpu, info
-from ._ops.cast_sources import Gathered
-from ._ops.gated_gemm import multiply_gated
-from ._ops.gemm import multiply
-from ._ops.gemm_weight_only import multiply_by_groups_of_weights, multiply_by_weights
-from ._ops.grouped_gemm import Groups, Masked, Rows, multiply_groups
-from .kernel_cache import GemmProblem
+from ._sample_product import sample_product
 
 __all__ = [
     "Choice",
-    "Problem",
-    "ProductProblem",
     "Table",
-    "WeightOnlyProblem",
     "candidates",
     "clear",
-    "gated_gemm",
-    "gemm",
-    "gemm_weight_only",
-    "grouped_gemm",
-    "grouped_gemm_weight_only",
+    "complete",
     "planned",
+    "recording",
+    "run",
     "table",
+    "using",
     "write",
 ]
-
-
-@dataclass(frozen=True)
-class ProductProblem(GemmProblem):
-    """A call of gemm(), grouped_gemm() or ops.gated_gemm() without its arrays.
-
-    m, n, k: of the arguments. Of "rows" m is the rows of all groups, of "masked" those that each
-        has room for, of "depth" k is that of all groups. Of a gated product n is the columns of its
-        result, and `out` the dtype of its codes.
-    """
-
-    grouping: str | None = None
-    """"rows", "masked" or "depth": the kind of groups of grouped_gemm(). None: there are none."""
-    groups: int = 1
-    expected_rows: int | None = None
-    """The rows that a group of "masked" is expected to have. None: all."""
-    gated: str | None = None
-    """The activation of gated_gemm()."""
-    cast_from: str | None = None
-    """The dtype of an `a` that gemm() casts itself; `a` is then the dtype of its codes."""
-    batch_invariant: bool = False
-
-
-@dataclass(frozen=True)
-class WeightOnlyProblem:
-    """A call of gemm_weight_only(), grouped_gemm_weight_only() or one of their gradients, without
-    its arrays.
-
-    m, n: rows and columns of the result; of "rows" m is the rows of all groups, of "masked" those
-        that each has room for. k: the depth that is summed.
-    """
-
-    m: int
-    n: int
-    k: int
-    x: str = "bfloat16"
-    w: str = "e4m3"
-    w_granularity: str = "128x128"
-    out: str = "bfloat16"
-    gradient: bool = False
-    grouping: str | None = None
-    """"rows" or "masked": the kind of groups. None: there are none."""
-    groups: int = 1
-    expected_rows: int | None = None
-    """The rows that a group of "masked" is expected to have, as in ProductProblem."""
-    gathered: bool = False
-    """True if the rows of "rows" are read where they lie."""
-    batch_invariant: bool = False
-
-
-Problem: TypeAlias = GemmProblem | WeightOnlyProblem
-"""A product that tables can have."""
 
 
 @dataclass(frozen=True)
 class Choice:
     """A measured choice for a product."""
 
-    problem: Problem
+    problem: str
     candidate: str
     """The name of what the product is to take: the fastest, one of candidates()."""
     microseconds: float
@@ -125,106 +68,82 @@ class Table:
     other one has nothing."""
 
 
-def candidates(problem: Problem, architecture: str = "sm_90a") -> tuple[str, ...]:
-    """List the names of the kernels that can compute a product of contiguous arrays. The sizes
-    matter for weight-only products alone.
+@contextmanager
+def recording() -> Iterator[list[str]]:
+    """Note the products of the process while the block runs: of all its threads, so of a backward
+    pass too. The list that it yields has each problem once, in the order of their first calls, when
+    the block is done.
+
+    The texts do not depend on the device: run a model on the CPU to learn what it multiplies on a
+    GPU. Of layers whose way depends on the GPU (docs/older-gpus.md) they are those of the device at
+    hand. Tensors without data (torch's meta device) are not multiplied, and nothing is noted.
+    """
+    problems: list[str] = []
+    so_far = library.record_products()  # which records as long as this lives
+    try:
+        yield problems
+    finally:
+        problems.extend(map(str, so_far()))
+        del so_far
+
+
+@contextmanager
+def using(candidate: str | None) -> Iterator[None]:
+    """Have the products that this thread computes on a GPU take the candidate of this name; None:
+    the fastest. They are planned anew in each call, and are meant to be timed in a CUDA graph. As a
+    decorator, using(candidate)(function), it holds for the function's calls.
+
+    Such a product raises InvalidArgumentError, which lists the candidates, if none of its own has
+    the name, and on the CPU, which has one kernel without a name.
+    """
+    before = library.use_candidate(candidate or "")
+    try:
+        yield
+    finally:
+        library.use_candidate(before)
+
+
+def run(problem: str, candidate: str | None = None, device: Any = "cuda") -> Any:
+    """Compute a product of random operands, as operations allocate them, by the candidate of this
+    name; None: by the fastest. Groups are of one size. Takes torch.
+
+    Returns the result, on the device.
+    Raises as candidates(), and as the product does with using(candidate); InvalidArgumentError for
+    the problem of tensors that lie otherwise.
+    """
+    product = sample_product(problem, device)
+    with using(candidate):
+        product.call()
+    return product.out
+
+
+def complete(problem: str) -> str:
+    """The problem with all that may be left out, as tables and recordings have it. docs/tuning.md
+    lists the phrases.
+
+    Example: octofold.tuning.complete("gemm: m 64, n 7168, k 2048, b e4m3 channel")
+    Raises InvalidArgumentError, which names the phrase, what is allowed and what came.
+    """
+    return str(library.complete_problem(problem))
+
+
+def candidates(problem: str, architecture: str = "sm_90a") -> tuple[str, ...]:
+    """List the names of the kernels that can compute a product. The sizes matter for weight-only
+    products alone.
 
     architecture: "sm_90a", "sm_89", "sm_120" or "sm_121".
-    Raises as the product does for dtypes and scales; UnsupportedError for an architecture without
-    kernels for it.
+    Raises as complete(); UnsupportedError for an architecture without kernels for it.
     """
-    return tuple(map(str, library.product_candidates(asdict(problem), architecture, 132)))
+    return tuple(map(str, library.product_candidates(problem, architecture, 132)))
 
 
-def planned(problem: Problem, multiprocessors: int = 132, architecture: str = "sm_90a") -> str:
-    """The candidate with the least predicted time for contiguous arrays, which the product uses if
-    no table has it.
+def planned(problem: str, multiprocessors: int = 132, architecture: str = "sm_90a") -> str:
+    """The candidate with the least predicted time, which the product uses if no table has it.
 
     multiprocessors: 132 is that of H100 (SXM) and H200.
-    Raises as candidates(), and as the product does for sizes.
+    Raises as candidates(), and UnsupportedError for sizes that kernels cannot count.
     """
-    return str(library.planned_candidate(asdict(problem), architecture, multiprocessors))
-
-
-def gemm(
-    a: Array | ScaledTensor,
-    b: ScaledTensor,
-    candidate: str,
-    *,
-    fast_accumulation: bool = False,
-    batch_invariant: bool = False,
-    out: Array | None = None,
-    stream: StreamLike | None = None,
-) -> Array:
-    """octofold.gemm(a, b) on a GPU by the candidate of this name. It is planned anew in each call,
-    and is meant to be timed in a CUDA graph.
-
-    Raises as gemm() does; InvalidArgumentError lists the candidates if none has this name.
-    """
-    how = fast_accumulation, batch_invariant
-    return multiply(a, b, None, None, "1x128", None, how, out, stream, candidate)
-
-
-def grouped_gemm(
-    a: ScaledTensor,
-    b: ScaledTensor,
-    groups: Groups,
-    candidate: str,
-    *,
-    fast_accumulation: bool = False,
-    batch_invariant: bool = False,
-    out: Array | None = None,
-    stream: StreamLike | None = None,
-) -> Array:
-    """octofold.grouped_gemm(a, b, groups) likewise."""
-    options = None, None, None, (fast_accumulation, batch_invariant), out, stream
-    return multiply_groups(a, b, groups, *options, candidate)
-
-
-def gated_gemm(
-    a: ScaledTensor,
-    b: ScaledTensor,
-    groups: Rows | None,
-    candidate: str,
-    *,
-    activation: str = "swiglu",
-    batch_invariant: bool = False,
-    out: ScaledTensor | None = None,
-    stream: StreamLike | None = None,
-) -> ScaledTensor:
-    """octofold.ops.gated_gemm(a, b, groups) likewise."""
-    return multiply_gated(
-        a, b, groups, activation, "1x128", batch_invariant, out, stream, candidate
-    )
-
-
-def gemm_weight_only(
-    x: Array,
-    w: ScaledTensor,
-    candidate: str,
-    *,
-    batch_invariant: bool = False,
-    out: Array | None = None,
-    stream: StreamLike | None = None,
-) -> Array:
-    """octofold.gemm_weight_only(x, w) likewise."""
-    return multiply_by_weights(x, w, None, None, batch_invariant, out, stream, candidate)
-
-
-def grouped_gemm_weight_only(
-    x: Array | Gathered,
-    w: ScaledTensor,
-    groups: Rows | Masked,
-    candidate: str,
-    *,
-    batch_invariant: bool = False,
-    out: Array | None = None,
-    stream: StreamLike | None = None,
-) -> Array:
-    """octofold.grouped_gemm_weight_only(x, w, groups) likewise."""
-    return multiply_by_groups_of_weights(
-        x, w, groups, None, None, batch_invariant, out, stream, candidate
-    )
+    return str(library.planned_candidate(problem, architecture, multiprocessors))
 
 
 def table(gpu: Gpu | int = 0) -> Table:
@@ -259,7 +178,7 @@ def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
     is_kept = there.products and not there.fault
     products = json.loads(read_text(there.file))["products"] if is_kept else {}
     for choice in choices:
-        products[_key(choice.problem)] = {
+        products[complete(choice.problem)] = {
             "candidate": choice.candidate,
             "microseconds": round(choice.microseconds, 3),
             "planned_microseconds": round(choice.planned_microseconds, 3),
@@ -302,7 +221,3 @@ def _gpu(gpu: Gpu | int) -> Gpu:
     if gpu >= len(gpus):
         raise UnavailableError(f"tuning: expected a GPU of index {gpu}, got {len(gpus)} GPUs here")
     return gpus[gpu]
-
-
-def _key(problem: Problem) -> str:
-    return str(library.tuning_key(asdict(problem)))

@@ -12,17 +12,11 @@
 #include "core/scale_layout.h"
 #include "kernels/cast/config/norm_form.h"
 #include "kernels/cast/config/params.h"
+#include "plan/tma.h"
 
 namespace octofold::cuda {
 
-/// True if each row begins at a multiple of `bytes`; a vector is one row.
-template <typename View>
-bool is_aligned(const View& matrix, std::int64_t bytes) {
-  const bool stride_fits = matrix.rank < 2 || matrix.shape[0] <= 1 ||
-                           matrix.strides[0] * size_of(matrix.dtype) % bytes == 0;
-  return stride_fits &&
-         reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0;
-}
+using plan::is_aligned;
 
 /// An absent matrix counts as aligned.
 template <typename View>

@@ -1,8 +1,6 @@
 #include "plan/weight_only.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <variant>
 
 #include "core/scale_layout.h"
@@ -48,17 +46,6 @@ Prepared<plan::WeightOnlyChoice> prepare(Device& device, const WeightOnlyProduct
   return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
 }
 
-// The rows that a kernel counts: those of a masked group, else all.
-std::int64_t rows_of(const WeightOnlyProduct& product) {
-  const std::int64_t rows = product.out.shape[0];
-  switch (product.groups.work) {
-    case config::Work::kMaskedRows: return product.groups.max_rows;
-    case config::Work::kGroupedRows:  // offsets have 32 bits
-      return std::min<std::int64_t>(rows, std::numeric_limits<int>::max());
-    default: return rows;
-  }
-}
-
 config::WeightOnlyGroups groups_of(const WeightOnlyProduct& product) {
   const core::Groups& groups = product.groups;
   if (!config::has_groups(groups.work)) return {};
@@ -75,31 +62,6 @@ config::WeightOnlyGroups groups_of(const WeightOnlyProduct& product) {
     params.factors = floats_of(rows.factors);
   }
   return params;
-}
-
-plan::WeightOnlyProblem problem_of(const WeightOnlyProduct& product) {
-  const TensorView &x = product.x.data, &w = product.w.data;
-  const MutableTensorView& out = product.out;
-  const core::Groups& groups = product.groups;
-  return {.rows = rows_of(product),
-          .columns = out.shape[1],
-          .depth = x.shape[1],
-          .w = w.dtype,
-          .x = x.dtype,
-          .out = out.dtype,
-          .transposed = product.transposed,
-          .w_scales = product.w.granularity,
-          .x_blocks = product.x.scale && varies_along_k(product.x.granularity),
-          .is_aligned = plan::has_vectors(x) && plan::has_vectors(w),
-          .out_is_aligned =
-              is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
-          .has_workspace = product.workspace && product.workspace->element_count() > 0,
-          .fits_tma = plan::tma_obstacle(x) == nullptr && plan::tma_obstacle(w) == nullptr,
-          .work = groups.work,
-          .groups = groups.count,
-          .expected = groups.work == config::Work::kMaskedRows ? groups.expected_rows : 0,
-          .gathered = product.gathered.has_value(),
-          .batch_invariant = product.batch_invariant};
 }
 
 config::WeightOnlyScale scale_of_weights(const WeightOnlyProduct& product) {
@@ -121,7 +83,7 @@ config::WeightOnlyParams weight_only_params(const WeightOnlyProduct& product, st
       .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
       .w_scale = scale_of_weights(product),
       .x_scale = {},
-      .rows = rows_of(product),
+      .rows = plan::rows_of(product),
       .columns = product.out.shape[1],
       .depth = x.shape[1],
       .splits = static_cast<int>(splits),
@@ -152,7 +114,7 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyPro
           .bias = product.bias ? product.bias->data : nullptr,
           .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
           .w_scale = scale_of_weights(product),
-          .work = {.rows = static_cast<int>(rows_of(product)),
+          .work = {.rows = static_cast<int>(plan::rows_of(product)),
                    .columns = static_cast<int>(product.out.shape[1]),
                    .depth = static_cast<int>(x.shape[1]),
                    .bands = {.width = config::kNeighbourRows}},
@@ -160,7 +122,7 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyPro
 }
 
 void multiply(Device& device, const WeightOnlyProduct& product, Stream stream) {
-  const plan::WeightOnlyProblem problem = problem_of(product);
+  const plan::WeightOnlyProblem problem = plan::problem_of(product);
   const Prepared<plan::WeightOnlyChoice> prepared = prepare(device, product, problem);
   check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(

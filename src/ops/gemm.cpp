@@ -92,7 +92,7 @@ core::Product checked(const GemmArguments& given) {
                         .bias = given.bias,
                         .fast_accumulation = given.fast_accumulation,
                         .batch_invariant = given.batch_invariant || is_batch_invariant(),
-                        .candidate = given.candidate};
+                        .candidate = ops::used_candidate()};
   std::visit([&](const auto& a) { set_operands(check, a, given, product); }, given.a);
   const TensorView& a =
       std::visit([](const auto& each) -> const TensorView& { return data_of(each); }, given.a);
@@ -158,7 +158,7 @@ core::Product checked(const GatedGemmArguments& given) {
   require_gated(check, given);
   core::Product product{.b = given.b,
                         .batch_invariant = given.batch_invariant || is_batch_invariant(),
-                        .candidate = given.candidate};
+                        .candidate = ops::used_candidate()};
   std::int64_t b_rows = 0;
   if (given.groups) {
     b_rows = ops::set_groups_of_rows(check, given.a, given.b, *given.groups, product);

@@ -99,7 +99,7 @@ core::WeightOnlyProduct checked(const GemmWeightOnlyArguments& given) {
                                   .bias = given.bias,
                                   .workspace = given.workspace,
                                   .batch_invariant = given.batch_invariant || is_batch_invariant(),
-                                  .candidate = given.candidate};
+                                  .candidate = ops::used_candidate()};
   product.x = flat_x(check, given, inputs);
   const TensorView& x = product.x.data;
   check_weights(check, given.w, x.device, inputs);
@@ -118,7 +118,7 @@ core::WeightOnlyProduct checked(const GemmWeightOnlyGradientArguments& given) {
                                   .workspace = given.workspace,
                                   .transposed = true,
                                   .batch_invariant = given.batch_invariant || is_batch_invariant(),
-                                  .candidate = given.candidate};
+                                  .candidate = ops::used_candidate()};
   product.x.data = checked_halves(check, "gradient", given.gradient, inputs);
   const TensorView& gradient = product.x.data;
   check_weights(check, given.w, gradient.device, inputs);
@@ -240,7 +240,7 @@ void grouped_gemm_weight_only(const GroupedGemmWeightOnlyArguments& arguments, S
       checked(check, {"x", arguments.x}, arguments.w, arguments.groups, arguments.out, false);
   product.bias = ops::bias_of_groups(check, arguments.bias, product.groups.count, product.out);
   product.batch_invariant = arguments.batch_invariant || is_batch_invariant();
-  product.candidate = arguments.candidate;
+  product.candidate = ops::used_candidate();
   ops::run(kCalled, product, stream);
 }
 
@@ -251,7 +251,7 @@ void grouped_gemm_weight_only_gradient(const GroupedGemmWeightOnlyGradientArgume
   core::WeightOnlyProduct product = checked(check, {"gradient", arguments.gradient}, arguments.w,
                                             arguments.groups, arguments.out, true);
   product.batch_invariant = arguments.batch_invariant || is_batch_invariant();
-  product.candidate = arguments.candidate;
+  product.candidate = ops::used_candidate();
   ops::run(kCalled, product, stream);
 }
 

@@ -313,7 +313,7 @@ void grouped_gemm(const GroupedGemmArguments& arguments, Stream stream) {
   const core::Arguments check("grouped_gemm");
   core::Product product{.fast_accumulation = arguments.fast_accumulation,
                         .batch_invariant = arguments.batch_invariant || is_batch_invariant(),
-                        .candidate = arguments.candidate};
+                        .candidate = ops::used_candidate()};
   std::visit([&](const auto& groups) { ops::set_groups(check, arguments, groups, product); },
              arguments.groups);
   ops::run("grouped_gemm", product, stream);

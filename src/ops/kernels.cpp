@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "octofold/batch_invariant.h"
@@ -20,9 +21,10 @@
 #include "cuda/tuning_file.h"
 #include "jit/kernel_cache.h"
 #include "jit/nvrtc.h"
-#include "ops/product.h"
+#include "plan/problem_text.h"
 #include "plan/product.h"
 #include "plan/tuning.h"
+#include "plan/weight_only.h"
 
 namespace octofold {
 namespace {
@@ -47,22 +49,13 @@ plan::Gpu target_gpu(std::string_view operation, std::string_view architecture,
              architecture, fmt::join(names, ", "));
 }
 
-// Throws Error(kInvalidArgument), in the name of `operation`, for a form that gemm() has not.
-void require_form(std::string_view operation, const GemmForm& form) {
-  const core::Arguments check(operation);
-  const auto require = [&](std::string_view field, DType dtype,
-                           std::initializer_list<DType> dtypes) {
-    check.require_dtype(field, {.dtype = dtype}, dtypes);
-  };
-  require("a", form.a.type, {DType::kE4M3, DType::kE5M2});
-  require("b", form.b.type, {DType::kE4M3, DType::kE5M2});
-  require("out", form.out, {DType::kBFloat16, DType::kFloat16, DType::kFloat32});
-  check.require_enumerator("a.granularity", form.a.scales);
-  check.require_enumerator("b.granularity", form.b.scales);
-  ops::require_accumulation(check, form.a.scales, form.b.scales, form.fast_accumulation);
-  if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-    check.fail("b_channel_scale", "false, except for 128x128 scales of b", "true");
-  }
+using Problem = std::variant<plan::GemmProblem, plan::WeightOnlyProblem>;
+
+// As the operation would have it in this process.
+Problem problem_of(std::string_view text) {
+  Problem problem = plan::parse_problem(text);
+  std::visit([](auto& each) { each.batch_invariant |= is_batch_invariant(); }, problem);
+  return problem;
 }
 
 namespace fs = std::filesystem;
@@ -78,30 +71,45 @@ std::chrono::system_clock::time_point system_time(fs::file_time_type time) {
       std::chrono::file_clock::to_sys(time));
 }
 
+// The plans that calls of the problem may have.
+std::vector<std::vector<plan::KernelPlan>> plans_of(const plan::WeightOnlyProblem& problem,
+                                                    const plan::Gpu& gpu) {
+  return {plan::plan_weight_only(problem, gpu).kernels};
+}
+
+std::vector<std::vector<plan::KernelPlan>> plans_of(const plan::GemmProblem& given,
+                                                    const plan::Gpu& gpu) {
+  const GemmForm& form = given.product.form;
+  const bool may_add_in_place = form.out == DType::kFloat32 && form.c != Addend::kNone;
+  std::vector problems{given};
+  // Codes that Octofold has not cast may have rows without gaps.
+  if (plan::operation_of(given) == "gemm" && !given.dynamic.exists) {
+    problems.push_back(plan::contiguous(given));
+  }
+  std::vector<std::vector<plan::KernelPlan>> plans;
+  for (plan::GemmProblem& problem : problems) {
+    for (const bool c_is_out : {false, true}) {
+      if (c_is_out && !may_add_in_place) continue;
+      problem.c_is_out = c_is_out;
+      plans.push_back(plan::plan_product(problem, gpu).kernels);
+    }
+  }
+  return plans;
+}
+
 // Each kernel once, in the order of the problems.
-std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, const plan::Gpu& gpu) {
+std::vector<jit::Program> programs_of(std::span<const std::string> problems, const plan::Gpu& gpu) {
   std::vector<jit::Program> programs;
-  for (const GemmProblem& problem : problems) {
-    if (std::min(problem.m, problem.n) < 1 || problem.k < 0) {
-      core::fail_argument(kWarm, "problems", "M and N of at least 1, K of at least 0",
-                          core::format("{}×{}×{}", problem.m, problem.n, problem.k));
+  const auto add = [&](const plan::KernelPlan& kernel) {
+    jit::Program program = cuda::program_of(kernel, gpu);
+    if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
+      programs.push_back(std::move(program));
     }
-    require_form(kWarm, problem.form);
-    const plan::GemmProblem given{.product = problem, .batch_invariant = is_batch_invariant()};
-    const bool may_add_in_place =
-        problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
-    // Plans for codes that Octofold has cast, and for others, whose rows may have no gaps.
-    for (plan::GemmProblem planned : {plan::as_allocated(given), plan::contiguous(given)}) {
-      for (const bool c_is_out : {false, true}) {
-        if (c_is_out && !may_add_in_place) continue;
-        planned.c_is_out = c_is_out;
-        jit::Program program =
-            cuda::program_of(plan::plan_product(planned, gpu).kernels.front(), gpu);
-        if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
-          programs.push_back(std::move(program));
-        }
-      }
-    }
+  };
+  for (const std::string& text : problems) {
+    const auto plans =
+        std::visit([&](const auto& problem) { return plans_of(problem, gpu); }, problem_of(text));
+    for (const auto& kernels : plans) std::ranges::for_each(kernels, add);
   }
   return programs;
 }
@@ -145,7 +153,7 @@ std::vector<PrecompiledKernel> list_precompiled_kernels() {
   return kernels;
 }
 
-WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOptions& options) {
+WarmReport warm_kernel_cache(std::span<const std::string> problems, const WarmOptions& options) {
   const std::vector<jit::Program> programs =
       programs_of(problems, target_gpu(kWarm, options.architecture, options.multiprocessors));
   if (kernel_cache_folder().empty()) {
@@ -186,97 +194,29 @@ TuningTable tuning_table(const GpuInfo& gpu) try {
   return {.fault = error.what()};
 }
 
-namespace {
-
-void require_groups(std::string_view operation, std::int64_t groups) {
-  if (groups < 1) {
-    core::fail_argument(operation, "groups", "at least 1", core::format("{}", groups));
-  }
+std::string complete_problem(std::string_view problem) {
+  return std::visit([](const auto& each) { return plan::text_of(each); }, problem_of(problem));
 }
 
-// Throws what the operation would, but for what only sizes decide.
-plan::GemmProblem checked(std::string_view operation, const ProductProblem& problem) {
-  GemmForm form = problem.product.form;
-  if (problem.gated) form.out = DType::kBFloat16;
-  require_form(operation, form);
-  require_groups(operation, problem.groups);
-  if (problem.gated && !is_gated(*problem.gated)) {
-    core::fail_argument(operation, "gated", "a gated activation", name(*problem.gated));
-  }
-  return plan::problem_of(problem);
-}
-
-plan::WeightOnlyProblem checked(std::string_view operation, const WeightOnlyProblem& problem) {
-  if (problem.grouping == Grouping::kDepth) {
-    core::fail_argument(operation, "grouping", "none, rows or masked", "depth");
-  }
-  require_groups(operation, problem.groups);
-  if (problem.gathered && problem.grouping != Grouping::kRows) {
-    core::fail_argument(operation, "gathered", "false but for groups of rows", "true");
-  }
-  const bool is_masked = problem.grouping == Grouping::kMasked;
-  return plan::contiguous({.rows = problem.m,
-                           .columns = problem.n,
-                           .depth = problem.k,
-                           .w = problem.w.type,
-                           .x = problem.x,
-                           .out = problem.out,
-                           .transposed = problem.gradient,
-                           .w_scales = problem.w.scales,
-                           .work = plan::work_of(problem.grouping),
-                           .groups = problem.groups,
-                           .expected = is_masked ? problem.expected_rows.value_or(problem.m) : 0,
-                           .gathered = problem.gathered,
-                           .batch_invariant = problem.batch_invariant});
-}
-
-plan::Gpu gpu_of(std::string_view operation, const TargetGpu& gpu) {
-  return target_gpu(operation, gpu.architecture, gpu.multiprocessors);
-}
-
-}  // namespace
-
-std::vector<std::string> product_candidates(const ProductProblem& given,
-                                            const TensorAlignment& alignment,
-                                            const TargetGpu& gpu) {
-  constexpr std::string_view kOperation = "product_candidates";
-  plan::GemmProblem problem = checked(kOperation, given);
-  problem.operands_fit_tma = alignment.operands;
-  problem.output_fits_tma = alignment.out;
-  problem.c_fits_tma = alignment.c;
+std::vector<std::string> product_candidates(std::string_view problem, const TargetGpu& gpu) {
+  const plan::Gpu target = target_gpu("product_candidates", gpu.architecture, gpu.multiprocessors);
   std::vector<std::string> names;
-  for (auto& [name, config] : plan::product_candidates(problem, gpu_of(kOperation, gpu))) {
-    names.push_back(std::move(name));
+  const auto add_names = [&](auto&& candidates) {
+    for (auto& candidate : candidates) names.push_back(std::move(candidate.name));
+  };
+  const Problem parsed = problem_of(problem);
+  if (const auto* product = std::get_if<plan::GemmProblem>(&parsed)) {
+    add_names(plan::product_candidates(*product, target));
+  } else {
+    add_names(plan::weight_only_candidates(std::get<plan::WeightOnlyProblem>(parsed), target));
   }
   return names;
 }
 
-std::string planned_candidate(const ProductProblem& problem, const TargetGpu& gpu) {
-  constexpr std::string_view kOperation = "planned_candidate";
-  return plan::planned_candidate(checked(kOperation, problem), gpu_of(kOperation, gpu));
-}
-
-std::string tuning_key(const ProductProblem& problem) {
-  return plan::tuning_key(checked("tuning_key", problem));
-}
-
-std::vector<std::string> product_candidates(const WeightOnlyProblem& given, const TargetGpu& gpu) {
-  constexpr std::string_view kOperation = "product_candidates";
-  const plan::WeightOnlyProblem problem = checked(kOperation, given);
-  std::vector<std::string> names;
-  for (auto& [name, choice] : plan::weight_only_candidates(problem, gpu_of(kOperation, gpu))) {
-    names.push_back(std::move(name));
-  }
-  return names;
-}
-
-std::string planned_candidate(const WeightOnlyProblem& given, const TargetGpu& gpu) {
-  constexpr std::string_view kOperation = "planned_candidate";
-  return plan::planned_candidate(checked(kOperation, given), gpu_of(kOperation, gpu));
-}
-
-std::string tuning_key(const WeightOnlyProblem& problem) {
-  return plan::tuning_key(checked("tuning_key", problem));
+std::string planned_candidate(std::string_view problem, const TargetGpu& gpu) {
+  const plan::Gpu target = target_gpu("planned_candidate", gpu.architecture, gpu.multiprocessors);
+  return std::visit([&](const auto& each) { return plan::planned_candidate(each, target); },
+                    problem_of(problem));
 }
 
 }  // namespace octofold

@@ -1,8 +1,16 @@
 #include "ops/product.h"
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <initializer_list>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
+#include <vector>
+
+#include "octofold/tuning.h"
 
 #include "core/flatten.h"
 #include "core/format.h"
@@ -10,6 +18,7 @@
 #include "cuda/backend.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
+#include "plan/problem_text.h"
 
 namespace octofold::ops {
 namespace {
@@ -29,7 +38,49 @@ void multiply(std::string_view operation, const Product& product, Stream stream)
   cpu::multiply(product);
 }
 
+using Problems = std::shared_ptr<std::vector<std::string>>;
+
+// Those of recordings that live, and a count of them that calls can read without the lock.
+struct Recordings {
+  std::mutex mutex;
+  std::vector<Problems> all;
+  std::atomic<int> count = 0;
+};
+
+Recordings& recordings() {
+  static Recordings recordings;
+  return recordings;
+}
+
+std::string& candidate_of_thread() {
+  thread_local std::string name;
+  return name;
+}
+
+plan::GemmProblem as_on_gpu(const plan::GemmProblem& problem) {
+  return plan::as_allocated(problem);
+}
+plan::WeightOnlyProblem as_on_gpu(const plan::WeightOnlyProblem& problem) {
+  return plan::contiguous(problem);
+}
+
+template <typename Product>
+void note(const Product& product) {
+  auto& [mutex, all, count] = recordings();
+  if (count.load(std::memory_order_relaxed) == 0) return;
+  auto problem = plan::problem_of(product);
+  // Where tensors lie elsewhere says nothing of where they would on a GPU.
+  if (product.out.device.type != DeviceType::kCuda) problem = as_on_gpu(problem);
+  const std::string text = plan::text_of(problem);
+  const std::lock_guard lock(mutex);
+  for (const Problems& noted : all) {
+    if (std::ranges::find(*noted, text) == noted->end()) noted->push_back(text);
+  }
+}
+
 }  // namespace
+
+const std::string& used_candidate() { return candidate_of_thread(); }
 
 void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast) {
   if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
@@ -105,12 +156,41 @@ DotOperand flat_operand(const core::Arguments& check, std::string_view argument,
 }
 
 void run(std::string_view operation, const core::Product& product, Stream stream) {
+  if (product.out.element_count() > 0) note(product);
   if (has_memory(product.out.device)) multiply(operation, product, stream);
 }
 
 void run(std::string_view operation, const core::WeightOnlyProduct& product, Stream stream) {
-  if (product.out.element_count() == 0 || !has_memory(product.out.device)) return;
-  multiply(operation, product, stream);
+  if (product.out.element_count() == 0) return;
+  note(product);
+  if (has_memory(product.out.device)) multiply(operation, product, stream);
 }
 
 }  // namespace octofold::ops
+
+namespace octofold {
+
+ProductRecording::ProductRecording() : problems_(std::make_shared<std::vector<std::string>>()) {
+  auto& [mutex, all, count] = ops::recordings();
+  const std::lock_guard lock(mutex);
+  all.push_back(problems_);
+  ++count;
+}
+
+ProductRecording::~ProductRecording() {
+  auto& [mutex, all, count] = ops::recordings();
+  const std::lock_guard lock(mutex);
+  std::erase(all, problems_);
+  --count;
+}
+
+std::vector<std::string> ProductRecording::problems() const {
+  const std::lock_guard lock(ops::recordings().mutex);
+  return *problems_;
+}
+
+std::string use_candidate(std::string name) {
+  return std::exchange(ops::candidate_of_thread(), std::move(name));
+}
+
+}  // namespace octofold

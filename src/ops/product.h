@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "octofold/dot.h"
@@ -17,6 +18,9 @@
 #include "ops/inputs.h"
 
 namespace octofold::ops {
+
+/// The name that use_candidate() has set for this thread.
+const std::string& used_candidate();
 
 /// Throws where scales vary along K and accumulation is to be fast.
 void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast);

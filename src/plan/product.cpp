@@ -6,7 +6,6 @@
 #include "core/check.h"
 #include "core/format.h"
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/group_bounds.h"
 #include "plan/architectures.h"
 #include "plan/capability.h"
 #include "plan/tma.h"
@@ -53,33 +52,7 @@ config::DynamicInput dynamic_of(const config::CastFormat& format, const TensorVi
           .vectors = has_vectors(a)};
 }
 
-// The size that grouped_gemm() expects of a group where nobody says it.
-std::int64_t expected_of(const ProductProblem& problem) {
-  const auto share = [&](std::int64_t size) {
-    return (size + problem.groups - 1) / problem.groups;
-  };
-  switch (problem.grouping) {
-    case Grouping::kNone: return 0;
-    case Grouping::kRows: return share(problem.product.m);
-    case Grouping::kMasked: return problem.expected_rows.value_or(problem.product.m);
-    case Grouping::kDepth:
-      return share(
-          config::most_rows_of_columns(GroupLayout::kSpaced, problem.product.k, problem.groups));
-  }
-  return 0;
-}
-
 }  // namespace
-
-config::Work work_of(Grouping grouping) {
-  switch (grouping) {
-    case Grouping::kNone: return config::Work::kDense;
-    case Grouping::kRows: return config::Work::kGroupedRows;
-    case Grouping::kMasked: return config::Work::kMaskedRows;
-    case Grouping::kDepth: return config::Work::kGroupedDepth;
-  }
-  return config::Work::kDense;
-}
 
 std::string_view operation_of(const GemmProblem& problem) {
   if (problem.gated.exists) return "gated_gemm";
@@ -172,22 +145,12 @@ GemmProblem contiguous(GemmProblem problem) {
   problem.operands_fit_words = problem.dynamic.exists || k % 4 == 0;
   problem.output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr;
   problem.c_is_out = false;
-  problem.c_fits_tma = tma_obstacle(tensor(form.out, m, n)) == nullptr;
+  const bool c_has_type_of_out = form.c != Addend::kFloat32 || form.out == DType::kFloat32;
+  problem.c_fits_tma = c_has_type_of_out && tma_obstacle(tensor(form.out, m, n)) == nullptr;
   if (problem.dynamic.exists) {
     problem.dynamic.vectors = has_vectors(tensor(problem.dynamic.type, m, k));
   }
   return problem;
-}
-
-GemmProblem problem_of(const ProductProblem& given) {
-  GemmProblem problem{.product = given.product,
-                      .batch_invariant = given.batch_invariant,
-                      .work = work_of(given.grouping),
-                      .groups = given.groups,
-                      .expected = expected_of(given)};
-  if (given.gated) problem.gated = {.exists = true, .activation = *given.gated};
-  if (given.cast_from) problem.dynamic = {.exists = true, .type = *given.cast_from};
-  return as_allocated(problem);
 }
 
 namespace {

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "octofold/product_problem.h"
+#include "octofold/gemm_form.h"
 
 #include "core/product.h"
 #include "kernels/mma/config/config.h"
@@ -19,9 +19,26 @@
 
 namespace octofold::plan {
 
+/// A product without its tensors.
+struct SizedForm {
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  GemmForm form{};
+
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("m", m);
+    field("n", n);
+    field("k", k);
+    field("form", form);
+  }
+  friend bool operator==(const SizedForm&, const SizedForm&) = default;
+};
+
 /// Alignment enters as yes or no, so that problems that differ in addresses only share a plan.
 struct GemmProblem {
-  octofold::GemmProblem product{};
+  SizedForm product{};
   /// If it exists, B has 2·N rows, the gates' and the ups', and `out` is the type of H's codes.
   config::GatedOutput gated{};
   /// If it exists, A is of another type, and `a` that of the codes that it is cast to.
@@ -82,9 +99,6 @@ GemmProblem problem_of(const core::Product& product);
 GemmProblem as_allocated(GemmProblem problem);
 /// The same problem with no gaps between rows of codes.
 GemmProblem contiguous(GemmProblem problem);
-GemmProblem problem_of(const ProductProblem& problem);
-
-config::Work work_of(Grouping grouping);
 
 /// Sizes of the product, or of those of one group, as far as the host can expect them: a group of
 /// rows that is expected to be empty counts as one of one row.

@@ -29,4 +29,13 @@ bool has_words(const TensorView& matrix);
 /// True if the rows of a matrix consist of vectors: begin at multiples of 16 bytes, and end there.
 bool has_vectors(const TensorView& matrix);
 
+/// True if each row begins at a multiple of `bytes`; a vector is one row.
+template <typename View>
+bool is_aligned(const View& matrix, std::int64_t bytes) {
+  const bool stride_fits = matrix.rank < 2 || matrix.shape[0] <= 1 ||
+                           matrix.strides[0] * size_of(matrix.dtype) % bytes == 0;
+  return stride_fits &&
+         reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
 }  // namespace octofold::plan

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
+#include <variant>
 
 #include "core/check.h"
 #include "core/format.h"
-#include "plan/fields.h"
+#include "plan/problem_text.h"
 
 namespace octofold::plan {
 namespace {
@@ -28,7 +27,7 @@ const json& field_of(const json& object, const char* name) {
   return *found;
 }
 
-std::string text_of(const json& object, const char* name) {
+std::string string_of(const json& object, const char* name) {
   const json& value = field_of(object, name);
   if (!value.is_string()) fail(ErrorCode::kBadFormat, name, "text", value.type_name());
   return value.get<std::string>();
@@ -54,66 +53,22 @@ bool is_contiguous(const GemmProblem& problem) {
   return plain == problem;
 }
 
-constexpr std::string_view kOperations[] = {"gemm",
-                                            "grouped_gemm",
-                                            "gated_gemm",
-                                            "gemm_weight_only",
-                                            "gemm_weight_only_gradient",
-                                            "grouped_gemm_weight_only",
-                                            "grouped_gemm_weight_only_gradient"};
-
 struct Key {
   std::int64_t rows = 0;
   std::string rest{};
 };
 
-// "gemm: m 64, n 7168, …" as 64 and "gemm, n 7168, …".
-std::optional<Key> split(std::string_view key) {
+// "gemm: m 64, n 7168, …" as 64 and "gemm: m , n 7168, …".
+Key split(std::string text) {
   constexpr std::string_view kRows = ": m ";
-  const std::size_t at = key.find(kRows);
-  if (at == key.npos) return std::nullopt;
-  const std::string_view operation = key.substr(0, at);
-  if (std::ranges::find(kOperations, operation) == std::end(kOperations)) return std::nullopt;
-  key.remove_prefix(at + kRows.size());
-  Key parts;
-  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), parts.rows);
-  if (error != std::errc()) return std::nullopt;
-  key.remove_prefix(static_cast<std::size_t>(end - key.data()));
-  parts.rest = core::format("{}{}", operation, key);
-  return parts;
-}
-
-// The text leaves out what of a group follows from the sizes, so that a choice may be for several
-// numbers of rows.
-template <typename Problem>
-std::string text_of_groups(const Problem& problem) {
-  if (problem.work == config::Work::kDense) return "";
-  std::string text = core::format(", {}", word(problem.work));
-  if (!config::has_groups(problem.work)) return text;
-  text += core::format(", groups {}", problem.groups);
-  if (problem.work == config::Work::kMaskedRows) {
-    text += core::format(", expected {}", problem.expected);
-  }
-  return text;
+  const std::size_t begin = text.find(kRows) + kRows.size(), end = text.find(',', begin);
+  Key key;
+  std::from_chars(text.data() + begin, text.data() + end, key.rows);
+  key.rest = std::move(text.erase(begin, end - begin));
+  return key;
 }
 
 }  // namespace
-
-std::string tuning_key(const GemmProblem& problem) {
-  std::string key = core::format("{}: {}", operation_of(problem), describe(problem.product));
-  if (problem.dynamic.exists) key += core::format(", cast from {}", name(problem.dynamic.type));
-  if (problem.gated.exists) key += core::format(", {}", word(problem.gated));
-  key += text_of_groups(problem);
-  return problem.batch_invariant ? key + ", batch-invariant" : key;
-}
-
-std::string tuning_key(const WeightOnlyProblem& problem) {
-  return core::format(
-      "{}: m {}, n {}, k {}, x {}{}, w {} {}, out {}{}{}{}", operation_of(problem), problem.rows,
-      problem.columns, problem.depth, name(problem.x), problem.x_blocks ? " 1x128" : "",
-      name(problem.w), name(problem.w_scales), name(problem.out), text_of_groups(problem),
-      problem.gathered ? ", gathered" : "", problem.batch_invariant ? ", batch-invariant" : "");
-}
 
 Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name) {
   const json table = json::parse(text, nullptr, false);
@@ -121,10 +76,10 @@ Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name)
     fail(ErrorCode::kBadFormat, "text", "a JSON object",
          table.is_discarded() ? "no JSON" : table.type_name());
   }
-  require_same("octofold", OCTOFOLD_VERSION, text_of(table, "octofold"));
-  require_same("gpu", gpu_name, text_of(table, "gpu"));
+  require_same("octofold", OCTOFOLD_VERSION, string_of(table, "octofold"));
+  require_same("gpu", gpu_name, string_of(table, "gpu"));
   require_same("compute_capability", core::format("{}.{}", gpu.compute_major, gpu.compute_minor),
-               text_of(table, "compute_capability"));
+               string_of(table, "compute_capability"));
   require_same("multiprocessors", core::format("{}", gpu.multiprocessors),
                core::format("{}", number_of(table, "multiprocessors")));
   const json& products = field_of(table, "products");
@@ -133,10 +88,9 @@ Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name)
   }
   for (const auto& [key, product] : products.items()) {
     if (!product.is_object()) fail(ErrorCode::kBadFormat, key, "an object", product.type_name());
-    std::string candidate = text_of(product, "candidate");
-    const std::optional<Key> parts = split(key);
-    if (!parts) fail(ErrorCode::kBadFormat, "products", "keys as 'gemm: m 64, n 7168, …'", key);
-    const auto& [rows, rest] = *parts;
+    std::string candidate = string_of(product, "candidate");
+    const auto [rows, rest] =
+        split(std::visit([](const auto& each) { return text_of(each); }, parse_problem(key)));
     const std::int64_t first =
         product.contains("rows_from") ? number_of(product, "rows_from") : rows;
     choices_[rest].push_back({first, rows, std::move(candidate)});
@@ -145,16 +99,16 @@ Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name)
 
 std::string_view Tuning::candidate(const GemmProblem& problem) const {
   if (choices_.empty() || !is_contiguous(problem)) return "";
-  return find(tuning_key(problem));
+  return find(text_of(problem));
 }
 
 std::string_view Tuning::candidate(const WeightOnlyProblem& problem) const {
   if (choices_.empty() || contiguous(problem) != problem) return "";
-  return find(tuning_key(problem));
+  return find(text_of(problem));
 }
 
-std::string_view Tuning::find(std::string_view key) const {
-  const Key parts = split(key).value();
+std::string_view Tuning::find(std::string text) const {
+  const Key parts = split(std::move(text));
   const auto found = choices_.find(parts.rest);
   if (found == choices_.end()) return "";
   for (const auto& [first, last, candidate] : found->second) {

@@ -16,18 +16,13 @@
 
 namespace octofold::plan {
 
-/// How tables name a product of tensors as operations allocate them: "gemm: m 64, n 7168, k 2048, a
-/// e4m3 1x128, …". Groups, a gated activation and the type that A is cast from stand behind. Rules
-/// of casts do not: they make no difference to which kernel is the fastest.
-std::string tuning_key(const GemmProblem& problem);
-std::string tuning_key(const WeightOnlyProblem& problem);
-
 class Tuning {
  public:
   Tuning() = default;
 
-  /// From a table's text (docs/tuning.md). Throws Error: kBadFormat where it is none; kUnsupported
-  /// where it is another GPU's, or another version's, whose candidates took other times.
+  /// From a table's text (docs/tuning.md). Throws Error: kBadFormat where it is none, as
+  /// parse_problem() for what is no problem; kUnsupported where it is another GPU's, or another
+  /// version's, whose candidates took other times.
   Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name);
 
   /// The candidate's name; empty where the product was not measured, or its tensors do not lie
@@ -44,9 +39,9 @@ class Tuning {
     std::int64_t last = 0;
     std::string candidate{};
   };
-  std::string_view find(std::string_view key) const;
+  std::string_view find(std::string text) const;
 
-  /// By all of a product but its rows.
+  /// By the problem's text without its rows.
   std::map<std::string, std::vector<Choice>, std::less<>> choices_;
 };
 

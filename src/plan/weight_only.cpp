@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/check.h"
 #include "core/scale_layout.h"
 #include "kernels/weight_only/config/config.h"
 #include "plan/architectures.h"
 #include "plan/capability.h"
+#include "plan/tma.h"
 
 namespace octofold::plan {
 
@@ -68,6 +70,41 @@ WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
       !config::has_groups(problem.work) &&
       config::weight_only_splits(problem.rows, problem.columns, problem.depth) > 1;
   return problem;
+}
+
+std::int64_t rows_of(const core::WeightOnlyProduct& product) {
+  const std::int64_t rows = product.out.shape[0];
+  switch (product.groups.work) {
+    case config::Work::kMaskedRows: return product.groups.max_rows;
+    case config::Work::kGroupedRows:  // offsets have 32 bits
+      return std::min<std::int64_t>(rows, std::numeric_limits<int>::max());
+    default: return rows;
+  }
+}
+
+WeightOnlyProblem problem_of(const core::WeightOnlyProduct& product) {
+  const TensorView &x = product.x.data, &w = product.w.data;
+  const MutableTensorView& out = product.out;
+  const core::Groups& groups = product.groups;
+  return {.rows = rows_of(product),
+          .columns = out.shape[1],
+          .depth = x.shape[1],
+          .w = w.dtype,
+          .x = x.dtype,
+          .out = out.dtype,
+          .transposed = product.transposed,
+          .w_scales = product.w.granularity,
+          .x_blocks = product.x.scale && varies_along_k(product.x.granularity),
+          .is_aligned = has_vectors(x) && has_vectors(w),
+          .out_is_aligned =
+              is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
+          .has_workspace = product.workspace && product.workspace->element_count() > 0,
+          .fits_tma = tma_obstacle(x) == nullptr && tma_obstacle(w) == nullptr,
+          .work = groups.work,
+          .groups = groups.count,
+          .expected = groups.work == config::Work::kMaskedRows ? groups.expected_rows : 0,
+          .gathered = product.gathered.has_value(),
+          .batch_invariant = product.batch_invariant};
 }
 
 WeightOnlyPlanner::Candidates weight_only_candidates(const WeightOnlyProblem& problem,

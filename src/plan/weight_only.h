@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/product.h"
 #include "kernels/weight_only/config/config.h"
 #include "kernels/weight_only_sm90/config/config.h"
 #include "plan/fields.h"
@@ -61,6 +62,12 @@ struct WeightOnlyProblem {
   }
   friend bool operator==(const WeightOnlyProblem&, const WeightOnlyProblem&) = default;
 };
+
+/// The rows of a checked product that a kernel counts: those of a masked group, else all.
+std::int64_t rows_of(const core::WeightOnlyProduct& product);
+
+/// The properties of a checked product that decide which kernel computes it: all but addresses.
+WeightOnlyProblem problem_of(const core::WeightOnlyProduct& product);
 
 /// The public function of it.
 const char* operation_of(const WeightOnlyProblem& problem);

@@ -17,11 +17,9 @@ from typing import NamedTuple
 
 import octofold
 import pytest
-from octofold._core.library import library
-from octofold._ops.gemm import multiply
-from octofold.tuning import ProductProblem
+from octofold import tuning
 
-from tests.gpu.targets import architecture, has_bfloat16, is_hopper
+from tests.gpu.targets import candidate_names, has_bfloat16, is_hopper
 from tests.python import judge
 from tests.python.casting import GRANULARITIES as GRANULARITIES
 
@@ -232,27 +230,26 @@ def candidates(
 ):
     """Names of the kernels' configurations for a product of such operands, each a dtype and a
     granularity, into such an output. The CPU backend has one way, which has no name."""
-    if not ON_GPU:
-        return [None]
-    two_level = b[1] == "two-level"
-    b_granularity = "128x128" if two_level else b[1]
-    form = {"a": a[0], "a_granularity": a[1], "b": b[0], "b_granularity": b_granularity, "out": out}
-    options = {"c": c, "bias": bias, "fast_accumulation": fast, "b_channel_scale": two_level}
-    aligned = {
-        "operands_are_aligned": operands_fit_tma,
-        "out_is_aligned": output_fits_tma,
-        "c_is_aligned": c_fits_tma,
+    is_two_level = b[1] == "two-level"
+    addends = {"c": c, "bias": bias}
+    flags = {
+        "fast_accumulation": fast,
+        "b_channel_scale": is_two_level,
+        "operands_unaligned": not operands_fit_tma,
+        "out_unaligned": not output_fits_tma,
+        "c_unaligned": not c_fits_tma,
     }
-    return product_candidates(**form, **options, **aligned)
+    return product_candidates(
+        "gemm",
+        f"a {' '.join(a)}, b {b[0]} {'128x128' if is_two_level else b[1]}, out {out}",
+        *(f"{name} {dtype}" for name, dtype in addends.items() if dtype),
+        *(flag for flag, is_set in flags.items() if is_set),
+    )
 
 
-def product_candidates(**fields):
-    """The candidates of this GPU for these fields of a tuning.ProductProblem, which also say
-    whether tensors are aligned; the sizes do not matter."""
-    if not ON_GPU:
-        return [None]
-    problem = {**dataclasses.asdict(ProductProblem(1, 1, 1)), **fields}
-    return [str(name) for name in library.product_candidates(problem, architecture(), 132)]
+def product_candidates(operation, *phrases):
+    """The candidates of this GPU for products that have these phrases in their text."""
+    return candidate_names(operation, *phrases) if ON_GPU else [None]
 
 
 def plain(name):
@@ -262,7 +259,9 @@ def plain(name):
 
 def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False, arrivals=None):
     """octofold.gemm(out=) by the configuration of that name."""
-    multiply(a, b, c, bias, "1x128", None, (fast, False), out, None, candidate, arrivals)
+    addends = {"c": c, "bias": bias}
+    with tuning.using(candidate):
+        octofold.gemm(a, b, **addends, fast_accumulation=fast, arrivals=arrivals, out=out)
 
 
 def bits(tensor):

@@ -3,7 +3,7 @@
 import itertools
 
 import octofold
-from octofold._ops.grouped_gemm import multiply_groups
+from octofold import tuning
 
 from tests.gpu.gpu_support import (
     DEVICE,
@@ -32,15 +32,16 @@ SIZES = (
 NK = ((128, 128), (264, 400), (640, 1040), (1408, 272), (72, 4112))
 
 
-def candidates(grouping="rows", a="1x128", b="128x128", **fields):
-    return product_candidates(grouping=grouping, a_granularity=a, b_granularity=b, **fields)
+def candidates(*phrases, of="rows"):
+    return product_candidates("grouped_gemm", f"groups 4 of {of}", *phrases)
 
 
-def onto_c(**fields):
+def onto_c(b="b e4m3 128x128", of="rows"):
     """The candidates that have C brought by TMA, which are Hopper's."""
     if not ON_GPU or not is_hopper():
         return [None]
-    names = [name for name in candidates(**fields) if name.endswith(".onto_c")]
+    names = candidates(b, "out float32", "c float32", of=of)
+    names = [name for name in names if name.endswith(".onto_c")]
     assert names
     return names
 
@@ -62,7 +63,9 @@ def weights(generator, groups, n, k, granularity, dtype="e4m3"):
 
 def grouped_by(candidate, a, b, groups, out, c=None, bias=None, fast=False):
     """octofold.grouped_gemm(out=) by the configuration of that name."""
-    multiply_groups(a, b, groups, c, bias, None, (fast, False), out, None, candidate)
+    addends = {"c": c, "bias": bias}
+    with tuning.using(candidate):
+        octofold.grouped_gemm(a, b, groups, **addends, fast_accumulation=fast, out=out)
 
 
 HOSTILE = (

@@ -7,10 +7,6 @@ from functools import partial
 import octofold
 import torch
 from octofold import Arrivals, Depth, Masked, Rows, ScaledTensor, grouped_gemm_weight_only, tuning
-from octofold._ops.gated_gemm import multiply_gated
-from octofold._ops.gemm import multiply
-from octofold._ops.gemm_weight_only import multiply_by_weights
-from octofold._ops.grouped_gemm import multiply_groups
 from octofold.ops import Gathered, gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
 
 from tests.gpu.targets import candidate_names, does_what_hopper_does, is_hopper
@@ -82,9 +78,8 @@ def by_candidate(name, a, b, out, c=None):
     """a: FP8, or what the product casts. out: the memory that the device writes to."""
     if out.is_cuda:
         out = out.clone() if c is None else c.clone()
-        options = None, "1x128", None, (False, False), out, None, name
-        multiply(a, b, None if c is None else out, *options)
-        return out
+        with tuning.using(name):
+            return octofold.gemm(a, b, c=None if c is None else out, out=out)
     return octofold.gemm(a, b, c=c, out_dtype=out.dtype)
 
 
@@ -94,8 +89,8 @@ def candidates():
     a, b = operand(m, k, "1x128"), operand(n, k, "128x128")
     for out_dtype, c in ((torch.bfloat16, None), (torch.float32, torch.randn(m, n))):
         out_name = str(out_dtype).removeprefix("torch.")
-        problem = tuning.ProductProblem(m, n, k, out=out_name, c=None if c is None else out_name)
-        for name in candidate_names(problem):
+        addend = [] if c is None else [f"c {out_name}"]
+        for name in candidate_names("gemm", f"out {out_name}", *addend):
             out = torch.zeros(m, n, dtype=out_dtype)
             yield f"candidate {name} {out_name}", by_candidate, (name, a, b, out, c)
 
@@ -107,13 +102,13 @@ def gated(name, a, b):
     m, n = a.shape[0], b.shape[0] // 2
     codes = torch.zeros(m, n, device="cuda").to(a.data.dtype)
     result = ScaledTensor(codes, torch.zeros(m, n // 128, device="cuda"), "1x128")
-    multiply_gated(a, b, None, "swiglu", "1x128", False, result, None, name)
-    return result
+    with tuning.using(name):
+        return octofold.ops.gated_gemm(a, b, out=result)
 
 
 def gated_products():
     """The second K is longer than the ring."""
-    names = candidate_names(tuning.ProductProblem(1, 1, 1, out="e4m3", gated="swiglu"))
+    names = candidate_names("gated_gemm")
     for (m, n, k), name in itertools.product(((1, 128, 16), (300, 384, 1040)), names):
         a, b = operand(m, k, "1x128"), operand(2 * n, k, "128x128")
         yield f"gated {name} {m},{n},{k}", gated, (name, a, b)
@@ -122,7 +117,7 @@ def gated_products():
 def casting_products():
     """The second K is longer than most rings; the last rows, so many elements behind each other,
     are read element by element."""
-    names = candidate_names(tuning.ProductProblem(1, 1, 1, cast_from="bfloat16"))
+    names = candidate_names("gemm", "cast_from bfloat16")
     shapes = ((1, 72, 16, 0), (13, 200, 2064, 0), (70, 64, 400, 1))
     for (m, n, k, more), name in itertools.product(shapes, names):
         x = torch.randn(m, k + more).bfloat16()[:, :k]
@@ -153,19 +148,21 @@ def grouped(candidate, a, b, groups, shape, adds, sensible):
     out = torch.ones(shape, device=there)
     name = candidate if there.type == "cuda" else None
     c = out if adds else None
-    multiply_groups(a, b, groups, c, None, None, (False, False), out, None, name)
+    with tuning.using(name):
+        octofold.grouped_gemm(a, b, groups, c=c, out=out)
     return out if sensible else torch.ones(1)
 
 
 def group_problems(device):
-    def names(grouping, b, c):
-        options = {"out": "float32", "b_granularity": b, "c": c, "grouping": grouping}
-        problem = tuning.ProductProblem(1, 1, 1, **options)
-        return [None] if device == "cpu" else candidate_names(problem)
+    def names(*phrases):
+        if device == "cpu":
+            return [None]
+        return candidate_names("grouped_gemm", "out float32", *phrases)
 
-    alone, added = (names("rows", "128x128", c) for c in (None, "float32"))
+    alone = names("groups 4 of rows")
+    added = names("groups 4 of rows", "c float32")
     onto_c = [name for name in added if not name or name.endswith(".onto_c")]
-    in_depth = names("depth", "1x128", "float32")
+    in_depth = names("groups 4 of k", "b e4m3 1x128", "c float32")
     b = octofold.quantize(torch.randn(GROUPS, N, K), "128x128", matrices=GROUPS)
     for offsets in OFFSETS if device != "cpu" else filter(make_sense, OFFSETS):
         numbers, sensible = int32(offsets), make_sense(offsets)
@@ -196,7 +193,8 @@ def with_weights(x, gradient, w, bias):
     ]
     if x.shape[0] > 100 and x.is_cuda and not is_hopper():
         tile = "128x96.w2x2x1.s3.k1.ahead"
-        results[0] = multiply_by_weights(x, w, bias, torch.float32, False, None, None, tile)
+        with tuning.using(tile):
+            results[0] = octofold.gemm_weight_only(x, w, bias=bias, **options)
     if x.shape[0] <= 16:
         codes = (8 * x).to(torch.float8_e5m2)
         vectors = (x, x.float(), codes)

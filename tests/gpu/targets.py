@@ -21,14 +21,16 @@ def is_hopper() -> bool:
     return architecture() == "sm_90a"
 
 
+def candidate_names(operation: str, *phrases: str) -> list[str]:
+    """The names of the kernels that compute products here which have these phrases in their text;
+    sizes do not matter to them."""
+    problem = ", ".join([f"{operation}: m 128, n 128, k 128", *phrases])
+    return list(tuning.candidates(problem, architecture()))
+
+
 def has_bfloat16() -> bool:
     """True if products of bfloat16 are not refused."""
     return int(architecture().removeprefix("sm_").removesuffix("a")) >= 80
-
-
-def candidate_names(problem: tuning.Problem) -> tuple[str, ...]:
-    """The names of the kernels that compute the product here."""
-    return tuning.candidates(problem, architecture())
 
 
 def does_what_hopper_does(device: str) -> bool:

@@ -5,7 +5,7 @@ import itertools
 
 import octofold
 import pytest
-from octofold._ops.gated_gemm import multiply_gated
+from octofold import tuning
 
 from tests.gpu.gpu_support import (
     DEVICE,
@@ -34,7 +34,7 @@ skip_without("gated products")
 ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu", "swiglu-oss")
 # One that does not sum K in slices: it rounds its sums as the gated kernels do.
 PLAIN = plain("128x128.w2.c1x1x1.b1.early")
-CANDIDATES = product_candidates(gated="swiglu", out="e4m3")
+CANDIDATES = product_candidates("gated_gemm")
 
 # One row and the least K; tails of tiles, clusters, swizzle atoms and scale blocks; a warpgroup
 # without rows; K of fewer stages than the ring has, of as many, of more; an odd number of tiles
@@ -68,7 +68,8 @@ def unfused(a, b, activation="swiglu", dtype="e4m3", **cast):
 def gated_by(candidate, a, b, codes, scale, activation="swiglu", **cast):
     out = octofold.ScaledTensor(codes, scale, "1x128")
     format = octofold.Format(codes.dtype, **cast)
-    multiply_gated(a, b, None, activation, format, False, out, None, candidate)
+    with tuning.using(candidate):
+        octofold.ops.gated_gemm(a, b, activation=activation, format=format, out=out)
 
 
 def check(candidate, a, b, activation="swiglu", dtype="e4m3", **cast):

@@ -5,7 +5,7 @@ import itertools
 
 import octofold
 import pytest
-from octofold._ops.gemm import multiply
+from octofold import tuning
 
 from tests.gpu.gpu_support import (
     DEVICE,
@@ -33,7 +33,7 @@ from tests.python.casting import RULES
 
 skip_without("products that cast A")
 
-CANDIDATES = product_candidates(cast_from="bfloat16")
+CANDIDATES = product_candidates("gemm", "cast_from bfloat16")
 WIDE = ("bfloat16", "float16", "float32")
 
 # One row and the least K; rows of all turns of a stage, and of more tiles than one; tails of
@@ -77,7 +77,8 @@ def case(generator, m, n, k, dtype="bfloat16", granularity="128x128"):
 
 def cast_by(candidate, x, b, out, bias=None, dtype="e4m3", **cast):
     format = octofold.Format(dtype, **cast)
-    multiply(x, b, None, bias, format, None, (False, False), out, None, candidate)
+    with tuning.using(candidate):
+        octofold.gemm(x, b, bias=bias, format=format, out=out)
 
 
 def apart(candidate, x, b, out_dtype="bfloat16", bias=None, dtype="e4m3", **cast):

@@ -6,7 +6,6 @@ import itertools
 import octofold
 import pytest
 from octofold import tuning
-from octofold._ops.gemm_weight_only import _GRADIENT, multiply_by_weights
 
 from tests.gpu.gpu_support import (
     DTYPES,
@@ -48,6 +47,11 @@ def assert_gradient(gradient, w, **options):
     return out
 
 
+def ahead(call, rows, w):
+    with tuning.using(AHEAD):
+        return call(rows, w, out_dtype=torch.float32)
+
+
 @needs_tile_ahead
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
@@ -55,15 +59,13 @@ def assert_gradient(gradient, w, **options):
 def test_operands_that_are_decoded_ahead(dtype, w_dtype, granularity, generator):
     for m, n, k in ((131, 264, 656), (70, 300, 301), (300, 392, 1040), (17, 33, 64)):
         x, w = rows_of(generator, m, k, dtype), operand(generator, n, k, w_dtype, granularity)
-        options = None, torch.float32, False, None, None, AHEAD
-        out = multiply_by_weights(x, w, *options)
+        out = ahead(octofold.gemm_weight_only, x, w)
         assert_product(out, x.double(), values_of(w))
-        assert_same_bits(out, multiply_by_weights(x, w, *options))
+        assert_same_bits(out, ahead(octofold.gemm_weight_only, x, w))
         if granularity in ("channel", "1x128"):  # as factors of the depth they have another kernel
             continue
         gradient = rows_of(generator, m, n, dtype)
-        inputs = gradient, w.data, w.scale
-        out = _GRADIENT(inputs, (granularity, False, AHEAD), "float32", None, None)[0]
+        out = ahead(octofold.ops.gemm_weight_only_gradient, gradient, w)
         assert_product(out, gradient.double(), values_of(w).T)
 
 
@@ -77,7 +79,7 @@ def test_codes_that_are_decoded_ahead_are_exact(dtype, w_dtype, generator):
     w.data.view(torch.uint8)[:, 22:] = 0
     x = torch.zeros(100, 64, device=w.data.device, dtype=DTYPES[dtype])
     x[::3, 21] = 1
-    out = multiply_by_weights(x, w, None, torch.float32, False, None, None, AHEAD)
+    out = ahead(octofold.gemm_weight_only, x, w)
     expected = w.data[:, 21].double() * w.scale.double().flatten()[0]
     torch.testing.assert_close(out[::3].double(), expected.expand(34, 256), **EXACTLY)
     is_nan = ~expected.isfinite()  # times 0
@@ -113,8 +115,8 @@ def test_of_large_matrices(generator):
 needs_hopper = pytest.mark.skipif(not (ON_GPU and is_hopper()), reason="Hopper's own kernels")
 
 
-def names(m, n, k, granularity, **options):
-    problem = tuning.WeightOnlyProblem(m, n, k, w_granularity=granularity, **options)
+def names(operation, m, n, k, w):
+    problem = f"{operation}: m {m}, n {n}, k {k}, w {w}"
     return [name for name in tuning.candidates(problem) if name.startswith("sm90.")]
 
 
@@ -124,12 +126,13 @@ def names(m, n, k, granularity, **options):
 def test_every_candidate(size, granularity, generator):
     m, n, k = size
     x, w = rows_of(generator, m, k, "bfloat16"), operand(generator, n, k, "e4m3", granularity)
-    candidates = names(m, n, k, granularity)
+    candidates = names("gemm_weight_only", m, n, k, f"e4m3 {granularity}")
     assert candidates
     for candidate in candidates:
-        out = tuning.gemm_weight_only(x, w, candidate)
+        with tuning.using(candidate):
+            out = octofold.gemm_weight_only(x, w)
+            assert_same_bits(out, octofold.gemm_weight_only(x, w))
         assert_product(out, x.double(), values_of(w))
-        assert_same_bits(out, tuning.gemm_weight_only(x, w, candidate))
 
 
 # Scales from none to more than others times 2^64: few rows have sums for each block, many have
@@ -167,7 +170,7 @@ def test_gradient_candidates(granularity, generator):
     m, n, k = 150, 272, 400
     gradient = rows_of(generator, m, n, "bfloat16")
     w = operand(generator, n, k, "e5m2", granularity)
-    assert names(m, k, n, granularity, gradient=True, w="e5m2")
+    assert names("gemm_weight_only_gradient", m, k, n, f"e5m2 {granularity}")
     out = octofold.ops.gemm_weight_only_gradient(gradient, w, out_dtype=torch.float32)
     rounds = granularity in ("channel", "1x128")
     assert_product(out, gradient.double(), values_of(w).T, weight_rounding=2.0**-8 if rounds else 0)
@@ -184,11 +187,10 @@ def test_every_candidate_sums_alike(granularity, generator):
         options = {"out_dtype": torch.float32, "batch_invariant": True}
         expected = octofold.gemm_weight_only(x[:1], w, **options).to(x.dtype)
         for rows in (1, 12, 40, 300):
-            problem = tuning.WeightOnlyProblem(
-                rows, n, k, w_granularity=granularity, batch_invariant=True
-            )
-            candidates = tuning.candidates(problem)
+            sizes = f"m {rows}, n {n}, k {k}, w e4m3 {granularity}"
+            candidates = tuning.candidates(f"gemm_weight_only: {sizes}, batch_invariant")
             assert candidates
             for candidate in candidates:
-                out = tuning.gemm_weight_only(x[:rows], w, candidate, batch_invariant=True)
+                with tuning.using(candidate):
+                    out = octofold.gemm_weight_only(x[:rows], w, batch_invariant=True)
                 assert torch.equal(out[:1], expected), (rows, candidate)

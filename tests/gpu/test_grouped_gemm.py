@@ -5,8 +5,7 @@ import itertools
 
 import octofold
 import pytest
-from octofold import Masked, Rows, ScaledTensor
-from octofold._ops.gated_gemm import multiply_gated
+from octofold import Masked, Rows, ScaledTensor, tuning
 
 from tests.gpu.gpu_support import (
     DEVICE,
@@ -19,6 +18,7 @@ from tests.gpu.gpu_support import (
     needs_gpu,
     operand,
     poison,
+    product_candidates,
     skip_without,
     surrounded_copy,
     torch,
@@ -89,7 +89,7 @@ def test_every_candidate(candidate, generator):
         check_rows(candidate, generator, sizes, n, k)
 
 
-@pytest.mark.parametrize("candidate", candidates(a="128x128", b="1x128", out="float32"))
+@pytest.mark.parametrize("candidate", candidates("a e4m3 128x128", "b e4m3 1x128", "out float32"))
 def test_every_candidate_on_squares_of_a(candidate, generator):
     check_rows(candidate, generator, SIZES[3], 264, 400, ("128x128", "1x128"), dtype=torch.float32)
 
@@ -156,7 +156,7 @@ def test_masked_groups(candidate, generator):
 
 
 def test_every_candidate_onto_c_on_groups_of_rows(generator):
-    for candidate in onto_c(out="float32", c="float32"):
+    for candidate in onto_c():
         for sizes, (n, k) in zip(SIZES, NK, strict=True):
             c = torch.randn(sum(sizes) + 5, n, device=DEVICE)
             check_rows(candidate, generator, sizes, n, k, dtype=torch.float32, c=c)
@@ -164,7 +164,7 @@ def test_every_candidate_onto_c_on_groups_of_rows(generator):
 
 @pytest.mark.parametrize(
     "candidate",
-    candidates(gated="swiglu", out="e4m3"),
+    product_candidates("gated_gemm", "groups 4 of rows"),
 )
 def test_gated_groups(candidate, generator):
     for sizes, (n, k) in zip(
@@ -179,7 +179,8 @@ def test_gated_groups(candidate, generator):
         codes = Surrounded(sum(sizes) + 3, n, torch.float8_e4m3fn, padding=16, offset=16)
         scale = poison((sum(sizes) + 3) * (n // 128), torch.float32).view(-1, n // 128)
         out = ScaledTensor(codes.view, scale, "1x128")
-        multiply_gated(a, b, Rows(offsets), "swiglu", "1x128", False, out, None, candidate)
+        with tuning.using(candidate):
+            octofold.ops.gated_gemm(a, b, Rows(offsets), out=out)
         begin = 0
         for g, size in enumerate(sizes):
             if size:
@@ -246,7 +247,7 @@ def test_nothing_outside_is_written_whatever_the_numbers(numbers, generator):
         grouped_by(None, of_groups, b, Masked(hostile[:groups]), view)
         assert_nothing_outside(out)
         assert_nothing_outside(masked)
-    for candidate in onto_c(out="float32", c="float32"):
+    for candidate in onto_c():
         out = Surrounded(rows, n, torch.float32, padding=8, offset=8)
         c = torch.randn(rows, n, device=DEVICE)
         grouped_by(candidate, scaled, b, Rows(hostile), out.view, c=c)

@@ -83,7 +83,7 @@ def check_depth(
 
 
 @pytest.mark.parametrize(
-    "candidate", candidates("depth", a="1x128", b="1x128", out="float32", c="float32")
+    "candidate", candidates("b e4m3 1x128", "out float32", "c float32", of="k")
 )
 def test_every_candidate_on_groups_of_k(candidate, generator):
     for sizes, (m, n) in zip(
@@ -98,7 +98,7 @@ ONTO_C = (((0, 130, 1, 300), 328, 200), ((256, 0, 77), 1100, 1304), ((3000, 5), 
 
 @pytest.mark.parametrize("b", ["1x128", "channel"])
 def test_every_candidate_onto_c_on_groups_of_k(b, generator):
-    for candidate in onto_c(grouping="depth", a="1x128", b=b, out="float32", c="float32"):
+    for candidate in onto_c(f"b e4m3 {b}", of="k"):
         for sizes, m, n in ONTO_C:
             for c in ("out", "other"):
                 check_depth(candidate, generator, sizes, m, n, ("1x128", b), c=c)
@@ -118,7 +118,7 @@ def test_nothing_outside_is_written_whatever_the_numbers(numbers, generator):
     rows, n, groups = 200, 264, 3
     hostile = torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
     x = operand(generator, n, 128 * (rows // 128 + groups))
-    added = onto_c(grouping="depth", a="1x128", b="1x128", out="float32", c="float32")
+    added = onto_c("b e4m3 1x128", of="k")
     for candidate in (None, *added):
         sums = torch.full((groups + 2, n, n), torch.nan, device=DEVICE)
         sums[1:-1] = 0

@@ -6,11 +6,7 @@ import re
 
 import octofold
 import pytest
-from octofold import Masked, Rows, grouped_gemm_weight_only
-from octofold._ops.gemm_weight_only import (
-    multiply_by_groups_of_rows,
-    multiply_by_groups_of_weights,
-)
+from octofold import Masked, Rows, grouped_gemm_weight_only, tuning
 from octofold.ops import Gathered, grouped_gemm_weight_only_gradient
 
 from tests.gpu.gpu_support import (
@@ -93,16 +89,16 @@ class Case:
 def product_of(case, w, parts, dtype, bias=None, candidate=None, out=None):
     n = parts[0].shape[0]
     out = Surrounded(case.rows, n, dtype, padding=4, offset=4) if out is None else out
-    options = bias, None, False, out.view, None, candidate
-    multiply_by_groups_of_weights(case.given, w, Rows(case.offsets), *options)
+    with tuning.using(candidate):
+        grouped_gemm_weight_only(case.given, w, Rows(case.offsets), bias=bias, out=out.view)
     case.check(out.view, lambda group: values_of(parts[group]), bias)
     return out
 
 
 def gradient_of(case, w, parts, dtype, candidate=None):
     out = Surrounded(case.rows, parts[0].shape[1], dtype, padding=4, offset=4)
-    options = None, False, out.view, None, candidate
-    multiply_by_groups_of_rows(case.given, w, Rows(case.offsets), *options)
+    with tuning.using(candidate):
+        grouped_gemm_weight_only_gradient(case.given, w, Rows(case.offsets), out=out.view)
     rounds = w.granularity in ("channel", "1x128")
     rounding = 1.01 * ROUNDING[case.x.dtype] if rounds else 0.0
     case.check(out.view, lambda group: values_of(parts[group]).T, None, rounding)
@@ -167,13 +163,13 @@ def test_masked_rows(granularity, generator):
             assert written == sum(counts) * result.view.shape[1]
 
 
-def tiles_of(case, w, call=multiply_by_groups_of_weights):
+def tiles_of(case, w, call=grouped_gemm_weight_only):
     """Names of candidates, one of each tile; those that the planner has for this target."""
-    options = (None, False, None, None)
-    if call is multiply_by_groups_of_weights:
-        options = (None, *options)
-    with pytest.raises(octofold.InvalidArgumentError, match="expected one of") as caught:
-        call(case.given, w, Rows(case.offsets), *options, "none of this name")
+    with (
+        tuning.using("none of this name"),
+        pytest.raises(octofold.InvalidArgumentError, match="expected one of") as caught,
+    ):
+        call(case.given, w, Rows(case.offsets))
     listed = re.search(r"expected one of (.*), got", str(caught.value))
     assert listed is not None
     tiles = {re.sub(r"\.s\d+", "", name): name for name in listed[1].split(", ")}
@@ -198,7 +194,7 @@ def test_every_candidate_of_gradients(granularity, generator):
     sizes, n, k = (0, 37, 5), 272, 400
     w, parts = weights(generator, len(sizes), n, k, granularity)
     case = Case(generator, sizes, n, HALVES[-1], gathered=True, factors=True)
-    for candidate in tiles_of(case, w, multiply_by_groups_of_rows):
+    for candidate in tiles_of(case, w, grouped_gemm_weight_only_gradient):
         gradient_of(case, w, parts, torch.float32, candidate)
 
 

@@ -13,7 +13,7 @@ NATIVE = ("8.9", "9.0", "12.0")
 
 @functools.cache
 def matrix():
-    return octofold.capabilities(probe=False)
+    return octofold.capabilities()
 
 
 def operations_of(name):
@@ -47,7 +47,7 @@ def pretend(monkeypatch, name):
     )
     monkeypatch.setattr(kernels, "info", lambda: here)
     monkeypatch.setattr(
-        kernels, "capabilities", lambda probe: dataclasses.replace(matrix(), targets=targets)
+        kernels, "capabilities", lambda: dataclasses.replace(matrix(), targets=targets)
     )
     monkeypatch.setattr(kernels, "_gpu_of", lambda device: 0)
     forget()

@@ -1,23 +1,23 @@
 """octofold.tuning: tables are written as the library reads them."""
 
-import dataclasses
+import contextlib
 import json
 import os
-import re
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import octofold
 import pytest
 from octofold import tuning
-from octofold.kernel_cache import GemmProblem
 from octofold.tuning import Choice
 
 NO_COMPONENT = octofold.Component(True, "")
 GPU = octofold.Gpu(0, "NVIDIA H200", 9, 0, 132, 1 << 37, NO_COMPONENT)
-PROBLEM = GemmProblem(300, 4096, 7168)
+PROBLEM = "gemm: m 300, n 4096, k 7168"
 CHOICE = Choice(PROBLEM, "128x96.w2.c1x1x1.b1.early", 21.12345, 24.0)
 TABLES = Path(__file__).parents[2] / "src" / "plan" / "tables"
 if not TABLES.exists():
@@ -33,7 +33,7 @@ def folder(tmp_path):
     def run(code, **environment):
         setup = (
             "import octofold, json; from octofold import tuning;"
-            "from octofold.kernel_cache import GemmProblem; from octofold.tuning import Choice;"
+            "from octofold.tuning import Choice;"
             f"gpu = octofold.Gpu(0, 'NVIDIA H200', 9, 0, 132, 1, octofold.Component(True, ''));"
             f"choice = {CHOICE!r};"
         )
@@ -69,8 +69,8 @@ def test_what_is_written_is_followed(folder, tmp_path):
 def test_products_are_replaced_and_kept(folder, tmp_path):
     folder(
         "from dataclasses import replace;"
-        "other = replace(choice, problem=GemmProblem(1, 4096, 7168));"
-        "third = replace(choice, problem=GemmProblem(2, 4096, 7168));"
+        "other = replace(choice, problem='gemm: m 1, n 4096, k 7168');"
+        "third = replace(choice, problem='gemm: m 2, n 4096, k 7168');"
         "tuning.write([choice, other], gpu);"
         "tuning.write([replace(choice, candidate='x'), third], gpu)"
     )
@@ -84,7 +84,7 @@ def test_of_what_is_not_followed_nothing_is_kept(folder, tmp_path):
     file = tmp_path / "tuning" / "NVIDIA_H200.json"
     said = folder(
         "from dataclasses import replace\n"
-        "other = replace(choice, problem=GemmProblem(1, 64, 128))\n"
+        "other = replace(choice, problem='gemm: m 1, n 64, k 128')\n"
         "for change in ({'octofold': '0.0.1'}, {'gpu': 'NVIDIA H100'}, {'products': []}):\n"
         "    file = tuning.write([choice], gpu)\n"
         "    document = {**json.loads(file.read_text()), **change}\n"
@@ -129,10 +129,53 @@ def test_candidates_and_what_is_planned():
     names = tuning.candidates(PROBLEM)
     assert len(set(names)) == len(names) > 40
     for m in (1, 16, 64, 300, 4096):
-        assert tuning.planned(dataclasses.replace(PROBLEM, m=m)) in names
-    fast = dataclasses.replace(PROBLEM, a_granularity="tensor", b_granularity="tensor")
+        assert tuning.planned(f"gemm: m {m}, n 4096, k 7168") in names
+    fast = f"{PROBLEM}, a e4m3 tensor, b e4m3 tensor"
     assert tuning.planned(fast) in tuning.candidates(fast)
-    assert tuning.planned(dataclasses.replace(PROBLEM, m=512), 64) in names
+    assert tuning.planned("gemm: m 512, n 4096, k 7168", 64) in names
+
+
+def test_a_recording_has_each_product_once():
+    a, b = (octofold.quantize(np.ones((rows, 256), np.float32)) for rows in (5, 64))
+    x, w = np.ones((5, 256), np.float16), octofold.quantize(np.ones((64, 256), np.float32))
+    with tuning.recording() as outer:
+        octofold.gemm(a, b)
+        with contextlib.suppress(KeyError), tuning.recording() as inner:
+            thread = threading.Thread(target=octofold.gemm_weight_only, args=(x, w))
+            thread.start()
+            thread.join()
+            octofold.gemm(a, b, out_dtype="float32", bias=np.ones(64, np.float32))
+            raise KeyError
+        octofold.gemm(a, b)
+    octofold.gemm(a, b, out_dtype="float16")
+    form = "m 5, n 64, k 256, a e4m3 1x128, b e4m3 1x128"
+    weights = "m 5, n 64, k 256, x float16, w e4m3 1x128, out float16"
+    assert inner == [
+        f"gemm_weight_only: {weights}",
+        f"gemm: {form}, out float32, bias float32",
+    ]
+    assert outer == [f"gemm: {form}, out bfloat16", *inner]
+    assert [tuning.complete(problem) for problem in outer] == outer
+
+
+def test_a_candidate_is_refused_on_the_cpu():
+    a = octofold.quantize(np.ones((5, 256), np.float32))
+    with tuning.using("64x16"):
+        with tuning.using(None):
+            octofold.gemm(a, a)
+        with pytest.raises(octofold.InvalidArgumentError, match=r"'candidate'.*on the CPU"):
+            octofold.gemm(a, a)
+    octofold.gemm(a, a)
+    with pytest.raises(octofold.InvalidArgumentError, match="'candidate'"):
+        tuning.using("64x16")(octofold.gemm)(a, a)
+
+
+def test_problems_are_run():
+    pytest.importorskip("torch")
+    out = tuning.run("gemm: m 5, n 64, k 256, out float32", device="cpu")
+    assert (tuple(out.shape), float(out.norm()) > 0) == ((5, 64), True)
+    with pytest.raises(octofold.InvalidArgumentError, match="got out_unaligned"):
+        tuning.run("gemm: m 5, n 64, k 256, out_unaligned", device="cpu")
 
 
 @pytest.mark.parametrize("file", sorted(TABLES.iterdir()), ids=lambda file: file.stem)
@@ -140,11 +183,9 @@ def test_tables_that_come_along_gain(file):
     products = json.loads(file.read_text())["products"]
     assert len(products) > 20
     for key, choice in products.items():
-        m, n, k = (int(re.search(rf"\b{size} (\d+)", key)[1]) for size in "mnk")
-        problem = GemmProblem(m, n, k)
-        assert tuning._key(problem) == key
-        assert choice["candidate"] in tuning.candidates(problem)
-        assert choice["candidate"] != tuning.planned(problem)
+        assert tuning.complete(key) == key
+        assert choice["candidate"] in tuning.candidates(key)
+        assert choice["candidate"] != tuning.planned(key)
         if "planned_microseconds" in choice:  # else the planner's has not been timed there
             assert choice["microseconds"] * 1.03 < choice["planned_microseconds"] + 0.02
 
@@ -159,4 +200,4 @@ def test_bad_arguments():
     with pytest.raises(octofold.InvalidArgumentError, match="multiprocessors"):
         tuning.planned(PROBLEM, 1)
     with pytest.raises(octofold.InvalidArgumentError, match="'a'"):
-        tuning.planned(dataclasses.replace(PROBLEM, a="float32"))
+        tuning.planned(f"{PROBLEM}, a float32")

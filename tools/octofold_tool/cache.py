@@ -3,15 +3,18 @@
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import octofold
 from octofold import kernel_cache
-from octofold.kernel_cache import CachedKernel, GemmProblem
+from octofold.kernel_cache import CachedKernel, PrecompiledKernel
 
 from . import gemm_options
-from .gemm_options import OUT_DTYPES, SUITES
 from .report import ToolError, print_table, progress
+
+Kernel: TypeAlias = CachedKernel | PrecompiledKernel
 
 HELP = "compiled kernels: list, clear, compile in advance"
 
@@ -30,18 +33,16 @@ in ~/.cache.
 """
 
 WARM_DESCRIPTION = """\
-Compile the kernels of matrix products into the cache, as the first product of each shape would
-where no table of measured kernels has it (octofold tune).
-Needs NVRTC (pip install nvidia-cuda-nvrtc), neither a GPU nor a driver. Many shapes share a kernel;
+Compile the kernels of matrix products into the cache, as the first call of each would where no
+table of measured kernels has it (octofold tune).
+Needs NVRTC (pip install nvidia-cuda-nvrtc), neither a GPU nor a driver. Many sizes share a kernel;
 those that are there already, or come with octofold, are not compiled again.
 
-  octofold cache warm --shape 4096,7168,2048                        for the GPU of this machine
-  octofold cache warm --suite llama-70b --arch sm_90a               without one: for H100 and H200
-  octofold cache warm --shape 64,8192,8192 --granularity channel,channel --bias bfloat16 \\
-    --arch sm_90a
+  octofold cache warm --problem "gemm: m 4096, n 7168, k 2048"   for the GPU of this machine
+  octofold cache warm --suite llama-70b --arch sm_90a            without one: for H100 and H200
+  octofold cache warm --problems model.txt --arch sm_90a         those of a model (octofold tune)
 
-A kernel depends on dtypes, scales, C and bias too: name them as your calls have them. Matrices are
-taken to be contiguous and aligned to 16 bytes, as allocators give them.
+A kernel depends on dtypes, scales, C and bias too: name them as your calls have them.
 """
 
 # The number of multiprocessors of the H100 (SXM) and the H200.
@@ -88,15 +89,7 @@ def add_warm_parser(actions: "argparse._SubParsersAction[argparse.ArgumentParser
         description=WARM_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    gemm_options.add_shapes(parser, "a named set of shapes", required=True)
-    gemm_options.add_kind(parser)
-    for option in ("c", "bias"):
-        parser.add_argument(
-            f"--{option}",
-            metavar="DTYPE",
-            choices=OUT_DTYPES,
-            help=f"with '{option}' of this dtype: the output's, or float32 (default: without)",
-        )
+    gemm_options.add_problems(parser)
     parser.add_argument(
         "--arch", metavar="ARCH", help="such as sm_90a (default: that of the GPU here)"
     )
@@ -111,78 +104,47 @@ def add_warm_parser(actions: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def run_list(arguments: argparse.Namespace) -> None:
-    if arguments.precompiled:
-        list_ready(as_json=arguments.json)
-    else:
-        list_cache(as_json=arguments.json)
-
-
-def list_ready(*, as_json: bool) -> None:
-    kernels = kernel_cache.precompiled()
-    if as_json:
-        print(json.dumps({"kernels": [dataclasses.asdict(kernel) for kernel in kernels]}, indent=2))
+    of_octofold = arguments.precompiled
+    kernels: Sequence[Kernel] = (
+        kernel_cache.precompiled() if of_octofold else kernel_cache.entries()
+    )
+    if arguments.json:
+        document = {} if of_octofold else {"folder": str(folder())}
+        print(json.dumps(document | {"kernels": [*map(fields_of, kernels)]}, indent=2))
     elif not kernels:
-        print("octofold has no precompiled kernels")
+        none = "octofold has no precompiled kernels"
+        print(none if of_octofold else f"no kernels in {folder()}")
     else:
-        columns = ("kernel", "for", "registers", "kB")
-        rows = [
-            (
-                kernel.description,
-                kernel.architecture,
-                str(kernel.registers),
-                kilobytes(kernel.bytes),
-            )
-            for kernel in kernels
-        ]
-        total = sum(kernel.bytes for kernel in kernels)
-        totals = (f"{len(kernels)} kernels", "", "", kilobytes(total))
-        print_table("precompiled kernels", columns, rows, totals)
+        rows = [row_of(kernel) for kernel in kernels]
+        columns = ("kernel", "for", "registers", "kB", "written")[: len(rows[0])]
+        count = f"{len(kernels)} {'kernels' if of_octofold else 'files'}"
+        size = kilobytes(sum(kernel.bytes for kernel in kernels))
+        totals = (count, "", "", size, "")[: len(columns)]
+        title = "precompiled kernels" if of_octofold else str(folder())
+        print_table(title, columns, rows, totals)
+
+
+def fields_of(kernel: Kernel) -> dict[str, object]:
+    fields = dataclasses.asdict(kernel)
+    if isinstance(kernel, CachedKernel):
+        written = kernel.written.isoformat(timespec="seconds")
+        fields |= {"file": str(kernel.file), "written": written}
+    return fields
+
+
+def row_of(kernel: Kernel) -> tuple[str, ...]:
+    cells = kernel.description, kernel.architecture, str(kernel.registers), kilobytes(kernel.bytes)
+    if not isinstance(kernel, CachedKernel):
+        return cells
+    written = f"{kernel.written:%Y-%m-%d %H:%M}"
+    if not kernel.fault:
+        return *cells, written
+    fault = f"{kernel.file.name}: unusable: {kernel.fault}"
+    return fault, kernel.architecture, "", cells[-1], written
 
 
 def kilobytes(count: int) -> str:
     return f"{count / 1e3:.1f}"
-
-
-def list_cache(*, as_json: bool) -> None:
-    kernels = kernel_cache.entries()
-    if as_json:
-        document = {"folder": str(folder()), "kernels": [fields_of(kernel) for kernel in kernels]}
-        print(json.dumps(document, indent=2))
-    elif not kernels:
-        print(f"no kernels in {folder()}")
-    else:
-        show(kernels)
-
-
-def fields_of(kernel: CachedKernel) -> dict[str, object]:
-    return {
-        "file": str(kernel.file),
-        "bytes": kernel.bytes,
-        "written": kernel.written.isoformat(timespec="seconds"),
-        "fault": kernel.fault,
-        "description": kernel.description,
-        "architecture": kernel.architecture,
-        "registers": kernel.registers,
-    }
-
-
-def show(kernels: tuple[CachedKernel, ...]) -> None:
-    columns = ("kernel", "for", "registers", "kB", "written")
-    rows = []
-    for kernel in kernels:
-        usable = not kernel.fault
-        rows.append(
-            (
-                kernel.description if usable else f"{kernel.file.name}: unusable: {kernel.fault}",
-                kernel.architecture,
-                str(kernel.registers) if usable else "",
-                kilobytes(kernel.bytes),
-                f"{kernel.written:%Y-%m-%d %H:%M}",
-            )
-        )
-    total = sum(kernel.bytes for kernel in kernels)
-    totals = (f"{len(kernels)} files", "", "", kilobytes(total), "")
-    print_table(str(folder()), columns, rows, totals)
 
 
 def run_clear(arguments: argparse.Namespace) -> None:
@@ -194,25 +156,10 @@ def run_path(arguments: argparse.Namespace) -> None:
 
 
 def run_warm(arguments: argparse.Namespace) -> None:
+    problems = gemm_options.problems_of(arguments)
+    if not problems:
+        raise ToolError("name what to compile: --problem TEXT, --problems FILE or --suite")
     architecture, multiprocessors = target(arguments)
-    a, b = arguments.dtype
-    a_granularity, b_granularity = arguments.granularity
-    problems = [
-        GemmProblem(
-            m,
-            n,
-            k,
-            a,
-            b,
-            arguments.out_dtype,
-            a_granularity,
-            b_granularity,
-            c=arguments.c,
-            bias=arguments.bias,
-            fast_accumulation=arguments.fast_accumulation,
-        )
-        for m, n, k in arguments.shape or SUITES[arguments.suite]
-    ]
     with progress("compiling kernels") as advance:
         report = kernel_cache.warm(problems, architecture, multiprocessors, advance)
     print(

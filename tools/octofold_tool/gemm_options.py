@@ -3,7 +3,12 @@ granularities."""
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeAlias
+
+from octofold import tuning
+
+from .report import ToolError
 
 Shape: TypeAlias = tuple[int, int, int]
 
@@ -32,9 +37,9 @@ OUT_DTYPES: Final = ("bfloat16", "float16", "float32")
 
 
 def add_shapes(
-    parser: argparse.ArgumentParser, suite_help: str = "", required: bool = False
+    parser: argparse.ArgumentParser, suite_help: str
 ) -> "argparse._MutuallyExclusiveGroup":
-    shapes = parser.add_mutually_exclusive_group(required=required)
+    shapes = parser.add_mutually_exclusive_group()
     shapes.add_argument("--suite", choices=sorted(SUITES), help=suite_help)
     shapes.add_argument(
         "--shape",
@@ -44,6 +49,36 @@ def add_shapes(
         help="a shape of your own (repeatable)",
     )
     return shapes
+
+
+def add_problems(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--problem",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help='a product (repeatable), such as "gemm: m 300, n 4096, k 7168" (docs/tuning.md)',
+    )
+    parser.add_argument(
+        "--problems",
+        metavar="FILE",
+        type=Path,
+        help="products, one a line, as octofold.tuning.recording() gives them",
+    )
+    parser.add_argument("--suite", choices=sorted(SUITES), help="gemm of a named set of shapes")
+
+
+def problems_of(arguments: argparse.Namespace) -> list[str]:
+    """Each once, with all that may be left out."""
+    problems = list(arguments.problem)
+    if arguments.problems is not None:
+        try:
+            lines = arguments.problems.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ToolError(f"--problems: {arguments.problems}: {error}") from None
+        problems += [line.strip() for line in lines if line.strip()]
+    problems += [f"gemm: m {m}, n {n}, k {k}" for m, n, k in SUITES.get(arguments.suite, ())]
+    return list(dict.fromkeys(map(tuning.complete, problems)))
 
 
 def add_kind(parser: argparse.ArgumentParser) -> None:

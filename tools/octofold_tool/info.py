@@ -6,7 +6,7 @@ import json
 
 import octofold
 
-from .report import print_table, progress
+from .report import print_table
 from .verdict import checks, verdict, versions
 
 SCALED = "scales of granularity tensor, channel, 1x128 and 128x128, each"
@@ -25,8 +25,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="how each operation runs on each architecture with operands of each form, and "
-        "whether it does on the GPUs here",
+        help="how each operation runs on each architecture with operands of each form",
     )
     parser.set_defaults(run=run)
 
@@ -58,8 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def show_matrix(as_json: bool) -> None:
-    with progress("trying each operation") as advance:
-        matrix = octofold.capabilities(progress=advance)
+    matrix = octofold.capabilities()
     if as_json:
         print(json.dumps(dataclasses.asdict(matrix), indent=2))
         return
@@ -68,10 +66,7 @@ def show_matrix(as_json: bool) -> None:
     for word, meaning in {**matrix.meanings, "scaled": SCALED}.items():
         print(f"{word:<12} {meaning}")
     print(matrix.at_hand)
-    if matrix.untried:
-        print(f"Nothing was tried: {matrix.untried}; the matrix is what would work.")
-    for failure in matrix.failures():
-        print(f"FAILED: {failure}")
+    print("This is what operations take; `octofold info` tries a product on each GPU here.")
     operations: dict[str, dict[str, None]] = {}  # of each reason, in the matrix's order
     for row in matrix.rows:
         for support in row.support.values():

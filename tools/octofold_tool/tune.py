@@ -12,39 +12,34 @@ import octofold
 from octofold import tuning
 
 from . import gemm_options
-from .bench import check_outputs, title
-from .gemm_options import SUITES, Shape
+from .bench import check_outputs
 from .gpu.device import why_not
 from .measure import MIN_ROUNDS
-from .products import GemmOptions
 from .report import ToolError, print_table, tracked, write_json
 
 if TYPE_CHECKING:
-    from .gpu.tune import Tuned, Wanted
+    from .gpu.tune import Tuned
 
 HELP = "measure which kernels are the fastest on this GPU, and take them"
 
 DESCRIPTION = """\
 Time every kernel that could be the fastest for each product, check it, and keep the best in a table
 that products follow on this GPU from the next process on. Products that are not in it are planned
-as before: the table is for exactly these M, N, K, dtypes and scales, of contiguous matrices.
-
---product says which one: gemm(a, b), gemm() that casts its a, ops.gated_gemm(), grouped_gemm() of
-Rows (of equal sizes), Masked or Depth (M,N,K: K rows were cast), or gemm_weight_only().
+as before: the table is for exactly these sizes, dtypes and scales, of contiguous matrices.
 
   octofold tune --suite deepseek-v3
-  octofold tune --shape 300,4096,7168 --shape 64,4096,7168 --granularity channel,channel
-  octofold tune --shape 4096,24576,1536 --sustained
-  octofold tune --product rows --groups 32 --shape 8192,4096,7168
+  octofold tune --problem "gemm: m 300, n 4096, k 7168, a e4m3 channel, b e4m3 channel"
+  octofold tune --problem "gemm: m 4096, n 24576, k 1536" --sustained
+  octofold tune --problem "grouped_gemm: m 8192, n 4096, k 7168, groups 32 of rows"
+  octofold tune --problems model.txt
   octofold tune --show
   octofold tune --clear
 
-Take a GPU that does nothing else: 2 to 5 seconds a shape, and the kernels' compilation once. With
+Take a GPU that does nothing else: 2 to 5 seconds a product, and the kernels' compilation once. With
 --sustained the best are timed back to back until the chip's power limits them, as in training and
-in long prompts: half a minute a shape.
+in long prompts: half a minute a product.
 """
 
-PRODUCTS = ("gemm", "cast", "gated", "rows", "masked", "depth", "weight-only")
 DEFAULT_ROUNDS = 13
 DEFAULT_SUSTAINED_ROUNDS = 3
 DEFAULT_LEAST_GAIN = 0.01
@@ -57,16 +52,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    gemm_options.add_shapes(parser, "a named set of shapes")
-    gemm_options.add_kind(parser)
-    parser.add_argument("--product", choices=PRODUCTS, default="gemm", help="default: %(default)s")
-    parser.add_argument(
-        "--groups",
-        metavar="COUNT",
-        type=gemm_options.whole_number(1),
-        default=1,
-        help="of rows, masked and depth, and of gated products (default: %(default)s)",
-    )
+    gemm_options.add_problems(parser)
     parser.add_argument(
         "--rounds",
         metavar="COUNT",
@@ -109,57 +95,40 @@ def parse_share(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    shapes = arguments.shape or SUITES.get(arguments.suite, ())
+    problems = gemm_options.problems_of(arguments)
     if arguments.show or arguments.clear:
-        if shapes:
-            raise ToolError("--show and --clear measure nothing: leave --shape and --suite out")
+        if problems:
+            raise ToolError("--show and --clear measure nothing: leave the products out")
         (show_table if arguments.show else clear_table)()
-    elif not shapes:
-        raise ToolError("name what to measure: --shape M,N,K or --suite")
+    elif not problems:
+        raise ToolError("name what to measure: --problem TEXT, --problems FILE or --suite")
     else:
-        run_tune(arguments, shapes)
+        run_tune(arguments, problems)
 
 
-def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
+def run_tune(arguments: argparse.Namespace, problems: Sequence[str]) -> None:
     check_outputs(arguments.json)
     if reason := why_not():
         raise ToolError(f"no GPU to measure on: {reason}")
-    rounds = DEFAULT_SUSTAINED_ROUNDS if arguments.sustained else DEFAULT_ROUNDS
-    options = GemmOptions(
-        dtypes=arguments.dtype,
-        granularities=arguments.granularity,
-        out_dtype=arguments.out_dtype,
-        rounds=arguments.rounds or rounds,
-        fast_accumulation=arguments.fast_accumulation,
-    )
     if not arguments.dry_run and tuning.table().file is None:
         raise ToolError(
             "there is no place for a table: name a folder in OCTOFOLD_CACHE_DIR, and leave "
             "OCTOFOLD_TUNING unset"
         )
-    wanted = wanted_of(arguments, options)
-    results = measure(shapes, wanted, sustained=arguments.sustained)
+    rounds = DEFAULT_SUSTAINED_ROUNDS if arguments.sustained else DEFAULT_ROUNDS
+    results = measure(problems, arguments.rounds or rounds, sustained=arguments.sustained)
     keep = [result for result in results if result.gain >= 1 + arguments.least_gain]
-    show(results, keep, f"{arguments.product}: {title(options)}")
+    show(results, keep)
     if arguments.json is not None:
         document = [dataclasses.asdict(result) for result in results]
-        kind = {"options": dataclasses.asdict(options), "sustained": arguments.sustained}
-        write_json(arguments.json, {**kind, "results": document})
+        write_json(arguments.json, {"sustained": arguments.sustained, "results": document})
     if arguments.dry_run:
         return
-    file = tuning.write([result.choice(wanted, planned=result not in keep) for result in results])
+    file = tuning.write([result.choice(planned=result not in keep) for result in results])
     print(f"{len(results)} products in {file}, {len(keep)} by another kernel than planned")
 
 
-def wanted_of(arguments: argparse.Namespace, options: GemmOptions) -> "Wanted":
-    from .gpu.tune import Wanted
-
-    if arguments.groups > 1 and arguments.product not in ("rows", "masked", "depth", "gated"):
-        raise ToolError(f"--groups: there are none of --product {arguments.product}")
-    return Wanted(options, arguments.product, arguments.groups)
-
-
-def measure(shapes: Sequence[Shape], wanted: "Wanted", *, sustained: bool) -> "list[Tuned]":
+def measure(problems: Sequence[str], rounds: int, *, sustained: bool) -> "list[Tuned]":
     import torch
     from octofold._timing import GRAPH, SUSTAINED
 
@@ -170,16 +139,16 @@ def measure(shapes: Sequence[Shape], wanted: "Wanted", *, sustained: bool) -> "l
         raise ToolError(f"only kernels of warpgroups are chosen among so far: {why_not}")
     last = SUSTAINED if sustained else None
     return [
-        tune(shape, wanted, gpu.multiprocessors, GRAPH, torch.device("cuda"), last=last)
-        for shape in tracked("tune", shapes)
+        tune(problem, rounds, gpu.multiprocessors, GRAPH, torch.device("cuda"), last=last)
+        for problem in tracked("tune", problems)
     ]
 
 
-def show(results: "Sequence[Tuned]", kept: "Sequence[Tuned]", kind: str) -> None:
-    columns = ["M,N,K", "planned\nµs", "\n±", "fastest\nµs", "\n±", "gain", "kernel"]
+def show(results: "Sequence[Tuned]", kept: "Sequence[Tuned]") -> None:
+    columns = ["product", "planned\nµs", "\n±", "fastest\nµs", "\n±", "gain", "kernel"]
     rows = [
         [
-            f"{result.m},{result.n},{result.k}",
+            result.problem,
             f"{result.planned_microseconds:.2f}",
             f"{result.planned_spread:.1%}",
             f"{result.microseconds:.2f}",
@@ -191,7 +160,7 @@ def show(results: "Sequence[Tuned]", kept: "Sequence[Tuned]", kind: str) -> None
     ]
     mean = statistics.geometric_mean([result.gain if result in kept else 1.0 for result in results])
     totals = ["geometric mean", "", "", "", "", f"{mean:.3f}", ""]
-    print_table(f"tune {kind}", columns, rows, totals)
+    print_table("tune", columns, rows, totals)
 
 
 def show_table() -> None:

@@ -20,16 +20,14 @@ K of every other one are multiples of 8. The last lines name the worst beside BF
 import random
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import octofold
 from common.measure import PLANNED, Build, measure_candidates
 from common.operands import normal, sets_of
 from common.run import add_shapes, shapes_of, text_of
-from octofold._core.library import library
-from octofold._ops.gemm import multiply
-from octofold.tuning import ProductProblem
+from octofold import tuning
 from octofold_tool.gpu.measuring import (
     PEER_ERROR_LIMIT,
     Implementation,
@@ -102,9 +100,11 @@ def peers(sets, form: GemmOptions, adds: bool) -> Iterator[Build]:
 
 def by(p: Product, name: str | None, options, invariant: bool = False) -> Product:
     """Our product by a candidate, or as it is planned."""
-    how, c = (options.fast, invariant), p.out if options.add else None
-    call = partial(multiply, p.a, p.b, c, None, "1x128", None, how, p.out, None, name)
-    return replace(p, run=call)
+    how = {"fast_accumulation": options.fast, "batch_invariant": invariant}
+    c = p.out if options.add else None
+    return replace(
+        p, run=partial(tuning.using(name)(octofold.gemm), p.a, p.b, c=c, out=p.out, **how)
+    )
 
 
 def without_gaps(p: Product) -> Product:
@@ -115,13 +115,12 @@ def without_gaps(p: Product) -> Product:
 
 def names_of(options, m: int) -> list[str]:
     """The candidates that could be the fastest for so many rows."""
-    c = options.out if options.add else None
-    problem = ProductProblem(
-        1, 1, 1, "e4m3", "e4m3", options.out, *options.pair, c, fast_accumulation=options.fast
-    )
-    tensors = ("operands_are", "out_is", "c_is")
-    aligned = {f"{tensor}_aligned": not options.unaligned for tensor in tensors}
-    names = map(str, library.product_candidates(asdict(problem) | aligned, "sm_90a", 132))
+    a, b = options.pair
+    phrases = [f"gemm: m {m}, n 128, k 128, a e4m3 {a}, b e4m3 {b}, out {options.out}"]
+    phrases += [f"c {options.out}"] if options.add else []
+    phrases += ["fast_accumulation"] if options.fast else []
+    phrases += ["operands_unaligned, out_unaligned, c_unaligned"] if options.unaligned else []
+    names = tuning.candidates(", ".join(phrases))
     return [name for name in names if is_sensible(name, m)]
 
 

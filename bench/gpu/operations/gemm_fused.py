@@ -24,7 +24,6 @@ from common.measure import ERROR_LIMITS, PLANNED, Build, geometric_mean, measure
 from common.operands import cast_activated, normal, scaled, sets_of
 from common.run import add_choices, add_shapes, print_table, shapes_of, text_of
 from octofold import tuning
-from octofold.tuning import ProductProblem
 from octofold_tool.gemm_options import DEEPSEEK_V3
 from octofold_tool.gpu.measuring import Implementation, poison, relative_error
 from octofold_tool.gpu.tune import is_sensible
@@ -89,12 +88,14 @@ def measure_cast(run, shape):
             return relative_error(out, expected)
         ours = out.clone()
         poison(out)
-        tuning.gemm(casts[0], b, name, out=out)
+        with tuning.using(name):
+            octofold.gemm(casts[0], b, out=out)
         same = torch.equal(ours.view(torch.int16), out.view(torch.int16))
         return 0.0 if same else float("nan")
 
     def make(name):
-        calls = [partial(tuning.gemm, x, b, name, out=out) for x, b, out in sets]
+        call = tuning.using(name)(octofold.gemm)
+        calls = [partial(call, x, b, out=out) for x, b, out in sets]
         limit = ERROR_LIMITS[torch.bfloat16] if name is None else 0.0
         return Implementation(calls, partial(error, calls[0], name), limit)
 
@@ -120,7 +121,7 @@ def measure_cast(run, shape):
         )
 
     others = [Build(WHOLE, whole, True), Build(APART, apart, True), Build(BF16, bfloat16)]
-    names = tuning.candidates(ProductProblem(1, 1, 1, cast_from="bfloat16"))
+    names = tuning.candidates(f"gemm: m {m}, n {n}, k {k}, cast_from bfloat16")
     names = [] if options.planned else [name for name in names if is_sensible(name, m)]
     facts = {"shape": [m, n, k], "dtype": options.dtype}
     times = measure_candidates(
@@ -140,7 +141,8 @@ def measure_gated(run, shape):
 
     sets = sets_of(operands, (m + 2 * n) * k + m * n, run)
     a, b, both, out = sets[0]
-    tuning.gemm(a, b, PLAIN if run.on_gpu else None, out=both)
+    with tuning.using(PLAIN if run.on_gpu else None):
+        octofold.gemm(a, b, out=both)
     expected = cast_activated(both, activation)
     product = both[:64].clone()
 
@@ -151,10 +153,8 @@ def measure_gated(run, shape):
         return 0.0 if codes and torch.equal(out.scale, expected.scale) else float("nan")
 
     def make(name):
-        calls = [
-            partial(tuning.gated_gemm, a, b, None, name, activation=activation, out=out)
-            for a, b, _, out in sets
-        ]
+        call = partial(tuning.using(name)(octofold.ops.gated_gemm), activation=activation)
+        calls = [partial(call, a, b, out=out) for a, b, _, out in sets]
         return Implementation(calls, partial(error, calls[0]), 0.0)
 
     def other(cast):
@@ -173,7 +173,7 @@ def measure_gated(run, shape):
         Build("gemm", partial(other, False), True),
         Build("gemm, cast", partial(other, True), True),
     ]
-    names = tuning.candidates(ProductProblem(1, 1, 1, out="e4m3", gated="swiglu"))
+    names = tuning.candidates(f"gated_gemm: m {m}, n {n}, k {k}")
     names = [] if run.options.planned else names
     facts = {"shape": [m, n, k], "activation": activation}
     measure_candidates(

@@ -13,9 +13,7 @@ from common.measure import ERROR_LIMITS, Build
 from common.operands import sets_of, with_scales
 from common.run import Run
 from octofold import Depth, ScaledTensor, tuning
-from octofold._ops.grouped_gemm import multiply_groups
 from octofold._timing import Call
-from octofold.tuning import ProductProblem
 from octofold_tool.gpu.measuring import NAN_CODE, Implementation, Operand, float64_rows, poison
 from torch import Tensor
 
@@ -118,11 +116,10 @@ def build_of(case: Case, bytes_: int) -> Callable[..., Build]:
     ) -> Build:
         if pair is None:
             return Build(name, partial(make, sets, offsets), False, bytes_, case.operations)
-        problem = ProductProblem(
-            1, 1, 1, out="float32", a_granularity=pair[0], b_granularity=pair[1],
-            c="float32", grouping="depth",
-        )  # fmt: skip
-        names = tuning.candidates(problem)
+        names = tuning.candidates(
+            f"grouped_gemm: m 128, n 128, k 1024, a e4m3 {pair[0]}, b e4m3 {pair[1]}, out float32, "
+            "c float32, groups 4 of k"
+        )
         made = partial(make, sets, offsets, pair)
         return Build(name, made, True, bytes_, case.operations, names)
 
@@ -140,8 +137,8 @@ def by_us(
     pairs = [(with_scales(s.a, pair[0]), with_scales(s.b, pair[1])) for s in sets]
 
     def call_of(a: ScaledTensor, b: ScaledTensor, out: Tensor) -> Call:
-        how = out, None, None, (False, False), out, None
-        return partial(multiply_groups, a, b, groups, *how, candidate)
+        call = tuning.using(candidate)(octofold.grouped_gemm)
+        return partial(call, a, b, groups, c=out, out=out)
 
     calls = [call_of(a, b, s.out) for (a, b), s in zip(pairs, sets, strict=True)]
     a, b = pairs[0]

@@ -14,7 +14,6 @@ from common.operands import calls_of, cast_activated, normal, sets_of
 from common.run import Run
 from octofold import Masked, Rows, ScaledTensor, tuning
 from octofold._timing import Call
-from octofold.tuning import ProductProblem
 from octofold_tool.gpu.measuring import (
     Implementation,
     Operand,
@@ -147,7 +146,8 @@ def deep_gemm() -> Any:
 def by_us(sets: Sequence[Operands], sizes: Sizes, candidate: str | None = None) -> Implementation:
     first = sets[0]
     offsets = Rows(on_device(offsets_of(sizes), first.x.device))
-    calls = [partial(tuning.grouped_gemm, s.a, s.b, offsets, candidate, out=s.out) for s in sets]
+    call = tuning.using(candidate)(octofold.grouped_gemm)
+    calls = [partial(call, s.a, s.b, offsets, out=s.out) for s in sets]
     reference = reference_of(first.a, first.flat_b, sizes)
     return written(calls, first.out, reference, limit=ERROR_LIMITS[first.out.dtype])
 
@@ -220,11 +220,11 @@ def build_of(run: Run, case: Case) -> Callable[..., Build]:
     n, k = case.sizes
     gated = case.section == "gated"
     bytes_ = size(2 * n, k) - 3 * case.rows * n if gated else size(n, k)  # a byte of each result
-    grouping = "masked" if case.section == "masked" else "rows"
-    problem = {"out": "e4m3", "gated": "swiglu"} if gated else {"grouping": grouping}
-    pair = PAIR if gated else run.options.pair
+    operation = "gated_gemm" if gated else "grouped_gemm"
+    of = "masked rows" if case.section == "masked" else "rows"
+    a, b = PAIR if gated else run.options.pair
     names = tuning.candidates(
-        ProductProblem(1, 1, 1, a_granularity=pair[0], b_granularity=pair[1], **problem)
+        f"{operation}: m 128, n {n}, k {k}, a e4m3 {a}, b e4m3 {b}, groups {case.groups} of {of}"
     )
 
     def build(name: str, make: Callable[..., Implementation], ours: bool = False) -> Build:
@@ -287,7 +287,8 @@ def masked_by_us(
         a = grouped(s.a, len(sizes))
         if a.granularity == "1x128":
             a = ScaledTensor(a.data, column_major(a.scale), a.granularity)
-        calls.append(partial(tuning.grouped_gemm, a, s.b, counts, candidate, out=s.out_of_groups()))
+        call = tuning.using(candidate)(octofold.grouped_gemm)
+        calls.append(partial(call, a, s.b, counts, out=s.out_of_groups()))
 
     def untouched(out: Tensor) -> Tensor:
         for rows, size in zip(first.out_of_groups(), sizes, strict=True):
@@ -319,16 +320,9 @@ def gated(run: Run, case: Case) -> Iterator[Build]:
     codes = [cast_activated(s.out, activation) for s in sets]  # memory for them
 
     def fused(offsets: Tensor, candidate: str | None = None) -> Implementation:
+        call = partial(tuning.using(candidate)(octofold.ops.gated_gemm), activation=activation)
         calls = [
-            partial(
-                tuning.gated_gemm,
-                s.a,
-                s.b,
-                Rows(offsets),
-                candidate,
-                activation=activation,
-                out=out,
-            )
+            partial(call, s.a, s.b, Rows(offsets), out=out)
             for s, out in zip(sets, codes, strict=True)
         ]
 

@@ -23,7 +23,6 @@ from common.operands import calls_of, normal
 from common.run import Run, add_candidates, add_shapes, sizes
 from octofold import Rows, ScaledTensor, grouped_gemm_weight_only, tuning
 from octofold.ops import Gathered, grouped_gemm_weight_only_gradient, sort_by_expert
-from octofold.tuning import WeightOnlyProblem
 from octofold_tool.gpu.measuring import Implementation, relative_error
 from torch import Tensor
 
@@ -146,7 +145,7 @@ class Case:
         def make(candidate: str | None = None) -> Implementation:
             by, taken = call, operands()
             if candidate is not None:
-                by = partial(tuning.grouped_gemm_weight_only, candidate=candidate)
+                by = tuning.using(candidate)(grouped_gemm_weight_only)
             error = partial(self.error, by, routed[0], *taken[0])
             return Implementation(calls_of(by, taken), error, ERROR_LIMIT)
 
@@ -155,13 +154,10 @@ class Case:
         operations = 2 * self.tokens * self.slots * size
         return Build(name, make, ours, bytes_ * used * size, operations)
 
-    def problem(self) -> WeightOnlyProblem:
+    def problem(self) -> str:
         """Describes the product that gathers."""
-        rows = self.tokens * self.slots
-        return WeightOnlyProblem(
-            rows, self.n, self.k, w_granularity=self.granularity,
-            grouping="rows", groups=self.experts, gathered=True,
-        )  # fmt: skip
+        sizes = f"m {self.tokens * self.slots}, n {self.n}, k {self.k}, w e4m3 {self.granularity}"
+        return f"grouped_gemm_weight_only: {sizes}, groups {self.experts} of rows, gathered"
 
     def gathered(self, routed: Sequence[Routed]) -> list[tuple[Any, ...]]:
         return [

@@ -14,7 +14,6 @@ rows, so the same work. Copy OUT.json to src/plan/tables/<name of the GPU>.json.
 import csv
 import itertools
 import json
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +22,9 @@ from common.measure import Build
 from common.measure import measure as measure_builds
 from common.run import text_of
 from octofold import tuning
-from octofold._core.library import library
 from octofold._timing import COLD_BYTES, GRAPH
 from octofold_tool.gpu.measuring import Implementation
-from octofold_tool.gpu.tune import Wanted
-from octofold_tool.products import GemmOptions
+from octofold_tool.gpu.tune import check_of, samples
 
 ROUNDS, SECONDS = 7, 240
 ROWS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256)
@@ -35,7 +32,6 @@ LEAST_GAIN = 1.03
 FEWEST_SIZES = 10  # of M; other N,K of the times were drawn at random
 NEARLY = 1100  # thousandths of the best
 MOST = 6  # candidates of a product
-WANTED = Wanted(GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", ROUNDS))
 
 
 def add_options(parser):
@@ -66,14 +62,15 @@ def cases(run):
 def measure(run, case):
     """Returns the table's file, and a product's key and entry if it gains enough."""
     shape, below, names = case
-    problem, gpu = WANTED.problem(shape), octofold.info().gpus[0]
+    m, n, k = shape
+    problem, gpu = tuning.complete(f"gemm: m {m}, n {n}, k {k}"), octofold.info().gpus[0]
     planned = tuning.planned(problem, gpu.multiprocessors)
-    products = WANTED.prepare(shape, run.device, COLD_BYTES)
+    products = samples(problem, run.device, COLD_BYTES)
+    error, limit = check_of(problem, products[0])
 
     def make(name):
-        calls = [product.by(name) for product in products]
-        error = partial(products[0].error, calls[0])
-        return Implementation(calls, error, products[0].limit, method=GRAPH)
+        calls = [tuning.using(name)(product.call) for product in products]
+        return Implementation(calls, partial(error, calls[0]), limit, method=GRAPH)
 
     builds = [Build(name, partial(make, name), True) for name in dict.fromkeys([planned, *names])]
     found = measure_builds(run, "tuning", text_of(shape), builds, planned)
@@ -82,7 +79,7 @@ def measure(run, case):
     if times[planned] < LEAST_GAIN * times[best]:
         return run.options.table, None
     return run.options.table, (
-        str(library.tuning_key(asdict(problem))),
+        problem,
         {
             "rows_from": below + 1,
             "candidate": best,

@@ -19,7 +19,6 @@ from common.measure import measure as measure_builds
 from common.operands import DTYPES, calls_of, normal, scaled, sets_of
 from common.run import Run, add_candidates, add_shapes, shapes_of, text_of
 from octofold import tuning
-from octofold.tuning import WeightOnlyProblem
 from octofold_tool.gemm_options import DEEPSEEK_V3
 from octofold_tool.gpu.measuring import PEER_ERROR_LIMIT, Implementation, relative_error
 from torch import Tensor
@@ -89,7 +88,7 @@ class Case:
         repacked: what the call takes in place of a right operand. names: the call's candidates."""
 
         def make(candidate: str | None = None) -> Implementation:
-            by = partial(call, candidate=candidate) if names else call
+            by = tuning.using(candidate)(call) if names else call
             taken = [(x, repacked(w)) for x, w in pairs] if repacked else pairs
 
             def error() -> float:
@@ -142,9 +141,11 @@ class Case:
 
     def tunable(self, name: str, dtype: str) -> Build:
         """Our product with x of 16 bits, and its candidates."""
-        size = self.m, self.n, self.k
-        names = tuning.candidates(WeightOnlyProblem(*size, dtype, name, self.granularity, dtype))
-        values, call = partial(self.values, name), tuning.gemm_weight_only
+        names = tuning.candidates(
+            f"gemm_weight_only: m {self.m}, n {self.n}, k {self.k}, x {dtype}, "
+            f"w {name} {self.granularity}, out {dtype}"
+        )
+        values, call = partial(self.values, name), octofold.gemm_weight_only
         return self.build(f"{name} x {dtype}", self.pairs(name, dtype), call, values, names=names)
 
 

@@ -46,21 +46,6 @@ def gated_gemm(
     usable driver or compiler and UnsupportedError where there are no kernels for it, or for such
     sizes or strides.
     """
-    return multiply_gated(a, b, groups, activation, format, batch_invariant, out, stream)
-
-
-def multiply_gated(
-    a: ScaledTensor,
-    b: ScaledTensor,
-    groups: Rows | None,
-    activation: str,
-    format: FormatLike,
-    batch_invariant: bool,
-    out: ScaledTensor | None,
-    stream: StreamLike | None,
-    candidate: str | None = None,
-) -> ScaledTensor:
-    """gated_gemm() by the candidate of a name, on a GPU; None: by the fastest."""
     require_operands("gated_gemm", a, b)
     if groups is not None and not isinstance(groups, Rows):
         expected = "Rows(offsets), which alone has kernels, or None"
@@ -69,7 +54,7 @@ def multiply_gated(
     if cast.granularity != "1x128":
         raise invalid_argument("gated_gemm", "format", "one of granularity 1x128", str(cast))
     inputs = (a.data, a.scale, b.data, b.scale, None if groups is None else groups.offsets)
-    options = (a.granularity, b.granularity, activation, *cast.options, batch_invariant, candidate)
+    options = (a.granularity, b.granularity, activation, *cast.options, batch_invariant)
     if out is None:
         data, scale = _GATED_GEMM(inputs, options, cast.dtype, None, stream)
         return ScaledTensor(data, scale, "1x128")
@@ -103,7 +88,6 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "format.overflow": str,
     "format.rule": str,
     "batch_invariant": bool,
-    "candidate": str | None,
 }
 
 _GATED_GEMM: Final = Op(

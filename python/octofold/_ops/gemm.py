@@ -93,28 +93,10 @@ def gemm(
     UnsupportedError where there are no kernels for it, or, with an array `a`, for rows of b that do
     not begin at multiples of 16 bytes.
     """
-    how = fast_accumulation, batch_invariant
-    return multiply(a, b, c, bias, format, out_dtype, how, out, stream, None, arrivals)
-
-
-def multiply(
-    a: Array | ScaledTensor,
-    b: ScaledTensor,
-    c: Array | None,
-    bias: Array | None,
-    format: FormatLike,
-    out_dtype: DTypeLike | None,
-    how: tuple[bool, bool],
-    out: Array | None,
-    stream: StreamLike | None,
-    candidate: str | None = None,
-    arrivals: Arrivals | None = None,
-) -> Array:
-    """gemm() by the candidate of a name, on a GPU; None: by the fastest. `how` is fast_accumulation
-    and batch_invariant."""
     if not isinstance(b, ScaledTensor):
         raise invalid_argument("gemm", "b", "a ScaledTensor", type(b).__qualname__)
     flags, own = (None, None) if arrivals is None else _checked(arrivals)
+    how = fast_accumulation, batch_invariant
     inputs: Arrays
     options: Options
     if isinstance(a, ScaledTensor):
@@ -128,13 +110,13 @@ def multiply(
             raise invalid_argument("gemm", "a.scale", "the scales of its codes", "None")
         inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale, flags)
         kinds = a.granularity, b.granularity
-        options = (*kinds, *how, None, None, None, None, own, candidate)
+        options = (*kinds, *how, None, None, None, None, own)
     else:
         cast = _format_of_a(format)
         require_one_level("gemm", "b", b)
         inputs = (a, None, b.data, b.scale, c, bias, None, flags)
         of_cast = (cast.dtype, *cast.options)
-        options = (None, b.granularity, *how, *of_cast, own, candidate)
+        options = (None, b.granularity, *how, *of_cast, own)
     if out is None:
         name = "bfloat16"
         if out_dtype is not None:
@@ -179,7 +161,6 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "format.overflow": str | None,
     "format.rule": str | None,
     "arrivals.own": int | None,
-    "candidate": str | None,
 }
 
 _GEMM: Final = Op(

@@ -49,20 +49,6 @@ def gemm_weight_only(
     Raises InvalidArgumentError, which names the argument; on a GPU UnavailableError without a
     usable driver or compiler and UnsupportedError where there are no kernels for it.
     """
-    return multiply_by_weights(x, w, bias, out_dtype, batch_invariant, out, stream)
-
-
-def multiply_by_weights(
-    x: Array | ScaledTensor,
-    w: ScaledTensor,
-    bias: Array | None,
-    out_dtype: DTypeLike | None,
-    batch_invariant: bool,
-    out: Array | None,
-    stream: StreamLike | None,
-    candidate: str | None = None,
-) -> Array:
-    """gemm_weight_only() by the candidate of a name; None: by the fastest."""
     operation = "gemm_weight_only"
     data, scale, granularity = parts_of(operation, "x", x)
     inputs = (data, scale, *require_weight(operation, w), bias)
@@ -70,7 +56,7 @@ def multiply_by_weights(
     results = None
     if out is not None:
         results = (out, _workspace(operation, out, w.shape[1], stream))
-    options = (granularity, w.granularity, batch_invariant, candidate)
+    options = (granularity, w.granularity, batch_invariant)
     return _GEMM(inputs, options, name, results, stream)[0]
 
 
@@ -99,7 +85,7 @@ def gemm_weight_only_gradient(
     results = None
     if out is not None:
         results = (out, _workspace(operation, out, w.shape[0], stream))
-    return _GRADIENT(inputs, (w.granularity, batch_invariant, None), name, results, stream)[0]
+    return _GRADIENT(inputs, (w.granularity, batch_invariant), name, results, stream)[0]
 
 
 def require_weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:
@@ -172,7 +158,7 @@ def _gradient_rows(framework: Framework, inputs: Arrays, options: Options, dtype
 
 _GEMM: Final = Op(
     "gemm_weight_only",
-    {**gemm_weight_only.__annotations__, "candidate": str | None},
+    gemm_weight_only.__annotations__,
     results=("out", "workspace?"),
     allocate=_rows,
     function=lambda: library.gemm_weight_only,
@@ -180,7 +166,7 @@ _GEMM: Final = Op(
 
 _GRADIENT: Final = Op(
     "gemm_weight_only_gradient",
-    {**gemm_weight_only_gradient.__annotations__, "candidate": str | None},
+    gemm_weight_only_gradient.__annotations__,
     results=("out", "workspace?"),
     allocate=_gradient_rows,
     function=lambda: library.gemm_weight_only_gradient,
@@ -227,28 +213,11 @@ def grouped_gemm_weight_only(
     Nothing is differentiated: grouped_gemm_weight_only_gradient() is the gradient by x.
     Raises as grouped_gemm() and gemm_weight_only().
     """
-    return multiply_by_groups_of_weights(
-        x, w, groups, bias, out_dtype, batch_invariant, out, stream
-    )
-
-
-def multiply_by_groups_of_weights(
-    x: Array | Gathered,
-    w: ScaledTensor,
-    groups: Rows | Masked,
-    bias: Array | None,
-    out_dtype: DTypeLike | None,
-    batch_invariant: bool,
-    out: Array | None,
-    stream: StreamLike | None,
-    candidate: str | None = None,
-) -> Array:
-    """grouped_gemm_weight_only() by the candidate of a name; None: by the fastest."""
     operation = "grouped_gemm_weight_only"
     inputs, options = _operands(operation, x, w, groups)
     name = result_dtype(operation, "x", inputs[0], HALF, out, out_dtype)
     results = None if out is None else (out,)
-    options = (*options, batch_invariant, candidate)
+    options = (*options, batch_invariant)
     return _GROUPED_GEMM((*inputs, bias), options, name, results, stream)[0]
 
 
@@ -274,25 +243,11 @@ def grouped_gemm_weight_only_gradient(
     Scales that differ along N ("channel", 1x128) take one more rounding, as in
     gemm_weight_only_gradient(). Returns and raises as grouped_gemm_weight_only().
     """
-    return multiply_by_groups_of_rows(gradient, w, groups, out_dtype, batch_invariant, out, stream)
-
-
-def multiply_by_groups_of_rows(
-    gradient: Array | Gathered,
-    w: ScaledTensor,
-    groups: Rows | Masked,
-    out_dtype: DTypeLike | None,
-    batch_invariant: bool,
-    out: Array | None,
-    stream: StreamLike | None,
-    candidate: str | None = None,
-) -> Array:
-    """grouped_gemm_weight_only_gradient() by the candidate of a name; None: by the fastest."""
     operation = "grouped_gemm_weight_only_gradient"
     inputs, options = _operands(operation, gradient, w, groups)
     name = result_dtype(operation, "gradient", inputs[0], HALF, out, out_dtype)
     results = None if out is None else (out,)
-    options = (*options, batch_invariant, candidate)
+    options = (*options, batch_invariant)
     return _GROUPED_GRADIENT(inputs, options, name, results, stream)[0]
 
 
@@ -359,7 +314,6 @@ def _parameters(argument: str, **more: Any) -> dict[str, Any]:
         "groups": str,
         "groups.expected_rows": int | None,
         "batch_invariant": bool,
-        "candidate": str | None,
     }
 
 

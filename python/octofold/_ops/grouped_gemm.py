@@ -103,24 +103,6 @@ def grouped_gemm(
     GPU nothing outside of the given arrays is read or written, whatever they are. There Depth
     raises UnsupportedError where addresses or row strides of a or b are no multiples of 16 bytes.
     """
-    how = fast_accumulation, batch_invariant
-    return multiply_groups(a, b, groups, c, bias, out_dtype, how, out, stream)
-
-
-def multiply_groups(
-    a: ScaledTensor,
-    b: ScaledTensor,
-    groups: Groups,
-    c: Array | None,
-    bias: Array | None,
-    out_dtype: DTypeLike | None,
-    how: tuple[bool, bool],
-    out: Array | None,
-    stream: StreamLike | None,
-    candidate: str | None = None,
-) -> Array:
-    """grouped_gemm() by the candidate of a name, on a GPU; None: by the fastest. `how` is
-    fast_accumulation and batch_invariant."""
     require_operands("grouped_gemm", a, b)
     expected_rows = layout = None
     if isinstance(groups, Rows):
@@ -134,8 +116,8 @@ def multiply_groups(
         got = type(groups).__qualname__
         raise invalid_argument("grouped_gemm", "groups", expected, got)
     inputs = (a.data, a.scale, b.data, b.scale, numbers, c, bias)
-    scales = (a.granularity, b.granularity)
-    options = (*scales, kind, expected_rows, layout, *how, candidate)
+    scales, how = (a.granularity, b.granularity), (fast_accumulation, batch_invariant)
+    options = (*scales, kind, expected_rows, layout, *how)
     if out is None:
         name = "bfloat16"
         if out_dtype is not None:
@@ -195,7 +177,6 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "groups.layout": str | None,
     "fast_accumulation": bool,
     "batch_invariant": bool,
-    "candidate": str | None,
 }
 
 _GROUPED_GEMM: Final = Op(

@@ -101,7 +101,7 @@ def why_not_first(capability: tuple[int, int], operation: str, **operands: str) 
     support = _row("gemm", {"a": "numbers", "b": "128x128"}).support
     firsts = {
         target.name: f"{target.name} ({target.examples})"
-        for target in capabilities(probe=False).targets
+        for target in capabilities().targets
         if support[target.name].how == NATIVE
     }
     if _text(capability) not in firsts:
@@ -147,7 +147,7 @@ def why_no_kernels(capability: tuple[int, int], operation: str, **operands: str)
 
 
 def _row(operation: str, operands: dict[str, str]) -> Capability:
-    for row in capabilities(probe=False).rows:
+    for row in capabilities().rows:
         if row.operation == operation and row.operands == operands:
             return row
     raise AssertionError(f"{operation} {operands}")

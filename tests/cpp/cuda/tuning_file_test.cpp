@@ -8,6 +8,7 @@
 #include "core/format.h"
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
+#include "plan/problem_text.h"
 #include "plan/product.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"
@@ -58,7 +59,7 @@ class TuningFileTest : public FakeGpuTest {
     std::ofstream(kOwnFile->file()) << core::format(
         R"({{"octofold": "{}", "gpu": "{}", "compute_capability": "9.0", "multiprocessors": 132,
             "products": {{"{}": {{"candidate": "{}"}}}}}})",
-        OCTOFOLD_VERSION, gpu, plan::tuning_key(kProduct), candidate);
+        OCTOFOLD_VERSION, gpu, plan::text_of(kProduct), candidate);
   }
 
   // Threads of a block of the kernel that computes the product.
@@ -92,8 +93,8 @@ TEST_F(TuningFileTest, GroupsAndGatedOnesAreTakenToo) {
       R"({{"octofold": "{}", "gpu": "NVIDIA Fake", "compute_capability": "9.0",
           "multiprocessors": 132,
           "products": {{"{}": {{"candidate": "{}"}}, "{}": {{"candidate": "{}"}}}}}})",
-      OCTOFOLD_VERSION, plan::tuning_key(plan::problem_of(grouped)), kCandidate,
-      plan::tuning_key(plan::problem_of(gated)), kGated);
+      OCTOFOLD_VERSION, plan::text_of(plan::problem_of(grouped)), kCandidate,
+      plan::text_of(plan::problem_of(gated)), kGated);
   threads_of(grouped);
   EXPECT_EQ(state().launches.back().cluster, 2u);
   threads_of(gated);

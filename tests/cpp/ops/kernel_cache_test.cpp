@@ -1,14 +1,14 @@
 // The public side of the kernel cache: what is warmed is what gemm() loads.
 #include "octofold/kernel_cache.h"
 
-#include <fstream>
-
 #include "octofold/octofold.h"
 
+#include "core/format.h"
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
+#include "plan/problem_text.h"
 #include "support/nvrtc.h"
 #include "support/test.h"
 
@@ -16,7 +16,6 @@ namespace octofold {
 namespace {
 
 namespace fs = std::filesystem;
-using cuda::error_of;
 
 // The process reads OCTOFOLD_CACHE_DIR once, so all tests of this file share a folder.
 class OwnFolder : public testing::Environment {
@@ -34,7 +33,7 @@ class OwnFolder : public testing::Environment {
 const auto* const kOwnFolder = testing::AddGlobalTestEnvironment(new OwnFolder);
 
 // Its small tile compiles quickly.
-const GemmProblem kSmall{.m = 16, .n = 64, .k = 256, .form = {.bias = Addend::kFloat32}};
+const std::string kSmall = "gemm: m 16, n 64, k 256, bias float32";
 
 class KernelCacheApiTest : public testing::Test {
  protected:
@@ -43,42 +42,6 @@ class KernelCacheApiTest : public testing::Test {
     clear_kernel_cache();
   }
 };
-
-TEST_F(KernelCacheApiTest, WarmedKernelsAreListedAndCleared) {
-  EXPECT_TRUE(list_kernel_cache().empty());
-  GemmProblem same_kernel = kSmall;
-  same_kernel.n += 16;  // sizes are no part of a kernel
-  std::vector<std::pair<std::int64_t, std::int64_t>> progress;
-  const WarmOptions options{.progress = [&](std::int64_t done, std::int64_t total) {
-    progress.emplace_back(done, total);
-  }};
-
-  const WarmReport first = warm_kernel_cache(std::vector{kSmall, same_kernel}, options);
-  EXPECT_EQ(first.compiled, 1);
-  EXPECT_EQ(first.found, 0);
-  EXPECT_THAT(progress, ElementsAre(std::pair(0, 1), std::pair(1, 1)));
-
-  const WarmReport second = warm_kernel_cache(std::vector{kSmall, same_kernel});
-  EXPECT_EQ(second.compiled, 0);
-  EXPECT_EQ(second.found, 1);
-
-  const std::vector<CachedKernel> kernels = list_kernel_cache();
-  ASSERT_EQ(kernels.size(), 1u);
-  const CachedKernel& kernel = kernels.front();
-  EXPECT_EQ(kernel.file.parent_path(), kernel_cache_folder());
-  EXPECT_EQ(kernel.bytes, static_cast<std::int64_t>(fs::file_size(kernel.file)));
-  EXPECT_THAT(kernel.description,
-              HasSubstr("gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, bias float32"));
-  EXPECT_EQ(kernel.architecture, "sm_90a");
-  EXPECT_GT(kernel.registers, 0);
-  EXPECT_EQ(kernel.fault, "");
-  const auto age = std::chrono::system_clock::now() - kernel.written;
-  EXPECT_LT(std::chrono::abs(age), std::chrono::hours(1));
-
-  EXPECT_EQ(clear_kernel_cache(), 1);
-  EXPECT_TRUE(list_kernel_cache().empty());
-  EXPECT_EQ(clear_kernel_cache(), 0);
-}
 
 TEST_F(KernelCacheApiTest, OtherGpusProductsAreWarmedToo) {
   for (const char* architecture : {"sm_89", "sm_120"}) {
@@ -93,15 +56,12 @@ TEST_F(KernelCacheApiTest, OtherGpusProductsAreWarmedToo) {
 }
 
 // Six kernels.
-std::vector<GemmProblem> several() {
-  std::vector<GemmProblem> problems;
-  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel}) {
-    for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-      GemmProblem problem = kSmall;
-      problem.form.a.scales = problem.form.b.scales = granularity;
-      problem.form.out = out;
-      problem.form.bias = Addend::kNone;
-      problems.push_back(problem);
+std::vector<std::string> several() {
+  std::vector<std::string> problems;
+  for (const char* scales : {"tensor", "channel"}) {
+    for (const char* out : {"bfloat16", "float16", "float32"}) {
+      problems.push_back(
+          core::format("gemm: m 16, n 64, k 256, a e4m3 {0}, b e4m3 {0}, out {1}", scales, out));
     }
   }
   return problems;
@@ -134,16 +94,6 @@ TEST_F(KernelCacheApiTest, AnExceptionOfTheProgressEndsTheRun) {
   }
 }
 
-TEST_F(KernelCacheApiTest, AFolderThatCannotBeWrittenIsAnError) {
-  const fs::path folder = kernel_cache_folder();
-  fs::remove_all(folder);
-  std::ofstream(folder) << "a file where the folder should be";
-  const std::string error =
-      error_of([] { warm_kernel_cache(std::vector{kSmall}); }, ErrorCode::kIo);
-  fs::remove(folder);
-  EXPECT_THAT(error, HasSubstr(folder.string()));
-}
-
 // gemm() itself, up to the driver, with a compiler that writes down what it is asked for.
 class WarmedGemmTest : public cuda::FakeGpuTest {
  protected:
@@ -174,13 +124,14 @@ MutableTensorView on_gpu(DType dtype, const std::vector<std::int64_t>& shape) {
                            : matrix(data, dtype, shape[0], shape[1], shape[1], kGpu);
 }
 
-core::Product product_of(const GemmProblem& problem) {
+core::Product product_of(std::string_view text) {
   const auto scaled = [](DType dtype, Granularity granularity, std::int64_t rows,
                          std::int64_t cols) -> ScaledTensorView {
     return {on_gpu(dtype, {rows, cols}),
             on_gpu(DType::kFloat32, scale_shape(granularity, rows, cols)), granularity};
   };
-  const auto& [m, n, k, form] = problem;
+  const auto problem = std::get<plan::GemmProblem>(plan::parse_problem(text));
+  const auto& [m, n, k, form] = problem.product;
   const auto type_of = [&](Addend addend) {
     return addend == Addend::kOutputType ? form.out : DType::kFloat32;
   };
@@ -194,27 +145,14 @@ core::Product product_of(const GemmProblem& problem) {
 }
 
 TEST_F(WarmedGemmTest, WhatIsWarmedIsWhatGemmLoads) {
-  const GemmProblem problems[] = {
+  const std::string problems[] = {
       kSmall,
-      {.m = 1000, .n = 512, .k = 640, .form = {.out = DType::kFloat16, .c = Addend::kOutputType}},
-      {.m = 77,
-       .n = 130,
-       .k = 333,
-       .form = {.b = {DType::kE5M2, Granularity::kBlock128x128}, .out = DType::kFloat32}},
-      {.m = 128, .n = 96, .k = 256, .form = {.b = {.scales = Granularity::kBlock1x128}}},
-      {.m = 64,
-       .n = 99,
-       .k = 128,
-       .form = {.a = {.scales = Granularity::kBlock128x128},
-                .b = {.scales = Granularity::kChannel},
-                .c = Addend::kFloat32}},
-      {.m = 1,
-       .n = 64,
-       .k = 48,
-       .form = {.a = {.scales = Granularity::kTensor},
-                .b = {.scales = Granularity::kTensor},
-                .fast_accumulation = true}}};
-  for (const GemmProblem& problem : problems) {
+      "gemm: m 1000, n 512, k 640, out float16, c float16",
+      "gemm: m 77, n 130, k 333, b e5m2 128x128, out float32",
+      "gemm: m 128, n 96, k 256, b e4m3 1x128",
+      "gemm: m 64, n 99, k 128, a e4m3 128x128, b e4m3 channel, c float32",
+      "gemm: m 1, n 64, k 48, a e4m3 tensor, b e4m3 tensor, fast_accumulation"};
+  for (const std::string& problem : problems) {
     const jit::Program program = program_of(product_of(problem));
     EXPECT_FALSE(jit::is_cached(program, cuda::kernel_headers())) << program.description;
     warm_kernel_cache({&problem, 1});
@@ -223,7 +161,7 @@ TEST_F(WarmedGemmTest, WhatIsWarmedIsWhatGemmLoads) {
 }
 
 TEST_F(WarmedGemmTest, TheNumberOfMultiprocessorsMatters) {
-  const GemmProblem problem{.m = 512, .n = 512, .k = 256};
+  const std::string problem = "gemm: m 512, n 512, k 256";
   state().multiprocessors = 4;
   const jit::Program on_4 = program_of(product_of(problem));
   state().multiprocessors = 132;
@@ -234,34 +172,14 @@ TEST_F(WarmedGemmTest, TheNumberOfMultiprocessorsMatters) {
   EXPECT_FALSE(jit::is_cached(on_132, cuda::kernel_headers()));
 }
 
-// Returns the error of a call that needs neither NVRTC nor a folder.
-std::string warm_error(const GemmProblem& problem, ErrorCode code,
-                       const WarmOptions& options = {}) {
-  return error_of([&] { warm_kernel_cache({&problem, 1}, options); }, code);
-}
-
-TEST(WarmErrorsTest, NameWhatIsWrong) {
-  const GemmProblem good{.m = 16, .n = 16, .k = 16};
-  EXPECT_THAT(warm_error(good, ErrorCode::kUnsupported, {.architecture = "sm_80"}),
-              AllOf(HasSubstr("'sm_80'"), HasSubstr("sm_90a")));
-  EXPECT_THAT(warm_error(good, ErrorCode::kInvalidArgument, {.multiprocessors = 1}),
-              HasSubstr("'multiprocessors': expected at least 2, got 1"));
-
-  GemmProblem problem = good;
-  problem.n = 0;
-  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("16×0×16"));
-  problem = good;
-  problem.m = std::int64_t{1} << 31;
-  EXPECT_THAT(warm_error(problem, ErrorCode::kUnsupported), HasSubstr("2147483648×16×16"));
-  problem = good;
-  problem.form.a.type = DType::kBFloat16;
-  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'a'"));
-  problem = good;
-  problem.form.out = DType::kE4M3;
-  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'out'"));
-  problem = good;
-  problem.form.fast_accumulation = true;
-  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("'fast_accumulation'"));
+// Products of every kind are planned and compiled, those of weights with all of their kernels.
+TEST_F(KernelCacheApiTest, ProductsOfEveryKindAreWarmed) {
+  const std::vector<std::string> problems{
+      "grouped_gemm: m 64, n 128, k 256, groups 4 of rows", "gated_gemm: m 64, n 128, k 256",
+      "gemm: m 64, n 128, k 256, cast_from bfloat16", "gemm_weight_only: m 64, n 128, k 4096"};
+  const WarmReport report = warm_kernel_cache(problems);
+  EXPECT_GE(report.compiled + report.precompiled, 4);
+  EXPECT_EQ(warm_kernel_cache(problems).compiled, 0);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Bad arguments of products beyond those that Python can make (its tests have the others): memory
 // that overlaps, devices, enumerators, strides and workspaces.
+#include <thread>
+
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"
@@ -79,37 +81,55 @@ TEST(ProductArgumentsTest, TheCpuHasNoCandidates) {
   const ScaledMatrix a(5, 256), b(256, 256, kSquares);
   Matrix out(DType::kBFloat16, 5, 256);
   ScaledMatrix h(5, 128);
-  ProductProblem gated{.gated = Activation::kSwiGlu}, of_cast{.cast_from = DType::kBFloat16};
-  gated.product.form.out = DType::kE4M3;
   const std::int32_t offsets[] = {0, 5};
   ScaledTensorView stack = b.view();
   stack.data = {stack.data.data, DType::kE4M3, 3, {1, 256, 256}, {256 * 256, 256, 1}};
   const std::vector<std::function<void()>> calls{
-      [&] {
-        gated_gemm({.a = a.view(),
-                    .b = b.view(),
-                    .out = h.target(),
-                    .candidate = product_candidates(gated).at(0)});
-      },
-      [&] {
-        gemm({.a = CastOperand{x.view()},
-              .b = b.view(),
-              .out = out.view(),
-              .candidate = product_candidates(of_cast).at(0)});
-      },
+      [&] { gated_gemm({.a = a.view(), .b = b.view(), .out = h.target()}); },
+      [&] { gemm({.a = CastOperand{x.view()}, .b = b.view(), .out = out.view()}); },
+      [&] { gemm_weight_only({.x = x.view(), .w = b.view(), .out = out.view()}); },
       [&] {
         grouped_gemm_weight_only(
             {.x = x.view(),
              .w = stack,
              .groups = RowGroups{vector<const void>(offsets, DType::kInt32, 2)},
-             .out = out.view(),
-             .candidate = "64x16"});
+             .out = out.view()});
       }};
+  EXPECT_EQ(use_candidate("64x16"), "");
   for (const auto& call : calls) {
     EXPECT_THAT(
         error_of(call),
         HasSubstr("argument 'candidate': expected it to be omitted for tensors on the CPU"));
   }
+  std::thread([&] { calls.front()(); }).join();  // which takes the one kernel
+  EXPECT_EQ(use_candidate(""), "64x16");
+  for (const auto& call : calls) call();
+}
+
+TEST(ProductRecordingTest, NotesTheProductsOfAllThreads) {
+  const Matrix x(DType::kBFloat16, 5, 256);
+  const ScaledMatrix a(5, 256), b(256, 256, kSquares);
+  Matrix out(DType::kBFloat16, 5, 256);
+  ScaledMatrix h(5, 128);
+  const auto gated = [&] { gated_gemm({.a = a.view(), .b = b.view(), .out = h.target()}); };
+  const auto by_weights = [&] {
+    gemm_weight_only({.x = x.view(), .w = b.view(), .out = out.view()});
+  };
+  gated();
+  const ProductRecording all;
+  {
+    const ProductRecording first;
+    gated();
+    std::thread(gated).join();
+    EXPECT_THAT(first.problems(), ElementsAre(HasSubstr("gated_gemm: m 5, n 128, k 256")));
+  }
+  by_weights();
+  EXPECT_THAT(all.problems(),
+              ElementsAre("gated_gemm: m 5, n 128, k 256, a e4m3 1x128, b e4m3 128x128, out e4m3, "
+                          "activation swiglu",
+                          "gemm_weight_only: m 5, n 256, k 256, x bfloat16, w e4m3 128x128, "
+                          "out bfloat16"));
+  for (const std::string& problem : all.problems()) EXPECT_EQ(complete_problem(problem), problem);
 }
 
 TEST(TwoLevelArgumentsTest, ProductsNameThem) {
@@ -132,12 +152,6 @@ TEST(TwoLevelArgumentsTest, ProductsNameThem) {
               HasSubstr("'out': expected memory of its own, apart from 'b.channel_scale'"));
   EXPECT_THAT(error_of([&] { dequantize(product.b, matrix(d.data(), DType::kFloat32, 130, 300)); }),
               HasSubstr("'out': expected memory of its own, apart from 'x.channel_scale'"));
-  GemmProblem form{.m = 1, .n = 1, .k = 1};
-  form.form.b_channel_scale = true;
-  EXPECT_FALSE(product_candidates({.product = form}).empty());
-  form.form.b.scales = Granularity::kChannel;
-  EXPECT_THAT(error_of([&] { product_candidates({.product = form}); }),
-              HasSubstr("'b_channel_scale': expected false"));
 }
 
 TEST(GroupedGemmArgumentsTest, DepthHasNoBias) {
@@ -211,7 +225,6 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
        "argument 'out': expected memory of its own, apart from 'w'"},
       {[](auto& d) { d.w.scale.data = d.out.data; },
        "argument 'out': expected memory of its own, apart from 'w.scale'"},
-      {[](auto& d) { d.candidate = "64x16"; }, "argument 'candidate': expected it to be omitted"},
   };
   refuses({x.view()}, of_both);
   refuses({x.view()},

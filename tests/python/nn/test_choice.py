@@ -58,13 +58,13 @@ def test_what_was_measured(monkeypatch):
 
 @pytest.mark.parametrize(("name", "has"), [("7.5", False), ("8.0", True), ("10.0", True)])
 def test_bfloat16_is_what_the_matrix_says(name, has, monkeypatch):
-    matrix = octofold.capabilities(probe=False)
+    matrix = octofold.capabilities()
     targets = tuple(
         dataclasses.replace(target, gpus=(7,) if target.name == name else ())
         for target in matrix.targets
     )
     here = dataclasses.replace(matrix, targets=targets)
-    monkeypatch.setattr(kernels, "capabilities", lambda probe: here)
+    monkeypatch.setattr(kernels, "capabilities", lambda: here)
     kernels._has_bfloat16_once.cache_clear()
     assert kernels.has_bfloat16(torch.device("cuda", 7)) is has
     assert kernels.has_bfloat16(torch.device("cuda", 6)) is False  # is none of them

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ needs_nvrtc = pytest.mark.skipif(
     not octofold.info().nvrtc.available, reason="NVRTC is not installed: octofold[gpu]"
 )
 
-WARM = ("warm", "--arch", "sm_90a", "--shape", "16,64,256")
+WARM = ("warm", "--arch", "sm_90a", "--problem", "gemm: m 16, n 64, k 256")
 
 
 class Cache:
@@ -72,19 +74,22 @@ def test_a_cache_that_is_not_there_is_empty(own):
 
 @needs_nvrtc
 def test_warm_list_clear(own):
-    # Two shapes of one kernel, and the same again.
-    shapes = (*WARM, "--shape", "16,80,256")
+    # Two sizes of one kernel, and the same again.
+    own.folder.with_name("problems.txt").write_text("\ngemm: m 16, n 80, k 256\n")
+    shapes = (*WARM, "--problems", str(own.folder.with_name("problems.txt")))
     where = f"1 kernels for sm_90a in {own.folder}"
     assert own.output(*shapes) == f"{where}: 1 compiled, 0 there before\n"
     assert own.output(*shapes) == f"{where}: 0 compiled, 1 there before\n"
-    other = own.output(*WARM, "--granularity", "channel,channel", "--bias", "bfloat16")
-    assert "1 compiled" in other
+    channels = "gemm: m 16, n 64, k 256, a e4m3 channel, b e4m3 channel, bias bfloat16"
+    assert "1 compiled" in own.output(*WARM[:4], channels)
 
     (newest, _) = json.loads(own.output("list", "--json"))["kernels"]
     assert "a e4m3 channel, b e4m3 channel" in newest["description"]
     assert "bias of out's type" in newest["description"]
     assert newest["architecture"] == "sm_90a"
     assert newest["bytes"] == Path(newest["file"]).stat().st_size
+    assert newest["registers"] > 0
+    assert abs(time.time() - datetime.fromisoformat(newest["written"]).timestamp()) < 3600
     table = own.output("list")
     assert newest["description"] in table
     assert "2 files" in table
@@ -104,7 +109,7 @@ def test_common_kernels_come_with_octofold(own):
     assert "more are precompiled" in result.stdout
     assert not own.folder.exists()
     assert "/no/nvrtc.so" in own.error(*suite, OCTOFOLD_NVRTC="/no/nvrtc.so")
-    other = own.error(*WARM, "--out-dtype", "float16", **without_nvrtc)
+    other = own.error(*WARM, "--problem", "gemm: m 16, n 64, k 256, out float16", **without_nvrtc)
     assert "/no/nvrtc.so" in other
 
 
@@ -175,18 +180,19 @@ def test_ctrl_c_ends_it_quietly(own):
     ("arguments", "message"),
     [
         ([], "required: ACTION"),
-        (["warm", "--arch", "sm_90a"], "--suite --shape is required"),
+        (["warm", "--arch", "sm_90a"], "name what to compile"),
         (
             ["warm", "--arch", "sm_80", "--suite", "square"],
             "for the architecture 'sm_80', only for sm_90a",
         ),
-        ([*WARM, "--shape", "1,2"], "expected M,N,K"),
         ([*WARM, "--multiprocessors", "0"], "'multiprocessors': expected at least 2, got 0"),
-        ([*WARM, "--granularity", "1x128,2x128"], "2x128"),
-        ([*WARM, "--dtype", "e4m3,int8"], "int8"),
-        ([*WARM, "--bias", "e4m3"], "invalid choice: 'e4m3'"),
-        ([*WARM, "--out-dtype", "float32", "--c", "bfloat16"], "'c': expected dtype float32"),
-        ([*WARM, "--fast-accumulation"], "'fast_accumulation'"),
+        ([*WARM, "--problems", "/no/file"], "--problems: /no/file"),
+        ([*WARM, "--problem", "gemm: m 2147483648, n 16, k 16"], "2147483648×16×16"),
+        ([*WARM, "--problem", "gemm: m 1, n 2"], "'k': expected a whole number"),
+        (
+            [*WARM, "--problem", "gemm: m 1, n 2, k 3, bias e4m3"],
+            "'bias': expected one of bfloat16, float32",
+        ),
     ],
 )
 def test_errors_are_one_line(run, arguments, message):

@@ -2,29 +2,21 @@
 
 import argparse
 import json
-from dataclasses import asdict
 
 import octofold
 import pytest
 from octofold import tuning
-from octofold._core.library import library
-from octofold.kernel_cache import GemmProblem
+from octofold._sample_product import sample_product
 from octofold_tool import tune
 
 torch = pytest.importorskip("torch")
 
 from octofold_tool.gpu import tune as gpu_tune  # noqa: E402
-from octofold_tool.products import GemmOptions  # noqa: E402
 from octofold_tool.report import ToolError  # noqa: E402
 
 CPU = torch.device("cpu")
-OPTIONS = GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", rounds=5)
-WANTED = gpu_tune.Wanted(OPTIONS)
-SHAPE = (64, 256, 512)
-
-
-def key_of(problem):
-    return str(library.tuning_key(asdict(problem)))
+PROBLEM = tuning.complete("gemm: m 64, n 256, k 512")
+LARGE = tuning.complete("gemm: m 300, n 4096, k 7168")
 
 
 class FakeMethod:
@@ -33,9 +25,9 @@ class FakeMethod:
     def __init__(self, seconds):
         self.seconds, self.names = seconds, []
 
-    def new_call(self, case, name):
+    def new_call(self, product, name):
         def call():
-            case.call(None)  # the CPU's one way
+            product.call()  # the CPU's one way
 
         call.candidate = name
         return call
@@ -46,27 +38,27 @@ class FakeMethod:
         return lambda: self.seconds.get(name, 10e-6)
 
 
-def tuned(seconds, shape=SHAPE):
+def tuned(seconds):
     method = FakeMethod(seconds)
-    result = gpu_tune.tune(shape, WANTED, 132, method, CPU, method.new_call, min_bytes=400_000)
+    result = gpu_tune.tune(PROBLEM, 5, 132, method, CPU, method.new_call, min_bytes=400_000)
     return result, method
 
 
 def test_the_fastest_is_found():
-    planned = tuning.planned(WANTED.problem(SHAPE))
+    planned = tuning.planned(PROBLEM)
     result, method = tuned({"128x64.w2.c1x1x1.b1.early": 4e-6, planned: 5e-6})
     assert result.candidate == "128x64.w2.c1x1x1.b1.early"
     assert (result.planned, result.microseconds) == (planned, pytest.approx(4.0))
     assert result.gain == pytest.approx(5 / 4)
     assert result.timed == len(method.names) == len(set(method.names))
-    assert set(method.names) <= set(tuning.candidates(WANTED.problem(SHAPE)))
-    choice = result.choice(WANTED, planned=False)
+    assert set(method.names) <= set(tuning.candidates(PROBLEM))
+    choice = result.choice(planned=False)
     assert (choice.candidate, choice.microseconds) == (result.candidate, result.microseconds)
-    assert (choice.problem.m, choice.problem.b_granularity) == (64, "128x128")
+    assert choice.problem == PROBLEM
 
 
 def test_what_is_planned_is_always_timed():
-    planned = tuning.planned(WANTED.problem(SHAPE))
+    planned = tuning.planned(PROBLEM)
     result, _ = tuned({planned: 50e-6})  # the slowest: no finalist by itself
     assert result.planned_microseconds == pytest.approx(50)
     assert result.candidate != planned
@@ -76,9 +68,9 @@ def test_what_is_planned_is_always_timed():
 
 def test_the_last_rounds_may_be_of_what_lasts():
     """The planned one is slower in bursts, and faster back to back."""
-    planned, other = tuning.planned(WANTED.problem(SHAPE)), "128x64.w2.c1x1x1.b1.early"
+    planned, other = tuning.planned(PROBLEM), "128x64.w2.c1x1x1.b1.early"
     bursts, lasting = FakeMethod({other: 4e-6, planned: 5e-6}), FakeMethod({planned: 6e-6})
-    arguments = SHAPE, WANTED, 132, bursts, CPU, bursts.new_call, 400_000
+    arguments = PROBLEM, 5, 132, bursts, CPU, bursts.new_call, 400_000
     result = gpu_tune.tune(*arguments, last=lasting)
     assert (result.candidate, result.microseconds) == (planned, pytest.approx(6.0))
     assert {other, planned} <= set(lasting.names)
@@ -88,46 +80,65 @@ def test_the_last_rounds_may_be_of_what_lasts():
 def test_a_wrong_candidate_is_a_fault(monkeypatch):
     method = FakeMethod({})
 
-    def wrong(case, name):
+    def wrong(product, name):
         def call():
-            case.call(None)
+            product.call()
             if name.startswith("128x64"):
-                case.arrays[-1][0, 0] = torch.nan
+                product.out[0, 0] = torch.nan
 
         return call
 
     with pytest.raises(ToolError, match="a fault of ours"):
-        gpu_tune.tune(SHAPE, WANTED, 132, method, CPU, wrong, min_bytes=1)
+        gpu_tune.tune(PROBLEM, 5, 132, method, CPU, wrong, min_bytes=1)
 
 
-@pytest.mark.parametrize("product", tune.PRODUCTS)
-def test_every_kind_of_product_is_right_and_has_a_key(product):
-    """By the CPU's one way, and by the planner's names."""
-    groups = 4 if product in ("rows", "masked", "depth", "gated") else 1
-    wanted = gpu_tune.Wanted(OPTIONS, product, groups)
-    case = wanted.prepare((128, 256, 1024), CPU, 1)[0]
-    assert case.error(lambda: case.call(None)) <= case.limit
-    problem = wanted.problem((128, 256, 1024))
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "gemm: m 130, n 256, k 1024",
+        "gemm: m 130, n 64, k 300, b_channel_scale, c float32, bias bfloat16",
+        "gemm: m 130, n 64, k 320, a e5m2 tensor, b e4m3 channel, fast_accumulation, out float16",
+        "gemm: m 130, n 64, k 1024, cast_from float32",
+        "gemm: m 130, n 64, k 256, arriving_rows",
+        "gated_gemm: m 130, n 256, k 1024, activation geglu",
+        "gated_gemm: m 130, n 256, k 1024, groups 4 of rows, out e5m2",
+        "grouped_gemm: m 130, n 64, k 1024, groups 4 of rows, bias float32",
+        "grouped_gemm: m 130, n 64, k 256, groups 4 of masked rows, expected 70, bias bfloat16",
+        "grouped_gemm: m 130, n 64, k 1536, groups 4 of k, b e4m3 1x128, out float32, c float32",
+        "gemm_weight_only: m 130, n 64, k 1040, w e5m2 channel",
+        "gemm_weight_only: m 9, n 64, k 1040, x e4m3 1x128, out float32, batch_invariant",
+        "gemm_weight_only_gradient: m 130, n 64, k 256, w e4m3 1x128",
+        "grouped_gemm_weight_only: m 130, n 64, k 256, groups 4 of rows, gathered, x float16, "
+        "out float16",
+        "grouped_gemm_weight_only: m 130, n 64, k 256, groups 4 of masked rows, expected 70",
+        "grouped_gemm_weight_only_gradient: m 130, n 64, k 256, groups 4 of rows",
+    ],
+)
+def test_every_kind_of_product_is_right(problem):
+    """By the CPU's one way, and by the planner's names. What the call notes is the problem."""
+    product = sample_product(problem, CPU)
+    error, limit = gpu_tune.check_of(problem, product)
+    with tuning.recording() as noted:
+        assert error(product.call) <= limit
+    assert noted == [tuning.complete(problem)]
     assert tuning.planned(problem) in tuning.candidates(problem)
-    key = key_of(problem)
-    assert (f", groups {groups}" in key) == (groups > 1)
+    poisoned = product.out.data if isinstance(product.out, octofold.ScaledTensor) else product.out
+    assert not error(lambda: poisoned.zero_()) <= limit
 
 
-@pytest.mark.parametrize("product", ["gemm", "weight-only"])
-def test_batch_invariant_products_have_a_table_of_their_own(product):
-    wanted = gpu_tune.Wanted(OPTIONS, product)
-    plain = wanted.problem(SHAPE)
+@pytest.mark.parametrize("problem", [PROBLEM, "gemm_weight_only: m 64, n 256, k 512"])
+def test_batch_invariant_products_have_a_table_of_their_own(problem):
+    plain = tuning.complete(problem), tuning.candidates(problem)
     octofold.set_batch_invariant(True)
     try:
-        invariant = wanted.problem(SHAPE)
+        assert tuning.complete(problem) == f"{plain[0]}, batch_invariant"
+        assert set(tuning.candidates(problem)) != set(plain[1])
     finally:
         octofold.set_batch_invariant(False)
-    assert key_of(invariant) == f"{key_of(plain)}, batch-invariant"
-    assert set(tuning.candidates(invariant)) != set(tuning.candidates(plain))
 
 
 def test_sensible_candidates_are_some_of_all():
-    names = tuning.candidates(WANTED.problem(SHAPE))
+    names = tuning.candidates(PROBLEM)
     for m in (1, 64, 4096):
         some = [name for name in names if gpu_tune.is_sensible(name, m)]
         assert 5 < len(some) < len(names)
@@ -145,12 +156,14 @@ def one_gpu(monkeypatch, tmp_path):
         products = len(json.loads(file.read_text())["products"]) if file.exists() else 0
         return tuning.Table(file, "", products, 45)
 
-    def measure(shapes, wanted, sustained):
-        planned = [tuning.planned(wanted.problem(shape)) for shape in shapes]
+    def measure(problems, rounds, sustained):
         other = "256x128.w2.c1x1x1.b1.early"
+        times = (10.0, 12.0)
         return [
-            gpu_tune.Tuned(*shape, other, 10.0, 0.01, name, 10.0 if m == 0 else 12.0, 0.01, 30)
-            for m, (shape, name) in enumerate(zip(shapes, planned, strict=True))
+            gpu_tune.Tuned(
+                problem, other, 10.0, 0.01, tuning.planned(problem), planned, 0.01, rounds
+            )
+            for problem, planned in zip(problems, times, strict=False)
         ]
 
     monkeypatch.setattr(tune, "why_not", lambda: None)
@@ -161,8 +174,9 @@ def one_gpu(monkeypatch, tmp_path):
 
 
 def test_what_gains_is_kept(run, one_gpu, tmp_path):
-    shapes = ("--shape", "64,256,512", "--shape", "300,4096,7168")
-    code, out, _ = run("tune", *shapes, "--json", str(tmp_path / "x.json"))
+    (tmp_path / "noted.txt").write_text(f"{PROBLEM}\n{LARGE}\n")
+    problems = ("--problem", "gemm: n 256, m 64, k 512", "--problems", str(tmp_path / "noted.txt"))
+    code, out, _ = run("tune", *problems, "--json", str(tmp_path / "x.json"))
     assert code == 0
     assert f"2 products in {one_gpu}, 1 by another kernel than planned" in out
     assert "as planned" in out
@@ -172,13 +186,13 @@ def test_what_gains_is_kept(run, one_gpu, tmp_path):
         products = json.loads(one_gpu.read_text())["products"]
         return [products[key]["candidate"] for key in sorted(products)]
 
-    planned = tuning.planned(GemmProblem(64, 256, 512))
+    planned = tuning.planned(PROBLEM)
     assert names() == ["256x128.w2.c1x1x1.b1.early", planned]  # of 300 rows, and 64
     results = json.loads((tmp_path / "x.json").read_text())["results"]
-    assert [result["m"] for result in results] == [64, 300]
+    assert [result["problem"] for result in results] == [PROBLEM, LARGE]
     # Measured again, and no gain any more: it is planned as before, whatever other tables say.
-    code, out, _ = run("tune", *shapes, "--least-gain", "0.5")
-    assert names() == [tuning.planned(GemmProblem(300, 4096, 7168)), planned]
+    code, out, _ = run("tune", *problems, "--least-gain", "0.5")
+    assert names() == [tuning.planned(LARGE), planned]
 
     shipped, own = run("tune", "--show")[1].splitlines()
     assert shipped == "45 products of this GPU come with octofold"
@@ -189,7 +203,7 @@ def test_what_gains_is_kept(run, one_gpu, tmp_path):
 
 
 def test_a_dry_run_writes_nothing(run, one_gpu):
-    code, _, _ = run("tune", "--shape", "300,4096,7168", "--dry-run")
+    code, _, _ = run("tune", "--problem", LARGE, "--dry-run")
     assert code == 0
     assert not one_gpu.exists()
 
@@ -199,9 +213,9 @@ def test_a_dry_run_writes_nothing(run, one_gpu):
     [
         ((), "name what to measure"),
         (("--show", "--suite", "square"), "measure nothing"),
-        (("--shape", "1,2"), "expected M,N,K"),
-        (("--shape", "1,2,3", "--least-gain", "two"), "a share from 0 to 1"),
-        (("--shape", "1,2,3", "--rounds", "2"), "a whole number"),
+        (("--problem", "gemm: m 1, n 2"), "'k': expected a whole number"),
+        (("--problem", PROBLEM, "--least-gain", "two"), "a share from 0 to 1"),
+        (("--problem", PROBLEM, "--rounds", "2"), "a whole number"),
     ],
 )
 def test_bad_arguments(run, arguments, message):
@@ -218,6 +232,6 @@ def test_shares_are_numbers():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(run):
-    code, _, err = run("tune", "--shape", "64,256,512")
+    code, _, err = run("tune", "--problem", PROBLEM)
     assert code == 2
     assert "no GPU to measure on" in err

@@ -95,7 +95,7 @@ def _has_bfloat16(index: int) -> bool:
 
 @functools.cache
 def _has_bfloat16_once(index: int) -> bool:
-    matrix = capabilities(probe=False)
+    matrix = capabilities()
     here = [target.name for target in matrix.targets if index in target.gpus]
     return any(
         row.support[name].how == KERNELS
