@@ -89,10 +89,10 @@ def test_agreements_come_before_gathers(rank, recipe):
     """Losses are those of casting after the gather, whichever modules are gathered together, and
     from the second forward on the model agrees on all scales at once before it gathers, if its own
     hooks can."""
-    from octofold.nn.fsdp import agreed_scale
+    from octofold.nn import fsdp
 
-    largest = agreed_scale.largest
-    with patch.object(agreed_scale, "largest", side_effect=largest) as called:
+    largest = fsdp.largest
+    with patch.object(fsdp, "largest", side_effect=largest) as called:
         for wrap in (sharded, whole, first_and_rest, one_group, inside_another):
             wanted = train(wrap(new_model(recipe, False)), rank)
             called.reset_mock()
@@ -181,7 +181,7 @@ def test_a_weight_takes_half_of_the_bytes(rank, recipe):
 def test_a_weight_is_cast_once_a_step(rank, recipe):
     """Forward casts each weight, backward none; and after an evaluation, and after the optimizer,
     forward does again."""
-    from octofold.nn.fsdp import sharded_weight
+    from octofold.nn import fsdp
 
     model = sharded(new_model(recipe, True))
     calls = []
@@ -195,8 +195,8 @@ def test_a_weight_is_cast_once_a_step(rank, recipe):
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     sums = []
-    originals = {name: counting(getattr(sharded_weight, name)) for name in ("cast", "cast_weight")}
-    with patch.multiple(sharded_weight, **originals):
+    originals = {name: counting(getattr(fsdp, name)) for name in ("cast", "cast_weight")}
+    with patch.multiple(fsdp, **originals):
         for step in range(2):
             model.eval()
             with torch.no_grad():
