@@ -133,6 +133,10 @@ def module_of(site: str | Path, file: str = "octofold/_timing.py") -> ModuleType
     return module
 
 
+def shapes_of(site: Path) -> Sequence[Sequence[int]]:
+    return module_of(site, "octofold_tool/gemm_options.py").SUITES["deepseek-v3"]
+
+
 class Build:
     """The process of one build, from here: this script again, with --worker."""
 
@@ -261,13 +265,11 @@ def main():
         parser.error("expected two SITEs and 2 rounds at least")
     newest = arguments.sites[-1]
     timing = module_of(newest)
-    suites = module_of(newest, "octofold_tool/gemm_options.py").SUITES
     builds = [Build(site, newest, arguments.device) for site in arguments.sites]
     print(f"{builds[-1].description}; µs, ±, time over the first's", flush=True)
     found, ratios = [], {}
     for section in arguments.sections:
-        cases = SECTIONS[section][1] or arguments.shape or suites["deepseek-v3"]
-        for case in cases:
+        for case in SECTIONS[section][1] or arguments.shape or shapes_of(newest):
             samples = compare(builds, timing, section, case, arguments.rounds)
             found.append({"section": section, "case": case, "samples": samples})
             shown = show(timing, section, case, samples)
