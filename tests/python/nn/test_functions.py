@@ -304,7 +304,9 @@ def test_autocast(name, recipe, dtype):
 
 
 @pytest.mark.slow
-@every_case
+@pytest.mark.parametrize(
+    ("name", "recipe"), [case for case in CASES if "weight-only" not in case[0]]
+)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiles_whole(name, recipe, backend):
     torch.compiler.reset()
