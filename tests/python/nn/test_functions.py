@@ -233,6 +233,9 @@ def test_dtypes(name, recipe, dtypes):
     for argument, gradient in grads.items():
         assert gradient.dtype == operands[argument].dtype
         assert relative_error(gradient, expected[1][argument]) < 0.13, argument
+        of_product = recipe != "rowwise_with_gw_hp" and argument[0] != "b"
+        if of_product and dtypes == (BF16, FP32) and argument not in PER_TOKEN:
+            assert not torch.equal(gradient, gradient.bfloat16().float()), "rounded on the way"
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "blockwise_two_level"])
@@ -301,7 +304,9 @@ def test_autocast(name, recipe, dtype):
 
 
 @pytest.mark.slow
-@every_case
+@pytest.mark.parametrize(
+    ("name", "recipe"), [case for case in CASES if "weight-only" not in case[0]]
+)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiles_whole(name, recipe, backend):
     torch.compiler.reset()
