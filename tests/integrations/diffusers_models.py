@@ -5,9 +5,32 @@ import torch
 from octofold.integrations.diffusers import OctofoldConfig
 from octofold.nn.layers.fp8_weight import Fp8Weight
 
-from tests.python.models.diffusers_support import in_16_bits
-
 BF16 = torch.bfloat16
+
+
+def unet():
+    model = diffusers.UNet2DConditionModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=32,
+        attention_head_dim=8,
+        norm_num_groups=4,
+    )
+    return model, {
+        "sample": torch.randn(1, 4, 4, 4),
+        "timestep": torch.tensor(3),
+        "encoder_hidden_states": torch.randn(1, 5, 32),
+    }
+
+
+def in_16_bits(model, inputs):
+    wide = {
+        name: value.bfloat16() if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    return model.bfloat16().eval(), wide
 
 
 def flux():

@@ -6,7 +6,7 @@ import torch
 from tests.python.judge import assert_close
 
 HIDDEN, INNER, EXPERTS, TOP_K = 256, 128, 4, 2
-"""Of mixtures of experts."""
+"""The sizes of mixtures of experts."""
 
 
 def random(*shape, dtype):

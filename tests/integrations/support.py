@@ -1,4 +1,4 @@
-"""What tests of several hosts share: a model, data that it can learn, the bits of a state."""
+"""Helpers of several hosts: a model, data that it can learn, the bits of a state."""
 
 import octofold
 import torch

@@ -25,10 +25,11 @@ from tests.integrations.diffusers_models import (
     loaded,
     saved,
     sd3,
+    unet,
     wan,
 )
 from tests.integrations.support import same_bits
-from tests.python.models.diffusers_support import outcome, unet
+from tests.python.models.library_models import outcome
 from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel
@@ -359,7 +360,7 @@ def test_bundles_are_split_and_joined():
 
 
 def test_bad_configs():
-    """Those of every host are in tests/python/test_hosts.py."""
+    """The rules of every host are in tests/python/test_hosts.py."""
     with pytest.raises(octofold.InvalidArgumentError, match=r"Octofold.*'compute'.*'fast'"):
         OctofoldConfig(compute="fast")
 

@@ -3,6 +3,7 @@
 import copy
 
 import diffusers
+import octofold
 import peft
 import pytest
 import torch
@@ -13,7 +14,7 @@ from octofold.nn.layers.peft_layers import Fp8Lora
 
 from tests.integrations.diffusers_models import BF16, fp8_layers
 from tests.integrations.diffusers_models import loaded as loaded_with
-from tests.python.models.diffusers_support import outcome
+from tests.python.models.library_models import outcome
 from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel
@@ -162,11 +163,37 @@ def test_adapters_are_trained(folder, inputs, tmp_path, compute):
     assert torch.equal(outcome(again, inputs), y)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"use_dora": True}, "config.use_dora"),
+        ({"init_lora_weights": "pissa"}, "config.init_lora_weights"),
+    ],
+)
+def test_what_reads_the_weight_is_refused(folder, options, named):
+    model = loaded(folder, "weight-only")
+    config = peft.LoraConfig(r=RANK, target_modules=["to_q"], **options)
+    with pytest.raises(octofold.InvalidArgumentError, match=named):
+        model.add_adapter(config)
+
+
 @pytest.mark.parametrize("config", [peft.LoKrConfig, peft.LoHaConfig])
 def test_other_adapters_are_refused(folder, config):
     model = loaded(folder, "weight-only")
     with pytest.raises(TypeError, match=r"WeightOnlyLinear.*not supported"):
         model.add_adapter(config(target_modules=["to_q"]))
+
+
+def test_all_linear(folder):
+    model = loaded(folder, "weight-only")
+    model.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
+    plain = Flux.from_pretrained(folder)
+    plain.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
+
+    def adapted(model):
+        return {name for name, one in model.named_modules() if hasattr(one, "lora_A")}
+
+    assert adapted(model) == adapted(plain)
 
 
 def test_models_without_fp8_layers_have_peft_as_it_is(folder):

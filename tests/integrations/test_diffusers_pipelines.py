@@ -19,9 +19,10 @@ from tests.integrations.diffusers_models import (
     large,
     loaded,
     saved,
+    unet,
 )
 from tests.integrations.support import same_bits
-from tests.python.models.diffusers_support import outcome, unet
+from tests.python.models.library_models import outcome
 from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel

@@ -1,5 +1,5 @@
-"""What holds of Octofold in every server, by the server's own layers with their weights loaded. An
-environment has one of them; <server>_support.py makes its layers."""
+"""Rules of Octofold in every server, by the server's own layers with their weights loaded. An
+environment has one server; <server>_support.py makes its layers."""
 
 import importlib
 import importlib.util

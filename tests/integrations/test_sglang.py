@@ -184,7 +184,7 @@ def test_weights_alone_of_shards(gpu, plugged_in):
 
 
 def test_experts_with_a_factor(plugged_in):
-    """That some models multiply the sum by, and with slots that go nowhere."""
+    """Some models multiply the sum by one. Some slots go nowhere."""
     with server.server():
         layer = server.experts(routed_scaling_factor=2.5)
         assert isinstance(layer.runner, MoeRunner)

@@ -76,7 +76,7 @@ def fill_experts(stack, path, checkpoint):
 
 
 def test_bad_configs():
-    """Those of every host are in tests/python/test_hosts.py."""
+    """The rules of every host are in tests/python/test_hosts.py."""
     with pytest.raises(octofold.InvalidArgumentError, match=r"Octofold.*'compute'.*'fp8'"):
         OctofoldConfig(compute="fp8")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.project.project_support import REPOSITORY
 
-GALLERY = REPOSITORY / "docs" / "gallery.md"  # which the site's build runs (test_gallery.py)
+GALLERY = REPOSITORY / "docs" / "gallery.md"  # which the site's build runs (test_examples.py)
 BLOCK = re.compile(
     r"(?P<comments>(?:^<!--(?:(?!-->).)*-->\n+)*)^```(?P<language>\S*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,

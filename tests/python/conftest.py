@@ -19,6 +19,10 @@ else:
     files = Path(__file__).parent.glob("test_*.py")
     collect_ignore = [file.name for file in files if "from hypothesis" in file.read_text()]
 
+# These are about torch's models, and hold FP8 in torch's tensors.
+OF_TORCH = ["checkpoints/test_*.py", "distributed/test_*.py", "models/test_*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else OF_TORCH
+
 
 def pytest_generate_tests(metafunc):
     if "each_device" in metafunc.fixturenames:
@@ -77,9 +81,8 @@ def _needs_hopper(request):
 
 @pytest.fixture
 def opcheck(monkeypatch):
-    """check(op, arguments, dtype): torch.library.opcheck of an op by the arguments of its overload
-    `out` (inputs, results, options), and of the one that returns its results by theirs; dtype: of
-    the results, None: that of the first.
+    """check(call): torch.library.opcheck of each op that a call takes, and with the same arguments
+    of the overload that writes into memory.
 
     opcheck compares inputs before and after by torch.allclose: that has no FP8, so here it compares
     FP8 by bytes."""
@@ -96,9 +99,8 @@ def opcheck(monkeypatch):
         torch.zeros(1), "e4m3"
     )  # the first call with a tensor registers the ops
     from octofold._core.ops import TABLE
-    from octofold._core.torch import DTYPES
-
-    names = {dtype: name for name, dtype in DTYPES.items()}
+    from octofold._core.torch import TorchFramework
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     def zeroed(*arguments, **options):
         """For what no group has, and is left as the memory was."""
@@ -106,23 +108,34 @@ def opcheck(monkeypatch):
 
     monkeypatch.setattr(octofold._core.torch, "_empty_strided", zeroed)
 
-    def check(op, arguments, dtype=None):
-        row = TABLE[op.__name__]
-        first, last = len(row.inputs), len(row.inputs) + len(row.results)
-        inputs, results = arguments[:first], arguments[first:last]
-        options = arguments[last : last + len(row.options)]
-        torch.library.opcheck(op.out, arguments)
-        if dtype is None:
-            dtype = names[next(result for result in results if result is not None).dtype]
-        torch.library.opcheck(op.default, (*inputs, *options, dtype))
-        returned = op.default(*inputs, *options, dtype)
-        returned = returned if isinstance(returned, tuple) else (returned,)
-        for index, new in zip(row.returned, returned, strict=True):
-            given = results[index]
-            if given is None:
-                assert new.dtype == torch.bool
-            else:
-                assert (new.shape, new.dtype) == (given.shape, given.dtype)
+    class Recorder(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.calls = []
+
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op.namespace == "octofold":
+                self.calls.append((op, args))
+            return op(*args, **(kwargs or {}))
+
+    def into_memory(row, arguments):
+        """The arguments of the overload that writes."""
+        count = len(row.inputs)
+        inputs, options, dtype = arguments[:count], arguments[count:-1], arguments[-1]
+        results = row.allocate(TorchFramework(inputs[0]), inputs, options, dtype)
+        zeros = (None if result is None else result.zero_() for result in results)
+        return *inputs, *zeros, *options, *([False] if row.in_place is not None else [])
+
+    def check(call):
+        with Recorder() as recorder:
+            call()
+        assert recorder.calls
+        for op, arguments in recorder.calls:
+            torch.library.opcheck(op, arguments)
+            row = TABLE[op._schema.name.partition("::")[2]]
+            if op._overloadname != "out":
+                out = getattr(torch.ops.octofold, row.name).out
+                torch.library.opcheck(out, into_memory(row, arguments))
 
     return check
 

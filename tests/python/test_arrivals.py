@@ -83,16 +83,12 @@ def test_rows_are_read_as_they_come(own):
     assert flags.tolist() == [1] * SHARDS
 
 
-def test_torch(opcheck):
+def test_torch():
     torch = pytest.importorskip("torch")
     a = octofold.quantize(torch.randn(128, 256))
     b = octofold.quantize(torch.randn(64, 256), "128x128")
-    flags = torch.ones(2, dtype=torch.int32)
-    y = octofold.gemm(a, b, arrivals=Arrivals(flags, 1))
+    y = octofold.gemm(a, b, arrivals=Arrivals(torch.ones(2, dtype=torch.int32), 1))
     assert torch.equal(y, octofold.gemm(a, b))
-    inputs = (a.data, a.scale, b.data, b.scale, None, None, None, flags)
-    options = a.granularity, b.granularity, False, False, *[None] * 4, 1, False
-    opcheck(torch.ops.octofold.gemm, (*inputs, torch.empty(128, 64), *options))
 
 
 @pytest.mark.parametrize(

@@ -169,21 +169,3 @@ def test_torch_compiles(rng):
     compiled = torch.compile(columns, fullgraph=True)(gradient, x)
     for actual, expected in zip(compiled, columns(gradient, x), strict=True):
         assert torch.equal(actual, expected)
-
-
-@cpu_only
-@pytest.mark.slow
-@pytest.mark.parametrize("columns", ["sums", "amax", "both", None])
-def test_opcheck(opcheck, columns):
-    torch = pytest.importorskip("torch")
-    codes = torch.zeros(300, 130).to(torch.float8_e4m3fn)
-    of_sums, of_amax = columns in ("sums", "both"), columns in ("amax", "both")
-    results = (
-        *(None, None, codes, torch.empty(300, 2)),
-        torch.zeros(300) if of_sums else None,
-        torch.zeros(300) if of_amax else None,
-        torch.zeros(2 * (of_sums + of_amax), 300) if columns else None,
-    )
-    options = (None, "1x128", None, "saturate", "te", None, columns, None)
-    arguments = (torch.randn(130, 300), *[None] * 8, *results, *options)
-    opcheck(torch.ops.octofold.cast, arguments)

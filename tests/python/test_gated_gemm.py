@@ -193,16 +193,3 @@ def test_torch(rng):
         lambda a, b: gated_gemm(a, b, activation="geglu").data, backend="aot_eager", fullgraph=True
     )
     assert torch.equal(compiled(*tensors).view(torch.uint8), h.data.view(torch.uint8))
-
-
-@cpu_only
-@pytest.mark.slow
-def test_opcheck(opcheck):
-    torch = pytest.importorskip("torch")
-    a = octofold.quantize(torch.randn(5, 300))
-    b = octofold.quantize(torch.randn(400, 300), "128x128")
-    codes = torch.zeros(5, 200).to(torch.float8_e4m3fn)
-    results = codes, torch.empty(octofold.ops.scale_shape("1x128", 5, 200))
-    options = ("1x128", "128x128", "swiglu", None, "saturate", "deepgemm", False)
-    arguments = (a.data, a.scale, b.data, b.scale, None, *results, *options)
-    opcheck(torch.ops.octofold.gated_gemm, arguments)

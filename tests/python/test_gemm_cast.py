@@ -127,14 +127,3 @@ def test_torch(rng):
         lambda x, b, bias: octofold.gemm(x, b, bias=bias), backend="aot_eager", fullgraph=True
     )
     assert torch.equal(compiled(x, b, bias), expected)
-
-
-@pytest.mark.slow
-def test_opcheck(opcheck):
-    torch = pytest.importorskip("torch")
-    x, bias = torch.randn(5, 300), torch.randn(400)
-    b = octofold.quantize(torch.randn(400, 300), "128x128")
-    out = torch.zeros(5, 400, dtype=torch.bfloat16)
-    options = (None, "128x128", False, False, "e4m3", None, "saturate", "deepgemm", None)
-    arguments = (x, None, b.data, b.scale, None, bias, None, None, out, *options)
-    opcheck(torch.ops.octofold.gemm, (*arguments, False))

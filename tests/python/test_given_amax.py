@@ -316,19 +316,6 @@ def test_compiles():
 
 
 @cpu_only
-def test_opcheck(opcheck):
-    import torch
-
-    x, amax = torch.randn(130, 300), torch.rand(300)
-    rows = torch.zeros(130, 300).to(torch.float8_e4m3fn), torch.empty(130, 3)
-    transposed = torch.zeros(300, 130).to(torch.float8_e4m3fn), torch.empty(300)
-    options = "1x128", "channel", None, "saturate", "torchao", None, None, None
-    given = *[None] * 5, amax, None
-    arguments = (x, None, *given, *rows, *transposed, None, None, None, *options)
-    opcheck(torch.ops.octofold.cast, arguments)
-
-
-@cpu_only
 def test_jax(rng):
     jax = pytest.importorskip("jax")
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)

@@ -1,5 +1,5 @@
-"""What plugs into hosts have in common, without a host: versions, the switch, plugs that fail, and
-the options of models that are loaded in FP8."""
+"""Rules that plugs have in common, without a host: versions, the switch, plugs that fail, and the
+options of models that are loaded in FP8."""
 
 import importlib.metadata
 import subprocess

@@ -438,36 +438,3 @@ def test_nothing_is_differentiated(normal):
     result = cast(Normed(x, residual=normal(4, 256)), rows="1x128")
     with pytest.raises(RuntimeError, match=r"octofold\.cast_normed has no gradient"):
         result.norm.sum.sum().backward()
-
-
-@cpu_only
-@pytest.mark.slow
-@pytest.mark.parametrize("with_all", [False, True])
-def test_opcheck_norms(opcheck, with_all, normal):
-    codes = torch.zeros(130, 300).to(torch.float8_e4m3fn)
-    x, rows = normal(130, 300), (codes, torch.empty(130, 3), None, None)
-    if with_all:
-        vectors, batches = (normal(300), normal(300)), (normal(2, 300), normal(2, 300))
-        residual, total, mean, kind = normal(130, 300), normal(130, 300), normal(130), "layer"
-    else:
-        vectors, batches, residual, total, mean, kind = (
-            (None, None),
-            (None, None),
-            *[None] * 3,
-            "rms",
-        )
-    statistics = normal(130), mean
-    inputs = x, *vectors, residual, *batches
-    opcheck(torch.ops.octofold.norm, (*inputs, normal(130, 300), total, *statistics, kind, 1e-6))
-    choice = "amax" if with_all else None
-    options = kind, 1e-6, "1x128", None, None, "saturate", "te", None, choice, None
-    columns = (None, torch.zeros(300), torch.zeros(2, 300)) if with_all else (None, None, None)
-    written = *rows, *columns, total, *statistics
-    opcheck(torch.ops.octofold.cast_normed, (*inputs, *[None] * 7, *written, *options))
-
-    operands = *vectors, *batches
-    gradients = [None if operand is None else torch.empty_like(operand) for operand in operands]
-    workspace = normal(library.norm_workspace_rows(300, 2), 300) if with_all else None
-    inputs = normal(130, 300), x, *statistics, *operands, residual
-    arguments = (*inputs, normal(130, 300), *gradients, workspace, kind)
-    opcheck(torch.ops.octofold.norm_gradient, arguments)

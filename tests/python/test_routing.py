@@ -388,24 +388,3 @@ def test_compiles_whole(dynamic):
         arguments = torch.randn(tokens, 8), torch.randn(2 * tokens, 40), torch.randn(tokens, 40)
         for left, right in zip(compiled(*arguments), layer(*arguments), strict=True):
             assert torch.equal(left, right)
-
-
-@cpu_only
-@pytest.mark.slow
-def test_opcheck(opcheck):
-    logits, y, c = torch.randn(6, 8), torch.randn(12, 40), torch.randn(6, 40)
-    ids, weights = top_k(logits, 2)
-    offsets, sources, positions = sort_by_expert(ids, 8)
-    workspace, out = torch.zeros(8, dtype=torch.int32), torch.zeros(6, 40)
-    ops = torch.ops.octofold
-    bias = torch.randn(8)
-    opcheck(ops.top_k, (logits, None, ids, weights, 2, "softmax", True, 1, 1, 1.0))
-    opcheck(ops.top_k, (logits, bias, ids, weights, 2, "sigmoid", True, 2, 1, 2.5))
-    gradient = torch.randn(6, 2)
-    opcheck(ops.top_k_gradient, (gradient, logits, ids, out[:, :8].clone(), "softmax", True, 1.0))
-    opcheck(ops.sort_by_expert, (ids, offsets, sources, positions, workspace, 8))
-    opcheck(ops.combine, (y, positions, weights, c, out, False))
-    opcheck(ops.combine, (y, positions, None, None, out, False))
-    opcheck(ops.combine_gradient, (c, y, positions, weights))
-    halves = y[:, : y.shape[1] // 2].contiguous()
-    opcheck(ops.activation_dots, (halves, y, positions, weights, "swiglu"))

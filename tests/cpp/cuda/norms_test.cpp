@@ -118,6 +118,7 @@ TEST_F(NormTest, GradientsTakeAKernelForEachKindOfOperand) {
       {&stream_});
   ASSERT_EQ(state().launches.size(), 3u);
   EXPECT_EQ(state().launches[0].blocks, kRows);
+  EXPECT_EQ(state().launches[1].blocks, kCols / config::NormGradientConfig::kColumns);
   for (const fake::Launch& launch : state().launches) {
     EXPECT_EQ(launch.stream, &stream_);
     const auto params = launch.params_as<config::NormBackwardParams>();

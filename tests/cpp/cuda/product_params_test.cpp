@@ -1,5 +1,5 @@
-// What of a product's parameters and tensor maps kernels on the host do not show, which are run
-// with them in tests/cpp/kernels/hopper_gemm_test.cpp: types, swizzles, and boxes of each size.
+// Parameters and tensor maps of products, as far as kernels on the host do not show them, which are
+// run with them in tests/cpp/kernels/hopper_gemm_test.cpp: types, swizzles, and boxes of each size.
 
 #include "plan/product.h"
 #include "support/product_fixture.h"

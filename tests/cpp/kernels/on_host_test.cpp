@@ -1,4 +1,4 @@
-// What tests of kernels rely on: how the host runs threads that wait for each other, in turns that
+// Tests of kernels rely on this: how the host runs threads that wait for each other, in turns that
 // no order is known of; its twin of the matrix products of a warp; and the judge of products.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //

@@ -1,12 +1,10 @@
 #include <fmt/format.h>
 
 #include "octofold/checkpoint.h"
-#include "octofold/dequantize.h"
 
 #include "checkpoints.h"
 #include "model/contents.h"
 #include "model/families/family.h"
-#include "model/weights.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -19,7 +17,6 @@ using test::float_tensor;
 using test::NamedTensor;
 using test::Names;
 using test::read_checkpoint;
-using test::TestFolder;
 using test::write_checkpoint;
 using Families = test::FolderTest;
 
@@ -59,35 +56,6 @@ TEST_F(Families, ScalesTellTheirGranularity) {
   EXPECT_EQ(granularity_of(model::kFineGrainedFp8, std::vector<std::int64_t>{4, 300, 260},
                            std::vector<std::int64_t>{4, 3, 3}),
             Granularity::kBlock128x128);
-}
-
-TEST_F(Families, EveryNumberOfAScaleIsRead) {
-  const std::string powers("\x7f\x80\x00\xff", 4);
-  const std::vector<float> values = model::floats_of("F8_E8M0", std::as_bytes(std::span(powers)));
-  EXPECT_EQ(values[0], 1.0F);
-  EXPECT_EQ(values[1], 2.0F);
-  EXPECT_EQ(values[2], 0x1p-127F);
-  EXPECT_NE(values[3], values[3]);
-  const std::string half("\x00\x3c", 2);
-  EXPECT_EQ(model::floats_of("F16", std::as_bytes(std::span(half))), std::vector<float>{1.0F});
-}
-
-TEST_F(Families, ScalesOfLargeTensorsAreThoseOfTheWhole) {
-  // The weight has several tiles, with the largest magnitude in the last.
-  NamedTensor weight = float_tensor("a.weight", {2100, 4100}, 1);
-  const float largest = 1000;
-  std::memcpy(weight.bytes.data() + weight.bytes.size() - 4, &largest, 4);
-  write_checkpoint(folder_.in(), {weight});
-  quantize_checkpoint(folder_.in(), folder_.out(), {.family = CheckpointFamily::kComfyUi});
-  std::vector<float> scale(1);
-  std::string codes(2100 * 4100, '\0');
-  cast(matrix(weight.bytes.data(), DType::kFloat32, 2100, 4100),
-       {.rows = CastTarget{matrix(codes.data(), DType::kE4M3, 2100, 4100),
-                           vector(scale.data(), DType::kFloat32, 1),
-                           {.granularity = Granularity::kTensor}}});
-  const auto output = read_checkpoint(folder_.out());
-  EXPECT_EQ(output.at("a.weight_scale").bytes, test::bytes_of(scale));
-  EXPECT_TRUE(output.at("a.weight").bytes == codes);
 }
 
 NamedTensor codes(std::string name, std::vector<std::int64_t> shape) {

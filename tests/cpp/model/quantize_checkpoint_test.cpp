@@ -3,7 +3,6 @@
 #include <sys/file.h>
 
 #include "octofold/checkpoint.h"
-#include "octofold/convert_dtype.h"
 
 #include "checkpoints.h"
 #include "support/test.h"
@@ -12,79 +11,12 @@ namespace octofold {
 namespace {
 
 namespace fs = std::filesystem;
-using model::SafetensorsDType;
-using test::expect_copied;
 using test::expect_error;
-using test::expect_quantized;
 using test::float_tensor;
-using test::NamedTensor;
 using test::Names;
-using test::read_checkpoint;
 using test::TestFolder;
 using test::write_checkpoint;
 using QuantizeCheckpoint = test::FolderTest;
-
-NamedTensor half_tensor(std::string name, SafetensorsDType dtype, DType cast,
-                        std::vector<std::int64_t> shape) {
-  NamedTensor tensor = float_tensor(std::move(name), std::move(shape), 7);
-  const std::int64_t count = std::ssize(tensor.bytes) / 4;
-  std::string halves(as_size(count) * 2, '\0');
-  convert_dtype(vector(tensor.bytes.data(), DType::kFloat32, count),
-                vector(halves.data(), cast, count));
-  tensor.dtype = dtype;
-  tensor.bytes = std::move(halves);
-  return tensor;
-}
-
-TEST_F(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
-  const std::vector<NamedTensor> weights = {
-      float_tensor("layers.0.q_proj.weight", {300, 200}, 1),
-      float_tensor("layers.0.tiny.weight", {1, 1}, 2),
-      half_tensor("layers.1.up.weight", SafetensorsDType::kF16, DType::kFloat16, {128, 256}),
-      half_tensor("layers.1.down.weight", SafetensorsDType::kBF16, DType::kBFloat16, {129, 127})};
-  const std::vector<NamedTensor> others = {float_tensor("layers.0.q_proj.bias", {300}, 3),
-                                           float_tensor("layers.0.conv.weight", {4, 2, 3}, 4),
-                                           float_tensor("model.embed_tokens.weight", {16, 8}, 5),
-                                           float_tensor("layers.0.mlp.gate.weight", {8, 16}, 6),
-                                           float_tensor("lm_head.weight", {16, 8}, 7),
-                                           float_tensor("layers.0.weight_matrix", {16, 8}, 8),
-                                           {"empty.weight", SafetensorsDType::kF32, {0, 128}, ""},
-                                           {"scalar", SafetensorsDType::kI64, {}, "12345678"}};
-  std::vector<NamedTensor> all = weights;
-  all.insert(all.end(), others.begin(), others.end());
-  write_checkpoint(folder_.in(), all, {{"format", "pt"}});
-
-  const CheckpointReport report = quantize_checkpoint(folder_.in(), folder_.out());
-
-  const auto output = read_checkpoint(folder_.out());
-  EXPECT_EQ(output.size(), all.size() + weights.size());
-  for (const NamedTensor& weight : weights) expect_quantized(output, weight);
-  for (const NamedTensor& other : others) expect_copied(output, other);
-  EXPECT_EQ(model::SafetensorsReader(folder_.out()).metadata(),
-            (std::map<std::string, std::string>{{"format", "pt"}}));
-  EXPECT_EQ(report.quantized.size(), weights.size());
-  EXPECT_EQ(report.copied.size(), others.size());
-  EXPECT_EQ(report.files, std::vector<fs::path>{folder_.out()});
-  const auto data_bytes = [](const auto& path) {
-    return model::SafetensorsReader(path).data_bytes();
-  };
-  EXPECT_EQ(report.input_bytes, data_bytes(folder_.in()));
-  EXPECT_EQ(report.output_bytes, data_bytes(folder_.out()));
-  EXPECT_EQ(folder_.names(), (Names{"in.safetensors", "out.safetensors"}));
-}
-
-TEST_F(QuantizeCheckpoint, TilesOfLargeMatricesMeetWithoutASeam) {
-  // Larger than a tile in each direction: wider than 65536 floats, and taller than 32 MiB allow.
-  for (const std::vector<std::int64_t>& shape :
-       {std::vector<std::int64_t>{130, 65700}, std::vector<std::int64_t>{8450, 1030}}) {
-    const NamedTensor weight = float_tensor("a.weight", shape, 11);
-    write_checkpoint(folder_.in(), {weight});
-    quantize_checkpoint(folder_.in(), folder_.out());
-    expect_quantized(read_checkpoint(folder_.out()), weight);
-    fs::remove(folder_.in());
-    fs::remove(folder_.out());
-  }
-}
 
 TEST_F(QuantizeCheckpoint, SkipPatternsAreGlobs) {
   write_checkpoint(

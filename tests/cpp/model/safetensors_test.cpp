@@ -235,16 +235,6 @@ TEST_F(SafetensorsReaderTest, NamesTheSystemsReason) {
                [&] { SafetensorsReader reader(folder_ / "pipe"); });
 }
 
-TEST_F(SafetensorsReaderTest, FileThatShrinksAfterItWasOpenedIsAnError) {
-  const fs::path path = folder_ / "a.safetensors";
-  write_file(path, safetensors_bytes(object({tensor_json("t", "U8", "[8]", "[0,8]")}), "01234567"));
-  const SafetensorsReader reader(path);
-  fs::resize_file(path, fs::file_size(path) - 3);
-  std::byte bytes[8];
-  expect_error(ErrorCode::kIo, {path.string(), "as when it was opened"},
-               [&] { reader.read(reader.tensors()[0], 0, bytes); });
-}
-
 TensorInfo info(std::string name, SafetensorsDType dtype, std::vector<std::int64_t> shape) {
   return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
 }

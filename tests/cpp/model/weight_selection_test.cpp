@@ -121,23 +121,6 @@ TEST_F(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
                         "1 weights have sizes that are no multiples of 128: transformers");
 }
 
-TEST_F(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
-  NamedTensor weight = float_tensor("a.weight", {130, 140}, 1);
-  std::string doubles(2 * weight.bytes.size(), '\0');
-  for (std::size_t i = 0; i < weight.bytes.size() / 4; ++i) {
-    float value = 0;
-    std::memcpy(&value, weight.bytes.data() + 4 * i, 4);
-    const double wide = value;
-    std::memcpy(doubles.data() + 8 * i, &wide, 8);
-  }
-  NamedTensor wide = weight;
-  wide.dtype = SafetensorsDType::kF64;
-  wide.bytes = doubles;
-  const Outcome outcome = quantize({wide}, {});
-  test::expect_quantized(outcome.tensors, weight);
-  EXPECT_EQ(outcome.report.input_bytes, 130 * 140 * 8);
-}
-
 /// True if compressed-tensors leaves a module alone that is not in the file.
 bool is_ignored(const json& config, const std::string& module) {
   for (const std::string entry : config.at("quantization_config").at("ignore")) {

@@ -309,14 +309,15 @@ TEST(LinearErrorsTest, WhatIsWrittenOverlapsNothing) {
   const auto expect_refused = [](const auto& call) {
     EXPECT_THAT(test::error_of(call), HasSubstr("expected memory of its own, apart from '"));
   };
-  for (void* const place : {layer.x.data(), layer.weight.data(), layer.bias.data(), y}) {
+  for (void* const place :
+       std::initializer_list<void*>{layer.x.data(), layer.weight.data(), layer.bias.data(), y}) {
     LinearForward of_y = layer.forward(memory), of_memory = of_y;
     of_y.y.data = place == y ? held : place;
     of_memory.kept = {static_cast<std::byte*>(place), of_memory.kept.size()};
     expect_refused([&] { linear_forward(layer.problem, of_y); });
     expect_refused([&] { linear_forward(layer.problem, of_memory); });
   }
-  for (void* const place : {layer.dy.data(), layer.db.data(), dx, dw}) {
+  for (void* const place : std::initializer_list<void*>{layer.dy.data(), layer.db.data(), dx, dw}) {
     LinearBackward of_dx = layer.backward(memory), of_dw = of_dx, of_memory = of_dx;
     of_dx.dx->data = place == dx ? held : place;
     of_dw.dw->data = place == dw ? held : place;

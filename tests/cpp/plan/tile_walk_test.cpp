@@ -82,15 +82,15 @@ void expect_each_element_once(const WorkParams& work, int blocks) {
       EXPECT_EQ(tile.operand_column, tile.column);
       const int row_end = std::min(tile.row_end, tile.row + kConfig.tile_rows);
       const int column_end = std::min(tile.column_end, tile.column + kConfig.tile_columns);
+      ASSERT_TRUE(row_end <= work.rows && column_end <= work.columns);
       for (int row = tile.row; row < row_end; ++row) {
         for (int column = tile.column; column < column_end; ++column) {
-          ASSERT_TRUE(row < work.rows && column < work.columns);
           ++times[as_size(row) * as_size(work.columns) + as_size(column)];
         }
       }
     });
   }
-  for (const int n : times) ASSERT_EQ(n, 1);
+  ASSERT_TRUE(std::ranges::all_of(times, [](int n) { return n == 1; }));
 }
 
 TEST(TileWalkTest, BlocksTogetherCoverEachElementOfDOnce) {

@@ -49,7 +49,7 @@ class Matrix {
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
   DType dtype() const { return dtype_; }
-  /// Of all that is owned, what lies beside the elements too.
+  /// All that is owned, what lies beside the elements too.
   const std::vector<std::uint8_t>& bytes() const { return bytes_; }
 
   double at(std::int64_t row, std::int64_t col) const {

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import octofold
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from tests.python import reference
 
@@ -40,6 +40,27 @@ def wide_tensors(rng, rows=384, cols=256):
     }
 
 
+def codes(*shape):
+    """Codes of a tensor in torch."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(2)
+    return (torch.randn(shape) * 30).to(torch.float8_e4m3fn)
+
+
+def folder_of(folder, tensors, said=None, config=None):
+    """A model in FP8: tensors of torch, and what its config says of its quantization."""
+    from safetensors.torch import save_file as save_torch_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    save_torch_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "llama"} if config is None else config
+    if said is not None:
+        config = config | {"quantization_config": said}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def write_folder(folder, tensors, config=None, metadata=None):
     """One file and its config."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,14 +91,12 @@ def listing(*folders):
 def raw_tensors(folder):
     """All tensors of a folder by their names in the files, as the safetensors package reads them.
     NumPy's reader has no FP8, so by torch, as bytes with dtypes."""
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     from safetensors.torch import load_file as load_torch_file
 
     tensors = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
-        for name, tensor in load_torch_file(path).items():
-            tensors[name] = tensor if tensor.dim() else tensor.reshape(())
-    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+        tensors |= load_torch_file(path)
     return tensors
 
 
@@ -93,22 +112,3 @@ def values_of(folder, dtype="float32"):
 def relative_error(values, expected):
     values, expected = (np.asarray(array, np.float64) for array in (values, expected))
     return float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
-
-
-__all__ = [
-    "BF16",
-    "E4M3",
-    "FAMILIES",
-    "GRANULARITIES",
-    "PAIRS",
-    "listing",
-    "load_file",
-    "raw_tensors",
-    "read_config",
-    "relative_error",
-    "save_file",
-    "values_of",
-    "wide_tensors",
-    "write_folder",
-    "write_wide",
-]

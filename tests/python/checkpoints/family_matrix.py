@@ -11,11 +11,12 @@ from unittest.mock import patch
 
 import octofold
 import torch
+import transformers
+from safetensors.torch import save_file
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from tests.python.checkpoints.checkpoint_support import relative_error
 from tests.python.checkpoints.matrix_models import DIFFUSION_ROWS, TEXT_ROWS, Row
-from tests.python.checkpoints.model_support import save_dequantized, save_like
 
 COLUMNS = (
     ("deepseek-v3", "128x128"),
@@ -35,6 +36,31 @@ END = "<!-- /matrix -->\n"
 # Outputs against those of the same values in the source's type. compressed-tensors casts the inputs
 # of its layers, too; those without a limit give the same bits.
 LIMITS = {"compressed-tensors": 0.15, "torchao": 0.05}
+
+
+def save_dequantized(quantized, original, folder, dtype="bfloat16"):
+    """The same checkpoint in the source's type, with the values that load_checkpoint() says."""
+    checkpoint = octofold.load_checkpoint(quantized)
+    tensors = {
+        name: value.dequantize(dtype) if isinstance(value, octofold.ScaledTensor) else value
+        for name, value in checkpoint.items()
+    }
+    return save_like(original, tensors, folder)
+
+
+def save_like(original, tensors, folder):
+    """A folder of one file, called as its library calls it, with the config of another."""
+    folder.mkdir()
+    diffuses = (original / "diffusion_pytorch_model.safetensors").exists()
+    name = "diffusion_pytorch_model" if diffuses else "model"
+    save_file(tensors, folder / f"{name}.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_bytes((original / "config.json").read_bytes())
+    return folder
+
+
+def quiet():
+    """transformers' bars are not to be read here."""
+    transformers.utils.logging.disable_progress_bar()
 
 
 @dataclass(frozen=True)

@@ -89,17 +89,28 @@ TEXT_PAIR = {
 }
 
 
-def of(architecture: str, config: str, **options: Any) -> Callable[[], torch.nn.Module]:
-    """Makes a model of transformers by the names of its class and its config's."""
+def of(architecture: str, **options: Any) -> Callable[[], torch.nn.Module]:
+    """Makes a model of transformers by the name of its class."""
 
     def make() -> torch.nn.Module:
-        return getattr(transformers, architecture)(getattr(transformers, config)(**options))
+        model_class = getattr(transformers, architecture)
+        return model_class(model_class.config_class(**options))
 
     return make
 
 
 MROPE = {"rope_type": "default", "mrope_section": [8, 12, 12]}
 EXPERTS = {"moe_intermediate_size": 256, "num_experts_per_tok": 2}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+GPT = {
+    "n_embd": 128,
+    "n_layer": 1,
+    "n_head": 2,
+    "vocab_size": VOCABULARY,
+    "n_positions": 64,
+    **ENDS,
+}
 DEEPSEEK = {
     **SIZES,
     **EXPERTS,
@@ -117,103 +128,68 @@ DEEPSEEK = {
     "v_head_dim": 64,
 }
 
+LLAMA = of("LlamaForCausalLM", **DECODER)
 TEXT_ROWS = [
-    Row("Llama", of("LlamaForCausalLM", "LlamaConfig", **DECODER), tokens),
-    Row(
-        "Qwen3",
-        of("Qwen3ForCausalLM", "Qwen3Config", **DECODER, tie_word_embeddings=True),
-        tokens,
-    ),
-    Row(
-        "Qwen3-MoE",
-        of("Qwen3MoeForCausalLM", "Qwen3MoeConfig", **DECODER, **EXPERTS, num_experts=4),
-        tokens,
-    ),
-    Row(
-        "Mixtral",
-        of(
-            "MixtralForCausalLM", "MixtralConfig", **DECODER, num_local_experts=4,
-            num_experts_per_tok=2,
-        ),
-        tokens,
-    ),
+    Row("Llama", LLAMA, tokens),
+    Row("Qwen3", of("Qwen3ForCausalLM", **DECODER, tie_word_embeddings=True), tokens),
+    Row("Qwen3-MoE", of("Qwen3MoeForCausalLM", **DECODER, **EXPERTS, num_experts=4), tokens),
+    Row("Mixtral", of("MixtralForCausalLM", **DECODER, **LOCAL_EXPERTS), tokens),
     Row(
         "Granite MoE",
-        of("GraniteMoeForCausalLM", "GraniteMoeConfig", **SIZES, num_key_value_heads=2,
-           num_local_experts=4, num_experts_per_tok=2),
+        of("GraniteMoeForCausalLM", **SIZES, **LOCAL_EXPERTS, num_key_value_heads=2),
         tokens,
     ),
-    Row("DeepSeek-V3", of("DeepseekV3ForCausalLM", "DeepseekV3Config", **DEEPSEEK), tokens),
+    Row("DeepSeek-V3", of("DeepseekV3ForCausalLM", **DEEPSEEK), tokens),
     Row(
         "gpt-oss",
-        of(
-            "GptOssForCausalLM", "GptOssConfig", **DECODER, num_local_experts=4,
-            num_experts_per_tok=2, layer_types=["full_attention"],
-        ),
+        of("GptOssForCausalLM", **DECODER, **LOCAL_EXPERTS, layer_types=["full_attention"]),
         tokens,
     ),
-    Row("Gemma 3", of("Gemma3ForCausalLM", "Gemma3TextConfig", **DECODER), tokens),
+    Row("Gemma 3", of("Gemma3ForCausalLM", **DECODER), tokens),
     Row(
         "Phi-3",
-        of(
-            "Phi3ForCausalLM", "Phi3Config", **SIZES, num_key_value_heads=2, pad_token_id=0,
-            bos_token_id=1, eos_token_id=2,
-        ),
+        of("Phi3ForCausalLM", **SIZES, **ENDS, num_key_value_heads=2, pad_token_id=0),
         tokens,
     ),
-    Row(
-        "GPT-2",
-        of("GPT2LMHeadModel", "GPT2Config", n_embd=128, n_layer=1, n_head=2, vocab_size=VOCABULARY,
-           n_positions=64, bos_token_id=1, eos_token_id=2),
-        tokens,
-    ),
-    Row(
-        "GPT-J",
-        of("GPTJForCausalLM", "GPTJConfig", n_embd=128, n_layer=1, n_head=2, rotary_dim=32,
-           vocab_size=VOCABULARY, n_positions=64, bos_token_id=1, eos_token_id=2),
-        tokens,
-    ),
-    Row("BERT", of("BertForMaskedLM", "BertConfig", **SIZES), tokens, torch.float32),
-    Row("RoBERTa", of("RobertaForMaskedLM", "RobertaConfig", **SIZES), tokens),
+    Row("GPT-2", of("GPT2LMHeadModel", **GPT), tokens),
+    Row("GPT-J", of("GPTJForCausalLM", **GPT, rotary_dim=32), tokens),
+    Row("BERT", of("BertForMaskedLM", **SIZES), tokens, torch.float32),
+    Row("RoBERTa", of("RobertaForMaskedLM", **SIZES), tokens),
     Row(
         "ModernBERT",
-        of("ModernBertForMaskedLM", "ModernBertConfig", **SIZES, pad_token_id=0, bos_token_id=1,
-           eos_token_id=2, cls_token_id=1, sep_token_id=2),
+        of("ModernBertForMaskedLM", **SIZES, **ENDS, pad_token_id=0, cls_token_id=1,
+           sep_token_id=2),
         tokens,
     ),
-    Row("BART", of("BartForConditionalGeneration", "BartConfig", **TEXT_PAIR), pairs),
+    Row("BART", of("BartForConditionalGeneration", **TEXT_PAIR), pairs),
     Row(
         "T5",
-        of("T5ForConditionalGeneration", "T5Config", d_model=128, d_ff=256, d_kv=64, num_heads=2,
+        of("T5ForConditionalGeneration", d_model=128, d_ff=256, d_kv=64, num_heads=2,
            num_layers=1, vocab_size=VOCABULARY, decoder_start_token_id=0, pad_token_id=0,
            eos_token_id=1, is_gated_act=True, feed_forward_proj="gated-gelu"),
         pairs,
     ),
     Row(
         "Marian",
-        of("MarianMTModel", "MarianConfig", **{**TEXT_PAIR, "decoder_start_token_id": 0}),
+        of("MarianMTModel", **{**TEXT_PAIR, "decoder_start_token_id": 0}),
         pairs,
         torch.float16,
     ),
     Row(
         "Whisper",
-        of("WhisperForConditionalGeneration", "WhisperConfig",
+        of("WhisperForConditionalGeneration",
            **{key: value for key, value in TEXT_PAIR.items() if key != "max_position_embeddings"},
            num_mel_bins=16, max_source_positions=20, max_target_positions=64,
            suppress_tokens=None, begin_suppress_tokens=None),
         sounds,
     ),
-    Row(
-        "ViT",
-        of("ViTForImageClassification", "ViTConfig", **VISION),
-        images,
-    ),
-    Row("DINOv2", of("Dinov2Model", "Dinov2Config", **VISION, mlp_ratio=2), images),
-    Row("DINOv3", of("DINOv3ViTModel", "DINOv3ViTConfig", **VISION), images),
-    Row("SigLIP", of("SiglipVisionModel", "SiglipVisionConfig", **VISION), images, number=1),
+    Row("ViT", of("ViTForImageClassification", **VISION), images),
+    Row("DINOv2", of("Dinov2Model", **VISION, mlp_ratio=2), images),
+    Row("DINOv3", of("DINOv3ViTModel", **VISION), images),
+    Row("SigLIP", of("SiglipVisionModel", **VISION), images, number=1),
     Row(
         "Qwen2-VL",
-        of("Qwen2VLForConditionalGeneration", "Qwen2VLConfig",
+        of("Qwen2VLForConditionalGeneration",
            text_config={**SIZES, "num_key_value_heads": 2, "rope_parameters": MROPE},
            vision_config={"depth": 1, "embed_dim": 128, "hidden_size": 128, "num_heads": 2,
                           "mlp_ratio": 2, "patch_size": 8}, image_token_id=95),
@@ -221,15 +197,14 @@ TEXT_ROWS = [
     ),
     Row(
         "LLaVA",
-        of("LlavaForConditionalGeneration", "LlavaConfig",
-           text_config={"model_type": "llama", **DECODER},
+        of("LlavaForConditionalGeneration", text_config={"model_type": "llama", **DECODER},
            vision_config={"model_type": "clip_vision_model", **VISION, "num_hidden_layers": 2},
            image_token_index=95),
         seen,
     ),
     Row(
         "Gemma 3 with images",
-        of("Gemma3ForConditionalGeneration", "Gemma3Config",
+        of("Gemma3ForConditionalGeneration",
            text_config={**DECODER, "layer_types": ["full_attention"]},
            vision_config={**VISION, "vision_use_head": True}, mm_tokens_per_image=16,
            image_token_id=95),
@@ -237,20 +212,20 @@ TEXT_ROWS = [
     ),
     Row(
         "Falcon",
-        of("FalconForCausalLM", "FalconConfig", hidden_size=128, num_hidden_layers=1,
+        of("FalconForCausalLM", hidden_size=128, num_hidden_layers=1,
            num_attention_heads=2, vocab_size=VOCABULARY),
         tokens,
     ),
-    Row("NomicBERT", of("NomicBertModel", "NomicBertConfig", **SIZES), tokens),
+    Row("NomicBERT", of("NomicBertModel", **SIZES), tokens),
     Row(
         "Llama 4",
-        of("Llama4ForCausalLM", "Llama4TextConfig", **DECODER, intermediate_size_mlp=256,
+        of("Llama4ForCausalLM", **DECODER, intermediate_size_mlp=256,
            num_local_experts=2, num_experts_per_tok=1, pad_token_id=0),
         tokens,
     ),
     Row(
         "Mamba",
-        of("MambaForCausalLM", "MambaConfig", hidden_size=128, num_hidden_layers=1,
+        of("MambaForCausalLM", hidden_size=128, num_hidden_layers=1,
            vocab_size=VOCABULARY, state_size=8, time_step_rank=8, pad_token_id=0, bos_token_id=0,
            eos_token_id=0),
         tokens,

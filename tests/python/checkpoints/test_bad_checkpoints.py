@@ -8,9 +8,10 @@ import octofold
 import pytest
 import torch
 from octofold import InvalidArgumentError
-from safetensors.torch import save_file
 
 from tests.python.checkpoints.checkpoint_support import (
+    codes,
+    folder_of,
     listing,
     wide_tensors,
     write_folder,
@@ -19,22 +20,6 @@ from tests.python.checkpoints.checkpoint_support import (
 
 UP = "a.up.weight"
 quantize, convert = octofold.quantize_checkpoint, octofold.convert_checkpoint
-
-
-def fp8(*shape):
-    torch.manual_seed(2)
-    return (torch.randn(shape) * 30).to(torch.float8_e4m3fn)
-
-
-def folder_of(path, tensors, said=None, config=None):
-    path.mkdir(parents=True, exist_ok=True)
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    save_file(copies, path / "model.safetensors")
-    config = {"model_type": "x"} if config is None else config
-    if said is not None:
-        config["quantization_config"] = said
-    (path / "config.json").write_text(json.dumps(config))
-    return path
 
 
 def refused(tmp_path, words, call, *arguments, error=InvalidArgumentError, **options):
@@ -62,12 +47,37 @@ def ct(**changes):
     return CT | {"config_groups": {"group_0": group}}
 
 
-MATRIX, WIDE, SCALES = fp8(256, 256), torch.ones(256, 256), torch.ones(2, 2)
+MATRIX, WIDE, SCALES = codes(256, 256), torch.ones(256, 256), torch.ones(2, 2)
 INV, ROW = f"{UP}_scale_inv", f"{UP}_scale"
 PAIR, ROWS = {UP: MATRIX, INV: SCALES}, {UP: MATRIX, ROW: torch.ones(256, 1)}
 WHOLE = PAIR | {"b.weight": MATRIX}
 BOTH = WHOLE | {"b.weight_scale": torch.ones(256, 1)}
 PACKED = {f"{UP}_packed": torch.ones(8, 8, dtype=torch.int32)}
+TWO = f"{UP}_scale_2"
+STACK = {"experts.gate_up_proj": codes(4, 256, 384), UP: MATRIX}
+OF_UP = {
+    "a.up.scales": torch.rand(2, 2),
+    "a.up.scale": torch.rand(256),
+    "a.up.weight.scale": torch.rand(2, 2),
+    "a.up.weight_scales": torch.rand(1),
+    TWO: torch.rand(1),
+    "a.up.wscale": torch.rand(2, 2),
+    "a.up.qScale": torch.rand(256, 1),
+    "a.up.scaling_factor": torch.rand(()),
+    "a.up.weight_amax": torch.rand(256),
+    "a.up.absmax": torch.rand(256, 4),
+    "a.up.scale_u8": torch.ones(2, 2, dtype=torch.uint8),
+    "a.up_scale": torch.rand(256),
+    "a.up.d": torch.rand(2, 2),
+}
+# Names of scales that nobody has defined: of a matrix, of quanto's codes, and of what is no matrix.
+NAMES_OF_NOBODY = [
+    *(({UP: MATRIX}, name, scale) for name, scale in OF_UP.items()),
+    ({f"{UP}._data": MATRIX}, f"{UP}._scale", torch.rand(256, 1)),
+    (STACK, "experts.gate_up_proj_scales", torch.rand(4)),
+    (STACK, "experts.gate_up_scale", torch.rand(4)),
+    ({"patches.weight": codes(64, 3, 14, 14), UP: MATRIX}, "patches.scale", torch.rand(64)),
+]
 BAD, UNSUPPORTED = octofold.BadFormatError, octofold.UnsupportedError
 
 LIES = {
@@ -122,6 +132,31 @@ LIES = {
     "4-bit integers": (PACKED, ct(num_bits=4, type="int"), UNSUPPORTED, ["num_bits to be [8]"]),
     "another method": (ROWS, {"quant_method": "awq", "bits": 4}, UNSUPPORTED, ["awq"]),
     "no method": (ROWS, {"bits": 4}, UNSUPPORTED, ["quant_method"]),
+    "NVFP4": (
+        {UP: torch.zeros(256, 128, dtype=torch.uint8), ROW: codes(256, 16), TWO: torch.tensor(0.5)},
+        None,
+        UNSUPPORTED,
+        ["NVFP4"],
+    ),
+    **{
+        f"modelopt's {name}": (
+            {UP: MATRIX, ROW: torch.tensor(2.0)},
+            {"quant_method": "modelopt", "quant_algo": name},
+            UNSUPPORTED,
+            ["quant_algo FP8", name],
+        )
+        for name in ("NVFP4", "W4A8_AWQ", "INT4_AWQ", "MIXED_PRECISION")
+    },
+    # What looks like a scale is never left out.
+    **{
+        f"scales called {name}": (
+            tensors | {name: scale},
+            None,
+            BAD,
+            [f"'{next(iter(tensors))}': expected scales under", name],
+        )
+        for tensors, name, scale in NAMES_OF_NOBODY
+    },
 }
 
 
@@ -287,11 +322,10 @@ def test_adapters_are_no_models(tmp_path, name):
     ],
 )
 def test_folders_of_peft_are_no_models(tmp_path, kind, options):
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from tests.python.checkpoints.model_support import llama
+    peft, _ = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    from tests.python.checkpoints.matrix_models import LLAMA
 
-    model, config = transformers.LlamaForCausalLM(llama()), getattr(peft, kind)(**options)
-    peft.get_peft_model(model, config).save_pretrained(tmp_path / "in")
+    peft.get_peft_model(LLAMA(), getattr(peft, kind)(**options)).save_pretrained(tmp_path / "in")
     refused(tmp_path, ["'input'", "an adapter's"], quantize, tmp_path / "in", tmp_path / "out")
 
 
@@ -310,11 +344,11 @@ def test_octofolds_own_folders_are_their_functions(tmp_path):
     transformers = pytest.importorskip("transformers")
     from octofold.integrations.transformers import OctofoldConfig
 
-    from tests.python.checkpoints.model_support import llama
+    from tests.python.checkpoints.matrix_models import LLAMA
 
     model = torch.nn.Sequential(torch.nn.Linear(256, 256))
     octofold.models.save(octofold.nn.convert_weight_only(model).model, tmp_path / "kept")
-    transformers.LlamaForCausalLM(llama()).save_pretrained(tmp_path / "wide")
+    LLAMA().save_pretrained(tmp_path / "wide")
     options = {"quantization_config": OctofoldConfig()}
     auto = transformers.AutoModelForCausalLM
     auto.from_pretrained(tmp_path / "wide", **options).save_pretrained(tmp_path / "saved")
@@ -405,3 +439,20 @@ def test_what_is_no_path_is_refused_at_the_door(tmp_path, rng, door):
         for bad in (f"{fitting[index]}\0x", str(fitting[index]).encode(), 3, None):
             given = [*fitting[:index], bad, *fitting[index + 1 :]]
             refused(tmp_path, [f"argument '{argument}'", "a path"], call, *given)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["pytorch_model.bin"], "files of torch.save"),
+        (["model.gguf"], "GGUF"),
+        (["model-1.safetensors", "model-2.safetensors"], "need their index.*'model-1.safetensors'"),
+        (["model.fp16.safetensors", "ema.safetensors"], "or one of these files itself"),
+        (["model_index.json"], "a pipeline of Diffusers"),
+    ],
+)
+def test_folders_of_other_kinds_are_told_what_to_do(tmp_path, names, words):
+    for name in names:
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(InvalidArgumentError, match=words):
+        octofold.inspect_checkpoint(tmp_path)

@@ -10,15 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.python.checkpoints.checkpoint_support import wide_tensors, write_folder
+from tests.python.checkpoints.checkpoint_support import codes, wide_tensors, write_folder
 
 LAYER = "diffusion_model.blocks.0.attn.to_q"
 PLAIN = "diffusion_model.blocks.0.norm.weight"
-
-
-def codes(seed=1):
-    torch.manual_seed(seed)
-    return (torch.randn(192, 64) * 30).to(torch.float8_e4m3fn)
 
 
 def json_tensor(value):
@@ -31,7 +26,7 @@ def written(path, tensors, metadata=None):
 
 
 def test_e5m2_is_read_and_cast_anew_elsewhere(tmp_path):
-    weight = codes().to(torch.float32).to(torch.float8_e5m2)
+    weight = codes(192, 64).to(torch.float32).to(torch.float8_e5m2)
     file = written(tmp_path / "x.safetensors", {f"{LAYER}.weight": weight})
     value = octofold.load_checkpoint(file)[f"{LAYER}.weight"]
     assert value.dtype == torch.float8_e5m2
@@ -46,7 +41,7 @@ def test_e5m2_is_read_and_cast_anew_elsewhere(tmp_path):
 @pytest.mark.parametrize("marker", [True, False])
 def test_scale_weight_and_scale_input(tmp_path, marker):
     tensors = {
-        f"{LAYER}.weight": codes(),
+        f"{LAYER}.weight": codes(192, 64),
         f"{LAYER}.scale_weight": torch.tensor(0.25),
         f"{LAYER}.scale_input": torch.tensor([0.5]),
     }
@@ -58,7 +53,7 @@ def test_scale_weight_and_scale_input(tmp_path, marker):
     value = checkpoint[f"{LAYER}.weight"]
     assert value.scale.tolist() == [0.25]
     assert checkpoint.input_scale(f"{LAYER}.weight").tolist() == [0.5]
-    assert torch.equal(value.dequantize(), codes().float() * 0.25)
+    assert torch.equal(value.dequantize(), codes(192, 64).float() * 0.25)
 
 
 def hinted(where, hint=True, format="float8_e4m3fn"):
@@ -69,7 +64,7 @@ def hinted(where, hint=True, format="float8_e4m3fn"):
         if name == LAYER and hint:
             said["full_precision_matrix_mult"] = True
         layers[name] = said
-        tensors[f"{name}.weight"] = codes()
+        tensors[f"{name}.weight"] = codes(192, 64)
         tensors[f"{name}.weight_scale"] = torch.tensor(0.125)
         tensors[f"{name}.input_scale"] = torch.tensor(2.0)
         if where == "layers":

@@ -14,9 +14,16 @@ pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
 pytest.importorskip("diffusers")
 from tests.python.checkpoints.checkpoint_support import relative_error  # noqa: E402
-from tests.python.checkpoints.family_matrix import CELLS, ROWS, cell, documented, make_source  # noqa: E402
+from tests.python.checkpoints.family_matrix import (  # noqa: E402
+    CELLS,
+    ROWS,
+    cell,
+    documented,
+    make_source,
+    quiet,
+    save_dequantized,
+)
 from tests.python.checkpoints.matrix_models import DECODER, Row, of, tokens  # noqa: E402
-from tests.python.checkpoints.model_support import quiet, save_dequantized  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +55,7 @@ def test_the_owner_loads_it_or_it_is_refused(sources, said, tmp_path, name, colu
     assert cell(sources(name), *column, tmp_path) == said[name, column]
 
 
-RAGGED = Row(
-    "ragged", of("LlamaForCausalLM", "LlamaConfig", **{**DECODER, "intermediate_size": 192}), tokens
-)
+RAGGED = Row("ragged", of("LlamaForCausalLM", **{**DECODER, "intermediate_size": 192}), tokens)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -106,7 +111,7 @@ def test_what_is_skipped_stays_as_the_loader_names_it(sources, tmp_path, name, s
 def test_what_is_skipped_stays_under_another_head(tmp_path, kinds, column):
     """With the prefix of its base model, or without, which the other class has."""
     made, loaded = kinds
-    row = Row("tied", of(made, "Qwen3Config", **DECODER, tie_word_embeddings=True), tokens)
+    row = Row("tied", of(made, **DECODER, tie_word_embeddings=True), tokens)
     source = make_source(row, tmp_path / "in")
     kind = getattr(transformers, loaded)
     source = replace(

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file as save_torch_file
 
 from tests.python.checkpoints.checkpoint_support import (
+    BF16,
     E4M3,
     PAIRS,
     relative_error,
@@ -45,6 +46,48 @@ def test_has_the_values_of_a_cast_in_memory(tmp_path, rng, family, granularity):
         assert value.scale.shape == octofold.ops.scale_shape(granularity, *tensor.shape)
         assert value.scale.dtype == np.float32
         assert value.equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "granularity"), [("deepseek-v3", "128x128"), ("comfyui", "tensor")]
+)
+def test_weights_of_every_size_become_fp8_and_the_rest_is_copied(
+    tmp_path, rng, family, granularity
+):
+    """Also weights that are worked on in several tiles of rows or columns; FP64 is cast as the FP32
+    next to it."""
+    weights = {
+        "layers.0.q_proj.weight": rng.normal(size=(300, 200)).astype(np.float32),
+        "layers.0.tiny.weight": rng.normal(size=(1, 1)).astype(np.float32),
+        "layers.1.up.weight": rng.normal(size=(128, 256)).astype(np.float16),
+        "layers.1.down.weight": rng.normal(size=(129, 127)).astype(BF16),
+        "layers.1.double.weight": rng.normal(size=(130, 140)),
+        "layers.2.wide.weight": rng.normal(size=(130, 65700)).astype(np.float32),
+        "layers.2.tall.weight": rng.normal(size=(8450, 1030)).astype(np.float32),
+    }
+    others = {
+        "layers.0.q_proj.bias": np.ones(300, np.float32),
+        "layers.0.conv.weight": np.ones((4, 2, 3), np.float32),
+        "layers.0.mlp.gate.weight": np.ones((8, 16), np.float32),
+        "layers.0.weight_matrix": np.ones((16, 8), np.float32),
+        "empty.weight": np.ones((0, 128), np.float32),
+        "scalar": np.array(7, np.int64),
+    }
+    for name in ("wide", "tall"):
+        weights[f"layers.2.{name}.weight"][-1, -1] = 1000  # in the last tile
+    save_file(weights | others, tmp_path / "in.safetensors")
+    report = octofold.quantize_checkpoint(
+        tmp_path / "in.safetensors", tmp_path / "out.safetensors", family=family, format=granularity
+    )
+    assert set(report.quantized) == set(weights)
+    assert set(report.copied) == set(others)
+    checkpoint = octofold.load_checkpoint(tmp_path / "out.safetensors", framework="numpy")
+    for name, weight in weights.items():
+        wide = weight.astype(np.float32) if weight.dtype == np.float64 else weight
+        assert checkpoint[name].equals(octofold.quantize(wide, granularity)), name
+    for name, tensor in others.items():
+        assert (checkpoint[name].dtype, checkpoint[name].shape) == (tensor.dtype, tensor.shape)
+        np.testing.assert_array_equal(checkpoint[name], tensor)
 
 
 @pytest.mark.parametrize("family", octofold.checkpoint_families())
@@ -95,6 +138,7 @@ def test_scales_of_other_dtypes_become_float32_exactly(tmp_path, rng, dtype):
     codes = rng.normal(0, 50, (256, 384)).astype(E4M3)
     scales = np.exp2(rng.integers(-9, 9, (2, 3))).astype(dtype)
     if dtype is ml_dtypes.float8_e8m0fnu:
+        scales.view(np.uint8)[0, :2] = 0x00, 0xFF  # 2^-127, which is subnormal in FP32, and NaN
         torch_scales = torch.from_numpy(scales.view(np.uint8)).view(torch.float8_e8m0fnu)
     else:
         torch_scales = torch.from_numpy(scales.view(np.uint16)).view(

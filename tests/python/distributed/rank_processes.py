@@ -5,7 +5,9 @@ They live as long as a test module. On the CPU they are forks of one server that
 takes seconds, torch and octofold, and has run nothing: each module has new ones at no cost.
 """
 
+import functools
 import importlib
+import inspect
 import multiprocessing
 import os
 import tempfile
@@ -29,6 +31,25 @@ IMPORTED = [
 def here(value):
     """A tensor or a module on the device of this process."""
     return value.to(DEVICE)
+
+
+def on_ranks(check, fixture="processes"):
+    """Makes check(rank, ...) a test that calls it on each rank of a fixture of conftest.py. What
+    comes after the rank are the test's parameters and fixtures, which have to be sendable."""
+
+    @functools.wraps(check)
+    def test(**arguments):
+        arguments.pop(fixture).run(check, **arguments)
+
+    _, *others = inspect.signature(check).parameters.values()
+    group = inspect.Parameter(fixture, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    others = [other for other in others if other.default is inspect.Parameter.empty]
+    test.__signature__ = inspect.Signature([group, *others])
+    return test
+
+
+on_two_ranks = functools.partial(on_ranks, fixture="two_processes")
+on_four_ranks = functools.partial(on_ranks, fixture="four_processes")
 
 
 @contextmanager
@@ -120,7 +141,7 @@ def _serve(connection, environment, rank, size, file, seconds):
         except EOFError:
             return
         try:
-            check = getattr(importlib.import_module(module), name)
+            check = inspect.unwrap(getattr(importlib.import_module(module), name))
             connection.send((True, check(rank, *arguments, **options)))
         except (Exception, pytest.fail.Exception):  # but a SystemExit is to end it
             connection.send((False, traceback.format_exc()))

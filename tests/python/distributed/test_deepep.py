@@ -6,7 +6,7 @@ import octofold
 import pytest
 from octofold.distributed.deepep import contiguous_experts, masked_experts
 
-from tests.python.distributed.expert_parallel_checks import (
+from tests.python.distributed.expert_problems import (
     BLOCKS,
     EXPERTS,
     HIDDEN,

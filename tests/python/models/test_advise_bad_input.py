@@ -1,7 +1,9 @@
 """Wrong arguments of advise() and apply(): errors that name them, and nothing half done."""
 
 import dataclasses
+import functools
 import json
+import operator
 import re
 
 import octofold
@@ -113,64 +115,51 @@ def test_a_plan_survives_its_file(plan, tmp_path):
         models.Plan.load(path)
 
 
-def damaged(**changes):
-    def damage(content):
-        return {**content, **changes}
-
-    return damage
-
-
-def in_layer(**changes):
-    def damage(content):
-        content["layers"][0].update(changes)
-        return content
-
-    return damage
-
-
-def without(*path):
-    def damage(content):
-        inner = content
-        for key in path[:-1]:
-            inner = inner[key]
-        del inner[path[-1]]
-        return content
-
-    return damage
+GONE = object()
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("path", "value", "words"),
     [
-        (lambda content: [content], "got list"),
-        (damaged(format=2), "'format': expected 1, got 2"),
-        (without("format"), "'format': expected 1"),
-        (damaged(layers=None), "'layers': expected a list"),
-        (damaged(layers=[3]), r"'layers\[0\]': expected an object"),
-        (damaged(target="speed"), "'target'"),
-        (damaged(extra=1), "'extra': expected no such field"),
-        (without("whole", "error"), "'whole.error': expected a value"),
-        (damaged(max_error="0.1"), "'max_error': expected a number"),
-        (damaged(max_error=float("nan")), "'max_error'"),
-        (damaged(runs=True), "'runs'"),
-        (damaged(notes=[1]), r"'notes\[0\]': expected a string"),
-        (in_layer(chosen="fp4"), r"'layers\[0\]\.chosen': expected a way that there is"),
-        (in_layer(chosen="rowwise"), r"'layers\[0\]\.chosen': .*measured there"),
-        (in_layer(calls=[{"rows": 1, "dtype": "int8", "count": 1}]), r"calls\[0\]\.dtype"),
-        (in_layer(in_features=-1), r"'layers\[0\]\.in_features'"),
-        (in_layer(in_features=1.5), r"'layers\[0\]\.in_features'"),
-        (in_layer(name="head"), r"'layers\[\d\]\.name': expected a name that no other layer has"),
+        (["format"], 2, "'format': expected 1, got 2"),
+        (["format"], GONE, "'format': expected 1"),
+        (["layers"], None, "'layers': expected a list"),
+        (["layers"], [3], r"'layers\[0\]': expected an object"),
+        (["target"], "speed", "'target'"),
+        (["extra"], 1, "'extra': expected no such field"),
+        (["whole", "error"], GONE, "'whole.error': expected a value"),
+        (["max_error"], "0.1", "'max_error': expected a number"),
+        (["max_error"], float("nan"), "'max_error'"),
+        (["runs"], True, "'runs'"),
+        (["notes"], [1], r"'notes\[0\]': expected a string"),
+        (["layers", 0, "chosen"], "fp4", r"'layers\[0\]\.chosen': expected a way that there is"),
+        (["layers", 0, "chosen"], "rowwise", r"'layers\[0\]\.chosen': .*measured there"),
+        (["layers", 0, "calls", 0, "dtype"], "int8", r"calls\[0\]\.dtype"),
+        (["layers", 0, "in_features"], -1, r"'layers\[0\]\.in_features'"),
+        (["layers", 0, "in_features"], 1.5, r"'layers\[0\]\.in_features'"),
+        (["layers", 0, "name"], "head", r"'layers\[\d\]\.name': expected a name that no other"),
     ],
 )
-def test_files_that_lie(plan, damage, words):
-    text = json.dumps(damage(json.loads(plan.to_json())))
+def test_files_that_lie(plan, path, value, words):
+    content = json.loads(plan.to_json())
+    *outer, last = path
+    place = functools.reduce(operator.getitem, outer, content)
+    place[last] = value
+    if value is GONE:
+        del place[last]
     with pytest.raises(octofold.BadFormatError, match=words):
-        models.Plan.from_json(text)
+        models.Plan.from_json(json.dumps(content))
 
 
-@pytest.mark.parametrize("text", ["", "{", "nonsense", "[" * 100_000, "1"])
-def test_files_that_are_no_json(text):
-    with pytest.raises(octofold.BadFormatError, match="expected a plan in JSON"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((text, "expected a plan in JSON") for text in ("", "{", "nonsense", "[" * 100_000, "1")),
+        ("[{}]", "got list"),
+    ],
+)
+def test_files_that_are_no_plans(text, words):
+    with pytest.raises(octofold.BadFormatError, match=words):
         models.Plan.from_json(text)
 
 

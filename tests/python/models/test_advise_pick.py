@@ -81,11 +81,3 @@ def test_steps_go_to_a_dearer_way_where_that_is_worth_it():
 def test_ties_go_to_the_earlier_layer():
     layers = [[Choice("w", 1.0, 1.0)] for _ in range(4)]
     assert most_gain(layers, 2.0) == [layers[0][0], layers[1][0], None, None]
-
-
-def test_many_layers_are_quick():
-    layers = [
-        [Choice(w, 1 + (i * j) % 7, (i * 31 + j * 17) % 101) for j, w in enumerate("abcdefgh")]
-        for i in range(600)
-    ]
-    assert cost_of(most_gain(layers, 1e3)) <= 1e3

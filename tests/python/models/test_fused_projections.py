@@ -8,7 +8,7 @@ from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
-from tests.python.models.diffusers_support import in_16_bits, outcome, unet  # noqa: E402
+from tests.python.models.library_models import outcome, unet  # noqa: E402
 
 CODES = {
     "casting": octofold.models.enable_layerwise_casting,
@@ -19,8 +19,7 @@ CHANGES = CODES | {"training": octofold.nn.convert}
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return in_16_bits(*unet())
+    return unet()
 
 
 def fused_layers(model):
@@ -35,7 +34,7 @@ def test_fused_before(model, change):
     plain = [type(layer) for layer in fused_layers(model)]
     change(model)
     assert [type(layer) for layer in fused_layers(model)] != plain
-    assert relative_error(outcome(model, inputs), expected) < 0.1
+    assert relative_error(outcome(model, inputs), expected) < 0.2
 
 
 def test_fused_after_converting_for_training(model):
@@ -45,7 +44,7 @@ def test_fused_after_converting_for_training(model):
     octofold.nn.convert(model)
     model.fuse_qkv_projections()
     assert {type(layer) for layer in fused_layers(model)} == {torch.nn.Linear}
-    assert relative_error(outcome(model, inputs), expected) < 0.1
+    assert relative_error(outcome(model, inputs), expected) < 0.2
 
 
 @pytest.mark.parametrize("change", CODES.values(), ids=CODES)

@@ -16,60 +16,29 @@ torch = pytest.importorskip("torch")
 from octofold import models  # noqa: E402
 from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
 
-from tests.python.models.diffusers_support import in_16_bits, outcome, unet  # noqa: E402
+from tests.python.models.library_models import (  # noqa: E402
+    flux,
+    in_16_bits,
+    llama,
+    outcome,
+    unet,
+)
 
 pytestmark = pytest.mark.slow
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-@pytest.fixture
-def llama():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=100,
-    )
-    model = transformers.LlamaForCausalLM(config).bfloat16().eval()
-    return model, {"input_ids": torch.arange(14).reshape(2, 7)}
-
-
-def flux():
-    diffusers = pytest.importorskip("diffusers")
-    model = diffusers.FluxTransformer2DModel(
-        in_channels=4,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        pooled_projection_dim=32,
-        axes_dims_rope=(4, 4, 8),
-    )
-    return model, {
-        "hidden_states": torch.randn(1, 16, 4),
-        "encoder_hidden_states": torch.randn(1, 8, 32),
-        "pooled_projections": torch.randn(1, 32),
-        "timestep": torch.tensor([0.5]),
-        "img_ids": torch.randn(16, 3),
-        "txt_ids": torch.randn(8, 3),
-    }
-
-
 def autoencoder():
     diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
     model = diffusers.AutoencoderKL(
         block_out_channels=(16, 16),
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
         norm_num_groups=8,
     )
-    return model, {"sample": torch.randn(1, 3, 8, 8)}
+    return in_16_bits(model), {"sample": torch.randn(1, 3, 8, 8).bfloat16()}
 
 
 def stored_names(model):
@@ -77,11 +46,10 @@ def stored_names(model):
 
 
 @pytest.mark.parametrize("make", [flux, unet, autoencoder])
-def test_diffusers_models(make, tmp_path):
+def test_diffusers_models(make):
     """The layers that Diffusers' own casting picks, its dtype, and no more error."""
     hooks = pytest.importorskip("diffusers.hooks.layerwise_casting")
-    torch.manual_seed(0)
-    model, inputs = in_16_bits(*make())
+    model, inputs = make()
     expected, plain = outcome(model, inputs), copy.deepcopy(model)
 
     peer = copy.deepcopy(model)
@@ -101,85 +69,31 @@ def test_diffusers_models(make, tmp_path):
     assert y.dtype == torch.bfloat16
     error = relative_error(y, expected)
     assert 1e-3 < error < 1.25 * theirs < 0.25
-    assert torch.equal(outcome(copy.deepcopy(model), inputs), y)
-    model.to(torch.float32).to(torch.bfloat16)
-    assert torch.equal(outcome(model, inputs), y)
-
-    state = model.state_dict()
-    assert {name for name, value in state.items() if value.dtype == torch.float8_e4m3fn} == {
-        f"{name}.weight" for name in picked
-    }
-    model.save_pretrained(tmp_path)  # the numbers
-    for saved in (state, saved_state(tmp_path)):
-        other = models.enable_layerwise_casting(zeroed(plain))
-        other.load_state_dict(saved)
-        assert torch.equal(outcome(other, inputs), y)
-
+    codes = {key for key, value in model.state_dict().items() if value.element_size() == 1}
+    assert codes == {f"{name}.weight" for name in picked}
     models.disable_layerwise_casting(model)
     assert [type(one) for one in model.modules()] == [type(one) for one in plain.modules()]
     assert relative_error(outcome(model, inputs), y) < 1e-2
 
 
-def saved_state(folder):
-    from safetensors.torch import load_file
-
-    (file,) = Path(folder).glob("*.safetensors")
-    return load_file(file)
-
-
-def zeroed(model):
-    model = copy.deepcopy(model)
-    for parameter in model.parameters():
-        torch.nn.init.zeros_(parameter)
-    return model
-
-
-def test_transformers_model(llama, tmp_path):
-    model, inputs = llama
+def test_transformers_model():
+    model, inputs = llama()
     expected, plain = outcome(model, inputs), copy.deepcopy(model)
     models.enable_layerwise_casting(model, skip_modules_pattern="lm_head")
     assert "model.embed_tokens" in stored_names(model)
-    assert len(stored_names(model)) == 15
+    assert len(stored_names(model)) == 8
     assert model.dtype == torch.bfloat16
     assert model.get_memory_footprint() < 0.62 * plain.get_memory_footprint()
     y = outcome(model, inputs)
     assert 1e-3 < relative_error(y, expected) < 0.1
-    assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape == (2, 10)
-
-    model.save_pretrained(tmp_path)
-    other = models.enable_layerwise_casting(zeroed(plain), skip_modules_pattern="lm_head")
-    other.load_state_dict(saved_state(tmp_path))
-    assert torch.equal(outcome(other, inputs), y)
-    # A file of weights in high precision too.
-    other = models.enable_layerwise_casting(zeroed(plain), skip_modules_pattern="lm_head")
-    other.load_state_dict(plain.state_dict())
-    assert torch.equal(outcome(other, inputs), y)
-
-
-def test_tied_embeddings(llama):
-    model, inputs = llama
-    model.config.tie_word_embeddings = True
-    model.lm_head.weight = model.model.embed_tokens.weight
-    models.enable_layerwise_casting(model)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert len(stored_names(model)) == 14
-    assert outcome(model, inputs).dtype == torch.bfloat16
-
-
-def test_compiled_blocks(llama):
-    model, inputs = llama
-    models.enable_layerwise_casting(model)
-    expected = outcome(model, inputs)
-    for layer in model.model.layers:
-        layer.mlp.compile(fullgraph=True, backend="aot_eager")
-    assert torch.equal(outcome(model, inputs), expected)
+    assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape == (2, 15)
 
 
 @pytest.mark.parametrize("options", [{}, {"autocast_adapter_dtype": False}])
 @pytest.mark.parametrize("first", ["adapters", "casting"])
-def test_adapters(llama, first, options):
+def test_adapters(first, options):
     peft = pytest.importorskip("peft")
-    model, inputs = llama
+    model, inputs = llama()
     plain = outcome(model, inputs)
     lora = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4)
     steps = [
@@ -191,11 +105,11 @@ def test_adapters(llama, first, options):
     adapters = {name: one for name, one in model.named_parameters() if "lora_" in name}
     dtype = torch.bfloat16 if options else torch.float32
     assert {one.dtype for one in adapters.values()} == {dtype}
-    assert len(adapters) == 8
+    assert len(adapters) == 4
     base = model.base_model.model.model.layers[0]
     assert type(base.self_attn.q_proj.base_layer.weight) is StoredWeight
     assert type(base.self_attn.k_proj.weight) is StoredWeight
-    assert len(stored_names(model)) == 16
+    assert len(stored_names(model)) == 9
 
     y = outcome(model, inputs)
     assert 1e-3 < relative_error(y, plain) < 0.1
@@ -218,7 +132,7 @@ def test_adapters(llama, first, options):
 
 def test_adapters_of_convolutions_get_gradients():
     peft = pytest.importorskip("peft")
-    model, inputs = in_16_bits(*unet())
+    model, inputs = unet()
     model.requires_grad_(False)
     models.enable_layerwise_casting(model)
     model.add_adapter(peft.LoraConfig(target_modules=["conv1", "to_q"], r=2))
@@ -230,10 +144,10 @@ def test_adapters_of_convolutions_get_gradients():
 
 @pytest.mark.parametrize("offload_buffers", [False, True])
 @pytest.mark.parametrize("first", ["hooks", "casting"])
-def test_offloading(llama, first, offload_buffers):
+def test_offloading(first, offload_buffers):
     """To `meta`, from where accelerate's hooks bring each layer for its forward."""
     accelerate = pytest.importorskip("accelerate")
-    model, inputs = llama
+    model, inputs = llama()
     expected = outcome(models.enable_layerwise_casting(copy.deepcopy(model)), inputs)
     if first == "hooks":  # that do not offload: weights have to be there to be cast
         accelerate.hooks.attach_align_device_hook(model, execution_device="cpu")
@@ -253,9 +167,9 @@ def test_offloading(llama, first, offload_buffers):
     assert relative_error(outcome(model, inputs), expected) < 1e-2
 
 
-def test_hooks_stay_when_casting_goes(llama):
+def test_hooks_stay_when_casting_goes():
     accelerate = pytest.importorskip("accelerate")
-    model, inputs = llama
+    model, inputs = llama()
     models.enable_layerwise_casting(model)
     accelerate.hooks.attach_align_device_hook(model, execution_device="cpu")
     models.disable_layerwise_casting(model)

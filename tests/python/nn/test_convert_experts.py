@@ -9,14 +9,24 @@ from octofold import InvalidArgumentError, ScaledTensor
 
 from tests.python import gpu_fakes
 from tests.python.judge import assert_same
-from tests.python.nn.layer_support import random, relative_error, step, transformers_model
+from tests.python.nn.layer_support import random, relative_error, step
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
 nn = octofold.nn
 BF16 = torch.bfloat16
-COMMON = {"hidden_size": 256, "num_key_value_heads": 2, "vocab_size": 96}
+COMMON = {
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+    "experts_implementation": "eager",
+}
 FEW = {"intermediate_size": 192, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 64}
 MANY = {"moe_intermediate_size": 192, "intermediate_size": 256, "num_experts_per_tok": 4}
 MODELS = {
@@ -33,7 +43,8 @@ every_family = pytest.mark.parametrize("name", [*MODELS, "gpt_oss"])
 
 def model_of(name, **options):
     sizes = COMMON | (MODELS | {"gpt_oss": FEW})[name] | options
-    model = transformers_model(name, **sizes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes)).float()
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
             if tensor.dim() > 1:

@@ -211,6 +211,7 @@ def test_what_is_kept_for_backward():
         ({"x": torch.zeros(70, HIDDEN, device="meta")}, "'x': expected a tensor on cpu"),
         ({"b2": torch.zeros(EXPERTS, HIDDEN, device="meta")}, "'b2': expected a tensor on cpu"),
         ({"activation": "tanh"}, "'activation': expected one of"),
+        ({"compute": "fp8"}, "'compute': expected one of auto"),
         ({"recipe": "rowwise_with_gw_hp"}, "'recipe': expected one whose products are all in FP8"),
         ({"recipe": "other"}, "'recipe': expected a Recipe or one of"),
         (

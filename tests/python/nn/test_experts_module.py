@@ -238,6 +238,8 @@ def test_bad_arguments():
         nn.Experts(8, 8, 2, recipe="delayed")
     with pytest.raises(InvalidArgumentError, match="'activation': expected one of"):
         nn.Experts(8, 8, 2, activation="tanh")
+    with pytest.raises(InvalidArgumentError, match="'compute': expected one of auto"):
+        nn.Experts(8, 8, 2, compute=None)
     given = operands()
     with pytest.raises(InvalidArgumentError, match="from_weights: argument 'w2'"):
         nn.Experts.from_weights(given["w13"], given["w2"][:1])

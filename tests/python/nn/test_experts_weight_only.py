@@ -7,7 +7,7 @@ import octofold
 import pytest
 
 from tests.python import gpu_fakes
-from tests.python.nn.expert_support import EXPERTS, HIDDEN, INNER, choices, operands, truth
+from tests.python.nn.expert_support import HIDDEN, choices, operands, truth
 from tests.python.nn.fused_support import differentiated, wide
 from tests.python.nn.layer_support import random, relative_error
 
@@ -152,11 +152,3 @@ def test_bfloat16_of_float32_or_float16(pretend):
         assert y.dtype == torch.float32
         errors[name] = relative_error(y, truth(ids)(**exact))
     assert errors["7.5"] < 2e-3 < errors["8.0"] < 2e-2
-
-
-def test_bad_arguments():
-    given, _ = layer_of()
-    with pytest.raises(octofold.InvalidArgumentError, match="'compute': expected one of auto"):
-        octofold.experts(topk_ids=choices(), compute="fp8", **given)
-    with pytest.raises(octofold.InvalidArgumentError, match="'compute': expected one of auto"):
-        nn.Experts(HIDDEN, INNER, EXPERTS, compute=None)

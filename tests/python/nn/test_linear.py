@@ -197,7 +197,7 @@ def test_torchao_computes_the_same():
     for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
         config = Float8LinearConfig.from_recipe_name(recipe)
         config = type(config)(**{**vars(config), "emulate": True})
-        layer = torch.nn.Sequential(torch.octofold.nn.Linear(256, 192, bias=False))
+        layer = torch.nn.Sequential(torch.nn.Linear(256, 192, bias=False))
         x, dy = random(64, 256), random(64, 192)
         ours = gradients(lambda *t, r=recipe: octofold.linear(*t, r), x, layer[0].weight, None, dy)
         layer = training.convert_to_float8_training(layer, config=config)

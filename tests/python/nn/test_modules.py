@@ -152,18 +152,6 @@ def test_restored_it_is_its_parts_one_after_the_other(make):
         assert 1e-6 < relative_error(left, right) < 0.2
 
 
-def test_convert_takes_layers_and_leaves_fused_modules_alone():
-    model = torch.nn.Sequential(nn.MLP(64, 32), nn.NormLinear(64, 32), torch.nn.Linear(32, 8))
-    nn.convert(model, "rowwise")
-    assert {layer.recipe for layer in (model[0].down_proj, model[1].linear)} == {
-        nn.recipes.blockwise
-    }
-    assert type(model[2]) is nn.Linear
-    assert model(random(5, 64)).shape == (5, 8)
-    with pytest.raises(octofold.InvalidArgumentError, match="'model': expected a torch"):
-        nn.convert(model[:1])
-
-
 def served():
     return nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 128))
 

@@ -19,6 +19,12 @@ def encoder():
     return torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 1), torch.nn.Linear(128, 128))
 
 
+def t5():
+    library = pytest.importorskip("transformers")
+    config = library.T5Config(d_model=128, d_ff=128, num_layers=1, num_heads=2, vocab_size=200)
+    return library.T5EncoderModel(config)
+
+
 def one_layer_of(family, kind="AutoModelForCausalLM", **options):
     return partial(transformers_model, family, kind, num_hidden_layers=1, **options)
 
@@ -28,7 +34,7 @@ gpt2 = one_layer_of("gpt2", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 of_positions = {"relative_attention": True, "position_buckets": 8}
 MODELS = {
     "torch's encoder": encoder,
-    "T5": one_layer_of("t5", "AutoModelForTextEncoding", d_model=128, d_ff=128, num_heads=2),
+    "T5": t5,
     "Mamba": one_layer_of("mamba", "AutoModel"),
     "DeBERTa": one_layer_of("deberta-v2", "AutoModel", **of_positions),
     "Llama": llama,
@@ -218,8 +224,10 @@ def odd_layers():
 def test_each_layer_that_is_left_alone_has_a_reason():
     layers = odd_layers()
     for convert in (nn.convert, nn.convert_weight_only):
-        model = torch.nn.Sequential(*layers.values(), torch.nn.Linear(16, 16), nn.MLP(16, 16))
+        fused = nn.MLP(16, 16, recipe="rowwise"), nn.NormLinear(16, 16, recipe="rowwise")
+        model = torch.nn.Sequential(*layers.values(), torch.nn.Linear(16, 16), *fused)
         report = convert(model)
+        assert fused[0].down_proj.recipe == fused[1].linear.recipe == nn.recipes.rowwise
         assert report.model is model
         assert list(report.converted) == ["5"]
         for name, words in zip("01234", layers, strict=True):
@@ -227,6 +235,10 @@ def test_each_layer_that_is_left_alone_has_a_reason():
         alone = torch.nn.Sequential(*layers.values())
         with pytest.raises(octofold.InvalidArgumentError, match="torch parametrizes its weight: 0"):
             convert(alone)
+    with pytest.raises(
+        octofold.InvalidArgumentError, match=r"'model': expected a torch\.nn\.Linear"
+    ):
+        nn.convert(torch.nn.Sequential(*fused))
 
 
 def test_the_report_reads_well():

@@ -224,9 +224,10 @@ def test_a_weight_that_moves_is_cast_where_and_as_it_is():
     assert torch.equal(mlp(x), copy.deepcopy(mlp)(x))
 
 
-def test_until_the_next_step_a_weight_that_was_written_is_cast_in_each_forward(casts):
+@pytest.mark.parametrize("fused", [False, True])
+def test_until_the_next_step_a_weight_that_was_written_is_cast_in_each_forward(fused, casts):
     layer, x = nn.Linear(96, 64), random(8, 96)
-    optimizer, _ = holding(layer)
+    optimizer, _ = holding(layer, fused=fused)
     casts.clear()
     layer(x)
     assert casts.count((64, 96)) == 0
@@ -236,8 +237,9 @@ def test_until_the_next_step_a_weight_that_was_written_is_cast_in_each_forward(c
     layer(x).sum().backward()
     assert casts.count((64, 96)) == 2
     optimizer.step()
-    layer(x)
+    y = layer(x)
     assert casts.count((64, 96)) == 2
+    assert torch.equal(y, copy.deepcopy(layer)(x))
 
 
 def test_a_state_that_is_loaded_is_cast(casts):
@@ -248,17 +250,6 @@ def test_a_state_that_is_loaded_is_cast(casts):
     casts.clear()
     assert torch.equal(module(x), other(x))
     assert casts.count((64, 96)) == 1  # other's
-
-
-def test_a_fused_optimizer(casts):
-    layer, x = nn.Linear(96, 64), random(8, 96)
-    optimizer, _ = holding(layer, fused=True)
-    step(layer, x)
-    optimizer.step()
-    casts.clear()
-    y = layer(x)
-    assert casts.count((64, 96)) == 0
-    assert torch.equal(y, copy.deepcopy(layer)(x))
 
 
 def test_frozen_weights_and_several_optimizers(casts):

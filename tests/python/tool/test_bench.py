@@ -1,13 +1,12 @@
-"""octofold bench gemm: what it measures and writes."""
+"""octofold bench gemm: what it measures, and the reports that commands show and write."""
 
 import json
 
 import numpy as np
 import octofold
 import pytest
-from octofold_tool import bench, gemm_options, products
+from octofold_tool import products, report
 from octofold_tool.__main__ import main
-from octofold_tool.gemm_options import SUITES
 from octofold_tool.measure import decibels, interleaved_seconds, relative_error
 
 from tests.python.reference import GRANULARITIES
@@ -109,13 +108,6 @@ def test_sweeps_are_powers_of_two(monkeypatch):
     assert len(seen) == 30
 
 
-def test_suites_are_shapes():
-    assert set(SUITES) == {"deepseek-v3", "llama-70b", "square"}
-    for shapes in SUITES.values():
-        assert len(set(shapes)) == len(shapes)
-        assert all(len(shape) == 3 and min(shape) >= 1 for shape in shapes)
-
-
 def test_relative_error_and_decibels():
     assert relative_error([1.0, 1.0], [1.0, 2.0]) == pytest.approx(1 / np.sqrt(5))
     assert relative_error([0.0], [0.0]) == 0
@@ -133,7 +125,43 @@ def test_rounds_alternate_their_order():
     assert len(interleaved_seconds(calls, rounds=9, budget=0)[0]) == 5
 
 
-@pytest.mark.parametrize("text", ["1,2,3,4", "a,b,c", "1,-2,3", ""])
-def test_bad_shapes(text):
-    with pytest.raises(bench.argparse.ArgumentTypeError, match="expected M,N,K"):
-        gemm_options.parse_shape(text)
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    class FullDisk:
+        def savefig(self, file, **_):
+            file.write(b"half a picture")
+            raise OSError(28, "No space left on device", str(target))
+
+    target = tmp_path / "chart.png"
+    target.write_bytes(b"the old picture")
+    with pytest.raises(OSError, match="No space left"):
+        report.write_png(target, FullDisk())
+    assert target.read_bytes() == b"the old picture"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_narrow_terminal_loses_no_numbers(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    values = [f"{value}.25" for value in range(10)]
+    report.print_table("title", [f"column{value}" for value in range(10)], [values], totals=values)
+    out = capsys.readouterr().out
+    for value in values:
+        assert out.count(value) == 2
+    assert "…" not in out
+
+
+def test_pipes_get_plain_text(capsys, monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    report.print_table("title", ["a"], [["1"]], totals=["1"])
+    assert list(report.tracked("counting", [1, 2])) == [1, 2]
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(("color", "codes"), [("", "\x1b[1;36m"), ("1", "\x1b[1m")])
+def test_no_color_is_respected(capsys, monkeypatch, color, codes):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", color)
+    report.console().print("text", style="bold cyan")
+    assert codes in capsys.readouterr().out

@@ -64,6 +64,10 @@ def test_no_pipe_is_waited_for(tmp_path):
         (["bench", "gemm", "--suite", "cubes"], "invalid choice: 'cubes'"),
         (["bench", "gemm", "--shape", "1,2"], "expected M,N,K, each at least 1, got '1,2'"),
         (["bench", "gemm", "--shape", "1,0,2"], "expected M,N,K"),
+        (["bench", "gemm", "--shape", "1,-2,3"], "expected M,N,K"),
+        (["bench", "gemm", "--shape", "1,2,3,4"], "expected M,N,K"),
+        (["bench", "gemm", "--shape", "a,b,c"], "expected M,N,K"),
+        (["bench", "gemm", "--shape", ""], "expected M,N,K"),
         (["bench", "gemm", "--granularity", "1x128"], "expected two"),
         (["bench", "gemm", "--granularity", "1x128,2x128"], "2x128"),
         (["bench", "gemm", "--dtype", "e4m3,int8"], "int8"),
@@ -120,37 +124,44 @@ def test_info_tells_of_a_wrong_product(run, monkeypatch):
     assert text.rstrip().endswith("Verdict: no product is right; amiss: cpu.")
 
 
-def test_info_tells_of_vectors_that_are_hidden(run, monkeypatch):
-    small = dataclasses.replace(octofold.info(), cpu=octofold.Component(True, "SSE2 vectors"))
-    monkeypatch.setattr(octofold, "info", lambda: small)
+@pytest.fixture
+def says(monkeypatch):
+    """Lets octofold.info() say something else of the machine."""
+
+    def change(**parts):
+        said = dataclasses.replace(octofold.info(), **parts)
+        monkeypatch.setattr(octofold, "info", lambda: said)
+
+    return change
+
+
+THERE = octofold.Component(True, "there")
+GPU = octofold.Gpu(0, "H200", 9, 0, 132, 1, THERE)
+
+
+def test_info_tells_of_vectors_that_are_hidden(run, says):
+    says(cpu=octofold.Component(True, "SSE2 vectors"))
     code, text, _ = run("info")
     assert code == 1
     assert text.rstrip().endswith("right on cpu; amiss: cpu vectors.")
 
 
-def test_info_tells_of_a_cache_that_cannot_be_written(run, monkeypatch, tmp_path):
+def test_info_tells_of_a_cache_that_cannot_be_written(run, says, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "below"
     monkeypatch.setattr(octofold.kernel_cache, "folder", lambda: folder)
     code, text, _ = run("info")
     assert code == 0  # no GPU, no kernels
     assert f"cache   absent: {folder} cannot be written to" in text
-    there = octofold.Component(True, "there")
-    gpu = octofold.Gpu(0, "H200", 9, 0, 132, 1, there)
-    made = octofold.Info("1", 1, there, there, there, (gpu,))
-    monkeypatch.setattr(octofold, "info", lambda: made)
+    says(driver=THERE, nvrtc=THERE, gpus=(GPU,))
     code, text, _ = run("info")
     assert code == 1
     assert f"cache   amiss: {folder} cannot be written to" in text
     assert "OCTOFOLD_CACHE_DIR" in text
 
 
-def test_info_says_what_to_do_for_a_gpu_that_nothing_was_tried_on(run, monkeypatch):
-    there = octofold.Component(True, "there")
-    gpu = octofold.Gpu(0, "H200", 9, 0, 132, 1, there)
-    missing = octofold.Component(False, "no NVRTC")
-    made = octofold.Info("1", 1, there, there, missing, (gpu,))
-    monkeypatch.setattr(octofold, "info", lambda: made)
+def test_info_says_what_to_do_for_a_gpu_that_nothing_was_tried_on(run, says):
+    says(driver=THERE, nvrtc=octofold.Component(False, "no NVRTC"), gpus=(GPU,))
     code, text, _ = run("info")
     assert code == 1
     assert "cuda:0  absent: no product was tried: torch" in text

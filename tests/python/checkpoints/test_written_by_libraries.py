@@ -1,11 +1,13 @@
-"""compressed-tensors: it decompresses what we write, and we read what it wrote."""
+"""compressed-tensors decompresses what we write, and we read what it wrote, and what torchao did.
+The families' matrix has what torchao reads of ours."""
 
 import pytest
 from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_checkpoint
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
+pytest.importorskip("torchao")
 from compressed_tensors import BaseCompressor, ModelCompressor  # noqa: E402
 from compressed_tensors.quantization import (  # noqa: E402
     QuantizationArgs,
@@ -14,17 +16,34 @@ from compressed_tensors.quantization import (  # noqa: E402
     apply_quantization_config,
 )
 from safetensors.torch import save_file  # noqa: E402
+from torchao.prototype.safetensors.safetensors_support import (  # noqa: E402
+    flatten_tensor_state_dict,
+)
+from torchao.quantization import (  # noqa: E402
+    Float8Tensor,
+    Float8WeightOnlyConfig,
+    PerBlock,
+    PerRow,
+    PerTensor,
+    quantize_,
+)
 
 from tests.python.checkpoints.checkpoint_support import raw_tensors, read_config  # noqa: E402
-from tests.python.checkpoints.model_support import llama, load, logits_of, quiet, save_tiny  # noqa: E402
+from tests.python.checkpoints.family_matrix import quiet  # noqa: E402
+from tests.python.checkpoints.matrix_models import LLAMA, TOKENS  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     quiet()
     folder = tmp_path_factory.mktemp("models") / "llama"
-    save_tiny(llama(), folder)
+    new_model().save_pretrained(folder, max_shard_size="300KB")
     return folder
+
+
+def new_model():
+    torch.manual_seed(3)
+    return LLAMA().bfloat16()
 
 
 @pytest.mark.parametrize("granularity", ["channel", "tensor", "128x128", "1x128"])
@@ -64,7 +83,7 @@ SCHEMES = {
 
 def calibrated(granularity):
     """A model that compressed-tensors is to write, with scales in its own BF16."""
-    model = save_model()
+    model = new_model()
     weights, inputs = (
         QuantizationArgs(num_bits=8, type="float", symmetric=True, **arguments)
         for arguments in SCHEMES[granularity]
@@ -80,13 +99,6 @@ def calibrated(granularity):
             if hasattr(module, "input_scale"):
                 module.input_scale.fill_(0.03)
     return model
-
-
-def save_model():
-    import transformers
-
-    torch.manual_seed(3)
-    return transformers.LlamaForCausalLM(llama()).bfloat16()
 
 
 @pytest.mark.parametrize("granularity", SCHEMES)
@@ -134,6 +146,33 @@ def test_we_read_what_it_wrote(tmp_path, granularity):
         assert torch.equal(following.input_scale(name), given)
 
 
+OF_TORCHAO = {"channel": PerRow(), "tensor": PerTensor(), "128x128": PerBlock([128, 128])}
+
+
+@pytest.mark.parametrize("granularity", OF_TORCHAO)
+def test_we_read_what_torchao_wrote(tmp_path, granularity):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 384), torch.nn.Linear(384, 128)).bfloat16()
+    if granularity == "128x128":
+        for layer in model:
+            weight = Float8Tensor.from_hp(layer.weight.data, granularity=OF_TORCHAO[granularity])
+            layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    else:
+        quantize_(model, Float8WeightOnlyConfig(granularity=OF_TORCHAO[granularity]))
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    tensors, metadata = flatten_tensor_state_dict(state)
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file, metadata=metadata)
+    checkpoint = load_checkpoint(file)
+    assert checkpoint.family == "torchao"
+    assert set(checkpoint) == set(state)
+    for name in ("0.weight", "1.weight"):
+        assert checkpoint[name].granularity == granularity
+        assert torch.equal(checkpoint[name].dequantize("bfloat16"), state[name].dequantize())
+        assert torch.equal(checkpoint[name].data, state[name].qdata)
+    assert torch.equal(checkpoint["1.bias"], state["1.bias"])
+
+
 def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
     """Scales of a tensor with a static one of its input, without, and of channels."""
     quantize_checkpoint(folder, tmp_path / "a", family="compressed-tensors", format="tensor")
@@ -156,7 +195,10 @@ def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
     before, after = (load_checkpoint(tmp_path / name) for name in "bd")
     for name in report.quantized:
         assert torch.equal(before[name].dequantize(), after[name].dequantize())
-    model = load(tmp_path / "d")
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "d", dtype=torch.bfloat16, output_loading_info=True
+    )
+    assert not any(loading.values())
     schemes = {
         name: module.quantization_scheme
         for name, module in model.named_modules()
@@ -167,4 +209,4 @@ def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
         assert scheme.weights.strategy == "channel"
         assert scheme.input_activations.dynamic == (not name.endswith("up_proj"))
     assert model.get_parameter(f"{layer}.up_proj.input_scale").item() == 0.0625
-    assert logits_of(model).isfinite().all()
+    assert model(TOKENS).logits.isfinite().all()

@@ -1,4 +1,4 @@
-"""Modules whose experts are spread over ranks, and buffers of DeepEP's layouts: what ranks run."""
+"""Modules whose experts are spread over ranks, beside the same modules in one process."""
 
 import copy
 
@@ -19,18 +19,20 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from tests.python.distributed.expert_parallel_checks import (
+from tests.python.distributed.expert_problems import (
     BF16,
     EXPERTS,
     HIDDEN,
     INNER,
     compare,
     error,
+    in_fp8,
     leaf,
     problem,
     refused,
     step,
 )
+from tests.python.distributed.rank_processes import on_ranks, on_two_ranks
 
 nn = octofold.nn
 
@@ -57,7 +59,16 @@ def run(module, x, dy):
     return y.detach(), x.grad
 
 
-def mixture(rank, group, style, options):
+@pytest.mark.parametrize(
+    ("group", "style", "options"),
+    [
+        ("mesh", False, {}),
+        ("mesh", True, {"capacity": 64}),
+        ("processes", False, {"wire": "input", "halves": 2}),
+    ],
+)
+@on_ranks
+def test_mixture_of_experts(rank, group, style, options):
     """A block beside itself in one process, which sees all ranks' tokens."""
     size = torch.distributed.get_world_size()
     whole, own = block(bias=True), block(bias=True)
@@ -104,16 +115,12 @@ def mixture(rank, group, style, options):
         assert not torch.equal(own(everyone[rank][0]), own_y)
 
 
-def fp8_module(rank):
+@on_ranks
+def test_fp8_module(rank):
     """Buffers of codes and scales are sharded as parameters are."""
     p = problem([24] * torch.distributed.get_world_size())
     own, rows, experts_ = p.part(rank)
-
-    def codes(w):
-        made = octofold.quantize(w.flatten(0, 1), "128x128", matrices=len(w))
-        return octofold.ScaledTensor(made.data.view(w.shape), made.scale, "128x128")
-
-    whole = nn.Experts.from_weights(codes(p.w13), codes(p.w2))
+    whole = nn.Experts.from_weights(in_fp8(p.w13), in_fp8(p.w2))
     module = parallelize_experts(copy.deepcopy(whole), mesh_of()).to(torch.float16)
     assert module.gate_up_proj.dtype == torch.float8_e4m3fn
     assert module.gate_up_proj.to_local().shape[0] == experts_.stop - experts_.start
@@ -153,17 +160,22 @@ def _for_checkpoint(fp8, seed):
     module = nn.Experts(HIDDEN, INNER, EXPERTS, bias=not fp8, dtype=BF16)
     if not fp8:
         return module
-    parts = [getattr(module, name).detach() for name in ("gate_up_proj", "down_proj")]
-    made = [octofold.quantize(w.flatten(0, 1), "128x128", matrices=EXPERTS) for w in parts]
-    return nn.Experts.from_weights(
-        *(
-            octofold.ScaledTensor(m.data.view(w.shape), m.scale, "128x128")
-            for m, w in zip(made, parts, strict=True)
-        )
-    )
+    return nn.Experts.from_weights(in_fp8(module.gate_up_proj), in_fp8(module.down_proj))
 
 
-def refusals(rank):
+@pytest.mark.parametrize("fp8", [False, True])
+def test_checkpoints_of_two_ranks(tmp_path_factory, processes, fp8):
+    """Saved by two, loaded by two, four or one each."""
+    folder = tmp_path_factory.getbasetemp() / f"experts-{fp8}"
+    if processes.size == 2:
+        processes.run(save, str(folder), fp8)
+    if folder.exists():  # where only tests of four processes run there is none
+        processes.run(load, str(folder), fp8, False)
+        processes.run(load, str(folder), fp8, True)
+
+
+@on_ranks
+def test_what_cannot_be_spread(rank):
     size = torch.distributed.get_world_size()
     odd = nn.Experts(HIDDEN, INNER, size + 1)
     name = "octofold.distributed.parallelize_experts"
@@ -183,9 +195,11 @@ def refusals(rank):
     refused(lambda: experts(*run, recipe="delayed"), "recipe")
 
 
-def compiled(rank, tokens):
+@pytest.mark.slow
+@on_two_ranks
+def test_compiles_with_a_capacity(rank):
     """With a capacity all of it is one graph."""
-    p, *_ = problem(tokens).part(rank)
+    p, *_ = problem([24, 24]).part(rank)
     eager = step(experts, p, capacity=64)
 
     def layer(*arguments, **options):
@@ -200,7 +214,8 @@ def compiled(rank, tokens):
     assert torch.equal(whole(*arguments), module(*arguments))
 
 
-def fully_sharded(rank):
+@on_ranks
+def test_under_fsdp(rank):
     """Spread over one dimension of a mesh and sharded by FSDP2 over the other: the same result and
     gradients as spread alone, where those of experts are averages over the other dimension."""
     size = torch.distributed.get_world_size()

@@ -51,3 +51,30 @@ def test_what_is_not_there_is_found(tmp_path):
         "](b.md#none)",
         "](#here)",
     ]
+
+
+def test_the_environment_is_what_the_library_reads():
+    options = (REPOSITORY / "src" / "core" / "options.cpp").read_text()
+    read = set(re.findall(r'(?:value|is_on)\("([A-Z_]+)"', options))
+    documented = set(
+        re.findall(r"OCTOFOLD_[A-Z_]+", (REPOSITORY / "src" / "core" / "options.h").read_text())
+    )
+    page = (REPOSITORY / "docs" / "environment.md").read_text()
+    rows = set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE))
+    of_python = {
+        name
+        for path in (REPOSITORY / "python").rglob("*.py")
+        for name in re.findall(r'"(OCTOFOLD_[A-Z_]+)"', path.read_text())
+    }
+    assert read | of_python == rows | {"XDG_CACHE_HOME", "HOME"}
+    assert documented == rows - (of_python - read)
+
+
+def test_nothing_else_reads_the_environment():
+    readers = {
+        path.relative_to(REPOSITORY).as_posix()
+        for folder in ("src", "bindings", "include")
+        for path in (REPOSITORY / folder).rglob("*.[ch]*")
+        if re.search(r"\bgetenv\(", path.read_text())
+    }
+    assert readers == {"src/core/options.cpp"}

@@ -1,8 +1,8 @@
-"""Parallel layers with the rest of torch, and what they refuse: what the ranks run."""
+"""Parallel layers with the rest of torch, and what they refuse."""
 
 import copy
 import re
-import time
+from types import SimpleNamespace
 
 import octofold
 import pytest
@@ -15,19 +15,29 @@ from octofold.distributed import (
     SharedInput,
     parallelize_experts,
 )
+from octofold.nn.layers.linear import require_order
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
-from tests.python.distributed.boundary_checks import full_tensor, numbers, part
-from tests.python.distributed.rank_processes import DEVICE, each_call_waits, here
-from tests.python.distributed.tensor_parallel_checks import (
+from tests.python.distributed.beside_one_process import (
     Attention,
+    full_tensor,
     leaf,
     mesh_of_all,
+    numbers,
+    part,
     require,
     routed,
     seeded,
+)
+from tests.python.distributed.rank_processes import (
+    DEVICE,
+    each_call_waits,
+    here,
+    on_ranks,
+    on_two_ranks,
 )
 
 nn = octofold.nn
@@ -51,40 +61,6 @@ class Block(torch.nn.Module):
 PLAN = {"first": ColumnParallel(), "second": RowParallel(), "mlp": MLPParallel()}
 
 
-def copied(model):
-    return copy.deepcopy(model)
-
-
-def with_fsdp(rank):
-    """FSDP2 over tensor parallelism: half of the processes by each."""
-    from torch.distributed.fsdp import fully_shard
-
-    size = torch.distributed.get_world_size()
-    mesh = init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
-    block = seeded(Block)
-    alone, parallel = copied(block), parallelize_module(copied(block), mesh["tp"], PLAN)
-    for module in (parallel.first, parallel.second, parallel.mlp, parallel):
-        fully_shard(module, mesh=mesh["dp"])
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (alone, parallel)]
-    for step in range(2):
-        x = numbers(size // 2, 256, 256, seed=step)
-        alone(x).float().square().mean().backward()
-        mine = x[mesh["dp"].get_local_rank()][None]
-        parallel(mine).float().square().mean().backward()
-        for (name, wanted), found in zip(
-            alone.named_parameters(), parallel.parameters(), strict=True
-        ):
-            assert found.placements[1:] == PLACEMENTS[name], (name, found.placements)
-            require(name, full_tensor(found.grad), wanted.grad, False)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        for (name, wanted), found in zip(
-            alone.named_parameters(), parallel.parameters(), strict=True
-        ):
-            require(name, full_tensor(found), wanted, False)
-
-
 PLACEMENTS = {
     "first.norm.weight": (Replicate(),),
     "first.linear.weight": (Shard(0),),
@@ -100,13 +76,73 @@ PLACEMENTS = {
 }
 
 
+def halves_of_each():
+    """FSDP2 over tensor parallelism: half of the ranks by each."""
+    size = torch.distributed.get_world_size()
+    return init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
+
+
+OVER_TENSORS = {
+    "block": (lambda: seeded(Block), PLAN),
+    "experts": (
+        lambda: seeded(nn.Experts, 256, 256, 4, dtype=torch.bfloat16),
+        ExpertTensorParallel(),
+    ),
+    "mlp": (lambda: seeded(nn.MLP, 256, 256, dtype=torch.bfloat16), MLPParallel()),
+}
+
+
+@pytest.mark.parametrize("kind", OVER_TENSORS)
+@on_ranks
+def test_with_fsdp(rank, kind):
+    """Trains as in one process, and is whole in a full state_dict(), also where gate and up are
+    rows of one weight."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, (make, plan) = halves_of_each(), OVER_TENSORS[kind]
+    layer = make()
+    parallel = parallelize_module(copy.deepcopy(layer), mesh["tp"], plan)
+    options = {"shard_placement_fn": lambda _: Shard(1)} if kind == "mlp" else {}
+    for module in (*(parallel.children() if kind == "block" else ()), parallel):
+        fully_shard(module, mesh=mesh["dp"], **options)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (layer, parallel)]
+    parts = mesh["dp"].size()
+    for _ in range(2):
+        inputs = routed(256, 128 * parts)
+        if kind != "experts":
+            inputs = {"x" if kind == "block" else "input": inputs["input"]}
+        mine = {k: part(v, mesh["dp"].get_local_rank(), parts, 0) for k, v in inputs.items()}
+        layer(**inputs).float().square().mean().backward()
+        parallel(**mine).float().square().mean().backward()
+        for (name, wanted), found in zip(
+            layer.named_parameters(), parallel.parameters(), strict=True
+        ):
+            require(name, full_tensor(found.grad), wanted.grad, False)
+            if kind == "block":
+                assert found.placements[1:] == PLACEMENTS[name], (name, found.placements)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = StateDictOptions(full_state_dict=True)
+    try:
+        state = get_model_state_dict(parallel, options=whole)
+    except ValueError:  # torch 2.11, as by full_tensor()
+        state = {name: full_tensor(t) for name, t in get_model_state_dict(parallel).items()}
+    for name, wanted in layer.state_dict().items():
+        if state or rank == 0:
+            require(name, state[name], wanted, False)
+    if kind == "mlp":
+        parallel = parallelize_module(copy.deepcopy(layer), mesh["tp"], MLPParallel())
+        with refused("gate and up that are two layers"):
+            fully_shard(parallel, mesh=mesh["dp"])
+
+
 def save(rank, folder):
     """Saves the parts of two ranks; of more ranks, each two have all."""
     from torch.distributed import checkpoint
 
-    size = torch.distributed.get_world_size()
-    mesh = init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
-    parallel = parallelize_module(seeded(Block), mesh["tp"], PLAN)
+    parallel = parallelize_module(seeded(Block), halves_of_each()["tp"], PLAN)
     checkpoint.save(parallel.state_dict(), checkpoint_id=folder)
 
 
@@ -117,7 +153,9 @@ def load(rank, folder):
     wanted = seeded(Block).state_dict()
     torch.manual_seed(9)
     other = here(Block())
-    model = parallelize_module(copied(other), mesh_of_all(), PLAN) if rank is not None else other
+    model = (
+        parallelize_module(copy.deepcopy(other), mesh_of_all(), PLAN) if rank is not None else other
+    )
     state = model.state_dict()
     checkpoint.load(state, checkpoint_id=folder)
     model.load_state_dict(state)
@@ -126,7 +164,16 @@ def load(rank, folder):
         assert torch.equal(whole, wanted[name]), name
 
 
-def compiled(rank, kind):
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoint(processes, tmp_path):
+    processes.run(save, str(tmp_path))
+    processes.run(load, str(tmp_path))
+    load(None, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["block", "attention"])
+@on_two_ranks
+def test_compiled(rank, kind):
     """torch.compile, and activation checkpointing: the same bits."""
     split = Shard(0)
     if kind == "attention":
@@ -154,7 +201,8 @@ def compiled(rank, kind):
             assert torch.equal(found, expected)
 
 
-def kept_casts(rank):
+@on_two_ranks
+def test_kept_casts(rank):
     """keep_casts() has the results of none."""
     block = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
     x = numbers(128, 256, seed=1)
@@ -164,21 +212,24 @@ def kept_casts(rank):
         assert torch.equal(block(x), wanted)
 
 
-def disagreement(rank, what):
+@pytest.mark.parametrize("what", ["shape", "dtype", "recipe"])
+@on_ranks
+def test_ranks_that_disagree(rank, what):
     """An error on every rank, which names rank and tensor."""
     recipe = "rowwise" if what == "recipe" and rank == 1 else "blockwise"
     layer = seeded(nn.Linear, 256, 256, recipe=recipe, dtype=torch.bfloat16)
-    style = ColumnParallel(input_layouts=Shard(0))
-    parallel = parallelize_module(layer, mesh_of_all(), style)
+    parallel = parallelize_module(layer, mesh_of_all(), ColumnParallel(input_layouts=Shard(0)))
     x = numbers(128 if what == "shape" and rank == 1 else 256, 256)
-    try:
+    words = (
+        rf"expected the same on all ranks.*on rank 1.*this is rank {rank} of {mesh_of_all().size()}"
+    )
+    with pytest.raises(octofold.InvalidArgumentError, match=words):
         parallel(x.half() if what == "dtype" and rank == 1 else x)
-    except octofold.InvalidArgumentError as error:
-        return str(error)
-    return None
 
 
-def layers_alike(rank, what):
+@pytest.mark.parametrize("what", ["linear", "frozen", "experts"])
+@on_ranks
+def test_ranks_that_take_one_layer_for_another(rank, what):
     """Ranks that call layers of the same sizes in another order, or train other weights of one."""
     if what == "experts":
         layers, inputs = [seeded(nn.Experts, 256, 128, 4) for _ in range(2)], routed(256)
@@ -197,23 +248,12 @@ def layers_alike(rank, what):
         called(**inputs).sum().backward()
 
 
-def order(rank):
-    """Ranks that call other layers."""
-    layers = [seeded(nn.Linear, 256, 256), seeded(nn.NormLinear, 256, 256)]
-    for layer in layers:
-        parallelize_module(layer, mesh_of_all(), ColumnParallel())
-    try:
-        layers[rank % 2](numbers(32, 256).float())
-    except octofold.InvalidArgumentError as error:
-        return str(error)
-    return None
-
-
 def refused(words):
     return pytest.raises(octofold.InvalidArgumentError, match=re.escape(words))
 
 
-def refusals(rank):
+@on_ranks
+def test_refusals(rank):
     """Errors that are raised before anything is sent."""
     mesh = mesh_of_all()
     size = mesh.size()
@@ -254,64 +294,16 @@ def refusals(rank):
         row.to_linear()
 
 
-def dead_rank(rank):
-    """A rank that is gone is an error within the time-out: in the call or, where the host does not
-    wait for a GPU, in one of the next."""
-    layer = parallelize_module(seeded(nn.Linear, 64, 64), mesh_of_all(), RowParallel())
-    x = numbers(32, 64 // torch.distributed.get_world_size()).float()
-    layer(x)
-    if rank == 1:
-        raise SystemExit
-    try:
-        for _ in range(100):
-            layer(x)
-            time.sleep(0.1)
-    except octofold.UnavailableError as error:
-        return str(error)
-    return None
-
-
-def packed_state(rank, kind):
-    """gate_up_proj of experts, or of an MLP: whole in a full state_dict(), and under FSDP2."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-    from torch.distributed.fsdp import fully_shard
-
-    size = torch.distributed.get_world_size()
-    mesh = init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
-    if kind == "experts":
-        layer = seeded(nn.Experts, 256, 256, 4, dtype=torch.bfloat16)
-        style = ExpertTensorParallel()
-    else:
-        layer = seeded(nn.MLP, 256, 256, dtype=torch.bfloat16)
-        style = MLPParallel()
-    parallel = parallelize_module(copied(layer), mesh["tp"], style)
-    options = {} if kind == "experts" else {"shard_placement_fn": lambda _: Shard(1)}
-    fully_shard(parallel, mesh=mesh["dp"], **options)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (layer, parallel)]
-    parts = size // 2
-    for _ in range(2):
-        inputs = routed(256, 128 * parts)
-        if kind != "experts":
-            inputs = {"input": inputs["input"]}
-        mine = {k: part(v, mesh["dp"].get_local_rank(), parts, 0) for k, v in inputs.items()}
-        layer(**inputs).float().square().mean().backward()
-        parallel(**mine).float().square().mean().backward()
-        for (name, wanted), found in zip(
-            layer.named_parameters(), parallel.parameters(), strict=True
-        ):
-            require(name, full_tensor(found.grad), wanted.grad, False)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    whole = StateDictOptions(full_state_dict=True)
-    try:
-        state = get_model_state_dict(parallel, options=whole)
-    except ValueError:  # torch 2.11, as by full_tensor()
-        state = {name: full_tensor(t) for name, t in get_model_state_dict(parallel).items()}
-    for name, wanted in layer.state_dict().items():
-        if state or rank == 0:
-            require(name, state[name], wanted, False)
-    if kind == "mlp":
-        parallel = parallelize_module(copied(layer), mesh["tp"], MLPParallel())
-        with refused("gate and up that are two layers"):
-            fully_shard(parallel, mesh=mesh["dp"])
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(nn.Linear(128, 128), "weight"), (nn.Experts(128, 128, 2), "gate_up_proj")],
+    ids=["Linear", "Experts"],
+)
+def test_rows_that_torch_2_11_divides_after_they_are_packed(layer, name):
+    """Its FSDP2 names its part of packed rows a plain shard, and torch 2.13 a strided one."""
+    fsdp_of_packed = [Shard(0), _StridedShard(0, split_factor=2)]
+    words = f"nn.{type(layer).__name__}: argument '{name}': .* gate and up that are two layers"
+    with pytest.raises(octofold.InvalidArgumentError, match=words):
+        setattr(layer, name, SimpleNamespace(device_mesh=None, placements=fsdp_of_packed))
+    for fine in ([_StridedShard(0, split_factor=2), Shard(0)], [Shard(1), fsdp_of_packed[1]]):
+        require_order("mlp", "weight", SimpleNamespace(placements=fine))
