@@ -43,7 +43,7 @@ class SampleProduct:
     operands: tuple[Any, ...]
     """Arrays and ScaledTensors that are read."""
     result: Callable[[], Any]
-    """That part of `out` which is written, in float32."""
+    """The part of `out` that is written, in float32."""
     expected: Callable[[], Any]
     """The same in FP64, of the operands as they are."""
 
@@ -72,7 +72,7 @@ class _Sample:
         count, _, self.kind = fields.get("groups", "1 of one").partition(" of ")
         self.groups = int(count)
         self.stacks = self.groups if self.kind in ("rows", "masked rows") else None
-        # Of all rows where they are in groups, or of K rows that were cast and lie spaced.
+        # The rows in groups: all of them, or the rows of K that were cast and lie spaced.
         rows = self.m if self.kind == "rows" else 128 * max(self.k // 128 - self.groups, 0)
         unit = 128 if self.kind == "k" else 1
         self.bounds = [g * rows // self.groups // unit * unit for g in range(self.groups + 1)]

@@ -51,7 +51,7 @@ plan::Gpu target_gpu(std::string_view operation, std::string_view architecture,
 
 using Problem = std::variant<plan::GemmProblem, plan::WeightOnlyProblem>;
 
-// As the operation would have it in this process.
+// The problem as the operation would have it in this process.
 Problem problem_of(std::string_view text) {
   Problem problem = plan::parse_problem(text);
   std::visit([](auto& each) { each.batch_invariant |= is_batch_invariant(); }, problem);

@@ -40,7 +40,7 @@ void multiply(std::string_view operation, const Product& product, Stream stream)
 
 using Problems = std::shared_ptr<std::vector<std::string>>;
 
-// Those of recordings that live, and a count of them that calls can read without the lock.
+// Recordings that live, and a count of them that calls can read without the lock.
 struct Recordings {
   std::mutex mutex;
   std::vector<Problems> all;
@@ -69,7 +69,7 @@ void note(const Product& product) {
   auto& [mutex, all, count] = recordings();
   if (count.load(std::memory_order_relaxed) == 0) return;
   auto problem = plan::problem_of(product);
-  // Where tensors lie elsewhere says nothing of where they would on a GPU.
+  // Places elsewhere say nothing of where tensors would lie on a GPU.
   if (product.out.device.type != DeviceType::kCuda) problem = as_on_gpu(problem);
   const std::string text = plan::text_of(problem);
   const std::lock_guard lock(mutex);

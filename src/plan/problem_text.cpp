@@ -28,8 +28,8 @@ constexpr Activation kGatedActivations[] = {Activation::kSwiGlu, Activation::kGe
 
 // ---- To text.
 
-// What of a group follows from the sizes is left out, so that a choice may be for several numbers
-// of rows.
+// Leaves out what of a group follows from the sizes, so that a choice may be for several numbers of
+// rows.
 template <typename Problem>
 std::string text_of_groups(const Problem& problem) {
   switch (problem.work) {

@@ -83,7 +83,7 @@ def by_name(product: SampleProduct, name: str) -> Call:
 
 
 def samples(problem: str, device: torch.device, min_bytes: int) -> list[SampleProduct]:
-    """As many as are larger than caches together."""
+    """Makes as many as are larger than caches together."""
     products = [sample_product(problem, device)]
     size = bytes_of(*products[0].operands, products[0].out)
     while len(products) < set_count(size, total=min_bytes):
