@@ -1,5 +1,9 @@
 // Plans of the kernels of one file each: dot products, rotary embeddings, transposes, routing.
+#include "kernels/attention/config/attention.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/weight_only/config/config.h"
 #include "plan/capability.h"
+#include "plan/norm.h"
 #include "plan/routing.h"
 #include "plan/small.h"
 #include "support/test.h"
@@ -227,6 +231,36 @@ TEST(SmallKernelsTest, WhatThereIsNoRoomForIsRefused) {
   }
   EXPECT_THAT(
       plan_rotary({.tokens = kMany - 1, .heads = 1, .head_size = 2}, kHopper).kernels.size(), 1u);
+}
+
+// A value for any field: of numbers and truth values one by which those are listed too that go
+// without saying.
+struct AnyField {
+  template <typename T>
+  constexpr operator T() const {
+    if constexpr (std::is_arithmetic_v<T>) return static_cast<T>(2);
+    return T{};
+  }
+};
+
+template <HasFields T, typename... Fields>
+consteval bool lists_all_fields() {
+  if constexpr (requires { T{Fields{}..., AnyField{}}; }) {
+    return lists_all_fields<T, Fields..., AnyField>();
+  } else {
+    return field_count(T{Fields{}...}) == sizeof...(Fields);
+  }
+}
+
+// The name of a kernel has the fields that its configuration lists: one that is left out would have
+// its default on every GPU.
+TEST(FieldsTest, AllAreListed) {
+  EXPECT_TRUE(lists_all_fields<config::FewQueriesConfig>());
+  EXPECT_TRUE(lists_all_fields<config::CastRule>());
+  EXPECT_TRUE(lists_all_fields<config::CastFormat>());
+  EXPECT_TRUE(lists_all_fields<config::TileCastConfig>());
+  EXPECT_TRUE(lists_all_fields<config::WeightOnlyConfig>());
+  EXPECT_TRUE(lists_all_fields<NormProblem>());
 }
 
 }  // namespace
