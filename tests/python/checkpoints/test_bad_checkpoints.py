@@ -147,7 +147,7 @@ LIES = {
         )
         for name in ("NVFP4", "W4A8_AWQ", "INT4_AWQ", "MIXED_PRECISION")
     },
-    # What looks like a scale is never left out.
+    # A tensor that looks like a scale is never left out.
     **{
         f"scales called {name}": (
             tensors | {name: scale},

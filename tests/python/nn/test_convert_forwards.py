@@ -93,7 +93,7 @@ def test_models_compute_what_they_did(convert, family, count, rotations):
     assert rotations == (4 * [False] + 4 * [True]) * rotates
     for actual, expected in zip(found, results(plain, x), strict=True):
         assert actual.dtype == torch.float32
-        # Of rotations, sums of a weight's gradient alone are in another order.
+        # Rotations change the order of sums in a weight's gradient alone.
         assert relative_error(actual, expected) < (1e-5 if rotates else 1e-4)
     assert not rotates or torch.equal(found[0], plain(inputs_embeds=x).last_hidden_state)
 
