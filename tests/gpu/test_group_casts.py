@@ -235,7 +235,7 @@ def test_hostile_offsets_of_stacks(offsets, granularity, generator):
                     assert torch.equal(scale[index], whole.scale[index])
                 else:
                     assert bool((bits(data[index]) == POISON).all())
-                    assert bool((scale[index].view(torch.uint8) == POISON).all())
+                    assert bool((scale[index : index + 1].view(torch.uint8) == POISON).all())
 
 
 @needs_gpu
