@@ -293,8 +293,10 @@ def check_tensors(outcome, rng, count):
 
 @pytest.mark.slow
 def test_the_switch_reaches_layers(switch, rng):
-    """Casts, norms, experts and routing among them."""
+    """Casts, norms, experts and routing among them. Layers of a GPU without FP8 products take
+    torch's, which the switch does not reach."""
     torch = pytest.importorskip("torch")
+    gemm(*(octofold.quantize(numbers(rng, 128, 128)) for _ in "ab"))  # skips the test there
     options = {"device": device(), "dtype": torch.bfloat16}
     experts = octofold.nn.Experts(512, 256, 8, **options)
     with torch.no_grad():
