@@ -23,14 +23,7 @@ from typing import Any
 
 import octofold.nn
 import torch
-from common.measure import Build
-from common.measure import measure as measure_builds
-from common.run import Run, add_choices
-from octofold._timing import GRAPH, WALL, Call, Method
-from octofold_tool.gpu.measuring import Implementation
-from torch import Tensor
-
-from .expert_layers import (
+from common.expert_layers import (
     COMPILED,
     GROUPED,
     Expected,
@@ -46,6 +39,12 @@ from .expert_layers import (
     plain,
     variants,
 )
+from common.measure import Build
+from common.measure import measure as measure_builds
+from common.run import Run, add_choices
+from octofold._timing import GRAPH, WALL, Call, Method
+from octofold_tool.gpu.measuring import Implementation
+from torch import Tensor
 
 ROUNDS, SECONDS = 11, 540
 SECTIONS = ("layers", "few")

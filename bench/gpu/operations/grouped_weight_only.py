@@ -17,6 +17,7 @@ from typing import Any
 
 import octofold
 import torch
+from common.grouped_rows import grouped_mm
 from common.measure import Build, measure_candidates
 from common.measure import measure as measure_builds
 from common.operands import calls_of, normal
@@ -25,8 +26,6 @@ from octofold import Rows, ScaledTensor, grouped_gemm_weight_only, tuning
 from octofold.ops import Gathered, grouped_gemm_weight_only_gradient, sort_by_expert
 from octofold_tool.gpu.measuring import Implementation, relative_error
 from torch import Tensor
-
-from .grouped_rows import grouped_mm
 
 ROUNDS, SECONDS = 13, 500
 # Both products of an expert: Qwen3-30B-A3B, Mixtral 8x7B, DeepSeek-V3.

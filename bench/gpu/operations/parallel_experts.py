@@ -34,10 +34,9 @@ import octofold.distributed
 import torch
 import torch.distributed as dist
 from common.ranks import DEVICE, ON_GPU, Call, RankRun, interleaved
+from common.torch_experts import ExpertsOverRanks, Pieces
 from octofold._timing import captured
 from torch import Tensor
-
-from .torch_experts import ExpertsOverRanks, Pieces
 
 ROUNDS, SECONDS, ON_RANKS = 15, 540, True
 BASE, COMPILED, GRAPH = "BF16", "BF16 compiled", "octofold graph"

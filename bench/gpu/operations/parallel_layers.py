@@ -32,6 +32,7 @@ from typing import Any
 
 import octofold
 import torch
+from common import parallel_linear as peers
 from common.ranks import DEVICE, ON_GPU, RankRun, agreed, interleaved
 from common.run import sizes, text_of
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
@@ -42,8 +43,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.placement_types import Placement
-
-from . import parallel_linear as peers
 
 ROUNDS, SECONDS, ON_RANKS = 11, 120, True
 BFLOAT16 = "BF16"

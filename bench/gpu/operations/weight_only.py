@@ -14,6 +14,7 @@ from typing import Any
 
 import octofold
 import torch
+from common import humming
 from common.measure import Build, measure_candidates
 from common.measure import measure as measure_builds
 from common.operands import DTYPES, calls_of, normal, scaled, sets_of
@@ -22,8 +23,6 @@ from octofold import tuning
 from octofold_tool.gemm_options import DEEPSEEK_V3
 from octofold_tool.gpu.measuring import PEER_ERROR_LIMIT, Implementation, relative_error
 from torch import Tensor
-
-from . import humming
 
 ROUNDS, SECONDS = 13, 500
 ROWS = "1/4/16/64/1024/4096"

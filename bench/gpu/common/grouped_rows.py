@@ -9,9 +9,6 @@ from typing import Any
 
 import octofold
 import torch
-from common.measure import ERROR_LIMITS, Build
-from common.operands import calls_of, cast_activated, normal, sets_of
-from common.run import Run
 from octofold import Masked, Rows, ScaledTensor, tuning
 from octofold._timing import Call
 from octofold_tool.gpu.measuring import (
@@ -23,7 +20,10 @@ from octofold_tool.gpu.measuring import (
 )
 from torch import Tensor
 
-from .grouped import BFLOAT16, DEEPGEMM, OURS, ROWWISE, Case, offsets_of, on_device
+from common.groups import BFLOAT16, DEEPGEMM, OURS, ROWWISE, Case, offsets_of, on_device
+from common.measure import ERROR_LIMITS, Build
+from common.operands import calls_of, cast_activated, normal, sets_of
+from common.run import Run
 
 PAIR = ("1x128", "128x128")  # what DeepGEMM has
 ALIGNMENT = 128  # of the rows of DeepGEMM's groups

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from .grouped_rows import grouped_mm
+from common.grouped_rows import grouped_mm
 
 
 def activated(gate_up: Tensor) -> Tensor:

@@ -9,16 +9,16 @@ from typing import Literal
 
 import octofold
 import torch
-from common.measure import ERROR_LIMITS, Build
-from common.operands import sets_of, with_scales
-from common.run import Run
 from octofold import Depth, ScaledTensor, tuning
 from octofold._timing import Call
 from octofold_tool.gpu.measuring import NAN_CODE, Implementation, Operand, float64_rows, poison
 from torch import Tensor
 
-from .grouped import BFLOAT16, DEEPGEMM, OURS, ROWWISE, Case, offsets_of, on_device
-from .grouped_rows import deep_gemm, grouped_mm
+from common.grouped_rows import deep_gemm, grouped_mm
+from common.groups import BFLOAT16, DEEPGEMM, OURS, ROWWISE, Case, offsets_of, on_device
+from common.measure import ERROR_LIMITS, Build
+from common.operands import sets_of, with_scales
+from common.run import Run
 
 PAIRS = (("1x128", "1x128"), ("1x128", "channel"), ("1x128", "128x128"), ("channel", "channel"))
 FP8 = torch.float8_e4m3fn

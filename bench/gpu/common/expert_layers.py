@@ -12,7 +12,7 @@ from octofold_tool.gpu.measuring import relative_error
 from torch import Tensor
 from torch.nn import functional
 
-from .grouped_rows import grouped_mm
+from common.grouped_rows import grouped_mm
 
 LOOP, GROUPED, COMPILED = "loop over experts", "torch._grouped_mm", "torch._grouped_mm compiled"
 TOKENS = 24  # are compared

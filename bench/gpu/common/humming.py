@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from common.operands import DTYPES
 from octofold import ScaledTensor
 from torch import Tensor
+
+from common.operands import DTYPES
 
 CHANNELS, GROUPS, BLOCKS = "channels", "groups", "blocks"
 SCALES: dict[str, dict[str, dict[str, int]]] = {
