@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
 from ...nn.recipes.kernels import layer_products
 from ..model_loading import LoadingOptions, empty_weight
-
-if TYPE_CHECKING:
-    from .checkpoints import Contents
 
 STACKED: Final = ("gate_up_proj", "down_proj")
 _FORMAT: Final = Format("e4m3", "128x128")
@@ -105,18 +102,18 @@ def convert_experts_of(
     model: Module,
     options: LoadingOptions,
     device_of: Callable[[str], torch.device],
-    contents: "Contents | None",
+    weights_of: Callable[[str], list[Any]] | None,
 ) -> dict[str, str]:
-    """Put FP8 weights without memory into the expert blocks of a model on "meta"; contents: of a
-    checkpoint in FP8, which has to have them. Their routers choose by octofold.ops.top_k(). Returns
-    what each has become, by its name."""
+    """Put FP8 weights without memory into the expert blocks of a model on "meta"; weights_of: those
+    of a block in a checkpoint in FP8, which has to have them, by its name. Their routers choose by
+    octofold.ops.top_k(). Returns what each has become, by its name."""
     found: dict[str, str] = {}
     new: dict[int, Module] = {}
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if not holds_experts(module) or options.keeps(name):
             continue
-        if contents is not None and not _fit(module, contents.of_module(name)):
+        if weights_of is not None and not _fit(module, weights_of(name)):
             continue
         is_ours = not refusals(module) and not module.is_transposed and _has_halves(module)
         if is_ours:

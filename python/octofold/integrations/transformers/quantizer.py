@@ -107,7 +107,8 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
             self._contents = Contents(checkpoint_files, model, self.quantization_config.foreign)
         found: dict[str, str] = {}
         if self.quantization_config.experts:
-            found |= convert_experts_of(model, options_of_config, where, self._contents)
+            weights_of = None if self._contents is None else self._contents.of_module
+            found |= convert_experts_of(model, options_of_config, where, weights_of)
         try:
             found_in = None if self._contents is None else self._contents.format_of
             converted = convert_linears(_OPERATION, model, options_of_config, where, found_in)
