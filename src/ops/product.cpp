@@ -57,20 +57,13 @@ std::string& candidate_of_thread() {
   return name;
 }
 
-plan::GemmProblem as_on_gpu(const plan::GemmProblem& problem) {
-  return plan::as_allocated(problem);
-}
-plan::WeightOnlyProblem as_on_gpu(const plan::WeightOnlyProblem& problem) {
-  return plan::contiguous(problem);
-}
-
 template <typename Product>
 void note(const Product& product) {
   auto& [mutex, all, count] = recordings();
   if (count.load(std::memory_order_relaxed) == 0) return;
   auto problem = plan::problem_of(product);
   // Places elsewhere say nothing of where tensors would lie on a GPU.
-  if (product.out.device.type != DeviceType::kCuda) problem = as_on_gpu(problem);
+  if (product.out.device.type != DeviceType::kCuda) problem = plan::as_allocated(problem);
   const std::string text = plan::text_of(problem);
   const std::lock_guard lock(mutex);
   for (const Problems& noted : all) {

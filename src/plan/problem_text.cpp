@@ -283,7 +283,7 @@ WeightOnlyProblem parse_weight_only(Phrases& phrases) {
     }
   }
   problem.batch_invariant = phrases.take_flag("batch_invariant");
-  problem = contiguous(problem);
+  problem = as_allocated(problem);
   phrases.take_alignment("operands", problem.is_aligned);
   problem.fits_tma = problem.is_aligned && problem.depth > 0;
   phrases.take_alignment("out", problem.out_is_aligned);
@@ -316,7 +316,7 @@ std::string text_of(const GemmProblem& problem) {
 }
 
 std::string text_of(const WeightOnlyProblem& problem) {
-  const WeightOnlyProblem plain = contiguous(problem);
+  const WeightOnlyProblem plain = as_allocated(problem);
   std::string text = core::format("{}: m {}, n {}, k {}, x {}{}, w {} {}, out {}",
                                   operation_of(problem), problem.rows, problem.columns,
                                   problem.depth, name(problem.x), problem.x_blocks ? " 1x128" : "",

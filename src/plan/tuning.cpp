@@ -103,7 +103,7 @@ std::string_view Tuning::candidate(const GemmProblem& problem) const {
 }
 
 std::string_view Tuning::candidate(const WeightOnlyProblem& problem) const {
-  if (choices_.empty() || contiguous(problem) != problem) return "";
+  if (choices_.empty() || as_allocated(problem) != problem) return "";
   return find(text_of(problem));
 }
 

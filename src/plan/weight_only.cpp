@@ -59,7 +59,7 @@ double expected_rows(const WeightOnlyProblem& problem) {
   return rows.expected / rows.matrices;
 }
 
-WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
+WeightOnlyProblem as_allocated(WeightOnlyProblem problem) {
   const auto is_whole = [](std::int64_t size, std::int64_t bytes) { return size % bytes == 0; };
   const std::int64_t w_columns = problem.transposed ? problem.columns : problem.depth;
   problem.is_aligned = is_whole(problem.depth * size_of(problem.x), 16) &&

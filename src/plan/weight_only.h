@@ -84,9 +84,9 @@ RowTiles row_tiles(const WeightOnlyProblem& problem, int tile_rows);
 /// How many rows a matrix W that has any is expected to be multiplied with.
 double expected_rows(const WeightOnlyProblem& problem);
 
-/// The same problem of contiguous matrices at addresses that are multiples of 16 bytes, with the
-/// workspace that weight_only_workspace_size() asks for.
-WeightOnlyProblem contiguous(WeightOnlyProblem problem);
+/// The same problem of tensors as operations allocate them: contiguous, at addresses that are
+/// multiples of 16 bytes, with the workspace that weight_only_workspace_size() asks for.
+WeightOnlyProblem as_allocated(WeightOnlyProblem problem);
 
 /// One way to carry it out, by warps that multiply.
 struct WeightOnlyWork {

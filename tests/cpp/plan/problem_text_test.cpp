@@ -51,25 +51,25 @@ TEST(ProblemTextTest, OfEachKindOfProduct) {
                              kSizes));
   const WeightOnlyProblem weights{
       .rows = 32, .columns = 4096, .depth = 4096, .w_scales = Granularity::kChannel};
-  expect(contiguous(weights),
+  expect(as_allocated(weights),
          "gemm_weight_only: m 32, n 4096, k 4096, x bfloat16, w e4m3 channel, out bfloat16");
-  expect(contiguous(WeightOnlyProblem{.rows = 32,
-                                      .columns = 64,
-                                      .depth = 128,
-                                      .x = DType::kFloat16,
-                                      .transposed = true,
-                                      .w_scales = Granularity::kTensor,
-                                      .work = Work::kGroupedRows,
-                                      .groups = 8,
-                                      .gathered = true}),
+  expect(as_allocated(WeightOnlyProblem{.rows = 32,
+                                        .columns = 64,
+                                        .depth = 128,
+                                        .x = DType::kFloat16,
+                                        .transposed = true,
+                                        .w_scales = Granularity::kTensor,
+                                        .work = Work::kGroupedRows,
+                                        .groups = 8,
+                                        .gathered = true}),
          "grouped_gemm_weight_only_gradient: m 32, n 64, k 128, x float16, w e4m3 tensor, "
          "out bfloat16, groups 8 of rows, gathered");
-  WeightOnlyProblem blocks = contiguous(WeightOnlyProblem{.rows = 3,
-                                                          .columns = 64,
-                                                          .depth = 128,
-                                                          .x = DType::kE5M2,
-                                                          .w_scales = Granularity::kBlock1x128,
-                                                          .x_blocks = true});
+  WeightOnlyProblem blocks = as_allocated(WeightOnlyProblem{.rows = 3,
+                                                            .columns = 64,
+                                                            .depth = 128,
+                                                            .x = DType::kE5M2,
+                                                            .w_scales = Granularity::kBlock1x128,
+                                                            .x_blocks = true});
   blocks.is_aligned = blocks.fits_tma = false;
   expect(blocks,
          "gemm_weight_only: m 3, n 64, k 128, x e5m2 1x128, w e4m3 1x128, out bfloat16, "

@@ -18,7 +18,7 @@ using test::error_of;
 constexpr const char* kName = "NVIDIA H200";
 const GemmProblem kProduct{.product = {.m = 64, .n = 7168, .k = 2048}};
 
-const WeightOnlyProblem kWeights = contiguous(WeightOnlyProblem{
+const WeightOnlyProblem kWeights = as_allocated(WeightOnlyProblem{
     .rows = 32, .columns = 4096, .depth = 4096, .w_scales = Granularity::kChannel});
 
 std::string table(std::string_view products, std::string_view gpu = kName,

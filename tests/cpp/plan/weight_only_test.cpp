@@ -214,7 +214,7 @@ TEST(PlanWeightOnlyTest, ManyRowsAreDecodedAhead) {
 // They are among the candidates wherever the tile fits, beside those whose blocks share the depth.
 TEST(PlanWeightOnlyTest, DecodingAheadIsACandidateBesideSharedDepth) {
   const auto candidates = mma::warp_weight_only_candidates(
-      contiguous({.rows = 300, .columns = 392, .depth = 1040}), target_of(80));
+      as_allocated({.rows = 300, .columns = 392, .depth = 1040}), target_of(80));
   const auto count = [&](auto&& has) { return std::ranges::count_if(candidates, has); };
   EXPECT_GT(count([](const WeightOnlyWork& work) { return work.splits > 1; }), 0);
   EXPECT_GT(count([](const WeightOnlyWork& work) { return work.config.ahead; }), 0);
