@@ -81,10 +81,13 @@ tvm::ffi::Array<String> strings_of(const std::vector<std::string>& texts) {
   return strings;
 }
 
+tvm::ffi::Array<String> problems_of(const std::shared_ptr<ProductRecording>& recording) {
+  return strings_of(recording->problems());
+}
+
 // The recording lives as long as the function that is returned, which has its problems so far.
 tvm::ffi::Function record_products() {
-  const auto recording = std::make_shared<ProductRecording>();
-  return tvm::ffi::Function::FromTyped([recording] { return strings_of(recording->problems()); });
+  return holding<&problems_of>("record_products", std::make_shared<ProductRecording>());
 }
 
 tvm::ffi::Array<String> product_candidates(String problem, String architecture,
