@@ -26,9 +26,13 @@ from ._ops.quantize import quantize
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        *(gemm, grouped_gemm, gated_gemm),
-        *(gemm_weight_only, gemm_weight_only_gradient),
-        *(grouped_gemm_weight_only, grouped_gemm_weight_only_gradient),
+        gemm,
+        grouped_gemm,
+        gated_gemm,
+        gemm_weight_only,
+        gemm_weight_only_gradient,
+        grouped_gemm_weight_only,
+        grouped_gemm_weight_only_gradient,
     )
 }
 
