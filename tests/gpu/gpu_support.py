@@ -19,6 +19,7 @@ import octofold
 import pytest
 from octofold import tuning
 
+from tests.cases.gemm import PAIRS as PAIRS
 from tests.gpu.targets import candidate_names, has_bfloat16, is_hopper
 from tests.python import judge
 from tests.python.casting import GRANULARITIES as GRANULARITIES
@@ -83,13 +84,6 @@ DTYPES = {
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
 }
-PAIRS = (
-    ("tensor", "tensor"),
-    ("channel", "channel"),
-    ("1x128", "128x128"),
-    ("1x128", "1x128"),
-    ("1x128", "two-level"),
-)
 PAIR_NAMES = ["x".join(pair) for pair in PAIRS]
 NAN_CODE = 0x7F  # of both FP8 formats
 

@@ -9,16 +9,10 @@ import torch
 from octofold import Arrivals, Depth, Masked, Rows, ScaledTensor, grouped_gemm_weight_only, tuning
 from octofold.ops import Gathered, gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
 
+from tests.cases.gemm import PAIRS
 from tests.gpu.targets import candidate_names, does_what_hopper_does, is_hopper
 from tests.python.casting import GRANULARITIES
 
-PAIRS = (
-    ("tensor", "tensor"),
-    ("channel", "channel"),
-    ("1x128", "128x128"),
-    ("1x128", "1x128"),
-    ("1x128", "two-level"),
-)
 # Whole tiles in several waves; ragged in every way; one row; K that TMA cannot load, also in words.
 SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 300), (70, 90, 301))
 FLOATS = (torch.bfloat16, torch.float32)

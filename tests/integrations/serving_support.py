@@ -39,6 +39,16 @@ def assert_product(y, x, weight, bias=None):
     assert_close(y.reshape(expected.shape).double(), expected, terms, name)
 
 
+def load(layer, **tensors):
+    """Loads tensors as from a checkpoint, and does what the server does with what it has loaded."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            parameter = getattr(layer, name)
+            assert parameter.shape == tensor.shape, name
+            parameter.data.copy_(tensor)
+    layer.quant_method.process_weights_after_loading(layer)
+
+
 def load_experts(layer, granularity="128x128"):
     """Loads a checkpoint's experts by the server's own loader. Returns them as float64, gates and
     ups together."""

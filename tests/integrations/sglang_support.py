@@ -18,7 +18,7 @@ from sglang.srt.layers.quantization.w8a8_fp8 import W8A8Fp8Config
 from sglang.srt.plugins.hook_registry import HookRegistry, _propagate_patch
 from sglang.srt.runtime_context import get_context, get_flags, get_parallel
 
-from tests.integrations.serving_support import EXPERTS, HIDDEN, INNER, TOP_K
+from tests.integrations.serving_support import EXPERTS, HIDDEN, INNER, TOP_K, load
 
 LOG = "sglang.octofold"
 HOOKED = (
@@ -115,12 +115,7 @@ def linear(weight, bias=None, input_scale=None, **options):
     layer = ReplicatedLinear(
         inputs, outputs, bias=bias is not None, quant_config=config, prefix="layer"
     )
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            parameter = getattr(layer, name)
-            assert parameter.shape == tensor.shape, name
-            parameter.data.copy_(tensor)
-    layer.quant_method.process_weights_after_loading(layer)
+    load(layer, **tensors)
     assert not getattr(layer.quant_method, "use_marlin", False)
     return layer
 

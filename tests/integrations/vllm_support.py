@@ -36,7 +36,7 @@ from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability, PlatformEnum
 from vllm.v1.worker.workspace import init_workspace_manager
 
-from tests.integrations.serving_support import EXPERTS, HIDDEN, INNER, TOP_K
+from tests.integrations.serving_support import EXPERTS, HIDDEN, INNER, TOP_K, load
 
 LOG = "vllm.plugins.octofold"
 TABLES = (
@@ -150,16 +150,6 @@ def model_of(dtype):
 
 
 model_with_experts = partial(model_of, torch.bfloat16)
-
-
-def load(layer, **tensors):
-    """Loads tensors as from a checkpoint, and then does what vLLM does with what it has loaded."""
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            parameter = getattr(layer, name)
-            assert parameter.shape == tensor.shape, name
-            parameter.data.copy_(tensor)
-    layer.quant_method.process_weights_after_loading(layer)
 
 
 def kernel_of(layer):

@@ -4,7 +4,7 @@ import numpy as np
 import octofold
 import pytest
 
-from tests.cases.gemm import CASE_NAMES, CASES
+from tests.cases.gemm import CASE_NAMES, CASES, PAIRS
 from tests.python import judge, reference
 from tests.python.devices import cpu_only, gemm, on_gpu
 
@@ -88,10 +88,6 @@ def test_every_element_keeps_the_bound(rng, dtype, size):
     assert_close(out, expected, magnitude(a, b), dtype)
 
 
-PAIRS = (
-    *(("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128")),
-    ("1x128", "two-level"),
-)
 every_pair = pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 
 

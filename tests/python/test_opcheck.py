@@ -8,6 +8,7 @@ import pytest
 from octofold import Depth, Format, Masked, Rows, ScaledTensor, ops
 from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target
 
+from tests.cases.gemm import PAIRS
 from tests.python.casting import GRANULARITIES, formats
 
 torch = pytest.importorskip("torch")
@@ -57,12 +58,6 @@ def test_codes_alone(opcheck):
     x = scaled(3, 130, 300)
     opcheck(lambda: ops.convert_dtype(x.dequantize(), "e4m3", overflow="nan"))
     opcheck(lambda: ops.transpose(x.data))
-
-
-PAIRS = (
-    *(("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128")),
-    ("1x128", "two-level"),
-)
 
 
 @pytest.mark.usefixtures("tensors_there")
