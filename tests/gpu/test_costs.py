@@ -1,5 +1,5 @@
-"""Calls cost kernels on a GPU, which torch's profiler sees, bytes that layers keep for backward, and
-the host's time. Bytes and times are printed, too."""
+"""Calls cost kernels on a GPU, which torch's profiler sees, bytes that layers keep for backward,
+and the host's time. Bytes and times are printed, too."""
 
 import gc
 import statistics
