@@ -31,7 +31,6 @@ using OptionalInt = tvm::ffi::Optional<int64_t>;
 // A target: one with scales that are given reads these. It is wanted where there is memory for it.
 struct Target {
   const OptionalTensor& given_scale;
-  const OptionalTensor& channel_scale;
   const OptionalTensor& amax;
   const OptionalTensor& data;
   const OptionalTensor& scale;
@@ -49,8 +48,6 @@ std::optional<CastTarget> target_of(const std::string& argument, const Target& t
                     .scales = target.given_scale ? ScaleSource::kGiven : ScaleSource::kComputed};
   if (scale) result.scale = view_of(kCast.name, argument + ".scale", *scale, "float32");
   result.format.dtype = result.data.dtype;
-  result.channel_scale =
-      kCast.optional(argument + ".channel_scale", target.channel_scale, "float32");
   result.amax = kCast.optional(argument + ".amax", target.amax, "float32");
   return result;
 }
@@ -123,9 +120,8 @@ struct CastExport;
 
 template <auto kSource, typename... Reads, typename... Writes, typename... Options>
 struct CastExport<kSource, void(Reads...), void(Writes...), void(Options...)> {
-  static void call(Reads... reads, OptionalTensor rows_scale, OptionalTensor rows_channel_scale,
-                   OptionalTensor rows_amax, OptionalTensor transposed_scale,
-                   OptionalTensor transposed_channel_scale, OptionalTensor transposed_amax,
+  static void call(Reads... reads, OptionalTensor rows_scale, OptionalTensor rows_amax,
+                   OptionalTensor transposed_scale, OptionalTensor transposed_amax,
                    OptionalTensor offsets, OptionalTensor out, OptionalTensor out_scale,
                    OptionalTensor out_transposed, OptionalTensor out_transposed_scale,
                    OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
@@ -134,9 +130,8 @@ struct CastExport<kSource, void(Reads...), void(Writes...), void(Options...)> {
                    OptionalText /*columns*/, OptionalText group_layout, OptionalStream stream) {
     const auto source = kSource(reads..., writes..., options...);
     run(source,
-        {{rows_scale, rows_channel_scale, rows_amax, out, out_scale, rows},
-         {transposed_scale, transposed_channel_scale, transposed_amax, out_transposed,
-          out_transposed_scale, transposed},
+        {{rows_scale, rows_amax, out, out_scale, rows},
+         {transposed_scale, transposed_amax, out_transposed, out_transposed_scale, transposed},
          {offsets, group_layout},
          {sums, amax, workspace},
          format_of(power_of_two, overflow, rule),
@@ -261,8 +256,8 @@ void quantize(Tensor x, OptionalTensor given_scale, OptionalTensor out, Optional
   const OptionalText no_transpose;
   const TensorView source = kCast.input("x", x);
   run(source,
-      {{given_scale, none, none, out, out_scale, granularity},
-       {none, none, none, none, none, no_transpose},
+      {{given_scale, none, out, out_scale, granularity},
+       {none, none, none, none, no_transpose},
        {none, no_transpose},
        {none, none, none},
        format_of(power_of_two, overflow, rule),

@@ -53,12 +53,12 @@ std::optional<Arrivals> arrivals_of(const CastOperation& operation, const Option
 // Inputs come first, then what is written, then options, then the stream: in all of these
 // functions. Without `a_scale` a is cast, as `dtype` and what follows say.
 void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTensor c,
-          OptionalTensor bias, OptionalTensor b_channel_scale, OptionalTensor flags, Tensor out,
-          OptionalText a_granularity, String b_granularity, bool fast_accumulation,
-          bool batch_invariant, OptionalText dtype, OptionalBool power_of_two,
-          OptionalText overflow, OptionalText rule, OptionalInt own, OptionalStream stream) {
+          OptionalTensor bias, OptionalTensor flags, Tensor out, OptionalText a_granularity,
+          String b_granularity, bool fast_accumulation, bool batch_invariant, OptionalText dtype,
+          OptionalBool power_of_two, OptionalText overflow, OptionalText rule, OptionalInt own,
+          OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm"};
-  GemmArguments arguments{
+  const GemmArguments arguments{
       .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, rule}),
       .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
       .out = view_of(kOperation.name, "out", out, kOutputTypes),
@@ -67,7 +67,6 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
       .fast_accumulation = fast_accumulation,
       .batch_invariant = batch_invariant,
       .arrivals = arrivals_of(kOperation, flags, own)};
-  arguments.b.channel_scale = kOperation.optional("b.channel_scale", b_channel_scale, "float32");
   octofold::gemm(arguments, stream_of(stream, out));
 }
 

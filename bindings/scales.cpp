@@ -16,13 +16,11 @@
 
 namespace octofold::bindings {
 
-void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalTensor channel_scale,
-                tvm::ffi::TensorView out, tvm::ffi::String granularity, OptionalStream stream) {
-  ScaledTensorView x{view_of("dequantize", "x", data), view_of("dequantize", "x.scale", scale),
-                     parse_granularity(view_of(granularity))};
-  if (channel_scale) {
-    x.channel_scale = view_of("dequantize", "x.channel_scale", *channel_scale, "float32");
-  }
+void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, tvm::ffi::TensorView out,
+                tvm::ffi::String granularity, OptionalStream stream) {
+  const ScaledTensorView x{view_of("dequantize", "x", data),
+                           view_of("dequantize", "x.scale", scale),
+                           parse_granularity(view_of(granularity))};
   octofold::dequantize(x, view_of("dequantize", "out", out), stream_of(stream, out));
 }
 

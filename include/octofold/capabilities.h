@@ -26,8 +26,7 @@ OCTOFOLD_API std::string_view name(SupportKind how);
 
 /// An operand of an operation, by its name in the call, and its form: "numbers" (float32, float16
 /// or bfloat16), one of these where it matters which, "fp8" (codes without scales), or codes with
-/// scales: a granularity, "two-level" (128x128 with `channel_scale`), "head" or "128 keys" (for
-/// attention).
+/// scales: a granularity, "head" or "128 keys" (for attention).
 struct CapabilityOperand {
   std::string name;
   std::string form;

@@ -19,7 +19,7 @@ namespace octofold {
 /// once, to x's dtype. NaN and infinities follow IEEE rules; at -∞ SiLU and GELU are NaN.
 struct Activated {
   /// [..., 2·K] for a gated activation, gate and up by `layout`; else [..., K]. Numbers, or FP8 of
-  /// any granularity without a channel_scale. The result for FP8 has the bits of that for
+  /// any granularity. The result for FP8 has the bits of that for
   /// dequantize(x) in `dtype`. A scale belongs to columns of x as they lie, gate and up.
   std::variant<TensorView, ScaledTensorView> x{};
   Activation activation = Activation::kSwiGlu;

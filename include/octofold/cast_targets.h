@@ -34,9 +34,6 @@ struct CastTarget {
   MutableTensorView scale;  ///< float32 of any strides, in the shape of format.granularity
   Format format{};
   ScaleSource scales = ScaleSource::kComputed;
-  /// The same as in ScaledTensorView: it is read, never written. Not allowed with given scales,
-  /// because kernels compute two-level scales with the codes.
-  std::optional<TensorView> channel_scale{};
   /// The largest magnitudes of the units, where they are not to be found in the data: those of a
   /// whole tensor, of which the source is a part. float32, in the shape of the scale, apart from
   /// all that is written; signs do not count. Scales are computed from them and written, and codes
@@ -46,7 +43,7 @@ struct CastTarget {
   std::optional<TensorView> amax{};
 
   /// A target that has been written converts to a tensor that can be read.
-  operator ScaledTensorView() const { return {data, scale, format.granularity, channel_scale}; }
+  operator ScaledTensorView() const { return {data, scale, format.granularity}; }
 };
 
 /// Reductions of each column, computed from the read that the casts take anyway, of the values that

@@ -40,8 +40,6 @@ struct GemmForm {
   Addend c = Addend::kNone;
   Addend bias = Addend::kNone;
   bool fast_accumulation = false;
-  /// Two-level scales of b: a factor for each of its rows, so for each column of out.
-  bool b_channel_scale = false;
 
   static constexpr const char* kTypeName = "octofold::GemmForm";
   /// Calls field(name, value) for each field of `form`, which may be const or not.
@@ -53,7 +51,6 @@ struct GemmForm {
     field("c", form.c);
     field("bias", form.bias);
     field("fast_accumulation", form.fast_accumulation);
-    field("b_channel_scale", form.b_channel_scale);
   }
   template <typename Visit>
   constexpr void visit(Visit&& field) const {

@@ -76,10 +76,6 @@ struct ScaledTensorView {
   TensorView data;
   TensorView scale;
   Granularity granularity = Granularity::kTensor;
-  /// Two-level scales: a factor for each row of the matrix [rows, K] besides, x ≈ code × scale ×
-  /// factor. float32 [rows], contiguous, leading dimensions counted as rows; with kBlock128x128
-  /// only. A factor that is no positive normal number (0, NaN, infinity) counts as 1.
-  std::optional<TensorView> channel_scale{};
 };
 
 }  // namespace octofold

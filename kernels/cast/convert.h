@@ -7,7 +7,6 @@
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/cast_rule.h"
 
 namespace octofold {
 namespace cast {
@@ -22,15 +21,10 @@ __device__ inline void multiply_by_scales(const config::ConvertParams& params, l
                                                           params.scale_col_stride, row, of_col)];
   };
   float scale = scale_at(col);
-  float factor = 1;
-  if constexpr (kConfig.has_channel_scale) {
-    factor = config::channel_factor(params.channel_scale[row]);
-  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!kConfig.vectors && i < exist) scale = scale_at(col + i);
     values[i] = __fmul_rn(values[i], scale);
-    if constexpr (kConfig.has_channel_scale) values[i] = __fmul_rn(values[i], factor);
   }
 }
 

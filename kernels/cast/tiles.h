@@ -18,7 +18,6 @@
 #include "kernels/cast/mixed_scales.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/tile_scales.h"
-#include "kernels/cast/two_level_scales.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
@@ -26,22 +25,17 @@
 namespace octofold {
 namespace cast {
 
-template <TileCastConfig kConfig, bool kTwoLevel = kConfig.two_level,
-          bool kScalesLines = kConfig.format.scales_lines(),
+template <TileCastConfig kConfig, bool kScalesLines = kConfig.format.scales_lines(),
           bool kMixed = kConfig.transposed_squares>
 struct ScalesOf {
-  using Type = TwoLevelScales<kConfig>;
-};
-template <TileCastConfig kConfig>
-struct ScalesOf<kConfig, false, false, false> {
   using Type = TileScales<kConfig>;
 };
 template <TileCastConfig kConfig>
-struct ScalesOf<kConfig, false, true, false> {
+struct ScalesOf<kConfig, true, false> {
   using Type = LineScales<kConfig>;
 };
 template <TileCastConfig kConfig>
-struct ScalesOf<kConfig, false, true, true> {
+struct ScalesOf<kConfig, true, true> {
   using Type = MixedScales<kConfig>;
 };
 

@@ -1,11 +1,10 @@
-// Scales that are constant along K, and factors of channels, for the columns that a warp finishes
+// Scales that are constant along K, for the columns that a warp finishes
 // and for a thread's rows. All are read before the first is needed, so that a tile waits for memory
 // once. (With each pair of columns read by itself, the epilogue of a tile took longer than 512 of
 // K.)
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
-#include "kernels/shared/cast_rule.h"
 #include "kernels/shared/gemm_params.h"
 
 namespace octofold {
@@ -21,13 +20,11 @@ __device__ inline float scale_of_group(const config::ScaleParams& scale, const T
 }
 
 template <GemmConfiguration auto kConfig>
-inline constexpr bool kColumnsHaveFactors =
-    kConfig.columns().scales == Granularity::kChannel || kConfig.columns_have_factors();
+inline constexpr bool kColumnsHaveFactors = kConfig.columns().scales == Granularity::kChannel;
 
 template <GemmConfiguration auto kConfig>
 inline constexpr bool kRowsHaveFactors =
-    !varies_along_k(kConfig.rows().scales) || kConfig.rows_have_factors() ||
-    kConfig.columns().scales == Granularity::kTensor;
+    !varies_along_k(kConfig.rows().scales) || kConfig.columns().scales == Granularity::kTensor;
 
 // The factors of so many columns of a tile. A lane reads those of every 32nd, and hands them to the
 // lanes that finish these: all lanes of the warp ask together.
@@ -57,12 +54,8 @@ class ColumnFactors {
 
   static __device__ float read(const GemmParams& params, const Tile& tile, int column) {
     const int of_operand = column + (tile.operand_column - tile.column);
-    if constexpr (kConfig.columns_have_factors()) {
-      return config::channel_factor(params.channel_scale[of_operand]);
-    } else {
-      const int of_group = kConfig.swapped ? of_operand : column;  // A's, or B's
-      return scale_of_group(params.columns.scale, tile, of_group);
-    }
+    const int of_group = kConfig.swapped ? of_operand : column;  // A's, or B's
+    return scale_of_group(params.columns.scale, tile, of_group);
   }
 
   float values_[kCount];
@@ -102,9 +95,6 @@ class RowFactors {
     if constexpr (kConfig.rows().scales == Granularity::kChannel) {
       const int of_group = kConfig.swapped ? row : of_operand;  // B's, or A's
       if (exists) factor = scale_of_group(params.rows.scale, tile, of_group);
-    }
-    if constexpr (kConfig.rows_have_factors()) {
-      if (exists) factor = config::channel_factor(params.channel_scale[of_operand]);
     }
     if constexpr (kConfig.columns().scales == Granularity::kTensor) {
       factor *= scale_of_group(params.columns.scale, tile);

@@ -21,7 +21,7 @@ __device__ inline float load_addend(const void* data, long long index) {
 template <GemmConfiguration auto kConfig>
 inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
-    !kConfig.form.b_channel_scale && !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
+    !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
 
 // No load moves across this. Else the assembler reads the terms of all columns ahead, for which
 // there are no registers: 56 bytes of spills (docs/notes/gemm-sm90.md).

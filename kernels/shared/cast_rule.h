@@ -24,12 +24,6 @@ inline constexpr Fp8Format kE5M2Format{5, 2, 15, 0x7B, true, 57344.0f};
 // Every NaN that a cast produces. Hopper's conversion instructions give this code in both formats.
 inline constexpr unsigned char kFp8Nan = 0x7F;
 
-// A channel's factor as it counts: 1 in place of what has no use as one. That which is, a positive
-// normal number, has a finite reciprocal, by which values are multiplied before they are cast.
-constexpr float channel_factor(float held) {
-  return held >= 0x1p-126f && held <= 0x1.FFFFFEp127f ? held : 1.0f;
-}
-
 enum class CastArithmetic {
   kReciprocal,    // scale = amax / max;  code = x · (1 / scale)
   kDivide,        // scale = amax / max;  code = x / scale

@@ -42,7 +42,6 @@ struct GemmParams {
   const void* c{};  // likewise
   long long c_stride{};
   const void* bias{};             // [columns], or [groups, columns]
-  const float* channel_scale{};   // of b, where it is two-level: [its rows]
   OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
   WorkParams work;
 };
@@ -58,8 +57,6 @@ concept GemmConfiguration = requires(const Config config) {
   int{config.sub_tiles()};        // of a thread
   int{config.sub_tile_stride()};  // rows from one of them to the next
   bool{config.swapped};
-  bool{config.rows_have_factors()};
-  bool{config.columns_have_factors()};
   bool{config.reads_c()};
 };
 

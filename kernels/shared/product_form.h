@@ -50,8 +50,8 @@ constexpr const char* gated_invalid_reason(const GemmForm& form, const GatedOutp
   if (form.a.scales != Granularity::kBlock1x128 || form.b.scales != Granularity::kBlock128x128) {
     return "a gated product needs 1x128 scales of A and 128x128 scales of B";
   }
-  if (form.c != Addend::kNone || form.bias != Addend::kNone || form.b_channel_scale) {
-    return "a gated product has no C, no bias and no two-level scales";
+  if (form.c != Addend::kNone || form.bias != Addend::kNone) {
+    return "a gated product has no C and no bias";
   }
   return nullptr;
 }
@@ -68,11 +68,6 @@ constexpr const char* product_invalid_reason(const GemmForm& form, const GatedOu
   if ((varies_along_k(form.a.scales) || varies_along_k(form.b.scales)) && form.fast_accumulation) {
     return "scales that vary along K need promotion";
   }
-  if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-    return "two-level scales of B need 128x128 scales";
-  }
-  if (has_groups(work) && form.b_channel_scale)
-    return "a product of groups has no two-level scales";
   if (work == Work::kGroupedDepth && (gated.exists || form.bias != Addend::kNone)) {
     return "a product with groups along K has no gate and no bias";
   }

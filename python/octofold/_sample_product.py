@@ -10,7 +10,7 @@ from ._core.errors import invalid_argument
 from ._core.formats import DLPACK_NAMES, FP8, Format
 from ._core.library import library
 from ._core.scaled_tensor import ScaledTensor
-from ._ops.cast import Target, cast
+from ._ops.cast import cast
 from ._ops.cast_sources import Activated, Gathered
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm import Arrivals, gemm
@@ -141,12 +141,7 @@ class _Sample:
         sizes = (self.k, rows) if self.operation.endswith("gradient") else (rows, self.k)
         x = self._matrices(*sizes, bool(self.stacks))
         format = Format(*self.fields["b" if "b" in self.fields else "w"].split())
-        if "b_channel_scale" not in self.fields:
-            return quantize(x, format, matrices=self.stacks)
-        factors = self.torch.linspace(0.5, 2, rows, device=self.device)
-        two_level = cast(x, rows=Target(format, channel_scale=factors)).rows
-        assert two_level is not None
-        return two_level
+        return quantize(x, format, matrices=self.stacks)
 
     def _options(self) -> dict[str, Any]:
         dtype = self.fields["out"]

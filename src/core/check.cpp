@@ -273,7 +273,6 @@ void Arguments::require_codes_and_scale(std::string_view argument, const ScaledT
   require_dtype(argument, tensor.data, {DType::kE4M3, DType::kE5M2});
   require_enumerator(std::string(argument) + ".granularity", tensor.granularity);
   require_scale(std::string(argument) + ".scale", tensor, matrices);
-  if (tensor.channel_scale) require_channel_scale(argument, tensor);
 }
 
 void Arguments::require_scale(std::string_view argument, const ScaledTensorView& tensor,
@@ -292,20 +291,6 @@ void Arguments::require_scale(std::string_view argument, const ScaledTensorView&
          describe(tensor.scale));
   }
   if (rows * cols > 0) require_data(argument, tensor.scale);
-}
-
-void Arguments::require_channel_scale(std::string_view argument,
-                                      const ScaledTensorView& tensor) const {
-  const std::string name_of_it = std::string(argument) + ".channel_scale";
-  if (tensor.granularity != Granularity::kBlock128x128) {
-    fail(name_of_it, "it to be omitted, except beside 128x128 scales",
-         core::format("one beside {} scales", name(tensor.granularity)));
-  }
-  const TensorView& factors = *tensor.channel_scale;
-  require_vector(name_of_it, factors);
-  require_dtype(name_of_it, factors, {DType::kFloat32});
-  require_shape(name_of_it, factors, {tensor.data.shape[0]});
-  require_same_device(name_of_it, factors, tensor.data.device);
 }
 
 ByteRange byte_range(const TensorView& tensor) {

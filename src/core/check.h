@@ -97,7 +97,6 @@ class Arguments {
   /// Checks the dtype of an FP8 matrix, and its scale.
   void require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor,
                                std::int64_t matrices) const;
-  void require_channel_scale(std::string_view argument, const ScaledTensorView& tensor) const;
   /// Known dtype and device, this rank, sizes ≥ 0 whose strides and product fit into memory.
   void require_rank(std::string_view argument, const TensorView& tensor, std::int32_t rank,
                     std::string_view expected) const;

@@ -51,10 +51,6 @@ View one_of_stack(const View& stack, std::int64_t matrices, std::int64_t index) 
     skip_rows(scale, index * grid.rows);
     scale.shape[0] = grid.rows;
   });
-  if (matrix.channel_scale) {
-    skip_rows(*matrix.channel_scale, index * rows);
-    matrix.channel_scale->shape[0] = rows;
-  }
   return matrix;
 }
 
@@ -159,10 +155,6 @@ View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
   }
   core::skip_rows(matrix.data, begin);
   matrix.data.shape[0] = end - begin;
-  if (matrix.channel_scale) {
-    core::skip_rows(*matrix.channel_scale, begin);
-    matrix.channel_scale->shape[0] = end - begin;
-  }
   if (core::granularity_of(matrix) == Granularity::kTensor) return matrix;
   core::for_each_of_units(matrix, [&](auto& scale) {
     core::skip_rows(scale, core::ceil_divide(begin, unit));

@@ -26,27 +26,10 @@ const config::Fp8Format& format_of(DType dtype) {
   return dtype == DType::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
 }
 
-// x, for two-level scales divided by the factors of its rows.
-struct Divided {
-  TensorView x;
-  const float* factors = nullptr;
-
-  template <typename Body>
-  void for_each_run(const Rectangle& area, Body&& body) const {
-    cpu::for_each_run(x, area, [&](std::int64_t row, auto col, float* values, std::int64_t count) {
-      if (factors != nullptr) {
-        const float inverse = 1.0f / config::channel_factor(factors[row]);
-        for (std::int64_t i = 0; i < count; ++i) values[i] *= inverse;
-      }
-      body(row, col, values, count);
-    });
-  }
-};
-
 // The largest magnitude, as bits: in that order a NaN exceeds infinity, so it is handed on.
-std::uint32_t amax_bits(const Divided& x, const Rectangle& area) {
+std::uint32_t amax_bits(const TensorView& x, const Rectangle& area) {
   std::uint32_t amax = 0;
-  x.for_each_run(area, [&](auto, auto, const float* values, std::int64_t count) {
+  for_each_run(x, area, [&](auto, auto, const float* values, std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) {
       amax = std::max(amax, std::bit_cast<std::uint32_t>(values[i]) & 0x7FFFFFFFu);
     }
@@ -54,9 +37,9 @@ std::uint32_t amax_bits(const Divided& x, const Rectangle& area) {
   return amax;
 }
 
-void encode(const Divided& x, const Rectangle& area, const UnitCast& cast,
+void encode(const TensorView& x, const Rectangle& area, const UnitCast& cast,
             const MutableTensorView& codes, Overflow overflow) {
-  x.for_each_run(area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
+  for_each_run(x, area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
     cast.apply({values, static_cast<std::size_t>(count)});
     store(values, count, codes.data, codes.dtype, row * codes.strides[0] + col, overflow);
   });
@@ -99,7 +82,7 @@ UnitCast cast_of_unit(const config::CastFormat& format, const CastTarget& out, s
 }
 
 // One for everything.
-std::uint32_t amax_of_tensor(const Divided& x, const Bands& bands) {
+std::uint32_t amax_of_tensor(const TensorView& x, const Bands& bands) {
   std::vector<std::uint32_t> amax(static_cast<std::size_t>(bands.count), 0);
   parallel_for(bands.count, bands.work(), [&] {
     return [&](std::int64_t band) {
@@ -138,13 +121,8 @@ void reduce_columns(const TensorView& x, const ColumnTargets& out) {
 
 }  // namespace
 
-void cast_matrix(const TensorView& matrix, const CastTarget& out, config::CastFormat format) {
-  Divided x{matrix};
-  if (out.channel_scale) {
-    x.factors = static_cast<const float*>(out.channel_scale->data);
-    format.in = DType::kFloat32;  // of the quotients
-  }
-  const std::int64_t rows = matrix.shape[0], cols = matrix.shape[1];
+void cast_matrix(const TensorView& x, const CastTarget& out, const config::CastFormat& format) {
+  const std::int64_t rows = x.shape[0], cols = x.shape[1];
   const Granularity granularity = out.format.granularity;
   const core::UnitSize unit = core::unit_size(granularity, rows, cols);
   const core::ScaleGrid grid = core::scale_grid(granularity, rows, cols);

@@ -8,9 +8,8 @@
 namespace octofold::cpu {
 
 /// Casts x [rows, cols], of any strides, to out.data [rows, cols] with the scales that it finds in
-/// out.scale (kGiven), or works out and writes there. With out.channel_scale it casts the FP32
-/// products of x and the factors' reciprocals. The granularity is that of `out`.
-void cast_matrix(const TensorView& x, const CastTarget& out, config::CastFormat format);
+/// out.scale (kGiven), or works out and writes there. The granularity is that of `out`.
+void cast_matrix(const TensorView& x, const CastTarget& out, const config::CastFormat& format);
 
 /// The same for each target that there is: of x, and of its transpose; and what is wanted of its
 /// columns. Offsets begin at 0, ascend, and end within x. Of a stack, for each of its matrices.

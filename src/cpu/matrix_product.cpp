@@ -16,7 +16,6 @@
 #include "cpu/matrices.h"
 #include "cpu/parallel.h"
 #include "cpu/vector_kernels.h"
-#include "kernels/shared/cast_rule.h"
 
 namespace octofold::cpu {
 namespace {
@@ -90,12 +89,6 @@ core::ScaleAccess<const float> scale_access(const DotOperand& matrix) {
   return core::scale_access({matrix.data, *matrix.scale, matrix.granularity});
 }
 
-// The last level of two-level scales: b's factors, which are those of out's columns.
-void multiply_columns(const TensorView& factors, const Part& part, float* sum) {
-  const float* of_part = static_cast<const float*>(factors.data) + part.n;
-  for (std::int64_t j = 0; j < part.cols; ++j) sum[j] *= config::channel_factor(of_part[j]);
-}
-
 // Adds C and the bias in FP32 and rounds once. The sums are in FP32 then, in their own memory if
 // they were before.
 template <typename Sum>
@@ -113,7 +106,6 @@ void store_part(const MatrixProduct& product, const Part& part, Sum* sums, std::
       for (std::int64_t j = 0; j < part.cols; ++j) sum[j] += addend[static_cast<std::size_t>(j)];
     };
     const MutableTensorView& out = product.out;
-    if (product.channel_scale) multiply_columns(*product.channel_scale, part, sum);
     if (product.c) add_row(*product.c, (part.m + i) * product.c->strides[0]);
     if (product.bias) add_row(*product.bias, 0);
     store(sum, part.cols, out.data, out.dtype, (part.m + i) * out.strides[0] + part.n,

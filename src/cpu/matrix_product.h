@@ -46,8 +46,7 @@ struct MatrixProduct {
   Operand a, b;
   /// [vectors of a, vectors of b].
   MutableTensorView out;
-  /// Factors of out's columns (BasicScaledTensorView::channel_scale), a matrix and a row to add.
-  std::optional<TensorView> channel_scale{};
+  /// A matrix and a row to add.
   std::optional<TensorView> c{};
   std::optional<TensorView> bias{};
 };

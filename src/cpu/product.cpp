@@ -57,7 +57,6 @@ void multiply_codes(const core::Product& product) {
   compute<float>({.a = Operand(product.a),
                   .b = Operand(product.b),
                   .out = product.out,
-                  .channel_scale = product.b.channel_scale,
                   .c = product.c,
                   .bias = product.bias});
 }

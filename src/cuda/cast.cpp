@@ -151,10 +151,8 @@ void write(const CastTargets& targets, Cast& cast) {
   problem.cols = cols_of(targets);
   problem.to_rows = rows.has_value();
   problem.to_transposed = transposed.has_value();
-  problem.two_level = (rows && rows->channel_scale) || (transposed && transposed->channel_scale);
   problem.transposed_by_channel = is_mixed(targets, Granularity::kChannel);
-  problem.transposed_by_squares =
-      !problem.two_level && is_mixed(targets, Granularity::kBlock128x128);
+  problem.transposed_by_squares = is_mixed(targets, Granularity::kBlock128x128);
   problem.scales_given = (rows ? rows : transposed)->scales == ScaleSource::kGiven;
   problem.amax_given = (transposed ? transposed : rows)->amax.has_value();
   problem.codes_are_aligned = codes_are_aligned(rows) && codes_are_aligned(transposed);
@@ -164,8 +162,6 @@ void write(const CastTargets& targets, Cast& cast) {
   params.transposed_target = target_of(transposed);
   params.row_amax = amax_of(rows);
   params.transposed_amax = amax_of(transposed);
-  params.row_channel_scale = channel_scale_of(rows);
-  params.transposed_channel_scale = channel_scale_of(transposed);
   write_columns(columns, cast);
   write_matrices(matrices.value_or(1), cast);
   if (offsets) write_groups(*offsets, group_layout, cast);

@@ -53,7 +53,6 @@ config::GemmParams gemm_params(const core::Product& product, bool swapped) {
                             .c = product.c ? product.c->data : nullptr,
                             .c_stride = product.c ? product.c->strides[0] : 0,
                             .bias = product.bias ? product.bias->data : nullptr,
-                            .channel_scale = floats_of(product.b.channel_scale),
                             .out_scale = output_scale(product),
                             .work = work_params(product, swapped)};
   const core::Groups& groups = product.groups;

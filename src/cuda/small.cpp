@@ -40,8 +40,7 @@ config::RotaryTable table_of(const TensorView& table) {
 
 // `scale` is read where the problem is scaled.
 void convert(Device& device, plan::ConvertProblem problem, core::ScaleAccess<const float> scale,
-             const float* channel_scale, const TensorView& x, const MutableTensorView& out,
-             Stream stream) {
+             const TensorView& x, const MutableTensorView& out, Stream stream) {
   problem.rows = x.shape[0];
   problem.cols = x.shape[1];
   problem.in = x.dtype;
@@ -57,8 +56,7 @@ void convert(Device& device, plan::ConvertProblem problem, core::ScaleAccess<con
                                      .cols = x.shape[1],
                                      .scale = scale.data,
                                      .scale_row_stride = scale.row_stride,
-                                     .scale_col_stride = scale.col_stride,
-                                     .channel_scale = channel_scale};
+                                     .scale_col_stride = scale.col_stride};
   device.prepared(problem, [&] { return plan::plan_convert(problem, device.gpu()); })
       .launch(stream, &params);
 }
@@ -133,16 +131,13 @@ void rotary(Device& device, const RotaryArguments& arguments, const MutableTenso
 
 void dequantize(Device& device, const ScaledTensorView& x, const MutableTensorView& out,
                 Stream stream) {
-  convert(device,
-          {.scaled = true,
-           .granularity = x.granularity,
-           .has_channel_scale = x.channel_scale.has_value()},
-          core::scale_access(x), floats_of(x.channel_scale), x.data, out, stream);
+  convert(device, {.scaled = true, .granularity = x.granularity}, core::scale_access(x), x.data,
+          out, stream);
 }
 
 void convert_dtype(Device& device, const TensorView& x, const MutableTensorView& out,
                    Overflow overflow, Stream stream) {
-  convert(device, {.saturate = overflow == Overflow::kSaturate}, {}, nullptr, x, out, stream);
+  convert(device, {.saturate = overflow == Overflow::kSaturate}, {}, x, out, stream);
 }
 
 config::TransposeParams params_of(const TensorView& x, const MutableTensorView& out,

@@ -49,10 +49,6 @@ inline unsigned places_of(const GatheredRows& source) {
   return static_cast<unsigned>(rows > kMost / source.slots ? kMost : rows * source.slots);
 }
 
-inline const float* channel_scale_of(const std::optional<CastTarget>& out) {
-  return out ? floats_of(out->channel_scale) : nullptr;
-}
-
 inline config::GivenAmax amax_of(const std::optional<CastTarget>& out) {
   if (!out || !out->amax) return {};
   const core::ScaleAccess<const float> amax = core::amax_access(*out);

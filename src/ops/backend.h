@@ -22,7 +22,7 @@ constexpr bool has_memory(Device device) { return device.type != DeviceType::kNo
 cuda::Device& gpu(std::string_view operation, Device device);
 
 inline plan::Form form_of(const ScaledTensorView& tensor) {
-  return plan::form_of(tensor.granularity, tensor.channel_scale.has_value());
+  return plan::form_of(tensor.granularity);
 }
 
 /// Throws unless the operand is of a form that its rule has.

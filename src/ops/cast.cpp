@@ -27,7 +27,7 @@ void cast_checked(const CastSource& source, const CastTargets& targets,
 // True if one kernel makes rows as they are and the transpose times factors.
 bool is_one_cast(const CastTargets& targets, Device device) {
   const auto finds_scales = [](const CastTarget& target) {
-    return target.scales == ScaleSource::kComputed && !target.channel_scale && !target.amax;
+    return target.scales == ScaleSource::kComputed && !target.amax;
   };
   const Granularity rows = targets.rows->format.granularity;
   const Granularity transposed = targets.transposed->format.granularity;

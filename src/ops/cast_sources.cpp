@@ -106,7 +106,6 @@ NumbersOrCodes checked_x(const core::Arguments& check, const NumbersOrCodes& giv
   if (const auto* scaled = std::get_if<ScaledTensorView>(&given)) {
     const ScaledTensorView codes = core::flatten(check, "x", *scaled);
     check.require_enumerator("x.granularity", scaled->granularity);
-    require_scales(check, "x", plan::kActivated, form_of(*scaled));
     check.require_scaled_input("x", codes);
     inputs.add("x", codes);
     x = codes;

@@ -34,16 +34,6 @@ void require_scales_apart(const core::Arguments& check, const std::string& argum
   }
 }
 
-void check_factors(const core::Arguments& check, const std::string& argument,
-                   const CastTarget& target) {
-  if (target.scales == ScaleSource::kGiven) {
-    check.fail(argument + ".channel_scale",
-               "it to be omitted beside given scales, because two-level scales are computed with "
-               "the codes",
-               "one");
-  }
-}
-
 // Largest magnitudes, before their shape is looked at.
 void check_amax(const core::Arguments& check, const std::string& argument,
                 const CastTarget& target) {
@@ -52,7 +42,7 @@ void check_amax(const core::Arguments& check, const std::string& argument,
     check.fail(amax, "it to be omitted beside given scales, which are taken as they are", "one");
   }
   check.require_enumerator(argument + ".granularity", target.format.granularity);
-  if (target.channel_scale || varies_along_k(target.format.granularity)) {
+  if (varies_along_k(target.format.granularity)) {
     check.fail(amax, "it to be omitted, except for units as long as the matrix: tensor, channel",
                core::format("one beside {} scales", name(target.format.granularity)));
   }
@@ -78,7 +68,6 @@ CastTarget checked_target(const core::Arguments& check, const std::string& argum
                core::format("{}", name(out.format.dtype)));
   }
   check.require_same_device(argument, out.data, device);
-  if (out.channel_scale) check_factors(check, argument, out);
   if (out.scales == ScaleSource::kComputed) require_scales_apart(check, scale, out.scale);
   return out;
 }

@@ -74,9 +74,6 @@ void dequantize(const ScaledTensorView& x, const MutableTensorView& out, Stream 
   const MutableTensorView target = checked_output(check, out, ops::shape_of(x.data), source.data);
   check.require_dtype("out", target, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.require_disjoint("out", target, "x.scale", source.scale);
-  if (source.channel_scale) {
-    check.require_disjoint("out", target, "x.channel_scale", *source.channel_scale);
-  }
   if (is_empty || !ops::has_memory(out.device)) return;
   const std::int64_t rows = source.data.shape[0] / matrices;
   if (source.granularity == Granularity::kBlock128x128 && rows % kScaleBlock == 0) {

@@ -25,9 +25,6 @@ void set_operands(const core::Arguments& check, const ScaledTensorView& given_a,
                   const GemmArguments& given, core::Product& product) {
   product.a = core::flatten(check, "a", given_a);
   ops::check_operands(check, product.a, product.b);
-  if (const auto refused = plan::refusal(plan::kGemmA, "a", ops::form_of(product.a))) {
-    core::fail(ErrorCode::kUnsupported, "gemm: {}", plan::text(*refused));
-  }
   ops::require_accumulation(check, product.a.granularity, product.b.granularity,
                             given.fast_accumulation);
 }
@@ -47,7 +44,6 @@ void set_operands(const core::Arguments& check, const CastOperand& given_a,
   check.require_dtype("a", a, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.require_scaled_input("b", given.b);
   check.require_same_device("b", given.b.data, a.device);
-  ops::require_scales(check, "b", plan::kDynamicB, ops::form_of(given.b));
   ops::require_depth(check, "b", given.b.data, "a", a);
   if (given.c) check.fail("c", "it to be omitted beside an 'a' that is cast", "one");
   ops::require_accumulation(check, Granularity::kBlock1x128, given.b.granularity,

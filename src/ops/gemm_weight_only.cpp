@@ -27,7 +27,6 @@ namespace {
 void check_weights(const core::Arguments& check, const ScaledTensorView& w, Device device,
                    ops::Inputs& inputs) {
   check.require_scaled_input("w", w);
-  ops::require_scales(check, "w", plan::kWeights, ops::form_of(w));
   check.require_same_device("w", w.data, device);
   inputs.add("w", w);
 }
@@ -193,7 +192,7 @@ core::WeightOnlyProduct checked(const core::Arguments& check, const GivenRows& g
                                 const MutableTensorView& out, bool transposed) {
   ops::Inputs inputs(check);
   core::WeightOnlyProduct product{.transposed = transposed};
-  const ops::Stack w = ops::checked_stack(check, "w", plan::kWeights, given_w);
+  const ops::Stack w = ops::checked_stack(check, "w", given_w);
   product.w = w.flat;
   std::array<std::int64_t, 3> shape = std::visit(
       [&](const auto& of) { return set_groups(check, given, of, w, inputs, product); }, groups);

@@ -82,7 +82,6 @@ ScaledTensorView checked_a(const core::Arguments& check, std::string_view argume
   }
   const ScaledTensorView flat = core::flatten(check, argument, a);
   check.require_scaled_input(argument, flat);
-  require_scales(check, argument, plan::kGroupedA, form_of(a));
   return flat;
 }
 
@@ -105,7 +104,6 @@ MaskedOperand checked_masked_a(const core::Arguments& check, const ScaledTensorV
   check.require_sizes("a.scale", a.scale);
   const auto [scale, stride] = without_groups(a.scale);
   check.require_scaled_input("a", {without_groups(a.data).view, scale, a.granularity});
-  require_scales(check, "a", plan::kGroupedA, form_of(a));
   const ScaledTensorView flat{core::flatten(check, "a", a.data), scale, a.granularity};
   check.require_input_matrix("a", flat.data);
   return {flat, stride};
@@ -175,7 +173,7 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
   if (given.c) check.fail("c", "it to be omitted beside MaskedGroups", "one");
   const auto [a, a_scale_stride] = checked_masked_a(check, given.a);
   product.a = a;
-  const Stack b = checked_stack(check, "b", plan::kGroupedB, given.b);
+  const Stack b = checked_stack(check, "b", given.b);
   product.b = b.flat;
   check_products(check, product.a, product.b, given.fast_accumulation);
   product.groups = masked_groups(check, groups, "a", given.a.data, "b", b);
@@ -221,13 +219,12 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
 }  // namespace
 
 Stack checked_stack(const core::Arguments& check, std::string_view argument,
-                    const plan::OperandRule& rule, const ScaledTensorView& given) {
+                    const ScaledTensorView& given) {
   check.require_sizes(argument, given.data);
   if (given.data.rank != 3) {
     check.fail(argument, "3 dimensions, [groups, N, K]", core::describe(given.data));
   }
   check.require_enumerator(core::format("{}.granularity", argument), given.granularity);
-  require_scales(check, argument, rule, form_of(given));
   check.require_sizes(core::format("{}.scale", argument), given.scale);
   const auto [scale, stride] = scale_of_first(given);
   const std::int64_t count = given.data.shape[0], rows = given.data.shape[1];
@@ -298,7 +295,7 @@ std::int64_t set_groups_of_rows(const core::Arguments& check, const ScaledTensor
                                 const ScaledTensorView& given_b, const RowGroups& groups,
                                 core::Product& product) {
   product.a = checked_a(check, "a", a, 2);
-  const Stack b = checked_stack(check, "b", plan::kGroupedB, given_b);
+  const Stack b = checked_stack(check, "b", given_b);
   product.b = b.flat;
   check_products(check, product.a, product.b, product.fast_accumulation);
   product.groups = row_groups(check, groups, product.a.data.shape[0], b, product.a.data.device);

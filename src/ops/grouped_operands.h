@@ -9,7 +9,6 @@
 
 #include "core/check.h"
 #include "core/product.h"
-#include "plan/operands.h"
 
 namespace octofold::ops {
 
@@ -21,9 +20,9 @@ struct Stack {
   std::int64_t scale_stride;  ///< elements from the scales of one group to those of the next
 };
 
-/// By the table of grouped_gemm.h, with scales that the rule has.
+/// By the table of grouped_gemm.h.
 Stack checked_stack(const core::Arguments& check, std::string_view argument,
-                    const plan::OperandRule& rule, const ScaledTensorView& given);
+                    const ScaledTensorView& given);
 
 /// Groups of so many rows, each of which is multiplied by one of the stack, on this device.
 core::Groups row_groups(const core::Arguments& check, const RowGroups& groups, std::int64_t rows,

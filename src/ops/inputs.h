@@ -66,12 +66,10 @@ class Inputs {
   void add(std::string_view argument, const ScaledTensorView& tensor) {
     add(argument, tensor.data);
     add(argument, tensor.scale, ".scale");
-    if (tensor.channel_scale) add(argument, *tensor.channel_scale, ".channel_scale");
   }
   void add(std::string_view argument, const CastTarget& target) {
     add(argument, target.data, "", true);
     add(argument, target.scale, ".scale", target.scales == ScaleSource::kComputed);
-    if (target.channel_scale) add(argument, *target.channel_scale, ".channel_scale");
     if (target.amax) add(argument, *target.amax, ".amax");
   }
 

@@ -96,7 +96,6 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
   TileCastConfig config{.format = format_of(problem.format, phase),
                         .source = problem.source,
                         .phase = phase,
-                        .two_level = problem.two_level,
                         .transposed_squares = problem.transposed_by_squares,
                         .amax_given = amax_makes_another_kernel(problem),
                         .to_rows = problem.to_rows,
@@ -248,9 +247,7 @@ std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
     transposed.source.factors |= std::exchange(transposed.source.transposed_factors, false);
     return steps_around(CastPhase::kWholeRows, problem, transposed, gpu);
   }
-  if (problem.format.scales_blocks() || problem.two_level) {
-    return {launch_tiles(problem, CastPhase::kWhole, gpu)};
-  }
+  if (problem.format.scales_blocks()) return {launch_tiles(problem, CastPhase::kWhole, gpu)};
   if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed &&
       !problem.columns.any() && !problem.amax_given && !problem.batched) {
     return {launch_rows(problem, gpu)};
@@ -315,7 +312,6 @@ ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   require_kernels(Operation::kCast, operation, gpu);
   ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
   if (problem.scaled) config.granularity = problem.granularity;
-  config.has_channel_scale = problem.has_channel_scale;
   if (is_fp8(problem.out)) config.saturate = problem.saturate;
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   // Few threads along short rows, one row per thread where there are few rows.

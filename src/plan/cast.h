@@ -32,8 +32,6 @@ struct CastProblem {
   bool transposed_by_channel = false;
   /// Beside rows of 1x128: the transpose has scales of 128x128.
   bool transposed_by_squares = false;
-  /// The transpose, and rows unless they are of 1x128, have two-level scales.
-  bool two_level = false;
   bool scales_given = false;
   /// Largest magnitudes are: those of the transpose, and of rows unless they are of 1x128.
   bool amax_given = false;
@@ -62,7 +60,6 @@ struct CastProblem {
     field("to_transposed", to_transposed);
     field("transposed_by_channel", transposed_by_channel);
     field("transposed_by_squares", transposed_by_squares);
-    field("two_level", two_level);
     field("scales_given", scales_given);
     if (amax_given) field("amax_given", amax_given);
     field("columns", columns);
@@ -107,7 +104,6 @@ struct ConvertProblem {
   DType out = DType::kBFloat16;
   bool scaled = false;
   Granularity granularity = Granularity::kTensor;
-  bool has_channel_scale = false;
   bool saturate = true;
   /// True if addresses and row strides are multiples of ConvertConfig::vector().
   bool is_aligned = true;
@@ -120,7 +116,6 @@ struct ConvertProblem {
     field("out", out);
     field("scaled", scaled);
     field("granularity", granularity);
-    field("has_channel_scale", has_channel_scale);
     field("saturate", saturate);
     field("is_aligned", is_aligned);
   }

@@ -47,7 +47,7 @@ KernelPlan batch_kernel_of(const ScaleStepConfig& config) {
 std::optional<CastProblem> batch_kind(const CastProblem& problem) {
   const bool is_plain = problem.source.kind == config::SourceKind::kPlain;
   if (!is_plain || problem.columns.any() || problem.groups > 0 || problem.skips_unused ||
-      problem.two_level || problem.amax_given) {
+      problem.amax_given) {
     return std::nullopt;
   }
   // Sizes that stand for all others: whole vectors are accessed, or they are not.

@@ -21,16 +21,19 @@ constexpr OperandRule kVectors{.name = "x",
                                .taken = kGranularities | Forms{Form::kFloat32, Form::kCodes},
                                .most_rows = kMostVectors};
 constexpr OperandRule kCast{"out", kGranularities};
+constexpr OperandRule kActivated{"x", kGranularities | Forms{Form::kNumbers}};
+constexpr OperandRule kA{"a", kGranularities}, kB{"b", kGranularities};
+constexpr OperandRule kW{"w", kGranularities};
 
 constexpr OperationRule kRules[] = {
     {"convert_dtype", Operation::kCast, {}},
     {"transpose", Operation::kCast, {}},
-    {"quantize", Operation::kCast, {{{"out", kTwoLevelToo}}}},
+    {"quantize", Operation::kCast, {{kCast}}},
     {"cast",
      Operation::kCast,
-     {{{"rows", kTwoLevelToo}, {"transposed", kTwoLevelToo}}},
+     {{{"rows", kGranularities}, {"transposed", kGranularities}}},
      [](Form rows, Form transposed) { return refusal_beside(rows, transposed, false); }},
-    {"dequantize", Operation::kCast, {{{"x", kTwoLevelToo}}}},
+    {"dequantize", Operation::kCast, {{{"x", kGranularities}}}},
     {"cast_activated", Operation::kCast, {{kActivated, kCast}}},
     {"cast_activation_gradient", Operation::kCast, {{kActivated, kCast}}},
     {"cast_gathered", Operation::kCast, {{kCast}}},
@@ -45,23 +48,19 @@ constexpr OperationRule kRules[] = {
     {"combine_gradient", Operation::kRouting, {}},
     {"activation_dots", Operation::kRouting, {}},
     {"dot", Operation::kDot, {{kDotA, kDotB}}},
-    {"gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kWeights}}},
-    {"gemm_weight_only", Operation::kWeightOnly, {{kVectors, kWeights}}},
-    {"gemm_weight_only_gradient", Operation::kWeightOnly, {{{"gradient", kHalves}, kWeights}}},
-    {"grouped_gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kWeights}}},
+    {"gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kW}}},
+    {"gemm_weight_only", Operation::kWeightOnly, {{kVectors, kW}}},
+    {"gemm_weight_only_gradient", Operation::kWeightOnly, {{{"gradient", kHalves}, kW}}},
+    {"grouped_gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kW}}},
     {"grouped_gemm_weight_only_gradient",
      Operation::kWeightOnly,
-     {{{"gradient", kHalves}, kWeights}}},
+     {{{"gradient", kHalves}, kW}}},
     {"attention", Operation::kAttention, {{{"q", kHalves}, kKeysAndValues}}},
-    {"gemm", Operation::kProduct, {{kGemmA, {"b", kTwoLevelToo}}}},
-    {"gemm", Operation::kDynamicProduct, {{{"a", {Form::kNumbers}}, kDynamicB}}},
-    {"grouped_gemm", Operation::kGroupedProduct, {{kGroupedA, kGroupedB}}},
+    {"gemm", Operation::kProduct, {{kA, kB}}},
+    {"gemm", Operation::kDynamicProduct, {{{"a", {Form::kNumbers}}, kB}}},
+    {"grouped_gemm", Operation::kGroupedProduct, {{kA, kB}}},
     {"gated_gemm", Operation::kGatedProduct, {{kGatedA, kGatedB, kGatedOut}}},
 };
-
-bool has_factors(Form form) { return form == Form::kTwoLevel; }
-
-Form granularity_of(Form form) { return has_factors(form) ? Form::kBlock128x128 : form; }
 
 }  // namespace
 
@@ -76,15 +75,13 @@ std::string_view word(Form form) {
     case Form::kChannel: return name(Granularity::kChannel);
     case Form::kBlock1x128: return name(Granularity::kBlock1x128);
     case Form::kBlock128x128: return name(Granularity::kBlock128x128);
-    case Form::kTwoLevel: return "two-level";
     case Form::kHead: return "head";
     case Form::kKeysOfHead: return "128 keys";
   }
   return "?";
 }
 
-Form form_of(Granularity granularity, bool has_channel_scale) {
-  if (has_channel_scale) return Form::kTwoLevel;
+Form form_of(Granularity granularity) {
   // One after another, in the order of the granularities.
   const auto first = static_cast<unsigned>(Form::kTensor);
   return static_cast<Form>(first + static_cast<unsigned>(row_of(granularity).granularity));
@@ -94,10 +91,6 @@ std::span<const OperationRule> operation_rules() { return kRules; }
 
 std::optional<Refusal> refusal(const OperandRule& rule, std::string_view argument, Form form) {
   if (rule.taken.has(form)) return std::nullopt;
-  if (has_factors(form) && rule.taken.has(Form::kBlock128x128)) {
-    return Refusal{core::format("{}.channel_scale", argument),
-                   "it to be omitted, because two-level scales are for 'b' of gemm() alone", "one"};
-  }
   std::vector<std::string_view> taken;
   for (const Form each : kForms) {
     if (rule.taken.has(each)) taken.push_back(word(each));
@@ -109,26 +102,16 @@ std::optional<Refusal> refusal(const OperandRule& rule, std::string_view argumen
 
 // One granularity for both; but beside rows of 1x128 the transpose may be of channels or squares.
 std::optional<Refusal> refusal_beside(Form rows, Form transposed, bool scales_given) {
-  const Form of_rows = granularity_of(rows), of_transpose = granularity_of(transposed);
-  const bool lines = of_rows == Form::kBlock1x128;
-  const bool by_channel = lines && of_transpose == Form::kChannel;
-  const bool by_squares = lines && !scales_given && of_transpose == Form::kBlock128x128;
-  if (of_transpose != of_rows && !by_channel && !by_squares) {
-    return Refusal{
-        "out.transposed",
-        core::format("granularity {}, as 'out.rows'{}", word(of_rows),
-                     !lines         ? ""
-                     : scales_given ? ", or channel (squares are computed with the codes)"
-                                    : ", or channel, or 128x128"),
-        std::string(word(of_transpose))};
-  }
-  if (of_transpose == of_rows && has_factors(rows) != has_factors(transposed)) {
-    return Refusal{
-        has_factors(rows) ? "out.transposed.channel_scale" : "out.rows.channel_scale",
-        core::format("one, as '{}' has", has_factors(rows) ? "out.rows" : "out.transposed"),
-        "none"};
-  }
-  return std::nullopt;
+  const bool lines = rows == Form::kBlock1x128;
+  const bool by_channel = lines && transposed == Form::kChannel;
+  const bool by_squares = lines && !scales_given && transposed == Form::kBlock128x128;
+  if (transposed == rows || by_channel || by_squares) return std::nullopt;
+  return Refusal{"out.transposed",
+                 core::format("granularity {}, as 'out.rows'{}", word(rows),
+                              !lines         ? ""
+                              : scales_given ? ", or channel (squares are computed with the codes)"
+                                             : ", or channel, or 128x128"),
+                 std::string(word(transposed))};
 }
 
 std::string text(const Refusal& refusal) {

@@ -31,20 +31,19 @@ enum class Form : unsigned char {
   kChannel,
   kBlock1x128,
   kBlock128x128,
-  kTwoLevel,   ///< 128x128, and a factor for each row
   kHead,       ///< of keys and values: a scale for each head
   kKeysOfHead  ///< for 128 keys of a head, or for a page of them
 };
 inline constexpr Form kForms[] = {Form::kNumbers,  Form::kFloat32,    Form::kFloat16,
                                   Form::kBFloat16, Form::kCodes,      Form::kTensor,
                                   Form::kChannel,  Form::kBlock1x128, Form::kBlock128x128,
-                                  Form::kTwoLevel, Form::kHead,       Form::kKeysOfHead};
+                                  Form::kHead,     Form::kKeysOfHead};
 
-/// "bfloat16", "fp8" without scales, "1x128", "two-level" and so on: for people.
+/// "bfloat16", "fp8" without scales, "1x128" and so on: for people.
 std::string_view word(Form form);
 
-/// The form of codes with scales of this granularity; factors of rows make two levels of it.
-Form form_of(Granularity granularity, bool has_channel_scale);
+/// The form of codes with scales of this granularity.
+Form form_of(Granularity granularity);
 
 /// A set of them.
 class Forms {
@@ -66,7 +65,6 @@ class Forms {
 
 inline constexpr Forms kGranularities{Form::kTensor, Form::kChannel, Form::kBlock1x128,
                                       Form::kBlock128x128};
-inline constexpr Forms kTwoLevelToo = kGranularities | Forms{Form::kTwoLevel};
 
 struct OperandRule {
   std::string_view name;  ///< empty: there is none
@@ -75,17 +73,10 @@ struct OperandRule {
   int most_rows = 0;  ///< 0: any number
 };
 
-// Operands that are checked by their rules.
-inline constexpr OperandRule kGemmA{"a", kGranularities, {Form::kTwoLevel}};
-inline constexpr OperandRule kGroupedA = kGemmA;
-inline constexpr OperandRule kGroupedB{"b", kGranularities, {Form::kTwoLevel}};
-inline constexpr OperandRule kDynamicB = kGroupedB;
-inline constexpr OperandRule kGatedA{"a", {Form::kBlock1x128}, kTwoLevelToo};
-inline constexpr OperandRule kGatedB{"b", {Form::kBlock128x128}, kTwoLevelToo};
+// Operands that are checked by their rules, as others take every granularity.
+inline constexpr OperandRule kGatedA{"a", {Form::kBlock1x128}, kGranularities};
+inline constexpr OperandRule kGatedB{"b", {Form::kBlock128x128}, kGranularities};
 inline constexpr OperandRule kGatedOut{"out", {Form::kBlock1x128}};
-inline constexpr OperandRule kWeights{"w", kGranularities, {Form::kTwoLevel}};
-inline constexpr OperandRule kActivated{
-    "x", kGranularities | Forms{Form::kNumbers}, {Form::kTwoLevel}};
 inline constexpr OperandRule kKeysAndValues{
     "k, v", {Form::kCodes, Form::kTensor, Form::kHead, Form::kKeysOfHead}};
 

@@ -198,9 +198,6 @@ void require_consistent(const Phrases& phrases, const GemmForm& form) {
     phrases.fail("fast_accumulation", "tensor or channel scales of a and b beside it",
                  core::format("{} × {}", name(form.a.scales), name(form.b.scales)));
   }
-  if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-    phrases.fail("b_channel_scale", "128x128 scales of b beside it", name(form.b.scales));
-  }
 }
 
 GemmProblem parse_product(Phrases& phrases) {
@@ -224,7 +221,6 @@ GemmProblem parse_product(Phrases& phrases) {
     form.fast_accumulation = phrases.take_flag("fast_accumulation");
   }
   if (phrases.operation() == "gemm") {
-    form.b_channel_scale = phrases.take_flag("b_channel_scale");
     if (phrases.take_flag("arriving_rows")) problem.work = config::Work::kArrivingRows;
     if (const auto type = phrases.take("cast_from")) {
       problem.dynamic = {.exists = true, .type = phrases.one_of("cast_from", *type, kWideTypes)};
@@ -302,7 +298,6 @@ std::string text_of(const GemmProblem& problem) {
   text += text_of_addend("c", form.c, form.out);
   text += text_of_addend("bias", form.bias, form.out);
   if (form.fast_accumulation) text += ", fast_accumulation";
-  if (form.b_channel_scale) text += ", b_channel_scale";
   if (problem.dynamic.exists) text += core::format(", cast_from {}", name(problem.dynamic.type));
   if (problem.gated.exists) text += core::format(", activation {}", name(problem.gated.activation));
   text += text_of_groups(problem);

@@ -31,8 +31,7 @@ GemmForm form_of(const core::Product& product) {
           .out = out,
           .c = addend_of(product.c, out),
           .bias = addend_of(product.bias, out),
-          .fast_accumulation = product.fast_accumulation,
-          .b_channel_scale = product.b.channel_scale.has_value()};
+          .fast_accumulation = product.fast_accumulation};
 }
 
 config::GatedOutput gated_of(const core::GatedEpilogue& gated) {

@@ -13,5 +13,4 @@ PAIRS = (
     ("channel", "channel"),
     ("1x128", "128x128"),
     ("1x128", "1x128"),
-    ("1x128", "two-level"),
 )

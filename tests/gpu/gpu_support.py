@@ -96,14 +96,10 @@ def operand(generator, rows, cols, dtype="e4m3", granularity="1x128", power_of_t
     """Codes and scales drawn at random, without a cast: the scales of neighbours differ by up to
     16 times, so that one that is taken for another shows."""
     codes = (32 * normal(generator, rows, cols)).to(DTYPES[dtype])
-    factors = None
-    if granularity == "two-level":
-        granularity = "128x128"
-        factors = torch.exp2(8 * torch.rand(rows, generator=generator, device=DEVICE) - 4)
     shape = octofold.ops.scale_shape(granularity, rows, cols)
     exponents = 4 * torch.rand(shape, generator=generator, device=DEVICE) - 8
     scale = torch.exp2(exponents.round() if power_of_two else exponents)
-    return octofold.ScaledTensor(codes, scale, granularity, factors)
+    return octofold.ScaledTensor(codes, scale, granularity)
 
 
 def operands(generator, m, n, k, pair=("1x128", "128x128"), dtypes=("e4m3", "e4m3")):
@@ -156,7 +152,7 @@ def with_scale(x, scale):
 
 
 def dequantized(x):
-    """data × scale (× channel_scale) in FP64."""
+    """data × scale in FP64."""
     rows, cols = x.shape
     scale = x.scale.double()
     if x.granularity == "channel":
@@ -165,8 +161,6 @@ def dequantized(x):
         scale = scale.repeat_interleave(128, dim=1)[:, :cols]
         if x.granularity == "128x128":
             scale = scale.repeat_interleave(128, dim=0)[:rows]
-    if x.channel_scale is not None:
-        scale = scale * x.channel_scale.double()[:, None]
     return x.data.float().double() * scale
 
 
@@ -224,18 +218,16 @@ def candidates(
 ):
     """Names of the kernels' configurations for a product of such operands, each a dtype and a
     granularity, into such an output. The CPU backend has one way, which has no name."""
-    is_two_level = b[1] == "two-level"
     addends = {"c": c, "bias": bias}
     flags = {
         "fast_accumulation": fast,
-        "b_channel_scale": is_two_level,
         "operands_unaligned": not operands_fit_tma,
         "out_unaligned": not output_fits_tma,
         "c_unaligned": not c_fits_tma,
     }
     return product_candidates(
         "gemm",
-        f"a {' '.join(a)}, b {b[0]} {'128x128' if is_two_level else b[1]}, out {out}",
+        f"a {' '.join(a)}, b {' '.join(b)}, out {out}",
         *(f"{name} {dtype}" for name, dtype in addends.items() if dtype),
         *(flag for flag, is_set in flags.items() if is_set),
     )

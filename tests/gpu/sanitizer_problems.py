@@ -50,19 +50,6 @@ def casts_with_columns():
         yield f"columns {options} {rows},{cols} {dtype}", call, (x,)
 
 
-def two_level(x, factors):
-    """The cast that a layer makes of x."""
-    options = {"transposed_granularity": "128x128", "transposed_channel_scale": factors}
-    return cast_with(x, columns="amax", targets="both", **options)
-
-
-def two_level_casts():
-    for (rows, cols), dtype in itertools.product(((256, 384), (131, 77), (1, 1)), FLOATS):
-        factors = torch.exp2(8 * torch.rand(cols) - 4)
-        x = (torch.randn(rows, cols) * factors).to(dtype)
-        yield f"two-level {rows},{cols} {dtype}", two_level, (x, factors)
-
-
 def stacks():
     """Matrices that end with a tile, within one, and with no whole vector."""
     kinds = [(granularity, None) for granularity in GRANULARITIES]
@@ -234,7 +221,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=[""], help="with such a text in the name")
     given = parser.parse_args()
     torch.manual_seed(0)
-    of_casts = casts, casts_with_columns, two_level_casts, stacks, activations, norms, routings
+    of_casts = casts, casts_with_columns, stacks, activations, norms, routings
     problems = itertools.chain(
         product_problems(given.device),
         *(family() for family in of_casts),

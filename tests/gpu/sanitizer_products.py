@@ -33,11 +33,8 @@ def operand(rows, cols, granularity):
     are to be read, and memcheck knows no counts."""
     memory = torch.zeros(-(-rows * cols // 16) * 16).to(torch.float8_e4m3fn)
     codes = memory[: rows * cols].view(rows, cols).copy_(32 * torch.randn(rows, cols))
-    factors = None
-    if granularity == "two-level":
-        granularity, factors = "128x128", torch.exp2(8 * torch.rand(rows) - 4)
     scale = torch.exp2(4 * torch.rand(octofold.ops.scale_shape(granularity, rows, cols)) - 8)
-    return ScaledTensor(codes, scale, granularity, factors)
+    return ScaledTensor(codes, scale, granularity)
 
 
 def in_place(a, b, c, bias):

@@ -84,14 +84,14 @@ SHAPES = (
 def cases():
     """Every fourth candidate with each pair and each kind: so each is run with each pair and each
     kind, though not with all of both. For the pair that models use most all four quarters."""
-    granularities = (*GRANULARITIES, "two-level")
-    pairs = (*itertools.product(GRANULARITIES, repeat=2), ("1x128", "two-level"))
-    for pair, (index, name) in itertools.product(pairs, enumerate(KINDS)):
+    for pair, (index, name) in itertools.product(
+        itertools.product(GRANULARITIES, repeat=2), enumerate(KINDS)
+    ):
         if KINDS[name].onto_c and ON_GPU and not is_hopper():
             continue  # no TMA brings it
         if KINDS[name].fast and any("128" in granularity for granularity in pair):
             continue  # nothing to leave out: scales that vary along K act on partial sums
-        first = granularities.index(pair[0]) + 3 * granularities.index(pair[1]) + index
+        first = GRANULARITIES.index(pair[0]) + 3 * GRANULARITIES.index(pair[1]) + index
         for quarter in range(4) if pair == ("1x128", "128x128") else (-first % 4,):
             label = f"{pair[0]}-{pair[1]}-{name}-{quarter}"
             yield pytest.param(pair, KINDS[name], quarter, id=label)

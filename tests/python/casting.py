@@ -59,8 +59,6 @@ def cast_with(
     dtype="e4m3",
     granularity="1x128",
     transposed_granularity=None,
-    channel_scale=None,
-    transposed_channel_scale=None,
     columns=None,
     offsets=None,
     matrices=None,
@@ -71,10 +69,9 @@ def cast_with(
     units = granularity, transposed_granularity or granularity
     if targets == "transposed" and transposed_granularity is None:
         units = granularity, granularity
-    factors = channel_scale, transposed_channel_scale
     wanted = {
-        side: ops.Target(Format(dtype, unit, **options), channel_scale=factor)
-        for side, unit, factor in zip(("rows", "transposed"), units, factors, strict=True)
+        side: Format(dtype, unit, **options)
+        for side, unit in zip(("rows", "transposed"), units, strict=True)
         if targets in (side, "both")
     }
     return cast(source, **wanted, columns=columns, offsets=offsets, matrices=matrices)

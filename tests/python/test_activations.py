@@ -236,14 +236,3 @@ def test_gradient_has_to_fit(x, gradient, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
         cast_side(ActivationGradient(gradient, x), "1x128")
     assert message in str(error.value)
-
-
-@cpu_only
-def test_two_level_scales_are_refused():
-    codes = fp8(4, 8)
-    x = octofold.ScaledTensor(codes.data, codes.scale[:1], "128x128", np.ones(4, np.float32))
-    for source in (Activated(x), ActivationGradient(X[:, :4], x)):
-        with pytest.raises(
-            octofold.InvalidArgumentError, match=r"x\.channel_scale': expected None"
-        ):
-            cast_side(source, "1x128")

@@ -94,18 +94,6 @@ def test_static_scales(name, granularity, transpose, rng):
 
 
 @every_source
-def test_two_level_scales(name, rng):
-    source, values = sources(rng)[name]
-    rows, columns = (
-        Target("128x128", channel_scale=np.exp(rng.normal(0, 1, size)).astype(np.float32))
-        for size in values.shape
-    )
-    actual, expected = (cast(x, rows=rows, transposed=columns) for x in (source, values))
-    for (left, _), (right, _) in zip(sides_of(actual), sides_of(expected), strict=True):
-        assert left.equals(right)
-
-
-@every_source
 def test_columns(name, rng):
     source, values = sources(rng)[name]
     actual, expected = (cast(x, rows="1x128", columns="both") for x in (source, values))

@@ -91,14 +91,6 @@ def test_every_element_keeps_the_bound(rng, dtype, size):
 every_pair = pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 
 
-def weight(rng, rows, cols, granularity):
-    """B, with factors of its rows that change nothing if it has two levels of scales."""
-    if granularity != "two-level":
-        return operand(rng, rows, cols, "e4m3", granularity, 0, False)
-    b = operand(rng, rows, cols, "e4m3", "128x128", 0, False)
-    return octofold.ScaledTensor(b.data, b.scale, "128x128", np.ones(rows, np.float32))
-
-
 @every_pair
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 def test_specials_propagate(special, pair, rng):
@@ -108,7 +100,7 @@ def test_specials_propagate(special, pair, rng):
     codes[77, 650] = special
     shape = octofold.ops.scale_shape(pair[0], *x.shape)
     a = octofold.ScaledTensor(codes, np.ones(shape, np.float32), pair[0])
-    b = weight(rng, 200, 700, pair[1])
+    b = operand(rng, 200, 700, "e4m3", pair[1], 0, False)
     expected = product(a, b)
     out = gemm(a, b, out_dtype="float32")
     np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
@@ -118,7 +110,10 @@ def test_specials_propagate(special, pair, rng):
 
 
 def test_a_nan_scale_reaches_its_block_only(rng):
-    a, b = operand(rng, 300, 512, "e4m3", "1x128", 0, False), weight(rng, 300, 512, "128x128")
+    a, b = (
+        operand(rng, 300, 512, "e4m3", granularity, 0, False)
+        for granularity in ("1x128", "128x128")
+    )
     b.scale[1, 2] = np.nan
     is_nan = np.isnan(gemm(a, b).astype(np.float32))
     assert is_nan[:, 128:256].all()
@@ -128,7 +123,10 @@ def test_a_nan_scale_reaches_its_block_only(rng):
 @every_pair
 def test_scales_may_be_far_apart(pair, rng):
     """Dequantizing the operands first would lose everything to overflow."""
-    a, b = operand(rng, 130, 384, "e4m3", pair[0], 0, False), weight(rng, 140, 384, pair[1])
+    a, b = (
+        operand(rng, rows, 384, "e4m3", granularity, 0, False)
+        for rows, granularity in zip((130, 140), pair, strict=True)
+    )
     expected, terms = product(a, b), magnitude(a, b)
     a.scale[...] *= np.float32(2.0**100)
     b.scale[...] *= np.float32(2.0**-100)

@@ -260,7 +260,6 @@ ONE, ROWS, COLUMNS = (np.ones(n, np.float32) for n in (1, 130, 300))
             "expected it to be omitted, except",
         ),
         ("transposed", "128x128", {"amax": np.ones((3, 2), np.float32)}, "as long as the matrix"),
-        ("rows", "128x128", {"amax": ONE, "channel_scale": ROWS}, "one beside 128x128 scales"),
         (
             "rows",
             "channel",

@@ -100,22 +100,6 @@ def check_partition(x, offsets, behind, rule, transposed):
     assert_groups(groups, tight, cast_of, spaces=0)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_two_level_scales(source, rng):
-    """The transpose, beside rows of 1x128 or alone, has each group's cast by the factors."""
-    for sizes, behind, cols in PARTITIONS:
-        x, offsets = spread_out(rng, sum(sizes) + behind, cols, source), offsets_of(sizes)
-        factors = np.exp2(rng.uniform(-4, 4, cols)).astype(np.float32)
-        target = Target("128x128 torchao", channel_scale=factors)
-        casts = cast(x, rows="1x128 torchao", transposed=target, offsets=offsets)
-        alone = cast(x, transposed=target, offsets=offsets).transposed
-        for found in (casts.transposed, alone):
-            assert_groups(
-                found, offsets, lambda rows, x=x, to=target: cast(x[rows], transposed=to).transposed
-            )
-        assert_rows(casts.rows, sum(sizes), quantize(x[: sum(sizes)], "1x128 torchao"))
-
-
 def poisoned(rows, cols, granularity="1x128"):
     """Codes and scales that nobody has written: no cast of finite values writes NaN."""
     scale = np.full(scale_shape(granularity, rows, cols), -1, np.float32)

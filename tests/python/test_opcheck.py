@@ -63,12 +63,7 @@ def test_codes_alone(opcheck):
 @pytest.mark.usefixtures("tensors_there")
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_gemm(opcheck, pair):
-    a, b = (
-        scaled(rows, 300, granularity=unit.replace("two-level", "128x128"))
-        for rows, unit in zip((50, 70), pair, strict=True)
-    )
-    if pair[1] == "two-level":
-        b = ScaledTensor(b.data, b.scale, b.granularity, torch.rand(70) + 0.5)
+    a, b = (scaled(rows, 300, granularity=unit) for rows, unit in zip((50, 70), pair, strict=True))
     c, bias = random(50, 70), random(70)
     opcheck(lambda: octofold.gemm(a, b, bias=bias, out_dtype="float32"))
     opcheck(lambda: octofold.gemm(a, b, c=c, bias=bias, out_dtype="float32"))
@@ -78,14 +73,10 @@ def test_gemm(opcheck, pair):
 
 def other_casts():
     x, given = random(130, 300), scaled(130, 300).scale
-    by_amax, factors = Target("channel te", amax=2 * x.abs().amax(0)), random(300).abs()
-    squares = Target("128x128", channel_scale=factors)
+    by_amax = Target("channel te", amax=2 * x.abs().amax(0))
     yield lambda: octofold.quantize(x, scale=given)
     yield lambda: ops.cast(x, rows=Target("1x128", scale=given))
     yield lambda: ops.cast(x, rows="te", transposed=by_amax)
-    yield lambda: ops.cast(x, rows="1x128", transposed=squares)
-    two_level = ops.cast(x, transposed=squares).transposed
-    yield lambda: two_level.dequantize()
     for columns in ("sums", "amax", "both"):
         yield lambda c=columns: ops.cast(x, transposed="te", columns=c)
     offsets = int32(0, 5, 130)

@@ -76,25 +76,6 @@ def test_given_scales(granularity, transpose, rng):
     assert_each_alone(stack, each)
 
 
-def test_two_level_scales(rng):
-    x = rng.normal(0, 1, (3, 131, 200)).astype(np.float32)
-    of_rows, of_columns = (
-        np.exp(rng.normal(0, 2, (3, count))).astype(np.float32) for count in (131, 200)
-    )
-    for granularity, with_rows in (("128x128", True), ("1x128", False)):
-
-        def targets(rows, columns, granularity=granularity, with_rows=with_rows):
-            return {
-                "rows": Target(granularity, channel_scale=rows if with_rows else None),
-                "transposed": Target("128x128", channel_scale=columns),
-            }
-
-        both = cast(x, **targets(of_rows.flatten(), of_columns.flatten()), matrices=3)[:2]
-        each = [cast(x[i], **targets(of_rows[i], of_columns[i]))[:2] for i in range(3)]
-        for stack, alone in zip(both, zip(*each, strict=True), strict=True):
-            assert_each_alone(stack, alone)
-
-
 def poisoned(shape, granularity):
     """Codes and scales that nobody has written."""
     data = np.full(shape, 0x7F, np.uint8).view(ml_dtypes.float8_e4m3fn)

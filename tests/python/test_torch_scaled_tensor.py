@@ -54,17 +54,6 @@ assert loaded["weight"].dequantize().shape == (130, 300)
     subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
 
 
-def test_two_level_scales_in_files_and_modules(tmp_path):
-    factors = torch.rand(130) + 1
-    cast = ops.cast(random(130, 300), rows=ops.Target("128x128", channel_scale=factors)).rows
-    torch.save(cast, tmp_path / "file")
-    assert torch.load(tmp_path / "file", weights_only=True).equals(cast)
-    module = Linear(cast)
-    assert set(module.state_dict()) == {"weight", "weight_scale", "weight_channel_scale"}
-    assert ScaledTensor.from_buffers(module, "weight").equals(cast)
-    assert cast.to("meta").channel_scale.device.type == "meta"
-
-
 class Linear(torch.nn.Module):
     def __init__(self, weight):
         super().__init__()

@@ -10,7 +10,6 @@ counted. Results are compared with torch's where it has the same arithmetic; of 
 to be finite.
 """
 
-import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 from common.measure import Build, beside_copy, keeping
 from common.operands import DTYPES, normal, sets_of
 from common.run import add_choices, add_only, sizes, text_of
-from octofold.ops import Activated, ActivationGradient, Normed, Target, cast
+from octofold.ops import Activated, ActivationGradient, Normed, cast
 from octofold_tool.gpu.measuring import Implementation, relative_error
 
 ROUNDS, SECONDS = 9, 500
@@ -67,18 +66,6 @@ def plain(run, rows, cols):
     # A layer casts x to rows, and to the transpose for the weight gradient.
     both = partial(cast, rows="1x128 torchao", transposed="channel torchao")
     yield from case("1x128 torchao, channel transposed", 2, 2, both)
-    yield from case("1x128 torchao, two-level transposed, amax", 1, 2, two_level)
-
-
-def two_level(x):
-    transposed = Target("128x128 torchao", channel_scale=factors(x.shape[1], x.device))
-    return cast(x, rows="1x128 torchao", transposed=transposed, columns="amax")
-
-
-@functools.cache
-def factors(channels, device):
-    """Kept, as a layer keeps them."""
-    return torch.rand(channels, device=device) + 1
 
 
 def reference_cast(values):

@@ -78,8 +78,6 @@ struct TileCastConfig {
   CastFormat format{};
   CastSource source{};
   CastPhase phase = CastPhase::kWhole;
-  // True if the transpose, and rows of squares, have values divided by their channels' factors.
-  bool two_level = false;
   // Beside rows of 1x128: whether the transpose has scales of 128x128.
   bool transposed_squares = false;
   // True if the largest magnitudes that scale tensors hold were given: values may lie beyond them,
@@ -123,7 +121,6 @@ struct TileCastConfig {
     field("format", format);
     field("source", source);
     field("phase", phase);
-    if (two_level) field("two_level", two_level);
     if (transposed_squares) field("transposed_squares", transposed_squares);
     if (amax_given) field("amax_given", amax_given);
     field("to_rows", to_rows);
@@ -144,7 +141,7 @@ struct TileCastConfig {
   constexpr int lanes() const { return kScaleBlock / format.vector(); }
   constexpr int groups() const { return tile_rows / rows_per_thread; }
   constexpr int threads() const { return groups() * lanes(); }
-  // Columns of the tile that have scales, or factors, of their own; in units(), rows too.
+  // Columns of the tile that have scales of their own; in units(), rows too.
   constexpr int column_units() const {
     return to_transposed && !transposed_squares ? kScaleBlock : 0;
   }
@@ -192,14 +189,9 @@ struct TileCastConfig {
         (format.granularity != Granularity::kBlock1x128 || !to_rows || !to_transposed)) {
       return "phase kWholeRows needs 1x128 scales and both targets";
     }
-    if (two_level &&
-        (phase != CastPhase::kWhole ||
-         (format.granularity != Granularity::kBlock128x128 && !(to_rows && to_transposed)))) {
-      return "two-level scales need 128x128 squares, and a kernel that holds the whole tile";
-    }
     if (transposed_squares &&
-        (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 ||
-         two_level || !to_rows || !to_transposed)) {
+        (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 || !to_rows ||
+         !to_transposed)) {
       return "squares of the transpose need 1x128 rows beside them, and a kernel that holds the "
              "whole tile";
     }
@@ -232,17 +224,16 @@ struct TileCastConfig {
       return "no cluster has so many tiles";
     if (is_clustered() &&
         (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 ||
-         two_level || transposed_squares || !to_rows || !to_transposed || grouped || stacked ||
+         transposed_squares || !to_rows || !to_transposed || grouped || stacked ||
          source.kind != SourceKind::kPlain)) {
       return "a cluster casts a plain matrix both ways, with 1x128 scales of rows";
     }
     if (columns.any() && tile_rows != kReducedRows)
       return "column reductions need tiles of 128 rows";
     if (source.transposed_factors &&
-        (source.kind != SourceKind::kGathered || source.factors || two_level ||
-         transposed_squares || columns.any() ||
-         (phase != CastPhase::kWhole && phase != CastPhase::kWholeRows) || !format.scales_lines() ||
-         !to_rows || !to_transposed)) {
+        (source.kind != SourceKind::kGathered || source.factors || transposed_squares ||
+         columns.any() || (phase != CastPhase::kWhole && phase != CastPhase::kWholeRows) ||
+         !format.scales_lines() || !to_rows || !to_transposed)) {
       return "factors of the transpose alone need gathered rows with 1x128 scales, and a transpose "
              "beside them";
     }

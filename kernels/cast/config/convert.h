@@ -11,7 +11,6 @@ struct ConvertConfig {
   DType out = DType::kBFloat16;
   bool scaled = false;
   Granularity granularity = Granularity::kTensor;  // where scaled
-  bool has_channel_scale = false;                  // likewise: a factor for each row besides
   bool saturate = true;
   bool vectors = true;  // whether rows can be accessed in whole vectors, as above
 
@@ -29,7 +28,6 @@ struct ConvertConfig {
     field("out", out);
     field("scaled", scaled);
     field("granularity", granularity);
-    if (has_channel_scale) field("has_channel_scale", has_channel_scale);
     field("saturate", saturate);
     field("vectors", vectors);
     field("threads_x", threads_x);

@@ -42,9 +42,6 @@ struct CastParams {
   CastTarget row_target;         // [rows, cols]
   CastTarget transposed_target;  // [cols, rows]
   ColumnReductionParams columns;
-  // Factors of two-level targets, for the rows of what is written.
-  const float* row_channel_scale;         // [rows]
-  const float* transposed_channel_scale;  // [cols]
   // The groups of a transpose (group_bounds.h): offsets have [groups + 1] entries.
   const int* offsets;
   int groups;
@@ -77,7 +74,6 @@ struct ConvertParams {
   const float* scale;  // of ConvertConfig::scaled, found as in CastTarget
   long long scale_row_stride;
   long long scale_col_stride;
-  const float* channel_scale;  // [rows], of ConvertConfig::has_channel_scale
 };
 
 // Casts of many matrices by one launch: what the host passes to the kernel, by value. Nothing of it

@@ -73,8 +73,6 @@ struct MmaGemmConfig {
   static constexpr bool swapped = false;
   constexpr Operand rows() const { return form.a; }
   constexpr Operand columns() const { return form.b; }
-  constexpr bool rows_have_factors() const { return false; }
-  constexpr bool columns_have_factors() const { return form.b_channel_scale; }
   constexpr bool reads_c() const { return form.c != Addend::kNone; }
   constexpr int sub_tiles() const { return warp_rows() / sub_tile_stride(); }
 

@@ -103,9 +103,6 @@ struct Sm90GemmConfig {
   // block of 128x128: each row brings the scale of its block then.
   constexpr Granularity row_scales() const { return swapped ? form.b.scales : a_scales(); }
   constexpr Granularity column_scales() const { return swapped ? a_scales() : form.b.scales; }
-  // Two-level scales: whether rows, or columns, have factors of their own besides.
-  constexpr bool rows_have_factors() const { return form.b_channel_scale && swapped; }
-  constexpr bool columns_have_factors() const { return form.b_channel_scale && !swapped; }
   // True if partial sums of kStageDepth are added in FP32, false if the tensor core sums all of K
   // (about 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }

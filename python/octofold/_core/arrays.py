@@ -65,17 +65,6 @@ def moved(data: Array, scale: Array, granularity: str, device: Any) -> Pair | No
     return new, new_scale
 
 
-def moved_like(values: Array, data: Array, device: Any) -> Array:
-    """Moves float32 values to the device that moved() has moved their codes to."""
-    if is_torch(data):
-        return values.to(device)
-    cupy: Any = imported("cupy")
-    if device == "cpu":
-        return cupy.asnumpy(values)
-    with cupy.cuda.Device(device):
-        return cupy.array(values)
-
-
 def framework_for(
     operation: str, argument: str, array: Array, stream: StreamLike | None
 ) -> Framework:

@@ -24,9 +24,6 @@ class ScaledTensor(Scaled):
     scale: float32; its shape follows from the granularity (see scale_shape), for a stack of
         matrices too.
     granularity: which elements share a scale: "tensor", "channel" (a row), "1x128" or "128x128".
-    channel_scale: two-level scales, only with "128x128": a float32 factor for each row, [rows],
-        contiguous, leading dimensions counted as rows: x ≈ data × scale × factor. A factor that is
-        no positive normal number (0, NaN, infinity) counts as 1.
 
     You can build one from the tensors of a checkpoint; they are checked when they are used. `==` is
     identity, because arrays have no comparison with a single truth value; equals() compares. It can
@@ -36,7 +33,6 @@ class ScaledTensor(Scaled):
     data: Array
     scale: Array
     granularity: str
-    channel_scale: Array | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__
@@ -64,7 +60,7 @@ class ScaledTensor(Scaled):
         return self.data.dtype
 
     def dequantize(self, dtype: DTypeLike = "float32", stream: StreamLike | None = None) -> Array:
-        """data × scale (× channel_scale), the product in FP32, rounded to nearest even in `dtype`;
+        """data × scale, the product in FP32, rounded to nearest even in `dtype`;
         of a matrix or a stack.
 
         dtype: float32, float16 or bfloat16.
@@ -73,7 +69,7 @@ class ScaledTensor(Scaled):
         Raises InvalidArgumentError.
         """
         name = dtype_name("dequantize", "dtype", dtype, WIDE)
-        inputs = (self.data, self.scale, self.channel_scale)
+        inputs = (self.data, self.scale)
         return _DEQUANTIZE(inputs, (self.granularity,), name, None, stream)[0]
 
     def equals(self, other: object) -> bool:
@@ -84,11 +80,6 @@ class ScaledTensor(Scaled):
             and self.granularity == other.granularity
             and arrays.same_bytes(self.data, other.data)
             and arrays.same_bytes(self.scale, other.scale)
-            and (self.channel_scale is None) == (other.channel_scale is None)
-            and (
-                self.channel_scale is None
-                or arrays.same_bytes(self.channel_scale, other.channel_scale)
-            )
         )
 
     def to(self, device: Any) -> "ScaledTensor":
@@ -100,12 +91,7 @@ class ScaledTensor(Scaled):
         Raises InvalidArgumentError for devices that the framework does not have.
         """
         moved = arrays.moved(self.data, self.scale, self.granularity, device)
-        if moved is None:
-            return self
-        factors = self.channel_scale
-        if factors is not None:
-            factors = arrays.moved_like(factors, self.data, device)
-        return ScaledTensor(*moved, self.granularity, factors)
+        return self if moved is None else ScaledTensor(*moved, self.granularity)
 
     def __getitem__(self, rows: slice | SupportsIndex) -> "ScaledTensor":
         """Rows (with leading dimensions: of the first one), as views of data and scale.
@@ -124,14 +110,11 @@ class ScaledTensor(Scaled):
         begin, end, _ = rows.indices(self.shape[0])
         end = max(begin, end)
         each = row_count(self.shape[1:])  # rows of one of the first dimension
-        factors = self.channel_scale
-        if factors is not None:
-            factors = factors[begin * each : end * each]
         if self._unit("ScaledTensor[]").is_of_a_row:
             scale = self.scale[begin:end]
         else:
             scale = self._scale_of(begin, end, each)
-        return ScaledTensor(self.data[begin:end], scale, self.granularity, factors)
+        return ScaledTensor(self.data[begin:end], scale, self.granularity)
 
     def _scale_of(self, begin: int, end: int, each: int) -> Array:
         """The scales of a slice of the first dimension, where they are those of whole matrices or
@@ -187,7 +170,7 @@ class ScaledTensor(Scaled):
         is_one_of_stack = one.granularity == "128x128" and one._matrices() == 1
         if UNITS[one.granularity].is_of_a_row or is_one_of_stack:
             scale = scale[0]
-        return ScaledTensor(one.data[0], scale, self.granularity, one.channel_scale)
+        return ScaledTensor(one.data[0], scale, self.granularity)
 
     def _unit(self, operation: str) -> Unit:
         unit = UNITS.get(self.granularity)
@@ -211,7 +194,7 @@ class ScaledTensor(Scaled):
         ops.transpose(x.data) copies them, or cast with ops.cast(x, transposed=format).
 
         Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), because the
-        transpose would need scales that belong to columns; so do the factors of two-level scales.
+        transpose would need scales that belong to columns.
         """
         if not self._unit("ScaledTensor.T").is_square:
             raise invalid_argument(
@@ -221,25 +204,19 @@ class ScaledTensor(Scaled):
                 "(ops.cast(x, transposed=...) casts the transpose with scales of its own)",
                 self.granularity,
             )
-        if self.channel_scale is not None:
-            expected = "None: its factors belong to rows"
-            raise invalid_argument("ScaledTensor.T", "channel_scale", expected, "an array")
         if len(self.shape) != 2:
             raise invalid_argument("ScaledTensor.T", "data", "2 dimensions", str(len(self.shape)))
         scale = self.scale if self.granularity == "tensor" else self.scale.T
         return ScaledTensor(self.data.T, scale, self.granularity)
 
     def register_buffers(self, module: "torch.nn.Module", name: str) -> None:
-        """Make this a part of a torch module: its buffers `name` and `name`_scale (and, if there is
-        a channel_scale, `name`_channel_scale), which state_dict() holds and module.to(device)
-        moves, and its attribute `name`_granularity.
+        """Make this a part of a torch module: its buffers `name` and `name`_scale, which
+        state_dict() holds and module.to(device) moves, and its attribute `name`_granularity.
         from_buffers() gives it back. module.to(dtype) would convert both, as it converts all
         floating-point buffers.
         """
         module.register_buffer(name, self.data)
         module.register_buffer(f"{name}_scale", self.scale)
-        if self.channel_scale is not None:
-            module.register_buffer(f"{name}_channel_scale", self.channel_scale)
         setattr(module, f"{name}_granularity", self.granularity)
 
     @staticmethod
@@ -249,17 +226,11 @@ class ScaledTensor(Scaled):
             getattr(module, name),
             getattr(module, f"{name}_scale"),
             getattr(module, f"{name}_granularity"),
-            getattr(module, f"{name}_channel_scale", None),
         )
 
     def __repr__(self) -> str:
-        data, scale, factors = (
-            _described(array) for array in (self.data, self.scale, self.channel_scale)
-        )
-        text = f"data={data}, scale={scale}, granularity={self.granularity!r}"
-        if self.channel_scale is not None:
-            text += f", channel_scale={factors}"
-        return f"ScaledTensor({text})"
+        data, scale = _described(self.data), _described(self.scale)
+        return f"ScaledTensor(data={data}, scale={scale}, granularity={self.granularity!r})"
 
 
 # Pickles and torch.save() call the class by this module, wherever it is defined.
@@ -270,20 +241,10 @@ def _described(array: Any) -> str:
     return f"{array.dtype} {list(array.shape)}" if hasattr(array, "dtype") else repr(array)
 
 
-def require_one_level(operation: str, argument: str, tensor: ScaledTensor) -> None:
-    """No factors of channels, which the operation does not apply to this operand."""
-    if tensor.channel_scale is not None:
-        name = f"{argument}.channel_scale"
-        raise invalid_argument(operation, name, "None: two-level scales are not for it", "an array")
-
-
-def parts_of(
-    operation: str, argument: str, x: Array | ScaledTensor
-) -> tuple[Array, Array | None, str | None]:
+def parts_of(x: Array | ScaledTensor) -> tuple[Array, Array | None, str | None]:
     """The inputs and the option of an op that takes arrays too: data, scale, granularity."""
     if not isinstance(x, ScaledTensor):
         return x, None, None
-    require_one_level(operation, argument, x)
     return x.data, x.scale, x.granularity
 
 
@@ -294,7 +255,7 @@ def _values(framework: Framework, inputs: Arrays, options: Options, dtype: str) 
 
 _DEQUANTIZE: Final = Op(
     "dequantize",
-    {"x": ScaledTensor, "x.channel_scale": Array | None},
+    {"x": ScaledTensor},
     results=("out",),
     allocate=_values,
     function=lambda: library.dequantize,

@@ -24,10 +24,6 @@ class Target:
     format: a Format or its words.
     scale: static scales, float32, in the shape that scale_shape() gives for the result, which is
         cast with them and holds them. None: each unit's scale is computed.
-    channel_scale: two-level scales, with granularity "128x128": a factor for each row of the
-        result, float32 [rows], contiguous. The values are multiplied by the reciprocals of the
-        factors in FP32 and then cast, and the result holds the factors; they may come from similar
-        data. A factor that is no positive normal number counts as 1.
     amax: the largest magnitudes of the units, float32, in the shape of the scales, with granularity
         "tensor" or "channel" and no `scale`: those of a whole array, of which the source is a part,
         such as a rank has of it. Scales are computed from them and not from what the source holds,
@@ -35,14 +31,12 @@ class Target:
         amax becomes what it would with a static scale, the largest FP8 number or NaN, as `overflow`
         says. Signs do not count; NaN and infinity are as if found in the data.
     out: where to write, of the dtype and granularity of the format: codes and scales (with `scale`:
-        only the codes). A channel_scale of its own is ignored. As in gemm(), nothing may require a
-        gradient.
+        only the codes). As in gemm(), nothing may require a gradient.
     """
 
     format: FormatLike
     _: KW_ONLY
     scale: Array | None = None
-    channel_scale: Array | None = None
     amax: Array | None = None
     out: ScaledTensor | None = None
 
@@ -218,7 +212,6 @@ class _Target(NamedTuple):
 
     format: Format
     scale: Array | None
-    channel_scale: Array | None
     amax: Array | None
     out: ScaledTensor | None
 
@@ -226,11 +219,11 @@ class _Target(NamedTuple):
 def target_of(argument: str, wanted: Wanted) -> _Target:
     """The target for what is wanted, with a format that is a Format."""
     if not isinstance(wanted, Target):
-        return _Target(format_of(_OPERATION, wanted, argument), None, None, None, None)
+        return _Target(format_of(_OPERATION, wanted, argument), None, None, None)
     format = format_of(_OPERATION, wanted.format, f"{argument}.format")
     if wanted.out is not None:
         require_format(_OPERATION, f"{argument}.out", wanted.out, format)
-    return _Target(format, wanted.scale, wanted.channel_scale, wanted.amax, wanted.out)
+    return _Target(format, wanted.scale, wanted.amax, wanted.out)
 
 
 def require_format(operation: str, argument: str, out: ScaledTensor, format: Format) -> None:
@@ -252,13 +245,7 @@ def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> 
     if (rows.out is None) != (transposed.out is None):
         return False  # a call writes into memory of its caller, or into new memory
     if rows.format.granularity == transposed.format.granularity:
-        return all(
-            (of_rows is None) == (of_transpose is None)
-            for of_rows, of_transpose in (
-                (rows.channel_scale, transposed.channel_scale),
-                (rows.amax, transposed.amax),
-            )
-        )
+        return (rows.amax is None) == (transposed.amax is None)
     if isinstance(source, Normed):
         return False  # rows alone are cast by the kernel that norms them
     return one_read(rows.format, transposed.format, static)
@@ -291,10 +278,10 @@ def _read_once(
     else:
         row, inputs, options = PLAIN, (source, stack.used), ()
     first, second = rows or _NONE, transposed or _NONE
-    inputs += (first.scale, first.channel_scale, first.amax)
+    inputs += (first.scale, first.amax)
     groups = offsets if offsets is None or isinstance(offsets, Depth) else Depth(offsets)
     numbers, layout = groups or (None, None)
-    inputs += (second.scale, second.channel_scale, second.amax, numbers)
+    inputs += (second.scale, second.amax, numbers)
     format = first.format if rows is not None else second.format
     options += (
         None if rows is None else format.granularity,
@@ -317,17 +304,14 @@ def _read_once(
     )
 
 
-_NONE = _Target(Format(), None, None, None, None)
+_NONE = _Target(Format(), None, None, None)
 
 
 def _result(target: _Target, data: Array, scale: Array | None) -> ScaledTensor:
-    out = target.out
-    if out is not None and target.scale is None and target.channel_scale is out.channel_scale:
-        return out
-    granularity = target.format.granularity
-    return ScaledTensor(
-        data, scale if target.scale is None else target.scale, granularity, target.channel_scale
-    )
+    if target.out is not None and target.scale is None:
+        return target.out
+    used = scale if target.scale is None else target.scale
+    return ScaledTensor(data, used, target.format.granularity)
 
 
 def _written(
@@ -343,7 +327,7 @@ def _written(
     memory for what he has given none for."""
     if rows is None and transposed is None:
         return None
-    rows_scale, _, _, transposed_scale, _, _, _ = inputs[-len(GIVEN) :]
+    rows_scale, _, transposed_scale, _, _ = inputs[-len(GIVEN) :]
     written: Arrays = (
         None if rows is None else rows.data,
         None if rows is None or rows_scale is not None else rows.scale,

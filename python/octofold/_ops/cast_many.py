@@ -80,7 +80,7 @@ def _require_sound(index: int, job: CastJob) -> None:
         if not isinstance(target, Target) or target.out is None:
             expected, got = "a Target with 'out'", type(target).__qualname__
             raise invalid_argument(operation, name, expected, got)
-        for part in ("scale", "channel_scale", "amax"):
+        for part in ("scale", "amax"):
             if getattr(target, part) is not None:
                 expected = "None: cast() takes one"
                 raise invalid_argument(operation, f"{name}.{part}", expected, "an array")

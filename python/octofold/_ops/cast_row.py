@@ -18,7 +18,7 @@ NAMES: Final = {
     **{
         f"out.{target}.{part}": f"{target}.{part}"
         for target in ("rows", "transposed")
-        for part in ("scale", "channel_scale", "amax")
+        for part in ("scale", "amax")
     },
     **{f"out.columns.{name}": name for name in ("sums", "amax", "workspace")},
     "norm": "kind",
@@ -35,10 +35,8 @@ Allocate: TypeAlias = Callable[[Framework, Arrays, Options], Arrays]
 
 GIVEN: Final[dict[str, Any]] = {
     "rows.scale": Array | None,
-    "rows.channel_scale": Array | None,
     "rows.amax": Array | None,
     "transposed.scale": Array | None,
-    "transposed.channel_scale": Array | None,
     "transposed.amax": Array | None,
     "offsets": Array | None,
 }
@@ -105,7 +103,7 @@ def _allocate(
     framework: Framework, shape: Sequence[int], given: Arrays, options: Options, dtype: str
 ) -> Arrays:
     """RESULTS for a matrix of `shape`."""
-    rows_scale, _, _, transposed_scale, _, _, offsets = given
+    rows_scale, _, transposed_scale, _, offsets = given
     rows, transposed, _, _, _, matrices, columns, layout = options[-len(OPTIONS) :]
     require_stack("cast", shape, matrices)
     of_rows: Arrays = (None, None)

@@ -65,7 +65,7 @@ class Activated(Source):
     dtype: Any = None
 
     def operands(self) -> tuple[Arrays, Options]:
-        data, scale, granularity = parts_of("cast", "source.x", self.x)
+        data, scale, granularity = parts_of(self.x)
         dtype = self.dtype
         if dtype is not None:
             if scale is None:
@@ -94,7 +94,7 @@ class ActivationGradient(Source):
     layout: str = "halves"
 
     def operands(self) -> tuple[Arrays, Options]:
-        data, scale, granularity = parts_of("cast", "source.x", self.x)
+        data, scale, granularity = parts_of(self.x)
         return (self.gradient, data, scale), (granularity, self.activation, self.layout)
 
 

@@ -35,8 +35,8 @@ def dot(
     Returns `out`, or a float32 array without dimensions in the framework of a.
     Raises InvalidArgumentError, which names the argument.
     """
-    a_data, a_scale, a_granularity = parts_of("dot", "a", a)
-    b_data, b_scale, b_granularity = parts_of("dot", "b", b)
+    a_data, a_scale, a_granularity = parts_of(a)
+    b_data, b_scale, b_granularity = parts_of(b)
     inputs = (a_data, a_scale, b_data, b_scale)
     options = (a_granularity, b_granularity)
     if out is None:

@@ -16,7 +16,7 @@ from .._core.formats import (
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
-from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.scaled_tensor import ScaledTensor
 
 
 class Arrivals(NamedTuple):
@@ -57,7 +57,7 @@ def gemm(
 
     a: e4m3 or e5m2 with scales of any granularity; or a float32, float16 or bfloat16 array, which
         the product casts itself. The result has its leading dimensions.
-    b: e4m3 or e5m2 with scales of any granularity; two-level ones only if `a` is a ScaledTensor.
+    b: e4m3 or e5m2 with scales of any granularity.
     c: [..., N], of out's dtype or float32; may be `out` itself, to which the product is then added
         in place. None if the product casts `a`.
     bias: of out's dtype or float32, contiguous.
@@ -104,17 +104,14 @@ def gemm(
             raise invalid_argument(
                 "gemm", "format", "it to be omitted for an 'a' that is cast already", repr(format)
             )
-        if a.channel_scale is not None:  # looked at here, as the host's time counts
-            require_one_level("gemm", "a", a)
         if a.scale is None:
             raise invalid_argument("gemm", "a.scale", "the scales of its codes", "None")
-        inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale, flags)
+        inputs = (a.data, a.scale, b.data, b.scale, c, bias, flags)
         kinds = a.granularity, b.granularity
         options = (*kinds, *how, None, None, None, None, own)
     else:
         cast = _format_of_a(format)
-        require_one_level("gemm", "b", b)
-        inputs = (a, None, b.data, b.scale, c, bias, None, flags)
+        inputs = (a, None, b.data, b.scale, c, bias, flags)
         of_cast = (cast.dtype, *cast.options)
         options = (None, b.granularity, *how, *of_cast, own)
     if out is None:
@@ -152,7 +149,6 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "b": ScaledTensor,
     "c": Array | None,
     "bias": Array | None,
-    "b.channel_scale": Array | None,
     "arrivals.flags": Array | None,
     "fast_accumulation": bool,
     "batch_invariant": bool,

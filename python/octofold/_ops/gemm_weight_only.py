@@ -11,7 +11,7 @@ from .._core.formats import ALL, FP8, HALF, WIDE, DTypeLike, dtype_name, require
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
-from .._core.scaled_tensor import ScaledTensor, parts_of, require_one_level
+from .._core.scaled_tensor import ScaledTensor, parts_of
 from .cast_sources import Gathered
 from .grouped_gemm import Masked, Rows, sizes
 
@@ -50,7 +50,7 @@ def gemm_weight_only(
     usable driver or compiler and UnsupportedError where there are no kernels for it.
     """
     operation = "gemm_weight_only"
-    data, scale, granularity = parts_of(operation, "x", x)
+    data, scale, granularity = parts_of(x)
     inputs = (data, scale, *require_weight(operation, w), bias)
     name = result_dtype(operation, "x", data, ALL, out, out_dtype)
     results = None
@@ -89,10 +89,9 @@ def gemm_weight_only_gradient(
 
 
 def require_weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:
-    """Codes and scales of a ScaledTensor of one level."""
+    """Codes and scales of a ScaledTensor."""
     if not isinstance(w, ScaledTensor):
         raise invalid_argument(operation, "w", "a ScaledTensor", type(w).__qualname__)
-    require_one_level(operation, "w", w)
     return w.data, w.scale
 
 

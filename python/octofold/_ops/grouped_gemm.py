@@ -9,7 +9,7 @@ from .._core.formats import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options
-from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.scaled_tensor import ScaledTensor
 
 
 class Rows(NamedTuple):
@@ -129,12 +129,11 @@ def grouped_gemm(
 
 
 def require_operands(operation: str, a: ScaledTensor, b: ScaledTensor) -> None:
-    """ScaledTensors of one level of scales."""
+    """Both are ScaledTensors."""
     for argument, operand in (("a", a), ("b", b)):
         if not isinstance(operand, ScaledTensor):
             got = type(operand).__qualname__
             raise invalid_argument(operation, argument, "a ScaledTensor", got)
-        require_one_level(operation, argument, operand)
 
 
 def sizes(operation: str, argument: str, array: Any, dimensions: Sequence[str]) -> Any:

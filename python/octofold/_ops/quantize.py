@@ -43,7 +43,7 @@ def quantize(
     On a GPU rows of codes begin at multiples of 32 bytes, and 1x128 scales have the strides (1,
     rows rounded up to a multiple of 4): so gemm() reads them fastest. NaN and infinities follow
     IEEE rules. There is no gradient: backward through it raises RuntimeError. ops.cast() has the
-    transpose, two-level scales, sums of columns, and casts of what is not in memory.
+    transpose, sums of columns, and casts of what is not in memory.
     Raises InvalidArgumentError, which names the argument.
     """
     format = format_of("quantize", format)
@@ -54,9 +54,7 @@ def quantize(
     require_format("quantize", "out", out, format)
     written = (out.data, out.scale if scale is None else None)
     _QUANTIZE((x, scale), options, "", written, stream)
-    if scale is None and out.channel_scale is None:
-        return out
-    return ScaledTensor(out.data, out.scale if scale is None else scale, format.granularity)
+    return out if scale is None else ScaledTensor(out.data, scale, format.granularity)
 
 
 def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:

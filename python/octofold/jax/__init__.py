@@ -58,7 +58,7 @@ __all__ = [
 
 CALLERS[jax.Array] = call
 jax.tree_util.register_dataclass(
-    ScaledTensor, data_fields=["data", "scale", "channel_scale"], meta_fields=["granularity"]
+    ScaledTensor, data_fields=["data", "scale"], meta_fields=["granularity"]
 )
 # Numbers and words that choose a kernel or a layout are no leaves.
 jax.tree_util.register_dataclass(Masked, data_fields=["counts"], meta_fields=["expected_rows"])

@@ -236,5 +236,5 @@ def _of_jax(operation: str, argument: str, x: Any) -> Any:
     """The first operand, by which an op is called; NumPy's arrays become JAX's."""
     if isinstance(x, ScaledTensor):
         data = _of_jax(operation, argument, x.data)
-        return ScaledTensor(data, x.scale, x.granularity, x.channel_scale)
+        return ScaledTensor(data, x.scale, x.granularity)
     return array_of(operation, argument, x)

@@ -99,19 +99,12 @@ TEST_F(RowSliceTest, BlocksOf128Rows) {
   EXPECT_EQ(none.scale.shape[0], 0);
 }
 
-TEST_F(RowSliceTest, RowsOfATargetHaveItsFactorsAndMagnitudes) {
+TEST_F(RowSliceTest, RowsOfATargetHaveItsMagnitudes) {
   const std::vector<float> of_rows(kRows);
-  CastTarget target{.data = matrix(codes_.data(), DType::kE4M3, kRows, kCols),
-                    .scale = matrix(scales_.data(), DType::kFloat32, 3, 2),
-                    .format = {.granularity = Granularity::kBlock128x128}};
-  target.channel_scale = vector(of_rows.data(), DType::kFloat32, kRows);
-  const CastTarget rows = row_slice(target, 128, kRows);
-  EXPECT_EQ(rows.channel_scale->shape[0], kRows - 128);
-  EXPECT_EQ(rows.channel_scale->data, of_rows.data() + 128);
-  target = {.data = target.data,
-            .scale = vector(scales_.data(), DType::kFloat32, kRows),
-            .format = {.granularity = Granularity::kChannel},
-            .amax = target.channel_scale};
+  const CastTarget target{.data = matrix(codes_.data(), DType::kE4M3, kRows, kCols),
+                          .scale = vector(scales_.data(), DType::kFloat32, kRows),
+                          .format = {.granularity = Granularity::kChannel},
+                          .amax = vector(of_rows.data(), DType::kFloat32, kRows)};
   EXPECT_EQ(row_slice(target, 30, 40).amax->shape[0], 10);
   EXPECT_EQ(row_slice(target, 30, 40).amax->data, of_rows.data() + 30);
 }

@@ -102,14 +102,6 @@ TEST_F(CastTest, GatheredRowsAreAsManyAsTheirSources) {
   EXPECT_THAT(blocks(), ElementsAre(29 * 5));
 }
 
-// Rows of 1x128, and the transpose with its channels' factors: from one read.
-TEST_F(CastTest, TwoLevelScalesAreOneKernel) {
-  CastTarget transposed = output(kCols, kRows, Granularity::kBlock128x128);
-  transposed.channel_scale = vector<const void>(address(0x7000), DType::kFloat32, kCols, kGpu);
-  cast({.rows = output(kRows, kCols, Granularity::kBlock1x128), .transposed = transposed});
-  EXPECT_EQ(state().launches.size(), 1u);
-}
-
 TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
   const CastTarget out = output(kRows, kCols, Granularity::kTensor);
   for (int i = 0; i < 3; ++i) cast({.rows = out});

@@ -232,7 +232,6 @@ std::vector<Family> families() {
       {"Dots", all, add_dots},
       {"FewOfEach", older, add_few_of_each},
       {"GemmOntoC", hopper, add_onto_c},
-      {"GemmTwoLevels", hopper, add_two_levels},
       {"GemmTypes", hopper, add_types},
       {"GemmCasting", hopper, add_casting},
       {"GemmGated", hopper, add_gated},

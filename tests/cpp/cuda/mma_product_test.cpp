@@ -28,7 +28,6 @@ class MmaProductTest : public ProductTest {
 TEST_F(MmaProductTest, TheKernelGetsTheArguments) {
   core::Product dense = product(1000, 512, 640);
   dense.a.data.strides[0] = -656;
-  dense.b.channel_scale = vector<const void>(address(0x8000), DType::kFloat32, 512, kGpu);
   int stream = 0;
   multiply(dense, {}, {&stream});
   ASSERT_EQ(state().launches.size(), 1u);
@@ -37,7 +36,6 @@ TEST_F(MmaProductTest, TheKernelGetsTheArguments) {
   const auto plan =
       test::plan_as<config::MmaGemmConfig>(plan::problem_of(dense), plan::gpu_of(89, 128));
   EXPECT_EQ(plan.config.load_bytes, 4);  // rows that run backwards
-  EXPECT_TRUE(plan.config.columns_have_factors());
   EXPECT_EQ(last().blocks, plan.kernels.front().blocks);
   EXPECT_EQ(last().threads, static_cast<unsigned>(plan.config.threads()));
   EXPECT_EQ(last().shared_bytes, static_cast<unsigned>(plan.config.shared_bytes()));

@@ -51,19 +51,6 @@ TEST_F(ProductParamsTest, TilesComeInTheBandsThatSuitThem) {
   EXPECT_TRUE(last_params().work.bands.of_columns);
 }
 
-// b's, whichever side of the instruction b is.
-TEST_F(ProductParamsTest, FactorsOfChannelsAreThoseOfB) {
-  core::Product dense = product(20, 512, 640);
-  dense.b.channel_scale = vector<const void>(address(0x7000), DType::kFloat32, 512, kGpu);
-  for (const char* candidate : {"64x16.swapped.w1.c1x1x2.b3", kTile}) {
-    multiply(dense, candidate);
-    EXPECT_EQ(last_params().channel_scale, address(0x7000));
-  }
-  dense.b.channel_scale.reset();
-  multiply(dense);
-  EXPECT_EQ(last_params().channel_scale, nullptr);
-}
-
 TEST_F(ProductParamsTest, FP32LeavesInPiecesWhereTilesAreLarge) {
   core::Product dense = product(1000, 512, 640);
   dense.out.dtype = DType::kFloat32;

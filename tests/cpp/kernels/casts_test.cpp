@@ -1,51 +1,11 @@
-// Casts of one matrix, run on the host: with two levels of scales, by largest magnitudes that are
-// given, by clusters of blocks, and reductions of columns. They write what the CPU backend writes.
+// Casts of one matrix, run on the host: by largest magnitudes that are given, by clusters of
+// blocks, and reductions of columns. They write what the CPU backend writes.
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
 #include "kernels/cast/column_reductions.h"
 
 namespace octofold::cast {
 namespace {
-
-// ---- Two-level scales.
-
-// Two of them count as 1.
-Floats factors_of(std::int64_t channels) {
-  Floats factors = random_factors(channels);
-  factors.front() = 0;
-  factors.back() = std::nanf("");
-  return factors;
-}
-
-template <DType kIn, CastRule kRule, Granularity kRowGranularity, bool kVectors>
-void expect_two_levels(std::int64_t rows, std::int64_t cols) {
-  constexpr TileCastConfig kConfig{
-      .format = {.in = kIn, .granularity = kRowGranularity, .rule = kRule},
-      .two_level = true,
-      .to_transposed = true,
-      .vector_loads = kVectors,
-      .vector_stores = kVectors,
-      .group_m = 2};
-  const Matrix x = random_values(kIn, rows, cols);
-  Targets targets{.rows = Target(kRowGranularity, rows, cols),
-                  .transposed = Target(kBlock128x128, cols, rows)};
-  targets.for_each([](Target& target) {
-    if (target.granularity() == kBlock128x128) target.factors = factors_of(target.rows());
-  });
-  expect_as_on_cpu<kConfig>(x.view(), targets, kConfig.format);
-}
-
-template <DType kIn>
-void expect_two_levels() {
-  expect_two_levels<kIn, config::kTorchAoRule, kBlock1x128, true>(136, 264);
-  expect_two_levels<kIn, config::kDeepSeekRule, kBlock1x128, false>(129, 77);
-  expect_two_levels<kIn, config::kDeepSeekRule, kBlock128x128, true>(136, 264);
-  expect_two_levels<kIn, config::kCompressedTensorsRule, kBlock128x128, false>(70, 131);
-}
-
-TEST(TwoLevelScalesTest, OfFloat32) { expect_two_levels<DType::kFloat32>(); }
-TEST(TwoLevelScalesTest, OfFloat16) { expect_two_levels<DType::kFloat16>(); }
-TEST(TwoLevelScalesTest, OfBFloat16) { expect_two_levels<DType::kBFloat16>(); }
 
 // ---- Largest magnitudes that are given, and values far beyond them.
 

@@ -98,7 +98,7 @@ TEST_F(HopperGemmTest, Multicast) {
 }
 
 TEST_F(HopperGemmTest, TwoPartialSumsInTurn) {
-  expect_product<{.form = {.c = Addend::kFloat32, .b_channel_scale = true},
+  expect_product<{.form = {.c = Addend::kFloat32},
                   .tile_columns = 64,
                   .store = OutputStore::kDirect,
                   .order = ConsumerOrder::kAlternating}>({.m = 128, .n = 70, .k = 656});

@@ -84,10 +84,7 @@ TEST(MmaGemmKernelTest, AddendsAndTypes) {
                         .out = kFloat16,
                         .c = Addend::kFloat32,
                         .bias = Addend::kOutputType})>();
-  expect_product<small({.out = kFloat32,
-                        .c = Addend::kOutputType,
-                        .bias = Addend::kOutputType,
-                        .b_channel_scale = true})>();
+  expect_product<small({.out = kFloat32, .c = Addend::kOutputType, .bias = Addend::kOutputType})>();
 }
 
 TEST(MmaGemmKernelTest, SumsInTheTensorCore) {

@@ -13,7 +13,6 @@ struct Kind {
   std::int64_t rows, cols;  // of one matrix
   std::optional<Granularity> of_rows{}, of_transpose{};
   bool scales_given = false;
-  bool two_level = false;
   std::vector<int> used{};  // offsets by which some are left alone; empty: all are cast
 };
 
@@ -25,9 +24,6 @@ Targets targets_of(const Kind& kind, std::int64_t matrices) {
   }
   targets.for_each([&](Target& target) {
     if (kind.scales_given) target.given_scales = random_factors(target.units());
-    if (kind.two_level && target.granularity() == kBlock128x128) {
-      target.factors = random_factors(target.rows());
-    }
   });
   if (!kind.used.empty()) {
     targets.given.used = vector<const void>(kind.used.data(), DType::kInt32, std::ssize(kind.used));
@@ -47,14 +43,13 @@ void expect_stack(const Kind& kind) {
 template <TileCastConfig kConfig>
 void expect_tiles(std::int64_t rows, std::int64_t cols, const std::vector<int>& used = {}) {
   const Granularity granularity = kConfig.format.granularity;
-  const bool squares = kConfig.transposed_squares || kConfig.two_level;
   Kind kind{.rows = rows,
             .cols = cols,
             .scales_given = kConfig.phase == CastPhase::kEncodeGiven,
-            .two_level = kConfig.two_level,
             .used = used};
   if (kConfig.to_rows) kind.of_rows = granularity;
-  if (kConfig.to_transposed) kind.of_transpose = squares ? kBlock128x128 : granularity;
+  if (kConfig.to_transposed)
+    kind.of_transpose = kConfig.transposed_squares ? kBlock128x128 : granularity;
   expect_stack<kConfig.format, kConfig>(kind);
 }
 
@@ -100,21 +95,6 @@ TEST(StackedCastsTest, SquaresBesideRowsOfBlocks) {
                               .to_transposed = true,
                               .group_m = 2,
                               .stacked = true}>(136, 136);
-}
-
-TEST(StackedCastsTest, TwoLevelScales) {
-  for (const std::int64_t rows : {std::int64_t{136}, std::int64_t{8}}) {
-    expect_tiles<TileCastConfig{.format = {.granularity = kBlock128x128},
-                                .two_level = true,
-                                .to_transposed = true,
-                                .group_m = 2,
-                                .stacked = true}>(rows, 136);
-    expect_tiles<TileCastConfig{.format = {.in = DType::kFloat32, .rule = config::kTorchAoRule},
-                                .two_level = true,
-                                .to_transposed = true,
-                                .group_m = 2,
-                                .stacked = true}>(rows, 136);
-  }
 }
 
 template <Granularity kGranularity>

@@ -176,11 +176,6 @@ TEST_F(CastRefusalsTest, OfColumns) {
        {[](auto&, auto& t) { t.columns.amax->data = t.columns.sums->data; },
         "'out.columns.amax': expected memory of its own, apart from 'out.columns.sums'"},
        {[](auto&, auto& t) { t.columns.sums->data = t.rows->data.data; }, "apart from 'out.rows'"},
-       {[&](auto&, auto& t) {
-          t.rows = squares_.target();
-          t.rows->channel_scale = vector<const void>(floats_.data(), DType::kFloat32, kRows);
-        },
-        "'out.columns.sums': expected memory of its own, apart from 'out.rows.channel_scale'"},
        {[](auto&, auto& t) { t.columns.workspace.reset(); },
         "'out.columns.workspace': expected one, because sums or amax of columns"},
        {[](auto&, auto& t) { ++t.columns.workspace->shape[0]; },
@@ -217,24 +212,13 @@ TEST_F(CastRefusalsTest, OfGivenAmax) {
   EXPECT_EQ(error_of([&] { cast(x(), both); }), "no error");
 }
 
-TEST_F(CastRefusalsTest, OfTwoLevels) {
-  CastTargets two_level{.rows = squares_.target(), .transposed = of_squares_.target()};
-  two_level.rows->channel_scale = floats(kRows);
-  two_level.transposed->channel_scale = floats(kCols);
-  refuse_targets(
-      two_level,
-      {{[](auto&, auto& t) { t.rows->channel_scale->device = kGpu; },
-        "'out.rows.channel_scale': expected a tensor on"},
-       {[](auto&, auto& t) { t.rows->channel_scale->data = t.rows->data.data; },
-        "apart from 'out.rows.channel_scale'"},
-       {[](auto&, auto& t) { t = test::given(t); },
-        "'out.rows.channel_scale': expected it to be omitted beside given scales, because"},
-       {[&](auto&, auto& t) {
-          t = test::given({.rows = rows_.target(), .transposed = of_squares_.target()});
-        },
-        "granularity 1x128, as 'out.rows', or channel (squares are computed with the codes)"},
-       {[](auto&, auto& t) { t.rows->channel_scale.reset(); },
-        "'out.rows.channel_scale': expected one, as 'out.transposed' has, got none"}});
+TEST_F(CastRefusalsTest, OfGivenScalesOfSquaresBesideLines) {
+  EXPECT_THAT(
+      error_of([&] {
+        cast(x(), test::given({.rows = rows_.target(), .transposed = of_squares_.target()}));
+      }),
+      HasSubstr(
+          "granularity 1x128, as 'out.rows', or channel (squares are computed with the codes)"));
 }
 
 TEST_F(CastRefusalsTest, OfActivations) {
@@ -245,13 +229,7 @@ TEST_F(CastRefusalsTest, OfActivations) {
           {[](auto& a, auto&) { a.activation = static_cast<Activation>(40); }, "'activation'"},
           {[](auto& a, auto&) { a.layout = static_cast<GateLayout>(7); }, "'layout'"}});
   refuse(Activated{.x = rows_.view(), .dtype = DType::kFloat32}, targets,
-         {{[](auto& a, auto&) { a.dtype = DType::kE4M3; }, "'dtype': expected float32, float16"},
-          {[&](auto& a, auto&) {
-             ScaledTensorView codes = rows_.view();
-             codes.channel_scale = codes.scale;
-             a.x = codes;
-           },
-           "'x.channel_scale': expected it to be omitted"}});
+         {{[](auto& a, auto&) { a.dtype = DType::kE4M3; }, "'dtype': expected float32, float16"}});
   const TensorView gradient = matrix(floats_.data(), DType::kFloat32, kRows, kCols / 2, 4);
   std::vector<float> apart(kRows * kCols / 2);
   const ActivationGradient source{

@@ -52,7 +52,6 @@ TEST(GemmCastArgumentsTest, EachErrorNamesItsArgument) {
   const Matrix x(DType::kBFloat16, 5, 256);
   Matrix out(DType::kBFloat16, 5, 300);
   const ScaledMatrix b(300, 256, kSquares);
-  const std::vector<float> factors(300, 1.0f);
   test::refusing<GemmArguments, CastOperand>([&](auto&& spoil) {
     CastOperand a{x.view()};
     GemmArguments arguments{.a = a, .b = b.view(), .out = out.view()};
@@ -61,8 +60,6 @@ TEST(GemmCastArgumentsTest, EachErrorNamesItsArgument) {
     return error_of([&] { gemm(arguments); });
   })({
       {[](auto&, auto& a) { a.data.rank = 1; }, "argument 'a'"},
-      {[&](auto& d, auto&) { d.b.channel_scale = vector(factors.data(), DType::kFloat32, 300); },
-       "argument 'b.channel_scale': expected it to be omitted"},
       {[](auto& d, auto&) { d.b.data.device = kGpu; }, "argument 'b"},
       {[](auto& d, auto& a) { d.out.data = writable(a.data); }, "argument 'out'"},
       {[](auto& d, auto&) { d.out.data = writable(d.b.data); }, "argument 'out'"},
@@ -132,28 +129,6 @@ TEST(ProductRecordingTest, NotesTheProductsOfAllThreads) {
   for (const std::string& problem : all.problems()) EXPECT_EQ(complete_problem(problem), problem);
 }
 
-TEST(TwoLevelArgumentsTest, ProductsNameThem) {
-  const std::vector<float> factors(130, 1.0f);
-  ScaledMatrix a(5, 300), b(130, 300, kSquares), of_squares(5, 300, kSquares);
-  std::vector<float> d(130 * 300);
-  const auto two_level = [&](ScaledTensorView view) {
-    view.channel_scale = vector(factors.data(), DType::kFloat32, view.data.shape[0]);
-    return view;
-  };
-  GemmArguments product{.a = two_level(of_squares.view()),
-                        .b = b.view(),
-                        .out = matrix(d.data(), DType::kFloat32, 5, 130)};
-  EXPECT_THAT(error_of([&] { gemm(product); }, ErrorCode::kUnsupported),
-              HasSubstr("gemm: argument 'a.channel_scale': expected it to be omitted"));
-  product.a = a.view();
-  product.b = two_level(b.view());
-  product.b.channel_scale->data = d.data();
-  EXPECT_THAT(error_of([&] { gemm(product); }),
-              HasSubstr("'out': expected memory of its own, apart from 'b.channel_scale'"));
-  EXPECT_THAT(error_of([&] { dequantize(product.b, matrix(d.data(), DType::kFloat32, 130, 300)); }),
-              HasSubstr("'out': expected memory of its own, apart from 'x.channel_scale'"));
-}
-
 TEST(GroupedGemmArgumentsTest, DepthHasNoBias) {
   const std::int32_t offsets[] = {0, 100};
   const ScaledMatrix a(16, 128), b(24, 128);
@@ -204,7 +179,6 @@ using WeightOnlyRefusals = test::Refusals<GemmWeightOnlyArguments>;
 TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
   ScaledMatrix w(300, 256, kSquares), codes(5, 256);
   Matrix x(DType::kBFloat16, 5, 256), out(DType::kBFloat16, 5, 300), bias(DType::kFloat32, 1, 300);
-  const std::vector<float> factors(300, 1.0f);
   const auto refuses = [&](const DotOperand& operand, const WeightOnlyRefusals& refusals) {
     test::refusing<GemmWeightOnlyArguments>([&](auto&& spoil) {
       GemmWeightOnlyArguments arguments{.x = operand, .w = w.view(), .out = out.view()};
@@ -216,8 +190,6 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& d) { d.x.data.rank = 0; }, "argument 'x': expected at least 1 dimension"},
       {[](auto& d) { d.x.data.data = nullptr; }, "argument 'x': expected data"},
       {[](auto& d) { d.w.data.strides[1] = 3; }, "argument 'w'"},
-      {[&](auto& d) { d.w.channel_scale = vector(factors.data(), DType::kFloat32, 300); },
-       "argument 'w.channel_scale': expected it to be omitted"},
       {[](auto& d) { d.out.strides[0] = 200; },
        "argument 'out': expected rows that do not overlap"},
       {[](auto& d) { d.out.device = kGpu; }, "argument 'out': expected a tensor on cpu"},

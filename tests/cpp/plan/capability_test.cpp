@@ -25,8 +25,7 @@ Granularity granularity_of(Form form) {
   switch (form) {
     case Form::kChannel: return Granularity::kChannel;
     case Form::kBlock1x128: return Granularity::kBlock1x128;
-    case Form::kBlock128x128:
-    case Form::kTwoLevel: return Granularity::kBlock128x128;
+    case Form::kBlock128x128: return Granularity::kBlock128x128;
     default: return Granularity::kTensor;
   }
 }
@@ -54,25 +53,19 @@ void plan_casts(const MatrixRow& row, const Gpu& gpu) {
     return;
   }
   if (called == "dequantize") {
-    const ConvertProblem problem{.rows = 256,
-                                 .cols = 256,
-                                 .scaled = true,
-                                 .granularity = granularity_of(row.forms[0]),
-                                 .has_channel_scale = row.forms[0] == Form::kTwoLevel};
+    const ConvertProblem problem{
+        .rows = 256, .cols = 256, .scaled = true, .granularity = granularity_of(row.forms[0])};
     EXPECT_FALSE(plan_convert(problem, gpu).kernels.empty());
     return;
   }
   CastProblem problem{.rows = 256, .cols = 256};
   const Form out = called == "cast" ? row.forms[0] : row.forms.back();
   problem.format.granularity = granularity_of(out);
-  problem.two_level = out == Form::kTwoLevel;
   if (called == "cast") {
     const Form transposed = row.forms[1];
     problem.to_transposed = true;
-    problem.two_level = transposed == Form::kTwoLevel;
     problem.transposed_by_channel = transposed != out && transposed == Form::kChannel;
-    problem.transposed_by_squares = granularity_of(transposed) != granularity_of(out) &&
-                                    granularity_of(transposed) == Granularity::kBlock128x128;
+    problem.transposed_by_squares = transposed != out && transposed == Form::kBlock128x128;
   } else if (called == "cast_gathered") {
     problem.source.kind = SourceKind::kGathered;
   } else if (called != "quantize") {
@@ -151,7 +144,6 @@ void plan_products(const MatrixRow& row, const Gpu& gpu) {
   problem.dynamic.exists = row.forms[0] == Form::kNumbers;
   if (!problem.dynamic.exists) form.a.scales = granularity_of(row.forms[0]);
   form.b.scales = granularity_of(row.forms[1]);
-  form.b_channel_scale = row.forms[1] == Form::kTwoLevel;
   problem.gated.exists = called == "gated_gemm";
   if (problem.gated.exists) form.out = kE4M3;
   ASSERT_EQ(called == "grouped_gemm" ? called : operation_of(problem), called);

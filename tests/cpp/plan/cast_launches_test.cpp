@@ -25,7 +25,6 @@ std::string words_of(const TileCastConfig& tiles) {
   const char* const phases[] = {"cast", "whole rows", "amax", "codes", "given"};
   std::string text = phases[static_cast<int>(tiles.phase)];
   if (!tiles.to_rows) text += " of columns";
-  if (tiles.two_level) text += " of two levels";
   if (tiles.columns.any()) text += " reducing";
   if (tiles.grouped) text += " grouped";
   if (tiles.stacked) text += " stacked";
@@ -249,8 +248,7 @@ const Kind kKinds[] = {{" reducing", plain({}, 1000, 640).reducing(kSums), 8 * 5
                        {" grouped", gathered({}, {}), (7 + 6) * 5},
                        {" grouped", gathered({}), 13 * 5},
                        {" grouped", gathered({}, kMultiplied), 13 * 5},
-                       {" stacked", stack({}), 4 * 2 * 5},
-                       {" of two levels", plain({}, 1000, 640).of_two_levels(), 8 * 5}};
+                       {" stacked", stack({}), 4 * 2 * 5}};
 
 // The tiles alone: of groups one for each slot, of a stack for each matrix.
 std::string tiles_of(const Kind& kind, const CastProblem& problem) {
@@ -270,7 +268,7 @@ std::string tiles_of(const Kind& kind, const CastProblem& problem) {
 }
 
 // True if there is such a cast and it has tiles of its kind: rows that have scales of their own are
-// those of one matrix, as squares of two levels are no lines.
+// those of one matrix.
 bool is_cast(const CastProblem& problem) {
   const Granularity granularity = problem.format.granularity;
   if (problem.groups > 0) {
@@ -279,9 +277,7 @@ bool is_cast(const CastProblem& problem) {
   if (problem.matrices > 1) {
     return problem.to_transposed || granularity == kTensor || granularity == kBlock128x128;
   }
-  if (!problem.two_level) return true;
-  return granularity == kBlock128x128 ||
-         (granularity == kBlock1x128 && problem.to_rows && problem.to_transposed);
+  return true;
 }
 
 // Columns are reduced by the first kernel, and the last one.
@@ -303,17 +299,14 @@ TEST(CastLaunchesTest, EachKindHasThePhasesThatScalesNeed) {
           EXPECT_EQ(std::get<ColumnReductionConfig>(last.config).columns, kSums);
           EXPECT_EQ(last.blocks, 20);
         }
-        if (problem.two_level) continue;
         CastProblem given = problem;
         given.scales_given = true;
         EXPECT_EQ(tiles_of(kind, given), "given" + of + mark);
       }
     }
-    if (kind.problem.two_level) continue;
     Cast mixed = kind.problem;
     mixed.format.granularity = kBlock1x128;
     EXPECT_EQ(tiles_of(kind, mixed.beside(kBlock128x128)), "cast" + mark);
-    EXPECT_EQ(tiles_of(kind, mixed.of_two_levels()), "cast of two levels" + mark);
     // For one matrix as small as this, a cluster finds all scales.
     EXPECT_EQ(tiles_of(kind, mixed.beside(kChannel)),
               mixed.columns.any() ? "cast reducing by 8"

@@ -152,7 +152,6 @@ TEST(PlanCastTest, GivenScalesShareAKernel) {
 TEST(PlanCastTest, WhatNoKernelIsFor) {
   for (const TileCastConfig& config : {TileCastConfig{.to_transposed = true, .grouped = true},
                                        {.to_transposed = true, .stacked = true},
-                                       {.two_level = true, .to_transposed = true},
                                        {.transposed_squares = true, .to_transposed = true}}) {
     EXPECT_EQ(config.invalid_reason(), nullptr);
   }
@@ -170,8 +169,6 @@ TEST(PlanCastTest, WhatNoKernelIsFor) {
          .to_transposed = true},
         {.source = kTransposeMultiplied, .transposed_squares = true, .to_transposed = true},
         {.tile_rows = 32, .rows_per_thread = 4, .stacked = true},
-        {.two_level = true, .to_rows = false, .to_transposed = true},  // lines that nobody writes
-        {.phase = kGiven, .two_level = true, .to_transposed = true},
         {.phase = kGiven, .transposed_squares = true, .to_transposed = true},
         {.phase = kGiven, .amax_given = true},
         {.amax_given = true}}) {
@@ -289,10 +286,6 @@ TEST(PlanCastTest, KernelsAreSharedByGroupsAndStacksOfAnyNumber) {
   for (const std::string& name : {kernel(1000, 6, 1), kernel(1000, 0, 4)}) {
     EXPECT_NE(name, kernel(1000, 0, 1));
   }
-  ConvertProblem convert{.rows = 5, .cols = 7, .scaled = true, .granularity = kBlock128x128};
-  const auto values = plan_convert(convert, kHopper).kernels[0].kernel;
-  convert.has_channel_scale = true;
-  EXPECT_NE(plan_convert(convert, kHopper).kernels[0].kernel, values);
 }
 
 TEST(PlanCastTest, RefusesWhatNoGridHolds) {
@@ -349,7 +342,6 @@ TEST(PlanCastBatchTest, SomeCastsAreAlone) {
   EXPECT_TRUE(is_alone([](auto& p) { p.columns.sums = true; }));
   EXPECT_TRUE(is_alone([](auto& p) { p.groups = 2; }));
   EXPECT_TRUE(is_alone([](auto& p) { p.skips_unused = true; }));
-  EXPECT_TRUE(is_alone([](auto& p) { p.two_level = true; }));
   EXPECT_TRUE(is_alone([](auto& p) { p.amax_given = true; }));
 }
 

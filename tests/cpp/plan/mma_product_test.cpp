@@ -174,11 +174,6 @@ TEST(MmaPlanTest, SaysWhyNoKernelCanBeBuilt) {
                 c.form.bias = Addend::kFloat32;
               }),
               HasSubstr("no bias"));
-  EXPECT_THAT(reason([](auto& c) {
-                c.form.b_channel_scale = true;
-                c.form.b.scales = Granularity::kChannel;
-              }),
-              HasSubstr("two-level"));
   EXPECT_THAT(reason([](auto& c) { c.row_warps = 0; }), HasSubstr("warps"));
   EXPECT_THAT(reason([](auto& c) { c.tile_rows = 40; }), HasSubstr("tile_rows"));
   EXPECT_THAT(reason([](auto& c) { c.tile_columns = 32; }), HasSubstr("tile_columns"));

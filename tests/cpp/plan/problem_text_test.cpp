@@ -91,7 +91,6 @@ TEST(ProblemTextTest, WhatIsLeftOutIsAsOftenAsNot) {
   EXPECT_EQ(product("grouped_gemm: m 70, n 2, k 3, groups 4 of masked rows").expected, 70);
   EXPECT_EQ(product("grouped_gemm: m 70, n 2, k 3, groups 4 of rows").expected, 18);
   EXPECT_EQ(product("gemm: m 1, n 2, k 3, arriving_rows").work, Work::kArrivingRows);
-  EXPECT_TRUE(product("gemm: m 1, n 2, k 3, b_channel_scale").product.form.b_channel_scale);
 }
 
 TEST(ProblemTextTest, WhatIsNoneIsNamed) {
@@ -115,8 +114,6 @@ TEST(ProblemTextTest, WhatIsNoneIsNamed) {
        "'fast_accumulation': expected tensor or channel scales of a and b beside it, got 1x128"},
       {"gemm: m 1, n 1, k 1, fast_accumulation yes",
        "'fast_accumulation': expected nothing behind it, got yes"},
-      {"gemm: m 1, n 1, k 1, b e4m3 channel, b_channel_scale",
-       "'b_channel_scale': expected 128x128 scales of b beside it, got channel"},
       {"gated_gemm: m 1, n 1, k 1, activation silu",
        "'activation': expected one of swiglu, geglu-tanh, geglu, swiglu-oss, got silu"},
       {"grouped_gemm: m 1, n 1, k 1", "'groups': expected a number and 'of rows'"},

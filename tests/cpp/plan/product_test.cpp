@@ -203,23 +203,6 @@ TEST(ProductPlanTest, CandidatesStoreOntoCWhereTmaCanBringIt) {
   EXPECT_FALSE(onto_c([](auto& p) { p.operands_fit_tma = false; }));
 }
 
-// The same tilings as without factors: weight gradients of all shapes, swapped and sliced ones.
-TEST(ProductPlanTest, ProductsOfTwoLevelsAreCutAsWithoutFactors) {
-  GemmProblem problem = as_allocated({.product = {.m = 4096, .n = 4096, .k = 8192}});
-  const auto plain = test::sm90_candidates(problem);
-  problem.product.form.b_channel_scale = true;
-  const auto candidates = test::sm90_candidates(problem);
-  ASSERT_EQ(candidates.size(), plain.size());
-  bool swapped = false, sliced = false;
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    EXPECT_EQ(candidates[i].name, plain[i].name);
-    swapped |= candidates[i].config.rows_have_factors();
-    sliced |= candidates[i].config.split_k > 1;
-  }
-  EXPECT_TRUE(swapped);
-  EXPECT_TRUE(sliced);
-}
-
 TEST(ProductPlanTest, FillsTheMultiprocessors) {
   const auto tiles = [](std::int64_t m, std::int64_t n, std::int64_t k) {
     const GemmProblem problem{.product = {.m = m, .n = n, .k = k}};

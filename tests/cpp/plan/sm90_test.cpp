@@ -70,19 +70,10 @@ TEST(Sm90ConfigTest, Groups) {
     const test::Spoiled reason(
         test::sm90_plan(test::grouped_problem(work, 512, 512, 512, 1, 512)).config);
     EXPECT_THAT(reason([](auto& c) { c.split_k = 2; }), HasSubstr("split-K"));
-    EXPECT_THAT(reason([](auto& c) { c.form.b_channel_scale = true; }), HasSubstr("two-level"));
     if (work != Work::kGroupedDepth) continue;
     EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("no bias"));
     EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("TMA"));
   }
-}
-
-TEST(Sm90ConfigTest, TwoLevels) {
-  Sm90GemmConfig config;
-  config.form.b_channel_scale = true;
-  EXPECT_EQ(config.invalid_reason(), nullptr);
-  config.form.b.scales = Granularity::kChannel;
-  EXPECT_NE(config.invalid_reason(), nullptr);
 }
 
 // How tiles are walked: the orders that were the fastest, or within 0.4 % of it, of six that were

@@ -49,24 +49,19 @@ inline void add_plain(Kernels& kernels, Granularity granularity, bool to_rows, b
   }
 }
 
-// Scales of other kinds in the transpose, by a cluster and by four kernels, or of two levels; and
-// columns that are reduced beside what takes most registers.
+// Scales of other kinds in the transpose, by a cluster and by four kernels; and columns that are
+// reduced beside what takes most registers.
 inline void add_options(Kernels& kernels) {
   for (const DType in : kInputs) {
     for (const CastRule& rule : {kVllmTritonRule, kTorchAoRule}) {
       const Cast cast(in, kBlock1x128, rule), beside = cast.beside(kChannel);
       kernels.add(beside);
       kernels.add(beside.with([](Cast& larger) { larger.rows = 2048; }));
-      kernels.add(cast.of_two_levels().reducing(kAmax));
+      kernels.add(cast.reducing(kAmax));
     }
-    kernels.add(Cast(in, kBlock128x128, kVllmTritonRule).of_two_levels());
     kernels.add(Cast(in, kBlock1x128).reducing(kBoth));
     kernels.add(Cast(in, kBlock1x128, kDeepGemmRule, kSwiGluGradient).reducing(kSums));
   }
-  kernels.add(Cast(kFloat16, kBlock128x128).of_two_levels().to_rows_alone());
-  kernels.add(
-      Cast(kBFloat16, kBlock128x128, kCompressedTensorsRule).of_two_levels().transposed_alone());
-  kernels.add(Cast(kBFloat16, kBlock1x128, kVllmTritonRule).of_two_levels().unaligned());
   kernels.add(Cast(kBFloat16, kBlock128x128).reducing(kSums));
   kernels.add(Cast(kBFloat16, kChannel).reducing(kSums).transposed_alone());
   kernels.add(Cast(kBFloat16, kTensor).reducing(kBoth));
@@ -139,11 +134,6 @@ inline void add_conversions(Kernels& kernels) {
     problem.is_aligned = aligned;
     kernels.add(problem);
   }
-  kernels.add(plan::ConvertProblem{.rows = 64,
-                                   .cols = 4096,
-                                   .scaled = true,
-                                   .granularity = kBlock128x128,
-                                   .has_channel_scale = true});
 }
 
 inline void add_transposes(Kernels& kernels) {
@@ -168,7 +158,6 @@ inline void add_groups(Kernels& kernels) {
   }
   kernels.add(Cast(kFloat16, kBlock1x128, kDeepSeekRule).in_groups().unaligned());
   kernels.add(Cast(kBFloat16, kBlock1x128).in_groups().transposed_alone().of_given_scales());
-  kernels.add(Cast(kBFloat16, kBlock1x128, kTorchAoRule).in_groups().of_two_levels());
 }
 
 inline void add_activations_in_groups(Kernels& kernels, SourceKind kind) {
@@ -234,7 +223,7 @@ inline void add_norms_in_groups(Kernels& kernels) {
   kernels.add(Cast(kFloat16, kBlock1x128, kTorchAoRule, kNormed).in_groups().unaligned());
 }
 
-// Options that any source may have: columns, given scales, scales of two levels.
+// Options that any source may have: columns, given scales.
 inline void add_options_of_sources(Kernels& kernels) {
   for (const auto& [source, in] : combinations(
            std::array{kSwiGlu, kSwiGluGradient, kNormed, kGathered, kMultiplied}, kTwoInputs)) {
@@ -242,7 +231,6 @@ inline void add_options_of_sources(Kernels& kernels) {
     kernels.add(cast.reducing(kBoth));
     kernels.add(cast.reducing(kBoth).to_rows_alone());
     kernels.add(cast.of_given_scales());
-    kernels.add(cast.of_two_levels());
   }
 }
 
@@ -270,7 +258,6 @@ inline void add_stacks(Kernels& kernels) {
       kernels.add(used.to_rows_alone());
     }
     for (const Granularity granularity : {kBlock1x128, kBlock128x128}) {
-      kernels.add(Cast(in, granularity, kTorchAoRule).of_stack().of_two_levels());
       kernels.add(Cast(other(in), granularity, kDeepSeekRule).of_stack().unaligned());
     }
   }

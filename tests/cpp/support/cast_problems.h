@@ -61,9 +61,6 @@ struct Cast : plan::CastProblem {
   Cast of_given_amax() const {
     return with([](Cast& cast) { cast.amax_given = true; });
   }
-  Cast of_two_levels() const {
-    return with([](Cast& cast) { cast.two_level = true; });
-  }
   Cast reducing(const config::ColumnReductions& reductions) const {
     return with([&](Cast& cast) { cast.columns = reductions; });
   }

@@ -40,8 +40,7 @@ class Target {
     scales_.assign(as_size(kApart * grid_.rows * grid_.cols) + 2 * kGuard, -1.0f);
   }
 
-  // Scales of units and factors of rows, where they are given.
-  Floats given_scales{}, factors{};
+  Floats given_scales{};  // of units
   void set_amax(const Floats& amax) {
     amax_.assign(as_size(kApart) * amax.size(), NAN);
     for (std::size_t i = 0; i < amax.size(); ++i) amax_[as_size(kApart) * i] = amax[i];
@@ -66,14 +65,10 @@ class Target {
       view.amax = vector<const void>(amax_.data(), DType::kFloat32, std::ssize(amax_) / kApart);
       view.amax->strides[0] = kApart;
     }
-    if (!factors.empty()) {
-      view.channel_scale = vector<const void>(factors.data(), DType::kFloat32, std::ssize(factors));
-    }
     return view;
   }
   Granularity granularity() const { return granularity_; }
   std::int64_t units() const { return grid_.rows * grid_.cols; }
-  std::int64_t rows() const { return rows_; }
 
   // All of it, guards and what lies between rows too.
   void expect_same(const Target& other) const {

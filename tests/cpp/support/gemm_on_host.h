@@ -146,9 +146,6 @@ class GemmProduct {
     if (kForm.bias != Addend::kNone) {
       product.bias = vector<const void>(bias_.data(), bias_.dtype(), places_.b_rows);
     }
-    if (kForm.b_channel_scale) {
-      product.b.channel_scale = vector<const void>(factors_.data(), DType::kFloat32, given_.n);
-    }
     if (!config::has_groups(kWork)) return product;
     product.groups = {.work = kWork,
                       .count = std::ssize(given_.sizes),
@@ -198,9 +195,6 @@ class GemmProduct {
         bias_(type_of(kForm.bias, kForm.out), std::ssize(given.sizes), given.n),
         in_place_(in_place) {
     for (Matrix* added : {&c_, &bias_}) added->fill([&] { return draw_number(random_); });
-    for (int i = 0; i < given.n; ++i) {
-      factors_.push_back(std::exp2f(static_cast<float>(random_() % 5)));
-    }
     if (in_place) out_ = c_;
     before_ = out_;
   }
@@ -231,9 +225,6 @@ class GemmProduct {
     double sum = terms = 0;
     const auto add = [&](double term) { sum += term, terms += std::abs(term); };
     for (int i = kOfDepth ? begin : 0; i < k_end; ++i) add(a_.value(a_row, i) * b_.value(b_row, i));
-    const double factor =
-        kForm.b_channel_scale ? static_cast<double>(factors_[as_size(column)]) : 1;
-    sum *= factor, terms *= factor;
     if (kForm.c != Addend::kNone) add(c_.at(out_row, column));
     if (kForm.bias != Addend::kNone) add(bias_.at(group, column));
     return sum;
@@ -246,7 +237,6 @@ class GemmProduct {
   Codes a_, b_;
   Matrix out_, c_, bias_;
   Matrix before_{kForm.out, 0, 0};
-  std::vector<float> factors_;
   bool in_place_;
 };
 

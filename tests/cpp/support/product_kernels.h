@@ -164,23 +164,6 @@ inline void add_onto_c(Kernels& kernels) {
   }
 }
 
-// The weight gradient of two-level scales: the planner's choice for many sizes, and the others.
-inline void add_two_levels(Kernels& kernels) {
-  GemmProblem problem{.product = {.m = 4096, .n = 14'336, .k = 16'384}};
-  problem.product.form.b_channel_scale = true;
-  add(kernels, problem);
-  problem.product.form.out = kFloat32;
-  problem.product.form.c = Addend::kOutputType;
-  problem.c_is_out = true;
-  for (const auto& [m, n] : {std::pair{4096, 14'336}, {8, 4096}, {256, 256}}) {  // swapped, slices
-    problem.product.m = m;
-    problem.product.n = n;
-    add(kernels, problem);
-  }
-  problem.c_is_out = problem.operands_fit_tma = problem.output_fits_tma = false;
-  add(kernels, problem);
-}
-
 inline void add_types(Kernels& kernels) {
   constexpr std::array kFp8{kE4M3, kE5M2};
   for (const auto& [a, b, out, addend] :
@@ -321,7 +304,6 @@ inline void add_by_warps(Kernels& kernels) {
                             .bias = kWide}}},
       Take::kAll);
   GemmProblem problem{.product = {.m = 8192, .n = 8192, .k = 8192}};
-  problem.product.form.b_channel_scale = true;
   add(kernels, problem);
   for (const auto fits : {&GemmProblem::operands_fit_tma, &GemmProblem::operands_fit_words}) {
     problem.*fits = false;

@@ -36,7 +36,6 @@ inline plan::GemmProblem random_problem(std::mt19937& random) {
                 .bias = addend()};
   form.fast_accumulation =
       !varies_along_k(form.a.scales) && !varies_along_k(form.b.scales) && random() % 2 == 0;
-  form.b_channel_scale = form.b.scales == Granularity::kBlock128x128 && random() % 2 == 0;
   return {.product = {.m = random_size(random),
                       .n = random_size(random),
                       .k = random() % 20 == 0 ? 0 : random_size(random),
@@ -99,7 +98,7 @@ inline plan::GemmProblem random_cast_problem(std::mt19937& random) {
   GemmForm& form = problem.product.form;
   form.a.scales = Granularity::kBlock1x128;
   form.c = Addend::kNone;
-  form.fast_accumulation = form.b_channel_scale = false;
+  form.fast_accumulation = false;
   problem.dynamic = {.exists = true,
                      .type = pick(random, {DType::kBFloat16, DType::kFloat16, DType::kFloat32}),
                      .power_of_two = random() % 2 == 0,
@@ -116,7 +115,6 @@ inline plan::GemmProblem random_grouped_problem(std::mt19937& random) {
   const bool gated = work == Work::kGroupedRows && random() % 4 == 0;
   plan::GemmProblem problem = gated ? random_gated_problem(random) : random_problem(random);
   auto& [m, n, k, form] = problem.product;
-  form.b_channel_scale = false;
   problem.work = work;
   problem.groups = pick<std::int64_t>(random, {1, 2, 7, 8, 64, 256});
   const auto up_to = [&](std::int64_t most) {

@@ -96,7 +96,7 @@ def test_a_wrong_candidate_is_a_fault(monkeypatch):
     "problem",
     [
         "gemm: m 130, n 256, k 1024",
-        "gemm: m 130, n 64, k 300, b_channel_scale, c float32, bias bfloat16",
+        "gemm: m 130, n 64, k 300, c float32, bias bfloat16",
         "gemm: m 130, n 64, k 320, a e5m2 tensor, b e4m3 channel, fast_accumulation, out float16",
         "gemm: m 130, n 64, k 1024, cast_from float32",
         "gemm: m 130, n 64, k 256, arriving_rows",

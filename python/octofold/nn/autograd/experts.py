@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.ops import row_count
 from ..._core.recipe import Recipe
-from ..._core.scaled_tensor import ScaledTensor, require_one_level
+from ..._core.scaled_tensor import ScaledTensor
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
 from ..casting.casts import cast_weight
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
@@ -257,7 +257,6 @@ def _require_weight(
     operation: str, name: str, weight: Tensor | ScaledTensor, recipe: Recipe
 ) -> None:
     if isinstance(weight, ScaledTensor):
-        require_one_level(operation, name, weight)
         assert recipe.output is not None
         granularity = recipe.output.b.granularity
         if weight.granularity != granularity:

@@ -37,7 +37,6 @@ class _Scaled(NamedTuple):
 
     data: int
     scale: int
-    channel_scale: int | None
     granularity: str
 
 
@@ -165,19 +164,14 @@ def _scaled(value: ScaledTensor, tensors: list[Tensor]) -> _Scaled:
     tensors.append(value.data)
     if not shared:
         tensors.append(value.scale)
-    factors = None
-    if value.channel_scale is not None:
-        factors = len(tensors)
-        tensors.append(value.channel_scale)
-    return _Scaled(data, scale, factors, value.granularity)
+    return _Scaled(data, scale, value.granularity)
 
 
 def _value(field: Any, tensors: Sequence[Tensor | None]) -> Any:
     if type(field) is int:
         return tensors[field]
     if type(field) is _Scaled:
-        factors = None if field.channel_scale is None else tensors[field.channel_scale]
-        return ScaledTensor(tensors[field.data], tensors[field.scale], field.granularity, factors)
+        return ScaledTensor(tensors[field.data], tensors[field.scale], field.granularity)
     return field.record(tensors) if type(field) is Layout else field.value
 
 
