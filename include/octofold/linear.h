@@ -47,7 +47,7 @@ struct LinearProblem {
   LinearRecipe recipe{};
   bool grad_input = false;
   bool grad_weight = false;
-  bool grad_bias = false;  ///< beside one of the others, whose cast sums dY
+  bool grad_bias = false;
   /// True if the weight comes as its cast, which the caller keeps for several calls, and the cast
   /// of its transpose too where backward gives the gradient of x.
   bool weight_is_cast = false;
@@ -56,7 +56,7 @@ struct LinearProblem {
 
 /// The memory that a layer takes besides its tensors, in bytes; the caller's, on the layer's
 /// device, at a multiple of 16.
-struct LinearMemory {
+struct LayerMemory {
   std::int64_t kept = 0;      ///< written by forward, read by backward
   std::int64_t forward = 0;   ///< used within the call alone
   std::int64_t backward = 0;  ///< likewise
@@ -64,7 +64,7 @@ struct LinearMemory {
 
 /// Throws Error(kInvalidArgument) for sizes below 0 or above 2^28, no features, and an unknown
 /// device or granularity.
-OCTOFOLD_API LinearMemory linear_memory(const LinearProblem& problem);
+OCTOFOLD_API LayerMemory linear_memory(const LinearProblem& problem);
 
 struct LinearForward {
   /// float32, float16 or bfloat16 [..., in], tokens rows; columns contiguous, any row stride.

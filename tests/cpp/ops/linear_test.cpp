@@ -9,60 +9,17 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/layer_memory.h"
 #include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
+using test::kBlockwise, test::kTensorwise;
 using test::Matrix;
 using test::random_matrix;
-
-constexpr Format kRows{.rule = Rule::kTorchAo};
-constexpr Format with(Granularity granularity, DType dtype = DType::kE4M3) {
-  return {.dtype = dtype, .granularity = granularity, .rule = Rule::kTorchAo};
-}
-
-const LinearRecipe kBlockwise{.output = {.a = kRows, .b = with(Granularity::kBlock128x128)},
-                              .grad_input = {.a = kRows, .b = with(Granularity::kBlock128x128)},
-                              .grad_weight = {.a = kRows, .b = with(Granularity::kChannel)}};
-const LinearRecipe kTensorwise{
-    .output = {.a = with(Granularity::kTensor), .b = with(Granularity::kTensor)},
-    .grad_input = {.a = with(Granularity::kTensor, DType::kE5M2), .b = with(Granularity::kTensor)},
-    .grad_weight = {.a = with(Granularity::kTensor, DType::kE5M2),
-                    .b = with(Granularity::kTensor)}};
-
-// Bytes of just that size, behind and before which none may be written.
-class Bytes {
- public:
-  explicit Bytes(std::int64_t size) : bytes_(static_cast<std::size_t>(size) + 2 * kGuard, kSeal) {}
-  std::span<std::byte> span() {
-    return std::span(bytes_).subspan(kGuard, bytes_.size() - 2 * kGuard);
-  }
-  bool is_sealed() const {
-    const auto is_seal = [](std::byte byte) { return byte == kSeal; };
-    return std::all_of(bytes_.begin(), bytes_.begin() + kGuard, is_seal) &&
-           std::all_of(bytes_.end() - kGuard, bytes_.end(), is_seal);
-  }
-
- private:
-  static constexpr std::ptrdiff_t kGuard = 64;
-  static constexpr std::byte kSeal{0xA5};
-  std::vector<std::byte> bytes_;
-};
-
-// The memory that a problem says it takes.
-struct Memory {
-  explicit Memory(const LinearProblem& problem)
-      : size(linear_memory(problem)),
-        kept(size.kept),
-        forward(size.forward),
-        backward(size.backward) {}
-  bool is_sealed() const { return kept.is_sealed() && forward.is_sealed() && backward.is_sealed(); }
-
-  LinearMemory size;
-  Bytes kept, forward, backward;
-};
+using Memory = test::LayerBytes;
 
 // A layer of random numbers and what it is to compute, by cast() and gemm().
 struct Layer {
@@ -149,7 +106,7 @@ class LinearTest : public testing::TestWithParam<const LinearRecipe*> {};
 TEST_P(LinearTest, HasTheBitsOfCastsAndProducts) {
   for (const std::int64_t tokens : {1, 8, 9, 200}) {
     Layer layer(*GetParam(), tokens, 300, 136);
-    Memory memory(layer.problem);
+    Memory memory(linear_memory(layer.problem));
     linear_forward(layer.problem, layer.forward(memory));
     EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes()) << tokens;
     linear_backward(layer.problem, layer.backward(memory));
@@ -168,7 +125,7 @@ TEST_P(LinearTest, AddsToAGradient) {
   Layer layer(*GetParam(), 130, 300, 136);
   layer.dw = random_matrix(layer.numbers, 136, 300, 0, DType::kFloat32);
   const Matrix held = layer.dw;
-  Memory memory(layer.problem);
+  Memory memory(linear_memory(layer.problem));
   linear_forward(layer.problem, layer.forward(memory));
   LinearBackward arguments = layer.backward(memory);
   arguments.adds_to_dw = true;
@@ -178,7 +135,7 @@ TEST_P(LinearTest, AddsToAGradient) {
 
 TEST_P(LinearTest, RoundsTheGradientOfABiasOnce) {
   Layer layer(*GetParam(), 130, 300, 136);
-  Memory memory(layer.problem);
+  Memory memory(linear_memory(layer.problem));
   layer.go_both_ways(memory);
   LinearBackward arguments = layer.backward(memory);
   Matrix rounded(DType::kBFloat16, 1, 136), expected(DType::kBFloat16, 1, 136);
@@ -189,13 +146,13 @@ TEST_P(LinearTest, RoundsTheGradientOfABiasOnce) {
 }
 
 TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
-  for (int wanted = 0; wanted < 4; ++wanted) {
+  for (int wanted = 0; wanted < 5; ++wanted) {
     Layer layer(*GetParam(), 9, 300, 136);
     layer.problem.grad_input = (wanted & 1) != 0;
     layer.problem.grad_weight = (wanted & 2) != 0;
-    layer.problem.grad_bias = wanted == 2;
-    Memory memory(layer.problem);
-    EXPECT_EQ(memory.size.kept > 0, wanted != 0);
+    layer.problem.grad_bias = wanted == 2 || wanted == 4;
+    Memory memory(linear_memory(layer.problem));
+    EXPECT_EQ(memory.size.kept > 0, wanted % 4 != 0);
     EXPECT_EQ(memory.size.backward > 0, wanted != 0);
     linear_forward(layer.problem, layer.forward(memory));
     EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes());
@@ -207,15 +164,21 @@ TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
     if (layer.problem.grad_weight) {
       EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes());
     }
+    if (layer.problem.grad_bias) {
+      Layer all(*GetParam(), 9, 300, 136);
+      Memory of_all(linear_memory(all.problem));
+      all.go_both_ways(of_all);
+      EXPECT_EQ(layer.db.bytes(), all.db.bytes());
+    }
   }
 }
 
 TEST_P(LinearTest, TakesAWeightThatIsCast) {
   Layer layer(*GetParam(), 9, 300, 136);
   const LinearRecipe& recipe = layer.problem.recipe;
-  const LinearMemory with_casts = linear_memory(layer.problem);
+  const LayerMemory with_casts = linear_memory(layer.problem);
   layer.problem.weight_is_cast = true;
-  Memory memory(layer.problem);
+  Memory memory(linear_memory(layer.problem));
   EXPECT_LE(memory.size.kept + 300 * 136, with_casts.kept);
   EXPECT_LE(memory.size.forward + 300 * 136, with_casts.forward);
   const ScaledMatrix rows = layer.cast_of(layer.weight, recipe.output.b);
@@ -233,7 +196,7 @@ TEST_P(LinearTest, TakesAWeightThatIsCast) {
 
 TEST_P(LinearTest, OfNoTokens) {
   Layer layer(*GetParam(), 0, 300, 136);
-  Memory memory(layer.problem);
+  Memory memory(linear_memory(layer.problem));
   layer.go_both_ways(memory);
   for (std::int64_t row = 0; row < 136; ++row) {
     for (std::int64_t col = 0; col < 300; ++col) EXPECT_EQ(layer.dw.at(row, col), 0);
@@ -247,7 +210,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, testing::Values(&kBlockwise, &kTen
 
 TEST(LinearErrorsTest, NameTheArgument) {
   Layer layer(kBlockwise, 9, 300, 136);
-  Memory memory(layer.problem);
+  Memory memory(linear_memory(layer.problem));
   const auto of_problem = [&](auto spoil) {
     LinearProblem problem = layer.problem;
     spoil(problem);
@@ -257,9 +220,6 @@ TEST(LinearErrorsTest, NameTheArgument) {
             "linear_memory: argument 'tokens': expected 0 to 2^28, got -1");
   EXPECT_EQ(of_problem([](auto& problem) { problem.in_features = 0; }),
             "linear_memory: argument 'in_features': expected 1 to 2^28, got 0");
-  EXPECT_EQ(of_problem([](auto& problem) { problem.grad_input = problem.grad_weight = false; }),
-            "linear_memory: argument 'grad_bias': expected false where neither of the others is "
-            "wanted, whose cast sums dY, got true");
   EXPECT_NE(of_problem([](auto& problem) { problem.in_features = INT64_MAX / 2; }), "no error");
 
   const auto of_forward = [&](auto spoil) {
@@ -289,7 +249,7 @@ TEST(LinearErrorsTest, NameTheArgument) {
             "linear_backward: argument 'dx': expected a tensor, which the problem wants, got none");
   EXPECT_EQ(of_backward([&](auto& given) { given.dy = layer.x.view(); }),
             "linear_backward: argument 'dy': expected shape [9, 136], got [9, 300]");
-  const ScaledMatrix wrong = layer.cast_of(layer.x, kRows);
+  const ScaledMatrix wrong = layer.cast_of(layer.x, kBlockwise.output.a);
   EXPECT_EQ(of_backward([&](auto& given) { given.weight_transposed = wrong.view(); }),
             "linear_backward: argument 'weight_transposed': expected it to be omitted, as the "
             "problem has it, "
@@ -303,7 +263,7 @@ TEST(LinearErrorsTest, NameTheArgument) {
 // All that is written, at the place of each other memory.
 TEST(LinearErrorsTest, WhatIsWrittenOverlapsNothing) {
   Layer layer(kBlockwise, 9, 300, 136);
-  Memory memory(layer.problem);
+  Memory memory(linear_memory(layer.problem));
   void *const y = layer.y.data(), *const dx = layer.dx.data(), *const dw = layer.dw.data();
   std::byte* const held = memory.kept.span().data();
   const auto expect_refused = [](const auto& call) {

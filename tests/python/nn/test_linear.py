@@ -285,12 +285,12 @@ def test_one_call_is_not_where_torch_has_to_see_it(calls):
 @in_one_call
 def test_layers_of_other_sizes_are_not_mixed_up(monkeypatch):
     """Also when there is no room for more of them."""
-    from octofold._ops import linear_passes
+    from octofold._ops import layer_passes
 
-    monkeypatch.setattr(linear_passes, "_MOST", 2)
+    monkeypatch.setattr(layer_passes, "_MOST", 2)
     for tokens, out in ((1, 7), (2, 7), (1, 8), (2, 8), (1, 7)):
         x, weight = random(tokens, 300), random(out, 300)
         y = octofold.linear(x, weight)
         assert y.shape == (tokens, out)
-        assert len(linear_passes._FOUND) <= 2
+        assert len(layer_passes._FOUND) <= 2
         assert (y - x @ weight.T).norm() < 0.06 * y.norm()

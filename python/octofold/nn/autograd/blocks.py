@@ -1,13 +1,12 @@
 """A norm and a linear layer, an MLP: as functions with gradients."""
 
-import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
-from ..casting.casts import cast_weight
 from .activated import ACTIVATIONS, is_gated
-from .chain import Chain, Layer, run
+from .chain import Chain, run
+from .chain_call import Layer
 from .fitting import require_fitting, require_weight
 from .linear import stateless_recipe_of
 from .normed import norm_of, require_norm_fitting
@@ -46,7 +45,7 @@ def norm_linear(
     require_fitting(name, x, weight, bias)
     require_norm_fitting(name, x, residual, norm_weight, norm_bias, weight)
     before = (x, residual, norm_weight, norm_bias)
-    y, total = run(*before, _layer(weight, bias, chain, _differentiates(before)), None, chain)
+    y, total = run(*before, Layer((weight,), bias, None), None, chain)
     return y if residual is None else (y, total)
 
 
@@ -112,10 +111,11 @@ def mlp(
             if operand is not None:
                 raise invalid_argument(name, argument, "None without a norm", "a tensor")
     before = (x, residual, norm_weight, norm_bias)
-    differentiates = _differentiates(before)
-    first = _layer(gate_up_weight, gate_up_bias, chain, differentiates)
-    differentiates = differentiates or _differentiates((gate_up_weight, gate_up_bias))
-    y, total = run(*before, first, _layer(down_weight, down_bias, chain, differentiates), chain)
+    first, second = (
+        Layer((gate_up_weight,), gate_up_bias, None),
+        Layer((down_weight,), down_bias, None),
+    )
+    y, total = run(*before, first, second, chain)
     return y if residual is None else (y, total)
 
 
@@ -147,12 +147,3 @@ def require_hidden(
     if down_weight.shape[1] != hidden:
         expected = f"[out, {hidden}], as {activation} makes {hidden} of {features} features"
         raise invalid_argument(operation, name, expected, list(down_weight.shape))
-
-
-def _differentiates(tensors: tuple[Tensor | None, ...]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _layer(weight: Tensor, bias: Tensor | None, chain: Chain, differentiates: bool) -> Layer:
-    """differentiates: what it takes as its input."""
-    return Layer((weight,), bias, cast_weight(weight, chain.recipe, True, differentiates))

@@ -14,9 +14,10 @@ from ..._ops.cast import AnyCasts
 from ..._ops.cast_sources import Activated
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
-from ..casting.casts import WeightCasts, cast_as_wanted, walkable
+from ..casting.casts import cast_as_wanted, cast_weight, joined, walkable
 from .activated import activated, activated_gradient, cast_activation_gradient, gated_in_one
 from .boundary import ONE_PROCESS, Sides, sides_of
+from .chain_call import Before, Layer, chain_in_one_call
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .linear import result_dtype
 from .main_grad import GradientTargets
@@ -43,20 +44,6 @@ class Chain:
     """True if the input of the activation is kept for backward in FP8."""
     sides: Sides | None = None
     """The boundaries of tokens, if a rank has a part of each weight (tensor parallelism)."""
-
-
-class Layer(NamedTuple):
-    """A linear layer of a chain: weights that are one below the other [out, in], the bias [out] of
-    all of them, and the casts of them all."""
-
-    weights: tuple[Tensor, ...]
-    bias: Tensor | None
-    casts: WeightCasts
-    main_grads: tuple[Tensor | None, ...] = ()
-    """For each weight what its gradient is added to, instead of weight.grad."""
-
-    def needs_gradient(self) -> bool:
-        return any(t is not None and t.requires_grad for t in (*self.weights, self.bias))
 
 
 class _Inputs(NamedTuple):
@@ -121,6 +108,7 @@ def _compute(inputs: _Inputs, needs: _Needs) -> _Made:
         assert statistics is not None
         total, rstd, mean = statistics
         x = x if total is None else total
+    assert first.casts is not None
     weight = first.casts[0]
     if chain.activation is None or second is None:
         y = _leaving(rows, first, chain, dtype)
@@ -148,6 +136,7 @@ def _leaving(rows: ScaledTensor | None, last: Layer, chain: Chain, dtype: torch.
     """The product of the last layer, as it leaves the chain."""
     _, exit = sides_of(chain.sides)
     bias = last.bias if exit.adds_bias else None
+    assert last.casts is not None
     y = output_product(rows, last.casts[0], bias, chain.recipe, exit.partial_dtype or dtype)
     return exit.reduce(y, dtype)
 
@@ -172,17 +161,36 @@ def run(
     x = walkable(x[None] if is_vector else x)
     if residual is not None:
         residual = walkable(residual[None] if is_vector else residual)
-    before = (x, residual, norm_weight, norm_bias)
-    inputs = _Inputs(*before, first, second, chain, dtype)
-    of_second = () if second is None else (*second.weights, second.bias)
-    if differentiates(chain.name, *before, *first.weights, first.bias, *of_second):
-        layout, tensors = flatten(inputs)
-        results = _Chain.apply(layout, *tensors)  # type: ignore[no-untyped-call]
-        y, total = (results, x) if residual is None else results
-    else:
-        made = _compute(inputs, _Needs())
-        y, total = made.y, made.x
+    before = Before(x, residual, norm_weight, norm_bias)
+    layers = (first,) if second is None else (first, second)
+    results = None
+    if chain.sides is None:
+        how = chain.recipe, chain.norm, chain.activation, chain.keep_fp8, dtype
+        results = chain_in_one_call(chain.name, before, layers, *how)
+    y, total = results or _by_casts_and_products(before, layers, chain, dtype)
     return (y[0], total[0]) if is_vector else (y, total)
+
+
+def _by_casts_and_products(
+    before: Before, layers: tuple[Layer, ...], chain: Chain, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    both = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in before)
+    with_casts = []
+    for layer in layers:
+        if layer.casts is None:
+            casts = cast_weight(joined(layer.weights), chain.recipe, True, both)
+            layer = layer._replace(casts=casts)
+        with_casts.append(layer)
+        both = both or (torch.is_grad_enabled() and layer.needs_gradient())
+    first, *others = with_casts
+    inputs = _Inputs(*before, first, others[0] if others else None, chain, dtype)
+    parameters = (t for layer in layers for t in layer.parameters())
+    if not differentiates(chain.name, *before, *parameters):
+        made = _compute(inputs, _Needs())
+        return made.y, made.x
+    layout, tensors = flatten(inputs)
+    results = _Chain.apply(layout, *tensors)  # type: ignore[no-untyped-call]
+    return (results, before.x) if before.residual is None else results
 
 
 class _Weight(NamedTuple):
@@ -316,6 +324,7 @@ def _targets_of(layer: Layer) -> GradientTargets:
 
 
 def _weight_of(layer: Layer) -> _Weight:
+    assert layer.casts is not None
     transposed = layer.casts[1]
     return _Weight(layer.weights) if transposed is None else _Weight((), transposed)
 

@@ -120,23 +120,39 @@ class GradientTargets(NamedTuple):
         recipe: Recipe,
     ) -> tuple[Tensor | None, ...]:
         """dYᵀ · x for each weight; None where it was added to a main_grad."""
-        operands = dy, casts.transposed, x, x_transposed, recipe
-        if len(self.rows) == 1:
-            made = [weight_gradient(*operands, self.dtypes[0], self.main_grads[0])]
-        else:
-            is_added = any(main_grad is not None for main_grad in self.main_grads)
-            whole = weight_gradient(*operands, torch.float32 if is_added else self.dtypes[0])
-            parts = zip(
-                torch.split(whole, list(self.rows)), self.main_grads, self.dtypes, strict=True
-            )
-            made = [
-                part.to(dtype) if main_grad is None else main_grad.add_(part)
-                for part, main_grad, dtype in parts
-            ]
+        dtype, added_to = self._dtype(), self._added_to()
+        return self.handed_out(
+            weight_gradient(dy, casts.transposed, x, x_transposed, recipe, dtype, added_to)
+        )
+
+    def place(self, features: int, device: torch.device) -> tuple[Tensor, bool]:
+        """The memory of the gradient of all weights, and whether that is added to what it holds."""
+        added_to = self._added_to()
+        if added_to is not None:
+            return added_to, True
+        return torch.empty(sum(self.rows), features, dtype=self._dtype(), device=device), False
+
+    def handed_out(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of all weights as that of each; None where it is in a main_grad."""
+        parts = (gradient,)
+        if len(self.rows) > 1:
+            parts = torch.split(gradient, list(self.rows))
+            for part, main_grad in zip(parts, self.main_grads, strict=True):
+                if main_grad is not None:
+                    main_grad.add_(part)
         for weight in self.weights:
             if weight is not None:
                 mark_gradient(weight)
         return tuple(
-            gradient if weight is None else None
-            for gradient, weight in zip(made, self.weights, strict=True)
+            None if weight is not None else part.to(dtype)
+            for part, weight, dtype in zip(parts, self.weights, self.dtypes, strict=True)
         )
+
+    def _dtype(self) -> torch.dtype:
+        """The dtype of several weights' gradient is that of the first one, unless one is added."""
+        is_added = len(self.rows) > 1 and any(held is not None for held in self.main_grads)
+        return torch.float32 if is_added else self.dtypes[0]
+
+    def _added_to(self) -> Tensor | None:
+        """The one weight's main_grad, to which the product itself adds."""
+        return self.main_grads[0] if len(self.rows) == 1 else None

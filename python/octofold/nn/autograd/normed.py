@@ -65,8 +65,8 @@ def norm_source(
     """norm(x + residual), to be cast."""
     return Normed(
         x,
-        _fitted(weight, x),
-        _fitted(bias, x),
+        fitted(weight, x),
+        fitted(bias, x),
         kind=norm.kind,
         epsilon=norm.epsilon,
         residual=residual,
@@ -86,7 +86,7 @@ def norm_gradients(
     """The gradients of norm(x) by x, weight and bias; `of_x` is added to that by x."""
     assert x is not None
     assert rstd is not None
-    weight, bias = _fitted(weight, x), _fitted(bias, x)
+    weight, bias = fitted(weight, x), fitted(bias, x)
     return norm_gradient(dy, x, rstd, mean, weight, bias, kind=norm.kind, residual_gradient=of_x)
 
 
@@ -129,7 +129,7 @@ class _RmsNorm(torch.autograd.Function):
         return dx, d_weight.to(weight.dtype), None
 
 
-def _fitted(operand: Tensor | None, x: Tensor) -> Tensor | None:
+def fitted(operand: Tensor | None, x: Tensor) -> Tensor | None:
     """The operand in the dtype of x or float32, as the fused operations take it, and contiguous."""
     if operand is None:
         return None

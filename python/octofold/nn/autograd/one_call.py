@@ -14,14 +14,14 @@ from ..._core.errors import InvalidArgumentError, in_words_of
 from ..._core.recipe import Recipe
 from ..._core.torch import increment_version
 from ..._core.torch_ops import PLAIN_TYPES, torch_is_watching
-from ..._ops.linear_passes import Passes, Wanted, memory, passes_of
+from ..._ops.layer_passes import Passes, Wanted, memory, passes_of
 from ..casting.casts import WeightCasts, walkable
 from .fitting import require_fitting
 from .functions import refuse_in_backward, save_tensors, saved_tensors
 from .main_grad import mark_gradient
 from .products import addable
 
-_NOTHING: Final[Wanted] = False, False, False
+_NOTHING: Final = False, False, False
 _NAMES: Final = {"a": "x", "b": "weight", "b.scale": "weight.scale"}
 """The layer's names for the operands that the product's messages name."""
 _is_grad_enabled: Final = torch.is_grad_enabled
@@ -43,13 +43,13 @@ def linear_in_one_call(
     casts: of the weight, where somebody holds them.
     Raises InvalidArgumentError in the words of the operation.
     """
-    if torch_is_watching() or not _is_plain(x) or (bias is not None and not _is_plain(bias)):
+    if torch_is_watching() or not is_plain(x) or (bias is not None and not is_plain(bias)):
         return None
-    if casts is None and not _is_plain(weight):
+    if casts is None and not is_plain(weight):
         return None
     if x.dim() == 0 or weight.dim() != 2:
         return None
-    wanted = _NOTHING
+    wanted: Wanted = _NOTHING
     if _is_grad_enabled():
         of_bias = bias is not None and bias.requires_grad
         wanted = x.requires_grad, weight.requires_grad, of_bias
@@ -57,7 +57,9 @@ def linear_in_one_call(
             return None
     try:
         tokens = x.numel() // (x.shape[-1] or 1)
-        passes = passes_of(tokens, weight.shape, recipe, wanted, casts is not None, x.device)
+        out_features, in_features = weight.shape
+        sizes = tokens, in_features, out_features
+        passes = passes_of(*sizes, recipe, wanted, casts is not None, x.device)
         if passes is None:
             return None
         call = _Call(passes, casts, main_grad, dtype)
@@ -70,7 +72,7 @@ def linear_in_one_call(
         raise in_words_of(operation, error, _NAMES) from None
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """True if the tensor's memory is all there is to know of it."""
     return type(tensor) in PLAIN_TYPES and not tensor.is_neg() and not tensor.is_meta
 

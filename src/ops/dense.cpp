@@ -1,0 +1,273 @@
+#include "ops/dense.h"
+
+#include <string>
+#include <type_traits>
+
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
+#include "octofold/gemm.h"
+#include "octofold/scale_layout.h"
+
+#include "core/format.h"
+#include "core/scale_layout.h"
+
+namespace octofold::ops {
+
+Parts::Parts(std::byte* memory, Device device)
+    : begin_(reinterpret_cast<std::uintptr_t>(memory)), end_(begin_), device_(device) {}
+
+CastTarget Parts::cast(std::int64_t rows, std::int64_t cols, const Format& format) {
+  const ScaleLayout scales = scale_layout(format.granularity, rows, cols, device_.type);
+  const std::int64_t stride = core::code_row_stride(cols, device_.type);
+  return {.data = octofold::matrix(take(rows * stride), format.dtype, rows, cols, stride, device_),
+          .scale = scales.view(take(scales.extent() * size_of(DType::kFloat32)), device_),
+          .format = format};
+}
+
+MutableTensorView Parts::numbers(DType type, std::int64_t rows, std::int64_t cols) {
+  return octofold::matrix(take(rows * cols * size_of(type)), type, rows, cols, -1, device_);
+}
+
+MutableTensorView Parts::floats(std::int64_t count) {
+  return vector(take(count * size_of(DType::kFloat32)), DType::kFloat32, count, device_);
+}
+
+void* Parts::take(std::int64_t bytes) {
+  constexpr std::int64_t kAlignment = 256;
+  void* const part = reinterpret_cast<void*>(end_);
+  end_ += static_cast<std::uintptr_t>(core::ceil_divide(bytes, kAlignment) * kAlignment);
+  return part;
+}
+
+KeptCasts kept_casts(const LinearProblem& problem, Parts& parts) {
+  KeptCasts kept;
+  if (problem.grad_input && !problem.weight_is_cast) {
+    kept.weight_transposed =
+        parts.cast(problem.in_features, problem.out_features, problem.recipe.grad_input.b);
+  }
+  if (problem.grad_weight) {
+    kept.x_transposed =
+        parts.cast(problem.in_features, problem.tokens, problem.recipe.grad_weight.b);
+  }
+  return kept;
+}
+
+ForwardCasts forward_casts(const LinearProblem& problem, Parts& parts) {
+  const LinearProduct& output = problem.recipe.output;
+  ForwardCasts casts;
+  casts.x = parts.cast(problem.tokens, problem.in_features, output.a);
+  if (!problem.weight_is_cast) {
+    casts.weight = parts.cast(problem.out_features, problem.in_features, output.b);
+  }
+  return casts;
+}
+
+BackwardCasts backward_casts(const LinearProblem& problem, Parts& parts) {
+  const std::int64_t tokens = problem.tokens, out = problem.out_features;
+  BackwardCasts casts;
+  // A bias alone has its gradient from a cast as well, whose codes nobody reads.
+  if (problem.grad_input || (problem.grad_bias && !problem.grad_weight)) {
+    casts.dy = parts.cast(tokens, out, problem.recipe.grad_input.a);
+  }
+  if (problem.grad_weight) {
+    casts.dy_transposed = parts.cast(out, tokens, problem.recipe.grad_weight.a);
+  }
+  if (problem.grad_bias) {
+    casts.sums = parts.floats(out);
+    casts.sums_workspace =
+        parts.numbers(DType::kFloat32, column_workspace_rows(tokens, true, false), out);
+  }
+  return casts;
+}
+
+namespace {
+
+// True if one read of the source makes both casts: as CastTargets says, and a kernel of a norm
+// casts rows as it norms them.
+bool share_a_read(const CastSource& source, Granularity rows, Granularity transposed) {
+  if (rows == transposed) return true;
+  return rows == Granularity::kBlock1x128 && transposed != Granularity::kTensor &&
+         !std::holds_alternative<Normed>(source);
+}
+
+// The source of a second read: the norm of the sum that the first one has written.
+CastSource read_again(const CastSource& source) {
+  const auto* const normed = std::get_if<Normed>(&source);
+  if (normed == nullptr || !normed->residual) return source;
+  Normed again = *normed;
+  again.x = *again.sum;
+  again.residual.reset();
+  again.sum.reset();
+  return again;
+}
+
+}  // namespace
+
+void cast_operand(const CastSource& source, const std::optional<CastTarget>& rows,
+                  const std::optional<CastTarget>& transposed, const ColumnTargets& columns,
+                  Stream stream) {
+  if (rows && transposed &&
+      !share_a_read(source, rows->format.granularity, transposed->format.granularity)) {
+    cast(source, {.rows = rows}, stream);
+    return cast(read_again(source), {.transposed = transposed, .columns = columns}, stream);
+  }
+  cast(source, {.rows = rows, .transposed = transposed, .columns = columns}, stream);
+}
+
+ScaledTensorView weight_operand(const Weight& weight, const KeptCasts& kept,
+                                const ForwardCasts& casts, Stream stream) {
+  if (const auto* const codes = std::get_if<ScaledTensorView>(&weight)) return *codes;
+  cast_operand(std::get<TensorView>(weight), casts.weight, kept.weight_transposed, {}, stream);
+  return *casts.weight;
+}
+
+void multiply(const LinearProduct& product, const ScaledTensorView& a, const ScaledTensorView& b,
+              const MutableTensorView& out, std::optional<TensorView> c,
+              std::optional<TensorView> bias, Stream stream) {
+  gemm({.a = a,
+        .b = b,
+        .out = out,
+        .c = c,
+        .bias = bias,
+        .fast_accumulation = product.fast_accumulation,
+        .batch_invariant = product.batch_invariant},
+       stream);
+}
+
+void backward(const LinearProblem& problem, const CastSource& dy, const KeptCasts& kept,
+              const BackwardCasts& casts, const DenseGradients& gradients, Stream stream) {
+  const LinearRecipe& recipe = problem.recipe;
+  const auto& [weight_transposed, dx, dw, db, adds_to_dw] = gradients;
+  const bool is_converted = db && db->dtype != DType::kFloat32;
+  cast_operand(dy, casts.dy, casts.dy_transposed,
+               {.sums = is_converted ? casts.sums : db, .workspace = casts.sums_workspace}, stream);
+  if (is_converted) write_floats(*casts.sums, *db, stream);
+  if (dx) {
+    const ScaledTensorView weight =
+        weight_transposed ? *weight_transposed : ScaledTensorView(*kept.weight_transposed);
+    multiply(recipe.grad_input, *casts.dy, weight, *dx, {}, {}, stream);
+  }
+  if (dw) {
+    const std::optional<TensorView> held =
+        adds_to_dw ? std::optional<TensorView>(*dw) : std::nullopt;
+    multiply(recipe.grad_weight, *casts.dy_transposed, *kept.x_transposed, *dw, held, {}, stream);
+  }
+}
+
+void write_floats(const MutableTensorView& floats, const MutableTensorView& out, Stream stream) {
+  convert_dtype(floats, out, Overflow::kSaturate, stream);
+}
+
+LayerArguments::LayerArguments(std::string_view operation, Device device)
+    : check_(operation), device_(device), inputs_(check_) {}
+
+void LayerArguments::require_problem(const LinearProblem& problem) const {
+  constexpr int kBits = 28;  // bytes of two of them, several times
+  check_.require_size("tokens", problem.tokens, 0, kBits);
+  check_.require_size("in_features", problem.in_features, 1, kBits);
+  check_.require_size("out_features", problem.out_features, 1, kBits);
+  check_.require_enumerator("device", problem.device.type);
+}
+
+void LayerArguments::require_wanted(std::string_view argument, bool wanted, bool given) const {
+  if (wanted == given) return;
+  check_.fail(
+      argument,
+      wanted ? "a tensor, which the problem wants" : "it to be omitted, as the problem has it",
+      wanted ? "none" : "one");
+}
+
+void LayerArguments::add_vector(std::string_view argument, const std::optional<TensorView>& given) {
+  if (!given) return;
+  check_.require_vector(argument, *given);
+  inputs_.add(argument, *given);
+}
+
+void LayerArguments::add_vector(std::string_view argument,
+                                const std::optional<MutableTensorView>& given) {
+  if (!given) return;
+  check_.require_vector(argument, *given);
+  inputs_.add(argument, *given, "", true);
+}
+
+Weight LayerArguments::weight(std::string_view argument, const Weight& given,
+                              const LinearProblem& problem) {
+  const auto* const numbers = std::get_if<TensorView>(&given);
+  if (problem.weight_is_cast == (numbers != nullptr)) {
+    check_.fail(argument, problem.weight_is_cast ? "its cast" : "numbers, which are cast here",
+                problem.weight_is_cast ? "numbers" : "its cast");
+  }
+  if (numbers != nullptr) {
+    return matrix(argument, *numbers, problem.out_features, problem.in_features);
+  }
+  add_cast(argument, std::get<ScaledTensorView>(given), problem.recipe.output.b);
+  return given;
+}
+
+DenseGradients LayerArguments::gradients(const LinearProblem& problem, const GradientNames& names,
+                                         const DenseGradients& given) {
+  const std::int64_t in = problem.in_features, out = problem.out_features;
+  const bool is_named = !names.dx.empty();
+  if (is_named) require_wanted(names.dx, problem.grad_input, given.dx.has_value());
+  require_wanted(names.dw, problem.grad_weight, given.dw.has_value());
+  require_wanted(names.db, problem.grad_bias, given.db.has_value());
+  const bool reads_cast = problem.grad_input && problem.weight_is_cast;
+  require_wanted(names.weight_transposed, reads_cast, given.weight_transposed.has_value());
+  if (reads_cast) {
+    add_cast(names.weight_transposed, *given.weight_transposed, problem.recipe.grad_input.b);
+  }
+  add_vector(names.db, given.db);
+  return {.weight_transposed = given.weight_transposed,
+          .dx = matrix(names.dx, given.dx, problem.tokens, in),
+          .dw = matrix(names.dw, given.dw, out, in),
+          .db = given.db,
+          .adds_to_dw = given.adds_to_dw};
+}
+
+void LayerArguments::add_operands(const NormOperands& given) {
+  require_wanted("operands.ada_scale", false, given.ada_scale.has_value());
+  require_wanted("operands.ada_shift", false, given.ada_shift.has_value());
+  add_vector("operands.weight", given.weight);
+  add_vector("operands.bias", given.bias);
+}
+
+void LayerArguments::require_no_operands(const NormOperands& given) const {
+  require_wanted("operands.weight", false, given.weight.has_value());
+  require_wanted("operands.bias", false, given.bias.has_value());
+}
+
+void LayerArguments::add_memory(std::string_view argument, std::span<const std::byte> given,
+                                std::int64_t bytes, bool is_written) {
+  constexpr std::uintptr_t kAlignment = 16;
+  if (static_cast<std::int64_t>(given.size()) < bytes) {
+    check_.fail(argument, core::format("at least {} bytes", bytes),
+                core::format("{}", given.size()));
+  }
+  if (bytes > 0 && reinterpret_cast<std::uintptr_t>(given.data()) % kAlignment != 0) {
+    check_.fail(argument, core::format("memory at a multiple of {} bytes", kAlignment),
+                "another address");
+  }
+  inputs_.add(argument, vector(given.data(), DType::kE4M3, bytes, device_), "", is_written);
+}
+
+void LayerArguments::add_matrix(std::string_view argument, const TensorView& flat,
+                                std::int64_t rows, std::int64_t cols, bool is_written) {
+  check_.require_shape(argument, flat, {rows, cols});
+  check_.require_same_device(argument, flat, device_);
+  check_.require_dtype(argument, flat, {DType::kBFloat16, DType::kFloat16, DType::kFloat32});
+  inputs_.add(argument, flat, "", is_written);
+}
+
+void LayerArguments::add_cast(std::string_view argument, const ScaledTensorView& given,
+                              const Format& format) {
+  if (given.data.dtype != format.dtype || given.granularity != format.granularity) {
+    check_.fail(
+        argument,
+        core::format("{} with scales of {}", name(format.dtype), name(format.granularity)),
+        core::format("{} with scales of {}", name(given.data.dtype), name(given.granularity)));
+  }
+  check_.require_scaled_input(argument, given);
+  inputs_.add(argument, given);
+}
+
+}  // namespace octofold::ops

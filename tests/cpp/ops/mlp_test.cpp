@@ -1,0 +1,441 @@
+// A norm and a linear layer, and MLPs, in one call each way: the bits of norms, casts, products and
+// activations one after another, memory that is just enough, and bad arguments.
+#include "octofold/mlp.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octofold/octofold.h"
+
+#include "core/format.h"
+#include "support/error_of.h"
+#include "support/layer_memory.h"
+#include "support/matrix.h"
+#include "support/test.h"
+
+namespace octofold {
+namespace {
+
+using test::kBlockwise, test::kTensorwise;
+using test::LayerBytes;
+using test::Matrix;
+using test::random_matrix;
+
+constexpr std::int64_t kIn = 300, kHidden = 144, kOut = 136;
+
+struct Case {
+  const char* name;
+  const LinearRecipe* recipe = &kBlockwise;
+  Activation activation = Activation::kSwiGlu;
+  std::optional<InputNorm> norm{};
+  bool residual = false;
+  bool keeps_fp8 = false;
+  DType y = DType::kBFloat16;
+};
+const Case kCases[] = {
+    {.name = "Gated"},
+    {.name = "Plain", .activation = Activation::kGelu, .y = DType::kFloat16},
+    {.name = "OfTensors", .recipe = &kTensorwise, .norm = InputNorm{}, .residual = true},
+    {.name = "KeptInFp8", .norm = InputNorm{}, .residual = true, .keeps_fp8 = true},
+    {.name = "OfALayerNorm", .norm = InputNorm{NormKind::kLayer, 1e-5f}},
+};
+
+// Casts of a source, as far as they are wanted.
+struct Casts {
+  ScaledMatrix rows, transposed;
+  Casts(const CastSource& source, std::int64_t height, std::int64_t width, const Format& of_rows,
+        const Format& of_transpose)
+      : rows(height, width, of_rows), transposed(width, height, of_transpose) {
+    cast(source, {.rows = rows.target()});
+    cast(source, {.transposed = transposed.target()});
+  }
+};
+
+Matrix product(const ScaledMatrix& a, const ScaledMatrix& b, DType dtype,
+               std::optional<TensorView> bias = {}) {
+  Matrix result(dtype, a.rows(), b.rows());
+  gemm({.a = a.view(), .b = b.view(), .out = result.view(), .bias = bias});
+  return result;
+}
+
+// All tensors of a layer, and what becomes of them by public functions one after another.
+struct Layer {
+  test::Random numbers;
+  MlpProblem problem;
+  Case of;
+  Matrix x, residual, norm_weight, norm_bias, up, up_bias, down, down_bias, dy, sum_gradient;
+  Matrix sum, y, dx, dnorm_weight, dnorm_bias, dup, dup_bias, ddown, ddown_bias;
+
+  Layer(const Case& given, std::int64_t tokens)
+      : problem{.tokens = tokens,
+                .in_features = kIn,
+                .hidden_features = kHidden,
+                .out_features = kOut,
+                .activation = given.activation,
+                .recipe = *given.recipe,
+                .norm = given.norm,
+                .x = DType::kBFloat16,
+                .y = given.y,
+                .grad_input = true,
+                .grad_up = true,
+                .grad_up_bias = true,
+                .grad_down = true,
+                .grad_down_bias = true,
+                .keeps_fp8 = given.keeps_fp8,
+                .has_up_bias = true},
+        of(given),
+        x(random_matrix(numbers, tokens, kIn, 3, DType::kBFloat16)),
+        residual(random_matrix(numbers, tokens, kIn, 0, DType::kBFloat16)),
+        norm_weight(random_matrix(numbers, 1, kIn, 0, DType::kFloat32)),
+        norm_bias(random_matrix(numbers, 1, kIn, 0, DType::kBFloat16)),
+        up(random_matrix(numbers, up_rows(), kIn, 5, DType::kFloat32)),
+        up_bias(random_matrix(numbers, 1, up_rows(), 0, DType::kFloat32)),
+        down(random_matrix(numbers, kOut, kHidden, 0, DType::kBFloat16)),
+        down_bias(random_matrix(numbers, 1, kOut, 0, DType::kFloat32)),
+        dy(random_matrix(numbers, tokens, kOut, 0, given.y)),
+        sum_gradient(random_matrix(numbers, tokens, kIn, 0, DType::kBFloat16)),
+        sum(DType::kBFloat16, tokens, kIn),
+        y(given.y, tokens, kOut),
+        dx(DType::kBFloat16, tokens, kIn),
+        dnorm_weight(DType::kFloat32, 1, kIn),
+        dnorm_bias(DType::kBFloat16, 1, kIn),
+        dup(DType::kFloat32, up_rows(), kIn),
+        dup_bias(DType::kFloat32, 1, up_rows()),
+        ddown(DType::kBFloat16, kOut, kHidden),
+        ddown_bias(DType::kBFloat16, 1, kOut) {}
+
+  std::int64_t up_rows() const { return kHidden * (is_gated(problem.activation) ? 2 : 1); }
+  NormOperands operands() const {
+    if (!problem.norm) return {};
+    return {.weight = norm_weight.row_vector(), .bias = norm_bias.row_vector()};
+  }
+
+  MlpForward forward(LayerBytes& memory) {
+    MlpForward arguments{.x = x.view(),
+                         .operands = operands(),
+                         .up_weight = std::as_const(up).view(),
+                         .down_weight = std::as_const(down).view(),
+                         .down_bias = down_bias.row_vector(),
+                         .y = y.view(),
+                         .kept = memory.kept.span(),
+                         .workspace = memory.forward.span()};
+    if (problem.has_up_bias) arguments.up_bias = up_bias.row_vector();
+    if (of.residual) arguments.residual = residual.view(), arguments.sum = sum.view();
+    return arguments;
+  }
+  MlpBackward backward(LayerBytes& memory) {
+    MlpBackward arguments{.dy = dy.view(),
+                          .operands = problem.grad_input ? operands() : NormOperands{},
+                          .kept = memory.kept.span(),
+                          .workspace = memory.backward.span()};
+    if (problem.grad_input) arguments.dx = dx.view();
+    if (problem.grad_input && problem.norm) {
+      arguments.x = std::as_const(of.residual ? sum : x).view();
+      arguments.sum_gradient = sum_gradient.view();
+      arguments.dnorm_weight = dnorm_weight.row_vector();
+      arguments.dnorm_bias = dnorm_bias.row_vector();
+    }
+    if (problem.grad_up) arguments.dup = dup.view();
+    if (problem.grad_up_bias) arguments.dup_bias = dup_bias.row_vector();
+    if (problem.grad_down) arguments.ddown = ddown.view();
+    if (problem.grad_down_bias) arguments.ddown_bias = ddown_bias.row_vector();
+    return arguments;
+  }
+
+  // Overwrites the results with those of public functions one after another.
+  void compute_apart() {
+    const auto& [output, grad_input, grad_weight] = problem.recipe;
+    const std::int64_t tokens = problem.tokens;
+    Matrix rstd(DType::kFloat32, 1, tokens), mean(DType::kFloat32, 1, tokens);
+    CastSource source = std::as_const(x).view();
+    if (problem.norm) {
+      Normed normed{.kind = problem.norm->kind,
+                    .epsilon = problem.norm->epsilon,
+                    .x = x.view(),
+                    .operands = operands(),
+                    .rstd = rstd.row_vector()};
+      if (problem.norm->kind == NormKind::kLayer) normed.mean = mean.row_vector();
+      if (of.residual) normed.residual = residual.view(), normed.sum = sum.view();
+      source = normed;
+    }
+    const Casts of_x(source, tokens, kIn, output.a, grad_weight.b);
+    const Casts of_up(std::as_const(up).view(), up_rows(), kIn, output.b, grad_input.b);
+    const Casts of_down(std::as_const(down).view(), kOut, kHidden, output.b, grad_input.b);
+    Matrix between = product(of_x.rows, of_up.rows, problem.y, up_bias.row_vector());
+    const Casts of_h(Activated{.x = between.view(), .activation = problem.activation}, tokens,
+                     kHidden, output.a, grad_weight.b);
+    y = product(of_h.rows, of_down.rows, problem.y, down_bias.row_vector());
+
+    const Casts of_dy(std::as_const(dy).view(), tokens, kOut, grad_input.a, grad_weight.a);
+    ddown = product(of_dy.transposed, of_h.transposed, ddown.dtype());
+    sum_columns(dy.view(), kOut, ddown_bias);
+    const Matrix dh = product(of_dy.rows, of_down.transposed, problem.y);
+    ActivationGradient by_between{
+        .gradient = dh.view(), .x = between.view(), .activation = problem.activation};
+    ScaledMatrix codes(tokens, up_rows(), test::kRows);
+    if (problem.keeps_fp8) {
+      cast(between.view(), {.rows = codes.target()});
+      by_between.x = codes.view();
+    }
+    const Casts of_d(by_between, tokens, up_rows(), grad_input.a, grad_weight.a);
+    dup = product(of_d.transposed, of_x.transposed, dup.dtype());
+    sum_columns(by_between, up_rows(), dup_bias);
+    dx = product(of_d.rows, of_up.transposed, dx.dtype());
+    if (!problem.norm) return;
+    const Matrix by_norm = dx;
+    Matrix dweight(DType::kFloat32, 1, kIn), dbias(DType::kFloat32, 1, kIn);
+    Matrix workspace(DType::kFloat32, norm_workspace_rows(kIn), kIn);
+    NormGradientArguments arguments{.kind = problem.norm->kind,
+                                    .gradient = by_norm.view(),
+                                    .x = (of.residual ? sum : x).view(),
+                                    .rstd = rstd.row_vector(),
+                                    .operands = operands(),
+                                    .residual_gradient = sum_gradient.view()};
+    if (problem.norm->kind == NormKind::kLayer) arguments.mean = mean.row_vector();
+    norm_gradient(arguments, {.dx = dx.view(),
+                              .dweight = dweight.row_vector(),
+                              .dbias = dbias.row_vector(),
+                              .workspace = workspace.view()});
+    convert_dtype(dweight.row_vector(), dnorm_weight.row_vector());
+    convert_dtype(dbias.row_vector(), dnorm_bias.row_vector());
+  }
+  void sum_columns(const CastSource& source, std::int64_t cols, Matrix& out) const {
+    ScaledMatrix unread(problem.tokens, cols, test::kRows);
+    Matrix sums(DType::kFloat32, 1, cols);
+    Matrix workspace(DType::kFloat32, column_workspace_rows(problem.tokens, true, false), cols);
+    cast(source, {.rows = unread.target(),
+                  .columns = {.sums = sums.row_vector(), .workspace = workspace.view()}});
+    convert_dtype(sums.row_vector(), out.row_vector());
+  }
+
+  // The results that the problem wants, by name.
+  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> results() const {
+    std::vector<std::pair<std::string, std::vector<std::uint8_t>>> all{{"y", y.bytes()}};
+    const auto add = [&](bool wanted, const char* name, const Matrix& result) {
+      if (wanted) all.emplace_back(name, result.bytes());
+    };
+    add(of.residual, "sum", sum);
+    add(problem.grad_input, "dx", dx);
+    add(problem.grad_input && problem.norm, "dnorm_weight", dnorm_weight);
+    add(problem.grad_input && problem.norm, "dnorm_bias", dnorm_bias);
+    add(problem.grad_up, "dup", dup);
+    add(problem.grad_up_bias, "dup_bias", dup_bias);
+    add(problem.grad_down, "ddown", ddown);
+    add(problem.grad_down_bias, "ddown_bias", ddown_bias);
+    return all;
+  }
+};
+
+class MlpTest : public testing::TestWithParam<Case> {
+ protected:
+  static void expect_as_apart(Layer& layer) {
+    LayerBytes memory(mlp_memory(layer.problem));
+    mlp_forward(layer.problem, layer.forward(memory));
+    mlp_backward(layer.problem, layer.backward(memory));
+    EXPECT_TRUE(memory.is_sealed());
+    const auto found = layer.results();
+    layer.compute_apart();
+    const auto expected = layer.results();
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_EQ(found[i].second, expected[i].second) << found[i].first;
+    }
+  }
+};
+
+TEST_P(MlpTest, HasTheBitsOfItsParts) {
+  for (const std::int64_t tokens : {1, 9, 200}) {
+    Layer layer(GetParam(), tokens);
+    expect_as_apart(layer);
+  }
+}
+
+// Each gradient alone, and none.
+TEST_P(MlpTest, ComputesNoMoreThanIsWanted) {
+  bool MlpProblem::* const wanted[] = {&MlpProblem::grad_input, &MlpProblem::grad_up,
+                                       &MlpProblem::grad_up_bias, &MlpProblem::grad_down,
+                                       &MlpProblem::grad_down_bias};
+  for (const auto alone : wanted) {
+    Layer layer(GetParam(), 9);
+    for (const auto each : wanted) layer.problem.*each = each == alone;
+    expect_as_apart(layer);
+  }
+  Layer layer(GetParam(), 9);
+  for (const auto each : wanted) layer.problem.*each = false;
+  expect_as_apart(layer);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, MlpTest, testing::ValuesIn(kCases),
+                         [](const auto& of) { return std::string(of.param.name); });
+
+// Without gradients and a bias, product, activation and cast are one operation.
+TEST(MlpFusionTest, WritesNoGateAndUp) {
+  Layer layer(kCases[0], 200);
+  layer.problem.grad_input = layer.problem.grad_up = layer.problem.grad_up_bias = false;
+  layer.problem.grad_down = layer.problem.grad_down_bias = false;
+  const LayerMemory with_bias = mlp_memory(layer.problem);
+  layer.problem.has_up_bias = false;
+  layer.up_bias.fill([] { return 0.0f; });
+  LayerBytes memory(mlp_memory(layer.problem));
+  EXPECT_EQ(with_bias.forward - memory.size.forward, 200 * 2 * kHidden * 2);
+  mlp_forward(layer.problem, layer.forward(memory));
+  EXPECT_TRUE(memory.is_sealed());
+  const auto found = layer.y.bytes();
+  layer.compute_apart();
+  EXPECT_EQ(found, layer.y.bytes());
+}
+
+TEST(MlpWeightsTest, MayComeAsTheirCasts) {
+  Layer layer(kCases[0], 9);
+  layer.problem.weights_are_cast = true;
+  const auto& [output, grad_input, grad_weight] = layer.problem.recipe;
+  const Casts up(std::as_const(layer.up).view(), 2 * kHidden, kIn, output.b, grad_input.b);
+  const Casts down(std::as_const(layer.down).view(), kOut, kHidden, output.b, grad_input.b);
+  LayerBytes memory(mlp_memory(layer.problem));
+  MlpForward forward = layer.forward(memory);
+  forward.up_weight = up.rows.view();
+  forward.down_weight = down.rows.view();
+  mlp_forward(layer.problem, forward);
+  MlpBackward backward = layer.backward(memory);
+  backward.up_transposed = up.transposed.view();
+  backward.down_transposed = down.transposed.view();
+  mlp_backward(layer.problem, backward);
+  const auto found = layer.results();
+  layer.compute_apart();
+  EXPECT_EQ(found, layer.results());
+}
+
+// The first half of an MLP, and the same bits: y is what the activation takes.
+TEST(NormLinearTest, HasTheBitsOfItsParts) {
+  for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
+    Case of = kCases[3];
+    of.norm->kind = kind;
+    Layer layer(of, 70);
+    const LinearProduct &output = kBlockwise.output, &grad_input = kBlockwise.grad_input;
+    const NormLinearProblem problem{.linear = {.tokens = 70,
+                                               .in_features = kIn,
+                                               .out_features = 2 * kHidden,
+                                               .recipe = kBlockwise,
+                                               .grad_input = true,
+                                               .grad_weight = true,
+                                               .grad_bias = true},
+                                    .norm = *of.norm};
+    LayerBytes memory(norm_linear_memory(problem));
+    Matrix y(DType::kBFloat16, 70, 2 * kHidden);
+    norm_linear_forward(problem, {.x = layer.x.view(),
+                                  .residual = layer.residual.view(),
+                                  .operands = layer.operands(),
+                                  .sum = layer.sum.view(),
+                                  .weight = std::as_const(layer.up).view(),
+                                  .bias = layer.up_bias.row_vector(),
+                                  .y = y.view(),
+                                  .kept = memory.kept.span(),
+                                  .workspace = memory.forward.span()});
+    Matrix n(DType::kBFloat16, 70, kIn), rstd(DType::kFloat32, 1, 70), mean = rstd, sum = layer.sum;
+    Normed normed{.kind = kind,
+                  .epsilon = of.norm->epsilon,
+                  .x = layer.x.view(),
+                  .residual = layer.residual.view(),
+                  .operands = layer.operands(),
+                  .sum = sum.view(),
+                  .rstd = rstd.row_vector()};
+    if (kind == NormKind::kLayer) normed.mean = mean.row_vector();
+    norm(normed, n.view());
+    EXPECT_EQ(layer.sum.bytes(), sum.bytes());
+    const Casts of_n(std::as_const(n).view(), 70, kIn, output.a, kBlockwise.grad_weight.b);
+    const Casts up(std::as_const(layer.up).view(), 2 * kHidden, kIn, output.b, grad_input.b);
+    EXPECT_EQ(y.bytes(),
+              product(of_n.rows, up.rows, DType::kBFloat16, layer.up_bias.row_vector()).bytes());
+
+    const Matrix dy = random_matrix(layer.numbers, 70, 2 * kHidden);
+    norm_linear_backward(problem, {.dy = dy.view(),
+                                   .x = std::as_const(sum).view(),
+                                   .operands = layer.operands(),
+                                   .dx = layer.dx.view(),
+                                   .dnorm_weight = layer.dnorm_weight.row_vector(),
+                                   .dw = layer.dup.view(),
+                                   .db = layer.dup_bias.row_vector(),
+                                   .kept = memory.kept.span(),
+                                   .workspace = memory.backward.span()});
+    EXPECT_TRUE(memory.is_sealed());
+    const Casts of_dy(dy.view(), 70, 2 * kHidden, grad_input.a, kBlockwise.grad_weight.a);
+    const Matrix by_norm = product(of_dy.rows, up.transposed, DType::kBFloat16);
+    Matrix dx(DType::kBFloat16, 70, kIn), dweight(DType::kFloat32, 1, kIn);
+    Matrix workspace(DType::kFloat32, norm_workspace_rows(kIn), kIn);
+    NormGradientArguments arguments{.kind = kind,
+                                    .gradient = by_norm.view(),
+                                    .x = sum.view(),
+                                    .rstd = rstd.row_vector(),
+                                    .operands = layer.operands()};
+    if (kind == NormKind::kLayer) arguments.mean = mean.row_vector();
+    norm_gradient(
+        arguments,
+        {.dx = dx.view(), .dweight = dweight.row_vector(), .workspace = workspace.view()});
+    EXPECT_EQ(layer.dx.bytes(), dx.bytes());
+    EXPECT_EQ(layer.dnorm_weight.bytes(), dweight.bytes());
+    EXPECT_EQ(layer.dup.bytes(),
+              product(of_dy.transposed, of_n.transposed, DType::kFloat32).bytes());
+    Matrix db(DType::kFloat32, 1, 2 * kHidden);
+    layer.sum_columns(dy.view(), 2 * kHidden, db);
+    EXPECT_EQ(layer.dup_bias.bytes(), db.bytes());
+  }
+}
+
+TEST(MlpErrorsTest, NameTheArgument) {
+  Layer layer(kCases[3], 9);
+  LayerBytes memory(mlp_memory(layer.problem));
+  const auto of_problem = [&](auto spoil) {
+    MlpProblem problem = layer.problem;
+    spoil(problem);
+    return test::error_of([&] { mlp_memory(problem); });
+  };
+  EXPECT_EQ(of_problem([](auto& problem) { problem.hidden_features = 0; }),
+            "mlp_memory: argument 'hidden_features': expected 1 to 2^27, got 0");
+  EXPECT_THAT(of_problem([](auto& problem) { problem.activation = static_cast<Activation>(77); }),
+              HasSubstr("mlp_memory: argument 'activation'"));
+  EXPECT_THAT(of_problem([](auto& problem) { problem.norm->kind = static_cast<NormKind>(7); }),
+              HasSubstr("mlp_memory: argument 'norm': expected a NormKind, got 7"));
+  EXPECT_THAT(of_problem([](auto& problem) { problem.y = DType::kE4M3; }),
+              HasSubstr("mlp_memory: argument 'y': expected dtype"));
+  const auto of_forward = [&](auto spoil) {
+    MlpForward arguments = layer.forward(memory);
+    spoil(arguments);
+    return test::error_of([&] { mlp_forward(layer.problem, arguments); });
+  };
+  EXPECT_EQ(of_forward([](auto&) {}), "no error");
+  EXPECT_EQ(of_forward([](auto& given) { given.sum.reset(); }),
+            "mlp_forward: argument 'sum': expected a tensor, which the problem wants, got none");
+  EXPECT_EQ(of_forward([](auto& given) { given.operands.ada_scale = given.operands.weight; }),
+            "mlp_forward: argument 'operands.ada_scale': expected it to be omitted, as the problem "
+            "has it, got one");
+  EXPECT_EQ(
+      of_forward([](auto& given) { given.up_bias.reset(); }),
+      "mlp_forward: argument 'up_bias': expected a tensor, which the problem wants, got none");
+  EXPECT_EQ(of_forward([&](auto& given) { given.down_weight = layer.up.view(); }),
+            "mlp_forward: argument 'down_weight': expected shape [136, 144], got [288, 300]");
+  EXPECT_THAT(of_forward([&](auto& given) { given.x.dtype = DType::kFloat16; }),
+              HasSubstr("mlp_forward: argument 'x': expected dtype bfloat16, got float16"));
+  EXPECT_THAT(of_forward([](auto& given) { given.y.data = given.sum->data; }),
+              HasSubstr("expected memory of its own, apart from '"));
+  const auto of_backward = [&](auto spoil) {
+    MlpBackward arguments = layer.backward(memory);
+    spoil(arguments);
+    return test::error_of([&] { mlp_backward(layer.problem, arguments); });
+  };
+  EXPECT_EQ(of_backward([](auto&) {}), "no error");
+  EXPECT_EQ(of_backward([](auto& given) { given.x.reset(); }),
+            "mlp_backward: argument 'x': expected a tensor, which the problem wants, got none");
+  EXPECT_EQ(of_backward([](auto& given) { given.dup.reset(); }),
+            "mlp_backward: argument 'dup': expected a tensor, which the problem wants, got none");
+  EXPECT_EQ(of_backward([](auto& given) { given.workspace = given.workspace.first(16); }),
+            core::format("mlp_backward: argument 'workspace': expected at least {} bytes, got 16",
+                         memory.size.backward));
+  layer.problem.grad_input = false;
+  EXPECT_EQ(
+      of_backward([&](auto& given) { given.dnorm_bias = layer.dnorm_bias.row_vector(); }),
+      "mlp_backward: argument 'dnorm_bias': expected it to be omitted, as the problem has it, "
+      "got one");
+}
+
+}  // namespace
+}  // namespace octofold
