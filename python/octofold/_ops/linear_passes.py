@@ -44,7 +44,7 @@ def passes_of(
     weight_is_cast: bool,
     device: torch.device,
 ) -> Passes | None:
-    """With scales of the data. None: of a recipe that is not all FP8, as far as it is wanted, or
+    """None: of a recipe that is not all FP8, as far as it is wanted, or
     where one read does not make both casts of an operand."""
     # By the recipe itself: the hash of its fields takes longer than the library's call.
     key = tokens, weight_shape, id(recipe), wanted, weight_is_cast, device
@@ -77,9 +77,7 @@ def _fits(recipe: Recipe, wanted: Wanted, weight_is_cast: bool) -> bool:
         return False  # no cast of dY, which would sum it
     if of_x and (grad_input is None or not (weight_is_cast or one_read(output.b, grad_input.b))):
         return False
-    if of_weight and (
-        grad_weight is None or grad_weight.two_level or not one_read(output.a, grad_weight.b)
-    ):
+    if of_weight and (grad_weight is None or not one_read(output.a, grad_weight.b)):
         return False
     if grad_input is None or grad_weight is None or not (of_x and of_weight):
         return True

@@ -84,7 +84,7 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
             recipe = linear.recipe
         elif linear.recipe is not recipe and linear.recipe != recipe:
             return None
-    if recipe is None or recipe.keeps_state or recipe.output is None:
+    if recipe is None or recipe.output is None:
         return None
     # Codes of gate and up that came with one scale each are no codes of one weight.
     coded = any(_is_coded(linear) for linear in linears)
@@ -116,7 +116,7 @@ def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: 
     biases = [bias for _, bias in parameters if bias is not None]
     bias = None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
     main_grads = tuple(linear.wanted_main_grad() for linear in linears)
-    casts = weight_casts(weights, recipe, None, both, False, sharded)
+    casts = weight_casts(weights, recipe, both, sharded)
     return Layer(weights, bias, casts, main_grads)
 
 
