@@ -11,7 +11,7 @@ from octofold.ops import Target, cast
 
 from tests.gpu.gpu_support import DEVICE, needs, needs_gpu, normal, torch
 from tests.python.nn.expert_support import choices
-from tests.python.nn.layer_support import NAMES, STATELESS
+from tests.python.nn.layer_support import NAMES
 
 pytestmark = needs_gpu
 nn = octofold.nn
@@ -75,7 +75,7 @@ def assert_kept(call, expected, slack):
 
 
 @needs("products")
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_bytes_that_a_linear_layer_keeps(recipe):
     """x transposed in FP8, or x itself, and the weight transposed in FP8."""
     layer = nn.Linear(IN, HIDDEN, bias=False, recipe=recipe, force_fp8=True, **BF16)
@@ -86,7 +86,7 @@ def test_bytes_that_a_linear_layer_keeps(recipe):
 
 @needs("products")
 @pytest.mark.parametrize("keep_fp8", [False, True])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_bytes_that_an_mlp_keeps(recipe, keep_fp8):
     """With norm and residual: the sum, gate and up in BF16, or in FP8 with their scales; x and h
     transposed in FP8, and so the weights."""

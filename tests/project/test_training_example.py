@@ -72,10 +72,10 @@ def test_resumed_runs_repeat_uninterrupted_ones(runs, tmp_path):
         output.mkdir()
         for file in runs.glob("text.*"):  # looked for once
             shutil.copy(file, output)
-    chosen = ("--recipe", "bfloat16", "delayed", "--seeds", "3")  # delayed: scales with a history
+    chosen = ("--recipe", "bfloat16", "tensorwise", "--seeds", "3")
     train(whole, *chosen)
     train(halves, *chosen, "--stop-at", "4")
-    names = ("bfloat16-seed3", "delayed-seed3")
+    names = ("bfloat16-seed3", "tensorwise-seed3")
     assert [losses(halves, name)[-1]["step"] for name in names] == [4, 4]
     train(halves, *chosen, "--resume")
     for name in names:

@@ -253,9 +253,6 @@ WRONG = {
         lambda x, w, b: fp8.linear(1.0, w, b)
     ),
     r"'recipe': expected a Recipe or one of": lambda x, w, b: fp8.linear(x, w, b, "fine"),
-    r"'recipe': expected one without delayed scaling": (
-        lambda x, w, b: fp8.linear(x, w, b, "delayed")
-    ),
 }
 
 

@@ -41,11 +41,9 @@ TINY_SHAPES = ((256, 384, 256),)  # on a CPU
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 RECIPES = (
     "blockwise",
-    "blockwise_two_level",
     "rowwise",
     "tensorwise",
     "rowwise_with_gw_hp",
-    "delayed",
 )
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 BFLOAT16, BFLOAT16_COMPILED = "BF16", "BF16 compiled"
@@ -224,13 +222,11 @@ def fuse(recipe: str, model: nn.Module) -> None:
 
 
 def block_variants(run: Run) -> Iterator[Variant]:
-    """Yields those of layers, and blocks whose norms and MLP are fused with their casts, of recipes
-    that keep no state."""
+    """Yields those of layers, and blocks whose norms and MLP are fused with their casts."""
     yield from variants(run.options)
     for recipe in run.options.recipes:
-        if not octofold.nn.recipes.NAMED[recipe].keeps_state:
-            name = f"octofold {recipe}, fused"
-            yield from eager_and_compiled(name, partial(fuse, recipe), recipe, run.options)
+        name = f"octofold {recipe}, fused"
+        yield from eager_and_compiled(name, partial(fuse, recipe), recipe, run.options)
 
 
 def new_block(sizes: tuple[int, ...], device: torch.device) -> LlamaBlock:

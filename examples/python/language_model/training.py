@@ -19,11 +19,9 @@ from .text import Text, text_of
 RECIPES = (
     "bfloat16",
     "blockwise",
-    "blockwise_two_level",
     "rowwise",
     "tensorwise",
     "rowwise_with_gw_hp",
-    "delayed",
 )
 BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
 WARM_UP = 0.05  # of all steps; then a cosine down to a tenth
@@ -196,13 +194,11 @@ class Trainer:
         return float(torch.stack(losses).mean())
 
     def state(self) -> dict[str, Any]:
-        """Buffers too, as a recipe may keep some that state_dict() leaves out."""
         on_gpu = self.settings.device.startswith("cuda")
         return {
             "settings": self.settings.identity(),
             "step": self.step,
             "model": self.model.state_dict(),
-            "buffers": dict(self.model.named_buffers()),
             "optimizer": self.optimizer.state_dict(),
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state() if on_gpu else None,
@@ -216,8 +212,6 @@ class Trainer:
             )
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(state["buffers"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate

@@ -17,9 +17,6 @@ class Product:
 
     fast_accumulation: sum all of K in the tensor core; for "tensor" and "channel" scales only.
     batch_invariant: a row of the result depends on that row of `a` alone (gemm()).
-    two_level: b, which is x in the weight gradient, has two-level scales: a factor for each of x's
-        features, from the largest magnitudes of the step before, and "128x128" scales of x divided
-        by them. For the weight gradient alone.
 
     Raises InvalidArgumentError, which names the argument.
     """
@@ -29,7 +26,6 @@ class Product:
     _: KW_ONLY
     fast_accumulation: bool = False
     batch_invariant: bool = False
-    two_level: bool = False
 
     def __init__(
         self,
@@ -38,14 +34,12 @@ class Product:
         *,
         fast_accumulation: bool = False,
         batch_invariant: bool = False,
-        two_level: bool = False,
     ) -> None:
         object.__setattr__(self, "a", format_of("Product", a, "a"))
         object.__setattr__(self, "b", format_of("Product", b, "b"))
         object.__setattr__(self, "fast_accumulation", fast_accumulation)
         object.__setattr__(self, "batch_invariant", batch_invariant)
-        object.__setattr__(self, "two_level", two_level)
-        for name in ("fast_accumulation", "batch_invariant", "two_level"):
+        for name in ("fast_accumulation", "batch_invariant"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise invalid_argument("Product", name, "True or False", repr(value))
@@ -54,19 +48,6 @@ class Product:
         if fast_accumulation and varying:
             expected = f"False, as {varying[0]} scales vary along K"
             raise invalid_argument("Product", "fast_accumulation", expected, "True")
-        if two_level and self.b.granularity != "128x128":
-            expected = f"False, as scales of {self.b.granularity} have one level"
-            raise invalid_argument("Product", "two_level", expected, "True")
-
-
-@dataclass(frozen=True)
-class Delayed:
-    """Scales from the largest magnitudes of the steps before, instead of those of the data."""
-
-    history: int = 1024
-    """Steps that are looked back on."""
-    margin: int = 0
-    """Powers of two that are left free above the largest magnitude of the history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +72,12 @@ class Recipe:
     output: Product | None
     grad_input: Product | None
     grad_weight: Product | None
-    delayed: Delayed | None = None
-    """For products of "tensor" scales, `output` among them; None: scales are those of the data."""
 
     def __post_init__(self) -> None:
         for name in ("output", "grad_input", "grad_weight"):
-            _require_product(name, getattr(self, name), self.delayed is not None)
+            _require_product(name, getattr(self, name))
         for name in ("output", "grad_input"):
-            _require_rows_apart(name, getattr(self, name), self.delayed is not None)
+            _require_rows_apart(name, getattr(self, name))
         for left, right in (
             ("output.a", "grad_weight.b"),
             ("output.b", "grad_input.b"),
@@ -107,14 +86,6 @@ class Recipe:
             a, b = self._format(left), self._format(right)
             if a is not None and b is not None:
                 require_alike("Recipe", left, a, right, b)
-        if self.delayed is None:
-            return
-        if not isinstance(self.delayed, Delayed):
-            raise _wrong("delayed", "a Delayed or None", self.delayed)
-        if self.output is None:
-            raise _wrong("output", "a Product, as scales are delayed", None)
-        _require_at_least("delayed.history", self.delayed.history, 1)
-        _require_at_least("delayed.margin", self.delayed.margin, 0)
 
     def _format(self, operand: str) -> Format | None:
         """The format of an operand, "output.a"; None if its product is not cast."""
@@ -125,19 +96,9 @@ class Recipe:
         return product.a if side == "a" else product.b
 
     @property
-    def two_level(self) -> bool:
-        """True if x has two-level scales in the weight gradient."""
-        return self.grad_weight is not None and self.grad_weight.two_level
-
-    @property
     def batch_invariant(self) -> bool:
         """True if a token's result depends on that token alone."""
         return self.output is not None and self.output.batch_invariant
-
-    @property
-    def keeps_state(self) -> bool:
-        """True if scales come from the steps before, so that it takes a layer to keep them."""
-        return self.delayed is not None or self.two_level
 
     @property
     def name(self) -> str:
@@ -158,28 +119,13 @@ def _wrong(field: str, expected: str, got: object) -> InvalidArgumentError:
     return invalid_argument("Recipe", field, expected, repr(got))
 
 
-def _require_at_least(field: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _wrong(field, f"a whole number of at least {least}", value)
-
-
-def _require_product(field: str, product: object, delayed: bool) -> None:
-    if product is None:
-        return
-    if not isinstance(product, Product):
+def _require_product(field: str, product: object) -> None:
+    if product is not None and not isinstance(product, Product):
         raise _wrong(field, "a Product, or None for high precision", product)
-    if product.two_level and field != "grad_weight":
-        raise _wrong(f"{field}.two_level", "False, as grad_weight alone may have it", True)
-    for operand, format in (("a", product.a), ("b", product.b)):
-        if delayed and format.granularity != "tensor":
-            raise _wrong(f"{field}.{operand}", "tensor, as scales are delayed", format.granularity)
-        if delayed and format.power_of_two:
-            expected = "power_of_two=False, as delayed scales are not rounded"
-            raise _wrong(f"{field}.{operand}", expected, True)
 
 
-def _require_rows_apart(field: str, product: Product | None, delayed: bool) -> None:
-    if product is None or not product.batch_invariant or delayed:
+def _require_rows_apart(field: str, product: Product | None) -> None:
+    if product is None or not product.batch_invariant:
         return
     if product.a.granularity not in ("1x128", "channel"):
         expected = "one of scales that rows have for themselves, as the product is batch_invariant"
@@ -194,14 +140,6 @@ blockwise: Final = Recipe(
 """DeepSeek-V3's: fine scales, which outliers hardly harm. For the weight gradient each input
 feature has one scale over all tokens: as accurate as 1x128 on both sides, and a factor less to
 apply for each 128 tokens."""
-
-blockwise_two_level: Final = Recipe(
-    output=Product("1x128 torchao", "128x128 torchao"),
-    grad_input=Product("1x128 torchao", "128x128 torchao"),
-    grad_weight=Product("1x128 torchao", "128x128 torchao", two_level=True),
-)
-"""`blockwise` whose x is read once, not twice: for the weight gradient the factor of each input
-feature is its largest magnitude in the step before, and 128x128 scales are of the data as it is."""
 
 _ROWS: Final = Format(granularity="channel", rule=Rule.TORCHAO, power_of_two=True)
 
@@ -226,23 +164,11 @@ tensorwise: Final = Recipe(
 )
 """torchao's default: one scale for each tensor, gradients in e5m2."""
 
-_DELAYED: Final = Format(granularity="tensor", rule=Rule.TRANSFORMER_ENGINE, power_of_two=False)
-
-delayed: Final = Recipe(
-    output=Product(_DELAYED, _DELAYED, fast_accumulation=True),
-    grad_input=Product(replace(_DELAYED, dtype="e5m2"), _DELAYED),
-    grad_weight=Product(replace(_DELAYED, dtype="e5m2"), _DELAYED),
-    delayed=Delayed(),
-)
-"""Transformer Engine's DelayedScaling: one scale for each tensor, from the steps before."""
-
 NAMED: Final[dict[str, Recipe]] = {
     "blockwise": blockwise,
-    "blockwise_two_level": blockwise_two_level,
     "rowwise": rowwise,
     "rowwise_with_gw_hp": rowwise_with_gw_hp,
     "tensorwise": tensorwise,
-    "delayed": delayed,
 }
 
 

@@ -25,9 +25,11 @@ from .._core.scaled_tensor import ScaledTensor
 from .._core.torch_ops import define
 from .._info import info
 from .._ops.gemm import gemm
+from .._ops.quantize import quantize
 from ..nn.autograd.experts import experts as compute_experts
 from ..nn.autograd.linear import linear_with_casts
 from ..nn.autograd.products import addable
+from ..nn.casting.casts import walkable
 from ..nn.layers.weight_only import weight_only_linear
 
 _EXPERTS: Final = {"128x128": blockwise, "channel": rowwise, "tensor": tensorwise}
@@ -189,11 +191,15 @@ def _linear(
 ) -> Tensor:
     weight = ScaledTensor(codes, scale, of_weight)
     recipe = _recipe(of_x, of_weight, power_of_two)
-    if x.dtype != torch.float8_e4m3fn:
-        return linear_with_casts(x, codes, bias, recipe, (weight, None), x_scale=x_scale)
+    if x_scale is None:
+        return linear_with_casts(x, codes, bias, recipe, (weight, None))
     assert recipe.output is not None
+    if x.dtype == torch.float8_e4m3fn:
+        rows = ScaledTensor(x, x_scale, of_x)
+    else:
+        rows = quantize(walkable(x), recipe.output.a, scale=x_scale)
     y: Tensor = gemm(
-        ScaledTensor(x, x_scale, of_x),
+        rows,
         weight,
         bias=addable(bias, out_dtype),
         out_dtype=out_dtype,

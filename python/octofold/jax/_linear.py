@@ -29,8 +29,7 @@ def linear(
     weight: [out, in] of any of these dtypes, whatever that of x.
     bias: [out], of any of these dtypes.
     recipe: an octofold.jax.Recipe or the name of one: "blockwise", "rowwise", "tensorwise",
-        "rowwise_with_gw_hp". "delayed" and "blockwise_two_level" keep numbers from step to step,
-        which a function cannot.
+        "rowwise_with_gw_hp".
 
     Returns [..., out] in the dtype of x. All three products (of the result and of both gradients)
     are FP8, as far as the recipe has them so. Gradients have the dtypes of what they belong to. For
@@ -39,7 +38,7 @@ def linear(
     of a gradient raises UnsupportedError, as jax.vmap does.
     Raises InvalidArgumentError, which names the argument, as the program is traced.
     """
-    recipe = _stateless(recipe)
+    recipe = recipe_of("linear", recipe)
     x, weight = _wide("x", x), _wide("weight", weight)
     if weight.ndim != 2 or weight.size == 0:
         expected = "[out, in] with at least 1 feature each"
@@ -59,16 +58,6 @@ def linear(
     x, weight, bias = vary_alike(whole((x, weight, bias)))
     y = _compiled(x if x.ndim > 1 else x[None], weight, bias, recipe, dtypes)
     return y if x.ndim > 1 else y[0]
-
-
-def _stateless(recipe: Recipe | str) -> Recipe:
-    recipe = recipe_of("linear", recipe)
-    if recipe.keeps_state:
-        expected = (
-            "one without delayed scaling or two-level scales, which keep numbers from step to step"
-        )
-        raise invalid_argument("linear", "recipe", expected, str(recipe))
-    return recipe
 
 
 def _wide(argument: str, value: Any) -> Array:

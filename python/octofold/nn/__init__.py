@@ -10,7 +10,7 @@ docs/training.md tells how they work with the rest of torch, docs/recipes.md com
 
 import torch  # noqa: F401  (whole, before its parts: octofold._core.imported.import_below)
 
-from .._core.recipe import Delayed, Product, Recipe
+from .._core.recipe import Product, Recipe
 from . import recipes
 from .casting.step_casts import CastsAfterStep, cast_after_step
 from .casting.weight_casts import keep_casts
@@ -36,7 +36,6 @@ __all__ = [
     "CastsAfterStep",
     "Conv1D",
     "Conversion",
-    "Delayed",
     "Experts",
     "InferenceLinear",
     "Linear",

@@ -14,7 +14,7 @@ own, outside backward and in it.
 
 import inspect
 from collections import defaultdict
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 from weakref import ref
 
 import torch
@@ -25,10 +25,10 @@ from torch.nn import Module, Parameter
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.recipe import Recipe
 from .._core.scaled_tensor import ScaledTensor
-from .._ops.cast import Target, cast
+from .._ops.cast import cast
 from .._ranks import Ranks, ranks_of, require_agreement
 from .._ranks.wire import as_bytes, largest
-from .casting.casts import WEIGHT, cast_weight, delayed_scale, with_amax
+from .casting.casts import cast_weight, with_amax
 from .casting.weight_tensors import CodedWeight, WrappedWeight, with_local
 from .layers.experts import Experts
 from .layers.linear import Linear, local_part
@@ -71,39 +71,26 @@ _HELD: Final = "_shard_of_weight"
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-class Agreed(NamedTuple):
-    """On a weight's scale.
-
-    amax: the largest magnitude [1] of the whole weight, float32, in the dtype in which it is cast.
-    scale: a static scale [1] for its casts, under delayed scaling.
-    """
-
-    amax: Tensor
-    scale: Tensor | None
-
-
 class _Held:
     """A layer's record of who has a shard of its weight, and of what they have agreed on."""
 
-    def __init__(
-        self, module: Any, place: str, weight: Tensor, dtype: torch.dtype, ranks: Ranks
-    ) -> None:
-        self.module, self.place, self.dtype, self.ranks = module, place, dtype, ranks
+    def __init__(self, place: str, weight: Tensor, dtype: torch.dtype, ranks: Ranks) -> None:
+        self.place, self.dtype, self.ranks = place, dtype, ranks
         self.weight = ref(weight)  # with offloading it is there for one gather
-        self.agreed: StreamValue[Agreed] | None = None
+        self.agreed: StreamValue[Tensor] | None = None
         """In a forward of the model."""
         self.is_ahead = False
         """True if the weight was gathered for a forward of the model before that began."""
 
 
-def agreed_scale(
+def agreed_amax(
     module: Module, place: str, weight: Tensor, dtype: torch.dtype, mesh: Any
-) -> Agreed:
-    """For the weight of which a layer has this shard, and that is cast from this dtype. place: of
-    the layer in the model, for messages."""
+) -> Tensor:
+    """The largest magnitude [1], float32, of the whole weight of which a layer has this shard, in
+    the dtype from which it is cast. place: of the layer in the model, for messages."""
     held: _Held | None = module.__dict__.get(_HELD)
     if held is None or held.weight() is not weight or held.dtype != dtype:
-        held = _Held(module, place, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
+        held = _Held(place, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
         module.__dict__[_HELD] = held
     if held.agreed is not None:
         return held.agreed.on_current_stream()
@@ -144,7 +131,7 @@ def _held_in(model: Module) -> list[_Held]:
 
 
 @torch.no_grad()
-def _agree(several: list[_Held], weights: list[Tensor]) -> list[StreamValue[Agreed]]:
+def _agree(several: list[_Held], weights: list[Tensor]) -> list[StreamValue[Tensor]]:
     """One all-reduce of the group that all of them have."""
     ranks = several[0].ranks
     words = ", ".join(f"{held.place} from {held.dtype}" for held in several)
@@ -152,18 +139,7 @@ def _agree(several: list[_Held], weights: list[Tensor]) -> list[StreamValue[Agre
     found = torch._foreach_norm(weights, torch.inf)
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
     amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), ranks), 1)
-    scales = [_delayed_scale(held.module, amax) for held, amax in zip(several, amaxes, strict=True)]
-    return [StreamValue(Agreed(*both), *both) for both in zip(amaxes, scales, strict=True)]
-
-
-def _delayed_scale(module: Any, amax: Tensor) -> Tensor | None:
-    """The static scale of a layer's weight, under delayed scaling."""
-    recipe: Recipe = module.recipe
-    if recipe.delayed is None:
-        return None
-    assert recipe.output is not None
-    history, dtype = module.amax_history[WEIGHT], recipe.output.b.dtype
-    return delayed_scale(amax, history, dtype, recipe.delayed, module.training)
+    return [StreamValue(amax, amax) for amax in amaxes]
 
 
 _Metadata: TypeAlias = tuple[str, torch.dtype, Tensor | None]
@@ -228,11 +204,8 @@ class ShardedWeight(WrappedWeight):
         codes: ScaledTensor | None
         if has_one_scale(self):
             assert self.recipe.output is not None
-            agreed = agreed_scale(module, self.place, self.plain, dtype, mesh)
-            format = self.recipe.output.b
-            static = Target(format, scale=agreed.scale)
-            target = with_amax(format, agreed.amax) if agreed.scale is None else static
-            codes = cast(weight, rows=target).rows
+            amax = agreed_amax(module, self.place, self.plain, dtype, mesh)
+            codes = cast(weight, rows=with_amax(self.recipe.output.b, amax)).rows
         else:
             codes, _ = cast_weight(weight, self.recipe, True, False)
         assert codes is not None
@@ -318,9 +291,8 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
         octofold.nn.Linear (those inside MLP and NormLinear too) and octofold.nn.Experts get other
         parameters, of the same names, numbers and state_dict(). Those that tensor parallelism has
         spread are sharded further. Recipes have to have squares of 128x128, or one scale, for the
-        weight ("blockwise", "blockwise_two_level", "tensorwise", "delayed"): others multiply
-        forward and backward with different codes. Experts from FP8 checkpoints, whose weights are
-        buffers, are left as they are.
+        weight ("blockwise", "tensorwise"): others multiply forward and backward with different
+        codes. Experts from FP8 checkpoints, whose weights are buffers, are left as they are.
 
     Each rank casts its shard. So with squares a shard has to be of whole ones, a multiple of 128
     rows of a layer's weight, on each rank as many: an UnsupportedError in the first forward, on

@@ -5,7 +5,6 @@ import copy
 
 import octofold
 import torch
-from octofold._core.recipe import NAMED
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -15,7 +14,6 @@ from tests.python.distributed.rank_processes import DEVICE, here
 nn = octofold.nn
 MESHES = {}
 ALL = Replicate(), Replicate()
-STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
 
 
 def full_tensor(tensor):

@@ -192,7 +192,6 @@ def test_what_cannot_be_spread(rank):
     p, *_ = problem([4] * size).part(rank)
     run = (p.x, p.ids, p.weights, p.w13, p.w2)
     refused(lambda: experts(*run, recipe="rowwise_with_gw_hp"), "recipe", "in FP8")
-    refused(lambda: experts(*run, recipe="delayed"), "recipe")
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_refusals(rank):
     for options, error, words in (
         ({"plan": {"model.none": "colwise"}}, octofold.InvalidArgumentError, "'plan'"),
         ({"plan": {"lm_head": "own"}}, octofold.UnsupportedError, "got 'own' for 'lm_head'"),
-        ({"recipe": "delayed"}, octofold.InvalidArgumentError, "'recipe'"),
+        ({"recipe": "mxfp8"}, octofold.InvalidArgumentError, "'recipe'"),
     ):
         with pytest.raises(error, match=words):
             parallelize(copy.deepcopy(model), mesh, **options)

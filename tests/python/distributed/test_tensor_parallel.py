@@ -22,7 +22,6 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from tests.python.distributed.beside_one_process import (
     LAYOUTS,
-    STATELESS,
     Attention,
     beside,
     full_tensor,
@@ -72,14 +71,14 @@ def row_parallel(rank, recipe, layout, reduce_dtype=None, sizes=(512, 512), toke
     ("layout", "tokens", "reduce_dtype"),
     [("all", (2, 512), None), ("dim 1", (2, 512), None), ("dim 0", (512,), torch.float32)],
 )
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", nn.recipes.NAMED)
 @on_ranks
 def test_linear(rank, recipe, layout, tokens, reduce_dtype):
     column_parallel(rank, recipe, layout, reduce_dtype, tokens=tokens)
     row_parallel(rank, recipe, layout, reduce_dtype, tokens=tokens)
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", nn.recipes.NAMED)
 @on_ranks
 def test_few_tokens(rank, recipe):
     """No whole square of them on a rank, one token of each sequence, and none."""
@@ -107,7 +106,7 @@ def test_uneven_features(rank):
 
 
 @pytest.mark.parametrize("layout", ["all", "dim 0"])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", nn.recipes.NAMED)
 @on_two_ranks
 def test_norm_linear(rank, recipe, layout):
     layout = LAYOUTS[layout]
@@ -137,7 +136,7 @@ def mlp(recipe, given, gives, made="packed", norm=None):
     beside(layer, style, inputs, layouts, weights if recipe in ("blockwise", "rowwise") else ())
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", nn.recipes.NAMED)
 @on_ranks
 def test_mlp(rank, recipe):
     mlp(recipe, "all", "all")
@@ -157,7 +156,7 @@ def experts(recipe, given, gives, bias=False, activation="swiglu", inner=256):
     beside(layer, style, routed(256), layouts, bits)
 
 
-EXPERT_RECIPES = [name for name in STATELESS if name != "rowwise_with_gw_hp"]
+EXPERT_RECIPES = [name for name in nn.recipes.NAMED if name != "rowwise_with_gw_hp"]
 
 
 @pytest.mark.parametrize("recipe", EXPERT_RECIPES)
@@ -203,7 +202,7 @@ def test_fp8_weights(rank, kind, sizes, tokens):
     beside(layer, row, inputs, (FEATURES, split))
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", nn.recipes.NAMED)
 @on_ranks
 def test_attention(rank, recipe):
     """The casts of x are made once, and those of another x, or after a write to it, anew."""

@@ -260,7 +260,6 @@ def test_refusals(rank):
     cases = [
         (nn.Linear(16, size - 1), ColumnParallel(), f"each of {size} ranks gets some"),
         (torch.nn.Linear(16, 16), ColumnParallel(), "torch's own ColwiseParallel"),
-        (nn.Linear(16, 16, recipe="delayed"), RowParallel(), "'recipe'"),
         (nn.Linear(16, 16, main_grad=True), RowParallel(), "'main_grad'"),
         (nn.Linear(16, 16), MLPParallel(), "an octofold.nn.MLP"),
         (nn.Experts(16, 7, 2), ExpertTensorParallel(), f"a multiple of {size}"),

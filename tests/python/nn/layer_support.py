@@ -7,9 +7,8 @@ from octofold import nn
 
 torch = pytest.importorskip("torch")
 
-STATELESS = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
-"""The recipes of octofold.linear(), which keeps nothing from step to step."""
-NAMES = (*STATELESS, "blockwise_two_level", "delayed")
+NAMES = tuple(nn.recipes.NAMED)
+"""The named recipes."""
 
 WIDTH = 256
 """Features of what MODULES take."""

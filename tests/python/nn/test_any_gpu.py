@@ -121,7 +121,7 @@ def test_trained_layers_that_come_to_another_gpu(dtype, pretend, log):
 @pytest.mark.parametrize("make", [
     lambda: nn.MLP(256, 128, dtype=torch.bfloat16, force_fp8=True),
     lambda: nn.NormLinear(256, 128, dtype=torch.bfloat16, force_fp8=True),
-    lambda: nn.Linear(256, 128, dtype=torch.bfloat16, recipe="delayed", main_grad=True),
+    lambda: nn.Linear(256, 128, dtype=torch.bfloat16, recipe="tensorwise", main_grad=True),
 ])  # fmt: skip
 def test_modules_that_come_to_another_gpu(make, pretend, casts):
     module = make()

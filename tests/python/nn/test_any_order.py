@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.python.nn.layer_support import STATELESS, WRITES, random
+from tests.python.nn.layer_support import NAMES, WRITES, random
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -38,7 +38,7 @@ def by_torch_save(model):
 
 
 class Orders(RuleBasedStateMachine):
-    @initialize(seed=some.integers(0, 99), recipe=some.sampled_from(STATELESS))
+    @initialize(seed=some.integers(0, 99), recipe=some.sampled_from(NAMES))
     def begin(self, seed, recipe):
         torch.manual_seed(seed)
         self.model, self.recipe = new_model(), None
@@ -53,7 +53,7 @@ class Orders(RuleBasedStateMachine):
         weight.data[0, 0] += 0.25
         self.truth[layer].neg_()[0, 0] += 0.25
 
-    @rule(recipe=some.sampled_from([*STATELESS, None]))
+    @rule(recipe=some.sampled_from([*NAMES, None]))
     def convert(self, recipe):
         nn.restore(self.model)
         if recipe is not None:

@@ -73,7 +73,6 @@ def test_fp8_weights(make):
 
 OSS = {"activation": "swiglu-oss", "bias": True}
 WITH_NUMBERS = {
-    "delayed": lambda: nn.Linear(WIDTH, WIDTH, recipe="delayed"),
     "mlp": lambda: nn.MLP(WIDTH, 128, recipe="rowwise_with_gw_hp", **OSS),
     "experts": lambda: Routed(nn.Experts(WIDTH, 128, 4, **OSS)),
 }

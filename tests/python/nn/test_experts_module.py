@@ -90,12 +90,10 @@ def test_experts_without_tokens_are_not_cast(recipe, frozen):
         expected = experts_step(module, ids, weights, x)
     with poisoned_memory():
         actual = experts_step(module, ids, weights, x)
-        casts = weight_casts((module.gate_up_proj,), module.recipe, None, True, False, used=USED)
+        casts = weight_casts((module.gate_up_proj,), module.recipe, True, used=USED)
         with nn.keep_casts(module):
-            whole = weight_casts((module.gate_up_proj,), module.recipe, None, True, False)
-            assert whole == weight_casts(
-                (module.gate_up_proj,), module.recipe, None, True, False, used=USED
-            )
+            whole = weight_casts((module.gate_up_proj,), module.recipe, True)
+            assert whole == weight_casts((module.gate_up_proj,), module.recipe, True, used=USED)
     assert_same(actual, expected)
     for some, every in zip(casts, whole, strict=True):
         assert every.dequantize().isfinite().all()
@@ -234,8 +232,8 @@ def test_bad_arguments():
         sizes = {"hidden_features": 8, "inner_features": 8, "experts": 2} | {name: 0}
         with pytest.raises(InvalidArgumentError, match=f"'{name}': expected a whole number"):
             nn.Experts(**sizes)
-    with pytest.raises(InvalidArgumentError, match="'recipe': expected one without"):
-        nn.Experts(8, 8, 2, recipe="delayed")
+    with pytest.raises(InvalidArgumentError, match="'recipe': expected one whose products are all"):
+        nn.Experts(8, 8, 2, recipe="rowwise_with_gw_hp")
     with pytest.raises(InvalidArgumentError, match="'activation': expected one of"):
         nn.Experts(8, 8, 2, activation="tanh")
     with pytest.raises(InvalidArgumentError, match="'compute': expected one of auto"):

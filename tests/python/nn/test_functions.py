@@ -22,7 +22,7 @@ from tests.python.nn.fused_support import (
     norm_operands,
     wide,
 )
-from tests.python.nn.layer_support import STATELESS, random, relative_error
+from tests.python.nn.layer_support import NAMES, random, relative_error
 
 torch = pytest.importorskip("torch")
 
@@ -84,7 +84,7 @@ class Function(NamedTuple):
     operands: object
     exact: object
     """The same by torch's operations."""
-    recipes: tuple = STATELESS
+    recipes: tuple = NAMES
 
 
 FUNCTIONS = {
@@ -236,14 +236,6 @@ def test_dtypes(name, recipe, dtypes):
         of_product = recipe != "rowwise_with_gw_hp" and argument[0] != "b"
         if of_product and dtypes == (BF16, FP32) and argument not in PER_TOKEN:
             assert not torch.equal(gradient, gradient.bfloat16().float()), "rounded on the way"
-
-
-@pytest.mark.parametrize("recipe", ["delayed", "blockwise_two_level"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_recipes_that_keep_a_state_are_refused(name, recipe):
-    message = f"'recipe': expected one without delayed .*, got {recipe}"
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
-        case(name, recipe)
 
 
 @pytest.mark.parametrize(("name", "recipe"), [case for case in CASES if "experts" not in case[0]])

@@ -7,7 +7,7 @@ import octofold
 import pytest
 
 from tests.python.casting import cast_side
-from tests.python.nn.layer_support import NAMES, STATELESS, exact, gradients, random, relative_error
+from tests.python.nn.layer_support import NAMES, exact, gradients, random, relative_error
 
 torch = pytest.importorskip("torch")
 
@@ -34,7 +34,7 @@ def case(dtype=FP32, tokens=(2, 65)):
     return x, weight, random(200, dtype=dtype), random(*tokens, 200, dtype=dtype)
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_gradients_against_float64(recipe):
     x, weight, bias, dy = case()
     actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
@@ -53,7 +53,7 @@ def test_gradients_against_float64(recipe):
         assert limit == LIMIT["high"] or error > 0.5 * limit, f"{name} was not cast"
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_is_what_its_recipe_says(recipe):
     """Bit by bit, of casts and products made by hand."""
     x_of_y, w_of_y, dy_of_dx, w_of_dx, dy_of_dw, x_of_dw, gradient, power_of_two = PRODUCTS[recipe]
@@ -85,7 +85,7 @@ def test_outlier_channels():
     x, dy, weight = random(512, 256) * of_x, random(512, 256) * of_dy, random(256, 256)
     expected = exact(x, weight, None, dy)[2] / of_x / of_dy[:, None]
     worst = {}
-    for recipe in STATELESS:
+    for recipe in NAMES:
         dw = gradients(lambda *t, r=recipe: octofold.linear(*t, r), x, weight, None, dy)[2]
         error = dw / of_x / of_dy[:, None] - expected
         worst[recipe] = max(
@@ -98,7 +98,7 @@ def test_outlier_channels():
 
 
 @pytest.mark.parametrize("exponent", [-30, 20])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_gradients_of_any_magnitude(recipe, exponent):
     """A mean over many tokens makes them tiny: they lose nothing by that (down to 1e-12)."""
     x, weight, bias, dy = case()
@@ -109,7 +109,7 @@ def test_gradients_of_any_magnitude(recipe, exponent):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 5, 3), (129, 127, 1), (3, 1, 257)])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_odd_sizes(recipe, shape):
     tokens, in_features, out_features = shape
     x, weight = random(tokens, in_features), random(out_features, in_features)
@@ -119,7 +119,7 @@ def test_odd_sizes(recipe, shape):
         assert relative_error(left, right) < 0.15  # of few elements
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_only_what_needs_a_gradient(recipe, casts):
     """No casts for frozen parts."""
     x, weight, bias, dy = case()
@@ -261,13 +261,13 @@ def test_one_call_has_the_bits_of_operations_apart(needs, recipe, calls, monkeyp
 
 @in_one_call
 @pytest.mark.parametrize("recipe", NAMES)
-def test_one_call_is_for_recipes_without_a_state(recipe, calls):
+def test_one_call_is_for_all_that_is_in_fp8(recipe, calls):
     layer = octofold.nn.Linear(300, 200, recipe=recipe)
     layer(random(5, 300).requires_grad_())
     assert len(calls) == (recipe in IN_ONE_CALL)
     with torch.no_grad():
         layer(random(5, 300))
-    assert len(calls) == (recipe in IN_ONE_CALL) + (recipe != "delayed")
+    assert len(calls) == (recipe in IN_ONE_CALL) + 1
 
 
 @in_one_call

@@ -23,7 +23,7 @@ from tests.python.nn.fused_support import (
     norm_operands,
     wide,
 )
-from tests.python.nn.layer_support import STATELESS, random, relative_error, step
+from tests.python.nn.layer_support import NAMES, random, relative_error, step
 
 torch = pytest.importorskip("torch")
 
@@ -47,7 +47,7 @@ def errors(actual, expected):
 
 
 @pytest.mark.parametrize("biases", [True, False])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_gradients_against_float64(recipe, biases):
     """Each product adds an error of 0.037 of its operands (0.058 with gradients in e5m2): three go
     into dx and the first weight's gradient, two into the second's. Biases have none, and make that
@@ -78,7 +78,7 @@ def test_gradients_against_float64(recipe, biases):
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_with_a_norm(recipe, kind):
     operands, dy = case()
     operands |= norm_operands(features=IN)
@@ -97,7 +97,7 @@ def test_with_a_norm(recipe, kind):
     ("dtype", "keep_fp8"), [(BF16, False), (FP16, False), (BF16, True)], ids=str
 )
 @pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_is_the_unfused_composition(recipe, name, dtype, keep_fp8):
     """Output and gradients, bit for bit, are those of linear() and of the activation, worked out
     exactly and rounded once; where gate and up are kept in FP8, its gradient is worked out at what
@@ -126,7 +126,7 @@ def test_is_the_unfused_composition(recipe, name, dtype, keep_fp8):
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_without_gradients_it_is_one_kernel_where_there_is_one(recipe, name, fused_casts):
     operands, _ = case(BF16, name=name, biases=False)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_without_gradients_it_is_one_kernel_where_there_is_one(recipe, name, fus
 
 
 @pytest.mark.parametrize("keep_fp8", [False, True])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_bytes_kept(recipe, keep_fp8):
     """gate and up in BF16 or FP8, x and the activation in FP8; or x itself."""
     operands, _ = case(BF16, tokens=(520,), biases=False)
@@ -192,7 +192,7 @@ def test_biases_come_with_the_casts(recipe, monkeypatch):
 
 
 @pytest.mark.parametrize("hidden", [1, 3, 127, 129])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_odd_sizes(recipe, hidden):
     operands, dy = case(tokens=(129,), biases=False, hidden=hidden)
     results, grads = differentiated(fused(recipe), operands, dy)
@@ -245,7 +245,7 @@ def linears(bias=False):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_gate_and_up_apart_and_together(recipe, bias):
     """The same bits; in the first case names and parameters of three layers."""
     gate, up, down = linears(bias)
@@ -297,6 +297,7 @@ def test_module_of_sizes(name, keep_fp8):
 def test_bad_parts():
     gate, up, down = linears()
     wrong = torch.nn.Linear(IN, HIDDEN + 1, bias=False)
+    wide = nn.Recipe(output=None, grad_input=None, grad_weight=None)
     of_rows = nn.Linear(HIDDEN, OUT, recipe="rowwise")
     for arguments, options, message in (
         ((gate, down, up), {}, "'linears': expected gate and up of one shape"),
@@ -306,7 +307,7 @@ def test_bad_parts():
         ((gate,), {}, "'linears': expected 2 layers or 3 layers for swiglu, got 1"),
         ((gate, up, down), {"activation": "gelu"}, "'linears': expected 2 layers for gelu, got 3"),
         ((gate, up, torch.nn.ReLU()), {}, r"'linears\[2\]': expected a torch.nn.Linear or"),
-        ((gate, up, down), {"recipe": "delayed"}, "'recipe': expected one without delayed"),
+        ((gate, up, down), {"recipe": wide}, "'recipe': expected one whose product 'output'"),
         ((gate, up, of_rows), {}, "one recipe, got blockwise, row"),
         ((gate, up, down), {"norm": torch.nn.RMSNorm(8)}, r"'norm': expected one over \[192\]"),
         ((gate, up, down), {"norm": "rms"}, "'norm': expected a torch.nn.RMSNorm or"),

@@ -80,14 +80,11 @@ CHECKPOINTS = {
 )
 @every(MODULES)
 def test_activation_checkpointing(make, options):
-    """A forward that is done again has the scales and factors of the first time."""
+    """A forward that is done again has the scales of the first time."""
     module, inputs = case(make)
     wrapped = Checkpointed(copy.deepcopy(module), **options())
-    has_history = any("amax_history" in name for name, _ in module.named_buffers())
-    for _ in range(1 if has_history else 3):  # a history goes on
-        assert_same(step(wrapped, *inputs), step(module, *inputs))
-        if not has_history:
-            assert_same(wrapped.buffers(), module.buffers())
+    assert_same(step(wrapped, *inputs), step(module, *inputs))
+    assert_same(wrapped.buffers(), module.buffers())
 
 
 @every(MODULES)

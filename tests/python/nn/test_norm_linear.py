@@ -14,7 +14,7 @@ from tests.python.nn.fused_support import (
     norm_operands,
     wide,
 )
-from tests.python.nn.layer_support import STATELESS, random, relative_error
+from tests.python.nn.layer_support import NAMES, random, relative_error
 
 torch = pytest.importorskip("torch")
 
@@ -39,7 +39,7 @@ def fused(kind, recipe):
 
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_gradients_against_float64(recipe, kind, residual):
     """dx and the norm's have the error of dY·W; through the sum dx has an exact part too."""
     operands, dy = case(residual=residual)
@@ -61,7 +61,7 @@ def test_gradients_against_float64(recipe, kind, residual):
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_is_the_unfused_composition(recipe, kind, dtype):
     """Output and weight gradient, bit for bit, are linear()'s of the norm, rounded to the dtype of
     x once."""
@@ -81,7 +81,7 @@ def test_is_the_unfused_composition(recipe, kind, dtype):
     assert relative_error(grads["weight"], expected_grads["weight"]) < 2**-8
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_is_the_cast_of_a_norm(recipe):
     """Bit for bit, of casts and products by hand."""
     operands, _ = case(BF16)
@@ -95,7 +95,7 @@ def test_is_the_cast_of_a_norm(recipe):
     assert torch.equal(total, of_x.norm.sum)
 
 
-@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_bytes_kept(recipe):
     """The sum, its statistics and the norm's transposed cast; no norm in BF16."""
     operands, _ = case(BF16, tokens=(520,))
@@ -177,13 +177,14 @@ def test_bad_arguments(change, message):
 
 def test_bad_parts():
     linear = torch.nn.Linear(IN, OUT)
+    wide = nn.Recipe(output=None, grad_input=None, grad_weight=None)
     for arguments, message in (
         ((torch.nn.BatchNorm1d(IN), linear), "'norm': expected a torch.nn.RMSNorm or"),
         ((torch.nn.RMSNorm(IN + 1), linear), r"'norm': expected one over \[192\]"),
         ((torch.nn.RMSNorm(IN), torch.nn.ReLU()), "'linear': expected a torch.nn.Linear"),
-        ((torch.nn.RMSNorm(IN), linear, "delayed"), "'recipe': expected one without delayed"),
+        ((torch.nn.RMSNorm(IN), linear, wide), "'recipe': expected one whose product 'output'"),
         ((torch.nn.RMSNorm(IN), nn.Linear(IN, OUT), "rowwise"), "'recipe': .*own, blockwise"),
-        ((torch.nn.RMSNorm(IN), nn.Linear(IN, OUT, recipe="delayed")), "'recipe'.*delayed"),
+        ((torch.nn.RMSNorm(IN), nn.Linear(IN, OUT, recipe=wide)), "'recipe'.*output=None"),
     ):
         with pytest.raises(octofold.InvalidArgumentError, match=message):
             nn.NormLinear.from_modules(*arguments)

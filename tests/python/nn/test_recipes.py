@@ -7,13 +7,7 @@ import pickle
 import octofold
 import pytest
 
-from tests.python.nn.layer_support import (
-    NAMES,
-    exact,
-    gradients,
-    random,
-    relative_error,
-)
+from tests.python.nn.layer_support import exact, gradients, random, relative_error
 
 torch = pytest.importorskip("torch")
 
@@ -25,7 +19,6 @@ ROUNDED = octofold.Format(granularity="tensor", power_of_two=True)
 
 
 def test_names():
-    assert tuple(nn.recipes.NAMED) == tuple(sorted(NAMES, key=list(nn.recipes.NAMED).index))
     for name, recipe in nn.recipes.NAMED.items():
         assert getattr(nn.recipes, name) is recipe
         assert (recipe.name, str(recipe)) == (name, name)
@@ -57,19 +50,6 @@ def test_each_product_may_stay_in_high_precision(missing):
     ("change", "message"),
     [
         ({"output": "blockwise"}, "'output': expected a Product, or None .*, got 'blockwise'"),
-        ({"delayed": True}, "'delayed': expected a Delayed or None, got True"),
-        ({"delayed": nn.Delayed(history=0)}, "'delayed.history': expected .* at least 1, got 0"),
-        ({"delayed": nn.Delayed(margin=-1)}, "'delayed.margin': expected .* at least 0, got -1"),
-        ({"delayed": nn.Delayed(margin=0.5)}, "'delayed.margin': expected a whole number"),
-        (
-            {"delayed": nn.Delayed(), "grad_input": Product("tensor", "channel")},
-            "'grad_input.b': expected tensor, as scales are delayed, got 'channel'",
-        ),
-        ({"delayed": nn.Delayed(), "output": None}, "'output': expected a Product, as .*None"),
-        (
-            {"delayed": nn.Delayed(), "output": Product(ROUNDED, ROUNDED)},
-            "'output.a': expected power_of_two=False, as delayed scales .*, got True",
-        ),
         ({"grad_weight": Product("tensor", "e5m2 tensor")}, "'grad_weight.b': .* e4m3, got e5m2"),
         ({"grad_input": Product("tensor", "tensor te")}, "'grad_input.b': .* deepgemm, got te"),
         ({"grad_weight": Product(ROUNDED, "tensor")}, "'grad_weight.a': .* None, got True"),
@@ -92,7 +72,6 @@ def test_bad_fields(change, message):
             "'fast_accumulation': expected False, as 1x128 scales vary .*, got True",
         ),
         (("channel", "channel"), {"fast_accumulation": 1}, "'fast_accumulation': .*True or"),
-        (("1x128", "channel"), {"two_level": True}, "'two_level': expected False, as .* channel"),
     ],
 )
 def test_bad_products(arguments, options, message):
@@ -174,7 +153,5 @@ def test_tokens_that_share_a_scale_are_refused():
     product = nn.Product("128x128", "128x128", batch_invariant=True)
     with pytest.raises(octofold.InvalidArgumentError, match=r"'output\.a'.*got '128x128'"):
         nn.Recipe(output=product, grad_input=None, grad_weight=None)
-    # Delayed scales are those of the steps before.
-    assert nn.recipes.batch_invariant("delayed").batch_invariant
     with pytest.raises(octofold.InvalidArgumentError, match="'batch_invariant': expected True or"):
         dataclasses.replace(nn.recipes.blockwise.output, batch_invariant=1)

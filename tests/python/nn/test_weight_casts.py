@@ -123,7 +123,6 @@ def test_a_fault_leaves_nothing_kept(casts):
         pass
 
 
-HELD = {name: make for name, make in MODULES.items() if name != "delayed"}
 SHAPES = ((96, 64), (64, 96), (128, 96))
 
 
@@ -144,7 +143,7 @@ def weight_casts_of(module, casts):
     return sum(casts.count(shape) for shape in shapes)
 
 
-@every(HELD)
+@every(MODULES)
 def test_steps_have_the_bits_of_casts_in_each_forward(make, casts):
     """Steps of several micro-batches each, with evaluation between them."""
     anew, module = make(), None
@@ -351,12 +350,13 @@ def test_what_it_takes():
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     plain = torch.nn.Linear(96, 64)
     parametrized = torch.nn.utils.parametrizations.weight_norm(nn.Linear(96, 64))
+    wide = nn.Recipe(output=None, grad_input=None, grad_weight=None)
     for model, other, message in (
         (layer, layer, r"'optimizer': expected a torch\.optim\.Optimizer, or several, got Linear"),
         (layer, [optimizer, None], r"'optimizer': .* got NoneType"),
         (layer.weight, optimizer, r"'model': expected a torch\.nn\.Module, got Parameter"),
         (plain, optimizer, "'model': expected a module with FP8 layers"),
-        (nn.Linear(96, 64, recipe="delayed"), optimizer, "whose recipes have scales of the data"),
+        (nn.Linear(96, 64, recipe=wide), optimizer, "FP8 layers, whose outputs are in FP8"),
         (nn.Linear(96, 64, device="meta"), optimizer, "with memory, got .* on meta"),
         (parametrized, optimizer, "weights that are whole in this process"),
     ):

@@ -80,7 +80,6 @@ class Split(Boundary):
         rows: Format | None,
         transposed: Format | None,
         columns: str | None = None,
-        scale: Tensor | None = None,
         complete: bool = False,
     ) -> AnyCasts:
         if rows is None and transposed is None:
@@ -205,11 +204,10 @@ class Shared(Boundary):
         rows: Format | None,
         transposed: Format | None,
         columns: str | None = None,
-        scale: Tensor | None = None,
         complete: bool = False,
     ) -> AnyCasts:
-        options = rows, transposed, columns, scale, complete
-        if columns is not None or scale is not None or not isinstance(source, Tensor):
+        options = rows, transposed, columns, complete
+        if columns is not None or not isinstance(source, Tensor):
             return self.inner.cast(source, *options)
         kept = None if _is_compiling() else _kept_for(source)
         if kept is None:

@@ -10,7 +10,6 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
-from ..._core.recipe import Recipe
 from ..._ranks import Ranks, next_layer, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import ONE_PROCESS, Boundary, Sides
@@ -273,10 +272,6 @@ def take_linear(
     if is_dtensor(layer.weight):
         expected = "whole weights: tensor parallelism comes before fully_shard()"
         raise invalid_argument(style.name, "module", expected, "a DTensor")
-    recipe: Recipe = layer.recipe
-    if recipe.keeps_state:
-        expected = "a recipe without delayed scaling or two-level scales"
-        raise invalid_argument(style.name, "recipe", expected, str(recipe))
     if layer.main_grad:
         raise invalid_argument(style.name, "main_grad", "False, as weights are DTensors", True)
     features = layer.weight.shape[dim] // packed

@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.formats import Format
-from ..._core.recipe import Delayed, Product, Recipe
+from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
 from ...nn.autograd.experts import expert_recipe_of
@@ -148,12 +148,10 @@ def _format(record: Record) -> Format:
 
 def recipe_of_record(record: Record) -> Recipe:
     """The recipe in a record of a kind that has one."""
-    made = dict(record["recipe"])
-    for name in ("output", "grad_input", "grad_weight"):
-        made[name] = None if made[name] is None else _product(made[name])
-    if made.get("delayed") is not None:
-        made["delayed"] = Delayed(**made["delayed"])
-    return Recipe(**{field.name: made[field.name] for field in fields(Recipe)})
+    products = {field.name: record["recipe"][field.name] for field in fields(Recipe)}
+    return Recipe(
+        **{name: None if each is None else _product(each) for name, each in products.items()}
+    )
 
 
 def _product(values: dict[str, Any]) -> Product:

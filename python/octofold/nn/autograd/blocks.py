@@ -3,12 +3,11 @@
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._core.recipe import Recipe
+from ..._core.recipe import Recipe, recipe_of
 from .activated import ACTIVATIONS, is_gated
 from .chain import Chain, run
 from .chain_call import Layer
 from .fitting import require_fitting, require_weight
-from .linear import stateless_recipe_of
 from .normed import norm_of, require_norm_fitting
 
 
@@ -120,8 +119,8 @@ def mlp(
 
 
 def chain_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
-    """A recipe for fused layers: without histories, and with a cast to fuse."""
-    recipe = stateless_recipe_of(operation, recipe)
+    """A recipe for fused layers, with a cast to fuse."""
+    recipe = recipe_of(operation, recipe)
     if recipe.output is None:
         expected = "one whose product 'output' is in FP8"
         raise invalid_argument(operation, "recipe", expected, str(recipe))

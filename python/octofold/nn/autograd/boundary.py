@@ -36,15 +36,14 @@ class Boundary:
         rows: Format | None,
         transposed: Format | None,
         columns: str | None = None,
-        scale: Tensor | None = None,
         complete: bool = False,
     ) -> AnyCasts:
         """Inwards: the cast of all tokens that the layer computes with, from this rank's. Sums are
         of this rank's tokens, and so is the transpose, which gather() completes later.
 
-        columns, scale: as in cast_as_wanted(). complete: whether the transpose is of all tokens.
+        columns: as in cast_as_wanted(). complete: whether the transpose is of all tokens.
         """
-        return cast_as_wanted(source, rows, transposed, columns=columns, scale=scale)
+        return cast_as_wanted(source, rows, transposed, columns=columns)
 
     def gather(self, local: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
         """All tokens, of this rank's: [..., cols] in high precision, or a transpose [cols, tokens]

@@ -108,7 +108,7 @@ def projection_of(
     the routing's offsets, if experts without tokens are to be left out."""
     if isinstance(weight, ScaledTensor):
         return uncast_projection(weight, bias)
-    return Projection(weight, bias, cast_weight(weight, recipe, True, transposed, used=used))
+    return Projection(weight, bias, cast_weight(weight, recipe, True, transposed, used))
 
 
 def uncast_projection(
@@ -157,8 +157,8 @@ _EXPERTS: Final[dict[str, Callable[..., Tensor]]] = {
 
 
 def expert_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
-    """A recipe for experts: without histories, and with all three products in FP8, as there are no
-    grouped products of high precision to go with them."""
+    """A recipe for experts, with all three products in FP8: there are no grouped products of high
+    precision to go with them."""
     recipe = chain_recipe_of(operation, recipe)
     assert recipe.output is not None
     if recipe.grad_input is None or recipe.grad_weight is None:

@@ -225,7 +225,7 @@ def _transposed(kept: Weight, recipe: Recipe, offsets: Tensor) -> ScaledTensor |
     if kept.transposed is not None:
         return kept.transposed
     if kept.weight is not None:
-        return cast_weight(kept.weight, recipe, False, True, used=offsets)[1]
+        return cast_weight(kept.weight, recipe, False, True, offsets)[1]
     assert kept.rows is not None
     return transposed_weight(kept.rows, recipe)
 

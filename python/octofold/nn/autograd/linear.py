@@ -6,18 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.cast import Target, cast
-from ..casting.casts import (
-    GRADIENT,
-    WeightCasts,
-    cast_weight,
-    delayed_scale,
-    transposed_weight,
-    walkable,
-)
+from ..casting.casts import WeightCasts, cast_weight, transposed_weight, walkable
 from .boundary import Sides, sides_of
 from .fitting import require_fitting
 from .functions import (
@@ -35,7 +26,6 @@ from .one_call import linear_in_one_call
 from .products import (
     bias_gradient,
     cast_gradient,
-    gradient_formats,
     input_gradient,
     output_product,
     weight_gradient,
@@ -52,8 +42,7 @@ def linear(
         (octofold.nn.keep_casts() keeps the casts of an octofold.nn.Linear).
     bias: [out], of any of these dtypes.
     recipe: an octofold.nn.Recipe or the name of one: "blockwise", "rowwise", "tensorwise",
-        "rowwise_with_gw_hp". "delayed" and "blockwise_two_level" need a layer, which keeps what
-        they take from the steps before.
+        "rowwise_with_gw_hp".
 
     Returns [..., out] in the dtype of x, or in autocast's. Gradients have the dtypes of what they
     belong to. For backward the FP8 operands are kept: x transposed and weight transposed; x itself
@@ -62,7 +51,7 @@ def linear(
     Raises InvalidArgumentError, which names the argument; backward raises UnsupportedError where it
     is itself to be differentiated.
     """
-    recipe = stateless_recipe_of("linear", recipe)
+    recipe = recipe_of("linear", recipe)
     require_fitting("linear", x, weight, bias)
     return linear_with_casts(x, weight, bias, recipe, None)
 
@@ -74,51 +63,31 @@ def linear_with_casts(
     recipe: Recipe,
     casts: WeightCasts | None,
     main_grad: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    amax_history: Tensor | None = None,
-    channel_amax: Tensor | None = None,
     sides: Sides | None = None,
 ) -> Tensor:
     """linear() of arguments that fit, with the casts of the weight; None: they are yet to be made.
     Where the transposed one is missing backward makes it, of the weight as it is then.
 
     main_grad: float32 [out, in]: the weight's gradient is added to it, and weight.grad left alone.
-    x_scale, amax_history: for delayed scaling: the static scale [1] of x (the weight's is that of
-        its casts), and the layer's histories, which backward takes the gradient's scale from.
-    channel_amax: for two-level scales: the layer's largest magnitudes [in] of the step before,
-        which backward, not forward, overwrites with those of this x: a forward that is done again
-        (activation checkpointing) then has the factors of the first time.
     sides: where tokens come from and go to, if the weight is a part of one (tensor parallelism).
     """
     y: Tensor | None
     dtype = result_dtype(x)
     is_vector = x.dim() == 1
     x = walkable(x[None] if is_vector else x)
-    if sides is None and x_scale is None:
+    if sides is None:
         y = linear_in_one_call("linear", x, weight, bias, recipe, casts, main_grad, dtype)
         if y is not None:
             return y[0] if is_vector else y
     if casts is None:
         both = torch.is_grad_enabled() and x.requires_grad
         casts = cast_weight(weight, recipe, True, both)
-    inputs = _Inputs(
-        x,
-        weight,
-        bias,
-        *casts,
-        x_scale,
-        amax_history,
-        channel_amax,
-        main_grad,
-        recipe,
-        dtype,
-        sides,
-    )
+    inputs = _Inputs(x, weight, bias, *casts, main_grad, recipe, dtype, sides)
     if differentiates("linear", x, weight, bias):
         layout, tensors = flatten(inputs)
         y = _Linear.apply(layout, *tensors)  # type: ignore[no-untyped-call]
     else:
-        y, _, _ = _forward(inputs, None, False)
+        y, _ = _forward(inputs, False)
     return y[0] if is_vector else y
 
 
@@ -128,18 +97,6 @@ def result_dtype(x: Tensor) -> torch.dtype:
     if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
-
-
-def stateless_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
-    """A recipe for what keeps nothing from step to step."""
-    recipe = recipe_of(operation, recipe)
-    if recipe.keeps_state:
-        expected = (
-            "one without delayed scaling or two-level scales, which octofold.nn.Linear keeps from "
-            "step to step"
-        )
-        raise invalid_argument(operation, "recipe", expected, str(recipe))
-    return recipe
 
 
 class _Inputs(NamedTuple):
@@ -152,9 +109,6 @@ class _Inputs(NamedTuple):
     """The weight's cast."""
     transposed: ScaledTensor | None
     """The cast of the weight's transpose."""
-    x_scale: Tensor | None
-    amax_history: Tensor | None
-    channel_amax: Tensor | None
     main_grad: Tensor | None
     recipe: Recipe
     dtype: torch.dtype
@@ -165,38 +119,22 @@ class _Inputs(NamedTuple):
 class _Kept(NamedTuple):
     """The values that backward computes with. Those that it does not need are None."""
 
-    x: Tensor | None = None
+    x: Tensor | None
     """In high precision, for a recipe that has the weight's gradient so."""
-    x_transposed: ScaledTensor | None = None
-    amax: Tensor | None = None
-    """The largest magnitudes of x's features, for the factors of the next step."""
-    weight: Tensor | None = None
+    x_transposed: ScaledTensor | None
+    weight: Tensor | None
     """Kept where there is no cast of its transpose."""
-    transposed: ScaledTensor | None = None
-    weight_scale: Tensor | None = None
-    """A static scale for the cast of the transpose that is yet to be made."""
+    transposed: ScaledTensor | None
 
 
-def _forward(
-    inputs: _Inputs, factors: Tensor | None, needs_weight_gradient: bool
-) -> tuple[Tensor, ScaledTensor | None, Tensor | None]:
-    """x · weightᵀ (+ bias), and x transposed as the weight's gradient takes it in FP8: with
-    `factors` of two-level scales, and the largest magnitudes of x's features."""
+def _forward(inputs: _Inputs, needs_weight_gradient: bool) -> tuple[Tensor, ScaledTensor | None]:
+    """x · weightᵀ (+ bias), and x transposed as the weight's gradient takes it in FP8."""
     x, weight, bias, rows, recipe, dtype = *inputs[:4], inputs.recipe, inputs.dtype
-    output, grad_weight, x_scale = recipe.output, recipe.grad_weight, inputs.x_scale
+    output, grad_weight = recipe.output, recipe.grad_weight
     entry, exit = sides_of(inputs.sides)
     of_rows = None if output is None else output.a
-    x_transposed: ScaledTensor | None
-    amax = None
-    if factors is not None:
-        assert grad_weight is not None
-        two_level = Target(grad_weight.b, channel_scale=factors)
-        x_rows, x_transposed, _, amax, _ = cast(
-            x, rows=of_rows, transposed=two_level, columns="amax"
-        )
-    else:
-        of_columns = grad_weight.b if needs_weight_gradient and grad_weight is not None else None
-        x_rows, x_transposed, *_ = entry.cast(x, of_rows, of_columns, scale=x_scale)
+    of_columns = grad_weight.b if needs_weight_gradient and grad_weight is not None else None
+    x_rows, x_transposed, *_ = entry.cast(x, of_rows, of_columns)
     if output is None:
         bias = None if bias is None else bias.to(dtype)
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
@@ -204,7 +142,7 @@ def _forward(
         bias = bias if exit.adds_bias else None
         y = output_product(x_rows, rows, bias, recipe, exit.partial_dtype or dtype)
         y = exit.reduce(y, dtype)
-    return y, x_transposed, amax
+    return y, x_transposed
 
 
 class _Linear(torch.autograd.Function):
@@ -214,26 +152,17 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
         inputs: _Inputs = layout.record(tensors)
         needs = layout.needs(ctx)
-        x, weight, recipe = inputs.x, inputs.weight, inputs.recipe
-        factors = None
-        if needs.weight and inputs.channel_amax is not None:
-            factors = inputs.channel_amax.clone()  # another backward may be first
-        y, x_transposed, amax = _forward(inputs, factors, needs.weight)
-        if x.numel() == 0:
-            amax = factors
-        kept = _Kept(x_transposed=x_transposed, amax=amax)
-        if needs.weight and x_transposed is None:
-            kept = kept._replace(x=x.to(inputs.dtype))
-        if needs.x and inputs.transposed is not None:
-            kept = kept._replace(transposed=inputs.transposed)
-        elif needs.x:
-            kept = kept._replace(weight=weight)
-            if recipe.delayed is not None and inputs.rows is not None:
-                kept = kept._replace(weight_scale=inputs.rows.scale)
+        x, weight, transposed = inputs.x, inputs.weight, inputs.transposed
+        y, x_transposed = _forward(inputs, needs.weight)
+        kept = _Kept(
+            x=x.to(inputs.dtype) if needs.weight and x_transposed is None else None,
+            x_transposed=x_transposed,
+            weight=weight if needs.x and transposed is None else None,
+            transposed=transposed if needs.x else None,
+        )
         save(ctx, kept)
-        ctx.layout, ctx.recipe, ctx.sides = layout, recipe, inputs.sides
-        # These tensors are not saved: some are written to in the meantime, or in backward.
-        ctx.channel_amax, ctx.amax_history = inputs.channel_amax, inputs.amax_history
+        ctx.layout, ctx.recipe, ctx.sides = layout, inputs.recipe, inputs.sides
+        # These tensors are not saved: backward writes to them, or others do in the meantime.
         ctx.main_grad = inputs.main_grad
         ctx.weight = None if inputs.main_grad is None else weight
         ctx.x_dtype, ctx.x_shape, ctx.weight_dtype = x.dtype, x.shape, weight.dtype
@@ -247,23 +176,19 @@ class _Linear(torch.autograd.Function):
         needs, recipe = ctx.layout.needs(ctx), ctx.recipe
         entry, exit = sides_of(ctx.sides)
         own = dy = walkable(dy)
-        scale = _gradient_scale(ctx, dy, needs)
-        casts = cast_gradient(dy, recipe, needs.x, needs.weight, needs.bias, scale, exit)
+        casts = cast_gradient(dy, recipe, needs.x, needs.weight, needs.bias, exit)
         if (needs.x and recipe.grad_input is None) or (needs.weight and recipe.grad_weight is None):
             dy = exit.gather(dy, dy.shape)
         dx = dw = db = None
         if needs.x:
-            weight, transposed, scale = kept.weight, kept.transposed, kept.weight_scale
             dtype = entry.partial_dtype or ctx.x_dtype
-            dx = input_gradient(dy, casts.rows, (weight,), transposed, recipe, dtype, scale)
+            dx = input_gradient(dy, casts.rows, (kept.weight,), kept.transposed, recipe, dtype)
             dx = entry.reduce(dx, ctx.x_dtype)
         if needs.weight:
             x = entry.gather(kept.x, ctx.x_shape)
             x_transposed = entry.gather(kept.x_transposed, ctx.x_shape)
             dtype, added_to = ctx.weight_dtype, ctx.main_grad
             dw = weight_gradient(dy, casts.transposed, x, x_transposed, recipe, dtype, added_to)
-            if ctx.channel_amax is not None:
-                ctx.channel_amax.copy_(kept.amax)
             if added_to is not None:
                 dw = None
                 mark_gradient(ctx.weight)
@@ -271,16 +196,6 @@ class _Linear(torch.autograd.Function):
             db = bias_gradient(own, casts.sums, ctx.bias_dtype, exit)
         gradients: tuple[Tensor | None, ...] = ctx.layout.gradients(ctx, x=dx, weight=dw, bias=db)
         return gradients
-
-
-def _gradient_scale(ctx: Any, dy: Tensor, needs: Any) -> Tensor | None:
-    """The static scale of the gradient's casts, under delayed scaling."""
-    recipe: Recipe = ctx.recipe
-    rows, transposed = gradient_formats(recipe, needs.x, needs.weight)
-    format = transposed if rows is None else rows
-    if recipe.delayed is None or format is None:
-        return None
-    return delayed_scale(dy, ctx.amax_history[GRADIENT], format.dtype, recipe.delayed)
 
 
 def frozen_linear(

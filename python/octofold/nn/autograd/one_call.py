@@ -1,7 +1,7 @@
 """The linear layer in one call of the library each way, where torch need not know of what is in it.
 
 The bits are those of casts and products one after another (linear.py), which is the way of all
-else: recipes that keep a state or leave a product in high precision, ranks, compilers, modes.
+else: recipes that leave a product in high precision, ranks, compilers, modes.
 """
 
 from collections.abc import Callable

@@ -60,15 +60,14 @@ def cast_gradient(
     for_input: bool,
     for_weight: bool,
     for_bias: bool,
-    scale: Tensor | None = None,
     boundary: Boundary = ONE_PROCESS,
 ) -> AnyCasts:
-    """dY [..., out] and its transpose, as far as its products are wanted and in FP8, with a static
-    tensor scale [1] if one is given; else with the sums for a bias, where there is a cast: all
-    tokens' casts, and this rank's sums, where `boundary` is one of several ranks."""
-    columns = "sums" if for_bias and scale is None else None
+    """dY [..., out] and its transpose, as far as its products are wanted and in FP8, with the sums
+    for a bias, where there is a cast: all tokens' casts, and this rank's sums, where `boundary` is
+    one of several ranks."""
+    columns = "sums" if for_bias else None
     formats = gradient_formats(recipe, for_input, for_weight)
-    return boundary.cast(dy, *formats, columns, scale, complete=True)
+    return boundary.cast(dy, *formats, columns, complete=True)
 
 
 def input_gradient(
@@ -78,17 +77,15 @@ def input_gradient(
     transposed: ScaledTensor | None,
     recipe: Recipe,
     dtype: torch.dtype,
-    scale: Tensor | None = None,
 ) -> Tensor:
-    """dY · weight. Where the transposed cast is missing it is made of the weight, with a static
-    scale if one is given. `weights` are one below the other. High precision needs dY itself and
-    the weight, FP8 neither."""
+    """dY · weight. Where the transposed cast is missing it is made of the weight. `weights` are one
+    below the other. High precision needs dY itself and the weight, FP8 neither."""
     grad_input = recipe.grad_input
     if grad_input is None:
         assert dy is not None
         return torch.matmul(dy, joined(weights).to(dy.dtype)).to(dtype)
     if transposed is None:
-        _, transposed = cast_weight(joined(weights), recipe, False, True, scale)
+        _, transposed = cast_weight(joined(weights), recipe, False, True)
     return _product(grad_input, dy_rows, transposed, dtype)
 
 

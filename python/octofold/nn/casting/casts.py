@@ -1,7 +1,6 @@
 """The casts of a recipe: each tensor as rows, transposed, or both; from FP8 codes that are there
 already too."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -10,9 +9,8 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.formats import UNITS, Format
-from ..._core.recipe import Delayed, Recipe
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._core.torch import DTYPES
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
 from ..._ops.grouped_gemm import Rows
@@ -49,16 +47,15 @@ def cast_as_wanted(
     columns: str | None = None,
     offsets: Tensor | None = None,
     matrices: int | Rows | None = None,
-    scale: Tensor | None = None,
 ) -> AnyCasts:
     """cast() where it may be that no product wants a cast. offsets: where groups of rows begin, the
-    layout of a transpose. scale: a static tensor scale [1] of both casts, if there is one."""
+    layout of a transpose."""
     if rows is None and transposed is None:
         return Casts(None, None)
     return cast(
         source,
-        rows=_with_scale(rows, scale),
-        transposed=_with_scale(transposed, scale),
+        rows=rows,
+        transposed=transposed,
         columns=columns,
         offsets=None if transposed is None else offsets,
         matrices=matrices,
@@ -74,23 +71,18 @@ def with_amax(format: Format | None, amax: Tensor) -> Target:
     return Target(format, amax=amax)
 
 
-def _with_scale(format: Format | None, scale: Tensor | None) -> Format | Target | None:
-    return format if format is None or scale is None else Target(format, scale=scale)
-
-
 def cast_weight(
     weight: Tensor,
     recipe: Recipe,
     rows: bool,
     transposed: bool,
-    scale: Tensor | None = None,
     used: Tensor | None = None,
 ) -> WeightCasts:
     """A weight [out, in] for x · weightᵀ, and its transpose [in, out] for dY · weight, as far as
     wanted and as the recipe has these products in FP8. It may require a gradient. Of experts
-    [experts, out, in] each one's, without a static scale; with the offsets `used` [experts + 1] of
-    their tokens, those of experts that have some: what is not cast is whatever memory held. A
-    CodedWeight is its cast already."""
+    [experts, out, in] each one's; with the offsets `used` [experts + 1] of their tokens, those of
+    experts that have some: what is not cast is whatever memory held. A CodedWeight is its cast
+    already."""
     output, grad_input = recipe.output, recipe.grad_input
     if isinstance(weight, CodedWeight):
         codes = weight.scaled
@@ -101,7 +93,7 @@ def cast_weight(
     matrices: int | Rows | None = None
     if weight.dim() == 3:
         weight, matrices = weight.contiguous(), weight.shape[0] if used is None else Rows(used)
-    casts = cast_as_wanted(walkable(weight), of_rows, of_transpose, matrices=matrices, scale=scale)
+    casts = cast_as_wanted(walkable(weight), of_rows, of_transpose, matrices=matrices)
     return casts.rows, casts.transposed
 
 
@@ -200,40 +192,3 @@ def joined_experts(
     codes = torch.cat([part.data.view(torch.uint8) for part in (gate, up)], dim=1)
     scale = torch.cat((gate.scale, up.scale), dim=1)
     return ScaledTensor(codes.view(gate.dtype), scale, gate.granularity)
-
-
-INPUT, WEIGHT, GRADIENT = 0, 1, 2
-"""Rows of a layer's histories."""
-
-
-def new_history(delayed: Delayed, device: torch.device | str | None = None) -> Tensor:
-    """The histories of a layer's three tensors, none seen yet: zeros [3, history], float32."""
-    return torch.zeros(3, delayed.history, device=device)
-
-
-def delayed_scale(
-    x: Tensor, history: Tensor, dtype: str, delayed: Delayed, remember: bool = True
-) -> Tensor:
-    """The scale [1] for x. With `remember` x's largest magnitude goes into its history [history],
-    newest first. It is largest magnitude in the history · 2^margin / largest number of the format,
-    as Transformer Engine's DelayedScaling does it (its documentation; Micikevicius et al., FP8
-    Formats for Deep Learning, 2022). All of it is work for the device: nothing is read on the host,
-    so a CUDA graph can capture it.
-
-    As long as the history holds nothing but zeros the scale is that of x itself, and 1 where x is
-    all zeros too. A NaN or an infinity in x makes the scale NaN, so that all that is computed with
-    it is NaN: saturating would hide it. The history takes it as 0, and the next step has a scale.
-    """
-    x = x.detach()
-    if x.numel() == 0:
-        amax = history.new_zeros(1)
-    else:
-        amax = torch.linalg.vector_norm(x, math.inf).float().reshape(1)
-    finite = amax.nan_to_num(nan=0.0, posinf=0.0)
-    seen = history.amax(dim=0, keepdim=True)
-    largest = torch.finfo(DTYPES[dtype]).max
-    basis = torch.where(seen > 0, seen, finite)
-    basis = torch.where(basis > 0, basis, largest)
-    if remember:
-        history.copy_(torch.cat((finite, history[:-1])))
-    return basis * (2.0**delayed.margin / largest) + amax * 0.0

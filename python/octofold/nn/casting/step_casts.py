@@ -80,8 +80,8 @@ def cast_after_step(optimizer: Optimizer | Sequence[Optimizer], model: Module) -
     handle renews them; loading a state_dict() does it by itself. A graph that was captured before
     this call holds the casts of its weights, and steps without those here.
 
-    Weights are cast in each forward as before: of recipes with delayed scales, whose scale is
-    another one each time; with a parametrization; of torch.nn layers that do not know FP8.
+    Weights are cast in each forward as before: with a parametrization; of torch.nn layers that do
+    not know FP8.
 
     Returns a handle: casts() casts all weights again, now; remove() ends it.
     Raises InvalidArgumentError, with nothing changed: for weights that FSDP or tensor parallelism
@@ -97,7 +97,7 @@ def cast_after_step(optimizer: Optimizer | Sequence[Optimizer], model: Module) -
         raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
     wanted = list(_unique(_weights_of(model, "")))
     if not wanted:
-        expected = "a module with FP8 layers, whose recipes have scales of the data"
+        expected = "a module with FP8 layers, whose outputs are in FP8"
         raise invalid_argument(_NAME, "model", expected, "none")
     for name, weights, _ in wanted:
         for weight in weights:
@@ -289,7 +289,7 @@ def _weights_of(module: Module, name: str) -> Iterator[_Named]:
     own = None if cast_weights is None else cast_weights()
     if own is not None:
         for weights, recipe in own:
-            if recipe.output is not None and recipe.delayed is None:
+            if recipe.output is not None:
                 yield name, weights, recipe
         return
     for child_name, child in module.named_children():

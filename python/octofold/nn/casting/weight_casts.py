@@ -11,9 +11,8 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
-from .casts import WEIGHT, WeightCasts, cast_weight, delayed_scale, joined
+from .casts import WeightCasts, cast_weight, joined
 from .step_casts import Version, step_casts
-from .weight_tensors import CodedWeight
 
 _NAME: Final = "octofold.nn.keep_casts"
 
@@ -56,34 +55,23 @@ def keep_casts(model: Module) -> Iterator[None]:
 def weight_casts(
     weights: tuple[Tensor, ...],
     recipe: Recipe,
-    amax_history: Tensor | None,
     transposed: bool,
-    remember: bool,
     sharded: bool = False,
     used: Tensor | None = None,
 ) -> WeightCasts:
     """The casts of a layer's weight as it is now, the transposed one if wanted.
 
     weights: one, or several that are one below the other in a product.
-    amax_history: the layer's [3, history], under delayed scaling; `remember` as there.
     sharded: by FSDP, which fills the same memory anew in each pass. A transposed cast kept for
         backward would be a whole weight: what FSDP gathers for backward is cast there.
     used: of experts, the offsets of their tokens, as cast_weight() takes them. What is kept is of
         all experts, as the next tokens may be for others.
     """
-    if sharded:
-        return _cast(weights, recipe, amax_history, False, remember, used)
-    held = held_casts(weights, recipe, amax_history, transposed, remember)
-    return held or _cast(weights, recipe, amax_history, transposed, remember, used)
+    held = None if sharded else held_casts(weights, recipe, transposed)
+    return held or cast_weight(joined(weights), recipe, True, transposed and not sharded, used)
 
 
-def held_casts(
-    weights: tuple[Tensor, ...],
-    recipe: Recipe,
-    amax_history: Tensor | None,
-    transposed: bool,
-    remember: bool = False,
-) -> WeightCasts | None:
+def held_casts(weights: tuple[Tensor, ...], recipe: Recipe, transposed: bool) -> WeightCasts | None:
     """The same, where somebody holds them: cast_after_step(), keep_casts()."""
     held = step_casts(weights, recipe)
     if held is not None:
@@ -91,11 +79,11 @@ def held_casts(
     if not _is_compiling() and _ENTERED and not (weights[0].is_cuda and _is_capturing()):
         for kept in _ENTERED:
             if kept.holds(weights):
-                return kept.casts(weights, recipe, amax_history, transposed, remember)
+                return kept.casts(weights, recipe, transposed)
     return None
 
 
-_Key: TypeAlias = tuple[tuple[int, ...], int, int]
+_Key: TypeAlias = tuple[tuple[int, ...], int]
 
 
 class _Kept:
@@ -108,34 +96,28 @@ class _Kept:
             for parameter in model.parameters()
             if type(parameter) is torch.nn.Parameter and not parameter.is_inference()
         }
-        self._casts: dict[_Key, tuple[Recipe, Tensor | None, WeightCasts]] = {}
+        self._casts: dict[_Key, tuple[Recipe, WeightCasts]] = {}
 
     def holds(self, weights: tuple[Tensor, ...]) -> bool:
         return all(id(weight) in self._versions for weight in weights)
 
-    def casts(
-        self,
-        weights: tuple[Tensor, ...],
-        recipe: Recipe,
-        amax_history: Tensor | None,
-        transposed: bool,
-        remember: bool,
-    ) -> WeightCasts:
+    def casts(self, weights: tuple[Tensor, ...], recipe: Recipe, transposed: bool) -> WeightCasts:
         """The casts for weight_casts(). Raises InvalidArgumentError for changed weights."""
         if not all(self._versions[id(weight)].is_current() for weight in weights):
             raise _changed(weights)
         # By the objects themselves, which are held: to hash a recipe takes longer than a forward.
-        key = tuple(map(id, weights)), id(recipe), id(amax_history)
+        key = tuple(map(id, weights)), id(recipe)
         *_, casts = self._casts.get(key, (None,))
         lacks_transposed = transposed and recipe.grad_input is not None
         if casts is None or (lacks_transposed and casts[1] is None):
             # Casts that are kept may serve backward later, so inference mode is off.
             with torch.inference_mode(False), torch.no_grad():
+                weight = joined(weights)
                 if casts is None:
-                    casts = _cast(weights, recipe, amax_history, transposed, remember)
+                    casts = cast_weight(weight, recipe, True, transposed)
                 else:
-                    casts = _with_transposed(casts, joined(weights), recipe)
-            self._casts[key] = recipe, amax_history, casts
+                    casts = casts[0], cast_weight(weight, recipe, False, True)[1]
+            self._casts[key] = recipe, casts
         return casts
 
 
@@ -146,35 +128,3 @@ def _changed(weights: tuple[Tensor, ...]) -> InvalidArgumentError:
     shapes = " and ".join(str(list(weight.shape)) for weight in weights)
     expected = "weights that stay as they are until the context is left"
     return invalid_argument(_NAME, "model", expected, f"a weight {shapes} that was written to")
-
-
-def _cast(
-    weights: tuple[Tensor, ...],
-    recipe: Recipe,
-    amax_history: Tensor | None,
-    transposed: bool,
-    remember: bool,
-    used: Tensor | None = None,
-) -> WeightCasts:
-    weight = joined(weights)
-    scale = None
-    if not isinstance(weight, CodedWeight):  # whose history saw it before it was cast
-        scale = _weight_scale(weight, recipe, amax_history, remember)
-    return cast_weight(weight, recipe, True, transposed, scale, used)
-
-
-def _with_transposed(casts: WeightCasts, weight: Tensor, recipe: Recipe) -> WeightCasts:
-    rows = casts[0]
-    scale = rows.scale if recipe.delayed is not None and rows is not None else None
-    return rows, cast_weight(weight, recipe, False, True, scale)[1]
-
-
-def _weight_scale(
-    weight: Tensor, recipe: Recipe, amax_history: Tensor | None, remember: bool
-) -> Tensor | None:
-    """A layer's static scale of its weight, if its recipe is a delayed one."""
-    if recipe.delayed is None or amax_history is None:
-        return None
-    assert recipe.output is not None
-    history = amax_history[WEIGHT]
-    return delayed_scale(weight, history, recipe.output.b.dtype, recipe.delayed, remember)

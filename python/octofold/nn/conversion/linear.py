@@ -82,10 +82,8 @@ def convert(
         for part in module.modules()
         if isinstance(part, Linear)
     }
-    if recipe.keeps_state or main_grad:
-        alone |= conv1ds(
-            model, "octofold.nn.Conv1D has no main_grad, and no recipe that keeps state"
-        )
+    if main_grad:
+        alone |= conv1ds(model, "octofold.nn.Conv1D has no main_grad")
     picked = pick(_NAME, model, module_filter_fn, (Linear,), alone)
     new: dict[int, Module] = {}
     converted: dict[str, str] = {}

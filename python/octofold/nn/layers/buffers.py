@@ -25,10 +25,6 @@ class KeepsBuffers(Module):
         """The buffers that are moved and not converted, by name: by default all of them."""
         return dict(self._buffers)
 
-    def _restore(self, held: dict[str, Tensor | None]) -> None:
-        """Give the buffers back what _apply() has converted, where they are now."""
-        keep_dtypes(self, held)
-
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
         """An error message that says what is wrong with this state; None if nothing is."""
         return None
@@ -50,7 +46,7 @@ class KeepsBuffers(Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         held = self._held_buffers()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._restore(held)
+        keep_dtypes(self, held)
         return self
 
     def _save_to_state_dict(

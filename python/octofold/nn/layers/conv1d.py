@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..._core.recipe import Recipe
+from ..._core.recipe import Recipe, recipe_of
 from ..autograd.fitting import require_input
-from ..autograd.linear import linear, stateless_recipe_of
+from ..autograd.linear import linear
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
 from .buffers import with_state_of
@@ -22,7 +22,7 @@ class Conv1D(Module):
     and its relatives): weight [in, out], bias [out]. octofold.nn.convert() makes it.
 
     The weight is transposed in each forward, a copy that octofold.nn.Linear does without. There is
-    no main_grad and no recipe that keeps state from step to step, and keep_casts() has no effect.
+    no main_grad, and keep_casts() has no effect.
 
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out], as octofold.linear().
     Raises InvalidArgumentError, which names the argument.
@@ -41,7 +41,7 @@ class Conv1D(Module):
         """A layer with the very parameters of a Conv1D, its hooks and its training mode. force_fp8:
         as of octofold.nn.Linear."""
         operation = f"{_NAME}.from_conv1d"
-        recipe = stateless_recipe_of(operation, recipe)
+        recipe = recipe_of(operation, recipe)
         if not is_conv1d(conv1d):
             got = f"{type(conv1d).__module__}.{type(conv1d).__qualname__}"
             raise invalid_argument(operation, "conv1d", "a transformers Conv1D", got)

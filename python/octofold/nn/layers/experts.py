@@ -368,9 +368,7 @@ class Experts(KeepsBuffers):
         main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
         if compute == HIGH_PRECISION:
             return uncast_projection(weight, bias, main_grad)
-        casts = weight_casts(
-            (weight,), self._recipe, None, transposed, False, self._is_sharded, used
-        )
+        casts = weight_casts((weight,), self._recipe, transposed, self._is_sharded, used)
         return Projection(weight, bias, casts, main_grad)
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:

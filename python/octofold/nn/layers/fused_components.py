@@ -84,7 +84,7 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
             recipe = linear.recipe
         elif linear.recipe is not recipe and linear.recipe != recipe:
             return None
-    if recipe is None or recipe.keeps_state or recipe.output is None:
+    if recipe is None or recipe.output is None:
         return None
     # Codes of gate and up that came with one scale each are no codes of one weight.
     coded = any(_is_coded(linear) for linear in linears)
@@ -117,9 +117,9 @@ def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: 
     bias = None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
     main_grads = tuple(linear.wanted_main_grad() for linear in linears)
     # What nobody holds is cast in the layer's own call.
-    casts = None if sharded else held_casts(weights, recipe, None, both)
+    casts = None if sharded else held_casts(weights, recipe, both)
     if casts is None and (sharded or any(isinstance(weight, CodedWeight) for weight in weights)):
-        casts = weight_casts(weights, recipe, None, both, False, sharded)
+        casts = weight_casts(weights, recipe, both, sharded)
     return Layer(weights, bias, casts, main_grads)
 
 

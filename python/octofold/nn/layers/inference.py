@@ -72,8 +72,8 @@ class InferenceLinear(Fp8Weight):
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, recipe: Recipe | str = "blockwise") -> Self:
         """Make the FP8 twin of a torch.nn.Linear (or octofold.nn.Linear). Its results have the bits
-        of octofold.nn.Linear's with this recipe, without gradients (if scales are not delayed). The
-        bias is shared, as a buffer.
+        of octofold.nn.Linear's with this recipe, without gradients. The bias is shared, as a
+        buffer.
         """
         operation = f"{_NAME}.from_linear"
         recipe = recipe_of(operation, recipe)

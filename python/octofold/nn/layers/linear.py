@@ -15,7 +15,6 @@ from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts, result_dtype
 from ..autograd.main_grad import wanted_main_grad
 from ..autograd.one_call import linear_in_one_call
-from ..casting.casts import INPUT, delayed_scale, new_history
 from ..casting.weight_casts import held_casts, weight_casts
 from ..casting.weight_tensors import CodedWeight, WrappedWeight
 from ..recipes.choice import fp8_wins
@@ -24,7 +23,6 @@ from .buffers import KeepsBuffers, with_state_of
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
-_OWN_BUFFERS: Final = ("amax_history", "channel_amax")
 _OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
 
 _is_compiling: Final = torch.compiler.is_compiling
@@ -53,16 +51,6 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     it is cast once for several forwards.
     Raises InvalidArgumentError, which names the argument.
     """
-
-    amax_history: Tensor | None
-    """Delayed scaling: the largest magnitudes [3, history] of x, weight and gradient, newest first.
-    Not in state_dict(): a layer that starts anew takes its first scales from the data. Forward adds
-    to it in training mode only."""
-
-    channel_amax: Tensor | None
-    """Two-level scales: the largest magnitude [in] of each feature of x in the step before, as the
-    last backward that made a weight gradient saw it. Not in state_dict(): zeros at first, which
-    count as factors of 1, so that the first step has plain 128x128 scales."""
 
     main_grad: bool
     force_fp8: bool
@@ -126,9 +114,6 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         linear = with_state_of(f"{_NAME}.to_linear", self, torch.nn.Linear)
         for name in _OWN_ATTRIBUTES:
             linear.__dict__.pop(name, None)
-        for name in _OWN_BUFFERS:
-            linear._buffers.pop(name)
-            linear._non_persistent_buffers_set.discard(name)
         if isinstance(linear.weight, WrappedWeight):
             weight = linear.weight
             linear.weight = torch.nn.Parameter(weight.plain, weight.requires_grad)
@@ -168,30 +153,18 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             return self._plain(input, main_grad, _why_no_products)
         if not self._wins(input, weight):
             return self._plain(input, main_grad, _slower)
-        x_scale = history = None
-        if recipe.keeps_state:
-            self._place_state()
-        if recipe.delayed is not None:
-            history = self.amax_history
-            assert history is not None
-            assert recipe.output is not None
-            dtype = recipe.output.a.dtype
-            x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = torch.is_grad_enabled() and input.requires_grad
-        casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)
-        state = x_scale, history, self.channel_amax
-        return linear_with_casts(
-            input, weight, bias, recipe, casts, main_grad, *state, sides=self.sides
-        )
+        casts = weight_casts((weight,), recipe, both, self._is_sharded)
+        return linear_with_casts(input, weight, bias, recipe, casts, main_grad, self.sides)
 
     def _in_one_call(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """forward() by one call of the library; None where it takes several, or none."""
-        recipe = self._recipe
-        if recipe.keeps_state or self.sides is not None or self._is_sharded:
+        if self.sides is not None or self._is_sharded:
             return None
         if type(x) is not Tensor or not has_native(x.device) or not self._wins(x, weight):
             return None
-        casts = held_casts((weight,), recipe, None, torch.is_grad_enabled() and x.requires_grad)
+        recipe = self._recipe
+        casts = held_casts((weight,), recipe, torch.is_grad_enabled() and x.requires_grad)
         main_grad = self.wanted_main_grad() if self.main_grad else None
         dtype = result_dtype(x)
         return linear_in_one_call(_NAME, x, weight, bias, recipe, casts, main_grad, dtype)
@@ -202,13 +175,6 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             return True
         sizes = x.numel() // self.in_features, self.in_features, self.out_features
         return fp8_wins(*sizes, self._recipe, x.device)
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        for name in _OWN_BUFFERS:
-            buffer = self._buffers.get(name)  # not there yet as torch's __init__ calls this
-            if buffer is not None:
-                buffer.zero_()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self._recipe}"
@@ -226,11 +192,6 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         self._recipe = recipe
         self.main_grad = main_grad
         self.force_fp8 = force_fp8
-        device = self.weight.device
-        history = None if recipe.delayed is None else new_history(recipe.delayed, device)
-        self.register_buffer("amax_history", history, persistent=False)
-        amax = torch.zeros(self.in_features, device=device) if recipe.two_level else None
-        self.register_buffer("channel_amax", amax, persistent=False)
 
     def _plain(
         self, x: Tensor, main_grad: Tensor | None, why: Callable[[torch.device], str]
@@ -255,24 +216,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         return y if self.sides is None else reduce_partial(y, exit)
 
     def _held_buffers(self) -> dict[str, Tensor | None]:
-        return {name: self._buffers[name] for name in _OWN_BUFFERS}
-
-    def _restore(self, held: dict[str, Tensor | None]) -> None:
-        # The state keeps its values too, where to_empty() leaves any to chance: what gives the
-        # weight its values then, a checkpoint, has none for the state.
-        self._buffers.update(held)
-        self._place_state()
-
-    def _place_state(self) -> None:
-        """Put the state of a recipe where the weight is: zeros if it was on meta."""
-        device = self.weight.device
-        for name in _OWN_BUFFERS:
-            buffer = self._buffers[name]
-            if buffer is not None and buffer.device != device:
-                on_meta = buffer.is_meta
-                self._buffers[name] = (
-                    torch.zeros_like(buffer, device=device) if on_meta else buffer.to(device)
-                )
+        return {}  # those that others have registered are converted, as by torch.nn.Linear
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
         weight = state_dict.get(f"{prefix}weight")
@@ -282,12 +226,6 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             f"{_NAME}: '{prefix}weight': expected bfloat16, float16 or float32, got "
             f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.InferenceLinear"
         )
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-        self._place_state()  # load_state_dict(assign=True) may bring a weight from elsewhere
 
 
 def _slower(device: torch.device) -> str:

@@ -46,8 +46,8 @@ class MLP(Module):
     gate_proj and up_proj stay two parameters, and still are one product: they are put one below the
     other as they are cast, which copies them.
 
-    in_features, device, dtype, recipe, force_fp8: as in octofold.nn.Linear; the recipe has no
-        delayed scaling and no two-level scales, and its output is in FP8.
+    in_features, device, dtype, recipe, force_fp8: as in octofold.nn.Linear; the recipe has
+        its output in FP8.
     hidden_features: those of the activation. out_features: None means in_features.
     bias: for all layers. Its gradients come from the casts of what they are sums of.
     activation: as in octofold.mlp().

@@ -33,7 +33,7 @@ class NormLinear(Module):
     (octofold.nn.Linear): state_dict() has "norm.weight", "linear.weight" and so on.
 
     in_features, out_features, bias, device, dtype, recipe, force_fp8: as in octofold.nn.Linear; the
-        recipe has no delayed scaling and no two-level scales, and its output is in FP8.
+        recipe has its output in FP8.
     norm: "rms" or "layer".
     epsilon: that of the norm.
 

@@ -2,8 +2,8 @@
 
 docs/recipes.md says what each costs and loses.
 
-Named ones are the values `blockwise`, `blockwise_two_level`, `rowwise`, `tensorwise`,
-`rowwise_with_gw_hp` and `delayed` of this module; where a recipe is expected its name will do.
+Named ones are the values `blockwise`, `rowwise`, `tensorwise` and `rowwise_with_gw_hp` of this
+module; where a recipe is expected its name will do.
 Others are made of parts:
 
 >>> from octofold.nn.recipes import Product, Recipe
@@ -13,13 +13,10 @@ Others are made of parts:
 
 from ..._core.recipe import (
     NAMED,
-    Delayed,
     Product,
     Recipe,
     batch_invariant,
     blockwise,
-    blockwise_two_level,
-    delayed,
     recipe_of,
     rowwise,
     rowwise_with_gw_hp,
@@ -28,13 +25,10 @@ from ..._core.recipe import (
 
 __all__ = [
     "NAMED",
-    "Delayed",
     "Product",
     "Recipe",
     "batch_invariant",
     "blockwise",
-    "blockwise_two_level",
-    "delayed",
     "recipe_of",
     "rowwise",
     "rowwise_with_gw_hp",
