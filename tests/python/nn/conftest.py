@@ -29,28 +29,41 @@ def reads(monkeypatch):
 
 
 def _record_passes(monkeypatch, seen):
-    """Records the reads of linear layers in one call of the library."""
-    from octofold.nn.autograd import one_call
+    """Records the reads of layers in one call of the library."""
+    from octofold.nn.autograd import chain_call, one_call
 
-    passes_of = one_call.passes_of
+    def add_weights(*weights):  # and their scales, where they are cast already
+        for weight, scale in zip(weights[::3], weights[1::3], strict=True):
+            seen.extend([("Tensor", tuple(weight.shape))] if scale is None else [])
 
-    def recorded(*arguments):
-        passes = passes_of(*arguments)
-        if passes is None:
-            return None
+    def of_linear(x, weight, scale, *_):
+        add_weights(weight, scale, None)
+        seen.append(("Tensor", tuple(x.shape)))
 
-        def forward(x, weight, weight_scale, *others):
-            seen.extend([("Tensor", tuple(weight.shape))] if weight_scale is None else [])
-            seen.append(("Tensor", tuple(x.shape)))
-            passes.forward(x, weight, weight_scale, *others)
+    def of_chain(x, residual, norm_weight, norm_bias, total, *others):
+        add_weights(*others[:-4])
+        seen.append(("Tensor", tuple(x.shape)))
 
-        def backward(dy, *others):
-            seen.append(("Tensor", tuple(dy.shape)))
-            passes.backward(dy, *others)
+    def recording(passes_of, record):
+        def recorded(*arguments):
+            passes = passes_of(*arguments)
+            if passes is None:
+                return None
 
-        return passes._replace(forward=forward, backward=backward)
+            def forward(*given):
+                record(*given)
+                passes.forward(*given)
 
-    monkeypatch.setattr(one_call, "passes_of", recorded)
+            def backward(dy, *others):
+                seen.append(("Tensor", tuple(dy.shape)))
+                passes.backward(dy, *others)
+
+            return passes._replace(forward=forward, backward=backward)
+
+        return recorded
+
+    for module, record in ((one_call, of_linear), (chain_call, of_chain)):
+        monkeypatch.setattr(module, "passes_of", recording(module.passes_of, record))
 
 
 class _Shapes:
@@ -86,31 +99,3 @@ def casts(reads):
     """The shapes of the tensors that were cast so far, transposed ones as they came; not what is
     worked out on the way."""
     return _Shapes(reads)
-
-
-@pytest.fixture
-def fused_casts(monkeypatch):
-    """The fused casts and the products so far: (operation, shape of the first)."""
-    from octofold._ops import cast
-    from octofold.nn.autograd import chain, normed, products
-
-    seen = []
-
-    def recording(name, function):
-        def record(x, *arguments, **options):
-            if name != "_read_once":
-                seen.append((name, tuple(x.shape)))
-            elif isinstance(x, cast.Source):
-                seen.append((type(x).__name__, tuple(x.x.shape)))
-            return function(x, *arguments, **options)
-
-        return record
-
-    for module, name in (
-        (cast, "_read_once"),
-        (normed, "norm_gradient"),
-        (products, "gemm"),
-        (chain, "gated_gemm"),
-    ):
-        monkeypatch.setattr(module, name, recording(name, getattr(module, name)))
-    return seen

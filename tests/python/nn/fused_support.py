@@ -1,5 +1,7 @@
 """Helpers of tests of fused layers: calls with fresh leaves, the same in FP64, what was cast."""
 
+import math
+
 import pytest
 
 from tests.python.nn.layer_support import random
@@ -105,6 +107,11 @@ def bytes_kept(call):
     ):
         call()
     return [(t.dtype, tuple(t.shape)) for t in saved.values()]
+
+
+def size_of(kept):
+    """The bytes of what bytes_kept() tells."""
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in kept)
 
 
 def norm_operands(tokens=(2, 65), features=192, dtype=FP32, residual=True):

@@ -21,6 +21,7 @@ from tests.python.nn.fused_support import (
     exact_mlp,
     mlp_operands,
     norm_operands,
+    size_of,
     wide,
 )
 from tests.python.nn.layer_support import NAMES, random, relative_error, step
@@ -125,58 +126,21 @@ def test_is_the_unfused_composition(recipe, name, dtype, keep_fp8):
         assert relative_error(grads[argument], operand.grad) < (0.06 if keep_fp8 else 2**-5)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("recipe", NAMES)
-def test_without_gradients_it_is_one_kernel_where_there_is_one(recipe, name, fused_casts):
-    operands, _ = case(BF16, name=name, biases=False)
-    with torch.no_grad():
-        fused(recipe, name)(**operands)
-    one_kernel = recipe == "blockwise" and name in GATES
-    first = ["gated_gemm"] if one_kernel else ["gemm", "Activated"]
-    assert [call for call, _ in fused_casts] == [*first, "gemm"]
-
-
 @pytest.mark.parametrize("keep_fp8", [False, True])
 @pytest.mark.parametrize("recipe", NAMES)
 def test_bytes_kept(recipe, keep_fp8):
-    """gate and up in BF16 or FP8, x and the activation in FP8; or x itself."""
+    """gate and up in BF16 or FP8, x and the activation in FP8, or x itself; and the weights'
+    transposes."""
     operands, _ = case(BF16, tokens=(520,), biases=False)
     for operand in operands.values():
         if operand is not None:
             operand.requires_grad_()
     kept = bytes_kept(lambda: fused(recipe, keep_fp8=keep_fp8)(**operands))
-    large = sorted((str(dtype), shape) for dtype, shape in kept if 520 in shape)
-    fp8, bf16 = "torch.float8_e4m3fn", "torch.bfloat16"
-    expected = [(fp8 if keep_fp8 else bf16, (520, 2 * HIDDEN))]
-    if keep_fp8:
-        expected.append(("torch.float32", (520, -(-2 * HIDDEN // 128))))
-    if recipe == "rowwise_with_gw_hp":
-        expected.append((bf16, (520, IN)))
-    else:
-        expected += [(fp8, (size, 520)) for size in (IN, HIDDEN)]
-    assert large == sorted(expected)
-
-
-def test_only_what_needs_a_gradient(fused_casts):
-    operands, dy = case()
-    activate, gradient = "Activated", "ActivationGradient"
-    for needs, backward in (
-        ("x", ["gemm", gradient, "gemm"]),
-        ("gate_up_weight", ["gemm", gradient, "gemm"]),
-        ("gate_up_bias", ["gemm"]),
-        ("down_weight", ["gemm"]),
-        ("down_bias", []),
-    ):
-        leaves = {name: operand.clone() for name, operand in operands.items()}
-        leaves[needs].requires_grad_()
-        kept = bytes_kept(lambda leaves=leaves: fused()(**leaves))
-        assert any(shape[-1] == 2 * HIDDEN for _, shape in kept) == (needs[:4] in ("x", "gate"))
-        fused_casts.clear()
-        y = fused()(**leaves)
-        assert [name for name, _ in fused_casts] == ["gemm", activate, "gemm"]
-        fused_casts.clear()
-        y.backward(dy[0])
-        assert [name for name, _ in fused_casts] == backward
+    of_token = 2 * HIDDEN * (1 if keep_fp8 else 2)
+    of_token += 2 * IN if recipe == "rowwise_with_gw_hp" else IN + HIDDEN
+    expected = 520 * of_token + HIDDEN * (2 * IN + OUT)
+    bytes_of_scales = 0.05 * expected
+    assert expected <= size_of(kept) < expected + bytes_of_scales
 
 
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])

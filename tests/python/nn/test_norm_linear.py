@@ -12,6 +12,7 @@ from tests.python.nn.fused_support import (
     exact_norm_linear,
     norm,
     norm_operands,
+    size_of,
     wide,
 )
 from tests.python.nn.layer_support import NAMES, random, relative_error
@@ -102,30 +103,9 @@ def test_bytes_kept(recipe):
     for operand in operands.values():
         operand.requires_grad_()
     kept = bytes_kept(lambda: fused("rms", recipe)(**operands))
-    large = sorted((str(dtype), shape) for dtype, shape in kept if 520 in shape)
-    expected = [("torch.bfloat16", (520, IN)), ("torch.float32", (520,))]
-    if recipe != "rowwise_with_gw_hp":
-        expected.append(("torch.float8_e4m3fn", (IN, 520)))
-    assert large == sorted(expected)
-
-
-def test_only_what_needs_a_gradient(fused_casts):
-    operands, dy = case()
-    for needs, forward, backward in (
-        ("weight", ["Normed", "Normed", "gemm"], ["gemm"]),
-        ("bias", ["Normed", "gemm"], []),
-        ("x", ["Normed", "gemm"], ["gemm", "norm_gradient"]),
-        ("residual", ["Normed", "gemm"], ["gemm", "norm_gradient"]),
-        ("norm_weight", ["Normed", "gemm"], ["gemm", "norm_gradient"]),
-    ):
-        leaves = {name: operand.clone() for name, operand in operands.items()}
-        leaves[needs].requires_grad_()
-        fused_casts.clear()
-        y, _ = fused("rms", "blockwise")(**leaves)
-        assert [name for name, _ in fused_casts] == forward
-        fused_casts.clear()
-        y.backward(dy[0])
-        assert [name for name, _ in fused_casts] == backward
+    of_token = 2 * IN + 4 + (0 if recipe == "rowwise_with_gw_hp" else IN)
+    expected = 520 * of_token + operands["weight"].numel()
+    assert expected <= size_of(kept) < 1.05 * expected
 
 
 def test_the_sum_alone():
