@@ -27,7 +27,7 @@ import pytest
 
 from tests.python import devices
 from tests.python.nn.fused_support import BF16, CURVES, FP16, FP32, GATES
-from tests.python.nn.layer_support import STATELESS, ask_for_main_grad, mlp_of_three
+from tests.python.nn.layer_support import NAMES, ask_for_main_grad, mlp_of_three
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("each_device")
@@ -38,7 +38,7 @@ RECORD = json.loads(FILE.read_text())
 IN, HIDDEN, OUT, EXPERTS, SLOTS = 300, 130, 200, 4, 2
 HIGH = "rowwise_with_gw_hp"
 INVARIANT = nn.recipes.batch_invariant("blockwise")
-RECIPES = {**{name: name for name in STATELESS}, "batch_invariant": INVARIANT}
+RECIPES = {**{name: name for name in NAMES}, "batch_invariant": INVARIANT}
 BITS = {BF16: 8, FP16: 11, FP32: 20}
 ALL = {"x", "residual", "routing", "norm", "weight", "bias"}
 MODULES = {
