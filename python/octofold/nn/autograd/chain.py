@@ -19,6 +19,7 @@ from .activated import activated, activated_gradient, cast_activation_gradient, 
 from .boundary import ONE_PROCESS, Sides, sides_of
 from .chain_call import Before, Layer, chain_in_one_call
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
+from .in_graph import layer_in_graph
 from .linear import result_dtype
 from .main_grad import GradientTargets
 from .normed import Norm, norm_gradients, norm_source, normed
@@ -167,6 +168,7 @@ def run(
     if chain.sides is None:
         how = chain.recipe, chain.norm, chain.activation, chain.keep_fp8, dtype
         results = chain_in_one_call(chain.name, before, layers, *how)
+        results = results or layer_in_graph(chain.name, before, layers, *how)
     y, total = results or _by_casts_and_products(before, layers, chain, dtype)
     return (y[0], total[0]) if is_vector else (y, total)
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
-from ..casting.casts import WeightCasts, cast_weight, transposed_weight, walkable
+from ..casting.casts import WeightCasts, cast_weight, joined, transposed_weight, walkable
 from .boundary import Sides, sides_of
+from .chain_call import Before, Layer
 from .fitting import require_fitting
 from .functions import (
     Layout,
@@ -21,6 +22,7 @@ from .functions import (
     saved,
     saved_tensors,
 )
+from .in_graph import layer_in_graph
 from .main_grad import mark_gradient
 from .one_call import linear_in_one_call
 from .products import (
@@ -77,11 +79,16 @@ def linear_with_casts(
     x = walkable(x[None] if is_vector else x)
     if sides is None:
         y = linear_in_one_call("linear", x, weight, bias, recipe, casts, main_grad, dtype)
+        if y is None:
+            before = Before(x, None, None, None)
+            layer = Layer((weight,), bias, casts, (main_grad,))
+            results = layer_in_graph("linear", before, (layer,), recipe, None, None, False, dtype)
+            y = None if results is None else results[0]
         if y is not None:
             return y[0] if is_vector else y
     if casts is None:
         both = torch.is_grad_enabled() and x.requires_grad
-        casts = cast_weight(weight, recipe, True, both)
+        casts = cast_weight(joined((weight,)), recipe, True, both)
     inputs = _Inputs(x, weight, bias, *casts, main_grad, recipe, dtype, sides)
     if differentiates("linear", x, weight, bias):
         layout, tensors = flatten(inputs)
