@@ -96,8 +96,9 @@ def chain_in_one_call(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor] | None:
     """The result of a chain of arguments that fit, and what was normed; None where that is to be
-    done otherwise."""
-    if torch_is_watching() or any(t is not None and not is_plain(t) for t in before):
+    done otherwise. (For linear layers alone one_call.py has the same.)"""
+    is_linear = norm is None and activation is None
+    if is_linear or torch_is_watching() or any(t is not None and not is_plain(t) for t in before):
         return None
     wanted = wanted_of(before, layers)
     if not casts_suffice(layers, wanted):

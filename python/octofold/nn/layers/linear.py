@@ -12,7 +12,8 @@ from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial, sides_of
 from ..autograd.fitting import is_fp8, require_features, require_fitting
-from ..autograd.linear import linear_with_casts, result_dtype
+from ..autograd.functions import result_dtype
+from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
 from ..autograd.one_call import linear_in_one_call
 from ..casting.weight_casts import casts_for_call, held_casts
