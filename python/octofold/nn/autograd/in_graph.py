@@ -178,7 +178,7 @@ class _InGraph(torch.autograd.Function):
         given = (
             walkable(dy),
             kept.memory,
-            kept.normed,
+            _detached(kept.normed),
             *operands,
             walkable(of_sum) if through_norm and of_sum is not None else None,
             *kept.transposed,
