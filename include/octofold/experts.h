@@ -32,8 +32,8 @@ struct ExpertsProblem {
   std::int64_t hidden_features = 1;  ///< of the activation
   std::int64_t out_features = 1;
   Activation activation = Activation::kSwiGlu;
-  /// Of both layers. Rows, output.a and grad_input.a, have no scales of 128x128: such squares would
-  /// have tokens of several experts.
+  /// The recipe of both layers. Rows, output.a and grad_input.a, have no scales of 128x128: such
+  /// squares would have tokens of several experts.
   LinearRecipe recipe{};
   DType y = DType::kBFloat16;  ///< the type of what products give, before it is summed
   bool grad_input = false;
@@ -70,9 +70,10 @@ struct ExpertsForward {
   std::span<std::byte> workspace{};
 };
 
-/// What sort_by_expert(), cast() of GatheredRows, grouped_gemm() (where nothing of it is kept and
-/// its operands fit, gated_gemm()), cast() of Activated, grouped_gemm() and combine() do one after
-/// another, to the bit. A token of which no slot goes anywhere has zeros.
+/// Does, to the bit, what these do one after another: sort_by_expert(), cast() of GatheredRows,
+/// grouped_gemm(), cast() of Activated, grouped_gemm() and combine(). In place of the first product
+/// and its activation it is gated_gemm(), where nothing of them is kept and the operands fit. A
+/// token of which no slot goes anywhere has zeros.
 ///
 /// Memory and streams as in linear_forward(); what is on the device may change from replay to
 /// replay of a CUDA graph. Throws Error as these functions do, and kInvalidArgument that names what

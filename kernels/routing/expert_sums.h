@@ -66,7 +66,7 @@ class ExpertSums {
   }
 
  private:
-  // Where the rows of an expert begin, whatever the offsets are.
+  // The row that an expert begins with, one of those that there are whatever the offsets say.
   __device__ long long bound(long long expert) const {
     const long long row = params_.offsets[expert];
     return row < 0 ? 0 : row < params_.rows ? row : params_.rows;

@@ -94,7 +94,7 @@ Experts checked(const LayerArguments& arguments, const ExpertsProblem& problem) 
   return layer;
 }
 
-// Where rows stand, as sort_by_expert() says.
+// The places of rows, as sort_by_expert() finds them.
 struct Routing {
   Routing(const Experts& layer, Parts& parts)
       : offsets(parts.integers(layer.of.experts + 1)),
