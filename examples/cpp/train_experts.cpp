@@ -52,7 +52,7 @@ MutableTensorView rows(Floats& values, std::int64_t count) {
   return octofold::matrix<void>(values.data(), DType::kFloat32, count, std::ssize(values) / count);
 }
 
-// What is learned, and its gradient.
+// Numbers that are learned, and the gradient by them.
 struct Parameter {
   Floats value, gradient;
 

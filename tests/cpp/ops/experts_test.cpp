@@ -2,6 +2,7 @@
 // another, memory that is just enough, and bad arguments.
 #include "octofold/experts.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
