@@ -1,4 +1,4 @@
-// What calls of layers are made of: recipes as words, weights as numbers or casts, memory as bytes.
+// The arguments of layers: recipes as words, weights as numbers or casts, memory as bytes.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ inline std::optional<MutableTensorView> written(const CastOperation& operation,
   return operation.optional<MutableTensorView>(argument, tensor, "bfloat16, float16 or float32");
 }
 
-/// What Python calls, and the bytes that it takes.
+/// The functions that Python calls, and the bytes that they take.
 inline Words layer_of(tvm::ffi::Function forward, tvm::ffi::Function backward,
                       const LayerMemory& memory) {
   return {std::move(forward), std::move(backward), memory.kept, memory.forward, memory.backward};

@@ -63,9 +63,9 @@ struct MlpForward {
   std::span<std::byte> workspace{};
 };
 
-/// What cast(), gemm() and, where nothing through the activation is kept and its operands fit,
-/// gated_gemm() do one after another, to the bit. Arguments, memory, streams and errors are those
-/// of norm_linear_forward().
+/// Computes what cast(), gemm() and, where nothing through the activation is kept and its operands
+/// fit, gated_gemm() do one after another, to the bit. Arguments, memory, streams and errors are
+/// those of norm_linear_forward().
 OCTOFOLD_API void mlp_forward(const MlpProblem& problem, const MlpForward& arguments,
                               Stream stream = {});
 

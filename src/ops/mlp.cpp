@@ -35,7 +35,7 @@ void require_first(const LayerArguments& arguments, const First& first) {
   if (first.norm) ops::require_norm_kind(arguments.check(), first.norm->kind);
 }
 
-// What forward keeps of it for backward.
+// Memory that forward keeps of it for backward.
 struct FirstKept {
   FirstKept(const First& first, Parts& parts) : casts(ops::kept_casts(first.linear, parts)) {
     if (!first.norm) return;
@@ -47,7 +47,7 @@ struct FirstKept {
   std::optional<MutableTensorView> mean;
 };
 
-// What backward uses for it.
+// Memory that backward uses for it.
 struct FirstSpace {
   FirstSpace(const First& first, Parts& parts) : casts(ops::backward_casts(first.linear, parts)) {
     if (!first.goes_through_norm()) return;
@@ -62,7 +62,7 @@ struct FirstSpace {
   MutableTensorView dweight, dbias, workspace;
 };
 
-// What forward multiplies: x of the given arguments, or its norm.
+// Forward multiplies this: x of the given arguments, or its norm.
 template <typename Forward>
 CastSource source_of(const First& first, const Forward& given, const FirstKept& kept,
                      LayerArguments& arguments) {

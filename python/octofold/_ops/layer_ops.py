@@ -17,7 +17,7 @@ from .layer_passes import MlpLike, NormLike, Passes, make_passes
 
 
 class LayerOptions(NamedTuple):
-    """What the ops are told of a layer, as compilers take it: texts, truth values and numbers."""
+    """A layer as the ops are told of it, and as compilers take it: texts, truth values and numbers."""
 
     recipe: str
     norm: str | None
@@ -155,13 +155,13 @@ scales."""
 
 
 class GradientOptions(NamedTuple):
-    """What the op that goes back is told besides."""
+    """The op that goes back is told of sizes and dtypes besides."""
 
     in_features: int
     hidden: int
     out_features: int
     dtypes: str
-    """Those of the gradients by norm_weight, norm_bias, and each layer's weight and bias, with
+    """The dtypes of the gradients by norm_weight, norm_bias, and each layer's weight and bias, with
     commas between them; empty: none of it."""
 
 

@@ -43,7 +43,7 @@ class NormLike(NamedTuple):
 
 
 class MlpLike(NamedTuple):
-    """What an MLP is besides its sizes, and the names of the dtypes of x and y."""
+    """An MLP but for its sizes, and the names of the dtypes of x and y."""
 
     hidden: int
     activation: str

@@ -50,7 +50,7 @@ class Layer(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What comes before the first layer: x [..., in], and what a norm takes besides."""
+    """The tensors before the first layer: x [..., in], and what a norm takes besides."""
 
     x: Tensor
     residual: Tensor | None

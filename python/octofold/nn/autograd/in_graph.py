@@ -196,5 +196,5 @@ class _InGraph(torch.autograd.Function):
 
 
 def _gradients(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those by the fields of a _Weight."""
+    """The gradients by the fields of a _Weight."""
     return weight, bias, None, None, None, None
