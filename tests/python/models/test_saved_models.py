@@ -308,22 +308,24 @@ class Writer(torch.nn.Module):
 
 
 def test_libraries_that_come_late_or_change(monkeypatch):
-    from octofold.nn.layers import saving
+    from octofold.nn.layers import patching, saving
 
     name = "a_library.models"
     layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(128, 128))
-    monkeypatch.setattr(saving, "_waiting", {(name, "Model"): lambda model: False})
+    monkeypatch.setitem(patching.PATCHES, "a row", ("a_library", f"{name}.Model", ""))
+    monkeypatch.setattr(saving, "_waiting", {"a row"})
     library = types.ModuleType(name)
     library.Model = type("Model", (Writer,), {"save_pretrained": Writer.save_pretrained})
     monkeypatch.setitem(sys.modules, name, library)
     model = library.Model()
     model.layer = layer
-    with pytest.warns(UserWarning, match=r"a_library: imported after .* call it again"):
+    with pytest.warns(UserWarning, match=r"a row: imported after .* call it again"):
         assert model.save_pretrained()["layer.weight"].dtype == torch.float8_e4m3fn
     assert model.save_pretrained()["layer.weight"].dtype == torch.float32
 
-    monkeypatch.setattr(saving, "_waiting", {(name, "Other"): lambda model: False})
-    expected = r"a_library\.models\.Other\.save_pretrained\(\).* version of a_library without"
+    monkeypatch.setitem(patching.PATCHES, "a row", ("a_library", f"{name}.Other", ""))
+    monkeypatch.setattr(saving, "_waiting", {"a row"})
+    expected = r"a_library\.models\.Other has no save_pretrained.*, in a_library of unknown version"
     with pytest.raises(octofold.UnavailableError, match=expected):
         nn.WeightOnlyLinear(128, 128)
 

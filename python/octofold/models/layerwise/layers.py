@@ -22,6 +22,7 @@ from ...nn.autograd.fitting import is_fp8
 from ...nn.autograd.linear import result_dtype
 from ...nn.casting.weight_tensors import StoredWeight, stored
 from ...nn.layers.buffers import keep_dtypes
+from ...nn.layers.patching import change_class
 from ...nn.layers.saving import CodedState, known_or, wrap_writers
 from ...nn.layers.weight_only import weight_only_linear
 from .products import forgetting, linear_compute, linear_of_codes
@@ -238,9 +239,9 @@ def _new_class(plain_class: type[Module]) -> type[StoredLayer]:
     )
 
 
-def change_class(layer: Module, to: type[Module]) -> None:
+def become(layer: Module, to: type[Module]) -> None:
     """The layer becomes one of this class. accelerate's hooks keep the layer's old forward."""
-    layer.__class__ = to
+    change_class("layerwise", layer, to)
     if isinstance(layer.__dict__.get("_old_forward"), types.MethodType):
         layer._old_forward = to.forward.__get__(layer)
 

@@ -12,7 +12,6 @@ wide_state_dict().
 import contextlib
 import functools
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -22,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._core.errors import UnavailableError, invalid_argument
+from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
+from .patching import PATCHES, WRITES, wrap_method
 
 _NAME: Final = "octofold.nn.wide_state_dict"
 _METHOD: Final = "save_pretrained"
@@ -45,16 +45,8 @@ _ANYBODY: Final = _Reader("state_dict", None, False)
 _OCTOFOLD: Final = _Reader("octofold.models.save", None, False)
 _reader: Final = ContextVar("octofold_reader", default=_ANYBODY)
 
-_waiting: Final[dict[tuple[str, str], Callable[[Any], bool]]] = {
-    ("transformers.modeling_utils", "PreTrainedModel"): lambda model: bool(
-        getattr(model, "_hf_peft_config_loaded", False)
-    ),
-    ("diffusers.models.modeling_utils", "ModelMixin"): lambda model: False,
-    ("peft.peft_model", "PeftModel"): lambda model: True,
-    ("huggingface_hub.hub_mixin", "ModelHubMixin"): lambda model: False,
-}
-"""Classes whose save_pretrained() is yet to be wrapped, as nobody has imported them, and whether it
-takes adapters alone of a model."""
+_waiting: Final = {patch for patch, row in PATCHES.items() if row[2] is WRITES}
+"""Rows of classes whose save_pretrained() is yet to be wrapped, as nobody has imported them."""
 
 
 @contextlib.contextmanager
@@ -144,27 +136,13 @@ def give_whole_rows(destination: dict[str, Any], prefix: str, *names: str) -> No
 
 def wrap_writers() -> list[str]:
     """Let save_pretrained() of the classes that have been imported since the last time run in
-    wide_state_dict(), and return their libraries."""
-    found = [key for key in _waiting if _is_imported(key[0])]
-    for module, name in found:
-        kind = getattr(sys.modules[module], name, None)
-        method = getattr(kind, "__dict__", {}).get(_METHOD)
-        if not callable(method):
-            raise UnavailableError(
-                f"octofold.nn: expected {module}.{name}.{_METHOD}(), which gets numbers in place "
-                f"of FP8 codes, got a version of {module.partition('.')[0]} without it"
-            )
-        setattr(kind, _METHOD, _wrapped(method, _waiting.pop((module, name))))
-    return [module.partition(".")[0] for module, _ in found]
+    wide_state_dict(), and return the names of their rows."""
+    found = [patch for patch in _waiting if wrap_method(patch, _METHOD, _wrapped)]
+    _waiting.difference_update(found)
+    return found
 
 
-def _is_imported(module: str) -> bool:
-    """True if a module is there as a whole."""
-    found = sys.modules.get(module)
-    return found is not None and not getattr(found.__spec__, "_initializing", False)
-
-
-def _wrapped(method: Callable[..., Any], takes_adapters: Callable[[Any], bool]) -> Any:
+def _wrapped(patch: str, method: Callable[..., Any]) -> Any:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -172,7 +150,9 @@ def _wrapped(method: Callable[..., Any], takes_adapters: Callable[[Any], bool]) 
         has_codes = getattr(getattr(self, "hf_quantizer", None), "saves_codes", False)
         if has_codes or _reader.get() is _OCTOFOLD:
             return method(self, *arguments, **options)
-        adapters = takes_adapters(self)
+        adapters = patch == "peft" or (
+            patch == "transformers" and getattr(self, "_hf_peft_config_loaded", False)
+        )
         given = signature.bind(self, *arguments, **options).arguments
         if not adapters:
             _require_numbers(self, given.get("state_dict"))
