@@ -7,7 +7,6 @@ before an injection the config learns them. Its other methods have subclasses th
 would train of FP8 weights without gradients. Nothing is different for models without such layers.
 """
 
-import functools
 from typing import Any, Final
 
 from .hosts import require
@@ -17,8 +16,8 @@ require("peft")
 import peft  # noqa: E402
 from torch.nn import Module  # noqa: E402
 
-from ..nn.conversion.patching import in_front_of  # noqa: E402
 from ..nn.layers.lora import linear_names  # noqa: E402
+from ..nn.layers.patching import in_front_of  # noqa: E402
 from ..nn.layers.peft_layers import LAYERS, require_trained  # noqa: E402
 
 _TUNERS: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING
@@ -49,12 +48,7 @@ class Fp8LoraModel(Trained, _TUNERS[peft.PeftType.LORA]):  # type: ignore[misc]
             config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
 
 
-@functools.cache
-def _refusing(tuner: Any) -> Any:
-    return in_front_of(_refusing, tuner, Trained)
-
-
 for _kind, _tuner in list(_TUNERS.items()):
     if hasattr(_tuner, "_prepare_model"):  # the others train no part of the model
-        _TUNERS[_kind] = _refusing(_tuner)
+        _TUNERS[_kind] = in_front_of(Trained, _tuner)
 _TUNERS[peft.PeftType.LORA] = Fp8LoraModel

@@ -28,6 +28,7 @@ from .layers.mixture import MixtureOfExperts
 from .layers.mlp import MLP
 from .layers.norm_linear import NormLinear
 from .layers.router import TopKRouter, route
+from .layers.saving import wide_state_dict
 from .layers.weight_only import WeightOnlyLinear
 from .recipes.choice import fp8_wins
 
@@ -57,6 +58,7 @@ __all__ = [
     "recipes",
     "restore",
     "route",
+    "wide_state_dict",
 ]
 
 # Known by their public names: in messages, and in files that torch.save() writes of whole modules.

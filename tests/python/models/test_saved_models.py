@@ -4,6 +4,8 @@ which gets numbers, and by octofold.models.save, whose folders load to the same 
 import copy
 import os
 import re
+import sys
+import types
 
 import octofold
 import pytest
@@ -228,6 +230,104 @@ def test_what_is_offloaded_is_refused(tmp_path):
     with pytest.raises(octofold.InvalidArgumentError, match=f"models.save: .*{expected}"):
         models.save(model, tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_wide_state_dict_is_what_plain_models_load(change):
+    model, inputs, y = made(llama, change)
+    with nn.wide_state_dict(model):
+        state = model.state_dict()
+    plain = llama(seed=1)[0]
+    plain.load_state_dict(state)
+    assert all(value.dtype == torch.bfloat16 for value in state.values())
+    assert relative_error(outcome(plain, inputs), y) < (0.06 if change is mixed else 0.02)
+    assert any(value.dtype.itemsize == 1 for value in model.state_dict().values())
+
+
+def test_nobody_looks_who_asks_for_a_state_dict():
+    """A function of the user's by the name of the libraries' gets codes like everybody else."""
+
+    def save_pretrained(model):
+        return model.state_dict()
+
+    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(128, 128))
+    assert save_pretrained(layer)["weight"].dtype == torch.float8_e4m3fn
+    with nn.wide_state_dict(layer):
+        assert save_pretrained(layer)["weight"].dtype == torch.float32
+        wrong = nn.wide_state_dict("layer")
+        with (
+            pytest.raises(octofold.InvalidArgumentError, match=r"'model': .*Module, got str"),
+            wrong,
+        ):
+            raise AssertionError
+    with pytest.raises(KeyError), nn.wide_state_dict(layer):
+        raise KeyError
+    assert save_pretrained(layer).keys() == {"weight", "weight_scale_inv", "bias"}
+
+
+def test_save_is_the_same_in_wide_state_dict(tmp_path):
+    model, inputs, y = made(llama, weight_only)
+    with nn.wide_state_dict(model):
+        models.save(model, tmp_path / "kept")
+    assert torch.equal(outcome(models.load(type(model), tmp_path / "kept"), inputs), y)
+
+
+def test_codes_that_are_handed_over_are_refused(tmp_path):
+    model, inputs, y = made(llama, weight_only)
+    expected = r"'state_dict': expected numbers.*wide_state_dict\(model\), got FP8 codes as 'model"
+    for given in ((True, model.state_dict()), ()):
+        named = {} if given else {"state_dict": model.state_dict()}
+        with pytest.raises(octofold.InvalidArgumentError, match=expected):
+            model.save_pretrained(tmp_path / "a", *given, **named)
+    assert not (tmp_path / "a").exists()
+    with nn.wide_state_dict(model):
+        state = model.state_dict()
+    model.save_pretrained(tmp_path / "b", state_dict=state)
+    assert relative_error(outcome(loaded(type(model), tmp_path / "b"), inputs), y) < 0.02
+
+
+def test_mixins_of_the_hub(tmp_path):
+    hub = pytest.importorskip("huggingface_hub")
+
+    class Mine(torch.nn.Module, hub.PyTorchModelHubMixin):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(128, 128)
+
+    model = nn.convert_weight_only(Mine()).model
+    model.save_pretrained(tmp_path)
+    weight = Mine.from_pretrained(tmp_path).linear.weight
+    assert torch.equal(weight, model.linear.scaled_weight.dequantize("float32"))
+
+
+class Writer(torch.nn.Module):
+    """A library's base of models."""
+
+    def save_pretrained(self):
+        return self.state_dict()
+
+
+def test_libraries_that_come_late_or_change(monkeypatch):
+    from octofold.nn.layers import patching, saving
+
+    name = "a_library.models"
+    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(128, 128))
+    monkeypatch.setitem(patching.PATCHES, "a row", ("a_library", f"{name}.Model", ""))
+    monkeypatch.setattr(saving, "_waiting", {"a row"})
+    library = types.ModuleType(name)
+    library.Model = type("Model", (Writer,), {"save_pretrained": Writer.save_pretrained})
+    monkeypatch.setitem(sys.modules, name, library)
+    model = library.Model()
+    model.layer = layer
+    with pytest.warns(UserWarning, match=r"a row: imported after .* call it again"):
+        assert model.save_pretrained()["layer.weight"].dtype == torch.float8_e4m3fn
+    assert model.save_pretrained()["layer.weight"].dtype == torch.float32
+
+    monkeypatch.setitem(patching.PATCHES, "a row", ("a_library", f"{name}.Other", ""))
+    monkeypatch.setattr(saving, "_waiting", {"a row"})
+    expected = r"a_library\.models\.Other has no save_pretrained.*, in a_library of unknown version"
+    with pytest.raises(octofold.UnavailableError, match=expected):
+        nn.WeightOnlyLinear(128, 128)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from ..._ranks import Ranks, next_layer, require_agreement_now
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import local_part
 from ...nn.layers.mixture import MixtureOfExperts
+from ...nn.layers.patching import change_class
 from .experts import require_fitting_ranks, run_experts
 from .plan import Exchange, exchange_of
 
@@ -178,7 +179,7 @@ def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
         module.register_parameter(name, part)
     for name, buffer in list(module.named_buffers()):
         module.register_buffer(name, _part(buffer, count, mesh, exchange.ranks))
-    module.__class__ = ParallelExperts
+    change_class("spread", module, ParallelExperts)
     assert isinstance(module, ParallelExperts)
     module.exchange, module.number = exchange, next_layer(exchange.ranks)
     counter = None

@@ -14,6 +14,7 @@ from ..._ranks import Ranks, ranks_of
 from ..._ranks.wire import summed
 from ...nn.autograd.functions import refuse_in_backward
 from ...nn.layers.linear import local_part
+from ...nn.layers.patching import change_class
 from .boundary import close_shared_casts, open_shared_casts
 from .layouts import spread
 
@@ -57,9 +58,9 @@ class Whole(ParallelStyle):
         for name in names:
             spread(operation, module, name, device_mesh, None, self.src_data_rank)
         if names:
-            kind: Any = type(module)
             module.__dict__[_SUM] = ranks if self.gradients == "sum" else None
-            module.__class__ = _seeing_its_own(kind, tuple(names))
+            kind: Any = type(module)
+            change_class("whole", module, _seeing_its_own(kind, tuple(names)))
 
 
 class SharedInput(ParallelStyle):

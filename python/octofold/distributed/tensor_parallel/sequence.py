@@ -15,7 +15,6 @@ which has the shape of all tokens, no memory, and NaN in each place. The project
 own tokens by it. Attentions that do anything else with their input are refused.
 """
 
-import inspect
 import re
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from torch.nn import Module
 
 from ..._core.errors import UnsupportedError
 from ..._ranks import Ranks
+from ...nn.layers.patching import source_of
 from .layouts import local_of, require_tokens
 
 _NAME: Final = "octofold.distributed.parallelize"
@@ -98,10 +98,7 @@ def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], change: Any) -> t
 def _require_nothing_else(attention: Module, name: str, projections: list[str]) -> None:
     """Checks that a forward takes its input's shape, gives it to the projections, and no more."""
     kind = type(attention)
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):
-        source = _INPUT
+    source = source_of("stand-ins", kind.forward) or _INPUT
     names = "|".join(projections)
     rest = re.sub(_HARMLESS, "", source)
     rest = re.sub(rf"self\.({names})\({_INPUT}\)", "", rest)

@@ -101,7 +101,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     use_keep_in_fp32_modules: Final = True
     """The model's class names modules to keep in FP32: Diffusers then loads them so."""
     saves_codes: Final = True
-    """True if save_pretrained() is to be given codes: octofold.nn.layers.saving asks."""
+    """True if save_pretrained() is to be given codes, by octofold.nn.layers.saving."""
 
     def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)

@@ -1,6 +1,5 @@
 """Expert blocks of transformers' models whose weights are FP8 as they are loaded."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -24,9 +23,9 @@ from ...nn.autograd.experts_forward import grouped_product
 from ...nn.autograd.products import addable
 from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
-from ...nn.conversion.patching import in_front_of
 from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
+from ...nn.layers.patching import put_in_front
 from ...nn.recipes.kernels import layer_products
 from ..model_loading import LoadingOptions, empty_weight
 
@@ -191,14 +190,7 @@ def _hold_fp8(module: Any, compute: str) -> None:
         del module._parameters[name]
         module.register_buffer(name, empty.data)
         module.register_buffer(f"{name}_scale_inv", empty.scale)
-    kind: Any = type(module)
-    module.__class__ = _around(kind)
-
-
-@functools.cache
-def _around(kind: Any) -> Any:
-    """A model's class of experts with the forward of ModelsOwnExperts."""
-    return in_front_of(_around, kind, ModelsOwnExperts)
+    put_in_front("experts", module, ModelsOwnExperts)
 
 
 def _empty(experts: int, out: int, inner: int) -> ScaledTensor:

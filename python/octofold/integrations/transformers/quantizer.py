@@ -30,7 +30,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
 
     quantization_config: OctofoldConfig
     saves_codes: Final = True
-    """True if save_pretrained() is to be given codes: octofold.nn.layers.saving asks."""
+    """True if save_pretrained() is to be given codes, by octofold.nn.layers.saving."""
 
     def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)

@@ -13,7 +13,7 @@ from ..._core.library import note
 from ..._core.torch import DTYPES
 from ...nn.casting.weight_tensors import StoredWeight
 from ...nn.recipes.kernels import has_bfloat16, has_native
-from .layers import StoredLayer, change_class, stored_class
+from .layers import StoredLayer, become, stored_class
 from .selection import NAME, Patterns, Selection, select, tuple_of
 from .storage import Storage, cast_to_storage
 
@@ -150,7 +150,7 @@ def store_codes(
     layer.compute_dtype = compute_dtype  # type: ignore[assignment]
     layer.storage = storage  # type: ignore[assignment]
     layer._parameters["weight"] = StoredWeight(codes)
-    change_class(layer, kind)
+    become(layer, kind)
 
 
 def _restore(layer: StoredLayer) -> None:
@@ -164,7 +164,7 @@ def _restore(layer: StoredLayer) -> None:
     layer._parameters["weight"] = Parameter(weight, storage.requires_grad)
     del layer._buffers[storage.scale_name]
     del layer.storage, layer.compute_dtype
-    change_class(layer, layer.plain_class)
+    become(layer, layer.plain_class)
 
 
 def _compute_dtype(layer: Module) -> torch.dtype:

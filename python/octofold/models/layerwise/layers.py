@@ -22,13 +22,14 @@ from ...nn.autograd.fitting import is_fp8
 from ...nn.autograd.functions import result_dtype
 from ...nn.casting.weight_tensors import StoredWeight, stored
 from ...nn.layers.buffers import keep_dtypes
-from ...nn.layers.saving import give_numbers
+from ...nn.layers.patching import change_class
+from ...nn.layers.saving import CodedState, known_or, wrap_writers
 from ...nn.layers.weight_only import weight_only_linear
 from .products import forgetting, linear_compute, linear_of_codes
 from .storage import Storage, from_storage, load_weight
 
 
-class StoredLayer(Module):
+class StoredLayer(CodedState):
     """The base of all of them: `weight` a StoredWeight, beside it a buffer of scales, the bias as
     it was.
 
@@ -100,12 +101,11 @@ class StoredLayer(Module):
         self.storage.dtype = dtype
         return self
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        storage = self.storage
-        give_numbers(self, destination, prefix, storage.scale_name, self.wide_weight, storage.dtype)
+    def _in_files(self, dtype: torch.dtype) -> dict[str, Callable[[], Tensor] | None]:
+        if not is_fp8(self.weight):
+            return {}
+        dtype = known_or(self.storage.dtype, dtype)
+        return {"weight": lambda: self.wide_weight(dtype), self.storage.scale_name: None}
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
@@ -223,6 +223,7 @@ _stored_classes: Final[dict[type[Module], type[StoredLayer]]] = {}
 
 def stored_class(plain_class: type[Module]) -> type[StoredLayer]:
     """The class of layers of this one whose weight is stored; the same each time."""
+    wrap_writers()
     if plain_class not in _stored_classes:
         _stored_classes[plain_class] = _new_class(plain_class)
     return _stored_classes[plain_class]
@@ -238,9 +239,9 @@ def _new_class(plain_class: type[Module]) -> type[StoredLayer]:
     )
 
 
-def change_class(layer: Module, to: type[Module]) -> None:
+def become(layer: Module, to: type[Module]) -> None:
     """The layer becomes one of this class. accelerate's hooks keep the layer's old forward."""
-    layer.__class__ = to
+    change_class("layerwise", layer, to)
     if isinstance(layer.__dict__.get("_old_forward"), types.MethodType):
         layer._old_forward = to.forward.__get__(layer)
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..._core.errors import invalid_argument
 from ..._core.library import note
 from ...nn.conversion.expert_blocks import chooses_by_top_k
+from ...nn.layers.saving import coded_state_dict
 from . import family
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
 from .records import EXPERTS, Record, record_of, router_beside, scale_name_of
@@ -69,7 +70,8 @@ def save(model: Module, folder: str | os.PathLike[str]) -> Path:
 
 
 def _state_of(model: Module) -> dict[str, Tensor]:
-    state: dict[str, Any] = model.state_dict()
+    with coded_state_dict():
+        state: dict[str, Any] = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             got = f"{type(value).__qualname__} as '{name}'"
@@ -159,7 +161,8 @@ def _write_family(
     architectures = model.config.architectures
     try:
         # save_pretrained() empties the state as it writes.
-        model.save_pretrained(folder, state_dict=state, save_original_format=False)
+        with coded_state_dict():
+            model.save_pretrained(folder, state_dict=state, save_original_format=False)
     finally:
         model.config.dtype, model.config.architectures = dtype, architectures
     if not in_codes:

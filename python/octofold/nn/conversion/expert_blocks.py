@@ -1,17 +1,18 @@
 """Modules of experts of transformers: which compute what octofold.experts() does, and how they have
 their weights; and their routers, which choose by octofold.ops.top_k()."""
 
-import functools
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import linear
 
 from ..autograd.activated import activated
 from ..layers.experts import Stacks
+from ..layers.patching import put_in_front
 from ..layers.router import route
-from .patching import in_front_of, is_of_transformers
+from .picking import is_of_transformers
 
 GATES: Final = {
     "SiLU": "swiglu",
@@ -135,24 +136,23 @@ _Routed = tuple[Tensor, Tensor, Tensor]
 
 def chooses_by_top_k(gate: Any) -> bool:
     """True if convert_router() has converted this router."""
-    kind: Any = type(gate)
-    return kind.__name__ in _ROUTERS and kind.forward is _ROUTERS[kind.__name__]
+    return isinstance(gate, ChoosingRouter)
 
 
 def convert_router(gate: Any) -> bool:
     """Let a router of transformers choose by octofold.ops.top_k(), in place. Whether it is one."""
     if not is_of_transformers(gate) or type(gate).__name__ not in _ROUTERS:
         return False
-    kind: Any = type(gate)
     if not chooses_by_top_k(gate):
-        gate.__class__ = _choosing(kind)
+        put_in_front("routers", gate, ChoosingRouter)
     return True
 
 
-@functools.cache
-def _choosing(router: Any) -> Any:
-    """A router's class with the forward of the table. What looks for the class it was finds it."""
-    return in_front_of(_choosing, router, forward=_ROUTERS[router.__name__])
+class ChoosingRouter(Module):
+    """The forward of the table, in front of a router's own class."""
+
+    def forward(self, hidden_states: Tensor) -> _Routed:
+        return _ROUTERS[type(self).__name__](self, hidden_states)
 
 
 def _mixtral(self: Any, hidden_states: Tensor) -> _Routed:

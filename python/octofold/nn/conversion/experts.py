@@ -26,8 +26,7 @@ from .expert_blocks import (
     stacks_of,
 )
 from .linear import replaced
-from .patching import is_of_transformers
-from .picking import Conversion, ModuleFilter, require_model
+from .picking import Conversion, ModuleFilter, is_of_transformers, require_model
 
 _NAME: Final = "octofold.nn.convert_experts"
 _WEIGHTS: Final = ("own", "fp8")

@@ -2,7 +2,6 @@
 activation and the cast of its result in one kernel (octofold.ops.gated_gemm)."""
 
 import functools
-import inspect
 import re
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from ..._core.library import is_batch_invariant
+from ..._core.library import is_batch_invariant, note
 from ..._core.ops import row_count
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
@@ -23,9 +22,10 @@ from ..autograd.functions import result_dtype
 from ..autograd.products import output_product
 from ..casting.casts import walkable
 from ..layers.inference import InferenceLinear
+from ..layers.patching import misfit, put_in_front, source_of
 from ..recipes.choice import FEW_TOKENS
 from .expert_blocks import GATES
-from .patching import in_front_of
+from .picking import is_of_transformers
 
 _PLAIN: Final = re.compile(
     r"self\.down_proj\(self\.act_fn\(self\.gate_proj\((\w+)\)\) \* self\.up_proj\(\1\)\)"
@@ -41,9 +41,8 @@ def fuse_gated_mlps(model: Module) -> dict[str, str]:
     Returns what became of each, by its name."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        if _is_plain(module) and (layers := _layers(module)) is not None:
-            kind: Any = type(module)
-            module.__class__ = _fused(kind)
+        if (layers := _layers(module)) is not None and _is_plain(module):
+            put_in_front("gated MLPs", module, GatedMlp)
             _join(*layers[:2])
             found[name] = "its first half in one kernel (octofold.ops.gated_gemm)"
     return found
@@ -181,21 +180,14 @@ def _below(a: Tensor, b: Tensor) -> Tensor:
 
 def _is_plain(module: Module) -> bool:
     kind: Any = type(module)
-    if not kind.__module__.startswith("transformers.") or issubclass(kind, GatedMlp):
-        return False
-    return _activation(module) is not None and _has_plain_forward(kind)
+    is_one = is_of_transformers(module) and not isinstance(module, GatedMlp)
+    return is_one and _activation(module) is not None and _has_plain_forward(kind)
 
 
 @functools.cache
 def _has_plain_forward(kind: Any) -> bool:
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):
-        return False
-    return source.count("self.") == 4 and _PLAIN.search(source) is not None
-
-
-@functools.cache
-def _fused(kind: Any) -> Any:
-    """A class with this forward in front. What looks for the class it was finds it."""
-    return in_front_of(_fused, kind, GatedMlp)
+    source = source_of("gated MLPs", kind.forward)
+    plain = source.count("self.") == 4 and _PLAIN.search(source) is not None
+    if not plain:
+        note(misfit("gated MLPs", f"{kind.__name__} may compute something else"))
+    return plain

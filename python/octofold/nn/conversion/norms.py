@@ -1,7 +1,6 @@
 """RMSNorms of transformers' models by one kernel, and one or two for their gradients."""
 
 import functools
-import inspect
 import re
 from typing import Any, Final
 
@@ -11,9 +10,9 @@ from torch.nn import Module, Parameter
 
 from ..autograd.functions import in_transform
 from ..autograd.normed import rms_norm
+from ..layers.patching import source_of
 from ..recipes.kernels import has_kernels
-from .patching import in_front_of, pick_parts
-from .picking import Conversion, ModuleFilter
+from .picking import Conversion, ModuleFilter, convert_parts
 
 _NAME: Final = "octofold.nn.convert_norms"
 _ONES: Final = (Tensor, Parameter)
@@ -47,20 +46,15 @@ def convert_norms(model: Module, module_filter_fn: ModuleFilter | None = None) -
     Raises InvalidArgumentError, which names the argument: for a model without such norms, or a
     filter that picks none. The model is then as it was.
     """
-    picked, left_alone = pick_parts(
+    return convert_parts(
         _NAME,
         model,
         module_filter_fn,
-        called="an RMSNorm of transformers that computes what Llama's does",
-        fused=FusedNorm,
+        patch="norms",
+        front=FusedNorm,
         is_one=lambda module: "norm" in type(module).__name__.lower(),
         is_plain=_is_plain,
     )
-    for module in picked.values():
-        kind: Any = type(module)
-        module.__class__ = _fused(kind)
-    words = "octofold.ops.norm() and norm_gradient()"
-    return Conversion(model, dict.fromkeys(picked, words), left_alone)
 
 
 class FusedNorm(Module):
@@ -97,19 +91,10 @@ def _is_plain(module: Any) -> bool:
 
 @functools.cache
 def _has_plain_forward(kind: Any) -> bool:
-    try:
-        source = inspect.getsource(inspect.unwrap(kind.forward))
-    except (OSError, TypeError):
-        return False
-    head, _, body = source.partition("\n")
+    head, _, body = source_of("norms", kind.forward).partition("\n")
     parameter = re.search(r"def forward\(self, (\w+)", head)
     if parameter is None:
         return False
     lines = (line.partition("#")[0].strip() for line in body.splitlines())
     text = re.sub(rf"\b{parameter[1]}\b", "X", " ".join(line for line in lines if line))
     return _BODY.fullmatch(text) is not None
-
-
-@functools.cache
-def _fused(kind: Any) -> Any:
-    return in_front_of(_fused, kind, FusedNorm)

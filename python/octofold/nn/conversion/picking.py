@@ -10,6 +10,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..layers.conv1d import is_conv1d
+from ..layers.patching import PATCHES, misfit, put_in_front
 from .weight_readers import names_of, weight_readers
 
 _NAMED_AT_MOST: Final = 3
@@ -178,3 +179,51 @@ def _adapters(model: Module) -> dict[int, str]:
             if name in own or name.startswith(_ADAPTER):
                 adapters |= {id(part): "it is an adapter" for part in child.modules()}
     return adapters
+
+
+def is_of_transformers(module: Module) -> bool:
+    """True if the module's class is one of transformers'."""
+    return type(module).__module__.startswith("transformers.")
+
+
+def convert_parts(
+    name: str,
+    model: Module,
+    module_filter_fn: ModuleFilter | None,
+    *,
+    patch: str,
+    front: type[Module],
+    is_one: Callable[[Module], bool],
+    is_plain: Callable[[Module], bool],
+) -> Conversion:
+    """A conversion by a row of PATCHES, which puts a class in front of modules' own.
+
+    name: of the conversion, for errors. model, module_filter_fn: as it was given them.
+    is_one, is_plain: whether a module is of this kind, and whether it computes what is known.
+
+    Raises InvalidArgumentError, which names the argument: for no model, no filter, or nothing to
+    convert.
+    """
+    require_model(name, model, module_filter_fn)
+    picked: dict[str, Any] = {}
+    left_alone: dict[str, str] = {}
+    for fqn, module in model.named_modules():
+        if isinstance(module, front):
+            left_alone[fqn] = "it is converted already"
+        elif not is_of_transformers(module) or not is_one(module):
+            continue
+        elif "forward" in module.__dict__ or not is_plain(module):
+            left_alone[fqn] = misfit(patch, f"{type(module).__name__} may compute something else")
+        elif module_filter_fn is not None and not module_filter_fn(module, fqn):
+            left_alone[fqn] = "module_filter_fn does not pick it"
+        else:
+            picked[fqn] = module
+    if not picked:
+        argument = "model" if module_filter_fn is None else "module_filter_fn"
+        library, called, _ = PATCHES[patch]
+        expected = f"{'' if module_filter_fn is None else 'to pick '}{called} (of {library})"
+        got = f"{type(model).__qualname__} with {'; '.join(left_alone.values()) or 'none'}"
+        raise invalid_argument(name, argument, expected, got)
+    for module in picked.values():
+        put_in_front(patch, module, front)
+    return Conversion(model, dict.fromkeys(picked, PATCHES[patch][2]), left_alone)

@@ -3,8 +3,6 @@
 import ast
 import functools
 import inspect
-import textwrap
-from types import CellType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -13,9 +11,9 @@ from torch.nn import Module, Parameter
 
 from ..autograd.functions import in_transform
 from ..autograd.normed import rotated
+from ..layers.patching import source_of, with_names
 from ..recipes.kernels import has_kernels
-from .patching import in_front_of, pick_parts
-from .picking import Conversion, ModuleFilter
+from .picking import Conversion, ModuleFilter, convert_parts
 
 _NAME: Final = "octofold.nn.convert_rotary"
 _ONES: Final = (Tensor, Parameter)
@@ -58,29 +56,29 @@ def convert_rotary(model: Module, module_filter_fn: ModuleFilter | None = None) 
     Raises InvalidArgumentError, which names the argument: for a model without such attention, or a
     filter that picks none. The model is then as it was.
     """
-    picked, left_alone = pick_parts(
+    return convert_parts(
         _NAME,
         model,
         module_filter_fn,
-        called="attention of transformers that rotates queries and keys as Llama's does",
-        fused=FusedRotary,
+        patch="rotary",
+        front=FusedRotary,
         is_one=_rotates,
         is_plain=_is_plain,
     )
-    for module in picked.values():
-        kind: Any = type(module)
-        module.__class__ = _fused(kind)
-    return Conversion(model, dict.fromkeys(picked, "octofold.ops.rotary()"), left_alone)
 
 
 class FusedRotary(Module):
     """The forward of such attention with another function for its rotary embedding, in front of its
     own class."""
 
-    _forward: FunctionType
+    _forward: Any
     """Its own class's."""
     _own_function: Any
     """The function that _forward called apply_rotary_pos_emb when it was converted."""
+
+    def __init_subclass__(cls) -> None:
+        cls._forward = own = super().forward
+        cls._own_function = inspect.unwrap(own).__globals__[_FUNCTION]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own = type(self)._forward
@@ -89,19 +87,7 @@ class FusedRotary(Module):
             return super().forward(*args, **kwargs)
         # Names as they are now: others may have been replaced since.
         names = {**names, _FUNCTION: functools.partial(_rotate, names[_FUNCTION])}
-        return _with_names(own, names)(self, *args, **kwargs)
-
-
-def _with_names(function: Any, names: dict[str, Any]) -> Any:
-    """The function with these globals, behind what renames its old keywords."""
-    inner, closure = getattr(function, "__wrapped__", None), function.__closure__
-    if inner is not None:
-        new = _with_names(inner, names)
-        closure = tuple(CellType(new) if c.cell_contents is inner else c for c in closure)
-        names = function.__globals__
-    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+        return with_names(own, names)(self, *args, **kwargs)
 
 
 def _rotate(
@@ -145,7 +131,7 @@ def _rotates(module: Any) -> bool:
 def _is_plain(module: Any) -> bool:
     kind: Any = type(module)
     # One that is wrapped does something else besides.
-    return isinstance(kind.forward, FunctionType) and _calls_what_is_known(kind.forward)
+    return inspect.isfunction(kind.forward) and _calls_what_is_known(kind.forward)
 
 
 def _calls_what_is_known(forward: Any) -> bool:
@@ -161,16 +147,12 @@ def _calls_what_is_known(forward: Any) -> bool:
 @functools.cache
 def _is_written(function: Any, expected: str) -> bool:
     """True if a function is this one, but for annotations, docstring and comments."""
-    try:
-        source = inspect.getsource(inspect.unwrap(function))
-    except (OSError, TypeError):
-        return False
-    return _meaning(textwrap.dedent(source)) == _meaning(expected)
+    return _meaning(source_of("rotary", function)) == _meaning(expected)
 
 
 def _meaning(source: str) -> list[str] | None:
     """The parameters, defaults and statements of a function; None: it is something else."""
-    (definition,) = ast.parse(source).body
+    definition = next(iter(ast.parse(source).body), None)
     if not isinstance(definition, ast.FunctionDef):
         return None
     arguments = definition.args
@@ -182,10 +164,3 @@ def _meaning(source: str) -> list[str] | None:
         *(each.arg for each in others if each is not None),
         *map(ast.dump, [*arguments.defaults, *statements]),
     ]
-
-
-@functools.cache
-def _fused(kind: Any) -> Any:
-    own = kind.forward
-    members = {"_forward": own, "_own_function": inspect.unwrap(own).__globals__[_FUNCTION]}
-    return in_front_of(_fused, kind, FusedRotary, **members)

@@ -10,14 +10,14 @@ in FP32.
 """
 
 import ast
-import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch.nn import Module
+
+from ..layers.patching import source_of
 
 _WEIGHTS: Final = ("weight", "in_proj_weight")
 _KEPT_WIDE: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -91,14 +91,14 @@ def _definitions(kind: type[Module], name: str) -> Iterator[Any]:
             return
         function = base.__dict__.get(name)
         if callable(function):
-            yield inspect.unwrap(function)
+            yield function
 
 
 def _reads_and_calls(function: Any) -> tuple[set[str], set[str]]:
     """Returns the paths whose weight a method reads, and the methods of self that it calls."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # compiled, or made at run time
+        tree = ast.parse(source_of("readers", function))
+    except SyntaxError:
         return set(), set()
     paths: set[str] = set()
     methods: set[str] = set()

@@ -1,7 +1,8 @@
 """The experts of a layer, as a module."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import torch
@@ -40,7 +41,7 @@ from ..casting.weight_casts import weight_casts
 from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
 from .linear import is_dtensor, local_part, require_order
-from .saving import give_as_files_have_them, give_whole_rows
+from .saving import CodedState, give_whole_rows
 
 
 class Stacks(NamedTuple):
@@ -76,7 +77,7 @@ class Stacks(NamedTuple):
 _NAME: Final = "octofold.nn.Experts"
 
 
-class Experts(KeepsBuffers):
+class Experts(CodedState, KeepsBuffers):
     """The experts of a layer, without the router: octofold.experts() with weights of its own.
 
     hidden_features: the features of the input and of the result. inner_features: those of the
@@ -294,26 +295,25 @@ class Experts(KeepsBuffers):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        is_fp8 = isinstance(self.weight(self._names[1]), ScaledTensor)
-        if is_fp8:
+        if self._holds_fp8():
             give_whole_rows(destination, prefix, *self._names)
-        if is_fp8 or self.in_files != Stacks():
-            give_as_files_have_them(destination, prefix, self._as_files_have_them)
 
-    def _as_files_have_them(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
-        """Weights, of FP8 their values of a dtype, and biases, by their names."""
-        values: dict[str, Tensor | None] = {}
+    def _in_files(self, dtype: torch.dtype) -> dict[str, Callable[[], Tensor] | None]:
+        if not self._holds_fp8() and self.in_files == Stacks():
+            return {}
+        makers: dict[str, Callable[[], Tensor] | None] = {}
         ways = self.in_files.first_to_files, self.in_files.second_to_files
         for name, to_files in zip(self._names, ways, strict=True):
-            weight = self.weight(name)
+            weight, bias = self.weight(name), getattr(self, f"{name}_bias")
             if isinstance(weight, ScaledTensor):
-                values[self._scale_name(name)] = None
-                weight = weight.dequantize(dtype)
-            values[name] = to_files(weight)
-            bias = getattr(self, f"{name}_bias")
+                makers[self._scale_name(name)] = None
+            makers[name] = functools.partial(_numbers, weight, dtype, to_files)
             if bias is not None:
-                values[f"{name}_bias"] = to_files(bias)
-        return values
+                makers[f"{name}_bias"] = functools.partial(to_files, bias)
+        return makers
+
+    def _holds_fp8(self) -> bool:
+        return isinstance(self.weight(self._names[1]), ScaledTensor)
 
     def _hold(
         self,
@@ -380,6 +380,12 @@ class Experts(KeepsBuffers):
                     "octofold.nn.Experts.from_weights() makes experts of FP8 weights"
                 )
         return None
+
+
+def _numbers(
+    weight: Tensor | ScaledTensor, dtype: torch.dtype, to_files: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return to_files(weight.dequantize(dtype) if isinstance(weight, ScaledTensor) else weight)
 
 
 def _parameter(tensor: Tensor) -> Parameter:

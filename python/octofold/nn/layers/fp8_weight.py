@@ -18,10 +18,10 @@ from ..autograd.fitting import is_fp8, require_features
 from ..casting.weight_tensors import stored
 from .buffers import KeepsBuffers
 from .linear import local_part
-from .saving import give_numbers, give_whole_rows
+from .saving import CodedState, give_whole_rows, known_or
 
 
-class Fp8Weight(KeepsBuffers):
+class Fp8Weight(CodedState, KeepsBuffers):
     """A weight [out, in] in FP8 with its scales, and a bias [out] or None.
 
     Its buffers have the names, and the weight has the bytes, of FP8 checkpoints:
@@ -35,9 +35,9 @@ class Fp8Weight(KeepsBuffers):
 
     Scales are float32 multipliers, whatever their names say. to(), half() and the like move weight
     and scales, and convert neither. save_pretrained() of other libraries gets the numbers that they
-    stand for. In models that other libraries load, the weight is a parameter, a frozen one
-    (keep_as_parameter()). On a GPU rows of codes begin at multiples of 16 bytes: where a checkpoint
-    has them otherwise (an `in` that is no multiple of 16), the layer has a copy.
+    stand for (wide_state_dict()). In models that other libraries load, the weight is a parameter, a
+    frozen one (keep_as_parameter()). On a GPU rows of codes begin at multiples of 16 bytes: where a
+    checkpoint has them otherwise (an `in` that is no multiple of 16), the layer has a copy.
 
     own_name: the name of the class in messages.
     trains_bias: whether the bias of a new layer is a parameter.
@@ -179,9 +179,12 @@ class Fp8Weight(KeepsBuffers):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         give_whole_rows(destination, prefix, "weight")
-        dtype = None if self.bias is None else self.bias.dtype
-        numbers = self.scaled_weight.dequantize
-        give_numbers(self, destination, prefix, self.scale_name, numbers, dtype)
+
+    def _in_files(self, dtype: torch.dtype) -> dict[str, Callable[[], Tensor] | None]:
+        if not is_fp8(self.weight):
+            return {}
+        dtype = dtype if self.bias is None else known_or(self.bias.dtype, dtype)
+        return {"weight": lambda: self.scaled_weight.dequantize(dtype), self.scale_name: None}
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
         weight = state_dict.get(f"{prefix}weight")

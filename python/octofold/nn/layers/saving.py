@@ -1,19 +1,21 @@
-"""Numbers that layers with an FP8 weight give to save_pretrained(), whose readers expect them.
+"""Numbers in place of codes: for files that are read by who knows nothing of Octofold's layers.
 
-Files of save_pretrained() are read by libraries that know nothing of Octofold's layers and would
-take codes for the weight's values. So while a method of this name runs, whichever library's it is,
-state_dict() has the weight that the codes stand for, under the name and in the dtype that a model
-without FP8 has; at all other times it has codes and scales. No hook tells the two apart, as
-save_pretrained() asks for the same state_dict() as everybody else, and a mark at the model would
-miss models of which only a part was changed; so the layers look who is asking. A model that another
-library's quantizer of ours has made says in its config that it has codes: its quantizer has
-`saves_codes`, and the files have them.
+state_dict() of a layer with an FP8 weight has codes and scales, for load_state_dict() of the same
+layer. In wide_state_dict() it has the weight that they stand for, under the name and in the dtype
+that a model without FP8 has. save_pretrained() of the libraries below runs in it, for each model:
+the method of the library's class is wrapped when the first layer is made with the library there. A
+model that a quantizer of ours has made says in its config that it has codes: its quantizer has
+`saves_codes`, and the files have them. Writers of other libraries are for the user to call in
+wide_state_dict().
 """
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any, Final
+import contextlib
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,42 +23,105 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
+from .patching import PATCHES, WRITES, wrap_method
 
-_WRITER: Final = "save_pretrained"
-_OF_ADAPTERS: Final = "get_peft_model_state_dict"
-"""peft's, which asks for all of a state_dict() and takes the adapters and, of models that got new
-tokens, the embeddings and the head."""
+_NAME: Final = "octofold.nn.wide_state_dict"
+_METHOD: Final = "save_pretrained"
 _WIDE: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def give_numbers(
-    layer: Module,
-    destination: dict[str, Any],
-    prefix: str,
-    scale_name: str,
-    numbers: Callable[[torch.dtype], Tensor],
-    own_dtype: torch.dtype | None,
-) -> None:
-    """Puts numbers, on the CPU, in the place of a layer's codes and scales in a state_dict(), where
-    save_pretrained() asks. Not so where it takes adapters alone, for which all weights in 16 bits
-    would be made in vain.
+class _Reader(NamedTuple):
+    """Who gets a state_dict()."""
 
-    numbers: makes them in a dtype.
-    own_dtype: the dtype that the weight had; None: it is not known, and is the model's.
-    Raises InvalidArgumentError where the codes are offloaded.
+    operation: str
+    model: Any
+    """The model of which numbers are given; None: codes are."""
+    adapters: bool
+    """True if adapters are taken from it alone and, of models that got new tokens, the embeddings
+    and the head: all other weights would be made in 16 bits in vain."""
+
+
+_ANYBODY: Final = _Reader("state_dict", None, False)
+_OCTOFOLD: Final = _Reader("octofold.models.save", None, False)
+_reader: Final = ContextVar("octofold_reader", default=_ANYBODY)
+
+_waiting: Final = {patch for patch, row in PATCHES.items() if row[2] is WRITES}
+"""Rows of classes whose save_pretrained() is yet to be wrapped, as nobody has imported them."""
+
+
+@contextlib.contextmanager
+def wide_state_dict(model: Module) -> Iterator[None]:
+    """While it is open, state_dict() has the numbers that FP8 weights stand for, on the CPU, and no
+    scales: what a model without FP8 has, for files that others read.
+
+    model: whose; weights have the dtype that they had, or where a layer does not know it the
+        model's.
+
+    save_pretrained() of transformers, Diffusers, peft and huggingface_hub needs no such context.
+    Raises InvalidArgumentError; state_dict() does where weights are offloaded.
     """
-    codes = destination.get(f"{prefix}weight")
-    if not isinstance(codes, Tensor) or not is_fp8(codes):
-        return
-    writer, of_adapters = _writer()
-    if writer is None or (of_adapters and not _is_of_tokens(layer, writer)):
-        return
-    if getattr(getattr(writer, "hf_quantizer", None), "saves_codes", False):
-        return  # the config that it writes tells its reader that they are codes
-    _require_memory(codes, f"{prefix}weight")
-    dtype = own_dtype if own_dtype in _WIDE else None
-    destination[f"{prefix}weight"] = numbers(dtype or _dtype_of(writer)).cpu()
-    destination.pop(f"{prefix}{scale_name}", None)
+    if not isinstance(model, Module):
+        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    with _read_by(_Reader(_NAME, model, False)):
+        yield
+
+
+def coded_state_dict() -> contextlib.AbstractContextManager[None]:
+    """While it is open, state_dict() has codes, and save_pretrained() writes what it is given."""
+    return _read_by(_OCTOFOLD)
+
+
+@contextlib.contextmanager
+def _read_by(reader: _Reader) -> Iterator[None]:
+    before = _reader.set(reader)
+    try:
+        yield
+    finally:
+        _reader.reset(before)
+
+
+class CodedState(Module):
+    """A module whose state_dict() has codes, and numbers in wide_state_dict()."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        wrap_writers()
+        return super().__new__(cls)
+
+    def _in_files(self, dtype: torch.dtype) -> dict[str, Callable[[], Tensor] | None]:
+        """Makers of what files for others have in place of the module's tensors, by name; None:
+        they have none of this name. dtype: the model's."""
+        raise NotImplementedError
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (late := wrap_writers()) and prefix:
+            warnings.warn(
+                f"{', '.join(late)}: imported after this layer was made. If {_METHOD}() is what "
+                f"runs now, call it again: this time it gets codes in place of numbers",
+                stacklevel=2,
+            )
+        reader = _reader.get()
+        if reader.model is None or (reader.adapters and not _is_of_tokens(self, reader.model)):
+            return
+        for name, numbers in self._in_files(_dtype_of(reader.model)).items():
+            key = f"{prefix}{name}"
+            if numbers is None:
+                destination.pop(key, None)
+                continue
+            if destination[key].is_meta:
+                expected = (
+                    "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings "
+                    "back what is offloaded)"
+                )
+                raise invalid_argument(reader.operation, "model", expected, f"'{key}' on meta")
+            destination[key] = numbers().detach().cpu().contiguous()
+
+
+def known_or(dtype: torch.dtype | None, other: torch.dtype) -> torch.dtype:
+    """The dtype that a weight had, if it is known and files have it."""
+    return dtype if dtype in _WIDE else other
 
 
 def give_whole_rows(destination: dict[str, Any], prefix: str, *names: str) -> None:
@@ -69,47 +134,41 @@ def give_whole_rows(destination: dict[str, Any], prefix: str, *names: str) -> No
             destination[key] = codes.contiguous()
 
 
-def give_as_files_have_them(
-    destination: dict[str, Any],
-    prefix: str,
-    values: Callable[[torch.dtype], dict[str, Tensor | None]],
-) -> None:
-    """The same of several tensors that files have in another way: where save_pretrained() asks,
-    those of `values`, by their names, of a dtype, in place of those that a state_dict() has; None:
-    it has none of this name. A model that another library has quantized is written as it is."""
-    writer, of_adapters = _writer()
-    if writer is None or of_adapters or getattr(writer, "hf_quantizer", None) is not None:
-        return
-    for name, value in values(_dtype_of(writer)).items():
-        key = f"{prefix}{name}"
-        if value is None:
-            destination.pop(key, None)
-            continue
-        _require_memory(value, key)
-        destination[key] = value.detach().cpu().contiguous()
+def wrap_writers() -> list[str]:
+    """Let save_pretrained() of the classes that have been imported since the last time run in
+    wide_state_dict(), and return the names of their rows."""
+    found = [patch for patch in _waiting if wrap_method(patch, _METHOD, _wrapped)]
+    _waiting.difference_update(found)
+    return found
 
 
-def _require_memory(tensor: Tensor, name: str) -> None:
-    if tensor.is_meta:
-        expected = (
-            "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings back "
-            "what is offloaded)"
+def _wrapped(patch: str, method: Callable[..., Any]) -> Any:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def save_pretrained(self: Any, *arguments: Any, **options: Any) -> Any:
+        has_codes = getattr(getattr(self, "hf_quantizer", None), "saves_codes", False)
+        if has_codes or _reader.get() is _OCTOFOLD:
+            return method(self, *arguments, **options)
+        adapters = patch == "peft" or (
+            patch == "transformers" and getattr(self, "_hf_peft_config_loaded", False)
         )
-        raise invalid_argument(_WRITER, "model", expected, f"'{name}' on meta")
+        given = signature.bind(self, *arguments, **options).arguments
+        if not adapters:
+            _require_numbers(self, given.get("state_dict"))
+        with _read_by(_Reader(_METHOD, self, adapters)):
+            return method(self, *arguments, **options)
+
+    return save_pretrained
 
 
-def _writer() -> tuple[Any, bool]:
-    """Returns the object that the innermost running save_pretrained() is a method of (None: none
-    runs), and whether it is asking for adapters."""
-    frame: FrameType | None = sys._getframe(1)
-    of_adapters = False
-    while frame is not None:
-        name = frame.f_code.co_name
-        of_adapters = of_adapters or name == _OF_ADAPTERS
-        if name == _WRITER:
-            return frame.f_locals.get("self", frame), of_adapters
-        frame = frame.f_back
-    return None, False
+def _require_numbers(model: Any, state: dict[str, Any] | None) -> None:
+    """Refuses the codes of a model with layers of Octofold's, which its reader would take for the
+    values."""
+    codes = next((name for name, value in (state or {}).items() if is_fp8(value)), None)
+    if codes is not None and any(isinstance(one, CodedState) for one in model.modules()):
+        expected = "numbers: none given, or a state_dict() from octofold.nn.wide_state_dict(model)"
+        raise invalid_argument(_METHOD, "state_dict", expected, f"FP8 codes as '{codes}'")
 
 
 def _is_of_tokens(layer: Module, model: Any) -> bool:
@@ -122,10 +181,10 @@ def _is_of_tokens(layer: Module, model: Any) -> bool:
     return False
 
 
-def _dtype_of(writer: object) -> torch.dtype:
+def _dtype_of(model: Any) -> torch.dtype:
     """The dtype of a model's numbers."""
-    if isinstance(writer, Module):
-        for tensor in (*writer.parameters(), *writer.buffers()):
+    if isinstance(model, Module):
+        for tensor in (*model.parameters(), *model.buffers()):
             if tensor.dtype in _WIDE and tensor.dim() > 0:
                 return tensor.dtype
     return torch.bfloat16
