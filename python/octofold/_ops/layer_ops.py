@@ -17,7 +17,7 @@ from .layer_passes import MlpLike, NormLike, Passes, make_passes
 
 
 class LayerOptions(NamedTuple):
-    """A layer as the ops are told of it, and as compilers take it: texts, truth values and numbers."""
+    """A layer as the ops are told of it, and as compilers take it: texts, numbers, truth values."""
 
     recipe: str
     norm: str | None
