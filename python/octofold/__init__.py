@@ -52,6 +52,7 @@ from ._core.library import is_batch_invariant, library, set_batch_invariant, set
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
+from ._ops import layer_ops as _layer_ops  # noqa: F401  # whose rows become ops of torch
 from ._ops.attention import attention
 from ._ops.gemm import Arrivals, gemm
 from ._ops.gemm_weight_only import gemm_weight_only, grouped_gemm_weight_only

@@ -138,10 +138,10 @@ void backward(const LinearProblem& problem, const CastSource& dy, const KeptCast
               const BackwardCasts& casts, const DenseGradients& gradients, Stream stream) {
   const LinearRecipe& recipe = problem.recipe;
   const auto& [weight_transposed, dx, dw, db, adds_to_dw] = gradients;
-  const bool is_converted = db && db->dtype != DType::kFloat32;
-  cast_operand(dy, casts.dy, casts.dy_transposed,
-               {.sums = is_converted ? casts.sums : db, .workspace = casts.sums_workspace}, stream);
-  if (is_converted) write_floats(*casts.sums, *db, stream);
+  ColumnTargets columns{.workspace = casts.sums_workspace};
+  if (db) columns.sums = floats_for(*db, *casts.sums);
+  cast_operand(dy, casts.dy, casts.dy_transposed, columns, stream);
+  if (db) write_floats(*columns.sums, *db, stream);
   if (dx) {
     const ScaledTensorView weight =
         weight_transposed ? *weight_transposed : ScaledTensorView(*kept.weight_transposed);
@@ -154,7 +154,12 @@ void backward(const LinearProblem& problem, const CastSource& dy, const KeptCast
   }
 }
 
+const MutableTensorView& floats_for(const MutableTensorView& out, const MutableTensorView& space) {
+  return out.dtype == DType::kFloat32 ? out : space;
+}
+
 void write_floats(const MutableTensorView& floats, const MutableTensorView& out, Stream stream) {
+  if (out.dtype == DType::kFloat32) return;  // they are there
   convert_dtype(floats, out, Overflow::kSaturate, stream);
 }
 

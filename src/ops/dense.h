@@ -85,7 +85,9 @@ struct DenseGradients {
 void backward(const LinearProblem& problem, const CastSource& dy, const KeptCasts& kept,
               const BackwardCasts& casts, const DenseGradients& gradients, Stream stream);
 
-/// Writes float32 [count] as the type of `out`.
+/// The float32 [count] that an operation writes for `out`: that itself, or `space` where it is of
+/// another type, as which write_floats() then writes them.
+const MutableTensorView& floats_for(const MutableTensorView& out, const MutableTensorView& space);
 void write_floats(const MutableTensorView& floats, const MutableTensorView& out, Stream stream);
 
 /// The arguments by these names, for messages.

@@ -128,12 +128,12 @@ void first_backward(const First& first, const CastSource& dy, const Backward& gi
   ops::backward(first.linear, dy, kept.casts, space.casts, gradients, stream);
   if (!step) return;
   NormGradients of_norm{.dx = *dx};
-  if (given.dnorm_weight) of_norm.dweight = space.dweight;
-  if (given.dnorm_bias) of_norm.dbias = space.dbias;
+  if (given.dnorm_weight) of_norm.dweight = ops::floats_for(*given.dnorm_weight, space.dweight);
+  if (given.dnorm_bias) of_norm.dbias = ops::floats_for(*given.dnorm_bias, space.dbias);
   if (given.dnorm_weight || given.dnorm_bias) of_norm.workspace = space.workspace;
   norm_gradient(*step, of_norm, stream);
-  if (given.dnorm_weight) ops::write_floats(space.dweight, *given.dnorm_weight, stream);
-  if (given.dnorm_bias) ops::write_floats(space.dbias, *given.dnorm_bias, stream);
+  if (given.dnorm_weight) ops::write_floats(*of_norm.dweight, *given.dnorm_weight, stream);
+  if (given.dnorm_bias) ops::write_floats(*of_norm.dbias, *given.dnorm_bias, stream);
 }
 
 First first_of(const NormLinearProblem& problem) {

@@ -193,7 +193,29 @@ def routing():
         yield lambda i=inverse: ops.rotary(x, cos, sin, inverse=i)
 
 
-FAMILIES = (other_casts, activated_casts, norms, products, weight_only, attentions, routing)
+def layers():
+    """Forward and backward in one call each, as compilers reach them."""
+
+    def both_ways(function, *given, **options):
+        leaves = [tensor.requires_grad_() for tensor in given]
+        result = function(*leaves, **options)
+        y = result[0] if isinstance(result, tuple) else result
+        y.sum().backward()
+
+    x, residual, weight, norm = random(2, 9, 96), random(2, 9, 96), random(72, 96), random(96)
+    up, down, bias = random(2 * 40, 96), random(72, 40), random(2 * 40)
+    yield lambda: octofold.linear(x, weight)
+    for recipe in ("blockwise", "tensorwise"):
+        yield lambda r=recipe: both_ways(octofold.linear, x, weight, random(72), recipe=r)
+    yield lambda: both_ways(octofold.norm_linear, x, norm, weight, norm_bias=norm, norm="layer")
+    yield lambda: both_ways(octofold.norm_linear, x, norm, weight, random(72), residual)
+    yield lambda: octofold.mlp(x.bfloat16(), up, down)
+    yield lambda: both_ways(octofold.mlp, x, up, down, bias, random(72))
+    before = {"norm": "rms", "norm_weight": norm, "residual": residual}
+    yield lambda: both_ways(octofold.mlp, x, up, down, keep_fp8=True, **before)
+
+
+FAMILIES = (other_casts, activated_casts, norms, products, weight_only, attentions, routing, layers)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

@@ -2,19 +2,19 @@
 products together.
 
 What is between the calls of a layer made of several is a good part of the host's time: allocations
-of casts that nobody sees, and torch, which need not know of them.
+of casts that nobody sees, and torch, which need not know of them. Where it has to know of the
+layer, the passes are two ops (layer_ops.py).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from .._core.formats import Format
 from .._core.library import library
 from .._core.recipe import Product, Recipe
-from .._core.torch import LIBRARY_TAKES_TENSORS, NAMES
+
+if TYPE_CHECKING:
+    import torch
 
 Wanted: TypeAlias = tuple[bool, ...]
 """Truth values: if backward is to give the gradients of x, and of each layer's weight and bias."""
@@ -35,21 +35,21 @@ class Passes(NamedTuple):
 
 
 class NormLike(NamedTuple):
-    """A norm in front of a layer, and the dtype of what it norms."""
+    """A norm in front of a layer, and the name of the dtype that it norms."""
 
     kind: str
     epsilon: float
-    dtype: torch.dtype
+    dtype: str
 
 
 class MlpLike(NamedTuple):
-    """What an MLP is besides its sizes."""
+    """What an MLP is besides its sizes, and the names of the dtypes of x and y."""
 
     hidden: int
     activation: str
     norm: NormLike | None
-    x: torch.dtype
-    y: torch.dtype
+    x: str
+    y: str
     keep_fp8: bool
     has_up_bias: bool
 
@@ -61,7 +61,7 @@ def passes_of(
     recipe: Recipe,
     wanted: Wanted,
     weights_are_cast: bool,
-    device: torch.device,
+    device: "torch.device",
     beside: NormLike | MlpLike | None = None,
 ) -> Passes | None:
     """The passes of a linear layer, of a norm and one, or of an MLP. None: of a recipe that is not
@@ -72,10 +72,12 @@ def passes_of(
     if found is None:
         if len(_FOUND) >= _MOST:
             _FOUND.clear()
+        from .._core.torch import LIBRARY_TAKES_TENSORS
+
         passes = None
-        if LIBRARY_TAKES_TENSORS and _fits(recipe, wanted):
+        if LIBRARY_TAKES_TENSORS and fits(recipe, wanted):
             sizes = tokens, in_features, out_features
-            made = _made(sizes, _products(recipe), wanted, weights_are_cast, device, beside)
+            made = make_passes(sizes, _products(recipe), wanted, weights_are_cast, device, beside)
             passes = Passes._make((*made, wanted))
         found = _FOUND[key] = recipe, passes
     return found[1]
@@ -86,33 +88,32 @@ _FOUND: Final[dict[tuple[Any, ...], tuple[Recipe, Passes | None]]] = {}
 _MOST: Final = 4096
 
 
-def _made(
+def make_passes(
     sizes: tuple[int, int, int],
     products: list[tuple[Any, ...]],
     wanted: Wanted,
     are_cast: bool,
-    device: torch.device,
+    device: "torch.device",
     beside: NormLike | MlpLike | None,
 ) -> Sequence[Any]:
+    """The fields of Passes, but for what is wanted. products: as _words() has each."""
     gpu = (device.index or 0) if device.type == "cuda" else None
     made: Sequence[Any]
     if beside is None:
         made = library.linear(*sizes, products, wanted, are_cast, gpu)
     elif isinstance(beside, NormLike):
         kind, epsilon, dtype = beside
-        made = library.norm_linear(
-            sizes, products, kind, epsilon, NAMES[dtype], wanted, are_cast, gpu
-        )
+        made = library.norm_linear(sizes, products, kind, epsilon, dtype, wanted, are_cast, gpu)
     else:
         tokens, in_features, out_features = sizes
-        kind, epsilon, _ = beside.norm or (None, 0.0, None)
+        norm = beside.norm
+        of_norm = (None, 0.0) if norm is None else norm[:2]
         made = library.mlp(
             (tokens, in_features, beside.hidden, out_features),
             products,
             beside.activation,
-            kind,
-            epsilon,
-            (NAMES[beside.x], NAMES[beside.y]),
+            *of_norm,
+            (beside.x, beside.y),
             wanted,
             (beside.keep_fp8, beside.has_up_bias, are_cast),
             gpu,
@@ -120,7 +121,7 @@ def _made(
     return made
 
 
-def _fits(recipe: Recipe, wanted: Wanted) -> bool:
+def fits(recipe: Recipe, wanted: Wanted) -> bool:
     """True if all products that are wanted are in FP8. What goes back through a second layer takes
     its input's gradient."""
     of_x, of_weight, of_bias, *of_second = wanted
@@ -147,10 +148,3 @@ def _words(product: Product) -> tuple[Any, ...]:
 
 def _words_of_format(format: Format) -> tuple[Any, ...]:
     return format.dtype, format.granularity, *format.options
-
-
-def memory(count: int, like: Tensor) -> Tensor | None:
-    """So many bytes where a tensor is; None for none."""
-    if count == 0:
-        return None
-    return torch.empty(count, dtype=torch.uint8, device=like.device)

@@ -222,11 +222,11 @@ TEST(CapabilityMatrixTest, HasEveryOperationOnceInEachForm) {
   }
   EXPECT_EQ(operations.size(), std::size(kOperations));
   for (const char* row :
-       {"convert_dtype", "gemm 1x128 128x128", "gemm tensor two-level", "gemm two-level tensor",
+       {"convert_dtype", "gemm 1x128 128x128", "gemm tensor 1x128", "cast 1x128 channel",
         "gated_gemm 1x128 128x128 1x128", "gemm_weight_only bfloat16 channel",
         "gemm_weight_only float32 channel", "gemm_weight_only fp8 tensor",
         "gemm_weight_only 1x128 128x128", "dot fp8 128x128", "attention float16 head",
-        "cast 1x128 two-level", "gemm numbers tensor"}) {
+        "cast 1x128 128x128", "gemm numbers tensor"}) {
     EXPECT_TRUE(rows.contains(row)) << row;
   }
 }
@@ -243,7 +243,7 @@ TEST(CapabilityMatrixTest, NamesTheWay) {
   EXPECT_EQ(way("gemm 1x128 128x128", 80), SupportKind::kWeightOnly);
   EXPECT_EQ(way("gemm 1x128 128x128", 100), SupportKind::kWeightOnly);
   EXPECT_EQ(way("gemm 1x128 128x128", 70), SupportKind::kCpu);
-  EXPECT_EQ(way("gemm two-level tensor", 90), SupportKind::kNone);
+  EXPECT_EQ(way("gated_gemm 1x128 1x128 1x128", 90), SupportKind::kNone);
   EXPECT_EQ(way("grouped_gemm 1x128 128x128", 89), SupportKind::kNative);
   EXPECT_EQ(way("grouped_gemm 1x128 128x128", 86), SupportKind::kCast);
   EXPECT_EQ(way("gated_gemm 1x128 128x128 1x128", 120), SupportKind::kNative);

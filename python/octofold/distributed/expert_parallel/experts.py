@@ -18,7 +18,7 @@ from ...nn.autograd.experts import (
     require_same_device,
 )
 from ...nn.autograd.experts_forward import Projection
-from ...nn.autograd.linear import result_dtype
+from ...nn.autograd.functions import result_dtype
 from ...nn.casting.casts import walkable
 from .function import Inputs, run_over_ranks
 from .plan import NAME, Exchange, exchange_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import Error
-from ...nn.autograd.linear import result_dtype
+from ...nn.autograd.functions import result_dtype
 from ...nn.conversion.linear import replaced
 from .data import Option
 from .record import Recorded

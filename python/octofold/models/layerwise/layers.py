@@ -19,7 +19,7 @@ from torch.nn import Module
 from ..._core.scaled_tensor import ScaledTensor
 from ..._info import NATIVE, WEIGHT_ONLY
 from ...nn.autograd.fitting import is_fp8
-from ...nn.autograd.linear import result_dtype
+from ...nn.autograd.functions import result_dtype
 from ...nn.casting.weight_tensors import StoredWeight, stored
 from ...nn.layers.buffers import keep_dtypes
 from ...nn.layers.saving import give_numbers

@@ -16,8 +16,14 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
 from ..._info import CAST, NATIVE, WEIGHT_ONLY
 from ...nn.autograd.fitting import require_input
-from ...nn.autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
-from ...nn.autograd.linear import linear_with_casts, result_dtype
+from ...nn.autograd.functions import (
+    differentiates,
+    refuse_in_backward,
+    result_dtype,
+    save_tensors,
+    saved_tensors,
+)
+from ...nn.autograd.linear import linear_with_casts
 from ...nn.autograd.products import bias_gradient
 from ...nn.layers.fp8_weight import FrozenLinear
 from ...nn.layers.weight_only import weight_only_linear

@@ -18,8 +18,16 @@ from ..casting.casts import cast_as_wanted, cast_weight, joined, walkable
 from .activated import activated, activated_gradient, cast_activation_gradient, gated_in_one
 from .boundary import ONE_PROCESS, Sides, sides_of
 from .chain_call import Before, Layer, chain_in_one_call
-from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
-from .linear import result_dtype
+from .functions import (
+    Layout,
+    differentiates,
+    flatten,
+    refuse_in_backward,
+    result_dtype,
+    save,
+    saved,
+)
+from .in_graph import layer_in_graph
 from .main_grad import GradientTargets
 from .normed import Norm, norm_gradients, norm_source, normed
 from .products import (
@@ -33,7 +41,8 @@ from .products import (
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps of a chain: [residual and norm,] a linear layer[, an activation, a second one]."""
+    """The steps of a chain: [residual and norm,] a linear layer[, an activation, a second one].
+    Only a linear layer alone may have its output in high precision."""
 
     name: str
     """The name of the operation, for its errors."""
@@ -95,24 +104,25 @@ def _compute(inputs: _Inputs, needs: _Needs) -> _Made:
     gradient is worked out from, as far as they are needed."""
     x, residual, norm_weight, norm_bias, first, second, chain, dtype = inputs
     recipe, (entry, _) = chain.recipe, sides_of(chain.sides)
-    output, grad_weight = recipe.output, recipe.grad_weight
-    assert output is not None
+    grad_weight = recipe.grad_weight
+    of_rows = None if recipe.output is None else recipe.output.a
     of_x = grad_weight.b if needs.first and grad_weight is not None else None
     of_h = grad_weight.b if needs.second and grad_weight is not None else None
     rstd = mean = gate_up = h_transposed = None
     if chain.norm is None:
-        rows, x_transposed, *_ = entry.cast(x, output.a, of_x)
+        rows, x_transposed, *_ = entry.cast(x, of_rows, of_x)
     else:
         source = norm_source(x, norm_weight, norm_bias, residual, chain.norm)
-        rows, x_transposed, _, _, statistics = entry.cast(source, output.a, of_x)
+        rows, x_transposed, _, _, statistics = entry.cast(source, of_rows, of_x)
         assert statistics is not None
         total, rstd, mean = statistics
         x = x if total is None else total
-    assert first.casts is not None
-    weight = first.casts[0]
     if chain.activation is None or second is None:
-        y = _leaving(rows, first, chain, dtype)
+        y = _leaving(x, rows, first, chain, dtype)
         return _Made(y, x, rstd, mean, x_transposed, None, None)
+    assert first.casts is not None
+    assert recipe.output is not None
+    weight, output = first.casts[0], recipe.output
     in_one = gated_in_one(recipe, chain.activation, weight, first.bias, dtype)
     if needs.gate_up or needs.second or not in_one:
         gate_up = output_product(rows, weight, first.bias, recipe, dtype)
@@ -128,13 +138,24 @@ def _compute(inputs: _Inputs, needs: _Needs) -> _Made:
             format=output.a,
             batch_invariant=output.batch_invariant,
         )
-    y = _leaving(h, second, chain, dtype)
+    y = _leaving(None, h, second, chain, dtype)
     return _Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
 
 
-def _leaving(rows: ScaledTensor | None, last: Layer, chain: Chain, dtype: torch.dtype) -> Tensor:
-    """The product of the last layer, as it leaves the chain."""
+def _leaving(
+    x: Tensor | None,
+    rows: ScaledTensor | None,
+    last: Layer,
+    chain: Chain,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The product of the last layer, as it leaves the chain: of x in high precision, else of its
+    cast."""
     _, exit = sides_of(chain.sides)
+    if chain.recipe.output is None:
+        assert x is not None
+        bias = None if last.bias is None else last.bias.to(dtype)
+        return torch.nn.functional.linear(x.to(dtype), joined(last.weights).to(dtype), bias)
     bias = last.bias if exit.adds_bias else None
     assert last.casts is not None
     y = output_product(rows, last.casts[0], bias, chain.recipe, exit.partial_dtype or dtype)
@@ -167,6 +188,7 @@ def run(
     if chain.sides is None:
         how = chain.recipe, chain.norm, chain.activation, chain.keep_fp8, dtype
         results = chain_in_one_call(chain.name, before, layers, *how)
+        results = results or layer_in_graph(chain.name, before, layers, *how)
     y, total = results or _by_casts_and_products(before, layers, chain, dtype)
     return (y[0], total[0]) if is_vector else (y, total)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, in_words_of
 from ..._core.recipe import Recipe
-from ..._core.torch import increment_version
+from ..._core.torch import NAMES, increment_version
 from ..._core.torch_ops import torch_is_watching
-from ..._ops.layer_passes import MlpLike, NormLike, Passes, memory, passes_of
+from ..._ops.layer_passes import MlpLike, NormLike, Passes, passes_of
 from ..casting.casts import WeightCasts, joined, walkable
-from .functions import refuse_in_backward, save_tensors, saved_tensors
+from .functions import memory, refuse_in_backward, save_tensors, saved_tensors
 from .main_grad import GradientTargets
 from .normed import Norm, fitted
 from .one_call import is_plain
@@ -58,6 +58,33 @@ class Before(NamedTuple):
     norm_bias: Tensor | None
 
 
+def wanted_of(before: Before, layers: tuple[Layer, ...]) -> tuple[bool, ...]:
+    """The gradients that backward is to give (Passes.wanted)."""
+    wanted = [False] * (1 + 2 * len(layers))
+    if torch.is_grad_enabled():
+        wanted[0] = any(t is not None and t.requires_grad for t in before)
+        for index, layer in enumerate(layers):
+            bias = layer.bias
+            wanted[1 + 2 * index] = any(weight.requires_grad for weight in layer.weights)
+            wanted[2 + 2 * index] = bias is not None and bias.requires_grad
+    return tuple(wanted)
+
+
+def inputs_that_go_back(layers: tuple[Layer, ...], wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+    """For each layer whether its input has a gradient."""
+    return (wanted[0], any(wanted[:3]))[: len(layers)]
+
+
+def casts_suffice(layers: tuple[Layer, ...], wanted: tuple[bool, ...]) -> bool:
+    """True if all weights come as numbers, or all as the casts that the passes read."""
+    if all(layer.casts is None for layer in layers):
+        return True
+    return all(
+        layer.casts is not None and not (goes_back and layer.casts[1] is None)
+        for layer, goes_back in zip(layers, inputs_that_go_back(layers, wanted), strict=True)
+    )
+
+
 def chain_in_one_call(
     operation: str,
     before: Before,
@@ -69,45 +96,34 @@ def chain_in_one_call(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor] | None:
     """The result of a chain of arguments that fit, and what was normed; None where that is to be
-    done otherwise."""
-    if torch_is_watching() or any(t is not None and not is_plain(t) for t in before):
+    done otherwise. (For linear layers alone one_call.py has the same.)"""
+    is_linear = norm is None and activation is None
+    if is_linear or torch_is_watching() or any(t is not None and not is_plain(t) for t in before):
+        return None
+    wanted = wanted_of(before, layers)
+    if not casts_suffice(layers, wanted):
         return None
     first, last = layers[0], layers[-1]
     are_cast = first.casts is not None
     for layer in layers:
-        if (layer.casts is not None) != are_cast:
-            return None
         tensors = (layer.bias,) if are_cast else layer.parameters()
         if any(t is not None and not is_plain(t) for t in tensors):
             return None
-    wanted: tuple[bool, ...] = (False,) * (1 + 2 * len(layers))
-    if torch.is_grad_enabled():
-        of_x = any(t is not None and t.requires_grad for t in before)
-        of_layers = [
-            needed
-            for layer in layers
-            for needed in (
-                any(weight.requires_grad for weight in layer.weights),
-                layer.bias is not None and layer.bias.requires_grad,
-            )
-        ]
-        wanted = of_x, *of_layers
-    goes_back = (wanted[0], any(wanted[:3]))[: len(layers)]
-    for layer, is_read in zip(layers, goes_back, strict=True):
-        if is_read and layer.casts is not None and layer.casts[1] is None:
-            return None
     x = before.x
-    of_norm = None if norm is None else NormLike(norm.kind, norm.epsilon, x.dtype)
+    of_norm = None if norm is None else NormLike(norm.kind, norm.epsilon, NAMES[x.dtype])
     beside: NormLike | MlpLike | None = of_norm
     if activation is not None:
         hidden, has_bias = last.weights[0].shape[1], first.bias is not None
-        beside = MlpLike(hidden, activation, of_norm, x.dtype, dtype, keep_fp8, has_bias)
+        beside = MlpLike(
+            hidden, activation, of_norm, NAMES[x.dtype], NAMES[dtype], keep_fp8, has_bias
+        )
     out_features = sum(weight.shape[0] for weight in last.weights)
     tokens = x.numel() // (x.shape[-1] or 1)
     sizes = tokens, x.shape[-1], out_features
     passes = passes_of(*sizes, recipe, wanted, are_cast, x.device, beside)
     if passes is None:
         return None
+    goes_back = inputs_that_go_back(layers, wanted)
     call = _Call(operation, passes, layers, out_features, dtype, norm is not None, goes_back)
     parameters = tuple(t for layer in layers for t in layer.parameters())
     try:

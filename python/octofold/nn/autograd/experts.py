@@ -21,7 +21,7 @@ from .experts_backward import native_experts
 from .experts_forward import Projection, Tokens, routed_tokens
 from .experts_weight_only import weight_only_experts, wide_experts
 from .fitting import require_wide
-from .linear import result_dtype
+from .functions import result_dtype
 
 
 def experts(

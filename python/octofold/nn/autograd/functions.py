@@ -105,6 +105,22 @@ def saved(ctx: Any) -> Any:
     return ctx.saved_layout.record(saved_tensors(ctx))
 
 
+def result_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of a layer's result: autocast's where it is on, else that of x."""
+    device = x.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def memory(count: int, like: Tensor) -> Tensor | None:
+    """So many bytes where a tensor is, for one call of a layer (_ops/layer_passes.py); None for
+    none."""
+    if count == 0:
+        return None
+    return torch.empty(count, dtype=torch.uint8, device=like.device)
+
+
 def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
     """ctx.save_for_backward(), for saved_tensors()."""
     ctx.save_for_backward(*tensors)

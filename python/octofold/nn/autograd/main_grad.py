@@ -134,7 +134,7 @@ class GradientTargets(NamedTuple):
 
     def handed_out(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of all weights as that of each; None where it is in a main_grad."""
-        parts = (gradient,)
+        parts: tuple[Tensor, ...] = (gradient,)
         if len(self.rows) > 1:
             parts = torch.split(gradient, list(self.rows))
             for part, main_grad in zip(parts, self.main_grads, strict=True):

@@ -14,10 +14,10 @@ from ..._core.errors import InvalidArgumentError, in_words_of
 from ..._core.recipe import Recipe
 from ..._core.torch import increment_version
 from ..._core.torch_ops import PLAIN_TYPES, torch_is_watching
-from ..._ops.layer_passes import Passes, Wanted, memory, passes_of
+from ..._ops.layer_passes import Passes, Wanted, passes_of
 from ..casting.casts import WeightCasts, walkable
 from .fitting import require_fitting
-from .functions import refuse_in_backward, save_tensors, saved_tensors
+from .functions import memory, refuse_in_backward, save_tensors, saved_tensors
 from .main_grad import mark_gradient
 from .products import addable
 

@@ -13,6 +13,7 @@ from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
 from .casts import WeightCasts, cast_weight, joined
 from .step_casts import Version, step_casts
+from .weight_tensors import CodedWeight
 
 _NAME: Final = "octofold.nn.keep_casts"
 
@@ -69,6 +70,15 @@ def weight_casts(
     """
     held = None if sharded else held_casts(weights, recipe, transposed)
     return held or cast_weight(joined(weights), recipe, True, transposed and not sharded, used)
+
+
+def casts_for_call(
+    weights: tuple[Tensor, ...], recipe: Recipe, transposed: bool, sharded: bool
+) -> WeightCasts | None:
+    """The same for a layer whose own call casts what nobody holds: None of that."""
+    if sharded or any(isinstance(weight, CodedWeight) for weight in weights):
+        return weight_casts(weights, recipe, transposed, sharded)
+    return held_casts(weights, recipe, transposed)
 
 
 def held_casts(weights: tuple[Tensor, ...], recipe: Recipe, transposed: bool) -> WeightCasts | None:

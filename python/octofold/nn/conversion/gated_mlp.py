@@ -19,7 +19,7 @@ from ..._core.torch_ops import define
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
 from ..autograd.activated import gated_in_one
-from ..autograd.linear import result_dtype
+from ..autograd.functions import result_dtype
 from ..autograd.products import output_product
 from ..casting.casts import walkable
 from ..layers.inference import InferenceLinear

@@ -11,7 +11,7 @@ from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain_call import Layer
 from ..autograd.normed import Norm
-from ..casting.weight_casts import held_casts, weight_casts
+from ..casting.weight_casts import casts_for_call
 from ..casting.weight_tensors import CodedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
@@ -116,10 +116,7 @@ def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: 
     biases = [bias for _, bias in parameters if bias is not None]
     bias = None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
     main_grads = tuple(linear.wanted_main_grad() for linear in linears)
-    # What nobody holds is cast in the layer's own call.
-    casts = None if sharded else held_casts(weights, recipe, both)
-    if casts is None and (sharded or any(isinstance(weight, CodedWeight) for weight in weights)):
-        casts = weight_casts(weights, recipe, both, sharded)
+    casts = casts_for_call(weights, recipe, both, sharded)
     return Layer(weights, bias, casts, main_grads)
 
 

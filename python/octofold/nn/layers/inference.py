@@ -10,7 +10,8 @@ from ..._core.ops import row_count
 from ..._core.recipe import Product, Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.fitting import require_input
-from ..autograd.linear import frozen_linear, result_dtype
+from ..autograd.functions import result_dtype
+from ..autograd.linear import frozen_linear
 from ..casting.casts import cast_weight
 from ..recipes.choice import is_invariant
 from ..recipes.kernels import has_native, has_weight_only

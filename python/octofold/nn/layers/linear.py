@@ -12,10 +12,11 @@ from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial, sides_of
 from ..autograd.fitting import is_fp8, require_features, require_fitting
-from ..autograd.linear import linear_with_casts, result_dtype
+from ..autograd.functions import result_dtype
+from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
 from ..autograd.one_call import linear_in_one_call
-from ..casting.weight_casts import held_casts, weight_casts
+from ..casting.weight_casts import casts_for_call, held_casts
 from ..casting.weight_tensors import CodedWeight, WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native, layer_products
@@ -154,7 +155,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         if not self._wins(input, weight):
             return self._plain(input, main_grad, _slower)
         both = torch.is_grad_enabled() and input.requires_grad
-        casts = weight_casts((weight,), recipe, both, self._is_sharded)
+        casts = casts_for_call((weight,), recipe, both, self._is_sharded)
         return linear_with_casts(input, weight, bias, recipe, casts, main_grad, self.sides)
 
     def _in_one_call(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:

@@ -12,8 +12,13 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial
 from ..autograd.fitting import require_input
-from ..autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
-from ..autograd.linear import result_dtype
+from ..autograd.functions import (
+    differentiates,
+    refuse_in_backward,
+    result_dtype,
+    save_tensors,
+    saved_tensors,
+)
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
 from ..recipes.choice import MOST_TOKENS, MOST_TOKENS_OF_GRADIENT, MOST_TOKENS_OF_WARPGROUPS

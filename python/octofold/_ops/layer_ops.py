@@ -1,0 +1,239 @@
+"""The passes of a layer (layer_passes.py) as two ops, for compilers, modes and policies: they
+return their results and change no argument.
+
+A layer is a linear one, a norm and one, or an MLP; what of the arguments it does not have is None.
+"""
+
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from .._core.calls import Op
+from .._core.formats import Format
+from .._core.frameworks import Array, Framework
+from .._core.ops import Arrays, Options, ceil_divide, row_count
+from .._core.recipe import Product, Recipe
+from .cast_sources import GATED
+from .layer_passes import MlpLike, NormLike, Passes, make_passes
+
+
+class LayerOptions(NamedTuple):
+    """What the ops are told of a layer, as compilers take it: texts, truth values and numbers."""
+
+    recipe: str
+    norm: str | None
+    epsilon: float
+    activation: str | None
+    keep_fp8: bool
+    has_up_bias: bool
+    are_cast: bool
+    """True if weights come as their casts."""
+    wanted: str
+    """A digit, 0 or 1, for each of Passes.wanted."""
+    x_dtype: str
+    y_dtype: str
+
+
+_OPTIONS: Final[dict[str, Any]] = LayerOptions.__annotations__
+
+
+def text_of(recipe: Recipe) -> str:
+    """The products of a recipe whose output is in FP8, for LayerOptions."""
+    output = recipe.output
+    assert output is not None
+    products = output, recipe.grad_input or output, recipe.grad_weight or output
+    return ";".join([_text(product) for product in products])
+
+
+def _text(product: Product) -> str:
+    how = f"{product.fast_accumulation}|{product.batch_invariant}"
+    return f"{_text_of_format(product.a)}|{_text_of_format(product.b)}|{how}"
+
+
+def _text_of_format(format: Format) -> str:
+    power_of_two, overflow, rule = format.options
+    return f"{format.dtype} {format.granularity} {power_of_two} {overflow} {rule}"
+
+
+_VALUES: Final = {"None": None, "True": True, "False": False}
+
+
+def _product_in(text: str) -> tuple[Any, ...]:
+    a, b, *how = text.split("|")
+    words = (tuple(_VALUES.get(word, word) for word in side.split()) for side in (a, b))
+    return *words, *(_VALUES[word] for word in how)
+
+
+class _Sizes(NamedTuple):
+    in_features: int
+    hidden: int
+    """0: there is no second layer."""
+    out_features: int
+
+
+@lru_cache(maxsize=4096)
+def _passes(tokens: int, sizes: _Sizes, options: LayerOptions, device: Any) -> Passes:
+    products = [_product_in(text) for text in options.recipe.split(";")]
+    wanted = tuple(digit == "1" for digit in options.wanted)
+    norm = None
+    if options.norm is not None:
+        norm = NormLike(options.norm, options.epsilon, options.x_dtype)
+    beside: NormLike | MlpLike | None = norm
+    if options.activation is not None:
+        dtypes = options.x_dtype, options.y_dtype
+        flags = options.keep_fp8, options.has_up_bias
+        beside = MlpLike(sizes.hidden, options.activation, norm, *dtypes, *flags)
+    features = sizes.in_features, sizes.out_features
+    made = make_passes((tokens, *features), products, wanted, options.are_cast, device, beside)
+    return Passes._make((*made, wanted))
+
+
+def _bytes(framework: Framework, tokens: int, field: str, *layer: Any) -> Array | None:
+    """The memory of a pass, for torch's symbolic numbers of tokens too: that of no tokens, and of
+    128 as often as they are begun, which is at least what they take."""
+    device = framework.device  # type: ignore[attr-defined]
+    fixed, of_block = (getattr(_passes(count, *layer, device), field) for count in (0, 128))
+    if of_block == 0:
+        return None
+    words = (fixed + ceil_divide(tokens, 128) * (of_block - fixed)) // 4
+    return framework.empty((words,), "int32")
+
+
+def _forward_sizes(inputs: Arrays) -> _Sizes:
+    x, up, down = inputs[0], inputs[4], inputs[7]
+    last = up if down is None else down
+    return _Sizes(int(x.shape[-1]), 0 if down is None else int(down.shape[1]), int(last.shape[0]))
+
+
+def _allocate_forward(framework: Framework, inputs: Arrays, given: Options, dtype: str) -> Arrays:
+    x, residual = inputs[:2]
+    sizes, options = _forward_sizes(inputs), LayerOptions(*given)
+    tokens = row_count(x.shape)
+    return (
+        framework.empty((*x.shape[:-1], sizes.out_features), options.y_dtype),
+        None if residual is None else framework.empty(x.shape, options.x_dtype),
+        _bytes(framework, tokens, "kept", sizes, options),
+        _bytes(framework, tokens, "forward_workspace", sizes, options),
+    )
+
+
+def _run_forward(*arguments: Any) -> None:
+    inputs, (y, total, kept, workspace) = arguments[:10], arguments[10:14]
+    options, stream = LayerOptions(*arguments[14:-1]), arguments[-1]
+    x, residual, norm_weight, norm_bias, *weights = inputs
+    sizes = _forward_sizes(inputs)
+    passes = _passes(row_count(x.shape), sizes, options, x.device)
+    before = () if _is_linear(options) else (residual, norm_weight, norm_bias, total)
+    used = weights if options.activation is not None else weights[:3]
+    passes.forward(x, *before, *used, y, kept, workspace, stream)
+
+
+def _is_linear(options: LayerOptions) -> bool:
+    return options.norm is None and options.activation is None
+
+
+layer_forward: Final = Op(
+    "layer_forward",
+    {
+        "x": Array,
+        "residual": Array | None,
+        "norm_weight": Array | None,
+        "norm_bias": Array | None,
+        "up_weight": Array,
+        "up_scale": Array | None,
+        "up_bias": Array | None,
+        "down_weight": Array | None,
+        "down_scale": Array | None,
+        "down_bias": Array | None,
+        **_OPTIONS,
+    },
+    results=("y", "total?", "kept?", "workspace?"),
+    allocate=_allocate_forward,
+    function=lambda: _run_forward,
+)
+"""(y, x + residual, what backward reads), of x [..., in], and weights as numbers, or as codes with
+scales."""
+
+
+class GradientOptions(NamedTuple):
+    """What the op that goes back is told besides."""
+
+    in_features: int
+    hidden: int
+    out_features: int
+    dtypes: str
+    """Those of the gradients by norm_weight, norm_bias, and each layer's weight and bias, with
+    commas between them; empty: none of it."""
+
+
+def _gradient_layer(given: Options) -> tuple[_Sizes, LayerOptions, list[str]]:
+    options, more = LayerOptions(*given[:-4]), GradientOptions(*given[-4:])
+    return _Sizes(*more[:3]), options, more.dtypes.split(",")
+
+
+def _allocate_backward(framework: Framework, inputs: Arrays, given: Options, dtype: str) -> Arrays:
+    dy = inputs[0]
+    sizes, options, dtypes = _gradient_layer(given)
+    features, hidden, out = sizes
+    gated = options.activation is not None and options.activation in GATED
+    up = hidden * (2 if gated else 1) if hidden else out
+    shapes = ((features,), (features,), (up, features), (up,), (out, hidden), (out,))
+    dx = None
+    if options.wanted[0] == "1":
+        dx = framework.empty((*dy.shape[:-1], features), options.x_dtype)
+    gradients = (
+        framework.empty(shape, name) if name else None
+        for shape, name in zip(shapes, dtypes, strict=True)
+    )
+    tokens = row_count(dy.shape)
+    return dx, *gradients, _bytes(framework, tokens, "backward_workspace", sizes, options)
+
+
+def _run_backward(*arguments: Any) -> None:
+    dy, kept, x, norm_weight, norm_bias, of_sum, *transposed = arguments[:10]
+    dx, dnorm_weight, dnorm_bias, dup, dup_bias, ddown, ddown_bias, workspace = arguments[10:18]
+    sizes, options, _ = _gradient_layer(arguments[18:-1])
+    passes, stream = _passes(row_count(dy.shape), sizes, options, dy.device), arguments[-1]
+    if _is_linear(options):
+        passes.backward(dy, *transposed[:2], kept, dx, dup, dup_bias, workspace, False, stream)
+        return
+    before = dy, x, norm_weight, norm_bias, of_sum
+    of_norm = dx, dnorm_weight, dnorm_bias
+    if options.activation is None:
+        of_up = dup, dup_bias, False
+        passes.backward(*before, *transposed[:2], kept, *of_norm, *of_up, workspace, stream)
+        return
+    of_both = dup, dup_bias, False, ddown, ddown_bias, False
+    passes.backward(*before, *transposed, kept, *of_norm, *of_both, workspace, stream)
+
+
+layer_backward: Final = Op(
+    "layer_backward",
+    {
+        "dy": Array,
+        "kept": Array | None,
+        "x": Array | None,
+        "norm_weight": Array | None,
+        "norm_bias": Array | None,
+        "sum_gradient": Array | None,
+        "up_transposed": Array | None,
+        "up_scale": Array | None,
+        "down_transposed": Array | None,
+        "down_scale": Array | None,
+        **_OPTIONS,
+        **GradientOptions.__annotations__,
+    },
+    results=(
+        "dx?",
+        "dnorm_weight?",
+        "dnorm_bias?",
+        "dup?",
+        "dup_bias?",
+        "ddown?",
+        "ddown_bias?",
+        "workspace?",
+    ),
+    allocate=_allocate_backward,
+    function=lambda: _run_backward,
+)
+"""The gradients that are wanted, of dY [..., out] and what layer_forward has kept; x is what was
+normed, where dx goes through a norm."""
