@@ -38,7 +38,7 @@ def _for_jax(function: Callable[P, Any], result: type[R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*operands: Any, **named: Any) -> Any:
-        if absent := _NO_ARGUMENTS & named.keys():
+        if named and (absent := _NO_ARGUMENTS & named.keys()):
             raise TypeError(f"octofold.jax.{name}() has no argument {min(absent)!r}")
         if operands:
             operands = _of_jax(name, first, operands[0]), *operands[1:]
