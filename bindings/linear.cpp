@@ -70,12 +70,11 @@ std::optional<ScaledTensorView> transposed_of(const CastOperation& operation,
 
 namespace {
 
-constexpr CastOperation kForward{"linear_forward"}, kBackward{"linear_backward"};
-
 void forward(const LinearProblem& problem, const Tensor& x, const Tensor& weight,
              const OptionalTensor& weight_scale, const OptionalTensor& bias, const Tensor& y,
              const OptionalTensor& kept, const OptionalTensor& workspace,
              const OptionalStream& stream) {
+  constexpr CastOperation kForward{"linear_forward"};
   linear_forward(
       problem,
       {.x = kForward.input("x", x),
@@ -92,6 +91,7 @@ void backward(const LinearProblem& problem, const Tensor& dy,
               const OptionalTensor& kept, const OptionalTensor& dx, const OptionalTensor& dw,
               const OptionalTensor& db, const OptionalTensor& workspace, bool adds_to_dw,
               const OptionalStream& stream) {
+  constexpr CastOperation kBackward{"linear_backward"};
   linear_backward(
       problem,
       {.dy = kBackward.input("dy", dy),

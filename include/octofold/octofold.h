@@ -13,6 +13,7 @@
 #include "octofold/dequantize.h"
 #include "octofold/dot.h"
 #include "octofold/error.h"
+#include "octofold/experts.h"
 #include "octofold/format.h"
 #include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"

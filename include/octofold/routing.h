@@ -125,15 +125,36 @@ struct ActivationDotsArguments {
   TensorView x{};  ///< of its dtype: [R, 2·N] for a gated activation, gate first; else [R, N]
   TensorView positions{};  ///< [..., k] int32: rows of x; other numbers have none
   Activation activation = Activation::kSwiGlu;
-  MutableTensorView dots{};  ///< written: float32, the shape of positions
+  std::optional<TensorView> c{};  ///< as dots: to this they are added. May be dots itself.
+  MutableTensorView dots{};       ///< written: float32, the shape of positions
 };
 
 /// dots[t, j] = Σ_n gradient[r, n] · activation(x)[r, n] of row r = positions[t, j], 0 where a slot
 /// has none. Where out = combine(activation(x) · Wᵀ, positions, weights), and `gradient` is that by
 /// out of each row's token times W, dots are the gradient by weights: combine_gradient() has it of
 /// the rows of the product instead, which then have to be kept. In FP32, of an activation that is
-/// not rounded (on the CPU in double, rounded once). The CPU backend takes positions in [-1, R).
-/// Errors: as those of cast().
+/// not rounded (on the CPU in double, rounded once); c is added last. The CPU backend takes
+/// positions in [-1, R). Errors: as those of cast().
 OCTOFOLD_API void activation_dots(const ActivationDotsArguments& arguments, Stream stream = {});
+
+struct ExpertSumsArguments {
+  /// float32, float16 or bfloat16. Without x: by the sum of a token's experts, [..., N]. With x: by
+  /// activation(x), [T · k, N], of each row.
+  TensorView gradient{};
+  std::optional<TensorView> x{};  ///< as in activation_dots(): [T · k, N], or 2·N of a gated one
+  Activation activation = Activation::kSwiGlu;
+  TensorView offsets{};      ///< int32 [E + 1], contiguous, as sort_by_expert() writes them
+  TensorView sources{};      ///< int32 [T · k], likewise
+  TensorView weights{};      ///< float32 [..., k]: those of combine()
+  MutableTensorView sums{};  ///< written: float32 [E, columns of a row]
+};
+
+/// sums[e] = Σ_r weights[s] · row r, over the rows r of expert e, s = sources[r] being their slots.
+/// Row r is that of `gradient` of the token of s; with x it is the gradient by x[r], rounded to x's
+/// type. So it is the gradient by the bias of expert e: of its result, or of what its activation
+/// takes. In FP32 and in a fixed order (on the CPU in double, rounded once); 0 where an expert has
+/// no rows. The CPU backend takes sources in [-1, T · k), of which -1 adds nothing.
+/// Errors: as those of cast().
+OCTOFOLD_API void expert_sums(const ExpertSumsArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

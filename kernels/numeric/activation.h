@@ -108,4 +108,15 @@ __device__ inline float activate(float gate, float up) {
   return __fmul_rn(value, factor<kActivation>(up).value);
 }
 
+// The gradients by gate, or by x, and by up, from the one by the activation.
+template <Activation kActivation>
+__device__ inline float2 activation_gradients(float gradient, float gate, float up) {
+  const Curve of_gate = curve<kActivation>(gate);
+  if constexpr (!is_gated(kActivation)) return {__fmul_rn(gradient, of_gate.slope), 0};
+  const Curve of_up = factor<kActivation>(up);
+  float by_up = __fmul_rn(gradient, of_gate.value);
+  if constexpr (kActivation == Activation::kSwiGluOss) by_up = __fmul_rn(by_up, of_up.slope);
+  return {__fmul_rn(gradient, __fmul_rn(of_gate.slope, of_up.value)), by_up};
+}
+
 }  // namespace octofold::numeric

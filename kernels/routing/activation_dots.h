@@ -40,7 +40,9 @@ class ActivationDots {
     for (int distance = 16; distance > 0; distance /= 2) {
       sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, distance));
     }
-    if (lane == 0) params_.dots[token * params_.dots_stride + place] = sum;
+    if (lane != 0) return;
+    if (params_.c != nullptr) sum = __fadd_rn(params_.c[token * params_.c_stride + place], sum);
+    params_.dots[token * params_.dots_stride + place] = sum;
   }
 
  private:

@@ -58,5 +58,6 @@ void sort_by_expert(const TensorView& ids, std::int64_t experts, const SortedSlo
 void combine(const CombineArguments& arguments);
 void combine_gradient(const CombineGradientArguments& arguments);
 void activation_dots(const ActivationDotsArguments& arguments);
+void expert_sums(const ExpertSumsArguments& arguments);
 
 }  // namespace octofold::cpu

@@ -258,10 +258,47 @@ void activation_dots(const ActivationDotsArguments& arguments) {
       const std::int32_t* rows = row_of<std::int32_t>(positions, token);
       float* dots = row_of<float>(arguments.dots, token);
       for (std::int64_t j = 0; j < slots; ++j) {
-        dots[j] = rows[j] < 0 ? 0.0f
+        const float dot = rows[j] < 0
+                              ? 0.0f
                               : static_cast<float>(activation_dot(arguments.gradient, arguments.x,
                                                                   rows[j], arguments.activation));
+        dots[j] = arguments.c ? row_of<float>(*arguments.c, token)[j] + dot : dot;
       }
+    };
+  });
+}
+
+void expert_sums(const ExpertSumsArguments& arguments) {
+  const TensorView& weights = arguments.weights;
+  const std::int64_t slots = weights.shape[1], count = weights.element_count();
+  const std::int64_t experts = arguments.sums.shape[0], cols = arguments.sums.shape[1];
+  const TensorView sources = matrix(arguments.sources.data, DType::kInt32, 1, count);
+  require_range("expert_sums", "sources", sources, count);
+  const auto* offsets = static_cast<const std::int32_t*>(arguments.offsets.data);
+  const auto* slot_of_row = row_of<std::int32_t>(sources, 0);
+  OwnedMatrix by_x;
+  if (arguments.x) {  // rows behind the last may be any numbers
+    const std::int64_t rows = offsets[experts];
+    by_x = activation_gradient(rows_of(arguments.gradient, 0, rows), rows_of(*arguments.x, 0, rows),
+                               arguments.activation, GateLayout::kHalves);
+  }
+  parallel_for(experts, cols * (count / std::max<std::int64_t>(experts, 1) + 1), [&] {
+    return [&, values = row_of(cols), sums = std::vector<double>(static_cast<std::size_t>(cols))](
+               std::int64_t expert) mutable {
+      std::ranges::fill(sums, 0.0);
+      for (std::int64_t row = offsets[expert]; row < offsets[expert + 1]; ++row) {
+        const std::int64_t slot = slot_of_row[row];
+        if (slot < 0) continue;
+        const auto weight = static_cast<double>(row_of<float>(weights, slot / slots)[slot % slots]);
+        if (arguments.x) read_row(by_x.view, row, values);
+        if (!arguments.x) read_row(arguments.gradient, slot / slots, values);
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+          sums[i] += weight * static_cast<double>(values[i]);
+        }
+      }
+      std::ranges::transform(sums, values.begin(),
+                             [](double sum) { return static_cast<float>(sum); });
+      write_row(values, arguments.sums, expert);
     };
   });
 }

@@ -104,6 +104,7 @@ void sort_by_expert(Device& device, const TensorView& ids, std::int64_t experts,
 void combine(Device& device, const CombineArguments& arguments, Stream stream);
 void combine_gradient(Device& device, const CombineGradientArguments& arguments, Stream stream);
 void activation_dots(Device& device, const ActivationDotsArguments& arguments, Stream stream);
+void expert_sums(Device& device, const ExpertSumsArguments& arguments, Stream stream);
 
 // ---- Memory. Each call returns when what it did is done.
 

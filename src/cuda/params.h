@@ -84,6 +84,7 @@ config::SortParams params_of(const TensorView& ids, std::int64_t experts, const 
 config::CombineParams params_of(const CombineArguments& arguments);
 config::CombineGradientParams params_of(const CombineGradientArguments& arguments);
 config::ActivationDotsParams params_of(const ActivationDotsArguments& arguments);
+config::ExpertSumsParams params_of(const ExpertSumsArguments& arguments);
 
 // ---- What is said of slow operands.
 

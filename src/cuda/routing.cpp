@@ -192,6 +192,8 @@ config::ActivationDotsParams params_of(const ActivationDotsArguments& arguments)
           .positions_stride = positions.strides[0],
           .tokens = positions.shape[0],
           .slots = static_cast<int>(positions.shape[1]),
+          .c = floats_of(arguments.c),
+          .c_stride = stride_of(arguments.c),
           .dots = floats_of(arguments.dots),
           .dots_stride = arguments.dots.strides[0]};
 }
@@ -208,6 +210,40 @@ void activation_dots(Device& device, const ActivationDotsArguments& arguments, S
   problem.is_aligned = holds_vectors(gradient, vector) && holds_vectors(x, vector);
   const config::ActivationDotsParams params = params_of(arguments);
   device.prepared(problem, [&] { return plan::plan_activation_dots(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+config::ExpertSumsParams params_of(const ExpertSumsArguments& arguments) {
+  const TensorView &gradient = arguments.gradient, &weights = arguments.weights;
+  const MutableTensorView& sums = arguments.sums;
+  return {.gradient = gradient.data,
+          .gradient_stride = gradient.strides[0],
+          .x = arguments.x ? arguments.x->data : nullptr,
+          .x_stride = stride_of(arguments.x),
+          .rows = weights.element_count(),
+          .cols = gradient.shape[1],
+          .offsets = ints_of(arguments.offsets),
+          .sources = ints_of(arguments.sources),
+          .weights = floats_of(weights),
+          .weights_stride = weights.strides[0],
+          .slots = static_cast<int>(std::max<std::int64_t>(weights.shape[1], 1)),
+          .sums = floats_of(sums),
+          .sums_stride = sums.strides[0]};
+}
+
+void expert_sums(Device& device, const ExpertSumsArguments& arguments, Stream stream) {
+  const TensorView& gradient = arguments.gradient;
+  const config::ExpertSumsParams params = params_of(arguments);
+  const std::int64_t experts = arguments.sums.shape[0];
+  check_offsets(device, "expert_sums", "offsets", params.offsets, experts + 1, params.rows, 1,
+                stream);
+  plan::ExpertSumsProblem problem{
+      .experts = experts, .cols = gradient.shape[1], .in = gradient.dtype};
+  if (arguments.x) problem.activation = arguments.activation;
+  const int vector = config::ExpertSumsConfig{.in = gradient.dtype}.vector();
+  problem.is_aligned =
+      holds_vectors(gradient, vector) && (!arguments.x || holds_vectors(*arguments.x, vector));
+  device.prepared(problem, [&] { return plan::plan_expert_sums(problem, device.gpu()); })
       .launch(stream, &params);
 }
 

@@ -10,6 +10,7 @@
 
 #include "core/format.h"
 #include "core/scale_layout.h"
+#include "ops/grouped_operands.h"
 
 namespace octofold::ops {
 
@@ -24,12 +25,38 @@ CastTarget Parts::cast(std::int64_t rows, std::int64_t cols, const Format& forma
           .format = format};
 }
 
+CastTarget Parts::stack(std::int64_t matrices, std::int64_t rows, std::int64_t cols,
+                        const Format& format) {
+  if (scales_rows(format.granularity)) {
+    CastTarget target = cast(matrices * rows, cols, format);
+    target.data = stacked(target.data, matrices);
+    target.scale = stacked(target.scale, matrices);
+    return target;
+  }
+  const std::int64_t stride = core::code_row_stride(cols, device_.type);
+  const ScaleLayout scales = scale_layout(format.granularity, rows, cols, device_.type);
+  MutableTensorView codes = octofold::matrix(take(matrices * rows * stride), format.dtype,
+                                             matrices * rows, cols, stride, device_);
+  MutableTensorView scale = floats(matrices * scales.extent());
+  if (format.granularity != Granularity::kTensor) {
+    const std::int64_t of_rows = scales.shape[0], of_cols = scales.shape[1];
+    scale.rank = 3;
+    scale.shape = {matrices, of_rows, of_cols};
+    scale.strides = {of_rows * of_cols, of_cols, 1};
+  }
+  return {.data = stacked(codes, matrices), .scale = scale, .format = format};
+}
+
 MutableTensorView Parts::numbers(DType type, std::int64_t rows, std::int64_t cols) {
   return octofold::matrix(take(rows * cols * size_of(type)), type, rows, cols, -1, device_);
 }
 
 MutableTensorView Parts::floats(std::int64_t count) {
   return vector(take(count * size_of(DType::kFloat32)), DType::kFloat32, count, device_);
+}
+
+MutableTensorView Parts::integers(std::int64_t count) {
+  return vector(take(count * size_of(DType::kInt32)), DType::kInt32, count, device_);
 }
 
 void* Parts::take(std::int64_t bytes) {
@@ -103,21 +130,35 @@ CastSource read_again(const CastSource& source) {
 
 }  // namespace
 
-void cast_operand(const CastSource& source, const std::optional<CastTarget>& rows,
-                  const std::optional<CastTarget>& transposed, const ColumnTargets& columns,
-                  Stream stream) {
-  if (rows && transposed &&
-      !share_a_read(source, rows->format.granularity, transposed->format.granularity)) {
-    cast(source, {.rows = rows}, stream);
-    return cast(read_again(source), {.transposed = transposed, .columns = columns}, stream);
+void cast_operand(const CastSource& source, CastTargets targets, Stream stream) {
+  if (!targets.rows && !targets.transposed) return;
+  if (!targets.transposed) targets.offsets.reset();
+  if (targets.rows && targets.transposed &&
+      !share_a_read(source, targets.rows->format.granularity,
+                    targets.transposed->format.granularity)) {
+    cast(source, {.rows = targets.rows, .matrices = targets.matrices, .used = targets.used},
+         stream);
+    targets.rows.reset();
+    return cast(read_again(source), targets, stream);
   }
-  cast(source, {.rows = rows, .transposed = transposed, .columns = columns}, stream);
+  cast(source, targets, stream);
+}
+
+bool is_gated_product(const LinearProblem& up, Activation activation, DType between,
+                      bool has_bias) {
+  const LinearProduct& output = up.recipe.output;
+  const bool fits_kernel = up.device.type == DeviceType::kCpu ||
+                           (up.out_features % (2 * kScaleBlock) == 0 && up.in_features % 16 == 0);
+  return is_gated(activation) && !has_bias && fits_kernel && between == DType::kBFloat16 &&
+         output.a.granularity == Granularity::kBlock1x128 &&
+         output.b.granularity == Granularity::kBlock128x128;
 }
 
 ScaledTensorView weight_operand(const Weight& weight, const KeptCasts& kept,
                                 const ForwardCasts& casts, Stream stream) {
   if (const auto* const codes = std::get_if<ScaledTensorView>(&weight)) return *codes;
-  cast_operand(std::get<TensorView>(weight), casts.weight, kept.weight_transposed, {}, stream);
+  cast_operand(std::get<TensorView>(weight),
+               {.rows = casts.weight, .transposed = kept.weight_transposed}, stream);
   return *casts.weight;
 }
 
@@ -140,7 +181,8 @@ void backward(const LinearProblem& problem, const CastSource& dy, const KeptCast
   const auto& [weight_transposed, dx, dw, db, adds_to_dw] = gradients;
   ColumnTargets columns{.workspace = casts.sums_workspace};
   if (db) columns.sums = floats_for(*db, *casts.sums);
-  cast_operand(dy, casts.dy, casts.dy_transposed, columns, stream);
+  cast_operand(dy, {.rows = casts.dy, .transposed = casts.dy_transposed, .columns = columns},
+               stream);
   if (db) write_floats(*columns.sums, *db, stream);
   if (dx) {
     const ScaledTensorView weight =
@@ -182,6 +224,17 @@ void LayerArguments::require_wanted(std::string_view argument, bool wanted, bool
       wanted ? "none" : "one");
 }
 
+TensorView LayerArguments::matrix_of(std::string_view argument, const TensorView& given, DType type,
+                                     std::int64_t rows, std::int64_t cols) {
+  const TensorView flat = core::flatten(check_, argument, given);
+  check_.require_shape(argument, flat, {rows, cols});
+  check_.require_same_device(argument, flat, device_);
+  check_.require_dtype(argument, flat, {type});
+  check_.require_input_matrix(argument, flat);
+  inputs_.add(argument, flat);
+  return flat;
+}
+
 void LayerArguments::add_vector(std::string_view argument, const std::optional<TensorView>& given) {
   if (!given) return;
   check_.require_vector(argument, *given);
@@ -198,15 +251,34 @@ void LayerArguments::add_vector(std::string_view argument,
 Weight LayerArguments::weight(std::string_view argument, const Weight& given,
                               const LinearProblem& problem) {
   const auto* const numbers = std::get_if<TensorView>(&given);
-  if (problem.weight_is_cast == (numbers != nullptr)) {
-    check_.fail(argument, problem.weight_is_cast ? "its cast" : "numbers, which are cast here",
-                problem.weight_is_cast ? "numbers" : "its cast");
-  }
+  require_kind(argument, numbers == nullptr, problem.weight_is_cast);
   if (numbers != nullptr) {
     return matrix(argument, *numbers, problem.out_features, problem.in_features);
   }
   add_cast(argument, std::get<ScaledTensorView>(given), problem.recipe.output.b);
   return given;
+}
+
+Weight LayerArguments::weights(std::string_view argument, const Weight& given,
+                               const LinearProblem& problem, std::int64_t matrices) {
+  const auto* const numbers = std::get_if<TensorView>(&given);
+  require_kind(argument, numbers == nullptr, problem.weight_is_cast);
+  const std::int64_t in = problem.in_features, out = problem.out_features;
+  if (numbers != nullptr) return matrix(argument, *numbers, matrices * out, in);
+  add_stack(argument, std::get<ScaledTensorView>(given), problem.recipe.output.b, matrices, out,
+            in);
+  return given;
+}
+
+void LayerArguments::add_stack(std::string_view argument, const ScaledTensorView& given,
+                               const Format& format, std::int64_t matrices, std::int64_t rows,
+                               std::int64_t cols) {
+  require_cast(argument, given, format);
+  check_.require_shape(argument, given.data, {matrices, rows, cols});
+  check_.require_same_device(argument, given.data, device_);
+  const Stack stack = checked_stack(check_, argument, given);
+  inputs_.add(argument, stack.flat.data);
+  inputs_.add(argument, given.scale, ".scale");
 }
 
 DenseGradients LayerArguments::gradients(const LinearProblem& problem, const GradientNames& names,
@@ -263,14 +335,23 @@ void LayerArguments::add_matrix(std::string_view argument, const TensorView& fla
   inputs_.add(argument, flat, "", is_written);
 }
 
+void LayerArguments::require_kind(std::string_view argument, bool is_cast, bool wants_cast) const {
+  if (is_cast == wants_cast) return;
+  check_.fail(argument, wants_cast ? "its cast" : "numbers, which are cast here",
+              wants_cast ? "numbers" : "its cast");
+}
+
+void LayerArguments::require_cast(std::string_view argument, const ScaledTensorView& given,
+                                  const Format& format) const {
+  if (given.data.dtype == format.dtype && given.granularity == format.granularity) return;
+  check_.fail(
+      argument, core::format("{} with scales of {}", name(format.dtype), name(format.granularity)),
+      core::format("{} with scales of {}", name(given.data.dtype), name(given.granularity)));
+}
+
 void LayerArguments::add_cast(std::string_view argument, const ScaledTensorView& given,
                               const Format& format) {
-  if (given.data.dtype != format.dtype || given.granularity != format.granularity) {
-    check_.fail(
-        argument,
-        core::format("{} with scales of {}", name(format.dtype), name(format.granularity)),
-        core::format("{} with scales of {}", name(given.data.dtype), name(given.granularity)));
-  }
+  require_cast(argument, given, format);
   check_.require_scaled_input(argument, given);
   inputs_.add(argument, given);
 }

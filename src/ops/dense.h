@@ -28,8 +28,12 @@ class Parts {
   Parts(std::byte* memory, Device device);
 
   CastTarget cast(std::int64_t rows, std::int64_t cols, const Format& format);
+  /// So many matrices [rows, cols], each with scales of its own.
+  CastTarget stack(std::int64_t matrices, std::int64_t rows, std::int64_t cols,
+                   const Format& format);
   MutableTensorView numbers(DType type, std::int64_t rows, std::int64_t cols);
   MutableTensorView floats(std::int64_t count);
+  MutableTensorView integers(std::int64_t count);
   std::int64_t bytes() const { return static_cast<std::int64_t>(end_ - begin_); }
 
  private:
@@ -38,6 +42,20 @@ class Parts {
   std::uintptr_t begin_, end_;
   Device device_;
 };
+
+/// A matrix, or the scales of one, as so many one below another.
+template <typename View>
+View stacked(View flat, std::int64_t matrices) {
+  for (std::int32_t i = flat.rank; i > 0; --i) {
+    flat.shape[i] = flat.shape[i - 1];
+    flat.strides[i] = flat.strides[i - 1];
+  }
+  ++flat.rank;
+  flat.shape[0] = matrices;
+  flat.shape[1] /= matrices;
+  flat.strides[0] = flat.shape[1] * flat.strides[1];
+  return flat;
+}
 
 /// The casts that forward keeps for backward, as far as they are wanted.
 struct KeptCasts {
@@ -62,10 +80,13 @@ BackwardCasts backward_casts(const LinearProblem& problem, Parts& parts);
 
 using Weight = std::variant<TensorView, ScaledTensorView>;
 
-/// Casts what two products read: by one read of the source where one makes both.
-void cast_operand(const CastSource& source, const std::optional<CastTarget>& rows,
-                  const std::optional<CastTarget>& transposed, const ColumnTargets& columns,
-                  Stream stream);
+/// Casts what two products read, if any: by one read of the source where one makes both. Columns
+/// are reduced, and offsets say the layout of, the transpose.
+void cast_operand(const CastSource& source, CastTargets targets, Stream stream);
+
+/// True if the first product of an MLP, its activation and the cast of that are one operation,
+/// gated_gemm(), as far as backward keeps nothing of it.
+bool is_gated_product(const LinearProblem& up, Activation activation, DType between, bool has_bias);
 
 /// The weight as the output's product reads it, cast here unless it came as its cast.
 ScaledTensorView weight_operand(const Weight& weight, const KeptCasts& kept,
@@ -118,11 +139,21 @@ class LayerArguments {
                              std::int64_t rows, std::int64_t cols) {
     return given ? std::optional(matrix(argument, *given, rows, cols)) : std::nullopt;
   }
+  /// Numbers of one type alone: [rows, cols], likewise.
+  TensorView matrix_of(std::string_view argument, const TensorView& given, DType type,
+                       std::int64_t rows, std::int64_t cols);
   /// A contiguous vector, which the operation that takes it looks at besides.
   void add_vector(std::string_view argument, const std::optional<TensorView>& given);
   void add_vector(std::string_view argument, const std::optional<MutableTensorView>& given);
   /// The weight [out, in] of a problem, as numbers or as its cast.
   Weight weight(std::string_view argument, const Weight& given, const LinearProblem& problem);
+  /// The weights [matrices, out, in] of as many such problems: as the matrix below each other, or
+  /// as their casts.
+  Weight weights(std::string_view argument, const Weight& given, const LinearProblem& problem,
+                 std::int64_t matrices);
+  /// A cast of [matrices, rows, cols] in this format.
+  void add_stack(std::string_view argument, const ScaledTensorView& given, const Format& format,
+                 std::int64_t matrices, std::int64_t rows, std::int64_t cols);
   /// The gradients that a problem wants, and the cast of the weight's transpose where it wants one
   /// to be given. Without a name dx is nobody's argument.
   DenseGradients gradients(const LinearProblem& problem, const GradientNames& names,
@@ -138,6 +169,9 @@ class LayerArguments {
  private:
   void add_matrix(std::string_view argument, const TensorView& flat, std::int64_t rows,
                   std::int64_t cols, bool is_written);
+  void require_cast(std::string_view argument, const ScaledTensorView& given,
+                    const Format& format) const;
+  void require_kind(std::string_view argument, bool is_cast, bool wants_cast) const;
   void add_cast(std::string_view argument, const ScaledTensorView& given, const Format& format);
 
   core::Arguments check_;

@@ -69,7 +69,7 @@ void linear_forward(const LinearProblem& problem, const LinearForward& given, St
                  .batch_invariant = output.batch_invariant},
                 stream);
   }
-  ops::cast_operand(x, casts.x, kept.x_transposed, {}, stream);
+  ops::cast_operand(x, {.rows = casts.x, .transposed = kept.x_transposed}, stream);
   ops::multiply(output, casts.x, weight, y, {}, given.bias, stream);
 }
 

@@ -170,7 +170,7 @@ void norm_linear_forward(const NormLinearProblem& problem, const NormLinearForwa
   arguments.require_all_apart();
 
   const ScaledTensorView weight = ops::weight_operand(given_weight, kept.casts, casts, stream);
-  ops::cast_operand(source, casts.x, kept.casts.x_transposed, {}, stream);
+  ops::cast_operand(source, {.rows = casts.x, .transposed = kept.casts.x_transposed}, stream);
   ops::multiply(linear.recipe.output, casts.x, weight, y, {}, given.bias, stream);
 }
 
@@ -234,14 +234,8 @@ Mlp::Mlp(const MlpProblem& problem)
   down.grad_input = keeps_between;
   down.grad_weight = problem.grad_down;
   down.grad_bias = problem.grad_down_bias;
-  const LinearProduct& output = problem.recipe.output;
-  const bool fits_kernel =
-      problem.device.type == DeviceType::kCpu ||
-      (problem.hidden_features % kScaleBlock == 0 && problem.in_features % 16 == 0);
-  fuses = is_gated(activation) && !keeps_between && !problem.grad_down && !problem.has_up_bias &&
-          fits_kernel && between == DType::kBFloat16 &&
-          output.a.granularity == Granularity::kBlock1x128 &&
-          output.b.granularity == Granularity::kBlock128x128;
+  fuses = !keeps_between && !problem.grad_down &&
+          ops::is_gated_product(up.linear, activation, between, problem.has_up_bias);
 }
 
 void require_mlp(const LayerArguments& arguments, const MlpProblem& problem, const Mlp& mlp) {
@@ -333,7 +327,7 @@ void mlp_forward(const MlpProblem& problem, const MlpForward& given, Stream stre
 
   const LinearProduct& output = problem.recipe.output;
   const ScaledTensorView up = ops::weight_operand(up_weight, kept.up.casts, space.up, stream);
-  ops::cast_operand(source, space.up.x, kept.up.casts.x_transposed, {}, stream);
+  ops::cast_operand(source, {.rows = space.up.x, .transposed = kept.up.casts.x_transposed}, stream);
   if (mlp.fuses) {
     gated_gemm({.a = space.up.x,
                 .b = up,
@@ -345,8 +339,8 @@ void mlp_forward(const MlpProblem& problem, const MlpForward& given, Stream stre
     const MutableTensorView between = space.between ? *space.between : *kept.between;
     ops::multiply(output, space.up.x, up, between, {}, given.up_bias, stream);
     if (kept.codes) cast(between, {.rows = kept.codes}, stream);
-    ops::cast_operand(Activated{.x = between, .activation = mlp.activation}, space.down.x,
-                      kept.down.x_transposed, {}, stream);
+    ops::cast_operand(Activated{.x = between, .activation = mlp.activation},
+                      {.rows = space.down.x, .transposed = kept.down.x_transposed}, stream);
   }
   const ScaledTensorView down = ops::weight_operand(down_weight, kept.down, space.down, stream);
   ops::multiply(output, space.down.x, down, y, {}, given.down_bias, stream);

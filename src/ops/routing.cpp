@@ -73,6 +73,15 @@ class Tokens {
     return given;
   }
 
+  void rows_output(std::string_view argument, const MutableTensorView& given,
+                   std::initializer_list<std::int64_t> shape) {
+    check.require_matrix(argument, given);
+    check.require_shape(argument, given, shape);
+    check.require_dtype(argument, given, kFloat);
+    check.require_same_device(argument, given, first_.device);
+    inputs_.add_output(argument, given);
+  }
+
   TensorView vector(std::string_view argument, const TensorView& given,
                     std::initializer_list<DType> dtypes, std::int64_t size) {
     ops::check_vector(check, argument, given, dtypes, size, first_.device);
@@ -253,10 +262,45 @@ void activation_dots(const ActivationDotsArguments& given, Stream stream) {
   const std::int64_t features = is_gated(given.activation) ? 2 * cols : cols;
   tokens.rows("x", given.x, {given.gradient.shape[0], features}, {given.gradient.dtype});
   arguments.dots = tokens.output("dots", given.dots, kFloat, arguments.positions.shape[1]);
+  if (given.c) {
+    arguments.c = tokens.input("c", *given.c, kFloat, arguments.positions.shape[1]);
+    if (!ops::is_same_memory(*arguments.c, arguments.dots)) {
+      tokens.check.require_disjoint("dots", arguments.dots, "c", *arguments.c);
+    }
+  }
   const Device device = arguments.positions.device;
   if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::activation_dots(arguments);
   cuda::activation_dots(ops::gpu("activation_dots", device), arguments, stream);
+}
+
+void expert_sums(const ExpertSumsArguments& given, Stream stream) {
+  Tokens tokens("expert_sums", "weights", given.weights);
+  tokens.check.require_enumerator("activation", given.activation);
+  ExpertSumsArguments arguments = given;
+  arguments.weights = tokens.input("weights", given.weights, kFloat);
+  const std::int64_t rows = arguments.weights.element_count();
+  const Device device = arguments.weights.device;
+  const std::int64_t cols = last_size(tokens.check, "gradient", given.gradient);
+  std::int64_t width = cols;
+  if (given.x) {
+    if (is_gated(given.activation)) width = 2 * cols;
+    tokens.rows("gradient", given.gradient, {rows, cols}, kWide);
+    tokens.rows("x", *given.x, {rows, width}, {given.gradient.dtype});
+  } else {
+    arguments.gradient = tokens.input("gradient", given.gradient, kWide, cols);
+  }
+  const std::int64_t experts =
+      core::require_offsets(tokens.check, "offsets", given.offsets, device);
+  tokens.vector("offsets", given.offsets, kIndex, experts + 1);
+  tokens.vector("sources", given.sources, kIndex, rows);
+  tokens.rows_output("sums", given.sums, {experts, width});
+  if (ops::is_on_cpu(device)) {
+    core::require_ascending_offsets(tokens.check, "offsets", given.offsets, rows);
+  }
+  if (!ops::has_memory(device)) return;
+  if (ops::is_on_cpu(device)) return cpu::expert_sums(arguments);
+  cuda::expert_sums(ops::gpu("expert_sums", device), arguments, stream);
 }
 
 }  // namespace octofold

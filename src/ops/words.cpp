@@ -11,7 +11,8 @@ namespace {
 constexpr std::int64_t kWordBytes = 4;
 
 template <typename View>
-void require_contiguous(const core::Arguments& check, std::string_view argument, const View& view) {
+void require_runs_of_words(const core::Arguments& check, std::string_view argument,
+                           const View& view) {
   check.require_sizes(argument, view);
   if (view.rank < 1) check.fail(argument, "at least 1 dimension", core::describe(view));
   const std::int32_t last = view.rank - 1;
@@ -28,7 +29,7 @@ View words_of(const View& numbers) {
   const core::Arguments check("as_words");
   check.require_sizes("numbers", numbers);
   check.require_dtype("numbers", numbers, {DType::kE4M3, DType::kE5M2, DType::kFloat16});
-  require_contiguous(check, "numbers", numbers);
+  require_runs_of_words(check, "numbers", numbers);
   const std::int64_t each = numbers_per_word(numbers.dtype);
   View words = numbers;
   words.dtype = DType::kInt32;
@@ -56,7 +57,7 @@ View numbers_of(const View& words, DType format) {
   const core::Arguments check("from_words");
   check.require_sizes("words", words);
   check.require_dtype("words", words, {DType::kInt32, DType::kFloat32});
-  require_contiguous(check, "words", words);
+  require_runs_of_words(check, "words", words);
   check.require_enumerator("format", format);
   const std::int64_t each = numbers_per_word(format);
   if (each == 0) check.fail("format", "e4m3, e5m2 or float16", name(format));

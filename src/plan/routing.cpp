@@ -13,6 +13,7 @@ using config::ActivationDotsConfig;
 using config::ceil_divide;
 using config::CombineConfig;
 using config::CombineGradientConfig;
+using config::ExpertSumsConfig;
 using config::SlotCountConfig;
 using config::SlotPlaceConfig;
 using config::TopKConfig;
@@ -121,6 +122,17 @@ RoutingPlan plan_activation_dots(const ActivationDotsProblem& problem, const Gpu
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   const std::int64_t blocks = ceil_divide(problem.slots, std::int64_t{config.kSlots});
   return plan_of(kOperation, config, blocks, problem.slots, problem.cols);
+}
+
+RoutingPlan plan_expert_sums(const ExpertSumsProblem& problem, const Gpu& gpu) {
+  constexpr const char* kOperation = "expert_sums";
+  require_kernels(Operation::kRouting, kOperation, gpu);
+  ExpertSumsConfig config{.in = problem.in,
+                          .activated = problem.activation.has_value(),
+                          .activation = problem.activation.value_or(Activation::kSwiGlu)};
+  config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
+  const std::int64_t tiles = ceil_divide(problem.cols, std::int64_t{config.columns()});
+  return plan_of(kOperation, config, problem.experts * tiles, problem.experts, problem.cols);
 }
 
 RoutingPlan plan_group_check(const config::GroupCheckConfig& config, const Gpu& gpu) {

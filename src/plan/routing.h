@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "kernels/routing/config/routing.h"
 #include "plan/cast.h"
@@ -121,6 +122,25 @@ struct ActivationDotsProblem {
   friend bool operator==(const ActivationDotsProblem&, const ActivationDotsProblem&) = default;
 };
 
+struct ExpertSumsProblem {
+  std::int64_t experts = 0;
+  std::int64_t cols = 0;  ///< of the gradient
+  DType in = DType::kBFloat16;
+  std::optional<Activation> activation{};  ///< by whose input it is, if it is not as it lies
+  bool is_aligned = true;
+
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("experts", experts);
+    field("cols", cols);
+    field("in", in);
+    field("activated", activation.has_value());
+    field("activation", activation.value_or(Activation::kSwiGlu));
+    field("is_aligned", is_aligned);
+  }
+  friend bool operator==(const ExpertSumsProblem&, const ExpertSumsProblem&) = default;
+};
+
 using RoutingPlan = Plan<NoConfig>;
 
 /// One kernel, or none where nothing is written. Throw Error(kUnsupported) for a GPU without
@@ -130,6 +150,7 @@ RoutingPlan plan_top_k_gradient(const TopKGradientProblem& problem, const Gpu& g
 RoutingPlan plan_combine(const CombineProblem& problem, const Gpu& gpu);
 RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const Gpu& gpu);
 RoutingPlan plan_activation_dots(const ActivationDotsProblem& problem, const Gpu& gpu);
+RoutingPlan plan_expert_sums(const ExpertSumsProblem& problem, const Gpu& gpu);
 
 /// Plans alike: counts of all spans and then places, or places alone where one span has all slots.
 RoutingPlan plan_sort(const SortProblem& problem, const Gpu& gpu);

@@ -27,6 +27,7 @@ def test_find_package_builds_the_examples(prefix, tmp_path):
     run("cmake", "--build", tmp_path)
     for example in ("quantize_and_multiply", "grouped_product"):
         assert_example_output(run(tmp_path / example))
+    assert "the loss fell from" in run(tmp_path / "train_experts")  # by half, or it fails
 
 
 def test_pkg_config_builds_the_example(prefix, tmp_path):

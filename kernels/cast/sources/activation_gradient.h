@@ -8,17 +8,6 @@
 
 namespace octofold::cast {
 
-// By gate, or by x, and by up.
-template <Activation kActivation>
-__device__ inline float2 activation_gradients(float gradient, float gate, float up) {
-  const numeric::Curve of_gate = numeric::curve<kActivation>(gate);
-  if constexpr (!is_gated(kActivation)) return {__fmul_rn(gradient, of_gate.slope), 0};
-  const numeric::Curve of_up = numeric::factor<kActivation>(up);
-  float by_up = __fmul_rn(gradient, of_gate.value);
-  if constexpr (kActivation == Activation::kSwiGluOss) by_up = __fmul_rn(by_up, of_up.slope);
-  return {__fmul_rn(gradient, __fmul_rn(of_gate.slope, of_up.value)), by_up};
-}
-
 // The inputs of the gradient, for both ways to read it: in vectors, and element by element.
 template <config::CastSource kSource, DType kIn>
 struct ActivationGradientInput : ActivationInput<kSource, kIn> {
@@ -68,7 +57,7 @@ class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
 #pragma unroll
       for (int i = 0; i < kVector; i += 2) {
         const float2 both =
-            activation_gradients<kSource.activation>(gradient[i / 2], x[i], x[i + 1]);
+            numeric::activation_gradients<kSource.activation>(gradient[i / 2], x[i], x[i + 1]);
         values[i] = both.x;
         values[i + 1] = both.y;
       }
@@ -105,7 +94,7 @@ class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float up = x[Input::kElements - kVector + i];
-      const float2 both = activation_gradients<kSource.activation>(gradient[i], x[i], up);
+      const float2 both = numeric::activation_gradients<kSource.activation>(gradient[i], x[i], up);
       gates[i] = both.x;
       ups[i] = both.y;
     }
@@ -132,7 +121,7 @@ class Source<kSource, kIn, false, config::SourceKind::kActivationGradient> {
       const float gate = input_.gate(rows, col);
       const float up = Input::kGated ? input_.up(rows, col) : 0;
       const float gradient = load_value<kIn>(input_.gradient(rows, col));
-      const float2 both = activation_gradients<kSource.activation>(gradient, gate, up);
+      const float2 both = numeric::activation_gradients<kSource.activation>(gradient, gate, up);
       return of_up ? both.y : both.x;
     };
     pack_values<kIn>(exist, value_at, words);

@@ -91,8 +91,26 @@ struct ActivationDotsParams {
   long long positions_stride;
   long long tokens;
   int slots;
+  const float* c;  // [tokens, slots], or null
+  long long c_stride;
   float* dots;  // [tokens, slots]
   long long dots_stride;
+};
+
+struct ExpertSumsParams {
+  const void* gradient;  // [tokens, cols], or of rows
+  long long gradient_stride;
+  const void* x;  // [rows, cols], or gates and ups
+  long long x_stride;
+  long long rows;
+  long long cols;
+  const int* offsets;    // [experts + 1]
+  const int* sources;    // [rows]
+  const float* weights;  // [tokens, slots]
+  long long weights_stride;
+  int slots;
+  float* sums;  // [experts, cols], or those of gates and ups
+  long long sums_stride;
 };
 
 }  // namespace octofold::config

@@ -243,6 +243,38 @@ struct ActivationDotsConfig {
   }
 };
 
+// The sums of experts' rows, times weights: a block of threads to an expert and some columns, a
+// warp to every kWarps-th row.
+struct ExpertSumsConfig {
+  DType in = DType::kBFloat16;
+  bool activated = false;  // rows are gradients by what an activation takes
+  Activation activation = Activation::kSwiGlu;
+  bool vectors = true;
+
+  static constexpr const char* kHeader = "kernels/routing/expert_sums.h";
+  static constexpr const char* kKernel = "expert_sums_kernel";
+  static constexpr const char* kTypeName = "octofold::config::ExpertSumsConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("in", in);
+    field("activated", activated);
+    if (activated) field("activation", activation);
+    field("vectors", vectors);
+  }
+  friend constexpr bool operator==(const ExpertSumsConfig&, const ExpertSumsConfig&) = default;
+
+  static constexpr int kWarps = 8;
+  static constexpr int kRows = 2;  // of a warp, on their way at one time
+  constexpr int vector() const { return 16 / size_of(in); }
+  constexpr int columns() const { return 32 * vector(); }  // of a block
+  constexpr int halves() const { return activated && is_gated(activation) ? 2 : 1; }
+  constexpr int threads() const { return 32 * kWarps; }
+
+  constexpr const char* invalid_reason() const {
+    return is_wide(in) ? nullptr : "the input has to be float32, float16 or bfloat16";
+  }
+};
+
 // ---- The check of the numbers that groups are given by, where OCTOFOLD_CHECK_GROUPS asks for it.
 
 // An entry that is not what it has to be, in host memory, as a kernel leaves it there.

@@ -140,6 +140,12 @@ void add_routes(Kernels& kernels) {
        combinations(kInputs, kBools, std::array{kSwiGlu, kSwiGluOss, kGeGluErf, kReluSquared})) {
     kernels.add(plan::ActivationDotsProblem{
         .slots = 100, .cols = 768, .in = in, .activation = activation, .is_aligned = aligned});
+    kernels.add(plan::ExpertSumsProblem{
+        .experts = 8, .cols = 768, .in = in, .activation = activation, .is_aligned = aligned});
+  }
+  for (const auto& [in, aligned] : combinations(kInputs, kBools)) {
+    kernels.add(
+        plan::ExpertSumsProblem{.experts = 8, .cols = 768, .in = in, .is_aligned = aligned});
   }
 }
 

@@ -207,5 +207,18 @@ TEST_F(SmallTest, GradientsByRoutingWeights) {
             Blocks{kTokens * kSlots / config::ActivationDotsConfig::kSlots});
 }
 
+TEST_F(SmallTest, GradientsByBiasesOfExperts) {
+  EXPECT_EQ(blocks_of([&](Device& device, Stream stream) {
+              expert_sums(device,
+                          {.gradient = matrix_at(0x1000, kBFloat16, kTokens, 512),
+                           .offsets = vector(address(0x2000), kInt32, 9),
+                           .sources = vector(address(0x3000), kInt32, kTokens * kSlots),
+                           .weights = matrix_at(0x4000, kFloat32, kTokens, kSlots),
+                           .sums = matrix_at(0x5000, kFloat32, 8, 512)},
+                          stream);
+            }),
+            Blocks{16});
+}
+
 }  // namespace
 }  // namespace octofold::cuda

@@ -11,6 +11,7 @@
 #include "kernels/routing/activation_dots.h"
 #include "kernels/routing/combine.h"
 #include "kernels/routing/combine_gradient.h"
+#include "kernels/routing/expert_sums.h"
 #include "kernels/routing/group_check.h"
 #include "kernels/routing/sort.h"
 #include "kernels/routing/top_k.h"
@@ -234,12 +235,14 @@ void expect_dots(std::int64_t slots, std::int64_t cols) {
   const Matrix x = drawn(kConfig.in, kRows, is_gated(kConfig.activation) ? 2 * cols : cols, 16);
   const Matrix gradient = drawn(kConfig.in, kRows, cols, 8);
   const SlotNumbers positions = draw_positions(kTokens, slots, kRows);
+  const Matrix before = drawn(kFloat32, kTokens, slots, 2);
   Matrix dots(kFloat32, kTokens, slots, 1), expected = dots;
   ActivationDotsArguments arguments{.gradient = gradient.view(),
                                     .x = x.view(),
                                     .positions = positions.given(),
                                     .activation = kConfig.activation,
                                     .dots = dots.view()};
+  if (slots == 2) arguments.c = before.view();
   const config::ActivationDotsParams params = cuda::params_of(arguments);
   const std::int64_t blocks = config::ceil_divide(kTokens * slots, std::int64_t{kConfig.kSlots});
   test::launch(blocks, kConfig.threads(), [&] { activation_dots_kernel<kConfig>(params); });
@@ -248,7 +251,7 @@ void expect_dots(std::int64_t slots, std::int64_t cols) {
   cpu::activation_dots(arguments);
   // Values are up to 16, or 16 · 5 of the curves.
   expect_near(dots, expected, [&](float) { return 1e-5f * static_cast<float>(cols); });
-  expect_zeros(dots, positions);
+  if (!arguments.c) expect_zeros(dots, positions);
 }
 
 TEST(ActivationDotsKernelTest, IsNearTheCpus) {
@@ -257,6 +260,56 @@ TEST(ActivationDotsKernelTest, IsNearTheCpus) {
   expect_dots<{.in = kFloat32, .activation = Activation::kGelu}>(1, 260);
   expect_dots<{.in = kBFloat16, .activation = Activation::kGeGluTanh, .vectors = false}>(3, 77);
   expect_dots<{.in = kFloat32, .activation = Activation::kReluSquared, .vectors = false}>(2, 3);
+}
+
+// Experts' offsets and the slots of their rows; some come from nowhere, and some have none.
+template <config::ExpertSumsConfig kConfig>
+void expect_expert_sums(std::int64_t slots, std::int64_t cols) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  constexpr std::int64_t kExperts = 4, kMany = 19;  // tokens: several rows of a warp
+  const std::int64_t rows = kMany * slots;
+  test::Random random;
+  Index offsets{0, 1, 1, static_cast<std::int32_t>(rows - 3), static_cast<std::int32_t>(rows - 1)};
+  Index given(as_size(rows)), plain;
+  std::iota(given.begin(), given.end(), 0);
+  std::ranges::shuffle(given, random);
+  plain = given;
+  for (std::size_t i = 0; i < given.size(); i += 5) {
+    given[i] = i % 2 == 0 ? kHostile[random() % 3] : static_cast<std::int32_t>(rows);
+    plain[i] = -1;
+  }
+  const bool of_rows = kConfig.activated;
+  const Matrix gradient = drawn(kConfig.in, of_rows ? rows : kMany, cols, 8);
+  const Matrix x = drawn(kConfig.in, rows, kConfig.halves() * cols, 16);
+  const Matrix weights = drawn(kFloat32, kMany, slots, 1);
+  Matrix sums(kFloat32, kExperts, kConfig.halves() * cols, 3), expected = sums;
+  ExpertSumsArguments arguments{.gradient = gradient.view(),
+                                .activation = kConfig.activation,
+                                .offsets = index_of(offsets),
+                                .sources = index_of(given),
+                                .weights = weights.view(),
+                                .sums = sums.view()};
+  if (of_rows) arguments.x = x.view();
+  const config::ExpertSumsParams params = cuda::params_of(arguments);
+  const std::int64_t blocks = kExperts * config::ceil_divide(cols, std::int64_t{kConfig.columns()});
+  test::launch(blocks, kConfig.threads(), [&] { expert_sums_kernel<kConfig>(params); });
+  arguments.sources = index_of(plain);
+  arguments.sums = expected.view();
+  cpu::expert_sums(arguments);
+  // Values are up to 16 times 5 of the curves; those that are rounded may be rounded otherwise.
+  const float rounding = of_rows && kConfig.in != kFloat32 ? 1e-3f : 1e-5f;
+  expect_near(sums, expected, [&](float) { return 80 * rounding * static_cast<float>(rows); });
+  sums.expect_untouched_beside();
+}
+
+TEST(ExpertSumsKernelTest, IsNearTheCpus) {
+  expect_expert_sums<{.in = kBFloat16}>(3, 768);
+  expect_expert_sums<{.in = kFloat32, .vectors = false}>(1, 77);
+  expect_expert_sums<{.in = kFloat16, .activated = true}>(2, 264);
+  expect_expert_sums<{.in = kFloat32, .activated = true, .activation = Activation::kSwiGluOss}>(
+      2, 132);
+  expect_expert_sums<{
+      .in = kBFloat16, .activated = true, .activation = Activation::kGelu, .vectors = false}>(1, 9);
 }
 
 // Logits of which some are equal; none other are near each other.

@@ -8,6 +8,7 @@
 
 #include "octofold/octofold.h"
 
+#include "core/format.h"
 #include "support/error_of.h"
 #include "support/layer_memory.h"
 #include "support/matrix.h"

@@ -295,6 +295,28 @@ TEST(PublicApiTest, Routing) {
                    .activation = Activation::kReluSquared,
                    .dots = view_of(dots, 2)});
   EXPECT_THAT(dots, ElementsAre(91, 341, 855, 9));
+  activation_dots({.gradient = view_of(y, 4),
+                   .x = view_of(y, 4),
+                   .positions = view_of(positions, 2),
+                   .activation = Activation::kReluSquared,
+                   .c = TensorView(view_of(dots, 2)),
+                   .dots = view_of(dots, 2)});
+  EXPECT_THAT(dots, ElementsAre(182, 682, 1710, 18));
+  Floats shares{1, 2, 4, 8}, of_tokens{1, 10, 100, 1000}, sums(8), of_inputs(8);
+  expert_sums({.gradient = view_of(of_tokens, 2),
+               .offsets = view_of(offsets),
+               .sources = view_of(sources),
+               .weights = view_of(shares, 2),
+               .sums = view_of(sums, 4)});
+  EXPECT_THAT(sums, ElementsAre(800, 8000, 1, 10, 0, 0, 402, 4020));
+  expert_sums({.gradient = view_of(y, 4),
+               .x = view_of(y, 4),
+               .activation = Activation::kReluSquared,
+               .offsets = view_of(offsets),
+               .sources = view_of(sources),
+               .weights = view_of(shares, 2),
+               .sums = view_of(of_inputs, 4)});
+  EXPECT_THAT(of_inputs, ElementsAre(16, 64, 18, 32, 0, 0, 492, 656));
   Floats gradient(4, 1.0f), of_logits(8);
   top_k_gradient({.gradient = view_of(gradient, 2),
                   .logits = view_of(logits, 2),

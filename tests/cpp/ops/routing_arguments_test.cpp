@@ -150,6 +150,45 @@ TEST(CombineArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& a) { a.activation = static_cast<Activation>(99); }, "'activation'"},
       {[&](auto&) { positions[0] = 3; },
        "activation_dots: argument 'positions': expected numbers from -1 to 2, got 3 at [0, 0]"},
+      {[&](auto& a) { a.c = TensorView(floats_of(x, 3)); },
+       "'c': expected shape [2, 2], got [3, 2]"},
+      {[&](auto& a) {
+         a.c = a.dots;
+         a.c->strides[0] = 1;
+       },
+       "'dots': expected memory of its own, apart from 'c'"},
+  });
+}
+
+TEST(ExpertSumsArgumentsTest, EachErrorNamesItsArgument) {
+  Index offsets{0, 1, 4}, sources{3, 0, 1, 2};
+  Floats by_rows(4 * 2), inputs(4 * 4), weights(2 * 2), sums(2 * 4);
+  test::refusing<ExpertSumsArguments>([&](auto&& spoil) {
+    ExpertSumsArguments arguments{.gradient = floats_of(by_rows, 4),
+                                  .x = TensorView(floats_of(inputs, 4)),
+                                  .offsets = index_of(offsets),
+                                  .sources = index_of(sources),
+                                  .weights = floats_of(weights, 2),
+                                  .sums = floats_of(sums, 2)};
+    offsets[1] = 1, sources[2] = 1;
+    spoil(arguments);
+    return error_of([&] { expert_sums(arguments); });
+  })({
+      {[](auto& a) { a.x->shape[1] = 2; }, "'x': expected shape [4, 4], got [4, 2]"},
+      {[](auto& a) { a.x->dtype = DType::kBFloat16; }, "'x': expected dtype float32, got bfloat16"},
+      {[](auto& a) { a.x.reset(); }, "'gradient': expected shape [2, 2], got [4, 2]"},
+      {[](auto& a) { a.activation = static_cast<Activation>(99); }, "'activation'"},
+      {[](auto& a) { a.sources.shape[0] = 3; }, "'sources': expected shape [4], got [3]"},
+      {[](auto& a) { a.offsets.shape[0] = 1; }, "'offsets': expected [groups + 1] elements"},
+      {[](auto& a) { a.sums.shape[1] = 2; }, "'sums': expected shape [2, 4], got [2, 2]"},
+      {[](auto& a) { a.sums.dtype = DType::kBFloat16; },
+       "'sums': expected dtype float32, got bfloat16"},
+      {[](auto& a) { a.sums.data = const_cast<void*>(a.x->data); },
+       "'sums': expected memory of its own, apart from 'x'"},
+      {[](auto& a) { a.weights.device = kGpu; }, "expected a tensor on cuda:0, got one on cpu"},
+      {[&](auto&) { offsets[1] = 5; }, "'offsets'"},
+      {[&](auto&) { sources[2] = 4; },
+       "expert_sums: argument 'sources': expected numbers from -1 to 3, got 4 at [0, 2]"},
   });
 }
 

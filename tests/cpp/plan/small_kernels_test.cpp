@@ -195,6 +195,16 @@ TEST(SmallKernelsTest, DotsOfActivationsTakeVectorsWhereRowsAreMadeOfThem) {
   EXPECT_EQ(plan_activation_dots({.slots = 9, .cols = 0}, kHopper).kernels[0].blocks, 2);  // zeros
 }
 
+TEST(SmallKernelsTest, SumsOfExpertsHaveABlockForSomeColumnsOfEach) {
+  const auto blocks = [](const ExpertSumsProblem& problem) {
+    return plan_expert_sums(problem, kHopper).kernels.at(0).blocks;
+  };
+  EXPECT_EQ(blocks({.experts = 8, .cols = 512}), 16);
+  EXPECT_EQ(blocks({.experts = 8, .cols = 520}), 24);
+  EXPECT_EQ(blocks({.experts = 8, .cols = 512, .in = DType::kFloat32}), 32);
+  EXPECT_EQ(blocks({.experts = 8, .cols = 512, .activation = Activation::kSwiGlu}), 16);
+}
+
 TEST(SmallKernelsTest, NothingTakesNoKernel) {
   for (const auto& kernels :
        {plan_rotary({.tokens = 0, .heads = 4, .head_size = 64}, kHopper).kernels,
@@ -202,7 +212,8 @@ TEST(SmallKernelsTest, NothingTakesNoKernel) {
         plan_rotary({.tokens = 4, .heads = 4, .head_size = 0}, kHopper).kernels,
         plan_top_k({.experts = 8, .slots = 2}, kHopper).kernels,
         plan_top_k_gradient({.experts = 8, .slots = 2}, kHopper).kernels,
-        plan_activation_dots({.slots = 0, .cols = 64}, kHopper).kernels}) {
+        plan_activation_dots({.slots = 0, .cols = 64}, kHopper).kernels,
+        plan_expert_sums({.experts = 8, .cols = 0}, kHopper).kernels}) {
     EXPECT_THAT(kernels, testing::IsEmpty());
   }
 }

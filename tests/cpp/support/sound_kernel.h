@@ -95,6 +95,7 @@ class Kernels {
   void add(const plan::ActivationDotsProblem& problem) {
     add(plan_activation_dots(problem, gpu_).kernels);
   }
+  void add(const plan::ExpertSumsProblem& problem) { add(plan_expert_sums(problem, gpu_).kernels); }
   void add(const plan::DotProblem& problem) { add(plan_dot(problem, gpu_).kernels); }
 
  private:

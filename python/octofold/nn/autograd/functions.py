@@ -174,7 +174,7 @@ def _layout(record: tuple[Any, ...], tensors: list[Tensor]) -> Layout:
 
 
 def _scaled(value: ScaledTensor, tensors: list[Tensor]) -> _Scaled:
-    # Casts may share a static scale, and Dynamo takes no tensor twice.
+    # A tensor and its transpose may share a scale, and Dynamo takes no tensor twice.
     shared = [index for index, tensor in enumerate(tensors) if tensor is value.scale]
     data, scale = len(tensors), shared[0] if shared else len(tensors) + 1
     tensors.append(value.data)
