@@ -13,6 +13,7 @@
 #include <tvm/ffi/string.h>
 #include <type_traits>
 
+#include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 #include "octofold/dot.h"
 #include "octofold/error.h"
@@ -20,6 +21,8 @@
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 #include "octofold/types.h"
+
+#include "export.h"
 
 namespace octofold::bindings {
 
@@ -80,12 +83,14 @@ inline CastTarget target_of(std::string_view operation, const tvm::ffi::TensorVi
   return target;
 }
 
+inline constexpr std::string_view kNumbers = "float32, float16 or bfloat16";
+
 /// Views of its tensors, with errors that name it.
 struct CastOperation {
   std::string_view name;
 
   TensorView input(std::string_view argument, const tvm::ffi::TensorView& tensor) const {
-    return view_of(name, argument, tensor, "float32, float16 or bfloat16");
+    return view_of(name, argument, tensor, kNumbers);
   }
   /// FP8 codes and their scales.
   ScaledTensorView scaled_input(std::string_view argument, const tvm::ffi::TensorView& data,
@@ -102,6 +107,38 @@ struct CastOperation {
     return view_of(name, argument, *tensor, dtypes);
   }
 };
+
+/// Takes one argument of a call after another. Braces keep the order of those within them,
+/// parentheses do not.
+struct Reader {
+  CastOperation operation;
+  const Call& call;
+  std::int32_t next = 0;
+
+  template <typename T>
+  T take() {
+    return argument<T>(call, next++);
+  }
+  MutableTensorView tensor(std::string_view name, std::string_view dtypes = kNumbers) {
+    return view_of(operation.name, name, take<tvm::ffi::TensorView>(), dtypes);
+  }
+  std::optional<MutableTensorView> optional(std::string_view name,
+                                            std::string_view dtypes = kNumbers) {
+    return operation.optional<MutableTensorView>(name, take<OptionalTensor>(), dtypes);
+  }
+  Format format() {
+    const auto power_of_two = take<tvm::ffi::Optional<bool>>();
+    const auto overflow = take<tvm::ffi::String>(), rule = take<tvm::ffi::String>();
+    return format_of(power_of_two, overflow, rule);
+  }
+  /// The stream of the handle, which is next, or of the call's first tensor.
+  Stream stream() {
+    return stream_of(take<OptionalStream>(), argument<tvm::ffi::TensorView>(call, 0));
+  }
+};
+
+/// The norm that a call reads, of six tensors; three more, which it writes, and its options.
+Normed normed_of(Reader& reads, Reader& more);
 
 inline DotOperand operand_of(std::string_view operation, std::string_view argument,
                              const tvm::ffi::TensorView& data, const OptionalTensor& scale,

@@ -85,6 +85,14 @@ tvm::ffi::Function holding(const char* name, Held held) {
       });
 }
 
+/// A function that takes the call as it is.
+inline tvm::ffi::Function packed(const char* name, void (*function)(const Call&)) {
+  return tvm::ffi::Function::FromPacked(
+      [name, function](const tvm::ffi::AnyView* given, std::int32_t count, tvm::ffi::Any* result) {
+        run(Call{name, given, count, result}, function);
+      });
+}
+
 /// Exports `function` of octofold::bindings under `name`, or under its own.
 #define OCTOFOLD_EXPORT_AS(name, function)                                                    \
   extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* given,           \

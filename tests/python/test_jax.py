@@ -258,6 +258,7 @@ def test_without_jit_and_of_numpy_arrays(rng):
     assert_same(to_numpy(x8), octofold.quantize(x))
     assert_same(np.asarray(y), octofold.gemm(octofold.quantize(x), octofold.quantize(w, "128x128")))
     assert_same(np.asarray(fp8.gemm(octofold.quantize(x), w8)), np.asarray(y))
+    assert_same(np.asarray(fp8.gemm(b=w8, a=octofold.quantize(x))), np.asarray(y))
 
 
 def test_scaled_tensors_are_trees(rng):

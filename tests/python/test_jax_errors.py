@@ -99,6 +99,12 @@ def test_memory_and_streams_are_those_of_xla(given, x8):
         octofold.gemm(x8, x8, **given)
 
 
+@pytest.mark.parametrize("argument", ["arrivals", "out", "stream"])
+def test_what_is_no_argument(argument, x8):
+    with pytest.raises(TypeError, match=f"gemm.. has no argument '{argument}'"):
+        fp8.gemm(x8, x8, **{argument: None})
+
+
 def test_vmap(x8):
     with pytest.raises(UnsupportedError, match=r"octofold.quantize has no jax.vmap: leading dim"):
         jax.vmap(fp8.quantize)(x8.dequantize()[None])

@@ -13,7 +13,7 @@ from .._core.library import library
 from .._core.ops import EXPORT_ERRORS, Arrays, Options, require_stack
 from .._core.scaled_tensor import ScaledTensor
 from .cast import Target, cast, require_format, share_a_read, target_of
-from .cast_row import NAMES
+from .cast_row import GIVEN, NAMES
 
 _OPERATION: Final = "cast_many"
 
@@ -128,11 +128,12 @@ def _parts(out: ScaledTensor | None) -> Arrays:
 
 def _launch(framework: Framework, reads: Sequence[_Read]) -> None:
     arguments: list[Any] = []
-    for _, (source, *written), (rows, transposed, *options) in reads:
+    nothing_given, no_columns = (None,) * len(GIVEN), (None,) * 3
+    for _, (source, *written), options in reads:
         if not framework.library_takes_arrays:
             source = _exported(framework, source, False)
             written = [_exported(framework, array, True) for array in written]
-        arguments += (source, *written[:2], rows, *written[2:], transposed, *options)
+        arguments += (source, *nothing_given, *written, *no_columns, *options, None, None)
     try:
         library.cast_many(*arguments, framework.stream)
     except InvalidArgumentError as error:

@@ -68,21 +68,20 @@ what both have in common, and what is wanted of the columns."""
 
 
 def cast_row(
-    name: str,
+    source: str,
     reads: Mapping[str, Any],
     shape: ShapeOf,
     options: Mapping[str, Any] | None = None,
     writes: Sequence[str] = (),
     allocate: Allocate | None = None,
-    function: str | None = None,
 ) -> Op:
     """The row of a source.
 
-    name: of the torch op.
+    source: its kind, as the library's cast() knows it. The function that this gives takes the
+        arguments of the row in its order.
     reads, options: names and types of its inputs and options.
     shape: of the matrix that is cast.
     writes, allocate: names of what it writes beside the casts, and that.
-    function: the library's, if it has another name. It takes the arguments of the row in its order.
     """
     reads_scaled = sum(1 for kind in reads.values() if kind is not Array and kind != Array | None)
     first_given = len(reads) + reads_scaled
@@ -94,8 +93,9 @@ def cast_row(
     parameters = {**reads, **GIVEN, **(options or {}), **OPTIONS}
 
     def load() -> Callable[..., None]:
-        return with_errors_in_words_of("cast", getattr(library, function or name), NAMES)
+        return with_errors_in_words_of("cast", library.cast(source), NAMES)
 
+    name = "cast" if source == "plain" else f"cast_{source}"
     return Op(name, parameters, (*RESULTS, *writes), results, load)
 
 

@@ -206,23 +206,21 @@ def statistics_of(operation: str, framework: Framework, inputs: Arrays, options:
     )
 
 
-PLAIN: Final = cast_row(
-    "cast", {"x": Array, "used": Array | None}, _plain_shape, function="cast_plain"
-)
+PLAIN: Final = cast_row("plain", {"x": Array, "used": Array | None}, _plain_shape)
 Activated.row = cast_row(
-    "cast_activated",
+    "activated",
     {"x": Array | ScaledTensor},
     _activated_shape,
     {"activation": str, "layout": str, "x.dtype": str | None},
 )
 ActivationGradient.row = cast_row(
-    "cast_activation_gradient",
+    "activation_gradient",
     {"gradient": Array, "x": Array | ScaledTensor},
     _gradient_shape,
     {"activation": str, "layout": str},
 )
 Normed.row = cast_row(
-    "cast_normed",
+    "normed",
     {
         "x": Array,
         **dict.fromkeys(("weight", "bias", "residual", "ada_scale", "ada_shift"), Array | None),
@@ -233,7 +231,7 @@ Normed.row = cast_row(
     partial(statistics_of, "cast"),
 )
 Gathered.row = cast_row(
-    "cast_gathered",
+    "gathered",
     {
         "x": Array,
         "sources": Array,
