@@ -1,7 +1,9 @@
 """Small models of transformers and Diffusers, of the checkpoints' matrix, and their inputs."""
 
+import octofold
 import pytest
 import torch
+from octofold import models, nn
 
 
 def in_16_bits(model):
@@ -65,3 +67,84 @@ SINES = of_matrix("GPT-J"), of_matrix("Marian")
 @torch.no_grad()
 def outcome(model, inputs):
     return model(**inputs)[0]
+
+
+def mixed(model):
+    """Linear layers of every kind in turns, as a plan of advise() mixes them."""
+    kinds = (
+        lambda layer: nn.InferenceLinear.from_linear(layer, "blockwise"),
+        lambda layer: nn.WeightOnlyLinear.from_linear(layer, "channel"),
+        lambda layer: nn.InferenceLinear.from_linear(layer, "rowwise"),
+        lambda layer: nn.WeightOnlyLinear.from_linear(layer, "1x128"),
+        lambda layer: nn.InferenceLinear.from_linear(layer, "tensorwise"),
+        models.CastLinear.from_linear,
+        lambda layer: layer,
+    )
+    linears = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if type(layer) is torch.nn.Linear and not name.endswith(("lm_head", "decoder"))
+    ]
+    for index, (name, layer) in enumerate(linears):
+        model.set_submodule(name, kinds[index % len(kinds)](layer))
+    return model
+
+
+def weight_only(model):
+    """All but heads, which may be tied."""
+    return nn.convert_weight_only(
+        model, module_filter_fn=lambda layer, name: not name.endswith(("lm_head", "decoder"))
+    ).model
+
+
+def e5m2(model):
+    return models.enable_layerwise_casting(model, "e5m2", native=False)
+
+
+def a_part(model):
+    """Casts a part of the model, of which the model as a whole knows nothing."""
+    (blocks,) = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)][:1]
+    models.enable_layerwise_casting(blocks)
+    return model
+
+
+CHANGES = [models.enable_layerwise_casting, mixed, weight_only, a_part, e5m2]
+
+
+def made(make, change):
+    """A changed model, its inputs and what it answers."""
+    model, inputs = make()
+    model = change(model)
+    return model, inputs, outcome(model, inputs)
+
+
+def loaded(kind, folder):
+    """By its library, which must find a place for everything."""
+    dtype = {"torch_dtype": torch.bfloat16} if hasattr(kind, "load_config") else {"dtype": "auto"}
+    model, found = kind.from_pretrained(folder, output_loading_info=True, **dtype)
+    assert not found["unexpected_keys"]
+    assert not found["missing_keys"]
+    return model
+
+
+def same_states(model, other):
+    """True if both have the same numbers: dequantized, where codes are FP8."""
+    ours, theirs = numbers(model), numbers(other)
+    assert ours.keys() == theirs.keys()
+    return all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name])
+        for name in ours
+    )
+
+
+def numbers(model):
+    values = {name: value for name, value in model.state_dict().items() if value.element_size() > 1}
+    for name, module in model.named_modules():
+        if hasattr(module, "wide_weight"):
+            values[name] = module.wide_weight(torch.float32)
+            values = {key: one for key, one in values.items() if key != f"{name}.weight_scale"}
+        elif hasattr(module, "scaled_weight"):
+            weight = module.scaled_weight
+            assert isinstance(weight, octofold.ScaledTensor)
+            values[name] = weight.dequantize("float32")
+    return values
