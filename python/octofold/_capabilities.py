@@ -55,7 +55,7 @@ class Capability:
     operands: dict[str, str]
     """The form of each, by its name in the call: "numbers" (of any wide dtype), "float32",
     "float16", "bfloat16", "fp8" (codes without scales), or codes with scales: a granularity,
-    "two-level", "head", "128 keys"."""
+    "head", "128 keys"."""
     most_rows: dict[str, int]
     """By name, the rows that an operand may have at most, where there is a limit."""
     support: dict[str, Support]
@@ -160,8 +160,6 @@ def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
         if operand["most_rows"]
     }
     name = str(fields["operation"])
-    if name == "quantize" and "two-level" in operands.values():
-        return None  # cast() has it
     if name == "cast" and support["cpu"].how == "none":
         return None  # cast() reads twice for such a pair
     return Capability(name, str(fields["kind"]), operands, most_rows, support)

@@ -40,7 +40,7 @@ def test_rows_are_public_functions_with_every_form():
                 assert (support.why_not == "") == (support.how in ("native", "kernels")), row
     assert len({(row.operation, forms(row)) for row in MATRIX.rows}) == len(MATRIX.rows)
     dense = {forms(row) for row in MATRIX.rows if row.operation == "gemm"}
-    assert len(dense) == 30  # and of each b with an a that the product casts, or of two levels
+    assert len(dense) == 20  # 16 pairs, and each b with an a that the product casts
 
 
 def test_cells_are_what_the_tables_say():
@@ -57,13 +57,13 @@ def test_cells_are_what_the_tables_say():
     assert [how(grouped, a) for a in ("8.6", "8.9", "12.0")] == ["cast", "native", "native"]
     assert how(rows["attention", ("bfloat16", "head")], "7.5") == "CPU"
     assert how(rows["attention", ("float16", "head")], "7.5") == "kernels"
-    assert how(rows["gemm", ("two-level", "tensor")], "9.0") == "none"
+    assert how(rows["gated_gemm", ("1x128", "1x128", "1x128")], "9.0") == "none"
 
 
 def test_lines_of_the_table_are_products_of_sets():
     table = octofold.capabilities().table()
     lines = {(operation, operands): cells for operation, operands, *cells in table[1:]}
-    assert lines["gemm", "a scaled × b two-level/scaled"][-1] == "CPU"
+    assert lines["gemm", "a scaled × b scaled"][-1] == "CPU"
     assert lines["attention", "q bfloat16 × k, v fp8/tensor/head/128 keys"][0] == "CPU"
     assert lines["convert_dtype", "—"]
     assert lines["gemm_weight_only", "x float16 × w scaled"][0] == "kernels"
@@ -95,4 +95,4 @@ def test_a_gpu_that_is_here_is_named(monkeypatch):
     head, *lines = octofold.capabilities().table()
     column = head.index("8.9 cuda:0")
     cells = {(line[0], line[1]): line[column] for line in lines}
-    assert cells["gemm", "a scaled × b two-level/scaled"] == "native"
+    assert cells["gemm", "a scaled × b scaled"] == "native"

@@ -106,16 +106,12 @@ def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
         else:
             read = weight.codes
             if read is None:
-                read = walkable(weight.weight.detach())
-            weights += read, weight.scale, addable(_detached(weight.bias), dtype)
+                read = walkable(weight.weight)
+            weights += read, weight.scale, addable(weight.bias, dtype)
     operands = fitted(norm_weight, x), fitted(norm_bias, x)
-    given = (x.detach(), _detached(residual), *operands, *weights)
+    given = (x, residual, *operands, *weights)
     y, total, kept, _ = layer_forward(given, tuple(inputs.options))
     return y, total, kept
-
-
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
 
 
 class _Kept(NamedTuple):
@@ -178,7 +174,7 @@ class _InGraph(torch.autograd.Function):
         given = (
             walkable(dy),
             kept.memory,
-            _detached(kept.normed),
+            None if kept.normed is None else kept.normed.detach(),
             *operands,
             walkable(of_sum) if through_norm and of_sum is not None else None,
             *kept.transposed,
