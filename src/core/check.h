@@ -82,8 +82,8 @@ class Arguments {
   /// `output` may not share memory with `input`.
   void require_disjoint(std::string_view output_argument, const TensorView& output,
                         std::string_view input_argument, const TensorView& input) const;
-  /// An FP8 matrix with a float32 scale of the shape that its granularity asks for, and factors of
-  /// its channels where it has them. Or a stack of `matrices`, as one matrix.
+  /// An FP8 matrix with a float32 scale of the shape that its granularity asks for.
+  /// Or a stack of `matrices`, as one matrix.
   void require_scaled(std::string_view argument, const ScaledTensorView& tensor,
                       std::int64_t matrices = 1) const;
   /// The same, whose rows may lie anywhere.

@@ -29,8 +29,7 @@ EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
 
 
 class Scaled:
-    """The form of a ScaledTensor as an op takes it: two inputs and an option. Two-level scales are
-    an input of those ops alone that take them."""
+    """The form of a ScaledTensor as an op takes it: two inputs and an option."""
 
     data: Array
     scale: Array

@@ -8,12 +8,11 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from .._core.calls import Op
-from .._core.formats import Format
 from .._core.frameworks import Array, Framework
 from .._core.ops import Arrays, Options, ceil_divide, row_count
-from .._core.recipe import Product, Recipe
+from .._core.recipe import Recipe
 from .cast_sources import GATED
-from .layer_passes import MlpLike, NormLike, Passes, make_passes
+from .layer_passes import MlpLike, NormLike, Passes, make_passes, products_of
 
 
 class LayerOptions(NamedTuple):
@@ -37,21 +36,12 @@ _OPTIONS: Final[dict[str, Any]] = LayerOptions.__annotations__
 
 
 def text_of(recipe: Recipe) -> str:
-    """The products of a recipe whose output is in FP8, for LayerOptions."""
-    output = recipe.output
-    assert output is not None
-    products = output, recipe.grad_input or output, recipe.grad_weight or output
-    return ";".join([_text(product) for product in products])
+    """products_of() for LayerOptions."""
+    return ";".join(["|".join([_text(part) for part in each]) for each in products_of(recipe)])
 
 
-def _text(product: Product) -> str:
-    how = f"{product.fast_accumulation}|{product.batch_invariant}"
-    return f"{_text_of_format(product.a)}|{_text_of_format(product.b)}|{how}"
-
-
-def _text_of_format(format: Format) -> str:
-    power_of_two, overflow, rule = format.options
-    return f"{format.dtype} {format.granularity} {power_of_two} {overflow} {rule}"
+def _text(part: Any) -> str:
+    return " ".join([f"{word}" for word in part]) if isinstance(part, tuple) else f"{part}"
 
 
 _VALUES: Final = {"None": None, "True": True, "False": False}

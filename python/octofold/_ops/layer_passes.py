@@ -77,7 +77,7 @@ def passes_of(
         passes = None
         if LIBRARY_TAKES_TENSORS and fits(recipe, wanted):
             sizes = tokens, in_features, out_features
-            made = make_passes(sizes, _products(recipe), wanted, weights_are_cast, device, beside)
+            made = make_passes(sizes, products_of(recipe), wanted, weights_are_cast, device, beside)
             passes = Passes._make((*made, wanted))
         found = _FOUND[key] = recipe, passes
     return found[1]
@@ -96,7 +96,7 @@ def make_passes(
     device: "torch.device",
     beside: NormLike | MlpLike | None,
 ) -> Sequence[Any]:
-    """The fields of Passes, but for what is wanted. products: as _words() has each."""
+    """The fields of Passes, but for what is wanted. products: as products_of() has them."""
     gpu = (device.index or 0) if device.type == "cuda" else None
     made: Sequence[Any]
     if beside is None:
@@ -134,7 +134,8 @@ def fits(recipe: Recipe, wanted: Wanted) -> bool:
     )
 
 
-def _products(recipe: Recipe) -> list[tuple[Any, ...]]:
+def products_of(recipe: Recipe) -> list[tuple[Any, ...]]:
+    """The products of a recipe whose output is in FP8, in words."""
     output = recipe.output
     assert output is not None
     # The library does not look at products that are not wanted.

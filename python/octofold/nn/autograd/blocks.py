@@ -5,8 +5,8 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from .activated import ACTIVATIONS, is_gated
-from .chain import Chain, run
-from .chain_call import Layer
+from .chain import run
+from .chain_call import Chain, Layer
 from .fitting import require_fitting, require_weight
 from .normed import norm_of, require_norm_fitting
 

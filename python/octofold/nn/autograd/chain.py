@@ -1,14 +1,12 @@
 """Linear layers and what is fused with them, as chains with a gradient: what is computed, and with
 which casts."""
 
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._core.formats import Format
-from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.cast_sources import Activated
@@ -16,8 +14,8 @@ from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
 from ..casting.casts import cast_as_wanted, cast_weight, joined, walkable
 from .activated import activated, activated_gradient, cast_activation_gradient, gated_in_one
-from .boundary import ONE_PROCESS, Sides, sides_of
-from .chain_call import Before, Layer, chain_in_one_call
+from .boundary import ONE_PROCESS, sides_of
+from .chain_call import Before, Chain, Layer, chain_in_one_call
 from .functions import (
     Layout,
     differentiates,
@@ -29,7 +27,7 @@ from .functions import (
 )
 from .in_graph import layer_in_graph
 from .main_grad import GradientTargets
-from .normed import Norm, norm_gradients, norm_source, normed
+from .normed import norm_gradients, norm_source, normed
 from .products import (
     bias_gradient,
     cast_gradient,
@@ -37,22 +35,6 @@ from .products import (
     input_gradient,
     output_product,
 )
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The steps of a chain: [residual and norm,] a linear layer[, an activation, a second one].
-    Only a linear layer alone may have its output in high precision."""
-
-    name: str
-    """The name of the operation, for its errors."""
-    recipe: Recipe
-    norm: Norm | None = None
-    activation: str | None = None
-    keep_fp8: bool = False
-    """True if the input of the activation is kept for backward in FP8."""
-    sides: Sides | None = None
-    """The boundaries of tokens, if a rank has a part of each weight (tensor parallelism)."""
 
 
 class _Inputs(NamedTuple):
@@ -186,9 +168,8 @@ def run(
     layers = (first,) if second is None else (first, second)
     results = None
     if chain.sides is None:
-        how = chain.recipe, chain.norm, chain.activation, chain.keep_fp8, dtype
-        results = chain_in_one_call(chain.name, before, layers, *how)
-        results = results or layer_in_graph(chain.name, before, layers, *how)
+        results = chain_in_one_call(chain, before, layers, dtype)
+        results = results or layer_in_graph(chain, before, layers, dtype)
     y, total = results or _by_casts_and_products(before, layers, chain, dtype)
     return (y[0], total[0]) if is_vector else (y, total)
 

@@ -5,6 +5,7 @@ all else: recipes that leave a product in high precision, ranks, compilers, mode
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from ..._core.torch import NAMES, increment_version
 from ..._core.torch_ops import torch_is_watching
 from ..._ops.layer_passes import MlpLike, NormLike, Passes, passes_of
 from ..casting.casts import WeightCasts, joined, walkable
+from .boundary import Sides
 from .functions import memory, refuse_in_backward, save_tensors, saved_tensors
 from .main_grad import GradientTargets
 from .normed import Norm, fitted
@@ -29,6 +31,22 @@ _NAMES: Final = {
     "operands.bias": "norm_bias",
 }
 _empty: Final = torch.empty
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The steps of a chain: [residual and norm,] a linear layer[, an activation, a second one].
+    Only a linear layer alone may have its output in high precision."""
+
+    name: str
+    """The name of the operation, for its errors."""
+    recipe: Recipe
+    norm: Norm | None = None
+    activation: str | None = None
+    keep_fp8: bool = False
+    """True if the input of the activation is kept for backward in FP8."""
+    sides: Sides | None = None
+    """The boundaries of tokens, if a rank has a part of each weight (tensor parallelism)."""
 
 
 class Layer(NamedTuple):
@@ -86,17 +104,11 @@ def casts_suffice(layers: tuple[Layer, ...], wanted: tuple[bool, ...]) -> bool:
 
 
 def chain_in_one_call(
-    operation: str,
-    before: Before,
-    layers: tuple[Layer, ...],
-    recipe: Recipe,
-    norm: Norm | None,
-    activation: str | None,
-    keep_fp8: bool,
-    dtype: torch.dtype,
+    chain: Chain, before: Before, layers: tuple[Layer, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
     """The result of a chain of arguments that fit, and what was normed; None where that is to be
     done otherwise. (For linear layers alone one_call.py has the same.)"""
+    recipe, norm, activation = chain.recipe, chain.norm, chain.activation
     is_linear = norm is None and activation is None
     if is_linear or torch_is_watching() or any(t is not None and not is_plain(t) for t in before):
         return None
@@ -115,7 +127,7 @@ def chain_in_one_call(
     if activation is not None:
         hidden, has_bias = last.weights[0].shape[1], first.bias is not None
         beside = MlpLike(
-            hidden, activation, of_norm, NAMES[x.dtype], NAMES[dtype], keep_fp8, has_bias
+            hidden, activation, of_norm, NAMES[x.dtype], NAMES[dtype], chain.keep_fp8, has_bias
         )
     out_features = sum(weight.shape[0] for weight in last.weights)
     tokens = x.numel() // (x.shape[-1] or 1)
@@ -124,7 +136,7 @@ def chain_in_one_call(
     if passes is None:
         return None
     goes_back = inputs_that_go_back(layers, wanted)
-    call = _Call(operation, passes, layers, out_features, dtype, norm is not None, goes_back)
+    call = _Call(chain.name, passes, layers, out_features, dtype, norm is not None, goes_back)
     parameters = tuple(t for layer in layers for t in layer.parameters())
     try:
         if not any(wanted):
@@ -132,7 +144,7 @@ def chain_in_one_call(
         else:
             y, total = _apply(call, *before, *parameters)
     except InvalidArgumentError as error:
-        raise in_words_of(operation, error, _NAMES) from None
+        raise in_words_of(chain.name, error, _NAMES) from None
     return y, x if total is None else total
 
 

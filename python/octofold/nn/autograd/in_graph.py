@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._core.recipe import Recipe
 from ..._core.torch import DTYPES, LIBRARY_TAKES_TENSORS, NAMES
 from ..._core.torch_ops import torch_is_watching
 from ..._ops.layer_ops import GradientOptions, LayerOptions, layer_backward, layer_forward, text_of
 from ..._ops.layer_passes import fits
 from ..casting.casts import walkable
 from ..casting.weight_tensors import plain_weight
-from .chain_call import Before, Layer, casts_suffice, wanted_of
+from .chain_call import Before, Chain, Layer, casts_suffice, wanted_of
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
-from .normed import Norm, fitted
+from .normed import fitted
 from .products import addable
 
 
@@ -39,18 +38,12 @@ class _Inputs(NamedTuple):
 
 
 def layer_in_graph(
-    operation: str,
-    before: Before,
-    layers: tuple[Layer, ...],
-    recipe: Recipe,
-    norm: Norm | None,
-    activation: str | None,
-    keep_fp8: bool,
-    dtype: torch.dtype,
+    chain: Chain, before: Before, layers: tuple[Layer, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
     """The result of arguments that fit, and what was normed; None where that is to be done
     otherwise: where torch need not know of it, for recipes that are not all FP8, and for gradients
     that are added to a main_grad."""
+    recipe, norm = chain.recipe, chain.norm
     wanted = wanted_of(before, layers)
     if not torch_is_watching() or not LIBRARY_TAKES_TENSORS or not fits(recipe, wanted):
         return None
@@ -62,8 +55,8 @@ def layer_in_graph(
         recipe=text_of(recipe),
         norm=None if norm is None else norm.kind,
         epsilon=0.0 if norm is None else norm.epsilon,
-        activation=activation,
-        keep_fp8=keep_fp8,
+        activation=chain.activation,
+        keep_fp8=chain.keep_fp8,
         has_up_bias=layers[0].bias is not None,
         are_cast=layers[0].casts is not None,
         wanted="".join(["1" if each else "0" for each in wanted]),
@@ -72,9 +65,9 @@ def layer_in_graph(
     )
     up = _weight_of(layers[0])
     down = _weight_of(layers[1]) if len(layers) == 2 else None
-    inputs = _Inputs(operation, before, up, down, options)
+    inputs = _Inputs(chain.name, before, up, down, options)
     tensors = (*before, up.weight, up.bias, *((down.weight, down.bias) if down else ()))
-    if not differentiates(operation, *tensors):
+    if not differentiates(chain.name, *tensors):
         y, total, _ = _forward(inputs)
         return y, before.x if total is None else total
     layout, flat = flatten(inputs)

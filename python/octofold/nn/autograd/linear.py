@@ -10,8 +10,8 @@ from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..casting.casts import WeightCasts, transposed_weight, walkable
 from .boundary import Sides, sides_of
-from .chain import Chain, run
-from .chain_call import Layer
+from .chain import run
+from .chain_call import Chain, Layer
 from .fitting import require_fitting
 from .functions import differentiates, refuse_in_backward, result_dtype, save_tensors, saved_tensors
 from .one_call import linear_in_one_call

@@ -11,7 +11,8 @@ from ..._core.recipe import Recipe
 from ..autograd.activated import activated, is_gated
 from ..autograd.blocks import chain_recipe_of, require_activation, require_hidden
 from ..autograd.boundary import Sides, sides_of
-from ..autograd.chain import Chain, run
+from ..autograd.chain import run
+from ..autograd.chain_call import Chain
 from ..autograd.fitting import require_features, require_input
 from ..autograd.normed import norm_of, require_norm_fitting
 from .fused_components import (

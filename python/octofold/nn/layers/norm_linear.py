@@ -8,7 +8,8 @@ from torch.nn import Module
 
 from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
-from ..autograd.chain import Chain, run
+from ..autograd.chain import run
+from ..autograd.chain_call import Chain
 from ..autograd.fitting import require_features, require_fitting
 from ..autograd.normed import norm_of, require_norm_fitting
 from .fused_components import (
