@@ -1,5 +1,5 @@
 """Uses of every module that trains: copied, in files, checkpointed, with frozen parameters, with
-casts that are kept, under autocast, restored, on memory that comes late."""
+casts that are kept, under autocast and modes, restored, on memory that comes late."""
 
 import copy
 import io
@@ -23,6 +23,8 @@ from tests.python.nn.layer_support import (
 )
 
 torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 nn = octofold.nn
 
@@ -51,6 +53,19 @@ def test_copies_and_files(make):
             for parameter in twin.parameters():
                 parameter.zero_()
     assert_same(step(module, *inputs), expected)
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@every(MODULES)
+def test_what_modes_see_has_the_bits_of_eager_calls(make):
+    module, inputs = case(make)
+    expected = step(copy.deepcopy(module), *inputs)
+    with Passing():
+        assert_same(step(module, *inputs), expected)
 
 
 def saving(names):
