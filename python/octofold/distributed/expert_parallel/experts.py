@@ -17,11 +17,12 @@ from ...nn.autograd.experts import (
     require_routed,
     require_same_device,
 )
-from ...nn.autograd.experts_forward import Projection
+from ...nn.autograd.experts_call import Projection
 from ...nn.autograd.functions import result_dtype
 from ...nn.casting.casts import walkable
 from .function import Inputs, run_over_ranks
 from .plan import NAME, Exchange, exchange_of
+from .rank_experts import with_casts
 
 
 def experts(
@@ -85,9 +86,7 @@ def experts(
     recipe = expert_recipe_of(NAME, recipe)
     weights = (w13, w2, b13, b2)
     require_fitting_ranks(x, topk_ids, topk_weights, weights, activation, recipe, exchange, dropped)
-    grad = torch.is_grad_enabled()
-    first = projection_of(w13, b13, recipe, grad and x.requires_grad)
-    second = projection_of(w2, b2, recipe, grad and (x.requires_grad or first.needs_gradient()))
+    first, second = projection_of(w13, b13), projection_of(w2, b2)
     return run_experts(
         x, topk_ids, topk_weights, first, second, activation, recipe, exchange, dropped
     )
@@ -105,6 +104,10 @@ def run_experts(
     dropped: Tensor | None,
 ) -> Tensor:
     """experts() of arguments that fit, by require_fitting_ranks()."""
+    grad = torch.is_grad_enabled()
+    both = grad and (x.requires_grad or first.needs_gradient())
+    first = with_casts(first, recipe, grad and x.requires_grad)
+    second = with_casts(second, recipe, both)
     rows = walkable(x).reshape(-1, x.shape[-1])
     ids = topk_ids.reshape(-1, topk_ids.shape[-1])
     weights = topk_weights.to(torch.float32).reshape(ids.shape)

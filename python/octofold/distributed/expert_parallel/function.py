@@ -15,16 +15,7 @@ from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._ops.routing import Routing, combine, sort_by_expert
 from ..._ranks.wire import InFlight, begin_exchange
-from ...nn.autograd.experts_backward import (
-    ExpertLayer,
-    Gradients,
-    Kept,
-    Target,
-    expert_gradients,
-    kept_for,
-    needs_of,
-)
-from ...nn.autograd.experts_forward import ExpertInputs, Needs, Projection, compute_experts
+from ...nn.autograd.experts_call import Projection
 from ...nn.autograd.functions import (
     Layout,
     differentiates,
@@ -36,6 +27,17 @@ from ...nn.autograd.functions import (
 from ...nn.casting.casts import walkable
 from .message import Field, arrived_tokens, packed, token_fields, tokens_of, unpacked
 from .plan import NAME, Exchange, Plan, exact, fixed, order_of, parts_of, require_room
+from .rank_experts import (
+    ExpertInputs,
+    ExpertLayer,
+    Gradients,
+    Kept,
+    Needs,
+    Target,
+    compute_experts,
+    expert_gradients,
+    needs_of,
+)
 
 
 class Inputs(NamedTuple):
@@ -61,9 +63,7 @@ class Inputs(NamedTuple):
     @property
     def experts(self) -> int:
         """How many this rank has."""
-        rows, _ = self.first.casts
-        assert rows is not None
-        return int(rows.shape[0])
+        return self.first.shape[0]
 
 
 def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
@@ -121,10 +121,12 @@ def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[
         x = arrived_tokens(views, format)
         ids, weights = (view.contiguous() for view in views)
         routing, over = _routing(ids, plan, inputs)
+        if over is not None:
+            ids = torch.where(routing.positions < 0, -1, ids)
         arrived = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
-        made = compute_experts(arrived, needs, exchange.combine_dtype)
-        kept.append(kept_for(needs, made, arrived))
-        back = begin_exchange(NAME, made.out, exchange.ranks, plan.sent, plan.received)
+        out, of_part = compute_experts(arrived, needs, exchange.combine_dtype)
+        kept.append(of_part)
+        back = begin_exchange(NAME, out, exchange.ranks, plan.sent, plan.received)
         returning.append(back)
         if over is not None:
             beyond = over if beyond is None else beyond + over
@@ -185,8 +187,7 @@ class _Experts(torch.autograd.Function):
         y, beyond, kept = _forward(inputs, needs_of(layout, ctx))
         save(ctx, (inputs.plans, tuple(kept)))
         ctx.layout, ctx.x_dtype, ctx.exchange = layout, inputs.x.dtype, inputs.exchange
-        targets = Target.of(inputs.first), Target.of(inputs.second)
-        ctx.layer = ExpertLayer(inputs.activation, inputs.recipe, inputs.dtype, *targets)
+        ctx.layer = ExpertLayer.of(inputs)
         if beyond is None:  # Dynamo takes no None beside a tensor
             return y
         ctx.mark_non_differentiable(beyond)
@@ -276,13 +277,9 @@ def _whole(parts: list[Tensor | None]) -> Tensor | None:
 def _adding(layer: ExpertLayer, before: list[Gradients]) -> ExpertLayer:
     """The layer whose weight gradients are FP32, and are added to those of the part before."""
 
-    def adding(target: Target, weight: Tensor | None) -> Target:
-        return Target(torch.float32, torch.float32, weight, None)
-
-    return layer._replace(
-        first=adding(layer.first, before[0].first[0] if before else None),
-        second=adding(layer.second, before[0].second[0] if before else None),
-    )
+    first, second = (before[0].first[0], before[0].second[0]) if before else (None, None)
+    wide = torch.float32, torch.float32
+    return layer._replace(first=Target(*wide, first), second=Target(*wide, second))
 
 
 def _total(

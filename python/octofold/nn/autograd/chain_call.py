@@ -223,7 +223,8 @@ class _ChainCall(torch.autograd.Function):
         d_layers: list[Any] = []
         for index, (target, features) in enumerate(zip(ctx.targets, ctx.features, strict=True)):
             of_weight, of_bias = passes.wanted[1 + 2 * index : 3 + 2 * index]
-            dw, adds = target.place(features, device) if of_weight else (None, False)
+            shape = sum(target.rows), features
+            dw, adds = target.place(shape, device) if of_weight else (None, False)
             db = (
                 _empty(sum(target.rows), dtype=target.bias_dtype, device=device)
                 if of_bias

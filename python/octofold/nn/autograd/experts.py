@@ -12,13 +12,12 @@ from ..._core.ops import row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
-from ..casting.casts import cast_weight
+from ..casting.casts import walkable
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_products
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
-from .experts_backward import native_experts
-from .experts_forward import Projection, Tokens, routed_tokens
+from .experts_call import Projection, Tokens, native_experts
 from .experts_weight_only import weight_only_experts, wide_experts
 from .fitting import require_wide
 from .functions import result_dtype
@@ -84,55 +83,39 @@ def experts(
     require_same_device(name, x, w13)
     require_routed(name, x, topk_ids, topk_weights, w13.shape[2])
     require_compute(name, compute)
-    grad = torch.is_grad_enabled()
     compute = chosen_compute(x, w13, w2, compute)
-    tokens = routed_tokens(x, topk_ids, topk_weights, w13.shape[0])
-    if compute == HIGH_PRECISION:
-        first, second = (uncast_projection(w, b) for w, b in ((w13, b13), (w2, b2)))
-    else:
-        used = tokens.routing.offsets
-        first = projection_of(w13, b13, recipe, grad and x.requires_grad, used)
-        both = grad and (x.requires_grad or first.needs_gradient())
-        second = projection_of(w2, b2, recipe, both, used)
-    return run_experts(x, tokens, first, second, activation, recipe, compute)
+    first, second = projection_of(w13, b13), projection_of(w2, b2)
+    return run_experts(x, topk_ids, topk_weights, first, second, activation, recipe, compute)
 
 
-def projection_of(
-    weight: Tensor | ScaledTensor,
-    bias: Tensor | None,
-    recipe: Recipe,
-    transposed: bool,
-    used: Tensor | None = None,
-) -> Projection:
-    """With casts that are made now, the transposed one if wanted; of FP8 backward makes it. used:
-    the routing's offsets, if experts without tokens are to be left out."""
-    if isinstance(weight, ScaledTensor):
-        return uncast_projection(weight, bias)
-    return Projection(weight, bias, cast_weight(weight, recipe, True, transposed, used))
-
-
-def uncast_projection(
-    weight: Tensor | ScaledTensor, bias: Tensor | None, main_grad: Tensor | None = None
-) -> Projection:
-    """Without casts beside what is FP8 already."""
+def projection_of(weight: Tensor | ScaledTensor, bias: Tensor | None) -> Projection:
+    """With no casts but what is FP8 already."""
     if isinstance(weight, ScaledTensor):
         return Projection(None, bias, (weight, None))
-    return Projection(weight, bias, (None, None), main_grad)
+    return Projection(weight, bias, None)
 
 
 def run_experts(
     x: Tensor,
-    tokens: Tokens,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
     first: Projection,
     second: Projection,
     activation: str,
     recipe: Recipe,
     compute: str,
 ) -> Tensor:
-    """experts() of arguments that fit, x and where its tokens go, as chosen_compute()
-    gives. The projections have the casts that it takes: of HIGH_PRECISION none."""
+    """experts() of arguments that fit, computed as chosen_compute() gives. The projections may have
+    casts, but for HIGH_PRECISION."""
+    is_vector, experts = x.dim() == 1, first.shape[0]
+    if is_vector:
+        x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
+    if topk_ids.dtype != torch.int32:
+        topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)  # no other becomes an expert's
+    shares = topk_weights.to(torch.float32).contiguous()
+    tokens = Tokens(walkable(x), shares, walkable(topk_ids))
     y = _EXPERTS[compute](tokens, first, second, activation, recipe, result_dtype(x))
-    return y[0] if x.dim() == 1 else y
+    return y[0] if is_vector else y
 
 
 def chosen_compute(

@@ -13,12 +13,11 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import Gathered
 from ..._ops.gemm_weight_only import grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
 from ..._ops.grouped_gemm import Rows
-from ..._ops.routing import Routing, activation_dots, combine
+from ..._ops.routing import Routing, activation_dots, combine, combine_gradient, sort_by_expert
 from ..casting.casts import walkable
 from ..recipes.kernels import has_bfloat16
 from .activated import activated, activated_gradient
-from .experts_backward import bias_dots, expert_sums, group_sums, needs_of
-from .experts_forward import ExpertInputs, Projection, Tokens
+from .experts_call import Projection, Tokens
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
 from .products import addable, as_matrix
@@ -38,14 +37,28 @@ def weight_only_experts(
     half = dtype
     if half == torch.float32:
         half = torch.bfloat16 if has_bfloat16(tokens.x.device) else torch.float16
-    x, weights, routing, ids = tokens
+    x, weights, ids = tokens
     x = x.to(half)
-    inputs = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
+    routing = sort_by_expert(ids, first.shape[0])
+    inputs = _Inputs(x, weights, ids, routing, first, second, activation, recipe, dtype)
     if differentiates("experts", x, weights, first.bias, second.bias):
         layout, tensors = flatten(inputs)
         out: Tensor = _WeightOnly.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         return out
     return _forward(inputs)[0]
+
+
+class _Inputs(NamedTuple):
+    x: Tensor
+    """In 16 bits."""
+    weights: Tensor
+    ids: Tensor
+    routing: Routing
+    first: Projection
+    second: Projection
+    activation: str
+    recipe: Recipe
+    dtype: torch.dtype
 
 
 class _Kept(NamedTuple):
@@ -61,13 +74,10 @@ class _Kept(NamedTuple):
     second_bias: Tensor | None
 
 
-def _forward(inputs: ExpertInputs) -> tuple[Tensor, Tensor]:
+def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor]:
     """The result, and the rows of the first product."""
     x, dtype = inputs.x, inputs.dtype
-    assert isinstance(x, Tensor)
-    first, second = inputs.first.casts[0], inputs.second.casts[0]
-    assert first is not None
-    assert second is not None
+    first, second = inputs.first.rows, inputs.second.rows
     offsets, sources, positions = inputs.routing
     rows = Gathered(as_matrix(x), sources, slots=positions.shape[-1])
     bias = addable(inputs.first.bias, x.dtype)
@@ -88,17 +98,17 @@ class _WeightOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
-        inputs: ExpertInputs = layout.record(tensors)
-        needs = needs_of(layout, ctx)
+        inputs: _Inputs = layout.record(tensors)
+        needs = layout.needs(ctx)
         out, gate_up = _forward(inputs)
-        goes_back = bool(needs.x or needs.weights or needs.first_bias)
+        goes_back = bool(needs.x or needs.weights or needs.first.bias)
         kept = _Kept(
             inputs.routing,
             inputs.weights,
             inputs.ids,
             gate_up if goes_back else None,
-            inputs.first.casts[0] if needs.x else None,
-            inputs.second.casts[0] if goes_back else None,
+            inputs.first.rows if needs.x else None,
+            inputs.second.rows if goes_back else None,
             inputs.second.bias if needs.weights else None,
         )
         save(ctx, kept)
@@ -114,12 +124,12 @@ class _WeightOnly(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         refuse_in_backward("experts", dy)
         kept: _Kept = saved(ctx)
-        needs = needs_of(ctx.layout, ctx)
+        needs = ctx.layout.needs(ctx)
         offsets, sources, positions = kept.routing
         half, (first_dtype, second_dtype) = ctx.x_dtype, ctx.bias_dtypes
         dx = d_weights = d_first_bias = d_second_bias = None
         dy = walkable(dy)
-        if needs.second_bias:
+        if needs.second.bias:
             d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets).to(second_dtype)
         if kept.gate_up is not None:
             rows = Gathered(as_matrix(dy.to(half)), sources, slots=positions.shape[-1])
@@ -128,10 +138,10 @@ class _WeightOnly(torch.autograd.Function):
             if needs.weights:
                 d_weights = activation_dots(dh, kept.gate_up, positions, activation=ctx.activation)
                 if kept.second_bias is not None:
-                    d_weights += bias_dots(dy, kept.second_bias, kept.ids, positions)
-            goes_further = needs.x or needs.first_bias
+                    d_weights += combine_gradient(dy, kept.second_bias, kept.ids)
+            goes_further = needs.x or needs.first.bias
             d = activated_gradient(dh, kept.gate_up, ctx.activation) if goes_further else dh
-            if needs.first_bias:
+            if needs.first.bias:
                 d_first_bias = group_sums(d, kept.routing, kept.weights).to(first_dtype)
             if needs.x:
                 assert kept.first is not None
@@ -141,6 +151,26 @@ class _WeightOnly(torch.autograd.Function):
             ctx, x=dx, weights=d_weights, first=(None, d_first_bias), second=(None, d_second_bias)
         )
         return gradients
+
+
+def expert_sums(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    """[experts, out]: the gradient by each expert's result, summed over its tokens."""
+    dy, ids, weights = dy.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
+    numbers = torch.arange(offsets.shape[0] - 1, dtype=ids.dtype, device=ids.device)
+    shares = ((ids.unsqueeze(-1) == numbers) * weights.unsqueeze(-1)).sum(1)
+    dy = torch.where((ids >= 0).any(1, keepdim=True), dy, 0)  # no token may be any number
+    return shares.t().to(dy.dtype) @ dy
+
+
+def group_sums(x: Tensor, routing: Routing, weights: Tensor) -> Tensor:
+    """[experts, cols]: rows of x [rows, cols] times their weights of the routing, summed; those
+    behind the last are not looked at."""
+    offsets, sources, _ = routing
+    rows = torch.arange(x.shape[0], dtype=offsets.dtype, device=x.device)
+    belongs = (rows >= offsets[:-1, None]) & (rows < offsets[1:, None])
+    shares = belongs * weights.flatten().index_select(0, sources.clamp(min=0))
+    sums: Tensor = shares.to(x.dtype) @ torch.where((rows < offsets[-1]).unsqueeze(-1), x, 0)
+    return sums
 
 
 def wide_experts(
@@ -153,7 +183,8 @@ def wide_experts(
 ) -> Tensor:
     """[..., hidden] in this dtype, by torch's own grouped product: on some GPUs it waits for the
     sizes of the groups, so that no CUDA graph can hold it."""
-    x, weights, (offsets, sources, positions), _ = tokens
+    x, weights, ids = tokens
+    offsets, sources, positions = sort_by_expert(ids, first.shape[0])
     slots = positions.shape[-1]
     places = torch.arange(sources.shape[0], device=x.device, dtype=offsets.dtype)
     is_used = (places < offsets[-1]).unsqueeze(-1)
@@ -181,10 +212,9 @@ def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def _weight_of(projection: Projection, dtype: torch.dtype) -> Tensor:
-    weight, codes = projection.weight, projection.casts[0]
+    weight = projection.weight
     if weight is None:
-        assert codes is not None
-        wide: Tensor = codes.dequantize(dtype)
+        wide: Tensor = projection.rows.dequantize(dtype)
         return wide
     if projection.main_grad is not None:
         weight = _ToMainGrad.apply(weight, projection.main_grad)  # type: ignore[no-untyped-call]

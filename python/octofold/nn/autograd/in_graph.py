@@ -58,6 +58,7 @@ def layer_in_graph(
         activation=chain.activation,
         keep_fp8=chain.keep_fp8,
         has_up_bias=layers[0].bias is not None,
+        has_down_bias=layers[-1].bias is not None,
         are_cast=layers[0].casts is not None,
         wanted="".join(["1" if each else "0" for each in wanted]),
         x_dtype=NAMES[before.x.dtype],
@@ -102,7 +103,7 @@ def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
                 read = walkable(weight.weight)
             weights += read, weight.scale, addable(weight.bias, dtype)
     operands = fitted(norm_weight, x), fitted(norm_bias, x)
-    given = (x, residual, *operands, *weights)
+    given = (x, residual, *operands, None, None, *weights)
     y, total, kept, _ = layer_forward(given, tuple(inputs.options))
     return y, total, kept
 
@@ -139,11 +140,12 @@ class _InGraph(torch.autograd.Function):
             before.x.shape[-1],
             0 if down is None else down.weight.shape[1],
             last.weight.shape[0],
+            0,  # experts
         )
         weights = (up.weight, up.bias, *((down.weight, down.bias) if down else (None, None)))
         ctx.dtypes = [
             "" if t is None or t.dtype not in NAMES else NAMES[t.dtype]
-            for t in (*before[2:], *weights)
+            for t in (*before[2:], None, *weights)
         ]
         return y if total is None else (y, total)
 
@@ -157,24 +159,23 @@ class _InGraph(torch.autograd.Function):
         if kept.normed is not None:
             x = kept.normed
             operands = fitted(kept.norm_weight, x), fitted(kept.norm_bias, x)
-        wanted = (through_norm, through_norm, *(each == "1" for each in options.wanted[1:]))
+        wanted = (through_norm, through_norm, False, *(each == "1" for each in options.wanted[1:]))
         dtypes = [
             name if is_wanted else ""
             for name, is_wanted in zip(ctx.dtypes, (*wanted, False, False), strict=False)
         ]
-        in_features, hidden, out_features = ctx.sizes
-        more = GradientOptions(in_features, hidden, out_features, ",".join(dtypes))
+        more = GradientOptions._make((*ctx.sizes, ",".join(dtypes)))
         given = (
             walkable(dy),
             kept.memory,
             None if kept.normed is None else kept.normed.detach(),
             *operands,
             walkable(of_sum) if through_norm and of_sum is not None else None,
+            *(None, None, None),
             *kept.transposed,
         )
-        dx, dnorm_weight, dnorm_bias, dup, dup_bias, ddown, ddown_bias, _ = layer_backward(
-            given, (*options, *more)
-        )
+        dx, dnorm_weight, dnorm_bias, _, *of_layers, _ = layer_backward(given, (*options, *more))
+        dup, dup_bias, ddown, ddown_bias = of_layers
         gradients: tuple[Any, ...] = ctx.layout.gradients(
             ctx,
             before=(dx, dx, dnorm_weight, dnorm_bias),
