@@ -41,10 +41,10 @@ void backward_of_experts(const ExpertsProblem& problem, const Tensor& dy,
                          const OptionalTensor& up_scale, const OptionalTensor& down_transposed,
                          const OptionalTensor& down_scale, const OptionalTensor& kept,
                          const OptionalTensor& dx, const OptionalTensor& dtopk_weights,
-                         const OptionalTensor& dup, const OptionalTensor& dup_bias, bool adds_to_dup,
-                         const OptionalTensor& ddown, const OptionalTensor& ddown_bias,
-                         bool adds_to_ddown, const OptionalTensor& workspace,
-                         const OptionalStream& stream) {
+                         const OptionalTensor& dup, const OptionalTensor& dup_bias,
+                         bool adds_to_dup, const OptionalTensor& ddown,
+                         const OptionalTensor& ddown_bias, bool adds_to_ddown,
+                         const OptionalTensor& workspace, const OptionalStream& stream) {
   constexpr CastOperation kBackward{"experts_backward"};
   const LinearProduct& grad_input = problem.recipe.grad_input;
   experts_backward(

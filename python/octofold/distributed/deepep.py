@@ -30,7 +30,7 @@ from .._ops.grouped_gemm import Masked, grouped_gemm
 from .._ops.routing import sort_by_expert
 from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation
-from ..nn.autograd.experts import expert_recipe_of, projection_of, require_projections
+from ..nn.autograd.experts import expert_recipe_of, layer_of_experts, require_projections
 from ..nn.autograd.products import addable
 from .expert_parallel.rank_experts import (
     ExpertInputs,
@@ -109,13 +109,15 @@ def contiguous_experts(
     routing = sort_by_expert(ids, experts)
     used = routing.offsets
     first, second = (
-        with_casts(projection_of(*layer), recipe, False, used) for layer in ((w13, b13), (w2, b2))
+        with_casts(layer_of_experts(*layer), recipe, False, used)
+        for layer in ((w13, b13), (w2, b2))
     )
     if rows is not None:
         routing = routing._replace(sources=routing.sources[:rows])
     wanted = torch.is_grad_enabled()
-    trained = (first.weight, second.weight, b13, b2)
-    needs = Needs(wanted, wanted, *(wanted and t is not None and t.requires_grad for t in trained))
+    trained = (w13, w2, b13, b2)
+    flags = (isinstance(t, Tensor) and t.requires_grad for t in trained)
+    needs = Needs(wanted, wanted, *(wanted and flag for flag in flags))
     inputs = ExpertInputs(
         x, weights, routing, first, second, ids, activation, recipe, torch.bfloat16
     )
@@ -187,7 +189,9 @@ def masked_experts(
         expected = f"[{w13.shape[0]}, places, {w13.shape[2]}] of this rank's experts"
         raise invalid_argument(name, "packed_recv_x", expected, list(x.shape))
     with torch.no_grad():
-        first, second = (with_casts(projection_of(w, None), recipe, False).rows for w in (w13, w2))
+        first, second = (
+            with_casts(layer_of_experts(w, None), recipe, False).rows for w in (w13, w2)
+        )
         rows = x if isinstance(x, ScaledTensor) else cast(x, rows=output.a).rows
         groups = Masked(packed_recv_count, expected_rows)
         how = {

@@ -10,14 +10,14 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import require_agreement
 from ...nn.autograd.blocks import require_activation
+from ...nn.autograd.chain_call import Layer
 from ...nn.autograd.experts import (
     expert_recipe_of,
-    projection_of,
+    layer_of_experts,
     require_projections,
     require_routed,
     require_same_device,
 )
-from ...nn.autograd.experts_call import Projection
 from ...nn.autograd.functions import result_dtype
 from ...nn.casting.casts import walkable
 from .function import Inputs, run_over_ranks
@@ -86,7 +86,7 @@ def experts(
     recipe = expert_recipe_of(NAME, recipe)
     weights = (w13, w2, b13, b2)
     require_fitting_ranks(x, topk_ids, topk_weights, weights, activation, recipe, exchange, dropped)
-    first, second = projection_of(w13, b13), projection_of(w2, b2)
+    first, second = layer_of_experts(w13, b13), layer_of_experts(w2, b2)
     return run_experts(
         x, topk_ids, topk_weights, first, second, activation, recipe, exchange, dropped
     )
@@ -96,8 +96,8 @@ def run_experts(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    first: Projection,
-    second: Projection,
+    first: Layer,
+    second: Layer,
     activation: str,
     recipe: Recipe,
     exchange: Exchange,

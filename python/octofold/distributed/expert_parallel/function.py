@@ -15,7 +15,7 @@ from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._ops.routing import Routing, combine, sort_by_expert
 from ..._ranks.wire import InFlight, begin_exchange
-from ...nn.autograd.experts_call import Projection
+from ...nn.autograd.chain_call import Layer
 from ...nn.autograd.functions import (
     Layout,
     differentiates,
@@ -51,9 +51,9 @@ class Inputs(NamedTuple):
     """[tokens, k], of all experts."""
     plans: tuple[Plan, ...]
     """The plans of the parts of the batch, one behind the other."""
-    first: Projection
+    first: Layer
     """The first projection of this rank's experts, and below it the second."""
-    second: Projection
+    second: Layer
     activation: str
     recipe: Recipe
     dtype: torch.dtype
@@ -72,7 +72,7 @@ def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
     plans, beyond = _plans(inputs)
     inputs = inputs._replace(plans=plans)
     first, second = inputs.first, inputs.second
-    trained = *first[:2], *second[:2]
+    trained = *first.parameters(), *second.parameters()
     if differentiates("distributed.experts", inputs.x, inputs.weights, *trained):
         layout, tensors = flatten(inputs)
         made = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
@@ -199,7 +199,13 @@ class _Experts(torch.autograd.Function):
         plans, kept = saved(ctx)
         needs, dy = needs_of(ctx.layout, ctx), walkable(dy)
         made = gradients_over_ranks(dy, plans, kept, needs, ctx.layer, ctx.exchange, ctx.x_dtype)
-        gradients: tuple[Any, ...] = ctx.layout.gradients(ctx, **made._asdict())
+        layers = {
+            name: (None if dw is None else (dw,), db)
+            for name, (dw, db) in (("first", made.first), ("second", made.second))
+        }
+        gradients: tuple[Any, ...] = ctx.layout.gradients(
+            ctx, x=made.x, weights=made.weights, **layers
+        )
         return gradients
 
 

@@ -53,9 +53,9 @@ class ParallelExperts(Experts):
         number = None if _is_compiling() else self.number  # compiled code serves several layers
         require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, dropped, number)
         grad = torch.is_grad_enabled()
-        of_first = self._projection(self._names[0], first, grad and input.requires_grad)
+        of_first = self._layer(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both)
+        of_second = self._layer(self._names[1], second, both)
         return run_experts(*routed, of_first, of_second, self.activation, recipe, exchange, dropped)
 
     def reset_parameters(self) -> None:

@@ -20,22 +20,20 @@ from ..._ops.gated_gemm import gated_gemm
 from ..._ops.grouped_gemm import Depth, Rows, grouped_gemm
 from ..._ops.routing import Routing, activation_dots, combine, combine_gradient
 from ...nn.autograd.activated import activated_gradient, gated_in_one
-from ...nn.autograd.experts_call import Projection, TransposedWeight
+from ...nn.autograd.chain_call import Layer, TransposedWeight
 from ...nn.autograd.experts_weight_only import expert_sums, group_sums
 from ...nn.autograd.functions import Layout
-from ...nn.autograd.products import gradient_formats, grouped_product
+from ...nn.autograd.products import addable, gradient_formats, grouped_product
 from ...nn.casting.casts import cast_as_wanted, cast_weight, gather_codes
 
 
-def with_casts(
-    projection: Projection, recipe: Recipe, transposed: bool, used: Tensor | None = None
-) -> Projection:
+def with_casts(layer: Layer, recipe: Recipe, transposed: bool, used: Tensor | None = None) -> Layer:
     """With casts that are made now where nobody holds any, the transposed one if wanted; of FP8
     backward makes it. used: the routing's offsets, if experts without tokens are to be left out."""
-    if projection.casts is not None:
-        return projection
-    assert projection.weight is not None
-    return projection._replace(casts=cast_weight(projection.weight, recipe, True, transposed, used))
+    if layer.casts is not None:
+        return layer
+    (weight,) = layer.weights
+    return layer._replace(casts=cast_weight(weight, recipe, True, transposed, used))
 
 
 class ExpertInputs(NamedTuple):
@@ -47,8 +45,8 @@ class ExpertInputs(NamedTuple):
     weights: Tensor
     """The weights of the routing, float32 [..., k], contiguous."""
     routing: Routing
-    first: Projection
-    second: Projection
+    first: Layer
+    second: Layer
     ids: Tensor
     activation: str
     recipe: Recipe
@@ -75,7 +73,7 @@ def needs_of(layout: Layout, ctx: Any) -> Needs:
     """The gradients that a Function of experts is to give, by its inputs as a record."""
     needs = layout.needs(ctx)
     first, second = needs.first, needs.second
-    flags = needs.x, needs.weights, first.weight, second.weight, first.bias, second.bias
+    flags = needs.x, needs.weights, any(first.weights), any(second.weights), first.bias, second.bias
     return Needs(*map(bool, flags))
 
 
@@ -129,7 +127,7 @@ def compute_experts(
             Activated(gate_up, activation), output.a, of_h, offsets=offsets
         )
     y = grouped_product(output, h, second.rows, offsets, dtype, second.bias)
-    bias = second.bias if needs.weights else None
+    bias = addable(second.bias, dtype) if needs.weights else None
     kept = Kept(
         routing,
         weights,
@@ -153,11 +151,9 @@ class Target(NamedTuple):
     added_to: Tensor | None = None
 
     @staticmethod
-    def of(projection: Projection) -> "Target":
-        weight, bias = projection[:2]
-        return Target(
-            None if weight is None else weight.dtype, None if bias is None else bias.dtype
-        )
+    def of(layer: Layer) -> "Target":
+        of_weight = layer.weights[0].dtype if layer.weights else None
+        return Target(of_weight, None if layer.bias is None else layer.bias.dtype)
 
     def gradient(
         self,

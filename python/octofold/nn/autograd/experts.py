@@ -12,15 +12,16 @@ from ..._core.ops import row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
-from ..casting.casts import walkable
+from ..casting.casts import WeightCasts, walkable
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_products
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
-from .experts_call import Projection, Tokens, native_experts
-from .experts_weight_only import weight_only_experts, wide_experts
+from .chain_call import Before, Chain, Layer
+from .experts_weight_only import Tokens, weight_only_experts, wide_experts
 from .fitting import require_wide
 from .functions import result_dtype
+from .in_graph import fused
 
 
 def experts(
@@ -84,29 +85,34 @@ def experts(
     require_routed(name, x, topk_ids, topk_weights, w13.shape[2])
     require_compute(name, compute)
     compute = chosen_compute(x, w13, w2, compute)
-    first, second = projection_of(w13, b13), projection_of(w2, b2)
+    first, second = layer_of_experts(w13, b13), layer_of_experts(w2, b2)
     return run_experts(x, topk_ids, topk_weights, first, second, activation, recipe, compute)
 
 
-def projection_of(weight: Tensor | ScaledTensor, bias: Tensor | None) -> Projection:
-    """With no casts but what is FP8 already."""
+def layer_of_experts(
+    weight: Tensor | ScaledTensor,
+    bias: Tensor | None,
+    casts: WeightCasts | None = None,
+    main_grad: Tensor | None = None,
+) -> Layer:
+    """One of the two layers of all experts. FP8 weights are their casts."""
     if isinstance(weight, ScaledTensor):
-        return Projection(None, bias, (weight, None))
-    return Projection(weight, bias, None)
+        return Layer((), bias, (weight, None))
+    return Layer((weight,), bias, casts, (main_grad,))
 
 
 def run_experts(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    first: Projection,
-    second: Projection,
+    first: Layer,
+    second: Layer,
     activation: str,
     recipe: Recipe,
     compute: str,
 ) -> Tensor:
-    """experts() of arguments that fit, computed as chosen_compute() gives. The projections may have
-    casts, but for HIGH_PRECISION."""
+    """experts() of arguments that fit, computed as chosen_compute() gives. For HIGH_PRECISION the
+    layers have no casts."""
     is_vector, experts = x.dim() == 1, first.shape[0]
     if is_vector:
         x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
@@ -132,8 +138,23 @@ def chosen_compute(
     return WEIGHT_ONLY if how == CAST else how  # whose error says what there is no kernel for
 
 
+def _native_experts(
+    tokens: Tokens,
+    first: Layer,
+    second: Layer,
+    activation: str,
+    recipe: Recipe,
+    dtype: torch.dtype,
+) -> Tensor:
+    before = Before(tokens.x, topk_weights=tokens.weights, topk_ids=tokens.ids)
+    chain = Chain("experts", recipe, activation=activation)
+    results = fused(chain, before, (first, second), dtype)
+    assert results is not None  # as expert_recipe_of() gives
+    return results[0]
+
+
 _EXPERTS: Final[dict[str, Callable[..., Tensor]]] = {
-    NATIVE: native_experts,
+    NATIVE: _native_experts,
     WEIGHT_ONLY: weight_only_experts,
     HIGH_PRECISION: wide_experts,
 }

@@ -17,16 +17,27 @@ from ..._ops.routing import Routing, activation_dots, combine, combine_gradient,
 from ..casting.casts import walkable
 from ..recipes.kernels import has_bfloat16
 from .activated import activated, activated_gradient
-from .experts_call import Projection, Tokens
+from .chain_call import Layer
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
 from .products import addable, as_matrix
 
 
+class Tokens(NamedTuple):
+    """The inputs of an expert layer beside its weights and biases."""
+
+    x: Tensor
+    """[..., hidden], of at least two dimensions, walkable."""
+    weights: Tensor
+    """The weights of the routing, float32 [..., k], contiguous."""
+    ids: Tensor
+    """int32 [..., k], walkable."""
+
+
 def weight_only_experts(
     tokens: Tokens,
-    first: Projection,
-    second: Projection,
+    first: Layer,
+    second: Layer,
     activation: str,
     recipe: Recipe,
     dtype: torch.dtype,
@@ -54,8 +65,8 @@ class _Inputs(NamedTuple):
     weights: Tensor
     ids: Tensor
     routing: Routing
-    first: Projection
-    second: Projection
+    first: Layer
+    second: Layer
     activation: str
     recipe: Recipe
     dtype: torch.dtype
@@ -109,7 +120,7 @@ class _WeightOnly(torch.autograd.Function):
             gate_up if goes_back else None,
             inputs.first.rows if needs.x else None,
             inputs.second.rows if goes_back else None,
-            inputs.second.bias if needs.weights else None,
+            addable(inputs.second.bias, inputs.dtype) if needs.weights else None,
         )
         save(ctx, kept)
         ctx.layout, ctx.activation, ctx.x_dtype = layout, inputs.activation, inputs.x.dtype
@@ -175,8 +186,8 @@ def group_sums(x: Tensor, routing: Routing, weights: Tensor) -> Tensor:
 
 def wide_experts(
     tokens: Tokens,
-    first: Projection,
-    second: Projection,
+    first: Layer,
+    second: Layer,
     activation: str,
     recipe: Recipe,
     dtype: torch.dtype,
@@ -191,11 +202,11 @@ def wide_experts(
     owners = torch.searchsorted(offsets[1:], places, right=True).clamp(max=offsets.shape[0] - 2)
     x = x.to(dtype).reshape(-1, x.shape[-1])
     rows = torch.where(is_used, x.index_select(0, sources.clamp(min=0) // slots), 0)
-    for projection in (first, second):
-        rows = rows if projection is first else activated(rows, activation)
-        products = _grouped(rows, _weight_of(projection, dtype).transpose(1, 2), offsets[1:])
-        if projection.bias is not None:
-            bias = projection.bias.float().index_select(0, owners)  # whose gradient is a sum
+    for layer in (first, second):
+        rows = rows if layer is first else activated(rows, activation)
+        products = _grouped(rows, _weight_of(layer, dtype).transpose(1, 2), offsets[1:])
+        if layer.bias is not None:
+            bias = layer.bias.float().index_select(0, owners)  # whose gradient is a sum
             products = (products + bias).to(dtype)
         rows = torch.where(is_used, products, 0)
     taken = rows.index_select(0, positions.clamp(min=0).flatten())
@@ -211,13 +222,13 @@ def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return result
 
 
-def _weight_of(projection: Projection, dtype: torch.dtype) -> Tensor:
-    weight = projection.weight
-    if weight is None:
-        wide: Tensor = projection.rows.dequantize(dtype)
+def _weight_of(layer: Layer, dtype: torch.dtype) -> Tensor:
+    if not layer.weights:
+        wide: Tensor = layer.rows.dequantize(dtype)
         return wide
-    if projection.main_grad is not None:
-        weight = _ToMainGrad.apply(weight, projection.main_grad)  # type: ignore[no-untyped-call]
+    (weight,), (main_grad,) = layer.weights, layer.main_grads
+    if main_grad is not None:
+        weight = _ToMainGrad.apply(weight, main_grad)  # type: ignore[no-untyped-call]
     return weight.to(dtype)
 
 

@@ -23,17 +23,17 @@ from ..autograd.boundary import (
     reduce_partial,
     sides_of,
 )
+from ..autograd.chain_call import Layer
 from ..autograd.experts import (
     chosen_compute,
     expert_recipe_of,
-    projection_of,
+    layer_of_experts,
     require_counts,
     require_projections,
     require_routed,
     require_same_device,
     run_experts,
 )
-from ..autograd.experts_call import Projection
 from ..autograd.fitting import is_fp8
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.casts import joined_experts, stacked_experts
@@ -231,9 +231,9 @@ class Experts(CodedState, KeepsBuffers):
         grad = torch.is_grad_enabled()
         compute = chosen_compute(input, first, second, self.compute)
         of_x = grad and input.requires_grad
-        of_first = self._projection(self._names[0], first, of_x, compute)
+        of_first = self._layer(self._names[0], first, of_x, compute)
         both = of_x or (grad and of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both, compute)
+        of_second = self._layer(self._names[1], second, both, compute)
         if of_second.bias is not None and exit is not ONE_PROCESS:
             of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
         layer = of_first, of_second, self.activation, self._recipe, compute
@@ -349,16 +349,16 @@ class Experts(CodedState, KeepsBuffers):
         squares = self._recipe.output.b.granularity == "128x128"
         return f"{name}_scale_inv" if squares else f"{name}_scale"
 
-    def _projection(
+    def _layer(
         self,
         name: str,
         weight: Tensor | ScaledTensor,
         transposed: bool,
         compute: str = NATIVE,
-    ) -> Projection:
+    ) -> Layer:
         bias = self._own(f"{name}_bias")
         if isinstance(weight, ScaledTensor):
-            return projection_of(weight, bias)
+            return layer_of_experts(weight, bias)
         if is_dtensor(weight):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
@@ -366,7 +366,7 @@ class Experts(CodedState, KeepsBuffers):
         casts = None
         if compute != HIGH_PRECISION:
             casts = casts_for_call((weight,), self._recipe, transposed, self._is_sharded)
-        return Projection(weight, bias, casts, main_grad)
+        return layer_of_experts(weight, bias, casts, main_grad)
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
         for name in self._names:
