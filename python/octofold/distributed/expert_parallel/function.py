@@ -24,6 +24,7 @@ from ...nn.autograd.functions import (
     save,
     saved,
 )
+from ...nn.autograd.main_grad import GradientTargets
 from ...nn.casting.casts import walkable
 from .message import Field, arrived_tokens, packed, token_fields, tokens_of, unpacked
 from .plan import NAME, Exchange, Plan, exact, fixed, order_of, parts_of, require_room
@@ -33,7 +34,6 @@ from .rank_experts import (
     Gradients,
     Kept,
     Needs,
-    Target,
     compute_experts,
     expert_gradients,
     needs_of,
@@ -283,13 +283,16 @@ def _whole(parts: list[Tensor | None]) -> Tensor | None:
 def _adding(layer: ExpertLayer, before: list[Gradients]) -> ExpertLayer:
     """The layer whose weight gradients are FP32, and are added to those of the part before."""
 
+    def adding(target: GradientTargets, held: Tensor | None) -> GradientTargets:
+        count, wide = len(target.rows), torch.float32
+        return target._replace(dtypes=(wide,) * count, bias_dtype=wide, main_grads=(held,) * count)
+
     first, second = (before[0].first[0], before[0].second[0]) if before else (None, None)
-    wide = torch.float32, torch.float32
-    return layer._replace(first=Target(*wide, first), second=Target(*wide, second))
+    return layer._replace(first=adding(layer.first, first), second=adding(layer.second, second))
 
 
 def _total(
-    parts: list[tuple[Tensor | None, Tensor | None]], target: Target
+    parts: list[tuple[Tensor | None, Tensor | None]], target: GradientTargets
 ) -> tuple[Tensor | None, Tensor | None]:
     """By weights, which the parts have added to the first one's, and by biases."""
     weight, bias = parts[0]

@@ -23,6 +23,7 @@ from ...nn.autograd.activated import activated_gradient, gated_in_one
 from ...nn.autograd.chain_call import Layer, TransposedWeight
 from ...nn.autograd.experts_weight_only import expert_sums, group_sums
 from ...nn.autograd.functions import Layout
+from ...nn.autograd.main_grad import GradientTargets
 from ...nn.autograd.products import addable, gradient_formats, grouped_product
 from ...nn.casting.casts import cast_as_wanted, cast_weight, gather_codes
 
@@ -143,56 +144,20 @@ def compute_experts(
     return combine(y, routing.positions, weights, out_dtype=out_dtype or dtype), kept
 
 
-class Target(NamedTuple):
-    """The dtypes of a projection's gradients, and what that by its weights is added to."""
-
-    dtype: torch.dtype | None
-    bias_dtype: torch.dtype | None
-    added_to: Tensor | None = None
-
-    @staticmethod
-    def of(layer: Layer) -> "Target":
-        of_weight = layer.weights[0].dtype if layer.weights else None
-        return Target(of_weight, None if layer.bias is None else layer.bias.dtype)
-
-    def gradient(
-        self,
-        of_gradient: ScaledTensor | None,
-        of_input: ScaledTensor | None,
-        offsets: Tensor,
-        recipe: Recipe,
-    ) -> Tensor | None:
-        """[experts, out, in], of transposed casts; None where it was added."""
-        product, c = recipe.grad_weight, self.added_to
-        assert product is not None
-        assert of_gradient is not None
-        assert of_input is not None
-        gradient: Tensor = grouped_gemm(
-            of_gradient,
-            of_input,
-            Depth(offsets),
-            c=c,
-            out_dtype=self.dtype if c is None else None,
-            fast_accumulation=product.fast_accumulation,
-            out=c,
-        )
-        return gradient if c is None else None
-
-
 class ExpertLayer(NamedTuple):
-    """The settings of a layer, and the targets of its projections' gradients."""
+    """The settings of a layer, and the places that gradients by its weights and biases go to."""
 
     activation: str
     recipe: Recipe
     dtype: torch.dtype
     """The dtype of the result."""
-    first: Target
-    second: Target
+    first: GradientTargets
+    second: GradientTargets
 
     @staticmethod
     def of(inputs: Any) -> "ExpertLayer":
         """The layer with these inputs: an ExpertInputs, or another record with their names."""
-        targets = Target.of(inputs.first), Target.of(inputs.second)
+        targets = inputs.first.targets(), inputs.second.targets()
         return ExpertLayer(inputs.activation, inputs.recipe, inputs.dtype, *targets)
 
 
@@ -204,8 +169,32 @@ class Gradients(NamedTuple):
     weights: Tensor | None
     """[..., k], of the routing."""
     first: tuple[Tensor | None, Tensor | None]
-    """By the weights and the biases of a projection."""
+    """By the weights and the biases of a layer."""
     second: tuple[Tensor | None, Tensor | None]
+
+
+def _weight_gradient(
+    of_gradient: ScaledTensor | None,
+    of_input: ScaledTensor | None,
+    offsets: Tensor,
+    recipe: Recipe,
+    target: GradientTargets,
+) -> Tensor:
+    """[experts, out, in], of transposed casts; what it was added to, if to anything."""
+    product, c = recipe.grad_weight, target.added_to
+    assert product is not None
+    assert of_gradient is not None
+    assert of_input is not None
+    gradient: Tensor = grouped_gemm(
+        of_gradient,
+        of_input,
+        Depth(offsets),
+        c=c,
+        out_dtype=target.dtype if c is None else None,
+        fast_accumulation=product.fast_accumulation,
+        out=c,
+    )
+    return gradient
 
 
 def expert_gradients(
@@ -231,7 +220,7 @@ def expert_gradients(
     formats = gradient_formats(recipe, needs.gate_up, needs.second)
     rows, transposed = _cast_tokens(codes, values, weights, routing, *formats)
     if needs.second:
-        d_second = second.gradient(transposed, kept.h_transposed, offsets, recipe)
+        d_second = _weight_gradient(transposed, kept.h_transposed, offsets, recipe, second)
     if needs.gate_up:
         assert kept.gate_up is not None
         weight = kept.second.made(recipe, offsets)
@@ -252,7 +241,7 @@ def expert_gradients(
             if kept.x is not None:
                 x = kept.x.dequantize(dtype)
                 _, x_transposed = _cast_tokens(None, x, weights, routing, None, grad_weight.b)
-            d_first = first.gradient(transposed, x_transposed, offsets, recipe)
+            d_first = _weight_gradient(transposed, x_transposed, offsets, recipe, first)
         if needs.x:
             weight = kept.first.made(recipe, offsets)
             dx = grouped_product(grad_input, rows, weight, offsets, dtype)

@@ -84,6 +84,17 @@ class Layer(NamedTuple):
         assert self.casts[0] is not None
         return self.casts[0]
 
+    def operands(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Weights and bias as a product to this dtype takes them: numbers, or codes and scales."""
+        bias = addable(self.bias, dtype)
+        if self.casts is None:
+            return walkable(joined(self.weights)), None, bias
+        return self.rows.data, self.rows.scale, bias
+
+    def targets(self) -> GradientTargets:
+        """The places that gradients go to."""
+        return GradientTargets.of(self.weights, self.bias, self.main_grads)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """That of all weights."""
@@ -104,6 +115,12 @@ class Before(NamedTuple):
     """float32 [..., k], contiguous."""
     topk_ids: Tensor | None = None
     """int32 [..., k]."""
+
+    def routed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """x, topk_weights and topk_ids, of experts."""
+        assert self.topk_weights is not None
+        assert self.topk_ids is not None
+        return self.x, self.topk_weights, self.topk_ids
 
 
 class TransposedWeight(NamedTuple):
@@ -233,13 +250,7 @@ class _Call(NamedTuple):
         y = _empty((*x.shape[:-1], self.out_features), dtype=self.dtype, device=x.device)
         total = None if before.residual is None else _empty(x.shape, dtype=x.dtype, device=x.device)
         kept = memory(passes.kept, x)
-        weights: list[Tensor | None] = []
-        for layer in self.layers:
-            if layer.casts is None:
-                weights += walkable(joined(layer.weights)), None
-            else:
-                weights += layer.rows.data, layer.rows.scale
-            weights.append(addable(layer.bias, self.dtype))
+        weights = [t for layer in self.layers for t in layer.operands(self.dtype)]
         beside: tuple[Tensor | None, ...] = before.topk_ids, before.topk_weights
         if before.topk_ids is None:
             operands = fitted(before.norm_weight, x), fitted(before.norm_bias, x)
@@ -264,9 +275,7 @@ class _ChainCall(torch.autograd.Function):
         ctx.chain, ctx.passes = chain, passes
         ctx.x_shape, ctx.x_dtype = before.x.shape, before.x.dtype
         ctx.norm_dtypes = tuple(None if t is None else t.dtype for t in operands)
-        ctx.targets = [
-            GradientTargets.of(layer.weights, layer.bias, layer.main_grads) for layer in layers
-        ]
+        ctx.targets = [layer.targets() for layer in layers]
         ctx.shapes = [layer.shape for layer in layers]
         return y, total
 

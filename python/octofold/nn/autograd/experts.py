@@ -18,7 +18,7 @@ from ..recipes.kernels import expert_products
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
 from .chain_call import Before, Chain, Layer
-from .experts_weight_only import Tokens, weight_only_experts, wide_experts
+from .experts_weight_only import weight_only_experts, wide_experts
 from .fitting import require_wide
 from .functions import result_dtype
 from .in_graph import fused
@@ -119,8 +119,8 @@ def run_experts(
     if topk_ids.dtype != torch.int32:
         topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)  # no other becomes an expert's
     shares = topk_weights.to(torch.float32).contiguous()
-    tokens = Tokens(walkable(x), shares, walkable(topk_ids))
-    y = _EXPERTS[compute](tokens, first, second, activation, recipe, result_dtype(x))
+    before = Before(walkable(x), topk_weights=shares, topk_ids=walkable(topk_ids))
+    y = _EXPERTS[compute](before, first, second, activation, recipe, result_dtype(x))
     return y[0] if is_vector else y
 
 
@@ -139,14 +139,13 @@ def chosen_compute(
 
 
 def _native_experts(
-    tokens: Tokens,
+    before: Before,
     first: Layer,
     second: Layer,
     activation: str,
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> Tensor:
-    before = Before(tokens.x, topk_weights=tokens.weights, topk_ids=tokens.ids)
     chain = Chain("experts", recipe, activation=activation)
     results = fused(chain, before, (first, second), dtype)
     assert results is not None  # as expert_recipe_of() gives

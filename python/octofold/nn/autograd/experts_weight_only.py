@@ -17,25 +17,14 @@ from ..._ops.routing import Routing, activation_dots, combine, combine_gradient,
 from ..casting.casts import walkable
 from ..recipes.kernels import has_bfloat16
 from .activated import activated, activated_gradient
-from .chain_call import Layer
+from .chain_call import Before, Layer
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
 from .products import addable, as_matrix
 
 
-class Tokens(NamedTuple):
-    """The inputs of an expert layer beside its weights and biases."""
-
-    x: Tensor
-    """[..., hidden], of at least two dimensions, walkable."""
-    weights: Tensor
-    """The weights of the routing, float32 [..., k], contiguous."""
-    ids: Tensor
-    """int32 [..., k], walkable."""
-
-
 def weight_only_experts(
-    tokens: Tokens,
+    before: Before,
     first: Layer,
     second: Layer,
     activation: str,
@@ -47,8 +36,8 @@ def weight_only_experts(
     tensor cores have no bfloat16), and results are not."""
     half = dtype
     if half == torch.float32:
-        half = torch.bfloat16 if has_bfloat16(tokens.x.device) else torch.float16
-    x, weights, ids = tokens
+        half = torch.bfloat16 if has_bfloat16(before.x.device) else torch.float16
+    x, weights, ids = before.routed()
     x = x.to(half)
     routing = sort_by_expert(ids, first.shape[0])
     inputs = _Inputs(x, weights, ids, routing, first, second, activation, recipe, dtype)
@@ -185,7 +174,7 @@ def group_sums(x: Tensor, routing: Routing, weights: Tensor) -> Tensor:
 
 
 def wide_experts(
-    tokens: Tokens,
+    before: Before,
     first: Layer,
     second: Layer,
     activation: str,
@@ -194,7 +183,7 @@ def wide_experts(
 ) -> Tensor:
     """[..., hidden] in this dtype, by torch's own grouped product: on some GPUs it waits for the
     sizes of the groups, so that no CUDA graph can hold it."""
-    x, weights, ids = tokens
+    x, weights, ids = before.routed()
     offsets, sources, positions = sort_by_expert(ids, first.shape[0])
     slots = positions.shape[-1]
     places = torch.arange(sources.shape[0], device=x.device, dtype=offsets.dtype)

@@ -10,7 +10,7 @@ from ..._core.torch import LIBRARY_TAKES_TENSORS, NAMES
 from ..._core.torch_ops import torch_is_watching
 from ..._ops.layer_ops import LayerOptions, layer_backward, layer_forward, text_of
 from ..._ops.layer_passes import fits
-from ..casting.casts import joined, walkable
+from ..casting.casts import walkable
 from .chain_call import (
     Before,
     Chain,
@@ -23,9 +23,7 @@ from .chain_call import (
     wanted_of,
 )
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
-from .main_grad import GradientTargets
 from .normed import fitted
-from .products import addable
 
 
 def fused(
@@ -77,13 +75,7 @@ class _Inputs(NamedTuple):
 
 def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
     x, residual, norm_weight, norm_bias, shares, ids = inputs.before
-    weights: list[Tensor | None] = []
-    for layer in inputs.layers:
-        if layer.casts is None:
-            weights += walkable(joined(layer.weights)), None
-        else:
-            weights += layer.rows.data, layer.rows.scale
-        weights.append(addable(layer.bias, inputs.dtype))
+    weights = [t for layer in inputs.layers for t in layer.operands(inputs.dtype)]
     weights += [None] * (6 - len(weights))
     operands = fitted(norm_weight, x), fitted(norm_bias, x)
     given = (x, residual, *operands, ids, shares, *weights)
@@ -120,9 +112,7 @@ class _InGraph(torch.autograd.Function):
         hidden = layers[1].shape[-1] if len(layers) == 2 else 0
         ctx.sizes = before.x.shape[-1], hidden, layers[-1].shape[-2], experts
         ctx.norm_dtypes = [None if t is None else t.dtype for t in (norm_weight, norm_bias)]
-        ctx.targets = [
-            GradientTargets.of(layer.weights, layer.bias, layer.main_grads) for layer in layers
-        ]
+        ctx.targets = [layer.targets() for layer in layers]
         return y if total is None else (y, total)
 
     @staticmethod
