@@ -181,15 +181,6 @@ struct Layer {
     arguments.adds_to_ddown = ddown_before.has_value();
     return arguments;
   }
-  void run(LayerBytes& memory) {
-    // Rows that no token has are huge, unless they are cleared.
-    for (auto* bytes : {&memory.kept, &memory.forward, &memory.backward}) {
-      std::ranges::fill(bytes->span(), std::byte{0x7F});
-    }
-    experts_forward(problem, forward(memory));
-    experts_backward(problem, backward(memory));
-    EXPECT_TRUE(memory.is_sealed());
-  }
 
   // Overwrites the results with those of public functions one after another.
   void compute_apart() {
@@ -302,39 +293,22 @@ struct Layer {
     convert_dtype(sums.view(), out.view());
   }
 
-  // The results that the problem wants, by name.
-  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> results() const {
-    std::vector<std::pair<std::string, std::vector<std::uint8_t>>> all{{"y", y.bytes()}};
-    const auto add = [&](bool wanted, const char* name, const Matrix& result) {
-      if (wanted) all.emplace_back(name, result.bytes());
-    };
-    add(problem.grad_input, "dx", dx);
-    add(problem.grad_topk_weights, "dtopk_weights", dweights);
-    add(problem.grad_up, "dup", dup);
-    add(problem.grad_up_bias, "dup_bias", dup_bias);
-    add(problem.grad_down, "ddown", ddown);
-    add(problem.grad_down_bias, "ddown_bias", ddown_bias);
-    return all;
+  test::Results results() const {
+    return test::bytes_of({{"y", true, y},
+                           {"dx", problem.grad_input, dx},
+                           {"dtopk_weights", problem.grad_topk_weights, dweights},
+                           {"dup", problem.grad_up, dup},
+                           {"dup_bias", problem.grad_up_bias, dup_bias},
+                           {"ddown", problem.grad_down, ddown},
+                           {"ddown_bias", problem.grad_down_bias, ddown_bias}});
   }
 };
 
-void expect_as_apart(Layer& layer) {
-  const auto found = layer.results();
-  layer.compute_apart();
-  const auto expected = layer.results();
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].second, expected[i].second) << found[i].first;
-  }
+void expect_parts(Layer& layer) {
+  test::expect_parts<experts_memory, experts_forward, experts_backward>(layer);
 }
 
-class ExpertsTest : public testing::TestWithParam<Case> {
- protected:
-  static void expect_parts(Layer& layer) {
-    LayerBytes memory(experts_memory(layer.problem));
-    layer.run(memory);
-    expect_as_apart(layer);
-  }
-};
+class ExpertsTest : public testing::TestWithParam<Case> {};
 
 TEST_P(ExpertsTest, HasTheBitsOfItsParts) {
   for (const std::int64_t tokens : {0, 1, 9, 100}) {
@@ -353,12 +327,7 @@ TEST_P(ExpertsTest, ComputesNoMoreThanIsWanted) {
     wanted.push_back(&ExpertsProblem::grad_up_bias);
     wanted.push_back(&ExpertsProblem::grad_down_bias);
   }
-  for (std::size_t alone = 0; alone <= wanted.size(); ++alone) {
-    SCOPED_TRACE(alone);
-    Layer layer(GetParam(), 9);
-    for (std::size_t i = 0; i < wanted.size(); ++i) layer.problem.*wanted[i] = i == alone;
-    expect_parts(layer);
-  }
+  test::with_each_alone(wanted, [&] { return Layer(GetParam(), 9); }, expect_parts);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ExpertsTest, testing::ValuesIn(kCases),
@@ -371,9 +340,7 @@ TEST(ExpertsSumsTest, GradientsOfWeightsMayBeAdded) {
   }
   layer.dup_before = layer.dup;
   layer.ddown_before = layer.ddown;
-  LayerBytes memory(experts_memory(layer.problem));
-  layer.run(memory);
-  expect_as_apart(layer);
+  expect_parts(layer);
 }
 
 // Without gradients and a bias, product, activation and cast are one operation.
@@ -384,12 +351,11 @@ TEST(ExpertsFusionTest, WritesNoGateAndUp) {
   problem.has_up_bias = true;
   const LayerMemory with_bias = experts_memory(problem);
   problem.has_up_bias = false;
-  LayerBytes memory(experts_memory(problem));
-  EXPECT_EQ(memory.size.kept, 0);
-  EXPECT_EQ(memory.size.backward, 0);
-  EXPECT_EQ(with_bias.forward - memory.size.forward, 40 * kSlots * 2 * kHidden * 2);
-  layer.run(memory);
-  expect_as_apart(layer);
+  const LayerMemory size = experts_memory(problem);
+  EXPECT_EQ(size.kept, 0);
+  EXPECT_EQ(size.backward, 0);
+  EXPECT_EQ(with_bias.forward - size.forward, 40 * kSlots * 2 * kHidden * 2);
+  expect_parts(layer);
 }
 
 TEST(ExpertsWeightsTest, MayComeAsTheirCasts) {
@@ -408,7 +374,7 @@ TEST(ExpertsWeightsTest, MayComeAsTheirCasts) {
     backward.down_transposed = down.transposed.view();
     experts_backward(layer.problem, backward);
     EXPECT_TRUE(memory.is_sealed());
-    expect_as_apart(layer);
+    test::expect_as_apart(layer);
   }
 }
 
