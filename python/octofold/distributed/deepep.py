@@ -30,6 +30,7 @@ from .._ops.grouped_gemm import Masked, grouped_gemm
 from .._ops.routing import sort_by_expert
 from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation
+from ..nn.autograd.chain_call import Chain
 from ..nn.autograd.experts import expert_recipe_of, layer_of_experts, require_projections
 from ..nn.autograd.products import addable
 from .expert_parallel.rank_experts import (
@@ -118,9 +119,8 @@ def contiguous_experts(
     trained = (w13, w2, b13, b2)
     flags = (isinstance(t, Tensor) and t.requires_grad for t in trained)
     needs = Needs(wanted, wanted, *(wanted and flag for flag in flags))
-    inputs = ExpertInputs(
-        x, weights, routing, first, second, ids, activation, recipe, torch.bfloat16
-    )
+    chain = Chain(name, recipe, activation=activation)
+    inputs = ExpertInputs(x, weights, routing, ids, (first, second), chain, torch.bfloat16)
     with torch.no_grad():
         out, kept = compute_experts(inputs, needs)
     layer = ExpertLayer.of(inputs)
@@ -135,7 +135,7 @@ def contiguous_experts(
             gradients = expert_gradients(kept, needs, layer, dy, torch.bfloat16)
         assert gradients.x is not None
         assert gradients.weights is not None
-        (d13, db13), (d2, db2) = gradients.first, gradients.second
+        (d13, db13), (d2, db2) = gradients.layers
         return ContiguousGradients(gradients.x, gradients.weights, d13, d2, db13, db2)
 
     return out, backward

@@ -7,7 +7,7 @@ the activation, of a token as if its weight were 1, is there; and its product wi
 the gradient by the routing's weight, for which no row of the second product has to be kept.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ..._ops.gated_gemm import gated_gemm
 from ..._ops.grouped_gemm import Depth, Rows, grouped_gemm
 from ..._ops.routing import Routing, activation_dots, combine, combine_gradient
 from ...nn.autograd.activated import activated_gradient, gated_in_one
-from ...nn.autograd.chain_call import Layer, TransposedWeight
+from ...nn.autograd.chain_call import Chain, Layer, TransposedWeight
 from ...nn.autograd.experts_weight_only import expert_sums, group_sums
 from ...nn.autograd.functions import Layout
 from ...nn.autograd.main_grad import GradientTargets
@@ -46,11 +46,9 @@ class ExpertInputs(NamedTuple):
     weights: Tensor
     """The weights of the routing, float32 [..., k], contiguous."""
     routing: Routing
-    first: Layer
-    second: Layer
     ids: Tensor
-    activation: str
-    recipe: Recipe
+    layers: tuple[Layer, Layer]
+    chain: Chain
     dtype: torch.dtype
     """The dtype of the result."""
 
@@ -73,7 +71,7 @@ class Needs(NamedTuple):
 def needs_of(layout: Layout, ctx: Any) -> Needs:
     """The gradients that a Function of experts is to give, by its inputs as a record."""
     needs = layout.needs(ctx)
-    first, second = needs.first, needs.second
+    first, second = needs.layers
     flags = needs.x, needs.weights, any(first.weights), any(second.weights), first.bias, second.bias
     return Needs(*map(bool, flags))
 
@@ -101,8 +99,10 @@ def compute_experts(
 ) -> tuple[Tensor, Kept]:
     """needs: the gradients that backward is to give. out_dtype: that of the sums, if they are to be
     of another than products."""
-    x, weights, routing, first, second, ids, activation, recipe, dtype = inputs
-    offsets, output, grad_weight = routing.offsets, recipe.output, recipe.grad_weight
+    x, weights, routing, ids, (first, second), chain, dtype = inputs
+    activation, recipe, offsets = chain.activation, chain.recipe, routing.offsets
+    output, grad_weight = recipe.output, recipe.grad_weight
+    assert activation is not None
     assert output is not None
     assert grad_weight is not None
     codes, values = (x, None) if isinstance(x, ScaledTensor) else (None, x)
@@ -147,18 +147,20 @@ def compute_experts(
 class ExpertLayer(NamedTuple):
     """The settings of a layer, and the places that gradients by its weights and biases go to."""
 
-    activation: str
-    recipe: Recipe
+    chain: Chain
     dtype: torch.dtype
     """The dtype of the result."""
-    first: GradientTargets
-    second: GradientTargets
+    targets: tuple[GradientTargets, ...]
 
     @staticmethod
     def of(inputs: Any) -> "ExpertLayer":
         """The layer with these inputs: an ExpertInputs, or another record with their names."""
-        targets = inputs.first.targets(), inputs.second.targets()
-        return ExpertLayer(inputs.activation, inputs.recipe, inputs.dtype, *targets)
+        targets = tuple(layer.targets() for layer in inputs.layers)
+        return ExpertLayer(inputs.chain, inputs.dtype, targets)
+
+
+OfLayer: TypeAlias = tuple[Tensor | None, Tensor | None]
+"""The gradients by the weights and by the biases of a layer."""
 
 
 class Gradients(NamedTuple):
@@ -168,9 +170,7 @@ class Gradients(NamedTuple):
     """[..., hidden]"""
     weights: Tensor | None
     """[..., k], of the routing."""
-    first: tuple[Tensor | None, Tensor | None]
-    """By the weights and the biases of a layer."""
-    second: tuple[Tensor | None, Tensor | None]
+    layers: tuple[OfLayer, ...]
 
 
 def _weight_gradient(
@@ -208,7 +208,9 @@ def expert_gradients(
     scale for each row or 128 columns, their values count. x_dtype: that of the gradient by x."""
     routing, weights = kept[:2]
     offsets, positions = routing.offsets, routing.positions
-    activation, recipe, dtype, first, second = layer
+    chain, dtype, (first, second) = layer
+    activation, recipe = chain.activation, chain.recipe
+    assert activation is not None
     grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
     assert grad_input is not None
     assert grad_weight is not None
@@ -246,7 +248,7 @@ def expert_gradients(
             weight = kept.first.made(recipe, offsets)
             dx = grouped_product(grad_input, rows, weight, offsets, dtype)
             dx = combine(dx, positions, weights, out_dtype=x_dtype)
-    return Gradients(dx, d_weights, (d_first, d_first_bias), (d_second, d_second_bias))
+    return Gradients(dx, d_weights, ((d_first, d_first_bias), (d_second, d_second_bias)))
 
 
 def _cast_tokens(

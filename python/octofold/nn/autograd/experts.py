@@ -85,8 +85,9 @@ def experts(
     require_routed(name, x, topk_ids, topk_weights, w13.shape[2])
     require_compute(name, compute)
     compute = chosen_compute(x, w13, w2, compute)
-    first, second = layer_of_experts(w13, b13), layer_of_experts(w2, b2)
-    return run_experts(x, topk_ids, topk_weights, first, second, activation, recipe, compute)
+    layers = layer_of_experts(w13, b13), layer_of_experts(w2, b2)
+    chain = Chain(name, recipe, activation=activation)
+    return run_experts(x, topk_ids, topk_weights, layers, chain, compute)
 
 
 def layer_of_experts(
@@ -105,22 +106,20 @@ def run_experts(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    first: Layer,
-    second: Layer,
-    activation: str,
-    recipe: Recipe,
+    layers: tuple[Layer, Layer],
+    chain: Chain,
     compute: str,
 ) -> Tensor:
     """experts() of arguments that fit, computed as chosen_compute() gives. For HIGH_PRECISION the
     layers have no casts."""
-    is_vector, experts = x.dim() == 1, first.shape[0]
+    is_vector, experts = x.dim() == 1, layers[0].shape[0]
     if is_vector:
         x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
     if topk_ids.dtype != torch.int32:
         topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)  # no other becomes an expert's
     shares = topk_weights.to(torch.float32).contiguous()
     before = Before(walkable(x), topk_weights=shares, topk_ids=walkable(topk_ids))
-    y = _EXPERTS[compute](before, first, second, activation, recipe, result_dtype(x))
+    y = _EXPERTS[compute](chain, before, layers, result_dtype(x))
     return y[0] if is_vector else y
 
 
@@ -139,15 +138,9 @@ def chosen_compute(
 
 
 def _native_experts(
-    before: Before,
-    first: Layer,
-    second: Layer,
-    activation: str,
-    recipe: Recipe,
-    dtype: torch.dtype,
+    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
 ) -> Tensor:
-    chain = Chain("experts", recipe, activation=activation)
-    results = fused(chain, before, (first, second), dtype)
+    results = fused(chain, before, layers, dtype)
     assert results is not None  # as expert_recipe_of() gives
     return results[0]
 

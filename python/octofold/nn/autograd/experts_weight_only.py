@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import Gathered
 from ..._ops.gemm_weight_only import grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
@@ -17,19 +16,14 @@ from ..._ops.routing import Routing, activation_dots, combine, combine_gradient,
 from ..casting.casts import walkable
 from ..recipes.kernels import has_bfloat16
 from .activated import activated, activated_gradient
-from .chain_call import Before, Layer
+from .chain_call import Before, Chain, Layer
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .main_grad import mark_gradient
 from .products import addable, as_matrix
 
 
 def weight_only_experts(
-    before: Before,
-    first: Layer,
-    second: Layer,
-    activation: str,
-    recipe: Recipe,
-    dtype: torch.dtype,
+    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
 ) -> Tensor:
     """[..., hidden] in this dtype. Nothing is cast to FP8: rows are read where the tokens lie, and
     are of `dtype`; for a `dtype` of float32 they are rounded to bfloat16 (float16 where a GPU's
@@ -39,9 +33,9 @@ def weight_only_experts(
         half = torch.bfloat16 if has_bfloat16(before.x.device) else torch.float16
     x, weights, ids = before.routed()
     x = x.to(half)
-    routing = sort_by_expert(ids, first.shape[0])
-    inputs = _Inputs(x, weights, ids, routing, first, second, activation, recipe, dtype)
-    if differentiates("experts", x, weights, first.bias, second.bias):
+    routing = sort_by_expert(ids, layers[0].shape[0])
+    inputs = _Inputs(x, weights, ids, routing, layers, chain, dtype)
+    if differentiates(chain.name, x, weights, layers[0].bias, layers[1].bias):
         layout, tensors = flatten(inputs)
         out: Tensor = _WeightOnly.apply(layout, *tensors)  # type: ignore[no-untyped-call]
         return out
@@ -54,10 +48,8 @@ class _Inputs(NamedTuple):
     weights: Tensor
     ids: Tensor
     routing: Routing
-    first: Layer
-    second: Layer
-    activation: str
-    recipe: Recipe
+    layers: tuple[Layer, Layer]
+    chain: Chain
     dtype: torch.dtype
 
 
@@ -76,21 +68,16 @@ class _Kept(NamedTuple):
 
 def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor]:
     """The result, and the rows of the first product."""
-    x, dtype = inputs.x, inputs.dtype
-    first, second = inputs.first.rows, inputs.second.rows
-    offsets, sources, positions = inputs.routing
-    rows = Gathered(as_matrix(x), sources, slots=positions.shape[-1])
-    bias = addable(inputs.first.bias, x.dtype)
-    invariant = inputs.recipe.batch_invariant
-    gate_up: Tensor = grouped_gemm_weight_only(
-        rows, first, Rows(offsets), bias=bias, batch_invariant=invariant
-    )
-    h = activated(gate_up, inputs.activation)
-    bias = addable(inputs.second.bias, dtype)
-    y: Tensor = grouped_gemm_weight_only(
-        h, second, Rows(offsets), bias=bias, out_dtype=dtype, batch_invariant=invariant
-    )
-    return combine(y, positions, inputs.weights), gate_up
+    x, weights, _, (offsets, sources, positions), (first, second), chain, dtype = inputs
+    rows, groups = Gathered(as_matrix(x), sources, slots=positions.shape[-1]), Rows(offsets)
+    assert chain.activation is not None
+    how: dict[str, Any] = {"batch_invariant": chain.recipe.batch_invariant}
+    bias = addable(first.bias, x.dtype)
+    gate_up: Tensor = grouped_gemm_weight_only(rows, first.rows, groups, bias=bias, **how)
+    h = activated(gate_up, chain.activation)
+    how |= {"bias": addable(second.bias, dtype), "out_dtype": dtype}
+    y: Tensor = grouped_gemm_weight_only(h, second.rows, groups, **how)
+    return combine(y, positions, weights), gate_up
 
 
 class _WeightOnly(torch.autograd.Function):
@@ -99,56 +86,59 @@ class _WeightOnly(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
         inputs: _Inputs = layout.record(tensors)
+        x, weights, ids, routing, (first, second), chain, dtype = inputs
         needs = layout.needs(ctx)
         out, gate_up = _forward(inputs)
-        goes_back = bool(needs.x or needs.weights or needs.first.bias)
+        goes_back = bool(needs.x or needs.weights or needs.layers[0].bias)
         kept = _Kept(
-            inputs.routing,
-            inputs.weights,
-            inputs.ids,
+            routing,
+            weights,
+            ids,
             gate_up if goes_back else None,
-            inputs.first.rows if needs.x else None,
-            inputs.second.rows if goes_back else None,
-            addable(inputs.second.bias, inputs.dtype) if needs.weights else None,
+            first.rows if needs.x else None,
+            second.rows if goes_back else None,
+            addable(second.bias, dtype) if needs.weights else None,
         )
         save(ctx, kept)
-        ctx.layout, ctx.activation, ctx.x_dtype = layout, inputs.activation, inputs.x.dtype
-        ctx.product = functools.partial(
-            grouped_gemm_weight_only_gradient, batch_invariant=inputs.recipe.batch_invariant
-        )
-        biases = inputs.first.bias, inputs.second.bias
-        ctx.bias_dtypes = tuple(None if bias is None else bias.dtype for bias in biases)
+        ctx.layout, ctx.chain, ctx.x_dtype = layout, chain, x.dtype
+        ctx.bias_dtypes = [None if of.bias is None else of.bias.dtype for of in (first, second)]
         return out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        refuse_in_backward("experts", dy)
+        refuse_in_backward(ctx.chain.name, dy)
         kept: _Kept = saved(ctx)
-        needs = ctx.layout.needs(ctx)
+        needs, activation = ctx.layout.needs(ctx), ctx.chain.activation
+        of_first, of_second = (layer.bias for layer in needs.layers)
         offsets, sources, positions = kept.routing
-        half, (first_dtype, second_dtype) = ctx.x_dtype, ctx.bias_dtypes
+        product = functools.partial(
+            grouped_gemm_weight_only_gradient,
+            groups=Rows(offsets),
+            batch_invariant=ctx.chain.recipe.batch_invariant,
+        )
         dx = d_weights = d_first_bias = d_second_bias = None
         dy = walkable(dy)
-        if needs.second.bias:
-            d_second_bias = expert_sums(dy, kept.ids, kept.weights, offsets).to(second_dtype)
+        if of_second:
+            sums = expert_sums(dy, kept.ids, kept.weights, offsets)
+            d_second_bias = sums.to(ctx.bias_dtypes[1])
         if kept.gate_up is not None:
-            rows = Gathered(as_matrix(dy.to(half)), sources, slots=positions.shape[-1])
+            rows = Gathered(as_matrix(dy.to(ctx.x_dtype)), sources, slots=positions.shape[-1])
             assert kept.second is not None
-            dh: Tensor = ctx.product(rows, kept.second, Rows(offsets))
+            dh: Tensor = product(rows, kept.second)
             if needs.weights:
-                d_weights = activation_dots(dh, kept.gate_up, positions, activation=ctx.activation)
+                d_weights = activation_dots(dh, kept.gate_up, positions, activation=activation)
                 if kept.second_bias is not None:
                     d_weights += combine_gradient(dy, kept.second_bias, kept.ids)
-            goes_further = needs.x or needs.first.bias
-            d = activated_gradient(dh, kept.gate_up, ctx.activation) if goes_further else dh
-            if needs.first.bias:
-                d_first_bias = group_sums(d, kept.routing, kept.weights).to(first_dtype)
+            d = activated_gradient(dh, kept.gate_up, activation) if needs.x or of_first else dh
+            if of_first:
+                sums = group_sums(d, kept.routing, kept.weights)
+                d_first_bias = sums.to(ctx.bias_dtypes[0])
             if needs.x:
                 assert kept.first is not None
-                dx = ctx.product(d, kept.first, Rows(offsets))
-                dx = combine(dx, positions, kept.weights)
+                dx = combine(product(d, kept.first), positions, kept.weights)
+        layers = (None, d_first_bias), (None, d_second_bias)
         gradients: tuple[Any, ...] = ctx.layout.gradients(
-            ctx, x=dx, weights=d_weights, first=(None, d_first_bias), second=(None, d_second_bias)
+            ctx, x=dx, weights=d_weights, layers=layers
         )
         return gradients
 
@@ -174,25 +164,21 @@ def group_sums(x: Tensor, routing: Routing, weights: Tensor) -> Tensor:
 
 
 def wide_experts(
-    before: Before,
-    first: Layer,
-    second: Layer,
-    activation: str,
-    recipe: Recipe,
-    dtype: torch.dtype,
+    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
 ) -> Tensor:
     """[..., hidden] in this dtype, by torch's own grouped product: on some GPUs it waits for the
     sizes of the groups, so that no CUDA graph can hold it."""
     x, weights, ids = before.routed()
-    offsets, sources, positions = sort_by_expert(ids, first.shape[0])
+    offsets, sources, positions = sort_by_expert(ids, layers[0].shape[0])
     slots = positions.shape[-1]
     places = torch.arange(sources.shape[0], device=x.device, dtype=offsets.dtype)
     is_used = (places < offsets[-1]).unsqueeze(-1)
     owners = torch.searchsorted(offsets[1:], places, right=True).clamp(max=offsets.shape[0] - 2)
     x = x.to(dtype).reshape(-1, x.shape[-1])
     rows = torch.where(is_used, x.index_select(0, sources.clamp(min=0) // slots), 0)
-    for layer in (first, second):
-        rows = rows if layer is first else activated(rows, activation)
+    assert chain.activation is not None
+    for layer in layers:
+        rows = rows if layer is layers[0] else activated(rows, chain.activation)
         products = _grouped(rows, _weight_of(layer, dtype).transpose(1, 2), offsets[1:])
         if layer.bias is not None:
             bias = layer.bias.float().index_select(0, owners)  # whose gradient is a sum

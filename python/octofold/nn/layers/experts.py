@@ -23,7 +23,7 @@ from ..autograd.boundary import (
     reduce_partial,
     sides_of,
 )
-from ..autograd.chain_call import Layer
+from ..autograd.chain_call import Chain, Layer
 from ..autograd.experts import (
     chosen_compute,
     expert_recipe_of,
@@ -236,8 +236,9 @@ class Experts(CodedState, KeepsBuffers):
         of_second = self._layer(self._names[1], second, both, compute)
         if of_second.bias is not None and exit is not ONE_PROCESS:
             of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
-        layer = of_first, of_second, self.activation, self._recipe, compute
-        y = run_experts(input, topk_ids, topk_weights, *layer)
+        layers = of_first, of_second
+        chain = Chain("experts", self._recipe, activation=self.activation)
+        y = run_experts(input, topk_ids, topk_weights, layers, chain, compute)
         return y if exit is ONE_PROCESS else reduce_partial(y, exit)
 
     @property
