@@ -46,7 +46,9 @@ void backward_of_experts(const ExpertsProblem& problem, const Tensor& dy,
                          const OptionalTensor& ddown_bias, bool adds_to_ddown,
                          const OptionalTensor& workspace, const OptionalStream& stream) {
   constexpr CastOperation kBackward{"experts_backward"};
-  const LinearProduct& grad_input = problem.recipe.grad_input;
+  // With weight_only the weights themselves.
+  const LinearProduct& grad_input =
+      problem.weight_only ? problem.recipe.output : problem.recipe.grad_input;
   experts_backward(
       problem,
       {.dy = kBackward.input("dy", dy),
@@ -76,26 +78,27 @@ void backward_of_experts(const ExpertsProblem& problem, const Tensor& dy,
 // `wanted`: the gradients of x and topk_weights, of the first layers' weights and biases and of the
 // second ones'. `flags`: has_up_bias, has_down_bias, weights_are_cast.
 Words experts(Array<std::int64_t> sizes, Array<Words> products, String activation, String type,
-              Array<bool> wanted, Array<bool> flags, OptionalGpu gpu) {
-  const ExpertsProblem problem{.tokens = sizes[0],
-                               .slots = sizes[1],
-                               .experts = sizes[2],
-                               .in_features = sizes[3],
-                               .hidden_features = sizes[4],
-                               .out_features = sizes[5],
-                               .activation = parse_activation(view_of(activation)),
-                               .recipe = recipe_of(products),
-                               .y = parse_dtype(view_of(type)),
-                               .grad_input = wanted[0],
-                               .grad_topk_weights = wanted[1],
-                               .grad_up = wanted[2],
-                               .grad_up_bias = wanted[3],
-                               .grad_down = wanted[4],
-                               .grad_down_bias = wanted[5],
-                               .has_up_bias = flags[0],
-                               .has_down_bias = flags[1],
-                               .weights_are_cast = flags[2],
-                               .device = device_of(gpu)};
+              OptionalText weight_only, Array<bool> wanted, Array<bool> flags, OptionalGpu gpu) {
+  ExpertsProblem problem{.tokens = sizes[0],
+                         .slots = sizes[1],
+                         .experts = sizes[2],
+                         .in_features = sizes[3],
+                         .hidden_features = sizes[4],
+                         .out_features = sizes[5],
+                         .activation = parse_activation(view_of(activation)),
+                         .recipe = recipe_of(products),
+                         .y = parse_dtype(view_of(type)),
+                         .grad_input = wanted[0],
+                         .grad_topk_weights = wanted[1],
+                         .grad_up = wanted[2],
+                         .grad_up_bias = wanted[3],
+                         .grad_down = wanted[4],
+                         .grad_down_bias = wanted[5],
+                         .has_up_bias = flags[0],
+                         .has_down_bias = flags[1],
+                         .weights_are_cast = flags[2],
+                         .device = device_of(gpu)};
+  if (weight_only) problem.weight_only = parse_dtype(view_of(*weight_only));
   return layer_of(holding<&forward_of_experts>("experts_forward", problem),
                   holding<&backward_of_experts>("experts_backward", problem),
                   experts_memory(problem));

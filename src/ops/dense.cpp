@@ -10,6 +10,9 @@
 
 #include "core/format.h"
 #include "core/scale_layout.h"
+#include "cpu/backend.h"
+#include "cuda/backend.h"
+#include "ops/backend.h"
 #include "ops/grouped_operands.h"
 
 namespace octofold::ops {
@@ -142,6 +145,11 @@ void cast_operand(const CastSource& source, CastTargets targets, Stream stream) 
     return cast(read_again(source), targets, stream);
   }
   cast(source, targets, stream);
+}
+
+void write_values(const CastSource& source, const MutableTensorView& out, Stream stream) {
+  if (is_on_cpu(out.device)) return cpu::values(source, out);
+  cuda::values(gpu("an activation", out.device), source, out, stream);
 }
 
 bool is_gated_product(const LinearProblem& up, Activation activation, DType between,

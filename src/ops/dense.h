@@ -84,6 +84,9 @@ using Weight = std::variant<TensorView, ScaledTensorView>;
 /// are reduced, and offsets say the layout of, the transpose.
 void cast_operand(const CastSource& source, CastTargets targets, Stream stream);
 
+/// Writes an activation or its gradient in numbers, of the type of what it is of.
+void write_values(const CastSource& source, const MutableTensorView& out, Stream stream);
+
 /// True if the first product of an MLP, its activation and the cast of that are one operation,
 /// gated_gemm(), as far as backward keeps nothing of it.
 bool is_gated_product(const LinearProblem& up, Activation activation, DType between, bool has_bias);

@@ -26,7 +26,8 @@ class LayerOptions(NamedTuple):
     keep_fp8: bool
     has_up_bias: bool
     has_down_bias: bool
-    """It counts for experts alone."""
+    """It counts for experts alone, as the next does."""
+    weight_only: str | None
     are_cast: bool
     """True if weights come as their casts."""
     wanted: str
@@ -76,8 +77,9 @@ def _passes(tokens: int, sizes: _Sizes, options: LayerOptions, device: Any) -> P
     beside: Beside = norm
     if sizes.experts:
         assert options.activation is not None
-        of_experts = sizes.experts, sizes.slots, sizes.hidden, options.activation, options.y_dtype
-        beside = ExpertsLike(*of_experts, options.has_up_bias, options.has_down_bias)
+        of_experts = sizes.experts, sizes.slots, sizes.hidden, options.activation
+        types = options.y_dtype, options.weight_only
+        beside = ExpertsLike(*of_experts, *types, options.has_up_bias, options.has_down_bias)
     elif options.activation is not None:
         dtypes = options.x_dtype, options.y_dtype
         flags = options.keep_fp8, options.has_up_bias

@@ -63,6 +63,8 @@ class ExpertsLike(NamedTuple):
     hidden: int
     activation: str
     y: str
+    weight_only: str | None
+    """The dtype of rows, if the weights alone are FP8."""
     has_up_bias: bool
     has_down_bias: bool
 
@@ -123,10 +125,10 @@ def make_passes(
         made = library.norm_linear(sizes, products, kind, epsilon, dtype, wanted, are_cast, gpu)
     elif isinstance(beside, ExpertsLike):
         tokens, in_features, out_features = sizes
-        experts, slots, hidden, activation, dtype, *biases = beside
+        experts, slots, hidden, *types, up_bias, down_bias = beside
         layer = tokens, slots, experts, in_features, hidden, out_features
-        flags = *biases, are_cast
-        made = library.experts(layer, products, activation, dtype, wanted, flags, gpu)
+        flags = up_bias, down_bias, are_cast
+        made = library.experts(layer, products, *types, wanted, flags, gpu)
     else:
         tokens, in_features, out_features = sizes
         norm = beside.norm

@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
     plans: tuple[Plan, ...]
     """The plans of the parts of the batch, one behind the other."""
     layers: tuple[Layer, Layer]
-    """Those of this rank's experts."""
+    """Both layers of this rank's experts."""
     chain: Chain
     dtype: torch.dtype
     """The dtype of the result."""

@@ -21,7 +21,6 @@ from ..._ops.grouped_gemm import Depth, Rows, grouped_gemm
 from ..._ops.routing import Routing, activation_dots, combine, combine_gradient
 from ...nn.autograd.activated import activated_gradient, gated_in_one
 from ...nn.autograd.chain_call import Chain, Layer, TransposedWeight
-from ...nn.autograd.experts_weight_only import expert_sums, group_sums
 from ...nn.autograd.functions import Layout
 from ...nn.autograd.main_grad import GradientTargets
 from ...nn.autograd.products import addable, gradient_formats, grouped_product
@@ -218,7 +217,7 @@ def expert_gradients(
     codes, values = (None, dy) if isinstance(dy, Tensor) else (dy, dy.dequantize(dtype))
     if needs.second_bias:
         assert kept.ids is not None
-        d_second_bias = expert_sums(values, kept.ids, weights, offsets).to(second.bias_dtype)
+        d_second_bias = _expert_sums(values, kept.ids, weights, offsets).to(second.bias_dtype)
     formats = gradient_formats(recipe, needs.gate_up, needs.second)
     rows, transposed = _cast_tokens(codes, values, weights, routing, *formats)
     if needs.second:
@@ -237,7 +236,7 @@ def expert_gradients(
         rows, transposed, *_ = cast_as_wanted(source, *formats, offsets=offsets)
         if needs.first_bias:
             d = activated_gradient(dh, kept.gate_up, activation)
-            d_first_bias = group_sums(d, routing, weights).to(first.bias_dtype)
+            d_first_bias = _group_sums(d, routing, weights).to(first.bias_dtype)
         if needs.first:
             x_transposed = kept.x_transposed
             if kept.x is not None:
@@ -249,6 +248,26 @@ def expert_gradients(
             dx = grouped_product(grad_input, rows, weight, offsets, dtype)
             dx = combine(dx, positions, weights, out_dtype=x_dtype)
     return Gradients(dx, d_weights, ((d_first, d_first_bias), (d_second, d_second_bias)))
+
+
+def _expert_sums(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    """[experts, out]: the gradient by each expert's result, summed over its tokens."""
+    dy, ids, weights = dy.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
+    numbers = torch.arange(offsets.shape[0] - 1, dtype=ids.dtype, device=ids.device)
+    shares = ((ids.unsqueeze(-1) == numbers) * weights.unsqueeze(-1)).sum(1)
+    dy = torch.where((ids >= 0).any(1, keepdim=True), dy, 0)  # no token may be any number
+    return shares.t().to(dy.dtype) @ dy
+
+
+def _group_sums(x: Tensor, routing: Routing, weights: Tensor) -> Tensor:
+    """[experts, cols]: rows of x [rows, cols] times their weights of the routing, summed; those
+    behind the last are not looked at."""
+    offsets, sources, _ = routing
+    rows = torch.arange(x.shape[0], dtype=offsets.dtype, device=x.device)
+    belongs = (rows >= offsets[:-1, None]) & (rows < offsets[1:, None])
+    shares = belongs * weights.flatten().index_select(0, sources.clamp(min=0))
+    sums: Tensor = shares.to(x.dtype) @ torch.where((rows < offsets[-1]).unsqueeze(-1), x, 0)
+    return sums
 
 
 def _cast_tokens(

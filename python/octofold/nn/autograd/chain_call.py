@@ -56,6 +56,13 @@ class Chain:
     """True if the input of the activation is kept for backward in FP8."""
     sides: Sides | None = None
     """The boundaries of tokens, if a rank has a part of each weight (tensor parallelism)."""
+    weight_only: torch.dtype | None = None
+    """The 16-bit dtype of x, and of all rows, if experts have FP8 weights alone."""
+
+    @property
+    def rows_dtype(self) -> str | None:
+        """The name of weight_only."""
+        return None if self.weight_only is None else NAMES[self.weight_only]
 
 
 class Layer(NamedTuple):
@@ -97,7 +104,7 @@ class Layer(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of all weights."""
+        """The shape of all weights."""
         if not self.weights:
             return tuple(self.rows.shape)
         rows, *others = self.weights[0].shape
@@ -165,10 +172,16 @@ def wanted_of(before: Before, layers: tuple[Layer, ...]) -> tuple[bool, ...]:
 
 
 def transposed_weights(
-    layers: tuple[Layer, ...], wanted: tuple[bool, ...]
+    chain: Chain, layers: tuple[Layer, ...], wanted: tuple[bool, ...]
 ) -> tuple[TransposedWeight, ...]:
-    """For each layer that of its weights, as far as its input has a gradient."""
+    """For each layer that of its weights, as far as its input has a gradient. Where the weights
+    alone are FP8 products read them as they are."""
     goes_back = wanted[0], any(wanted[:-2])
+    if chain.weight_only is not None:
+        return tuple(
+            TransposedWeight(layer.rows if is_read else None)
+            for layer, is_read in zip(layers, goes_back, strict=True)
+        )
     return tuple(map(TransposedWeight.of, layers, goes_back))
 
 
@@ -211,7 +224,7 @@ def chain_in_one_call(
     if activation is not None and ids is not None:
         sizes = last.shape[0], ids.shape[-1], hidden
         biases = first.bias is not None, last.bias is not None
-        beside = ExpertsLike(*sizes, activation, NAMES[dtype], *biases)
+        beside = ExpertsLike(*sizes, activation, NAMES[dtype], chain.rows_dtype, *biases)
     elif activation is not None:
         has_bias = first.bias is not None
         beside = MlpLike(
@@ -269,7 +282,7 @@ class _ChainCall(torch.autograd.Function):
         goes_through_norm = chain.norm is not None and passes.wanted[0]
         normed = (before.x if total is None else total) if goes_through_norm else None
         operands = before[2:4] if goes_through_norm else (None, None)
-        ctx.transposed, held = flatten(transposed_weights(layers, passes.wanted))
+        ctx.transposed, held = flatten(transposed_weights(chain, layers, passes.wanted))
         routing = routing_of(before, layers, dtype, passes.wanted)
         save_tensors(ctx, kept, normed, *operands, *routing, *held)
         ctx.chain, ctx.passes = chain, passes

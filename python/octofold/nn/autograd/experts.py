@@ -2,6 +2,7 @@
 checks that its arguments fit together."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -14,11 +15,11 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
 from ..casting.casts import WeightCasts, walkable
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
-from ..recipes.kernels import expert_products
+from ..recipes.kernels import expert_products, has_bfloat16
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
 from .chain_call import Before, Chain, Layer
-from .experts_weight_only import weight_only_experts, wide_experts
+from .experts_wide import wide_experts
 from .fitting import require_wide
 from .functions import result_dtype
 from .in_graph import fused
@@ -145,9 +146,21 @@ def _native_experts(
     return results[0]
 
 
+def _weight_only_experts(
+    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
+) -> Tensor:
+    """Nothing is cast to FP8: rows are of `dtype`; for a `dtype` of float32 they are rounded to
+    bfloat16 (float16 where a GPU's tensor cores have no bfloat16), and results are not."""
+    half = dtype
+    if half == torch.float32:
+        half = torch.bfloat16 if has_bfloat16(before.x.device) else torch.float16
+    before = before._replace(x=before.x.to(half))
+    return _native_experts(replace(chain, weight_only=half), before, layers, dtype)
+
+
 _EXPERTS: Final[dict[str, Callable[..., Tensor]]] = {
     NATIVE: _native_experts,
-    WEIGHT_ONLY: weight_only_experts,
+    WEIGHT_ONLY: _weight_only_experts,
     HIGH_PRECISION: wide_experts,
 }
 

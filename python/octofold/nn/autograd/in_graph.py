@@ -49,6 +49,7 @@ def fused(
         keep_fp8=chain.keep_fp8,
         has_up_bias=layers[0].bias is not None,
         has_down_bias=layers[-1].bias is not None,
+        weight_only=chain.rows_dtype,
         are_cast=layers[0].casts is not None,
         wanted="".join(["1" if each else "0" for each in wanted]),
         x_dtype=NAMES[before.x.dtype],
@@ -104,7 +105,7 @@ class _InGraph(torch.autograd.Function):
             normed = before.x if total is None else total
             norm_weight, norm_bias = before.norm_weight, before.norm_bias
         # A cast that backward has no product for is not handed to the op.
-        transposed = transposed_weights(layers, wanted)
+        transposed = transposed_weights(chain, layers, wanted)
         routing = routing_of(before, layers, dtype, wanted)
         save(ctx, _Kept(kept, normed, norm_weight, norm_bias, routing, transposed))
         ctx.layout, ctx.chain, ctx.options, ctx.wanted = layout, chain, options, wanted
