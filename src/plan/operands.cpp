@@ -47,7 +47,6 @@ constexpr OperationRule kRules[] = {
     {"combine", Operation::kRouting, {}},
     {"combine_gradient", Operation::kRouting, {}},
     {"activation_dots", Operation::kRouting, {}},
-    {"expert_sums", Operation::kRouting, {}},
     {"dot", Operation::kDot, {{kDotA, kDotB}}},
     {"gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kW}}},
     {"gemm_weight_only", Operation::kWeightOnly, {{kVectors, kW}}},
