@@ -62,9 +62,9 @@ struct ExpertsForward {
   TensorView topk_ids;      ///< int32 [..., slots]: experts, or -1 for slots that go nowhere
   TensorView topk_weights;  ///< float32 [..., slots], contiguous
   /// [experts, hidden, in], for a gated activation [experts, 2 · hidden, in], each expert's gate
-  /// first: in one piece, or any row stride; or their casts, in the format of recipe.output.b, with
-  /// scales as grouped_gemm() takes them. Of numbers those alone are read whose experts have
-  /// tokens.
+  /// first: in one piece, or any row stride; or their casts, in the format of recipe.output.b (of
+  /// either FP8 type), with scales as grouped_gemm() takes them. Of numbers those alone are read
+  /// whose experts have tokens.
   std::variant<TensorView, ScaledTensorView> up_weight;
   std::optional<TensorView> up_bias{};  ///< [experts, rows of an expert], as for grouped_gemm()
   std::variant<TensorView, ScaledTensorView> down_weight;  ///< [experts, out, hidden]

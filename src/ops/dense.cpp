@@ -281,7 +281,9 @@ Weight LayerArguments::weights(std::string_view argument, const Weight& given,
 void LayerArguments::add_stack(std::string_view argument, const ScaledTensorView& given,
                                const Format& format, std::int64_t matrices, std::int64_t rows,
                                std::int64_t cols) {
-  require_cast(argument, given, format);
+  Format either = format;
+  if (is_fp8(given.data.dtype)) either.dtype = given.data.dtype;
+  require_cast(argument, given, either);
   check_.require_shape(argument, given.data, {matrices, rows, cols});
   check_.require_same_device(argument, given.data, device_);
   const Stack stack = checked_stack(check_, argument, given);

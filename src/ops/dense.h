@@ -154,7 +154,7 @@ class LayerArguments {
   /// as their casts.
   Weight weights(std::string_view argument, const Weight& given, const LinearProblem& problem,
                  std::int64_t matrices);
-  /// A cast of [matrices, rows, cols] in this format.
+  /// A cast of [matrices, rows, cols] in this format, or of the other FP8 type.
   void add_stack(std::string_view argument, const ScaledTensorView& given, const Format& format,
                  std::int64_t matrices, std::int64_t rows, std::int64_t cols);
   /// The gradients that a problem wants, and the cast of the weight's transpose where it wants one
