@@ -34,13 +34,13 @@ from ..autograd.experts import (
     require_same_device,
     run_experts,
 )
-from ..autograd.fitting import is_fp8
+from ..autograd.fitting import is_dtensor, is_fp8
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.casts import joined_experts, stacked_experts
 from ..casting.weight_casts import casts_for_call
 from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
-from .linear import is_dtensor, local_part, require_order
+from .linear import local_part, require_order
 from .saving import CodedState, give_whole_rows
 
 
