@@ -1,5 +1,4 @@
-"""Scripts that check and count: include rules, floors of the package, seconds of tests, what kernels
-take."""
+"""Scripts that check and count: include rules, floors, seconds of tests, what kernels take."""
 
 import json
 import sys

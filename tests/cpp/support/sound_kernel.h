@@ -12,7 +12,7 @@
 #include "plan/small.h"
 #include "plan/weight_only.h"
 #include "support/kernel_sample.h"
-#include "support/product_plans.h"
+#include "support/product_problems.h"
 #include "support/sass.h"
 #include "support/test.h"
 
