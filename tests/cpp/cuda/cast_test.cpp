@@ -277,6 +277,10 @@ TEST_F(NormTest, TilesFollowTheStatistics) {
   EXPECT_EQ(params.rows, kRows);
   EXPECT_EQ(params.cols, kCols);
   EXPECT_EQ(blocks_of(cast_of(source_, {.rows = output(kRows, kCols, kTensor)})).size(), 5u);
+  const CastTargets reduced{.rows = output(kRows, kCols, kBlock1x128),
+                            .columns = {.amax = vector_at(0x8000, kFloat32, kCols),
+                                        .workspace = vector_at(0x200000, kFloat32, kRows * kCols)}};
+  EXPECT_GT(blocks_of(cast_of(source_, reduced)).size(), 1u);
 }
 
 TEST_F(NormTest, GradientsTakeAKernelForEachKindOfOperand) {
