@@ -268,6 +268,7 @@ TEST(DotArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& d) { d.workspace.shape[0] = 0; }, "'workspace'"},
       {[](auto& d) { d.b.data.device = kGpu; }, "'b.scale'"},
       {[](auto& d) { d.a.data.device = kGpu; }, "'b': expected a tensor on cuda:0"},
+      {[](auto& d) { d.a.data.shape[0] = 299; }, "'b': expected K = 299"},
   });
 }
 

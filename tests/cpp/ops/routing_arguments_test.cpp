@@ -225,6 +225,7 @@ TEST(RotaryArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& a, auto&) { a.x.data = nullptr; }, "'x'"},
       {[](auto& a, auto&) { a.sin.rank = 1; }, "'sin': expected [1"},
       {[](auto& a, auto&) { a.cos.device = kGpu; }, "'cos'"},
+      {[](auto& a, auto&) { a.cos.shape[1] = 2; }, "'cos': expected [1, 4]"},
       {[](auto&, auto& out) { out.shape[1] = 1; }, "'y'"},
       {[](auto&, auto& out) { out.dtype = DType::kFloat16; }, "'y'"},
       {[](auto&, auto& out) { out.strides[1] = 5; }, "'y': expected a contiguous tensor"},
