@@ -39,13 +39,22 @@ CONSTANTS = {
     "sectors": (1.18, 1.0, 1.5),
     "half_sectors": (1.6, 1.2, 2.2),
 }
-# What memory sends to the busiest multiprocessor: for each number of blocks that one may hold, from
-# how many blocks to each on, and the first guess of the time.
+# Shares of the busiest multiprocessor: for each number of blocks that one may hold, from how many
+# blocks to each on, and the first guess of its time.
 SHARES = {
     1: ((0, 0.48), (0.5, 0.83), (1, 1.4), (1.5, 1.75), (2.2, 2.2)),
     2: ((0, 0.48), (0.5, 0.64), (0.667, 0.95), (1, 1.65), (1.5, 1.75), (2, 2)),
     3: ((0, 0.5), (0.5, 0.7), (0.77, 1.1), (1, 1.46), (1.5, 2.4), (2.35, 2.4)),
-    4: ((0, 0.5), (0.5, 0.75), (0.77, 0.97), (1, 1.35), (1.35, 1.85), (2, 2.5), (2.25, 3.4), (3, 3)),
+    4: (
+        (0, 0.5),
+        (0.5, 0.75),
+        (0.77, 0.97),
+        (1, 1.35),
+        (1.35, 1.85),
+        (2, 2.5),
+        (2.25, 3.4),
+        (3, 3),
+    ),
 }
 LEVELS = [(held, start, guess) for held, shares in SHARES.items() for start, guess in shares]
 

@@ -237,10 +237,10 @@ ClusterTiles tiles_of_all(const GemmProblem& problem, const Sm90GemmConfig& conf
   return tiles;
 }
 
-// What memory sends to the busiest multiprocessor. Few rows of A leave blocks nothing to do but
-// wait for B, and then their places decide: two blocks of one multiprocessor, or of two that share
-// a way to L2, get no more than one alone, and the hardware fills some multiprocessors while others
-// have room. Both depend on how many blocks one may hold, and on how many there are to each.
+// Few rows of A leave blocks nothing to do but wait for B, and then their places decide: two blocks
+// of one multiprocessor, or of two that share a way to L2, get no more than one alone, and the
+// hardware fills some multiprocessors while others have room. Both depend on how many blocks one
+// may hold, and on how many there are to each.
 struct Share {
   double blocks;  // from so many to a multiprocessor on
   double level;   // the time of the busiest one, in that of one block to each at full bandwidth

@@ -192,7 +192,7 @@ class Products final : public ProductPlanner {
     std::optional<ProductConfig> best;
     double least = std::numeric_limits<double>::infinity();
     for (const Tiling& tiling : tilings_for(problem)) {
-      // Of an A that is cast there are no others.
+      // An A that is cast has no others.
       if (!problem.dynamic.exists && !fits_rows(tiling, expected_group(problem).m)) continue;
       for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
         const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
