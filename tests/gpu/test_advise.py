@@ -44,7 +44,7 @@ def test_a_small_model_keeps_its_bound(max_error):
     model, ids = make_model(device=DEVICE, dtype=DTYPE), make_ids(device=DEVICE)
     target = "bytes"
     plan = models.advise(model, ids, target, max_error=max_error)
-    assert plan.machine == octofold.models.advisor.files.machine_of(DEVICE)
+    assert plan.machine == octofold.models.advisor.model.machine_of(DEVICE)
     with torch.no_grad():
         expected = model.eval()(ids)["logits"]
         actual = models.apply(model, plan)(ids)["logits"]
@@ -59,9 +59,8 @@ def test_a_small_model_keeps_its_bound(max_error):
 def test_every_way_computes_what_the_cpu_does(way, generator):
     linear = torch.nn.Linear(384, 640, device=DEVICE, dtype=DTYPE)
     x = torch.randn(70, 384, device=DEVICE, generator=generator).to(DTYPE)
-    use = octofold.models.advisor.ways.Use(x.device, frozenset([DTYPE]))
     row = octofold.models.advisor.ways.WAYS[way]
-    if why_not := row.why_not(use):
+    if why_not := row.why_not(x.device, [DTYPE]):
         pytest.skip(why_not)
     with torch.no_grad():
         actual = row.make(linear)(x)

@@ -105,7 +105,7 @@ def parse_bytes(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    require("rich", "tool")
+    require("matplotlib", "tool")
     require("torch", "torch")
     folder: Path = arguments.output_dir
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
         ways=arguments.ways,
     )
     write_plan(plan, folder)
-    from octofold.models.advisor.text import text_summary
+    from octofold.models.advisor.report import text_summary
 
     output = console()
     output.print(text_summary(plan), markup=False)

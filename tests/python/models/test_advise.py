@@ -3,10 +3,11 @@ alone until it is applied."""
 
 import copy
 import itertools
+import sys
 
 import octofold
 import pytest
-from octofold.models.advisor.text import megabytes
+from octofold.models.advisor.report import megabytes
 from octofold.models.advisor.ways import WAYS
 
 from tests.python.models.advise_support import make_ids, make_model, torch
@@ -78,7 +79,7 @@ def test_layers_are_in_the_order_of_the_calls_and_all_are_named(plan):
 
 
 def test_without_a_gpu_times_are_left_out_and_said_so(plan):
-    assert plan.machine.device == "cpu"
+    assert plan.machine == "cpu"
     assert plan.timing is None
     assert plan.target == "bytes"
     assert all(option.seconds is None for layer in plan.layers for option in layer.options)
@@ -94,6 +95,12 @@ def test_without_a_gpu_times_are_left_out_and_said_so(plan):
 )
 def test_bytes_in_words(count, words):
     assert megabytes(count) == words
+
+
+def test_charts_need_matplotlib_and_say_so(plan, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(octofold.UnavailableError, match=r"matplotlib: pip install 'octofold\[tool"):
+        models.html_report(plan)
 
 
 @pytest.mark.parametrize("max_error", [1e-6, 0.01, 0.025, 1.0])

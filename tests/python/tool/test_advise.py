@@ -56,7 +56,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
-        self.references += [value for name, value in attrs if name in ("src", "href")]
+        self.references += [value for name, value in attrs if name.endswith("href")]
         if tag != "meta":
             self.open.append(tag)
 
@@ -73,7 +73,7 @@ def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     name = "my_advised_module:make"
     assert main(["advise", name, "--device", "cpu", "--max-error", "0.05"]) == 0
     out = capsys.readouterr().out
-    assert "2 of 2 linear ones" in out
+    assert "2 of 2" in out
     assert str(tmp_path) not in sys.path
     folder = tmp_path / "octofold-advice"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -81,7 +81,7 @@ def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     ]  # fmt: skip
     plan = octofold.models.Plan.load(folder / "plan.json")
     assert plan.max_error == 0.05
-    assert plan.machine.device == "cpu"
+    assert plan.machine == "cpu"
     assert (folder / "report.txt").read_text() == octofold.models.text_report(plan)
     assert "fewest bytes under an error of at most 5 %" in octofold.models.text_report(plan)
 
@@ -110,10 +110,10 @@ def test_the_html_is_whole_and_needs_nothing_else(tmp_path):
     tags.feed(page)
     tags.close()
     assert not tags.open
-    assert not tags.references
-    assert tags.seen.count("svg") == 3
+    assert tags.seen.count("svg") == 1
     assert "script" not in tags.seen
-    for words in ("http:", "https:", "url(", "@import"):
+    assert all(reference.startswith("#") for reference in tags.references)
+    for words in ("src=", "url(h", "@import", "matplotlib.org"):
         assert words not in page
     for words in ("prefers-color-scheme:dark", "Conv1d", "times are left out", "64 → 64"):
         assert words in page
