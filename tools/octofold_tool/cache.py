@@ -16,8 +16,6 @@ from .report import ToolError, print_table, progress
 
 Kernel: TypeAlias = CachedKernel | PrecompiledKernel
 
-HELP = "compiled kernels: list, clear, compile in advance"
-
 DESCRIPTION = """\
 Kernels that common products need on an H100 or H200 come with octofold. Others are compiled when
 they are first needed, and kept on disk, for all processes of a user. See what is there, remove it,
@@ -51,10 +49,7 @@ HOPPER_MULTIPROCESSORS = 132
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
-        "cache",
-        help=HELP,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "cache", help="compiled kernels: list, clear, compile in advance", description=DESCRIPTION
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser(
@@ -84,10 +79,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def add_warm_parser(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = actions.add_parser(
-        "warm",
-        help="compile in advance, without a GPU",
-        description=WARM_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "warm", help="compile in advance, without a GPU", description=WARM_DESCRIPTION
     )
     gemm_options.add_problems(parser)
     parser.add_argument(

@@ -183,24 +183,28 @@ def changed_layers(plan, **changes):
 def test_plans_for_another_model(plan):
     assert len(plan.changed) > 1
     unchanged(make_model(blocks=3), plan, "'plan': .*other parameters or buffers.*strict=False")
-    unchanged(make_model(blocks=1), plan, "with a layer 'blocks.1.up'")
-    unchanged(make_model(width=64), plan, "'blocks.0.up' is of 128 → 256 in float32")
-    unchanged(make_model(dtype=torch.bfloat16), plan, "in float32")
+    unchanged(make_model(blocks=1), plan, "there is no 'blocks.1.up'")
+    unchanged(
+        make_model(width=64),
+        plan,
+        "'blocks.0.up' is of 64 → 128 in float32, not 128 → 256 in float32",
+    )
+    unchanged(make_model(dtype=torch.bfloat16), plan, "in bfloat16, not 128 → 256 in float32")
     model = make_model()
     models.apply(model, plan)
-    unchanged(model, plan, "is a torch.nn.Linear, no ")
+    unchanged(model, plan, "is no torch.nn.Linear but CastLinear")
     with pytest.warns(UserWarning, match="other parameters"):
         models.apply(make_model(blocks=3), plan, strict=False)
     with (
         pytest.warns(UserWarning, match="names, shapes and dtypes"),
-        pytest.raises(refused, match=r"is a torch.nn.Linear of the model"),
+        pytest.raises(refused, match=r"layers that it changes, got .* there is no 'blocks.1"),
     ):
         models.apply(make_model(blocks=1), plan, strict=False)
 
 
 def test_a_lie_about_a_layer_leaves_all_as_they_are(plan):
     unchanged(make_model(), changed_layers(plan, name="nowhere"), "'nowhere'")
-    unchanged(make_model(), changed_layers(plan, in_features=127), "127 →")
+    unchanged(make_model(), changed_layers(plan, in_features=127), "not 127 →")
     options = (*plan.layers[0].options, Option("weight-only-128x128", 0.02, 0.02, None, 9))
     weight_only = changed_layers(plan, options=options, chosen="weight-only-128x128")
     unchanged(make_model(), weight_only, "its input is float32")

@@ -150,19 +150,6 @@ def test_what_is_wrong_is_said_in_a_line(failure, monkeypatch, tmp_path):
         main(["advise", "a:b", "--max-bytes", "1", "--max-error", "1"])
 
 
-def test_errors_of_others_are_told_in_whole_sentences():
-    from octofold_tool.advise import one_line
-
-    long = "X" * 200
-    assert one_line(ValueError(f"It is\nso. {long}.")) == f"It is so. {long}."
-    assert one_line(ValueError(f"First {long}. Second v1.2 is. {long}.")) == (
-        f"First {long}. Second v1.2 is."
-    )
-    assert one_line(ValueError(f"{long} {long}. Then.")) == f"{long} {long}."
-    assert one_line(ValueError(f"{long} {long}")) == f"{long} {long}"
-    assert one_line(ValueError()) == "ValueError"
-
-
 def test_a_folder_without_a_tokenizer(failure, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -193,21 +180,11 @@ def test_without_transformers_it_is_named(failure, monkeypatch, tmp_path):
     assert "needs transformers: pip install" in failure(str(tmp_path), "--device", "cpu")
 
 
-def test_the_demos_model_in_torch_is_the_demos_model():
-    from octofold_tool.minilm_torch import TorchMiniLm, batch_of
-
-    model, sentences = minilm.MiniLm(FOLDER), PAGE.splitlines()
-    with torch.no_grad():
-        found = TorchMiniLm(FOLDER).eval()(*batch_of(model, sentences)).numpy()
-    assert abs(found - model.embed(sentences, model.linear)).max() < 2e-6
-
-
 def test_the_demo_says_where_torch_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(advised_demo.importlib.util, "find_spec", lambda name: None)
-    advice = advised_demo.advise_twin(minilm.MiniLm(FOLDER), PAGE.splitlines(), tmp_path)
-    assert "needs PyTorch" in advice.text
-    assert advice.document is None
-    assert not advice.paths
+    text, document = advised_demo.advise_demo(PAGE.splitlines(), tmp_path)
+    assert "needs torch: pip install torch" in text
+    assert document is None
     assert not list(tmp_path.iterdir())
 
 

@@ -29,7 +29,7 @@ from .model import (
     others_of,
     runs_of,
 )
-from .plan import FORMAT, TARGETS, Calls, Layer, Option, Other, Plan, Whole
+from .plan import FORMAT, TARGETS, Calls, Layer, Other, Plan, Whole
 from .search import Found, Picked, choices_of, within_bytes, within_error
 from .times import groups_of, measurable, time_group, whole_times, why_no_graph
 from .ways import OWN, WAYS, Way, ways_of
@@ -82,10 +82,10 @@ def advise(
     runs = runs_of(_NAME, inputs)
     device = device_of(_NAME, model)
     target, max_error = _aim(target, max_error, max_bytes, measurable(device))
-    linears, alone = linears_of(model)
-    if not linears:
+    linears, why_alone = linears_of(model)
+    if len(linears) == len(why_alone):
         got = f"{type(model).__qualname__} with none that can be" + "".join(
-            f" ({name}: {why})" for name, why in list(alone.items())[:1]
+            f" ({name}: {why})" for name, why in list(why_alone.items())[:1]
         )
         raise invalid_argument(
             _NAME, "model", "a model with torch.nn.Linear layers that can run in FP8", got
@@ -94,9 +94,9 @@ def advise(
         steps = _Steps(progress, len(linears) + 3)
         steps.step()
         advisor = _Advisor(model, runs, device, steps, target, max_error, max_bytes)
-        advisor.measure(linears, chosen_ways, effects)
-        alone = dict.fromkeys(linears, "these inputs do not call it") | alone
-        plan = advisor.plan(advisor.search(), alone)
+        advisor.record(linears, why_alone)
+        advisor.measure(chosen_ways, effects)
+        plan = advisor.plan(advisor.search())
         own_time, planned_time = plan.whole.seconds_own, plan.whole.seconds_planned
         if target == "time" and own_time and planned_time and planned_time >= own_time:
             advisor.notes.append(
@@ -104,7 +104,7 @@ def advise(
                 f"{planned_time * 1e3:.3f} ms beside {own_time * 1e3:.3f}"
             )
             why = "the model as a whole is no faster with the plan that it was part of"
-            plan = advisor.plan(Found([None] * len(advisor.candidates), 0.0, 0.0, why), alone)
+            plan = advisor.plan(Found([None] * len(advisor.candidates), 0.0, 0.0, why))
         steps.done = max(steps.done, steps.total) - 1
         steps.step()
     return plan
@@ -167,6 +167,7 @@ class _Advisor:
     max_error: float | None
     max_bytes: int | None
     candidates: Sequence[Candidate] = ()
+    alone: Sequence[Candidate] = ()
     notes: list[str] = field(default_factory=list)
     timing: str | None = None
     """How times are taken; None: there are none."""
@@ -174,16 +175,24 @@ class _Advisor:
     """The error that rounding makes in the model as it is."""
     expected: Answers = field(default_factory=list)
 
-    def measure(
-        self, linears: dict[str, torch.nn.Linear], ways: Sequence[Way], effects: bool
-    ) -> None:
-        """Errors, effects and times of all layers."""
-        with recording(linears) as self.candidates:
+    def record(self, linears: dict[str, torch.nn.Linear], why_alone: dict[str, str]) -> None:
+        """The layers that a run calls, and those that stay: by their names, and why."""
+        usable = {name: linear for name, linear in linears.items() if name not in why_alone}
+        with recording(usable) as self.candidates:
             self.expected = first_answers(_NAME, self.runs, self.model)
         if not self.candidates:
             expected = "a run that calls a torch.nn.Linear of the model"
             raise invalid_argument(_NAME, "inputs", expected, "a run that calls none")
+        names = {candidate.name for candidate in self.candidates}
+        self.alone = [
+            Candidate(name, linear, why_alone=why_alone.get(name, "these inputs do not call it"))
+            for name, linear in linears.items()
+            if name not in names
+        ]
         self.steps.step()
+
+    def measure(self, ways: Sequence[Way], effects: bool) -> None:
+        """Errors, effects and times of all layers."""
         if (again := self._error({})) > 0:
             self.notes.append(f"the model as it is differs by {again:.1e} from run to run")
         self.floor = own_error(self.candidates, self._error)
@@ -205,12 +214,9 @@ class _Advisor:
         reason = why_no_graph(self.runs, self.model)
         self.timing = GRAPH if reason is None else PYTHON
         if reason is not None:
-            self.notes.append(
-                f"times are of calls from Python, as no CUDA graph can be made: {reason}"
-            )
-        groups = groups_of(self.candidates)
+            self.notes.append(f"times are of {PYTHON}, as no CUDA graph can be made: {reason}")
         all_bytes = sum(candidate.linear.weight.nbytes for candidate in self.candidates)
-        for group in groups:
+        for group in groups_of(self.candidates):
             time_group(group, all_bytes, self.timing == GRAPH)
             self.steps.step(more=1)
 
@@ -247,17 +253,13 @@ class _Advisor:
             if choice is not None
         }
 
-    def plan(self, found: Found, alone: dict[str, str]) -> Plan:
-        """The plan as a value. alone: why layers that are no candidates stay."""
+    def plan(self, found: Found) -> Plan:
+        """The plan as a value."""
         layers = [
             self._layer(candidate, OWN if choice is None else choice.way, found.why_none)
             for candidate, choice in zip(self.candidates, found.picked, strict=True)
         ]
-        measured = {layer.name for layer in layers}
-        by_name = dict(self.model.named_modules())
-        for name, why in alone.items():
-            if name not in measured:
-                layers.append(_layer(name, by_name[name], (), (), OWN, why))
+        layers += [self._layer(candidate, OWN, "") for candidate in self.alone]
         return Plan(
             format=FORMAT,
             octofold=info().version,
@@ -277,19 +279,28 @@ class _Advisor:
         )
 
     def _layer(self, candidate: Candidate, chosen: str, why_none: str) -> Layer:
-        calls = (
-            Calls(kind.rows, dtype_name(kind.computes), count)
-            for kind, count in candidate.calls.items()
+        linear = candidate.linear
+        return Layer(
+            name=candidate.name,
+            in_features=linear.in_features,
+            out_features=linear.out_features,
+            dtype=dtype_name(linear.weight.dtype),
+            calls=tuple(
+                Calls(kind.rows, dtype_name(kind.computes), count)
+                for kind, count in candidate.calls.items()
+            ),
+            options=tuple(candidate.options),
+            chosen=chosen,
+            why_own=self._why_own(candidate, why_none) if chosen == OWN else None,
         )
-        why = None if chosen != OWN else self._why_own(candidate.options, why_none)
-        options = tuple(candidate.options)
-        return _layer(candidate.name, candidate.linear, tuple(calls), options, chosen, why)
 
-    def _why_own(self, options: Sequence[Option], why_none: str) -> str:
-        usable = [o for o in options if o.way != OWN and o.why_not is None]
+    def _why_own(self, candidate: Candidate, why_none: str) -> str:
+        options = candidate.options
+        if not options:
+            return candidate.why_alone
+        usable = [option for option in options[1:] if option.why_not is None]
         if not usable:
-            reasons = dict.fromkeys(o.why_not for o in options if o.why_not is not None)
-            return "no way can run it: " + "; ".join(reasons)
+            return "no way can run it: " + "; ".join({str(o.why_not): None for o in options[1:]})
         if not choices_of(options, self.target):
             return "no way is faster here" if self.target == "time" else "no way takes less memory"
         if why_none:
@@ -297,8 +308,6 @@ class _Advisor:
         if self.target == "error":
             return "the bound on bytes is kept without it"
         least = min(option.effect for option in usable if option.effect is not None)
-        if not math.isfinite(least):
-            return "the answer is not finite with it"
         return f"other layers gain more for the error that is allowed (it alone makes {least:.1e})"
 
     def _whole(self, layers: Sequence[Layer], found: Found) -> Whole:
@@ -320,15 +329,3 @@ class _Advisor:
             error=found.error,
             **times,
         )
-
-
-def _layer(
-    name: str,
-    linear: torch.nn.Linear,
-    calls: tuple[Calls, ...],
-    options: tuple[Option, ...],
-    chosen: str,
-    why_own: str | None,
-) -> Layer:
-    sizes = linear.in_features, linear.out_features
-    return Layer(name, *sizes, dtype_name(linear.weight.dtype), calls, options, chosen, why_own)

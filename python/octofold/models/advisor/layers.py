@@ -59,6 +59,8 @@ class Candidate:
     sample: Tensor = field(default_factory=lambda: torch.empty(0))
     """[rows, in]: of the first calls, spread evenly, and the row of the largest magnitude."""
     options: list[Option] = field(default_factory=list)
+    why_alone: str = ""
+    """Why it is not measured, where it is not."""
 
     @property
     def sample_kind(self) -> Kind:

@@ -39,24 +39,21 @@ _INPUTS: Final = (
 
 
 def linears_of(model: Module) -> tuple[dict[str, torch.nn.Linear], dict[str, str]]:
-    """The torch.nn.Linear of a model by the first of their names; and of those that must stay as
-    they are why, by theirs."""
+    """The torch.nn.Linear of a model by the first of their names; and by it, why some of them must
+    stay as they are."""
     places: defaultdict[int, dict[int, str]] = defaultdict(dict)
     for path, module in model.named_modules():
         for key, parameter in module._parameters.items():
             places[id(parameter)].setdefault(id(module), f"{path}.{key}".lstrip("."))
-    linears: dict[str, torch.nn.Linear] = {}
+    modules = model.named_modules()
+    linears = {path: module for path, module in modules if type(module) is torch.nn.Linear}
     alone: dict[str, str] = {}
     readers = weight_readers(model)
-    for path, module in model.named_modules():
-        if type(module) is not torch.nn.Linear:
-            continue
-        why = readers.get(id(module)) or _why_alone(module)
-        if why is None and len(tied := [*places[id(module.weight)].values()]) > 1:
+    for path, linear in linears.items():
+        why = readers.get(id(linear)) or _why_alone(linear)
+        if why is None and len(tied := [*places[id(linear.weight)].values()]) > 1:
             why = f"its weight is tied: {tied[0]} is the same"
-        if why is None:
-            linears[path] = module
-        else:
+        if why is not None:
             alone[path] = why
     return linears, alone
 

@@ -310,7 +310,13 @@ def apply(model: Module, plan: Plan, *, strict: bool = True) -> Module:
     linears, alone = linears_of(model)
     new: dict[int, Module] = {}
     for layer in plan.changed:
-        linear = _linear_of(layer, linears, alone)
+        linear = linears.get(layer.name)
+        wrong = _difference(layer, linear, with_dtype=False)
+        if layer.name in alone:
+            wrong = f"{layer.name!r} has to stay: {alone[layer.name]}"
+        if linear is None or wrong:
+            expected = "one for a model with the layers that it changes"
+            raise invalid_argument(_APPLY, "plan", expected, f"one for a {plan.model}: {wrong}")
         way = WAYS[layer.chosen]
         why_not = way.why_not(device, {WIDE[calls.dtype] for calls in layer.calls})
         if why_not is not None:
@@ -324,37 +330,27 @@ def _misfits(model: Module, plan: Plan, machine: str) -> Iterator[tuple[str, str
     if machine != plan.machine:
         expected = f"one that was measured on the model's device, {machine}"
         yield expected, f"one of {plan.machine}"
-    if fingerprint(model) == plan.fingerprint:
-        return
-    difference = "with the same linear layers, but other parameters or buffers"
-    modules = dict(model.named_modules())
-    for layer in reversed(plan.layers):
-        module, theirs = modules.get(layer.name), shape_of(layer, layer.dtype)
-        if module is None:
-            difference = f"with a layer {layer.name!r}"
-        elif not isinstance(module, torch.nn.Linear):
-            kind = type(module).__qualname__
-            difference = f"whose {layer.name!r} is a torch.nn.Linear, no {kind}"
-        elif theirs != shape_of(module, dtype_name(module.weight.dtype)):
-            difference = f"whose {layer.name!r} is of {theirs}"
-    expected = "one for a model with the names, shapes and dtypes of this one"
-    yield expected, f"one for a {plan.model} {difference}"
+    if fingerprint(model) != plan.fingerprint:
+        modules = dict(model.named_modules())
+        found = [_difference(layer, modules.get(layer.name)) for layer in plan.layers]
+        same = "the linear layers are the same, other parameters or buffers are not"
+        expected = "one for a model with the names, shapes and dtypes of this one"
+        yield expected, f"one for a {plan.model}: {next(filter(None, found), same)}"
 
 
-def _linear_of(
-    layer: Layer, linears: dict[str, torch.nn.Linear], alone: dict[str, str]
-) -> torch.nn.Linear:
-    linear = linears.get(layer.name)
-    if linear is None:
-        got = alone.get(layer.name, "none there")
-        expected = f"one whose layer {layer.name!r} is a torch.nn.Linear of the model"
-        raise invalid_argument(_APPLY, "plan", expected, got)
-    if shape_of(layer) != shape_of(linear):
-        expected = f"one whose layer {layer.name!r} is of {shape_of(linear)}"
-        raise invalid_argument(_APPLY, "plan", expected, shape_of(layer))
-    return linear
+def _difference(layer: Layer, module: Module | None, with_dtype: bool = True) -> str:
+    """In what a layer of the model is another than the plan's."""
+    if module is None:
+        return f"there is no {layer.name!r}"
+    if not isinstance(module, torch.nn.Linear):
+        return f"{layer.name!r} is no torch.nn.Linear but {type(module).__qualname__}"
+    theirs, ours = shape_of(layer), shape_of(module)
+    if with_dtype:
+        theirs += f" in {layer.dtype}"
+        ours += f" in {dtype_name(module.weight.dtype)}"
+    return "" if theirs == ours else f"{layer.name!r} is of {ours}, not {theirs}"
 
 
-def shape_of(layer: Layer | torch.nn.Linear, dtype: str = "") -> str:
-    """ "768 → 3072", and the dtype if there is one to tell."""
-    return f"{layer.in_features} → {layer.out_features}{dtype and f' in {dtype}'}"
+def shape_of(layer: Layer | torch.nn.Linear) -> str:
+    """ "768 → 3072"."""
+    return f"{layer.in_features} → {layer.out_features}"

@@ -11,6 +11,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._core.errors import UnavailableError
+from ...nn.conversion.picking import grouped
 from .plan import Layer, Option, Plan, shape_of
 from .ways import OWN, WAYS
 
@@ -84,17 +85,12 @@ def _effects(plan: Plan) -> Iterator[tuple[str, str, str, str, str]]:
     yield "linear layers changed", "", f"{len(plan.changed)} of {len(plan.layers)}", "", ways
 
 
-def _left_alone(plan: Plan) -> Iterator[tuple[str, list[str], str]]:
-    """Modules that stay as they are: (what, its names, why)."""
-    found: dict[str, list[str]] = {}
-    for layer in plan.layers:
-        if layer.why_own is not None:
-            why = layer.why_own.partition(" (it alone")[0]
-            found.setdefault(why, []).append(_name(layer))
-    for why, names in found.items():
-        yield f"{len(names)} linear", names, why
+def _left_alone(plan: Plan) -> Iterator[str]:
+    """A line for each reason why modules stay as they are."""
+    reasons = {_name(layer): layer.why_own for layer in plan.layers if layer.why_own}
+    yield from grouped({name: why.partition(" (it alone")[0] for name, why in reasons.items()})
     for other in plan.others:
-        yield f"{other.count} {other.kind}", [], other.why
+        yield f"{other.count} {other.kind}: {other.why}"
 
 
 def text_report(plan: Plan) -> str:
@@ -103,10 +99,7 @@ def text_report(plan: Plan) -> str:
     if plan.timing is not None:
         head += ["own", "planned", "gain"]
     lines = _lines([head, *(_row(plan, layer) for layer in plan.layers if layer.options)])
-    alone = []
-    for what, names, why in _left_alone(plan):
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        alone.append(f"Left alone: {', '.join(names[:4]) or what}{more}: {why}.")
+    alone = [f"Left alone: {line}." for line in _left_alone(plan)]
     return "\n".join([text_summary(plan), *lines, "", *alone]) + "\n"
 
 
@@ -157,8 +150,6 @@ def html_report(plan: Plan) -> str:
     page = Template(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
     ways = [way for way in WAYS if any(_usable(layer.option(way)) for layer in plan.layers)]
     layers = [layer for layer in plan.layers if layer.options]
-    alone = [(what, ", ".join(names), why) for what, names, why in _left_alone(plan)]
-    what = "seconds" if plan.timing is not None else "bytes"
     return page.substitute(
         model=escape(plan.model),
         bound=escape(_bound(plan)),
@@ -170,10 +161,9 @@ def html_report(plan: Plan) -> str:
             for what, own, planned, gain, remark in _effects(plan)
         ),
         charts=_charts(plan, layers),
-        what=what,
         head=_html_row(["#", "layer", "features", "rows", OWN, *ways], "th"),
         layers="".join(_layer_row(plan, i, layer, ways) for i, layer in enumerate(layers, 1)),
-        alone="".join(_html_row(row) for row in alone),
+        alone="".join(f"<li>{escape(line)}.</li>" for line in _left_alone(plan)),
         runs=plan.runs,
         rounding=percent(plan.whole.error_own),
         timing=escape(plan.timing or "no GPU, so none"),
