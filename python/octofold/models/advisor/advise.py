@@ -296,7 +296,7 @@ class _Advisor:
 
     def _why_own(self, candidate: Candidate, why_none: str) -> str:
         options = candidate.options
-        if not options:
+        if candidate.why_alone:
             return candidate.why_alone
         usable = [option for option in options[1:] if option.why_not is None]
         if not usable:
@@ -312,8 +312,7 @@ class _Advisor:
 
     def _whole(self, layers: Sequence[Layer], found: Found) -> Whole:
         def saved(timed: bool) -> float:
-            pairs = [(layer.own, layer.planned) for layer in layers]
-            return sum(o.amount(timed) - p.amount(timed) for o, p in pairs if o and p)
+            return sum(layer.own.amount(timed) - layer.planned.amount(timed) for layer in layers)
 
         times: dict[str, float] = {}
         if self.timing is not None:

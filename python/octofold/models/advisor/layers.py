@@ -58,7 +58,7 @@ class Candidate:
     calls: Counter[Kind] = field(default_factory=Counter)
     sample: Tensor = field(default_factory=lambda: torch.empty(0))
     """[rows, in]: of the first calls, spread evenly, and the row of the largest magnitude."""
-    options: list[Option] = field(default_factory=list)
+    options: list[Option] = field(default_factory=lambda: [Option(OWN)])
     why_alone: str = ""
     """Why it is not measured, where it is not."""
 

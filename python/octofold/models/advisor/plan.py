@@ -80,7 +80,7 @@ class Layer:
     """The dtype of its weight."""
     calls: tuple[Calls, ...]
     options: tuple[Option, ...]
-    """The first is "own"; none where the layer is left alone unmeasured."""
+    """The first is "own", and the only one where the layer is left alone unmeasured."""
     chosen: str
     """The way that is to be; "own": it stays as it is."""
     why_own: str | None
@@ -89,7 +89,7 @@ class Layer:
     def __post_init__(self) -> None:
         ways = OWN, *WAYS
         _require(self, "chosen", f"a way that there is ({', '.join(ways)})", self.chosen in ways)
-        usable = (OWN, *(option.way for option in self.options if option.why_not is None))
+        usable = [option.way for option in self.options if option.why_not is None]
         _require(self, "chosen", "a way that was measured there", self.chosen in usable)
         for field in ("in_features", "out_features"):
             _require(self, field, "at least 0", getattr(self, field) >= 0)
@@ -99,14 +99,14 @@ class Layer:
         return next((option for option in self.options if option.way == way), None)
 
     @property
-    def own(self) -> Option | None:
+    def own(self) -> Option:
         """The option of the layer as it is."""
-        return self.option(OWN)
+        return self.options[0]
 
     @property
-    def planned(self) -> Option | None:
+    def planned(self) -> Option:
         """The option that was chosen."""
-        return self.option(self.chosen)
+        return next(option for option in self.options if option.way == self.chosen)
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,11 @@ class Plan:
     def changed(self) -> tuple[Layer, ...]:
         """The layers that apply() changes."""
         return tuple(layer for layer in self.layers if layer.chosen != OWN)
+
+    @property
+    def timed(self) -> bool:
+        """True if times were measured; reports are of bytes otherwise."""
+        return self.timing is not None
 
     def to_json(self) -> str:
         """The plan as JSON, which from_json() reads."""

@@ -96,9 +96,9 @@ def _left_alone(plan: Plan) -> Iterator[str]:
 def text_report(plan: Plan) -> str:
     """Head, effect on the whole, each layer, what is left alone and why."""
     head = ["layer", "features", "rows", "way", "error", "effect", "saves"]
-    if plan.timing is not None:
+    if plan.timed:
         head += ["own", "planned", "gain"]
-    lines = _lines([head, *(_row(plan, layer) for layer in plan.layers if layer.options)])
+    lines = _lines([head, *(_row(plan, layer) for layer in plan.layers if layer.calls)])
     alone = [f"Left alone: {line}." for line in _left_alone(plan)]
     return "\n".join([text_summary(plan), *lines, "", *alone]) + "\n"
 
@@ -121,13 +121,11 @@ def text_summary(plan: Plan) -> str:
 
 def _row(plan: Plan, layer: Layer) -> list[str]:
     own, option = layer.own, layer.planned
-    assert own is not None
-    assert option is not None
     changed = option is not own
     cells = [_name(layer), shape_of(layer), _calls(layer), layer.chosen]
     cells += [percent(option.error), percent(option.effect) if changed else ""]
     cells.append(megabytes(own.amount(False) - option.amount(False)) if changed else "")
-    if plan.timing is not None:
+    if plan.timed:
         ratio = own.amount(True) / (option.amount(True) or 1.0)
         cells += [milliseconds(own.seconds), milliseconds(option.seconds)]
         cells.append(f"{ratio:.2f} ×" if changed else "")
@@ -149,7 +147,7 @@ def html_report(plan: Plan) -> str:
     """The whole page, self-contained. Needs matplotlib; raises UnavailableError without it."""
     page = Template(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
     ways = [way for way in WAYS if any(_usable(layer.option(way)) for layer in plan.layers)]
-    layers = [layer for layer in plan.layers if layer.options]
+    layers = [layer for layer in plan.layers if layer.calls]
     return page.substitute(
         model=escape(plan.model),
         bound=escape(_bound(plan)),
@@ -192,7 +190,7 @@ def _layer_cell(plan: Plan, layer: Layer, option: Option | None) -> str:
     if option.way == OWN:
         title = layer.why_own or f"{layer.name} as it is"
     first, *rest = [percent(option.error), megabytes(option.bytes)]
-    if plan.timing is not None:
+    if plan.timed:
         first, *rest = [milliseconds(option.seconds), first, *rest]
     chosen = ' class="chosen"' if option.way == layer.chosen else ""
     return f'<td{chosen} title="{escape(title)}">{first}<small>{" · ".join(rest)}</small></td>'
@@ -242,41 +240,42 @@ def _charts(plan: Plan, layers: Sequence[Layer]) -> str:
 
 def _unit(plan: Plan) -> Any:
     """How a chart's axis writes seconds, or bytes where there are no times."""
-    return lambda value, _: (milliseconds if plan.timing is not None else megabytes)(value)
+    return lambda value, _: (milliseconds if plan.timed else megabytes)(value)
 
 
 def _draw_whole(axes: "Axes", plan: Plan, layers: Sequence[Layer]) -> None:
     """A bar of stacked parts as it is, and one by the plan, where what was measured is marked."""
-    timed, whole = plan.timing is not None, plan.whole
-    own = (whole.seconds_own if timed else whole.bytes_own) or 0.0
-    rest = own - sum(layer.own.amount(timed) for layer in layers if layer.own)
+    whole = plan.whole
+    rest = (whole.seconds_own if plan.timed else whole.bytes_own) or 0.0
+    rest -= sum(layer.own.amount(plan.timed) for layer in layers)
     for label, options in (
         ("by the plan", [layer.planned for layer in layers]),
         ("as it is", [layer.own for layer in layers]),
     ):
-        parts = Counter[str]()
-        for option in filter(None, options):
-            parts[option.way] += option.amount(timed)  # type: ignore[assignment]
         left = 0.0
-        for way, part in parts.items():
-            axes.barh(label, part, left=left, color=_COLOR_OF[way])
+        for way, color in _COLOR_OF.items():
+            part = sum(option.amount(plan.timed) for option in options if option.way == way)
+            if part > 0:
+                axes.barh(label, part, left=left, color=color)
             left += part
         axes.barh(label, max(0.0, rest), left=left, color=_INK, alpha=0.2)
-    if timed:
+    if plan.timed:
         axes.axvline(whole.seconds_planned or 0.0, 0.0, 0.5, color=_INK)
     axes.xaxis.set_major_formatter(_unit(plan))
-    words = "; line: measured" if timed else ""
+    words = "; line: measured" if plan.timed else ""
     axes.set_title(f"The whole: linear layers by their way, all else pale{words}")
 
 
 def _draw_layers(axes: "Axes", plan: Plan, layers: Sequence[Layer]) -> None:
     """A pair of bars for each layer, in the order of the calls: as it is, and by the plan."""
-    timed = plan.timing is not None
-    for number, layer in enumerate(layers, 1):
-        for option, edge in ((layer.own, -0.4), (layer.planned, 0.0)):
-            if option is not None:
-                axes.bar(number + edge, option.amount(timed), 0.4, align="edge",
-                         color=_COLOR_OF[option.way])  # fmt: skip
+    for edge, options in (
+        (0.6, [layer.own for layer in layers]),
+        (1.0, [layer.planned for layer in layers]),
+    ):
+        places = [edge + index for index in range(len(options))]
+        colors = [_COLOR_OF[option.way] for option in options]
+        heights = [option.amount(plan.timed) for option in options]
+        axes.bar(places, heights, 0.4, align="edge", color=colors)
     axes.yaxis.set_major_formatter(_unit(plan))
     axes.locator_params(axis="x", integer=True)
     axes.set_title("Each layer, as it is and by the plan (numbers as in the table)")
@@ -286,19 +285,23 @@ def _draw_options(axes: "Axes", plan: Plan, layers: Sequence[Layer]) -> None:
     """Every layer in every way: its effect on the answer, and what it gains."""
     from matplotlib.ticker import LogLocator
 
-    timed = plan.timing is not None
     for number, layer in enumerate(layers, 1):
-        for option in layer.options[1:]:
-            if layer.own is None or not option.effect:
-                continue
-            point = option.effect, layer.own.amount(timed) - option.amount(timed)
-            chosen = layer.chosen == option.way
-            look: dict[str, Any] = {"s": 14, "alpha": 0.5}
-            if chosen:
-                look = {"s": 50, "edgecolors": _INK, "zorder": 3}
-            axes.scatter(*point, color=_COLOR_OF[option.way], **look)
-            if chosen:
-                axes.annotate(str(number), point, (5, 4), textcoords="offset points", fontsize=8)
+        own = layer.own.amount(plan.timed)
+        options = [option for option in layer.options[1:] if option.effect]
+        effects = [option.effect or 0.0 for option in options]
+        gains = [own - option.amount(plan.timed) for option in options]
+        chosen = [option.way == layer.chosen for option in options]
+        colors = [
+            (_COLOR_OF[option.way], 1.0 if ring else 0.5)
+            for option, ring in zip(options, chosen, strict=True)
+        ]
+        edges = [_INK if ring else "none" for ring in chosen]
+        axes.scatter(
+            effects, gains, [50 if ring else 14 for ring in chosen], colors, edgecolors=edges
+        )
+        for ring, effect, gain in zip(chosen, effects, gains, strict=True):
+            if ring:
+                axes.annotate(f"  {number}", (effect, gain), va="bottom", fontsize=8)
     axes.set_xscale("log", subs=())
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: percent(value))
