@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import octofold
 import pytest
@@ -43,30 +43,6 @@ def failure(run):
     return said
 
 
-class Tags(HTMLParser):
-    """Opened ones have to be closed; what they refer to is collected."""
-
-    VOID = ("meta", "line", "rect", "circle")
-
-    def __init__(self):
-        super().__init__()
-        self.open = []
-        self.seen = []
-        self.references = []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        self.references += [value for name, value in attrs if name.endswith("href")]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     (tmp_path / "my_advised_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
@@ -85,13 +61,6 @@ def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     assert (folder / "report.txt").read_text() == octofold.models.text_report(plan)
     assert "fewest bytes under an error of at most 5 %" in octofold.models.text_report(plan)
 
-    model, ((x,),) = sys.modules["my_advised_module"].make()
-    with torch.no_grad():
-        expected = model(x)
-        actual = octofold.models.apply(model, plan)(x)
-    error = float((actual - expected).norm() / expected.norm())
-    assert error == pytest.approx(plan.whole.error, rel=1e-3)
-
     assert main(["advise", name, "--device", "cpu", "--max-bytes", "3e5"]) == 0
     assert octofold.models.Plan.load(folder / "plan.json").target == "error"
     assert "max_bytes" in failure(name, "--device", "cpu", "--max-bytes", "10")
@@ -106,13 +75,11 @@ def test_the_html_is_whole_and_needs_nothing_else(tmp_path):
     model[0].register_parameter("a<b>&", None)
     plan = octofold.models.advise(model, lambda model: model(torch.randn(3, 64)), max_error=0.1)
     page = octofold.models.html_report(plan)
-    tags = Tags()
-    tags.feed(page)
-    tags.close()
-    assert not tags.open
-    assert tags.seen.count("svg") == 1
-    assert "script" not in tags.seen
-    assert all(reference.startswith("#") for reference in tags.references)
+    elements = list(ElementTree.fromstring(page).iter())  # every tag is closed
+    assert len([element for element in elements if element.tag.endswith("svg")]) == 1
+    assert not any(element.tag.endswith("script") for element in elements)
+    attributes = [pair for element in elements for pair in element.attrib.items()]
+    assert all(value.startswith("#") for name, value in attributes if name.endswith("href"))
     for words in ("src=", "url(h", "@import", "matplotlib.org"):
         assert words not in page
     for words in ("prefers-color-scheme:dark", "Conv1d", "times are left out", "64 → 64"):
