@@ -214,6 +214,13 @@ def test_a_layer_in_two_places_stays_one():
     assert isinstance(model[0], models.CastLinear)
 
 
+def test_a_call_without_rows_counts_for_nothing():
+    linear, x = torch.nn.Linear(64, 64), torch.randn(10, 64)
+    plan = models.advise(linear, lambda model: model(x) + model(x[:0]).sum(), max_error=0.2)
+    (layer,) = plan.layers
+    assert [(calls.rows, calls.count) for calls in layer.calls] == [(10, 1)]
+
+
 def test_what_must_stay_is_left_alone_and_why_is_said():
     class Odd(torch.nn.Linear):
         pass

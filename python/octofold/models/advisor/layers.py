@@ -176,8 +176,9 @@ def recording(linears: dict[str, torch.nn.Linear]) -> Iterator[list[Candidate]]:
         def hook(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = args[0] if args else kwargs.get("input")
             if isinstance(x, Tensor) and x.dim() > 0 and x.shape[-1] == linear.in_features:
+                before = candidate.calls.total()
                 candidate.add(x, max(MIN_SAMPLE_ROWS, rows))
-                if candidate.calls.total() == 1:
+                if candidate.calls.total() > before == 0:
                     called.append(candidate)
 
         return hook
