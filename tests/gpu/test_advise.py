@@ -8,7 +8,7 @@ import octofold
 import pytest
 
 from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
-from tests.python.models.advise_support import make_ids, make_model
+from tests.python.models.advise_support import make_ids, make_model, relative_error
 
 skip_without("products with FP8 weights")
 models = octofold.models
@@ -17,10 +17,6 @@ LIMIT = 0.15
 """Largest error of the predicted time relative to the measured one, in a test on a machine that may
 be shared; the figure that is wanted, 5 %, is that of bench/gpu/advisor.py (in the tree up to
 e4b453a9)."""
-
-
-def relative_error(actual, expected):
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 def stack(width, hidden, blocks, generator):

@@ -101,8 +101,9 @@ def run_list(arguments: argparse.Namespace) -> None:
         kernel_cache.precompiled() if of_octofold else kernel_cache.entries()
     )
     if arguments.json:
-        document = {} if of_octofold else {"folder": str(folder())}
-        print(json.dumps(document | {"kernels": [*map(fields_of, kernels)]}, indent=2))
+        document: dict[str, object] = {} if of_octofold else {"folder": str(folder())}
+        document["kernels"] = [dataclasses.asdict(kernel) for kernel in kernels]
+        print(json.dumps(document, indent=2, default=str))
     elif not kernels:
         none = "octofold has no precompiled kernels"
         print(none if of_octofold else f"no kernels in {folder()}")
@@ -114,14 +115,6 @@ def run_list(arguments: argparse.Namespace) -> None:
         totals = (count, "", "", size, "")[: len(columns)]
         title = "precompiled kernels" if of_octofold else str(folder())
         print_table(title, columns, rows, totals)
-
-
-def fields_of(kernel: Kernel) -> dict[str, object]:
-    fields = dataclasses.asdict(kernel)
-    if isinstance(kernel, CachedKernel):
-        written = kernel.written.isoformat(timespec="seconds")
-        fields |= {"file": str(kernel.file), "written": written}
-    return fields
 
 
 def row_of(kernel: Kernel) -> tuple[str, ...]:
