@@ -1,5 +1,6 @@
-"""Scripts that check and count: include rules, floors of the package, seconds of tests."""
+"""Scripts that check and count: include rules, floors, seconds of tests, what kernels take."""
 
+import json
 import sys
 
 import pytest
@@ -160,3 +161,29 @@ def test_seconds_are_summed_by_area(tmp_path):
         ["tests/cpp/plan", "(quick)", "2", "1.8"],
         ["tests/python", "1", "0.5"],
     ]
+
+
+def program(folder, kernels):
+    """A stand-in of the tests that compile kernels, which records these."""
+    tests = [{"name": "AreSound/Gemm_Sm90", "time": "0s"} | kernels]
+    output = json.dumps({"testsuites": [{"testsuite": tests}]})
+    file = folder / f"{len(list(folder.iterdir()))}.sh"
+    file.write_text(f"#!/bin/sh\ncat <<'END' >\"${{2#*json:}}\"\n{output}\nEND\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_what_kernels_take_is_compared(tmp_path):
+    before = program(tmp_path, {"a": "128 100 0 1000", "b": "128 100 0 1000", "c": "32 9 0 90"})
+    changes = {"a": "128 104 0 1020", "b": "128 100 512 1000", "c": "32 9 0 80"}
+    script = SCRIPTS / "kernel_resources.py"
+    result = outcome(sys.executable, script, program(tmp_path, changes), "--before", before)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "registers 100 104, instructions 1000 1020: a" in result.stdout
+    assert "3 kernels on both sides, 0 over a bound" in result.stdout
+    for worse in ({"a": "128 105 0 1000"}, {"a": "128 100 0 1021"}, {"d": "32 9 0 90"}):
+        result = outcome(
+            sys.executable, script, program(tmp_path, changes | worse), "--before", before
+        )
+        assert result.returncode == 1
+        assert result.stdout.count(" <--") == 1

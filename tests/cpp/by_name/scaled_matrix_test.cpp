@@ -5,7 +5,6 @@
 #include "octofold/gemm.h"
 
 #include "cuda/fake_runtime.h"
-#include "support/granularities.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -39,18 +38,6 @@ TEST_F(ScaledMatrixTest, StartsAtZeroOnTheHost) {
   EXPECT_EQ(matrix.scales().size(), 6u);
   EXPECT_EQ(matrix.view().data.data, matrix.codes().data());
   EXPECT_EQ(std::as_const(matrix).view().scale.data, matrix.scales().data());
-}
-
-TEST_F(ScaledMatrixTest, OperationsTakeItsViews) {
-  const std::vector<float> values(4 * 128, 2.0f);
-  ScaledMatrix a(4, 128, {.granularity = Granularity::kBlock1x128}),
-      b(4, 128, {.granularity = Granularity::kBlock128x128});
-  const TensorView source = matrix(values.data(), DType::kFloat32, 4, 128);
-  cast(source, {.rows = a.target()});
-  cast(source, {.rows = b.target()});
-  std::vector<float> out(16);
-  gemm({.a = a.view(), .b = b.view(), .out = matrix(out.data(), DType::kFloat32, 4, 4)});
-  EXPECT_THAT(out, Each(testing::FloatNear(512, 0.1f)));
 }
 
 TEST_F(ScaledMatrixTest, StartsAtZeroOnAGpuAndIsFreed) {

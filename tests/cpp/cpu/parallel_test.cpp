@@ -1,8 +1,10 @@
+// Threads of the CPU backend, and flags of others that one of them waits for.
 #include "cpu/parallel.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cpu/matrix_product.h"
 #include "support/test.h"
 
 namespace octofold::cpu {
@@ -57,6 +59,28 @@ TEST(RunOnThreadsTest, WorksAfterFork) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+TEST(ArrivalsTest, AFlagThatIsNeverSetIsAnError) {
+  const std::vector<std::int32_t> flags{1, 0, -1};
+  const core::Arrivals arrivals{.flags = flags.data(), .shards = 3, .most_seconds = 0.01};
+  await_shard("gemm", arrivals, 0);
+  await_shard("gemm", arrivals, 2);
+  EXPECT_EQ(test::error_of([&] { await_shard("gemm", arrivals, 1); }, ErrorCode::kUnavailable),
+            "gemm: argument 'arrivals': expected the flag of shard 1 of 3 to be set within 0.01 s, "
+            "got 0 all the time");
+}
+
+TEST(ArrivalsTest, WhatIsWrittenBeforeTheFlagIsThere) {
+  std::vector<std::int32_t> flags(1), data(1000);
+  const core::Arrivals arrivals{.flags = flags.data(), .shards = 1};
+  const std::jthread writer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::ranges::fill(data, 7);
+    std::atomic_ref(flags[0]).store(1, std::memory_order_release);
+  });
+  await_shard("gemm", arrivals, 0);
+  EXPECT_THAT(data, testing::Each(7));
 }
 
 }  // namespace

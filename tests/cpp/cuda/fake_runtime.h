@@ -45,4 +45,47 @@ class FakeGpuTest : public testing::Test {
   std::optional<Runtime> runtime_;
 };
 
+/// Operations, of which the launches are looked at that they queue.
+class LaunchTest : public FakeGpuTest {
+ protected:
+  using Blocks = std::vector<unsigned>;
+
+  LaunchTest() { state().params_bytes = sizeof(void*); }
+
+  /// Blocks of the kernels that a call queues, on its stream. Parameters begin with `first_`.
+  Blocks blocks_of(auto&& call) {
+    state().launches.clear();
+    call(runtime().device(0), Stream{&stream_});
+    Blocks blocks;
+    for (const fake::Launch& launch : state().launches) {
+      EXPECT_EQ(launch.stream, &stream_);
+      if (first_ != nullptr) {
+        EXPECT_EQ(launch.params_as<void*>(), first_);
+      }
+      blocks.push_back(launch.blocks);
+    }
+    return blocks;
+  }
+  /// How many kernels it compiles.
+  int compiled_by(auto&& call) {
+    const int before = compilations_;
+    blocks_of(call);
+    return compilations_ - before;
+  }
+  /// The parameters of one of its launches. Sets how many bytes of them are kept, so that calls
+  /// before it, whose parameters are others, are not asked.
+  template <typename Params>
+  Params params_of_call(auto&& call, std::size_t launch = 0) {
+    state().params_bytes = sizeof(Params);
+    blocks_of(call);
+    state().params_bytes = sizeof(void*);
+    return state().launches.at(launch).params_as<Params>();
+  }
+
+  const void* first_ = reinterpret_cast<void*>(0x1000);
+
+ private:
+  int stream_ = 0;
+};
+
 }  // namespace octofold::cuda

@@ -293,10 +293,6 @@ std::vector<Family> families() {
     add("NormGradients_" + name, add_norm_gradients, kNorms[i]);
   }
   for (const auto& [name, problem] : dense_problems()) add("Gemm_" + name, add_tilings, problem);
-  for (const auto& [name, problem] : mainloops()) {
-    // All pairs, hours on one core: to be run by hand when the kernel changes.
-    add("DISABLED_EveryEpilogue_" + name, add_every_epilogue, problem);
-  }
   return families;
 }
 

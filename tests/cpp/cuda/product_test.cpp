@@ -1,8 +1,13 @@
 // Products of all kinds on their way to the GPU: each is prepared once, named ones are found by
 // their names, and those that no kernel takes are refused. The results of the kernels are tested on
 // a GPU.
+#include "octofold/log.h"
+
 #include "cuda/backend.h"
-#include "support/product_fixture.h"
+#include "cuda/fake_runtime.h"
+#include "kernels/sm90/config/checks.h"
+#include "support/gpu_product.h"
+#include "support/product_problems.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
@@ -11,6 +16,31 @@ namespace {
 using config::Work;
 using test::address;
 using test::product;
+
+constexpr const char* kTile = "128x128.w2.c1x1x1.b1.early";
+
+// Products on the fake GPU.
+class ProductTest : public FakeGpuTest {
+ protected:
+  ProductTest() {
+    set_log_handler([this](LogLevel, std::string_view message) { log_.emplace_back(message); });
+  }
+  ~ProductTest() override { set_log_handler({}); }
+
+  void multiply(core::Product product, std::string_view candidate = {}, Stream stream = {}) {
+    product.candidate = candidate;
+    cuda::multiply(runtime().device(0), product, stream);
+  }
+  std::string refusal(const core::Product& product, std::string_view candidate = {},
+                      ErrorCode code = ErrorCode::kUnsupported) {
+    return error_of([&] { multiply(product, candidate); }, code);
+  }
+  const fake::Launch& last() { return state().launches.back(); }
+  config::Sm90GemmParams last_params() { return last().params_as<config::Sm90GemmParams>(); }
+  std::vector<fake::TensorMapCall>& maps() { return state().tensor_maps; }
+
+  std::vector<std::string> log_;
+};
 
 struct Kind {
   const char* name;
@@ -81,13 +111,6 @@ TEST_P(AnyProductTest, ACandidateIsRunByItsName) {
                               ": argument 'candidate': expected one of"),
                     HasSubstr(GetParam().candidate),
                     Not(HasSubstr(std::string(GetParam().other_candidate) + ","))));
-}
-
-TEST_P(AnyProductTest, AGpuThatIsTooOldIsToldWhatThereIs) {
-  state().compute_major = 8;
-  state().compute_minor = 6;
-  EXPECT_THAT(refusal(make()),
-              AllOf(HasSubstr(GetParam().operation), HasSubstr("8.6"), HasSubstr("CPU backend")));
 }
 
 // Some kinds of products have kernels for such operands: the others are refused.
@@ -193,11 +216,6 @@ TEST_F(ProductTest, RowsThatRepeatOrRunBackwardsAreCopiedByThreads) {
   EXPECT_TRUE(maps().empty());
 }
 
-TEST_F(ProductTest, AlignedOperandsAreNotWorthAWord) {
-  multiply(product(1000, 512, 640));
-  EXPECT_TRUE(log_.empty());
-}
-
 TEST_F(ProductTest, TheStrideOfASingleRowDoesNotMatter) {
   core::Product row = product(1, 512, 640);
   row.a.data.strides[0] = 1;
@@ -205,6 +223,150 @@ TEST_F(ProductTest, TheStrideOfASingleRowDoesNotMatter) {
   EXPECT_TRUE(log_.empty());
   ASSERT_FALSE(maps().empty());
   EXPECT_EQ(maps().front().row_bytes, 640u);
+}
+
+// A GPU that multiplies by warps has no tensor maps, and other rows that are slow.
+TEST_F(ProductTest, OfAGpuWithoutWarpgroups) {
+  state().compute_major = 8;
+  state().compute_minor = 9;
+  state().multiprocessors = 128;
+  state().shared_memory_per_block = 99 * 1024;
+  state().params_bytes = sizeof(config::GemmParams);
+  core::Product dense = product(1000, 510, 640);  // a D that no other store would suit better
+  multiply(dense);
+  EXPECT_THAT(log_, testing::IsEmpty());
+  dense.a.data.strides[0] = 644;
+  multiply(dense);
+  EXPECT_THAT(log_,
+              ElementsAre(AllOf(HasSubstr("'a': its row stride is not"), HasSubstr("16 bytes"))));
+  dense = product(1000, 512, 640);
+  dense.a.data.strides[0] = -656;
+  multiply(dense);
+  EXPECT_TRUE(maps().empty());
+  const auto plan =
+      test::plan_as<config::MmaGemmConfig>(plan::problem_of(dense), plan::gpu_of(89, 128));
+  EXPECT_EQ(plan.config.load_bytes, 4);  // rows that run backwards
+  EXPECT_EQ(last().blocks, plan.kernels.front().blocks);
+  EXPECT_EQ(last().threads, static_cast<unsigned>(plan.config.threads()));
+  EXPECT_EQ(last().shared_bytes, static_cast<unsigned>(plan.config.shared_bytes()));
+  EXPECT_EQ(last().params_as<config::GemmParams>().rows.data, address(test::kA));
+  // No kernel of any GPU takes these.
+  EXPECT_THAT(refusal(test::gated_product(16, 200, 640)), HasSubstr("a multiple of 128"));
+  core::Product in_depth = test::grouped_product(Work::kGroupedDepth, 128, 256, 640);
+  in_depth.a.data.strides[0] = 644;
+  EXPECT_THAT(refusal(in_depth), HasSubstr("argument 'a': expected a matrix that TMA can"));
+}
+
+// ---- Parameters and tensor maps, as far as kernels on the host do not show them, which are run
+// with them in tests/cpp/kernels/hopper_gemm_test.cpp.
+
+// Bytes have the type 0, FP32 7, and BF16 9; swizzles of 128 bytes are 3.
+TEST_F(ProductTest, TensorMapsHaveTheTypesOfTheMatrices) {
+  core::Product dense = product(1000, 512, 640);
+  int stream = 0;
+  for (const auto& [out, type] : {std::pair{DType::kBFloat16, 9}, {DType::kFloat32, 7}}) {
+    dense.out.dtype = out;
+    maps().clear();
+    multiply(dense, kTile, {&stream});
+    EXPECT_EQ(last().stream, &stream);
+    EXPECT_EQ(last_params().out, address(test::kOut));
+    EXPECT_EQ(last_params().last_rows, 104);  // 7 · 128 + 104
+    ASSERT_EQ(maps().size(), 4u);             // of A, B, A's last rows and D
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(maps()[i].data_type, i < 3 ? 0 : type);
+      EXPECT_EQ(maps()[i].swizzle, 3);
+    }
+  }
+}
+
+// plan/sm90/cost.h
+TEST_F(ProductTest, TilesComeInTheBandsThatSuitThem) {
+  multiply(product(1000, 512, 640), kTile);
+  EXPECT_FALSE(last_params().work.bands.of_columns);
+  multiply(product(1000, 512, 640), "128x192.w2.c2x1x1.b1.early");
+  EXPECT_TRUE(last_params().work.bands.of_columns);
+}
+
+TEST_F(ProductTest, TmaAddsToAnFP32OutputThatIsC) {
+  core::Product dense = product(1000, 512, 640);
+  dense.out.dtype = DType::kFloat32;
+  const auto adds = [&](const TensorView& c) {
+    dense.c = c;
+    const auto plan =
+        plan::plan_product(plan::problem_of(dense), plan::kHopper, "128x64.w2.c1x1x1.b1.early");
+    return std::get<config::Sm90GemmConfig>(plan.config).adds_in_place;
+  };
+  TensorView other = dense.out;
+  EXPECT_TRUE(adds(other));
+  other.strides[0] = 1024;
+  EXPECT_FALSE(adds(other));
+  other = dense.out;
+  other.data = address(0x6000);
+  EXPECT_FALSE(adds(other));
+  dense.out.dtype = DType::kBFloat16;
+  EXPECT_FALSE(adds(dense.out));
+}
+
+TEST_F(ProductTest, RowsThatArrive) {
+  core::Product arriving = product(1000, 512, 640);
+  arriving.arrivals = {.flags = test::kNumbers, .shards = 4, .own = 3};
+  multiply(arriving);
+  EXPECT_THAT(refusal(arriving, kSwapped, ErrorCode::kInvalidArgument),
+              HasSubstr("argument 'candidate'"));
+  EXPECT_THAT(log_, Not(testing::Contains(HasSubstr("slower"))));
+  // Any number of shards is the same kernel, another one than where all rows are there.
+  const int compilations = compilations_;
+  arriving.arrivals = {.flags = test::kNumbers, .shards = 8};
+  multiply(arriving);
+  EXPECT_EQ(compilations_, compilations);
+  multiply(product(1000, 512, 640));
+  EXPECT_EQ(compilations_, compilations + 1);
+}
+
+// Kernels for other GPUs do not wait.
+TEST_F(ProductTest, RowsThatArriveNeedHopper) {
+  state().compute_major = 8;
+  state().compute_minor = 9;
+  core::Product arriving = product(1000, 512, 640);
+  arriving.arrivals = {.flags = test::kNumbers, .shards = 4};
+  EXPECT_THAT(refusal(arriving), HasSubstr("gemm: argument 'arrivals': expected a GPU of compute "
+                                           "capability 9.0 (H100, H200), whose kernels wait"));
+  EXPECT_TRUE(state().launches.empty());
+}
+
+// Any tile may be the last of a group: what it has of sub-tiles is loaded by 64 rows, unless a
+// block loads 96 of a tile.
+TEST_F(ProductTest, LastTilesOfGroupsAreLoadedBySubTiles) {
+  for (const Work work : {Work::kGroupedRows, Work::kMaskedRows}) {
+    const core::Product grouped = test::grouped_product(work, 1000, 512, 640);
+    multiply(grouped, "256x128.w2.c1x2x1.b1.early");
+    EXPECT_EQ(last_params().last_rows, 64);
+    EXPECT_EQ(last().cluster, 2u);
+    EXPECT_EQ(last().threads, 384u);
+    multiply(grouped, "192x128.w3.c1x2x1.b1.ordered");
+    EXPECT_EQ(last_params().last_rows, 0);
+  }
+}
+
+// In the boxes that D leaves from, of as many rows, counted twice and from before C on.
+TEST_F(ProductTest, CComesByTmaWhereItIsAsked) {
+  const std::string candidate = std::string(kTile) + ".onto_c";
+  for (const Work work : {Work::kGroupedRows, Work::kGroupedDepth}) {
+    core::Product grouped = test::grouped_product(work, 1000, 512, 1280);
+    grouped.out.dtype = DType::kFloat32;
+    grouped.c = matrix<const void>(address(test::kC), DType::kFloat32, grouped.out.shape[0], 512,
+                                   528, test::kGpu);
+    multiply(grouped, candidate);
+    const fake::TensorMapCall &out = maps()[maps().size() - 2], &c = maps().back();
+    EXPECT_EQ(c.address, address(test::kC - 128 * 528 * 4));
+    EXPECT_EQ(c.row_bytes, 528u * 4);
+    EXPECT_EQ(c.outer_bytes, c.row_bytes);
+    EXPECT_EQ(std::tuple(c.rank, c.box_rows, c.box_cols, c.outer),
+              std::tuple(out.rank, out.box_rows, out.box_cols, out.outer));
+    grouped.c->data = address(test::kC + 4);  // TMA cannot address it
+    EXPECT_THAT(refusal(grouped, candidate, ErrorCode::kInvalidArgument),
+                AllOf(HasSubstr(kTile), Not(HasSubstr("onto_c,"))));
+  }
 }
 
 // Plans stay: a call of one of many problems finds its plan as quickly as that of a single one.

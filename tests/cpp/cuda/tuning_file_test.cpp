@@ -12,8 +12,9 @@
 #include "plan/product.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"
-#include "support/product_plans.h"
+#include "support/product_problems.h"
 #include "support/test.h"
+#include "support/test_folder.h"
 
 namespace octofold::cuda {
 namespace {
@@ -24,16 +25,11 @@ using testing::Contains;
 // The process reads OCTOFOLD_TUNING once. Other tests of this program find no file there.
 class OwnFile : public testing::Environment {
  public:
-  OwnFile() {
-    std::string pattern = (fs::temp_directory_path() / "octofold-tuning-XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-    setenv("OCTOFOLD_TUNING", file().c_str(), 1);
-  }
-  ~OwnFile() override { fs::remove_all(folder_); }  // where tests are only listed, too
+  OwnFile() { setenv("OCTOFOLD_TUNING", file().c_str(), 1); }
   fs::path file() const { return folder_ / "table.json"; }
 
  private:
-  fs::path folder_;
+  const test::TestFolder folder_;
 };
 const auto* const kOwnFile = static_cast<OwnFile*>(testing::AddGlobalTestEnvironment(new OwnFile));
 
@@ -82,25 +78,6 @@ TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {
   elsewhere.a.data.strides[0] = 641;
   threads_of(elsewhere);
   EXPECT_NE(state().launches.back().blocks, state().launches.front().blocks);
-}
-
-// The same table serves products of all kinds.
-TEST_F(TuningFileTest, GroupsAndGatedOnesAreTakenToo) {
-  constexpr const char* kGated = "128x128.w2.c2x1x1.b1.early";
-  const core::Product grouped = test::grouped_product(config::Work::kMaskedRows, 64, 512, 640);
-  const core::Product gated = test::gated_product(64, 512, 640);
-  std::ofstream(kOwnFile->file()) << core::format(
-      R"({{"octofold": "{}", "gpu": "NVIDIA Fake", "compute_capability": "9.0",
-          "multiprocessors": 132,
-          "products": {{"{}": {{"candidate": "{}"}}, "{}": {{"candidate": "{}"}}}}}})",
-      OCTOFOLD_VERSION, plan::text_of(plan::problem_of(grouped)), kCandidate,
-      plan::text_of(plan::problem_of(gated)), kGated);
-  threads_of(grouped);
-  EXPECT_EQ(state().launches.back().cluster, 2u);
-  threads_of(gated);
-  EXPECT_EQ(state().launches.back().cluster, 2u);
-  EXPECT_EQ(test::sm90_plan(plan::problem_of(grouped)).kernels.front().cluster_size, 1);
-  EXPECT_EQ(test::sm90_plan(plan::problem_of(gated)).kernels.front().cluster_size, 1);
 }
 
 TEST_F(TuningFileTest, TheLibrarysTableIsFollowedWhereTheUsersHasNothing) {

@@ -12,6 +12,7 @@
 #include "octofold/log.h"
 
 #include "support/test.h"
+#include "support/test_folder.h"
 
 namespace octofold::jit {
 namespace {
@@ -35,17 +36,11 @@ Binary binary_of(char fill) {
 class KernelCacheTest : public testing::Test {
  protected:
   KernelCacheTest() {
-    std::string pattern = (fs::temp_directory_path() / "octofold-cache-XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
     set_log_handler([this](LogLevel level, std::string_view message) {
       if (level != LogLevel::kDebug) messages_.emplace_back(message);
     });
   }
-  ~KernelCacheTest() override {
-    set_log_handler({});
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
+  ~KernelCacheTest() override { set_log_handler({}); }
 
   KernelCache cache() const { return KernelCache(root_ / "cache"); }
   fs::path entry() const { return root_ / "cache" / (kKey.text() + ".kernel"); }
@@ -84,7 +79,7 @@ class KernelCacheTest : public testing::Test {
     EXPECT_EQ(compiled(), before + 1) << why << ": the new entry was not used";
   }
 
-  fs::path root_;
+  const test::TestFolder root_;
   std::vector<std::string> messages_;
 };
 

@@ -144,23 +144,8 @@ TEST_F(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   EXPECT_EQ(folder_.names().size(), 6u);
 }
 
-TEST_F(QuantizeCheckpoint, FailuresLeaveNothingBehind) {
-  write_checkpoint(folder_.in(),
-                   {float_tensor("a.weight", {600, 600}, 1), float_tensor("b", {5}, 2)});
-  for (std::int64_t stop : {0, 1, 1'440'020}) {
-    const auto progress = [&](std::int64_t done, std::int64_t) {
-      if (done >= stop) throw std::runtime_error("stop");
-    };
-    EXPECT_THROW(quantize_checkpoint(folder_.in(), folder_.out(), {.progress = progress}),
-                 std::runtime_error);
-    EXPECT_EQ(folder_.names(), Names{"in.safetensors"});
-  }
-  {
-    const test::FileSizeLimit limit(100'000);
-    expect_error(ErrorCode::kIo, {(folder_.out()).string(), "File too large"},
-                 [&] { quantize_checkpoint(folder_.in(), folder_.out()); });
-  }
-  // The input shrinks while it is read.
+TEST_F(QuantizeCheckpoint, AnInputThatShrinksWhileItIsReadLeavesNothingBehind) {
+  write_checkpoint(folder_.in(), {float_tensor("a.weight", {600, 600}, 1)});
   const auto shrink = [&](std::int64_t done, std::int64_t) {
     if (done == 0) fs::resize_file(folder_.in(), 1000);
   };

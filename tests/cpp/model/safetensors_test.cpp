@@ -326,12 +326,6 @@ TEST_F(SafetensorsWriterTest, DiskThatIsFullIsFoundBeforeAnyWork) {
   EXPECT_EQ(folder_.names(), Names{});
 }
 
-TEST_F(SafetensorsWriterTest, NamesTheFolderThatItCannotWriteTo) {
-  const auto missing = folder_.path() / "none" / "out.safetensors";
-  expect_error(ErrorCode::kIo, {missing.string(), "No such file or directory"},
-               [&] { SafetensorsWriter writer(missing, {}, {}); });
-}
-
 TEST_F(SafetensorsWriterTest, RefusesTensorsThatNoFileCanHold) {
   const auto expect = [&](const std::vector<TensorInfo>& tensors, const std::string& part) {
     expect_error(ErrorCode::kInvalidArgument, {part},

@@ -4,7 +4,6 @@
 
 #include "support/matrix.h"
 #include "support/refusals.h"
-#include "support/targets.h"
 #include "support/test.h"
 
 namespace octofold {

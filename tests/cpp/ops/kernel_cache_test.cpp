@@ -11,24 +11,18 @@
 #include "plan/problem_text.h"
 #include "support/nvrtc.h"
 #include "support/test.h"
+#include "support/test_folder.h"
 
 namespace octofold {
 namespace {
 
-namespace fs = std::filesystem;
-
 // The process reads OCTOFOLD_CACHE_DIR once, so all tests of this file share a folder.
 class OwnFolder : public testing::Environment {
  public:
-  OwnFolder() {
-    std::string pattern = (fs::temp_directory_path() / "octofold-ops-cache-XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-    setenv("OCTOFOLD_CACHE_DIR", (root_ / "cache").c_str(), 1);
-  }
-  ~OwnFolder() override { fs::remove_all(root_); }  // where tests are only listed, too
+  OwnFolder() { setenv("OCTOFOLD_CACHE_DIR", (root_ / "cache").c_str(), 1); }
 
  private:
-  fs::path root_;
+  const test::TestFolder root_;
 };
 const auto* const kOwnFolder = testing::AddGlobalTestEnvironment(new OwnFolder);
 

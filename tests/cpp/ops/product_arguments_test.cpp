@@ -103,32 +103,6 @@ TEST(ProductArgumentsTest, TheCpuHasNoCandidates) {
   for (const auto& call : calls) call();
 }
 
-TEST(ProductRecordingTest, NotesTheProductsOfAllThreads) {
-  const Matrix x(DType::kBFloat16, 5, 256);
-  const ScaledMatrix a(5, 256), b(256, 256, kSquares);
-  Matrix out(DType::kBFloat16, 5, 256);
-  ScaledMatrix h(5, 128);
-  const auto gated = [&] { gated_gemm({.a = a.view(), .b = b.view(), .out = h.target()}); };
-  const auto by_weights = [&] {
-    gemm_weight_only({.x = x.view(), .w = b.view(), .out = out.view()});
-  };
-  gated();
-  const ProductRecording all;
-  {
-    const ProductRecording first;
-    gated();
-    std::thread(gated).join();
-    EXPECT_THAT(first.problems(), ElementsAre(HasSubstr("gated_gemm: m 5, n 128, k 256")));
-  }
-  by_weights();
-  EXPECT_THAT(all.problems(),
-              ElementsAre("gated_gemm: m 5, n 128, k 256, a e4m3 1x128, b e4m3 128x128, out e4m3, "
-                          "activation swiglu",
-                          "gemm_weight_only: m 5, n 256, k 256, x bfloat16, w e4m3 128x128, "
-                          "out bfloat16"));
-  for (const std::string& problem : all.problems()) EXPECT_EQ(complete_problem(problem), problem);
-}
-
 TEST(GroupedGemmArgumentsTest, DepthHasNoBias) {
   const std::int32_t offsets[] = {0, 100};
   const ScaledMatrix a(16, 128), b(24, 128);
@@ -294,6 +268,7 @@ TEST(DotArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& d) { d.workspace.shape[0] = 0; }, "'workspace'"},
       {[](auto& d) { d.b.data.device = kGpu; }, "'b.scale'"},
       {[](auto& d) { d.a.data.device = kGpu; }, "'b': expected a tensor on cuda:0"},
+      {[](auto& d) { d.a.data.shape[0] = 299; }, "'b': expected K = 299"},
   });
 }
 

@@ -192,6 +192,24 @@ TEST(ExpertSumsArgumentsTest, EachErrorNamesItsArgument) {
   });
 }
 
+// Python has no such call.
+TEST(ExpertSumsTest, OfGradientsByTokensAndByRows) {
+  const Index offsets{0, 1, 2, 2, 4}, sources{3, 0, 1, 2};
+  Floats weights{1, 2, 4, 8}, of_tokens{1, 10, 100, 1000}, y{1, 2, 3, 4, 5, 6, 7, 8}, sums(8);
+  ExpertSumsArguments arguments{.gradient = floats_of(of_tokens, 2),
+                                .activation = Activation::kReluSquared,
+                                .offsets = vector(offsets.data(), DType::kInt32, 5),
+                                .sources = vector(sources.data(), DType::kInt32, 4),
+                                .weights = floats_of(weights, 2),
+                                .sums = floats_of(sums, 4)};
+  expert_sums(arguments);
+  EXPECT_THAT(sums, ElementsAre(800, 8000, 1, 10, 0, 0, 402, 4020));
+  arguments.gradient = floats_of(y, 4);
+  arguments.x = TensorView(floats_of(y, 4));
+  expert_sums(arguments);
+  EXPECT_THAT(sums, ElementsAre(16, 64, 18, 32, 0, 0, 492, 656));
+}
+
 TEST(RotaryArgumentsTest, EachErrorNamesItsArgument) {
   Floats x{1, 2, 3, 4, 5, 6, 7, 8}, cos{2, 3, 5, 7}, sin{11, 13, 17, 19}, y(9);
   test::refusing<RotaryArguments, MutableTensorView>([&](auto&& spoil) {
@@ -207,6 +225,7 @@ TEST(RotaryArgumentsTest, EachErrorNamesItsArgument) {
       {[](auto& a, auto&) { a.x.data = nullptr; }, "'x'"},
       {[](auto& a, auto&) { a.sin.rank = 1; }, "'sin': expected [1"},
       {[](auto& a, auto&) { a.cos.device = kGpu; }, "'cos'"},
+      {[](auto& a, auto&) { a.cos.shape[1] = 2; }, "'cos': expected [1, 4]"},
       {[](auto&, auto& out) { out.shape[1] = 1; }, "'y'"},
       {[](auto&, auto& out) { out.dtype = DType::kFloat16; }, "'y'"},
       {[](auto&, auto& out) { out.strides[1] = 5; }, "'y': expected a contiguous tensor"},

@@ -1,7 +1,6 @@
 // The kernels that a cast takes, one after another, in words.
 #include "plan/cast.h"
 #include "support/cast_problems.h"
-#include "support/granularities.h"
 #include "support/test.h"
 
 namespace octofold::plan {
@@ -239,79 +238,39 @@ TEST(CastLaunchesTest, ClustersAreLaunchedWhole) {
   }
 }
 
-struct Kind {
-  std::string mark;
-  Cast problem;
-  std::int64_t blocks;  // of tiles
-};
-const Kind kKinds[] = {{" reducing", plain({}, 1000, 640).reducing(kSums), 8 * 5},
-                       {" grouped", gathered({}, {}), (7 + 6) * 5},
-                       {" grouped", gathered({}), 13 * 5},
-                       {" grouped", gathered({}, kMultiplied), 13 * 5},
-                       {" stacked", stack({}), 4 * 2 * 5}};
-
-// The tiles alone: of groups one for each slot, of a stack for each matrix.
-std::string tiles_of(const Kind& kind, const CastProblem& problem) {
-  std::string text;
-  for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
-    EXPECT_FALSE(std::holds_alternative<RowCastConfig>(launch.config));
-    const auto* tiles = std::get_if<TileCastConfig>(&launch.config);
-    if (tiles == nullptr) continue;
-    EXPECT_EQ(tiles->invalid_reason(), nullptr);
-    if (!problem.columns.any() || text.empty()) {
-      EXPECT_EQ(tiles->tile_rows, 128);
-      EXPECT_EQ(launch.blocks, kind.blocks);
-    }
-    text += (text.empty() ? "" : "; ") + words_of(*tiles);
-  }
-  return text;
-}
-
-// True if there is such a cast and it has tiles of its kind: rows that have scales of their own are
-// those of one matrix.
-bool is_cast(const CastProblem& problem) {
-  const Granularity granularity = problem.format.granularity;
-  if (problem.groups > 0) {
-    return problem.to_transposed && !(problem.to_rows && granularity == kBlock128x128);
-  }
-  if (problem.matrices > 1) {
-    return problem.to_transposed || granularity == kTensor || granularity == kBlock128x128;
-  }
-  return true;
-}
-
 // Columns are reduced by the first kernel, and the last one.
 TEST(CastLaunchesTest, EachKindHasThePhasesThatScalesNeed) {
-  for (const Kind& kind : kKinds) {
-    const std::string& mark = kind.mark;
-    for (CastProblem problem :
-         {kind.problem, kind.problem.to_rows_alone(), kind.problem.transposed_alone()}) {
-      const std::string of = problem.to_rows ? "" : " of columns";
-      for (const Granularity granularity : test::kGranularities) {
-        problem.format.granularity = granularity;
-        if (!is_cast(problem)) continue;
-        const std::string encode = of + (problem.columns.any() ? "" : mark);
-        EXPECT_EQ(tiles_of(kind, problem), varies_along_k(granularity)
-                                               ? "cast" + of + mark
-                                               : "amax" + of + mark + "; codes" + encode);
-        if (problem.columns.any()) {
-          const CastLaunch last = cast_launches(problem, kHopper).back();
-          EXPECT_EQ(std::get<ColumnReductionConfig>(last.config).columns, kSums);
-          EXPECT_EQ(last.blocks, 20);
-        }
-        CastProblem given = problem;
-        given.scales_given = true;
-        EXPECT_EQ(tiles_of(kind, given), "given" + of + mark);
-      }
-    }
-    Cast mixed = kind.problem;
-    mixed.format.granularity = kBlock1x128;
-    EXPECT_EQ(tiles_of(kind, mixed.beside(kBlock128x128)), "cast" + mark);
-    // For one matrix as small as this, a cluster finds all scales.
-    EXPECT_EQ(tiles_of(kind, mixed.beside(kChannel)),
-              mixed.columns.any() ? "cast reducing by 8"
-                                  : "amax of columns" + mark + "; whole rows" + mark);
-  }
+  const auto reducing = [](Granularity granularity) {
+    return plain(granularity, 1000, 640).reducing(kSums);
+  };
+  const auto in_groups = [](Granularity granularity) {
+    return plain(granularity, 1000, 640).in_groups(6);
+  };
+  expect_kernels({
+      {reducing(kTensor), "clear; amax reducing; codes; finish; columns"},
+      {reducing(kChannel).transposed_alone(),
+       "clear of columns; amax of columns reducing; codes of columns; finish of columns; columns"},
+      {reducing(kBlock1x128).to_rows_alone(), "cast reducing; columns"},
+      {reducing(kBlock1x128).beside(kBlock128x128), "cast reducing; columns"},
+      {reducing(kBlock128x128).transposed_alone(), "cast of columns reducing; columns"},
+      {reducing(kTensor).of_given_scales(), "given reducing; columns"},
+      {in_groups(kTensor), "clear; amax grouped; codes grouped; finish"},
+      {in_groups(kChannel), "clear grouped; amax grouped; codes grouped; finish grouped"},
+      {in_groups(kBlock1x128).beside(kBlock128x128), "cast grouped"},
+      {in_groups(kBlock128x128).transposed_alone(), "cast of columns grouped"},
+      {in_groups(kChannel).transposed_alone().of_given_scales(), "given of columns grouped"},
+      {gathered(kBlock1x128, kMultiplied), "cast grouped"},
+      {gathered(kChannel, kMultiplied),
+       "clear grouped gathered; amax grouped; codes grouped; finish grouped gathered"},
+      {stack(kTensor).to_rows_alone(),
+       "clear stacked; amax stacked; codes stacked; finish stacked"},
+      {stack(kChannel).transposed_alone(),
+       "clear of columns stacked; amax of columns stacked; codes of columns stacked; finish of "
+       "columns stacked"},
+      {stack(kBlock1x128).beside(kBlock128x128), "cast stacked"},
+      {stack(kBlock128x128).to_rows_alone(), "cast stacked"},
+      {stack(kChannel).of_given_scales(), "given stacked"},
+  });
 }
 
 // Columns of the transpose begin and end at multiples of 128, whatever the rows do; but in a stack

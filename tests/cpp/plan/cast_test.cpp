@@ -2,7 +2,6 @@
 
 #include "core/scale_layout.h"
 #include "support/cast_problems.h"
-#include "support/granularities.h"
 #include "support/test.h"
 
 namespace octofold::plan {
@@ -177,6 +176,7 @@ TEST(PlanCastTest, WhatNoKernelIsFor) {
   CastProblem large{.cols = 640, .to_transposed = true};
   large.rows = large.matrices = std::int64_t{1} << 30;  // a tile each
   EXPECT_THROW(cast_launches(large, kHopper), Error);
+  EXPECT_THROW(plan_cast({.rows = std::int64_t{1} << 40, .cols = 256}, kHopper), Error);
 }
 
 // Gathered rows have no pieces to be staged, and have tiles as x itself has.
@@ -286,10 +286,6 @@ TEST(PlanCastTest, KernelsAreSharedByGroupsAndStacksOfAnyNumber) {
   for (const std::string& name : {kernel(1000, 6, 1), kernel(1000, 0, 4)}) {
     EXPECT_NE(name, kernel(1000, 0, 1));
   }
-}
-
-TEST(PlanCastTest, RefusesWhatNoGridHolds) {
-  EXPECT_THROW(plan_cast({.rows = std::int64_t{1} << 40, .cols = 256}, kHopper), Error);
 }
 
 // ---- Casts that share launches.

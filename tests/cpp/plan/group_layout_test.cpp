@@ -71,27 +71,5 @@ TEST(GroupLayoutTest, EachRowStandsInItsOwnGroupOnce) {
   }
 }
 
-TEST(GroupLayoutTest, NoOffsetsReachBeyondTheRows) {
-  test::Random random;
-  constexpr int kLeast = std::numeric_limits<int>::min(), kMost = std::numeric_limits<int>::max();
-  for (int i = 0; i < 2000; ++i) {
-    const auto rows = static_cast<std::int64_t>(random() % 700);
-    std::vector<int> offsets(2 + random() % 9);
-    for (int& offset : offsets) {
-      const auto kind = random() % 4;
-      offset = kind == 0 ? kLeast : kind == 1 ? kMost : static_cast<int>(random() % 1400) - 300;
-    }
-    const int groups = static_cast<int>(offsets.size()) - 1;
-    const GroupBounds all = config::grouped_rows(offsets.data(), groups, rows);
-    EXPECT_TRUE(0 <= all.begin && all.begin <= all.end && all.end <= rows);
-    const auto layout = static_cast<GroupLayout>(i % 2);
-    for (std::int64_t slot = 0; slot < rows / 128 + groups; ++slot) {
-      const GroupBounds found = rows_of(layout, offsets, rows, slot);
-      if (found.begin >= found.end) continue;
-      EXPECT_TRUE(all.begin <= found.begin && found.end <= all.end);
-    }
-  }
-}
-
 }  // namespace
 }  // namespace octofold::plan

@@ -1,8 +1,6 @@
 // Plans of products of groups.
 
 #include "plan/product.h"
-#include "support/granularities.h"
-#include "support/product_plans.h"
 #include "support/product_problems.h"
 #include "support/test.h"
 

@@ -1,7 +1,6 @@
 // Plans of products by warps: every problem gets one, and it fits the GPU.
 
 #include "plan/capability.h"
-#include "support/product_plans.h"
 #include "support/product_problems.h"
 #include "support/test.h"
 

@@ -1,7 +1,6 @@
 // Hopper's planner over thousands of problems of each kind, and its candidates.
 
 #include "plan/sm90/cost.h"
-#include "support/product_plans.h"
 #include "support/product_problems.h"
 #include "support/test.h"
 

@@ -5,7 +5,6 @@
 
 #include "plan/sm90/cost.h"
 #include "plan/tuning.h"
-#include "support/product_plans.h"
 #include "support/product_problems.h"
 #include "support/test.h"
 

@@ -102,37 +102,6 @@ TEST(SmallKernelsTest, TilesOfATransposeCoverEachMatrix) {
   }
 }
 
-TEST(SmallKernelsTest, EachTileOfATransposeComesOnce) {
-  for (const auto& [matrices, down, across] :
-       {std::array{1u, 1u, 1u}, {1u, 1u, 7u}, {1u, 7u, 1u}, {3u, 4u, 5u}, {5u, 3u, 4u}}) {
-    const auto tiles = config::TransposeTiles::of(128 * down - 5, 128 * across);
-    std::set<std::array<unsigned, 3>> places;
-    for (unsigned i = 0; i < matrices * down * across; ++i) {
-      const config::TransposeTiles::Place place = tiles.at(i);
-      EXPECT_TRUE(place.matrix < matrices && place.down < down && place.across < across);
-      EXPECT_TRUE(places.insert({place.matrix, place.down, place.across}).second);
-    }
-  }
-}
-
-TEST(SmallKernelsTest, IntegersHaveTheOrderOfTheirNumbers) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  unsigned before = 0;
-  for (const float number :
-       {-kInfinity, -3e38f, -1.5f, -1e-45f, 0.0f, 1e-45f, 1.0f, 3e38f, kInfinity}) {
-    const unsigned order = config::order_of_bits(std::bit_cast<unsigned>(number));
-    EXPECT_GT(order, before) << number;
-    EXPECT_EQ(std::bit_cast<float>(config::bits_of_order(order)), number);
-    before = order;
-  }
-  for (const unsigned nan : {0x7FC00000u, 0xFFC00000u, 0x7F800001u}) {
-    const unsigned order = config::order_of_bits(nan);
-    EXPECT_GT(order, before);
-    EXPECT_TRUE(std::isnan(std::bit_cast<float>(config::bits_of_order(order))));
-  }
-  EXPECT_EQ(config::order_of_bits(0x80000000u), config::order_of_bits(0));
-}
-
 TEST(SmallKernelsTest, AWarpHoldsTheExperts) {
   for (std::int64_t experts = 1; experts <= 1024; ++experts) {
     const auto kernels = plan_top_k({.tokens = 9, .experts = experts, .slots = 1}, kHopper).kernels;

@@ -430,15 +430,6 @@ TEST(ArrivalWalkTest, EachElementComesOnceAndInTheOrderOfShards) {
   expect_arrivals<with(kAlone, Work::kArrivingRows)>(200, 3, 100, {}, 0);
 }
 
-TEST(ArrivalWalkTest, RandomShards) {
-  std::mt19937 random(11);
-  const auto up_to = [&](int most) { return std::uniform_int_distribution(1, most)(random); };
-  for (int i = 0; i < 20; ++i) {
-    const int shards = up_to(9);
-    expect_all(up_to(1200 / shards), shards, up_to(300));
-  }
-}
-
 TEST(ArrivalWalkTest, OneShardIsTheDenseWalk) {
   const int flag = 1;
   const WorkParams work{.rows = 1000,

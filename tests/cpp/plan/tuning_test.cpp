@@ -5,7 +5,6 @@
 #include "plan/gpu.h"
 #include "plan/precompiled.h"
 #include "plan/problem_text.h"
-#include "support/product_plans.h"
 #include "support/product_problems.h"
 #include "support/test.h"
 

@@ -2,7 +2,6 @@
 
 #include "kernels/weight_only/config/config.h"
 #include "plan/mma/planner.h"
-#include "support/granularities.h"
 #include "support/test.h"
 
 namespace octofold::plan {
@@ -283,12 +282,9 @@ TEST(PlanWeightOnlyTest, HopperHasAKernelOfItsOwn) {
       }
     }
   }
-}
-
-// Products whose sizes int cannot count have the kernel of warps.
-TEST(PlanWeightOnlyTest, HopperCountsInInt) {
-  WeightOnlyProblem problem{.rows = 64, .columns = std::int64_t{1} << 31, .depth = 128};
-  EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(plan_weight_only(problem, kHopper).config));
+  // It counts in int.
+  const WeightOnlyProblem large{.rows = 64, .columns = std::int64_t{1} << 31, .depth = 128};
+  EXPECT_TRUE(std::holds_alternative<WeightOnlyWork>(plan_weight_only(large, kHopper).config));
 }
 
 // No two candidates have a name in common.
@@ -394,6 +390,106 @@ TEST(WeightOnlyInvarianceTest, OthersDivideTheDepthAsRowsWantIt) {
                            plan_weight_only(problem, kHopper).config));
   }
   EXPECT_GT(ways.size(), 3u);
+}
+
+// ---- Groups of rows: by the tiles that groups are expected to have.
+
+WeightOnlyProblem of_rows(std::int64_t rows, std::int64_t groups, bool gathered = true) {
+  return {.rows = rows,
+          .columns = 1536,
+          .depth = 2048,
+          .w_scales = Granularity::kBlock128x128,
+          .work = Work::kGroupedRows,
+          .groups = groups,
+          .gathered = gathered};
+}
+
+WeightOnlyProblem of_masked(std::int64_t rows, std::int64_t groups, std::int64_t expected) {
+  WeightOnlyProblem problem = of_rows(rows, groups, false);
+  problem.work = Work::kMaskedRows;
+  problem.expected = expected;
+  return problem;
+}
+
+// Rows that fall to groups at random have at most `most` tiles, about as many as expected.
+TEST(PlanGroupedWeightOnlyTest, TilesAreThoseOfRandomGroups) {
+  std::mt19937 random(1);
+  for (const std::int64_t groups : {1, 8, 128}) {
+    for (const std::int64_t rows : {1, 8, 64, 700, 9000}) {
+      for (const int tile_rows : {1, 4, 16, 64}) {
+        const RowTiles tiles = row_tiles(of_rows(rows, groups), tile_rows);
+        double sum = 0, used = 0;
+        constexpr int kDraws = 60;
+        for (int i = 0; i < kDraws; ++i) {
+          std::vector<std::int64_t> sizes(as_size(groups));
+          for (std::int64_t row = 0; row < rows; ++row) {
+            ++sizes[random() % as_size(groups)];
+          }
+          std::int64_t count = 0;
+          for (const std::int64_t size : sizes) count += config::ceil_divide(size, tile_rows);
+          EXPECT_LE(count, tiles.most);
+          sum += static_cast<double>(count) / kDraws;
+          used += static_cast<double>(groups - std::ranges::count(sizes, 0)) / kDraws;
+        }
+        SCOPED_TRACE(testing::Message() << rows << " " << groups << " " << tile_rows);
+        EXPECT_NEAR(tiles.expected, sum, 0.1 * sum + 0.6);
+        EXPECT_NEAR(tiles.matrices, used, 0.1 * used + 0.5);
+      }
+    }
+  }
+  const RowTiles masked = row_tiles(of_masked(100, 4, 10), 16);
+  EXPECT_EQ(masked.most, 4 * 7);
+  EXPECT_NEAR(masked.expected, 4, 0.5);
+  EXPECT_EQ(row_tiles(of_masked(100, 4, 0), 16).expected, 1);
+}
+
+// Decoding reads the weights of the experts that are used once, by tiles of few rows.
+TEST(PlanGroupedWeightOnlyTest, FewRowsHaveSmallTiles) {
+  for (const std::int64_t rows : {8, 64, 256}) {
+    const WeightOnlyProblem problem = of_rows(rows, 128);
+    const WeightOnlyPlan plan = plan_weight_only(problem, kHopper);
+    const WeightOnlyConfig& config = work_of(plan).config;
+    EXPECT_LE(config.tile_rows, 16) << describe(config);
+    const RowTiles tiles = row_tiles(problem, config.tile_rows);
+    EXPECT_LE(tiles.expected, 1.2 * tiles.matrices) << describe(config);
+    EXPECT_GE(plan.kernels[0].blocks, 2 * 132);
+  }
+}
+
+// Room for many rows makes no blocks for them.
+TEST(PlanGroupedWeightOnlyTest, BlocksAreAsManyAsAreExpected) {
+  const WeightOnlyPlan plan = plan_weight_only(of_masked(4096, 32, 4), kHopper);
+  EXPECT_LE(plan.kernels[0].blocks, 32 * 2 * (1536 / 16));
+}
+
+TEST(PlanGroupedWeightOnlyTest, ManyRowsHaveLargeTiles) {
+  const WeightOnlyPlan plan = plan_weight_only(of_rows(65536, 128), gpu_of(80, 108));
+  const WeightOnlyConfig& config = work_of(plan).config;
+  EXPECT_GE(config.tile_rows * config.tile_columns, 64 * 128) << describe(config);
+}
+
+// Hopper's own kernel takes rows that lie one after another, from some of them for each matrix on.
+TEST(PlanGroupedWeightOnlyTest, HopperHasAKernelOfItsOwn) {
+  const auto is_own = [](const WeightOnlyProblem& problem) {
+    const auto config = plan_weight_only(problem, kHopper).config;
+    return std::holds_alternative<config::Sm90WeightOnlyConfig>(config);
+  };
+  EXPECT_TRUE(is_own(of_rows(65536, 128, false)));
+  EXPECT_TRUE(is_own(of_masked(1024, 32, 20)));
+  EXPECT_FALSE(is_own(of_rows(65536, 128, true)));
+  EXPECT_FALSE(is_own(of_rows(1024, 128, false)));
+  EXPECT_FALSE(is_own(of_masked(1024, 32, 4)));
+  WeightOnlyProblem gradient = of_rows(65536, 128, false);
+  gradient.transposed = true;
+  EXPECT_TRUE(is_own(gradient));
+  gradient.depth = 2000;  // behind a group's part of the depth the next one begins
+  EXPECT_FALSE(is_own(gradient));
+}
+
+TEST(PlanGroupedWeightOnlyTest, SaysWhatTheyAre) {
+  EXPECT_THAT(describe(of_rows(64, 128)), HasSubstr("groups of rows, groups 128"));
+  EXPECT_THAT(describe(WeightOnlyProblem{.rows = 3, .columns = 4, .depth = 5}),
+              Not(HasSubstr("groups")));
 }
 
 }  // namespace

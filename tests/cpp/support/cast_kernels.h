@@ -3,7 +3,6 @@
 #pragma once
 
 #include "support/cast_problems.h"
-#include "support/granularities.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::test::casts {

@@ -18,6 +18,15 @@ inline void* address(std::uintptr_t value) { return reinterpret_cast<void*>(valu
 
 inline const std::int32_t* const kNumbers = static_cast<const std::int32_t*>(address(0x9000));
 
+// Rows lie `padding` elements apart.
+inline MutableTensorView matrix_at(std::uintptr_t place, DType dtype, std::int64_t rows,
+                                   std::int64_t cols, std::int64_t padding = 0) {
+  return matrix(address(place), dtype, rows, cols, cols + padding, kGpu);
+}
+inline MutableTensorView vector_at(std::uintptr_t place, DType dtype, std::int64_t size) {
+  return vector(address(place), dtype, size, kGpu);
+}
+
 // The addresses of the matrices. Scales lie kToScale behind their codes.
 inline constexpr std::uintptr_t kA = 0x10000000, kB = 0x30000000, kOut = 0x60000000,
                                 kC = 0x70000000, kBias = 0x80000000, kToScale = 0x1000000;
@@ -25,7 +34,7 @@ inline constexpr std::uintptr_t kA = 0x10000000, kB = 0x30000000, kOut = 0x60000
 // `scaled_rows`: those whose scales are there.
 inline CastTarget operand(DType type, Granularity granularity, std::int64_t rows,
                           std::int64_t scaled_rows, std::int64_t cols, std::uintptr_t data) {
-  return {matrix(address(data), type, rows, cols, cols, kGpu),
+  return {matrix_at(data, type, rows, cols),
           scale_layout(granularity, scaled_rows, cols, DeviceType::kCuda)
               .view(address(data + kToScale), kGpu),
           {type, granularity}};

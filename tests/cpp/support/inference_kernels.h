@@ -3,7 +3,6 @@
 #pragma once
 
 #include "plan/mma/planner.h"
-#include "support/granularities.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::test::inference {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "plan/kernel_plan.h"
-#include "support/granularities.h"
 #include "support/product_problems.h"
 #include "support/sound_kernel.h"
 
@@ -136,17 +135,6 @@ inline std::vector<NamedProblem> dense_problems() {
     problems.emplace_back(name + "_with_c_and_bias", problem);
   }
   return problems;
-}
-
-inline void add_every_epilogue(Kernels& kernels, GemmProblem problem) {
-  constexpr std::array kAddends{Addend::kNone, Addend::kOutputType, Addend::kFloat32};
-  for (const auto& [out, c, bias] :
-       combinations(std::array{kBFloat16, kFloat16, kFloat32}, kAddends, kAddends)) {
-    problem.product.form.out = out;
-    problem.product.form.c = c;
-    problem.product.form.bias = bias;
-    add(kernels, problem, Take::kAll);
-  }
 }
 
 // C is brought by TMA, beside a bias.

@@ -1,5 +1,8 @@
-// Calls that are refused, as a table: each row spoils what is valid in one place.
+// Calls that are refused, as a table: each row spoils what is valid in one place. Targets of casts
+// that differ in little.
 #pragma once
+
+#include "octofold/cast_targets.h"
 
 #include "support/test.h"
 
@@ -24,6 +27,24 @@ auto refusing(auto error) {
       EXPECT_THAT(error(spoil), HasSubstr(says));
     }
   };
+}
+
+/// The same targets, cast by the rule, power_of_two and overflow of `format`.
+inline CastTargets by(const octofold::Format& format, CastTargets targets) {
+  for (auto* target : {&targets.rows, &targets.transposed}) {
+    if (!*target) continue;
+    octofold::Format& own = (*target)->format;
+    own = {own.dtype, own.granularity, format.rule, format.power_of_two, format.overflow};
+  }
+  return targets;
+}
+
+/// The same targets, whose scales are given.
+inline CastTargets given(CastTargets targets) {
+  for (auto* target : {&targets.rows, &targets.transposed}) {
+    if (*target) (*target)->scales = ScaleSource::kGiven;
+  }
+  return targets;
 }
 
 }  // namespace octofold::test

@@ -12,7 +12,7 @@
 #include "plan/small.h"
 #include "plan/weight_only.h"
 #include "support/kernel_sample.h"
-#include "support/product_plans.h"
+#include "support/product_problems.h"
 #include "support/sass.h"
 #include "support/test.h"
 
@@ -39,7 +39,8 @@ inline void expect_sound(const ExpectedKernel& kernel, const plan::Gpu& gpu) {
   const int shared_bytes = plan.shared_bytes + resources.shared_bytes;
   // For scripts/kernel_resources.py.
   testing::Test::RecordProperty(
-      plan.kernel, core::format("{} {} {}", plan.threads, resources.registers, shared_bytes));
+      plan.kernel, core::format("{} {} {} {}", plan.threads, resources.registers, shared_bytes,
+                                count_instructions(binary->image)));
   EXPECT_LE(resources.spill_store_bytes, kernel.spills);
   EXPECT_LE(resources.stack_bytes, kernel.spills);
   EXPECT_THAT(resources.registers, kernel.registers);

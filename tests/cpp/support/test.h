@@ -36,8 +36,9 @@
 #include <variant>
 #include <vector>
 
+#include "octofold/vocabulary.h"
+
 #include "support/error_of.h"
-#include "support/random.h"
 
 namespace octofold {
 
@@ -49,4 +50,40 @@ using testing::Not;
 /// Sizes and places are signed; those of the standard library are not.
 constexpr std::size_t as_size(auto value) { return static_cast<std::size_t>(value); }
 
+namespace test {
+
+/// Every granularity that there is.
+inline constexpr auto kGranularities = [] {
+  std::array<Granularity, std::size(kGranularityTable)> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = kGranularityTable[i].granularity;
+  return all;
+}();
+
+/// OCTOFOLD_TEST_SEED, or a number that is drawn once in a run.
+inline unsigned random_seed() {
+  static const unsigned value = [] {
+    const char* given = std::getenv("OCTOFOLD_TEST_SEED");
+    return given != nullptr ? static_cast<unsigned>(std::strtoul(given, nullptr, 10))
+                            : std::random_device{}();
+  }();
+  return value;
+}
+
+/// Begins with random_seed(), so that a test alone draws what it draws among others. What fails
+/// while it lives says how to repeat it.
+class Random : public std::mt19937 {
+ public:
+  Random()
+      : std::mt19937(random_seed()),
+        trace_(__FILE__, __LINE__,
+               "OCTOFOLD_TEST_SEED=" + std::to_string(random_seed()) +
+                   " draws the same numbers again") {}
+  Random(const Random&) = delete;
+  Random& operator=(const Random&) = delete;
+
+ private:
+  testing::ScopedTrace trace_;
+};
+
+}  // namespace test
 }  // namespace octofold
