@@ -174,8 +174,10 @@ def wanted_of(before: Before, layers: tuple[Layer, ...]) -> tuple[bool, ...]:
 def transposed_weights(
     chain: Chain, layers: tuple[Layer, ...], wanted: tuple[bool, ...]
 ) -> tuple[TransposedWeight, ...]:
-    """For each layer that of its weights, as far as its input has a gradient. Where the weights
-    alone are FP8 products read them as they are."""
+    """For each layer that of its weights, as far as its input has a gradient; none at all where the
+    call casts them. Where the weights alone are FP8 products read them as they are."""
+    if layers[0].casts is None:
+        return ()
     goes_back = wanted[0], any(wanted[:-2])
     if chain.weight_only is not None:
         return tuple(
@@ -302,6 +304,7 @@ class _ChainCall(torch.autograd.Function):
         transposed: list[Tensor | None] = []
         for weight in ctx.transposed.record(held):
             transposed += weight.operand(ctx.chain.recipe)
+        transposed += [None] * (2 * len(ctx.targets) - len(transposed))
         if kept is not None and kept.data_ptr() % 16:  # a hook's own memory
             kept = kept.clone()
         device, goes_through_norm = dy.device, x is not None
