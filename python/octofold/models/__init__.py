@@ -19,13 +19,11 @@ from .advisor.data import Plan
 from .advisor.html import html_report
 from .advisor.text import text_report
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
-from .layerwise.products import CastLinear
 from .load_into import load_checkpoint_into
 from .saved_models.load import load
 from .saved_models.save import save
 
 __all__ = [
-    "CastLinear",
     "Plan",
     "advise",
     "apply",

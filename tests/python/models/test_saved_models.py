@@ -9,6 +9,7 @@ import pytest
 from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
+FP32 = torch.float32
 pytest.importorskip("safetensors")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -72,8 +73,8 @@ def test_others_read_models_of_transformers(make, change, tmp_path):
     assert len(names) > 3
     for name in names:
         layer = modules[name.removesuffix(".weight")]
-        stored = hasattr(layer, "wide_weight")
-        wide = layer.wide_weight(torch.float32) if stored else layer.scaled_weight.dequantize()
+        stored = isinstance(layer.weight, nn.Fp8Weight)
+        wide = layer.weight.dequantize(FP32) if stored else layer.scaled_weight.dequantize()
         assert torch.equal(checkpoint[name].dequantize(), wide)
 
 

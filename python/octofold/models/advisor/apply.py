@@ -78,7 +78,8 @@ def _difference(model: Module, plan: Plan) -> str:
         if not isinstance(module, torch.nn.Linear):
             return f"whose {layer.name!r} is a torch.nn.Linear, no {type(module).__qualname__}"
         theirs = layer.in_features, layer.out_features, layer.dtype
-        ours = module.in_features, module.out_features, dtype_name(module.weight.dtype)
+        held_as = getattr(module.weight, "codes", module.weight).dtype
+        ours = module.in_features, module.out_features, dtype_name(held_as)
         if theirs != ours:
             words = f"{theirs[0]} to {theirs[1]} features in {theirs[2]}"
             return f"whose {layer.name!r} is of {words}"

@@ -22,7 +22,7 @@ from .ways import OWN, Way
 def module_bytes(module: Module) -> int:
     """The bytes of its parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def options_of(record: Recorded, ways: Sequence[Way], device: torch.device) -> list[Option]:

@@ -158,7 +158,8 @@ def fingerprint(model: Module) -> str:
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ]
-    lines = sorted(f"{name} {list(value.shape)} {value.dtype}" for name, value in tensors)
+    kinds = [(name, value, getattr(value, "codes", value).dtype) for name, value in tensors]
+    lines = sorted(f"{name} {list(value.shape)} {dtype}" for name, value, dtype in kinds)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -181,4 +182,4 @@ def device_of(operation: str, model: Module) -> torch.device:
 def model_bytes(model: Module) -> int:
     """The bytes of all parameters and buffers, those that are shared counted once."""
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -8,10 +8,11 @@ import torch
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
+from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_parameters import hold
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16, has_kernels
-from ..layerwise.products import CastLinear
 
 OWN: Final = "own"
 """The name of a way that stands for the layer as it is."""
@@ -64,6 +65,14 @@ def _no_cast(use: Use) -> str | None:
     )
 
 
+def _with_copy(linear: torch.nn.Linear) -> torch.nn.Linear:
+    with torch.device("meta"):
+        made = torch.nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
+    made.bias = linear.bias
+    hold(made, Fp8Weight.cast(linear.weight, compute="copy"))
+    return made.train(linear.training)
+
+
 def _native(recipe: str, title: str) -> Way:
     return Way(
         recipe, title, _no_products, lambda linear: InferenceLinear.from_linear(linear, recipe)
@@ -93,7 +102,7 @@ WAYS: Final[dict[str, Way]] = {
             "cast",
             "weight kept in FP8 128x128, dequantized in each forward, product in x's dtype",
             _no_cast,
-            CastLinear.from_linear,
+            _with_copy,
         ),
     )
 }
