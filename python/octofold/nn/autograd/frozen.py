@@ -75,15 +75,15 @@ def linear_compute(
     """
     if compute == "copy":
         return CAST
-    batch_invariant = batch_invariant or is_batch_invariant()
-    if compute != "weight-only" and has_native(device):
-        if few_tokens is None:
-            few_tokens = FEW_TOKENS if compute == "auto" else 0
-        is_few = few_tokens and not batch_invariant and row_count(shape) <= few_tokens
-        if not (is_few and has_weight_only(device, dtype)):
-            gains = batch_invariant or _gains(row_count(shape), shape[-1], out_features)
-            if compute == "native" or (on_gpu(device) and gains):
-                return NATIVE
+    few = few_tokens if few_tokens is not None else FEW_TOKENS if compute == "auto" else 0
+    if compute == "native" and not few and has_native(device):
+        return NATIVE
+    tokens, batch_invariant = row_count(shape), batch_invariant or is_batch_invariant()
+    is_few = tokens <= few and not batch_invariant and has_weight_only(device, dtype)
+    if compute != "weight-only" and not is_few and has_native(device):
+        gains = batch_invariant or _gains(tokens, shape[-1], out_features)
+        if compute == "native" or (on_gpu(device) and gains):
+            return NATIVE
     by_copy = _is_by_copy(shape, device, dtype, _MOST_TOKENS_OF_WARPGROUPS, batch_invariant)
     return CAST if by_copy else WEIGHT_ONLY
 

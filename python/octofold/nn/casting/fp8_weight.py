@@ -220,7 +220,7 @@ class Fp8Weight(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         own = FUNCTIONS.get(func)
-        if own is not None and any(isinstance(arg, Fp8Weight) for arg in args[:2]):
+        if own is not None:
             return own(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -247,7 +247,7 @@ class Fp8Weight(Tensor):
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """Functions of torch that compute with codes, by that function. They get its arguments, of which
-the first or the second is an Fp8Weight."""
+one is an Fp8Weight."""
 
 
 def below(weights: list[Fp8Weight]) -> Fp8Weight:
