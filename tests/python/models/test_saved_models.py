@@ -107,6 +107,16 @@ def test_any_module_is_kept(tmp_path):
     assert type(other) is nn.WeightOnlyLinear
     assert torch.equal(other(x), layer(x))
 
+    linear = torch.nn.Linear(128, 64)
+    models.save(models.enable_layerwise_casting(linear, "e5m2"), tmp_path / "casting")
+    other = models.load(torch.nn.Linear(128, 64), tmp_path / "casting")
+    assert repr(other) == repr(linear)
+    assert torch.equal(other(x), linear(x))
+    for one in (linear, other):
+        models.disable_layerwise_casting(one)
+        assert one.weight.requires_grad
+    assert torch.equal(other.weight, linear.weight)
+
     def with_views():
         module = torch.nn.Linear(128, 4)
         module.register_buffer("whole", torch.arange(6.0).reshape(3, 2))

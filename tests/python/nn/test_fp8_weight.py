@@ -180,6 +180,7 @@ def test_what_is_written_is_cast_as_the_weight_was():
     assert layer.weight.codes.data_ptr() == codes.data_ptr()
     layer.weight.data = other
     assert type(layer.weight) is Fp8Weight
+    assert layer.weight.scaled.equals(octofold.quantize(other, format))
     plain = torch.zeros(384, 256)
     plain.copy_(layer.weight)
     assert torch.equal(plain, layer.weight.dequantize(torch.float32))
