@@ -181,6 +181,12 @@ def test_what_is_written_is_cast_as_the_weight_was():
     layer.weight.data = other
     assert type(layer.weight) is Fp8Weight
     assert layer.weight.scaled.equals(octofold.quantize(other, format))
+    more = layer.weight.clone()
+    torch._foreach_mul_([layer.weight.data, more], 2)
+    torch.mul(other, 2, out=more)
+    expected = octofold.quantize(2 * other, format)
+    assert layer.weight.scaled.equals(expected)
+    assert more.scaled.equals(expected)
     plain = torch.zeros(384, 256)
     plain.copy_(layer.weight)
     assert torch.equal(plain, layer.weight.dequantize(torch.float32))
@@ -190,6 +196,16 @@ def test_what_is_written_is_cast_as_the_weight_was():
         layer.weight.copy_(codes)
     with pytest.raises(RuntimeError, match="'copy_': expected numbers"):
         layer.load_state_dict({"weight": codes, "bias": layer.bias})
+
+
+def test_collectives_that_would_lose_what_they_write_are_refused():
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(octofold.UnsupportedError, match=r"expected weight\.scaled's codes"):
+            distributed.broadcast(weight(), 0)
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.slow

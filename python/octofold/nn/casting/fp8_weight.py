@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..._core.errors import InvalidArgumentError, invalid_argument
+from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
 from ..._core.formats import Format, FormatLike, format_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import FLOAT8, NAMES
@@ -237,17 +237,35 @@ class Fp8Weight(Tensor):
                 if made is not None:
                     correct: Callable[..., Any] = return_and_correct_aliasing
                     return correct(func, args, kwargs, made)
-        numbers, named = tree_map_only(Fp8Weight, Fp8Weight.dequantize, (args, kwargs))
-        result = func(*numbers, **named)
-        if isinstance(first, Fp8Weight) and func._schema.is_mutable:
-            first.recast(numbers[0])
-            return first
-        return result
+        if func.namespace == "c10d":  # which write, and do not say where
+            expected = "weight.scaled's codes and scales"
+            raise UnsupportedError(f"{_NAME}: expected {expected} in {func}, got the weight itself")
+        leaves, tree = tree_flatten((args, kwargs))
+        numbers = [one.dequantize() if isinstance(one, Fp8Weight) else one for one in leaves]
+        plain_args, plain_kwargs = tree_unflatten(numbers, tree)
+        result = func(*plain_args, **plain_kwargs)
+        if not func._schema.is_mutable:
+            return result
+        written, back = _written(func, args, kwargs), {}
+        for one, plain in zip(leaves, numbers, strict=True):
+            if isinstance(one, Fp8Weight) and id(one) in written:
+                one.recast(plain)
+                back[id(plain)] = one
+        return tree_map(lambda made: back.get(id(made), made), result)
 
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """Functions of torch that compute with codes, by that function. They get its arguments, of which
 one is an Fp8Weight."""
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """The ids of the arguments that an operation writes to, and of what is in them."""
+    arguments = func._schema.arguments
+    named = {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    values = {**named, **kwargs}
+    writes = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
+    return {id(leaf) for name in writes for leaf in tree_leaves(values.get(name))}
 
 
 def below(weights: list[Fp8Weight]) -> Fp8Weight:
@@ -420,7 +438,7 @@ def _embedding(input: Any, weight: Any, *others: Any, **options: Any) -> Tensor:
 _set_data: Final[Any] = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-def _written(weight: Any, value: Tensor) -> None:
+def _given_data(weight: Any, value: Tensor) -> None:
     """weight.data = value"""
     if not isinstance(weight, Fp8Weight):
         value = value.dequantize() if isinstance(value, Fp8Weight) else value
@@ -435,7 +453,7 @@ def _written(weight: Any, value: Tensor) -> None:
 
 
 FUNCTIONS[torch.nn.functional.embedding] = _embedding
-FUNCTIONS[_set_data] = _written
+FUNCTIONS[_set_data] = _given_data
 _KEPT: Final[dict[Any, Callable[..., Any]]] = {
     _aten.detach.default: _as_it_is,
     _aten.alias.default: _as_it_is,
