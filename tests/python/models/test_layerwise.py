@@ -11,7 +11,6 @@ from tests.python.nn.layer_support import random, relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.nn import Fp8Weight  # noqa: E402
 
 functional = torch.nn.functional
 
@@ -121,40 +120,6 @@ def test_originals_come_back_exactly(case, log):
     assert 1e-3 < relative_error(loaded.weight, numbers) < 0.05
 
 
-def test_moves_and_states(case):
-    layer, x = case
-    models.enable_layerwise_casting(layer, compute_dtype=torch.float32)
-    expected, state = layer(x), copy.deepcopy(layer.state_dict())
-    codes = layer.weight.codes.clone()
-    for convert in (
-        layer.half,
-        layer.double,
-        lambda: layer.type(torch.bfloat16),
-        lambda: layer.to("cpu"),
-        layer.share_memory,
-        lambda: layer.requires_grad_(True),
-        layer.float,
-    ):
-        convert()
-        assert type(layer.weight) is Fp8Weight
-        assert isinstance(layer.weight, torch.nn.Parameter)
-        assert not layer.weight.requires_grad
-        assert torch.equal(layer.weight.codes.view(torch.uint8), codes.view(torch.uint8))
-    assert relative_error(layer(x), expected) < 4e-3  # its bias was in BF16
-    for assign in (False, True):
-        other = models.enable_layerwise_casting(with_zeros(layer))
-        other.load_state_dict(copy.deepcopy(state), assign=assign)
-        assert type(other.weight) is Fp8Weight
-        assert other.weight.compute_dtype == (torch.float32 if assign else torch.bfloat16)
-        assert torch.equal(other.weight.dequantize(), state["weight"].dequantize())
-
-
-def with_zeros(layer):
-    made = copy.deepcopy(layer)
-    made.weight = torch.nn.Parameter(torch.zeros(layer.weight.shape))
-    return made
-
-
 def test_gradients_pass(case):
     layer, x = case
     if not x.is_floating_point():
@@ -164,6 +129,7 @@ def test_gradients_pass(case):
     leaves = [x.clone().requires_grad_() for _ in range(2)]
     y, expected = layer(leaves[0]), plain(leaves[1])
     dy = torch.randn_like(y)
+    layer.share_memory()  # moves the weight, of which autograd holds another tensor
     y.backward(dy)
     expected.backward(dy)
     assert relative_error(leaves[0].grad, leaves[1].grad) < 1e-6
@@ -236,23 +202,10 @@ def test_subclasses_with_a_forward_of_their_own():
             assert self.weight.dtype == torch.float32
             return 2 * functional.linear(x, self.weight) + self.bias
 
-    class Chunked(torch.nn.Conv2d):
-        def forward(self, x):
-            return torch.cat([super(Chunked, self).forward(part) for part in x.split(1)])
-
-    class Named(torch.nn.Linear):
-        pass
-
-    for layer, x in (
-        (Scaled(30, 20), random(3, 30)),
-        (Chunked(3, 4, 3), random(2, 3, 5, 5)),
-        (Named(30, 20), random(3, 30)),
-    ):
-        expected = layer(x)
-        models.enable_layerwise_casting(layer, compute_dtype="float32")
-        y = layer(x)
-        assert 1e-3 < relative_error(y, expected) < 0.05
-        assert type(layer.weight) is Fp8Weight
-        x.requires_grad_()
-        layer(x).sum().backward()
-        assert x.grad is not None
+    layer, x = Scaled(30, 20), random(3, 30)
+    expected = layer(x)
+    models.enable_layerwise_casting(layer, compute_dtype="float32")
+    y = layer(x.requires_grad_())
+    assert 1e-3 < relative_error(y, expected) < 0.05
+    y.sum().backward()
+    assert x.grad is not None

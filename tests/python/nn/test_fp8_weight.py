@@ -117,6 +117,14 @@ def test_other_dtypes_and_devices():
     assert not layer.weight.requires_grad
     assert layer.weight.codes.data_ptr() == address
     assert Fp8Weight(layer.weight, requires_grad=True).codes.data_ptr() == address  # accelerate
+    kernel = Fp8Weight.cast(random(8, 6, 3, 3), "channel")  # a convolution's
+    for other in (kernel.clone(), kernel.half(), kernel.cpu(), copy.deepcopy(kernel), kernel[:]):
+        assert type(other) is Fp8Weight
+        assert torch.equal(other.dequantize(torch.float32), kernel.dequantize())
+    assert torch.equal(kernel[2:5].dequantize(), kernel.dequantize()[2:5])
+    assert kernel.to("meta").scale.is_meta
+    layer.share_memory()
+    assert layer.weight.codes.is_shared()
     assert layer.weight.element_size() == layer.weight.itemsize == 1
     assert layer.weight.nbytes == 384 * 256 + 3 * 2 * 4
 
