@@ -157,30 +157,25 @@ def frozen_linear(
     sides: where tokens come from and go to, if the weight is a part of one (tensor parallelism).
         They travel in the dtype of x where nothing is cast.
     """
+    y: Tensor
     dtype = result_dtype(x)
     how = linear_compute(
         x.shape, weight.data.shape[0], x.device, dtype, compute, few_tokens, batch_invariant
     )
     if how == NATIVE:
         recipe = recipe or _RECIPES[weight.data.dtype, weight.granularity]
-        return _linear(
-            x, weight, bias, _How(weight.granularity, how, recipe, sides, batch_invariant)
-        )
-    x = x if x.dtype == dtype else x.to(dtype)
-    if sides is None:
-        return _linear(x, weight, bias, _How(weight.granularity, how, None, None, batch_invariant))
-    bias = None if bias is None else bias_on_one_rank(bias, sides.exit)
-    entry = gather_tokens(x, sides.entry)
-    compute = "copy" if compute == "copy" else "weight-only"
-    partial = frozen_linear(entry, weight, bias, compute, batch_invariant=batch_invariant)
-    return reduce_partial(partial, sides.exit)
-
-
-def _linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None, how: _How) -> Tensor:
-    y: Tensor
+    else:
+        recipe, x = None, x if x.dtype == dtype else x.to(dtype)
+        if sides is not None:
+            bias = None if bias is None else bias_on_one_rank(bias, sides.exit)
+            compute = "copy" if compute == "copy" else "weight-only"
+            entry = gather_tokens(x, sides.entry)
+            y = frozen_linear(entry, weight, bias, compute, batch_invariant=batch_invariant)
+            return reduce_partial(y, sides.exit)
+    call = _How(weight.granularity, how, recipe, sides, batch_invariant)
     if not differentiates(_NAME, x, bias):
-        return _product(x, weight, bias, how)  # autograd's way takes the host half of a call
-    y = _Frozen.apply(x, bias, weight.data, weight.scale, how)  # type: ignore[no-untyped-call]
+        return _product(x, weight, bias, call)  # autograd's way takes the host half of a call
+    y = _Frozen.apply(x, bias, weight.data, weight.scale, call)  # type: ignore[no-untyped-call]
     return y
 
 
