@@ -39,6 +39,24 @@ CONSTANTS = {
     "sectors": (1.18, 1.0, 1.5),
     "half_sectors": (1.6, 1.2, 2.2),
 }
+# Shares of the busiest multiprocessor: for each number of blocks that one may hold, from how many
+# blocks to each on, and the first guess of its time.
+SHARES = {
+    1: ((0, 0.48), (0.5, 0.83), (1, 1.4), (1.5, 1.75), (2.2, 2.2)),
+    2: ((0, 0.48), (0.5, 0.64), (0.667, 0.95), (1, 1.65), (1.5, 1.75), (2, 2)),
+    3: ((0, 0.5), (0.5, 0.7), (0.77, 1.1), (1, 1.46), (1.5, 2.4), (2.35, 2.4)),
+    4: (
+        (0, 0.5),
+        (0.5, 0.75),
+        (0.77, 0.97),
+        (1, 1.35),
+        (1.35, 1.85),
+        (2, 2.5),
+        (2.25, 3.4),
+        (3, 3),
+    ),
+}
+LEVELS = [(held, start, guess) for held, shares in SHARES.items() for start, guess in shares]
 
 
 class Tiling(NamedTuple):
@@ -89,7 +107,7 @@ def measured(file: str) -> list[Row]:
             best = min(rested.values())
             for name, time in rested.items():
                 tiling = Tiling.of(name)
-                if not (tiling.swapped and m > 4 * tiling.columns):  # as the planner has it
+                if not (tiling.swapped and m > 2 * tiling.columns):  # as the planner has it
                     rows.append(Row((m, n, k), name, time, time / best))
     return rows
 
@@ -109,6 +127,12 @@ def facts(row: Row) -> tuple[float, ...]:
     rows_read = math.ceil(rows / 8) * 8 if tiling.cluster_columns == 1 else boxes
     columns_read = tiles_n * tiling.columns * tiling.cluster_columns
     bytes_of_stage = 128 * tiling.depth * (rows_read * tiles_n + columns_read * tiles_m)
+    blocks_to_each = tiles_m * tiles_n * cluster / MULTIPROCESSORS
+    level = max(
+        index
+        for index, (held, start, _) in enumerate(LEVELS)
+        if held == tiling.blocks and start <= blocks_to_each
+    )
     return (
         math.ceil(tiles_m * tiles_n / at_once),
         math.ceil(running * tiling.blocks / at_once),
@@ -118,11 +142,14 @@ def facts(row: Row) -> tuple[float, ...]:
         ((m + n) * k + 2 * m * n) * 1e-6,
         stages * bytes_of_stage * 1e-6,
         next(i for i, unit in enumerate((128, 64, 32, 1)) if k % unit == 0),
+        level,
+        blocks_to_each if tiling.swapped else math.inf,
     )
 
 
 class Model:
-    """Parameters: stage and tile of each family, start of each tiling, the constants."""
+    """Parameters: stage and tile of each family, start of each tiling, the shares of the busiest
+    multiprocessor, the constants."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.names = sorted({row.name for row in rows})
@@ -131,21 +158,23 @@ class Model:
     def family(self, name: str) -> int:
         return self.families.index(Tiling.of(name).family())
 
-    def split(self, x: Any) -> tuple[Any, Any, Any, dict[str, float]]:
-        families, names = len(self.families), len(self.names)
-        stage, tile, start, rest = np.split(x, np.cumsum([families, families, names]))
-        return stage, tile, start, dict(zip(CONSTANTS, map(float, rest), strict=True))
+    def split(self, x: Any) -> tuple[Any, Any, Any, Any, dict[str, float]]:
+        sizes = len(self.families), len(self.families), len(self.names), len(LEVELS)
+        stage, tile, start, levels, rest = np.split(x, np.cumsum(sizes))
+        return stage, tile, start, levels, dict(zip(CONSTANTS, map(float, rest), strict=True))
 
     def predict(self, x: Any, rows: list[Row], columns: Any) -> Any:
-        stage, tile, start, c = self.split(x)
+        stage, tile, start, levels, c = self.split(x)
         family = np.array([self.family(row.name) for row in rows])
         name = np.array([self.names.index(row.name) for row in rows])
-        waves, sharers, stages, in_slices, busy, memory, cache, unit = columns
+        waves, sharers, stages, in_slices, busy, memory, cache, unit, level, to_each = columns
         work = waves * stages * stage[family] * (1 + c["crowding"] * (sharers - 1))
         work = work + (waves - 1) * np.where(in_slices > 0, c["later_wave"], tile[family])
         factors = np.array([1.0, c["half_lines"], c["sectors"], c["half_sectors"]])
         share = c["share_of_few"] + (1 - c["share_of_few"]) * busy
-        terms = (work, memory / c["memory"], factors[unit.astype(int)] * cache / c["cache"] / share)
+        uneven = np.maximum(levels[level.astype(int)] / to_each, 1)
+        memory = uneven * memory / c["memory"]
+        terms = (work, memory, factors[unit.astype(int)] * cache / c["cache"] / share)
         return start[name] + sum(t ** c["overlap"] for t in terms) ** (1 / c["overlap"])
 
     def fit(self, rows: list[Row]) -> Any:
@@ -154,6 +183,7 @@ class Model:
             ([0.1 + area / 5e4 for area in areas], 0.05, 2.0),
             ([0.8] * len(areas), 0.0, 4.0),
             ([2.6] * len(self.names), 1.5, 6.0),
+            *(([guess], 0.7 * guess, 1.4 * guess) for _, _, guess in LEVELS),
             *(([guess], low, high) for guess, low, high in CONSTANTS.values()),
         ]
         x = np.concatenate([np.array(values, float) for values, _, _ in begin])
@@ -211,8 +241,10 @@ def main() -> None:
         report("held out", model.regret(x, [row for row in rows if row.shape in held]))
     x = model.fit(rows)
     report("all", model.regret(x, rows))
-    stage, tile, start, constants = model.split(x)
+    stage, tile, start, levels, constants = model.split(x)
     print("; ".join(f"{name} {value:.3f}" for name, value in constants.items()))
+    for (held, begin, _), level in zip(LEVELS, levels, strict=True):
+        print(f"{held} blocks held, from {begin} to each on: {level:.2f}")
     for i, name in enumerate(model.names):
         family = model.family(name)
         numbers = (stage[family], tile[family], start[i])

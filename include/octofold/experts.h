@@ -22,8 +22,7 @@ namespace octofold {
 ///                                    (+ down_bias[e]))
 ///
 /// Each expert is an MLP as in mlp.h. All products are of FP8, and so are rows of x and of the
-/// activation; layers of FP8 weights and 16-bit rows are composed of grouped_gemm_weight_only() and
-/// what stands in routing.h.
+/// activation; or the weights alone, and rows have 16 bits.
 struct ExpertsProblem {
   std::int64_t tokens = 0;
   std::int64_t slots = 1;  ///< experts of a token
@@ -45,6 +44,10 @@ struct ExpertsProblem {
   bool has_up_bias = false;
   bool has_down_bias = false;
   bool weights_are_cast = false;  ///< as in LinearProblem, of both
+  /// float16 or bfloat16: the weights alone are FP8, which come as they are and have no gradients;
+  /// rows, the activation and their gradients have this type. Products are those of
+  /// grouped_gemm_weight_only(); recipe.output says how weights are scaled, and batch_invariant.
+  std::optional<DType> weight_only{};
   Device device{};
 };
 
@@ -54,13 +57,14 @@ struct ExpertsProblem {
 OCTOFOLD_API LayerMemory experts_memory(const ExpertsProblem& problem);
 
 struct ExpertsForward {
-  TensorView x;             ///< float32, float16 or bfloat16 [..., in], as in LinearForward
+  /// float32, float16 or bfloat16 [..., in], as in LinearForward; of the type of weight_only.
+  TensorView x;
   TensorView topk_ids;      ///< int32 [..., slots]: experts, or -1 for slots that go nowhere
   TensorView topk_weights;  ///< float32 [..., slots], contiguous
   /// [experts, hidden, in], for a gated activation [experts, 2 · hidden, in], each expert's gate
-  /// first: in one piece, or any row stride; or their casts, in the format of recipe.output.b, with
-  /// scales as grouped_gemm() takes them. Of numbers those alone are read whose experts have
-  /// tokens.
+  /// first: in one piece, or any row stride; or their casts, in the format of recipe.output.b (of
+  /// either FP8 type), with scales as grouped_gemm() takes them. Of numbers those alone are read
+  /// whose experts have tokens.
   std::variant<TensorView, ScaledTensorView> up_weight;
   std::optional<TensorView> up_bias{};  ///< [experts, rows of an expert], as for grouped_gemm()
   std::variant<TensorView, ScaledTensorView> down_weight;  ///< [experts, out, hidden]
@@ -73,7 +77,9 @@ struct ExpertsForward {
 /// Does, to the bit, what these do one after another: sort_by_expert(), cast() of GatheredRows,
 /// grouped_gemm(), cast() of Activated, grouped_gemm() and combine(). In place of the first product
 /// and its activation it is gated_gemm(), where nothing of them is kept and the operands fit. A
-/// token of which no slot goes anywhere has zeros.
+/// token of which no slot goes anywhere has zeros. With weight_only it is sort_by_expert(),
+/// grouped_gemm_weight_only() of GatheredRows, the values that a cast of Activated reads, such a
+/// product of these, and combine().
 ///
 /// Memory and streams as in linear_forward(); what is on the device may change from replay to
 /// replay of a CUDA graph. Throws Error as these functions do, and kInvalidArgument that names what
@@ -90,7 +96,8 @@ struct ExpertsBackward {
   /// The casts of the weights' transposes, in the format of recipe.grad_input.b: where weights are
   /// cast, [experts, in, rows of an expert] if dx is wanted,
   std::optional<ScaledTensorView> up_transposed{};
-  /// and [experts, hidden, out] if anything but the gradients of `down` and its bias is.
+  /// and [experts, hidden, out] if anything but the gradients of `down` and its bias is. With
+  /// weight_only the weights themselves.
   std::optional<ScaledTensorView> down_transposed{};
   /// The gradients that the problem wants, each bfloat16, float16 or float32, in the shapes of what
   /// they belong to; but that of topk_weights is float32.

@@ -35,6 +35,8 @@ void attention(const AttentionArguments& arguments);
 
 /// The values of the source are made, and then cast.
 void cast(const CastSource& source, const CastTargets& targets, const config::CastFormat& format);
+/// These values themselves, of the type of `out`.
+void values(const CastSource& source, const MutableTensorView& out);
 
 /// The norm alone: statistics and sum, and y [rows, K] in x's dtype.
 void normalize(const Normed& source, const MutableTensorView& y);

@@ -336,4 +336,10 @@ void cast(const CastSource& source, const CastTargets& targets, const config::Ca
   cast_values(values.view, targets, format);
 }
 
+void values(const CastSource& source, const MutableTensorView& out) {
+  const OwnedMatrix values =
+      std::visit([&](const auto& each) { return values_of(each, out.dtype); }, source);
+  convert_dtype(values.view, out, Overflow::kSaturate);
+}
+
 }  // namespace octofold::cpu

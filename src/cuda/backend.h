@@ -51,6 +51,9 @@ std::int64_t key_count(const AttentionArguments& arguments);
 void cast(Device& device, const CastSource& source, const CastTargets& targets,
           const config::CastFormat& format, Stream stream);
 
+/// The values that cast() reads of an activation or its gradient, of the type of what it is of.
+void values(Device& device, const CastSource& source, const MutableTensorView& out, Stream stream);
+
 /// A matrix, or a stack of them, and its targets, checked.
 struct CheckedCast {
   TensorView source;

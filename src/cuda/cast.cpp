@@ -299,4 +299,18 @@ void cast(Device& device, const CastSource& source, const CastTargets& targets,
       .launch(stream, &params);
 }
 
+void values(Device& device, const CastSource& source, const MutableTensorView& out, Stream stream) {
+  Cast cast{.problem = {.format = {.in = out.dtype}}};
+  std::visit([&](const auto& each) { read(each, cast); }, source);
+  auto& [problem, params] = cast;
+  problem.cols = params.cols = out.shape[1];
+  params.rows = problem.rows;
+  problem.to_rows = problem.to_transposed = false;
+  problem.codes_are_aligned = is_aligned(out, 16);
+  params.row_target.codes = static_cast<unsigned char*>(out.data);
+  params.row_target.codes_stride = out.strides[0];
+  device.prepared(problem, [&] { return plan::plan_values(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
 }  // namespace octofold::cuda

@@ -10,6 +10,9 @@
 
 #include "core/format.h"
 #include "core/scale_layout.h"
+#include "cpu/backend.h"
+#include "cuda/backend.h"
+#include "ops/backend.h"
 #include "ops/grouped_operands.h"
 
 namespace octofold::ops {
@@ -144,6 +147,11 @@ void cast_operand(const CastSource& source, CastTargets targets, Stream stream) 
   cast(source, targets, stream);
 }
 
+void write_values(const CastSource& source, const MutableTensorView& out, Stream stream) {
+  if (is_on_cpu(out.device)) return cpu::values(source, out);
+  cuda::values(gpu("an activation", out.device), source, out, stream);
+}
+
 bool is_gated_product(const LinearProblem& up, Activation activation, DType between,
                       bool has_bias) {
   const LinearProduct& output = up.recipe.output;
@@ -273,7 +281,9 @@ Weight LayerArguments::weights(std::string_view argument, const Weight& given,
 void LayerArguments::add_stack(std::string_view argument, const ScaledTensorView& given,
                                const Format& format, std::int64_t matrices, std::int64_t rows,
                                std::int64_t cols) {
-  require_cast(argument, given, format);
+  Format either = format;
+  if (is_fp8(given.data.dtype)) either.dtype = given.data.dtype;
+  require_cast(argument, given, either);
   check_.require_shape(argument, given.data, {matrices, rows, cols});
   check_.require_same_device(argument, given.data, device_);
   const Stack stack = checked_stack(check_, argument, given);

@@ -84,6 +84,9 @@ using Weight = std::variant<TensorView, ScaledTensorView>;
 /// are reduced, and offsets say the layout of, the transpose.
 void cast_operand(const CastSource& source, CastTargets targets, Stream stream);
 
+/// Writes an activation or its gradient in numbers, of the type of what it is of.
+void write_values(const CastSource& source, const MutableTensorView& out, Stream stream);
+
 /// True if the first product of an MLP, its activation and the cast of that are one operation,
 /// gated_gemm(), as far as backward keeps nothing of it.
 bool is_gated_product(const LinearProblem& up, Activation activation, DType between, bool has_bias);
@@ -151,7 +154,7 @@ class LayerArguments {
   /// as their casts.
   Weight weights(std::string_view argument, const Weight& given, const LinearProblem& problem,
                  std::int64_t matrices);
-  /// A cast of [matrices, rows, cols] in this format.
+  /// A cast of [matrices, rows, cols] in this format, or of the other FP8 type.
   void add_stack(std::string_view argument, const ScaledTensorView& given, const Format& format,
                  std::int64_t matrices, std::int64_t rows, std::int64_t cols);
   /// The gradients that a problem wants, and the cast of the weight's transpose where it wants one

@@ -1,203 +1,29 @@
 #include "octofold/experts.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <variant>
 
 #include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/gated_gemm.h"
 #include "octofold/grouped_gemm.h"
+#include "octofold/grouped_gemm_weight_only.h"
 #include "octofold/routing.h"
 
-#include "core/format.h"
 #include "ops/dense.h"
+#include "ops/experts_memory.h"
 
 namespace octofold {
 namespace {
 
 using ops::LayerArguments;
 using ops::Parts;
-
-// ---- The layer, and what forward and backward have in memory.
-
-// Both layers of an expert as linear layers of all rows: a row for each slot of a token.
-struct Experts {
-  explicit Experts(const ExpertsProblem& problem);
-
-  std::int64_t rows() const { return up.tokens; }
-  // Columns of a transposed cast: the sums over tokens are of groups of them.
-  std::int64_t columns() const { return group_columns(rows(), of.experts); }
-
-  const ExpertsProblem& of;
-  LinearProblem up, down;
-  bool keeps_between;  // True if backward goes through the activation
-  bool keeps_routing;  // True if there is a backward
-  bool fuses;          // True if the first product writes no result of its own
-};
-
-Experts::Experts(const ExpertsProblem& problem)
-    : of(problem),
-      up{.tokens = problem.tokens * problem.slots,
-         .in_features = problem.in_features,
-         .out_features = problem.hidden_features * (is_gated(problem.activation) ? 2 : 1),
-         .recipe = problem.recipe,
-         .grad_input = problem.grad_input,
-         .grad_weight = problem.grad_up,
-         .grad_bias = problem.grad_up_bias,
-         .weight_is_cast = problem.weights_are_cast,
-         .device = problem.device},
-      down(up),
-      keeps_between(problem.grad_input || problem.grad_topk_weights || problem.grad_up ||
-                    problem.grad_up_bias),
-      keeps_routing(keeps_between || problem.grad_down || problem.grad_down_bias),
-      fuses(!keeps_between && !problem.grad_down &&
-            ops::is_gated_product(up, problem.activation, problem.y, problem.has_up_bias)) {
-  down.in_features = problem.hidden_features;
-  down.out_features = problem.out_features;
-  down.grad_input = keeps_between;
-  down.grad_weight = problem.grad_down;
-  down.grad_bias = problem.grad_down_bias;
-}
-
-// Throws for sizes of which no others can be computed, and then for all else.
-Experts checked(const LayerArguments& arguments, const ExpertsProblem& problem) {
-  constexpr int kBits = 28;
-  const core::Arguments& check = arguments.check();
-  check.require_size("tokens", problem.tokens, 0, kBits);
-  check.require_size("slots", problem.slots, 1, kBits);
-  check.require_size("experts", problem.experts, 1, 16);
-  check.require_size("hidden_features", problem.hidden_features, 1, kBits - 1);
-  check.require_enumerator("activation", problem.activation);
-  check.require_dtype("y", {.dtype = problem.y},
-                      {DType::kBFloat16, DType::kFloat16, DType::kFloat32});
-  const Experts layer(problem);
-  arguments.require_problem(layer.up);
-  arguments.require_problem(layer.down);
-  const std::int64_t widest =
-      std::max({layer.up.in_features, layer.up.out_features, layer.down.out_features});
-  if (problem.experts * widest > std::int64_t{1} << kBits) {
-    check.fail("experts", "so few that their weights are 2^28 rows at most",
-               core::format("{} times {}", problem.experts, widest));
-  }
-  for (const auto& [name, format] : {std::pair{"recipe.output.a", problem.recipe.output.a},
-                                     {"recipe.grad_input.a", problem.recipe.grad_input.a}}) {
-    if (format.granularity == Granularity::kBlock128x128) {
-      check.fail(name,
-                 "scales of 1x128, channel or tensor, as squares have rows of several experts",
-                 octofold::name(format.granularity));
-    }
-  }
-  return layer;
-}
-
-// The places of rows, as sort_by_expert() finds them.
-struct Routing {
-  Routing(const Experts& layer, Parts& parts)
-      : offsets(parts.integers(layer.of.experts + 1)),
-        sources(parts.integers(layer.rows())),
-        positions(parts.numbers(DType::kInt32, layer.of.tokens, layer.of.slots)) {}
-  MutableTensorView offsets, sources, positions;
-};
-
-// The casts of the weights' transposes, as far as backward multiplies by them.
-std::optional<CastTarget> transposed_weights(const Experts& layer, const LinearProblem& of,
-                                             Parts& parts) {
-  if (!of.grad_input || of.weight_is_cast) return std::nullopt;
-  return parts.stack(layer.of.experts, of.in_features, of.out_features, of.recipe.grad_input.b);
-}
-
-// The transposed cast of a layer's rows, as far as its weights' gradient is wanted.
-std::optional<CastTarget> transposed_rows(const Experts& layer, const LinearProblem& of,
-                                          Parts& parts) {
-  if (!of.grad_weight) return std::nullopt;
-  return parts.cast(of.in_features, layer.columns(), of.recipe.grad_weight.b);
-}
-
-MutableTensorView between_of(const Experts& layer, Parts& parts) {
-  return parts.numbers(layer.of.y, layer.rows(), layer.up.out_features);
-}
-
-// Memory of a row that is filled from nowhere, where the cast of rows of so many columns takes the
-// largest of all, those too that are nobody's.
-std::optional<MutableTensorView> any_row(const Experts& layer, const LinearProduct& product,
-                                         std::int64_t cols, Parts& parts) {
-  if (product.a.granularity != Granularity::kTensor) return std::nullopt;
-  return parts.numbers(layer.of.y, 1, cols);
-}
-
-struct Kept {
-  Kept(const Experts& layer, Parts& parts) {
-    if (layer.keeps_routing) routing.emplace(layer, parts);
-    x_transposed = transposed_rows(layer, layer.up, parts);
-    h_transposed = transposed_rows(layer, layer.down, parts);
-    up_transposed = transposed_weights(layer, layer.up, parts);
-    down_transposed = transposed_weights(layer, layer.down, parts);
-    if (layer.keeps_between) between = between_of(layer, parts);
-  }
-  std::optional<Routing> routing;
-  std::optional<CastTarget> x_transposed, h_transposed, up_transposed, down_transposed;
-  std::optional<MutableTensorView> between;  // the activation's input
-};
-
-struct ForwardSpace {
-  ForwardSpace(const Experts& layer, Parts& parts)
-      : counts(parts.integers(sort_workspace_size(layer.rows(), layer.of.experts))),
-        x(parts.cast(layer.rows(), layer.up.in_features, layer.of.recipe.output.a)),
-        h(parts.cast(layer.rows(), layer.down.in_features, layer.of.recipe.output.a)),
-        y(parts.numbers(layer.of.y, layer.rows(), layer.of.out_features)) {
-    if (!layer.keeps_routing) routing.emplace(layer, parts);
-    const std::int64_t experts = layer.of.experts;
-    const Format& format = layer.of.recipe.output.b;
-    if (!layer.of.weights_are_cast) {
-      up = parts.stack(experts, layer.up.out_features, layer.up.in_features, format);
-      down = parts.stack(experts, layer.down.out_features, layer.down.in_features, format);
-    }
-    if (layer.fuses) return;
-    if (!layer.keeps_between) between = between_of(layer, parts);
-    filler = any_row(layer, layer.of.recipe.output, layer.up.out_features, parts);
-  }
-  MutableTensorView counts;
-  CastTarget x, h;
-  MutableTensorView y;
-  std::optional<Routing> routing;
-  std::optional<CastTarget> up, down;
-  std::optional<MutableTensorView> between, filler;
-};
-
-struct BackwardSpace {
-  BackwardSpace(const Experts& layer, Parts& parts) {
-    const auto& [output, grad_input, grad_weight] = layer.of.recipe;
-    const std::int64_t rows = layer.rows(), columns = layer.columns();
-    const LinearProblem &up = layer.up, &down = layer.down;
-    if (down.grad_weight) dy_transposed = parts.cast(down.out_features, columns, grad_weight.a);
-    if (up.grad_weight) d_transposed = parts.cast(up.out_features, columns, grad_weight.a);
-    if (layer.keeps_between) {
-      dy = parts.cast(rows, down.out_features, grad_input.a);
-      dh = parts.numbers(layer.of.y, rows, down.in_features);
-      filler = any_row(layer, grad_input, down.in_features, parts);
-    }
-    if (up.grad_input) {
-      d = parts.cast(rows, up.out_features, grad_input.a);
-      dx = parts.numbers(layer.of.y, rows, up.in_features);
-    }
-    if (up.grad_bias) up_sums = sums_of(layer, up, parts);
-    if (down.grad_bias) down_sums = sums_of(layer, down, parts);
-  }
-  static MutableTensorView sums_of(const Experts& layer, const LinearProblem& of, Parts& parts) {
-    return parts.numbers(DType::kFloat32, layer.of.experts, of.out_features);
-  }
-  std::optional<CastTarget> dy, dy_transposed;  // of the gradient by y
-  std::optional<MutableTensorView> dh;          // that by the activation
-  std::optional<CastTarget> d, d_transposed;    // of that by what the activation takes
-  std::optional<MutableTensorView> dx, filler;  // of rows
-  std::optional<MutableTensorView> up_sums, down_sums;
-};
-
-// ---- Steps of both.
+using ops::experts::BackwardSpace, ops::experts::ForwardSpace, ops::experts::Kept;
+using ops::experts::checked;
+using ops::experts::Experts, ops::experts::Routing;
 
 // The product of each row with the matrix of its expert.
 void multiply_rows(const LinearProduct& product, const ScaledTensorView& a,
@@ -212,6 +38,30 @@ void multiply_rows(const LinearProduct& product, const ScaledTensorView& a,
                 .fast_accumulation = product.fast_accumulation,
                 .batch_invariant = product.batch_invariant},
                stream);
+}
+
+// The same of rows that keep 16 bits, and its gradient.
+void multiply_wide(const LinearProduct& product, const RowsOfGroups& x, const ScaledTensorView& w,
+                   const TensorView& offsets, const MutableTensorView& out,
+                   const std::optional<TensorView>& bias, Stream stream) {
+  grouped_gemm_weight_only({.x = x,
+                            .w = w,
+                            .groups = RowGroups{offsets},
+                            .out = out,
+                            .bias = bias,
+                            .batch_invariant = product.batch_invariant},
+                           stream);
+}
+
+void go_back_wide(const LinearProduct& product, const RowsOfGroups& gradient,
+                  const ScaledTensorView& w, const TensorView& offsets,
+                  const MutableTensorView& out, Stream stream) {
+  grouped_gemm_weight_only_gradient({.gradient = gradient,
+                                     .w = w,
+                                     .groups = RowGroups{offsets},
+                                     .out = out,
+                                     .batch_invariant = product.batch_invariant},
+                                    stream);
 }
 
 // The gradient by the weights of all experts, of transposed casts.
@@ -259,15 +109,6 @@ std::optional<TensorView> readable(const std::optional<MutableTensorView>& view)
 
 }  // namespace
 
-LayerMemory experts_memory(const ExpertsProblem& problem) {
-  const Experts layer = checked(LayerArguments("experts_memory", problem.device), problem);
-  Parts kept(nullptr, problem.device), forward = kept, backward = kept;
-  Kept(layer, kept);
-  ForwardSpace(layer, forward);
-  BackwardSpace(layer, backward);
-  return {.kept = kept.bytes(), .forward = forward.bytes(), .backward = backward.bytes()};
-}
-
 void experts_forward(const ExpertsProblem& problem, const ExpertsForward& given, Stream stream) {
   LayerArguments arguments("experts_forward", problem.device);
   const Experts layer = checked(arguments, problem);
@@ -277,6 +118,7 @@ void experts_forward(const ExpertsProblem& problem, const ExpertsForward& given,
   const Kept kept(layer, kept_parts);
   const ForwardSpace space(layer, parts);
   const TensorView x = arguments.matrix("x", given.x, tokens, problem.in_features);
+  if (problem.weight_only) arguments.check().require_dtype("x", x, {*problem.weight_only});
   const TensorView ids =
       arguments.matrix_of("topk_ids", given.topk_ids, DType::kInt32, tokens, slots);
   const TensorView weights =
@@ -307,27 +149,38 @@ void experts_forward(const ExpertsProblem& problem, const ExpertsForward& given,
       weights_operand(up_weight, space.up, kept.up_transposed, offsets, stream);
   GatheredRows gathered{.x = x, .sources = routing.sources, .slots = slots};
   if (kept.x_transposed) gathered.transposed_factors = weights;
-  ops::cast_operand(gathered,
-                    {.rows = space.x, .transposed = kept.x_transposed, .offsets = offsets}, stream);
-  if (layer.fuses) {
-    gated_gemm({.a = space.x,
+  if (!problem.weight_only) {
+    ops::cast_operand(
+        gathered, {.rows = space.x, .transposed = kept.x_transposed, .offsets = offsets}, stream);
+  }
+  if (problem.weight_only) {
+    const MutableTensorView between = kept.between ? *kept.between : *space.between;
+    multiply_wide(output, gathered, up, offsets, between, up_bias, stream);
+    ops::write_values(Activated{.x = between, .activation = problem.activation}, *space.wide_h,
+                      stream);
+  } else if (layer.fuses) {
+    gated_gemm({.a = *space.x,
                 .b = up,
                 .groups = RowGroups{offsets},
-                .out = space.h,
+                .out = *space.h,
                 .activation = problem.activation,
                 .batch_invariant = output.batch_invariant},
                stream);
   } else {
     const MutableTensorView between = kept.between ? *kept.between : *space.between;
     clear_rows(space.filler, routing, between, stream);
-    multiply_rows(output, space.x, up, offsets, between, up_bias, stream);
+    multiply_rows(output, *space.x, up, offsets, between, up_bias, stream);
     ops::cast_operand(Activated{.x = between, .activation = problem.activation},
                       {.rows = space.h, .transposed = kept.h_transposed, .offsets = offsets},
                       stream);
   }
   const ScaledTensorView down =
       weights_operand(down_weight, space.down, kept.down_transposed, offsets, stream);
-  multiply_rows(output, space.h, down, offsets, space.y, down_bias, stream);
+  if (problem.weight_only) {
+    multiply_wide(output, *space.wide_h, down, offsets, space.y, down_bias, stream);
+  } else {
+    multiply_rows(output, *space.h, down, offsets, space.y, down_bias, stream);
+  }
   combine({.y = space.y, .positions = routing.positions, .weights = weights, .out = y}, stream);
 }
 
@@ -355,8 +208,13 @@ Gradients checked(LayerArguments& arguments, const Experts& layer, const Experts
     arguments.require_wanted(name, of.grad_input && of.weight_is_cast, cast.has_value());
     if (own) return *own;
     if (!cast) return {};
-    arguments.add_stack(name, *cast, of.recipe.grad_input.b, problem.experts, of.in_features,
-                        of.out_features);
+    if (problem.weight_only) {
+      arguments.add_stack(name, *cast, of.recipe.output.b, problem.experts, of.out_features,
+                          of.in_features);
+    } else {
+      arguments.add_stack(name, *cast, of.recipe.grad_input.b, problem.experts, of.in_features,
+                          of.out_features);
+    }
     return *cast;
   };
   const std::int64_t experts = problem.experts;
@@ -424,6 +282,13 @@ void experts_backward(const ExpertsProblem& problem, const ExpertsBackward& give
                 stream);
   }
   GatheredRows gathered{.x = dy, .sources = routing.sources, .slots = slots};
+  if (space.wide_dy) {
+    if (dy.dtype != space.wide_dy->dtype) {
+      convert_dtype(dy, *space.wide_dy, Overflow::kSaturate, stream);
+      gathered.x = *space.wide_dy;
+    }
+    go_back_wide(output, gathered, to.down_transposed, offsets, *space.dh, stream);
+  }
   if (space.dy_transposed) gathered.transposed_factors = weights;
   ops::cast_operand(
       gathered, {.rows = space.dy, .transposed = space.dy_transposed, .offsets = offsets}, stream);
@@ -433,7 +298,9 @@ void experts_backward(const ExpertsProblem& problem, const ExpertsBackward& give
   }
   if (!layer.keeps_between) return;
   clear_rows(space.filler, routing, *space.dh, stream);
-  multiply_rows(grad_input, *space.dy, to.down_transposed, offsets, *space.dh, {}, stream);
+  if (space.dy) {
+    multiply_rows(grad_input, *space.dy, to.down_transposed, offsets, *space.dh, {}, stream);
+  }
   if (to.dtopk_weights) {
     if (bias) {
       combine_gradient(
@@ -455,16 +322,21 @@ void experts_backward(const ExpertsProblem& problem, const ExpertsBackward& give
                  .weights = weights},
                 routing, *space.up_sums, *to.dup_bias, stream);
   }
+  const ActivationGradient by_between{
+      .gradient = *space.dh, .x = *kept.between, .activation = problem.activation};
   ops::cast_operand(
-      ActivationGradient{
-          .gradient = *space.dh, .x = *kept.between, .activation = problem.activation},
-      {.rows = space.d, .transposed = space.d_transposed, .offsets = offsets}, stream);
+      by_between, {.rows = space.d, .transposed = space.d_transposed, .offsets = offsets}, stream);
   if (to.dup) {
     multiply_depth(grad_weight, *space.d_transposed, *kept.x_transposed, offsets, *to.dup,
                    given.adds_to_dup, stream);
   }
   if (!to.dx) return;
-  multiply_rows(grad_input, *space.d, to.up_transposed, offsets, *space.dx, {}, stream);
+  if (space.wide_d) {
+    ops::write_values(by_between, *space.wide_d, stream);
+    go_back_wide(output, *space.wide_d, to.up_transposed, offsets, *space.dx, stream);
+  } else {
+    multiply_rows(grad_input, *space.d, to.up_transposed, offsets, *space.dx, {}, stream);
+  }
   combine({.y = *space.dx, .positions = routing.positions, .weights = weights, .out = *to.dx},
           stream);
 }

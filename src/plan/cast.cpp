@@ -307,6 +307,23 @@ CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
   return plan;
 }
 
+CastPlan plan_values(const CastProblem& problem, const Gpu& gpu) {
+  constexpr const char* kOperation = "an activation";
+  require_kernels(Operation::kCast, kOperation, gpu);
+  const config::ValuesConfig config{.in = problem.format.in,
+                                    .source = problem.source,
+                                    .vectors = loads_fit(problem) && problem.codes_are_aligned};
+  const std::int64_t vectors =
+      problem.rows * ceil_divide(problem.cols, std::int64_t{config.vector()});
+  const std::int64_t blocks = ceil_divide(vectors, std::int64_t{config.threads()});
+  require_launchable(kOperation, blocks, problem.rows, problem.cols);
+  CastPlan plan;
+  if (blocks > 0) {
+    plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
+  }
+  return plan;
+}
+
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   const char* operation = problem.scaled ? "dequantize" : "convert_dtype";
   require_kernels(Operation::kCast, operation, gpu);

@@ -96,6 +96,10 @@ using CastPlan = Plan<NoConfig>;
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu);
 CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu);
 
+/// The same of an activation or its gradient that is written in numbers of the type of what it is
+/// of, to neither target of a cast.
+CastPlan plan_values(const CastProblem& problem, const Gpu& gpu);
+
 /// An element-wise conversion, or a dequantization (`scaled`).
 struct ConvertProblem {
   std::int64_t rows = 0;

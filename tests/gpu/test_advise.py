@@ -8,7 +8,7 @@ import octofold
 import pytest
 
 from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
-from tests.python.models.advise_support import make_ids, make_model
+from tests.python.models.advise_support import make_ids, make_model, relative_error
 
 skip_without("products with FP8 weights")
 models = octofold.models
@@ -17,10 +17,6 @@ LIMIT = 0.15
 """Largest error of the predicted time relative to the measured one, in a test on a machine that may
 be shared; the figure that is wanted, 5 %, is that of bench/gpu/advisor.py (in the tree up to
 e4b453a9)."""
-
-
-def relative_error(actual, expected):
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 def stack(width, hidden, blocks, generator):
@@ -44,7 +40,7 @@ def test_a_small_model_keeps_its_bound(max_error):
     model, ids = make_model(device=DEVICE, dtype=DTYPE), make_ids(device=DEVICE)
     target = "bytes"
     plan = models.advise(model, ids, target, max_error=max_error)
-    assert plan.machine == octofold.models.advisor.files.machine_of(DEVICE)
+    assert plan.machine == octofold.models.advisor.model.machine_of(DEVICE)
     with torch.no_grad():
         expected = model.eval()(ids)["logits"]
         actual = models.apply(model, plan)(ids)["logits"]
@@ -59,9 +55,8 @@ def test_a_small_model_keeps_its_bound(max_error):
 def test_every_way_computes_what_the_cpu_does(way, generator):
     linear = torch.nn.Linear(384, 640, device=DEVICE, dtype=DTYPE)
     x = torch.randn(70, 384, device=DEVICE, generator=generator).to(DTYPE)
-    use = octofold.models.advisor.ways.Use(x.device, frozenset([DTYPE]))
     row = octofold.models.advisor.ways.WAYS[way]
-    if why_not := row.why_not(use):
+    if why_not := row.why_not(x.device, [DTYPE]):
         pytest.skip(why_not)
     with torch.no_grad():
         actual = row.make(linear)(x)

@@ -42,11 +42,14 @@ advance.
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line. `late_epilog` makes the end of the help when that is shown:
-    whatever asks the library loads it."""
+    """Says what is wrong in one line, and shows descriptions of several lines as they are.
+    `late_epilog` makes the end of the help when that is shown: whatever asks the library loads it.
+    """
 
     def __init__(self, *, late_epilog: Callable[[], str] | None = None, **options: Any) -> None:
-        super().__init__(**options)
+        raw = "\n" in (options.get("description") or "")
+        formatter = argparse.RawDescriptionHelpFormatter if raw else argparse.HelpFormatter
+        super().__init__(**options, formatter_class=formatter)
         self.late_epilog = late_epilog
 
     def format_help(self) -> str:
@@ -62,7 +65,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="octofold",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"octofold {octofold.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -5,17 +5,18 @@ import importlib
 import importlib.util
 import re
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .report import ToolError, check_writable, console, progress, require, write_whole
-from .sentences import read_sentences
+from .gpu.device import add_device, choose_device
+from .report import ToolError, add_folder, console, made_folder, progress, require, write_whole
+from .sentences import add_text, read_sentences
 
 if TYPE_CHECKING:
     import torch
     from octofold.models import Plan
-
-HELP = "which layers of a model gain by FP8: a measured plan and a report"
 
 DESCRIPTION = """\
 Run a model on its inputs, measure each linear layer in its own dtype and in each way to run it in
@@ -42,9 +43,8 @@ DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "advise",
-        help=HELP,
+        help="which layers of a model gain by FP8: a measured plan and a report",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help="a folder, or module:function")
     parser.add_argument(
@@ -68,29 +68,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         nargs="+",
         help="choose among these strategies only (report.html names all)",
     )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="the device to run on"
-    )
+    add_device(parser)
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
         default="auto",
         help="dtype of a model in a folder (default: auto, as its config says)",
     )
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        type=Path,
-        help="text for a model in a folder, one sentence per line, UTF-8 (default: forty "
-        "sentences of the tool's)",
-    )
-    parser.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        type=Path,
-        default=Path("octofold-advice"),
-        help=f"where {', '.join(FILES)} go; made if need be (default: %(default)s)",
-    )
+    add_text(parser, "text for a model in a folder")
+    add_folder(parser, "octofold-advice", FILES)
     parser.set_defaults(run=run)
 
 
@@ -105,12 +91,9 @@ def parse_bytes(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    require("rich", "tool")
+    require("matplotlib", "tool")
     require("torch", "torch")
-    folder: Path = arguments.output_dir
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        check_writable(folder / name)
+    folder = made_folder(arguments.output_dir, FILES)
     device = choose_device(arguments.device)
     model, inputs = load(arguments, device)
 
@@ -123,21 +106,11 @@ def run(arguments: argparse.Namespace) -> None:
         ways=arguments.ways,
     )
     write_plan(plan, folder)
-    from octofold.models.advisor.text import text_summary
+    from octofold.models.advisor.report import text_summary
 
     output = console()
     output.print(text_summary(plan), markup=False)
     output.print(f"Written: {', '.join(str(folder / name) for name in FILES)}")
-
-
-def choose_device(name: str) -> str:
-    """ "cpu" or "cuda"; "auto" is the GPU where Octofold and torch can use one."""
-    from .gpu.device import why_not
-
-    reason = why_not() if name != "cpu" else None
-    if name == "cuda" and reason is not None:
-        raise ToolError(f"no GPU to measure on: {reason}")
-    return "cpu" if name == "cpu" or reason is not None else "cuda"
 
 
 def advise_shown(model: Any, inputs: Any, target: str | None = None, **options: Any) -> "Plan":
@@ -170,8 +143,8 @@ def load(arguments: argparse.Namespace, device: str) -> tuple["torch.nn.Module",
 
 
 def load_folder(
-    folder: Path, dtype: str, sentences: list[str], device: str
-) -> tuple["torch.nn.Module", dict[str, Any]]:
+    folder: Path, dtype: str, sentences: Sequence[str], device: str
+) -> tuple[Any, dict[str, Any]]:
     """A model and a tokenizer of transformers, and the sentences in one batch."""
     config = folder / "config.json"
     said = config.read_text("utf-8", "replace") if config.is_file() else ""
@@ -201,15 +174,13 @@ def load_folder(
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        batch = tokenizer(sentences, return_tensors="pt", padding=True, truncation=True)
+        batch = tokenizer(list(sentences), return_tensors="pt", padding=True, truncation=True)
     except Exception as error:
         raise ToolError(
             f"{folder}: no tokenizer that makes inputs from text: {one_line(error)} (name a "
             "function that returns (model, inputs): module:function)"
         ) from None
-    inputs = {key: value.to(device) for key, value in batch.items()}
-    moved: torch.nn.Module = model.to(device)
-    return moved, inputs
+    return model.to(device), {key: value.to(device) for key, value in batch.items()}
 
 
 def load_function(name: str, device: str) -> tuple["torch.nn.Module", Any]:
@@ -245,10 +216,6 @@ def moved_to(inputs: Any, device: str) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """Its first sentences: as many as make 300 characters, one at least."""
+    """Its beginning: those of transformers are pages."""
     text = " ".join(str(error).split())
-    if len(text) <= 300:
-        return text or type(error).__name__
-    ends = [match.start() + 1 for match in re.finditer(r"[.!?] (?=[A-Z])", text)]
-    fitting = [end for end in ends if end <= 300]
-    return text[: fitting[-1] if fitting else ends[0] if ends else len(text)]
+    return textwrap.shorten(text, 300, placeholder=" …") or type(error).__name__

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from . import cpu_bench, gemm_options
 from .gemm_options import SUITES, Shape
-from .gpu.device import why_not
+from .gpu.device import add_device, choose_device
 from .measure import MIN_ROUNDS
 from .products import GemmOptions
-from .report import ToolError, check_writable, require, write_json, write_png
+from .report import check_writable, require, write_json, write_png
 
 if TYPE_CHECKING:
     from .cpu_bench import CpuReport
@@ -42,8 +42,6 @@ octofold.quantize beside torch.mm(out=) and torch._scaled_mm(out=), and layers b
 torch.nn.Linear, on matrices so small that the GPU keeps up.
 """
 
-HELP = "measure speed and error of matrix products"
-
 DEFAULT_SUITES: Final = {"cpu": "square", "cuda": "deepseek-v3"}
 MOST_ROWS: Final = 16384
 SWEPT_ROWS: Final = tuple(2**i for i in range(MOST_ROWS.bit_length()))
@@ -53,7 +51,7 @@ DEFAULT_ROUNDS: Final = {"cpu": 9, "cuda": 13}
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     bench = commands.add_parser(
         "bench",
-        help=HELP,
+        help="measure speed and error of matrix products",
         description="Measure one operation on this machine: its speed beside a peer's, and its "
         "error. For example: octofold bench gemm --suite square",
     )
@@ -68,17 +66,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = operations.add_parser(
-        "gemm",
-        help="FP8 products beside others",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "gemm", help="FP8 products beside others", description=DESCRIPTION
     )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto (default): the GPU, where there is one with kernels and torch to drive it",
-    )
+    add_device(parser)
     shapes = gemm_options.add_shapes(
         parser,
         f"default: {DEFAULT_SUITES['cuda']} on a GPU, {DEFAULT_SUITES['cpu']} on the CPU",
@@ -86,7 +76,7 @@ def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentPar
     shapes.add_argument(
         "--sweep",
         metavar="N,K",
-        type=gemm_options.parse_weight,
+        type=gemm_options.sizes("N,K"),
         action="append",
         help=f"a weight, with M from 1 to {MOST_ROWS} in powers of two (repeatable): charted as "
         "lines",
@@ -110,14 +100,6 @@ def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
     parser.add_argument("--png", metavar="FILE", type=Path, help="write (over) this chart")
     parser.set_defaults(run=run_gemm)
-
-
-def choose_device(name: str) -> str:
-    """ "cpu" or "cuda"; "auto" is the GPU where Octofold and torch can use one."""
-    reason = why_not() if name != "cpu" else None
-    if name == "cuda" and reason is not None:
-        raise ToolError(f"no GPU to measure on: {reason}")
-    return "cpu" if name == "cpu" or reason is not None else "cuda"
 
 
 def run_gemm(arguments: argparse.Namespace) -> None:

@@ -16,8 +16,6 @@ from .report import ToolError, print_table, progress
 
 Kernel: TypeAlias = CachedKernel | PrecompiledKernel
 
-HELP = "compiled kernels: list, clear, compile in advance"
-
 DESCRIPTION = """\
 Kernels that common products need on an H100 or H200 come with octofold. Others are compiled when
 they are first needed, and kept on disk, for all processes of a user. See what is there, remove it,
@@ -51,10 +49,7 @@ HOPPER_MULTIPROCESSORS = 132
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
-        "cache",
-        help=HELP,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "cache", help="compiled kernels: list, clear, compile in advance", description=DESCRIPTION
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser(
@@ -84,10 +79,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def add_warm_parser(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = actions.add_parser(
-        "warm",
-        help="compile in advance, without a GPU",
-        description=WARM_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "warm", help="compile in advance, without a GPU", description=WARM_DESCRIPTION
     )
     gemm_options.add_problems(parser)
     parser.add_argument(
@@ -109,8 +101,9 @@ def run_list(arguments: argparse.Namespace) -> None:
         kernel_cache.precompiled() if of_octofold else kernel_cache.entries()
     )
     if arguments.json:
-        document = {} if of_octofold else {"folder": str(folder())}
-        print(json.dumps(document | {"kernels": [*map(fields_of, kernels)]}, indent=2))
+        document: dict[str, object] = {} if of_octofold else {"folder": str(folder())}
+        document["kernels"] = [dataclasses.asdict(kernel) for kernel in kernels]
+        print(json.dumps(document, indent=2, default=str))
     elif not kernels:
         none = "octofold has no precompiled kernels"
         print(none if of_octofold else f"no kernels in {folder()}")
@@ -122,14 +115,6 @@ def run_list(arguments: argparse.Namespace) -> None:
         totals = (count, "", "", size, "")[: len(columns)]
         title = "precompiled kernels" if of_octofold else str(folder())
         print_table(title, columns, rows, totals)
-
-
-def fields_of(kernel: Kernel) -> dict[str, object]:
-    fields = dataclasses.asdict(kernel)
-    if isinstance(kernel, CachedKernel):
-        written = kernel.written.isoformat(timespec="seconds")
-        fields |= {"file": str(kernel.file), "written": written}
-    return fields
 
 
 def row_of(kernel: Kernel) -> tuple[str, ...]:

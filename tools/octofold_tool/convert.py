@@ -7,8 +7,6 @@ import octofold
 from .checkpoint_options import FAMILIES, add_granularity, add_paths, show
 from .report import progress
 
-HELP = "rewrite an FP8 checkpoint in the layout of another family"
-
 DESCRIPTION = f"""\
 Rewrite an FP8 checkpoint with the names, shapes and config of another family. Codes stay what they
 are wherever the family's scales can say the same; other weights are cast anew, and named. What the
@@ -23,9 +21,8 @@ family has no place for is left out, and named.
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "convert",
-        help=HELP,
+        help="rewrite an FP8 checkpoint in the layout of another family",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_paths(parser)
     parser.add_argument("--to", metavar="FAMILY", required=True, help="whose layout to write")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,19 +55,13 @@ class DemoResults:
     backend: str  # for people
     scheme: Scheme
     layers: Sequence[LayerResult]
-    answers: Answers  # with the scheme in every linear layer
-    with_attention: Answers | None  # with FP8 keys and values besides
-
-    def all_answers(self) -> dict[str, Answers]:
-        """By what is FP8, for people."""
-        answers = {"linear layers": self.answers}
-        if self.with_attention is not None:
-            answers["linear layers, keys and values"] = self.with_attention
-        return answers
+    answers: dict[str, Answers]  # by what is FP8, for people
 
 
 def document(results: DemoResults) -> dict[str, Any]:
-    content = {
+    names = "answers", "answers_with_fp8_attention"
+    answers = zip(names, results.answers.values(), strict=False)
+    return {
         "model": PACKAGE,
         "backend": results.backend,
         "parameters": {
@@ -79,15 +73,11 @@ def document(results: DemoResults) -> dict[str, Any]:
         },
         "sentences": results.sentences,
         "layers": [dataclasses.asdict(layer) for layer in results.layers],
-        "answers": _answers_document(results.answers),
+        **{
+            name: {**dataclasses.asdict(some), "worst": some.worst, "mean": some.mean}
+            for name, some in answers
+        },
     }
-    if results.with_attention is not None:
-        content["answers_with_fp8_attention"] = _answers_document(results.with_attention)
-    return content
-
-
-def _answers_document(answers: Answers) -> dict[str, Any]:
-    return {**dataclasses.asdict(answers), "worst": answers.worst, "mean": answers.mean}
 
 
 def label(name: str) -> str:
@@ -96,44 +86,34 @@ def label(name: str) -> str:
     return short.removesuffix(".dense")
 
 
+COLUMNS: tuple[tuple[str, Callable[[LayerResult], float], Callable[..., float], str], ...] = (
+    ("error vs\ndequantized", lambda layer: layer.error_dequantized, max, ".1e"),
+    ("error vs\nunquantized", lambda layer: layer.error_unquantized, max, ".4f"),
+    ("SNR\ndB", lambda layer: layer.snr_db, min, ".1f"),
+    ("saved\nMB", lambda layer: (layer.bytes_float32 - layer.bytes_fp8) / 1e6, sum, ".2f"),
+    ("FP8\nms", lambda layer: layer.milliseconds_fp8, sum, ".2f"),
+    ("cast\nms", lambda layer: layer.milliseconds_cast, sum, ".2f"),
+    ("FP32\nms", lambda layer: layer.milliseconds_float32, sum, ".2f"),
+)
+"""The title, a layer's number, how the numbers of all are one, and how it is written."""
+
+
 def show(results: DemoResults) -> None:
     layers = results.layers
-    columns = (
-        "layer", "M,N,K", "error vs\ndequantized", "error vs\nunquantized", "SNR\ndB", "saved\nMB",
-        "FP8\nms", "cast\nms", "FP32\nms",
-    )  # fmt: skip
     rows = [
-        (
-            label(layer.name),
-            f"{layer.m},{layer.n},{layer.k}",
-            f"{layer.error_dequantized:.1e}",
-            f"{layer.error_unquantized:.4f}",
-            f"{layer.snr_db:.1f}",
-            f"{(layer.bytes_float32 - layer.bytes_fp8) / 1e6:.2f}",
-            f"{layer.milliseconds_fp8:.2f}",
-            f"{layer.milliseconds_cast:.2f}",
-            f"{layer.milliseconds_float32:.2f}",
-        )
+        [label(layer.name), f"{layer.m},{layer.n},{layer.k}"]
+        + [format(number(layer), how) for _, number, _, how in COLUMNS]
         for layer in layers
     ]
+    totals = [f"all {len(layers)}, worst", ""]
+    totals += [format(all_(map(number, layers)), how) for _, number, all_, how in COLUMNS]
+    titles = ["layer", "M,N,K", *(column[0] for column in COLUMNS)]
+    title = f"FP8 (e4m3) in linear layers of {PACKAGE}: {results.scheme.title}"
+    print_table(title, titles, rows, totals)
     bytes_float32 = sum(layer.bytes_float32 for layer in layers)
     bytes_fp8 = sum(layer.bytes_fp8 for layer in layers)
-    totals = (
-        f"all {len(layers)}, worst",
-        "",
-        f"{max(layer.error_dequantized for layer in layers):.1e}",
-        f"{max(layer.error_unquantized for layer in layers):.4f}",
-        f"{min(layer.snr_db for layer in layers):.1f}",
-        f"{(bytes_float32 - bytes_fp8) / 1e6:.2f}",
-        f"{sum(layer.milliseconds_fp8 for layer in layers):.1f}",
-        f"{sum(layer.milliseconds_cast for layer in layers):.1f}",
-        f"{sum(layer.milliseconds_float32 for layer in layers):.1f}",
-    )
-    print_table(
-        f"FP8 (e4m3) in linear layers of {PACKAGE}: {results.scheme.title}", columns, rows, totals
-    )
     output = console()
-    for what, answers in results.all_answers().items():
+    for what, answers in results.answers.items():
         count = len(answers.cosines)
         flipped = count - answers.same_nearest
         lead = answers.largest_lost_lead
@@ -170,7 +150,7 @@ def chart(results: DemoResults) -> Any:
     errors.set_ylim(0, 130 * max(layer.error_unquantized for layer in layers))
     errors.legend(frameon=False, fontsize="small", ncols=3, loc="upper left")
 
-    every = results.all_answers()
+    every = results.answers
     width = 0.8 / len(every)
     for index, (what, answers) in enumerate(every.items()):
         angles = sorted((1 - cosine for cosine in answers.cosines), reverse=True)

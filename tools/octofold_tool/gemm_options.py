@@ -44,7 +44,7 @@ def add_shapes(
     shapes.add_argument(
         "--shape",
         metavar="M,N,K",
-        type=parse_shape,
+        type=sizes("M,N,K"),
         action="append",
         help="a shape of your own (repeatable)",
     )
@@ -117,20 +117,17 @@ def whole_number(least: int) -> Callable[[str], int]:
     return parse
 
 
-def parse_shape(text: str) -> Shape:
-    sizes = text.split(",")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"expected M,N,K, each at least 1, got '{text}'")
-    m, n, k = map(int, sizes)
-    return m, n, k
+def sizes(names: str) -> Callable[[str], tuple[int, ...]]:
+    """Parses sizes with these names, such as "M,N,K"."""
 
+    def parse(text: str) -> tuple[int, ...]:
+        found = text.split(",")
+        good = all(size.isdecimal() and int(size) > 0 for size in found)
+        if not good or len(found) != len(names.split(",")):
+            raise argparse.ArgumentTypeError(f"expected {names}, each at least 1, got '{text}'")
+        return tuple(map(int, found))
 
-def parse_weight(text: str) -> tuple[int, int]:
-    sizes = text.split(",")
-    if len(sizes) != 2 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"expected N,K, each at least 1, got '{text}'")
-    n, k = map(int, sizes)
-    return n, k
+    return parse
 
 
 def parse_pair(text: str, example: str) -> tuple[str, str]:

@@ -10,13 +10,12 @@ from .report import print_table
 from .verdict import checks, verdict, versions
 
 SCALED = "scales of granularity tensor, channel, 1x128 and 128x128, each"
-HELP = "show what works on this machine, and why not more"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "info",
-        help=HELP,
+        help="show what works on this machine, and why not more",
         description="Show the version, the CPU backend, the NVIDIA driver, the run-time compiler "
         "(NVRTC) and each GPU: what works here, and why not more. Each backend multiplies once and "
         "is held against FP64. The exit status is 1 where something is amiss.",

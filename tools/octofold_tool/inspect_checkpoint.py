@@ -10,8 +10,6 @@ import octofold
 
 from .report import print_table
 
-HELP = "show which parts of a checkpoint are FP8, and how"
-
 DESCRIPTION = """\
 Read the headers of a safetensors checkpoint: the family whose layout it has, how many weights are
 FP8 and with which scales, and what is not. No data is read.
@@ -23,10 +21,7 @@ FP8 and with which scales, and what is not. No data is read.
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
-        "inspect",
-        help=HELP,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "inspect", help="show which parts of a checkpoint are FP8, and how", description=DESCRIPTION
     )
     parser.add_argument(
         "input",

@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -71,26 +71,17 @@ def embed_by(
     return model.embed(sentences, linear, attention)
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerTimes:
-    """Milliseconds of one layer's GEMM in FP8, of the cast of its activations, and of the GEMM in
-    FP32."""
-
-    gemm: float
-    cast: float
-    float32: float
-
-
 def time_layers(
     activations: Mapping[str, Float32Array],
     originals: Mapping[str, Float32Array],
     weights: Mapping[str, octofold.ScaledTensor],
     scheme: Scheme,
     arrays: Arrays,
-) -> dict[str, LayerTimes]:
-    """Until the results are there; copies between NumPy and `arrays` are not counted. In each round
-    all layers are multiplied in FP8, then cast, then multiplied in FP32 (see measure.REST), each
-    once before it is timed."""
+) -> dict[str, list[float]]:
+    """Milliseconds of each layer's GEMM in FP8, of the cast of its activations, and of the GEMM in
+    FP32, until the results are there; copies between NumPy and `arrays` are not counted. In each
+    round all layers are multiplied in FP8, then cast, then multiplied in FP32 (see measure.REST),
+    each once before it is timed."""
     calls: dict[str, list[Callable[[], object]]] = {}
     for name, x in activations.items():
         x_there = arrays.from_numpy(x)
@@ -114,8 +105,7 @@ def time_layers(
                 arrays.synchronize()
                 seconds[name][kind].append(time.perf_counter() - start)
     return {
-        name: LayerTimes(*(statistics.median(taken) * 1e3 for taken in kinds))
-        for name, kinds in seconds.items()
+        name: [statistics.median(taken) * 1e3 for taken in kinds] for name, kinds in seconds.items()
     }
 
 
@@ -124,7 +114,7 @@ def measure_layer(
     x: Float32Array,
     weight: Float32Array,
     weight8: octofold.ScaledTensor,
-    times: LayerTimes,
+    times: Sequence[float],
     scheme: Scheme,
     arrays: Arrays,
 ) -> LayerResult:
@@ -147,7 +137,7 @@ def measure_layer(
         snr_db=decibels(error),
         bytes_float32=weight.nbytes,
         bytes_fp8=weight8.data.nbytes + 4 * math.prod(weight8.scale.shape),
-        milliseconds_fp8=times.gemm,
-        milliseconds_cast=times.cast,
-        milliseconds_float32=times.float32,
+        milliseconds_fp8=times[0],
+        milliseconds_cast=times[1],
+        milliseconds_float32=times[2],
     )

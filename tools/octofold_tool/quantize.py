@@ -7,8 +7,6 @@ import octofold
 from .checkpoint_options import FAMILIES, add_granularity, add_paths, show
 from .report import progress
 
-HELP = "rewrite a safetensors checkpoint with FP8 linear weights"
-
 DESCRIPTION = f"""\
 Rewrite a safetensors checkpoint with its linear weights in FP8: each 2-D floating-point `*.weight`
 becomes F8_E4M3 with F32 scales beside it, named as the family has them (deepseek-v3: one multiplier
@@ -30,9 +28,8 @@ anything is written. Of a pipeline of Diffusers each model is taken by itself.
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "quantize",
-        help=HELP,
+        help="rewrite a safetensors checkpoint with FP8 linear weights",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         late_epilog=default_skips,
     )
     add_paths(parser)

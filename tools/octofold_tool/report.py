@@ -1,5 +1,6 @@
 """The output of the commands: tables, progress bars, JSON files, charts."""
 
+import argparse
 import json
 import platform
 import tempfile
@@ -114,6 +115,24 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise ToolError(f"{path}: {error.strerror}") from None
+
+
+def add_folder(parser: argparse.ArgumentParser, default: str, files: Sequence[str]) -> None:
+    parser.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        default=Path(default),
+        help=f"where {', '.join(files)} go; made if need be (default: %(default)s)",
+    )
+
+
+def made_folder(folder: Path, files: Sequence[str]) -> Path:
+    """The folder, which is there now, and can take the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        check_writable(folder / name)
+    return folder
 
 
 def json_text(content: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Parts of a model in FP8: linear layers with their activations, or their weights alone, and keys
 and values of attention."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,77 +11,39 @@ from .arrays import Arrays
 from .minilm import Float32Array
 
 
-class Scheme(Protocol):
-    """How linear layers are computed. Arrays are those that the scheme was made for."""
+def cast_weight(weight: Float32Array, arrays: Arrays) -> octofold.ScaledTensor:
+    """A weight [N, K] as linear layers have it."""
+    return octofold.quantize(arrays.from_numpy(weight), "128x128")
 
-    title: str
-    """The tensors that are cast, for people."""
-    parameters: dict[str, str]
-    """The same for demo.json."""
+
+class Scheme:
+    """Linear layers with weights in FP8, and activations in FP8 too, for GPUs that multiply it, or
+    in FP16, for every GPU."""
+
+    def __init__(self, arrays: Arrays, weight_only: bool) -> None:
+        self._arrays, self._weight_only = arrays, weight_only
+        self.title = f"weights 128x128, activations {'FP16' if weight_only else '1x128'}"
+        """The tensors that are cast, for people."""
+        self.parameters = (
+            {"activation_dtype": "float16"} if weight_only else {"activation_granularity": "1x128"}
+        )
+        """The same for demo.json."""
 
     def cast(self, x: Any) -> Any:
         """Activations [M, K], float32, as products take them."""
+        return self._arrays.to_float16(x) if self._weight_only else octofold.quantize(x)
 
     def values(self, x: Any) -> npt.NDArray[np.float64]:
         """Returns the values that cast() has made of activations."""
+        wide = x if self._weight_only else x.dequantize()
+        return self._arrays.to_numpy(wide).astype(np.float64)
 
     def multiply(
         self, x: Any, weight: octofold.ScaledTensor, bias: Any = None, out: Any = None
     ) -> Any:
         """x · weightᵀ (+ bias) [M, N], float32, of an x that was cast."""
-
-
-def cast_weight(weight: Float32Array, arrays: Arrays) -> octofold.ScaledTensor:
-    """A weight [N, K] as both schemes have it."""
-    return octofold.quantize(arrays.from_numpy(weight), "128x128")
-
-
-class Fp8Products:
-    """Weights and activations in FP8: for GPUs that multiply it."""
-
-    title = "weights 128x128, activations 1x128"
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-        self.parameters = {"activation_granularity": "1x128"}
-
-    def cast(self, x: Any) -> octofold.ScaledTensor:
-        return octofold.quantize(x)
-
-    def values(self, x: octofold.ScaledTensor) -> npt.NDArray[np.float64]:
-        return self._arrays.to_numpy(x.dequantize()).astype(np.float64)
-
-    def multiply(
-        self,
-        x: octofold.ScaledTensor,
-        weight: octofold.ScaledTensor,
-        bias: Any = None,
-        out: Any = None,
-    ) -> Any:
-        dtype = "float32" if out is None else None
-        return octofold.gemm(x, weight, bias=bias, out=out, out_dtype=dtype)
-
-
-class Fp8Weights:
-    """Weights in FP8, activations in FP16: for every GPU."""
-
-    title = "weights 128x128, activations FP16"
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-        self.parameters = {"activation_dtype": "float16"}
-
-    def cast(self, x: Any) -> Any:
-        return self._arrays.to_float16(x)
-
-    def values(self, x: Any) -> npt.NDArray[np.float64]:
-        return self._arrays.to_numpy(x).astype(np.float64)
-
-    def multiply(
-        self, x: Any, weight: octofold.ScaledTensor, bias: Any = None, out: Any = None
-    ) -> Any:
-        dtype = "float32" if out is None else None
-        return octofold.gemm_weight_only(x, weight, bias=bias, out=out, out_dtype=dtype)
+        product: Any = octofold.gemm_weight_only if self._weight_only else octofold.gemm
+        return product(x, weight, bias=bias, out=out, out_dtype="float32" if out is None else None)
 
 
 class Fp8Attention:

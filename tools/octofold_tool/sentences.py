@@ -1,9 +1,19 @@
 """The text that models are tried on."""
 
+import argparse
 from importlib import resources
 from pathlib import Path
 
 from .report import ToolError, read_text
+
+
+def add_text(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        type=Path,
+        help=f"{what}, a sentence per line, UTF-8 (default: forty sentences of the tool's)",
+    )
 
 
 def read_sentences(path: Path | None) -> list[str]:

@@ -13,14 +13,12 @@ from octofold import tuning
 
 from . import gemm_options
 from .bench import check_outputs
-from .gpu.device import why_not
+from .gpu.device import choose_device
 from .measure import MIN_ROUNDS
 from .report import ToolError, print_table, tracked, write_json
 
 if TYPE_CHECKING:
     from .gpu.tune import Tuned
-
-HELP = "measure which kernels are the fastest on this GPU, and take them"
 
 DESCRIPTION = """\
 Time every kernel that could be the fastest for each product, check it, and keep the best in a table
@@ -48,9 +46,8 @@ DEFAULT_LEAST_GAIN = 0.01
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "tune",
-        help=HELP,
+        help="measure which kernels are the fastest on this GPU, and take them",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     gemm_options.add_problems(parser)
     parser.add_argument(
@@ -108,8 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def run_tune(arguments: argparse.Namespace, problems: Sequence[str]) -> None:
     check_outputs(arguments.json)
-    if reason := why_not():
-        raise ToolError(f"no GPU to measure on: {reason}")
+    choose_device("cuda")
     if not arguments.dry_run and tuning.table().file is None:
         raise ToolError(
             "there is no place for a table: name a folder in OCTOFOLD_CACHE_DIR, and leave "

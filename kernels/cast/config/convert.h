@@ -1,7 +1,9 @@
-// The configuration of the conversion kernel, as cast_config.h has those of the casts.
+// The configurations of the kernels that write numbers, as cast.h has those of the casts.
 #pragma once
 
 #include "octofold/vocabulary.h"
+
+#include "kernels/cast/config/source.h"
 
 namespace octofold::config {
 
@@ -53,6 +55,30 @@ struct ConvertConfig {
     }
     if (rows_per_thread < 1 || rows_per_thread > 8) return "rows_per_thread has to be from 1 to 8";
     return nullptr;
+  }
+};
+
+// An activation or its gradient in numbers: what a cast of that source casts.
+struct ValuesConfig {
+  DType in = DType::kBFloat16;  // of what is read, and written
+  CastSource source{};
+  bool vectors = true;
+
+  static constexpr const char* kHeader = "kernels/cast/values.h";
+  static constexpr const char* kKernel = "values_kernel";
+  static constexpr const char* kTypeName = "octofold::config::ValuesConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("in", in);
+    field("source", source);
+    field("vectors", vectors);
+  }
+  friend constexpr bool operator==(const ValuesConfig&, const ValuesConfig&) = default;
+
+  constexpr int vector() const { return 16 / size_of(in); }
+  static constexpr int threads() { return 256; }
+  constexpr const char* invalid_reason() const {
+    return source.has_activation() ? nullptr : "only activations are written as numbers";
   }
 };
 

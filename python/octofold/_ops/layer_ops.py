@@ -1,7 +1,8 @@
 """The passes of a layer (layer_passes.py) as two ops, for compilers, modes and policies: they
 return their results and change no argument.
 
-A layer is a linear one, a norm and one, or an MLP; what of the arguments it does not have is None.
+A layer is a linear one, a norm and one, an MLP, or experts; what of the arguments it does not have
+is None.
 """
 
 from functools import lru_cache
@@ -12,7 +13,7 @@ from .._core.frameworks import Array, Framework
 from .._core.ops import Arrays, Options, ceil_divide, row_count
 from .._core.recipe import Recipe
 from .cast_sources import GATED
-from .layer_passes import MlpLike, NormLike, Passes, make_passes, products_of
+from .layer_passes import Beside, ExpertsLike, MlpLike, NormLike, Passes, make_passes, products_of
 
 
 class LayerOptions(NamedTuple):
@@ -24,6 +25,9 @@ class LayerOptions(NamedTuple):
     activation: str | None
     keep_fp8: bool
     has_up_bias: bool
+    has_down_bias: bool
+    """It counts for experts alone, as the next does."""
+    weight_only: str | None
     are_cast: bool
     """True if weights come as their casts."""
     wanted: str
@@ -58,6 +62,9 @@ class _Sizes(NamedTuple):
     hidden: int
     """0: there is no second layer."""
     out_features: int
+    experts: int
+    """0: the layer is no experts'."""
+    slots: int
 
 
 @lru_cache(maxsize=4096)
@@ -67,8 +74,13 @@ def _passes(tokens: int, sizes: _Sizes, options: LayerOptions, device: Any) -> P
     norm = None
     if options.norm is not None:
         norm = NormLike(options.norm, options.epsilon, options.x_dtype)
-    beside: NormLike | MlpLike | None = norm
-    if options.activation is not None:
+    beside: Beside = norm
+    if sizes.experts:
+        assert options.activation is not None
+        of_experts = sizes.experts, sizes.slots, sizes.hidden, options.activation
+        types = options.y_dtype, options.weight_only
+        beside = ExpertsLike(*of_experts, *types, options.has_up_bias, options.has_down_bias)
+    elif options.activation is not None:
         dtypes = options.x_dtype, options.y_dtype
         flags = options.keep_fp8, options.has_up_bias
         beside = MlpLike(sizes.hidden, options.activation, norm, *dtypes, *flags)
@@ -79,19 +91,22 @@ def _passes(tokens: int, sizes: _Sizes, options: LayerOptions, device: Any) -> P
 
 def _bytes(framework: Framework, tokens: int, field: str, *layer: Any) -> Array | None:
     """The memory of a pass, for torch's symbolic numbers of tokens too: that of no tokens, and of
-    128 as often as they are begun, which is at least what they take."""
+    256 as often as they are begun, which is at least what they take: parts are multiples of 256
+    bytes."""
     device = framework.device  # type: ignore[attr-defined]
-    fixed, of_block = (getattr(_passes(count, *layer, device), field) for count in (0, 128))
+    fixed, of_block = (getattr(_passes(count, *layer, device), field) for count in (0, 256))
     if of_block == 0:
         return None
-    words = (fixed + ceil_divide(tokens, 128) * (of_block - fixed)) // 4
+    words = (fixed + ceil_divide(tokens, 256) * (of_block - fixed)) // 4
     return framework.empty((words,), "int32")
 
 
 def _forward_sizes(inputs: Arrays) -> _Sizes:
-    x, up, down = inputs[0], inputs[4], inputs[7]
+    x, ids, up, down = inputs[0], inputs[4], inputs[6], inputs[9]
     last = up if down is None else down
-    return _Sizes(int(x.shape[-1]), 0 if down is None else int(down.shape[1]), int(last.shape[0]))
+    hidden = 0 if down is None else int(down.shape[-1])
+    routed = (0, 0) if ids is None else (int(up.shape[0]), int(ids.shape[-1]))
+    return _Sizes(int(x.shape[-1]), hidden, int(last.shape[-2]), *routed)
 
 
 def _allocate_forward(framework: Framework, inputs: Arrays, given: Options, dtype: str) -> Arrays:
@@ -107,12 +122,16 @@ def _allocate_forward(framework: Framework, inputs: Arrays, given: Options, dtyp
 
 
 def _run_forward(*arguments: Any) -> None:
-    inputs, (y, total, kept, workspace) = arguments[:10], arguments[10:14]
-    options, stream = LayerOptions(*arguments[14:-1]), arguments[-1]
-    x, residual, norm_weight, norm_bias, *weights = inputs
+    inputs, (y, total, kept, workspace) = arguments[:12], arguments[12:16]
+    options, stream = LayerOptions(*arguments[16:-1]), arguments[-1]
+    x, residual, norm_weight, norm_bias, ids, shares, *weights = inputs
     sizes = _forward_sizes(inputs)
     passes = _passes(row_count(x.shape), sizes, options, x.device)
-    before = () if _is_linear(options) else (residual, norm_weight, norm_bias, total)
+    before: Arrays = residual, norm_weight, norm_bias, total
+    if sizes.experts:
+        before = ids, shares
+    elif _is_linear(options):
+        before = ()
     used = weights if options.activation is not None else weights[:3]
     passes.forward(x, *before, *used, y, kept, workspace, stream)
 
@@ -128,6 +147,8 @@ layer_forward: Final = Op(
         "residual": Array | None,
         "norm_weight": Array | None,
         "norm_bias": Array | None,
+        "topk_ids": Array | None,
+        "topk_weights": Array | None,
         "up_weight": Array,
         "up_scale": Array | None,
         "up_bias": Array | None,
@@ -150,23 +171,27 @@ class GradientOptions(NamedTuple):
     in_features: int
     hidden: int
     out_features: int
+    experts: int
     dtypes: str
-    """The dtypes of the gradients by norm_weight, norm_bias, and each layer's weight and bias, with
-    commas between them; empty: none of it."""
+    """The dtypes of the gradients by norm_weight, norm_bias, topk_weights, and each layer's weight
+    and bias, with commas between them; empty: none of it."""
 
 
-def _gradient_layer(given: Options) -> tuple[_Sizes, LayerOptions, list[str]]:
-    options, more = LayerOptions(*given[:-4]), GradientOptions(*given[-4:])
-    return _Sizes(*more[:3]), options, more.dtypes.split(",")
+def _gradient_layer(shares: Array | None, given: Options) -> tuple[_Sizes, LayerOptions, list[str]]:
+    options, more = LayerOptions(*given[:-5]), GradientOptions(*given[-5:])
+    slots = 0 if shares is None else int(shares.shape[-1])
+    return _Sizes(*more[:4], slots), options, more.dtypes.split(",")
 
 
 def _allocate_backward(framework: Framework, inputs: Arrays, given: Options, dtype: str) -> Arrays:
-    dy = inputs[0]
-    sizes, options, dtypes = _gradient_layer(given)
-    features, hidden, out = sizes
+    dy, shares = inputs[0], inputs[6]
+    sizes, options, dtypes = _gradient_layer(shares, given)
+    features, hidden, out, experts, slots = sizes
     gated = options.activation is not None and options.activation in GATED
     up = hidden * (2 if gated else 1) if hidden else out
-    shapes = ((features,), (features,), (up, features), (up,), (out, hidden), (out,))
+    each = (experts,) if experts else ()
+    of_layers = (*each, up, features), (*each, up), (*each, out, hidden), (*each, out)
+    shapes = (features,), (features,), (*dy.shape[:-1], slots), *of_layers
     dx = None
     if options.wanted[0] == "1":
         dx = framework.empty((*dy.shape[:-1], features), options.x_dtype)
@@ -179,10 +204,16 @@ def _allocate_backward(framework: Framework, inputs: Arrays, given: Options, dty
 
 
 def _run_backward(*arguments: Any) -> None:
-    dy, kept, x, norm_weight, norm_bias, of_sum, *transposed = arguments[:10]
-    dx, dnorm_weight, dnorm_bias, dup, dup_bias, ddown, ddown_bias, workspace = arguments[10:18]
-    sizes, options, _ = _gradient_layer(arguments[18:-1])
+    dy, kept, x, norm_weight, norm_bias, of_sum, shares, ids, bias, *transposed = arguments[:13]
+    dx, dnorm_weight, dnorm_bias, dshares, *gradients, workspace = arguments[13:22]
+    dup, dup_bias, ddown, ddown_bias = gradients
+    sizes, options, _ = _gradient_layer(shares, arguments[22:-1])
     passes, stream = _passes(row_count(dy.shape), sizes, options, dy.device), arguments[-1]
+    of_both = dup, dup_bias, False, ddown, ddown_bias, False
+    if sizes.experts:
+        routed = shares, ids, bias
+        passes.backward(dy, *routed, *transposed, kept, dx, dshares, *of_both, workspace, stream)
+        return
     if _is_linear(options):
         passes.backward(dy, *transposed[:2], kept, dx, dup, dup_bias, workspace, False, stream)
         return
@@ -192,7 +223,6 @@ def _run_backward(*arguments: Any) -> None:
         of_up = dup, dup_bias, False
         passes.backward(*before, *transposed[:2], kept, *of_norm, *of_up, workspace, stream)
         return
-    of_both = dup, dup_bias, False, ddown, ddown_bias, False
     passes.backward(*before, *transposed, kept, *of_norm, *of_both, workspace, stream)
 
 
@@ -205,6 +235,9 @@ layer_backward: Final = Op(
         "norm_weight": Array | None,
         "norm_bias": Array | None,
         "sum_gradient": Array | None,
+        "topk_weights": Array | None,
+        "topk_ids": Array | None,
+        "down_bias": Array | None,
         "up_transposed": Array | None,
         "up_scale": Array | None,
         "down_transposed": Array | None,
@@ -216,6 +249,7 @@ layer_backward: Final = Op(
         "dx?",
         "dnorm_weight?",
         "dnorm_bias?",
+        "dtopk_weights?",
         "dup?",
         "dup_bias?",
         "ddown?",

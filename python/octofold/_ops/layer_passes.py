@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 Wanted: TypeAlias = tuple[bool, ...]
-"""Truth values: if backward is to give the gradients of x, and of each layer's weight and bias."""
+"""Truth values: if backward is to give the gradients of x, of experts' routing weights, and of each
+layer's weight and bias."""
 
 
 class Passes(NamedTuple):
     """The passes for a layer's sizes, recipe and device. Memory is given in bytes, as uint8
     (octofold/linear.h says what is in it); None stands for what there is none of. The arguments are
-    those of bindings/linear.cpp and bindings/mlp.cpp."""
+    those of bindings/linear.cpp, mlp.cpp and experts.cpp."""
 
     forward: Callable[..., None]
     backward: Callable[..., None]
@@ -54,6 +55,24 @@ class MlpLike(NamedTuple):
     has_up_bias: bool
 
 
+class ExpertsLike(NamedTuple):
+    """Experts but for the other sizes of both layers, and the name of the dtype of y."""
+
+    experts: int
+    slots: int
+    hidden: int
+    activation: str
+    y: str
+    weight_only: str | None
+    """The dtype of rows, if the weights alone are FP8."""
+    has_up_bias: bool
+    has_down_bias: bool
+
+
+Beside: TypeAlias = NormLike | MlpLike | ExpertsLike | None
+"""A layer beside its first and last sizes; None: a linear one."""
+
+
 def passes_of(
     tokens: int,
     in_features: int,
@@ -62,10 +81,10 @@ def passes_of(
     wanted: Wanted,
     weights_are_cast: bool,
     device: "torch.device",
-    beside: NormLike | MlpLike | None = None,
+    beside: Beside = None,
 ) -> Passes | None:
-    """The passes of a linear layer, of a norm and one, or of an MLP. None: of a recipe that is not
-    all FP8, as far as it is wanted."""
+    """The passes of a linear layer, of a norm and one, of an MLP or of experts. None: of a recipe
+    that is not all FP8, as far as it is wanted."""
     # By the recipe itself: the hash of its fields takes longer than the library's call.
     key = tokens, in_features, out_features, id(recipe), wanted, weights_are_cast, device, beside
     found = _FOUND.get(key)
@@ -94,7 +113,7 @@ def make_passes(
     wanted: Wanted,
     are_cast: bool,
     device: "torch.device",
-    beside: NormLike | MlpLike | None,
+    beside: Beside,
 ) -> Sequence[Any]:
     """The fields of Passes, but for what is wanted. products: as products_of() has them."""
     gpu = (device.index or 0) if device.type == "cuda" else None
@@ -104,6 +123,12 @@ def make_passes(
     elif isinstance(beside, NormLike):
         kind, epsilon, dtype = beside
         made = library.norm_linear(sizes, products, kind, epsilon, dtype, wanted, are_cast, gpu)
+    elif isinstance(beside, ExpertsLike):
+        tokens, in_features, out_features = sizes
+        experts, slots, hidden, *types, up_bias, down_bias = beside
+        layer = tokens, slots, experts, in_features, hidden, out_features
+        flags = up_bias, down_bias, are_cast
+        made = library.experts(layer, products, *types, wanted, flags, gpu)
     else:
         tokens, in_features, out_features = sizes
         norm = beside.norm

@@ -30,10 +30,17 @@ from .._ops.grouped_gemm import Masked, grouped_gemm
 from .._ops.routing import sort_by_expert
 from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation
-from ..nn.autograd.experts import expert_recipe_of, projection_of, require_projections
-from ..nn.autograd.experts_backward import ExpertLayer, expert_gradients, kept_for
-from ..nn.autograd.experts_forward import ExpertInputs, Needs, compute_experts
+from ..nn.autograd.chain_call import Chain
+from ..nn.autograd.experts import expert_recipe_of, layer_of_experts, require_projections
 from ..nn.autograd.products import addable
+from .expert_parallel.rank_experts import (
+    ExpertInputs,
+    ExpertLayer,
+    Needs,
+    compute_experts,
+    expert_gradients,
+    with_casts,
+)
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"
 _MASKED: Final = "octofold.distributed.deepep.masked_experts"
@@ -102,18 +109,21 @@ def contiguous_experts(
     weights = recv_topk_weights.contiguous()
     routing = sort_by_expert(ids, experts)
     used = routing.offsets
-    first, second = (projection_of(*layer, recipe, False, used) for layer in ((w13, b13), (w2, b2)))
+    first, second = (
+        with_casts(layer_of_experts(*layer), recipe, False, used)
+        for layer in ((w13, b13), (w2, b2))
+    )
     if rows is not None:
         routing = routing._replace(sources=routing.sources[:rows])
     wanted = torch.is_grad_enabled()
-    trained = (first.weight, second.weight, b13, b2)
-    needs = Needs(wanted, wanted, *(wanted and t is not None and t.requires_grad for t in trained))
-    inputs = ExpertInputs(
-        x, weights, routing, first, second, ids, activation, recipe, torch.bfloat16
-    )
+    trained = (w13, w2, b13, b2)
+    flags = (isinstance(t, Tensor) and t.requires_grad for t in trained)
+    needs = Needs(wanted, wanted, *(wanted and flag for flag in flags))
+    chain = Chain(name, recipe, activation=activation)
+    inputs = ExpertInputs(x, weights, routing, ids, (first, second), chain, torch.bfloat16)
     with torch.no_grad():
-        made = compute_experts(inputs, needs)
-    kept, layer = kept_for(needs, made, inputs), ExpertLayer.of(inputs)
+        out, kept = compute_experts(inputs, needs)
+    layer = ExpertLayer.of(inputs)
 
     def backward(recv_dy: Received) -> ContiguousGradients:
         if not wanted:
@@ -125,10 +135,10 @@ def contiguous_experts(
             gradients = expert_gradients(kept, needs, layer, dy, torch.bfloat16)
         assert gradients.x is not None
         assert gradients.weights is not None
-        (d13, db13), (d2, db2) = gradients.first, gradients.second
+        (d13, db13), (d2, db2) = gradients.layers
         return ContiguousGradients(gradients.x, gradients.weights, d13, d2, db13, db2)
 
-    return made.out, backward
+    return out, backward
 
 
 def masked_experts(
@@ -179,9 +189,9 @@ def masked_experts(
         expected = f"[{w13.shape[0]}, places, {w13.shape[2]}] of this rank's experts"
         raise invalid_argument(name, "packed_recv_x", expected, list(x.shape))
     with torch.no_grad():
-        (first, _), (second, _) = (projection_of(w, None, recipe, False).casts for w in (w13, w2))
-        assert first is not None
-        assert second is not None
+        first, second = (
+            with_casts(layer_of_experts(w, None), recipe, False).rows for w in (w13, w2)
+        )
         rows = x if isinstance(x, ScaledTensor) else cast(x, rows=output.a).rows
         groups = Masked(packed_recv_count, expected_rows)
         how = {

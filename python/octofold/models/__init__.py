@@ -14,10 +14,8 @@ docs/advisor.md, docs/casting.md and docs/checkpoints.md describe them in full.
 
 from .. import nn  # noqa: F401  (whole, before its parts: octofold._core.imported.import_below)
 from .advisor.advise import advise
-from .advisor.apply import apply
-from .advisor.data import Plan
-from .advisor.html import html_report
-from .advisor.text import text_report
+from .advisor.plan import Plan, apply
+from .advisor.report import html_report, text_report
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
 from .load_into import load_checkpoint_into
 from .saved_models.load import load

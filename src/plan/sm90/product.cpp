@@ -181,15 +181,19 @@ class Products final : public ProductPlanner {
     return candidates;
   }
 
+  // Each swapped tile of A's rows reads all of B: with many of them no such tiling was ever the
+  // best, nor with a tile that is mostly of rows that are not there.
+  static bool fits_rows(const Tiling& tiling, std::int64_t rows) {
+    if (!tiling.swapped) return true;
+    return rows <= 2 * tiling.columns && tiling.columns <= std::max<std::int64_t>(16, 2 * rows);
+  }
+
   std::optional<ProductConfig> choose(const GemmProblem& problem, const Gpu& gpu) const override {
     std::optional<ProductConfig> best;
     double least = std::numeric_limits<double>::infinity();
     for (const Tiling& tiling : tilings_for(problem)) {
-      // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best.
-      // Of an A that is cast there are no others.
-      const bool has_others = !problem.dynamic.exists;
-      const std::int64_t rows = expected_group(problem).m;
-      if (has_others && tiling.swapped && rows > 4 * tiling.columns) continue;
+      // An A that is cast has no others.
+      if (!problem.dynamic.exists && !fits_rows(tiling, expected_group(problem).m)) continue;
       for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
         const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
         if (microseconds < least) {

@@ -142,6 +142,16 @@ void add_routes(Kernels& kernels) {
         .slots = 100, .cols = 768, .in = in, .activation = activation, .is_aligned = aligned});
     kernels.add(plan::ExpertSumsProblem{
         .experts = 8, .cols = 768, .in = in, .activation = activation, .is_aligned = aligned});
+    if (in != DType::kBFloat16) continue;
+    for (const auto kind :
+         {config::SourceKind::kActivation, config::SourceKind::kActivationGradient}) {
+      kernels.add(plan::CastProblem{.rows = 100,
+                                    .cols = 768,
+                                    .format = {.in = in},
+                                    .source = {.kind = kind, .activation = activation},
+                                    .to_rows = false,
+                                    .x_is_aligned = aligned});
+    }
   }
   for (const auto& [in, aligned] : combinations(kInputs, kBools)) {
     kernels.add(

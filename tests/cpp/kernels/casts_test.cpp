@@ -1,8 +1,10 @@
 // Casts of one matrix, run on the host: by largest magnitudes that are given, by clusters of
-// blocks, and reductions of columns. They write what the CPU backend writes.
+// blocks, and reductions of columns. They write what the CPU backend writes. And activations that
+// are written in numbers, which are near that.
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
 #include "kernels/cast/column_reductions.h"
+#include "kernels/cast/values.h"
 
 namespace octofold::cast {
 namespace {
@@ -95,6 +97,46 @@ TEST(GivenAmaxTest, OfDivisions) {
 }
 TEST(GivenAmaxTest, OfDivisionsInTheType) {
   expect_given_amax<DType::kBFloat16, config::kCompressedTensorsRule>();
+}
+
+// ---- Activations in numbers.
+
+template <config::ValuesConfig kConfig>
+void expect_values(std::int64_t rows, std::int64_t cols) {
+  constexpr Activation kActivation = kConfig.source.activation;
+  const std::int64_t width = is_gated(kActivation) ? 2 * cols : cols;
+  const Matrix x = random_values(kConfig.in, rows, width);
+  const Matrix gradient = random_values(kConfig.in, rows, cols);
+  const bool goes_back = kConfig.source.kind == config::SourceKind::kActivationGradient;
+  CastSource source = Activated{.x = x.view(), .activation = kActivation};
+  if (goes_back) source = ActivationGradient{gradient.view(), x.view(), kActivation};
+  Matrix device(kConfig.in, rows, goes_back ? width : cols, 8), expected = device;
+  Targets targets{.rows = Target(kBlock1x128, rows, device.cols())};
+  CastParams params = cuda::params_of(source, targets.view(), {.in = kConfig.in});
+  params.row_target.codes = static_cast<unsigned char*>(device.view().data);
+  params.row_target.codes_stride = device.view().strides[0];
+  const std::int64_t vectors = rows * config::ceil_divide(device.cols(), kConfig.vector());
+  test::launch(config::ceil_divide(vectors, kConfig.threads()), kConfig.threads(),
+               [&] { values_kernel<kConfig>(params); });
+  cpu::values(source, expected.view());
+  for (std::int64_t i = 0; i < rows * device.cols(); ++i) {
+    const double value = expected.at(i / device.cols(), i % device.cols());
+    ASSERT_NEAR(device.at(i / device.cols(), i % device.cols()), value,
+                0x1p-7 * std::abs(value) + 1e-5)
+        << i;
+  }
+}
+
+TEST(ValuesTest, AreNearTheCpus) {
+  using enum config::SourceKind;
+  expect_values<{.in = DType::kBFloat16, .source = {.kind = kActivation}}>(37, 136);
+  expect_values<{.in = DType::kFloat16, .source = {.kind = kActivationGradient}}>(5, 136);
+  expect_values<{.in = DType::kBFloat16,
+                 .source = {.kind = kActivationGradient, .activation = Activation::kGelu},
+                 .vectors = false}>(3, 77);
+  expect_values<{.in = DType::kFloat16,
+                 .source = {.kind = kActivation, .activation = Activation::kSwiGluOss},
+                 .vectors = false}>(300, 5);
 }
 
 // ---- Columns that a cluster of blocks has: rows of 1x128, and a transpose with a scale a row.

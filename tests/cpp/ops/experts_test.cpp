@@ -2,7 +2,6 @@
 // another, memory that is just enough, and bad arguments.
 #include "octofold/experts.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,34 +11,19 @@
 
 #include "core/format.h"
 #include "support/error_of.h"
+#include "support/expert_layer.h"
 #include "support/layer_memory.h"
-#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
-using test::kBlockwise, test::kTensorwise;
-using test::LayerBytes;
-using test::Matrix;
-using test::random_matrix;
-using Index = std::vector<std::int32_t>;
+using test::kBlockwise, test::kTensorwise, test::kRowwise;
+using test::kHidden, test::kSlots, test::kExperts;
+using test::LayerBytes, test::Matrix, test::WeightCasts;
+using Layer = test::ExpertLayer;
+using Case = test::ExpertsCase;
 
-constexpr std::int64_t kIn = 300, kHidden = 144, kOut = 136, kExperts = 5, kSlots = 3;
-constexpr std::int32_t kUnused = 2;  // an expert without tokens
-
-constexpr Format kChannels = test::with(Granularity::kChannel);
-const LinearRecipe kRowwise{.output = {.a = kChannels, .b = kChannels},
-                            .grad_input = {.a = kChannels, .b = kChannels},
-                            .grad_weight = {.a = kChannels, .b = kChannels}};
-
-struct Case {
-  const char* name;
-  const LinearRecipe* recipe = &kBlockwise;
-  Activation activation = Activation::kSwiGlu;
-  bool has_biases = true;
-  DType y = DType::kBFloat16;
-};
 const Case kCases[] = {
     {.name = "Gated"},
     {.name = "Plain", .activation = Activation::kGelu, .y = DType::kFloat16},
@@ -48,293 +32,11 @@ const Case kCases[] = {
     {.name = "OfChannels", .recipe = &kRowwise, .y = DType::kFloat32},
 };
 
-template <typename View>
-View stacked(View flat) {
-  const std::int64_t rows = flat.shape[0] / kExperts, stride = flat.strides[0];
-  flat.rank = 3;
-  flat.shape = {kExperts, rows, flat.shape[1]};
-  flat.strides = {rows * stride, stride, 1};
-  return flat;
+void expect_parts(Layer& layer) {
+  test::expect_parts<experts_memory, experts_forward, experts_backward>(layer);
 }
 
-// A cast of each expert's matrix [rows, cols].
-class StackedMatrix {
- public:
-  StackedMatrix(std::int64_t rows, std::int64_t cols, const Format& format)
-      : codes_(as_size(kExperts * rows * cols)) {
-    const auto grid = scale_shape(format.granularity, rows, cols);
-    std::int64_t each = 1;
-    TensorView scale{.dtype = DType::kFloat32, .rank = 1, .shape = {kExperts}, .strides = {1}};
-    if (format.granularity != Granularity::kTensor) {
-      for (const std::int64_t size : grid) scale.shape[as_size(scale.rank++)] = size;
-      for (int i = scale.rank - 1; i >= 0; --i) {
-        scale.strides[as_size(i)] = each;
-        each *= scale.shape[as_size(i)];
-      }
-    }
-    scales_.resize(as_size(each * kExperts));
-    target_ = {.data = stacked(matrix<void>(codes_.data(), format.dtype, kExperts * rows, cols)),
-               .scale = {scales_.data(), scale.dtype, scale.rank, scale.shape, scale.strides},
-               .format = format};
-  }
-  StackedMatrix(StackedMatrix&&) = default;
-  const CastTarget& target() const { return target_; }
-  ScaledTensorView view() const { return target_; }
-
- private:
-  std::vector<std::uint8_t> codes_;
-  std::vector<float> scales_;
-  CastTarget target_;
-};
-
-struct WeightCasts {
-  StackedMatrix rows, transposed;
-  WeightCasts(const Matrix& weight, const LinearRecipe& recipe)
-      : rows(weight.rows() / kExperts, weight.cols(), recipe.output.b),
-        transposed(weight.cols(), weight.rows() / kExperts, recipe.grad_input.b) {
-    cast(stacked(weight.view()), {.rows = rows.target(), .matrices = kExperts});
-    cast(stacked(weight.view()), {.transposed = transposed.target(), .matrices = kExperts});
-  }
-};
-
-// All tensors of a layer, and what becomes of them by public functions one after another.
-struct Layer {
-  test::Random numbers;
-  ExpertsProblem problem;
-  Index ids;
-  Matrix x, weights, up, up_bias, down, down_bias, dy;
-  Matrix y, dx, dweights, dup, dup_bias, ddown, ddown_bias;
-  std::optional<Matrix> dup_before{}, ddown_before{};  // to which gradients are added
-
-  Layer(const Case& given, std::int64_t tokens)
-      : problem{.tokens = tokens,
-                .slots = kSlots,
-                .experts = kExperts,
-                .in_features = kIn,
-                .hidden_features = kHidden,
-                .out_features = kOut,
-                .activation = given.activation,
-                .recipe = *given.recipe,
-                .y = given.y,
-                .grad_input = true,
-                .grad_topk_weights = true,
-                .grad_up = true,
-                .grad_up_bias = given.has_biases,
-                .grad_down = true,
-                .grad_down_bias = given.has_biases,
-                .has_up_bias = given.has_biases,
-                .has_down_bias = given.has_biases},
-        ids(as_size(tokens * kSlots)),
-        x(random_matrix(numbers, tokens, kIn, 3, DType::kBFloat16)),
-        weights(random_matrix(numbers, tokens, kSlots)),
-        up(random_matrix(numbers, kExperts * up_rows(), kIn, 5)),
-        up_bias(random_matrix(numbers, kExperts, up_rows())),
-        down(random_matrix(numbers, kExperts * kOut, kHidden, 0, DType::kBFloat16)),
-        down_bias(random_matrix(numbers, kExperts, kOut, 0, given.y)),
-        dy(random_matrix(numbers, tokens, kOut, 0, given.y)),
-        y(given.y, tokens, kOut),
-        dx(DType::kBFloat16, tokens, kIn),
-        dweights(DType::kFloat32, tokens, kSlots),
-        dup(DType::kFloat32, kExperts * up_rows(), kIn),
-        dup_bias(DType::kFloat32, kExperts, up_rows()),
-        ddown(DType::kBFloat16, kExperts * kOut, kHidden),
-        ddown_bias(DType::kBFloat16, kExperts, kOut) {
-    for (std::int32_t& id : ids) {
-      id = static_cast<std::int32_t>(numbers() % (kExperts + 1)) - 1;
-      if (id == kUnused) id = 0;
-    }
-    if (tokens > 1) std::fill_n(ids.begin() + kSlots, kSlots, -1);  // a token that goes nowhere
-  }
-
-  std::int64_t up_rows() const { return kHidden * (is_gated(problem.activation) ? 2 : 1); }
-  TensorView ids_view() const { return matrix(ids.data(), DType::kInt32, problem.tokens, kSlots); }
-
-  ExpertsForward forward(LayerBytes& memory) {
-    ExpertsForward arguments{.x = x.view(),
-                             .topk_ids = ids_view(),
-                             .topk_weights = weights.view(),
-                             .up_weight = stacked(std::as_const(up).view()),
-                             .down_weight = stacked(std::as_const(down).view()),
-                             .y = y.view(),
-                             .kept = memory.kept.span(),
-                             .workspace = memory.forward.span()};
-    if (problem.has_up_bias) arguments.up_bias = up_bias.view();
-    if (problem.has_down_bias) arguments.down_bias = down_bias.view();
-    return arguments;
-  }
-  ExpertsBackward backward(LayerBytes& memory) {
-    ExpertsBackward arguments{.dy = dy.view(),
-                              .topk_weights = weights.view(),
-                              .kept = memory.kept.span(),
-                              .workspace = memory.backward.span()};
-    if (problem.grad_topk_weights && problem.has_down_bias) {
-      arguments.topk_ids = ids_view();
-      arguments.down_bias = down_bias.view();
-    }
-    if (problem.grad_input) arguments.dx = dx.view();
-    if (problem.grad_topk_weights) arguments.dtopk_weights = dweights.view();
-    if (problem.grad_up) arguments.dup = stacked(dup.view());
-    if (problem.grad_up_bias) arguments.dup_bias = dup_bias.view();
-    if (problem.grad_down) arguments.ddown = stacked(ddown.view());
-    if (problem.grad_down_bias) arguments.ddown_bias = ddown_bias.view();
-    arguments.adds_to_dup = dup_before.has_value();
-    arguments.adds_to_ddown = ddown_before.has_value();
-    return arguments;
-  }
-  void run(LayerBytes& memory) {
-    // Rows that no token has are huge, unless they are cleared.
-    for (auto* bytes : {&memory.kept, &memory.forward, &memory.backward}) {
-      std::ranges::fill(bytes->span(), std::byte{0x7F});
-    }
-    experts_forward(problem, forward(memory));
-    experts_backward(problem, backward(memory));
-    EXPECT_TRUE(memory.is_sealed());
-  }
-
-  // Overwrites the results with those of public functions one after another.
-  void compute_apart() {
-    const auto& [output, grad_input, grad_weight] = problem.recipe;
-    const std::int64_t tokens = problem.tokens, rows = tokens * kSlots;
-    Index offsets(kExperts + 1), sources(as_size(rows)), places(as_size(rows));
-    Index counts(as_size(sort_workspace_size(rows, kExperts)));
-    const auto vector_of = [](Index& index) {
-      return vector<void>(index.data(), DType::kInt32, std::ssize(index));
-    };
-    const auto positions = matrix<void>(places.data(), DType::kInt32, tokens, kSlots);
-    sort_by_expert(ids_view(), kExperts,
-                   {.offsets = vector_of(offsets),
-                    .sources = vector_of(sources),
-                    .positions = positions,
-                    .workspace = vector_of(counts)});
-    const RowGroups groups{vector_of(offsets)};
-    const DepthGroups depth{vector_of(offsets)};
-    const std::int64_t columns = group_columns(rows, kExperts);
-    const auto rows_of = [&](const Matrix& given, const Format& format) {
-      ScaledMatrix result(rows, given.cols(), format);
-      cast(GatheredRows{.x = given.view(), .sources = vector_of(sources), .slots = kSlots},
-           {.rows = result.target()});
-      return result;
-    };
-    const auto weighted = [&](const Matrix& given, const Format& format) {
-      ScaledMatrix result(given.cols(), columns, format);
-      cast(GatheredRows{.x = given.view(),
-                        .sources = vector_of(sources),
-                        .slots = kSlots,
-                        .factors = weights.view()},
-           {.transposed = result.target(), .offsets = groups.offsets});
-      return result;
-    };
-    const auto transposed = [&](const CastSource& source, std::int64_t cols, const Format& format) {
-      ScaledMatrix result(cols, columns, format);
-      cast(source, {.transposed = result.target(), .offsets = groups.offsets});
-      return result;
-    };
-    const auto product = [&](const ScaledMatrix& a, const StackedMatrix& b,
-                             std::optional<TensorView> bias = {}) {
-      Matrix result(problem.y, rows, b.view().data.shape[1]);
-      result.fill([] { return 0.0f; });
-      grouped_gemm({.a = a.view(),
-                    .b = b.view(),
-                    .groups = groups,
-                    .out = result.view(),
-                    .bias = problem.has_up_bias ? bias : std::nullopt});
-      return result;
-    };
-    const auto sum_over_rows = [&](const ScaledMatrix& a, const ScaledMatrix& b, Matrix& out,
-                                   const std::optional<Matrix>& before) {
-      GroupedGemmArguments arguments{
-          .a = a.view(), .b = b.view(), .groups = depth, .out = stacked(out.view())};
-      if (before) arguments.c = stacked(before->view());
-      grouped_gemm(arguments);
-    };
-    const WeightCasts of_up(up, problem.recipe), of_down(down, problem.recipe);
-
-    const Matrix between = product(rows_of(x, output.a), of_up.rows, up_bias.view());
-    const Activated activated{.x = between.view(), .activation = problem.activation};
-    ScaledMatrix h(rows, kHidden, output.a);
-    cast(activated, {.rows = h.target()});
-    const Matrix of_rows = product(h, of_down.rows, down_bias.view());
-    combine(
-        {.y = of_rows.view(), .positions = positions, .weights = weights.view(), .out = y.view()});
-
-    sum_over_rows(weighted(dy, grad_weight.a), transposed(activated, kHidden, grad_weight.b), ddown,
-                  ddown_before);
-    sum_experts({.gradient = dy.view()}, groups, sources, ddown_bias);
-    const Matrix dh = product(rows_of(dy, grad_input.a), of_down.transposed);
-    activation_dots({.gradient = dh.view(),
-                     .x = between.view(),
-                     .positions = positions,
-                     .activation = problem.activation,
-                     .dots = dweights.view()});
-    if (problem.has_down_bias) {
-      Matrix dots(DType::kFloat32, tokens, kSlots);
-      combine_gradient({.gradient = dy.view(),
-                        .y = down_bias.view(),
-                        .positions = ids_view(),
-                        .weights_gradient = dots.view()});
-      for (std::int64_t i = 0; i < rows; ++i) {
-        const std::int64_t token = i / kSlots, slot = i % kSlots;
-        dweights.set(token, slot,
-                     static_cast<float>(dots.at(token, slot)) +
-                         static_cast<float>(dweights.at(token, slot)));
-      }
-    }
-    const ActivationGradient by_between{
-        .gradient = dh.view(), .x = between.view(), .activation = problem.activation};
-    sum_experts({.gradient = dh.view(), .x = between.view(), .activation = problem.activation},
-                groups, sources, dup_bias);
-    sum_over_rows(transposed(by_between, up_rows(), grad_weight.a), weighted(x, grad_weight.b), dup,
-                  dup_before);
-    ScaledMatrix d(rows, up_rows(), grad_input.a);
-    cast(by_between, {.rows = d.target()});
-    const Matrix dx_rows = product(d, of_up.transposed);
-    combine(
-        {.y = dx_rows.view(), .positions = positions, .weights = weights.view(), .out = dx.view()});
-  }
-  void sum_experts(ExpertSumsArguments arguments, const RowGroups& groups, const Index& sources,
-                   Matrix& out) const {
-    Matrix sums(DType::kFloat32, out.rows(), out.cols());
-    arguments.offsets = groups.offsets;
-    arguments.sources = vector(sources.data(), DType::kInt32, std::ssize(sources));
-    arguments.weights = weights.view();
-    arguments.sums = sums.view();
-    expert_sums(arguments);
-    convert_dtype(sums.view(), out.view());
-  }
-
-  // The results that the problem wants, by name.
-  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> results() const {
-    std::vector<std::pair<std::string, std::vector<std::uint8_t>>> all{{"y", y.bytes()}};
-    const auto add = [&](bool wanted, const char* name, const Matrix& result) {
-      if (wanted) all.emplace_back(name, result.bytes());
-    };
-    add(problem.grad_input, "dx", dx);
-    add(problem.grad_topk_weights, "dtopk_weights", dweights);
-    add(problem.grad_up, "dup", dup);
-    add(problem.grad_up_bias, "dup_bias", dup_bias);
-    add(problem.grad_down, "ddown", ddown);
-    add(problem.grad_down_bias, "ddown_bias", ddown_bias);
-    return all;
-  }
-};
-
-void expect_as_apart(Layer& layer) {
-  const auto found = layer.results();
-  layer.compute_apart();
-  const auto expected = layer.results();
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].second, expected[i].second) << found[i].first;
-  }
-}
-
-class ExpertsTest : public testing::TestWithParam<Case> {
- protected:
-  static void expect_parts(Layer& layer) {
-    LayerBytes memory(experts_memory(layer.problem));
-    layer.run(memory);
-    expect_as_apart(layer);
-  }
-};
+class ExpertsTest : public testing::TestWithParam<Case> {};
 
 TEST_P(ExpertsTest, HasTheBitsOfItsParts) {
   for (const std::int64_t tokens : {0, 1, 9, 100}) {
@@ -353,12 +55,7 @@ TEST_P(ExpertsTest, ComputesNoMoreThanIsWanted) {
     wanted.push_back(&ExpertsProblem::grad_up_bias);
     wanted.push_back(&ExpertsProblem::grad_down_bias);
   }
-  for (std::size_t alone = 0; alone <= wanted.size(); ++alone) {
-    SCOPED_TRACE(alone);
-    Layer layer(GetParam(), 9);
-    for (std::size_t i = 0; i < wanted.size(); ++i) layer.problem.*wanted[i] = i == alone;
-    expect_parts(layer);
-  }
+  test::with_each_alone(wanted, [&] { return Layer(GetParam(), 9); }, expect_parts);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ExpertsTest, testing::ValuesIn(kCases),
@@ -371,9 +68,7 @@ TEST(ExpertsSumsTest, GradientsOfWeightsMayBeAdded) {
   }
   layer.dup_before = layer.dup;
   layer.ddown_before = layer.ddown;
-  LayerBytes memory(experts_memory(layer.problem));
-  layer.run(memory);
-  expect_as_apart(layer);
+  expect_parts(layer);
 }
 
 // Without gradients and a bias, product, activation and cast are one operation.
@@ -384,12 +79,11 @@ TEST(ExpertsFusionTest, WritesNoGateAndUp) {
   problem.has_up_bias = true;
   const LayerMemory with_bias = experts_memory(problem);
   problem.has_up_bias = false;
-  LayerBytes memory(experts_memory(problem));
-  EXPECT_EQ(memory.size.kept, 0);
-  EXPECT_EQ(memory.size.backward, 0);
-  EXPECT_EQ(with_bias.forward - memory.size.forward, 40 * kSlots * 2 * kHidden * 2);
-  layer.run(memory);
-  expect_as_apart(layer);
+  const LayerMemory size = experts_memory(problem);
+  EXPECT_EQ(size.kept, 0);
+  EXPECT_EQ(size.backward, 0);
+  EXPECT_EQ(with_bias.forward - size.forward, 40 * kSlots * 2 * kHidden * 2);
+  expect_parts(layer);
 }
 
 TEST(ExpertsWeightsTest, MayComeAsTheirCasts) {
@@ -408,7 +102,32 @@ TEST(ExpertsWeightsTest, MayComeAsTheirCasts) {
     backward.down_transposed = down.transposed.view();
     experts_backward(layer.problem, backward);
     EXPECT_TRUE(memory.is_sealed());
-    expect_as_apart(layer);
+    test::expect_as_apart(layer);
+  }
+}
+
+TEST(ExpertsWeightsTest, AloneMayBeFp8) {
+  for (const DType y : {DType::kBFloat16, DType::kFloat32}) {
+    Layer layer({.name = "", .activation = Activation::kReluSquared, .y = y}, 9);
+    ExpertsProblem& problem = layer.problem;
+    problem.weight_only = DType::kBFloat16;
+    problem.weights_are_cast = true;
+    EXPECT_THAT(test::error_of([&] { experts_memory(problem); }), HasSubstr("'weight_only'"));
+    problem.grad_up = problem.grad_down = false;
+    const WeightCasts up(layer.up, problem.recipe), down(layer.down, problem.recipe);
+    LayerBytes memory(experts_memory(problem));
+    ExpertsForward forward = layer.forward(memory);
+    forward.up_weight = up.rows.view();
+    forward.down_weight = down.rows.view();
+    experts_forward(problem, forward);
+    ExpertsBackward backward = layer.backward(memory);
+    backward.up_transposed = up.rows.view();
+    backward.down_transposed = down.rows.view();
+    experts_backward(problem, backward);
+    EXPECT_TRUE(memory.is_sealed());
+    const test::Results found = layer.results();
+    layer.compute_wide(up, down);
+    EXPECT_EQ(found, layer.results());
   }
 }
 

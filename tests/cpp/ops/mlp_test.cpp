@@ -209,60 +209,39 @@ struct Layer {
     convert_dtype(sums.row_vector(), out.row_vector());
   }
 
-  // The results that the problem wants, by name.
-  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> results() const {
-    std::vector<std::pair<std::string, std::vector<std::uint8_t>>> all{{"y", y.bytes()}};
-    const auto add = [&](bool wanted, const char* name, const Matrix& result) {
-      if (wanted) all.emplace_back(name, result.bytes());
-    };
-    add(of.residual, "sum", sum);
-    add(problem.grad_input, "dx", dx);
-    add(problem.grad_input && problem.norm, "dnorm_weight", dnorm_weight);
-    add(problem.grad_input && problem.norm, "dnorm_bias", dnorm_bias);
-    add(problem.grad_up, "dup", dup);
-    add(problem.grad_up_bias, "dup_bias", dup_bias);
-    add(problem.grad_down, "ddown", ddown);
-    add(problem.grad_down_bias, "ddown_bias", ddown_bias);
-    return all;
+  test::Results results() const {
+    const bool goes_through_norm = problem.grad_input && problem.norm;
+    return test::bytes_of({{"y", true, y},
+                           {"sum", of.residual, sum},
+                           {"dx", problem.grad_input, dx},
+                           {"dnorm_weight", goes_through_norm, dnorm_weight},
+                           {"dnorm_bias", goes_through_norm, dnorm_bias},
+                           {"dup", problem.grad_up, dup},
+                           {"dup_bias", problem.grad_up_bias, dup_bias},
+                           {"ddown", problem.grad_down, ddown},
+                           {"ddown_bias", problem.grad_down_bias, ddown_bias}});
   }
 };
 
-class MlpTest : public testing::TestWithParam<Case> {
- protected:
-  static void expect_as_apart(Layer& layer) {
-    LayerBytes memory(mlp_memory(layer.problem));
-    mlp_forward(layer.problem, layer.forward(memory));
-    mlp_backward(layer.problem, layer.backward(memory));
-    EXPECT_TRUE(memory.is_sealed());
-    const auto found = layer.results();
-    layer.compute_apart();
-    const auto expected = layer.results();
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      EXPECT_EQ(found[i].second, expected[i].second) << found[i].first;
-    }
-  }
-};
+void expect_parts(Layer& layer) {
+  test::expect_parts<mlp_memory, mlp_forward, mlp_backward>(layer);
+}
+
+class MlpTest : public testing::TestWithParam<Case> {};
 
 TEST_P(MlpTest, HasTheBitsOfItsParts) {
   for (const std::int64_t tokens : {1, 9, 200}) {
     Layer layer(GetParam(), tokens);
-    expect_as_apart(layer);
+    expect_parts(layer);
   }
 }
 
 // Each gradient alone, and none.
 TEST_P(MlpTest, ComputesNoMoreThanIsWanted) {
-  bool MlpProblem::* const wanted[] = {&MlpProblem::grad_input, &MlpProblem::grad_up,
-                                       &MlpProblem::grad_up_bias, &MlpProblem::grad_down,
-                                       &MlpProblem::grad_down_bias};
-  for (const auto alone : wanted) {
-    Layer layer(GetParam(), 9);
-    for (const auto each : wanted) layer.problem.*each = each == alone;
-    expect_as_apart(layer);
-  }
-  Layer layer(GetParam(), 9);
-  for (const auto each : wanted) layer.problem.*each = false;
-  expect_as_apart(layer);
+  test::with_each_alone<MlpProblem>(
+      {&MlpProblem::grad_input, &MlpProblem::grad_up, &MlpProblem::grad_up_bias,
+       &MlpProblem::grad_down, &MlpProblem::grad_down_bias},
+      [&] { return Layer(GetParam(), 9); }, expect_parts);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, MlpTest, testing::ValuesIn(kCases),
@@ -276,13 +255,8 @@ TEST(MlpFusionTest, WritesNoGateAndUp) {
   const LayerMemory with_bias = mlp_memory(layer.problem);
   layer.problem.has_up_bias = false;
   layer.up_bias.fill([] { return 0.0f; });
-  LayerBytes memory(mlp_memory(layer.problem));
-  EXPECT_EQ(with_bias.forward - memory.size.forward, 200 * 2 * kHidden * 2);
-  mlp_forward(layer.problem, layer.forward(memory));
-  EXPECT_TRUE(memory.is_sealed());
-  const auto found = layer.y.bytes();
-  layer.compute_apart();
-  EXPECT_EQ(found, layer.y.bytes());
+  EXPECT_EQ(with_bias.forward - mlp_memory(layer.problem).forward, 200 * 2 * kHidden * 2);
+  expect_parts(layer);
 }
 
 TEST(MlpWeightsTest, MayComeAsTheirCasts) {
@@ -300,9 +274,7 @@ TEST(MlpWeightsTest, MayComeAsTheirCasts) {
   backward.up_transposed = up.transposed.view();
   backward.down_transposed = down.transposed.view();
   mlp_backward(layer.problem, backward);
-  const auto found = layer.results();
-  layer.compute_apart();
-  EXPECT_EQ(found, layer.results());
+  test::expect_as_apart(layer);
 }
 
 // The first half of an MLP, and the same bits: y is what the activation takes.

@@ -1,12 +1,18 @@
-// Recipes of layers, and memory of just the size that they ask for.
+// Recipes of layers, memory of just the size that they ask for, and what they are to compute.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "octofold/linear.h"
 
+#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold::test {
@@ -54,5 +60,59 @@ struct LayerBytes {
   LayerMemory size;
   Bytes kept, forward, backward;
 };
+
+// A result by its name, if the problem wants it.
+struct Result {
+  const char* name;
+  bool wanted;
+  const Matrix& matrix;
+};
+using Results = std::vector<std::pair<std::string, std::vector<std::uint8_t>>>;
+
+inline Results bytes_of(std::initializer_list<Result> results) {
+  Results all;
+  for (const auto& [name, wanted, matrix] : results) {
+    if (wanted) all.emplace_back(name, matrix.bytes());
+  }
+  return all;
+}
+
+// Overwrites a layer's results with those of public functions one after another, which are to be
+// the same.
+template <typename Layer>
+void expect_as_apart(Layer& layer) {
+  const Results found = layer.results();
+  layer.compute_apart();
+  const Results expected = layer.results();
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].second, expected[i].second) << found[i].first;
+  }
+}
+
+// Expects it of a layer that runs both ways in memory of just the size that it asks for, full of
+// huge numbers: rows that no token has are such, unless they are cleared.
+template <auto kMemory, auto kForward, auto kBackward, typename Layer>
+void expect_parts(Layer& layer) {
+  LayerBytes memory(kMemory(layer.problem));
+  for (Bytes* bytes : {&memory.kept, &memory.forward, &memory.backward}) {
+    std::ranges::fill(bytes->span(), std::byte{0x7F});
+  }
+  kForward(layer.problem, layer.forward(memory), {});
+  kBackward(layer.problem, layer.backward(memory), {});
+  EXPECT_TRUE(memory.is_sealed());
+  expect_as_apart(layer);
+}
+
+// The same with each gradient alone, and with none.
+template <typename Problem, typename Make, typename Expect>
+void with_each_alone(const std::vector<bool Problem::*>& wanted, Make&& make, Expect&& expect) {
+  for (std::size_t alone = 0; alone <= wanted.size(); ++alone) {
+    SCOPED_TRACE(alone);
+    auto layer = make();
+    for (std::size_t i = 0; i < wanted.size(); ++i) layer.problem.*wanted[i] = i == alone;
+    expect(layer);
+  }
+}
 
 }  // namespace octofold::test

@@ -75,7 +75,11 @@ class Kernels {
     for (const plan::KernelPlan& plan : plans) add({.plan = plan});
   }
 
-  void add(const plan::CastProblem& problem) { add(plan_cast(problem, gpu_).kernels); }
+  // Without a target it writes numbers.
+  void add(const plan::CastProblem& problem) {
+    const bool is_cast = problem.to_rows || problem.to_transposed;
+    add((is_cast ? plan_cast(problem, gpu_) : plan_values(problem, gpu_)).kernels);
+  }
   void add(const plan::ConvertProblem& problem) { add(plan_convert(problem, gpu_).kernels); }
   void add(const plan::TransposeProblem& problem) { add(plan_transpose(problem, gpu_).kernels); }
   void add(const plan::NormProblem& problem) { add(plan_norm(problem, gpu_).kernels); }

@@ -8,6 +8,7 @@ import re
 
 import octofold
 import pytest
+from octofold.models.advisor.plan import Option
 
 from tests.python.models.advise_support import make_ids, make_model, torch
 
@@ -26,7 +27,7 @@ def plan():
         ([], "an empty list"),
         (7, "got int"),
         ({1: 2}, "keys"),
-        (make_model(), "a module"),
+        (make_model(), "got Model"),
         ((), "TypeError: .*missing"),
         (torch.zeros(2, 3), "Error: "),
         ({"idx": make_ids()}, "TypeError: .*idx"),
@@ -121,23 +122,23 @@ GONE = object()
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (["format"], 2, "'format': expected 1, got 2"),
-        (["format"], GONE, "'format': expected 1"),
+        (["format"], 1, "'format': expected 2, got 1"),
+        (["format"], GONE, "'format': expected 2"),
         (["layers"], None, "'layers': expected a list"),
         (["layers"], [3], r"'layers\[0\]': expected an object"),
-        (["target"], "speed", "'target'"),
+        (["target"], "speed", "'target': expected one of"),
         (["extra"], 1, "'extra': expected no such field"),
         (["whole", "error"], GONE, "'whole.error': expected a value"),
         (["max_error"], "0.1", "'max_error': expected a number"),
         (["max_error"], float("nan"), "'max_error'"),
         (["runs"], True, "'runs'"),
         (["notes"], [1], r"'notes\[0\]': expected a string"),
-        (["layers", 0, "chosen"], "fp4", r"'layers\[0\]\.chosen': expected a way that there is"),
-        (["layers", 0, "chosen"], "rowwise", r"'layers\[0\]\.chosen': .*measured there"),
-        (["layers", 0, "calls", 0, "dtype"], "int8", r"calls\[0\]\.dtype"),
-        (["layers", 0, "in_features"], -1, r"'layers\[0\]\.in_features'"),
+        (["layers", 0, "chosen"], "fp4", r"'layers\[0\]'.*'chosen': expected a way that there is"),
+        (["layers", 0, "chosen"], "rowwise", r"'layers\[0\]'.*'chosen': .*measured there"),
+        (["layers", 0, "calls", 0, "dtype"], "int8", r"calls\[0\]'.*'dtype'"),
+        (["layers", 0, "in_features"], -1, r"'layers\[0\]'.*'in_features'"),
         (["layers", 0, "in_features"], 1.5, r"'layers\[0\]\.in_features'"),
-        (["layers", 0, "name"], "head", r"'layers\[\d\]\.name': expected a name that no other"),
+        (["layers", 0, "name"], "head", "'layers': expected no name twice"),
     ],
 )
 def test_files_that_lie(plan, path, value, words):
@@ -182,34 +183,38 @@ def changed_layers(plan, **changes):
 def test_plans_for_another_model(plan):
     assert len(plan.changed) > 1
     unchanged(make_model(blocks=3), plan, "'plan': .*other parameters or buffers.*strict=False")
-    unchanged(make_model(blocks=1), plan, "with a layer 'blocks.1.up'")
-    unchanged(make_model(width=64), plan, "'blocks.0.up' is of 128 to 256 features in float32")
-    unchanged(make_model(dtype=torch.bfloat16), plan, "in float32")
+    unchanged(make_model(blocks=1), plan, "there is no 'blocks.1.up'")
+    unchanged(
+        make_model(width=64),
+        plan,
+        "'blocks.0.up' is of 64 → 128 in float32, not 128 → 256 in float32",
+    )
+    unchanged(make_model(dtype=torch.bfloat16), plan, "in bfloat16, not 128 → 256 in float32")
     model = make_model()
     models.apply(model, plan)
-    unchanged(model, plan, "whose 'blocks.0.up' is of 128 to 256 features in float32")
+    unchanged(model, plan, "of 128 → 256 in float8_e4m3fn, not 128 → 256 in float32")
     with pytest.warns(UserWarning, match="other parameters"):
         models.apply(make_model(blocks=3), plan, strict=False)
     with (
         pytest.warns(UserWarning, match="names, shapes and dtypes"),
-        pytest.raises(refused, match=r"is a torch.nn.Linear of the model"),
+        pytest.raises(refused, match=r"layers that it changes, got .* there is no 'blocks.1"),
     ):
         models.apply(make_model(blocks=1), plan, strict=False)
 
 
 def test_a_lie_about_a_layer_leaves_all_as_they_are(plan):
     unchanged(make_model(), changed_layers(plan, name="nowhere"), "'nowhere'")
-    unchanged(make_model(), changed_layers(plan, in_features=127), "127 to")
-    weight_only = changed_layers(plan, chosen="weight-only-128x128")
+    unchanged(make_model(), changed_layers(plan, in_features=127), "not 127 →")
+    options = (*plan.layers[0].options, Option("weight-only-128x128", 0.02, 0.02, None, 9))
+    weight_only = changed_layers(plan, options=options, chosen="weight-only-128x128")
     unchanged(make_model(), weight_only, "its input is float32")
-    calls = (dataclasses.replace(plan.layers[0].calls[0], dtype="nonsense"),)
-    unchanged(make_model(), changed_layers(plan, calls=calls), "nonsense")
-    unchanged(make_model(), changed_layers(plan, chosen="fp4"), "fp4")
+    for wrong in ({"chosen": "fp4"}, {"chosen": "rowwise"}, {"out_features": -1}):
+        with pytest.raises(refused, match=f"argument '{next(iter(wrong))}'"):
+            changed_layers(plan, **wrong)
 
 
 def test_plans_of_another_gpu(plan):
-    machine = dataclasses.replace(plan.machine, device="NVIDIA H200", capability="9.0")
-    other = dataclasses.replace(plan, machine=machine)
+    other = dataclasses.replace(plan, machine="NVIDIA H200 (9.0)")
     words = r"'plan': expected one that was measured .*, cpu.*got one of NVIDIA H200 \(9\.0\)"
     unchanged(make_model(), other, words)
     model = make_model()

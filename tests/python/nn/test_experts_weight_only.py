@@ -55,6 +55,22 @@ def test_against_float64(dtype, recipe):
         assert relative_error(gradient, expected[name]) < LIMIT[dtype], name
 
 
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+def test_either_fp8_type(compute):
+    ids = choices()
+    given, exact = layer_of()
+    for name in ("w13", "w2"):
+        given[name] = coded(given[name].dequantize("float32"), "128x128 e5m2")
+        exact[name] = given[name].dequantize("float32").double()
+    dy = random(70, HIDDEN, dtype=torch.bfloat16)
+    function = partial(octofold.experts, topk_ids=ids, compute=compute)
+    (y,), found = differentiated(function, given, [dy])
+    (other,), expected = differentiated(truth(ids), exact, [dy.double()])
+    limit = 0.08 if compute == "native" else 2e-2
+    assert relative_error(y, other) < limit
+    assert relative_error(found["x"], expected["x"]) < limit
+
+
 @pytest.mark.parametrize("name", ["geglu-tanh", "relu-squared"])
 def test_activations(name):
     ids = choices()

@@ -1,5 +1,6 @@
 """Layers have the bits that they had at commit 808600c6, before they were moved into C++: digests
-of results and gradients, recorded in tests/cases/layer_bits.json by backend.
+of results and gradients, recorded in tests/cases/layer_bits.json by backend. Experts' gradients by
+biases, and their activations in 16 bits, were torch's then, and rounded more than once.
 
     python -m tests.python.nn.test_same_bits    # records this machine's CPU, and its GPU
 
@@ -9,7 +10,7 @@ K, whatever its vectors. "cpu SSE2", which does not fuse sums with scales, has o
 NEON" perhaps. GPUs have their compute capability, "9.0". What nobody has recorded is skipped.
 
 torch's products sum as its libraries like on the processor at hand: the weight's gradient of
-"rowwise_with_gw_hp", those of experts' biases, FP32 with FP8 weights. There numbers have 8 bits at
+"rowwise_with_gw_hp", FP32 with FP8 weights. There numbers have 8 bits at
 most, so that sums are exact in any order. Behind a norm or an activation they cannot be: there dY
 is zero but for two tokens, a sum without an order.
 """

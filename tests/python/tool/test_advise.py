@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import octofold
 import pytest
@@ -43,37 +43,13 @@ def failure(run):
     return said
 
 
-class Tags(HTMLParser):
-    """Opened ones have to be closed; what they refer to is collected."""
-
-    VOID = ("meta", "line", "rect", "circle")
-
-    def __init__(self):
-        super().__init__()
-        self.open = []
-        self.seen = []
-        self.references = []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        self.references += [value for name, value in attrs if name in ("src", "href")]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     (tmp_path / "my_advised_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     name = "my_advised_module:make"
     assert main(["advise", name, "--device", "cpu", "--max-error", "0.05"]) == 0
     out = capsys.readouterr().out
-    assert "2 of 2 linear ones" in out
+    assert "2 of 2" in out
     assert str(tmp_path) not in sys.path
     folder = tmp_path / "octofold-advice"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -81,16 +57,9 @@ def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     ]  # fmt: skip
     plan = octofold.models.Plan.load(folder / "plan.json")
     assert plan.max_error == 0.05
-    assert plan.machine.device == "cpu"
+    assert plan.machine == "cpu"
     assert (folder / "report.txt").read_text() == octofold.models.text_report(plan)
     assert "fewest bytes under an error of at most 5 %" in octofold.models.text_report(plan)
-
-    model, ((x,),) = sys.modules["my_advised_module"].make()
-    with torch.no_grad():
-        expected = model(x)
-        actual = octofold.models.apply(model, plan)(x)
-    error = float((actual - expected).norm() / expected.norm())
-    assert error == pytest.approx(plan.whole.error, rel=1e-3)
 
     assert main(["advise", name, "--device", "cpu", "--max-bytes", "3e5"]) == 0
     assert octofold.models.Plan.load(folder / "plan.json").target == "error"
@@ -106,14 +75,12 @@ def test_the_html_is_whole_and_needs_nothing_else(tmp_path):
     model[0].register_parameter("a<b>&", None)
     plan = octofold.models.advise(model, lambda model: model(torch.randn(3, 64)), max_error=0.1)
     page = octofold.models.html_report(plan)
-    tags = Tags()
-    tags.feed(page)
-    tags.close()
-    assert not tags.open
-    assert not tags.references
-    assert tags.seen.count("svg") == 3
-    assert "script" not in tags.seen
-    for words in ("http:", "https:", "url(", "@import"):
+    elements = list(ElementTree.fromstring(page).iter())  # every tag is closed
+    assert len([element for element in elements if element.tag.endswith("svg")]) == 1
+    assert not any(element.tag.endswith("script") for element in elements)
+    attributes = [pair for element in elements for pair in element.attrib.items()]
+    assert all(value.startswith("#") for name, value in attributes if name.endswith("href"))
+    for words in ("src=", "url(h", "@import", "matplotlib.org"):
         assert words not in page
     for words in ("prefers-color-scheme:dark", "Conv1d", "times are left out", "64 → 64"):
         assert words in page
@@ -150,19 +117,6 @@ def test_what_is_wrong_is_said_in_a_line(failure, monkeypatch, tmp_path):
         main(["advise", "a:b", "--max-bytes", "1", "--max-error", "1"])
 
 
-def test_errors_of_others_are_told_in_whole_sentences():
-    from octofold_tool.advise import one_line
-
-    long = "X" * 200
-    assert one_line(ValueError(f"It is\nso. {long}.")) == f"It is so. {long}."
-    assert one_line(ValueError(f"First {long}. Second v1.2 is. {long}.")) == (
-        f"First {long}. Second v1.2 is."
-    )
-    assert one_line(ValueError(f"{long} {long}. Then.")) == f"{long} {long}."
-    assert one_line(ValueError(f"{long} {long}")) == f"{long} {long}"
-    assert one_line(ValueError()) == "ValueError"
-
-
 def test_a_folder_without_a_tokenizer(failure, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -193,21 +147,11 @@ def test_without_transformers_it_is_named(failure, monkeypatch, tmp_path):
     assert "needs transformers: pip install" in failure(str(tmp_path), "--device", "cpu")
 
 
-def test_the_demos_model_in_torch_is_the_demos_model():
-    from octofold_tool.minilm_torch import TorchMiniLm, batch_of
-
-    model, sentences = minilm.MiniLm(FOLDER), PAGE.splitlines()
-    with torch.no_grad():
-        found = TorchMiniLm(FOLDER).eval()(*batch_of(model, sentences)).numpy()
-    assert abs(found - model.embed(sentences, model.linear)).max() < 2e-6
-
-
 def test_the_demo_says_where_torch_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(advised_demo.importlib.util, "find_spec", lambda name: None)
-    advice = advised_demo.advise_twin(minilm.MiniLm(FOLDER), PAGE.splitlines(), tmp_path)
-    assert "needs PyTorch" in advice.text
-    assert advice.document is None
-    assert not advice.paths
+    text, document = advised_demo.advise_demo(PAGE.splitlines(), tmp_path)
+    assert "needs torch: pip install torch" in text
+    assert document is None
     assert not list(tmp_path.iterdir())
 
 

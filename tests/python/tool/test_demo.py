@@ -75,7 +75,7 @@ def test_demo_end_to_end(capsys, monkeypatch, tmp_path):
     assert advisor["changed"] == {layer.name: layer.chosen for layer in plan.changed}
     assert advisor["changed"].keys() < {layer["name"] for layer in layers}
     assert 0 < advisor["error"] <= advisor["max_error"]
-    assert "The advisor's plan" in out
+    assert "Octofold's plan for BertModel" in out
     image = matplotlib.image.imread(tmp_path / "octofold-demo" / "demo.png")
     assert image.shape[1] > 1000
     assert image.std() > 0.05  # something is drawn
@@ -150,7 +150,7 @@ def test_every_layer_is_in_the_chart(model):
     some = demo_results.Answers([0.99, 0.98], 2, 0.0)
     figure = demo_results.chart(
         demo_results.DemoResults(
-            2, "a CPU", schemes.Fp8Weights(NumPyArrays()), layers, some, with_attention=some
+            2, "a CPU", schemes.Scheme(NumPyArrays(), True), layers, {"one": some, "other": some}
         )
     )
     lines = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].get_lines()}

@@ -166,7 +166,7 @@ def one_gpu(monkeypatch, tmp_path):
             for problem, planned in zip(problems, times, strict=False)
         ]
 
-    monkeypatch.setattr(tune, "why_not", lambda: None)
+    monkeypatch.setattr(tune, "choose_device", lambda name: name)
     monkeypatch.setattr(tune, "measure", measure)
     monkeypatch.setattr(tuning, "table", table)
     monkeypatch.setattr(tuning, "_gpu", lambda index: gpu)

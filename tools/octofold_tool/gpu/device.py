@@ -1,8 +1,11 @@
 """Tells if there is a GPU here that Octofold has kernels for, and torch to drive it."""
 
+import argparse
 import importlib.util
 
 import octofold
+
+from ..report import ToolError
 
 
 def why_not() -> str | None:
@@ -19,3 +22,20 @@ def why_not() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else f"PyTorch {torch.__version__} sees no GPU"
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto (default): the GPU, where there is one with kernels and torch to drive it",
+    )
+
+
+def choose_device(name: str) -> str:
+    """ "cpu" or "cuda"; "auto" is the GPU where Octofold and torch can use one."""
+    reason = why_not() if name != "cpu" else None
+    if name == "cuda" and reason is not None:
+        raise ToolError(f"no GPU to measure on: {reason}")
+    return "cpu" if name == "cpu" or reason is not None else "cuda"

@@ -65,7 +65,7 @@ def is_sensible(name: str, m: int) -> bool:
     mostly of rows that are not there, or that reads B again for every few rows."""
     rows, columns = (int(size) for size in name.split(".")[0].split("x"))
     if ".swapped" in name:
-        return columns <= max(16, 2 * m) and m <= 4 * columns
+        return columns <= max(16, 2 * m) and m <= 2 * columns
     return m > 8 and rows <= max(128, 2 * m)
 
 

@@ -10,18 +10,19 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import require_agreement
 from ...nn.autograd.blocks import require_activation
+from ...nn.autograd.chain_call import Chain, Layer
 from ...nn.autograd.experts import (
     expert_recipe_of,
-    projection_of,
+    layer_of_experts,
     require_projections,
     require_routed,
     require_same_device,
 )
-from ...nn.autograd.experts_forward import Projection
 from ...nn.autograd.functions import result_dtype
 from ...nn.casting.casts import walkable
 from .function import Inputs, run_over_ranks
 from .plan import NAME, Exchange, exchange_of
+from .rank_experts import with_casts
 
 
 def experts(
@@ -85,31 +86,30 @@ def experts(
     recipe = expert_recipe_of(NAME, recipe)
     weights = (w13, w2, b13, b2)
     require_fitting_ranks(x, topk_ids, topk_weights, weights, activation, recipe, exchange, dropped)
-    grad = torch.is_grad_enabled()
-    first = projection_of(w13, b13, recipe, grad and x.requires_grad)
-    second = projection_of(w2, b2, recipe, grad and (x.requires_grad or first.needs_gradient()))
-    return run_experts(
-        x, topk_ids, topk_weights, first, second, activation, recipe, exchange, dropped
-    )
+    layers = layer_of_experts(w13, b13), layer_of_experts(w2, b2)
+    chain = Chain(NAME, recipe, activation=activation)
+    return run_experts(x, topk_ids, topk_weights, layers, chain, exchange, dropped)
 
 
 def run_experts(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    first: Projection,
-    second: Projection,
-    activation: str,
-    recipe: Recipe,
+    layers: tuple[Layer, Layer],
+    chain: Chain,
     exchange: Exchange,
     dropped: Tensor | None,
 ) -> Tensor:
     """experts() of arguments that fit, by require_fitting_ranks()."""
+    of_x = torch.is_grad_enabled() and x.requires_grad
+    both = of_x or (torch.is_grad_enabled() and layers[0].needs_gradient())
+    first, second = layers
+    layers = with_casts(first, chain.recipe, of_x), with_casts(second, chain.recipe, both)
     rows = walkable(x).reshape(-1, x.shape[-1])
     ids = topk_ids.reshape(-1, topk_ids.shape[-1])
     weights = topk_weights.to(torch.float32).reshape(ids.shape)
     dtype = result_dtype(x)
-    inputs = Inputs(rows, weights, ids, (), first, second, activation, recipe, dtype, exchange)
+    inputs = Inputs(rows, weights, ids, (), layers, chain, dtype, exchange)
     return run_over_ranks(inputs, dropped).view(x.shape)
 
 

@@ -12,19 +12,9 @@ import torch
 from torch import Tensor
 
 from ..._core.formats import Format
-from ..._core.recipe import Recipe
 from ..._ops.routing import Routing, combine, sort_by_expert
 from ..._ranks.wire import InFlight, begin_exchange
-from ...nn.autograd.experts_backward import (
-    ExpertLayer,
-    Gradients,
-    Kept,
-    Target,
-    expert_gradients,
-    kept_for,
-    needs_of,
-)
-from ...nn.autograd.experts_forward import ExpertInputs, Needs, Projection, compute_experts
+from ...nn.autograd.chain_call import Chain, Layer
 from ...nn.autograd.functions import (
     Layout,
     differentiates,
@@ -33,9 +23,21 @@ from ...nn.autograd.functions import (
     save,
     saved,
 )
+from ...nn.autograd.main_grad import GradientTargets
 from ...nn.casting.casts import walkable
 from .message import Field, arrived_tokens, packed, token_fields, tokens_of, unpacked
 from .plan import NAME, Exchange, Plan, exact, fixed, order_of, parts_of, require_room
+from .rank_experts import (
+    ExpertInputs,
+    ExpertLayer,
+    Gradients,
+    Kept,
+    Needs,
+    OfLayer,
+    compute_experts,
+    expert_gradients,
+    needs_of,
+)
 
 
 class Inputs(NamedTuple):
@@ -49,11 +51,9 @@ class Inputs(NamedTuple):
     """[tokens, k], of all experts."""
     plans: tuple[Plan, ...]
     """The plans of the parts of the batch, one behind the other."""
-    first: Projection
-    """The first projection of this rank's experts, and below it the second."""
-    second: Projection
-    activation: str
-    recipe: Recipe
+    layers: tuple[Layer, Layer]
+    """Both layers of this rank's experts."""
+    chain: Chain
     dtype: torch.dtype
     """The dtype of the result."""
     exchange: Exchange
@@ -61,9 +61,7 @@ class Inputs(NamedTuple):
     @property
     def experts(self) -> int:
         """How many this rank has."""
-        rows, _ = self.first.casts
-        assert rows is not None
-        return int(rows.shape[0])
+        return self.layers[0].shape[0]
 
 
 def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
@@ -71,8 +69,7 @@ def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
     which the number of rows that found no room is added."""
     plans, beyond = _plans(inputs)
     inputs = inputs._replace(plans=plans)
-    first, second = inputs.first, inputs.second
-    trained = *first[:2], *second[:2]
+    trained = (parameter for layer in inputs.layers for parameter in layer.parameters())
     if differentiates("distributed.experts", inputs.x, inputs.weights, *trained):
         layout, tensors = flatten(inputs)
         made = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
@@ -103,8 +100,8 @@ def _plans(inputs: Inputs) -> tuple[tuple[Plan, ...], Tensor | None]:
 
 def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[Kept]]:
     """y; how many rows found no room in products; and what backward needs, for each part."""
-    _, _, _, plans, first, second, activation, recipe, dtype, exchange = inputs
-    output = recipe.output
+    _, _, _, plans, layers, chain, dtype, exchange = inputs
+    output = chain.recipe.output
     assert output is not None
     format = exchange.format(output.a)
     rows = zip(*(parts_of(t, plans) for t in (inputs.x, inputs.weights, inputs.ids)), strict=True)
@@ -121,10 +118,12 @@ def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[
         x = arrived_tokens(views, format)
         ids, weights = (view.contiguous() for view in views)
         routing, over = _routing(ids, plan, inputs)
-        arrived = ExpertInputs(x, weights, routing, first, second, ids, activation, recipe, dtype)
-        made = compute_experts(arrived, needs, exchange.combine_dtype)
-        kept.append(kept_for(needs, made, arrived))
-        back = begin_exchange(NAME, made.out, exchange.ranks, plan.sent, plan.received)
+        if over is not None:
+            ids = torch.where(routing.positions < 0, -1, ids)
+        arrived = ExpertInputs(x, weights, routing, ids, layers, chain, dtype)
+        out, of_part = compute_experts(arrived, needs, exchange.combine_dtype)
+        kept.append(of_part)
+        back = begin_exchange(NAME, out, exchange.ranks, plan.sent, plan.received)
         returning.append(back)
         if over is not None:
             beyond = over if beyond is None else beyond + over
@@ -185,8 +184,7 @@ class _Experts(torch.autograd.Function):
         y, beyond, kept = _forward(inputs, needs_of(layout, ctx))
         save(ctx, (inputs.plans, tuple(kept)))
         ctx.layout, ctx.x_dtype, ctx.exchange = layout, inputs.x.dtype, inputs.exchange
-        targets = Target.of(inputs.first), Target.of(inputs.second)
-        ctx.layer = ExpertLayer(inputs.activation, inputs.recipe, inputs.dtype, *targets)
+        ctx.layer = ExpertLayer.of(inputs)
         if beyond is None:  # Dynamo takes no None beside a tensor
             return y
         ctx.mark_non_differentiable(beyond)
@@ -198,7 +196,10 @@ class _Experts(torch.autograd.Function):
         plans, kept = saved(ctx)
         needs, dy = needs_of(ctx.layout, ctx), walkable(dy)
         made = gradients_over_ranks(dy, plans, kept, needs, ctx.layer, ctx.exchange, ctx.x_dtype)
-        gradients: tuple[Any, ...] = ctx.layout.gradients(ctx, **made._asdict())
+        layers = [(None if dw is None else (dw,), db) for dw, db in made.layers]
+        gradients: tuple[Any, ...] = ctx.layout.gradients(
+            ctx, x=made.x, weights=made.weights, layers=layers
+        )
         return gradients
 
 
@@ -212,7 +213,7 @@ def gradients_over_ranks(
     x_dtype: torch.dtype,
 ) -> Gradients:
     """The gradients from dy [tokens, hidden]: by this rank's tokens, routing weights, experts."""
-    grad_input = layer.recipe.grad_input
+    grad_input = layer.chain.recipe.grad_input
     assert grad_input is not None
     format = exchange.format(grad_input.a)
     coming = []
@@ -234,11 +235,11 @@ def gradients_over_ranks(
         for plan, message in zip(plans, returning, strict=True)
     ]
     dx, d_weights = (_whole([part[i] for part in tokens]) for i in (0, 1))
-    first, second = made[0].first, made[0].second
+    layers = made[0].layers
     if len(made) > 1:
-        first = _total([m.first for m in made], layer.first)
-        second = _total([m.second for m in made], layer.second)
-    return Gradients(dx, d_weights, first, second)
+        of_layers = zip(*(part.layers for part in made), strict=True)
+        layers = tuple(map(_total, of_layers, layer.targets))
+    return Gradients(dx, d_weights, layers)
 
 
 def _home(made: Gradients, plan: Plan, exchange: Exchange) -> InFlight | None:
@@ -276,18 +277,15 @@ def _whole(parts: list[Tensor | None]) -> Tensor | None:
 def _adding(layer: ExpertLayer, before: list[Gradients]) -> ExpertLayer:
     """The layer whose weight gradients are FP32, and are added to those of the part before."""
 
-    def adding(target: Target, weight: Tensor | None) -> Target:
-        return Target(torch.float32, torch.float32, weight, None)
+    def adding(target: GradientTargets, held: Tensor | None) -> GradientTargets:
+        count, wide = len(target.rows), torch.float32
+        return target._replace(dtypes=(wide,) * count, bias_dtype=wide, main_grads=(held,) * count)
 
-    return layer._replace(
-        first=adding(layer.first, before[0].first[0] if before else None),
-        second=adding(layer.second, before[0].second[0] if before else None),
-    )
+    held = [weight for weight, _ in before[0].layers] if before else [None, None]
+    return layer._replace(targets=tuple(map(adding, layer.targets, held)))
 
 
-def _total(
-    parts: list[tuple[Tensor | None, Tensor | None]], target: Target
-) -> tuple[Tensor | None, Tensor | None]:
+def _total(parts: tuple[OfLayer, ...], target: GradientTargets) -> OfLayer:
     """By weights, which the parts have added to the first one's, and by biases."""
     weight, bias = parts[0]
     for _, other in parts[1:]:

@@ -17,12 +17,13 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._ranks import Ranks, next_layer, require_agreement_now
+from ...nn.autograd.chain_call import Chain
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import local_part
 from ...nn.layers.mixture import MixtureOfExperts
 from ...nn.layers.patching import change_class
 from .experts import require_fitting_ranks, run_experts
-from .plan import Exchange, exchange_of
+from .plan import NAME, Exchange, exchange_of
 
 _NAME: Final = "octofold.distributed.parallelize_experts"
 
@@ -53,10 +54,11 @@ class ParallelExperts(Experts):
         number = None if _is_compiling() else self.number  # compiled code serves several layers
         require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, dropped, number)
         grad = torch.is_grad_enabled()
-        of_first = self._projection(self._names[0], first, grad and input.requires_grad)
+        of_first = self._layer(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both)
-        return run_experts(*routed, of_first, of_second, self.activation, recipe, exchange, dropped)
+        of_second = self._layer(self._names[1], second, both)
+        chain = Chain(NAME, recipe, activation=self.activation)
+        return run_experts(*routed, (of_first, of_second), chain, exchange, dropped)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

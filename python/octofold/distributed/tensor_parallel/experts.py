@@ -12,8 +12,8 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import Ranks, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import Sides
+from ...nn.autograd.fitting import is_dtensor
 from ...nn.layers.experts import Experts
-from ...nn.layers.linear import is_dtensor
 from .fp8_shards import joined_rows, squares_of
 from .layouts import require_divisible, spread
 from .styles import BlockStyle, name_of

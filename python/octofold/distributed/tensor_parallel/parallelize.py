@@ -13,12 +13,13 @@ from torch.nn import Module
 from ..._core.errors import UnsupportedError, invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from ..._ranks import Ranks, ranks_of, require_agreement_now
+from ...nn.autograd.fitting import is_dtensor
 from ...nn.conversion.expert_blocks import holds_experts
 from ...nn.conversion.experts import convert_experts
 from ...nn.conversion.linear import convert
 from ...nn.conversion.picking import Conversion, ModuleFilter
 from ...nn.layers.experts import Experts
-from ...nn.layers.linear import Linear, is_dtensor
+from ...nn.layers.linear import Linear
 from ...nn.layers.mlp import MLP
 from .plans import NAME, Options, entries, plan_of, require_parts, style_of
 from .replicated import SharedInput, Whole

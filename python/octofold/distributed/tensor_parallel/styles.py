@@ -13,9 +13,10 @@ from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._ranks import Ranks, next_layer, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import ONE_PROCESS, Boundary, Sides
+from ...nn.autograd.fitting import is_dtensor
 from ...nn.layers.fused_components import common_recipe
 from ...nn.layers.inference import InferenceLinear
-from ...nn.layers.linear import Linear, is_dtensor
+from ...nn.layers.linear import Linear
 from ...nn.layers.mlp import MLP
 from ...nn.layers.norm_linear import NormLinear
 from ...nn.layers.weight_only import WeightOnlyLinear

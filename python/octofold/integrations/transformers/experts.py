@@ -19,8 +19,7 @@ from ..._ops.grouped_gemm import Rows
 from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
 from ...nn.autograd.experts import chosen_compute
-from ...nn.autograd.experts_forward import grouped_product
-from ...nn.autograd.products import addable
+from ...nn.autograd.products import addable, grouped_product
 from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
 from ...nn.layers.buffers import KeepsBuffers

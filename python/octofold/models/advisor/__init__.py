@@ -1,3 +1,2 @@
-"""The advisor. A plan is data (plan/). Layers are measured in each way to run them (measure/), the
-best choice of ways is searched (search, pick) and assembled to a plan, which is reported (report/)
-and applied."""
+"""The advisor: layers are measured in each way to run them (ways, model, layers, times), the best
+choice of ways is searched (search), and is a plan, which is reported and applied (plan, report)."""

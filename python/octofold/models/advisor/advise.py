@@ -2,37 +2,42 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import UnsupportedError, invalid_argument
 from ..._core.library import Progress
 from ..._info import info
-from .data import Calls, Layer, Plan, Whole
-from .errors import in_place, options_of, own_error, with_effects
-from .files import FORMAT, device_of, fingerprint, machine_of, model_bytes
-from .record import Recorded, dtype_name, linears_of, others_of, recording
-from .runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
-from .search import Choice, Found, Picked, choices_of, within_bytes, within_error
-from .times import (
-    GRAPH,
-    PYTHON,
-    Candidate,
-    WholeTimes,
-    groups_of,
-    measurable,
-    time_group,
-    whole_times,
-    why_no_graph,
+from .layers import Candidate, own_error, recording
+from .model import (
+    Answers,
+    Runs,
+    answers,
+    answers_error,
+    bytes_of,
+    device_of,
+    dtype_name,
+    evaluating,
+    fingerprint,
+    first_answers,
+    in_place,
+    linears_of,
+    machine_of,
+    others_of,
+    runs_of,
 )
+from .plan import FORMAT, TARGETS, Calls, Layer, Other, Plan, Whole
+from .search import Found, Picked, choices_of, within_bytes, within_error
+from .times import groups_of, measurable, time_group, whole_times, why_no_graph
 from .ways import OWN, WAYS, Way, ways_of
 
 _NAME: Final = "octofold.models.advise"
 DEFAULT_MAX_ERROR: Final = 0.05
-_TARGETS: Final = ("time", "bytes", "error")
+GRAPH: Final = "CUDA graph"
+PYTHON: Final = "calls from Python"
 
 
 def advise(
@@ -71,219 +76,190 @@ def advise(
     Returns a Plan; octofold.models.apply() applies it to the model.
     Raises InvalidArgumentError, which names the argument, `max_bytes` if no plan keeps it.
     """
-    _require(model, target, max_error, max_bytes)
+    if not isinstance(model, Module):
+        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
     chosen_ways = ways_of(_NAME, ways)
     runs = runs_of(_NAME, inputs)
     device = device_of(_NAME, model)
-    on_gpu = measurable(device)
-    if target == "time" and not on_gpu:
+    target, max_error = _aim(target, max_error, max_bytes, measurable(device))
+    linears, why_alone = linears_of(model)
+    if len(linears) == len(why_alone):
+        got = f"{type(model).__qualname__} with none that can be" + "".join(
+            f" ({name}: {why})" for name, why in list(why_alone.items())[:1]
+        )
+        raise invalid_argument(
+            _NAME, "model", "a model with torch.nn.Linear layers that can run in FP8", got
+        )
+    with evaluating(model, device):
+        steps = _Steps(progress, len(linears) + 3)
+        steps.step()
+        advisor = _Advisor(model, runs, device, steps, target, max_error, max_bytes)
+        advisor.record(linears, why_alone)
+        advisor.measure(chosen_ways, effects)
+        plan = advisor.plan(advisor.search())
+        own_time, planned_time = plan.whole.seconds_own, plan.whole.seconds_planned
+        if target == "time" and own_time and planned_time and planned_time >= own_time:
+            advisor.notes.append(
+                "the plan was not faster than the model as it is, so nothing is changed: "
+                f"{planned_time * 1e3:.3f} ms beside {own_time * 1e3:.3f}"
+            )
+            why = "the model as a whole is no faster with the plan that it was part of"
+            plan = advisor.plan(Found([None] * len(advisor.candidates), 0.0, 0.0, why))
+        steps.done = max(steps.done, steps.total) - 1
+        steps.step()
+    return plan
+
+
+def _aim(
+    target: str | None, max_error: float | None, max_bytes: int | None, timed: bool
+) -> tuple[str, float | None]:
+    """The target and the bound on the error, with their defaults."""
+    if target is not None and target not in TARGETS:
+        raise invalid_argument(_NAME, "target", f"one of {', '.join(TARGETS)}", repr(target))
+    if target == "time" and not timed:
         raise UnsupportedError(
             f'{_NAME}: argument \'target\': expected "bytes" or "error" without a GPU, where '
             'times say nothing, got "time"'
         )
     if target is None:
-        target = "error" if max_bytes is not None else "time" if on_gpu else "bytes"
-    if target != "error" and max_error is None:
-        max_error = DEFAULT_MAX_ERROR
-    linears, alone = linears_of(model)
-    if not linears:
-        got = f"{type(model).__qualname__} with none that can be" + "".join(
-            f" ({name}: {why})" for name, why in list(alone.items())[:1]
-        )
-        raise invalid_argument(
-            _NAME, "model", "a model with torch.nn.Linear layers that can run in FP8", got
-        )
-
-    with evaluating(model, device):
-        advisor = Advisor(model, runs, device, chosen_ways, ProgressSteps(progress, len(linears)))
-        advisor.measure(linears, effects)
-        found = advisor.search(target, max_error, max_bytes)
-        times = advisor.times(found)
-        if target == "time" and times is not None and times.planned >= times.own:
-            advisor.notes.append(
-                "the plan was not faster than the model as it is, so nothing is changed: "
-                f"{times.planned * 1e3:.3f} ms beside {times.own * 1e3:.3f}"
-            )
-            why = "the model as a whole is no faster with the plan that it was part of"
-            found = Found([None] * len(advisor.candidates), 0.0, 0.0, why)
-            times = advisor.times(found)
-        advisor.steps.done()
-    uncalled = dict.fromkeys(linears, "these inputs do not call it")
-    return advisor.plan(target, max_error, max_bytes, found, times, {**uncalled, **alone})
-
-
-def _require(model: object, target: object, max_error: object, max_bytes: object) -> None:
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
-    if target is not None and target not in _TARGETS:
-        raise invalid_argument(_NAME, "target", f"one of {', '.join(_TARGETS)}", repr(target))
-    for name, value, kinds in (
-        ("max_error", max_error, (int, float)),
-        ("max_bytes", max_bytes, int),
-    ):
-        good = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
+        target = "error" if max_bytes is not None else "time" if timed else "bytes"
+    kinds: dict[str, tuple[object, Any]] = {
+        "max_error": (max_error, int | float),
+        "max_bytes": (max_bytes, int),
+    }
+    bound, other = [*kinds] if target != "error" else [*kinds][::-1]
+    for name, (value, kind) in kinds.items():
+        good = isinstance(value, kind) and not isinstance(value, bool) and value > 0
         if value is not None and not good:
             raise invalid_argument(_NAME, name, "a number above 0", repr(value))
-    if max_error is not None and max_bytes is not None:
-        expected = "none beside max_error: one of the two is the bound, the other is minimized"
-        raise invalid_argument(_NAME, "max_bytes", expected, repr(max_bytes))
-    bound = "max_bytes" if target == "error" else "max_error"
-    other, value = ("max_error", max_error) if target == "error" else ("max_bytes", max_bytes)
-    if target is not None and value is not None:
-        expected = f'none with target "{target}", whose bound is {bound}'
-        raise invalid_argument(_NAME, other, expected, repr(value))
+        if value is not None and name == other:
+            expected = f'none with target "{target}", whose bound is {bound}'
+            raise invalid_argument(_NAME, name, expected, repr(value))
     if target == "error" and max_bytes is None:
         raise invalid_argument(_NAME, "max_bytes", 'a number, the bound of target "error"', "none")
+    return target, DEFAULT_MAX_ERROR if max_error is None and target != "error" else max_error
 
 
-class ProgressSteps:
+@dataclass
+class _Steps:
     """Tells a caller how many steps are done, of how many."""
 
-    def __init__(self, progress: Progress | None, layers: int) -> None:
-        self._progress = progress
-        self._done, self._total = 0, layers + 3
-        self._tell()
+    progress: Progress | None
+    total: int
+    done: int = -1
 
-    def add(self, steps: int) -> None:
-        """More came to be known of."""
-        self._total += steps
-
-    def step(self) -> None:
-        """One is done."""
-        self._done += 1
-        self._tell()
-
-    def done(self) -> None:
-        """All are."""
-        self._done = self._total
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._progress is not None:
-            self._progress(self._done, max(self._done, self._total))
+    def step(self, more: int = 0) -> None:
+        """One is done (the first call: none), and more came to be known of."""
+        self.done, self.total = self.done + 1, self.total + more
+        if self.progress is not None:
+            self.progress(self.done, max(self.done, self.total))
 
 
-class Advisor:
+@dataclass
+class _Advisor:
     """The findings of one advise() so far."""
 
-    def __init__(
-        self,
-        model: Module,
-        runs: Runs,
-        device: torch.device,
-        ways: tuple[Way, ...],
-        steps: ProgressSteps,
-    ) -> None:
-        self.model, self.runs, self.device, self.ways, self.steps = model, runs, device, ways, steps
-        self.candidates: list[Candidate] = []
-        self.notes: list[str] = []
-        self.graph: bool | None = None
-        """True if times are those of CUDA graphs; None: there are no times."""
-        self.floor = 0.0
-        """The error that rounding makes in the model as it is."""
-        self._expected: list[list[Tensor]] = []
+    model: Module
+    runs: Runs
+    device: torch.device
+    steps: _Steps
+    target: str
+    max_error: float | None
+    max_bytes: int | None
+    candidates: Sequence[Candidate] = ()
+    alone: Sequence[Candidate] = ()
+    notes: list[str] = field(default_factory=list)
+    timing: str | None = None
+    """How times are taken; None: there are none."""
+    floor: float = 0.0
+    """The error that rounding makes in the model as it is."""
+    expected: Answers = field(default_factory=list)
 
-    def measure(self, linears: dict[str, torch.nn.Linear], effects: bool) -> None:
-        """Errors, effects and times of all layers."""
-        with recording(linears) as records:
-            self._expected = first_answers(_NAME, self.runs, self.model)
-        called = [record for record in records if record.calls]
-        if not called:
+    def record(self, linears: dict[str, torch.nn.Linear], why_alone: dict[str, str]) -> None:
+        """The layers that a run calls, and those that stay: by their names, and why."""
+        usable = {name: linear for name, linear in linears.items() if name not in why_alone}
+        with recording(usable) as self.candidates:
+            self.expected = first_answers(_NAME, self.runs, self.model)
+        if not self.candidates:
             expected = "a run that calls a torch.nn.Linear of the model"
             raise invalid_argument(_NAME, "inputs", expected, "a run that calls none")
+        names = {candidate.name for candidate in self.candidates}
+        self.alone = [
+            Candidate(name, linear, why_alone=why_alone.get(name, "these inputs do not call it"))
+            for name, linear in linears.items()
+            if name not in names
+        ]
         self.steps.step()
-        self._note_repeatability()
-        self.floor = own_error(called, self.model, self.runs, self._expected)
-        for index, record in enumerate(called):
-            following = 1 - (index + 1) / len(called)  # of the layers: each rounds on its own
-            floor = self.floor * math.sqrt(following)
-            self.candidates.append(self._candidate(record, effects, floor))
-            self.steps.step()
-        if not measurable(self.device):
-            self.notes.append("without a GPU errors and bytes are measured, and times are left out")
-            return
-        reason = why_no_graph(self.runs, self.model)
-        self.graph = reason is None
-        if reason is not None:
-            self.notes.append(
-                f"times are of calls from Python, as no CUDA graph can be made: {reason}"
-            )
-        groups = groups_of(self.candidates)
-        all_bytes = sum(r.linear.weight.numel() * r.linear.weight.element_size() for r in called)
-        self.steps.add(len(groups))
-        for group in groups:
-            time_group(group, self.ways, self.device, all_bytes, self.graph)
-            self.steps.step()
 
-    def _note_repeatability(self) -> None:
-        again = answers_error(answers(self.runs, self.model), self._expected)
-        if again > 0:
+    def measure(self, ways: Sequence[Way], effects: bool) -> None:
+        """Errors, effects and times of all layers."""
+        if (again := self._error({})) > 0:
             self.notes.append(f"the model as it is differs by {again:.1e} from run to run")
+        self.floor = own_error(self.candidates, self._error)
+        for index, candidate in enumerate(self.candidates):
+            candidate.measure(ways)
+            if effects:  # the layers that follow round on their own
+                following = 1 - (index + 1) / len(self.candidates)
+                candidate.find_effects(self._error, self.floor * math.sqrt(following))
+            else:
+                own, *others = candidate.options
+                candidate.options = [own, *(replace(o, effect=o.error) for o in others)]
+            self.steps.step()
+        if measurable(self.device):
+            self._measure_times()
+        else:
+            self.notes.append("without a GPU errors and bytes are measured, and times are left out")
 
-    def _candidate(self, record: Recorded, effects: bool, floor: float) -> Candidate:
-        options = options_of(record, self.ways, self.device)
-        if effects:
-            arguments = self.ways, self.model, self.runs, self._expected, floor
-            return Candidate(record, with_effects(options, record, *arguments))
-        return Candidate(record, [option.with_effect(option.error) for option in options])
+    def _measure_times(self) -> None:
+        reason = why_no_graph(self.runs, self.model)
+        self.timing = GRAPH if reason is None else PYTHON
+        if reason is not None:
+            self.notes.append(f"times are of {PYTHON}, as no CUDA graph can be made: {reason}")
+        all_bytes = sum(candidate.linear.weight.nbytes for candidate in self.candidates)
+        for group in groups_of(self.candidates):
+            time_group(group, all_bytes, self.timing == GRAPH)
+            self.steps.step(more=1)
 
-    def search(self, target: str, max_error: float | None, max_bytes: int | None) -> Found:
-        """The plan that the target and its bound ask for."""
-        layers = [choices_of(candidate.options, target) for candidate in self.candidates]
-        if max_bytes is None:
-            assert max_error is not None
-            return within_error(layers, max_error, self.floor, self._check)
-        have = model_bytes(self.model)
-        found = within_bytes(layers, have - max_bytes, self.floor, self._check)
+    def _error(self, new: dict[int, Module]) -> float:
+        """The error of the model's answer with these modules in the place of others."""
+        with in_place(self.model, new) as changed:
+            return answers_error(answers(self.runs, changed), self.expected)
+
+    def search(self) -> Found:
+        """The picks that the target and its bound ask for."""
+
+        def check(picked: Picked) -> float:
+            error = self._error(self._modules(picked))
+            self.steps.step(more=1)
+            return error
+
+        layers = [choices_of(candidate.options, self.target) for candidate in self.candidates]
+        if self.max_bytes is None:
+            assert self.max_error is not None
+            return within_error(layers, self.max_error, self.floor, check)
+        have = bytes_of(self.model)
+        found = within_bytes(layers, have - self.max_bytes, self.floor, check)
         if found is None:
             least = have - sum(max((c.gain for c in choices), default=0.0) for choices in layers)
             expected = f"at least {least:.0f}, which FP8 in every layer that can be leaves"
-            raise invalid_argument(_NAME, "max_bytes", expected, max_bytes)
+            raise invalid_argument(_NAME, "max_bytes", expected, self.max_bytes)
         return found
 
-    def _check(self, picked: Picked) -> float:
-        """The error of the whole model with these."""
-        self.steps.add(1)
-        with in_place(self.model, self.modules(picked)) as changed:
-            error = answers_error(answers(self.runs, changed), self._expected)
-        self.steps.step()
-        return error
-
-    def times(self, found: Found) -> WholeTimes | None:
-        """The times of the whole model as it is and with these picks; None without a GPU."""
-        if self.graph is None:
-            return None
-        return whole_times(self.runs, self.model, self.modules(found.picked), self.graph)
-
-    def modules(self, picked: Picked) -> dict[int, Module]:
+    def _modules(self, picked: Picked) -> dict[int, Module]:
         """The modules that are to stand in the place of layers, by the layers' identities."""
-        pairs = zip(self.candidates, picked, strict=True)
         return {
-            id(candidate.record.linear): WAYS[choice.way].make(candidate.record.linear)
-            for candidate, choice in pairs
+            id(candidate.linear): WAYS[choice.way].make(candidate.linear)
+            for candidate, choice in zip(self.candidates, picked, strict=True)
             if choice is not None
         }
 
-    def plan(
-        self,
-        target: str,
-        max_error: float | None,
-        max_bytes: int | None,
-        found: Found,
-        times: WholeTimes | None,
-        alone: dict[str, str],
-    ) -> Plan:
-        """The plan as a value. alone: why layers that are no candidates stay."""
-        pairs = zip(self.candidates, found.picked, strict=True)
-        layers = [_layer(candidate, choice, target, found.why_none) for candidate, choice in pairs]
-        measured = {layer.name for layer in layers}
-        by_name = dict(self.model.named_modules())
-        for name, why in alone.items():
-            linear = by_name[name]
-            if name not in measured and isinstance(linear, torch.nn.Linear):
-                size = linear.in_features, linear.out_features
-                dtype = dtype_name(linear.weight.dtype)
-                layers.append(Layer(name, *size, dtype, (), (), OWN, why))
+    def plan(self, found: Found) -> Plan:
+        """The plan as a value."""
+        layers = [
+            self._layer(candidate, OWN if choice is None else choice.way, found.why_none)
+            for candidate, choice in zip(self.candidates, found.picked, strict=True)
+        ]
+        layers += [self._layer(candidate, OWN, "") for candidate in self.alone]
         return Plan(
             format=FORMAT,
             octofold=info().version,
@@ -291,70 +267,64 @@ class Advisor:
             machine=machine_of(self.device),
             model=type(self.model).__qualname__,
             fingerprint=fingerprint(self.model),
-            target=target,
-            max_error=max_error,
-            max_bytes=max_bytes,
-            timing=None if self.graph is None else GRAPH if self.graph else PYTHON,
+            target=self.target,
+            max_error=self.max_error,
+            max_bytes=self.max_bytes,
+            timing=self.timing,
             runs=len(self.runs),
             layers=tuple(layers),
-            others=others_of(self.model),
-            whole=self._whole(layers, found, times),
+            others=tuple(Other(*each) for each in others_of(self.model)),
+            whole=self._whole(layers, found),
             notes=tuple(self.notes),
         )
 
-    def _whole(self, layers: Sequence[Layer], found: Found, times: WholeTimes | None) -> Whole:
-        saved, gained = 0, 0.0
-        for layer in layers:
-            own, planned = layer.own, layer.planned
-            if own is None or planned is None:
-                continue
-            saved += (own.bytes or 0) - (planned.bytes or 0)
-            gained += (own.seconds or 0.0) - (planned.seconds or 0.0)
-        have = model_bytes(self.model)
+    def _layer(self, candidate: Candidate, chosen: str, why_none: str) -> Layer:
+        linear = candidate.linear
+        return Layer(
+            name=candidate.name,
+            in_features=linear.in_features,
+            out_features=linear.out_features,
+            dtype=dtype_name(linear.weight.dtype),
+            calls=tuple(
+                Calls(kind.rows, dtype_name(kind.computes), count)
+                for kind, count in candidate.calls.items()
+            ),
+            options=tuple(candidate.options),
+            chosen=chosen,
+            why_own=self._why_own(candidate, why_none) if chosen == OWN else None,
+        )
+
+    def _why_own(self, candidate: Candidate, why_none: str) -> str:
+        options = candidate.options
+        if candidate.why_alone:
+            return candidate.why_alone
+        usable = [option for option in options[1:] if option.why_not is None]
+        if not usable:
+            return "no way can run it: " + "; ".join({str(o.why_not): None for o in options[1:]})
+        if not choices_of(options, self.target):
+            return "no way is faster here" if self.target == "time" else "no way takes less memory"
+        if why_none:
+            return why_none
+        if self.target == "error":
+            return "the bound on bytes is kept without it"
+        least = min(option.effect for option in usable if option.effect is not None)
+        return f"other layers gain more for the error that is allowed (it alone makes {least:.1e})"
+
+    def _whole(self, layers: Sequence[Layer], found: Found) -> Whole:
+        def saved(timed: bool) -> float:
+            return sum(layer.own.amount(timed) - layer.planned.amount(timed) for layer in layers)
+
+        times: dict[str, float] = {}
+        if self.timing is not None:
+            modules = self._modules(found.picked)
+            times = whole_times(self.runs, self.model, modules, self.timing == GRAPH)
+            times["seconds_predicted"] = times["seconds_own"] - saved(timed=True)
+        have = bytes_of(self.model)
         return Whole(
             bytes_own=have,
-            bytes_planned=have - saved,
+            bytes_planned=have - round(saved(timed=False)),
             error_own=self.floor,
             error_predicted=found.predicted,
             error=found.error,
-            seconds_own=None if times is None else times.own,
-            seconds_predicted=None if times is None else times.own - gained,
-            seconds_planned=None if times is None else times.planned,
-            seconds_own_from_python=None if times is None else times.own_from_python,
-            seconds_planned_from_python=None if times is None else times.planned_from_python,
+            **times,
         )
-
-
-def _layer(candidate: Candidate, choice: Choice | None, target: str, why_none: str) -> Layer:
-    record = candidate.record
-    linear = record.linear
-    return Layer(
-        name=record.name,
-        in_features=linear.in_features,
-        out_features=linear.out_features,
-        dtype=dtype_name(linear.weight.dtype),
-        calls=tuple(
-            Calls(kind.rows, dtype_name(kind.computes), count)
-            for kind, count in record.calls.items()
-        ),
-        options=tuple(candidate.options),
-        chosen=OWN if choice is None else choice.way,
-        why_own=None if choice is not None else _why_own(candidate, target, why_none),
-    )
-
-
-def _why_own(candidate: Candidate, target: str, why_none: str) -> str:
-    usable = [o for o in candidate.options if o.way != OWN and o.why_not is None]
-    if not usable:
-        reasons = {o.why_not: None for o in candidate.options if o.why_not is not None}
-        return "no way can run it: " + "; ".join(map(str, reasons))
-    if not choices_of(candidate.options, target):
-        return "no way is faster here" if target == "time" else "no way takes less memory"
-    if why_none:
-        return why_none
-    if target == "error":
-        return "the bound on bytes is kept without it"
-    least = min(option.effect for option in usable if option.effect is not None)
-    if not math.isfinite(least):
-        return "the answer is not finite with it"
-    return f"other layers gain more for the error that is allowed (it alone makes {least:.1e})"

@@ -11,11 +11,12 @@ looser bound, so does the best.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from .data import Option
+from .plan import Option
 
 MOST_CAPS: Final = 48
 
@@ -30,8 +31,7 @@ class Choice:
     """At least 0, finite."""
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """From one choice of a layer, or none, to a dearer one."""
 
     layer: int
@@ -45,31 +45,38 @@ class _Step:
         return -slope, self.layer, self.choice.cost
 
 
+Choices: TypeAlias = Sequence[Sequence[Choice]]
+"""The choices of each layer."""
 Picked: TypeAlias = list[Choice | None]
 """The choice that was picked for each layer; None: it stays as it is."""
 
 
-def most_gain(layers: Sequence[Sequence[Choice]], budget: float) -> Picked:
+def most_gain(layers: Choices, budget: float) -> Picked:
     """The picks that gain most, of those whose costs together are at most the budget."""
-    best = _single(layers, budget)
+    found = [_single(layers, budget)]
     for steps in _orders(layers):
-        found = _prefix_within(steps, len(layers), budget)
-        if gain_of(found) > gain_of(best):
-            best = found
-    return best
+        count = bisect_right([*itertools.accumulate(step.cost for step in steps)], budget)
+        while cost_of(picked := _taken(steps[:count], len(layers))) > budget:  # by rounding alone
+            count -= 1
+        found.append(picked)
+    return max(found, key=gain_of)
 
 
-def least_cost(layers: Sequence[Sequence[Choice]], needed: float) -> Picked | None:
+def least_cost(layers: Choices, needed: float) -> Picked | None:
     """The picks that cost least, of those whose gains together are at least what is needed; None
     where all choices together do not gain that."""
     if needed <= 0:
         return [None] * len(layers)
-    best: Picked | None = None
+    found = []
     for steps in _orders(layers):
-        found = _prefix_to(steps, len(layers), needed)
-        if found is not None and (best is None or cost_of(found) < cost_of(best)):
-            best = found
-    return best
+        count = bisect_left([*itertools.accumulate(step.gain for step in steps)], needed) + 1
+        while count <= len(steps):
+            picked = _taken(steps[:count], len(layers))
+            if gain_of(picked) >= needed:  # but for rounding, at once
+                found.append(picked)
+                break
+            count += 1
+    return min(found, key=cost_of, default=None)
 
 
 def gain_of(picked: Picked) -> float:
@@ -82,93 +89,59 @@ def cost_of(picked: Picked) -> float:
     return math.fsum(choice.cost for choice in picked if choice is not None)
 
 
-def _single(layers: Sequence[Sequence[Choice]], budget: float) -> Picked:
+def _taken(steps: Sequence[_Step], layers: int) -> Picked:
+    picked: Picked = [None] * layers
+    for step in steps:
+        picked[step.layer] = step.choice
+    return picked
+
+
+def _single(layers: Choices, budget: float) -> Picked:
     """The one choice that gains most: with it the result is at least half of the best there is."""
-    picked: Picked = [None] * len(layers)
     fitting = [
-        (choice.gain, -choice.cost, -index, choice)
+        _Step(index, choice, choice.gain, choice.cost)
         for index, choices in enumerate(layers)
         for choice in choices
         if choice.gain > 0 and choice.cost <= budget
     ]
-    if fitting:
-        *_, index, choice = max(fitting, key=lambda entry: entry[:3])
-        picked[-index] = choice
-    return picked
+    best = sorted(fitting, key=lambda step: (-step.gain, step.cost, step.layer))[:1]
+    return _taken(best, len(layers))
 
 
-def _orders(layers: Sequence[Sequence[Choice]]) -> list[list[_Step]]:
+def _orders(layers: Choices) -> Iterator[list[_Step]]:
     """The steps in the order in which they are taken, for each cap."""
     costs = sorted({choice.cost for choices in layers for choice in choices if choice.gain > 0})
     if len(costs) > MOST_CAPS:
         last = len(costs) - 1
         costs = [costs[round(i * last / (MOST_CAPS - 1))] for i in range(MOST_CAPS)]
-    return [
-        sorted(
-            (
-                step
-                for index, choices in enumerate(layers)
-                for step in _steps(index, [c for c in choices if c.cost <= cap])
-            ),
-            key=lambda step: step.order,
-        )
-        for cap in costs
-    ]
+    for cap in costs:
+        steps = [
+            step
+            for index, choices in enumerate(layers)
+            for step in _steps(index, [c for c in choices if c.cost <= cap])
+        ]
+        yield sorted(steps, key=lambda step: step.order)
 
 
 def _steps(layer: int, choices: Sequence[Choice]) -> list[_Step]:
     """Along the upper hull of gain over cost, from nothing on."""
-    hull: list[tuple[float, float, Choice | None]] = [(0.0, 0.0, None)]
+    hull = [Choice("", 0.0, 0.0)]
     for choice in sorted(choices, key=lambda c: (c.cost, -c.gain, c.way)):
-        if choice.gain <= hull[-1][1]:
+        if choice.gain <= hull[-1].gain:
             continue
         while len(hull) > 1 and _bends_up(hull[-2], hull[-1], choice):
             hull.pop()
-        if hull[-1][0] == choice.cost and hull[-1][2] is not None:
-            hull.pop()
-        hull.append((choice.cost, choice.gain, choice))
+        hull.append(choice)
     return [
-        _Step(layer, choice, gain - before[1], cost - before[0])
-        for before, (cost, gain, choice) in itertools.pairwise(hull)
-        if choice is not None
+        _Step(layer, choice, choice.gain - before.gain, choice.cost - before.cost)
+        for before, choice in itertools.pairwise(hull)
     ]
 
 
-def _bends_up(
-    first: tuple[float, float, Choice | None],
-    second: tuple[float, float, Choice | None],
-    third: Choice,
-) -> bool:
+def _bends_up(first: Choice, second: Choice, third: Choice) -> bool:
     """True if the way over the second is no better than the straight one to the third."""
-    rise, run = second[1] - first[1], second[0] - first[0]
-    return rise * (third.cost - first[0]) <= (third.gain - first[1]) * run
-
-
-def _prefix_within(steps: Sequence[_Step], layers: int, budget: float) -> Picked:
-    picked: Picked = [None] * layers
-    undo: list[tuple[int, Choice | None]] = []
-    spent = 0.0
-    for step in steps:
-        spent += step.cost
-        if spent > budget:
-            break
-        undo.append((step.layer, picked[step.layer]))
-        picked[step.layer] = step.choice
-    while undo and cost_of(picked) > budget:  # by rounding alone
-        layer, before = undo.pop()
-        picked[layer] = before
-    return picked
-
-
-def _prefix_to(steps: Sequence[_Step], layers: int, needed: float) -> Picked | None:
-    picked: Picked = [None] * layers
-    gained = 0.0
-    for step in steps:
-        gained += step.gain
-        picked[step.layer] = step.choice
-        if gained >= needed and gain_of(picked) >= needed:
-            return picked
-    return None
+    rise, run = second.gain - first.gain, second.cost - first.cost
+    return rise * (third.cost - first.cost) <= (third.gain - first.gain) * run
 
 
 MOST_CHECKS: Final = 8
@@ -194,43 +167,27 @@ class Found:
     """The reason why nothing is picked though layers would gain, if that is so."""
 
 
-def predicted_error(picked: Picked, floor: float) -> float:
-    """The error of the model's answer; `floor` is what any change makes."""
-    return math.sqrt(cost_of(picked) + floor**2) if any(picked) else 0.0
-
-
 def choices_of(options: Sequence[Option], target: str) -> list[Choice]:
     """The choices among a layer's options (the first is the layer as it is): the gain in seconds
     (target "time") or bytes, and as cost the square of the effect, as these add up. A choice that
     gains hardly more than one that costs less is left out."""
-    own, *others = options
-    choices = []
-    for option in others:
-        if option.why_not is not None or option.effect is None:
-            continue
-        if target == "time":
-            assert own.seconds is not None
-            assert option.seconds is not None
-            gain = own.seconds - option.seconds
-            worth = gain > LEAST_GAIN * own.seconds
-        else:
-            assert own.bytes is not None
-            assert option.bytes is not None
-            gain = float(own.bytes - option.bytes)
-            worth = gain > 0
-        if worth:
-            choices.append(Choice(option.way, gain, option.effect**2))
-    scale = LEAST_GAIN * ((own.seconds if target == "time" else own.bytes) or 0.0)
+    timed = target == "time"
+    own = options[0].amount(timed)
+    noise = LEAST_GAIN * own
+    choices = [
+        Choice(option.way, own - option.amount(timed), option.effect**2)
+        for option in options[1:]
+        if option.why_not is None and option.effect is not None
+    ]
+    choices = [choice for choice in choices if choice.gain > (noise if timed else 0.0)]
     return [
         choice
         for choice in choices
-        if not any(o.cost < choice.cost and choice.gain < o.gain + scale for o in choices)
+        if not any(o.cost < choice.cost and choice.gain < o.gain + noise for o in choices)
     ]
 
 
-def within_error(
-    layers: Sequence[Sequence[Choice]], max_error: float, floor: float, check: Check
-) -> Found:
+def within_error(layers: Choices, max_error: float, floor: float, check: Check) -> Found:
     """The most gain whose measured error is at most the bound.
 
     floor: the error that any change makes, however small.
@@ -241,20 +198,26 @@ def within_error(
     best = Found([None] * len(layers), 0.0, 0.0)
     allowed, low, high = max(0.1 * max_error, _less(max_error, floor)), 0.0, math.inf
     for _ in range(MOST_CHECKS):
-        picked = most_gain(layers, allowed**2)
-        error = check(picked) if any(picked) else 0.0  # nothing: too little, as good as checked
-        if error <= max_error:
+        found = _checked(most_gain(layers, allowed**2), floor, check)
+        if found.error <= max_error:
             low = allowed
-            if gain_of(picked) > gain_of(best.picked):
-                best = Found(picked, error, predicted_error(picked, floor))
-            if picked == everything or error > ENOUGH * max_error:
+            if gain_of(found.picked) > gain_of(best.picked):
+                best = found
+            if found.picked == everything or found.error > ENOUGH * max_error:
                 break
         else:
             high = allowed
-        beyond = _less(error, floor)
+        beyond = _less(found.error, floor)
         proportion = _less(max_error, floor) / beyond if beyond > 0 else math.inf
         allowed = _next_allowed(allowed, low, high, proportion)
     return best
+
+
+def _checked(picked: Picked, floor: float, check: Check) -> Found:
+    """The picks with their errors; none has nothing to measure."""
+    if not any(picked):
+        return Found(picked, 0.0, 0.0)
+    return Found(picked, check(picked), math.sqrt(cost_of(picked) + floor**2))
 
 
 def _less(error: float, floor: float) -> float:
@@ -269,12 +232,7 @@ def _next_allowed(allowed: float, low: float, high: float, proportion: float) ->
     return (low + high) / 2 if math.isfinite(high) else 2 * allowed
 
 
-def within_bytes(
-    layers: Sequence[Sequence[Choice]], saved: float, floor: float, check: Check
-) -> Found | None:
+def within_bytes(layers: Choices, saved: float, floor: float, check: Check) -> Found | None:
     """The least predicted error that saves so many bytes; None where nothing does."""
     picked = least_cost(layers, saved)
-    if picked is None:
-        return None
-    error = check(picked) if any(picked) else 0.0
-    return Found(picked, error, predicted_error(picked, floor))
+    return None if picked is None else _checked(picked, floor, check)

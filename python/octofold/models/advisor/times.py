@@ -6,9 +6,9 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,11 +16,9 @@ from torch.nn import Module
 
 from ..._core.errors import Error
 from ..._timing import Method, NotCapturableError, Sampler, captured, medians
-from .data import Option
-from .errors import failed, in_place
-from .record import Kind, Recorded
-from .runs import Runs
-from .ways import OWN, Way
+from .layers import Candidate, Kind
+from .model import Runs, in_place
+from .ways import OWN, WAYS
 
 CACHE_BYTES: Final = 192 << 20
 """Weights that take turns are together as large as this, beyond any L2 cache, or as those of the
@@ -28,12 +26,12 @@ model if these are less: then they stay in the cache in the model too."""
 MOST_SETS: Final = 64
 MOST_KINDS: Final = 4
 """The most kinds of calls to time for a layer; others count as that of the nearest row count."""
-
 ROUNDS: Final = 9
+LEAST_ROUNDS: Final = 3
+ENOUGH_SECONDS: Final = 4.0
+"""The time for a slow model's runs in turns: fewer rounds, whose spread is small beside them."""
 IN_GRAPH: Final = Method("graph", rest=0.0)
 FROM_PYTHON: Final = Method("events", rest=0.0)
-
-Signature: TypeAlias = tuple[Any, ...]
 
 
 def measurable(device: torch.device) -> bool:
@@ -41,61 +39,35 @@ def measurable(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-@dataclass
-class Candidate:
-    """A layer and what was measured of it so far."""
-
-    record: Recorded
-    options: list[Option]
-
-    @property
-    def signature(self) -> Signature:
-        """Same for layers that take the same time."""
-        linear = self.record.linear
-        calls = sorted(self.record.calls.items(), key=str)
-        sizes = linear.in_features, linear.out_features, linear.bias is not None
-        return *sizes, linear.weight.dtype, tuple(calls)
-
-
 def groups_of(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     """Groups the candidates that take the same time together, so that they are timed once."""
-    groups: dict[Signature, list[Candidate]] = {}
+    groups: defaultdict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        groups.setdefault(candidate.signature, []).append(candidate)
+        linear, calls = candidate.linear, sorted(map(str, candidate.calls.items()))
+        groups[f"{linear} {linear.weight.dtype} {calls}"].append(candidate)
     return list(groups.values())
 
 
-def time_group(
-    group: Sequence[Candidate],
-    ways: Sequence[Way],
-    device: torch.device,
-    all_bytes: int,
-    graph: bool,
-) -> None:
+def time_group(group: Sequence[Candidate], all_bytes: int, graph: bool) -> None:
     """Put the times into the options of all of the group.
 
     all_bytes: of the weights of all layers of the model.
     graph: by CUDA graphs, else by calls from Python.
     """
-    first = group[0].record
+    first = group[0]
     linears = list(_sets(group, all_bytes))
-    usable = [
-        way
-        for way in ways
-        if any(o.way == way.name and o.why_not is None for c in group for o in c.options)
-    ]
-    makers: dict[str, Callable[[torch.nn.Linear], Module]] = {OWN: lambda linear: linear}
-    makers.update({way.name: way.make for way in usable})
+    names = [o.way for o in first.options if any(c.usable(o.way) for c in group)]
     seconds: defaultdict[str, float] = defaultdict(float)
     wrong: dict[str, str] = {}
     for kind, count in _timed_kinds(first.calls).items():
-        x = _input(first, kind)
+        x = _input(first.sample, kind)
         samplers: dict[str, Sampler] = {}
-        for name, make in makers.items():
+        for name in names:
             if name in wrong:
                 continue
             try:
-                samplers[name] = _sampler([make(linear) for linear in linears], x, kind, graph)
+                modules = [new if name == OWN else WAYS[name].make(new) for new in linears]
+                samplers[name] = _sampler(modules, x, kind, graph)
             except (Error, RuntimeError, NotCapturableError) as failure:
                 if name == OWN or isinstance(failure, torch.OutOfMemoryError):
                     raise
@@ -103,10 +75,9 @@ def time_group(
         for name, value in zip(samplers, _medians(list(samplers.values())), strict=True):
             seconds[name] += count * value
     for candidate in group:
+        candidate.fail(wrong)
         candidate.options = [
-            failed(option, wrong[option.way])
-            if option.way in wrong
-            else replace(option, seconds=None if option.why_not else seconds[option.way])
+            option if option.why_not else replace(option, seconds=seconds[option.way])
             for option in candidate.options
         ]
 
@@ -128,11 +99,10 @@ def _sampler(modules: Sequence[Module], x: Tensor, kind: Kind, graph: bool) -> S
 
 def _sets(group: Sequence[Candidate], all_bytes: int) -> Iterator[torch.nn.Linear]:
     """Layers that take turns: the group's own, and copies where these are too few."""
-    weight = group[0].record.linear.weight
-    one = weight.numel() * weight.element_size()
+    one = group[0].linear.weight.nbytes
     count = max(1, min(MOST_SETS, -(-min(CACHE_BYTES, all_bytes) // one)))
     for index in range(count):
-        linear = group[index % len(group)].record.linear
+        linear = group[index % len(group)].linear
         yield linear if index < len(group) else copy.deepcopy(linear)
 
 
@@ -147,41 +117,15 @@ def _timed_kinds(calls: Counter[Kind]) -> Counter[Kind]:
     return counts
 
 
-def _input(record: Recorded, kind: Kind) -> Tensor:
+def _input(sample: Tensor, kind: Kind) -> Tensor:
     """x [rows, in] of what the layer was given, the sampled rows over and over."""
-    assert record.sample is not None
-    sample = record.sample.to(kind.dtype)
-    return sample.repeat(-(-kind.rows // len(sample)), 1)[: kind.rows].contiguous()
-
-
-GRAPH: Final = "CUDA graph"
-PYTHON: Final = "calls from Python"
-_IN_GRAPH: Final = Method("graph", rest=0.0, passes=1)
-_FROM_PYTHON: Final = Method("events", rest=0.0, passes=1)
-LEAST_ROUNDS: Final = 3
-ENOUGH_SECONDS: Final = 4.0
-"""The time for a slow model's runs in turns: fewer rounds, whose spread is small beside them."""
-
-
-@dataclass(frozen=True)
-class WholeTimes:
-    """Seconds of all runs of the inputs together."""
-
-    own: float
-    planned: float
-    own_from_python: float | None
-    planned_from_python: float | None
-    """None where the first two are that already."""
-
-
-def run_all(runs: Runs, model: Module) -> Callable[[], Any]:
-    """All runs as one call."""
-    return lambda: [run(model) for run in runs]
+    repeated = sample.to(kind.dtype).repeat(-(-kind.rows // len(sample)), 1)
+    return repeated[: kind.rows].contiguous()
 
 
 def why_no_graph(runs: Runs, model: Module) -> str | None:
     """Why the runs cannot be a CUDA graph; None where they can. They have run before."""
-    call = run_all(runs, model)
+    call = _all_of(runs, model)
     try:
         with _no_waiting():
             call()
@@ -189,6 +133,10 @@ def why_no_graph(runs: Runs, model: Module) -> str | None:
     except (RuntimeError, NotCapturableError) as error:
         return " ".join(str(error).split())[:300]
     return None
+
+
+def _all_of(runs: Runs, model: Module) -> Callable[[], Any]:
+    return lambda: [run(model) for run in runs]
 
 
 @contextmanager
@@ -205,26 +153,29 @@ def _no_waiting() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def whole_times(runs: Runs, model: Module, new: dict[int, Module], graph: bool) -> WholeTimes:
-    """The model as it is and with these modules, in turns."""
-    sampled = [_swapped(runs, model, {}), _swapped(runs, model, new)]
-    seconds = max(1e-6, *(sample() for sample in sampled))  # compiles kernels too
+def whole_times(runs: Runs, model: Module, new: dict[int, Module], graph: bool) -> dict[str, float]:
+    """Seconds of all runs together, of the model as it is and with these modules, in turns: fields
+    of plan.Whole."""
+
+    def sample(modules: dict[int, Module]) -> float:
+        """Called from Python with these modules, whose swap is not timed."""
+        with in_place(model, modules) as changed:
+            return replace(FROM_PYTHON, passes=1).sampler([_all_of(runs, changed)])()
+
+    def replay(modules: dict[int, Module]) -> Sampler:
+        with in_place(model, modules) as changed:
+            return replace(IN_GRAPH, passes=1).sampler([_all_of(runs, changed)])
+
+    sampled = [partial(sample, modules) for modules in ({}, new)]
+    seconds = max(1e-6, *(each() for each in sampled))  # compiles kernels too
     rounds = max(LEAST_ROUNDS, min(ROUNDS, int(ENOUGH_SECONDS / seconds)))
     from_python = medians(sampled, rounds, warm_up=1)
     if not graph:
-        return WholeTimes(from_python[0], from_python[1], None, None)
-    replays = []
-    for modules in ({}, new):
-        with in_place(model, modules) as changed:
-            replays.append(_IN_GRAPH.sampler([run_all(runs, changed)]))
-    return WholeTimes(*medians(replays, rounds, warm_up=1), *from_python)
-
-
-def _swapped(runs: Runs, model: Module, new: dict[int, Module]) -> Callable[[], float]:
-    """Samples of calls from Python with these modules, whose swap is not timed."""
-
-    def sample() -> float:
-        with in_place(model, new) as changed:
-            return _FROM_PYTHON.sampler([run_all(runs, changed)])()
-
-    return sample
+        return {"seconds_own": from_python[0], "seconds_planned": from_python[1]}
+    own, planned = medians([replay({}), replay(new)], rounds, warm_up=1)
+    return {
+        "seconds_own": own,
+        "seconds_planned": planned,
+        "seconds_own_from_python": from_python[0],
+        "seconds_planned_from_python": from_python[1],
+    }

@@ -1,6 +1,6 @@
 """Ways to run a linear layer: the table that the advisor measures. A new way is a row here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,50 +19,30 @@ OWN: Final = "own"
 
 
 @dataclass(frozen=True)
-class Use:
-    """The use of a layer, which decides whether a way can do it."""
-
-    device: torch.device
-    input_dtypes: frozenset[torch.dtype]
-    """The dtypes of x, or autocast's where that is on."""
-
-
-@dataclass(frozen=True)
 class Way:
     """One way to run a linear layer."""
 
     name: str
     title: str
     """For people."""
-    why_not: Callable[[Use], str | None]
-    """Why a layer that is used so cannot be run this way; None where it can."""
+    why_not: Callable[[torch.device, Collection[torch.dtype]], str | None]
+    """Why a layer on this device, whose x is of these dtypes (autocast's where that is on), cannot
+    be run this way; None where it can."""
     make: Callable[[torch.nn.Linear], Module]
     """A module in its place. The layer stays as it is; the bias is shared."""
 
 
-def _no_products(use: Use) -> str | None:
-    for operation in ("products", "casts"):
-        if not has_kernels(operation, use.device):
-            return f"this GPU has no kernels of {operation} in FP8 (octofold info says why)"
-    return None
+def _no_kernels(device: torch.device, *operations: str) -> str | None:
+    missing = [operation for operation in operations if not has_kernels(operation, device)]
+    return f"this GPU has no kernels of {missing[0]} (octofold info says why)" if missing else None
 
 
-def _no_weight_only(use: Use) -> str | None:
-    if torch.float32 in use.input_dtypes:
+def _no_weight_only(device: torch.device, dtypes: Collection[torch.dtype]) -> str | None:
+    if torch.float32 in dtypes:
         return "its input is float32: takes float16 or bfloat16"
-    if not has_kernels("products with FP8 weights", use.device):
-        return "this GPU has no kernels of products with FP8 weights (octofold info says why)"
-    if torch.bfloat16 in use.input_dtypes and not has_bfloat16(use.device):
+    if torch.bfloat16 in dtypes and not has_bfloat16(device):
         return "its input is bfloat16: GPUs before compute capability 8.0 take float16"
-    return None
-
-
-def _no_cast(use: Use) -> str | None:
-    return (
-        None
-        if has_kernels("casts", use.device)
-        else "this GPU has no kernels of casts (octofold info says why)"
-    )
+    return _no_kernels(device, "products with FP8 weights")
 
 
 def _with_copy(linear: torch.nn.Linear) -> torch.nn.Linear:
@@ -75,7 +55,10 @@ def _with_copy(linear: torch.nn.Linear) -> torch.nn.Linear:
 
 def _native(recipe: str, title: str) -> Way:
     return Way(
-        recipe, title, _no_products, lambda linear: InferenceLinear.from_linear(linear, recipe)
+        recipe,
+        title,
+        lambda device, dtypes: _no_kernels(device, "products", "casts"),
+        lambda linear: InferenceLinear.from_linear(linear, recipe),
     )
 
 
@@ -101,7 +84,7 @@ WAYS: Final[dict[str, Way]] = {
         Way(
             "cast",
             "weight kept in FP8 128x128, dequantized in each forward, product in x's dtype",
-            _no_cast,
+            lambda device, dtypes: _no_kernels(device, "casts"),
             _with_copy,
         ),
     )

@@ -15,7 +15,7 @@ from ..._ops.quantize import quantize
 from ..casting.casts import cast_as_wanted, cast_weight, joined, walkable
 from .activated import activated, activated_gradient, cast_activation_gradient, gated_in_one
 from .boundary import ONE_PROCESS, sides_of
-from .chain_call import Before, Chain, Layer, chain_in_one_call
+from .chain_call import Before, Chain, Layer
 from .functions import (
     Layout,
     differentiates,
@@ -25,7 +25,7 @@ from .functions import (
     save,
     saved,
 )
-from .in_graph import layer_in_graph
+from .in_graph import fused
 from .main_grad import GradientTargets
 from .normed import norm_gradients, norm_source, normed
 from .products import (
@@ -168,8 +168,7 @@ def run(
     layers = (first,) if second is None else (first, second)
     results = None
     if chain.sides is None:
-        results = chain_in_one_call(chain, before, layers, dtype)
-        results = results or layer_in_graph(chain, before, layers, dtype)
+        results = fused(chain, before, layers, dtype)
     y, total = results or _by_casts_and_products(before, layers, chain, dtype)
     return (y[0], total[0]) if is_vector else (y, total)
 
@@ -186,7 +185,7 @@ def _by_casts_and_products(
         with_casts.append(layer)
         both = both or (torch.is_grad_enabled() and layer.needs_gradient())
     first, *others = with_casts
-    inputs = _Inputs(*before, first, others[0] if others else None, chain, dtype)
+    inputs = _Inputs(*before[:4], first, others[0] if others else None, chain, dtype)
     parameters = (t for layer in layers for t in layer.parameters())
     if not differentiates(chain.name, *before, *parameters):
         made = _compute(inputs, _Needs())

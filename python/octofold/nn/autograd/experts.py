@@ -2,6 +2,7 @@
 checks that its arguments fit together."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -12,16 +13,16 @@ from ..._core.ops import row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
-from ..casting.casts import cast_weight
+from ..casting.casts import WeightCasts, walkable
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
-from ..recipes.kernels import expert_products
+from ..recipes.kernels import expert_products, has_bfloat16
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
-from .experts_backward import native_experts
-from .experts_forward import Projection, Tokens, routed_tokens
-from .experts_weight_only import weight_only_experts, wide_experts
+from .chain_call import Before, Chain, Layer
+from .experts_wide import wide_experts
 from .fitting import require_wide
 from .functions import result_dtype
+from .in_graph import fused
 
 
 def experts(
@@ -84,55 +85,43 @@ def experts(
     require_same_device(name, x, w13)
     require_routed(name, x, topk_ids, topk_weights, w13.shape[2])
     require_compute(name, compute)
-    grad = torch.is_grad_enabled()
     compute = chosen_compute(x, w13, w2, compute)
-    tokens = routed_tokens(x, topk_ids, topk_weights, w13.shape[0])
-    if compute == HIGH_PRECISION:
-        first, second = (uncast_projection(w, b) for w, b in ((w13, b13), (w2, b2)))
-    else:
-        used = tokens.routing.offsets
-        first = projection_of(w13, b13, recipe, grad and x.requires_grad, used)
-        both = grad and (x.requires_grad or first.needs_gradient())
-        second = projection_of(w2, b2, recipe, both, used)
-    return run_experts(x, tokens, first, second, activation, recipe, compute)
+    layers = layer_of_experts(w13, b13), layer_of_experts(w2, b2)
+    chain = Chain(name, recipe, activation=activation)
+    return run_experts(x, topk_ids, topk_weights, layers, chain, compute)
 
 
-def projection_of(
+def layer_of_experts(
     weight: Tensor | ScaledTensor,
     bias: Tensor | None,
-    recipe: Recipe,
-    transposed: bool,
-    used: Tensor | None = None,
-) -> Projection:
-    """With casts that are made now, the transposed one if wanted; of FP8 backward makes it. used:
-    the routing's offsets, if experts without tokens are to be left out."""
+    casts: WeightCasts | None = None,
+    main_grad: Tensor | None = None,
+) -> Layer:
+    """One of the two layers of all experts. FP8 weights are their casts."""
     if isinstance(weight, ScaledTensor):
-        return uncast_projection(weight, bias)
-    return Projection(weight, bias, cast_weight(weight, recipe, True, transposed, used))
-
-
-def uncast_projection(
-    weight: Tensor | ScaledTensor, bias: Tensor | None, main_grad: Tensor | None = None
-) -> Projection:
-    """Without casts beside what is FP8 already."""
-    if isinstance(weight, ScaledTensor):
-        return Projection(None, bias, (weight, None))
-    return Projection(weight, bias, (None, None), main_grad)
+        return Layer((), bias, (weight, None))
+    return Layer((weight,), bias, casts, (main_grad,))
 
 
 def run_experts(
     x: Tensor,
-    tokens: Tokens,
-    first: Projection,
-    second: Projection,
-    activation: str,
-    recipe: Recipe,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    layers: tuple[Layer, Layer],
+    chain: Chain,
     compute: str,
 ) -> Tensor:
-    """experts() of arguments that fit, x and where its tokens go, as chosen_compute()
-    gives. The projections have the casts that it takes: of HIGH_PRECISION none."""
-    y = _EXPERTS[compute](tokens, first, second, activation, recipe, result_dtype(x))
-    return y[0] if x.dim() == 1 else y
+    """experts() of arguments that fit, computed as chosen_compute() gives. For HIGH_PRECISION the
+    layers have no casts."""
+    is_vector, experts = x.dim() == 1, layers[0].shape[0]
+    if is_vector:
+        x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
+    if topk_ids.dtype != torch.int32:
+        topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)  # no other becomes an expert's
+    shares = topk_weights.to(torch.float32).contiguous()
+    before = Before(walkable(x), topk_weights=shares, topk_ids=walkable(topk_ids))
+    y = _EXPERTS[compute](chain, before, layers, result_dtype(x))
+    return y[0] if is_vector else y
 
 
 def chosen_compute(
@@ -149,9 +138,29 @@ def chosen_compute(
     return WEIGHT_ONLY if how == CAST else how  # whose error says what there is no kernel for
 
 
+def _native_experts(
+    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
+) -> Tensor:
+    results = fused(chain, before, layers, dtype)
+    assert results is not None  # as expert_recipe_of() gives
+    return results[0]
+
+
+def _weight_only_experts(
+    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
+) -> Tensor:
+    """Nothing is cast to FP8: rows are of `dtype`; for a `dtype` of float32 they are rounded to
+    bfloat16 (float16 where a GPU's tensor cores have no bfloat16), and results are not."""
+    half = dtype
+    if half == torch.float32:
+        half = torch.bfloat16 if has_bfloat16(before.x.device) else torch.float16
+    before = before._replace(x=before.x.to(half))
+    return _native_experts(replace(chain, weight_only=half), before, layers, dtype)
+
+
 _EXPERTS: Final[dict[str, Callable[..., Tensor]]] = {
-    NATIVE: native_experts,
-    WEIGHT_ONLY: weight_only_experts,
+    NATIVE: _native_experts,
+    WEIGHT_ONLY: _weight_only_experts,
     HIGH_PRECISION: wide_experts,
 }
 

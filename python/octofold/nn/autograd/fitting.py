@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.torch import FLOAT8
+from ..._core.torch_ops import PLAIN_TYPES
 
 _WIDE: Final = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -53,7 +54,7 @@ def require_wide(operation: str, name: str, value: object) -> None:
     """A tensor of bfloat16, float16 or float32."""
     if not isinstance(value, Tensor) or value.dtype not in _WIDE:
         raise _not_wide(operation, name, value)
-    if hasattr(value, "device_mesh"):
+    if is_dtensor(value):
         expected = (
             "whole weights, and tensors of this rank: fully_shard() a module or what it is in"
         )
@@ -78,6 +79,12 @@ def require_features(operation: str, in_features: object, out_features: object) 
     for name, value in (("in_features", in_features), ("out_features", out_features)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise invalid_argument(operation, name, "a whole number of at least 1", repr(value))
+
+
+def is_dtensor(value: object) -> bool:
+    """True if FSDP2 or tensor parallelism has spread the tensor over ranks."""
+    # Importing DTensor takes longer than all of torch.nn, and a name that is not there than a type.
+    return type(value) not in PLAIN_TYPES and hasattr(value, "device_mesh")
 
 
 def is_fp8(value: object) -> TypeGuard[Tensor]:

@@ -6,51 +6,41 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._core.torch import DTYPES, LIBRARY_TAKES_TENSORS, NAMES
+from ..._core.torch import LIBRARY_TAKES_TENSORS, NAMES
 from ..._core.torch_ops import torch_is_watching
-from ..._ops.layer_ops import GradientOptions, LayerOptions, layer_backward, layer_forward, text_of
+from ..._ops.layer_ops import LayerOptions, layer_backward, layer_forward, text_of
 from ..._ops.layer_passes import fits
 from ..casting.casts import walkable
-from ..casting.weight_tensors import plain_weight
-from .chain_call import Before, Chain, Layer, casts_suffice, wanted_of
+from .chain_call import (
+    Before,
+    Chain,
+    Layer,
+    TransposedWeight,
+    all_or_none_cast,
+    chain_in_one_call,
+    routing_of,
+    transposed_weights,
+    wanted_of,
+)
 from .functions import Layout, differentiates, flatten, refuse_in_backward, save, saved
 from .normed import fitted
-from .products import addable
 
 
-class _Weight(NamedTuple):
-    """The weight of a layer, its casts where they come with it, and its bias."""
-
-    weight: Tensor
-    bias: Tensor | None
-    codes: Tensor | None = None
-    scale: Tensor | None = None
-    transposed: Tensor | None = None
-    transposed_scale: Tensor | None = None
-
-
-class _Inputs(NamedTuple):
-    operation: str
-    before: Before
-    up: _Weight
-    down: _Weight | None
-    options: LayerOptions
-
-
-def layer_in_graph(
+def fused(
     chain: Chain, before: Before, layers: tuple[Layer, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
-    """The result of arguments that fit, and what was normed; None where that is to be done
-    otherwise: where torch need not know of it, for recipes that are not all FP8, and for gradients
-    that are added to a main_grad."""
+    """The result of arguments that fit, in one call each way, and what was normed; None for recipes
+    that are not all FP8."""
     recipe, norm = chain.recipe, chain.norm
     wanted = wanted_of(before, layers)
-    if not torch_is_watching() or not LIBRARY_TAKES_TENSORS or not fits(recipe, wanted):
+    if not fits(recipe, wanted):
         return None
-    if not casts_suffice(layers, wanted):
-        return None
-    if any(main_grad is not None for layer in layers for main_grad in layer.main_grads):
-        return None
+    layers = all_or_none_cast(layers, recipe)
+    results = chain_in_one_call(chain, before, layers, dtype, wanted)
+    is_routed = before.topk_ids is not None
+    # Casts and products one after another do as well, but for experts.
+    if results or not (is_routed or (torch_is_watching() and LIBRARY_TAKES_TENSORS)):
+        return results
     options = LayerOptions(
         recipe=text_of(recipe),
         norm=None if norm is None else norm.kind,
@@ -58,132 +48,112 @@ def layer_in_graph(
         activation=chain.activation,
         keep_fp8=chain.keep_fp8,
         has_up_bias=layers[0].bias is not None,
+        has_down_bias=layers[-1].bias is not None,
+        weight_only=chain.rows_dtype,
         are_cast=layers[0].casts is not None,
         wanted="".join(["1" if each else "0" for each in wanted]),
         x_dtype=NAMES[before.x.dtype],
         y_dtype=NAMES[dtype],
     )
-    up = _weight_of(layers[0])
-    down = _weight_of(layers[1]) if len(layers) == 2 else None
-    inputs = _Inputs(chain.name, before, up, down, options)
-    tensors = (*before, up.weight, up.bias, *((down.weight, down.bias) if down else ()))
-    if not differentiates(chain.name, *tensors):
+    inputs = _Inputs(chain, before, layers, dtype, options)
+    parameters = (t for layer in layers for t in layer.parameters())
+    if not differentiates(chain.name, *before, *parameters):
         y, total, _ = _forward(inputs)
         return y, before.x if total is None else total
     layout, flat = flatten(inputs)
-    results = _InGraph.apply(layout, *flat)  # type: ignore[no-untyped-call]
-    return results if before.residual is not None else (results, before.x)
+    made = _InGraph.apply(layout, *flat)  # type: ignore[no-untyped-call]
+    return made if before.residual is not None else (made, before.x)
 
 
-def _weight_of(layer: Layer) -> _Weight:
-    """Gate and up are put below each other where torch sees it, which splits their gradient."""
-    parts = [plain_weight(weight) for weight in layer.weights]
-    weight = _Weight(parts[0] if len(parts) == 1 else torch.cat(parts), layer.bias)
-    if layer.casts is None:
-        return weight
-    rows, transposed = layer.casts
-    assert rows is not None
-    weight = weight._replace(codes=rows.data, scale=rows.scale)
-    if transposed is None:
-        return weight
-    return weight._replace(transposed=transposed.data, transposed_scale=transposed.scale)
+class _Inputs(NamedTuple):
+    chain: Chain
+    before: Before
+    layers: tuple[Layer, ...]
+    dtype: torch.dtype
+    """The dtype of the result."""
+    options: LayerOptions
 
 
 def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    dtype = DTYPES[inputs.options.y_dtype]
-    x, residual, norm_weight, norm_bias = inputs.before
-    weights: list[Tensor | None] = []
-    for weight in (inputs.up, inputs.down):
-        if weight is None:
-            weights += None, None, None
-        else:
-            read = weight.codes
-            if read is None:
-                read = walkable(weight.weight)
-            weights += read, weight.scale, addable(weight.bias, dtype)
+    x, residual, norm_weight, norm_bias, shares, ids = inputs.before
+    weights = [t for layer in inputs.layers for t in layer.operands(inputs.dtype)]
+    weights += [None] * (6 - len(weights))
     operands = fitted(norm_weight, x), fitted(norm_bias, x)
-    given = (x, residual, *operands, *weights)
+    given = (x, residual, *operands, ids, shares, *weights)
     y, total, kept, _ = layer_forward(given, tuple(inputs.options))
     return y, total, kept
 
 
 class _Kept(NamedTuple):
     memory: Tensor | None
-    normed: Tensor | None = None
-    norm_weight: Tensor | None = None
-    norm_bias: Tensor | None = None
-    transposed: tuple[Tensor | None, ...] = ()
+    normed: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    routing: tuple[Tensor | None, ...]
+    transposed: tuple[TransposedWeight, ...]
 
 
 class _InGraph(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Any:
         inputs: _Inputs = layout.record(tensors)
-        operation, before, up, down, options = inputs
+        chain, before, layers, dtype, options = inputs
         y, total, kept = _forward(inputs)
-        of_x = options.wanted[0] == "1"
-        kept_values = _Kept(kept)
-        if of_x and options.norm is not None:
+        wanted = tuple(each == "1" for each in options.wanted)
+        normed = norm_weight = norm_bias = None
+        if wanted[0] and chain.norm is not None:
             normed = before.x if total is None else total
-            kept_values = _Kept(kept, normed, before.norm_weight, before.norm_bias)
+            norm_weight, norm_bias = before.norm_weight, before.norm_bias
         # A cast that backward has no product for is not handed to the op.
-        transposed: list[Tensor | None] = [None] * 4
-        if of_x:
-            transposed[:2] = up.transposed, up.transposed_scale
-        if down is not None and "1" in options.wanted[:3]:
-            transposed[2:] = down.transposed, down.transposed_scale
-        save(ctx, kept_values._replace(transposed=tuple(transposed)))
-        ctx.operation, ctx.layout, ctx.options = operation, layout, options
-        last = up if down is None else down
-        ctx.sizes = (
-            before.x.shape[-1],
-            0 if down is None else down.weight.shape[1],
-            last.weight.shape[0],
-        )
-        weights = (up.weight, up.bias, *((down.weight, down.bias) if down else (None, None)))
-        ctx.dtypes = [
-            "" if t is None or t.dtype not in NAMES else NAMES[t.dtype]
-            for t in (*before[2:], *weights)
-        ]
+        transposed = transposed_weights(chain, layers, wanted)
+        routing = routing_of(before, layers, dtype, wanted)
+        save(ctx, _Kept(kept, normed, norm_weight, norm_bias, routing, transposed))
+        ctx.layout, ctx.chain, ctx.options, ctx.wanted = layout, chain, options, wanted
+        experts = 0 if before.topk_ids is None else layers[-1].shape[0]
+        hidden = layers[1].shape[-1] if len(layers) == 2 else 0
+        ctx.sizes = before.x.shape[-1], hidden, layers[-1].shape[-2], experts
+        ctx.norm_dtypes = [None if t is None else t.dtype for t in (norm_weight, norm_bias)]
+        ctx.targets = [layer.targets() for layer in layers]
         return y if total is None else (y, total)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, of_sum: Tensor | None = None) -> tuple[Any, ...]:
-        refuse_in_backward(ctx.operation, dy)
+        refuse_in_backward(ctx.chain.name, dy)
         kept: _Kept = saved(ctx)
-        options: LayerOptions = ctx.options
-        through_norm = kept.normed is not None
-        operands: tuple[Tensor | None, ...] = (None, None)
-        if kept.normed is not None:
-            x = kept.normed
-            operands = fitted(kept.norm_weight, x), fitted(kept.norm_bias, x)
-        wanted = (through_norm, through_norm, *(each == "1" for each in options.wanted[1:]))
-        dtypes = [
-            name if is_wanted else ""
-            for name, is_wanted in zip(ctx.dtypes, (*wanted, False, False), strict=False)
-        ]
-        in_features, hidden, out_features = ctx.sizes
-        more = GradientOptions(in_features, hidden, out_features, ",".join(dtypes))
+        x, norm_weight, norm_bias = kept.normed, None, None
+        if x is not None:
+            norm_weight, norm_bias = fitted(kept.norm_weight, x), fitted(kept.norm_bias, x)
+        transposed: list[Tensor | None] = []
+        for weight in kept.transposed:
+            transposed += weight.operand(ctx.chain.recipe)
+        transposed += [None] * (4 - len(transposed))
+        of_layers = ctx.wanted[-2 * len(ctx.targets) :]
+        dtypes = [*ctx.norm_dtypes, torch.float32 if ctx.sizes[3] and ctx.wanted[1] else None]
+        for index, target in enumerate(ctx.targets):
+            both = target.dtype, target.bias_dtype
+            wanted = of_layers[2 * index : 2 * index + 2]
+            dtypes += [of if each else None for of, each in zip(both, wanted, strict=True)]
+        dtypes += [None] * (7 - len(dtypes))
+        names = ",".join(["" if of is None else NAMES[of] for of in dtypes])
         given = (
             walkable(dy),
             kept.memory,
-            None if kept.normed is None else kept.normed.detach(),
-            *operands,
-            walkable(of_sum) if through_norm and of_sum is not None else None,
-            *kept.transposed,
+            None if x is None else x.detach(),
+            norm_weight,
+            norm_bias,
+            None if of_sum is None or x is None else walkable(of_sum),
+            *kept.routing,
+            *transposed,
         )
-        dx, dnorm_weight, dnorm_bias, dup, dup_bias, ddown, ddown_bias, _ = layer_backward(
-            given, (*options, *more)
+        dx, d_norm, d_norm_bias, d_shares, *of_both, _ = layer_backward(
+            given, (*ctx.options, *ctx.sizes, names)
         )
-        gradients: tuple[Any, ...] = ctx.layout.gradients(
-            ctx,
-            before=(dx, dx, dnorm_weight, dnorm_bias),
-            up=_gradients(dup, dup_bias),
-            down=_gradients(ddown, ddown_bias) if ctx.sizes[1] else None,
+        gradients = []
+        for target, dw, db in zip(ctx.targets, of_both[::2], of_both[1::2], strict=False):
+            if dw is not None and target.added_to is not None:
+                target.added_to.add_(dw)
+            gradients.append((None if dw is None else target.handed_out(dw), db))
+        made: tuple[Any, ...] = ctx.layout.gradients(
+            ctx, before=(dx, dx, d_norm, d_norm_bias, d_shares, None), layers=gradients
         )
-        return gradients
-
-
-def _gradients(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients by the fields of a _Weight."""
-    return weight, bias, None, None, None, None
+        return made

@@ -1,6 +1,7 @@
 """The places that gradients of weights go to: new tensors, or `weight.main_grad`, to which they are
 added, as Megatron has it."""
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -120,17 +121,15 @@ class GradientTargets(NamedTuple):
         recipe: Recipe,
     ) -> tuple[Tensor | None, ...]:
         """dYᵀ · x for each weight; None where it was added to a main_grad."""
-        dtype, added_to = self._dtype(), self._added_to()
-        return self.handed_out(
-            weight_gradient(dy, casts.transposed, x, x_transposed, recipe, dtype, added_to)
-        )
+        assert self.dtype is not None
+        operands = dy, casts.transposed, x, x_transposed
+        return self.handed_out(weight_gradient(*operands, recipe, self.dtype, self.added_to))
 
-    def place(self, features: int, device: torch.device) -> tuple[Tensor, bool]:
+    def place(self, shape: Sequence[int], device: torch.device) -> tuple[Tensor, bool]:
         """The memory of the gradient of all weights, and whether that is added to what it holds."""
-        added_to = self._added_to()
-        if added_to is not None:
-            return added_to, True
-        return torch.empty(sum(self.rows), features, dtype=self._dtype(), device=device), False
+        if self.added_to is not None:
+            return self.added_to, True
+        return torch.empty(shape, dtype=self.dtype, device=device), False
 
     def handed_out(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of all weights as that of each; None where it is in a main_grad."""
@@ -148,11 +147,14 @@ class GradientTargets(NamedTuple):
             for part, weight, dtype in zip(parts, self.weights, self.dtypes, strict=True)
         )
 
-    def _dtype(self) -> torch.dtype:
-        """The dtype of several weights' gradient is that of the first one, unless one is added."""
-        is_added = len(self.rows) > 1 and any(held is not None for held in self.main_grads)
-        return torch.float32 if is_added else self.dtypes[0]
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all weights' gradient: that of the first one, unless one is added."""
+        if any(held is not None for held in self.main_grads):
+            return torch.float32
+        return self.dtypes[0] if self.dtypes else None
 
-    def _added_to(self) -> Tensor | None:
+    @property
+    def added_to(self) -> Tensor | None:
         """The one weight's main_grad, to which the product itself adds."""
         return self.main_grads[0] if len(self.rows) == 1 else None

@@ -1,8 +1,7 @@
 """The norm before a linear layer: its casts, its gradients, and itself where no cast will do; and
 norms and rotary embeddings alone, with gradients."""
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +14,12 @@ from ..._ops.norms import NormGradients, norm, norm_gradient
 from ..casting.casts import walkable
 from .fitting import require_vector, require_wide
 from .functions import refuse_in_backward, save_tensors, saved_tensors
+from .products import addable
 
 NORMS: Final = ("rms", "layer")
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     """A norm: its kind, one of NORMS, and its epsilon."""
 
     kind: str
@@ -131,10 +130,7 @@ class _RmsNorm(torch.autograd.Function):
 
 def fitted(operand: Tensor | None, x: Tensor) -> Tensor | None:
     """The operand in the dtype of x or float32, as the fused operations take it, and contiguous."""
-    if operand is None:
-        return None
-    operand = operand.detach()
-    return (operand if operand.dtype == torch.float32 else operand.to(x.dtype)).contiguous()
+    return addable(operand if operand is None else operand.detach(), x.dtype)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

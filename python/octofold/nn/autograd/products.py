@@ -8,6 +8,7 @@ from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.gemm import gemm
+from ..._ops.grouped_gemm import Rows, grouped_gemm
 from ..casting.casts import cast_weight, joined
 from .boundary import ONE_PROCESS, Boundary
 
@@ -31,6 +32,36 @@ def output_product(
         out_dtype=dtype,
         fast_accumulation=product.fast_accumulation,
         batch_invariant=product.batch_invariant,
+    )
+    return y
+
+
+def grouped_product(
+    product: Product,
+    a: ScaledTensor | None,
+    b: ScaledTensor | None,
+    offsets: Tensor,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    cast_to: Format | None = None,
+) -> Tensor:
+    """Rows [R, out]. cast_to: the format of the cast that takes them."""
+    assert a is not None
+    assert b is not None
+    out = None
+    if (
+        cast_to is not None and cast_to.granularity == "tensor"
+    ):  # which sees all rows, those too that are nobody's
+        out = a.data.new_zeros((a.shape[0], b.shape[1]), dtype=dtype)
+    y: Tensor = grouped_gemm(
+        a,
+        b,
+        Rows(offsets),
+        bias=addable(bias, dtype),
+        out_dtype=None if out is not None else dtype,
+        fast_accumulation=product.fast_accumulation,
+        batch_invariant=product.batch_invariant,
+        out=out,
     )
     return y
 

@@ -58,18 +58,15 @@ def weight_casts(
     recipe: Recipe,
     transposed: bool,
     sharded: bool = False,
-    used: Tensor | None = None,
 ) -> WeightCasts:
     """The casts of a layer's weight as it is now, the transposed one if wanted.
 
     weights: one, or several that are one below the other in a product.
     sharded: by FSDP, which fills the same memory anew in each pass. A transposed cast kept for
         backward would be a whole weight: what FSDP gathers for backward is cast there.
-    used: of experts, the offsets of their tokens, as cast_weight() takes them. What is kept is of
-        all experts, as the next tokens may be for others.
     """
     held = None if sharded else held_casts(weights, recipe, transposed)
-    return held or cast_weight(joined(weights), recipe, True, transposed and not sharded, used)
+    return held or cast_weight(joined(weights), recipe, True, transposed and not sharded)
 
 
 def casts_for_call(

@@ -23,24 +23,24 @@ from ..autograd.boundary import (
     reduce_partial,
     sides_of,
 )
+from ..autograd.chain_call import Chain, Layer
 from ..autograd.experts import (
     chosen_compute,
     expert_recipe_of,
+    layer_of_experts,
     require_counts,
     require_projections,
     require_routed,
     require_same_device,
     run_experts,
-    uncast_projection,
 )
-from ..autograd.experts_forward import Projection, routed_tokens
-from ..autograd.fitting import is_fp8
+from ..autograd.fitting import is_dtensor, is_fp8
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.casts import joined_experts, stacked_experts
-from ..casting.weight_casts import weight_casts
+from ..casting.weight_casts import casts_for_call
 from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
-from .linear import is_dtensor, local_part, require_order
+from .linear import local_part, require_order
 from .saving import CodedState, give_whole_rows
 
 
@@ -230,16 +230,15 @@ class Experts(CodedState, KeepsBuffers):
             input, topk_weights = gather_tokens(input, entry), gather_tokens(topk_weights, entry)
         grad = torch.is_grad_enabled()
         compute = chosen_compute(input, first, second, self.compute)
-        tokens = routed_tokens(input, topk_ids, topk_weights, first.shape[0])
-        used = tokens.routing.offsets
-        of_first = self._projection(
-            self._names[0], first, grad and input.requires_grad, compute, used
-        )
-        both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._projection(self._names[1], second, both, compute, used)
+        of_x = grad and input.requires_grad
+        of_first = self._layer(self._names[0], first, of_x, compute)
+        both = of_x or (grad and of_first.needs_gradient())
+        of_second = self._layer(self._names[1], second, both, compute)
         if of_second.bias is not None and exit is not ONE_PROCESS:
             of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
-        y = run_experts(input, tokens, of_first, of_second, self.activation, self._recipe, compute)
+        layers = of_first, of_second
+        chain = Chain("experts", self._recipe, activation=self.activation)
+        y = run_experts(input, topk_ids, topk_weights, layers, chain, compute)
         return y if exit is ONE_PROCESS else reduce_partial(y, exit)
 
     @property
@@ -351,25 +350,24 @@ class Experts(CodedState, KeepsBuffers):
         squares = self._recipe.output.b.granularity == "128x128"
         return f"{name}_scale_inv" if squares else f"{name}_scale"
 
-    def _projection(
+    def _layer(
         self,
         name: str,
         weight: Tensor | ScaledTensor,
         transposed: bool,
         compute: str = NATIVE,
-        used: Tensor | None = None,
-    ) -> Projection:
+    ) -> Layer:
         bias = self._own(f"{name}_bias")
         if isinstance(weight, ScaledTensor):
-            return uncast_projection(weight, bias)
+            return layer_of_experts(weight, bias)
         if is_dtensor(weight):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
         main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
-        if compute == HIGH_PRECISION:
-            return uncast_projection(weight, bias, main_grad)
-        casts = weight_casts((weight,), self._recipe, transposed, self._is_sharded, used)
-        return Projection(weight, bias, casts, main_grad)
+        casts = None
+        if compute != HIGH_PRECISION:
+            casts = casts_for_call((weight,), self._recipe, transposed, self._is_sharded)
+        return layer_of_experts(weight, bias, casts, main_grad)
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
         for name in self._names:

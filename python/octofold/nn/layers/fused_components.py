@@ -10,12 +10,13 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain_call import Layer
+from ..autograd.fitting import is_dtensor
 from ..autograd.normed import Norm
 from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
-from .linear import Linear, is_dtensor, local_part
+from .linear import Linear, local_part
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
 
@@ -67,10 +68,11 @@ def norm_operands(
     norm: Module, epsilon: str, dtype: torch.dtype
 ) -> tuple[Norm, Tensor | None, Tensor | None]:
     """The kind, weight and bias of one of torch's norms, over a tensor of this dtype."""
-    assert isinstance(norm, (RMSNorm, LayerNorm))
-    kind = "rms" if isinstance(norm, RMSNorm) else "layer"
-    of_norm = Norm(kind, float(epsilon) if epsilon else torch.finfo(dtype).eps)
-    return of_norm, local_part(norm.weight), local_part(getattr(norm, "bias", None))
+    number = float(epsilon) if epsilon else torch.finfo(dtype).eps
+    if isinstance(norm, RMSNorm):
+        return Norm("rms", number), local_part(norm.weight), None
+    assert isinstance(norm, LayerNorm)
+    return Norm("layer", number), local_part(norm.weight), local_part(norm.bias)
 
 
 def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:

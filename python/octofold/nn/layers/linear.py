@@ -11,7 +11,7 @@ from ..._core.library import warn_once
 from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial, sides_of
-from ..autograd.fitting import is_fp8, require_features, require_fitting
+from ..autograd.fitting import is_dtensor, is_fp8, require_features, require_fitting
 from ..autograd.functions import result_dtype
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
@@ -133,7 +133,11 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     def own_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias: in a group of ranks what this one has of them."""
-        weight, bias = self.weight, self.bias
+        own: dict[str, Any] = self._parameters  # where __getattr__() takes longer to look
+        if "weight" in own and "bias" in own:
+            weight, bias = own["weight"], own["bias"]
+        else:
+            weight, bias = self.weight, self.bias
         return (weight, bias) if self.sides is None else (local_part(weight), local_part(bias))
 
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
@@ -242,11 +246,6 @@ def _why_no_products(device: torch.device) -> str:
         f"x's own dtype is used, as there are no FP8 products: "
         f"{layer_products(LINEAR, TRAINED, device).why_not}"
     )
-
-
-def is_dtensor(value: object) -> bool:
-    """True if FSDP2 or tensor parallelism has spread the parameter over ranks."""
-    return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
 
 
 def require_order(operation: str, name: str, parameter: Any) -> None:
