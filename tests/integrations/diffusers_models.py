@@ -3,7 +3,7 @@
 import diffusers
 import torch
 from octofold.integrations.diffusers import OctofoldConfig
-from octofold.nn.layers.fp8_weight import Fp8Weight
+from octofold.nn.layers.fp8_linear import Fp8Linear
 
 BF16 = torch.bfloat16
 
@@ -126,4 +126,4 @@ def loaded(folder, dtype=BF16, kind=diffusers.FluxTransformer2DModel, device_map
 
 def fp8_layers(model):
     """By their names."""
-    return {name: one for name, one in model.named_modules() if isinstance(one, Fp8Weight)}
+    return {name: one for name, one in model.named_modules() if isinstance(one, Fp8Linear)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from octofold import nn
 from octofold.nn.casting.weight_tensors import StoredWeight
-from octofold.nn.layers.fp8_weight import Fp8Weight
+from octofold.nn.layers.fp8_linear import Fp8Linear
 from octofold.nn.layers.peft_layers import Fp8Lora
 
 from tests.integrations.diffusers_models import BF16, fp8_layers
@@ -85,7 +85,7 @@ def test_adapters_load_run_and_go(folder, inputs, compute, low_cpu_mem_usage):
     model.set_adapters("one", 1.0)
     assert torch.equal(outcome(model, inputs), y)
     model.unload_lora()
-    assert isinstance(model.get_submodule(TARGETS[0]), Fp8Weight)
+    assert isinstance(model.get_submodule(TARGETS[0]), Fp8Linear)
     assert torch.equal(outcome(model, inputs), before)
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import Experts, InferenceLinear, WeightOnlyLinear
-from octofold.nn.layers.fp8_weight import Fp8Weight
+from octofold.nn.layers.fp8_linear import Fp8Linear
 
 from tests.integrations.support import same_bits
 from tests.integrations.transformers_support import (
@@ -28,7 +28,7 @@ def with_the_same_values(model, plain):
     expected = copy.deepcopy(plain)
     for name, module in model.named_modules():
         other = expected.get_submodule(name)
-        if isinstance(module, Fp8Weight):
+        if isinstance(module, Fp8Linear):
             values = {"weight": module.scaled_weight}
         elif isinstance(getattr(module, "gate_up_proj", None), torch.Tensor) and hasattr(
             module, "gate_up_proj_scale_inv"
@@ -61,7 +61,7 @@ def test_models_are_cast_while_they_load(saved, name, compute, tmp_path):
     pickled = pickle.loads(pickle.dumps(model))
     kind = InferenceLinear if compute == "native" else WeightOnlyLinear
     assert sum(isinstance(module, kind) for module in model.modules()) >= 1
-    assert not any(isinstance(m, Fp8Weight) and not isinstance(m, kind) for m in model.modules())
+    assert not any(isinstance(m, Fp8Linear) and not isinstance(m, kind) for m in model.modules())
     head = model.get_output_embeddings()
     assert head is None or type(head) is torch.nn.Linear
     expected = row.outputs(with_the_same_values(model, load(saved, name)))
@@ -236,7 +236,7 @@ def test_the_way_back(saved):
     model = load(saved, "Llama", quantization_config=OctofoldConfig())
     expected = ROWS["Llama"].outputs(with_the_same_values(model, load(saved, "Llama")))
     wide = model.dequantize()
-    assert not any(isinstance(module, Fp8Weight) for module in wide.modules())
+    assert not any(isinstance(module, Fp8Linear) for module in wide.modules())
     assert relative_error(ROWS["Llama"].outputs(wide), expected) < 1e-6
 
 

@@ -7,7 +7,7 @@ import octofold
 import pytest
 import torch
 from octofold.integrations.transformers import OctofoldConfig, checkpoint_config
-from octofold.nn.layers.fp8_weight import Fp8Weight
+from octofold.nn.layers.fp8_linear import Fp8Linear
 
 from tests.integrations.transformers_support import MIXTURES, ROWS, limit, load
 from tests.python.nn.layer_support import relative_error
@@ -37,7 +37,7 @@ def test_checkpoints_of_other_families(saved, name, family, compute, tmp_path):
     checkpoint = octofold.load_checkpoint(fp8)
     held = 0
     for path, module in model.named_modules():
-        if isinstance(module, Fp8Weight):
+        if isinstance(module, Fp8Linear):
             held += 1
             assert module.scaled_weight.equals(checkpoint[f"{path}.weight"])
     assert held >= 4

@@ -11,7 +11,7 @@ import transformers
 from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import InferenceLinear
 from octofold.nn.conversion.fp8_layers import wide_layer
-from octofold.nn.layers.fp8_weight import Fp8Weight
+from octofold.nn.layers.fp8_linear import Fp8Linear
 
 from tests.integrations.transformers_support import load
 from tests.project.project_support import EXAMPLES
@@ -51,7 +51,7 @@ def test_gradients_are_those_over_the_same_values(folder, compute):
     plain = loaded(folder, compute)
     for parent in list(plain.modules()):
         for name, child in list(parent._modules.items()):
-            if isinstance(child, Fp8Weight):
+            if isinstance(child, Fp8Linear):
                 setattr(parent, name, wide_layer(child, torch.bfloat16))
     plain.hf_quantizer = None
     found, expected = gradients(adapted(model)), gradients(adapted(plain))

@@ -25,7 +25,7 @@ from ..nn.conversion.fp8_layers import frozen_layer, words_of
 from ..nn.conversion.linear import CONV1D, replaced
 from ..nn.conversion.picking import Conversion, pick
 from ..nn.layers.conv1d import conv1ds
-from ..nn.layers.fp8_weight import Fp8Weight
+from ..nn.layers.fp8_linear import Fp8Linear
 from ..nn.recipes.choice import require_compute
 
 NAME: Final = "octofold"
@@ -167,7 +167,7 @@ def convert_linears(
     return Conversion(replaced(model, new), converted, picked.left_alone)
 
 
-def empty_layer(linear: torch.nn.Linear, format: Format, compute: str) -> Fp8Weight:
+def empty_layer(linear: torch.nn.Linear, format: Format, compute: str) -> Fp8Linear:
     """The twin of a linear layer with a weight of this format, and without memory."""
     weight = empty_weight(format, linear.out_features, linear.in_features)
     return frozen_layer(linear, weight, compute)
@@ -186,7 +186,7 @@ def empty_weight(
 
 
 @torch.no_grad()
-def cast_weight(layer: Fp8Weight, weight: Tensor, format: Format) -> dict[str, Tensor]:
+def cast_weight(layer: Fp8Linear, weight: Tensor, format: Format) -> dict[str, Tensor]:
     """The buffers of the layer, by their names, of a weight [out, in] in high precision, where that
     is."""
     cast = quantize(weight, format)

@@ -27,10 +27,10 @@ from .._info import info
 from .._ops.gemm import gemm
 from .._ops.quantize import quantize
 from ..nn.autograd.experts import experts as compute_experts
+from ..nn.autograd.frozen import frozen_linear
 from ..nn.autograd.linear import linear_with_casts
 from ..nn.autograd.products import addable
 from ..nn.casting.casts import walkable
-from ..nn.layers.weight_only import weight_only_linear
 
 _EXPERTS: Final = {"128x128": blockwise, "channel": rowwise, "tensor": tensorwise}
 """By the granularity of the weights."""
@@ -211,7 +211,7 @@ def _linear(
 def _weight_only(
     x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, of_weight: str
 ) -> Tensor:
-    return weight_only_linear(x, ScaledTensor(codes, scale, of_weight), bias)
+    return frozen_linear(x, ScaledTensor(codes, scale, of_weight), bias, "weight-only")
 
 
 def _experts(

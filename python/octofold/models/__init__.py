@@ -17,13 +17,11 @@ from .advisor.advise import advise
 from .advisor.plan import Plan, apply
 from .advisor.report import html_report, text_report
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
-from .layerwise.products import CastLinear
 from .load_into import load_checkpoint_into
 from .saved_models.load import load
 from .saved_models.save import save
 
 __all__ = [
-    "CastLinear",
     "Plan",
     "advise",
     "apply",

@@ -18,7 +18,7 @@ from .._load_checkpoint import OF_SERVERS, Checkpoint, load_checkpoint
 from ..nn.conversion.fp8_layers import frozen_layer
 from ..nn.conversion.linear import replaced
 from ..nn.conversion.weight_readers import weight_readers
-from ..nn.layers.fp8_weight import Fp8Weight
+from ..nn.layers.fp8_linear import Fp8Linear
 from ..nn.recipes.choice import require_compute
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
@@ -115,10 +115,10 @@ class Slot:
     """True if modules read it past the layer that it is of."""
 
     @property
-    def fp8_layers(self) -> list[Fp8Weight]:
+    def fp8_layers(self) -> list[Fp8Linear]:
         """The layers whose FP8 weight it is."""
         owners = (place.owner for place in self.places if place.attribute == "weight")
-        return [owner for owner in owners if isinstance(owner, Fp8Weight)]
+        return [owner for owner in owners if isinstance(owner, Fp8Linear)]
 
     @property
     def is_weight_of_linears(self) -> bool:
@@ -168,7 +168,7 @@ def _places(module: Module) -> Iterator[tuple[str, Place, Tensor]]:
         for name, tensor in (*owner._parameters.items(), *owner._buffers.items()):
             if tensor is None or name in owner._non_persistent_buffers_set:
                 continue
-            if isinstance(owner, Fp8Weight) and name == owner.scale_name:
+            if isinstance(owner, Fp8Linear) and name == owner.scale_name:
                 continue
             yield f"{prefix}.{name}" if prefix else name, Place(owner, name), tensor
 

@@ -12,6 +12,7 @@ import torch  # noqa: F401  (whole, before its parts: octofold._core.imported.im
 
 from .._core.recipe import Product, Recipe
 from . import recipes
+from .casting.fp8_weight import Fp8Weight
 from .casting.step_casts import CastsAfterStep, cast_after_step
 from .casting.weight_casts import keep_casts
 from .conversion.experts import convert_experts
@@ -38,6 +39,7 @@ __all__ = [
     "Conv1D",
     "Conversion",
     "Experts",
+    "Fp8Weight",
     "InferenceLinear",
     "Linear",
     "MixtureOfExperts",

@@ -29,7 +29,8 @@ from .._ops.cast import cast
 from .._ranks import Ranks, ranks_of, require_agreement
 from .._ranks.wire import as_bytes, largest
 from .casting.casts import cast_weight, with_amax
-from .casting.weight_tensors import CodedWeight, WrappedWeight, with_local
+from .casting.fp8_weight import Fp8Weight
+from .casting.weight_tensors import WrappedWeight, with_local
 from .layers.experts import Experts
 from .layers.linear import Linear, local_part
 
@@ -228,7 +229,7 @@ class ShardedWeight(WrappedWeight):
             agreed.record_stream(torch.cuda.current_stream(agreed.device))
         if out is not None:
             held = getattr(out, "_local_tensor", out)  # of a DTensor, over tensor parallelism
-            assert isinstance(held, CodedWeight)
+            assert isinstance(held, Fp8Weight)
             if agreed is not None:
                 # Tensors that backward saved of it hold the same numbers: the weight is the same.
                 counted = () if held.scale.is_inference() else (held.scale,)
@@ -237,7 +238,7 @@ class ShardedWeight(WrappedWeight):
             return None
         codes, *scale = all_gather_outputs
         whole = ScaledTensor(codes.view(dtype), agreed if not scale else scale[0], granularity)
-        return CodedWeight.of(whole, param_dtype), ()
+        return Fp8Weight.of(whole, param_dtype), ()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<a weight that travels in FP8: {self.plain!r}>"

@@ -4,6 +4,7 @@ import octofold
 import pytest
 import torch
 from octofold import models, nn
+from octofold.models.advisor.ways import WAYS
 
 
 def in_16_bits(model):
@@ -77,7 +78,7 @@ def mixed(model):
         lambda layer: nn.InferenceLinear.from_linear(layer, "rowwise"),
         lambda layer: nn.WeightOnlyLinear.from_linear(layer, "1x128"),
         lambda layer: nn.InferenceLinear.from_linear(layer, "tensorwise"),
-        models.CastLinear.from_linear,
+        WAYS["cast"].make,
         lambda layer: layer,
     )
     linears = [
@@ -98,7 +99,7 @@ def weight_only(model):
 
 
 def e5m2(model):
-    return models.enable_layerwise_casting(model, "e5m2", native=False)
+    return models.enable_layerwise_casting(model, "e5m2", compute="weight-only")
 
 
 def a_part(model):
@@ -140,11 +141,10 @@ def same_states(model, other):
 def numbers(model):
     values = {name: value for name, value in model.state_dict().items() if value.element_size() > 1}
     for name, module in model.named_modules():
-        if hasattr(module, "wide_weight"):
-            values[name] = module.wide_weight(torch.float32)
-            values = {key: one for key, one in values.items() if key != f"{name}.weight_scale"}
-        elif hasattr(module, "scaled_weight"):
-            weight = module.scaled_weight
-            assert isinstance(weight, octofold.ScaledTensor)
-            values[name] = weight.dequantize("float32")
+        scaled = getattr(module, "scaled_weight", None)
+        weight = getattr(module, "weight", None)
+        if isinstance(scaled, octofold.ScaledTensor):
+            values[name] = scaled.dequantize("float32")
+        elif isinstance(weight, nn.Fp8Weight):
+            values[name] = weight.dequantize()
     return values

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 from tests.python.models.library_models import outcome, unet  # noqa: E402
 
-CODES = {
+NUMBERS = {
     "casting": octofold.models.enable_layerwise_casting,
-    "weight only": octofold.nn.convert_weight_only,
+    "training": octofold.nn.convert,
 }
-CHANGES = CODES | {"training": octofold.nn.convert}
+CHANGES = NUMBERS | {"weight only": octofold.nn.convert_weight_only}
 
 
 @pytest.fixture
@@ -31,26 +31,27 @@ def test_fused_before(model, change):
     model, inputs = model
     expected = outcome(model, inputs)
     model.fuse_qkv_projections()
-    plain = [type(layer) for layer in fused_layers(model)]
+    plain = [(type(layer), type(layer.weight)) for layer in fused_layers(model)]
     change(model)
-    assert [type(layer) for layer in fused_layers(model)] != plain
+    assert [(type(layer), type(layer.weight)) for layer in fused_layers(model)] != plain
     assert relative_error(outcome(model, inputs), expected) < 0.2
 
 
-def test_fused_after_converting_for_training(model):
+@pytest.mark.parametrize("change", NUMBERS.values(), ids=NUMBERS)
+def test_fused_afterwards(model, change):
     """The new layers have the weights' numbers, and are torch's."""
     model, inputs = model
     expected = outcome(model, inputs)
-    octofold.nn.convert(model)
+    change(model)
     model.fuse_qkv_projections()
     assert {type(layer) for layer in fused_layers(model)} == {torch.nn.Linear}
+    assert {type(layer.weight) for layer in fused_layers(model)} == {torch.nn.Parameter}
     assert relative_error(outcome(model, inputs), expected) < 0.2
 
 
-@pytest.mark.parametrize("change", CODES.values(), ids=CODES)
-def test_fusing_codes_is_an_error_and_changes_nothing(model, change):
+def test_fusing_buffers_of_codes_is_an_error_and_changes_nothing(model):
     model, inputs = model
-    change(model)
+    octofold.nn.convert_weight_only(model)
     before = outcome(model, inputs)
     with pytest.raises((NotImplementedError, RuntimeError), match=r"[Ff]loat8"):
         model.fuse_qkv_projections()

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.models.layerwise import casting  # noqa: E402
+from octofold.nn import Fp8Weight  # noqa: E402
 
 
 def model():
@@ -37,7 +37,7 @@ ENABLE, UNDO = models.enable_layerwise_casting, models.disable_layerwise_casting
         (model, {"storage_dtype": "int8"}, "'storage_dtype': expected one of e4m3, e5m2"),
         (model, {"storage_dtype": torch.bfloat16}, "'storage_dtype': expected one of e4m3"),
         (model, {"compute_dtype": "e4m3"}, "'compute_dtype': expected one of float32"),
-        (model, {"native": "yes"}, "'native': expected \"auto\", True or False, got 'yes'"),
+        (model, {"compute": "yes"}, "'compute': expected one of auto, native, .*, got 'yes'"),
         (model, {"non_blocking": 1}, "'non_blocking': expected True or False, got 1"),
         (model, {"keep_originals": None}, "'keep_originals': expected True or False"),
         (model, {"skip_modules_pattern": 3}, "'skip_modules_pattern': expected a tuple, got int"),
@@ -108,15 +108,15 @@ def test_twice_and_undoing_nothing():
 
 
 def test_what_fails_midway_is_undone(monkeypatch):
-    made, cast = model(), casting.cast_to_storage
+    made, cast = model(), Fp8Weight.cast
     before = copy.deepcopy(made.state_dict())
 
-    def failing(weight, *arguments):
+    def failing(weight, *arguments, **options):
         if weight.dim() > 2:
             raise MemoryError
-        return cast(weight, *arguments)
+        return cast(weight, *arguments, **options)
 
-    monkeypatch.setattr(casting, "cast_to_storage", failing)
+    monkeypatch.setattr(Fp8Weight, "cast", failing)
     with pytest.raises(MemoryError):
         ENABLE(made, keep_originals=True)
     assert [type(one) for one in made] == [torch.nn.Linear, torch.nn.Conv2d]

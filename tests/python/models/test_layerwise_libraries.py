@@ -14,7 +14,7 @@ from tests.python.nn.layer_support import relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.nn.casting.weight_tensors import StoredWeight  # noqa: E402
+from octofold.nn import Fp8Weight  # noqa: E402
 
 from tests.python.models.library_models import (  # noqa: E402
     flux,
@@ -42,7 +42,11 @@ def autoencoder():
 
 
 def stored_names(model):
-    return {name for name, one in model.named_modules() if hasattr(one, "plain_class")}
+    return {
+        name
+        for name, one in model.named_modules()
+        if isinstance(one._parameters.get("weight"), Fp8Weight)
+    }
 
 
 @pytest.mark.parametrize("make", [flux, unet, autoencoder])
@@ -73,7 +77,7 @@ def test_diffusers_models(make):
     assert codes == {f"{name}.weight" for name in picked}
     models.disable_layerwise_casting(model)
     assert [type(one) for one in model.modules()] == [type(one) for one in plain.modules()]
-    assert relative_error(outcome(model, inputs), y) < 1e-2
+    assert relative_error(outcome(model, inputs), y) < 3e-2  # products of another kernel
 
 
 def test_transformers_model():
@@ -107,8 +111,8 @@ def test_adapters(first, options):
     assert {one.dtype for one in adapters.values()} == {dtype}
     assert len(adapters) == 4
     base = model.base_model.model.model.layers[0]
-    assert type(base.self_attn.q_proj.base_layer.weight) is StoredWeight
-    assert type(base.self_attn.k_proj.weight) is StoredWeight
+    assert type(base.self_attn.q_proj.base_layer.weight) is Fp8Weight
+    assert type(base.self_attn.k_proj.weight) is Fp8Weight
     assert len(stored_names(model)) == 9
 
     y = outcome(model, inputs)
@@ -156,7 +160,7 @@ def test_offloading(first, offload_buffers):
         accelerate.cpu_offload(model, execution_device="cpu", offload_buffers=offload_buffers)
         weight = model.model.layers[0].mlp.up_proj.weight
         assert weight.device.type == "meta"
-        assert weight.dtype == torch.float8_e4m3fn
+        assert weight.codes.is_meta
         with pytest.raises(octofold.InvalidArgumentError, match="on meta"):
             models.disable_layerwise_casting(model)
     for _ in range(2):

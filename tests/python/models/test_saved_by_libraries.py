@@ -16,7 +16,6 @@ pytest.importorskip("safetensors")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from octofold import models, nn  # noqa: E402
-from octofold.models.layerwise.layers import StoredLayer  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from tests.python.models.library_models import (  # noqa: E402
@@ -49,12 +48,13 @@ def test_save_pretrained_writes_numbers(make, change, tmp_path):
     # The model is what it was: with codes, also in its state_dict().
     assert torch.equal(outcome(model, inputs), y)
     after = model.state_dict()
-    assert any(value.dtype.itemsize == 1 for value in after.values())
+    assert any(value.element_size() == 1 for value in after.values())
     assert all(torch.equal(bits(after[name]), bits(value)) for name, value in before.items())
 
 
 def bits(value):
-    return value.reshape(-1).view(torch.uint8)
+    codes = value.codes if isinstance(value, nn.Fp8Weight) else value
+    return codes.reshape(-1).view(torch.uint8)
 
 
 @pytest.mark.parametrize("change", [models.enable_layerwise_casting, weight_only])
@@ -101,11 +101,11 @@ def test_adapters_are_saved_alone(own, tmp_path, monkeypatch):
         model = peft.get_peft_model(model, lora)
     y = outcome(model, inputs)
     made_wide = []
-    wide_weight = StoredLayer.wide_weight
+    numbers = nn.Fp8Weight.dequantize
     monkeypatch.setattr(
-        StoredLayer,
-        "wide_weight",
-        lambda layer, dtype: made_wide.append(layer.weight.shape) or wide_weight(layer, dtype),
+        nn.Fp8Weight,
+        "dequantize",
+        lambda weight, dtype=None: made_wide.append(weight.codes.shape) or numbers(weight, dtype),
     )
     model.save_pretrained(tmp_path, **({} if own else {"save_embedding_layers": True}))
     assert made_wide == [(128, 128)] * 2
@@ -160,7 +160,7 @@ def test_wide_state_dict_is_what_plain_models_load(change):
     plain.load_state_dict(state)
     assert all(value.dtype == torch.bfloat16 for value in state.values())
     assert relative_error(outcome(plain, inputs), y) < (0.06 if change is mixed else 0.02)
-    assert any(value.dtype.itemsize == 1 for value in model.state_dict().values())
+    assert any(value.element_size() == 1 for value in model.state_dict().values())
 
 
 def test_nobody_looks_who_asks_for_a_state_dict():

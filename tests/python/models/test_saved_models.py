@@ -9,6 +9,7 @@ import pytest
 from tests.python.nn.layer_support import relative_error
 
 torch = pytest.importorskip("torch")
+FP32 = torch.float32
 pytest.importorskip("safetensors")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -72,8 +73,8 @@ def test_others_read_models_of_transformers(make, change, tmp_path):
     assert len(names) > 3
     for name in names:
         layer = modules[name.removesuffix(".weight")]
-        stored = hasattr(layer, "wide_weight")
-        wide = layer.wide_weight(torch.float32) if stored else layer.scaled_weight.dequantize()
+        stored = isinstance(layer.weight, nn.Fp8Weight)
+        wide = layer.weight.dequantize(FP32) if stored else layer.scaled_weight.dequantize()
         assert torch.equal(checkpoint[name].dequantize(), wide)
 
 
@@ -105,6 +106,16 @@ def test_any_module_is_kept(tmp_path):
     other = models.load(torch.nn.Linear(128, 64), tmp_path / "layer")
     assert type(other) is nn.WeightOnlyLinear
     assert torch.equal(other(x), layer(x))
+
+    linear = torch.nn.Linear(128, 64)
+    models.save(models.enable_layerwise_casting(linear, "e5m2"), tmp_path / "casting")
+    other = models.load(torch.nn.Linear(128, 64), tmp_path / "casting")
+    assert repr(other) == repr(linear)
+    assert torch.equal(other(x), linear(x))
+    for one in (linear, other):
+        models.disable_layerwise_casting(one)
+        assert one.weight.requires_grad
+    assert torch.equal(other.weight, linear.weight)
 
     def with_views():
         module = torch.nn.Linear(128, 4)

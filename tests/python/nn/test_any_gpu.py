@@ -10,12 +10,10 @@ from tests.python.nn.layer_support import random
 
 torch = pytest.importorskip("torch")
 
-from octofold import models, nn  # noqa: E402
+from octofold import nn  # noqa: E402
 from octofold._core.formats import GRANULARITIES  # noqa: E402
-from octofold.models.layerwise.casting import store_codes  # noqa: E402
-from octofold.models.layerwise.products import fp8_linear  # noqa: E402
-from octofold.models.layerwise.storage import Storage  # noqa: E402
 from octofold.nn.conversion.fp8_layers import frozen_layer  # noqa: E402
+from octofold.nn.layers.fp8_parameters import hold  # noqa: E402
 from octofold.nn.recipes import kernels  # noqa: E402
 
 NATIVE = gpu_fakes.NATIVE
@@ -140,42 +138,27 @@ def test_modules_that_come_to_another_gpu(make, pretend, casts):
 IN, OUT = 384, 200
 
 
-def layerwise(plain, weight, compute):
-    native = {"auto": "auto", "native": True, "weight-only": False}[compute]
-    storage = Storage(weight.granularity, native, plain.weight.dtype, False)
-    store_codes(plain, weight.data, weight.scale, plain.weight.dtype, storage)
+def parameter(plain, weight, compute):
+    hold(plain, nn.Fp8Weight.of(weight, plain.weight.dtype, compute=compute))
     return plain
-
-
-def plug(plain, weight, compute):
-    return lambda x: fp8_linear(x, weight, plain.bias, compute)
-
-
-def torchao_tensor(plain, weight, compute):
-    pytest.importorskip("torchao")
-    from octofold.integrations.torchao import OctofoldTensor
-
-    tensor = OctofoldTensor._of(weight, compute, plain.weight.dtype)
-    plain.weight = torch.nn.Parameter(tensor, requires_grad=False)
-    return plain
-
-
-def copying(plain, weight, compute):
-    format = octofold.Format(weight.dtype, weight.granularity)
-    return models.CastLinear.twin_of(plain, weight, plain.bias, format=format)
 
 
 def is_native(holder, compute, name, tokens):
     """True if activations are cast, on a GPU or (None) on the CPU."""
-    if holder is copying or compute == "weight-only" or name in WITHOUT:
+    if compute in ("weight-only", "copy") or name in WITHOUT:
         return False
     on_cpu = name is None and holder is not frozen_layer  # which takes it for a GPU with FP8 units
     return compute == "native" or (tokens > 16 and not on_cpu)
 
 
 @pytest.mark.parametrize("format", [*GRANULARITIES, "e5m2 128x128", "e5m2 channel"])
-@pytest.mark.parametrize("compute", ["auto", "native", "weight-only"])
-@pytest.mark.parametrize("holder", [frozen_layer, layerwise, plug, torchao_tensor, copying])
+@pytest.mark.parametrize(
+    ("holder", "compute"),
+    [
+        *((frozen_layer, word) for word in ("auto", "native", "weight-only")),
+        *((parameter, word) for word in nn.Fp8Weight.COMPUTE),
+    ],
+)
 @pytest.mark.parametrize(
     "mode", ["no_grad", "grad", pytest.param("compiled", marks=pytest.mark.slow)]
 )

@@ -15,7 +15,7 @@ from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import Ranks
 from ..._ranks.wire import as_bytes, as_products_read
-from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_linear import Fp8Linear
 from .layouts import require_divisible, spread
 
 _NAME: Final = "octofold.distributed.shard_of"
@@ -109,7 +109,7 @@ def joined_rows(parts: list[ScaledTensor]) -> ScaledTensor:
 
 
 def cut(
-    operation: str, layer: Fp8Weight, ranks: Ranks, dim: int, mesh: DeviceMesh, packed: int = 1
+    operation: str, layer: Fp8Linear, ranks: Ranks, dim: int, mesh: DeviceMesh, packed: int = 1
 ) -> None:
     """Leave a layer this rank's part of its rows (dim -2) or columns (-1). Its weight and scales
     stay plain buffers, so that its state is this rank's alone; a bias that is a parameter becomes a
@@ -135,7 +135,7 @@ def cut(
         _Zeros(part.zeros).install(layer, dim)
 
 
-def _cut_packed(operation: str, layer: Fp8Weight, ranks: Ranks, packed: int) -> None:
+def _cut_packed(operation: str, layer: Fp8Linear, ranks: Ranks, packed: int) -> None:
     weight, bias = layer.scaled_weight, layer.bias
     each = weight.shape[0] // packed
     own = each // ranks.size

@@ -12,7 +12,7 @@ from torch.nn import Embedding, Module
 
 from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
 from ...nn.layers.experts import Experts
-from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_linear import Fp8Linear
 from ...nn.layers.linear import Linear
 from ...nn.layers.mlp import MLP
 from .experts import ExpertTensorParallel
@@ -149,7 +149,7 @@ def _of_mlp(word: str, options: Options) -> ParallelStyle | None:
 
 
 _MAKERS: Final[tuple[tuple[Any, Callable[[str, Options], ParallelStyle | None]], ...]] = (
-    ((Linear, Fp8Weight), _of_ours),
+    ((Linear, Fp8Linear), _of_ours),
     (torch.nn.Linear, _of_torch),
     (Embedding, _of_embedding),
     (Experts, _of_experts),

@@ -13,11 +13,8 @@ from comfy_kitchen.tensor import QuantizedTensor
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.gemm_weight_only import gemm_weight_only_gradient
-from ...models.layerwise.products import fp8_linear
 from ...nn.autograd.fitting import is_fp8
-from ...nn.casting.casts import walkable
-from ...nn.recipes.kernels import has_weight_only
+from ...nn.autograd.frozen import frozen_linear, times_weight
 
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]
 """A function of (the first argument, all arguments, those by name)."""
@@ -60,7 +57,7 @@ def handlers(own_of: Callable[[Any], Handler]) -> dict[Any, Handler]:
 def product(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
     """x [..., in] · weight [out, in]ᵀ (+ bias [out]) in the dtype of x."""
     with torch.no_grad():  # the graph is that of the operation that this is the code of
-        return fp8_linear(x, weight, bias)
+        return frozen_linear(x, weight, bias)
 
 
 def _times(x: Tensor, right: ScaledTensor, bias: Tensor | None) -> Tensor:
@@ -70,11 +67,9 @@ def _times(x: Tensor, right: ScaledTensor, bias: Tensor | None) -> Tensor:
         return product(x, right.T, bias)
     weight = ScaledTensor(right.data.contiguous(), right.scale, right.granularity)
     with torch.no_grad():
-        if bias is None and has_weight_only(x.device, x.dtype):
-            dx: Tensor = gemm_weight_only_gradient(walkable(x), weight)
-            return dx
-        copy = weight.dequantize(x.dtype)
-    return x @ copy if bias is None else torch.addmm(bias, x, copy)
+        if bias is None:
+            return times_weight(x, weight)
+        return torch.addmm(bias, x, weight.dequantize(x.dtype))
 
 
 def _codes(weight: object) -> ScaledTensor | None:

@@ -12,7 +12,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ...nn.conversion.fp8_layers import frozen_layer
 from ...nn.conversion.linear import replaced
 from ...nn.conversion.picking import Conversion
-from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_linear import Fp8Linear
 from ...nn.recipes.choice import require_compute
 
 _NAME: Final = "octofold.integrations.diffusers.take_fp8r"
@@ -56,7 +56,7 @@ def take_fp8r(model: Module, compute: str = "auto") -> Conversion:
     return Conversion(replaced(model, new), converted, left_alone)
 
 
-def _layer_of(linear: Any, compute: str) -> Fp8Weight:
+def _layer_of(linear: Any, compute: str) -> Fp8Linear:
     weight = ScaledTensor(linear.weight.detach(), linear.weight_scale, "channel")
     layer = frozen_layer(linear, weight, compute)
     layer.keep_as_parameter()

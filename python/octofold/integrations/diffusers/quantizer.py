@@ -18,7 +18,7 @@ from ...nn.casting.weight_tensors import stored
 from ...nn.conversion.fp8_layers import wide_layer
 from ...nn.conversion.linear import replaced
 from ...nn.conversion.picking import Conversion, grouped
-from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_linear import Fp8Linear
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16
 from ..model_loading import (
@@ -154,7 +154,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         """True if a checkpoint's tensor of this name is a weight or scales of a layer in FP8."""
         path, _, name = param_name.rpartition(".")
         module = model.get_submodule(path)
-        if isinstance(module, Fp8Weight):
+        if isinstance(module, Fp8Linear):
             return name in ("weight", module.scale_name)
         if is_fp8(state_dict[param_name]):
             got = f"'{param_name}' in FP8 without"
@@ -177,7 +177,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         state_dict: has it as it was in the file.
         """
         path, _, name = param_name.rpartition(".")
-        layer: Fp8Weight = model.get_submodule(path)
+        layer: Fp8Linear = model.get_submodule(path)
         value: Tensor = param_value if state_dict is None else state_dict[param_name]
         if is_bundle(value):
             parts = dict(zip((name, layer.scale_name), codes_and_scale(value), strict=True))
@@ -262,7 +262,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return 2
 
     def _dequantize(self, model: Any) -> Any:
-        layers = {name: one for name, one in model.named_modules() if isinstance(one, Fp8Weight)}
+        layers = {name: one for name, one in model.named_modules() if isinstance(one, Fp8Linear)}
         if away := [name for name, layer in layers.items() if layer.weight.is_meta]:
             expected = "weights in memory (remove the hooks that offload them)"
             raise InvalidArgumentError(

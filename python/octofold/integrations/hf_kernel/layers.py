@@ -2,7 +2,7 @@
 
 import torch
 from octofold import ScaledTensor, linear
-from octofold.models.layerwise.products import fp8_linear
+from octofold.nn.autograd.frozen import frozen_linear
 from torch import Tensor
 
 __all__ = ["Fp8Linear", "Linear"]
@@ -36,4 +36,4 @@ class Fp8Linear(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = ScaledTensor(self.weight.detach(), self.weight_scale_inv, "128x128")
-        return fp8_linear(input, weight, self.bias)
+        return frozen_linear(input, weight, self.bias)

@@ -29,7 +29,7 @@ from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._load_checkpoint import OF_SERVERS
 from ...nn.autograd.fitting import is_fp8
-from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_linear import Fp8Linear
 from ..model_loading import NAME, LoadingConfig
 from .experts import STACKED, is_experts
 
@@ -202,7 +202,7 @@ def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> 
     spelled: dict[tuple[str, str], dict[str, list[str]]] = {}
     for target, weights in contents.weights.items():
         module, first = _module_of(model, target), weights[0]
-        if isinstance(module, Fp8Weight):
+        if isinstance(module, Fp8Linear):
             if first.scale is not None:
                 layer, _, codes = contents.renamed(first.codes).rpartition(".")
                 scale = contents.renamed(first.scale).rpartition(".")[2]

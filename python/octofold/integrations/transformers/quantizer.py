@@ -14,7 +14,7 @@ from ...nn.casting.weight_tensors import stored
 from ...nn.conversion.fp8_layers import wide_layer
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.picking import grouped
-from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_linear import Fp8Linear
 from ..model_loading import NAME, Devices, cast_weight, convert_linears
 from .checkpoints import Contents, OctofoldConfig, converters_of, marked, own_converters
 from .experts import STACKED, cast_experts, convert_experts_of, is_experts
@@ -77,7 +77,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         """True if a checkpoint's tensor of this name is to be cast as it is read."""
         path, _, name = param_name.rpartition(".")
         module = model.get_submodule(path)
-        if isinstance(module, Fp8Weight):
+        if isinstance(module, Fp8Linear):
             return name == "weight"
         return is_experts(module) and name in STACKED
 
@@ -117,7 +117,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
             if not found and self._contents is None:
                 raise  # else there are only weights that are dequantized as they are read
         for module in model.modules():
-            if isinstance(module, Fp8Weight):
+            if isinstance(module, Fp8Linear):
                 module.keep_as_parameter()
             if not self.pre_quantized:
                 _expect_numbers(module, wanted)
@@ -137,7 +137,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, module in model.named_modules():
             _initialize_missing(name, module, model.config)
-            if isinstance(module, Fp8Weight):
+            if isinstance(module, Fp8Linear):
                 # transformers takes it for one to be trained
                 module._parameters["weight"] = stored(module.weight)
                 module.compute_dtype = model.dtype
@@ -154,7 +154,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
             raise invalid_argument("dequantize", "model", expected, stacks[0])
         for parent in list(model.modules()):
             for name, child in list(parent._modules.items()):
-                if isinstance(child, Fp8Weight):
+                if isinstance(child, Fp8Linear):
                     setattr(parent, name, wide_layer(child, dtype or model.dtype))
         return model
 
@@ -174,7 +174,7 @@ class _Cast(ConversionOps):  # type: ignore[misc]
             weight: Tensor = value[0] if isinstance(value, list) else value
             path, _, name = full_name.rpartition(".")
             module: Module = model.get_submodule(path)
-            if isinstance(module, Fp8Weight):
+            if isinstance(module, Fp8Linear):
                 buffers = cast_weight(module, weight, self._format)
             else:
                 buffers = cast_experts(module, name, weight)
@@ -185,7 +185,7 @@ class _Cast(ConversionOps):  # type: ignore[misc]
 def _expect_numbers(module: Module, dtype: torch.dtype) -> None:
     """Have a layer or experts on "meta" say that their weights come in a dtype of high precision:
     transformers before 5.20 converts what it reads to what the model says, and then casts."""
-    if isinstance(module, Fp8Weight):
+    if isinstance(module, Fp8Linear):
         wide = torch.empty_like(module.weight, dtype=dtype, device="meta")
         module._parameters["weight"] = torch.nn.Parameter(wide, requires_grad=False)
     elif is_experts(module):
@@ -202,7 +202,7 @@ def _initialize_missing(name: str, module: Module, config: Any) -> None:
             if not (weight.is_meta or hasattr(weight, "_is_hf_initialized")):
                 expected = f"'{name}.{stack}'"
                 raise invalid_argument("from_pretrained", "checkpoint", expected, "none")
-    if not isinstance(module, Fp8Weight) or module.weight.is_meta:  # which is offloaded
+    if not isinstance(module, Fp8Linear) or module.weight.is_meta:  # which is offloaded
         return
     if hasattr(module.weight, "_is_hf_initialized"):
         return

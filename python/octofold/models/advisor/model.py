@@ -109,7 +109,8 @@ def fingerprint(model: Module) -> str:
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ]
-    lines = sorted(f"{name} {list(value.shape)} {value.dtype}" for name, value in tensors)
+    kinds = [(name, value, getattr(value, "codes", value).dtype) for name, value in tensors]
+    lines = sorted(f"{name} {list(value.shape)} {dtype}" for name, value, dtype in kinds)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

@@ -352,7 +352,7 @@ def _difference(layer: Layer, module: Module | None, with_dtype: bool = True) ->
     theirs, ours = shape_of(layer), shape_of(module)
     if with_dtype:
         theirs += f" in {layer.dtype}"
-        ours += f" in {dtype_name(module.weight.dtype)}"
+        ours += f" in {dtype_name(getattr(module.weight, 'codes', module.weight).dtype)}"
     return "" if theirs == ours else f"{layer.name!r} is of {ours}, not {theirs}"
 
 

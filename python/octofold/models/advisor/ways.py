@@ -8,10 +8,11 @@ import torch
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
+from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_parameters import hold
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16, has_kernels
-from ..layerwise.products import CastLinear
 
 OWN: Final = "own"
 """The name of a way that stands for the layer as it is."""
@@ -42,6 +43,14 @@ def _no_weight_only(device: torch.device, dtypes: Collection[torch.dtype]) -> st
     if torch.bfloat16 in dtypes and not has_bfloat16(device):
         return "its input is bfloat16: GPUs before compute capability 8.0 take float16"
     return _no_kernels(device, "products with FP8 weights")
+
+
+def _with_copy(linear: torch.nn.Linear) -> torch.nn.Linear:
+    with torch.device("meta"):
+        made = torch.nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
+    made.bias = linear.bias
+    hold(made, Fp8Weight.cast(linear.weight, compute="copy"))
+    return made.train(linear.training)
 
 
 def _native(recipe: str, title: str) -> Way:
@@ -76,7 +85,7 @@ WAYS: Final[dict[str, Way]] = {
             "cast",
             "weight kept in FP8 128x128, dequantized in each forward, product in x's dtype",
             lambda device, dtypes: _no_kernels(device, "casts"),
-            CastLinear.from_linear,
+            _with_copy,
         ),
     )
 }

@@ -1,6 +1,7 @@
 """Layerwise casting: weights in FP8 between their uses, or in them too."""
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -8,14 +9,14 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
-from ..._core.formats import FP8, WIDE, dtype_name
+from ..._core.formats import FP8, WIDE, Format, Rule, dtype_name
 from ..._core.library import note
 from ..._core.torch import DTYPES
-from ...nn.casting.weight_tensors import StoredWeight
+from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_parameters import held, hold
+from ...nn.recipes.choice import require_compute
 from ...nn.recipes.kernels import has_bfloat16, has_native
-from .layers import StoredLayer, become, stored_class
 from .selection import NAME, Patterns, Selection, select, tuple_of
-from .storage import Storage, cast_to_storage
 
 _UNDO: Final = "octofold.models.disable_layerwise_casting"
 
@@ -29,13 +30,13 @@ def enable_layerwise_casting(
     skip_modules_classes: tuple[type[Module], ...] | None = None,
     non_blocking: bool = False,
     *,
-    native: bool | str = "auto",
+    compute: str = "auto",
     keep_originals: bool = False,
 ) -> Module:
     """Keep the weights of a model's linear, convolution and embedding layers in FP8, in place.
 
-    module: a model of any library, or a layer. Its layers stay the same objects, and instances of
-        their classes. Everything else stays as it is, biases too.
+    module: a model of any library, or a layer. Its layers stay what they are: their weights become
+        octofold.nn.Fp8Weights. Everything else stays as it is, biases too.
     storage_dtype: torch.float8_e4m3fn, torch.float8_e5m2, or their names.
     compute_dtype: the dtype to compute with; results have the dtype of the input, as before. None:
         the dtype of the model's weights if it has 16 bits, else bfloat16 (float16 on GPUs without
@@ -47,14 +48,15 @@ def enable_layerwise_casting(
         those of modules around the one that is given here.
     skip_modules_classes: modules of these classes are left alone, with everything in them.
     non_blocking: for the copies from the CPU by which originals come back.
-    native: "auto": a linear layer is computed in the fastest way for its tokens on its GPU: FP8
+    compute: "auto": a linear layer is computed in the fastest way for its tokens on its GPU: FP8
         times FP8 where there are FP8 units, weight-only kernels for few tokens and on older GPUs,
-        else with a copy of its weight in compute_dtype, which is dropped at once. True: always FP8
-        times FP8. False: never, so that activations are not rounded to FP8.
+        else with a copy of its weight in compute_dtype, which is dropped at once. "native": always
+        FP8 times FP8. "weight-only": never, so that activations are not rounded to FP8. "copy":
+        always with a copy.
     keep_originals: keep the present weights on the CPU, for disable_layerwise_casting().
 
-    Weights have scales, which are powers of two: one for each 128x128 of a linear layer's weight
-    (buffer `weight_scale_inv`), one for each row of others' (`weight_scale`). The weights are
+    Weights have scales, which are powers of two: one for each 128x128 of a linear layer's weight,
+    one for each row of others'. The weights are
     frozen; biases and adapters are not, and gradients pass through. Adapters of peft are never
     cast, nor are weights that several modules share; the log names what was left alone, and why.
 
@@ -73,23 +75,27 @@ def enable_layerwise_casting(
     for name, flag in (("non_blocking", non_blocking), ("keep_originals", keep_originals)):
         if not isinstance(flag, bool):
             raise invalid_argument(NAME, name, "True or False", repr(flag))
-    if not isinstance(native, bool) and not (isinstance(native, str) and native == "auto"):
-        raise invalid_argument(NAME, "native", '"auto", True or False', repr(native))
+    require_compute(NAME, compute, Fp8Weight.COMPUTE)
     selection = select(module, Patterns(skip_modules_pattern), _classes(skip_modules_classes))
     _require_layers(module, selection)
-    _require_castable(selection, native)
+    _require_castable(selection, compute)
     before = _megabytes(module)
     done: list[Module] = []
     try:
         for layer in selection.layers.values():
+            weight = _weight(layer)
+            original = weight.detach().to("cpu", copy=True) if keep_originals else None
+            before_casting = Before(weight.requires_grad, original, non_blocking)
             dtype = compute_dtype or _compute_dtype(layer)
-            storage = _storage(layer, native, keep_originals, non_blocking)
-            codes, scale = cast_to_storage(_weight(layer), stored_as, storage.granularity)
-            store_codes(layer, codes, scale, dtype, storage)
+            options = {"compute": compute, "compute_dtype": dtype}
+            granularity = "128x128" if isinstance(layer, torch.nn.Linear) else "channel"
+            format = Format(stored_as, granularity, rule=Rule.TORCHAO, power_of_two=True)
+            hold(layer, Fp8Weight.cast(weight, format, **options))
+            layer.before_casting = before_casting  # type: ignore[assignment]
             done.append(layer)
     except BaseException:  # no memory, no kernel, Ctrl-C
         for layer in done:
-            _restore(layer)  # type: ignore[arg-type]
+            _restore(layer)
         raise
     note(
         f"layerwise casting: {len(done)} layers of {type(module).__qualname__} are stored as "
@@ -100,10 +106,11 @@ def enable_layerwise_casting(
 
 @torch.no_grad()
 def disable_layerwise_casting(module: Module) -> Module:
-    """Undo enable_layerwise_casting(), in place: layers get their classes back, and their weights
-    the dtype that they had, on the device where they are now.
+    """Undo enable_layerwise_casting(), in place: weights are numbers again, of the dtype that they
+    had, on the device where they are now.
 
-    With keep_originals, the weights are those of before, bit for bit. Without, they are what FP8
+    With keep_originals, the weights are those of before, bit for bit, unless others have been
+    loaded since. Without, they are what FP8
     has kept: code times scale, which bfloat16 and float32 hold exactly. So enabling casting again
     loses nothing more; the log says so.
 
@@ -116,16 +123,14 @@ def disable_layerwise_casting(module: Module) -> Module:
     if not isinstance(module, Module):
         got = type(module).__qualname__
         raise invalid_argument(_UNDO, "module", "a torch.nn.Module", got)
-    layers = {name: one for name, one in module.named_modules() if isinstance(one, StoredLayer)}
+    layers = {name: one for name, one in module.named_modules() if held(one) is not None}
     if not layers:
         got = f"{type(module).__qualname__} without"
         raise invalid_argument(_UNDO, "module", "a model with layerwise casting", got)
     for name, layer in layers.items():
-        if layer.weight.device.type == "meta":  # accelerate's hooks would bring codes again
+        if _weight(layer).device.type == "meta":  # accelerate's hooks would bring codes again
             raise invalid_argument(_UNDO, "module", "weights in memory", f"{name!r} on meta")
-    rounded = sum(layer.storage.original is None for layer in layers.values())
-    for layer in layers.values():
-        _restore(layer)
+    rounded = len(layers) - sum(_restore(layer) for layer in layers.values())
     if rounded:
         note(
             f"layerwise casting: disabled; the weights of {rounded} layers are what FP8 has kept "
@@ -134,37 +139,34 @@ def disable_layerwise_casting(module: Module) -> Module:
     return module
 
 
-def _storage(layer: Module, native: bool | str, keep_original: bool, non_blocking: bool) -> Storage:
-    weight = _weight(layer)
-    granularity = "128x128" if isinstance(layer, torch.nn.Linear) else "channel"
-    original = weight.detach().to("cpu", copy=True) if keep_original else None
-    return Storage(granularity, native, weight.dtype, weight.requires_grad, original, non_blocking)
+@dataclass
+class Before:
+    """The properties of a weight that its layer remembers, as `before_casting`."""
+
+    requires_grad: bool
+    original: Tensor | None = None
+    """The weight as it was, on the CPU, if it is kept."""
+    non_blocking: bool = False
+    """True if it is copied back without blocking."""
 
 
-def store_codes(
-    layer: Module, codes: Tensor, scale: Tensor, compute_dtype: torch.dtype, storage: Storage
-) -> None:
-    """A layer of the SUPPORTED classes keeps these for its weight from now on."""
-    kind = stored_class(type(layer))
-    layer.register_buffer(storage.scale_name, scale)  # may be refused: the weight is still there
-    layer.compute_dtype = compute_dtype  # type: ignore[assignment]
-    layer.storage = storage  # type: ignore[assignment]
-    layer._parameters["weight"] = StoredWeight(codes)
-    become(layer, kind)
-
-
-def _restore(layer: StoredLayer) -> None:
-    storage = layer.storage
-    weight = storage.original
-    if weight is None:
-        weight = layer.wide_weight(storage.dtype)
-    else:
-        device = layer.weight.device
-        weight = weight.to(device, storage.dtype, non_blocking=storage.non_blocking)
-    layer._parameters["weight"] = Parameter(weight, storage.requires_grad)
-    del layer._buffers[storage.scale_name]
-    del layer.storage, layer.compute_dtype
-    become(layer, layer.plain_class)
+def _restore(layer: Module) -> bool:
+    """Give a layer numbers for its weight. Returns whether they are the original's."""
+    weight = held(layer)
+    assert weight is not None
+    before = layer.__dict__.pop("before_casting", Before(False))
+    layer.__dict__.pop("extra_repr", None)
+    numbers, original = None, before.original
+    if original is not None:
+        numbers = original.to(weight.device, non_blocking=before.non_blocking)
+        again: Any = weight.clone()
+        again.recast(numbers)
+        if not again.scaled.equals(weight.scaled):  # others were loaded
+            numbers = None
+    is_original = numbers is not None
+    numbers = weight.dequantize() if numbers is None else numbers.to(weight.dtype)
+    layer._parameters["weight"] = Parameter(numbers, before.requires_grad)
+    return is_original
 
 
 def _compute_dtype(layer: Module) -> torch.dtype:
@@ -199,7 +201,7 @@ def _require_layers(module: Module, selection: Selection) -> None:
     raise invalid_argument(NAME, "module", expected, f"{what} without{listed}{skipped}")
 
 
-def _require_castable(selection: Selection, native: bool | str) -> None:
+def _require_castable(selection: Selection, compute: str) -> None:
     extremes: dict[torch.device, list[Tensor]] = {}
     for name, layer in selection.layers.items():
         weight = _weight(layer)
@@ -210,9 +212,9 @@ def _require_castable(selection: Selection, native: bool | str) -> None:
         if bias is not None and bias.device != weight.device:
             got = f"{name!r} with its weight on {weight.device}, its bias on {bias.device}"
             raise invalid_argument(NAME, "module", "each layer on one device", got)
-        if native is True and not has_native(weight.device):
-            expected = f'"auto" or False, as {weight.device} has no kernels of FP8 with FP8'
-            raise invalid_argument(NAME, "native", expected, "True")
+        if compute == "native" and not has_native(weight.device):
+            expected = f"another word, as {weight.device} has no kernels of FP8 with FP8"
+            raise invalid_argument(NAME, "compute", expected, "native")
         extremes.setdefault(weight.device, []).append(torch.stack(weight.aminmax()).float())
     finite = [torch.stack(values).isfinite().all(1).tolist() for values in extremes.values()]
     by_device = dict(zip(extremes, map(iter, finite), strict=True))
@@ -226,7 +228,7 @@ def _megabytes(module: Module) -> float:
     """The megabytes of parameters and buffers."""
     tensors = (*module.parameters(), *module.buffers())
     known = [tensor for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)]
-    return sum(tensor.numel() * tensor.itemsize for tensor in known) / 1e6
+    return sum(tensor.nbytes for tensor in known) / 1e6
 
 
 def _weight(layer: Module) -> Tensor:

@@ -13,8 +13,19 @@ from ..._core.errors import invalid_argument
 from ..._core.library import note
 from ...nn.casting.weight_tensors import is_plain_parameter
 from ...nn.conversion.weight_readers import names_of, weight_readers, wide_patterns
-from .layers import SUPPORTED, StoredLayer
+from ...nn.layers.fp8_parameters import held
 
+SUPPORTED: Final = (
+    torch.nn.Linear,
+    torch.nn.Conv1d,
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.ConvTranspose1d,
+    torch.nn.ConvTranspose2d,
+    torch.nn.ConvTranspose3d,
+    torch.nn.Embedding,
+)
+"""The classes that Diffusers casts; subclasses count too."""
 NAME: Final = "octofold.models.enable_layerwise_casting"
 DEFAULT_PATTERNS: Final = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$")
 """Diffusers' own."""
@@ -118,7 +129,7 @@ def _walk(
     if id(module) in seen:
         return
     seen.add(id(module))
-    if isinstance(module, StoredLayer):
+    if held(module) is not None:
         expected = "a model without layerwise casting (disable_layerwise_casting() undoes it)"
         raise invalid_argument(NAME, "module", expected, f"casting enabled for {name!r}")
     if isinstance(module, classes) or patterns.fit(name, of_models):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..layerwise.layers import StoredLayer
-from .records import EXPERTS, STORED, Record
+from ...nn.layers.fp8_parameters import held
+from .records import EXPERTS, PARAMETER, Record
 
 NAME: Final = "compressed-tensors"
 _BLOCK: Final = 128
@@ -28,7 +28,7 @@ _OF_INPUTS: Final[dict[str, dict[str, Any]]] = {
 
 def holds_codes(module: Module) -> bool:
     """True if the family has the layer's codes; else it has its numbers."""
-    return not isinstance(module, StoredLayer) or module.plain_class is torch.nn.Linear
+    return held(module) is None or type(module) is torch.nn.Linear
 
 
 def why_not(record: Record, module: Module) -> str | None:
@@ -37,14 +37,13 @@ def why_not(record: Record, module: Module) -> str | None:
         return "experts are kept as stacks"
     if not holds_codes(module):
         # Powers of two times codes: exact but for numbers below float16's.
-        is_half = record["wide_dtype"] == "float16"
-        return "its numbers need not be exact in float16" if is_half else None
+        is_exact = record["power_of_two"] and record["dtype"] != "float16"
+        return None if is_exact else f"its numbers need not be exact in {record['dtype']}"
     if record["weight_dtype"] != "e4m3":
         return f"its codes are {record['weight_dtype']}"
     if record["granularity"] not in _STRATEGIES:
         return f"its scales are {record['granularity']}"
-    weight = module.weight
-    assert isinstance(weight, Tensor)
+    weight: Any = module.weight
     sizes = tuple(weight.shape)
     divided = {"128x128": sizes, "1x128": sizes[1:]}.get(record["granularity"], ())
     if any(size % _BLOCK for size in divided):
@@ -93,7 +92,8 @@ def _inputs_of(record: Record) -> str | None:
     """How the layer casts x; None: it does not."""
     if record["kind"] == "InferenceLinear":
         return str(record["recipe"]["output"]["a"]["granularity"])
-    return "1x128" if record["kind"] == STORED and record["native"] is not False else None
+    is_cast = record["kind"] == PARAMETER and record["compute"] in ("auto", "native")
+    return "1x128" if is_cast else None
 
 
 def _arguments(strategy: Mapping[str, Any], dynamic: bool) -> dict[str, Any]:

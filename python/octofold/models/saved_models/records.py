@@ -15,69 +15,72 @@ from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
 from ...nn.autograd.experts import expert_recipe_of
+from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.layers.experts import Experts, Stacks
-from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_linear import Fp8Linear
+from ...nn.layers.fp8_parameters import held, hold
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.choice import require_compute
-from ..layerwise.casting import store_codes
-from ..layerwise.layers import SUPPORTED, StoredLayer
-from ..layerwise.products import CastLinear
-from ..layerwise.storage import Storage, cast_to_storage
+from ..layerwise.casting import Before
 
 Record = dict[str, Any]
 """kind: a name below; granularity, weight_dtype: of its scales and codes; and what its kind takes
 beside them."""
 
-_FROZEN: Final = {"WeightOnlyLinear": WeightOnlyLinear, "CastLinear": CastLinear}
+_WEIGHT_ONLY: Final = "WeightOnlyLinear"
 _INFERENCE: Final = "InferenceLinear"
-STORED: Final = "layerwise"
+PARAMETER: Final = "Fp8Weight"
 
 
 def record_of(module: Module) -> Record | None:
     """None: it has no FP8 weight of Octofold's."""
-    if isinstance(module, StoredLayer):
-        storage = module.storage
+    parameter = held(module)
+    if parameter is not None:
+        before = module.__dict__.get("before_casting", Before(False))
+        wide = parameter.compute_dtype
         return {
-            "kind": STORED,
-            "granularity": storage.granularity,
-            "weight_dtype": NAMES[module.weight.dtype],
-            "compute_dtype": NAMES[module.compute_dtype],
-            "wide_dtype": NAMES[storage.dtype],
-            "native": storage.native,
-            "requires_grad": storage.requires_grad,
+            "kind": PARAMETER,
+            "granularity": parameter.granularity,
+            "weight_dtype": NAMES[parameter.codes.dtype],
+            "dtype": NAMES[parameter.dtype],
+            "compute": parameter.compute,
+            "compute_dtype": None if wide is None else NAMES[wide],
+            "rule": parameter.rule,
+            "power_of_two": parameter.power_of_two,
+            "requires_grad": before.requires_grad,
         }
     if type(module) is Experts:
         return record_of_experts(module)
-    if not isinstance(module, Fp8Weight):
+    if not isinstance(module, Fp8Linear):
         return None
     weight = module.scaled_weight
     record = {"granularity": weight.granularity, "weight_dtype": NAMES[weight.data.dtype]}
     if type(module) is InferenceLinear:
         few = {"few_tokens": module.few_tokens}
         return {"kind": _INFERENCE, **record, "recipe": asdict(module.recipe), **few}
-    kind = next((name for name, one in _FROZEN.items() if type(module) is one), None)
-    if kind is None:
-        expected = f"layers of {', '.join((_INFERENCE, *_FROZEN))}, or of layerwise casting"
+    if type(module) is not WeightOnlyLinear:
+        expected = f"layers of {_INFERENCE}, {_WEIGHT_ONLY} and of an Fp8Weight"
         got = f"a {type(module).__qualname__}, which a file cannot make again"
         raise invalid_argument("octofold.models.save", "model", expected, got)
-    return {"kind": kind, **record, **_options_of(vars(module))}
+    return {"kind": _WEIGHT_ONLY, **record, **_options_of(vars(module))}
 
 
 def scale_name_of(module: Module) -> str:
-    """The name of its buffer of scales."""
-    if isinstance(module, StoredLayer):
-        return module.storage.scale_name
-    assert isinstance(module, Fp8Weight)
+    """The name that files have for its scales."""
+    parameter = held(module)
+    if parameter is not None:
+        return parameter.scale_name
+    assert isinstance(module, Fp8Linear)
     return module.scale_name
 
 
 def why_not(record: Record, module: Module) -> str | None:
     """Why a module cannot become a layer of this record; None where it can."""
-    supported = SUPPORTED if record["kind"] == STORED else (torch.nn.Linear,)
-    if isinstance(module, StoredLayer) or not isinstance(module, supported):
-        return type(module).__qualname__
-    return None
+    is_linear = isinstance(module, torch.nn.Linear)
+    weight = module._parameters.get("weight")
+    fits = is_linear if record["kind"] != PARAMETER else weight is not None
+    return None if fits and held(module) is None else type(module).__qualname__
 
 
 def weight_of(record: Record, weight: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -85,33 +88,40 @@ def weight_of(record: Record, weight: Tensor, scale: Tensor | None) -> tuple[Ten
     stand for, of which the cast makes the same codes again."""
     if scale is not None:
         return weight, scale
-    return cast_to_storage(weight, record["weight_dtype"], record["granularity"])
+    cast = Fp8Weight.cast(weight, _format(record))
+    return cast.codes, cast.scale
 
 
 def layer_of(
     record: Record, module: Module, codes: Tensor, scale: Tensor, bias: Tensor | None
 ) -> Module:
-    """The layer of a record in the place of a module: the module itself where casting is of its own
-    class, else another."""
-    if record["kind"] == STORED:
-        wide = DTYPES[record["wide_dtype"]]
-        storage = Storage(record["granularity"], record["native"], wide, record["requires_grad"])
+    """The layer of a record in the place of a module: the module itself where its weight alone is
+    another, else another."""
+    if record["kind"] == PARAMETER:
         if bias is not None:
             module._parameters["bias"] = Parameter(bias)
-        store_codes(module, codes, scale, DTYPES[record["compute_dtype"]], storage)
+        hold(module, _parameter(record, codes, scale))
+        module.before_casting = Before(record["requires_grad"])  # type: ignore[assignment]
         return module
     assert isinstance(module, torch.nn.Linear)
     sizes = module.in_features, module.out_features
     weight = ScaledTensor(codes, scale, record["granularity"])
     if record["kind"] == _INFERENCE:
         options = {"recipe": recipe_of_record(record), "few_tokens": record["few_tokens"]}
-        layer: Fp8Weight = InferenceLinear(*sizes, False, "meta", **options)
+        layer: Fp8Linear = InferenceLinear(*sizes, False, "meta", **options)
         layer.hold(weight, bias)
     else:
-        kind = _FROZEN[record["kind"]]
-        layer = kind(*sizes, False, "meta", format=_format(record), **_options_of(record))
+        format, invariant = _format(record), _options_of(record)
+        layer = WeightOnlyLinear(*sizes, False, "meta", format=format, **invariant)
         layer.hold(weight, None if bias is None else Parameter(bias))
     return layer.train(module.training)
+
+
+def _parameter(record: Record, codes: Tensor, scale: Tensor) -> Fp8Weight:
+    wide, options = record["compute_dtype"], {name: record[name] for name in Fp8Weight.OPTIONS}
+    options["compute_dtype"] = None if wide is None else DTYPES[wide]
+    scaled = ScaledTensor(codes, scale, record["granularity"])
+    return Fp8Weight.of(scaled, DTYPES[record["dtype"]], **options)
 
 
 def require_record(record: Any) -> None:
@@ -123,27 +133,25 @@ def require_record(record: Any) -> None:
         InferenceLinear(1, 1, False, "meta", recipe=recipe_of_record(record), few_tokens=few)
     elif kind == EXPERTS:
         require_experts(record, recipe_of_record(record))
-    elif kind in _FROZEN:
-        _FROZEN[kind](1, 1, False, "meta", format=_format(record), **_options_of(record))
-    elif kind == STORED:
-        for name in ("weight_dtype", "compute_dtype", "wide_dtype"):
-            DTYPES[record[name]]
-        if record["granularity"] not in ("128x128", "channel"):
-            raise ValueError(f"granularity {record['granularity']!r}")
-        if record["native"] not in ("auto", True, False):
-            raise ValueError(f"native {record['native']!r}")
+    elif kind == _WEIGHT_ONLY:
+        WeightOnlyLinear(1, 1, False, "meta", format=_format(record), **_options_of(record))
+    elif kind == PARAMETER:
+        format = _format(record)
+        meta = torch.empty(1, 1, dtype=DTYPES[format.dtype], device="meta")
+        _parameter(record, meta, meta)
         bool(record["requires_grad"])
     else:
         raise ValueError(f"kind {kind!r}")
 
 
-def _options_of(values: dict[str, Any]) -> dict[str, bool]:
+def _options_of(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a layer with 16-bit activations, from its attributes or a record."""
     return {"batch_invariant": True} if values.get("batch_invariant", False) else {}
 
 
 def _format(record: Record) -> Format:
-    return Format(record["weight_dtype"], record["granularity"])
+    how = {name: record[name] for name in ("rule", "power_of_two") if name in record}
+    return Format(record["weight_dtype"], record["granularity"], **how)
 
 
 def recipe_of_record(record: Record) -> Recipe:

@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..._core.errors import invalid_argument
 from ..._core.library import note
+from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.conversion.expert_blocks import chooses_by_top_k
+from ...nn.layers.fp8_parameters import held
 from ...nn.layers.saving import coded_state_dict
 from . import family
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
@@ -72,6 +74,10 @@ def save(model: Module, folder: str | os.PathLike[str]) -> Path:
 def _state_of(model: Module) -> dict[str, Tensor]:
     with coded_state_dict():
         state: dict[str, Any] = model.state_dict()
+    for name, value in list(state.items()):
+        if isinstance(value, Fp8Weight):
+            state[name] = value.codes.contiguous()
+            state[name.removesuffix("weight") + value.scale_name] = value.scale
     for name, value in state.items():
         if not isinstance(value, Tensor):
             got = f"{type(value).__qualname__} as '{name}'"
@@ -140,9 +146,9 @@ def _in_family(
         if family.holds_codes(layer):
             written[_joined(name, "weight_scale")] = family.scale_in_file(record, scale)
         else:
-            any_layer: Any = layer
-            dtype = any_layer.storage.dtype
-            written[_joined(name, "weight")] = any_layer.wide_weight(dtype)
+            weight = held(layer)
+            assert weight is not None
+            written[_joined(name, "weight")] = weight.dequantize()
     return written
 
 

@@ -1,21 +1,15 @@
-"""The linear layer as a function with a gradient, and the one whose weight is frozen in FP8, with a
-gradient by its input."""
+"""The linear layer as a function with a gradient."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from ..._core.recipe import Recipe, recipe_of
-from ..._core.scaled_tensor import ScaledTensor
-from ..casting.casts import WeightCasts, transposed_weight, walkable
-from .boundary import Sides, sides_of
+from ..casting.casts import WeightCasts, walkable
+from .boundary import Sides
 from .chain import run
 from .chain_call import Chain, Layer
 from .fitting import require_fitting
-from .functions import differentiates, refuse_in_backward, result_dtype, save_tensors, saved_tensors
+from .functions import result_dtype
 from .one_call import linear_in_one_call
-from .products import cast_gradient, input_gradient
 
 
 def linear(
@@ -65,56 +59,3 @@ def linear_with_casts(
             return y[0] if x.dim() == 1 else y
     layer = Layer((weight,), bias, casts, (main_grad,))
     return run(x, None, None, None, layer, None, Chain("linear", recipe, sides=sides))[0]
-
-
-def frozen_linear(
-    x: Tensor, weight: ScaledTensor, bias: Tensor | None, recipe: Recipe, sides: Sides | None = None
-) -> Tensor:
-    """x · weightᵀ (+ bias) as the recipe has it, of an x that fits. Backward casts dY, and makes
-    the transpose of the codes each time: kept, it would take as much memory as the weight. Where
-    the recipe has no such product in FP8, dY meets the weight's values. sides: as in
-    linear_with_casts()."""
-    if not differentiates("nn.InferenceLinear", x):
-        return linear_with_casts(x, weight.data, bias, recipe, (weight, None), sides=sides)
-    y: Tensor = _Frozen.apply(  # type: ignore[no-untyped-call]
-        x, weight.data, weight.scale, bias, weight.granularity, recipe, sides
-    )
-    return y
-
-
-class _Frozen(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        codes: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        granularity: str,
-        recipe: Recipe,
-        sides: Sides | None,
-    ) -> Tensor:
-        save_tensors(ctx, codes, scale)
-        ctx.granularity, ctx.recipe, ctx.x_dtype = granularity, recipe, x.dtype
-        ctx.sides = sides
-        weight = ScaledTensor(codes, scale, granularity)
-        return linear_with_casts(x, codes, bias, recipe, (weight, None), sides=sides)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_in_backward("nn.InferenceLinear", dy)
-        codes, scale = saved_tensors(ctx)
-        weight, recipe = ScaledTensor(codes, scale, ctx.granularity), ctx.recipe
-        entry, exit = sides_of(ctx.sides)
-        dtype = entry.partial_dtype or ctx.x_dtype
-        is_vector = dy.dim() == 1
-        dy = walkable(dy[None] if is_vector else dy)
-        if recipe.grad_input is None:
-            dy = exit.gather(dy, dy.shape)
-            dx = torch.matmul(dy, weight.dequantize(dy.dtype)).to(dtype)
-        else:
-            rows = cast_gradient(dy, recipe, True, False, False, boundary=exit).rows
-            transposed = transposed_weight(weight, recipe)
-            dx = input_gradient(None, rows, (None,), transposed, recipe, dtype)
-        dx = entry.reduce(dx, ctx.x_dtype)
-        return dx[0] if is_vector else dx, *(None,) * 6

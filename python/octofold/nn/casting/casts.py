@@ -16,7 +16,8 @@ from ..._ops.cast_sources import Source
 from ..._ops.grouped_gemm import Rows
 from ..._ops.words import transpose
 from ..._ranks.wire import as_products_read
-from .weight_tensors import CodedWeight, coded_below, plain_weight
+from .fp8_weight import Fp8Weight, below
+from .weight_tensors import plain_weight
 
 WeightCasts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
 """The casts of a weight, and of its transpose; None where no product wants it."""
@@ -35,8 +36,8 @@ def joined(weights: tuple[Tensor | None, ...]) -> Tensor:
     parts = [plain_weight(weight.detach()) for weight in weights if weight is not None]
     if len(parts) == 1:
         return parts[0]
-    coded = [part for part in parts if isinstance(part, CodedWeight)]
-    return coded_below(coded) if len(coded) == len(parts) else torch.cat(parts)
+    coded = [part for part in parts if isinstance(part, Fp8Weight)]
+    return below(coded) if len(coded) == len(parts) else torch.cat(parts)
 
 
 def cast_as_wanted(
@@ -81,10 +82,10 @@ def cast_weight(
     """A weight [out, in] for x · weightᵀ, and its transpose [in, out] for dY · weight, as far as
     wanted and as the recipe has these products in FP8. It may require a gradient. Of experts
     [experts, out, in] each one's; with the offsets `used` [experts + 1] of their tokens, those of
-    experts that have some: what is not cast is whatever memory held. A CodedWeight is its cast
-    already."""
+    experts that have some: what is not cast is whatever memory held. An Fp8Weight of the product's
+    scales is its cast already."""
     output, grad_input = recipe.output, recipe.grad_input
-    if isinstance(weight, CodedWeight):
+    if isinstance(weight, Fp8Weight):
         codes = weight.scaled
         return codes if rows else None, transposed_weight(codes, recipe) if transposed else None
     weight = plain_weight(weight).detach()

@@ -12,8 +12,8 @@ from torch.nn import Module
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.recipe import Recipe
 from .casts import WeightCasts, cast_weight, joined
+from .fp8_weight import Fp8Weight
 from .step_casts import Version, step_casts
-from .weight_tensors import CodedWeight
 
 _NAME: Final = "octofold.nn.keep_casts"
 
@@ -73,7 +73,7 @@ def casts_for_call(
     weights: tuple[Tensor, ...], recipe: Recipe, transposed: bool, sharded: bool
 ) -> WeightCasts | None:
     """The same for a layer whose own call casts what nobody holds: None of that."""
-    if sharded or any(isinstance(weight, CodedWeight) for weight in weights):
+    if sharded or any(isinstance(weight, Fp8Weight) for weight in weights):
         return weight_casts(weights, recipe, transposed, sharded)
     return held_casts(weights, recipe, transposed)
 

@@ -10,10 +10,10 @@ from ..._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import NAMES
 from ..._info import FP8, LINEAR, WEIGHT_ONLY
-from ..layers.fp8_weight import Fp8Weight
+from ..autograd.frozen import FEW_TOKENS
+from ..layers.fp8_linear import Fp8Linear
 from ..layers.inference import InferenceLinear
 from ..layers.weight_only import WeightOnlyLinear
-from ..recipes.choice import FEW_TOKENS
 from ..recipes.kernels import has_bfloat16, layer_products
 
 # Recipes of products with a weight of these scales.
@@ -27,7 +27,7 @@ _RECIPES: Final = {
 }
 
 
-def frozen_layer(linear: Any, weight: ScaledTensor, compute: str = "auto") -> Fp8Weight:
+def frozen_layer(linear: Any, weight: ScaledTensor, compute: str = "auto") -> Fp8Linear:
     """The twin of a torch.nn.Linear with this weight [out, in] and its bias. It is the same layer
     whatever the GPU, and asks in each forward what that can.
 
@@ -43,7 +43,7 @@ def frozen_layer(linear: Any, weight: ScaledTensor, compute: str = "auto") -> Fp
     return WeightOnlyLinear.twin_of(linear, weight, bias, format=format)
 
 
-def words_of(layer: Fp8Weight, device: torch.device | None = None) -> str:
+def words_of(layer: Fp8Linear, device: torch.device | None = None) -> str:
     """A report's words for a layer with an FP8 weight that runs on a device (None: where its weight
     is): its class, its scales and how it computes there."""
     weight = layer.scaled_weight
@@ -58,7 +58,7 @@ def words_of(layer: Fp8Weight, device: torch.device | None = None) -> str:
     return words if not products.why_not else f"{words}, {how} ({products.why_not})"
 
 
-def wide_layer(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:
+def wide_layer(layer: Fp8Linear, dtype: torch.dtype) -> torch.nn.Linear:
     """The way back: a torch.nn.Linear with the numbers that the codes stand for, frozen, and with
     the layer's bias."""
     with torch.device("meta"):

@@ -18,12 +18,12 @@ from ..._core.torch_ops import define
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
 from ..autograd.activated import gated_in_one
+from ..autograd.frozen import FEW_TOKENS
 from ..autograd.functions import result_dtype
 from ..autograd.products import output_product
 from ..casting.casts import walkable
 from ..layers.inference import InferenceLinear
 from ..layers.patching import misfit, put_in_front, source_of
-from ..recipes.choice import FEW_TOKENS
 from .expert_blocks import GATES
 from .picking import is_of_transformers
 

@@ -11,7 +11,7 @@ from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..._ops.quantize import quantize
 from ..layers.conv1d import Conv1D, conv1ds, is_conv1d
-from ..layers.fp8_weight import Fp8Weight
+from ..layers.fp8_linear import Fp8Linear
 from ..layers.inference import InferenceLinear
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
@@ -202,7 +202,7 @@ def convert_weight_only(
 
 def _layer_of(
     linear: torch.nn.Linear, format: Format, activations: str, batch_invariant: bool
-) -> Fp8Weight:
+) -> Fp8Linear:
     if activations == "exact":
         return WeightOnlyLinear.from_linear(linear, format, batch_invariant=batch_invariant)
     return frozen_layer(linear, quantize(linear.weight.detach(), format))

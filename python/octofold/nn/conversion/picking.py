@@ -10,6 +10,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..layers.conv1d import is_conv1d
+from ..layers.fp8_parameters import held
 from ..layers.patching import PATCHES, misfit, put_in_front
 from .weight_readers import names_of, weight_readers
 
@@ -138,6 +139,8 @@ def objection(layer: Module) -> str | None:
         return f"it is a {kind.__qualname__}, which may compute something else"
     if layer._parameters.get("weight") is None:
         return "its weight is no parameter of its own (as after the older weight_norm)"
+    if held(layer) is not None:
+        return "its weight is an Fp8Weight already"
     if "forward" in layer.__dict__:
         return "its forward was replaced (as by accelerate), which another layer would lose"
     return None

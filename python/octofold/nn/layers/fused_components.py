@@ -12,8 +12,8 @@ from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain_call import Layer
 from ..autograd.fitting import is_dtensor
 from ..autograd.normed import Norm
+from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call
-from ..casting.weight_tensors import CodedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
 from .linear import Linear, local_part
@@ -124,4 +124,4 @@ def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: 
 
 def _is_coded(linear: Any) -> bool:
     """True if the layer's weight came in FP8 alone."""
-    return isinstance(linear.own_parameters()[0], CodedWeight)
+    return isinstance(linear.own_parameters()[0], Fp8Weight)

@@ -6,22 +6,17 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._core.ops import row_count
 from ..._core.recipe import Product, Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.fitting import require_input
-from ..autograd.functions import result_dtype
-from ..autograd.linear import frozen_linear
+from ..autograd.frozen import frozen_linear
 from ..casting.casts import cast_weight
-from ..recipes.choice import is_invariant
-from ..recipes.kernels import has_native, has_weight_only
-from .fp8_weight import Fp8Weight, linear_of
-from .weight_only import weight_only_linear
+from .fp8_linear import Fp8Linear, linear_of
 
 _NAME: Final = "octofold.nn.InferenceLinear"
 
 
-class InferenceLinear(Fp8Weight):
+class InferenceLinear(Fp8Linear):
     """x · weightᵀ (+ bias) with a frozen weight kept in FP8, and a gradient by x: adapters (LoRA)
     can be trained over it.
 
@@ -39,7 +34,7 @@ class InferenceLinear(Fp8Weight):
     in state_dict(): a layer that was saved on one GPU runs on any other.
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
-    Its buffers are those of Fp8Weight, with the scales that the recipe gives a weight.
+    Its buffers are those of Fp8Linear, with the scales that the recipe gives a weight.
 
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in the dtype of x, or in
     autocast's. Weight and bias have no gradient. For that by x backward transposes the codes, with
@@ -90,18 +85,16 @@ class InferenceLinear(Fp8Weight):
 
     def forward(self, input: Tensor) -> Tensor:
         require_input(_NAME, input, self.weight)
-        weight, bias = self.scaled_weight, self.own_bias()
-        if not self._takes_as_it_is(input):
-            return frozen_linear(input, weight, bias, self._recipe, self.sides)
-        x, invariant = input.to(result_dtype(input)), self._recipe.batch_invariant
-        return weight_only_linear(x, weight, bias, self.sides, invariant)
-
-    def _takes_as_it_is(self, x: Tensor) -> bool:
-        """True if x is not cast."""
-        if not has_native(x.device):
-            return True
-        few = self.few_tokens > 0 and row_count(x.shape) <= self.few_tokens
-        return few and not is_invariant(self._recipe) and has_weight_only(x.device, result_dtype(x))
+        return frozen_linear(
+            input,
+            self.scaled_weight,
+            self.own_bias(),
+            "native",
+            recipe=self._recipe,
+            few_tokens=self.few_tokens,
+            batch_invariant=self._recipe.batch_invariant,
+            sides=self.sides,
+        )
 
     def recast(self, weight: Tensor) -> None:
         self.hold(_cast(weight, self._recipe), self.bias)

@@ -16,8 +16,9 @@ from ..autograd.functions import result_dtype
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
 from ..autograd.one_call import linear_in_one_call
+from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call, held_casts
-from ..casting.weight_tensors import CodedWeight, WrappedWeight
+from ..casting.weight_tensors import WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native, layer_products
 from .buffers import KeepsBuffers, with_state_of
@@ -176,7 +177,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     def _wins(self, x: Tensor, weight: Tensor) -> bool:
         """True if FP8 is not slower than x's own dtype."""
-        if self.force_fp8 or isinstance(weight, CodedWeight):
+        if self.force_fp8 or isinstance(weight, Fp8Weight):
             return True
         sizes = x.numel() // self.in_features, self.in_features, self.out_features
         return fp8_wins(*sizes, self._recipe, x.device)

@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from .conv1d import is_conv1d
-from .fp8_weight import Fp8Weight
+from .fp8_linear import Fp8Linear
 
 _NAME: Final = "octofold.nn.lora_config"
 _HEADS: Final = ("score", "classifier")
@@ -75,7 +75,7 @@ def linear_names(model: Any, classifies: bool) -> set[str]:
         layer = module.get_base_layer() if wrapped else module
         if wrapped:
             inside += (f"{name}.",)
-        is_linear = isinstance(layer, (torch.nn.Linear, Fp8Weight)) or is_conv1d(layer)
+        is_linear = isinstance(layer, (torch.nn.Linear, Fp8Linear)) or is_conv1d(layer)
         if is_linear and layer is not head:
             names.add(name)
     return names

@@ -25,7 +25,6 @@ PATCHES: Final = {  # by the name of the change: the library, which of its class
     "routers": ("transformers", "a router that expert_blocks.py names", "ops.top_k()"),
     "experts": ("transformers", "experts with a gate of their own", "grouped products in FP8"),
     "tuners": ("peft", "tuners of part of a model", "what would train nothing is refused"),
-    "layerwise": ("torch", "Linear, Conv*, Embedding and subclasses", "weights are codes"),
     "whole": ("torch", "modules beside parallel layers", "forward sees the rank's parameters"),
     "spread": ("octofold", "nn.Experts", "ParallelExperts"),
     # Classes that have another method.

@@ -11,7 +11,7 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.fitting import is_fp8
-from .fp8_weight import Fp8Weight
+from .fp8_linear import Fp8Linear
 from .inference import InferenceLinear
 from .weight_only import WeightOnlyLinear
 
@@ -50,7 +50,7 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
         names = [name for name in names if name in self.lora_A]
         if not names:
             return
-        base: Fp8Weight = self.get_base_layer()
+        base: Fp8Linear = self.get_base_layer()
         before = base.scaled_weight
         with torch.no_grad():
             weight: Tensor = before.dequantize("float32")
@@ -67,7 +67,7 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
         """Give the weight the very bytes back that it had before the first merge()."""
         before = self._before
         if before is not None:
-            base: Fp8Weight = self.get_base_layer()
+            base: Fp8Linear = self.get_base_layer()
             device = base.weight.device
             data, scale = before.data.to(device), before.scale.to(device)
             base.hold(ScaledTensor(data, scale, before.granularity), base.bias)
@@ -78,7 +78,7 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
         """The layer's features; peft's own method warns of each layer that it does not know."""
         return module.in_features, module.out_features
 
-    def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, Any]:
+    def _get_base_layer_device_and_dtype(self, base_layer: Fp8Linear) -> tuple[Any, Any]:
         """The device that adapters go to, and their dtype where the layer says in which its model
         computes: not FP8, as the weight is."""
         return base_layer.weight.device, getattr(base_layer, "compute_dtype", None)
@@ -118,7 +118,7 @@ def require_trained(model: Module, config: Any) -> None:
     asked["bias"] = ["bias"] if of["bias"] not in (None, "none") else None
     for name, module in modules.items():
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-            is_bias = isinstance(module, Fp8Weight) and key == "bias" and key in module._buffers
+            is_bias = isinstance(module, Fp8Linear) and key == "bias" and key in module._buffers
             if tensor is None or not (is_bias or is_fp8(tensor) or hasattr(tensor, "scaled")):
                 continue
             for field in _TRAINED:

@@ -1,12 +1,13 @@
 """Numbers in place of codes: for files that are read by who knows nothing of Octofold's layers.
 
-state_dict() of a layer with an FP8 weight has codes and scales, for load_state_dict() of the same
-layer. In wide_state_dict() it has the weight that they stand for, under the name and in the dtype
-that a model without FP8 has. save_pretrained() of the libraries below runs in it, for each model:
-the method of the library's class is wrapped when the first layer is made with the library there. A
-model that a quantizer of ours has made says in its config that it has codes: its quantizer has
-`saves_codes`, and the files have them. Writers of other libraries are for the user to call in
-wide_state_dict().
+state_dict() of a layer with an FP8 weight has codes and scales, or the Fp8Weight that is its
+parameter, for load_state_dict() of the same layer. In wide_state_dict() it has the weight that they
+stand for, under the name and in the dtype that a model without FP8 has. save_pretrained() of the
+libraries below runs in it, for each model: the method of the library's class is wrapped when the
+first layer is made with the library there. A model that a quantizer of ours has made says in its
+config that it has codes: its quantizer has `saves_codes`, and the files have them. Writers of other
+libraries are for the user to call in wide_state_dict(); what they get without it are codes and
+scales, or an Fp8Weight, which has no memory of numbers for safetensors to write: an error.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
+from ..casting.fp8_weight import Fp8Weight
 from .patching import PATCHES, WRITES, wrap_method
 
 _NAME: Final = "octofold.nn.wide_state_dict"
@@ -44,6 +46,9 @@ class _Reader(NamedTuple):
 _ANYBODY: Final = _Reader("state_dict", None, False)
 _OCTOFOLD: Final = _Reader("octofold.models.save", None, False)
 _reader: Final = ContextVar("octofold_reader", default=_ANYBODY)
+
+TAKES_WEIGHTS: Final[set[str]] = set()
+"""The methods of quantizers of transformers and Diffusers whose files take Fp8Weights."""
 
 _waiting: Final = {patch for patch, row in PATCHES.items() if row[2] is WRITES}
 """Rows of classes whose save_pretrained() is yet to be wrapped, as nobody has imported them."""
@@ -73,11 +78,50 @@ def coded_state_dict() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _read_by(reader: _Reader) -> Iterator[None]:
-    before = _reader.set(reader)
+    before, hooks = _reader.set(reader), []
+    give = functools.partial(_give_numbers, reader)
+    if reader.model is not None:
+        for module in reader.model.modules():
+            if _has_codes(module) and not (
+                reader.adapters and not _is_of_tokens(module, reader.model)
+            ):
+                hooks.append(module.register_state_dict_post_hook(give))
     try:
         yield
     finally:
         _reader.reset(before)
+        for hook in hooks:
+            hook.remove()
+
+
+def _has_codes(module: Module) -> bool:
+    weights = module._parameters.values()
+    return isinstance(module, CodedState) or any(isinstance(w, Fp8Weight) for w in weights)
+
+
+def _give_numbers(
+    reader: _Reader, module: Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """Puts numbers in the places of a module's codes, for the innermost of readers."""
+    if reader is not _reader.get():
+        return
+    dtype = _dtype_of(reader.model)
+    makers = module._in_files(dtype) if isinstance(module, CodedState) else {}
+    for name, weight in module._parameters.items():
+        if isinstance(weight, Fp8Weight):
+            makers[name] = functools.partial(weight.dequantize, known_or(weight.dtype, dtype))
+    for name, numbers in makers.items():
+        key = f"{prefix}{name}"
+        if numbers is None:
+            state.pop(key, None)
+        elif state[key].is_meta:
+            expected = (
+                "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings "
+                "back what is offloaded)"
+            )
+            raise invalid_argument(reader.operation, "model", expected, f"'{key}' on meta")
+        else:
+            state[key] = numbers().detach().cpu().contiguous()
 
 
 class CodedState(Module):
@@ -102,21 +146,6 @@ class CodedState(Module):
                 f"runs now, call it again: this time it gets codes in place of numbers",
                 stacklevel=2,
             )
-        reader = _reader.get()
-        if reader.model is None or (reader.adapters and not _is_of_tokens(self, reader.model)):
-            return
-        for name, numbers in self._in_files(_dtype_of(reader.model)).items():
-            key = f"{prefix}{name}"
-            if numbers is None:
-                destination.pop(key, None)
-                continue
-            if destination[key].is_meta:
-                expected = (
-                    "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings "
-                    "back what is offloaded)"
-                )
-                raise invalid_argument(reader.operation, "model", expected, f"'{key}' on meta")
-            destination[key] = numbers().detach().cpu().contiguous()
 
 
 def known_or(dtype: torch.dtype | None, other: torch.dtype) -> torch.dtype:
@@ -147,7 +176,9 @@ def _wrapped(patch: str, method: Callable[..., Any]) -> Any:
 
     @functools.wraps(method)
     def save_pretrained(self: Any, *arguments: Any, **options: Any) -> Any:
-        has_codes = getattr(getattr(self, "hf_quantizer", None), "saves_codes", False)
+        quantizer = getattr(self, "hf_quantizer", None)
+        kind = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
+        has_codes = getattr(quantizer, "saves_codes", False) or kind in TAKES_WEIGHTS
         if has_codes or _reader.get() is _OCTOFOLD:
             return method(self, *arguments, **options)
         adapters = patch == "peft" or (
@@ -165,8 +196,9 @@ def _wrapped(patch: str, method: Callable[..., Any]) -> Any:
 def _require_numbers(model: Any, state: dict[str, Any] | None) -> None:
     """Refuses the codes of a model with layers of Octofold's, which its reader would take for the
     values."""
-    codes = next((name for name, value in (state or {}).items() if is_fp8(value)), None)
-    if codes is not None and any(isinstance(one, CodedState) for one in model.modules()):
+    values = (state or {}).items()
+    codes = next((name for name, v in values if is_fp8(v) or isinstance(v, Fp8Weight)), None)
+    if codes is not None and any(map(_has_codes, model.modules())):
         expected = "numbers: none given, or a state_dict() from octofold.nn.wide_state_dict(model)"
         raise invalid_argument(_METHOD, "state_dict", expected, f"FP8 codes as '{codes}'")
 

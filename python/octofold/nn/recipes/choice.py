@@ -15,31 +15,15 @@ COMPUTE: Final = ("auto", "native", "weight-only")
 "native": it casts its input, and multiplies FP8 with FP8, on GPUs that can, and on the CPU; others
 have 16-bit activations. "auto": as "native", but with 16-bit activations for few tokens."""
 
-FEW_TOKENS: Final = 16
-"""Up to so many the weight's bytes are what takes time, and x need not be rounded: weight-only
-products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/notes/weight-only.md),
-and need no cast of x."""
-
 FEW_TOKENS_OF_EXPERTS: Final = 0
-"""The same of experts with FP8 weights, in the tokens of a call. Not measured: none are few."""
-
-MOST_TOKENS: Final = 128
-"""Up to so many weight-only products are taken where there are no native ones. Above, a copy of the
-weight and torch's product are estimated to be quicker: reading and writing 3 bytes for each weight
-takes as long as 130 to 220 rows lose in a kernel that reaches 0.45 of the tensor cores' rate, by
-the rates of an H200, an A100 and an RTX 3050. Not measured on the latter two."""
-
-MOST_TOKENS_OF_WARPGROUPS: Final = 1024
-MOST_TOKENS_OF_GRADIENT: Final = 512
-"""The same on Hopper, of a product and of its gradient by x, by scales of blocks at 4096,7168: 92
-µs at 1024 rows where torch's product takes 76, and a copy of the weight some 20; of 512 rows of a
-gradient it is estimated (docs/notes/weight-only.md)."""
+"""Up to so many tokens of a call experts with FP8 weights take as they are (of linear layers:
+autograd/frozen.py). Not measured: none are few."""
 
 
-def require_compute(operation: str, compute: object) -> None:
-    """One of COMPUTE."""
-    if compute not in COMPUTE:
-        expected = f"one of {', '.join(COMPUTE)}"
+def require_compute(operation: str, compute: object, among: tuple[str, ...] = COMPUTE) -> None:
+    """One of these words."""
+    if compute not in among:
+        expected = f"one of {', '.join(among)}"
         raise invalid_argument(operation, "compute", expected, repr(compute))
 
 

@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..._core.errors import invalid_argument
-from ..._core.formats import Format, FormatLike, format_of
+from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES, with_aligned_rows
-from ..._ops.quantize import quantize
 from ..autograd.boundary import Sides
 from ..autograd.fitting import is_fp8, require_features
 from ..casting.weight_tensors import stored
@@ -21,7 +20,7 @@ from .linear import local_part
 from .saving import CodedState, give_whole_rows, known_or
 
 
-class Fp8Weight(CodedState, KeepsBuffers):
+class Fp8Linear(CodedState, KeepsBuffers):
     """A weight [out, in] in FP8 with its scales, and a bias [out] or None.
 
     Its buffers have the names, and the weight has the bytes, of FP8 checkpoints:
@@ -210,46 +209,3 @@ def linear_of(operation: str, linear: object) -> torch.nn.Linear:
         got = f"{type(linear).__module__}.{type(linear).__qualname__}"
         raise invalid_argument(operation, "linear", "a torch.nn.Linear", got)
     return linear
-
-
-class FrozenLinear(Fp8Weight):
-    """x · weightᵀ (+ bias) with a frozen weight in FP8, and a bias that is a parameter.
-
-    in_features, out_features, bias, device: as in torch.nn.Linear.
-    dtype: of the bias; it need not be that of x.
-    format: how the weight is cast, an octofold.Format or its words.
-
-    A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
-    Its buffers are those of Fp8Weight.
-    Raises InvalidArgumentError, which names the argument.
-    """
-
-    trains_bias = True
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        format: FormatLike = "128x128",
-    ) -> None:
-        self._format = format_of(self.own_name, format)
-        super().__init__(in_features, out_features, bias, device, dtype, self._format)
-
-    @classmethod
-    def from_linear(cls, linear: torch.nn.Linear, format: FormatLike = "128x128") -> Self:
-        """Make the twin of a torch.nn.Linear with its weight cast. The bias is shared."""
-        operation = f"{cls.own_name}.from_linear"
-        linear = linear_of(operation, linear)
-        format = format_of(operation, format)
-        weight = quantize(linear.weight.detach(), format)
-        return cls.twin_of(linear, weight, linear.bias, format=format)
-
-    def recast(self, weight: Tensor) -> None:
-        self.hold(quantize(weight, self._format), self.bias)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, granularity={self._granularity}, dtype={self.weight.dtype}"

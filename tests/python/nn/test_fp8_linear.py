@@ -3,7 +3,6 @@ checkpoint, in a buffer or, as libraries that offload layers want it, in a param
 
 import copy
 import dataclasses
-import importlib
 import io
 import weakref
 
@@ -302,39 +301,12 @@ def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkey
         return results
 
     expected = outcome()
-    monkeypatch.setattr("octofold.nn.layers.weight_only._is_by_copy", lambda *_: True)
-    monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only", None)
-    monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only_gradient", None)
+    monkeypatch.setattr("octofold.nn.autograd.frozen._is_by_copy", lambda *_: True)
+    monkeypatch.setattr("octofold.nn.autograd.frozen.gemm_weight_only", None)
+    monkeypatch.setattr("octofold.nn.autograd.frozen.gemm_weight_only_gradient", None)
     for found, other in zip(outcome(), expected, strict=True):
         assert (found.shape, found.dtype) == (other.shape, other.dtype)
         assert relative_error(found, other) < 2**-7
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-def test_how_many_rows_are_decoded(hopper, monkeypatch):
-    """Up to 128 on any GPU, on Hopper more; on the CPU, and where they may not matter, all. None
-    where there are no kernels."""
-    module = "octofold.nn.layers.weight_only"
-    monkeypatch.setattr(f"{module}.has_warpgroups", lambda device: hopper)
-    has_kernels = True
-    monkeypatch.setattr(f"{module}.has_weight_only", lambda device, dtype: has_kernels)
-    by_copy = importlib.import_module(module)._is_by_copy
-
-    class OnGpu:
-        device = torch.device("cuda", 0)
-
-        def __init__(self, rows):
-            self.shape, self.dtype = (rows, 64), torch.float16
-
-    assert not by_copy(OnGpu(128), 1024, False)
-    assert by_copy(OnGpu(129), 1024, False) is not hopper
-    assert by_copy(OnGpu(1025), 1024, False)
-    assert not by_copy(random(4096, 64), 1024, False)
-    assert not by_copy(OnGpu(1025), 1024, True)
-    monkeypatch.setattr(f"{module}.is_batch_invariant", lambda: True)
-    assert not by_copy(OnGpu(1025), 1024, False)
-    has_kernels = False
-    assert by_copy(OnGpu(1), 1024, True)
 
 
 @pytest.mark.parametrize("granularity", ["128x128", "channel", "tensor"])
