@@ -39,8 +39,8 @@ CONSTANTS = {
     "sectors": (1.18, 1.0, 1.5),
     "half_sectors": (1.6, 1.2, 2.2),
 }
-# Shares of the busiest multiprocessor: for each number of blocks that one may hold, from how many
-# blocks to each on, and the first guess of its time.
+# Shares of the busiest multiprocessor: for each number of blocks that one may hold, above how many
+# blocks to each, and the first guess of its time.
 SHARES = {
     1: ((0, 0.48), (0.5, 0.83), (1, 1.4), (1.5, 1.75), (2.2, 2.2)),
     2: ((0, 0.48), (0.5, 0.64), (0.667, 0.95), (1, 1.65), (1.5, 1.75), (2, 2)),
@@ -56,7 +56,7 @@ SHARES = {
         (3, 3),
     ),
 }
-LEVELS = [(held, start, guess) for held, shares in SHARES.items() for start, guess in shares]
+LEVELS = [(held, above, guess) for held, shares in SHARES.items() for above, guess in shares]
 
 
 class Tiling(NamedTuple):
@@ -127,11 +127,12 @@ def facts(row: Row) -> tuple[float, ...]:
     rows_read = math.ceil(rows / 8) * 8 if tiling.cluster_columns == 1 else boxes
     columns_read = tiles_n * tiling.columns * tiling.cluster_columns
     bytes_of_stage = 128 * tiling.depth * (rows_read * tiles_n + columns_read * tiles_m)
-    blocks_to_each = tiles_m * tiles_n * cluster / MULTIPROCESSORS
+    blocks = tiles_m * tiles_n * cluster
+    blocks_to_each = blocks / (MULTIPROCESSORS - left_over)
     level = max(
         index
-        for index, (held, start, _) in enumerate(LEVELS)
-        if held == tiling.blocks and start <= blocks_to_each
+        for index, (held, above, _) in enumerate(LEVELS)
+        if held == tiling.blocks and above < blocks_to_each
     )
     return (
         math.ceil(tiles_m * tiles_n / at_once),
@@ -143,7 +144,7 @@ def facts(row: Row) -> tuple[float, ...]:
         stages * bytes_of_stage * 1e-6,
         next(i for i, unit in enumerate((128, 64, 32, 1)) if k % unit == 0),
         level,
-        blocks_to_each if tiling.swapped else math.inf,
+        blocks / MULTIPROCESSORS if tiling.swapped else math.inf,
     )
 
 
@@ -243,8 +244,8 @@ def main() -> None:
     report("all", model.regret(x, rows))
     stage, tile, start, levels, constants = model.split(x)
     print("; ".join(f"{name} {value:.3f}" for name, value in constants.items()))
-    for (held, begin, _), level in zip(LEVELS, levels, strict=True):
-        print(f"{held} blocks held, from {begin} to each on: {level:.2f}")
+    for (held, above, _), level in zip(LEVELS, levels, strict=True):
+        print(f"{held} blocks held, above {above} to each: {level:.2f}")
     for i, name in enumerate(model.names):
         family = model.family(name)
         numbers = (stage[family], tile[family], start[i])

@@ -140,14 +140,20 @@ double bytes_of_memory(const GemmProblem& problem, const Sm90GemmConfig& config)
           out * static_cast<double>(m) * static_cast<double>(n));
 }
 
+// Multiprocessors that clusters of so many blocks can be on. Clusters lie within groups of
+// multiprocessors, of which some have an odd number: 39 of three blocks and 30 of four run at one
+// time on 132. Reckoned are 31 of four, as costs were fitted: with 30 they predict less well, and
+// blocks that share a tile do not stay for others.
+int multiprocessors_of_clusters(int size, const Gpu& gpu) {
+  const int left_over = size == 3 ? 15 : size == 4 ? 8 : size == 8 ? 20 : 0;
+  return std::max(gpu.multiprocessors - left_over, 1);
+}
+
 }  // namespace
 
 int clusters_at_once(int size, int blocks_per_multiprocessor, const Gpu& gpu) {
-  // Clusters lie within groups of multiprocessors, of which some have an odd number: 39 of three
-  // blocks and 30 of four run at one time on 132. Reckoned are 31 of four, as costs were fitted:
-  // with 30 they predict less well, and blocks that share a tile do not stay for others.
-  const int left_over = size == 3 ? 15 : size == 4 ? 8 : size == 8 ? 20 : 0;
-  return std::max((gpu.multiprocessors - left_over) * blocks_per_multiprocessor / size, 1);
+  const int held = multiprocessors_of_clusters(size, gpu) * blocks_per_multiprocessor;
+  return std::max(held / size, 1);
 }
 
 config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmConfig& config) {
@@ -242,27 +248,28 @@ ClusterTiles tiles_of_all(const GemmProblem& problem, const Sm90GemmConfig& conf
 // hardware fills some multiprocessors while others have room. Both depend on how many blocks one
 // may hold, and on how many there are to each.
 struct Share {
-  double blocks;  // from so many to a multiprocessor on
-  double level;   // the time of the busiest one, in that of one block to each at full bandwidth
+  double above;  // for more blocks than so many to a multiprocessor
+  double level;  // the time of the busiest one, in that of one block to each at full bandwidth
 };
 
-// Fitted to the times of 30 tilings of few rows at 110 random problems on an H200 of which some
+// Fitted to the times of 30 tilings of few rows at 168 random problems on H200s of which some
 // groups of multiprocessors lack more than others (docs/notes/products.md, "Where blocks lie").
-constexpr Share kOfOneBlock[] = {{0, 0.36}, {0.5, 0.79}, {1, 1.29}, {1.5, 1.51}, {2.2, 2.2}};
-constexpr Share kOfTwo[] = {{0, 0.38}, {0.5, 0.61}, {0.667, 0.94}, {1, 1.53}, {1.5, 1.71}, {2, 2}};
-constexpr Share kOfThree[] = {{0, 0.43}, {0.5, 0.71}, {0.77, 0.97},
-                              {1, 1.35}, {1.5, 2.36}, {2.35, 2.4}};
-constexpr Share kOfFour[] = {{0, 0.45},    {0.5, 0.78}, {0.77, 0.92}, {1, 1.24},
-                             {1.35, 1.83}, {2, 2.43},   {2.25, 3.15}, {3, 3.46}};
-
+constexpr Share kOfOneBlock[] = {{0, 0.37}, {0.5, 0.8}, {1, 1.31}, {1.5, 1.32}, {2.2, 1.86}};
+constexpr Share kOfTwo[] = {{0, 0.4}, {0.5, 0.65}, {0.667, 0.95}, {1, 1.56}, {1.5, 1.71}, {2, 2}};
+constexpr Share kOfThree[] = {{0, 0.45}, {0.5, 0.75}, {0.77, 0.99},
+                              {1, 1.38}, {1.5, 2.36}, {2.35, 2.46}};
+constexpr Share kOfFour[] = {{0, 0.48},    {0.5, 0.78}, {0.77, 0.93}, {1, 1.24},
+                             {1.35, 1.83}, {2, 2.45},   {2.25, 3.1}};
 constexpr std::span<const Share> kShares[] = {kOfOneBlock, kOfTwo, kOfThree, kOfFour};
 
 // How many times as long the busiest multiprocessor waits for memory as if all had the same share.
-double unevenness(const Sm90GemmConfig& config, double blocks_to_each) {
+double unevenness(const Sm90GemmConfig& config, double clusters, const Gpu& gpu) {
   if (!config.swapped) return 1;
   const std::span<const Share> shares = kShares[config.blocks_per_multiprocessor - 1];
-  const auto after = std::ranges::upper_bound(shares, blocks_to_each, {}, &Share::blocks);
-  return std::max(std::prev(after)->level / blocks_to_each, 1.0);
+  const double blocks = clusters * config.cluster_size();
+  const double to_each = blocks / multiprocessors_of_clusters(config.cluster_size(), gpu);
+  const auto after = std::ranges::lower_bound(shares, to_each, {}, &Share::above);
+  return std::max(std::prev(after)->level * gpu.multiprocessors / blocks, 1.0);
 }
 
 // The bytes that all blocks together take from L2 for a stage. Absent rows are not read, but in a
@@ -314,10 +321,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
                       short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
                       std::max(waves - 1, 0.0) * (config.split_k > 1 ? kLaterWaveOfSlices : tile);
-  const double blocks_to_each =
-      std::ceil(tiles.count()) * config.cluster_size() / gpu.multiprocessors;
-  const double memory =
-      unevenness(config, blocks_to_each) * bytes_of_memory(problem, config) / kMemoryBytes;
+  const double memory = unevenness(config, std::ceil(tiles.count()), gpu) *
+                        bytes_of_memory(problem, config) / kMemoryBytes;
   const double busy =
       std::min(1.0, static_cast<double>(running) * config.cluster_size() / gpu.multiprocessors);
   const double cache = misalignment(problem.product.k) * stages *
