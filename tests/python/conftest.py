@@ -13,7 +13,7 @@ if importlib.util.find_spec("hypothesis"):
     from hypothesis import settings
 
     settings.register_profile("octofold", deadline=None, max_examples=200)
-    # What a change waits for, `make test`, has the same examples for the same commit.
+    # A change waits for these (`make test`): the same examples for the same commit.
     settings.register_profile("quick", deadline=None, max_examples=30, derandomize=True)
     settings.load_profile("octofold")
 else:
