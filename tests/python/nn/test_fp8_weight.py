@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from octofold.nn import Fp8Weight  # noqa: E402
 from octofold.nn.autograd import frozen  # noqa: E402
+from octofold.nn.casting import fp8_weight  # noqa: E402
 from octofold.nn.recipes import kernels  # noqa: E402
 
 FORMATS = ["128x128", "1x128", "channel", "tensor", "e5m2 128x128"]
@@ -230,6 +231,17 @@ def test_compile(compute):
         y.sum().backward()
         z.sum().backward()
         assert relative_error(other.grad, x.grad.double()) < 1e-2
+
+
+def test_caches_of_compilers_know_what_computes(monkeypatch, tmp_path):
+    texts = set()
+    for source in ("", "1", "2"):
+        (tmp_path / "module.py").write_text(source)
+        monkeypatch.setattr(fp8_weight, "_PACKAGE", tmp_path)
+        fp8_weight._digest_of_package.cache_clear()
+        texts.add(weight()._stable_hash_for_caching())
+    fp8_weight._digest_of_package.cache_clear()
+    assert len(texts) == 3
 
 
 def test_bad_input():

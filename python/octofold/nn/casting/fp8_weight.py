@@ -1,6 +1,9 @@
 """A weight that is there in FP8 alone, and is a tensor all the same."""
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import torch
@@ -17,6 +20,7 @@ from ..._ops.quantize import quantize
 from ..recipes.choice import COMPUTE, require_compute
 
 _NAME: Final = "octofold.nn.Fp8Weight"
+_PACKAGE: Final = Path(__file__).parents[2]
 _aten: Final = torch.ops.aten
 _WIDE: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -202,8 +206,9 @@ class Fp8Weight(Tensor):
         return Fp8Weight(tensors["codes"], tensors["scale"], granularity, dtype, *others)
 
     def _stable_hash_for_caching(self) -> str:
-        """Returns a text with what torch.compile's cache is to know of the weight."""
-        return f"{self!r}, {self.dtype}, {self._context()}"
+        """Returns a text with what torch.compile's cache is to know of the weight. What computes
+        with it is in this package, and in no graph that the cache looks at."""
+        return f"{_digest_of_package()}, {self!r}, {self.dtype}, {self._context()}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # pickle reads no FP8 of torch's: codes travel as bytes, beside their dtype.
@@ -252,6 +257,14 @@ class Fp8Weight(Tensor):
                 one.recast(plain)
                 back[id(plain)] = one
         return tree_map(lambda made: back.get(id(made), made), result)
+
+
+@functools.cache
+def _digest_of_package() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
