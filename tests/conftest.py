@@ -1,5 +1,7 @@
-"""Fresh random numbers for each run: the seed is in the header, --seed repeats a run."""
+"""Fresh random numbers for each run: the seed is in the header, --seed or OCTOFOLD_TEST_SEED, which
+C++ tests read too, repeats a run."""
 
+import os
 import secrets
 
 import numpy as np
@@ -12,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--seed") is None:
-        config.option.seed = secrets.randbits(32)
+        config.option.seed = int(os.environ.get("OCTOFOLD_TEST_SEED") or secrets.randbits(32))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
