@@ -76,7 +76,8 @@ void backward_of_experts(const ExpertsProblem& problem, const Tensor& dy,
 
 // The layer of a problem, as linear() has it. `sizes`: tokens, slots, experts, in, hidden, out.
 // `wanted`: the gradients of x and topk_weights, of the first layers' weights and biases and of the
-// second ones'. `flags`: has_up_bias, has_down_bias, weights_are_cast.
+// second ones'. `flags`: has_up_bias, has_down_bias, weights_are_cast. `weight_only`: the type of
+// rows if the weights alone are FP8.
 Words experts(Array<std::int64_t> sizes, Array<Words> products, String activation, String type,
               OptionalText weight_only, Array<bool> wanted, Array<bool> flags, OptionalGpu gpu) {
   ExpertsProblem problem{.tokens = sizes[0],

@@ -243,17 +243,17 @@ ClusterTiles tiles_of_all(const GemmProblem& problem, const Sm90GemmConfig& conf
   return tiles;
 }
 
-// Few rows of A leave blocks nothing to do but wait for B, and then their places decide: two blocks
-// of one multiprocessor, or of two that share a way to L2, get no more than one alone, and the
-// hardware fills some multiprocessors while others have room. Both depend on how many blocks one
-// may hold, and on how many there are to each.
+// Few rows of A leave blocks nothing to do but wait for B, and then times are as if their places
+// decided: as if two blocks of one multiprocessor, or of two that share a way to L2, got no more
+// than one alone, and some multiprocessors were full while others had room. They depend on how many
+// blocks one may hold, and on how many there are to each.
 struct Share {
   double above;  // for more blocks than so many to a multiprocessor
   double level;  // the time of the busiest one, in that of one block to each at full bandwidth
 };
 
-// Fitted to the times of 30 tilings of few rows at 168 random problems on H200s of which some
-// groups of multiprocessors lack more than others (docs/notes/products.md, "Where blocks lie").
+// Fitted to the times of 30 tilings of few rows at 168 random problems on H200s
+// (docs/notes/products.md, "Where blocks lie").
 constexpr Share kOfOneBlock[] = {{0, 0.37}, {0.5, 0.8}, {1, 1.31}, {1.5, 1.32}, {2.2, 1.86}};
 constexpr Share kOfTwo[] = {{0, 0.4}, {0.5, 0.65}, {0.667, 0.95}, {1, 1.56}, {1.5, 1.71}, {2, 2}};
 constexpr Share kOfThree[] = {{0, 0.45}, {0.5, 0.75}, {0.77, 0.99},

@@ -14,8 +14,8 @@ torch's products sum as its libraries like on the processor at hand: the weight'
 exact in any order. Behind a norm or an activation they cannot be: there dY is zero but for two
 tokens, a sum without an order.
 
-"9.0" is of two H200s. On one, 84aa7d0e had the bits of 808600c6 in all cases; FP32 gradients of an
-MLP have others since 128 rows and more are planned without swapped operands.
+"9.0" is of an H200, in two runs. In another, 84aa7d0e had the bits of 808600c6 in all cases; FP32
+gradients of an MLP have others since other kernels are planned for their few rows.
 """
 
 import contextlib

@@ -139,9 +139,10 @@ class TransposedWeight(NamedTuple):
 
     @staticmethod
     def of(layer: Layer, wanted: bool) -> "TransposedWeight":
-        """Nothing, if it is not wanted, or the call casts the weights."""
-        if layer.casts is None or not wanted:
+        """Nothing, if it is not wanted. The layer has casts."""
+        if not wanted:
             return TransposedWeight()
+        assert layer.casts is not None
         rows, transposed = layer.casts
         if transposed is not None:
             return TransposedWeight(transposed)
