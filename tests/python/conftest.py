@@ -48,7 +48,9 @@ def pytest_runtest_call():
         return (yield)
     except Exception as error:
         is_older = devices.on_gpu() and devices.gpu() == "cuda" and not devices.is_hopper()
-        if is_older and "expected a GPU" in str(error):
+        if is_older and (
+            isinstance(error, octofold.UnsupportedError) or "expected a GPU" in str(error)
+        ):
             pytest.skip(str(error))
         raise
 
