@@ -164,10 +164,13 @@ class TileWalk<kConfig, Work::kGroupedDepth> {
             .k_end = depth.end};
   }
 
+  // Goes from group to group: where most are empty, each tile looks far ahead.
   constexpr bool has_stages() const {
-    for (int index = index_; index < tiles_ * work_.groups; index += step_) {
-      const GroupBounds depth = columns_of(index / tiles_);
+    for (int index = index_; index < tiles_ * work_.groups;) {
+      const int group = index / tiles_;
+      const GroupBounds depth = columns_of(group);
       if (depth.begin < depth.end) return true;
+      index += ceil_divide((group + 1) * tiles_ - index, step_) * step_;
     }
     return false;
   }
