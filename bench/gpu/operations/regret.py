@@ -89,7 +89,7 @@ def add_options(parser):
 
 
 def operations_of(problem: str) -> float:
-    """Of the products of a problem, as its text has them."""
+    """Multiplications and additions of a problem, by its text."""
     fields = dict(part.partition(" ")[::2] for part in problem.partition(": ")[2].split(", "))
     groups = int(fields["groups"].split()[0]) if "masked" in problem else 1
     return 2.0 * groups * int(fields["m"]) * int(fields["n"]) * int(fields["k"])
