@@ -48,11 +48,13 @@ def call(
     stream: StreamLike | None,
 ) -> Arrays:
     """The results of an op, as JAX's arrays; memory that the library works in is none of them."""
-    for argument, given in (("out", out), ("stream", stream)):
+    flags = dict(zip(op.inputs, inputs, strict=True)).get("arrivals.flags?")
+    for argument, given in (("out", out), ("stream", stream), ("arrivals", flags)):
         if given is not None:
             raise UnsupportedError(
                 f"{op.name}: argument {argument!r}: expected None, because XLA allocates the "
-                "results and has a stream of its own; got one beside JAX's arrays"
+                "results, has a stream of its own, and changes no array; got one beside JAX's "
+                "arrays"
             )
     arrays = [
         array_of(op.name, name.removesuffix("?"), array)
