@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from ._core.formats import GRANULARITIES
 from ._core.library import library
+from ._core.records import record
 from ._info import HIGH_PRECISION, LayerWay, layer_ways
 
 NATIVE, KERNELS = "native", "kernels"
@@ -121,10 +122,7 @@ def capabilities() -> Capabilities:
     at hand or not. `octofold info` tries a product on those that are.
     """
     matrix = library.capabilities()
-    targets = tuple(
-        Target(str(t["name"]), str(t["examples"]), tuple(map(int, t["gpus"])))
-        for t in matrix["targets"]
-    )
+    targets = tuple(record(Target, target) for target in matrix["targets"])
     rows = tuple(row for fields in matrix["rows"] if (row := _row(fields, targets)) is not None)
     return Capabilities(rows, targets, str(matrix["at_hand"]), _layers(rows, targets))
 
@@ -150,7 +148,7 @@ def _layers(
 
 def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     support = {
-        target.name: Support(str(cell["how"]), str(cell["why_not"]))
+        target.name: record(Support, cell)
         for target, cell in zip(targets, fields["support"], strict=True)
     }
     operands = {str(operand["name"]): str(operand["form"]) for operand in fields["operands"]}

@@ -3,9 +3,10 @@ compute follows from what a GPU has kernels for, by one rule, which layers follo
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from ._core.library import library
+from ._core.records import record
 
 NATIVE: Final = "native"
 """Activations are cast too, and FP8 multiplied with FP8."""
@@ -107,9 +108,13 @@ class Gpu:
     """The kinds of operations that the backend has kernels for: "casts", "norms", "rotary
     embeddings", "routing", "dot products", "products with FP8 weights", "attention", "products",
     "grouped products", "gated products", "products that cast A"; or the reason why not."""
-    layers: dict[str, LayerWay] = field(default_factory=dict)
-    """How octofold.nn's layers compute on it: "linear layers" and "experts", each "with trained
-    weights" and "with FP8 weights"."""
+
+    @property
+    def layers(self) -> dict[str, LayerWay]:
+        """How octofold.nn's layers compute on it: "linear layers" and "experts", each "with trained
+        weights" and "with FP8 weights"."""
+        known = self.operations
+        return layer_ways(lambda name: known[name].why_not) if known else {}
 
     def __str__(self) -> str:
         return (
@@ -157,21 +162,4 @@ class Info:
 
 def info() -> Info:
     """Probe this machine, anew at each call. A part that is missing is reported, not raised."""
-    fields = library.info()
-    parts = {name: _component(fields[name]) for name in ("cpu", "driver", "nvrtc")}
-    gpus = tuple(_gpu(gpu) for gpu in fields["gpus"])
-    return Info(str(fields["version"]), fields["cpu_threads"], **parts, gpus=gpus)
-
-
-def _gpu(fields: Any) -> Gpu:
-    operations = {str(name): _component(support) for name, support in fields["operations"].items()}
-    made = {
-        "backend": _component(fields["backend"]),
-        "operations": operations,
-        "layers": layer_ways(lambda name: operations[name].why_not),
-    }
-    return Gpu(**{**dict(fields.items()), **made})
-
-
-def _component(fields: Any) -> Component:
-    return Component(fields["available"], str(fields["detail"]))
+    return record(Info, library.info())
