@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_checkpoint
-from ._core.errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
+from ._core.errors import BadFormatError, UnsupportedError, invalid_argument, io_error
 from ._core.files import open_regular
 from ._core.frameworks import Array
 from ._core.library import warn_once
@@ -206,8 +206,7 @@ def _read(tensor: CheckpointTensor) -> "np.ndarray[Any, Any]":
             file.seek(tensor.offset)
             _fill(file, data, tensor)
     except OSError as error:
-        text = f"cannot read '{tensor.file}': {error.strerror}"
-        raise IoErrorWithErrno(f"{error.errno}:{text}") from error
+        raise io_error(error, f"cannot read '{tensor.file}'") from error
     return data.view(_DTYPES[tensor.dtype][0]).reshape(tensor.shape)
 
 

@@ -5,7 +5,7 @@ from typing import Generic, NamedTuple, TypeVar, overload
 
 from .._core.arrays import framework_for
 from .._core.calls import Op
-from .._core.errors import invalid_argument
+from .._core.errors import invalid_argument, require_type
 from .._core.formats import FP8, Format, FormatLike, dtype_name, format_of, require_alike
 from .._core.frameworks import Array, StreamLike
 from .._core.ops import Arrays, Options
@@ -228,8 +228,7 @@ def target_of(argument: str, wanted: Wanted) -> _Target:
 
 def require_format(operation: str, argument: str, out: ScaledTensor, format: Format) -> None:
     """Checks that the memory to write to is of this dtype and granularity."""
-    if not isinstance(out, ScaledTensor):
-        raise invalid_argument(operation, argument, "a ScaledTensor", type(out).__qualname__)
+    require_type(operation, argument, out, ScaledTensor, "a ScaledTensor")
     held = dtype_name(operation, argument, out.dtype, FP8)
     if (held, out.granularity) != (format.dtype, format.granularity):
         expected = f"codes and scales of the format: {format.dtype} {format.granularity}"

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .._core.calls import Op
-from .._core.errors import invalid_argument
+from .._core.errors import invalid_argument, require_type
 from .._core.formats import FormatLike, format_of
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
@@ -58,9 +58,7 @@ def gated_gemm(
     if out is None:
         data, scale = _GATED_GEMM(inputs, options, cast.dtype, None, stream)
         return ScaledTensor(data, scale, "1x128")
-    if not isinstance(out, ScaledTensor):
-        got = type(out).__qualname__
-        raise invalid_argument("gated_gemm", "out", "a ScaledTensor", got)
+    require_type("gated_gemm", "out", out, ScaledTensor, "a ScaledTensor")
     _GATED_GEMM(inputs, options, "", (out.data, out.scale), stream)
     return out
 

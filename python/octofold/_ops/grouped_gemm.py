@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .._core.calls import Op
-from .._core.errors import invalid_argument
-from .._core.formats import WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.errors import invalid_argument, require_type
+from .._core.formats import DTypeLike, dtype_of_result
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options
@@ -118,22 +118,14 @@ def grouped_gemm(
     inputs = (a.data, a.scale, b.data, b.scale, numbers, c, bias)
     scales, how = (a.granularity, b.granularity), (fast_accumulation, batch_invariant)
     options = (*scales, kind, expected_rows, layout, *how)
-    if out is None:
-        name = "bfloat16"
-        if out_dtype is not None:
-            name = dtype_name("grouped_gemm", "out_dtype", out_dtype, WIDE)
-        return _GROUPED_GEMM(inputs, options, name, None, stream)[0]
-    require_dtype_of_out("grouped_gemm", out, out_dtype)
-    _GROUPED_GEMM(inputs, options, "", (out,), stream)
-    return out
+    name = dtype_of_result("grouped_gemm", out, out_dtype)
+    return _GROUPED_GEMM(inputs, options, name, None if out is None else (out,), stream)[0]
 
 
 def require_operands(operation: str, a: ScaledTensor, b: ScaledTensor) -> None:
     """Both are ScaledTensors."""
     for argument, operand in (("a", a), ("b", b)):
-        if not isinstance(operand, ScaledTensor):
-            got = type(operand).__qualname__
-            raise invalid_argument(operation, argument, "a ScaledTensor", got)
+        require_type(operation, argument, operand, ScaledTensor, "a ScaledTensor")
 
 
 def sizes(operation: str, argument: str, array: Any, dimensions: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from .._core.calls import Op
 from .._core.errors import invalid_argument
-from .._core.formats import WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.formats import WIDE, DTypeLike, dtype_name, dtype_of_result
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix, row_count
@@ -142,13 +142,9 @@ def combine(
     Positions below -1 and beyond the rows of y raise InvalidArgumentError on the CPU, and add
     nothing on a GPU.
     """
-    inputs = (y, positions, weights, c)
-    if out is None:
-        name = "" if out_dtype is None else dtype_name("combine", "out_dtype", out_dtype, WIDE)
-        return _COMBINE(inputs, (), name, None, stream)[0]
-    require_dtype_of_out("combine", out, out_dtype)
-    _COMBINE(inputs, (), "", (out,), stream)
-    return out
+    name = dtype_of_result("combine", out, out_dtype, "")
+    results = None if out is None else (out,)
+    return _COMBINE((y, positions, weights, c), (), name, results, stream)[0]
 
 
 def combine_gradient(

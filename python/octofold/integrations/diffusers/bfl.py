@@ -7,7 +7,7 @@ from diffusers.quantizers.bfl.utils import BFLFP8RLinear, BFLNVFP4Linear, BFLQua
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.errors import invalid_argument
+from ..._core.errors import invalid_argument, require_type
 from ..._core.scaled_tensor import ScaledTensor
 from ...nn.conversion.fp8_layers import frozen_layer
 from ...nn.conversion.linear import replaced
@@ -34,8 +34,7 @@ def take_fp8r(model: Module, compute: str = "auto") -> Conversion:
     Returns a report that says what became of each layer.
     Raises InvalidArgumentError, for a model without such layers too.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    require_type(_NAME, "model", model, Module, "a torch.nn.Module")
     require_compute(_NAME, compute)
     new: dict[int, Module] = {}
     converted: dict[str, str] = {}

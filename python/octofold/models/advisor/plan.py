@@ -14,9 +14,10 @@ from torch.nn import Module
 from ..._core.errors import (
     BadFormatError,
     InvalidArgumentError,
-    IoErrorWithErrno,
     UnsupportedError,
     invalid_argument,
+    io_error,
+    require_type,
 )
 from ..._core.files import path_argument, read_text, write_whole
 from ..._core.records import record, wrong_field
@@ -202,7 +203,7 @@ class Plan:
         try:
             write_whole(file, self.to_json())
         except OSError as error:
-            raise _io_error(error, f"cannot write '{file}'") from None
+            raise io_error(error, f"cannot write '{file}'") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -213,7 +214,7 @@ class Plan:
         except UnicodeDecodeError:
             raise BadFormatError(f"{file}: expected a plan in JSON, got no UTF-8") from None
         except OSError as error:
-            raise _io_error(error, f"cannot open '{file}'") from None
+            raise io_error(error, f"cannot open '{file}'") from None
 
     @classmethod
     def _read(cls, name: str, text: str) -> Self:
@@ -236,11 +237,6 @@ def _require(value: object, field: str, expected: str, holds: bool) -> None:
         raise invalid_argument(type(value).__name__, field, expected, repr(getattr(value, field)))
 
 
-def _io_error(error: OSError, what: str) -> Exception:
-    made: Exception = IoErrorWithErrno(f"{error.errno or 5}:{what}: {error.strerror}")
-    return made
-
-
 @torch.no_grad()
 def apply(model: Module, plan: Plan, *, strict: bool = True) -> Module:
     """Make the layers of a model what a plan says, in place, all or none.
@@ -258,10 +254,8 @@ def apply(model: Module, plan: Plan, *, strict: bool = True) -> Module:
     Raises InvalidArgumentError, which says what does not fit, and UnsupportedError where this GPU
     cannot run a layer so; the model is then as it was.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_APPLY, "model", "a torch.nn.Module", type(model).__qualname__)
-    if not isinstance(plan, Plan):
-        raise invalid_argument(_APPLY, "plan", "a Plan of advise()", type(plan).__qualname__)
+    require_type(_APPLY, "model", model, Module, "a torch.nn.Module")
+    require_type(_APPLY, "plan", plan, Plan, "a Plan of advise()")
     device = device_of(_APPLY, model)
     for expected, got in _misfits(model, plan, machine_of(device)):
         error = invalid_argument(_APPLY, "plan", expected, got)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument
+from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument, listed
 from ..._core.ops import scale_shape
 from ...nn.conversion.expert_blocks import convert_router
 from ...nn.conversion.linear import replaced
@@ -30,7 +30,6 @@ from .records import (
 )
 
 _NAME: Final = "octofold.models.load"
-_NAMED_AT_MOST: Final = 5
 
 
 @torch.no_grad()
@@ -228,9 +227,8 @@ class _Loading:
         """Checks that the model has a place for everything."""
         others = [name for name in self.found if name not in self.used]
         if others:
-            more = len(others) - _NAMED_AT_MOST
-            listed = ", ".join(others[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
-            raise _wrong("model", "the names of the model that was saved", f"one without {listed}")
+            got = f"one without {listed(others)}"
+            raise _wrong("model", "the names of the model that was saved", got)
 
 
 def _computed(model: Any) -> set[str]:

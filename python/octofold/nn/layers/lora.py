@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
-from ..._core.errors import invalid_argument
+from ..._core.errors import invalid_argument, require_type
 from .conv1d import is_conv1d
 from .fp8_linear import Fp8Linear
 
@@ -38,8 +38,7 @@ def lora_config(model: Module, config: Any) -> Any:
 
     Raises InvalidArgumentError, which names the argument.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    require_type(_NAME, "model", model, Module, "a torch.nn.Module")
     peft: Any = importlib.import_module("peft")
     if not isinstance(config, peft.LoraConfig):
         expected = "a peft.LoraConfig: peft's other methods do not know FP8 weights"
