@@ -150,16 +150,6 @@ def torch_framework_of(tensor: Tensor) -> TorchFramework:
     return framework
 
 
-def address(tensor: Tensor) -> int:
-    """The address of the first element; 0 of a tensor without memory, while torch compiles and
-    where torch.func transforms."""
-    if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
-        return 0
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return 0
-    return tensor.data_ptr()
-
-
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
