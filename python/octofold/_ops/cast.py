@@ -1,7 +1,7 @@
 """The cast to FP8: what is read times what is written."""
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Generic, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 from .._core.arrays import framework_for
 from .._core.calls import Op
@@ -67,49 +67,28 @@ Wanted = FormatLike | Target
 AnyCasts = Casts[ScaledTensor | None, ScaledTensor | None]
 
 
+class _More(TypedDict, total=False):
+    columns: str | None
+    offsets: Array | Depth | None
+    matrices: int | Rows | None
+    stream: StreamLike | None
+
+
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: Wanted,
-    transposed: Wanted,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: Wanted, transposed: Wanted, **more: Unpack[_More]
 ) -> Casts[ScaledTensor, ScaledTensor]: ...
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: Wanted,
-    transposed: None = None,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: Wanted, transposed: None = None, **more: Unpack[_More]
 ) -> Casts[ScaledTensor, None]: ...
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: None = None,
-    transposed: Wanted,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: None = None, transposed: Wanted, **more: Unpack[_More]
 ) -> Casts[None, ScaledTensor]: ...
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: Wanted,
-    transposed: Wanted | None,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: Wanted, transposed: Wanted | None, **more: Unpack[_More]
 ) -> Casts[ScaledTensor, ScaledTensor | None]: ...
 @overload
 def cast(
@@ -117,10 +96,7 @@ def cast(
     *,
     rows: Wanted | None = None,
     transposed: Wanted | None = None,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    **more: Unpack[_More],
 ) -> AnyCasts: ...
 def cast(
     source: Array | Source,
