@@ -71,7 +71,7 @@ class Row:
         the library works in.
     allocate: (framework, inputs, options, dtype) → new results.
     function: gives the library's function, as it is first needed: (*inputs, *results, *options,
-        stream).
+        stream). None: the one of this name.
     in_place: the input that may be the first result itself.
     """
 
@@ -81,10 +81,11 @@ class Row:
         parameters: Mapping[str, Any],
         results: Sequence[str],
         allocate: Callable[[Framework, Arrays, Options, str], Arrays],
-        function: Callable[[], Callable[..., None]],
+        function: Callable[[], Callable[..., None]] | None = None,
         in_place: str | None = None,
     ) -> None:
-        self.name, self.allocate, self._load = name, allocate, function
+        self.name, self.allocate = name, allocate
+        self._load = function or (lambda: getattr(library, name))
         self.inputs: list[str] = []
         self.options: dict[str, Option] = {}
         for parameter, kind in parameters.items():

@@ -9,7 +9,6 @@ from .calls import Op
 from .errors import invalid_argument
 from .formats import UNITS, WIDE, DTypeLike, Unit, dtype_name
 from .frameworks import Array, Framework, StreamLike, is_torch
-from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
 
 if TYPE_CHECKING:
@@ -253,10 +252,4 @@ def _values(framework: Framework, inputs: Arrays, options: Options, dtype: str) 
     return (framework.empty(inputs[0].shape, dtype),)
 
 
-_DEQUANTIZE: Final = Op(
-    "dequantize",
-    {"x": ScaledTensor},
-    results=("out",),
-    allocate=_values,
-    function=lambda: library.dequantize,
-)
+_DEQUANTIZE: Final = Op("dequantize", {"x": ScaledTensor}, ("out",), _values)

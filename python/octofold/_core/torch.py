@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .formats import BY_COLUMNS, DLPACK_NAMES
-from .frameworks import ROW_ALIGNMENT, column_stride, reinterpret, row_stride
+from .frameworks import ROW_ALIGNMENT, Framework, column_stride, reinterpret, row_stride
 from .library import library, require, tvm_ffi
 from .ops import row_count
 
@@ -51,12 +51,11 @@ def columns_first(shape: Sequence[int]) -> Sequence[int]:
     return *row_major(shape[:-1]), column_stride(row_count(shape))
 
 
-class TorchFramework:
+class TorchFramework(Framework):
     """Tensors on the device of `like`, and of its kind. The library takes them as they are, with
     torch's current stream."""
 
     library_takes_arrays = True
-    stream: int | None = None
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
@@ -84,9 +83,6 @@ class TorchFramework:
         if granularity not in BY_COLUMNS or self.device.type != "cuda":
             return self._like.new_empty(shape, dtype=torch.float32)
         return self._like.new_empty_strided(shape, columns_first(shape), dtype=torch.float32)
-
-    def deliver(self, array: Tensor) -> Tensor:
-        return array
 
     def mark_written(self, array: Tensor) -> None:
         increment_version((array,))

@@ -6,7 +6,6 @@ from .._core.calls import Op
 from .._core.errors import invalid_argument, require_type
 from .._core.formats import FormatLike, format_of
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix
 from .._core.scaled_tensor import ScaledTensor
 from .grouped_gemm import Rows, require_operands, sizes
@@ -88,10 +87,4 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "batch_invariant": bool,
 }
 
-_GATED_GEMM: Final = Op(
-    "gated_gemm",
-    _PARAMETERS,
-    results=("out", "out.scale"),
-    allocate=_codes,
-    function=lambda: library.gated_gemm,
-)
+_GATED_GEMM: Final = Op("gated_gemm", _PARAMETERS, ("out", "out.scale"), _codes)

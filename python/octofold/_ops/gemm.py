@@ -6,7 +6,6 @@ from .._core.calls import Op
 from .._core.errors import invalid_argument, require_type
 from .._core.formats import DTypeLike, Format, FormatLike, dtype_of_result, format_of
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.scaled_tensor import ScaledTensor
 
@@ -141,11 +140,4 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "arrivals.own": int | None,
 }
 
-_GEMM: Final = Op(
-    "gemm",
-    _PARAMETERS,
-    results=("out",),
-    allocate=_product,
-    function=lambda: library.gemm,
-    in_place="c",
-)
+_GEMM: Final = Op("gemm", _PARAMETERS, ("out",), _product, in_place="c")

@@ -152,19 +152,14 @@ def _gradient_rows(framework: Framework, inputs: Arrays, options: Options, dtype
 
 
 _GEMM: Final = Op(
-    "gemm_weight_only",
-    gemm_weight_only.__annotations__,
-    results=("out", "workspace?"),
-    allocate=_rows,
-    function=lambda: library.gemm_weight_only,
+    "gemm_weight_only", gemm_weight_only.__annotations__, ("out", "workspace?"), _rows
 )
 
 _GRADIENT: Final = Op(
     "gemm_weight_only_gradient",
     gemm_weight_only_gradient.__annotations__,
-    results=("out", "workspace?"),
-    allocate=_gradient_rows,
-    function=lambda: library.gemm_weight_only_gradient,
+    ("out", "workspace?"),
+    _gradient_rows,
 )
 
 

@@ -7,7 +7,6 @@ from .._core.calls import Op
 from .._core.errors import invalid_argument, require_type
 from .._core.formats import DTypeLike, dtype_of_result
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor
 
@@ -170,11 +169,4 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "batch_invariant": bool,
 }
 
-_GROUPED_GEMM: Final = Op(
-    "grouped_gemm",
-    _PARAMETERS,
-    results=("out",),
-    allocate=_product,
-    function=lambda: library.grouped_gemm,
-    in_place="c",
-)
+_GROUPED_GEMM: Final = Op("grouped_gemm", _PARAMETERS, ("out",), _product, in_place="c")

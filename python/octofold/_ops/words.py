@@ -9,7 +9,6 @@ from .._core.calls import Op
 from .._core.errors import invalid_argument
 from .._core.formats import FP8, NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
 from .._core.frameworks import Array, Framework, StreamLike, is_torch
-from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 
 
@@ -33,9 +32,8 @@ def convert_dtype(
 _CONVERT: Final = Op(
     "convert_dtype",
     convert_dtype.__annotations__,
-    results=("out",),
-    allocate=lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
-    function=lambda: library.convert_dtype,
+    ("out",),
+    lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
 )
 
 
@@ -58,13 +56,7 @@ def _transposed(framework: Framework, inputs: Arrays, _: Options, dtype: str) ->
     return (framework.empty_codes((*leading, cols, rows), dtype),)
 
 
-_TRANSPOSE: Final = Op(
-    "transpose",
-    transpose.__annotations__,
-    results=("out",),
-    allocate=_transposed,
-    function=lambda: library.transpose,
-)
+_TRANSPOSE: Final = Op("transpose", transpose.__annotations__, ("out",), _transposed)
 
 
 _FORMATS: Final = ("e4m3", "e5m2", "float16")

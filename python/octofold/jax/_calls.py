@@ -23,7 +23,7 @@ import numpy as np
 
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.formats import BY_COLUMNS, NUMPY_DTYPES, SPELLINGS
-from .._core.frameworks import Array, StreamLike
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import TABLE, Arrays, Options, Row
 
@@ -162,20 +162,18 @@ class _Result:
     by_columns: bool = False
 
 
-class _Framework:
-    """The framework by which a row of the table allocates: shapes, of which XLA makes arrays."""
+class _Framework(Framework):
+    """The framework by which rows of the table allocate: shapes, of which XLA makes arrays. It knows
+    no gaps between rows of codes."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> _Result:
         return _Result(tuple(shape), NUMPY_DTYPES[dtype])
-
-    def empty_codes(self, shape: Sequence[int], dtype: str) -> _Result:
-        return self.empty(shape, dtype)  # XLA knows no gaps between rows
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> _Result:
         return _Result(tuple(shape), NUMPY_DTYPES["float32"], _lies_by_columns(shape, granularity))
 
 
-_FRAMEWORK: Final[Any] = _Framework()
+_FRAMEWORK: Final = _Framework()
 
 
 def _lies_by_columns(scale_shape: Sequence[int], granularity: str | None) -> bool:
