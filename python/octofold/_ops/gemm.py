@@ -84,7 +84,8 @@ def gemm(
     UnsupportedError where there are no kernels for it, or, with an array `a`, for rows of b that do
     not begin at multiples of 16 bytes.
     """
-    require_type("gemm", "b", b, ScaledTensor, "a ScaledTensor")
+    if not isinstance(b, ScaledTensor):
+        raise invalid_argument("gemm", "b", "a ScaledTensor", type(b).__qualname__)
     flags, own = None, None
     if arrivals is not None:
         require_type("gemm", "arrivals", arrivals, Arrivals, "an Arrivals")

@@ -163,7 +163,7 @@ class _Result:
 
 
 class _Framework(Framework):
-    """The framework by which rows of the table allocate: shapes, of which XLA makes arrays. It knows
+    """The framework by which rows of the table allocate shapes, of which XLA makes arrays. It knows
     no gaps between rows of codes."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> _Result:
