@@ -106,8 +106,10 @@ def invalid_argument(
     )
 
 
-def require_type(operation: str, argument: str, value: object, kind: type, expected: str) -> None:
-    """Checks that the caller's argument is of this class, which `expected` puts into words."""
+def require_type(
+    operation: str, argument: str, value: object, kind: type | tuple[type, ...], expected: str
+) -> None:
+    """Checks that the caller's argument is of this class or one of these: `expected` in words."""
     if not isinstance(value, kind):
         raise invalid_argument(operation, argument, expected, type(value).__qualname__)
 

@@ -320,27 +320,23 @@ def _kind(array: Array) -> str | None:
     return None
 
 
-def _require_kind(operation: str, argument: str, array: Array) -> str:
-    kind = _kind(array)
-    if kind is None:
-        got = type(array)
-        raise invalid_argument(operation, argument, ANY, f"{got.__module__}.{got.__qualname__}")
-    return kind
-
-
 def common_kind(operation: str, arguments: Sequence[str], arrays: Sequence[Array | None]) -> str:
     """NUMPY, TORCH or DLPACK: of arrays (None: not given) that have to come from one framework.
     `arguments` are their names."""
-    first = arrays[0]
-    first_kind = _require_kind(operation, arguments[0], first)
-    for index, array in enumerate(arrays):
-        if array is None or type(array) is type(first):
+    first_kind = None
+    for argument, array in zip(arguments, arrays, strict=False):
+        if first_kind is not None and (array is None or type(array) is type(arrays[0])):
             continue
-        kind = _require_kind(operation, arguments[index], array)
-        if kind != first_kind:
+        kind = _kind(array)
+        if kind is None:
+            got = type(array)
+            raise invalid_argument(operation, argument, ANY, f"{got.__module__}.{got.__qualname__}")
+        if first_kind not in (None, kind):
             raise invalid_argument(
-                operation, arguments[index], f"{first_kind} as is '{arguments[0]}'", kind
+                operation, argument, f"{first_kind} as is '{arguments[0]}'", kind
             )
+        first_kind = kind
+    assert first_kind is not None
     return first_kind
 
 

@@ -132,10 +132,10 @@ class Row:
                 results = out or self.allocate(framework, inputs, options, dtype)
                 self.function(*inputs, *results, *options, framework.stream)
             else:
-                exported = self._export(framework, inputs, self.inputs, False)
-                results = out or self.allocate(framework, exported, options, dtype)
+                read = self._export(framework, inputs, self.inputs, False)
+                results = out or self.allocate(framework, read, options, dtype)
                 written = self._export(framework, results, self.results, True)
-                self.function(*exported, *written, *options, framework.stream)
+                self.function(*read, *written, *options, framework.stream)
         except Error:
             raise
         except EXPORT_ERRORS as error:
@@ -173,22 +173,10 @@ class Row:
     def _export(
         self, framework: Framework, arrays: Arrays, names: Sequence[str], writable: bool
     ) -> Arrays:
-        exported = []
-        for name, array in zip(names, arrays, strict=True):
-            try:
-                exported.append(None if array is None else framework.export(array, writable))
-            except Error:
-                raise
-            except EXPORT_ERRORS as error:
-                expected = "a writable tensor" if writable else "a tensor"
-                reason, *_ = str(error).splitlines() or [type(error).__name__]  # torch adds stacks
-                raise invalid_argument(
-                    self.name,
-                    name.removesuffix("?"),
-                    f"{expected} that DLPack can export",
-                    f"this: {reason}",
-                ) from error
-        return tuple(exported)
+        return tuple(
+            exported(self.name, name.removesuffix("?"), framework, array, writable)
+            for name, array in zip(names, arrays, strict=True)
+        )
 
     def _again_or_fail(
         self,
@@ -222,6 +210,20 @@ class Row:
             if not isinstance(value, option.types):
                 raise invalid_argument(self.name, name, option.words, repr(value))
         return plain
+
+
+def exported(
+    operation: str, argument: str, framework: Framework, array: Array | None, writable: bool
+) -> Any:
+    """An array as the library takes it. Raises InvalidArgumentError for one that does not go."""
+    try:
+        return None if array is None else framework.export(array, writable)
+    except Error:
+        raise
+    except EXPORT_ERRORS as error:
+        expected = f"a {'writable ' if writable else ''}tensor that DLPack can export"
+        reason, *_ = str(error).splitlines() or [type(error).__name__]  # torch adds stacks
+        raise invalid_argument(operation, argument, expected, f"this: {reason}") from error
 
 
 def _parameter(name: str, kind: str) -> str:

@@ -10,7 +10,7 @@ from .._core.errors import InvalidArgumentError, in_words_of, invalid_argument
 from .._core.formats import format_of, require_alike
 from .._core.frameworks import Array, Framework, StreamLike, common_kind, is_torch
 from .._core.library import library
-from .._core.ops import EXPORT_ERRORS, Arrays, Options, require_stack
+from .._core.ops import Arrays, Options, exported, require_stack
 from .._core.scaled_tensor import ScaledTensor
 from .cast import Target, cast, require_format, share_a_read, target_of
 from .cast_row import GIVEN, NAMES
@@ -131,8 +131,8 @@ def _launch(framework: Framework, reads: Sequence[_Read]) -> None:
     nothing_given, no_columns = (None,) * len(GIVEN), (None,) * 3
     for _, (source, *written), options in reads:
         if not framework.library_takes_arrays:
-            source = _exported(framework, source, False)
-            written = [_exported(framework, array, True) for array in written]
+            source = exported(_OPERATION, "jobs", framework, source, False)
+            written = [exported(_OPERATION, "jobs", framework, one, True) for one in written]
         arguments += (source, *nothing_given, *written, *no_columns, *options, None, None)
     try:
         library.cast_many(*arguments, framework.stream)
@@ -144,16 +144,6 @@ def _launch(framework: Framework, reads: Sequence[_Read]) -> None:
         for array in written:
             if array is not None:
                 framework.mark_written(array)
-
-
-def _exported(framework: Framework, array: Array | None, writable: bool) -> Any:
-    if array is None:
-        return None
-    try:
-        return framework.export(array, writable)
-    except EXPORT_ERRORS as error:
-        expected = "arrays that DLPack can export"
-        raise invalid_argument(_OPERATION, "jobs", expected, f"this: {error}") from error
 
 
 def _at_once(arrays: Arrays | Sequence[Array]) -> bool:

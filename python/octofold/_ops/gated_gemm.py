@@ -46,9 +46,9 @@ def gated_gemm(
     sizes or strides.
     """
     require_operands("gated_gemm", a, b)
-    if groups is not None and not isinstance(groups, Rows):
+    if groups is not None:
         expected = "Rows(offsets), which alone has kernels, or None"
-        raise invalid_argument("gated_gemm", "groups", expected, type(groups).__qualname__)
+        require_type("gated_gemm", "groups", groups, Rows, expected)
     cast = format_of("gated_gemm", format)
     if cast.granularity != "1x128":
         raise invalid_argument("gated_gemm", "format", "one of granularity 1x128", str(cast))

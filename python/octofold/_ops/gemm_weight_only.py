@@ -13,7 +13,7 @@ from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.scaled_tensor import ScaledTensor, parts_of
 from .cast_sources import Gathered
-from .grouped_gemm import Masked, Rows, sizes
+from .grouped_gemm import Masked, Rows, parts_of_groups, sizes
 
 
 def gemm_weight_only(
@@ -252,14 +252,8 @@ def _operands(
             got = type(x.transposed_factors).__qualname__
             raise invalid_argument(operation, "transposed_factors", expected, got)
         rows, sources, factors, slots = x.x, x.sources, x.factors, x.slots
-    expected_rows = None
-    if isinstance(groups, Rows):
-        kind, numbers = "rows", groups.offsets
-    elif isinstance(groups, Masked):
-        kind, (numbers, expected_rows) = "masked", groups
-    else:
-        expected = "Rows(offsets) or Masked(counts)"
-        raise invalid_argument(operation, "groups", expected, type(groups).__qualname__)
+    require_type(operation, "groups", groups, (Rows, Masked), "Rows(offsets) or Masked(counts)")
+    kind, numbers, expected_rows, _ = parts_of_groups(groups)
     inputs = (rows, sources, factors, *require_weight(operation, w), numbers)
     return inputs, (slots, w.granularity, kind, expected_rows)
 

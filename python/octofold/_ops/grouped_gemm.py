@@ -103,22 +103,23 @@ def grouped_gemm(
     raises UnsupportedError where addresses or row strides of a or b are no multiples of 16 bytes.
     """
     require_operands("grouped_gemm", a, b)
-    expected_rows = layout = None
-    if isinstance(groups, Rows):
-        kind, numbers = "rows", groups.offsets
-    elif isinstance(groups, Masked):
-        kind, (numbers, expected_rows) = "masked", groups
-    elif isinstance(groups, Depth):
-        kind, (numbers, layout) = "depth", groups
-    else:
-        expected = "Rows(offsets), Masked(counts) or Depth(offsets)"
-        got = type(groups).__qualname__
-        raise invalid_argument("grouped_gemm", "groups", expected, got)
+    expected = "Rows(offsets), Masked(counts) or Depth(offsets)"
+    require_type("grouped_gemm", "groups", groups, (Rows, Masked, Depth), expected)
+    kind, numbers, expected_rows, layout = parts_of_groups(groups)
     inputs = (a.data, a.scale, b.data, b.scale, numbers, c, bias)
     scales, how = (a.granularity, b.granularity), (fast_accumulation, batch_invariant)
     options = (*scales, kind, expected_rows, layout, *how)
     name = dtype_of_result("grouped_gemm", out, out_dtype)
     return _GROUPED_GEMM(inputs, options, name, None if out is None else (out,), stream)[0]
+
+
+def parts_of_groups(groups: Groups) -> tuple[str, Array, int | None, str | None]:
+    """The kind, the numbers, expected_rows and layout."""
+    if isinstance(groups, Masked):
+        return "masked", groups.counts, groups.expected_rows, None
+    if isinstance(groups, Depth):
+        return "depth", groups.offsets, None, groups.layout
+    return "rows", groups.offsets, None, None
 
 
 def require_operands(operation: str, a: ScaledTensor, b: ScaledTensor) -> None:

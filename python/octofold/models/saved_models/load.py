@@ -129,13 +129,12 @@ class _Loading:
             if got:
                 raise _wrong("model", f"a layer at {name!r} that can be {record['kind']}", got)
             if is_stacks:
-                parts = record, recipe_of_record(record), stacks, found.training
-                makers[id(found)] = partial(
-                    experts_of, *parts, _home(next(found.parameters(), None))
-                )
+                home = _home(next(found.parameters(), None))
+                how = recipe_of_record(record), stacks, found.training
+                makers[id(found)] = partial(experts_of, record, *how, home)
             else:
-                parts = record, found, *self._values(name, record, found)
-                makers[id(found)] = partial(layer_of, *parts, _home(found.weight))
+                values = self._values(name, record, found)
+                makers[id(found)] = partial(layer_of, record, found, *values, _home(found.weight))
         return makers
 
     def _stacks(self, name: str) -> dict[str, Tensor]:
