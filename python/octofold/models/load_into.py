@@ -128,12 +128,15 @@ class Slot:
         )
 
     def fill(self, value: Tensor) -> None:
-        """Give it a value of its shape: in place, or in all its places if it has no memory."""
-        if not self.tensor.is_meta:
-            self.tensor.copy_(value)
+        """Give it a value of its shape: in place where it has memory of the same dtype, else in all
+        its places."""
+        own = self.tensor
+        if not own.is_meta and own.dtype == value.dtype:
+            own.copy_(value)
             return
-        if isinstance(self.tensor, Parameter):
-            value = Parameter(value, self.tensor.requires_grad)
+        value = value if own.is_meta else value.to(own.device)
+        if isinstance(own, Parameter):
+            value = Parameter(value, own.requires_grad)
         for place in self.places:
             place.put(value)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument, listed
 from ..._core.ops import scale_shape
@@ -63,7 +63,7 @@ def load(model: Module | type[Module], folder: str | os.PathLike[str]) -> Any:
     loading.require_all_used()
     new = {key: make() for key, make in layers.items()}
     for slot, tensor in tensors:
-        _fill(slot, tensor)
+        slot.fill(tensor)
     for name, record in records.layers.items():
         if record["kind"] == EXPERTS and record["router"]:
             convert_router(router_beside(made, name))
@@ -214,16 +214,3 @@ def _home(tensor: Tensor | None) -> torch.device:
 
 def _wrong(argument: str, expected: str, got: object) -> InvalidArgumentError:
     return invalid_argument(_NAME, argument, expected, got)
-
-
-def _fill(slot: Slot, value: Tensor) -> None:
-    """In place where the dtype is the same, else in all of its places."""
-    own = slot.tensor
-    if not own.is_meta and own.dtype == value.dtype:
-        own.copy_(value)
-        return
-    value = value.to("cpu" if own.is_meta else own.device)
-    if isinstance(own, Parameter):
-        value = Parameter(value, own.requires_grad)
-    for place in slot.places:
-        place.put(value)
