@@ -183,7 +183,7 @@ def _stack_of(matrices: int | Rows | None) -> _Stack:
     return _Stack(shape[0] - 1, matrices.offsets)
 
 
-class _Target(NamedTuple):
+class FormattedTarget(NamedTuple):
     """A Target whose format is one."""
 
     format: Format
@@ -192,14 +192,14 @@ class _Target(NamedTuple):
     out: ScaledTensor | None
 
 
-def target_of(argument: str, wanted: Wanted) -> _Target:
+def target_of(argument: str, wanted: Wanted, operation: str = _OPERATION) -> FormattedTarget:
     """The target for what is wanted, with a format that is a Format."""
     if not isinstance(wanted, Target):
-        return _Target(format_of(_OPERATION, wanted, argument), None, None, None)
-    format = format_of(_OPERATION, wanted.format, f"{argument}.format")
+        return FormattedTarget(format_of(operation, wanted, argument), None, None, None)
+    format = format_of(operation, wanted.format, f"{argument}.format")
     if wanted.out is not None:
-        require_format(_OPERATION, f"{argument}.out", wanted.out, format)
-    return _Target(format, wanted.scale, wanted.amax, wanted.out)
+        require_format(operation, f"{argument}.out", wanted.out, format)
+    return FormattedTarget(format, wanted.scale, wanted.amax, wanted.out)
 
 
 def require_format(operation: str, argument: str, out: ScaledTensor, format: Format) -> None:
@@ -211,7 +211,9 @@ def require_format(operation: str, argument: str, out: ScaledTensor, format: For
         raise invalid_argument(operation, argument, expected, f"{held} {out.granularity}")
 
 
-def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
+def share_a_read(
+    source: Array | Source, rows: FormattedTarget, transposed: FormattedTarget
+) -> bool:
     """True if one call of the library writes both casts. All of Octofold asks here alone, or in
     one_read()."""
     static = rows.scale is not None
@@ -237,8 +239,8 @@ def one_read(rows: Format, transposed: Format, static: bool = False) -> bool:
 
 def _read_once(
     source: Array | Source,
-    rows: _Target | None,
-    transposed: _Target | None,
+    rows: FormattedTarget | None,
+    transposed: FormattedTarget | None,
     columns: str | None,
     offsets: Array | Depth | None,
     stack: _Stack,
@@ -279,10 +281,10 @@ def _read_once(
     )
 
 
-_NONE = _Target(Format(), None, None, None)
+_NONE = FormattedTarget(Format(), None, None, None)
 
 
-def _result(target: _Target, data: Array, scale: Array | None) -> ScaledTensor:
+def _result(target: FormattedTarget, data: Array, scale: Array | None) -> ScaledTensor:
     if target.out is not None and target.scale is None:
         return target.out
     used = scale if target.scale is None else target.scale
