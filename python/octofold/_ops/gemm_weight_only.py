@@ -252,8 +252,8 @@ def _operands(
             got = type(x.transposed_factors).__qualname__
             raise invalid_argument(operation, "transposed_factors", expected, got)
         rows, sources, factors, slots = x.x, x.sources, x.factors, x.slots
-    require_type(operation, "groups", groups, (Rows, Masked), "Rows(offsets) or Masked(counts)")
-    kind, numbers, expected_rows, _ = parts_of_groups(groups)
+    expected = "Rows(offsets) or Masked(counts)"
+    kind, numbers, expected_rows, _ = parts_of_groups(operation, groups, (Rows, Masked), expected)
     inputs = (rows, sources, factors, *require_weight(operation, w), numbers)
     return inputs, (slots, w.granularity, kind, expected_rows)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .._core.calls import Op
-from .._core.errors import invalid_argument, require_type
+from .._core.errors import invalid_argument
 from .._core.formats import DTypeLike, dtype_of_result
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.ops import Arrays, Options
@@ -103,9 +103,7 @@ def grouped_gemm(
     raises UnsupportedError where addresses or row strides of a or b are no multiples of 16 bytes.
     """
     require_operands("grouped_gemm", a, b)
-    expected = "Rows(offsets), Masked(counts) or Depth(offsets)"
-    require_type("grouped_gemm", "groups", groups, (Rows, Masked, Depth), expected)
-    kind, numbers, expected_rows, layout = parts_of_groups(groups)
+    kind, numbers, expected_rows, layout = parts_of_groups("grouped_gemm", groups)
     inputs = (a.data, a.scale, b.data, b.scale, numbers, c, bias)
     scales, how = (a.granularity, b.granularity), (fast_accumulation, batch_invariant)
     options = (*scales, kind, expected_rows, layout, *how)
@@ -113,8 +111,15 @@ def grouped_gemm(
     return _GROUPED_GEMM(inputs, options, name, None if out is None else (out,), stream)[0]
 
 
-def parts_of_groups(groups: Groups) -> tuple[str, Array, int | None, str | None]:
-    """The kind, the numbers, expected_rows and layout."""
+def parts_of_groups(
+    operation: str,
+    groups: Groups,
+    kinds: tuple[type, ...] = (Rows, Masked, Depth),
+    expected: str = "Rows(offsets), Masked(counts) or Depth(offsets)",
+) -> tuple[str, Array, int | None, str | None]:
+    """The kind, the numbers, expected_rows and layout of groups of one of these kinds."""
+    if not isinstance(groups, kinds):
+        raise invalid_argument(operation, "groups", expected, type(groups).__qualname__)
     if isinstance(groups, Masked):
         return "masked", groups.counts, groups.expected_rows, None
     if isinstance(groups, Depth):
@@ -125,7 +130,9 @@ def parts_of_groups(groups: Groups) -> tuple[str, Array, int | None, str | None]
 def require_operands(operation: str, a: ScaledTensor, b: ScaledTensor) -> None:
     """Both are ScaledTensors."""
     for argument, operand in (("a", a), ("b", b)):
-        require_type(operation, argument, operand, ScaledTensor, "a ScaledTensor")
+        if not isinstance(operand, ScaledTensor):
+            got = type(operand).__qualname__
+            raise invalid_argument(operation, argument, "a ScaledTensor", got)
 
 
 def sizes(operation: str, argument: str, array: Any, dimensions: Sequence[str]) -> Any:
