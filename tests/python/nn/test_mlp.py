@@ -18,7 +18,6 @@ from tests.python.nn.fused_support import (
     differentiated,
     exact_mlp,
     mlp_operands,
-    norm_operands,
     size_of,
     wide,
 )
@@ -74,22 +73,6 @@ def test_gradients_against_float64(recipe, biases):
         assert errors_of_kept["down_weight"] < 0.075
     else:
         assert torch.equal(grads_of_kept["down_weight"], grads["down_weight"])
-
-
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("recipe", NAMES)
-def test_with_a_norm(recipe, kind):
-    operands, dy = case()
-    operands |= norm_operands(features=IN)
-    dy.append(random(2, 65, IN))
-    results, grads = differentiated(fused(recipe, norm=kind), operands, dy)
-    expected, expected_grads = differentiated(
-        exact_mlp(kind=kind), wide(operands), [g.double() for g in dy]
-    )
-    assert relative_error(results[0], expected[0]) < 0.055
-    assert torch.equal(results[1], operands["x"] + operands["residual"])
-    limit = 0.12 if recipe == "tensorwise" else 0.09
-    assert max(errors(grads, expected_grads).values()) < limit
 
 
 @pytest.mark.parametrize("keep_fp8", [False, True])
