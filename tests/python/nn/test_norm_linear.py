@@ -17,6 +17,8 @@ from tests.python.nn.layer_support import NAMES, random, relative_error
 
 torch = pytest.importorskip("torch")
 
+from octofold.nn.autograd.boundary import Sides  # noqa: E402
+
 nn = octofold.nn
 IN, OUT = 192, 136
 NORMS = ("rms", "layer")
@@ -68,6 +70,16 @@ def test_bytes_kept(recipe):
     of_token = 2 * IN + 4 + (0 if recipe == "rowwise_with_gw_hp" else IN)
     expected = 520 * of_token + operands["weight"].numel()
     assert expected <= size_of(kept) < 1.05 * expected
+
+
+@pytest.mark.parametrize("sides", [None, Sides()], ids=["whole", "of a rank"])
+def test_bytes_kept_for_the_weights_gradient(sides):
+    """The cast alone."""
+    module = nn.NormLinear(IN, OUT, dtype=BF16, force_fp8=True).requires_grad_(False)
+    module.linear.weight.requires_grad_()
+    module.linear.sides = sides
+    kept = size_of(bytes_kept(lambda: module(random(520, IN, dtype=BF16))))
+    assert 520 * IN <= kept < 1.05 * 520 * IN
 
 
 def test_the_sum_alone():
