@@ -120,14 +120,6 @@ def test_from_fp8_are_those_of_what_it_stands_for(activation, layout, rng):
                 assert cast_side(source, unit, transpose).equals(wanted)
 
 
-@cpu_only
-def test_formats_are_those_of_quantize(rng):
-    x, _ = inputs(rng, "swiglu", "float32")
-    values = formulas.activation(x, "swiglu", "halves").astype(np.float32)
-    format = octofold.Format(rule="vllm", power_of_two=True, overflow="nan")
-    assert cast_side(Activated(x), format).equals(octofold.quantize(values, format))
-
-
 def test_leading_dimensions_and_strides(rng):
     x, gradient = inputs(rng, "swiglu")
     flat = cast_side(Activated(x[:130]), "1x128")

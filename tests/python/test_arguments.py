@@ -273,6 +273,7 @@ def test_cast_wants_something():
     for call, message in (
         (lambda: ops.cast(x), "'rows': expected a format here, or for 'transposed'"),
         (lambda: ops.cast(x, rows=3), "'rows': expected a Format or a text, got 3"),
+        (lambda: ops.cast(x, rows=ops.Target("channel", out=scaled(3, 4))), "'rows.out': expected"),
         (
             lambda: ops.cast(x, rows="e4m3", transposed="e5m2"),
             "'transposed': expected the dtype of 'rows', as one cast has both: e4m3, got e5m2",

@@ -83,14 +83,6 @@ def test_rows_are_read_as_they_come(own):
     assert flags.tolist() == [1] * SHARDS
 
 
-def test_torch():
-    torch = pytest.importorskip("torch")
-    a = octofold.quantize(torch.randn(128, 256))
-    b = octofold.quantize(torch.randn(64, 256), "128x128")
-    y = octofold.gemm(a, b, arrivals=Arrivals(torch.ones(2, dtype=torch.int32), 1))
-    assert torch.equal(y, octofold.gemm(a, b))
-
-
 @pytest.mark.parametrize(
     ("arrivals", "message"),
     [

@@ -1,5 +1,5 @@
-"""Calls of attention on the CPU: torch's tensors beside NumPy's arrays and beside torch's own
-attention, compiled calls, and what is refused. Results are test_attention.py's."""
+"""Calls of attention on the CPU: beside torch's own attention, and what is refused. Results are
+test_attention.py's."""
 
 import numpy as np
 import octofold
@@ -12,28 +12,6 @@ from tests.python import attention_cases as cases
 from tests.python.attention_cases import dense, packed, paged, with_scales
 
 
-@pytest.mark.parametrize("name", ["dense", "packed", "paged"])
-def test_of_torch_is_that_of_numpy(name, rng):
-    torch = pytest.importorskip("torch")
-    problem, options = {
-        "dense": (dense(rng, 2, 5, 200), {"softmax_scale": 0.02}),
-        "packed": (
-            packed(rng, [3, 9], [30, 9], q="bfloat16"),
-            {"softmax_scale": 0.02, "causal": True},
-        ),
-        "paged": (
-            paged(rng, 1, [40, 3], kv="e5m2 e4m3"),
-            {"softmax_scale": 0.02, "window": (9, 0), "compute": "fp8"},
-        ),
-    }[name]
-    expected = attention(**problem, **options, return_log_sum_exp=True)
-    tensors = {name: cases.to_torch(array) for name, array in problem.items()}
-    for actual, right in zip(
-        attention(**tensors, **options, return_log_sum_exp=True), expected, strict=True
-    ):
-        assert torch.equal(actual, cases.to_torch(right))
-
-
 def test_beside_scaled_dot_product_attention(rng):
     torch = pytest.importorskip("torch")
     problem = with_scales(rng, dense(rng, 2, 60, 60, 4, 2), 1, 1)
@@ -44,26 +22,6 @@ def test_beside_scaled_dot_product_attention(rng):
     tensors = {name: cases.to_torch(array) for name, array in problem.items()}
     actual = attention(**tensors, causal=True).transpose(1, 2).float()
     torch.testing.assert_close(actual, expected, atol=3e-3, rtol=2e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_whole(dynamic, rng):
-    torch = pytest.importorskip("torch")
-
-    def attend(problem):
-        options = {"causal": True, "window": (20, None), "softmax_scale": 0.02}
-        pair = attention(**problem, **options, return_log_sum_exp=True)
-        out = torch.empty_like(problem["q"])
-        given = attention(**problem, **options, out=out)
-        return *pair, given
-
-    torch.compiler.reset()
-    compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for queries, keys in ((5, 70), (90, 90), (1, 3)) if dynamic else ((5, 70),):
-        problem = {name: cases.to_torch(a) for name, a in dense(rng, 2, queries, keys).items()}
-        for left, right in zip(compiled(problem), attend(problem), strict=True):
-            assert torch.equal(left, right)
 
 
 def test_has_no_gradient(rng):

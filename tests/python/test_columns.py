@@ -153,19 +153,3 @@ def test_workspace_is_the_librarys():
     for rows in (0, 1, 127, 128, 129, 100_000):
         for wanted in itertools.product((False, True), repeat=2):
             assert workspace_rows(rows, *wanted) == library.column_workspace_rows(rows, *wanted)
-
-
-@cpu_only
-@pytest.mark.slow
-def test_torch_compiles(rng):
-    torch = pytest.importorskip("torch")
-    x, gradient = torch.randn(130, 600), torch.randn(130, 300)
-
-    def columns(gradient, x):
-        of_x = cast(x, rows="1x128", transposed="1x128", columns="both")
-        of_slope = cast(ActivationGradient(gradient, x), rows="1x128", columns="sums")
-        return of_x.sums, of_x.amax, of_slope.sums
-
-    compiled = torch.compile(columns, fullgraph=True)(gradient, x)
-    for actual, expected in zip(compiled, columns(gradient, x), strict=True):
-        assert torch.equal(actual, expected)

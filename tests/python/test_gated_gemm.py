@@ -172,24 +172,3 @@ def test_bad_input_is_named(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
         gated_gemm(**{"a": A, "b": B, **arguments})
     assert message in str(error.value)
-
-
-@cpu_only
-def test_torch(rng):
-    torch = pytest.importorskip("torch")
-    a, b = operands(rng, 70, 128, 256)
-    expected = gated_gemm(a, b, activation="geglu")
-    tensors = []
-    for x in (a, b):
-        data = torch.from_numpy(x.data.view("u1")).view(torch.float8_e4m3fn)
-        scale = torch.from_numpy(np.ascontiguousarray(x.scale))
-        tensors.append(octofold.ScaledTensor(data, scale, x.granularity))
-    h = gated_gemm(*tensors, activation="geglu")
-    assert h.dtype is torch.float8_e4m3fn
-    np.testing.assert_array_equal(h.data.view(torch.uint8).numpy(), expected.data.view("u1"))
-    np.testing.assert_array_equal(h.scale.numpy(), expected.scale)
-
-    compiled = torch.compile(
-        lambda a, b: gated_gemm(a, b, activation="geglu").data, backend="aot_eager", fullgraph=True
-    )
-    assert torch.equal(compiled(*tensors).view(torch.uint8), h.data.view(torch.uint8))

@@ -9,7 +9,7 @@ from octofold.ops import Target
 
 from tests.cases.shapes import AMAX
 from tests.python import reference
-from tests.python.casting import RULE_FORMS, RULES, cast_side, every_rule, sides_of
+from tests.python.casting import RULE_FORMS, RULES, cast_side, every_rule
 from tests.python.devices import cast, combinations, cpu_only, on_gpu
 from tests.python.test_cast_sources import every_source, sources
 from tests.python.test_quantize import assert_same_cast, matrices
@@ -287,39 +287,3 @@ def test_errors_of_memory_and_stacks():
         cast(X, rows=Target("channel", amax=scale, out=out))
     with pytest.raises(InvalidArgumentError, match=r"'rows\.amax': expected shape \[2\]"):
         cast(X, rows=Target("tensor", amax=ONE), matrices=2)
-
-
-@cpu_only
-def test_shapes_without_memory():
-    torch = pytest.importorskip("torch")
-    x = torch.empty(130, 300, device="meta")
-    amax = torch.empty(300, device="meta")
-    casts = cast(x, rows="1x128", transposed=Target("channel", amax=amax))
-    assert [tuple(each.scale.shape) for each, _ in sides_of(casts)] == [(130, 3), (300,)]
-
-
-@cpu_only
-def test_compiles():
-    torch = pytest.importorskip("torch")
-    x = torch.randn(130, 300)
-    amax = 2 * x.abs().amax(0)
-
-    def both(x, amax):
-        casts = ops.cast(x, rows="1x128 torchao", transposed=Target("channel torchao", amax=amax))
-        return [part for each, _ in sides_of(casts) for part in (each.data, each.scale)]
-
-    expected = both(x, amax)
-    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)(x, amax)
-    for actual, other in zip(compiled, expected, strict=True):
-        assert torch.equal(actual.view(torch.uint8), other.view(torch.uint8))
-
-
-@cpu_only
-def test_jax(rng):
-    jax = pytest.importorskip("jax")
-    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    amax = 2 * amax_of(x, "channel", True)
-    expected = cast_side(x, "channel te", True, amax=amax)
-    actual = cast_side(jax.numpy.asarray(x), "channel te", True, amax=jax.numpy.asarray(amax))
-    assert np.asarray(actual.data).tobytes() == expected.data.tobytes()
-    np.testing.assert_array_equal(np.asarray(actual.scale), expected.scale)

@@ -308,46 +308,6 @@ def test_factors_of_the_transpose(rows, transposed, rng):
     assert cast(given, rows="1x128").rows.shape == (150, 200)
 
 
-@cpu_only
-def test_with_torch(rng):
-    torch = pytest.importorskip("torch")
-    x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32)).bfloat16()
-    sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
-    factors = torch.rand(6, 2)
-    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
-    given = Gathered(x, sources, slots=2, factors=factors)
-    rows, groups, *_ = cast(given, **formats("1x128", "both"), offsets=offsets)
-    values = (x[sources // 2].float() * factors.flatten()[sources][:, None]).bfloat16()
-    assert rows.equals(quantize(values))
-    for begin, end, column in ((0, 1, 0), (1, 4, 128)):
-        group = cast(values[begin:end], transposed="1x128").transposed
-        found = groups.data[:, column : column + end - begin]
-        assert torch.equal(found.view(torch.uint8), group.data.view(torch.uint8))
-    leading = Gathered(x.view(2, 3, 64), sources, slots=2, factors=factors.view(2, 3, 2))
-    assert cast_side(leading, "1x128").equals(rows)
-
-
-@cpu_only
-@pytest.mark.slow
-def test_compiled(rng):
-    torch = pytest.importorskip("torch")
-
-    def gather(x, sources, offsets):
-        given = Gathered(x, sources, slots=2)
-        rows, groups, *_ = cast(given, rows="1x128", transposed="1x128", offsets=offsets)
-        return rows.data, rows.scale, groups.data.shape
-
-    x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32))
-    sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
-    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
-    compiled = torch.compile(gather, backend="eager", fullgraph=True, dynamic=True)
-    data, scale, shape = compiled(x, sources, offsets)
-    expected = gather(x, sources, offsets)
-    assert torch.equal(data.view(torch.uint8), expected[0].view(torch.uint8))
-    assert torch.equal(scale, expected[1])
-    assert tuple(shape) == (64, 256)
-
-
 X = np.zeros((300, 64), np.float32)
 OFFSETS = np.array([0, 10, 300], np.int32)
 PLACES = np.zeros(5, np.int32)

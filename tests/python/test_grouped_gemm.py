@@ -197,35 +197,6 @@ def test_scales_of_a_cast_of_all_groups_are_taken():
             assert result[begin:end].tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ([1, 2, 4], "argument 'groups.offsets': expected entries that begin at 0.* 4 rows, got 1"),
-        ([0, 3, 2], "argument 'groups.offsets': expected entries .* 4 rows, got 2"),
-        ([0, 3, 5], "argument 'groups.offsets': expected entries .* 4 rows, got 5"),
-        ([0, 3], r"argument 'groups.offsets': expected shape \[3\]"),
-    ],
-)
-def test_offsets_that_make_no_sense(numbers, expected):
-    a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
-    with pytest.raises(InvalidArgumentError, match=expected):
-        octofold.grouped_gemm(a, b, Rows(np.array(numbers, np.int32)))
-
-
-def test_counts_that_make_no_sense():
-    a = octofold.quantize(random_values(1, 2, 4, 32))
-    b = stacked(weights(2, 8, 32, "128x128"))
-    with pytest.raises(InvalidArgumentError, match="counts': expected entries from 0 to 4, got 5"):
-        octofold.grouped_gemm(a, b, Masked(np.array([0, 5], np.int32)))
-    with pytest.raises(InvalidArgumentError, match="expected_rows': expected from 0 to 4, got 9"):
-        octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32), expected_rows=9))
-    c = np.zeros((2, 4, 8), np.float32)
-    with pytest.raises(
-        InvalidArgumentError, match="'c': expected it to be omitted beside MaskedGroups"
-    ):
-        octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32)), c=c)
-
-
 def test_tight_groups_of_k():
     offsets, x = offsets_of([128, 0, 256]), octofold.quantize(random_values(1, 40, 384))
     out = octofold.grouped_gemm(x, x, Depth(offsets, "tight"))
@@ -236,23 +207,40 @@ def test_tight_groups_of_k():
         octofold.grouped_gemm(x, x, Depth(offsets_of([5]), "tight"))
 
 
-def test_wrong_operands_are_named():
-    a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
-    offsets = offsets_of([2, 2])
-    flat = ScaledTensor(b.data.reshape(16, 32), b.scale.reshape(2, 1), "128x128")
-    with pytest.raises(InvalidArgumentError, match="argument 'b': expected 3 dimensions"):
-        octofold.grouped_gemm(a, flat, Rows(offsets))
-    with pytest.raises(InvalidArgumentError, match=r"argument 'b\.scale': expected shape"):
-        octofold.grouped_gemm(a, ScaledTensor(b.data, b.scale[:1], "128x128"), Rows(offsets))
-    with pytest.raises(
-        InvalidArgumentError, match=r"argument 'groups\.offsets': expected dtype int32"
-    ):
-        octofold.grouped_gemm(a, b, Rows(offsets.astype(np.float32)))
-    with pytest.raises(InvalidArgumentError, match="argument 'bias': expected shape"):
-        octofold.grouped_gemm(a, b, Rows(offsets), bias=np.zeros((1, 8), np.float32))
-    with pytest.raises(InvalidArgumentError, match="group_columns"):
-        octofold.grouped_gemm(a, a, Depth(offsets))
-    with pytest.raises(InvalidArgumentError, match=r"'groups': expected Rows\(offsets\), Masked"):
-        octofold.grouped_gemm(a, b, offsets)
+A, B = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
+A_MASKED = octofold.quantize(random_values(1, 2, 4, 32))
+C, OFFSETS = np.zeros((2, 4, 8), np.float32), offsets_of([2, 2])
+FLAT = ScaledTensor(B.data.reshape(16, 32), B.scale.reshape(2, 1), "128x128")
+FEW_SCALES = ScaledTensor(B.data, B.scale[:1], "128x128")
+
+
+def numbers(*given, dtype=np.int32):
+    return np.array(given, dtype)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "groups", "addends", "message"),
+    [
+        (A, B, Rows(numbers(1, 2, 4)), {}, "'groups.offsets': expected entries .* 4 rows, got 1"),
+        (A, B, Rows(numbers(0, 3, 2)), {}, "'groups.offsets': expected entries .* 4 rows, got 2"),
+        (A, B, Rows(numbers(0, 3, 5)), {}, "'groups.offsets': expected entries .* 4 rows, got 5"),
+        (A, B, Rows(numbers(0, 3)), {}, r"'groups.offsets': expected shape \[3\]"),
+        (A, B, Rows(numbers(0, 2, 4, dtype="f4")), {}, "'groups.offsets': expected dtype int32"),
+        (A, B, OFFSETS, {}, r"'groups': expected Rows\(offsets\), Masked"),
+        (A, FLAT, Rows(OFFSETS), {}, "'b': expected 3 dimensions"),
+        (A, FEW_SCALES, Rows(OFFSETS), {}, r"'b.scale': expected shape"),
+        (A, B, Rows(OFFSETS), {"bias": C[0, :1]}, "'bias': expected shape"),
+        (A, A, Depth(OFFSETS), {}, "group_columns"),
+        (A_MASKED, B, Masked(numbers(0, 5)), {}, "counts': expected entries from 0 to 4, got 5"),
+        (A_MASKED, B, Masked(numbers(0, 1), 9), {}, "expected_rows': expected from 0 to 4, got 9"),
+        (A_MASKED, B, Masked(numbers(0, 1)), {"c": C}, "'c': .*omitted beside MaskedGroups"),
+    ],
+)
+def test_says_what_is_wrong(a, b, groups, addends, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        octofold.grouped_gemm(a, b, groups, **addends)
+
+
+def test_gated_groups_are_of_rows():
     with pytest.raises(InvalidArgumentError, match=r"'groups': expected Rows\(offsets\), which"):
-        octofold.ops.gated_gemm(a, b, Masked(offsets))
+        octofold.ops.gated_gemm(A, B, Masked(OFFSETS))

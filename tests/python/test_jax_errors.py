@@ -23,9 +23,6 @@ def traced(function, *arguments):
 
 
 REFUSED = {
-    "quantize: argument 'x': expected dtype float32 or float16 or bfloat16, got int32": (
-        lambda x8: fp8.quantize(x8.data.astype("int32"))
-    ),
     "quantize: argument 'x': expected dtype one of float32, .* got uint8": (
         lambda x8: fp8.quantize(x8.data.view("uint8"))
     ),
@@ -33,24 +30,8 @@ REFUSED = {
     "quantize: argument 'x': expected a JAX or NumPy array, got builtins.list": (
         lambda x8: fp8.quantize([1.0])
     ),
-    "quantize: argument 'format': expected at most one word": (
-        lambda x8: fp8.quantize(x8.dequantize(), "1x64")
-    ),
-    "quantize: argument 'scale': expected shape": (
-        lambda x8: fp8.quantize(x8.dequantize(), scale=x8.scale[:1])
-    ),
-    "quantize: argument 'matrices': expected a whole number or None, got 'two'": (
-        lambda x8: fp8.quantize(x8.dequantize(), matrices="two")
-    ),
-    "gemm: argument 'b': expected a ScaledTensor, got": lambda x8: fp8.gemm(x8, x8.data),
     "gemm: argument 'b': expected K = 256 columns as in 'a', got 128": (
         lambda x8: fp8.gemm(x8, fp8.quantize(x8.dequantize()[:, :128]))
-    ),
-    r"gemm: argument 'bias': expected shape \[8\], got \[256\]": (
-        lambda x8: fp8.gemm(x8, x8, bias=x8.dequantize()[0])
-    ),
-    "gemm: argument 'c': expected dtype bfloat16 or float32, got float16": (
-        lambda x8: fp8.gemm(x8, x8, c=x8.scale[:, :1].astype("float16").repeat(8, 1))
     ),
     "gemm: argument 'c': expected a JAX or NumPy array, got builtins.str": (
         lambda x8: fp8.gemm(x8, x8, c="c")
@@ -58,15 +39,11 @@ REFUSED = {
     "gemm: argument 'out_dtype': expected one of": (
         lambda x8: fp8.gemm(x8, x8, out_dtype=jax.numpy.int32)
     ),
-    "grouped_gemm: argument 'groups': expected Rows": lambda x8: fp8.grouped_gemm(x8, x8, 3),
     "grouped_gemm: argument 'b': expected 3 dimensions": (
         lambda x8: fp8.grouped_gemm(x8, x8, Rows(np.array([0, 8], np.int32)))
     ),
     "gemm_weight_only: argument 'bias': expected it to be omitted beside an 'x' of e4m3": (
         lambda x8: fp8.gemm_weight_only(x8, x8, bias=x8.dequantize()[0, :8])
-    ),
-    "attention: argument 'q': expected one of float16, bfloat16": (
-        lambda x8: fp8.attention(x8.dequantize()[None, None], x8.data, x8.data)
     ),
     "attention: argument 'k': expected": (
         lambda x8: fp8.attention(x8.dequantize("bfloat16")[None, None], x8.data, x8.data)

@@ -148,7 +148,7 @@ WRAPPED = {
     "checkpoint": jax.checkpoint,
     "cond": lambda layer: lambda x, w: jax.lax.cond(x[0, 0] > 0, layer, layer, x, w),
     "scan": lambda layer: (
-        lambda x, w: jax.lax.scan(lambda x, w: (layer(x, w), None), x, w[None])[0]
+        lambda x, w: jax.lax.scan(jax.checkpoint(lambda x, w: (layer(x, w), None)), x, w[None])[0]
     ),
 }
 
@@ -193,24 +193,6 @@ def test_without_bias_or_what_loses_it(rng):
     assert [gradient.shape for gradient in back(dy)] == [x.shape, weight.shape]
     assert y.shape == dy.shape
     assert not jax.grad(lambda x: 0 * fp8.linear(x, weight).sum())(x).any()
-
-
-def test_scan_and_checkpoint(rng):
-    """Layers of a stack, whose forward is done again in backward."""
-    x, weights = to_jax((random(rng, 70, 128), random(rng, 3, 128, 128) / 11))
-
-    def loss(layer, x, weights):
-        y, _ = jax.lax.scan(lambda x, weight: (jax.nn.gelu(layer(x, weight)), None), x, weights)
-        return (y**2).sum()
-
-    plain = jax.jit(jax.grad(functools.partial(loss, fp8.linear), (0, 1)))(x, weights)
-    again = jax.jit(jax.grad(functools.partial(loss, jax.checkpoint(fp8.linear)), (0, 1)))(
-        x, weights
-    )
-    high = jax.jit(jax.grad(functools.partial(loss, lambda x, w: x @ w.T), (0, 1)))(x, weights)
-    for left, same, right in zip(plain, again, high, strict=True):
-        np.testing.assert_array_equal(left, same)
-        assert relative_error(left, right) < 0.2
 
 
 @on_each_device

@@ -87,6 +87,8 @@ def test_a_star_import_works_without_torch():
         "import sys; sys.modules['torch'] = None\n"  # as if it were not installed
         "from octofold import *\n"
         "import octofold\n"
+        "import numpy\n"
+        "assert gemm(*[quantize(numpy.ones((2, 2), 'f4'))] * 2).shape == (2, 2)\n"
         "assert quantize is octofold.quantize and ops is octofold.ops\n"
         "assert 'nn' not in globals() and 'nn' not in octofold.__all__\n"
         "try: octofold.nn\n"

@@ -119,25 +119,6 @@ def test_into_out_and_from_any_leading_dimensions(rng):
         np.testing.assert_array_equal(rows.scale.flatten(), stack.scale.flatten())
 
 
-@cpu_only
-@pytest.mark.slow
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_compiled_with_any_sizes(granularity):
-    torch = pytest.importorskip("torch")
-
-    def function(x):
-        rows, transposed, *_ = cast(x, rows=granularity, transposed=granularity, matrices=3)
-        alone = cast(x, transposed=granularity, matrices=3).transposed
-        return rows.data, rows.scale, transposed.data, transposed.scale, alone.data
-
-    compiled = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)
-    for shape in ((3, 130, 200), (3, 40, 64)):
-        x = torch.randn(shape)
-        for left, right in zip(compiled(x), function(x), strict=True):
-            assert left.shape == right.shape
-            assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-
-
 def test_shapes_of_scales():
     assert ops.scale_shape("tensor", 3, 130, 200, matrices=3) == (3,)
     assert ops.scale_shape("channel", 3, 130, 200, matrices=3) == (3, 130)

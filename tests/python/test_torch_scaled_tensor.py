@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from octofold import ScaledTensor, UnsupportedError, gemm, ops, quantize
+from octofold import ScaledTensor, UnsupportedError, gemm, quantize
 
 from tests.python.casting import GRANULARITIES
 
@@ -107,30 +107,3 @@ def test_out_is_not_differentiated(call, compiled):
     assert not torch.any(out)
     with torch.no_grad():
         call_(x, a, out)
-
-
-@pytest.mark.slow
-def test_out_and_scale_compile():
-    x, y = random(130, 300), random(130, 300)
-
-    def cast(x, y):
-        out = quantize(x)
-        static = quantize(y, scale=out.scale.clone())
-        quantize(y, out=out)
-        return out, static
-
-    torch.compiler.reset()
-    scale = quantize(x).scale
-    expected = quantize(y), quantize(y, scale=scale)
-    for call in (cast, torch.compile(cast, backend="aot_eager", fullgraph=True)):
-        for left, right in zip(call(x, y), expected, strict=True):
-            assert left.equals(right)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_leading_dimensions(granularity):
-    x = random(2, 65, 300)
-    cast = quantize(x, granularity)
-    flat = quantize(x.view(130, 300), granularity)
-    assert cast.scale.shape == ops.scale_shape(granularity, *x.shape)
-    assert torch.equal(cast.dequantize().view(130, 300), flat.dequantize())

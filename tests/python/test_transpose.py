@@ -55,15 +55,3 @@ def test_what_has_no_transpose(rng):
     ):
         with pytest.raises(octofold.InvalidArgumentError, match=f"transpose: {message}"):
             transpose(x)
-
-
-@cpu_only
-def test_compiles_whole():
-    torch = pytest.importorskip("torch")
-    x = torch.randint(0, 256, (3, 20, 36), dtype=torch.uint8).view(torch.float8_e4m3fn)
-    compiled = torch.compile(transpose, fullgraph=True, backend="aot_eager")
-    expected = x.view(torch.uint8).mT
-    assert torch.equal(compiled(x).view(torch.uint8), expected)
-    assert compiled(x).is_contiguous()
-    meta = transpose(torch.empty(3, 20, 36, dtype=torch.float8_e5m2, device="meta"))
-    assert (meta.shape, meta.dtype) == ((3, 36, 20), torch.float8_e5m2)
