@@ -4,11 +4,10 @@ import itertools
 
 import numpy as np
 import octofold
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
-from octofold import Depth, InvalidArgumentError, Masked, Rows, ScaledTensor
+from octofold import Depth, Masked, Rows, ScaledTensor
 
 from tests.python import reference
 
@@ -203,44 +202,3 @@ def test_tight_groups_of_k():
     for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
         part = ScaledTensor(x.data[:, begin:end], x.scale[:, begin // 128 : end // 128], "1x128")
         assert out[g].tobytes() == octofold.gemm(part, part).tobytes()
-    with pytest.raises(InvalidArgumentError, match=r"'groups\.offsets': .*128, got 5 at \[1\]"):
-        octofold.grouped_gemm(x, x, Depth(offsets_of([5]), "tight"))
-
-
-A, B = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
-A_MASKED = octofold.quantize(random_values(1, 2, 4, 32))
-C, OFFSETS = np.zeros((2, 4, 8), np.float32), offsets_of([2, 2])
-FLAT = ScaledTensor(B.data.reshape(16, 32), B.scale.reshape(2, 1), "128x128")
-FEW_SCALES = ScaledTensor(B.data, B.scale[:1], "128x128")
-
-
-def numbers(*given, dtype=np.int32):
-    return np.array(given, dtype)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "groups", "addends", "message"),
-    [
-        (A, B, Rows(numbers(1, 2, 4)), {}, "'groups.offsets': expected entries .* 4 rows, got 1"),
-        (A, B, Rows(numbers(0, 3, 2)), {}, "'groups.offsets': expected entries .* 4 rows, got 2"),
-        (A, B, Rows(numbers(0, 3, 5)), {}, "'groups.offsets': expected entries .* 4 rows, got 5"),
-        (A, B, Rows(numbers(0, 3)), {}, r"'groups.offsets': expected shape \[3\]"),
-        (A, B, Rows(numbers(0, 2, 4, dtype="f4")), {}, "'groups.offsets': expected dtype int32"),
-        (A, B, OFFSETS, {}, r"'groups': expected Rows\(offsets\), Masked"),
-        (A, FLAT, Rows(OFFSETS), {}, "'b': expected 3 dimensions"),
-        (A, FEW_SCALES, Rows(OFFSETS), {}, r"'b.scale': expected shape"),
-        (A, B, Rows(OFFSETS), {"bias": C[0, :1]}, "'bias': expected shape"),
-        (A, A, Depth(OFFSETS), {}, "group_columns"),
-        (A_MASKED, B, Masked(numbers(0, 5)), {}, "counts': expected entries from 0 to 4, got 5"),
-        (A_MASKED, B, Masked(numbers(0, 1), 9), {}, "expected_rows': expected from 0 to 4, got 9"),
-        (A_MASKED, B, Masked(numbers(0, 1)), {"c": C}, "'c': .*omitted beside MaskedGroups"),
-    ],
-)
-def test_says_what_is_wrong(a, b, groups, addends, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        octofold.grouped_gemm(a, b, groups, **addends)
-
-
-def test_gated_groups_are_of_rows():
-    with pytest.raises(InvalidArgumentError, match=r"'groups': expected Rows\(offsets\), which"):
-        octofold.ops.gated_gemm(A, B, Masked(OFFSETS))

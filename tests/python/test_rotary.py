@@ -2,10 +2,9 @@
 
 import octofold
 import pytest
-from octofold import InvalidArgumentError
 
 from tests.cases.shapes import ROTARY
-from tests.python.devices import cpu_only, rotary
+from tests.python.devices import rotary
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("each_device")
@@ -94,20 +93,3 @@ def test_strides():
 
 def test_of_nothing():
     assert rotary(torch.empty(9, 0, 64), *tables(9, 64)).shape == (9, 0, 64)
-
-
-@cpu_only
-def test_names_what_is_wrong():
-    x, (cos, sin) = torch.randn(9, 4, 64), tables(9, 64)
-    with pytest.raises(InvalidArgumentError, match="rotary: argument 'x': expected an even"):
-        rotary(x[..., :63], cos[:, :63], sin[:, :63])
-    with pytest.raises(InvalidArgumentError, match="'x': expected a contiguous last"):
-        rotary(x.mT, cos, sin)
-    with pytest.raises(InvalidArgumentError, match="'cos': expected"):
-        rotary(x, cos[:8], sin)
-    with pytest.raises(InvalidArgumentError, match="'sin': expected"):
-        rotary(x, cos, sin.half())
-    with pytest.raises(InvalidArgumentError, match="'x'"):
-        rotary(x.to(torch.int32), cos, sin)
-    with pytest.raises(octofold.InvalidArgumentError, match="'x'"):
-        rotary(3, cos, sin)
