@@ -1,5 +1,5 @@
-"""Arguments may be read-only and empty arrays, scalars of NumPy, dtypes of several spellings; errors
-are classes. Refusals are in test_refused_casts.py and test_refused_products.py."""
+"""Arguments may be read-only and empty arrays, scalars of NumPy, dtypes in several spellings;
+errors are builtin ones too. Refusals are in test_refused_casts.py and test_refused_products.py."""
 
 import dataclasses
 import mmap
