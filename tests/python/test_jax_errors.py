@@ -10,6 +10,7 @@ import pytest
 from octofold import Format, InvalidArgumentError, Rows, UnsupportedError
 
 from tests.python.jax_support import fp8, jax, random, to_jax
+from tests.python.refusals import check, ones, table
 
 
 @pytest.fixture
@@ -22,39 +23,38 @@ def traced(function, *arguments):
     return jax.eval_shape(function, *arguments)
 
 
-REFUSED = {
-    "quantize: argument 'x': expected dtype one of float32, .* got uint8": (
-        lambda x8: fp8.quantize(x8.data.view("uint8"))
-    ),
-    "quantize: argument 'x': expected a matrix": lambda x8: fp8.quantize(x8.dequantize()[0]),
-    "quantize: argument 'x': expected a JAX or NumPy array, got builtins.list": (
-        lambda x8: fp8.quantize([1.0])
-    ),
-    "gemm: argument 'b': expected K = 256 columns as in 'a', got 128": (
-        lambda x8: fp8.gemm(x8, fp8.quantize(x8.dequantize()[:, :128]))
-    ),
-    "gemm: argument 'c': expected a JAX or NumPy array, got builtins.str": (
-        lambda x8: fp8.gemm(x8, x8, c="c")
-    ),
-    "gemm: argument 'out_dtype': expected one of": (
-        lambda x8: fp8.gemm(x8, x8, out_dtype=jax.numpy.int32)
-    ),
-    "grouped_gemm: argument 'b': expected 3 dimensions": (
-        lambda x8: fp8.grouped_gemm(x8, x8, Rows(np.array([0, 8], np.int32)))
-    ),
-    "gemm_weight_only: argument 'bias': expected it to be omitted beside an 'x' of e4m3": (
-        lambda x8: fp8.gemm_weight_only(x8, x8, bias=x8.dequantize()[0, :8])
-    ),
-    "attention: argument 'k': expected": (
-        lambda x8: fp8.attention(x8.dequantize("bfloat16")[None, None], x8.data, x8.data)
-    ),
-}
+REFUSED = """
+quantize(x8.data.view("uint8"))
+    quantize: argument 'x': expected dtype one of float32, … got uint8
+quantize(x8.dequantize()[0])  quantize: argument 'x': expected a matrix
+quantize([1.0])  quantize: argument 'x': expected a JAX or NumPy array, got builtins.list
+gemm(x8, quantize(x8.dequantize()[:, :128]))
+    gemm: argument 'b': expected K = 256 columns as in 'a', got 128
+gemm(x8, x8, c="c")  gemm: argument 'c': expected a JAX or NumPy array, got builtins.str
+gemm(x8, x8, out_dtype=np.int32)  gemm: argument 'out_dtype': expected one of
+grouped_gemm(x8, x8, Rows(np.array([0, 8], "i4")))
+    grouped_gemm: argument 'b': expected 3 dimensions
+gemm_weight_only(x8, x8, bias=x8.dequantize()[0, :8])
+    gemm_weight_only: argument 'bias': expected it to be omitted beside an 'x' of e4m3
+attention(x8.dequantize("bfloat16")[None, None], x8.data, x8.data)
+    attention: argument 'k': expected
+linear(x8.dequantize(), ONES[:, :5])  linear: argument 'x': expected [..., 5] for weight
+linear(x8.dequantize(), ONES[0])  linear: argument 'weight': expected [out, in] with
+linear(x8.dequantize(), ONES, ONES[0, :5])
+    linear: argument 'bias': expected [8], the features that
+linear(x8.dequantize(), ONES.astype("i4"))
+    linear: argument 'weight': expected one of float32, float16
+linear(1.0, ONES)  linear: argument 'x': expected a JAX or NumPy array, got builtins.float
+linear(x8.dequantize(), ONES, None, "fine")
+    linear: argument 'recipe': expected a Recipe or one of
+"""
+ONES = ones(8, 256)
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_refused_as_it_is_traced(message, x8):
-    with pytest.raises(InvalidArgumentError, match=message):
-        traced(REFUSED[message], x8)
+@table(REFUSED)
+def test_refused_as_it_is_traced(call, message, x8):
+    names = vars(fp8) | globals() | {"x8": x8}
+    check(f"traced(lambda x8: {call}, x8)", message, names)
 
 
 def test_arrays_of_other_libraries(x8):
