@@ -1,15 +1,12 @@
 """Errors of octofold.jax come as a program is traced, in words that name the argument."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import octofold
 import pytest
 from octofold import Format, InvalidArgumentError, Rows, UnsupportedError
 
 from tests.python.jax_support import fp8, jax, random, to_jax
+from tests.python.own_process import python
 from tests.python.refusals import check, ones, table
 
 
@@ -117,16 +114,10 @@ def test_room_for_functions(x8, monkeypatch):
         fp8.quantize(x8.scale, format)
 
 
-def run(code, **environment):
-    options = {"capture_output": True, "text": True, "check": True, "timeout": 60}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=os.environ | environment, **options).stdout
-
-
 def test_import_octofold_leaves_jax_alone():
     code = "import sys, octofold, numpy; octofold.quantize(numpy.ones((2, 2), 'f4'));"
-    assert run(f"{code} print('jax' in sys.modules)") == "False\n"
-    assert run(f"{code} octofold.jax.gemm; print('jax' in sys.modules)") == "True\n"
+    assert python(f"{code} print('jax' in sys.modules)") == "False\n"
+    assert python(f"{code} octofold.jax.gemm; print('jax' in sys.modules)") == "True\n"
 
 
 @pytest.mark.parametrize("missing", ["jax", "jax_tvm_ffi"])
@@ -142,4 +133,4 @@ def test_what_is_missing_is_named(missing):
         "except ModuleNotFoundError as error: print(error, error.name)\n"
     )
     message = f"octofold.jax needs {missing}, which is not installed: pip install 'octofold[jax]'"
-    assert run(code) == f"{message} {missing}\n"
+    assert python(code) == f"{message} {missing}\n"

@@ -3,12 +3,12 @@
 import importlib
 import importlib.util
 import pkgutil
-import subprocess
-import sys
 import types
 
 import octofold
 import pytest
+
+from tests.python.own_process import python
 
 # The library, which is no Python module, and what needs a package that may be missing.
 NOT_IMPORTED = {
@@ -94,7 +94,4 @@ def test_a_star_import_works_without_torch():
         "try: octofold.nn\n"
         "except ImportError as error: print(error.name)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert run.stdout.strip() == "torch"
+    assert python(code).strip() == "torch"

@@ -1,9 +1,5 @@
 """torch tensors, and the registered torch ops."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import octofold
 import pytest
@@ -13,6 +9,7 @@ from octofold._core.ops import quick_scale_shape
 
 from tests.python.casting import GRANULARITIES
 from tests.python.devices import needs_hopper
+from tests.python.own_process import python
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
@@ -206,7 +203,7 @@ def test_compiles_without_recompiling_for_sizes():
 
 
 @pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])
-def test_import_leaves_cuda_alone(users, seen):
+def test_import_leaves_cuda_alone(users, seen, monkeypatch):
     """torch asks the management library, unless the user has it otherwise; else no child by fork
     could use a GPU."""
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -218,10 +215,8 @@ import octofold
 assert set(asked) <= {{{seen!r}}}, asked
 assert os.environ.get({name!r}) == {users!r}
 """
-    environment = {key: value for key, value in os.environ.items() if key != name}
-    if users is not None:
-        environment[name] = users
-    subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=True)
+    monkeypatch.delenv(name, raising=False)
+    python(script, **({} if users is None else {name: users}))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

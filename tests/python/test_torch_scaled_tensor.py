@@ -2,13 +2,12 @@
 
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
 from octofold import ScaledTensor, UnsupportedError, gemm, quantize
 
 from tests.python.casting import GRANULARITIES
+from tests.python.own_process import python
 
 torch = pytest.importorskip("torch")
 
@@ -51,7 +50,7 @@ loaded = torch.load({str(tmp_path / "file")!r})
 assert loaded["step"] == 3
 assert loaded["weight"].dequantize().shape == (130, 300)
 """
-    subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
+    python(script)
 
 
 class Linear(torch.nn.Module):
