@@ -6,7 +6,6 @@ import pickle
 import pytest
 from octofold import ScaledTensor, UnsupportedError, gemm, quantize
 
-from tests.python.casting import GRANULARITIES
 from tests.python.own_process import python
 
 torch = pytest.importorskip("torch")
@@ -25,16 +24,9 @@ def test_to_device():
     assert moved.granularity == cast.granularity
     assert (moved.shape, moved.scale.shape) == (cast.shape, cast.scale.shape)
     assert not moved.equals(cast)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_equals_and_slices(granularity):
-    x = random(300, 260)
-    cast = quantize(x, granularity)
-    assert cast.equals(quantize(x, granularity))
-    assert not cast.equals(quantize(-x, granularity))
-    assert not cast.equals(quantize(x.numpy(), granularity))
-    assert torch.equal(cast[128:256].dequantize(), cast.dequantize()[128:256])
+    assert cast.equals(quantize(cast.dequantize()))
+    for other in (-cast.dequantize(), cast.dequantize().numpy()):
+        assert not cast.equals(quantize(other))
 
 
 @pytest.mark.parametrize("order", ["import octofold, torch", "import torch, octofold"])
