@@ -95,7 +95,7 @@ all-tsan: .venv/.build
 ASAN = build/asan/python
 ASAN_TESTS = $(patsubst %,tests/python/test_%.py,activations arguments arrivals attention cast_many \
   cast_sources columns dot formats gated_gemm gemm gemm_cast gemm_weight_only group_casts \
-  grouped_gemm grouped_gemm_weight_only stacked_casts transpose words)
+  grouped_gemm grouped_gemm_weight_only refused_casts refused_products stacked_casts words)
 all-asan: .venv/.test
 	$(MAKE) test-cpp PRESET=asan
 	cmake --preset asan -D OCTOFOLD_BUILD_PYTHON=ON -D Python_EXECUTABLE="$(CURDIR)/$(VENV)/python"

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "octofold/cast.h"
 #include "octofold/cast_targets.h"
 #include "octofold/experts.h"
 #include "octofold/tensor.h"

@@ -133,8 +133,10 @@ class Surrounded:
         self.view = self._memory.as_strided((rows, cols), (stride, 1), offset)
 
     def assert_only_view_written(self):
-        written = self._memory.numel() - int(torch.isnan(self._memory).sum())
-        assert written == self.view.numel()
+        self.assert_written(self.view.numel())
+
+    def assert_written(self, count):
+        assert int((~torch.isnan(self._memory)).sum()) == count
 
 
 def surrounded_copy(matrix, padding=0, offset=0):

@@ -8,7 +8,8 @@ import octofold
 import pytest
 
 from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
-from tests.python.models.advise_support import make_ids, make_model, relative_error
+from tests.python.models.advise_support import make_ids, make_model
+from tests.python.nn.layer_support import relative_error
 
 skip_without("products with FP8 weights")
 models = octofold.models

@@ -9,6 +9,7 @@ from octofold._info import EXPERTS, FP8, LINEAR, NATIVE, TRAINED, WEIGHT_ONLY
 from octofold.nn.recipes.kernels import layer_products
 
 from tests.gpu.gpu_support import DEVICE, DTYPES, HALVES, skip_without, torch
+from tests.gpu.layer_support import step
 from tests.python.nn.expert_support import choices
 from tests.python.nn.layer_support import relative_error
 
@@ -41,14 +42,6 @@ def routing(tokens=TOKENS):
     return ids, torch.rand((tokens, SLOTS), device=DEVICE)
 
 
-def step(module, x, dy, ids, weights):
-    module.zero_grad()
-    x, weights = (t.detach().clone().requires_grad_() for t in (x, weights))
-    y = module(x, ids, weights)
-    y.backward(dy)
-    return [y.detach(), x.grad, weights.grad, *[p.grad.clone() for p in module.parameters()]]
-
-
 def test_experts_go_the_way_of_the_gpu():
     module = experts_of(compute="auto")
     exact = copy.deepcopy(module)
@@ -65,9 +58,10 @@ def test_trained_experts_go_the_way_of_the_gpu():
     module = nn.Experts(HIDDEN, INNER, COUNT, bias=True, device=DEVICE, dtype=DTYPES[HALVES[0]])
     reference = copy.deepcopy(module).cpu().float()
     x, dy, (ids, weights) = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), routing()
-    expected = step(reference, *[t.cpu() for t in (x.float(), dy.float(), ids, weights)])
+    inputs = x.float().cpu(), ids.cpu(), weights.cpu()
+    expected = step(reference, inputs, dy.float().cpu())
     native = layer_products(EXPERTS, TRAINED, DEVICE).how == NATIVE
-    for left, right in zip(step(module, x, dy, ids, weights), expected, strict=True):
+    for left, right in zip(step(module, (x, ids, weights), dy), expected, strict=True):
         assert relative_error(left.cpu(), right) < (0.05 if native else 0.12)
 
 

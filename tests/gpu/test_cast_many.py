@@ -68,18 +68,6 @@ def assert_same_weights(model, other):
         assert torch.equal(left, right)
 
 
-@needs("grouped products")
-@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
-def test_steps_with_casts_behind_them(recipe):
-    model, anew = models(recipe)
-    optimizer, other = optimizer_of(model), optimizer_of(anew)
-    nn.cast_after_step(optimizer, model)
-    for _ in range(3):
-        given = routed()
-        assert torch.equal(train(model, optimizer, *given), train(anew, other, *given))
-    assert_same_weights(model, anew)
-
-
 @needs_gpu
 @needs("grouped products")
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])

@@ -10,17 +10,15 @@ import pytest
 from octofold.ops import Target, cast
 
 from tests.gpu.gpu_support import DEVICE, needs, needs_gpu, normal, torch
+from tests.gpu.layer_support import BF16, EXPERTS, SLOTS, random
+from tests.gpu.layer_support import HIDDEN as IN
+from tests.gpu.layer_support import INNER as HIDDEN
 from tests.python.nn.expert_support import choices
 from tests.python.nn.layer_support import NAMES
 
 pytestmark = needs_gpu
 nn = octofold.nn
-TOKENS, IN, HIDDEN, EXPERTS, SLOTS = 16384, 1024, 384, 12, 4
-BF16 = {"device": DEVICE, "dtype": torch.bfloat16}
-
-
-def random(*shape):
-    return torch.randn(shape, **BF16)
+TOKENS = 16384
 
 
 def kernels_of(call):

@@ -16,25 +16,19 @@ def on_cpu(x):
 def test_operands_on_different_devices(generator):
     a, b = operands(generator, 64, 96, 256)
     mixed = octofold.ScaledTensor(b.data, b.scale.cpu(), b.granularity)
-    out = torch.empty(64, 96, device="cuda")
-    host = torch.empty(64, 96)
-    with pytest.raises(octofold.InvalidArgumentError, match="'b'"):
-        octofold.gemm(a, on_cpu(b))
-    with pytest.raises(octofold.InvalidArgumentError, match="'b'"):
-        octofold.gemm(on_cpu(a), b)
-    with pytest.raises(octofold.InvalidArgumentError, match=r"'b\.scale'"):
-        octofold.gemm(a, mixed)
-    with pytest.raises(octofold.InvalidArgumentError, match="'out'"):
-        octofold.gemm(a, b, out=host)
-    with pytest.raises(octofold.InvalidArgumentError, match="'c'"):
-        octofold.gemm(a, b, out=out, c=host)
-    with pytest.raises(octofold.InvalidArgumentError, match="'bias'"):
-        octofold.gemm(a, b, out=out, bias=host[0])
-    with pytest.raises(octofold.InvalidArgumentError, match=r"'x\.scale'"):
-        mixed.dequantize()
-    amax = octofold.ops.Target("tensor", amax=torch.ones(1))
-    with pytest.raises(octofold.InvalidArgumentError, match=r"rows\.amax"):
-        octofold.ops.cast(normal(generator, 16, 16), rows=amax)
+    host, amax = torch.empty(64, 96), octofold.ops.Target("tensor", amax=torch.ones(1))
+    for argument, call in (
+        ("'b'", lambda: octofold.gemm(a, on_cpu(b))),
+        ("'b'", lambda: octofold.gemm(on_cpu(a), b)),
+        (r"'b\.scale'", lambda: octofold.gemm(a, mixed)),
+        ("'out'", lambda: octofold.gemm(a, b, out=host)),
+        ("'c'", lambda: octofold.gemm(a, b, c=host)),
+        ("'bias'", lambda: octofold.gemm(a, b, bias=host[0])),
+        (r"'x\.scale'", mixed.dequantize),
+        (r"rows\.amax", lambda: octofold.ops.cast(normal(generator, 16, 16), rows=amax)),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=argument):
+            call()
 
 
 @needs("products")

@@ -3,11 +3,24 @@ with a capacity, graphs, streams, and DeepEP's layouts. For several GPUs tests/p
 runs with OCTOFOLD_RANKS_DEVICE=cuda."""
 
 import copy
+from functools import partial
 
 import octofold
 import pytest
 
 from tests.gpu.gpu_support import DEVICE, ON_GPU, captured, needs_gpu, skip_without, torch
+from tests.gpu.layer_support import (
+    BF16,
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    SLOTS,
+    TOKENS,
+    assert_equal,
+    random,
+    routing,
+)
+from tests.gpu.layer_support import step as step_of
 from tests.python.nn.expert_support import choices
 from tests.python.nn.layer_support import relative_error
 
@@ -20,8 +33,6 @@ from octofold.distributed.deepep import (  # noqa: E402
 )
 
 nn = octofold.nn
-TOKENS, HIDDEN, INNER, EXPERTS, SLOTS = 520, 1024, 384, 12, 4
-BF16 = torch.bfloat16
 RECIPES = ("blockwise", "rowwise", "tensorwise")
 
 
@@ -34,28 +45,15 @@ def group(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
-def random(*shape, scale=1.0):
-    return (torch.randn(shape, device=DEVICE) * scale).to(BF16)
-
-
 def operands(tokens=TOKENS):
-    ids = choices((tokens,), EXPERTS, SLOTS, empty=2).to(DEVICE)
-    weights = torch.rand((tokens, SLOTS), device=DEVICE)
+    ids, weights = routing(tokens)
     w13 = random(EXPERTS, 2 * INNER, HIDDEN, scale=HIDDEN**-0.5)
     w2 = random(EXPERTS, HIDDEN, INNER, scale=INNER**-0.5)
     return random(tokens, HIDDEN), ids, weights, w13, w2, random(tokens, HIDDEN)
 
 
 def step(layer, x, ids, weights, w13, w2, dy, **options):
-    x, weights, w13, w2 = (t.detach().clone().requires_grad_() for t in (x, weights, w13, w2))
-    y = layer(x, ids, weights, w13, w2, **options)
-    y.backward(dy)
-    return [y.detach(), x.grad, weights.grad, w13.grad, w2.grad]
-
-
-def assert_equal(left, right):
-    for one, other in zip(left, right, strict=True):
-        assert torch.equal(one, other)
+    return step_of(partial(layer, **options), (x, ids, weights, w13, w2), dy)
 
 
 def assert_alike(left, right, same, limit=2**-7):
@@ -110,16 +108,11 @@ def test_too_little_room_is_counted():
 
 
 def block(shared=256):
-    return nn.MixtureOfExperts(*(HIDDEN, INNER, EXPERTS, SLOTS, shared), device=DEVICE, dtype=BF16)
+    return nn.MixtureOfExperts(*(HIDDEN, INNER, EXPERTS, SLOTS, shared), **BF16)
 
 
 def block_step(module, x, dy):
-    module.zero_grad()
-    x = x.detach().clone().requires_grad_()
-    y = module(x)
-    y.backward(dy)
-    local = [getattr(p.grad, "to_local", lambda g=p.grad: g)() for p in module.parameters()]
-    return [y.detach(), x.grad, *[gradient.clone() for gradient in local]]
+    return step_of(module, (x,), dy)
 
 
 @pytest.mark.parametrize("halves", [1, 2])
@@ -217,7 +210,7 @@ def test_deepep_masked(codes):
         made = octofold.quantize(x, "1x128 torchao")
         scale = torch.empty((EXPERTS, HIDDEN // 128, places), device=DEVICE).transpose(1, 2)
         received = made.data, scale.copy_(made.scale)
-    out = torch.full((EXPERTS, places, HIDDEN), 7.0, dtype=BF16, device=DEVICE)
+    out = torch.full((EXPERTS, places, HIDDEN), 7.0, **BF16)
     with torch.no_grad():
         y = masked_experts(received, counts, w13, w2, expected_rows=64, out=out)
     assert y is out

@@ -5,44 +5,29 @@ import octofold
 import pytest
 
 from tests.gpu.gpu_support import DEVICE, captured, needs_gpu, skip_without, torch
-from tests.python.nn.expert_support import choices, poisoned_memory
+from tests.gpu.layer_support import (
+    BF16,
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    SLOTS,
+    TOKENS,
+    assert_equal,
+    random,
+    routing,
+    step,
+)
+from tests.python.nn.expert_support import poisoned_memory
 from tests.python.nn.layer_support import relative_error
 
 skip_without("grouped products")
 
 nn = octofold.nn
-TOKENS, HIDDEN, INNER, EXPERTS, SLOTS = 520, 1024, 384, 12, 4
-BF16 = torch.bfloat16
 RECIPES = ("blockwise", "rowwise", "tensorwise")
-OPTIONS = {"device": DEVICE, "dtype": BF16}
-
-
-def random(*shape, dtype=BF16):
-    return torch.randn(shape, device=DEVICE).to(dtype)
 
 
 def experts_of(recipe="blockwise", **options):
-    return nn.Experts(HIDDEN, INNER, EXPERTS, recipe=recipe, **OPTIONS | options)
-
-
-def routing(tokens=TOKENS, empty=2):
-    """Ids, of which some go nowhere and some experts have none, and weights."""
-    ids = choices((tokens,), EXPERTS, SLOTS, empty=empty).to(DEVICE)
-    return ids, torch.rand((tokens, SLOTS), device=DEVICE)
-
-
-def step(module, x, dy, ids, weights):
-    """The result and the gradients: by x, by the routing weights, by the parameters."""
-    module.zero_grad()
-    x, weights = (t.detach().clone().requires_grad_() for t in (x, weights))
-    y = module(x, ids, weights)
-    y.backward(dy)
-    return [y.detach(), x.grad, weights.grad, *[p.grad.clone() for p in module.parameters()]]
-
-
-def assert_equal(left, right):
-    for one, other in zip(left, right, strict=True):
-        assert torch.equal(one, other)
+    return nn.Experts(HIDDEN, INNER, EXPERTS, recipe=recipe, **BF16 | options)
 
 
 def test_fp8_weights():
@@ -68,13 +53,13 @@ def test_edges():
     nowhere = torch.full((7, SLOTS), -1, dtype=torch.int32, device=DEVICE)
     weights = torch.rand((7, SLOTS), device=DEVICE)
     x = random(7, HIDDEN)
-    for result in step(module, x, x, nowhere, weights):
+    for result in step(module, (x, nowhere, weights), x):
         assert not result.any()
-    for result in step(module, x[:0], x[:0], nowhere[:0], weights[:0]):
+    for result in step(module, (x[:0], nowhere[:0], weights[:0]), x[:0]):
         assert not result.any()
     ids, weights = torch.full_like(nowhere, 3), torch.full_like(weights, 1 / SLOTS)
-    y, *_ = step(module, x, x, ids, weights)
-    once, *_ = step(module, x, x, ids[:, :1].contiguous(), torch.ones_like(weights[:, :1]))
+    y, *_ = step(module, (x, ids, weights), x)
+    once, *_ = step(module, (x, ids[:, :1].contiguous(), torch.ones_like(weights[:, :1])), x)
     assert relative_error(y, once) < 2**-8
 
 
@@ -85,10 +70,10 @@ def test_wrong_ids_go_nowhere():
     ids, weights = routing()
     wrong = torch.where(ids < 0, torch.randint_like(ids, EXPERTS, 2**31 - 1), ids)
     wrong[ids < 0] *= torch.randint_like(wrong[ids < 0], 2) * 2 - 1
-    expected = step(module, x, dy, ids, weights)
-    assert_equal(step(module, x, dy, wrong, weights), expected)
+    expected = step(module, (x, ids, weights), dy)
+    assert_equal(step(module, (x, wrong, weights), dy), expected)
     wide = torch.where(ids < 0, wrong.long() << 31, ids.long())
-    assert_equal(step(module, x, dy, wide, weights), expected)
+    assert_equal(step(module, (x, wide, weights), dy), expected)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -98,11 +83,11 @@ def test_nobody_reads_experts_without_tokens(recipe, tokens):
     module, x, dy = experts_of(recipe), random(tokens, HIDDEN), random(tokens, HIDDEN)
     ids, weights = routing(tokens, empty=EXPERTS - SLOTS)
     with nn.keep_casts(module):
-        expected = step(module, x, dy, ids, weights)
+        expected = step(module, (x, ids, weights), dy)
         with torch.no_grad():
             y = module(x, ids, weights)
     with poisoned_memory():
-        assert_equal(step(module, x, dy, ids, weights), expected)
+        assert_equal(step(module, (x, ids, weights), dy), expected)
         with torch.no_grad():
             assert torch.equal(module(x, ids, weights), y)
 

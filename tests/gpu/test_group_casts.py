@@ -7,7 +7,6 @@ import math
 import octofold
 import pytest
 
-from tests.cases.shapes import PARTITIONS
 from tests.gpu.gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, torch
 from tests.python.casting import GRANULARITIES
 
@@ -157,26 +156,6 @@ def test_hostile_offsets_and_sources(kind, generator):
                 written.assert_guards()
                 casts.append(written.bytes())
             for left, right in zip(*casts, strict=True):
-                assert torch.equal(left, right)
-
-
-@every_kind
-def test_equal_runs(kind, generator):
-    sizes, behind, cols = PARTITIONS[1]
-    rows = sum(sizes) + behind
-    x, offsets = normal(generator, rows, cols, dtype="bfloat16"), offsets_of(sizes)
-    few, factors = normal(generator, 40, cols, dtype="bfloat16"), normal(generator, 40, 4)
-    sources = sources_of(generator, rows, 160)
-    for write, inputs in (
-        (write_plain, (x, offsets, kind, "vllm-per-token")),
-        (write_gathered, (few, sources, 4, factors, offsets, kind, "vllm-per-token")),
-    ):
-        first = None
-        for _ in range(20):
-            written = Written((rows, cols), offsets, kind)
-            write(written, *inputs)
-            first = first or written.bytes()
-            for left, right in zip(written.bytes(), first, strict=True):
                 assert torch.equal(left, right)
 
 

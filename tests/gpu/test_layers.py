@@ -9,25 +9,15 @@ import octofold
 import pytest
 
 from tests.gpu.gpu_support import DEVICE, DTYPES, HALVES, ON_GPU, captured, needs, needs_gpu, torch
-from tests.python.nn.expert_support import choices
+from tests.gpu.layer_support import BF16, EXPERTS, SLOTS, assert_equal, random, routing, step
+from tests.gpu.layer_support import HIDDEN as IN
+from tests.gpu.layer_support import INNER as HIDDEN
 from tests.python.nn.layer_support import NAMES, ask_for_main_grad, relative_error
 
 nn = octofold.nn
-IN, HIDDEN, EXPERTS, SLOTS = 1024, 384, 12, 4
-BF16 = {"device": DEVICE, "dtype": torch.bfloat16}
 RECIPES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}
 """Recipes of experts, and the granularity of their weights."""
 CUBLAS = "rowwise_with_gw_hp"  # its weight gradients are cuBLAS's
-
-
-def random(*shape, dtype=torch.bfloat16):
-    return torch.randn(shape, device=DEVICE).to(dtype)
-
-
-def routing(tokens, empty=2):
-    """Ids, of which some go nowhere and some experts have none, and weights."""
-    ids = choices((tokens,), EXPERTS, SLOTS, empty=empty).to(DEVICE)
-    return ids, torch.rand((tokens, SLOTS), device=DEVICE)
 
 
 @dataclass
@@ -148,29 +138,10 @@ COMPILED = (
 )
 
 
-def step(module, inputs, dy):
-    """The result and the gradients: of the inputs, of the parameters."""
-    module.zero_grad()
-    leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs]
-    y = module(*leaves)
-    y.backward(dy)
-    of_parameters = [
-        p.grad.clone()
-        for p in module.parameters()
-        if p.grad is not None and not hasattr(p, "main_grad")
-    ]
-    return [y.detach(), *(leaf.grad for leaf in leaves if leaf.requires_grad), *of_parameters]
-
-
 def gradient_like(module, inputs):
     with torch.no_grad():
         y = module(*inputs)
     return random(*y.shape, dtype=y.dtype)
-
-
-def assert_equal(left, right):
-    for one, other in zip(left, right, strict=True):
-        assert torch.equal(one, other)
 
 
 @every_case

@@ -3,9 +3,11 @@ graph, whose replays compute of what is in memory then."""
 
 import octofold
 import pytest
+from octofold import Rows
 from octofold.ops import (
     Activated,
     ActivationGradient,
+    Gathered,
     Normed,
     Target,
     activation_dots,
@@ -24,6 +26,7 @@ from octofold.ops import (
 )
 
 from tests.gpu.gpu_support import (
+    DEVICE,
     ON_GPU,
     PAIRS,
     Held,
@@ -87,6 +90,37 @@ def by_amax(x, amax):
 def values_and_amax(generator):
     x = normal(generator, 1024, 2048, dtype="bfloat16")
     return x, x.float().abs().amax(0)
+
+
+def offsets(*ends):
+    return torch.tensor([0, *ends], dtype=torch.int32, device=DEVICE)
+
+
+def rows_in_groups(generator):
+    x, sources = normal(generator, 900, 392, dtype="bfloat16"), offsets(*range(1, 900)).flip(0)
+    return x, sources, normal(generator, 900, 1), offsets(5, 5, 145, 500, 870)
+
+
+def cast_groups(x, sources, factors, offsets):
+    """The first group's parts, as what no group has is as the memory was."""
+    casts = []
+    for source in (x, Gathered(x, sources), Gathered(x, sources, factors=factors)):
+        for unit in ("1x128", "128x128", "channel"):
+            made = cast(source, rows="1x128", transposed=unit, offsets=offsets)
+            casts += [made.rows.data[:870], made.rows.scale[:870], made.transposed.data[:, :5]]
+    return casts
+
+
+def groups_of_rows(pair):
+    def make(generator):
+        (a, w), groups = operands(generator, 863, 5 * 1280, 2048, pair), offsets(700, 700, 733, 862)
+        shape, scale = (5, 1280), w.scale.view(5, -1) if w.scale.numel() > 1 else w.scale.expand(5)
+        if pair[1] in ("1x128", "128x128"):
+            scale = w.scale.view(5, -1, w.scale.shape[1])
+        b = octofold.ScaledTensor(w.data.view(*shape, 2048), scale.contiguous(), pair[1])
+        return a, b, torch.cat([groups, offsets(863)[1:]])
+
+    return make
 
 
 def codes(*shape):
@@ -169,6 +203,7 @@ CALLS = {
             normal(generator, 4096, dtype="bfloat16"),
         ),
     ),
+    "groups": (cast_groups, rows_in_groups),
     "transpose": (transpose, codes(256, 512)),
     "words": (lambda x: unpack(pack(x, "e4m3"), "e4m3"), numbers(256, 512)),
     "dot": (
@@ -200,6 +235,24 @@ OTHERS = {
             ),
         )
         for pair in PAIRS
+    },
+    **{
+        f"gemm-{pair[0]}x{pair[1]}-{m}x{n}x{k}": (
+            "products",
+            octofold.gemm,
+            lambda generator, size=(m, n, k), pair=pair: operands(generator, *size, pair),
+        )
+        for pair in PAIRS
+        for m, n, k in ((1, 2112, 7168), (1024, 4096, 7168), (515, 390, 1000), (33, 100, 4100))
+        if ON_GPU
+    },
+    **{
+        f"grouped-{pair[0]}x{pair[1]}": (
+            "grouped products",
+            lambda a, b, offsets: octofold.grouped_gemm(a, b, Rows(offsets)),
+            groups_of_rows(pair),
+        )
+        for pair in PAIRS[:4]
     },
     "layer": ("products", layer, layer_operands),
     "gemm-that-casts": ("products that cast A", octofold.gemm, rows_and_weight),
@@ -245,7 +298,8 @@ def test_from_a_graph(call, make, generator):
     given = make(generator)
     graph, results = captured(lambda: call(*given))
     for tensor in tensors_of(given):
-        bits(tensor).copy_(bits(tensor).flip(*range(tensor.dim())))
+        if tensor.dtype is not torch.int32:  # places, which would make no sense
+            bits(tensor).copy_(bits(tensor).flip(*range(tensor.dim())))
     for tensor in tensors_of(results):
         bits(tensor).fill_(0x55)
     graph.replay()
@@ -256,7 +310,7 @@ def test_from_a_graph(call, make, generator):
 @needs_gpu
 @every_call
 def test_on_another_stream(call, make, generator):
-    """Nothing waits for the stream on the way."""
+    """Nothing waits for the stream on the way, nor for the default one, which is busy."""
     given = make(generator)
     expected = of_copies(call(*given))
     torch.cuda.synchronize()
@@ -264,6 +318,10 @@ def test_on_another_stream(call, make, generator):
     with torch.cuda.stream(stream), Held(stream):
         results = call(*given)
     torch.cuda.synchronize()
+    assert_same(tensors_of(results), expected)
+    with torch.cuda.stream(stream), Held(torch.cuda.default_stream()):
+        results = call(*given)
+        stream.synchronize()
     assert_same(tensors_of(results), expected)
 
 

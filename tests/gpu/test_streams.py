@@ -67,19 +67,6 @@ def test_casts_and_products_in_a_row_see_each_other(generator):
         assert_same_bits(y, octofold.gemm(cast, weights))
 
 
-def test_runs_on_the_current_stream(generator):
-    """While the default stream is busy, a side stream is not."""
-    a, b = operands(generator, 300, 520, 1024)
-    expected = octofold.gemm(a, b)
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with Held(torch.cuda.default_stream()):
-        with torch.cuda.stream(side):
-            out = octofold.gemm(a, b)
-        side.synchronize()
-    assert_same_bits(out, expected)
-
-
 class Protocol:
     def __init__(self, handle):
         self._handle = handle

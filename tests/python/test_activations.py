@@ -12,7 +12,7 @@ from tests.cases import shapes
 from tests.python import reference
 from tests.python import reference_activations as formulas
 from tests.python.casting import GRANULARITIES, cast_side, formats, sides_of
-from tests.python.devices import cast, combinations, cpu_only, on_gpu
+from tests.python.devices import cast, combinations, on_gpu
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -120,14 +120,6 @@ def test_from_fp8_are_those_of_what_it_stands_for(activation, layout, rng):
                 assert cast_side(source, unit, transpose).equals(wanted)
 
 
-@cpu_only
-def test_formats_are_those_of_quantize(rng):
-    x, _ = inputs(rng, "swiglu", "float32")
-    values = formulas.activation(x, "swiglu", "halves").astype(np.float32)
-    format = octofold.Format(rule="vllm", power_of_two=True, overflow="nan")
-    assert cast_side(Activated(x), format).equals(octofold.quantize(values, format))
-
-
 def test_leading_dimensions_and_strides(rng):
     x, gradient = inputs(rng, "swiglu")
     flat = cast_side(Activated(x[:130]), "1x128")
@@ -186,53 +178,3 @@ def test_fp8_is_rounded_to_bfloat16_if_nothing_is_said(rng):
     expected = cast_side(Activated(codes, dtype="bfloat16"), "1x128")
     assert cast_side(Activated(codes), "1x128").equals(expected)
     assert not cast_side(Activated(codes, dtype="float32"), "1x128").equals(expected)
-
-
-def fp8(rows, cols, scale_cols=1, granularity="1x128", dtype=ml_dtypes.float8_e4m3fn):
-    scale = np.ones((rows, scale_cols), np.float32)
-    return octofold.ScaledTensor(np.zeros((rows, cols), dtype), scale, granularity)
-
-
-X = np.zeros((4, 8), np.float32)
-
-
-@cpu_only
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"x": X, "activation": "tanh"}, "activation 'tanh' is not one of: swiglu"),
-        ({"x": X, "layout": "thirds"}, "gate layout 'thirds' is not one of: halves"),
-        ({"x": X[:, :7]}, "argument 'x': expected an even last dimension"),
-        ({"x": X[0]}, "argument 'x'"),
-        ({"x": X.astype(np.int32)}, "argument 'x'"),
-        ({"x": X, "dtype": "float32"}, "'source.dtype': expected None"),
-        ({"x": fp8(4, 8, 2)}, "argument 'x.scale': expected shape [4, 1] for granularity 1x128"),
-        ({"x": fp8(4, 8, granularity="64")}, "granularity '64' is not one of"),
-        ({"x": fp8(4, 8, dtype=np.float32)}, "argument 'x': expected dtype e4m3 or e5m2"),
-        ({"x": fp8(4, 7)}, "argument 'x': expected an even last dimension"),
-        ({"x": fp8(4, 8), "dtype": "e4m3"}, "'source.dtype': expected one of float32, float16"),
-    ],
-)
-def test_bad_input_is_named(arguments, message):
-    with pytest.raises(octofold.InvalidArgumentError) as error:
-        cast(Activated(**arguments), rows="1x128")
-    assert message in str(error.value)
-
-
-CODES = X[:, :4].astype(ml_dtypes.float8_e4m3fn)
-
-
-@cpu_only
-@pytest.mark.parametrize(
-    ("x", "gradient", "message"),
-    [
-        (X, X, "argument 'gradient': expected shape [4, 4]"),
-        (X, X[:, :4].astype(np.float16), "argument 'gradient': expected dtype float32"),
-        (fp8(4, 8), X, "argument 'gradient': expected shape [4, 4]"),
-        (fp8(4, 8), CODES, "argument 'gradient': expected dtype float32"),
-    ],
-)
-def test_gradient_has_to_fit(x, gradient, message):
-    with pytest.raises(octofold.InvalidArgumentError) as error:
-        cast_side(ActivationGradient(gradient, x), "1x128")
-    assert message in str(error.value)

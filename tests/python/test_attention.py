@@ -1,7 +1,10 @@
 """Attention against FP64 on each device."""
 
 import numpy as np
+import octofold
 import pytest
+from octofold._core.library import library
+from octofold._ops.attention import _workspace_size
 
 from tests.python import attention_cases as cases
 from tests.python import reference
@@ -422,3 +425,60 @@ def test_parts_of_keys_add_up_by_their_logarithms(rng):
     np.testing.assert_allclose(total, logarithm, atol=1e-5)
     merged = sum(out * np.exp(part - total).transpose(0, 2, 1)[..., None] for out, part in parts)
     np.testing.assert_allclose(merged, whole, atol=4e-3)
+
+
+@cpu_only
+def test_beside_scaled_dot_product_attention(rng):
+    torch = pytest.importorskip("torch")
+    problem = with_scales(rng, dense(rng, 2, 60, 60, 4, 2), 1, 1)
+    q, k, v = (cases.to_torch(problem[name]).float().transpose(1, 2) for name in "qkv")
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k * problem["k_scale"][0], v * problem["v_scale"][0], is_causal=True, enable_gqa=True
+    )
+    tensors = {name: cases.to_torch(array) for name, array in problem.items()}
+    actual = attention(**tensors, causal=True).transpose(1, 2).float()
+    torch.testing.assert_close(actual, expected, atol=3e-3, rtol=2e-3)
+
+
+@cpu_only
+def test_has_no_gradient(rng):
+    torch = pytest.importorskip("torch")
+    problem = {name: cases.to_torch(array) for name, array in dense(rng, 1, 2, 5).items()}
+    q = problem["q"].requires_grad_()
+    with pytest.raises(RuntimeError, match=r"octofold\.attention has no gradient"):
+        attention(**problem).float().sum().backward()
+    with pytest.raises(octofold.UnsupportedError, match="argument 'out': expected nothing to diff"):
+        attention(**problem, out=torch.empty_like(q))
+
+
+@cpu_only
+@pytest.mark.parametrize("problem", [dense, packed, paged])
+def test_says_what_is_wrong_of_every_layout(problem, rng):
+    sizes = {dense: (2, 3, 20), packed: ([3, 2], [20, 9]), paged: (2, [20, 9])}[problem]
+    sound = problem(rng, *sizes)
+    attention(**sound)
+    for name, change in (
+        ("q", lambda x: x.astype(np.float32)),
+        ("q", lambda x: x[..., :7]),
+        ("q", lambda x: x[..., ::2]),
+        ("q", lambda x: x[..., :3, :]),
+        ("q", lambda x: x[..., 0]),
+        ("k", lambda x: x.astype(np.float16)),
+        ("k", lambda x: x[..., :32]),
+        ("k", lambda x: x[..., ::2]),
+        ("v", lambda x: x[..., :1, :]),
+        ("v", lambda x: x[:1]),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=r"attention: argument '[qkv]'"):
+            attention(**(sound | {name: change(sound[name])}))
+
+
+@cpu_only
+def test_workspace_is_that_of_the_library():
+    for rows in (0, 1, 2, 255, 256, 257, 8191, 8192, 8193, 16384, 16385):
+        size = _workspace_size((1, rows, 1, 72))
+        assert size == library.attention_workspace_size(rows, 1, 72, None)
+        assert _workspace_size((rows, 1, 72)) == size
+        for keys in (0, 1, 1024, 1025, 3072, 3073, 70_000, 10**6):
+            size = _workspace_size((rows, 1, 72), keys)
+            assert size == library.attention_workspace_size(rows, 1, 72, keys)

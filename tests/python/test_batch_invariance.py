@@ -2,9 +2,6 @@
 company, by the kernels that are chosen for that many."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import numpy as np
 import octofold
@@ -28,6 +25,7 @@ from tests.python.devices import (
     on_gpu,
     quantize,
 )
+from tests.python.own_process import python
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -375,6 +373,4 @@ def test_the_switch_wants_a_bool():
 @cpu_only
 def test_the_environment_switches_it_on():
     script = "import octofold; print(octofold.is_batch_invariant())"
-    environment = {**os.environ, "OCTOFOLD_BATCH_INVARIANT": "1"}
-    command = [sys.executable, "-c", script]
-    assert subprocess.check_output(command, env=environment, text=True) == "True\n"
+    assert python(script, OCTOFOLD_BATCH_INVARIANT="1") == "True\n"

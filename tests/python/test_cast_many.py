@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from octofold import Format, InvalidArgumentError, Rows
+from octofold import Format, InvalidArgumentError
 from octofold.ops import CastJob, Target, cast
 
 from tests.cases.shapes import CAST_MANY
@@ -95,43 +95,6 @@ def test_nothing_is_differentiated():
     job.source.requires_grad_()
     with pytest.raises(Exception, match="nothing to differentiate"):
         cast_many([job])
-
-
-X = np.ones((130, 200), np.float32)
-SOUND = Target("1x128", out=cast(X, rows="1x128").rows)
-
-
-@cpu_only
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        (CastJob(X), "job 1: argument 'rows': expected a Target here, or for 'transposed'"),
-        (CastJob(X, "1x128"), "job 1: argument 'rows': expected a Target with 'out', got str"),
-        (CastJob(X, Target("1x128")), "job 1: argument 'rows': expected a Target with 'out'"),
-        (
-            CastJob(X, Target("1x128", out=SOUND.out, amax=np.ones(1, np.float32))),
-            "job 1: argument 'rows.amax': expected None: cast\\(\\) takes one",
-        ),
-        (
-            CastJob(X, Target("channel", out=SOUND.out)),
-            "job 1: argument 'rows.out': expected codes and scales of the format: e4m3 channel",
-        ),
-        (
-            CastJob(X, SOUND, Target("1x128 te", out=cast(X, transposed="1x128").transposed)),
-            "job 1: argument 'transposed",
-        ),
-        (
-            CastJob(X[:128], SOUND),
-            r"job 1: argument 'rows': expected shape \[128, 200\], got \[130, 200\]",
-        ),
-        (CastJob(X, SOUND, matrices=4), "job 1: argument 'matrices': expected a number from 1"),
-        (CastJob(X, SOUND, matrices=Rows(np.zeros(3, np.int32))), "argument 'matrices'"),
-        (CastJob(X.astype(np.float64), SOUND), "job 1: argument 'x': expected"),
-    ],
-)
-def test_errors_name_the_job_and_the_argument(job, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        cast_many([mixed_job(X), job])
 
 
 @cpu_only

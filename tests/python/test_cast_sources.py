@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from octofold import Format, quantize
+from octofold import Format
 from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target
 
 from tests.python import reference_activations
@@ -35,7 +35,7 @@ NAMES = ("array", "Activated", "ActivationGradient", "Normed", "Gathered")
 every_source = pytest.mark.parametrize("name", NAMES)
 
 
-VLLM, E5M2 = Format(rule="vllm"), Format("e5m2", rule="vllm", power_of_two=True)
+VLLM, E5M2 = Format(rule="vllm", overflow="nan"), Format("e5m2", rule="vllm", power_of_two=True)
 # The casts that are asked for: rows, transposed, columns.
 KINDS = [
     (rows, transposed, columns)
@@ -61,7 +61,7 @@ def test_of_every_kind(rows, transposed, columns, static, name, rng):
             return None
         out = cast_side(np.full(shape, 3, np.float32), format)
         if static:
-            out.scale.fill(0.25)
+            out.scale.flat = 0.25 + np.arange(out.scale.size) % 7
             return Target(replace(format, power_of_two=None), scale=out.scale)
         return Target(format, out=out)
 
@@ -83,26 +83,6 @@ def test_of_every_kind(rows, transposed, columns, static, name, rng):
 
 @every_source
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("transpose", [False, True])
-def test_static_scales(name, granularity, transpose, rng):
-    source, values = sources(rng)[name]
-    scale = cast_side(values, granularity, transpose).scale * 2
-    actual = cast_side(source, granularity, transpose, scale=scale)
-    assert actual.scale is scale
-    matrix = np.ascontiguousarray(values.T) if transpose else values
-    assert actual.equals(quantize(matrix, granularity, scale=scale))
-
-
-@every_source
-def test_columns(name, rng):
-    source, values = sources(rng)[name]
-    actual, expected = (cast(x, rows="1x128", columns="both") for x in (source, values))
-    np.testing.assert_array_equal(actual.sums, expected.sums)
-    np.testing.assert_array_equal(actual.amax, expected.amax)
-
-
-@every_source
-@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_groups(name, granularity, rng):
     source, values = sources(rng)[name]
     offsets = np.array([0, 5, 5, ROWS], np.int32)
@@ -116,11 +96,3 @@ def test_groups(name, granularity, rng):
             actual.transposed.data[:, some].view(np.uint8),
             expected.transposed.data[:, some].view(np.uint8),
         )
-
-
-@every_source
-def test_into_out(name, rng):
-    source, values = sources(rng)[name]
-    out = quantize(np.zeros_like(values))
-    assert cast(source, rows=Target("1x128", out=out), columns="sums").rows is out
-    assert out.equals(quantize(values))

@@ -4,7 +4,6 @@ import itertools
 
 import ml_dtypes
 import numpy as np
-import octofold
 import pytest
 from octofold._core.library import library
 from octofold._ops.cast_row import workspace_rows
@@ -139,33 +138,8 @@ def test_special_values_stay_in_their_columns():
 
 
 @cpu_only
-def test_bad_columns():
-    x = np.zeros((4, 8), np.float32)
-    message = "cast: argument 'columns': expected one of sums, amax, both, or None"
-    for source in (x, Activated(x), ActivationGradient(x, x, "silu"), Normed(x)):
-        with pytest.raises(octofold.InvalidArgumentError, match=message):
-            cast(source, rows="1x128", columns="sum")
-
-
-@cpu_only
 def test_workspace_is_the_librarys():
     """Python works it out again, as torch's symbolic sizes cannot go to the library."""
     for rows in (0, 1, 127, 128, 129, 100_000):
         for wanted in itertools.product((False, True), repeat=2):
             assert workspace_rows(rows, *wanted) == library.column_workspace_rows(rows, *wanted)
-
-
-@cpu_only
-@pytest.mark.slow
-def test_torch_compiles(rng):
-    torch = pytest.importorskip("torch")
-    x, gradient = torch.randn(130, 600), torch.randn(130, 300)
-
-    def columns(gradient, x):
-        of_x = cast(x, rows="1x128", transposed="1x128", columns="both")
-        of_slope = cast(ActivationGradient(gradient, x), rows="1x128", columns="sums")
-        return of_x.sums, of_x.amax, of_slope.sums
-
-    compiled = torch.compile(columns, fullgraph=True)(gradient, x)
-    for actual, expected in zip(compiled, columns(gradient, x), strict=True):
-        assert torch.equal(actual, expected)

@@ -1,11 +1,14 @@
-"""Unscaled conversion against ml_dtypes, which has the same formats of its own make."""
+"""Codes without scales: conversion against ml_dtypes, which has the same formats of its own make,
+and transposes against NumPy."""
 
 import numpy as np
+import octofold
 import pytest
 from octofold import ops
 
+from tests.cases.shapes import TRANSPOSES
 from tests.python import reference
-from tests.python.devices import convert_dtype
+from tests.python.devices import convert_dtype, transpose
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -82,16 +85,6 @@ def test_rounds_float32_to_16_bits(wide, rng):
     assert_same_values(convert_dtype(values, wide), expected)
 
 
-def test_the_two_overflow_rules_differ_as_documented():
-    values = np.array([464, 464.1, -1e9, np.inf, -np.inf, np.nan], np.float32)
-    saturated = convert_dtype(values, "e4m3").astype(np.float32)
-    np.testing.assert_array_equal(saturated, [448, 448, -448, 448, -448, np.nan])
-    strict = convert_dtype(values, "e4m3", overflow="nan").astype(np.float32)
-    np.testing.assert_array_equal(strict, [448, np.nan, np.nan, np.nan, np.nan, np.nan])
-    strict = convert_dtype(np.array([61439, 61440], np.float32), "e5m2", overflow="nan")
-    np.testing.assert_array_equal(strict.astype(np.float32), [57344, np.inf])
-
-
 @pytest.mark.parametrize("target", reference.DTYPES)
 @pytest.mark.parametrize("source", reference.DTYPES)
 def test_of_rows_that_begin_anywhere(source, target, rng):
@@ -106,3 +99,37 @@ def test_of_rows_that_begin_anywhere(source, target, rng):
             assert_same_values(convert_dtype(view, target, overflow=rule), expected)
     vector = x.reshape(-1)[1:30_002]
     assert_same_values(convert_dtype(vector, target), ops.convert_dtype(vector.copy(), target))
+
+
+def random_codes(rng, dtype, *shape):
+    return rng.integers(0, 256, shape, np.uint8).view(reference.DTYPES[dtype])
+
+
+def check_transpose(x):
+    out = transpose(x)
+    assert out.dtype == x.dtype
+    assert out.flags.c_contiguous
+    np.testing.assert_array_equal(out.view(np.uint8), x.view(np.uint8).swapaxes(-2, -1))
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+def test_transposes_matrices_and_stacks(rng, dtype):
+    for shape in TRANSPOSES:
+        check_transpose(random_codes(rng, dtype, *shape))
+
+
+@pytest.mark.parametrize("first", [0, 1, 5, 8, 16])
+@pytest.mark.parametrize("padding", [0, 1, 16])
+def test_transposes_slices(rng, first, padding):
+    for shape in ((200, 304), (192, 272), (3, 144, 160), (3, 70, 55)):
+        x = random_codes(rng, "e4m3", *shape[:-1], first + shape[-1] + padding)
+        check_transpose(x[..., first : first + shape[-1]])
+    check_transpose(x[1:])
+    check_transpose(x[:, 69:])
+
+
+def test_a_scaled_tensor_has_the_scales_for_it(rng):
+    x = rng.standard_normal((130, 260)).astype(np.float32)
+    x8 = octofold.quantize(x, "128x128")
+    transposed = octofold.ScaledTensor(transpose(x8.data), x8.T.scale, "128x128")
+    assert transposed.equals(octofold.ops.cast(x, transposed="128x128").transposed)

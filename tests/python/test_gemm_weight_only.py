@@ -90,13 +90,15 @@ def test_of_memory_anywhere(dtype, rng):
         w = ScaledTensor(placed(plain.data, padding, offset), plain.scale, "1x128")
         x = placed(random(rng, rows, 300, dtype=dtype), padding, offset)
         out = placed(np.full((rows, 130), np.nan, np.float32), padding, offset)
-        gemm_weight_only(x, w, out=out)
+        assert gemm_weight_only(x, w, out=out) is out
         assert_product(out, values_of(x), values_of(plain).T)
         assert np.count_nonzero(~np.isnan(out.base)) == out.size
         if dtype in HALVES:
             dy = placed(random(rng, rows, 130, dtype=dtype), padding, offset)
-            dx = gemm_weight_only_gradient(dy, w, out_dtype="float32")
+            dx = placed(np.full((rows, 300), np.nan, np.float32), padding, offset)
+            assert gemm_weight_only_gradient(dy, w, out=dx) is dx
             assert_product(dx, values_of(dy), values_of(plain), share=HALF_ULP[dtype])
+            assert np.count_nonzero(~np.isnan(dx.base)) == dx.size
 
 
 @every_weight_dtype
@@ -144,10 +146,6 @@ def test_shapes_and_strides(dtype, rng):
     y = gemm_weight_only(np.ascontiguousarray(x), w)
     assert y.shape == (2, 3, 20)
     np.testing.assert_allclose(gemm_weight_only(x[0], w), y[0], rtol=2e-3, atol=2e-3)
-    wide = np.zeros((20, 64), reference.DTYPES["e4m3"])
-    wide[:, :40] = w.data
-    strided = ScaledTensor(wide[:, :40], w.scale, "128x128")
-    np.testing.assert_array_equal(gemm_weight_only(x[0], strided), gemm_weight_only(x[0], w))
     repeated = np.broadcast_to(x[0, :1], (5, 40))
     np.testing.assert_array_equal(
         gemm_weight_only(repeated, w), gemm_weight_only(repeated.copy(), w)
@@ -220,23 +218,6 @@ def test_a_scaled_vector_is_one_row(granularity, rng):
 
 
 @cpu_only
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_writes_into_out(dtype, rng):
-    w, x = scaled(rng, 20, 30, "e5m2", "channel"), random(rng, 2, 30, dtype=dtype)
-    memory = np.full((2, 25), np.nan, x.dtype)
-    out = memory[:, :20]
-    assert gemm_weight_only(x, w, out=out) is out
-    np.testing.assert_array_equal(out, gemm_weight_only(x, w))
-    assert np.isnan(memory[:, 20:]).all()
-    if dtype == "float16":
-        memory = np.full((2, 35), np.nan, np.float32)
-        gradient = gemm_weight_only_gradient(y := gemm_weight_only(x, w), w, out=memory[:, :30])
-        exact = gemm_weight_only_gradient(y, w, out_dtype="float32")
-        np.testing.assert_array_equal(gradient, exact)
-        assert np.isnan(memory[:, 30:]).all()
-
-
-@cpu_only
 def test_workspace_is_that_of_the_library(rng):
     for rows in (0, 1, 16, 17, 64, 255, 256, 1024, 5000):
         for columns, depth in ((0, 512), (8192, 512), (4096, 7168), (24576, 1536), (300, 1 << 40)):
@@ -249,74 +230,3 @@ def test_workspace_is_that_of_the_library(rng):
     assert _workspace_size(out.shape, 1040) > 0
     gemm_weight_only(x, w, out=out)
     assert np.array_equal(out, gemm_weight_only(x, w, out_dtype="float32"))
-    with pytest.raises(octofold.InvalidArgumentError, match="argument 'out'"):
-        gemm_weight_only(x, w, out=np.empty((20, 60), np.float32))
-
-
-RNG = np.random.default_rng(0)
-W, X = scaled(RNG, 20, 30, "e4m3", "tensor"), random(RNG, 2, 30)
-WIDE = X.astype(np.float32)
-ONES = np.ones(20, np.float32)
-NO_SCALE = ScaledTensor(W.data, W.scale[:0], "tensor")
-CODES = ScaledTensor(W.data[:2], np.ones((2, 2), np.float32), "1x128")
-product, gradient = gemm_weight_only, gemm_weight_only_gradient
-
-
-@cpu_only
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: product(X, X), "argument 'w': expected a ScaledTensor"),
-        (lambda: product(X, NO_SCALE), "argument 'w.scale': expected"),
-        (lambda: product(X[:, :7], W), "argument 'x': expected"),
-        (lambda: product(WIDE[:, :7], W), "argument 'x': expected"),
-        (
-            lambda: product(np.zeros((17, 30), np.float32), W),
-            "argument 'x': expected at most 16 rows of float32",
-        ),
-        (lambda: product(X[:, ::2], W), "argument 'x': expected contiguous columns"),
-        (
-            lambda: product(ScaledTensor(X, W.scale, "tensor"), W),
-            "argument 'x': expected dtype e4m3",
-        ),
-        (lambda: product(CODES, W), r"argument 'x.scale': expected shape \[2, 1\]"),
-        (
-            lambda: product(X, ScaledTensor(X, W.scale, "tensor")),
-            "argument 'w': expected dtype e4m3",
-        ),
-        (lambda: product(X.astype(np.int32), W), "argument 'x': expected"),
-        (lambda: product(1.5, W), "argument 'x'"),
-        (lambda: product(WIDE, W, bias=ONES), "argument 'bias': expected it to be omitted"),
-        (lambda: product(X, W, bias=X[0, :7]), "argument 'bias': expected"),
-        (lambda: product(X, W, bias=np.zeros(20)), "argument 'bias': expected"),
-        (lambda: product(X, W, out_dtype="bfloat16"), "argument 'out': expected"),
-        (lambda: product(X[0], W, out_dtype="bfloat16"), "argument 'out': expected"),
-        (lambda: product(WIDE, W, out_dtype="e4m3"), "argument 'out_dtype': expected one of"),
-        (lambda: product(X, W, out=np.empty((3, 20), np.float16)), "argument 'out': expected"),
-        (lambda: product(WIDE, W, out=np.empty((2, 19), np.float32)), "argument 'out'"),
-        (lambda: product(X, W, out=X[:, :20]), "argument 'out': expected memory of its own"),
-        (lambda: product(WIDE, W, out=WIDE[:, :20]), "argument 'out': expected memory"),
-        (
-            lambda: product(WIDE, W, out=np.empty((2, 20), np.float32), out_dtype="float16"),
-            "argument 'out_dtype': expected float32, as is 'out'",
-        ),
-        (lambda: gradient(X, W), "argument 'gradient': expected"),
-        (lambda: gradient(WIDE[:, :20], W), "argument 'gradient': expected"),
-        (lambda: gradient(X[:, :20], 3), "argument 'w': expected a ScaledTensor"),
-        (
-            lambda: gradient(X[:, :20], ScaledTensor(X, W.scale, "tensor")),
-            "argument 'w': expected dtype e4m3",
-        ),
-        (
-            lambda: gradient(X[:, :20], W, out=np.empty((2, 20), np.float32)),
-            r"argument 'out': expected shape \[2, 30\]",
-        ),
-        (
-            lambda: gradient(X[:, :20], W, out_dtype="bfloat16"),
-            "argument 'out': expected dtype float16 or float32",
-        ),
-    ],
-)
-def test_says_what_is_wrong(call, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
-        call()

@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
-from octofold import Format, InvalidArgumentError, ScaledTensor, ops, quantize
+from octofold import Format, ScaledTensor, ops, quantize
 from octofold.ops import Target
 
 from tests.cases.shapes import AMAX
 from tests.python import reference
-from tests.python.casting import RULE_FORMS, RULES, cast_side, every_rule, sides_of
-from tests.python.devices import cast, combinations, cpu_only, on_gpu
+from tests.python.casting import RULE_FORMS, RULES, cast_side, every_rule
+from tests.python.devices import cast, combinations, on_gpu
 from tests.python.test_cast_sources import every_source, sources
 from tests.python.test_quantize import assert_same_cast, matrices
 
@@ -243,83 +243,3 @@ def test_any_strides_and_leading_dimensions(rng):
             for target in (Target("channel", amax=amax), Target("tensor", amax=one[:1])):
                 actual, expected = (call(empty, **{side: target}) for call in (cast, ops.cast))
                 assert getattr(actual, side).equals(getattr(expected, side))
-
-
-X = np.ones((130, 300), np.float32)
-ONE, ROWS, COLUMNS = (np.ones(n, np.float32) for n in (1, 130, 300))
-
-
-@cpu_only
-@pytest.mark.parametrize(
-    ("side", "format", "options", "message"),
-    [
-        (
-            "rows",
-            "1x128",
-            {"amax": np.ones((130, 3), np.float32)},
-            "expected it to be omitted, except",
-        ),
-        ("transposed", "128x128", {"amax": np.ones((3, 2), np.float32)}, "as long as the matrix"),
-        (
-            "rows",
-            "channel",
-            {"amax": ROWS, "scale": ROWS},
-            "expected it to be omitted beside given",
-        ),
-        ("rows", "channel", {"amax": COLUMNS}, r"expected shape \[130\]"),
-        ("transposed", "channel", {"amax": ROWS}, r"expected shape \[300\]"),
-        ("transposed", "tensor", {"amax": ROWS}, r"expected shape \[1\]"),
-        ("rows", "tensor", {"amax": ONE.astype(np.float16)}, "float32"),
-        ("rows", "tensor", {"amax": 1.0}, "rows.amax"),
-    ],
-)
-def test_errors(side, format, options, message):
-    with pytest.raises(InvalidArgumentError, match=message) as error:
-        cast(X, **{side: Target(format, **options)})
-    assert f"cast: argument '{side}.amax'" in str(error.value)
-
-
-@cpu_only
-def test_errors_of_memory_and_stacks():
-    scale = np.ones(130, np.float32)
-    out = ScaledTensor(np.empty((130, 300), reference.DTYPES["e4m3"]), scale, "channel")
-    with pytest.raises(InvalidArgumentError, match=r"'rows\.scale'.*apart from 'rows\.amax'"):
-        cast(X, rows=Target("channel", amax=scale, out=out))
-    with pytest.raises(InvalidArgumentError, match=r"'rows\.amax': expected shape \[2\]"):
-        cast(X, rows=Target("tensor", amax=ONE), matrices=2)
-
-
-@cpu_only
-def test_shapes_without_memory():
-    torch = pytest.importorskip("torch")
-    x = torch.empty(130, 300, device="meta")
-    amax = torch.empty(300, device="meta")
-    casts = cast(x, rows="1x128", transposed=Target("channel", amax=amax))
-    assert [tuple(each.scale.shape) for each, _ in sides_of(casts)] == [(130, 3), (300,)]
-
-
-@cpu_only
-def test_compiles():
-    torch = pytest.importorskip("torch")
-    x = torch.randn(130, 300)
-    amax = 2 * x.abs().amax(0)
-
-    def both(x, amax):
-        casts = ops.cast(x, rows="1x128 torchao", transposed=Target("channel torchao", amax=amax))
-        return [part for each, _ in sides_of(casts) for part in (each.data, each.scale)]
-
-    expected = both(x, amax)
-    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)(x, amax)
-    for actual, other in zip(compiled, expected, strict=True):
-        assert torch.equal(actual.view(torch.uint8), other.view(torch.uint8))
-
-
-@cpu_only
-def test_jax(rng):
-    jax = pytest.importorskip("jax")
-    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    amax = 2 * amax_of(x, "channel", True)
-    expected = cast_side(x, "channel te", True, amax=amax)
-    actual = cast_side(jax.numpy.asarray(x), "channel te", True, amax=jax.numpy.asarray(amax))
-    assert np.asarray(actual.data).tobytes() == expected.data.tobytes()
-    np.testing.assert_array_equal(np.asarray(actual.scale), expected.scale)

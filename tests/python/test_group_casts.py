@@ -6,12 +6,12 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from octofold import Depth, InvalidArgumentError, ScaledTensor
+from octofold import Depth, ScaledTensor
 from octofold.ops import Activated, ActivationGradient, Gathered, Target, scale_shape
 
 from tests.cases.shapes import PARTITIONS
 from tests.python.casting import GRANULARITIES, cast_side, formats
-from tests.python.devices import cast, cpu_only, on_gpu, quantize
+from tests.python.devices import cast, on_gpu, quantize
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -306,118 +306,3 @@ def test_factors_of_the_transpose(rows, transposed, rng):
                 each = exist if len(left) == len(exist) else slice(None)
                 np.testing.assert_array_equal(left[each].view(np.uint8), right[each].view(np.uint8))
     assert cast(given, rows="1x128").rows.shape == (150, 200)
-
-
-@cpu_only
-def test_with_torch(rng):
-    torch = pytest.importorskip("torch")
-    x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32)).bfloat16()
-    sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
-    factors = torch.rand(6, 2)
-    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
-    given = Gathered(x, sources, slots=2, factors=factors)
-    rows, groups, *_ = cast(given, **formats("1x128", "both"), offsets=offsets)
-    values = (x[sources // 2].float() * factors.flatten()[sources][:, None]).bfloat16()
-    assert rows.equals(quantize(values))
-    for begin, end, column in ((0, 1, 0), (1, 4, 128)):
-        group = cast(values[begin:end], transposed="1x128").transposed
-        found = groups.data[:, column : column + end - begin]
-        assert torch.equal(found.view(torch.uint8), group.data.view(torch.uint8))
-    leading = Gathered(x.view(2, 3, 64), sources, slots=2, factors=factors.view(2, 3, 2))
-    assert cast_side(leading, "1x128").equals(rows)
-
-
-@cpu_only
-@pytest.mark.slow
-def test_compiled(rng):
-    torch = pytest.importorskip("torch")
-
-    def gather(x, sources, offsets):
-        given = Gathered(x, sources, slots=2)
-        rows, groups, *_ = cast(given, rows="1x128", transposed="1x128", offsets=offsets)
-        return rows.data, rows.scale, groups.data.shape
-
-    x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32))
-    sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
-    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
-    compiled = torch.compile(gather, backend="eager", fullgraph=True, dynamic=True)
-    data, scale, shape = compiled(x, sources, offsets)
-    expected = gather(x, sources, offsets)
-    assert torch.equal(data.view(torch.uint8), expected[0].view(torch.uint8))
-    assert torch.equal(scale, expected[1])
-    assert tuple(shape) == (64, 256)
-
-
-X = np.zeros((300, 64), np.float32)
-OFFSETS = np.array([0, 10, 300], np.int32)
-PLACES = np.zeros(5, np.int32)
-ONES = np.ones((300, 1), np.float32)
-
-
-BOTH = {"rows": "1x128", "transposed": "1x128"}
-
-
-@cpu_only
-@pytest.mark.parametrize(
-    ("source", "options", "message"),
-    [
-        (X, {"offsets": OFFSETS.astype(np.int64)}, "'offsets': expected dtype int32, got int64"),
-        (X, {"offsets": OFFSETS[:1]}, r"cast: argument 'offsets': expected int32 \[groups \+ 1\]"),
-        (
-            X,
-            {"offsets": np.array([0, 20, 10], np.int32)},
-            r"'offsets': expected entries that begin at 0.*, got 10 at \[2\]",
-        ),
-        (
-            X,
-            {"rows": "128x128", "transposed": "128x128", "offsets": OFFSETS},
-            "'rows': expected granularity tensor, channel or 1x128 beside 'offsets'",
-        ),
-        (X, {"columns": "sums", "offsets": OFFSETS}, "'columns': expected it to be omitted beside"),
-        (
-            Activated(X),
-            {"transposed": None, "offsets": OFFSETS},
-            "cast: argument 'offsets': expected None without a transposed target",
-        ),
-        (
-            Gathered(X, PLACES[:, None]),
-            {},
-            r"cast: argument 'sources': expected int32 \[rows\], got \(5, 1\)",
-        ),
-        (
-            Gathered(X, PLACES + 600, slots=2),
-            {},
-            r"'sources': expected places in 300 rows of 2 slots, or -1, got 600",
-        ),
-        (Gathered(X, PLACES, slots=2.0), {}, "'slots': expected a whole number, got 2.0"),
-        (Gathered(X, PLACES, slots=0), {}, "'slots': expected 1 to 2147483647, got 0"),
-        (
-            Gathered(X, PLACES, slots=2, factors=np.ones((300, 3), np.float32)),
-            {},
-            r"'factors': expected shape \[300, 2\], got \[300, 3\]",
-        ),
-        (
-            Gathered(X, PLACES, factors=ONES, transposed_factors=ONES),
-            {},
-            r"'transposed_factors': expected it to be omitted beside factors, got",
-        ),
-        (
-            Gathered(X, PLACES, transposed_factors=ONES),
-            {"columns": "sums"},
-            r"'transposed_factors': expected it to be omitted with reductions of columns, got",
-        ),
-        (
-            Gathered(X, PLACES, slots=2, transposed_factors=ONES),
-            {},
-            r"'transposed_factors': expected shape \[300, 2\], got \[300, 1\]",
-        ),
-        (
-            ActivationGradient(X, X, "silu"),
-            {"matrices": 3},
-            "'matrices': expected None, as the source is ActivationGradient",
-        ),
-    ],
-)
-def test_errors_name_the_argument(source, options, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        cast(source, **BOTH | options)

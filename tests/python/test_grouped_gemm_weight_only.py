@@ -5,11 +5,9 @@ import itertools
 
 import numpy as np
 import octofold
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octofold import (
-    InvalidArgumentError,
     Masked,
     Rows,
     ScaledTensor,
@@ -166,76 +164,3 @@ def test_shapes_and_scales_of_stacks():
     np.testing.assert_array_equal(gathered, y)
     stacked_tokens = Gathered(x.reshape(2, 5, k), sources)
     np.testing.assert_array_equal(grouped_gemm_weight_only(stacked_tokens, stack, Rows(offsets)), y)
-
-
-X, OFFSETS = random(1, 4, 32), offsets_of([2, 2])
-_, W = weights(2, 8, 32, "128x128")
-SOURCES = np.array([0, 1, 2, 3], np.int32)
-product, gradient = grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: product(X, X, Rows(OFFSETS)), "argument 'w': expected a ScaledTensor"),
-        (lambda: product(X, W, OFFSETS), r"'groups': expected Rows\(offsets\) or Masked"),
-        (lambda: product(X[None], W, Rows(OFFSETS)), "argument 'x': expected 2 dimensions"),
-        (lambda: product(X, W, Rows(OFFSETS[:2])), r"argument 'groups\.offsets': expected shape"),
-        (
-            lambda: product(X, W, Rows(np.array([0, 3, 2], np.int32))),
-            r"argument 'groups\.offsets': expected",
-        ),
-        (lambda: product(X[:, :7], W, Rows(OFFSETS)), "argument 'x': expected K = 32"),
-        (lambda: product(X.astype(np.float32), W, Rows(OFFSETS)), "argument 'x': expected"),
-        (
-            lambda: product(X, ScaledTensor(W.data[0], W.scale[0], "128x128"), Rows(OFFSETS)),
-            "argument 'w': expected 3 dimensions",
-        ),
-        (
-            lambda: product(X, ScaledTensor(W.data, W.scale[:1], "128x128"), Rows(OFFSETS)),
-            r"argument 'w\.scale': expected shape",
-        ),
-        (lambda: product(X, W, Rows(OFFSETS), bias=X[:1, :8]), "argument 'bias': expected shape"),
-        (lambda: product(X, W, Rows(OFFSETS), out=X[:, :8]), "argument 'out': expected memory"),
-        (
-            lambda: product(X, W, Rows(OFFSETS), out=np.empty((4, 7), np.float16)),
-            "argument 'out': expected shape",
-        ),
-        (
-            lambda: product(X, W, Rows(OFFSETS), out_dtype="bfloat16"),
-            "argument 'out': expected dtype",
-        ),
-        (
-            lambda: product(Gathered(X, SOURCES), W, Masked(OFFSETS[:2])),
-            "argument 'x': expected an array beside Masked, got Gathered",
-        ),
-        (
-            lambda: product(Gathered(X, SOURCES + 1), W, Rows(OFFSETS)),
-            "argument 'sources': expected places in 4 rows of 1 slots, or -1, got 4",
-        ),
-        (
-            lambda: product(Gathered(X, SOURCES, factors=X[:, :1]), W, Rows(OFFSETS)),
-            "argument 'factors': expected dtype float32",
-        ),
-        (
-            lambda: product(Gathered(X, SOURCES, transposed_factors=X[:, :1]), W, Rows(OFFSETS)),
-            "argument 'transposed_factors': expected it to be omitted, as there is no transpose",
-        ),
-        (
-            lambda: product(X.reshape(2, 2, 32), W, Masked(np.array([0, 3], np.int32))),
-            r"argument 'groups\.counts': expected",
-        ),
-        (
-            lambda: product(X.reshape(2, 2, 32), W, Masked(OFFSETS[:2], 3)),
-            r"argument 'groups\.expected_rows': expected from 0 to 2, got 3",
-        ),
-        (lambda: gradient(X, W, Rows(OFFSETS)), "argument 'gradient': expected N = 8 columns"),
-        (
-            lambda: gradient(Gathered(X, SOURCES), W, Masked(OFFSETS[:2])),
-            "argument 'gradient': expected an array beside Masked",
-        ),
-    ],
-)
-def test_says_what_is_wrong(call, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        call()

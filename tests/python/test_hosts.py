@@ -2,12 +2,12 @@
 options of models that are loaded in FP8."""
 
 import importlib.metadata
-import subprocess
-import sys
 
 import octofold
 import pytest
 from octofold.integrations import hosts
+
+from tests.python.own_process import python
 
 
 def found(monkeypatch, version):
@@ -107,8 +107,7 @@ def test_plugs_by_import_leave_another_version_alone():
     """They raise before they import the host, so that nothing is registered."""
     pytest.importorskip("torch")
     names = ("transformers", "diffusers", "peft", "torchao", "torchtitan")
-    run = [sys.executable, "-c", IMPORT, *names]
-    *sentences, imported = subprocess.check_output(run, text=True).splitlines()
+    *sentences, imported = python(IMPORT, *names).splitlines()
     assert sentences == [
         f"octofold.integrations.{name} is for {hosts.HOSTS[name].wanted}, found {name} 9999.1: "
         "nothing was changed"

@@ -1,17 +1,11 @@
 """The cost of `import octofold` and of `octofold --help`: an installed torch is left alone."""
 
 import importlib.util
-import subprocess
-import sys
 
 import octofold
 import pytest
 
-
-def run(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+from tests.python.own_process import python
 
 
 @pytest.mark.parametrize(
@@ -24,7 +18,7 @@ def run(code: str) -> str:
 )
 def test_neither_torch_nor_the_library_is_loaded(code):
     heavy = "{'torch', 'jax', 'tvm_ffi', 'matplotlib', 'rich'}"
-    loaded = run(f"import sys; {code}; print(*({heavy} & {{*sys.modules}}))")
+    loaded = python(f"import sys; {code}; print(*({heavy} & {{*sys.modules}}))")
     assert loaded.split() == []
 
 
@@ -73,7 +67,7 @@ def test_no_failure_depends_on_who_came_first(what, pause, tmp_path):
             pytest.importorskip(name)
     (tmp_path / "slow.py").write_text("import time; time.sleep(0.5); end = True")
     folder = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    assert run(f"{folder}\nCODES, PAUSE = {AT_ONCE[what]!r}, {pause}\n{THREADS}") == ""
+    assert python(f"{folder}\nCODES, PAUSE = {AT_ONCE[what]!r}, {pause}\n{THREADS}") == ""
 
 
 # Limits and forks, with a product before them where memory is there already.
@@ -117,7 +111,7 @@ print(True)
 @pytest.mark.parametrize("what", NARROW)
 def test_products_where_little_is_left(what, monkeypatch):
     monkeypatch.setenv("OCTOFOLD_NUM_THREADS", "1" if "memory" in what else "4")
-    assert run(MULTIPLY + NARROW[what]) == "True\n"
+    assert python(MULTIPLY + NARROW[what]) == "True\n"
 
 
 @pytest.mark.slow
@@ -139,4 +133,4 @@ def test_other_libraries_are_imported_before_or_after(place):
         "except octofold.InvalidArgumentError:\n"
         "    print(error < 1e-3)"
     )
-    assert run(code) == "True\n"
+    assert python(code) == "True\n"

@@ -11,6 +11,8 @@ import octofold
 import pytest
 from safetensors.numpy import save_file
 
+from tests.python.own_process import python
+
 
 def widest_vectors() -> str:
     """By what Linux says of the processor."""
@@ -97,9 +99,8 @@ def test_log_handler_that_raises(warn):
 def test_log_handler_at_exit():
     """An installed handler does not outlive the interpreter."""
     script = "import octofold; octofold.set_log_handler(lambda level, message: None)"
-    result = subprocess.run(
-        [sys.executable, "-c", script], timeout=60, capture_output=True, check=False
-    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, timeout=60, capture_output=True, check=False)
     assert (result.returncode, result.stderr) == (0, b"")
 
 
@@ -112,10 +113,5 @@ def test_bad_environment_is_named(variable, value):
         "try: octofold.info()\n"
         "except octofold.InvalidArgumentError as error: print(error)"
     )
-    result = subprocess.run(
-        ["env", f"{variable}={value}", sys.executable, "-c", script],
-        timeout=60,
-        capture_output=True,
-        check=True,
-    )
-    assert f"environment variable {variable}: expected " in result.stdout.decode()
+    said = python(script, **{variable: value})
+    assert f"environment variable {variable}: expected " in said

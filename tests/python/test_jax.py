@@ -73,19 +73,6 @@ def test_quantize(granularity, dtype, x_dtype, rng):
     assert_same(jitted(lambda x8: x8.dequantize(), casts.rows), casts.rows.dequantize())
 
 
-def test_quantize_with_given_scales(rng):
-    x, scale = random(rng, 200, 300), 0.1 + rng.random((200, 3), dtype=np.float32)
-    assert_same(*both("quantize", x, arrays={"scale": scale}))
-
-
-def test_quantize_of_stacks_by_other_rules(rng):
-    stack = random(rng, 3, 200, 300)
-    assert_same(*both("quantize", stack, format="128x128", matrices=3))
-    format = Format("e5m2", "channel", rule="compressed-tensors-0.12", overflow="nan")
-    assert_same(*both("quantize", stack, format=format))
-    assert_same(*both("quantize", stack, format=Format(rule="te", power_of_two=True)))
-
-
 @on_each_device
 @pytest.mark.parametrize("case", CASES[::19], ids=lambda case: case["name"])
 def test_gemm(case, rng):
@@ -136,11 +123,6 @@ def test_gemm_that_casts(rng):
         octofold.gemm, x.reshape(2, 4, 512), w, format="1x128 torchao", out_dtype="float32"
     )
     assert_same(leading.reshape(8, 256), y)
-
-
-def test_fast_gemm(rng):
-    a, b = (operand(rng, rows, 200, granularity="channel") for rows in (70, 40))
-    assert_same(*both("gemm", a, b, fast_accumulation=True))
 
 
 @on_each_device
@@ -200,26 +182,6 @@ def test_gemm_weight_only(x_dtype, granularity, rng):
             "gemm_weight_only", x, w, arrays={"bias": bias}, out_dtype="float32"
         )
         judge(actual, x, w, bias, dtype="float32", same=expected)
-
-
-def test_gemm_weight_only_of_vectors(rng):
-    w = operand(rng, 200, 300)
-    assert_same(*both("gemm_weight_only", random(rng, 300), w))
-    assert_same(*both("gemm_weight_only", octofold.quantize(random(rng, 3, 300)), w))
-
-
-@pytest.mark.parametrize("gathered", [False, True])
-def test_grouped_gemm_weight_only(gathered, rng):
-    offsets, sources = np.array([0, 5, 5, 17], np.int32), np.arange(17, dtype=np.int32)
-    w = octofold.quantize(random(rng, 3, 128, 300), "128x128", matrices=3)
-    x, bias = random(rng, 17, 300, dtype="float16"), random(rng, 3, 128)
-
-    def program(x, w, offsets, sources, bias):
-        rows = octofold.ops.Gathered(x, sources) if gathered else x
-        return octofold.grouped_gemm_weight_only(rows, w, Rows(offsets), bias=bias)
-
-    actual = jitted(program, x, w, offsets, sources, bias)
-    assert_same(actual, octofold.grouped_gemm_weight_only(x, w, Rows(offsets), bias=bias))
 
 
 ATTENTIONS = {
@@ -400,25 +362,3 @@ def test_names_of_targets_do_not_depend_on_the_process():
     """Programs that JAX has kept on disk hold them."""
     target = _target("quantize", "r-rc", ("1x128", None, "saturate", "deepgemm", None))
     assert target == "octofold.quantize.60d0340a139f96db"
-
-
-def test_other_operations_take_arrays_of_jax(rng):
-    """The operations of octofold.ops take them, with the bits that they have for NumPy."""
-    ops = octofold.ops
-    x, weight = random(rng, 70, 256), random(rng, 256)
-    w8 = operand(rng, 256, 256, granularity="128x128")
-
-    def program(x, weight, w8):
-        norm = ops.cast(ops.Normed(x, weight), rows="1x128", transposed="1x128")
-        h8 = ops.gated_gemm(norm.rows, w8)
-        back = ops.cast(ops.ActivationGradient(x[:, :128], x), rows="1x128", columns="both")
-        routed = ops.top_k(x[:, :8], 2, normalize=True)
-        places = ops.sort_by_expert(routed.ids, 8)
-        gathered = ops.cast(ops.Gathered(x, places.sources, slots=2), rows="1x128", columns="sums")
-        combined = ops.combine(x.repeat(2, 0), places.positions, routed.weights)
-        gradient = ops.norm_gradient(x, x, norm.norm.rstd, weight=weight)
-        return norm, h8, back, routed, places, gathered, combined, gradient, ops.dot(weight, x[0])
-
-    arguments = x, weight, w8
-    for actual, expected in zip(jitted(program, *arguments), program(*arguments), strict=True):
-        assert_same(actual, expected)

@@ -1,15 +1,13 @@
 """Errors of octofold.jax come as a program is traced, in words that name the argument."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import octofold
 import pytest
 from octofold import Arrivals, Format, InvalidArgumentError, Rows, UnsupportedError
 
 from tests.python.jax_support import jax, random, to_jax
+from tests.python.own_process import python
+from tests.python.refusals import check, ones, table
 
 
 @pytest.fixture
@@ -22,59 +20,37 @@ def traced(function, *arguments):
     return jax.eval_shape(function, *arguments)
 
 
-REFUSED = {
-    "quantize: argument 'x': expected dtype float32 or float16 or bfloat16, got int32": (
-        lambda x8: octofold.quantize(x8.data.astype("int32"))
-    ),
-    "quantize: argument 'x': expected dtype one of float32, .* got uint8": (
-        lambda x8: octofold.quantize(x8.data.view("uint8"))
-    ),
-    "quantize: argument 'x': expected a matrix": lambda x8: octofold.quantize(x8.dequantize()[0]),
-    "quantize: argument 'format': expected at most one word": (
-        lambda x8: octofold.quantize(x8.dequantize(), "1x64")
-    ),
-    "quantize: argument 'scale': expected shape": (
-        lambda x8: octofold.quantize(x8.dequantize(), scale=x8.scale[:1])
-    ),
-    "quantize: argument 'matrices': expected a whole number or None, got 'two'": (
-        lambda x8: octofold.quantize(x8.dequantize(), matrices="two")
-    ),
-    "gemm: argument 'b': expected a ScaledTensor, got": lambda x8: octofold.gemm(x8, x8.data),
-    "gemm: argument 'b': expected K = 256 columns as in 'a', got 128": (
-        lambda x8: octofold.gemm(x8, octofold.quantize(x8.dequantize()[:, :128]))
-    ),
-    r"gemm: argument 'bias': expected shape \[8\], got \[256\]": (
-        lambda x8: octofold.gemm(x8, x8, bias=x8.dequantize()[0])
-    ),
-    "gemm: argument 'c': expected dtype bfloat16 or float32, got float16": (
-        lambda x8: octofold.gemm(x8, x8, c=x8.scale[:, :1].astype("float16").repeat(8, 1))
-    ),
-    "gemm: argument 'c': expected a JAX or NumPy array, got builtins.str": (
-        lambda x8: octofold.gemm(x8, x8, c="c")
-    ),
-    "gemm: argument 'out_dtype': expected one of": (
-        lambda x8: octofold.gemm(x8, x8, out_dtype=jax.numpy.int32)
-    ),
-    "grouped_gemm: argument 'groups': expected Rows": lambda x8: octofold.grouped_gemm(x8, x8, 3),
-    "grouped_gemm: argument 'b': expected 3 dimensions": (
-        lambda x8: octofold.grouped_gemm(x8, x8, Rows(np.array([0, 8], np.int32)))
-    ),
-    "gemm_weight_only: argument 'bias': expected it to be omitted beside an 'x' of e4m3": (
-        lambda x8: octofold.gemm_weight_only(x8, x8, bias=x8.dequantize()[0, :8])
-    ),
-    "attention: argument 'q': expected one of float16, bfloat16": (
-        lambda x8: octofold.attention(x8.dequantize()[None, None], x8.data, x8.data)
-    ),
-    "attention: argument 'k': expected": (
-        lambda x8: octofold.attention(x8.dequantize("bfloat16")[None, None], x8.data, x8.data)
-    ),
-}
+REFUSED = """
+quantize(x8.data.view("uint8"))
+    quantize: argument 'x': expected dtype one of float32, … got uint8
+quantize(x8.dequantize()[0])  quantize: argument 'x': expected a matrix
+gemm(x8, quantize(x8.dequantize()[:, :128]))
+    gemm: argument 'b': expected K = 256 columns as in 'a', got 128
+gemm(x8, x8, c="c")  gemm: argument 'c': expected a JAX or NumPy array, got builtins.str
+gemm(x8, x8, out_dtype=np.int32)  gemm: argument 'out_dtype': expected one of
+grouped_gemm(x8, x8, Rows(np.array([0, 8], "i4")))
+    grouped_gemm: argument 'b': expected 3 dimensions
+gemm_weight_only(x8, x8, bias=x8.dequantize()[0, :8])
+    gemm_weight_only: argument 'bias': expected it to be omitted beside an 'x' of e4m3
+attention(x8.dequantize("bfloat16")[None, None], x8.data, x8.data)
+    attention: argument 'k': expected
+linear(x8.dequantize(), ONES[:, :5])  linear: argument 'x': expected [..., 5] for weight
+linear(x8.dequantize(), ONES[0])  linear: argument 'weight': expected [out, in] with
+linear(x8.dequantize(), ONES, ONES[0, :5])
+    linear: argument 'bias': expected [8], the features that
+linear(x8.dequantize(), ONES.astype("i4"))
+    linear: argument 'weight': expected one of float32, float16
+linear(1.0, ONES)  linear: argument 'x': expected a JAX or NumPy array, got builtins.float
+linear(x8.dequantize(), ONES, None, "fine")
+    linear: argument 'recipe': expected a Recipe or one of
+"""
+ONES = ones(8, 256)
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_refused_as_it_is_traced(message, x8):
-    with pytest.raises(InvalidArgumentError, match=message):
-        traced(REFUSED[message], x8)
+@table(REFUSED)
+def test_refused_as_it_is_traced(call, message, x8):
+    names = globals() | {"linear": octofold.jax.linear, "x8": x8}
+    check(f"traced(lambda x8: {call}, x8)", message, names)
 
 
 def test_arrays_of_other_libraries(x8):
@@ -129,16 +105,10 @@ def test_room_for_functions(x8, monkeypatch):
         octofold.quantize(x8.scale, format)
 
 
-def run(code, **environment):
-    options = {"capture_output": True, "text": True, "check": True, "timeout": 60}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=os.environ | environment, **options).stdout
-
-
 def test_import_octofold_leaves_jax_alone():
     code = "import sys, octofold, numpy; octofold.quantize(numpy.ones((2, 2), 'f4'));"
-    assert run(f"{code} print('jax' in sys.modules)") == "False\n"
-    assert run(f"{code} octofold.jax.linear; print('jax' in sys.modules)") == "True\n"
+    assert python(f"{code} print('jax' in sys.modules)") == "False\n"
+    assert python(f"{code} octofold.jax.linear; print('jax' in sys.modules)") == "True\n"
 
 
 @pytest.mark.parametrize("missing", ["jax", "jax_tvm_ffi"])
@@ -154,4 +124,4 @@ def test_what_is_missing_is_named(missing):
         "except ModuleNotFoundError as error: print(error, error.name)\n"
     )
     message = f"octofold.jax needs {missing}, which is not installed: pip install 'octofold[jax]'"
-    assert run(code) == f"{message} {missing}\n"
+    assert python(code) == f"{message} {missing}\n"

@@ -1,12 +1,10 @@
 """ops.rotary against transformers' formula, and its transpose."""
 
-import numpy as np
 import octofold
 import pytest
-from octofold import InvalidArgumentError
 
 from tests.cases.shapes import ROTARY
-from tests.python.devices import cpu_only, rotary
+from tests.python.devices import rotary
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("each_device")
@@ -79,12 +77,6 @@ def test_the_inverse_is_the_gradient(dtype):
     expect_rounded_once(rotary(dy, cos, sin, inverse=True), dx, dtype)
 
 
-def test_takes_back_what_it_did():
-    x, (cos, sin) = torch.randn(9, 4, 64), tables(9, 64)
-    back = rotary(rotary(x, cos, sin), cos, sin, inverse=True)
-    torch.testing.assert_close(back, x, rtol=0, atol=1e-5)
-
-
 def test_strides():
     x, (cos, sin) = torch.randn(2, 4, 9, 64), tables(9, 64)
     moved = x.transpose(1, 2)
@@ -99,28 +91,5 @@ def test_strides():
     assert torch.equal(rotary(moved, cos, sin), expected)
 
 
-@cpu_only
-def test_nothing_and_numpy():
-    cos, sin = tables(9, 64)
-    assert rotary(torch.empty(9, 0, 64), cos, sin).shape == (9, 0, 64)
-    x = np.random.default_rng(0).normal(0, 1, (9, 3, 64)).astype(np.float32)
-    y = rotary(x, cos.numpy(), sin.numpy())
-    assert isinstance(y, np.ndarray)
-    np.testing.assert_array_equal(y, rotary(torch.from_numpy(x), cos, sin).numpy())
-
-
-@cpu_only
-def test_names_what_is_wrong():
-    x, (cos, sin) = torch.randn(9, 4, 64), tables(9, 64)
-    with pytest.raises(InvalidArgumentError, match="rotary: argument 'x': expected an even"):
-        rotary(x[..., :63], cos[:, :63], sin[:, :63])
-    with pytest.raises(InvalidArgumentError, match="'x': expected a contiguous last"):
-        rotary(x.mT, cos, sin)
-    with pytest.raises(InvalidArgumentError, match="'cos': expected"):
-        rotary(x, cos[:8], sin)
-    with pytest.raises(InvalidArgumentError, match="'sin': expected"):
-        rotary(x, cos, sin.half())
-    with pytest.raises(InvalidArgumentError, match="'x'"):
-        rotary(x.to(torch.int32), cos, sin)
-    with pytest.raises(octofold.InvalidArgumentError, match="'x'"):
-        rotary(3, cos, sin)
+def test_of_nothing():
+    assert rotary(torch.empty(9, 0, 64), *tables(9, 64)).shape == (9, 0, 64)

@@ -119,95 +119,12 @@ def test_into_out_and_from_any_leading_dimensions(rng):
         np.testing.assert_array_equal(rows.scale.flatten(), stack.scale.flatten())
 
 
-@cpu_only
-@pytest.mark.slow
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_compiled_with_any_sizes(granularity):
-    torch = pytest.importorskip("torch")
-
-    def function(x):
-        rows, transposed, *_ = cast(x, rows=granularity, transposed=granularity, matrices=3)
-        alone = cast(x, transposed=granularity, matrices=3).transposed
-        return rows.data, rows.scale, transposed.data, transposed.scale, alone.data
-
-    compiled = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)
-    for shape in ((3, 130, 200), (3, 40, 64)):
-        x = torch.randn(shape)
-        for left, right in zip(compiled(x), function(x), strict=True):
-            assert left.shape == right.shape
-            assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-
-
 def test_shapes_of_scales():
     assert ops.scale_shape("tensor", 3, 130, 200, matrices=3) == (3,)
     assert ops.scale_shape("channel", 3, 130, 200, matrices=3) == (3, 130)
     assert ops.scale_shape("1x128", 3, 130, 200, matrices=3) == (3, 130, 2)
     assert ops.scale_shape("128x128", 3, 130, 200, matrices=3) == (3, 2, 2)
     assert ops.scale_shape("128x128", 3, 130, 200) == (4, 2)
-
-
-X = np.zeros((3, 130, 200), np.float32)
-
-
-@cpu_only
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: quantize(X, matrices=4),
-            "quantize: argument 'matrices': expected a number from 1 on that divides 390 rows, "
-            "got 4",
-        ),
-        (
-            lambda: cast(X, rows="1x128", transposed="1x128", matrices=0),
-            "cast: argument 'matrices': expected a number from 1 on .*, got 0",
-        ),
-        (lambda: quantize(X, matrices="3"), "'matrices': expected a whole number or None, got '3'"),
-        (
-            lambda: ops.scale_shape("tensor", 5, 5, matrices=2),
-            "scale_shape: argument 'matrices': expected a number from 1 on that divides 5 rows",
-        ),
-        (
-            lambda: cast(X, transposed="1x128", matrices=3, offsets=np.array([0, 390], np.int32)),
-            "'offsets': expected it to be omitted beside 'matrices'",
-        ),
-        (
-            lambda: cast(X, rows="1x128", matrices=Rows(np.array([0], np.int32))),
-            r"'matrices.offsets': expected int32 \[matrices \+ 1\], .*, got \(1,\)",
-        ),
-        (
-            lambda: cast(X, rows="1x128", matrices=Rows(np.array([0, 3, 1, 4], np.int32))),
-            r"'matrices.offsets': expected entries that begin at 0, do not decrease .*1 at \[2\]",
-        ),
-        (
-            lambda: cast(X, rows="1x128", matrices=Rows(np.zeros(4, np.int64))),
-            "'matrices.offsets': expected dtype int32",
-        ),
-        (
-            lambda: cast(X, rows="1x128", matrices=Rows(np.zeros(5, np.int32))),
-            "'matrices': expected a number from 1 on that divides 390 rows, got 4",
-        ),
-        (
-            lambda: cast(ops.Activated(X), rows="1x128", matrices=Rows(np.zeros(4, np.int32))),
-            "'matrices': expected None, as the source is Activated",
-        ),
-        (
-            lambda: quantize(X, "128x128", matrices=3, scale=np.ones((4, 2), np.float32)),
-            r"'scale': expected shape \[3, 2, 2\], got \[4, 2\]",
-        ),
-        (
-            lambda: quantize(X, "tensor", matrices=3, scale=np.ones(1, np.float32)),
-            r"'scale': expected shape \[3\], got \[1\]",
-        ),
-        (
-            lambda: cast_side(X, "1x128", True, matrices=3, out=cast_side(X, "1x128", True)),
-            r"'transposed': expected shape \[3, 200, 130\], got \[200, 390\]",
-        ),
-    ],
-)
-def test_errors_name_the_argument(call, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        call()
 
 
 @cpu_only

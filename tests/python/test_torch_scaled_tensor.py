@@ -2,13 +2,11 @@
 
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
-from octofold import ScaledTensor, UnsupportedError, gemm, ops, quantize
+from octofold import ScaledTensor, UnsupportedError, gemm, quantize
 
-from tests.python.casting import GRANULARITIES
+from tests.python.own_process import python
 
 torch = pytest.importorskip("torch")
 
@@ -26,16 +24,9 @@ def test_to_device():
     assert moved.granularity == cast.granularity
     assert (moved.shape, moved.scale.shape) == (cast.shape, cast.scale.shape)
     assert not moved.equals(cast)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_equals_and_slices(granularity):
-    x = random(300, 260)
-    cast = quantize(x, granularity)
-    assert cast.equals(quantize(x, granularity))
-    assert not cast.equals(quantize(-x, granularity))
-    assert not cast.equals(quantize(x.numpy(), granularity))
-    assert torch.equal(cast[128:256].dequantize(), cast.dequantize()[128:256])
+    assert cast.equals(quantize(cast.dequantize()))
+    for other in (-cast.dequantize(), cast.dequantize().numpy()):
+        assert not cast.equals(quantize(other))
 
 
 @pytest.mark.parametrize("order", ["import octofold, torch", "import torch, octofold"])
@@ -51,7 +42,7 @@ loaded = torch.load({str(tmp_path / "file")!r})
 assert loaded["step"] == 3
 assert loaded["weight"].dequantize().shape == (130, 300)
 """
-    subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
+    python(script)
 
 
 class Linear(torch.nn.Module):
@@ -107,30 +98,3 @@ def test_out_is_not_differentiated(call, compiled):
     assert not torch.any(out)
     with torch.no_grad():
         call_(x, a, out)
-
-
-@pytest.mark.slow
-def test_out_and_scale_compile():
-    x, y = random(130, 300), random(130, 300)
-
-    def cast(x, y):
-        out = quantize(x)
-        static = quantize(y, scale=out.scale.clone())
-        quantize(y, out=out)
-        return out, static
-
-    torch.compiler.reset()
-    scale = quantize(x).scale
-    expected = quantize(y), quantize(y, scale=scale)
-    for call in (cast, torch.compile(cast, backend="aot_eager", fullgraph=True)):
-        for left, right in zip(call(x, y), expected, strict=True):
-            assert left.equals(right)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_leading_dimensions(granularity):
-    x = random(2, 65, 300)
-    cast = quantize(x, granularity)
-    flat = quantize(x.view(130, 300), granularity)
-    assert cast.scale.shape == ops.scale_shape(granularity, *x.shape)
-    assert torch.equal(cast.dequantize().view(130, 300), flat.dequantize())

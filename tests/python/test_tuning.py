@@ -2,10 +2,7 @@
 
 import contextlib
 import json
-import os
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +11,8 @@ import octofold
 import pytest
 from octofold import tuning
 from octofold.tuning import Choice
+
+from tests.python.own_process import python
 
 NO_COMPONENT = octofold.Component(True, "")
 GPU = octofold.Gpu(0, "NVIDIA H200", 9, 0, 132, 1 << 37, NO_COMPONENT)
@@ -37,14 +36,7 @@ def folder(tmp_path):
             f"gpu = octofold.Gpu(0, 'NVIDIA H200', 9, 0, 132, 1, octofold.Component(True, ''));"
             f"choice = {CHOICE!r};"
         )
-        environment = {"OCTOFOLD_CACHE_DIR": str(tmp_path), **environment}
-        return subprocess.run(
-            [sys.executable, "-c", setup + code],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        return python(setup + code, **{"OCTOFOLD_CACHE_DIR": str(tmp_path)} | environment).strip()
 
     return run
 

@@ -1,6 +1,7 @@
 // Plans of the kernels of one file each: dot products, rotary embeddings, transposes, routing.
 #include "kernels/attention/config/attention.h"
 #include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/convert.h"
 #include "kernels/weight_only/config/config.h"
 #include "plan/capability.h"
 #include "plan/norm.h"
@@ -240,6 +241,7 @@ TEST(FieldsTest, AllAreListed) {
   EXPECT_TRUE(lists_all_fields<config::CastFormat>());
   EXPECT_TRUE(lists_all_fields<config::TileCastConfig>());
   EXPECT_TRUE(lists_all_fields<config::WeightOnlyConfig>());
+  EXPECT_TRUE(lists_all_fields<config::ValuesConfig>());
   EXPECT_TRUE(lists_all_fields<NormProblem>());
 }
 

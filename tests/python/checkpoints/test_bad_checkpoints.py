@@ -446,7 +446,10 @@ def test_what_is_no_path_is_refused_at_the_door(tmp_path, rng, door):
     [
         (["pytorch_model.bin"], "files of torch.save"),
         (["model.gguf"], "GGUF"),
-        (["model-1.safetensors", "model-2.safetensors"], "need their index.*'model-1.safetensors'"),
+        (
+            ["model-1.safetensors", "model-2.safetensors"],
+            "need their index.*with 2: 'model-1.saf",
+        ),
         (["model.fp16.safetensors", "ema.safetensors"], "or one of these files itself"),
         (["model_index.json"], "a pipeline of Diffusers"),
     ],

@@ -1,8 +1,5 @@
 """load_checkpoint(): every family's weights as ScaledTensors, in NumPy and in torch."""
 
-import subprocess
-import sys
-
 import ml_dtypes
 import numpy as np
 import octofold
@@ -20,6 +17,7 @@ from tests.python.checkpoints.checkpoint_support import (
     write_folder,
     write_wide,
 )
+from tests.python.own_process import python
 
 WEIGHTS = {"blocks.0.up.weight", "blocks.0.down.weight"}
 
@@ -286,4 +284,4 @@ def test_numpy_needs_no_torch(tmp_path, rng):
         f"c = octofold.load_checkpoint({str(tmp_path / 'out')!r}, framework='numpy')\n"
         "[c[name] for name in c]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python(code)

@@ -44,7 +44,3 @@ def make_model(seed=0, device="cpu", **options):
 
 def make_ids(rows=2, tokens=40, device="cpu"):
     return torch.arange(rows * tokens, device=device).reshape(rows, tokens) * 7 % 50
-
-
-def relative_error(actual, expected):
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())

@@ -10,7 +10,8 @@ import pytest
 from octofold.models.advisor.report import megabytes
 from octofold.models.advisor.ways import WAYS
 
-from tests.python.models.advise_support import make_ids, make_model, relative_error, torch
+from tests.python.models.advise_support import make_ids, make_model, torch
+from tests.python.nn.layer_support import relative_error
 
 models = octofold.models
 LINEARS = [f"blocks.{i}.{part}" for i in range(2) for part in ("up", "down")]

@@ -124,6 +124,16 @@ def test_with_a_real_clock(clock):
     assert all(o.seconds > 0 for layer in measured for o in layer.options if not o.why_not)
 
 
+def test_layers_are_timed_under_the_autocast_of_their_calls(clock):
+    from octofold.models.advisor.layers import Kind
+
+    linear, seen = torch.nn.Linear(8, 8), []
+    linear.register_forward_hook(lambda layer, given, y: seen.append(y.dtype))
+    kind = Kind(3, torch.float32, torch.bfloat16)
+    times._sampler([linear], torch.randn(3, 8), kind, graph=False)()
+    assert {*seen} == {torch.bfloat16}
+
+
 def test_kinds_that_are_many_are_timed_by_the_nearest():
     from octofold.models.advisor.layers import Kind
 

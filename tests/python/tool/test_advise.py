@@ -1,6 +1,5 @@
 """octofold advise: a plan of the user's model, as files that say what was measured."""
 
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,6 +8,8 @@ import octofold
 import pytest
 from octofold_tool import advised_demo, minilm
 from octofold_tool.__main__ import main
+
+from tests.python.own_process import python
 
 torch = pytest.importorskip("torch")
 
@@ -158,4 +159,4 @@ def test_the_demo_says_where_torch_is_missing(monkeypatch, tmp_path):
 def test_help_imports_no_torch():
     code = "import sys; from octofold_tool.__main__ import main\n"
     code += "try: main(['advise', '--help'])\nfinally: assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    python(code)

@@ -1,6 +1,7 @@
 """The command line itself: help, errors, exit codes, info, quantize."""
 
 import dataclasses
+import errno
 import importlib.util
 import json
 import os
@@ -50,10 +51,16 @@ def test_help_says_what_for(run, arguments, words):
         assert word in out
 
 
-def test_no_pipe_is_waited_for(tmp_path):
+def test_no_pipe_is_waited_for_and_no_large_file_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="expected a regular file"):
-        read_text(tmp_path / "pipe")
+    (tmp_path / "long").write_text("12345")
+    for name, message, number in (
+        ("pipe", "expected a regular file", errno.EINVAL),
+        ("long", "expected at most 4 bytes, got 5", errno.EFBIG),
+    ):
+        with pytest.raises(OSError, match=message) as caught:
+            read_text(tmp_path / name, 4)
+        assert caught.value.errno == number
 
 
 @pytest.mark.parametrize(

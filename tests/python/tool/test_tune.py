@@ -103,6 +103,8 @@ def test_a_wrong_candidate_is_a_fault(monkeypatch):
         "gated_gemm: m 130, n 256, k 1024, activation geglu",
         "gated_gemm: m 130, n 256, k 1024, groups 4 of rows, out e5m2",
         "grouped_gemm: m 130, n 64, k 1024, groups 4 of rows, bias float32",
+        "grouped_gemm: m 130, n 64, k 256, groups 4 of rows, a e4m3 channel, b e4m3 channel, "
+        "fast_accumulation",
         "grouped_gemm: m 130, n 64, k 256, groups 4 of masked rows, expected 70, bias bfloat16",
         "grouped_gemm: m 130, n 64, k 1536, groups 4 of k, b e4m3 1x128, out float32, c float32",
         "gemm_weight_only: m 130, n 64, k 1040, w e5m2 channel",
