@@ -122,6 +122,36 @@ TEST_P(LinearTest, HasTheBitsOfCastsAndProducts) {
   }
 }
 
+TEST_P(LinearTest, CastsForBackwardAloneWhereTheCallerMakesY) {
+  Layer layer(*GetParam(), 65, 300, 136);
+  Memory memory(linear_memory(layer.problem));
+  LinearForward arguments = layer.forward(memory);
+  arguments.y.reset();
+  linear_forward(layer.problem, arguments);
+  linear_backward(layer.problem, layer.backward(memory));
+  EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes());
+  EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes());
+}
+
+TEST_P(LinearTest, ActivatesItsInputAsItIsCast) {
+  for (const Activation activation : {Activation::kSwiGlu, Activation::kGelu}) {
+    Layer layer(*GetParam(), 65, 300, 136);
+    const std::int64_t cols = is_gated(activation) ? 600 : 300;
+    layer.x = random_matrix(layer.numbers, 65, cols, 3, DType::kBFloat16);
+    Memory memory(linear_memory(layer.problem));
+    LinearForward arguments = layer.forward(memory);
+    arguments.activation = activation;
+    linear_forward(layer.problem, arguments);
+    const LinearProduct& output = layer.problem.recipe.output;
+    ScaledMatrix activated(65, 300, output.a);
+    cast(Activated{.x = std::as_const(layer.x).view(), .activation = activation},
+         {.rows = activated.target()});
+    const Matrix expected = Layer::product(activated, layer.cast_of(layer.weight, output.b),
+                                           DType::kBFloat16, 1, layer.bias.row_vector());
+    EXPECT_EQ(layer.y.bytes(), expected.bytes());
+  }
+}
+
 TEST_P(LinearTest, AddsToAGradient) {
   Layer layer(*GetParam(), 130, 300, 136);
   layer.dw = random_matrix(layer.numbers, 136, 300, 0, DType::kFloat32);
@@ -273,7 +303,7 @@ TEST(LinearErrorsTest, WhatIsWrittenOverlapsNothing) {
   for (void* const place :
        std::initializer_list<void*>{layer.x.data(), layer.weight.data(), layer.bias.data(), y}) {
     LinearForward of_y = layer.forward(memory), of_memory = of_y;
-    of_y.y.data = place == y ? held : place;
+    of_y.y->data = place == y ? held : place;
     of_memory.kept = {static_cast<std::byte*>(place), of_memory.kept.size()};
     expect_refused([&] { linear_forward(layer.problem, of_y); });
     expect_refused([&] { linear_forward(layer.problem, of_memory); });
