@@ -24,7 +24,6 @@ from .layers.conv1d import Conv1D
 from .layers.experts import Experts
 from .layers.inference import InferenceLinear
 from .layers.linear import Linear
-from .layers.lora import lora_config
 from .layers.mixture import MixtureOfExperts
 from .layers.mlp import MLP
 from .layers.norm_linear import NormLinear
@@ -56,7 +55,6 @@ __all__ = [
     "convert_weight_only",
     "fp8_wins",
     "keep_casts",
-    "lora_config",
     "recipes",
     "restore",
     "route",

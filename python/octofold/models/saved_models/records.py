@@ -93,7 +93,12 @@ def weight_of(record: Record, weight: Tensor, scale: Tensor | None) -> tuple[Ten
 
 
 def layer_of(
-    record: Record, module: Module, codes: Tensor, scale: Tensor, bias: Tensor | None
+    record: Record,
+    module: Module,
+    codes: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    device: torch.device,
 ) -> Module:
     """The layer of a record in the place of a module: the module itself where its weight alone is
     another, else another."""
@@ -102,7 +107,7 @@ def layer_of(
             module._parameters["bias"] = Parameter(bias)
         hold(module, _parameter(record, codes, scale))
         module.before_casting = Before(record["requires_grad"])  # type: ignore[assignment]
-        return module
+        return module.to(device)
     assert isinstance(module, torch.nn.Linear)
     sizes = module.in_features, module.out_features
     weight = ScaledTensor(codes, scale, record["granularity"])
@@ -114,7 +119,7 @@ def layer_of(
         format, invariant = _format(record), _options_of(record)
         layer = WeightOnlyLinear(*sizes, False, "meta", format=format, **invariant)
         layer.hold(weight, None if bias is None else Parameter(bias))
-    return layer.train(module.training)
+    return layer.train(module.training).to(device)
 
 
 def _parameter(record: Record, codes: Tensor, scale: Tensor) -> Fp8Weight:
@@ -219,7 +224,11 @@ def why_no_experts(record: Mapping[str, Any], module: Any, tensors: Mapping[str,
 
 
 def experts_of(
-    record: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, Tensor], training: bool
+    record: Mapping[str, Any],
+    recipe: Recipe,
+    tensors: Mapping[str, Tensor],
+    training: bool,
+    device: torch.device,
 ) -> Experts:
     """tensors: by their names in the module."""
     assert recipe.output is not None
@@ -232,7 +241,7 @@ def experts_of(
         compute=record["compute"],
     )
     experts.in_files = Stacks(*record["in_files"])
-    return experts.train(training)
+    return experts.train(training).to(device)
 
 
 def _weight(tensors: Mapping[str, Tensor], name: str, format: Format) -> Tensor | ScaledTensor:

@@ -1,29 +1,30 @@
-"""peft's LoRA layers over layers whose weight is FP8. This module alone imports peft."""
+"""peft's LoRA layers over layers whose weight is FP8, and what peft's methods may train there."""
 
-import importlib
 import re
 from typing import Any, Final
 
 import torch
+from peft.tuners import tuners_utils
+from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ..autograd.fitting import is_fp8
-from .fp8_linear import Fp8Linear
-from .inference import InferenceLinear
-from .weight_only import WeightOnlyLinear
+from ...nn.autograd.fitting import is_fp8
+from ...nn.layers.conv1d import is_conv1d
+from ...nn.layers.fp8_linear import Fp8Linear
+from ...nn.layers.inference import InferenceLinear
+from ...nn.layers.weight_only import WeightOnlyLinear
 
-_NAME: Final = "octofold.nn.lora_config"
+_NAME: Final = "octofold.integrations.peft"
+_HEADS: Final = ("score", "classifier")
+"""Names of transformers' classification heads, which peft looks for in this order."""
 _INITS: Final = (True, False, "gaussian", "orthogonal", "eva")
 """First values of adapters for which peft does not read the weight."""
 
-_lora: Final[Any] = importlib.import_module("peft.tuners.lora.layer")
-_tuners: Final[Any] = importlib.import_module("peft.tuners.tuners_utils")
 
-
-class Fp8Lora(_lora.Linear):  # type: ignore[misc]
+class Fp8Lora(LoraLinear):  # type: ignore[misc]
     """LoRA over a layer with a frozen weight in FP8, with adapters that can be trained."""
 
     def __init__(self, base_layer: Module, adapter_name: str, **options: Any) -> None:
@@ -46,7 +47,7 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
         rounding to FP8, in which small changes may be lost. The weight is another tensor then.
         Whether the sum is finite is always looked at, so safe_merge changes nothing. Raises
         ValueError, as peft does, and leaves the weight as it was, if it is not."""
-        names = _tuners.check_adapters_to_merge(self, adapter_names)
+        names = tuners_utils.check_adapters_to_merge(self, adapter_names)
         names = [name for name in names if name in self.lora_A]
         if not names:
             return
@@ -127,3 +128,26 @@ def require_trained(model: Module, config: Any) -> None:
                 if endings and re.search(rf"(?:{endings})(?:$|\.)", f"{name}.{key}"):
                     expected = f"nothing without gradients (FP8 takes adapters over {_KINDS})"
                     raise invalid_argument(_NAME, f"config.{field}", expected, f"'{name}.{key}'")
+
+
+def linear_names(model: Any, classifies: bool) -> set[str]:
+    """The names that "all-linear" stands for, as peft has it: without what gives the output."""
+    head = None
+    if callable(getattr(model, "get_output_embeddings", None)):
+        head = model.get_output_embeddings()
+        if head is None and classifies:
+            heads = (getattr(model, name, None) for name in _HEADS)
+            head = next((layer for layer in heads if layer is not None), None)
+    names: set[str] = set()
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if name.startswith(inside) and inside:
+            continue
+        wrapped = callable(getattr(module, "get_base_layer", None))
+        layer = module.get_base_layer() if wrapped else module
+        if wrapped:
+            inside += (f"{name}.",)
+        is_linear = isinstance(layer, (torch.nn.Linear, Fp8Linear)) or is_conv1d(layer)
+        if is_linear and layer is not head:
+            names.add(name)
+    return names
