@@ -70,17 +70,20 @@ std::optional<ScaledTensorView> transposed_of(const CastOperation& operation,
 
 namespace {
 
-void forward(const LinearProblem& problem, const Tensor& x, const Tensor& weight,
-             const OptionalTensor& weight_scale, const OptionalTensor& bias, const Tensor& y,
-             const OptionalTensor& kept, const OptionalTensor& workspace,
+void forward(const LinearProblem& problem, const Tensor& x, const OptionalText& activation,
+             const Tensor& weight, const OptionalTensor& weight_scale, const OptionalTensor& bias,
+             const OptionalTensor& y, const OptionalTensor& kept, const OptionalTensor& workspace,
              const OptionalStream& stream) {
   constexpr CastOperation kForward{"linear_forward"};
+  std::optional<Activation> before;
+  if (activation) before = parse_activation(view_of(*activation));
   linear_forward(
       problem,
       {.x = kForward.input("x", x),
+       .activation = before,
        .weight = weight_of(kForward, "weight", weight, weight_scale, problem.recipe.output),
        .bias = kForward.optional("bias", bias, "that of 'y' or float32"),
-       .y = view_of(kForward.name, "y", y, "bfloat16, float16 or float32"),
+       .y = written(kForward, "y", y),
        .kept = bytes_of(kept),
        .workspace = bytes_of(workspace)},
       stream_of(stream, x));

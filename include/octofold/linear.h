@@ -11,6 +11,7 @@
 #include "octofold/format.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
+#include "octofold/vocabulary.h"
 
 namespace octofold {
 
@@ -67,12 +68,18 @@ struct LayerMemory {
 OCTOFOLD_API LayerMemory linear_memory(const LinearProblem& problem);
 
 struct LinearForward {
-  /// float32, float16 or bfloat16 [..., in], tokens rows; columns contiguous, any row stride.
+  /// float32, float16 or bfloat16 [..., in], tokens rows; columns contiguous, any row stride. With
+  /// an activation what it takes: [..., 2·in] for a gated one.
   TensorView x;
+  /// The layer's input is what this makes of x, as it is cast. Backward's dx is the gradient by
+  /// that input.
+  std::optional<Activation> activation{};
   /// [out, in] likewise; or its cast, in the format of recipe.output.b.
   std::variant<TensorView, ScaledTensorView> weight;
   std::optional<TensorView> bias{};  ///< [out], of y's type or float32
-  MutableTensorView y;               ///< [..., out] bfloat16, float16 or float32
+  /// [..., out] bfloat16, float16 or float32. Omitted where the caller makes it, in high precision:
+  /// then only what backward reads is cast.
+  std::optional<MutableTensorView> y{};
   std::span<std::byte> kept{};
   std::span<std::byte> workspace{};
 };

@@ -20,9 +20,10 @@ namespace {
 // six N,K (docs/notes/layers.md): at 8 it wins 7 % over cast and product apart, at 16 it loses 6 %.
 constexpr std::int64_t kFewTokens = 8;
 
-bool product_casts(const LinearProblem& problem, const ScaledTensorView& weight) {
+bool product_casts(const LinearProblem& problem, const LinearForward& given,
+                   const ScaledTensorView& weight) {
   const LinearProduct& output = problem.recipe.output;
-  return problem.device.type == DeviceType::kCuda && !problem.grad_weight &&
+  return !given.activation && problem.device.type == DeviceType::kCuda && !problem.grad_weight &&
          problem.tokens <= kFewTokens && output.a.granularity == Granularity::kBlock1x128 &&
          output.b.granularity == Granularity::kBlock128x128 &&
          plan::tma_obstacle(weight.data) == nullptr &&
@@ -47,8 +48,9 @@ void linear_forward(const LinearProblem& problem, const LinearForward& given, St
   arguments.require_problem(problem);
   const std::int64_t tokens = problem.tokens;
   const LinearProduct& output = problem.recipe.output;
-  const TensorView x = arguments.matrix("x", given.x, tokens, problem.in_features);
-  const MutableTensorView y = arguments.matrix("y", given.y, tokens, problem.out_features);
+  const std::int64_t halves = given.activation && is_gated(*given.activation) ? 2 : 1;
+  const TensorView x = arguments.matrix("x", given.x, tokens, problem.in_features * halves);
+  const auto y = arguments.matrix("y", given.y, tokens, problem.out_features);
   const ops::Weight given_weight = arguments.weight("weight", given.weight, problem);
   arguments.add_vector("bias", given.bias);
   ops::Parts kept_parts(given.kept.data(), problem.device);
@@ -59,18 +61,26 @@ void linear_forward(const LinearProblem& problem, const LinearForward& given, St
   arguments.add_memory("workspace", given.workspace, parts.bytes(), true);
   arguments.require_all_apart();
 
+  CastSource source = x;
+  if (given.activation) source = Activated{.x = x, .activation = *given.activation};
+  if (!y) {
+    if (const auto* const numbers = std::get_if<TensorView>(&given_weight)) {
+      ops::cast_operand(*numbers, {.transposed = kept.weight_transposed}, stream);
+    }
+    return ops::cast_operand(source, {.transposed = kept.x_transposed}, stream);
+  }
   const ScaledTensorView weight = ops::weight_operand(given_weight, kept, casts, stream);
-  if (product_casts(problem, weight)) {
+  if (product_casts(problem, given, weight)) {
     return gemm({.a = CastOperand{.data = x, .format = output.a},
                  .b = weight,
-                 .out = y,
+                 .out = *y,
                  .bias = given.bias,
                  .fast_accumulation = output.fast_accumulation,
                  .batch_invariant = output.batch_invariant},
                 stream);
   }
-  ops::cast_operand(x, {.rows = casts.x, .transposed = kept.x_transposed}, stream);
-  ops::multiply(output, casts.x, weight, y, {}, given.bias, stream);
+  ops::cast_operand(source, {.rows = casts.x, .transposed = kept.x_transposed}, stream);
+  ops::multiply(output, casts.x, weight, *y, {}, given.bias, stream);
 }
 
 void linear_backward(const LinearProblem& problem, const LinearBackward& given, Stream stream) {

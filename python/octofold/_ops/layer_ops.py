@@ -1,8 +1,8 @@
 """The passes of a layer (layer_passes.py) as two ops, for compilers, modes and policies: they
 return their results and change no argument.
 
-A layer is a linear one, a norm and one, an MLP, or experts; what of the arguments it does not have
-is None.
+A layer is a linear one (which may activate its input), a norm and one, an MLP, or experts; what of
+the arguments it does not have is None.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ from .._core.frameworks import Array, Framework
 from .._core.ops import Arrays, Options, ceil_divide, row_count
 from .._core.recipe import Recipe
 from .cast_sources import GATED
-from .layer_passes import Beside, ExpertsLike, MlpLike, NormLike, Passes, make_passes, products_of
+from .layer_passes import Beside, Passes, make_passes, products_of
 
 
 class LayerOptions(NamedTuple):
@@ -34,6 +34,7 @@ class LayerOptions(NamedTuple):
     """A digit, 0 or 1, for each of Passes.wanted."""
     x_dtype: str
     y_dtype: str
+    """Empty: y is in high precision, and not made here."""
 
 
 _OPTIONS: Final[dict[str, Any]] = LayerOptions.__annotations__
@@ -71,22 +72,15 @@ class _Sizes(NamedTuple):
 def _passes(tokens: int, sizes: _Sizes, options: LayerOptions, device: Any) -> Passes:
     products = [_product_in(text) for text in options.recipe.split(";")]
     wanted = tuple(digit == "1" for digit in options.wanted)
-    norm = None
-    if options.norm is not None:
-        norm = NormLike(options.norm, options.epsilon, options.x_dtype)
-    beside: Beside = norm
-    if sizes.experts:
-        assert options.activation is not None
-        of_experts = sizes.experts, sizes.slots, sizes.hidden, options.activation
-        types = options.y_dtype, options.weight_only
-        beside = ExpertsLike(*of_experts, *types, options.has_up_bias, options.has_down_bias)
-    elif options.activation is not None:
-        dtypes = options.x_dtype, options.y_dtype
-        flags = options.keep_fp8, options.has_up_bias
-        beside = MlpLike(sizes.hidden, options.activation, norm, *dtypes, *flags)
+    beside = None
+    if sizes.hidden or options.norm is not None:
+        of_sizes = sizes.hidden, sizes.experts, sizes.slots
+        steps = options.norm, options.epsilon, options.activation
+        types = options.x_dtype, options.y_dtype, options.weight_only
+        flags = options.keep_fp8, options.has_up_bias, options.has_down_bias
+        beside = Beside(*of_sizes, *steps, *types, *flags)
     features = sizes.in_features, sizes.out_features
-    made = make_passes((tokens, *features), products, wanted, options.are_cast, device, beside)
-    return Passes._make((*made, wanted))
+    return make_passes((tokens, *features), products, wanted, options.are_cast, device, beside)
 
 
 def _bytes(framework: Framework, tokens: int, field: str, *layer: Any) -> Array | None:
@@ -102,19 +96,21 @@ def _bytes(framework: Framework, tokens: int, field: str, *layer: Any) -> Array 
 
 
 def _forward_sizes(inputs: Arrays) -> _Sizes:
-    x, ids, up, down = inputs[0], inputs[4], inputs[6], inputs[9]
+    ids, up, down = inputs[4], inputs[6], inputs[9]
     last = up if down is None else down
     hidden = 0 if down is None else int(down.shape[-1])
     routed = (0, 0) if ids is None else (int(up.shape[0]), int(ids.shape[-1]))
-    return _Sizes(int(x.shape[-1]), hidden, int(last.shape[-2]), *routed)
+    return _Sizes(int(up.shape[-1]), hidden, int(last.shape[-2]), *routed)
 
 
 def _allocate_forward(framework: Framework, inputs: Arrays, given: Options, dtype: str) -> Arrays:
     x, residual = inputs[:2]
     sizes, options = _forward_sizes(inputs), LayerOptions(*given)
-    tokens = row_count(x.shape)
+    tokens, y = row_count(x.shape), None
+    if options.y_dtype:
+        y = framework.empty((*x.shape[:-1], sizes.out_features), options.y_dtype)
     return (
-        framework.empty((*x.shape[:-1], sizes.out_features), options.y_dtype),
+        y,
         None if residual is None else framework.empty(x.shape, options.x_dtype),
         _bytes(framework, tokens, "kept", sizes, options),
         _bytes(framework, tokens, "forward_workspace", sizes, options),
@@ -122,22 +118,11 @@ def _allocate_forward(framework: Framework, inputs: Arrays, given: Options, dtyp
 
 
 def _run_forward(*arguments: Any) -> None:
-    inputs, (y, total, kept, workspace) = arguments[:12], arguments[12:16]
+    given, results = arguments[:12], arguments[12:16]
     options, stream = LayerOptions(*arguments[16:-1]), arguments[-1]
-    x, residual, norm_weight, norm_bias, ids, shares, *weights = inputs
-    sizes = _forward_sizes(inputs)
-    passes = _passes(row_count(x.shape), sizes, options, x.device)
-    before: Arrays = residual, norm_weight, norm_bias, total
-    if sizes.experts:
-        before = ids, shares
-    elif _is_linear(options):
-        before = ()
-    used = weights if options.activation is not None else weights[:3]
-    passes.forward(x, *before, *used, y, kept, workspace, stream)
-
-
-def _is_linear(options: LayerOptions) -> bool:
-    return options.norm is None and options.activation is None
+    x = given[0]
+    passes = _passes(row_count(x.shape), _forward_sizes(given), options, x.device)
+    passes.run_forward(given, results, options.activation, stream)
 
 
 layer_forward: Final = Op(
@@ -157,7 +142,7 @@ layer_forward: Final = Op(
         "down_bias": Array | None,
         **_OPTIONS,
     },
-    results=("y", "total?", "kept?", "workspace?"),
+    results=("y?", "total?", "kept?", "workspace?"),
     allocate=_allocate_forward,
     function=lambda: _run_forward,
 )
@@ -204,26 +189,11 @@ def _allocate_backward(framework: Framework, inputs: Arrays, given: Options, dty
 
 
 def _run_backward(*arguments: Any) -> None:
-    dy, kept, x, norm_weight, norm_bias, of_sum, shares, ids, bias, *transposed = arguments[:13]
-    dx, dnorm_weight, dnorm_bias, dshares, *gradients, workspace = arguments[13:22]
-    dup, dup_bias, ddown, ddown_bias = gradients
+    given, results = arguments[:13], arguments[13:22]
+    dy, shares = given[0], given[6]
     sizes, options, _ = _gradient_layer(shares, arguments[22:-1])
-    passes, stream = _passes(row_count(dy.shape), sizes, options, dy.device), arguments[-1]
-    of_both = dup, dup_bias, False, ddown, ddown_bias, False
-    if sizes.experts:
-        routed = shares, ids, bias
-        passes.backward(dy, *routed, *transposed, kept, dx, dshares, *of_both, workspace, stream)
-        return
-    if _is_linear(options):
-        passes.backward(dy, *transposed[:2], kept, dx, dup, dup_bias, workspace, False, stream)
-        return
-    before = dy, x, norm_weight, norm_bias, of_sum
-    of_norm = dx, dnorm_weight, dnorm_bias
-    if options.activation is None:
-        of_up = dup, dup_bias, False
-        passes.backward(*before, *transposed[:2], kept, *of_norm, *of_up, workspace, stream)
-        return
-    passes.backward(*before, *transposed, kept, *of_norm, *of_both, workspace, stream)
+    passes = _passes(row_count(dy.shape), sizes, options, dy.device)
+    passes.run_backward(given, results, (False, False), arguments[-1])
 
 
 layer_backward: Final = Op(

@@ -30,16 +30,14 @@ from .._ops.grouped_gemm import Masked, grouped_gemm
 from .._ops.routing import sort_by_expert
 from .._ranks.wire import as_products_read
 from ..nn.autograd.blocks import require_activation
-from ..nn.autograd.chain_call import Chain
 from ..nn.autograd.experts import expert_recipe_of, layer_of_experts, require_projections
+from ..nn.autograd.layer import Chain, Needs
 from ..nn.autograd.products import addable
 from .expert_parallel.rank_experts import (
     ExpertInputs,
     ExpertLayer,
-    Needs,
     compute_experts,
     expert_gradients,
-    with_casts,
 )
 
 _CONTIGUOUS: Final = "octofold.distributed.deepep.contiguous_experts"
@@ -110,8 +108,7 @@ def contiguous_experts(
     routing = sort_by_expert(ids, experts)
     used = routing.offsets
     first, second = (
-        with_casts(layer_of_experts(*layer), recipe, False, used)
-        for layer in ((w13, b13), (w2, b2))
+        layer_of_experts(*layer).with_casts(recipe, False, used) for layer in ((w13, b13), (w2, b2))
     )
     if rows is not None:
         routing = routing._replace(sources=routing.sources[:rows])
@@ -190,7 +187,7 @@ def masked_experts(
         raise invalid_argument(name, "packed_recv_x", expected, list(x.shape))
     with torch.no_grad():
         first, second = (
-            with_casts(layer_of_experts(w, None), recipe, False).rows for w in (w13, w2)
+            layer_of_experts(w, None).with_casts(recipe, False).rows for w in (w13, w2)
         )
         rows = x if isinstance(x, ScaledTensor) else cast(x, rows=output.a).rows
         groups = Masked(packed_recv_count, expected_rows)

@@ -93,6 +93,42 @@ TEST_P(LinearTest, RunsInTheMemoryThatItAsksForWhereverRowsLie) {
   }
 }
 
+TEST_P(LinearTest, CastsForBackwardAloneWhereTheCallerMakesY) {
+  Layer layer(*GetParam(), 65, 300, 136);
+  run(layer);
+  const Matrix dx = layer.dx, dw = layer.dw;
+  Memory memory(linear_memory(layer.problem));
+  LinearForward arguments = layer.forward(memory);
+  arguments.y.reset();
+  linear_forward(layer.problem, arguments);
+  linear_backward(layer.problem, layer.backward(memory));
+  EXPECT_EQ(layer.dx.bytes(), dx.bytes());
+  EXPECT_EQ(layer.dw.bytes(), dw.bytes());
+}
+
+TEST_P(LinearTest, ActivatesItsInputAsItIsCast) {
+  for (const Activation activation : {Activation::kSwiGlu, Activation::kGelu}) {
+    Layer layer(*GetParam(), 65, 300, 136);
+    const std::int64_t cols = is_gated(activation) ? 600 : 300;
+    layer.x = random_matrix(layer.numbers, 65, cols, 3, DType::kBFloat16);
+    Memory memory(linear_memory(layer.problem));
+    LinearForward arguments = layer.forward(memory);
+    arguments.activation = activation;
+    linear_forward(layer.problem, arguments);
+    const LinearProduct& output = layer.problem.recipe.output;
+    ScaledMatrix activated(65, 300, output.a);
+    cast(Activated{.x = std::as_const(layer.x).view(), .activation = activation},
+         {.rows = activated.target()});
+    Matrix expected(DType::kBFloat16, 65, 136);
+    const ScaledMatrix weight = layer.cast_of(layer.weight, output.b);
+    gemm({.a = activated.view(),
+          .b = weight.view(),
+          .out = expected.view(),
+          .bias = std::as_const(layer.bias).row_vector()});
+    EXPECT_EQ(layer.y.bytes(), expected.bytes());
+  }
+}
+
 TEST_P(LinearTest, AddsToAGradient) {
   Layer layer(*GetParam(), 130, 300, 136);
   const test::Results expected = run(layer);
@@ -206,7 +242,7 @@ TEST(LinearErrorsTest, WhatIsWrittenOverlapsNothing) {
   for (void* const place :
        std::initializer_list<void*>{layer.x.data(), layer.weight.data(), layer.bias.data(), y}) {
     LinearForward of_y = layer.forward(memory), of_memory = of_y;
-    of_y.y.data = place == y ? held : place;
+    of_y.y->data = place == y ? held : place;
     of_memory.kept = {static_cast<std::byte*>(place), of_memory.kept.size()};
     expect_refused([&] { linear_forward(layer.problem, of_y); });
     expect_refused([&] { linear_forward(layer.problem, of_memory); });

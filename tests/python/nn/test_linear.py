@@ -1,6 +1,8 @@
 """octofold.linear(): its result and gradients, against FP64 and against the casts and products that
 each recipe stands for; in one call of the library each way, where that is."""
 
+import contextlib
+import dataclasses
 import itertools
 
 import octofold
@@ -207,6 +209,8 @@ def test_torchao_computes_the_same():
 
 
 IN_ONE_CALL = ("blockwise", "rowwise", "tensorwise")
+LEAVES = {"x": (2, 65, 300), "weight": (200, 300)}
+PRODUCT_NAMES = ("output", "grad_input", "grad_weight")
 in_one_call = pytest.mark.skipif(
     not LIBRARY_TAKES_TENSORS, reason="this torch exports its tensors one by one"
 )
@@ -267,6 +271,29 @@ def test_one_call_is_for_all_that_is_in_fp8(recipe, calls):
     assert len(calls) == (recipe in IN_ONE_CALL) + 1
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("products", [*zip(PRODUCT_NAMES), PRODUCT_NAMES[1:]])
+def test_products_in_high_precision_are_torchs_beside_the_call(products, is_watched):
+    """The others have the bits that they have without them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    recipe = dataclasses.replace(octofold.nn.recipes.blockwise, **dict.fromkeys(products))
+    leaves = {name: random(*shape).requires_grad_() for name, shape in LEAVES.items()}
+    x, weight = (leaf.detach().flatten(0, -2) for leaf in leaves.values())
+    dy = random(2, 65, 200)
+    expected = results(leaves, dy, "blockwise")
+    with FlopCounterMode(display=False) if is_watched else contextlib.nullcontext():
+        found = results(leaves, dy, recipe)
+    rows = dy.flatten(0, -2)
+    of_torch = x @ weight.t(), rows @ weight, rows.t() @ x
+    for index, name in enumerate(PRODUCT_NAMES):
+        if name in products:
+            result = found[index].flatten(0, -2)
+            torch.testing.assert_close(result, of_torch[index], rtol=1e-4, atol=1e-3)
+        else:
+            assert torch.equal(found[index], expected[index])
+
+
 @in_one_call
 def test_one_call_is_not_where_torch_has_to_see_it(calls):
     layer, x = octofold.nn.Linear(300, 200), random(5, 300)
@@ -291,3 +318,16 @@ def test_layers_of_other_sizes_are_not_mixed_up(monkeypatch):
         assert y.shape == (tokens, out)
         assert len(layer_passes._FOUND) <= 2
         assert (y - x @ weight.T).norm() < 0.06 * y.norm()
+
+
+@pytest.mark.parametrize("sizes", [(300, 200), (300, 64, 200)])
+def test_what_is_yet_to_be_negated_has_its_sign(sizes):
+    layer = (octofold.nn.Linear if len(sizes) == 2 else octofold.nn.MLP)(*sizes)
+    x, dy, found = random(5, 300), random(5, 200), []
+    for inputs, gradient in ((-x, -dy), (torch._neg_view(x), torch._neg_view(dy))):
+        layer.zero_grad()
+        y = layer(inputs)
+        y.backward(gradient)
+        found.append((y, next(layer.parameters()).grad.clone()))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

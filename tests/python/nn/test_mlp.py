@@ -114,11 +114,10 @@ def test_bytes_kept(recipe, keep_fp8):
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
 def test_biases_come_with_the_casts(recipe, monkeypatch):
     """Biases of gate and up, too: the gradient that they are sums of is written in FP8 only."""
-    from octofold.nn.autograd import chain as chains
-    from octofold.nn.autograd import products
+    from octofold.nn.autograd import layer_call, products
 
     operands, dy = case()
-    for module, name in ((chains, "activated_gradient"), (products, "as_matrix")):
+    for module, name in ((layer_call, "activated_gradient"), (products, "as_matrix")):
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
     differentiated(fused(recipe), operands, dy)
 

@@ -17,6 +17,7 @@ from tests.python.nn.layer_support import NAMES, random, relative_error
 
 torch = pytest.importorskip("torch")
 
+from octofold.distributed.tensor_parallel.chain import over_ranks  # noqa: E402
 from octofold.nn.autograd.boundary import Sides  # noqa: E402
 
 nn = octofold.nn
@@ -72,7 +73,7 @@ def test_bytes_kept(recipe):
     assert expected <= size_of(kept) < 1.05 * expected
 
 
-@pytest.mark.parametrize("sides", [None, Sides()], ids=["whole", "of a rank"])
+@pytest.mark.parametrize("sides", [None, Sides(compute=over_ranks)], ids=["whole", "of a rank"])
 def test_bytes_kept_for_the_weights_gradient(sides):
     """The cast alone."""
     module = nn.NormLinear(IN, OUT, dtype=BF16, force_fp8=True).requires_grad_(False)

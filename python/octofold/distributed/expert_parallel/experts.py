@@ -10,7 +10,6 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import require_agreement
 from ...nn.autograd.blocks import require_activation
-from ...nn.autograd.chain_call import Chain, Layer
 from ...nn.autograd.experts import (
     expert_recipe_of,
     layer_of_experts,
@@ -19,10 +18,10 @@ from ...nn.autograd.experts import (
     require_same_device,
 )
 from ...nn.autograd.functions import result_dtype
+from ...nn.autograd.layer import Chain, Layer
 from ...nn.casting.casts import walkable
 from .function import Inputs, run_over_ranks
 from .plan import NAME, Exchange, exchange_of
-from .rank_experts import with_casts
 
 
 def experts(
@@ -104,7 +103,7 @@ def run_experts(
     of_x = torch.is_grad_enabled() and x.requires_grad
     both = of_x or (torch.is_grad_enabled() and layers[0].needs_gradient())
     first, second = layers
-    layers = with_casts(first, chain.recipe, of_x), with_casts(second, chain.recipe, both)
+    layers = first.with_casts(chain.recipe, of_x), second.with_casts(chain.recipe, both)
     rows = walkable(x).reshape(-1, x.shape[-1])
     ids = topk_ids.reshape(-1, topk_ids.shape[-1])
     weights = topk_weights.to(torch.float32).reshape(ids.shape)

@@ -14,7 +14,6 @@ from torch import Tensor
 from ..._core.formats import Format
 from ..._ops.routing import Routing, combine, sort_by_expert
 from ..._ranks.wire import InFlight, begin_exchange
-from ...nn.autograd.chain_call import Chain, Layer
 from ...nn.autograd.functions import (
     Layout,
     differentiates,
@@ -23,6 +22,7 @@ from ...nn.autograd.functions import (
     save,
     saved,
 )
+from ...nn.autograd.layer import Chain, Layer, Needs, needs_of
 from ...nn.autograd.main_grad import GradientTargets
 from ...nn.casting.casts import walkable
 from .message import Field, arrived_tokens, packed, token_fields, tokens_of, unpacked
@@ -32,11 +32,9 @@ from .rank_experts import (
     ExpertLayer,
     Gradients,
     Kept,
-    Needs,
     OfLayer,
     compute_experts,
     expert_gradients,
-    needs_of,
 )
 
 

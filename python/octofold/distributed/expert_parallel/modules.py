@@ -17,7 +17,7 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._ranks import Ranks, next_layer, require_agreement_now
-from ...nn.autograd.chain_call import Chain
+from ...nn.autograd.layer import Chain
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import local_part
 from ...nn.layers.mixture import MixtureOfExperts

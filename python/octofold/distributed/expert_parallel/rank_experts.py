@@ -20,20 +20,10 @@ from ..._ops.gated_gemm import gated_gemm
 from ..._ops.grouped_gemm import Depth, Rows, grouped_gemm
 from ..._ops.routing import Routing, activation_dots, combine, combine_gradient
 from ...nn.autograd.activated import activated_gradient, gated_in_one
-from ...nn.autograd.chain_call import Chain, Layer, TransposedWeight
-from ...nn.autograd.functions import Layout
+from ...nn.autograd.layer import Chain, Layer, Needs, TransposedWeight
 from ...nn.autograd.main_grad import GradientTargets
 from ...nn.autograd.products import addable, gradient_formats, grouped_product
-from ...nn.casting.casts import cast_as_wanted, cast_weight, gather_codes
-
-
-def with_casts(layer: Layer, recipe: Recipe, transposed: bool, used: Tensor | None = None) -> Layer:
-    """With casts that are made now where nobody holds any, the transposed one if wanted; of FP8
-    backward makes it. used: the routing's offsets, if experts without tokens are to be left out."""
-    if layer.casts is not None:
-        return layer
-    (weight,) = layer.weights
-    return layer._replace(casts=cast_weight(weight, recipe, True, transposed, used))
+from ...nn.casting.casts import cast_as_wanted, gather_codes
 
 
 class ExpertInputs(NamedTuple):
@@ -50,29 +40,6 @@ class ExpertInputs(NamedTuple):
     chain: Chain
     dtype: torch.dtype
     """The dtype of the result."""
-
-
-class Needs(NamedTuple):
-    """Truth values: for each gradient whether it is wanted."""
-
-    x: bool = False
-    weights: bool = False
-    first: bool = False
-    second: bool = False
-    first_bias: bool = False
-    second_bias: bool = False
-
-    @property
-    def gate_up(self) -> bool:
-        return self.x or self.weights or self.first or self.first_bias
-
-
-def needs_of(layout: Layout, ctx: Any) -> Needs:
-    """The gradients that a Function of experts is to give, by its inputs as a record."""
-    needs = layout.needs(ctx)
-    first, second = needs.layers
-    flags = needs.x, needs.weights, any(first.weights), any(second.weights), first.bias, second.bias
-    return Needs(*map(bool, flags))
 
 
 class Kept(NamedTuple):

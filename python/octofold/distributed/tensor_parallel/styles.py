@@ -21,6 +21,7 @@ from ...nn.layers.mlp import MLP
 from ...nn.layers.norm_linear import NormLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
 from .boundary import LayoutHooks, Shared, boundary_of
+from .chain import over_ranks
 from .fp8_shards import cut
 from .layouts import FEATURES, require_divisible, spread, tokens_of
 
@@ -149,7 +150,7 @@ class ColumnParallel(Style):
                 spread(operation, module.norm, name, device_mesh, None, self.src_data_rank)
         else:
             entry = Shared(entry)
-        self._take(module, layer, device_mesh, ranks, Sides(entry, ONE_PROCESS))
+        self._take(module, layer, device_mesh, ranks, Sides(entry, ONE_PROCESS, over_ranks))
         layouts = self.input_layouts, FEATURES
         facts = layer.in_features, layer.out_features, getattr(layer, "recipe", "")
         self.install_hooks(module, device_mesh, ranks, *layouts, layer.out_features, *facts)
@@ -198,7 +199,8 @@ class RowParallel(Style):
     def _apply(self, module: Module, device_mesh: DeviceMesh) -> Module:
         ranks = ranks_of(self.name, "device_mesh", device_mesh)
         operation = name_of(module)
-        sides = Sides(ONE_PROCESS, self.boundary(operation, ranks, self.output_layouts))
+        exit = self.boundary(operation, ranks, self.output_layouts)
+        sides = Sides(ONE_PROCESS, exit, over_ranks)
         layer: Any = module
         if isinstance(module, Linear):
             take_linear(self, module, device_mesh, sides, 1)
@@ -252,8 +254,8 @@ class MLPParallel(BlockStyle):
         exit = self.boundary(operation, ranks, self.output_layouts)
         packed = 2 if len(first) == 1 and is_gated(module.activation) else 1
         for layer in first:
-            take_linear(self, layer, device_mesh, Sides(entry, ONE_PROCESS), 0, packed)
-        take_linear(self, down, device_mesh, Sides(ONE_PROCESS, exit), 1)
+            take_linear(self, layer, device_mesh, Sides(entry, ONE_PROCESS, over_ranks), 0, packed)
+        take_linear(self, down, device_mesh, Sides(ONE_PROCESS, exit, over_ranks), 1)
         if module.norm is not None:
             for name in ("weight", "bias"):
                 spread(operation, module.norm, name, device_mesh, None, self.src_data_rank)

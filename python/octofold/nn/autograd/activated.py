@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.cast_sources import GATED, ActivationGradient
+from ..._ops.quantize import quantize
 from ..casting.casts import cast_as_wanted
 from ..recipes.kernels import has_kernels
 from .products import gradient_formats
@@ -40,6 +42,20 @@ def cast_activation_gradient(
     formats = gradient_formats(recipe, for_input, for_weight)
     columns = "sums" if for_bias else None
     return cast_as_wanted(ActivationGradient(dh, gate_up, activation), *formats, columns=columns)
+
+
+def as_it_waits(x: Tensor, recipe: Recipe, keep_fp8: bool) -> Tensor | ScaledTensor:
+    """The input of an activation, as it is kept for backward: perhaps in FP8."""
+    if not keep_fp8:
+        return x
+    assert recipe.output is not None
+    return quantize(x, Format(granularity="1x128", rule=recipe.output.a.rule))
+
+
+def wide(x: Tensor | ScaledTensor, dtype: torch.dtype) -> Tensor:
+    """In high precision: of FP8 the values, in this dtype."""
+    values: Tensor = x.dequantize(dtype) if isinstance(x, ScaledTensor) else x
+    return values
 
 
 def activated(x: Tensor, activation: str) -> Tensor:

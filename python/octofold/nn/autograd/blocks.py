@@ -5,9 +5,9 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from .activated import ACTIVATIONS, is_gated
-from .chain import run
-from .chain_call import Chain, Layer
 from .fitting import require_fitting, require_weight
+from .layer import Before, Chain, Layer
+from .layer_call import run
 from .normed import norm_of, require_norm_fitting
 
 
@@ -43,8 +43,8 @@ def norm_linear(
     chain = Chain(name, chain_recipe_of(name, recipe), norm_of(name, norm, epsilon))
     require_fitting(name, x, weight, bias)
     require_norm_fitting(name, x, residual, norm_weight, norm_bias, weight)
-    before = (x, residual, norm_weight, norm_bias)
-    y, total = run(*before, Layer((weight,), bias, None), None, chain)
+    before = Before(x, residual, norm_weight, norm_bias)
+    y, total = run(before, (Layer((weight,), bias, None),), chain)
     return y if residual is None else (y, total)
 
 
@@ -109,12 +109,9 @@ def mlp(
         for argument, operand in operands.items():
             if operand is not None:
                 raise invalid_argument(name, argument, "None without a norm", "a tensor")
-    before = (x, residual, norm_weight, norm_bias)
-    first, second = (
-        Layer((gate_up_weight,), gate_up_bias, None),
-        Layer((down_weight,), down_bias, None),
-    )
-    y, total = run(*before, first, second, chain)
+    before = Before(x, residual, norm_weight, norm_bias)
+    first = Layer((gate_up_weight,), gate_up_bias, None)
+    y, total = run(before, (first, Layer((down_weight,), down_bias, None)), chain)
     return y if residual is None else (y, total)
 
 

@@ -10,6 +10,7 @@ gradients here: experts, whose rows are sorted first, and products of 16 bits. T
 in codes, inside their own functions.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -74,6 +75,9 @@ class Sides(NamedTuple):
 
     entry: Boundary = ONE_PROCESS
     exit: Boundary = ONE_PROCESS
+    compute: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """Computes layers that cast before they send, as layer_call.in_one_process() does where nobody
+    sends. None: of experts, who send what they have in high precision."""
 
 
 def sides_of(sides: Sides | None) -> tuple[Boundary, Boundary]:

@@ -2,7 +2,6 @@
 checks that its arguments fit together."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -18,11 +17,11 @@ from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_products, has_bfloat16
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
-from .chain_call import Before, Chain, Layer
 from .experts_wide import wide_experts
 from .fitting import require_wide
 from .functions import result_dtype
-from .in_graph import fused
+from .layer import Before, Chain, Layer
+from .layer_call import in_one_process
 
 
 def experts(
@@ -141,9 +140,7 @@ def chosen_compute(
 def _native_experts(
     chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
 ) -> Tensor:
-    results = fused(chain, before, layers, dtype)
-    assert results is not None  # as expert_recipe_of() gives
-    return results[0]
+    return in_one_process(chain, before, layers, dtype)[0]
 
 
 def _weight_only_experts(
@@ -155,7 +152,7 @@ def _weight_only_experts(
     if half == torch.float32:
         half = torch.bfloat16 if has_bfloat16(before.x.device) else torch.float16
     before = before._replace(x=before.x.to(half))
-    return _native_experts(replace(chain, weight_only=half), before, layers, dtype)
+    return _native_experts(chain._replace(weight_only=half), before, layers, dtype)
 
 
 _EXPERTS: Final[dict[str, Callable[..., Tensor]]] = {

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ..._ops.routing import sort_by_expert
 from .activated import activated
-from .chain_call import Before, Chain, Layer
-from .functions import refuse_in_backward
-from .main_grad import mark_gradient
+from .layer import Before, Chain, Layer
+from .main_grad import to_main_grad
 
 
 def wide_experts(
@@ -52,22 +51,4 @@ def _weight_of(layer: Layer, dtype: torch.dtype) -> Tensor:
         wide: Tensor = layer.rows.dequantize(dtype)
         return wide
     (weight,), (main_grad,) = layer.weights, layer.main_grads
-    if main_grad is not None:
-        weight = _ToMainGrad.apply(weight, main_grad)  # type: ignore[no-untyped-call]
-    return weight.to(dtype)
-
-
-class _ToMainGrad(torch.autograd.Function):
-    """A weight whose gradient is added to its main_grad."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, main_grad: Tensor) -> Tensor:
-        ctx.weight, ctx.main_grad = weight, main_grad
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_in_backward("experts", gradient)
-        ctx.main_grad.add_(gradient)
-        mark_gradient(ctx.weight)
-        return None, None
+    return to_main_grad(weight, main_grad, dtype)

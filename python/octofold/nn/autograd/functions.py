@@ -125,7 +125,9 @@ def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
     """ctx.save_for_backward(), for saved_tensors()."""
     ctx.save_for_backward(*tensors)
     if not _is_compiling():
-        ctx.saved_as = [None if t is None else (_kind(t), t.stride()) for t in tensors]
+        ctx.saved_as = [
+            None if t is None else (t.dtype, t.device, t.shape, t.stride()) for t in tensors
+        ]
 
 
 def saved_tensors(ctx: Any) -> Sequence[Any]:
@@ -138,16 +140,13 @@ def saved_tensors(ctx: Any) -> Sequence[Any]:
     return tensors if saved_as is None else tuple(map(_restored, tensors, saved_as))
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tensor.shape
-
-
 def _restored(tensor: Tensor | None, saved_as: Any) -> Tensor | None:
     if tensor is None:
         return None
-    (dtype, device, shape), strides = kind, _ = saved_as
-    if _kind(tensor) != kind:
-        expected, got = ("{} on {}, {}".format(*each) for each in (kind, _kind(tensor)))
+    dtype, device, shape, strides = saved_as
+    if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
+        expected = f"{dtype} on {device}, {shape}"
+        got = f"{tensor.dtype} on {tensor.device}, {tensor.shape}"
         raise invalid_argument("backward", "what saved_tensors_hooks unpacks", expected, got)
     if tensor.stride() == strides and not tensor.is_neg():
         return tensor

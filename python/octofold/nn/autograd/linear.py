@@ -1,14 +1,17 @@
 """The linear layer as a function with a gradient."""
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..._core.recipe import Recipe, recipe_of
 from ..casting.casts import WeightCasts, walkable
 from .boundary import Sides
-from .chain import run
-from .chain_call import Chain, Layer
 from .fitting import require_fitting
 from .functions import result_dtype
+from .layer import Before, Chain, Layer
+from .layer_call import run
+from .main_grad import to_main_grad
 from .one_call import linear_in_one_call
 
 
@@ -44,18 +47,31 @@ def linear_with_casts(
     casts: WeightCasts | None,
     main_grad: Tensor | None = None,
     sides: Sides | None = None,
+    operation: str = "linear",
 ) -> Tensor:
-    """linear() of arguments that fit, with the casts of the weight; None: they are yet to be made.
-    Where the transposed one is missing backward makes it, of the weight as it is then.
+    """linear(), with the casts of the weight; None: they are yet to be made. Where the transposed
+    one is missing backward makes it, of the weight as it is then.
 
     main_grad: float32 [out, in]: the weight's gradient is added to it, and weight.grad left alone.
     sides: where tokens come from and go to, if the weight is a part of one (tensor parallelism).
+    operation: the name in errors. Arguments that do not fit are the library's, if not here alone.
     """
-    if sides is None:
-        dtype = result_dtype(x)
-        rows = walkable(x[None] if x.dim() == 1 else x)
-        y = linear_in_one_call("linear", rows, weight, bias, recipe, casts, main_grad, dtype)
+    if recipe.output is None:
+        require_fitting(operation, x, weight, bias)  # torch says it otherwise
+        if recipe.grad_input is None and recipe.grad_weight is None and sides is None:
+            return wide_linear(x, weight, bias, main_grad, result_dtype(x))
+    if sides is None and x.dim() > 1:
+        how = recipe, casts, main_grad, result_dtype(x)
+        y = linear_in_one_call(operation, walkable(x), weight, bias, *how)
         if y is not None:
-            return y[0] if x.dim() == 1 else y
+            return y
     layer = Layer((weight,), bias, casts, (main_grad,))
-    return run(x, None, None, None, layer, None, Chain("linear", recipe, sides=sides))[0]
+    return run(Before(x), (layer,), Chain(operation, recipe, sides=sides))[0]
+
+
+def wide_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """linear_with_casts() by torch, in this dtype."""
+    weight = to_main_grad(weight, main_grad, dtype)
+    return functional.linear(x.to(dtype), weight, None if bias is None else bias.to(dtype))

@@ -1,7 +1,6 @@
 """The places that gradients of weights go to: new tensors, or `weight.main_grad`, to which they are
 added, as Megatron has it."""
 
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from ..._core.errors import UnsupportedError, invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
+from .functions import refuse_in_backward
 from .products import weight_gradient
 
 _is_compiling: Final = torch.compiler.is_compiling
@@ -86,9 +86,33 @@ _NO_READS: Final = (
 )
 
 
+def to_main_grad(weight: Tensor, main_grad: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A weight in this dtype, for products of torch's; its gradient is added to its main_grad."""
+    if main_grad is None:
+        return weight.to(dtype)
+    wide: Tensor = _ToMainGrad.apply(weight, main_grad, dtype)  # type: ignore[no-untyped-call]
+    return wide
+
+
+class _ToMainGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, main_grad: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.weight, ctx.main_grad = weight, main_grad
+        return weight.view_as(weight) if weight.dtype == dtype else weight.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("nn", gradient)
+        ctx.main_grad.add_(gradient)
+        mark_gradient(ctx.weight)
+        return None, None, None
+
+
 class GradientTargets(NamedTuple):
     """The places that the gradients of a layer's weights and bias go to."""
 
+    shape: tuple[int, ...]
+    """The shape of all weights, one below the other."""
     rows: tuple[int, ...]
     """The number of rows of each weight."""
     dtypes: tuple[torch.dtype, ...]
@@ -99,12 +123,16 @@ class GradientTargets(NamedTuple):
 
     @staticmethod
     def of(
-        weights: tuple[Tensor, ...], bias: Tensor | None, main_grads: tuple[Tensor | None, ...]
+        shape: tuple[int, ...],
+        weights: tuple[Tensor, ...],
+        bias: Tensor | None,
+        main_grads: tuple[Tensor | None, ...],
     ) -> "GradientTargets":
         """main_grads: one for each weight, or none at all."""
         main_grads = main_grads or (None,) * len(weights)
         pairs = zip(weights, main_grads, strict=True)
         return GradientTargets(
+            shape,
             tuple(weight.shape[0] for weight in weights),
             tuple(weight.dtype for weight in weights),
             None if bias is None else bias.dtype,
@@ -124,12 +152,6 @@ class GradientTargets(NamedTuple):
         assert self.dtype is not None
         operands = dy, casts.transposed, x, x_transposed
         return self.handed_out(weight_gradient(*operands, recipe, self.dtype, self.added_to))
-
-    def place(self, shape: Sequence[int], device: torch.device) -> tuple[Tensor, bool]:
-        """The memory of the gradient of all weights, and whether that is added to what it holds."""
-        if self.added_to is not None:
-            return self.added_to, True
-        return torch.empty(shape, dtype=self.dtype, device=device), False
 
     def handed_out(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of all weights as that of each; None where it is in a main_grad."""

@@ -1,7 +1,5 @@
-"""The linear layer in one call of the library each way, where torch need not know of what is in it.
-
-The bits are those of casts and products one after another (linear.py), which is the way of all
-else: recipes that leave a product in high precision, ranks, compilers, modes.
+"""The linear layer whose wanted products are in FP8, where torch need not know of what is in it:
+layer_call.py for one layer, without records, as most of the host's time of such a call is Python's.
 """
 
 from collections.abc import Callable
@@ -12,12 +10,12 @@ from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, in_words_of
 from ..._core.recipe import Recipe
-from ..._core.torch import increment_version
-from ..._core.torch_ops import PLAIN_TYPES, torch_is_watching
-from ..._ops.layer_passes import Passes, Wanted, passes_of
+from ..._core.torch import LIBRARY_TAKES_TENSORS, increment_version
+from ..._core.torch_ops import torch_is_watching
+from ..._ops.layer_passes import Passes, Wanted, fits, passes_of
 from ..casting.casts import WeightCasts, walkable
-from .fitting import require_fitting
 from .functions import memory, refuse_in_backward, save_tensors, saved_tensors
+from .layer_call import are_plain
 from .main_grad import mark_gradient
 from .products import addable
 
@@ -38,16 +36,13 @@ def linear_in_one_call(
     main_grad: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """linear_with_casts() of arguments that need not fit; None where that is to be done otherwise.
+    """linear_with_casts() of rows that casts can walk; None where layer_call.py is to do it.
 
-    casts: of the weight, where somebody holds them.
     Raises InvalidArgumentError in the words of the operation.
     """
-    if torch_is_watching() or not is_plain(x) or (bias is not None and not is_plain(bias)):
+    if torch_is_watching() or not LIBRARY_TAKES_TENSORS:
         return None
-    if casts is None and not is_plain(weight):
-        return None
-    if x.dim() == 0 or weight.dim() != 2:
+    if not are_plain((x, bias) if casts is not None else (x, bias, weight)):
         return None
     wanted: Wanted = _NOTHING
     if _is_grad_enabled():
@@ -55,26 +50,19 @@ def linear_in_one_call(
         wanted = x.requires_grad, weight.requires_grad, of_bias
         if casts is not None and wanted[0] and casts[1] is None:
             return None
+    if not fits(recipe, wanted):
+        return None
     try:
         tokens = x.numel() // (x.shape[-1] or 1)
         out_features, in_features = weight.shape
         sizes = tokens, in_features, out_features
         passes = passes_of(*sizes, recipe, wanted, casts is not None, x.device)
-        if passes is None:
-            return None
         call = _Call(passes, casts, main_grad, dtype)
         if wanted == _NOTHING:
             return call.forward(x, weight, bias)[0]
         return _apply(x, weight, bias, call)
     except InvalidArgumentError as error:
-        if casts is None:
-            require_fitting(operation, x, weight, bias)
         raise in_words_of(operation, error, _NAMES) from None
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """True if the tensor's memory is all there is to know of it."""
-    return type(tensor) in PLAIN_TYPES and not tensor.is_neg() and not tensor.is_meta
 
 
 class _Call(NamedTuple):
@@ -100,7 +88,7 @@ class _Call(NamedTuple):
             assert rows is not None
             weight, scale = rows.data, rows.scale
         workspace = memory(passes.forward_workspace, x)
-        passes.forward(walkable(x), weight, scale, addable(bias, dtype), y, kept, workspace, None)
+        passes.forward(x, None, weight, scale, addable(bias, dtype), y, kept, workspace, None)
         return y, kept
 
 
@@ -134,18 +122,9 @@ class _OneCall(torch.autograd.Function):
             _empty(shape, dtype=dtype, device=dy.device) if new else None
             for shape, dtype, new in zip(ctx.shapes, ctx.dtypes, made, strict=True)
         )
-        workspace = memory(passes.backward_workspace, dy)
-        passes.backward(
-            dy,
-            *(transposed or (None, None)),
-            kept,
-            dx,
-            main_grad if adds else dw,
-            db,
-            workspace,
-            adds,
-            None,
-        )
+        workspace, place = memory(passes.backward_workspace, dy), main_grad if adds else dw
+        operands = dy, *(transposed or (None, None)), kept
+        passes.backward(*operands, dx, place, db, workspace, adds, None)
         if adds:
             increment_version((main_grad,))
             mark_gradient(ctx.weight)

@@ -9,7 +9,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.gemm import gemm
 from ..._ops.grouped_gemm import Rows, grouped_gemm
-from ..casting.casts import cast_weight, joined
+from ..casting.casts import joined
 from .boundary import ONE_PROCESS, Boundary
 
 
@@ -109,14 +109,12 @@ def input_gradient(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> Tensor:
-    """dY · weight. Where the transposed cast is missing it is made of the weight. `weights` are one
-    below the other. High precision needs dY itself and the weight, FP8 neither."""
+    """dY · weight. High precision needs dY itself and the weights, one below the other, FP8 the
+    casts."""
     grad_input = recipe.grad_input
     if grad_input is None:
         assert dy is not None
         return torch.matmul(dy, joined(weights).to(dy.dtype)).to(dtype)
-    if transposed is None:
-        _, transposed = cast_weight(joined(weights), recipe, False, True)
     return _product(grad_input, dy_rows, transposed, dtype)
 
 

@@ -73,8 +73,9 @@ def casts_for_call(
     weights: tuple[Tensor, ...], recipe: Recipe, transposed: bool, sharded: bool
 ) -> WeightCasts | None:
     """The same for a layer whose own call casts what nobody holds: None of that."""
-    if sharded or any(isinstance(weight, Fp8Weight) for weight in weights):
-        return weight_casts(weights, recipe, transposed, sharded)
+    for weight in weights:
+        if sharded or isinstance(weight, Fp8Weight):
+            return weight_casts(weights, recipe, transposed, sharded)
     return held_casts(weights, recipe, transposed)
 
 

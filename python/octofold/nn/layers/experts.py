@@ -23,7 +23,6 @@ from ..autograd.boundary import (
     reduce_partial,
     sides_of,
 )
-from ..autograd.chain_call import Chain, Layer
 from ..autograd.experts import (
     chosen_compute,
     expert_recipe_of,
@@ -35,6 +34,7 @@ from ..autograd.experts import (
     run_experts,
 )
 from ..autograd.fitting import is_dtensor, is_fp8
+from ..autograd.layer import Chain, Layer
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.casts import joined_experts, stacked_experts
 from ..casting.weight_casts import casts_for_call

@@ -9,8 +9,8 @@ from torch.nn import LayerNorm, Module, RMSNorm
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
-from ..autograd.chain_call import Layer
 from ..autograd.fitting import is_dtensor
+from ..autograd.layer import Layer
 from ..autograd.normed import Norm
 from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call

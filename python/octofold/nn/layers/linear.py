@@ -6,25 +6,22 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from ..._core.errors import invalid_argument
+from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..._core.library import warn_once
 from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial, sides_of
 from ..autograd.fitting import is_dtensor, is_fp8, require_features, require_fitting
-from ..autograd.functions import result_dtype
-from ..autograd.linear import linear_with_casts
+from ..autograd.linear import linear_with_casts, wide_linear
 from ..autograd.main_grad import wanted_main_grad
-from ..autograd.one_call import linear_in_one_call
 from ..casting.fp8_weight import Fp8Weight
-from ..casting.weight_casts import casts_for_call, held_casts
+from ..casting.weight_casts import casts_for_call
 from ..casting.weight_tensors import WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native, layer_products
 from .buffers import KeepsBuffers, with_state_of
 
 _NAME: Final = "octofold.nn.Linear"
-_PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
 _OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
 
 _is_compiling: Final = torch.compiler.is_compiling
@@ -150,30 +147,21 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         (weight, bias), recipe = self.own_parameters(), self._recipe
-        y = self._in_one_call(input, weight, bias)
-        if y is not None:
-            return y
-        require_fitting(_NAME, input, weight, bias)
-        main_grad = self.wanted_main_grad()
-        if not has_native(input.device):
-            return self._plain(input, main_grad, _why_no_products)
-        if not self._wins(input, weight):
-            return self._plain(input, main_grad, _slower)
-        both = torch.is_grad_enabled() and input.requires_grad
-        casts = casts_for_call((weight,), recipe, both, self._is_sharded)
-        return linear_with_casts(input, weight, bias, recipe, casts, main_grad, self.sides)
-
-    def _in_one_call(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """forward() by one call of the library; None where it takes several, or none."""
-        if self.sides is not None or self._is_sharded:
-            return None
-        if type(x) is not Tensor or not has_native(x.device) or not self._wins(x, weight):
-            return None
-        recipe = self._recipe
-        casts = held_casts((weight,), recipe, torch.is_grad_enabled() and x.requires_grad)
-        main_grad = self.wanted_main_grad() if self.main_grad else None
-        dtype = result_dtype(x)
-        return linear_in_one_call(_NAME, x, weight, bias, recipe, casts, main_grad, dtype)
+        if not isinstance(input, Tensor):
+            require_fitting(_NAME, input, weight, bias)
+        try:
+            main_grad = self.wanted_main_grad() if self.main_grad else None
+            if not has_native(input.device):
+                return self._plain(input, main_grad, _why_no_products)
+            if not self._wins(input, weight):
+                return self._plain(input, main_grad, _slower)
+            both = torch.is_grad_enabled() and input.requires_grad
+            casts = casts_for_call((weight,), recipe, both, self._is_sharded)
+            tensors = input, weight, bias
+            return linear_with_casts(*tensors, recipe, casts, main_grad, self.sides, _NAME)
+        except InvalidArgumentError:
+            require_fitting(_NAME, input, weight, bias)  # the host's time counts where they fit
+            raise
 
     def _wins(self, x: Tensor, weight: Tensor) -> bool:
         """True if FP8 is not slower than x's own dtype."""
@@ -204,6 +192,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     ) -> Tensor:
         """Computed in the dtype of x."""
         weight, bias = self.own_parameters()
+        require_fitting(_NAME, x, weight, bias)
         if not _is_compiling():
             warn_once(
                 f"{_NAME}: {self.in_features} -> {self.out_features} features, recipe "
@@ -213,12 +202,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         if self.sides is not None:
             x = gather_tokens(x, entry)
             bias = None if bias is None else bias_on_one_rank(bias, exit)
-        dtype = x.dtype
-        if main_grad is not None:
-            y = linear_with_casts(x, weight, bias, _PLAIN, (None, None), main_grad)
-        else:
-            bias = None if bias is None else bias.to(dtype)
-            y = torch.nn.functional.linear(x, weight.to(dtype), bias)
+        y = wide_linear(x, weight, bias, main_grad, x.dtype)
         return y if self.sides is None else reduce_partial(y, exit)
 
     def _held_buffers(self) -> dict[str, Tensor | None]:

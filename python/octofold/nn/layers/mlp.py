@@ -10,10 +10,10 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..autograd.activated import activated, is_gated
 from ..autograd.blocks import chain_recipe_of, require_activation, require_hidden
-from ..autograd.boundary import Sides, sides_of
-from ..autograd.chain import run
-from ..autograd.chain_call import Chain
+from ..autograd.boundary import sides_of
 from ..autograd.fitting import require_features, require_input
+from ..autograd.layer import Before, Chain
+from ..autograd.layer_call import run
 from ..autograd.normed import norm_of, require_norm_fitting
 from .fused_components import (
     NormModule,
@@ -156,17 +156,17 @@ class MLP(Module):
         require_norm_fitting(_NAME, input, residual, norm_weight, norm_bias, first[0].weight)
         if not wins((*first, down), input, recipe):
             return self._by_parts(input, residual)
-        before = input, residual, norm_weight, norm_bias
+        before = Before(input, residual, norm_weight, norm_bias)
         differentiates = torch.is_grad_enabled()
-        both = differentiates and any(t is not None and t.requires_grad for t in before)
+        both = differentiates and before.needs_gradient()
         layer = layer_of(_NAME, first, recipe, both)
         both = both or (differentiates and layer.needs_gradient())
         second = layer_of(_NAME, (down,), recipe, both)
         sides = first[0].sides
         if sides is not None:
-            sides = Sides(sides.entry, sides_of(down.sides)[1])
+            sides = sides._replace(exit=sides_of(down.sides)[1])
         chain = Chain(_NAME, recipe, norm, self.activation, self.keep_fp8, sides)
-        y, total = run(*before, layer, second, chain)
+        y, total = run(before, (layer, second), chain)
         return y if residual is None else (y, total)
 
     def extra_repr(self) -> str:

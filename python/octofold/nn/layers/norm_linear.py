@@ -8,9 +8,9 @@ from torch.nn import Module
 
 from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
-from ..autograd.chain import run
-from ..autograd.chain_call import Chain
 from ..autograd.fitting import require_features, require_fitting
+from ..autograd.layer import Before, Chain
+from ..autograd.layer_call import run
 from ..autograd.normed import norm_of, require_norm_fitting
 from .fused_components import (
     common_recipe,
@@ -108,10 +108,10 @@ class NormLinear(Module):
         require_norm_fitting(_NAME, input, residual, norm_weight, norm_bias, linear.weight)
         if not wins((linear,), input, recipe):
             return self._by_parts(input, residual)
-        before = input, residual, norm_weight, norm_bias
-        both = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in before)
+        before = Before(input, residual, norm_weight, norm_bias)
+        both = torch.is_grad_enabled() and before.needs_gradient()
         layer = layer_of(_NAME, (linear,), recipe, both)
-        y, total = run(*before, layer, None, Chain(_NAME, recipe, norm, sides=linear.sides))
+        y, total = run(before, (layer,), Chain(_NAME, recipe, norm, sides=linear.sides))
         return y if residual is None else (y, total)
 
     def _by_parts(self, x: Tensor, residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
