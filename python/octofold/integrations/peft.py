@@ -1,6 +1,6 @@
 """peft's LoRA over Octofold's FP8 layers, whoever asks for it. Importing this module registers it.
 
-octofold.nn.lora_config() makes a config that knows the layers, for those who make the config
+octofold.nn.lora_config() makes a config that knows them, for those who make the config
 themselves. Diffusers' load_lora_weights() and transformers' add_adapter() make one where nobody can
 reach it; so peft's table of tuners has, for LoRA, a subclass of its own LoraModel, by whose hook
 before an injection the config learns them. Its other methods have subclasses that refuse what they
@@ -16,7 +16,7 @@ require("peft")
 import peft  # noqa: E402
 from torch.nn import Module  # noqa: E402
 
-from ..nn.layers.lora import linear_names  # noqa: E402
+from ..nn.layers.fp8_parameters import held  # noqa: E402
 from ..nn.layers.patching import in_front_of  # noqa: E402
 from ..nn.layers.peft_layers import LAYERS, require_trained  # noqa: E402
 
@@ -32,20 +32,16 @@ class Trained:
 
 
 class Fp8LoraModel(Trained, _TUNERS[peft.PeftType.LORA]):  # type: ignore[misc]
-    """peft's LoraModel, over octofold.nn.WeightOnlyLinear and InferenceLinear too.
+    """peft's LoraModel, over FP8 weights too.
 
-    What reads the weight (DoRA …) is refused over both.
+    What reads the weight (DoRA …) is refused over them.
     """
 
     def _pre_injection_hook(self, model: Module, config: Any, adapter_name: str) -> None:
         super()._pre_injection_hook(model, config, adapter_name)
-        if not any(isinstance(module, tuple(LAYERS)) for module in model.modules()):
-            return
-        if not config._custom_modules:  # as octofold.nn.lora_config() has them
+        has_fp8 = any(held(module) is not None for module in model.modules())
+        if has_fp8 and not config._custom_modules:  # as octofold.nn.lora_config() has them
             config._register_custom_module(LAYERS)
-        targets = config.target_modules
-        if isinstance(targets, str) and targets.lower() == "all-linear":
-            config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
 
 
 for _kind, _tuner in list(_TUNERS.items()):

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.nn.functional import pad
 
 from ..._core.errors import invalid_argument
@@ -15,7 +15,11 @@ from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import Ranks
 from ..._ranks.wire import as_bytes, as_products_read
-from ...nn.layers.fp8_linear import Fp8Linear
+from ...nn.autograd.boundary import Sides
+from ...nn.autograd.frozen import linear_of_weight
+from ...nn.layers.fp8_parameters import held, hold
+from ...nn.layers.linear import local_part
+from ...nn.layers.patching import change_class
 from .layouts import require_divisible, spread
 
 _NAME: Final = "octofold.distributed.shard_of"
@@ -108,49 +112,57 @@ def joined_rows(parts: list[ScaledTensor]) -> ScaledTensor:
     return ScaledTensor(codes, as_products_read(scale, granularity), granularity)
 
 
+class Fp8Part(torch.nn.Linear):
+    """A linear layer with this rank's part of an FP8 weight, and of a bias for each of its rows."""
+
+    sides: Sides
+    zero_rows = 0
+    """The number of zero rows before this rank's codes, which thereby begin where a square does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else local_part(self.bias)
+        if bias is not None and self.zero_rows:
+            bias = pad(bias, (self.zero_rows, 0))
+        return linear_of_weight(input, self.weight, bias, self.sides)
+
+
 def cut(
-    operation: str, layer: Fp8Linear, ranks: Ranks, dim: int, mesh: DeviceMesh, packed: int = 1
+    operation: str,
+    layer: torch.nn.Linear,
+    ranks: Ranks,
+    dim: int,
+    mesh: DeviceMesh,
+    sides: Sides,
+    packed: int = 1,
 ) -> None:
-    """Leave a layer this rank's part of its rows (dim -2) or columns (-1). Its weight and scales
-    stay plain buffers, so that its state is this rank's alone; a bias that is a parameter becomes a
-    DTensor."""
-    weight, bias = layer.scaled_weight, layer.bias
-    features = weight.shape[dim]
-    require_divisible(operation, "weight", features // packed, ranks.size, packed > 1)
+    """Leave a layer this rank's part of its rows (dim -2) or columns (-1), and make it an Fp8Part,
+    in place. The weight is no DTensor, so that it is this rank's alone; the bias becomes one."""
+    weight = held(layer)
+    assert weight is not None
+    require_divisible(operation, "weight", weight.shape[dim] // packed, ranks.size, packed > 1)
     if packed > 1:
-        _cut_packed(operation, layer, ranks, packed)
-        return
-    part = shard_of(weight, dim, ranks.rank, ranks.size)
-    if isinstance(bias, Parameter):
-        layer.hold(part.weight, bias)
-        spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0)
-    elif bias is not None and dim == -2:
-        first, behind = bounds_of(features, ranks.rank, ranks.size)
-        layer.hold(part.weight, bias[first:behind].clone())
+        own, zeros = _packed_part(operation, weight.scaled, ranks, packed), 0
     else:
-        layer.hold(part.weight, bias)
+        own, zeros, _ = shard_of(weight.scaled, dim, ranks.rank, ranks.size)
+    hold(layer, weight.like(own.data, own.scale))
+    spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0, packed)
+    part: Any = layer
+    change_class("parts", part, Fp8Part)
+    part.sides = sides
     if dim == -2:
-        layer.zero_rows = part.zeros
-    if part.zeros:
-        _Zeros(part.zeros).install(layer, dim)
+        part.zero_rows = zeros
+    if zeros:
+        _Zeros(zeros).install(part, dim)
 
 
-def _cut_packed(operation: str, layer: Fp8Linear, ranks: Ranks, packed: int) -> None:
-    weight, bias = layer.scaled_weight, layer.bias
+def _packed_part(operation: str, weight: ScaledTensor, ranks: Ranks, packed: int) -> ScaledTensor:
     each = weight.shape[0] // packed
     own = each // ranks.size
     firsts = [i * each + ranks.rank * own for i in range(packed)]
     if weight.granularity == "128x128" and (each % 128 or own % 128):
         expected = f"{packed} · {ranks.size} · a multiple of 128 rows, so that none share scales"
         raise invalid_argument(operation, "weight", expected, weight.shape[0])
-    if isinstance(bias, Parameter):
-        expected = "None or a buffer, where rows are packed"
-        raise invalid_argument(operation, "bias", expected, "a parameter")
-    rows = [squares_of(weight, -2, first, first + own) for first in firsts]
-    own_bias = None
-    if bias is not None:
-        own_bias = torch.cat([bias[first : first + own] for first in firsts])
-    layer.hold(joined_rows(rows), own_bias)
+    return joined_rows([squares_of(weight, -2, first, first + own) for first in firsts])
 
 
 class _Zeros:

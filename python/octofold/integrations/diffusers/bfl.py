@@ -5,14 +5,14 @@ from typing import Any, Final
 import torch
 from diffusers.quantizers.bfl.utils import BFLFP8RLinear, BFLNVFP4Linear, BFLQuantizedParameter
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ...nn.conversion.fp8_layers import frozen_layer
+from ...nn.conversion.fp8_layers import frozen_weight, words_of
 from ...nn.conversion.linear import replaced
 from ...nn.conversion.picking import Conversion
-from ...nn.layers.fp8_linear import Fp8Linear
+from ...nn.layers.fp8_parameters import with_weight
 from ...nn.recipes.choice import require_compute
 
 _NAME: Final = "octofold.integrations.diffusers.take_fp8r"
@@ -47,23 +47,17 @@ def take_fp8r(model: Module, compute: str = "auto") -> Conversion:
             if "forward" in module.__dict__:
                 left_alone[name] = "its forward was replaced (as by accelerate)"
                 continue
-            layer = _layer_of(module, compute)
-            new[id(module)] = layer
-            converted[name] = f"octofold.nn.{type(layer).__name__}"
+            new[id(module)] = layer = _layer_of(module, compute)
+            converted[name] = words_of(layer.weight)
     if not new:
         got = f"{type(model).__qualname__} without"
         raise invalid_argument(_NAME, "model", "layers of the format fp8r", got)
     return Conversion(replaced(model, new), converted, left_alone)
 
 
-def _layer_of(linear: Any, compute: str) -> Fp8Linear:
+def _layer_of(linear: Any, compute: str) -> Any:
     weight = ScaledTensor(linear.weight.detach(), linear.weight_scale, "channel")
-    layer = frozen_layer(linear, weight, compute)
-    layer.keep_as_parameter()
-    if isinstance(layer.bias, Parameter):
-        layer.bias.requires_grad_(linear.bias.requires_grad)
-    layer.compute_dtype = linear.compute_dtype
-    return layer
+    return with_weight(linear, frozen_weight(weight, linear.compute_dtype, compute))
 
 
 def bundled(state: dict[str, Any]) -> dict[str, Any]:

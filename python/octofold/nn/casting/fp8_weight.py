@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
-from ..._core.formats import Format, FormatLike, format_of
+from ..._core.formats import Format, FormatLike, Rule, format_of
+from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import FLOAT8, NAMES
 from ..._ops.quantize import quantize
@@ -40,6 +41,12 @@ class Fp8Weight(Tensor):
         product. "auto": as the GPU and the number of tokens have it.
     compute_dtype: that layers compute in; x is converted, and the result back. None: that of x.
     rule, power_of_two: how numbers are cast that are written to it, as octofold.Format has them.
+    recipe: an octofold.nn.Recipe of native products, of which `output` casts x, and backward has
+        `grad_input`. None: x is cast with a scale for 128 of its values, and the gradient has dY as
+        it is.
+    few_tokens: up to so many of 16 bits are multiplied as they are. None: as `compute` has it.
+    batch_invariant: a token's result, and its gradient, depend on that token alone
+        (docs/batch-invariance.md). Not of float32, nor of bfloat16 where tensor cores have none.
 
     torch.nn.functional.linear() gives gradients by x and bias, and embedding() takes rows alone out
     of FP8. detach(), clone(), to(), pin_memory(), slices and splits between scales, deepcopy, files
@@ -49,7 +56,10 @@ class Fp8Weight(Tensor):
     """
 
     COMPUTE: ClassVar = (*COMPUTE, "copy")
-    OPTIONS: ClassVar = ("compute", "compute_dtype", "rule", "power_of_two")
+    OPTIONS: ClassVar = (
+        *("compute", "compute_dtype", "rule", "power_of_two"),
+        *("recipe", "few_tokens", "batch_invariant"),
+    )
 
     codes: Tensor
     scale: Tensor
@@ -58,6 +68,9 @@ class Fp8Weight(Tensor):
     compute_dtype: torch.dtype | None
     rule: str
     power_of_two: bool | None
+    recipe: Recipe | None
+    few_tokens: int | None
+    batch_invariant: bool
 
     @staticmethod
     def __new__(
@@ -70,6 +83,9 @@ class Fp8Weight(Tensor):
         compute_dtype: torch.dtype | None = None,
         rule: str = "deepgemm",
         power_of_two: bool | None = None,
+        recipe: Recipe | None = None,
+        few_tokens: int | None = None,
+        batch_invariant: bool = False,
         requires_grad: bool = False,
     ) -> "Fp8Weight":
         """requires_grad: for those who call a parameter's class as torch.nn.Parameter's; of an
@@ -86,6 +102,7 @@ class Fp8Weight(Tensor):
         made.codes, made.scale, made.granularity = codes, scale, granularity
         made.compute, made.compute_dtype = compute, compute_dtype
         made.rule, made.power_of_two = rule, power_of_two
+        made.recipe, made.few_tokens, made.batch_invariant = recipe, few_tokens, batch_invariant
         return made
 
     @classmethod
@@ -218,6 +235,9 @@ class Fp8Weight(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = f"{self.codes.dtype}, {self.granularity}, compute={self.compute}"
+        kind += "" if self.recipe is None else f", recipe={self.recipe}"
+        kind += f", few_tokens={self.few_tokens}" if self.few_tokens else ""
+        kind += ", batch_invariant=True" if self.batch_invariant else ""
         return f"Fp8Weight({list(self.codes.shape)}, {kind})"
 
     @classmethod
@@ -483,4 +503,4 @@ _KEPT: Final[dict[Any, Callable[..., Any]]] = {
 }
 """Operations whose results are such weights again; those that return None see the numbers."""
 
-torch.serialization.add_safe_globals([_rebuilt])
+torch.serialization.add_safe_globals([_rebuilt, Recipe, Product, Format, Rule])
