@@ -14,12 +14,12 @@ STRIDE = 1024 if ON_GPU else IN
 def twin(device):
     torch.manual_seed(0)
     linear = torch.nn.Linear(IN, OUT).to(torch.bfloat16)
-    return nn.InferenceLinear.from_linear(linear, "blockwise").to(device)
+    return nn.inference_linear(linear, "blockwise").to(device)
 
 
 def expect_same(layer, plain):
-    assert layer.scaled_weight.data.stride() == (STRIDE, 1)
-    codes, expected = (each.scaled_weight.data.view(torch.uint8).cpu() for each in (layer, plain))
+    assert layer.weight.scaled.data.stride() == (STRIDE, 1)
+    codes, expected = (each.weight.scaled.data.view(torch.uint8).cpu() for each in (layer, plain))
     assert torch.equal(codes, expected)
 
 
@@ -34,7 +34,7 @@ def test_moved(is_parameter, generator):
     with torch.no_grad():
         y, expected = layer(x).float(), plain(x.cpu()).float().to(DEVICE)
     assert (y - expected).norm() < 1e-2 * expected.norm()
-    assert layer.to(DEVICE).scaled_weight.data.data_ptr() == layer.scaled_weight.data.data_ptr()
+    assert layer.to(DEVICE).weight.scaled.data.data_ptr() == layer.weight.scaled.data.data_ptr()
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -50,7 +50,7 @@ def test_loaded(assign):
 
 def test_held():
     plain = twin("cpu")
-    weight = plain.scaled_weight
+    weight = plain.weight.scaled
     on_device = octofold.ScaledTensor(
         weight.data.contiguous().to(DEVICE), weight.scale.to(DEVICE), weight.granularity
     )

@@ -75,8 +75,8 @@ def test_trained_experts_go_the_way_of_the_gpu():
 @pytest.mark.parametrize("recipe", GRANULARITIES)
 def test_inference_layers_compute_anywhere(recipe, dtype):
     linear = torch.nn.Linear(HIDDEN, INNER, device=DEVICE)
-    layer = nn.InferenceLinear.from_linear(linear, recipe)
-    weight = layer.scaled_weight.dequantize("float32")
+    layer = nn.inference_linear(linear, recipe)
+    weight = layer.weight.scaled.dequantize("float32")
     for tokens in (1, 40, 300, 2000):
         x, dy = random(tokens, HIDDEN, dtype=dtype), random(tokens, INNER, dtype=dtype)
         x.requires_grad_()

@@ -46,7 +46,7 @@ def test_weights_are_cast_as_by_the_layers(plain, format, compute):
     for name, layer in layers.items():
         linear = model.get_submodule(name)
         expected = octofold.quantize(linear.weight.detach(), format)
-        found = layer.scaled_weight
+        found = layer.weight.scaled
         assert torch.equal(found.data.view(torch.uint8), expected.data.view(torch.uint8))
         assert torch.equal(found.scale, expected.scale)
         assert type(layer.weight) is StoredWeight
@@ -248,7 +248,7 @@ def test_dequantize(plain, tmp_path):
     model = loaded(folder, compute="weight-only")
     expected = outcome(model, inputs)
     weights = {
-        name: layer.scaled_weight.dequantize("float32").to(BF16)
+        name: layer.weight.scaled.dequantize("float32").to(BF16)
         for name, layer in fp8_layers(model).items()
     }
     model.dequantize()
@@ -308,7 +308,7 @@ def test_bfl(plain, fp8r):
         assert len(report.converted) == 22
         layer = model.transformer_blocks[0].attn.to_q
         assert layer.weight.data_ptr() == weight.data_ptr()
-        assert layer.scaled_weight.granularity == "channel"
+        assert layer.weight.scaled.granularity == "channel"
         assert relative_error(outcome(model, inputs), expected) < limit
         model.to("cpu")
     with pytest.raises(octofold.InvalidArgumentError, match="layers of the format fp8r"):
@@ -331,7 +331,7 @@ def test_fp8r_by_our_config(plain, fp8r, tmp_path):
     for name, layer in layers.items():
         codes = state[f"{name}.weight"]
         assert torch.equal(layer.weight.view(torch.uint8), codes.view(torch.uint8))
-        assert torch.equal(layer.scaled_weight.scale, state[f"{name}.weight_scale"])
+        assert torch.equal(layer.weight.scaled.scale, state[f"{name}.weight_scale"])
     own = diffusers.BFLQuantizationConfig(compute_dtype=BF16)
     peer = Flux.from_single_file(str(fp8r), quantization_config=own, **options)
     assert relative_error(outcome(model, inputs), outcome(peer, inputs)) < 0.06

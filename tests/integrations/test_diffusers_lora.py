@@ -10,7 +10,7 @@ import torch
 from octofold import nn
 from octofold.nn.casting.weight_tensors import StoredWeight
 from octofold.nn.layers.fp8_linear import Fp8Linear
-from octofold.nn.layers.peft_layers import Fp8Lora
+from octofold.nn.layers.peft_layers import Fp8LoraLinear
 
 from tests.integrations.diffusers_models import BF16, fp8_layers
 from tests.integrations.diffusers_models import loaded as loaded_with
@@ -69,7 +69,7 @@ def test_adapters_load_run_and_go(folder, inputs, compute, low_cpu_mem_usage):
     model.load_lora_adapter(dict(state), adapter_name="one", low_cpu_mem_usage=low_cpu_mem_usage)
     for name in TARGETS:
         layer = model.get_submodule(name)
-        assert type(layer) is Fp8Lora
+        assert type(layer) is Fp8LoraLinear
         assert type(layer.base_layer.weight) is StoredWeight
         assert layer.lora_A["one"].weight.dtype == BF16
     y = outcome(model, inputs)
@@ -117,7 +117,7 @@ def test_fuse_and_unfuse(folder, inputs, compute):
     for name in TARGETS:
         base = model.get_submodule(name).base_layer
         assert type(base.weight) is StoredWeight
-        numbers = base.scaled_weight.dequantize("float32")
+        numbers = base.weight.scaled.dequantize("float32")
         assert 1e-3 < relative_error(numbers, wide.get_submodule(name).weight) < 0.03
     model.unfuse_lora()
     after = codes(model)

@@ -257,7 +257,7 @@ def test_sizes_for_a_device_map(plain):
     model = Flux.from_pretrained(folder, quantization_config=OctofoldConfig(), torch_dtype=BF16)
     sizes = accelerate.utils.compute_module_sizes(model, dtype=BF16)
     layer = model.transformer_blocks[0].attn.to_q
-    scales = layer.scaled_weight.scale.numel()
+    scales = layer.weight.scaled.scale.numel()
     own = sizes["transformer_blocks.0.attn.to_q"]
     assert own == layer.weight.numel() + 2 * layer.bias.numel() + min(2, 4) * scales
 
@@ -296,7 +296,7 @@ def test_results_are_those_of_the_cpu(plain, format, compute):
     moved = loaded(folder, **options).to(GPU)
     for one, other in zip(fp8_layers(straight).values(), fp8_layers(moved).values(), strict=True):
         assert torch.equal(one.weight.view(torch.uint8), other.weight.view(torch.uint8))
-        assert torch.equal(one.scaled_weight.scale, other.scaled_weight.scale)
+        assert torch.equal(one.weight.scaled.scale, other.weight.scaled.scale)
     y = outcome(straight, on(GPU, inputs))
     assert torch.equal(outcome(moved, on(GPU, inputs)), y)
     assert relative_error(y.cpu(), expected) < 0.03

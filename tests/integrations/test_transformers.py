@@ -29,7 +29,7 @@ def with_the_same_values(model, plain):
     for name, module in model.named_modules():
         other = expected.get_submodule(name)
         if isinstance(module, Fp8Linear):
-            values = {"weight": module.scaled_weight}
+            values = {"weight": module.weight.scaled}
         elif isinstance(getattr(module, "gate_up_proj", None), torch.Tensor) and hasattr(
             module, "gate_up_proj_scale_inv"
         ):
@@ -111,7 +111,7 @@ def test_formats_are_kept(saved, format, tmp_path):
     model = load(saved, "Llama", quantization_config=OctofoldConfig(format))
     layer = model.model.layers[0].mlp.up_proj
     wide = load(saved, "Llama").model.layers[0].mlp.up_proj.weight
-    assert layer.scaled_weight.equals(octofold.quantize(wide.detach(), format))
+    assert layer.weight.scaled.equals(octofold.quantize(wide.detach(), format))
     model.save_pretrained(tmp_path)
     again = load(saved, "Llama", folder=tmp_path)
     assert same_bits(again, model)
@@ -227,7 +227,7 @@ def test_heads_of_classifiers_stay_and_are_made_anew(tmp_path):
     assert type(model.classifier) is torch.nn.Linear
     pooler = model.bert.pooler.dense  # which the checkpoint lacks, too
     assert type(pooler) is InferenceLinear
-    values = pooler.scaled_weight.dequantize("float32")
+    values = pooler.weight.scaled.dequantize("float32")
     assert 0.015 < float(values.std()) < 0.025
     assert model(TOKENS).logits.isfinite().all()
 

@@ -146,7 +146,7 @@ def test_what_would_train_nothing_is_refused(saved, config, field):
         assert next(trained).keys() == next(trained).keys()
         return
     k_proj = model.model.layers[0].self_attn.k_proj
-    k_proj.hold(k_proj.scaled_weight, torch.zeros(128, dtype=torch.bfloat16))
+    k_proj.hold(k_proj.weight.scaled, torch.zeros(128, dtype=torch.bfloat16))
     if field == "trainable_token_indices":
         octofold.models.enable_layerwise_casting(model.model.embed_tokens)
     with pytest.raises(octofold.InvalidArgumentError, match=f"config.{field}"):

@@ -303,7 +303,7 @@ def measure_inference(run: Run, layer: tuple[int, int]) -> tuple[str, dict[int, 
         return made
 
     wide = sets_of(plain, out_features * in_features, run)
-    narrow = [octofold.nn.InferenceLinear.from_linear(each) for each in wide]
+    narrow = [octofold.nn.inference_linear(each) for each in wide]
     ratios = {}
     for m in run.options.tokens:
         inputs = [normal(run, m, in_features) for _ in wide]

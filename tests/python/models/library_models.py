@@ -73,11 +73,11 @@ def outcome(model, inputs):
 def mixed(model):
     """Linear layers of every kind in turns, as a plan of advise() mixes them."""
     kinds = (
-        lambda layer: nn.InferenceLinear.from_linear(layer, "blockwise"),
-        lambda layer: nn.WeightOnlyLinear.from_linear(layer, "channel"),
-        lambda layer: nn.InferenceLinear.from_linear(layer, "rowwise"),
-        lambda layer: nn.WeightOnlyLinear.from_linear(layer, "1x128"),
-        lambda layer: nn.InferenceLinear.from_linear(layer, "tensorwise"),
+        lambda layer: nn.inference_linear(layer, "blockwise"),
+        lambda layer: nn.weight_only_linear(layer, "channel"),
+        lambda layer: nn.inference_linear(layer, "rowwise"),
+        lambda layer: nn.weight_only_linear(layer, "1x128"),
+        lambda layer: nn.inference_linear(layer, "tensorwise"),
         WAYS["cast"].make,
         lambda layer: layer,
     )

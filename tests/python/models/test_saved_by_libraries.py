@@ -169,7 +169,7 @@ def test_nobody_looks_who_asks_for_a_state_dict():
     def save_pretrained(model):
         return model.state_dict()
 
-    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(128, 128))
+    layer = nn.weight_only_linear(torch.nn.Linear(128, 128))
     assert save_pretrained(layer)["weight"].dtype == torch.float8_e4m3fn
     with nn.wide_state_dict(layer):
         assert save_pretrained(layer)["weight"].dtype == torch.float32
@@ -216,7 +216,7 @@ def test_mixins_of_the_hub(tmp_path):
     model = nn.convert_weight_only(Mine()).model
     model.save_pretrained(tmp_path)
     weight = Mine.from_pretrained(tmp_path).linear.weight
-    assert torch.equal(weight, model.linear.scaled_weight.dequantize("float32"))
+    assert torch.equal(weight, model.linear.weight.scaled.dequantize("float32"))
 
 
 class Writer(torch.nn.Module):
@@ -230,7 +230,7 @@ def test_libraries_that_come_late_or_change(monkeypatch):
     from octofold.nn.layers import patching, saving
 
     name = "a_library.models"
-    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(128, 128))
+    layer = nn.weight_only_linear(torch.nn.Linear(128, 128))
     monkeypatch.setitem(patching.PATCHES, "a row", ("a_library", f"{name}.Model", ""))
     monkeypatch.setattr(saving, "_waiting", {"a row"})
     library = types.ModuleType(name)

@@ -74,7 +74,7 @@ def test_others_read_models_of_transformers(make, change, tmp_path):
     for name in names:
         layer = modules[name.removesuffix(".weight")]
         stored = isinstance(layer.weight, nn.Fp8Weight)
-        wide = layer.weight.dequantize(FP32) if stored else layer.scaled_weight.dequantize()
+        wide = layer.weight.dequantize(FP32) if stored else layer.weight.scaled.dequantize()
         assert torch.equal(checkpoint[name].dequantize(), wide)
 
 
@@ -100,7 +100,7 @@ def test_from_pretrained_finds_no_weights_in_what_is_ours(make, change, reason, 
 
 def test_any_module_is_kept(tmp_path):
     """Without a config, of no library: a layer alone, and one that stands in two places."""
-    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16))
+    layer = nn.weight_only_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16))
     models.save(layer, tmp_path / "layer")
     x = torch.randn(3, 128).bfloat16()
     other = models.load(torch.nn.Linear(128, 64), tmp_path / "layer")
@@ -146,7 +146,7 @@ def test_any_module_is_kept(tmp_path):
 def test_what_is_batch_invariant_stays_so(tmp_path):
     linear = torch.nn.Linear(128, 64, dtype=torch.bfloat16)
     for invariant in (False, True):
-        layer = nn.WeightOnlyLinear.from_linear(linear, batch_invariant=invariant)
+        layer = nn.weight_only_linear(linear, batch_invariant=invariant)
         models.save(layer, tmp_path / str(invariant))
         other = models.load(torch.nn.Linear(128, 64), tmp_path / str(invariant))
         assert other.batch_invariant is invariant

@@ -22,8 +22,8 @@ def lora_config(model: Module, config: Any) -> Any:
         what would train FP8 weights themselves (modules_to_save, trainable_token_indices,
         target_parameters), as they get no gradient. It stays as it is.
 
-    Nothing in peft is patched: the config alone says which classes are used. Files do not keep that,
-    so the config of a saved adapter (LoraConfig.from_pretrained()) goes through here again.
+    Nothing in peft is patched: the config alone says which classes are used. Files do not keep
+    that, so the config of a saved adapter (LoraConfig.from_pretrained()) goes through here again.
 
     merge_adapter() and merge_and_unload() add to the weight and cast it again, with one rounding to
     FP8; unmerge_adapter() gives the weight its bytes back. Merge before a CUDA graph is captured.

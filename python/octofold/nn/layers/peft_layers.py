@@ -21,8 +21,9 @@ _lora: Final[Any] = importlib.import_module("peft.tuners.lora.layer")
 _tuners: Final[Any] = importlib.import_module("peft.tuners.tuners_utils")
 
 
-class Fp8Lora(_lora.Linear):  # type: ignore[misc]
-    """LoRA over a layer with a frozen weight in FP8, with adapters that can be trained."""
+class Fp8LoraLinear(_lora.Linear):  # type: ignore[misc]
+    """LoRA over a layer with a frozen weight in FP8, with adapters that can be trained. peft knows
+    by its name, "Linear", that "all-linear" means it."""
 
     def __init__(self, base_layer: Module, adapter_name: str, **options: Any) -> None:
         self._before: Fp8Weight | None = None
@@ -75,10 +76,10 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
 
 
 def _fp8_lora(target: Module, adapter_name: str, **options: Any) -> Module | None:
-    """Fp8Lora over a linear layer with an FP8 weight; None: peft's own layer."""
+    """Fp8LoraLinear over a linear layer with an FP8 weight; None: peft's own layer."""
     wrapped = isinstance(target, _tuners.BaseTunerLayer)
     base = target.get_base_layer() if wrapped else target  # type: ignore[operator]
-    return None if held(base) is None else Fp8Lora(target, adapter_name, **options)
+    return None if held(base) is None else Fp8LoraLinear(target, adapter_name, **options)
 
 
 LAYERS: Final[dict[type[Module], Any]] = {torch.nn.Linear: _fp8_lora}
