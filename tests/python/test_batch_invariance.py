@@ -361,7 +361,7 @@ def test_a_conversion_hands_it_on():
 
     linear = torch.nn.Linear(515, 140, dtype=torch.float16)
     report = convert_weight_only(torch.nn.Sequential(linear), batch_invariant=True)
-    assert report.model[0].batch_invariant
+    assert report.model[0].weight.batch_invariant
     with pytest.raises(octofold.InvalidArgumentError, match="'batch_invariant'"):
         convert_weight_only(linear, activations="auto", batch_invariant=True)
 

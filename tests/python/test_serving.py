@@ -48,7 +48,7 @@ def test_linear_with_powers_of_two():
     assert_product(y, octofold.quantize(x, format).dequantize().double(), weight)
 
 
-def test_linear_is_an_inference_linear():
+def test_linear_is_that_of_inference_linear():
     """The same casts and products, and what decides about them."""
     linear = torch.nn.Linear(200, 72).bfloat16()
     layer = octofold.nn.inference_linear(linear)

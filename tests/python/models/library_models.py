@@ -141,10 +141,7 @@ def same_states(model, other):
 def numbers(model):
     values = {name: value for name, value in model.state_dict().items() if value.element_size() > 1}
     for name, module in model.named_modules():
-        scaled = getattr(module, "scaled_weight", None)
-        weight = getattr(module, "weight", None)
-        if isinstance(scaled, octofold.ScaledTensor):
-            values[name] = scaled.dequantize("float32")
-        elif isinstance(weight, nn.Fp8Weight):
+        weight = module._parameters.get("weight")
+        if isinstance(weight, nn.Fp8Weight):
             values[name] = weight.dequantize()
     return values
