@@ -11,16 +11,13 @@ import octofold
 import pytest
 import torch
 from diffusers.quantizers.bfl.utils import quantize_fp8r
-from octofold import nn
 from octofold.integrations.diffusers import OctofoldConfig, take_fp8r
 from octofold.integrations.diffusers.bfl import bundled, codes_and_scale, is_bundle
-from octofold.nn.casting.weight_tensors import StoredWeight
 from safetensors.torch import load_file, save_file
 
 from tests.integrations.diffusers_models import (
     BF16,
     flux,
-    fp8_layers,
     large,
     loaded,
     saved,
@@ -28,7 +25,7 @@ from tests.integrations.diffusers_models import (
     unet,
     wan,
 )
-from tests.integrations.support import same_bits
+from tests.integrations.support import fp8_layers, same_bits
 from tests.python.models.library_models import outcome
 from tests.python.nn.layer_support import relative_error
 
@@ -41,15 +38,12 @@ def test_weights_are_cast_as_by_the_layers(plain, format, compute):
     model, inputs, folder = plain
     quantized = loaded(folder, format=format, compute=compute)
     layers = fp8_layers(quantized)
-    kind = nn.InferenceLinear if compute == "native" else nn.WeightOnlyLinear
-    assert {type(layer) for layer in layers.values()} == {kind}
+    assert {layer.weight.compute for layer in layers.values()} == {compute}
     for name, layer in layers.items():
         linear = model.get_submodule(name)
         expected = octofold.quantize(linear.weight.detach(), format)
         found = layer.weight.scaled
-        assert torch.equal(found.data.view(torch.uint8), expected.data.view(torch.uint8))
-        assert torch.equal(found.scale, expected.scale)
-        assert type(layer.weight) is StoredWeight
+        assert found.equals(expected)
         x = torch.randn(7, layer.in_features, dtype=BF16)
         wanted = x.double() @ found.dequantize("float32").double().T + linear.bias.double()
         with torch.no_grad():
@@ -268,9 +262,12 @@ def test_to_another_dtype_is_refused_by_diffusers(plain):
             call()
 
 
-def test_projections_are_not_fused_of_codes(plain):
-    with pytest.raises(NotImplementedError, match="Float8"):
-        loaded(plain[2]).fuse_qkv_projections()
+def test_projections_are_fused_of_the_numbers(plain):
+    _, inputs, folder = plain
+    model = loaded(folder)
+    expected = outcome(model, inputs)
+    model.fuse_qkv_projections()
+    assert relative_error(outcome(model, inputs), expected) < 0.06
 
 
 def test_models_without_the_config_are_as_before(plain):
@@ -307,7 +304,7 @@ def test_bfl(plain, fp8r):
         report = take_fp8r(model, compute)
         assert len(report.converted) == 22
         layer = model.transformer_blocks[0].attn.to_q
-        assert layer.weight.data_ptr() == weight.data_ptr()
+        assert layer.weight.codes.data_ptr() == weight.data_ptr()
         assert layer.weight.scaled.granularity == "channel"
         assert relative_error(outcome(model, inputs), expected) < limit
         model.to("cpu")
@@ -330,7 +327,7 @@ def test_fp8r_by_our_config(plain, fp8r, tmp_path):
     assert len(layers) == 22
     for name, layer in layers.items():
         codes = state[f"{name}.weight"]
-        assert torch.equal(layer.weight.view(torch.uint8), codes.view(torch.uint8))
+        assert torch.equal(layer.weight.codes.view(torch.uint8), codes.view(torch.uint8))
         assert torch.equal(layer.weight.scaled.scale, state[f"{name}.weight_scale"])
     own = diffusers.BFLQuantizationConfig(compute_dtype=BF16)
     peer = Flux.from_single_file(str(fp8r), quantization_config=own, **options)

@@ -1,6 +1,5 @@
 """Small models of transformers and Diffusers, of the checkpoints' matrix, and their inputs."""
 
-import octofold
 import pytest
 import torch
 from octofold import models, nn

@@ -164,7 +164,7 @@ def test_wide_state_dict_is_what_plain_models_load(change):
 
 
 def test_nobody_looks_who_asks_for_a_state_dict():
-    """A function of the user's by the name of the libraries' gets FP8 weights like everybody else."""
+    """A function of the user's by the name of the libraries' gets what everybody else does."""
 
     def save_pretrained(model):
         return model.state_dict()
