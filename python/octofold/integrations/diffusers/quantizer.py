@@ -1,6 +1,7 @@
 """The quantizer and its config: which layers of a model become Octofold's, and how their weights
 come in."""
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -204,8 +205,8 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         try:
             return joined(own, codes, scale)
         except InvalidArgumentError as error:
-            expected = f"{path}.weight as the config says"
-            raise invalid_argument(_OPERATION, "checkpoint", expected, error) from None
+            text = f"{_OPERATION}: checkpoint: '{path}.weight', as the config says: {error}"
+            raise InvalidArgumentError(text) from None
 
     def _process_model_before_weight_loading(
         self,
@@ -245,6 +246,10 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         }:
             expected = "all weights of linear layers (and offload_state_dict=False)"
             raise invalid_argument(_OPERATION, "checkpoint", expected, f"no {_listed(lacking)}")
+        # Diffusers' layerwise casting would round biases too.
+        skipped = getattr(model, "_skip_layerwise_casting_patterns", None) or ()
+        own = (rf"^{re.escape(name)}$" for name in self.report.converted)
+        model._skip_layerwise_casting_patterns = [*skipped, *own]
         return model
 
     @property
@@ -261,6 +266,11 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def is_compileable(self) -> bool:
         """Its layers compile whole."""
         return True
+
+    def get_special_dtypes_update(self, model: Any, torch_dtype: Any) -> dict[str, torch.dtype]:
+        """The sizes of weights, for what plans where a model goes."""
+        layers = [name for name, one in model.named_modules() if held(one) is not None]
+        return dict.fromkeys((f"{name}.weight" for name in layers), torch.float8_e4m3fn)
 
     def get_cuda_warm_up_factor(self) -> int:
         """So many elements of 16 bits are taken for one of the model: a byte for each."""

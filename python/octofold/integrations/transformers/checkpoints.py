@@ -107,6 +107,8 @@ class Contents:
                     f"octofold.integrations.transformers: expected safetensors, got {file}"
                 )
         self.model = model
+        self.on_disk: tuple[str, ...] = ()
+        """Modules that transformers writes to disk again, which it can do with numbers alone."""
         found = _inspected(files) if foreign else _own(files)
         mapping = get_model_conversion_mapping(model) if foreign else []
         self._renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
@@ -208,7 +210,7 @@ def _joining(contents: Contents) -> Iterator[Any]:
             spelled.setdefault(codes, set()).update({scale} - {""})
     for codes, scales in spelled.items():
         sources = [rf"\.{re.escape(ending)}$" for ending in (codes, *sorted(scales))]
-        yield WeightConverter(sources, ".weight", [_AsHeld()])
+        yield WeightConverter(sources, ".weight", [_AsHeld(contents.on_disk)])
 
 
 def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> list[Any]:
@@ -282,6 +284,9 @@ class _AsHeld(ConversionOps):  # type: ignore[misc]
     hf_quantizer = True
     """By which transformers knows that what it reads is not to be converted before."""
 
+    def __init__(self, on_disk: tuple[str, ...] = ()) -> None:
+        self._on_disk = on_disk
+
     def convert(
         self,
         input_dict: dict[str, Any],
@@ -296,7 +301,9 @@ class _AsHeld(ConversionOps):  # type: ignore[misc]
             codes = next(one for one in tensors if is_fp8(one))
             ones = torch.ones(own.scale.shape, device=codes.device)
             scale = next((one for one in tensors if one is not codes), ones)
-            return {full_layer_name: Fp8Weight(joined(own, codes.reshape(own.shape), scale))}
+            weight = joined(own, codes.reshape(own.shape), scale)
+            on_disk = any(f"{path}.".startswith(f"{part}.") for part in self._on_disk)
+            return {full_layer_name: weight.dequantize() if on_disk else Fp8Weight(weight)}
         (tensor,) = tensors
         fits = tensor.numel() == own.numel()
         return {full_layer_name: tensor.to(own.dtype).reshape(own.shape) if fits else tensor}

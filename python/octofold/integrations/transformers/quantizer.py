@@ -35,11 +35,13 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         self.report: dict[str, str] = {}
         self._contents: Contents | None = None
+        self._on_disk: tuple[str, ...] = ()
 
     def validate_environment(self, *arguments: Any, device_map: Any = None, **options: Any) -> None:
         """device_map: as from_pretrained() was given it, and again when its devices are known."""
-        places = set(device_map.values()) if isinstance(device_map, dict) else set()
-        if "disk" in places and not self.pre_quantized:
+        places = device_map.items() if isinstance(device_map, dict) else ()
+        self._on_disk = tuple(name for name, place in places if place == "disk")
+        if self._on_disk and not self.pre_quantized:
             # transformers would read the weight from the source's file, and take it for codes.
             raise invalid_argument(
                 "from_pretrained",
@@ -127,6 +129,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         the model too from 5.20 on.)"""
         if self._contents is None:
             return weight_conversions
+        self._contents.on_disk = self._on_disk
         if not self.quantization_config.foreign:
             return [*weight_conversions, *own_converters(self._contents)]
         return converters_of(self._contents, weight_conversions, self._contents.model)

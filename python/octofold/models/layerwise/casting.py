@@ -16,7 +16,7 @@ from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.layers.fp8_parameters import held, hold
 from ...nn.recipes.choice import require_compute
 from ...nn.recipes.kernels import has_bfloat16, has_native
-from .selection import NAME, Patterns, Selection, select, tuple_of
+from .selection import BEFORE, NAME, Patterns, Selection, select, tuple_of
 
 _UNDO: Final = "octofold.models.disable_layerwise_casting"
 
@@ -123,7 +123,7 @@ def disable_layerwise_casting(module: Module) -> Module:
     if not isinstance(module, Module):
         got = type(module).__qualname__
         raise invalid_argument(_UNDO, "module", "a torch.nn.Module", got)
-    layers = {name: one for name, one in module.named_modules() if held(one) is not None}
+    layers = {name: one for name, one in module.named_modules() if BEFORE in one.__dict__}
     if not layers:
         got = f"{type(module).__qualname__} without"
         raise invalid_argument(_UNDO, "module", "a model with layerwise casting", got)
@@ -154,7 +154,7 @@ def _restore(layer: Module) -> bool:
     """Give a layer numbers for its weight. Returns whether they are the original's."""
     weight = held(layer)
     assert weight is not None
-    before = layer.__dict__.pop("before_casting", Before(False))
+    before = layer.__dict__.pop(BEFORE)
     layer.__dict__.pop("extra_repr", None)
     numbers, original = None, before.original
     if original is not None:

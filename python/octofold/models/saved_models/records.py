@@ -19,6 +19,7 @@ from ...nn.layers.experts import Experts, Stacks
 from ...nn.layers.fp8_parameters import held, hold
 from ...nn.recipes.choice import require_compute
 from ..layerwise.casting import Before
+from ..layerwise.selection import BEFORE
 
 Record = dict[str, Any]
 """kind: a name below; granularity, weight_dtype: of its scales and codes; and what its kind takes
@@ -31,7 +32,7 @@ def record_of(module: Module) -> Record | None:
     """None: it has no FP8 weight of Octofold's."""
     parameter = held(module)
     if parameter is not None:
-        before = module.__dict__.get("before_casting", Before(False))
+        before = module.__dict__.get(BEFORE)
         wide = parameter.compute_dtype
         return {
             "kind": PARAMETER,
@@ -45,7 +46,7 @@ def record_of(module: Module) -> Record | None:
             "recipe": None if parameter.recipe is None else asdict(parameter.recipe),
             "few_tokens": parameter.few_tokens,
             "batch_invariant": parameter.batch_invariant,
-            "requires_grad": before.requires_grad,
+            "requires_grad": None if before is None else before.requires_grad,
         }
     return record_of_experts(module) if type(module) is Experts else None
 
@@ -70,7 +71,8 @@ def fill(record: Record, module: Module, codes: Tensor, scale: Tensor, bias: Ten
     if bias is not None:
         module._parameters["bias"] = Parameter(bias)
     hold(module, _parameter(record, codes, scale))
-    module.before_casting = Before(record["requires_grad"])  # type: ignore[assignment]
+    if record["requires_grad"] is not None:
+        module.before_casting = Before(record["requires_grad"])  # type: ignore[assignment]
 
 
 def _parameter(record: Record, codes: Tensor, scale: Tensor) -> Fp8Weight:

@@ -296,6 +296,23 @@ def _computed_in(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return convolution
 
 
+def _embedding(input: Any, weight: Any, *others: Any, **options: Any) -> Tensor:
+    """Looks up rows: only these are ever in high precision."""
+    max_norm = others[1] if len(others) > 1 else options.get("max_norm")
+    if max_norm is not None or not isinstance(weight, Fp8Weight):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.nn.functional.embedding(input, weight, *others, **options)
+    codes = weight.codes.view(torch.uint8)[input].view(weight.codes.dtype)
+    scale, granularity = weight.scale, weight.granularity
+    if granularity == "128x128":
+        scale, granularity = scale[input // 128], "1x128"
+    elif granularity != "tensor":
+        scale = scale[input]
+    rows: Tensor = ScaledTensor(codes, scale, granularity).dequantize(weight.dtype)
+    return rows
+
+
+FUNCTIONS[torch.nn.functional.embedding] = _embedding
 FUNCTIONS[torch.nn.functional.linear] = linear_of_weight
 for _dimensions in "123":
     for _name in (f"conv{_dimensions}d", f"conv_transpose{_dimensions}d"):

@@ -86,11 +86,13 @@ class Fp8Weight(Tensor):
         recipe: Recipe | None = None,
         few_tokens: int | None = None,
         batch_invariant: bool = False,
-        requires_grad: bool = False,
+        requires_grad: bool | None = None,
     ) -> "Fp8Weight":
         """requires_grad: for those who call a parameter's class as torch.nn.Parameter's; of an
-        Fp8Weight alone, it makes a parameter."""
-        if isinstance(codes, Fp8Weight):
+        Fp8Weight alone, it makes a parameter, and of numbers, which accelerate brings from disk, a
+        plain one."""
+        is_number = requires_grad is not None and codes.dtype in _WIDE and scale is None
+        if isinstance(codes, Fp8Weight) or is_number:
             parameter: Fp8Weight = Parameter(codes, False)  # type: ignore[assignment]
             return parameter
         if scale is None or codes.dtype not in FLOAT8:
@@ -452,22 +454,6 @@ def _bytes(codes: Tensor, function: Callable[..., Tensor], *others: Any, **optio
     return function(codes.view(torch.uint8), *others, **options).view(codes.dtype)
 
 
-def _embedding(input: Any, weight: Any, *others: Any, **options: Any) -> Tensor:
-    """Looks up rows: only these are ever in high precision."""
-    max_norm = others[1] if len(others) > 1 else options.get("max_norm")
-    if max_norm is not None or not isinstance(weight, Fp8Weight):
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch.nn.functional.embedding(input, weight, *others, **options)
-    codes = weight.codes.view(torch.uint8)[input].view(weight.codes.dtype)
-    scale, granularity = weight.scale, weight.granularity
-    if granularity == "128x128":
-        scale, granularity = scale[input // 128], "1x128"
-    elif granularity != "tensor":
-        scale = scale[input]
-    rows: Tensor = ScaledTensor(codes, scale, granularity).dequantize(weight.dtype)
-    return rows
-
-
 _set_data: Final[Any] = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -485,7 +471,7 @@ def _given_data(weight: Any, value: Tensor) -> None:
         weight.codes, weight.scale = value.codes, value.scale
 
 
-FUNCTIONS[torch.nn.functional.embedding] = _embedding
+FUNCTIONS[Tensor.numpy] = lambda weight, **options: weight.dequantize().numpy(**options)
 FUNCTIONS[_set_data] = _given_data
 _KEPT: Final[dict[Any, Callable[..., Any]]] = {
     _aten.detach.default: _as_it_is,

@@ -25,7 +25,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
-from ..casting.fp8_weight import Fp8Weight
+from ..casting.fp8_weight import FUNCTIONS, Fp8Weight
 from .patching import PATCHES, WRITES, wrap_method
 
 _NAME: Final = "octofold.nn.wide_state_dict"
@@ -163,6 +163,15 @@ class CodedState(Module):
                 f"runs now, call it again: this time it gets codes in place of numbers",
                 stacklevel=2,
             )
+
+
+def _refuse(weight: Fp8Weight) -> Any:
+    """Tensor.storage(), of which safetensors asks for the memory."""
+    expected = "numbers (octofold.nn.wide_state_dict()), or a folder of octofold.models.save()"
+    raise invalid_argument("safetensors", "tensors", expected, weight)
+
+
+FUNCTIONS[Tensor.storage] = _refuse
 
 
 def known_or(dtype: torch.dtype | None, other: torch.dtype) -> torch.dtype:
