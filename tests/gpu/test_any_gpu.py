@@ -97,8 +97,10 @@ def test_conversion(trained):
     before = model(x).detach()
     report = nn.convert(model)
     native = LINEARS.how == NATIVE
-    kind = nn.Linear if native else torch.nn.Linear if trained else nn.InferenceLinear
+    kind = nn.Linear if native else torch.nn.Linear
     assert all(type(layer) is kind for layer in model)
+    is_fp8 = not native and not trained
+    assert all(isinstance(layer.weight, nn.Fp8Weight) == is_fp8 for layer in model)
     assert bool(report.left_alone) == (trained and not native)
     y = model(x)
     assert relative_error(y.detach(), before) < 0.08

@@ -11,7 +11,7 @@ Sections:
                in every step: forward, forward + backward; FP8 also where the layer would choose
                BF16 itself
     block      a block of Llama-8B's, forward + backward, with its norms and MLP fused too
-    inference  octofold.nn.InferenceLinear for 1 to 64 tokens, six N,K
+    inference  octofold.nn.inference_linear for 1 to 64 tokens, six N,K
 
 All results are first compared with FP64 (the block's with FP32).
 """

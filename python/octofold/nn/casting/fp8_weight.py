@@ -16,7 +16,7 @@ from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argu
 from ..._core.formats import Format, FormatLike, Rule, format_of
 from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._core.torch import FLOAT8, NAMES
+from ..._core.torch import FLOAT8, NAMES, with_aligned_rows
 from ..._ops.quantize import quantize
 from ..recipes.choice import COMPUTE, require_compute
 
@@ -360,7 +360,9 @@ def _view(
 
 
 def _clone(weight: Fp8Weight, **options: Any) -> Fp8Weight:
-    return weight.like(_bytes(weight.codes, torch.clone, **options), weight.scale.clone())
+    codes = _bytes(weight.codes, torch.clone, **options)
+    codes = with_aligned_rows(codes) if codes.dim() == 2 else codes
+    return weight.like(codes, weight.scale.clone())
 
 
 def _empty_like(weight: Fp8Weight, dtype: Any = None, **options: Any) -> Fp8Weight:

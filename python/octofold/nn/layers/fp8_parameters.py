@@ -114,8 +114,9 @@ def hold(module: Module, weight: Fp8Weight, name: str = "weight") -> None:
     parameter: Any = weight if isinstance(weight, Parameter) else Fp8Weight(weight)
     module._parameters[name] = parameter
     module.extra_repr = _Description(module, name)  # type: ignore[method-assign]
-    if all(hook.hook is not _join for hook in module._load_state_dict_pre_hooks.values()):
-        module.register_load_state_dict_pre_hook(_join)
+    hooks: Any = module._load_state_dict_pre_hooks.values()
+    if all(hook.hook is not _join for hook in hooks):
+        module.register_load_state_dict_pre_hook(_join)  # type: ignore[no-untyped-call]
 
 
 def held(module: Module, name: str = "weight") -> Fp8Weight | None:
