@@ -189,8 +189,6 @@ def test_fp8_weights(rank, kind, sizes, tokens):
     of each sequence on a rank."""
     linear = seeded(torch.nn.Linear, *sizes, dtype=torch.bfloat16)
     layer = getattr(nn, kind)(linear)
-    for parameter in layer.parameters():
-        parameter.requires_grad_(False)
     inputs = {"input": numbers(2, tokens * mesh_of_all().size(), sizes[0], seed=1)}
     bits = ("y",)
     beside(layer, ColumnParallel(), inputs, (Replicate(), FEATURES), bits)

@@ -6,7 +6,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import Module
 from torch.nn.functional import pad
 
 from ..._core.errors import invalid_argument
@@ -17,7 +16,7 @@ from ..._ranks import Ranks
 from ..._ranks.wire import as_bytes, as_products_read
 from ...nn.autograd.boundary import Sides
 from ...nn.autograd.frozen import linear_of_weight
-from ...nn.layers.fp8_parameters import held, hold
+from ...nn.layers.fp8_parameters import hold, weight_of
 from ...nn.layers.linear import local_part
 from ...nn.layers.patching import change_class
 from .layouts import require_divisible, spread
@@ -113,17 +112,20 @@ def joined_rows(parts: list[ScaledTensor]) -> ScaledTensor:
 
 
 class Fp8Part(torch.nn.Linear):
-    """A linear layer with this rank's part of an FP8 weight, and of a bias for each of its rows."""
+    """A linear layer with this rank's part of an FP8 weight, in front of whose codes are zeros: so
+    many rows, or columns. They begin where a square does."""
 
     sides: Sides
     zero_rows = 0
-    """The number of zero rows before this rank's codes, which thereby begin where a square does."""
+    zero_columns = 0
 
     def forward(self, input: Tensor) -> Tensor:
         bias = None if self.bias is None else local_part(self.bias)
         if bias is not None and self.zero_rows:
             bias = pad(bias, (self.zero_rows, 0))
-        return linear_of_weight(input, self.weight, bias, self.sides)
+        x = pad(input, (self.zero_columns, 0)) if self.zero_columns else input
+        y = linear_of_weight(x, self.weight, bias, self.sides)
+        return y[..., self.zero_rows :] if self.zero_rows else y
 
 
 def cut(
@@ -137,8 +139,7 @@ def cut(
 ) -> None:
     """Leave a layer this rank's part of its rows (dim -2) or columns (-1), and make it an Fp8Part,
     in place. The weight is no DTensor, so that it is this rank's alone; the bias becomes one."""
-    weight = held(layer)
-    assert weight is not None
+    weight = weight_of(layer)
     require_divisible(operation, "weight", weight.shape[dim] // packed, ranks.size, packed > 1)
     if packed > 1:
         own, zeros = _packed_part(operation, weight.scaled, ranks, packed), 0
@@ -151,8 +152,8 @@ def cut(
     part.sides = sides
     if dim == -2:
         part.zero_rows = zeros
-    if zeros:
-        _Zeros(zeros).install(part, dim)
+    else:
+        part.zero_columns = zeros
 
 
 def _packed_part(operation: str, weight: ScaledTensor, ranks: Ranks, packed: int) -> ScaledTensor:
@@ -163,28 +164,3 @@ def _packed_part(operation: str, weight: ScaledTensor, ranks: Ranks, packed: int
         expected = f"{packed} · {ranks.size} · a multiple of 128 rows, so that none share scales"
         raise invalid_argument(operation, "weight", expected, weight.shape[0])
     return joined_rows([squares_of(weight, -2, first, first + own) for first in firsts])
-
-
-class _Zeros:
-    """Hooks of a layer whose part has zero codes in front."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def install(self, module: Module, dim: int) -> None:
-        if dim == -2:
-            module.register_forward_hook(self.cut_off)
-        else:
-            module.register_forward_pre_hook(self.put_in_front, with_kwargs=True)
-
-    def put_in_front(
-        self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        def with_zeros(x: Any) -> Any:
-            return pad(x, (self.count, 0)) if isinstance(x, Tensor) else x
-
-        names = {name: with_zeros(x) for name, x in kwargs.items()}
-        return tuple(with_zeros(x) for x in args), names
-
-    def cut_off(self, module: Module, args: Any, y: Tensor) -> Tensor:
-        return y[..., self.count :]

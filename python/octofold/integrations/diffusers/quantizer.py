@@ -18,7 +18,7 @@ from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.conversion.fp8_layers import widen
 from ...nn.conversion.picking import Conversion, grouped
-from ...nn.layers.fp8_parameters import held, hold, joined
+from ...nn.layers.fp8_parameters import held, hold, joined, weight_of
 from ...nn.recipes.kernels import has_bfloat16
 from ..model_loading import (
     NAME,
@@ -186,8 +186,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         """
         path, _, name = param_name.rpartition(".")
         layer = model.get_submodule(path)
-        own = held(layer, name)
-        assert own is not None
+        own = weight_of(layer, name)
         value: Tensor = param_value if state_dict is None else state_dict[param_name]
         if is_bundle(value):
             made = self._joined(path, *codes_and_scale(value))
@@ -200,8 +199,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         self._come.add(path)
 
     def _joined(self, path: str, codes: Tensor, scale: Tensor) -> Fp8Weight:
-        own = held(self._model.get_submodule(path))
-        assert own is not None
+        own = weight_of(self._model.get_submodule(path))
         try:
             return joined(own, codes, scale)
         except InvalidArgumentError as error:
@@ -228,8 +226,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             expected = "FP8 weights of linear layers that can be converted"
             raise invalid_argument(_OPERATION, "checkpoint", expected, _listed(missed))
         for name in report.converted:
-            weight = held(model.get_submodule(name))
-            assert weight is not None
+            weight = weight_of(model.get_submodule(name))
             if weight.compute == "weight-only" and self._dtype == torch.float32:
                 expected = "torch.bfloat16 or torch.float16, as compute is 'weight-only'"
                 raise invalid_argument(_OPERATION, "torch_dtype", expected, self._dtype)

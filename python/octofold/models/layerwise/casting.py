@@ -13,7 +13,7 @@ from ..._core.formats import FP8, WIDE, Format, Rule, dtype_name
 from ..._core.library import note
 from ..._core.torch import DTYPES
 from ...nn.casting.fp8_weight import Fp8Weight
-from ...nn.layers.fp8_parameters import held, hold
+from ...nn.layers.fp8_parameters import hold, weight_of
 from ...nn.recipes.choice import require_compute
 from ...nn.recipes.kernels import has_bfloat16, has_native
 from .selection import BEFORE, NAME, Patterns, Selection, select, tuple_of
@@ -152,8 +152,7 @@ class Before:
 
 def _restore(layer: Module) -> bool:
     """Give a layer numbers for its weight. Returns whether they are the original's."""
-    weight = held(layer)
-    assert weight is not None
+    weight = weight_of(layer)
     before = layer.__dict__.pop(BEFORE)
     layer.__dict__.pop("extra_repr", None)
     numbers, original = None, before.original

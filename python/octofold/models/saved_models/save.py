@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..._core.errors import invalid_argument
 from ..._core.library import note
 from ...nn.conversion.expert_blocks import chooses_by_top_k
-from ...nn.layers.fp8_parameters import held
+from ...nn.layers.fp8_parameters import weight_of
 from ...nn.layers.saving import coded_state_dict
 from . import family
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
@@ -137,8 +137,7 @@ def _in_family(
     written = dict(state)
     for name, layer in layers.items():
         record = records[name]
-        weight = held(layer)
-        assert weight is not None
+        weight = weight_of(layer)
         scale = written.pop(_joined(name, weight.scale_name))
         if family.holds_codes(layer):
             written[_joined(name, "weight_scale")] = family.scale_in_file(record, scale)

@@ -12,7 +12,7 @@ from ..._core.torch import NAMES
 from ..._info import FP8, LINEAR, WEIGHT_ONLY
 from ..autograd.frozen import FEW_TOKENS
 from ..casting.fp8_weight import Fp8Weight
-from ..layers.fp8_parameters import held, native_options
+from ..layers.fp8_parameters import native_options, weight_of
 from ..recipes.kernels import has_bfloat16, layer_products
 
 # Recipes of products with a weight of these scales.
@@ -58,8 +58,7 @@ def words_of(weight: Fp8Weight, device: torch.device | None = None) -> str:
 
 def widen(layer: Module, dtype: torch.dtype | None = None) -> None:
     """The way back: the numbers that the codes stand for, frozen."""
-    weight = held(layer)
-    assert weight is not None
+    weight = weight_of(layer)
     numbers = weight.dequantize(torch.float32).to(dtype or weight.dtype)
     layer.__dict__.pop("extra_repr", None)
     layer._parameters["weight"] = Parameter(numbers, requires_grad=False)

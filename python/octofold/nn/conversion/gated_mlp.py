@@ -23,7 +23,7 @@ from ..autograd.functions import result_dtype
 from ..autograd.products import output_product
 from ..casting.casts import walkable
 from ..casting.fp8_weight import Fp8Weight, below
-from ..layers.fp8_parameters import held, hold
+from ..layers.fp8_parameters import held, hold, weight_of
 from ..layers.patching import misfit, put_in_front, source_of
 from .expert_blocks import GATES
 from .picking import is_of_transformers
@@ -72,11 +72,11 @@ def _in_one(mlp: Any, x: Tensor) -> Tensor | None:
         return None
     gate, up, _ = layers
     dtype = result_dtype(x)
-    if not gated_in_one(blockwise, activation, _held(gate).scaled, None, dtype):
+    if not gated_in_one(blockwise, activation, weight_of(gate).scaled, None, dtype):
         return None
     if not torch.compiler.is_compiling():
         _join(gate, up)
-    weights = [part for layer in layers for part in _tensors(_held(layer))]
+    weights = [part for layer in layers for part in _tensors(weight_of(layer))]
     y: Tensor = torch.ops.octofold.gated_mlp(x, *weights, activation, dtype)
     return y
 
@@ -144,16 +144,10 @@ def _layers(mlp: Any) -> tuple[Any, Any, Any] | None:
     return gate, up, down
 
 
-def _held(layer: Module) -> Fp8Weight:
-    weight = held(layer)
-    assert weight is not None
-    return weight
-
-
 def _join(gate: Module, up: Module) -> None:
     """Put both weights one below the other in memory of which each layer's are a view: once, and
     again after to() and the like, but not while a CUDA graph is captured."""
-    weights = [_held(gate), _held(up)]
+    weights = [weight_of(gate), weight_of(up)]
     parts = zip(*map(_tensors, weights), strict=True)
     if all(_adjacent(a, b) is not None for a, b in parts):
         return

@@ -10,9 +10,8 @@ from ..._core.formats import Format, FormatLike, format_of
 from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..._ops.quantize import quantize
-from ..casting.fp8_weight import Fp8Weight
 from ..layers.conv1d import Conv1D, conv1ds, is_conv1d
-from ..layers.fp8_parameters import held, inference_linear, weight_only_linear, with_weight
+from ..layers.fp8_parameters import inference_linear, weight_of, weight_only_linear, with_weight
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.norm_linear import NormLinear
@@ -118,7 +117,7 @@ def _with_fp8_weights(report: Conversion, linears: dict[str, Any], recipe: Recip
             left_alone[name] = f"the recipe {recipe} has x · weightᵀ in high precision"
             continue
         layer = inference_linear(linear, recipe)
-        converted[name] = words_of(_weight(layer))
+        converted[name] = words_of(weight_of(layer))
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, left_alone)
 
@@ -192,7 +191,7 @@ def convert_weight_only(
     while picked.layers:  # one after another, so that memory never holds two of each
         name, linear = picked.layers.popitem()
         layer = _layer_of(linear, format, activations, batch_invariant)
-        converted[name] = words_of(_weight(layer))
+        converted[name] = words_of(weight_of(layer))
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, picked.left_alone)
 
@@ -205,9 +204,3 @@ def _layer_of(
     weight = linear.weight.detach()
     how: dict[str, Any] = {"rule": format.rule.value, "power_of_two": format.power_of_two}
     return with_weight(linear, frozen_weight(quantize(weight, format), weight.dtype, **how))
-
-
-def _weight(layer: Module) -> Fp8Weight:
-    weight = held(layer)
-    assert weight is not None
-    return weight

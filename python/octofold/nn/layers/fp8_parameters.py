@@ -125,6 +125,13 @@ def held(module: Module, name: str = "weight") -> Fp8Weight | None:
     return weight if isinstance(weight, Fp8Weight) else None
 
 
+def weight_of(module: Module, name: str = "weight") -> Fp8Weight:
+    """held() of a module that has one."""
+    weight = held(module, name)
+    assert weight is not None
+    return weight
+
+
 class _Description:
     """extra_repr() of a module. A method would be pickled by a name that the module does not
     have."""

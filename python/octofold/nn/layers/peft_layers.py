@@ -11,7 +11,7 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
 from ..casting.fp8_weight import Fp8Weight
-from .fp8_parameters import held, hold
+from .fp8_parameters import held, hold, weight_of
 
 _NAME: Final = "octofold.nn.lora_config"
 _INITS: Final = (True, False, "gaussian", "orthogonal", "eva")
@@ -50,8 +50,7 @@ class Fp8LoraLinear(_lora.Linear):  # type: ignore[misc]
         if not names:
             return
         base: Module = self.get_base_layer()
-        before = held(base)
-        assert before is not None
+        before = weight_of(base)
         with torch.no_grad():
             weight: Tensor = before.dequantize(torch.float32)
             for name in names:

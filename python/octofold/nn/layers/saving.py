@@ -112,7 +112,8 @@ def _give_numbers(
     makers = module._in_files(dtype) if isinstance(module, CodedState) else {}
     for name, weight in module._parameters.items():
         if isinstance(weight, Fp8Weight):
-            makers[name] = functools.partial(weight.dequantize, known_or(weight.dtype, dtype))
+            own = weight.dtype if weight.dtype in _WIDE else dtype
+            makers[name] = functools.partial(weight.dequantize, own)
     for name, numbers in makers.items():
         key = f"{prefix}{name}"
         if numbers is None:
@@ -172,21 +173,6 @@ def _refuse(weight: Fp8Weight) -> Any:
 
 
 FUNCTIONS[Tensor.storage] = _refuse
-
-
-def known_or(dtype: torch.dtype | None, other: torch.dtype) -> torch.dtype:
-    """The dtype that a weight had, if it is known and files have it."""
-    return dtype if dtype in _WIDE else other
-
-
-def give_whole_rows(destination: dict[str, Any], prefix: str, *names: str) -> None:
-    """Codes whose rows are apart in memory (frameworks.row_stride()) in a contiguous copy, as
-    safetensors takes no others."""
-    for name in names:
-        key = f"{prefix}{name}"
-        codes = destination.get(key)
-        if isinstance(codes, Tensor) and not codes.is_contiguous():
-            destination[key] = codes.contiguous()
 
 
 def wrap_writers() -> list[str]:
