@@ -163,8 +163,7 @@ def convert_linears(
         format = options.format if format_of is None else format_of(name)
         assert format is not None
         empty = empty_weight(format, linear.out_features, linear.in_features)
-        how = {"rule": format.rule.value, "power_of_two": format.power_of_two}
-        weight = frozen_weight(empty, dtype or linear.weight.dtype, options.compute, **how)
+        weight = frozen_weight(empty, dtype or linear.weight.dtype, options.compute, format)
         hold(linear, weight)
         converted[name] = words_of(weight, device_of(name))
     return Conversion(model, converted, picked.left_alone)

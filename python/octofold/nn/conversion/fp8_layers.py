@@ -6,13 +6,14 @@ from typing import Any, Final
 import torch
 from torch.nn import Module, Parameter
 
+from ..._core.formats import Format
 from ..._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import NAMES
 from ..._info import FP8, LINEAR, WEIGHT_ONLY
 from ..autograd.frozen import FEW_TOKENS
 from ..casting.fp8_weight import Fp8Weight
-from ..layers.fp8_parameters import native_options, weight_of
+from ..layers.fp8_parameters import native_options, output_of, weight_of
 from ..recipes.kernels import has_bfloat16, layer_products
 
 # Recipes of products with a weight of these scales.
@@ -27,18 +28,21 @@ _RECIPES: Final = {
 
 
 def frozen_weight(
-    weight: ScaledTensor, dtype: torch.dtype, compute: str = "auto", **options: Any
+    weight: ScaledTensor, dtype: torch.dtype, compute: str = "auto", format: Format | None = None
 ) -> Fp8Weight:
     """A weight [out, in] as linear layers take it, that stands for numbers of a dtype. It is the
     same whatever the GPU, and asks in each forward what that can.
 
-    compute: one of COMPUTE. The options are those of Fp8Weight.
+    compute: one of COMPUTE. format: how numbers are cast that are written to it; None: as products
+        that are computed so take weights.
     """
-    if compute == "weight-only":
-        options["compute"] = compute
-    else:
+    options: dict[str, Any] = {"compute": compute}
+    if compute != "weight-only":
         recipe = recipe_of_weight(weight.granularity, NAMES[weight.data.dtype])
-        options |= native_options(recipe, FEW_TOKENS if compute == "auto" else 0)
+        options = native_options(recipe, FEW_TOKENS if compute == "auto" else 0)
+        format = format or output_of("", recipe).b
+    if format is not None:
+        options |= {"rule": format.rule.value, "power_of_two": format.power_of_two}
     return Fp8Weight.of(weight, dtype, **options)
 
 

@@ -202,5 +202,5 @@ def _layer_of(
     if activations == "exact":
         return weight_only_linear(linear, format, batch_invariant=batch_invariant)
     weight = linear.weight.detach()
-    how: dict[str, Any] = {"rule": format.rule.value, "power_of_two": format.power_of_two}
-    return with_weight(linear, frozen_weight(quantize(weight, format), weight.dtype, **how))
+    frozen = frozen_weight(quantize(weight, format), weight.dtype, format=format)
+    return with_weight(linear, frozen)
