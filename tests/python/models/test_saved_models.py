@@ -98,12 +98,13 @@ def test_from_pretrained_finds_no_weights_in_what_is_ours(make, change, reason, 
 
 def test_any_module_is_kept(tmp_path):
     """Without a config, of no library: a layer alone, and one that stands in two places."""
-    layer = nn.weight_only_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16))
-    models.save(layer, tmp_path / "layer")
-    x = torch.randn(3, 128).bfloat16()
-    other = models.load(torch.nn.Linear(128, 64), tmp_path / "layer")
-    assert repr(other) == repr(layer)
-    assert torch.equal(other(x), layer(x))
+    linear, x = torch.nn.Linear(128, 64, dtype=torch.bfloat16), torch.randn(3, 128).bfloat16()
+    layers = nn.weight_only_linear(linear), nn.inference_linear(linear, "rowwise", few_tokens=2)
+    for index, layer in enumerate(layers):
+        models.save(layer, tmp_path / f"layer {index}")
+        other = models.load(torch.nn.Linear(128, 64), tmp_path / f"layer {index}")
+        assert repr(other) == repr(layer)
+        assert torch.equal(other(x), layer(x))
 
     linear = torch.nn.Linear(128, 64)
     models.save(models.enable_layerwise_casting(linear, "e5m2"), tmp_path / "casting")

@@ -14,6 +14,10 @@ from tests.python.nn.layer_support import NAMES, random, relative_error, step
 
 torch = pytest.importorskip("torch")
 
+from octofold.nn.autograd import frozen  # noqa: E402
+from octofold.nn.layers.fp8_parameters import hold  # noqa: E402
+from octofold.nn.layers.saving import coded_state_dict  # noqa: E402
+
 nn = octofold.nn
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SQUARES, LINES = (
@@ -179,6 +183,40 @@ def test_reads_a_converted_checkpoint(tmp_path):
     assert model[0].weight.scaled.equals(expected)
     x = random(5, 300)
     assert relative_error(model(x), linear(x)) < 0.05
+
+
+def test_codes_with_gaps_between_rows_are_saved(tmp_path):
+    """Casts on a GPU lay codes out with gaps where K is no multiple of 16."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    served, other = (nn.inference_linear(torch.nn.Linear(300, 200)) for _ in range(2))
+    weight = served.weight
+    apart = torch.empty_strided((200, 300), (304, 1), dtype=weight.codes.dtype)
+    hold(served, weight.like(apart.copy_(weight.codes)))
+    with coded_state_dict(served):
+        safetensors.save_file(served.state_dict(), tmp_path / "one.safetensors")
+    other.load_state_dict(safetensors.load_file(tmp_path / "one.safetensors"))
+    assert same_codes(other, served)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"safetensors.*numbers.*Fp8Weight"):
+        safetensors.save_file(served.state_dict(), tmp_path / "other.safetensors")
+
+
+def test_options_of_the_weight_decide(monkeypatch):
+    asked = []
+
+    def linear_compute(*arguments):
+        asked.append(arguments[4:])
+        return decide(*arguments)
+
+    decide = frozen.linear_compute
+    invariant = nn.recipes.batch_invariant("blockwise")
+    layers = (
+        nn.inference_linear(torch.nn.Linear(300, 200), invariant, few_tokens=3),
+        nn.weight_only_linear(torch.nn.Linear(300, 200), batch_invariant=True),
+    )
+    monkeypatch.setattr(frozen, "linear_compute", linear_compute)
+    for layer in layers:
+        layer(random(5, 300, dtype=BF16))
+    assert asked == [("native", 3, True), ("weight-only", None, True)]
 
 
 @pytest.mark.parametrize("shape", [(300,), (5, 300), (2, 65, 300)])
