@@ -144,7 +144,7 @@ class TileWalk<kConfig, Work::kGroupedDepth> {
         tiles_(schedule_.count()),
         rank_(block % kConfig.cluster_size()) {}
 
-  constexpr bool has_tile() const { return index_ < tiles_ * work_.groups; }
+  constexpr bool has_tile() const { return has_tile(index_); }
   constexpr void advance() { index_ += step_; }
 
   constexpr Tile tile() const {
@@ -164,15 +164,20 @@ class TileWalk<kConfig, Work::kGroupedDepth> {
             .k_end = depth.end};
   }
 
-  constexpr bool has_stages() const {
-    for (int index = index_; index < tiles_ * work_.groups; index += step_) {
-      const GroupBounds depth = columns_of(index / tiles_);
-      if (depth.begin < depth.end) return true;
+  // Looks for the next tile that has some once, not at each tile: behind many empty groups it is
+  // far.
+  constexpr bool has_stages() {
+    if (next_summed_ < index_) {
+      for (next_summed_ = index_; has_tile(next_summed_); next_summed_ += step_) {
+        const GroupBounds depth = columns_of(next_summed_ / tiles_);
+        if (depth.begin < depth.end) break;
+      }
     }
-    return false;
+    return has_tile(next_summed_);
   }
 
  private:
+  constexpr bool has_tile(int index) const { return index < tiles_ * work_.groups; }
   constexpr GroupBounds columns_of(int group) const {
     return columns_of_group(work_.layout, work_.numbers, group, work_.groups, work_.depth);
   }
@@ -183,6 +188,7 @@ class TileWalk<kConfig, Work::kGroupedDepth> {
   int step_;
   int tiles_;
   int rank_;
+  int next_summed_ = -1;  // the first from index_ on that has stages, if it has been looked for
 };
 
 }  // namespace octofold::config

@@ -1,9 +1,10 @@
 """Products of random operands, from the text of a problem: to be run, checked and timed."""
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ._core.errors import invalid_argument
@@ -53,8 +54,8 @@ class SampleProduct:
 
 
 def sample_product(problem: str, device: Any) -> SampleProduct:
-    """The problem of this text with random operands, as operations allocate them, in groups of one
-    size.
+    """The problem of this text with random operands, as operations allocate them, in groups of 0.7
+    to 1.3 of the mean size, the same ones each time.
 
     Raises InvalidArgumentError for a text that is none, and for one of tensors that lie otherwise.
     """
@@ -76,11 +77,18 @@ class _Sample:
         count, _, self.kind = fields.get("groups", "1 of one").partition(" of ")
         self.groups = int(count)
         self.stacks = self.groups if self.kind in ("rows", "masked rows") else None
-        # The rows in groups: all of them, or the rows of K that were cast and lie spaced.
-        rows = self.m if self.kind == "rows" else 128 * max(self.k // 128 - self.groups, 0)
+        # In groups: all rows, those that exist, or the rows of K that were cast and lie spaced.
+        rows_in_groups = {
+            "rows": self.m,
+            "masked rows": self.groups * int(fields.get("expected", 0)),
+            "k": 128 * max(self.k // 128 - self.groups, 0),
+        }
         unit = 128 if self.kind == "k" else 1
-        self.bounds = [g * rows // self.groups // unit * unit for g in range(self.groups + 1)]
-        self.filled = min(int(fields.get("expected", self.m)), self.m)
+        units = rows_in_groups.get(self.kind, 0) // unit
+        numbers = random.Random(self.groups)
+        ends = [0.0, *accumulate(numbers.uniform(0.7, 1.3) for _ in range(self.groups))]
+        self.bounds = [round(end / ends[-1] * units) * unit for end in ends]
+        self.sizes = [min(end - begin, self.m) for begin, end in pairwise(self.bounds)]
 
     def product(self) -> SampleProduct:
         (x, values), w = self._left(), self._right()
@@ -97,7 +105,7 @@ class _Sample:
 
         def result() -> Any:
             numbers = out.dequantize() if isinstance(out, ScaledTensor) else out.float()
-            return numbers[:, : self.filled] if self.kind == "masked rows" else numbers
+            return self._filled(numbers) if self.kind == "masked rows" else numbers
 
         operands = (x.x if isinstance(x, Gathered) else x, w, *addend.values())
         return SampleProduct(partial(call, out=out), out, operands, result, expected)
@@ -110,12 +118,17 @@ class _Sample:
         shape = (self.groups, rows, columns) if is_stack else (rows, columns)
         return self._random(*shape) / max(self.k, 1) ** 0.25
 
+    def _filled(self, matrices: Any) -> Any:
+        """The rows that exist, of all groups."""
+        pairs = zip(matrices, self.sizes, strict=True)
+        return self.torch.cat([matrix[:rows] for matrix, rows in pairs])
+
     def _integers(self, numbers: Sequence[int]) -> Any:
         return self.torch.tensor(numbers, dtype=self.torch.int32, device=self.device)
 
     def _groups(self) -> Any:
         if self.kind == "masked rows":
-            return Masked(self._integers([self.filled] * self.groups), self.filled)
+            return Masked(self._integers(self.sizes), int(self.fields["expected"]))
         return (Rows if self.kind == "rows" else Depth)(self._integers(self.bounds))
 
     def _left(self) -> tuple[Any, Callable[[], Any]]:
@@ -176,8 +189,8 @@ class _Sample:
             rows = (x[begin:end] for begin, end in pairwise(self.bounds))
             return self.torch.cat([product(*pair) for pair in zip(rows, w, strict=True)])
         if self.kind == "masked rows":
-            pairs = zip(x[:, : self.filled], w, strict=True)
-            return self.torch.stack([product(*pair) for pair in pairs])
+            rows = (matrix[:count] for matrix, count in zip(x, self.sizes, strict=True))
+            return self.torch.cat([product(*pair) for pair in zip(rows, w, strict=True)])
         if self.kind == "k":
             places = [
                 slice(begin + 128 * group, end + 128 * group)
@@ -192,11 +205,8 @@ class _Sample:
             codes = cast(activated, rows=Format(self.fields["out"])).rows
             assert codes is not None
             return codes.dequantize().double()
-        if bias is not None and self.kind == "rows":
-            sizes = [end - begin for begin, end in pairwise(self.bounds)]
-            bias = bias.repeat_interleave(self._integers(sizes), 0)
-        elif bias is not None and self.kind == "masked rows":
-            bias = bias[:, None]
+        if bias is not None and self.stacks is not None:
+            bias = bias.repeat_interleave(self._integers(self.sizes), 0)
         for addend in (c, bias):
             if addend is not None:
                 sums = sums + addend.double()

@@ -124,6 +124,10 @@ def test_a_model_that_no_graph_captures_is_timed_from_python(generator):
 
 
 @needs_gpu
+@pytest.mark.skipif(
+    not {"PYTEST_XDIST_WORKER", "OCTOFOLD_TARGET"}.isdisjoint(os.environ),
+    reason="its times mean nothing beside other tests, or as another GPU",
+)
 def test_decoding_takes_the_bandwidth_of_fp8(generator):
     """One token: whatever reads the weights in FP8 gains."""
     model = stack(4096, 14336, 3, generator)

@@ -36,7 +36,8 @@ def test_moved_and_copied(generator):
     x = normal(generator, 40, IN, dtype="bfloat16")
     with torch.no_grad():
         y, expected = layer(x).float(), plain(x.cpu()).float().to(DEVICE)
-    assert (y - expected).norm() < 1e-2 * expected.norm()
+    # Other GPUs than Hopper and Ada multiply x as it is, which here is cast to FP8.
+    assert (y - expected).norm() < 4e-2 * expected.norm()
     assert layer.to(DEVICE).weight.codes.data_ptr() == layer.weight.codes.data_ptr()
 
 

@@ -28,18 +28,19 @@ constexpr double kLastTile = 0.3;            // of a slow store, which no other 
 // with 32 groups of 256 of K.
 constexpr double kAddedBytes = 1.7;
 
-// A factor of a stage's time. If each element has a factor of its own, the FP32 units have twice
-// the work, which either order or few columns leave time for (docs/notes/experts.md, "Along K").
-double stage_factor(const Sm90GemmConfig& config) {
-  if (!config.promote()) return 0.98;
+// µs of a stage. If each element has a factor of its own, the FP32 units have twice the work: that
+// takes so long for 1024 elements, and more if warpgroups of wide tiles wait ahead for half the
+// products. Fitted to 43 random problems of groups of K (docs/notes/experts.md, "Along K").
+double stage_microseconds(const Sm90GemmConfig& config, const Tiling& tiling) {
+  constexpr double kFactorsOf1024 = 0.0268, kWaitingAhead = 1.15;
+  const double stage = 1e-3 * tiling.cost.stage_nanoseconds;
+  if (!config.promote()) return 0.98 * stage;
   const bool factors_differ = config.columns().scales == Granularity::kBlock1x128 &&
                               config.rows().scales == Granularity::kBlock1x128;
-  if (!factors_differ) return 1.0;
-  if (config.tile_columns <= 64) return 1.2;
-  if (config.order == config::ConsumerOrder::kPingPong) {
-    return config.multicast_blocks() > 1 ? 1.36 : 1.3;
-  }
-  return config.wait_ahead && config.tile_columns <= 96 ? 1.5 : 1.7;
+  if (!factors_differ) return stage;
+  const bool waits = config.wait_ahead && config.tile_columns >= 128;
+  const double units = config.tile_rows * config.tile_columns / 1024.0;
+  return std::max(1.2 * stage, (waits ? kWaitingAhead : 1) * kFactorsOf1024 * units);
 }
 
 // With rows of A in groups: work and memory overlap less, a tile takes more µs, and a stage so many
@@ -51,6 +52,21 @@ constexpr double kTileOfGroups = 0.2;
 double stage_factor_of_groups(const Sm90GemmConfig& config) {
   if (config.order == config::ConsumerOrder::kPingPong) return 1.01;
   return config.wait_ahead ? 1.03 : 1.12;
+}
+
+// Memory takes so many times as long, too: for tiles of groups, and, where operands are swapped,
+// for each further block of a multiprocessor. Fitted to 67 random problems of groups of 1 to 4096
+// rows.
+double memory_factor_of_groups(const Sm90GemmConfig& config, int sharers) {
+  if (!config::groups_rows(config.work)) return 1;
+  return config.swapped ? 1 + 0.07 * (sharers - 1) : 1.25;
+}
+
+// µs until the first tile has been found among groups, as fitted to the same problems. That 64×64
+// take no longer than without groups is not understood.
+double start_of_groups(const Sm90GemmConfig& config) {
+  if (!config::groups_rows(config.work)) return 0;
+  return config.swapped ? 0.6 : config.tile_rows > 64 ? 1.0 : 0;
 }
 
 // µs for 64×64 elements that are added to C after the products, as reckoned: where C lies in shared
@@ -221,19 +237,20 @@ double ClusterTiles::most_of_one(int clusters) const {
 ClusterTiles tiles_of_all(const GemmProblem& problem, const Sm90GemmConfig& config) {
   const config::TileSchedule expected = cluster_tiles(problem, config);
   const auto groups = static_cast<double>(problem.groups);
-  if (config.swapped) {
-    ClusterTiles tiles{.columns = expected.tiles_m, .whole_rows = groups * expected.tiles_n};
-    return tiles;
-  }
-  ClusterTiles tiles{.columns = expected.tiles_n};
-  if (!config::groups_rows(problem.work)) {
-    tiles.whole_rows = groups * expected.tiles_m;
+  const bool in_groups = config::groups_rows(problem.work);
+  ClusterTiles tiles{.columns = config.swapped ? expected.tiles_m : expected.tiles_n};
+  if (!in_groups) {
+    tiles.whole_rows = groups * (config.swapped ? expected.tiles_n : expected.tiles_m);
     return tiles;
   }
   const int tile = config.cluster_tile_rows(), unit = config.row_unit();
   for (const double size : kGroupSizes) {
     const double each = groups / std::size(kGroupSizes);
     const int rows = rows_of_size(problem, size);
+    if (config.swapped) {
+      tiles.whole_rows += each * config::ceil_divide(rows, config.cluster_tile_columns());
+      continue;
+    }
     const int whole = config::whole_tile_rows(rows, tile, unit);
     tiles.whole_rows += each * (whole / tile);
     if (whole >= rows) continue;
@@ -306,8 +323,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
                           std::int64_t{config.split_k}));
 
   const bool in_groups = config::groups_rows(problem.work) && !config.swapped;
-  double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config) *
-                 (in_groups ? stage_factor_of_groups(config) : 1);
+  double stage =
+      stage_microseconds(config, tiling) * (in_groups ? stage_factor_of_groups(config) : 1);
   stage = std::max(stage,
                    sharers * (config.tile_rows + config.tile_columns) * row_microseconds(config));
   double crowded_stage = stage * (1 + kCrowding * (sharers - 1));
@@ -322,6 +339,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double work = waves * stages * crowded_stage +
                       std::max(waves - 1, 0.0) * (config.split_k > 1 ? kLaterWaveOfSlices : tile);
   const double memory = unevenness(config, std::ceil(tiles.count()), gpu) *
+                        memory_factor_of_groups(config, sharers) *
                         bytes_of_memory(problem, config) / kMemoryBytes;
   const double busy =
       std::min(1.0, static_cast<double>(running) * config.cluster_size() / gpu.multiprocessors);
@@ -331,7 +349,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double overlap = in_groups ? kOverlapOfGroups : kOverlap;
   const double body = std::pow(
       std::pow(work, overlap) + std::pow(memory, overlap) + std::pow(cache, overlap), 1 / overlap);
-  return 1e-3 * tiling.cost.start_nanoseconds + body + kLastTile * store;
+  return 1e-3 * tiling.cost.start_nanoseconds + start_of_groups(config) + body + kLastTile * store;
 }
 
 namespace {

@@ -50,7 +50,7 @@ def test_the_fastest_is_found():
     assert result.candidate == "128x64.w2.c1x1x1.b1.early"
     assert (result.planned, result.microseconds) == (planned, pytest.approx(4.0))
     assert result.gain == pytest.approx(5 / 4)
-    assert result.timed == len(method.names) == len(set(method.names))
+    assert len(result.screened) == len(method.names) == len(set(method.names))
     assert set(method.names) <= set(tuning.candidates(PROBLEM))
     choice = result.choice(planned=False)
     assert (choice.candidate, choice.microseconds) == (result.candidate, result.microseconds)

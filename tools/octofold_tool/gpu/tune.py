@@ -46,7 +46,7 @@ class Tuned:
     planned: str
     planned_microseconds: float
     planned_spread: float
-    timed: int  # candidates
+    screened: dict[str, float]  # microseconds of all candidates, by a few rounds
 
     @property
     def gain(self) -> float:
@@ -139,7 +139,7 @@ def tune(
             checked(each)
         except Wrong as wrong:
             raise ToolError(f"{problem}, by {name}: {wrong}: a fault of ours") from None
-    _, times = screen(made, {planned: made[planned]}, rounds, method, last)
+    screened, times = screen(made, {planned: made[planned]}, rounds, method, last)
     fastest = min(times, key=lambda name: times[name].microseconds)
     return Tuned(
         problem,
@@ -149,5 +149,5 @@ def tune(
         planned=planned,
         planned_microseconds=times[planned].microseconds,
         planned_spread=times[planned].spread,
-        timed=len(names),
+        screened={name: each.microseconds for name, each in screened.items()},
     )
