@@ -19,7 +19,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
-import octofold.jax as fp8
+import octofold
+import octofold.jax
 
 ROUNDS, QUEUED = 9, 20
 ERRORS = {"product": 0.06, "with cast": 0.06, "step": 0.09}
@@ -42,14 +43,17 @@ def programs(m, n, k):
         jax.random.normal(key, shape, jnp.bfloat16)
         for key, shape in zip(keys, [(m, k), (n, k), (m, n)], strict=True)
     )
-    codes = fp8.quantize(weight, "128x128")
+    codes = octofold.quantize(weight, "128x128")
     product = jax.jit(lambda x, weight: x @ weight.T)
-    casting = jax.jit(lambda x, codes: fp8.gemm(fp8.quantize(x), codes))
+    casting = jax.jit(lambda x, codes: octofold.gemm(octofold.quantize(x), codes))
     return {
-        "product": ((jax.jit(fp8.gemm), (fp8.quantize(x), codes)), (product, (x, weight))),
+        "product": (
+            (jax.jit(octofold.gemm), (octofold.quantize(x), codes)),
+            (product, (x, weight)),
+        ),
         "with cast": ((casting, (x, codes)), (product, (x, weight))),
         "step": (
-            (step(fp8.linear), (x, weight, dy)),
+            (step(octofold.jax.linear), (x, weight, dy)),
             (step(lambda x, w: x @ w.T), (x, weight, dy)),
         ),
     }

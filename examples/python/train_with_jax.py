@@ -18,7 +18,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import octofold.jax as fp8
+import octofold
+import octofold.jax
 
 SIZES = (128, 256, 256, 128)
 Array = jax.Array
@@ -45,8 +46,8 @@ def in_fp32(x: Array, weight: Array, bias: Array) -> Array:
     return x @ weight.T + bias
 
 
-def by_cast_weights(x: Array, weight: fp8.ScaledTensor, bias: Array) -> Array:
-    return fp8.gemm(fp8.quantize(x), weight, bias=bias, out_dtype="float32")
+def by_cast_weights(x: Array, weight: octofold.ScaledTensor, bias: Array) -> Array:
+    return octofold.gemm(octofold.quantize(x), weight, bias=bias, out_dtype="float32")
 
 
 def train(linear: Callable[..., Array], layers: Layers, steps: int) -> tuple[Layers, Array]:
@@ -74,12 +75,15 @@ def main() -> int:
     layers = new_layers(jax.random.key(0))
 
     last = {}
-    for name, linear in (("FP32", in_fp32), ("FP8", partial(fp8.linear, recipe=options.recipe))):
+    for name, linear in (
+        ("FP32", in_fp32),
+        ("FP8", partial(octofold.jax.linear, recipe=options.recipe)),
+    ):
         trained, losses = train(linear, layers, options.steps)
         last[name] = float(losses[-max(1, options.steps // 10) :].mean())
         print(f"loss in {name}: {losses[0]:.4f} -> {last[name]:.4f}")
 
-    cast = [(fp8.quantize(weight, "128x128"), bias) for weight, bias in trained]
+    cast = [(octofold.quantize(weight, "128x128"), bias) for weight, bias in trained]
     x = jax.random.normal(jax.random.key(3), (64, SIZES[0]))
     exact = answer(in_fp32, trained, x)
     answers = jax.jit(partial(answer, by_cast_weights))(cast, x)

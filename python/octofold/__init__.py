@@ -24,7 +24,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from . import kernel_cache, ops, tuning
-from ._capabilities import Capabilities, Capability, Support, capabilities
+from ._capabilities import Capabilities, Capability, capabilities
 from ._checkpoint import (
     CheckpointContents,
     CheckpointReport,
@@ -50,7 +50,7 @@ from ._core.formats import Format, Rule
 from ._core.frameworks import import_below, introduce
 from ._core.library import is_batch_invariant, library, set_batch_invariant, set_log_handler
 from ._core.scaled_tensor import ScaledTensor
-from ._info import Component, Gpu, Info, info
+from ._info import Component, Gpu, Info, Support, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
 from ._ops import layer_ops as _layer_ops  # noqa: F401  # whose rows become ops of torch
 from ._ops.attention import attention

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from ._core.formats import GRANULARITIES
 from ._core.library import library
-from ._info import HIGH_PRECISION, LayerWay, layer_ways
+from ._core.records import record
+from ._info import HIGH_PRECISION, Support, layer_ways
 
 NATIVE, KERNELS = "native", "kernels"
 MEANINGS: Final = {
@@ -17,19 +18,6 @@ MEANINGS: Final = {
     "none": "an error everywhere: operands of these forms do not go together",
     HIGH_PRECISION: "layers alone: it stays as it is, and computes in 16 bits",
 }
-
-
-@dataclass(frozen=True)
-class Support:
-    """How an operation runs somewhere."""
-
-    how: str
-    """A key of Capabilities.meanings: "native", "kernels", "weight-only", "cast", "CPU", "none"."""
-    why_not: str
-    """Why not natively, or by kernels, as the error of a call says it; "" where it is so."""
-
-    def __str__(self) -> str:
-        return self.how
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class Capabilities:
     targets: tuple[Target, ...]
     at_hand: str
     """The GPUs that are here, or the reason why none is."""
-    layers: dict[str, dict[str, LayerWay]] = field(default_factory=dict)
+    layers: dict[str, dict[str, Support]] = field(default_factory=dict)
     """How octofold.nn's layers compute: by the layer ("linear layers with FP8 weights"), by the
     name of the target."""
     meanings: dict[str, str] = field(default_factory=lambda: dict(MEANINGS))
@@ -121,19 +109,16 @@ def capabilities() -> Capabilities:
     at hand or not. `octofold info` tries a product on those that are.
     """
     matrix = library.capabilities()
-    targets = tuple(
-        Target(str(t["name"]), str(t["examples"]), tuple(map(int, t["gpus"])))
-        for t in matrix["targets"]
-    )
+    targets = tuple(record(Target, target) for target in matrix["targets"])
     rows = tuple(row for fields in matrix["rows"] if (row := _row(fields, targets)) is not None)
     return Capabilities(rows, targets, str(matrix["at_hand"]), _layers(rows, targets))
 
 
 def _layers(
     rows: tuple[Capability, ...], targets: tuple[Target, ...]
-) -> dict[str, dict[str, LayerWay]]:
+) -> dict[str, dict[str, Support]]:
     """By the layer, by the target."""
-    found: dict[str, dict[str, LayerWay]] = {}
+    found: dict[str, dict[str, Support]] = {}
     for target in targets:
 
         def why_not(kind: str, name: str = target.name) -> str:
@@ -143,14 +128,14 @@ def _layers(
             return "" if has_kernels or name == "cpu" else reasons[0]
 
         for layer, way in layer_ways(why_not).items():
-            here = LayerWay("CPU", "") if target.name == "cpu" else way
+            here = Support("CPU", "") if target.name == "cpu" else way
             found.setdefault(layer, {})[target.name] = here
     return found
 
 
 def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     support = {
-        target.name: Support(str(cell["how"]), str(cell["why_not"]))
+        target.name: record(Support, cell)
         for target, cell in zip(targets, fields["support"], strict=True)
     }
     operands = {str(operand["name"]): str(operand["form"]) for operand in fields["operands"]}

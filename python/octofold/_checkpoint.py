@@ -4,12 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ._core.errors import invalid_argument
-from ._core.files import path_bytes, path_of
+from ._core.files import path_bytes
 from ._core.formats import Format, FormatLike, format_of, words_of
 from ._core.library import Progress, library, reporting
+from ._core.records import record
 from ._loaded_model import loaded_model
 
 
@@ -110,14 +110,7 @@ def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
     folders that functions of Octofold's wrote and read; IoError.
     """
     contents = library.inspect_checkpoint(path_bytes("inspect_checkpoint", "input", input))
-    family = contents["family"]
-    return CheckpointContents(
-        family=None if family is None else str(family),
-        weights=tuple(map(_weight, contents["weights"])),
-        others=tuple(map(_tensor, contents["others"])),
-        files=tuple(map(path_of, contents["files"])),
-        bytes=contents["bytes"],
-    )
+    return record(CheckpointContents, contents)
 
 
 def quantize_checkpoint(
@@ -178,7 +171,7 @@ def quantize_checkpoint(
             *_loaded("quantize_checkpoint", input, family),
             report_progress,
         )
-    return _report(report)
+    return record(CheckpointReport, report)
 
 
 def convert_checkpoint(
@@ -211,7 +204,7 @@ def convert_checkpoint(
             *_loaded("convert_checkpoint", input, family),
             report_progress,
         )
-    return _report(report)
+    return record(CheckpointReport, report)
 
 
 def _loaded(
@@ -234,42 +227,6 @@ def _cast_of(format: FormatLike) -> tuple[str, str | None, bool | None]:
             raise invalid_argument(operation, f"format.{field}", f"{expected}, as files have", got)
     named = isinstance(format, Format) or words_of(operation, format).granularity != ""
     return value.rule.value, value.granularity if named else None, value.power_of_two
-
-
-def _report(fields: Mapping[str, Any]) -> CheckpointReport:
-    names = ("quantized", "copied", "requantized", "not_finite", "dropped")
-    return CheckpointReport(
-        **{name: tuple(map(str, fields[name])) for name in names},
-        left_alone={str(name): str(reason) for name, reason in fields["left_alone"].items()},
-        input_bytes=fields["input_bytes"],
-        output_bytes=fields["output_bytes"],
-        files=tuple(map(path_of, fields["files"])),
-    )
-
-
-def _tensor(fields: Mapping[str, Any]) -> CheckpointTensor:
-    return CheckpointTensor(
-        name=str(fields["name"]),
-        dtype=str(fields["dtype"]),
-        shape=tuple(fields["shape"]),
-        file=path_of(fields["file"]),
-        offset=fields["offset"],
-        bytes=fields["bytes"],
-    )
-
-
-def _weight(fields: Mapping[str, Any]) -> CheckpointWeight:
-    def tensor_or_none(name: str) -> CheckpointTensor | None:
-        return None if fields[name] is None else _tensor(fields[name])
-
-    return CheckpointWeight(
-        name=str(fields["name"]),
-        codes=_tensor(fields["codes"]),
-        scale=tensor_or_none("scale"),
-        input_scale=tensor_or_none("input_scale"),
-        granularity=str(fields["granularity"]),
-        full_precision=bool(fields["full_precision"]),
-    )
 
 
 def _patterns(skip: object) -> list[str]:

@@ -3,9 +3,10 @@ compute follows from what a GPU has kernels for, by one rule, which layers follo
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from ._core.library import library
+from ._core.records import record
 
 NATIVE: Final = "native"
 """Activations are cast too, and FP8 multiplied with FP8."""
@@ -25,16 +26,17 @@ FP8: Final = "FP8 weights"
 
 
 @dataclass(frozen=True)
-class LayerWay:
-    """How layers of a kind compute somewhere."""
+class Support:
+    """How an operation, or a kind of layers, runs somewhere."""
 
     how: str
-    """"native", "weight-only", "cast" or "left"."""
+    """A key of Capabilities.meanings: "native", "kernels", "weight-only", "cast", "CPU", "none"; of
+    layers "left" too."""
     why_not: str
-    """Why not natively; "" where it is so."""
+    """Why not natively, or by kernels, as the error of a call says it; "" where it is so."""
 
     def __str__(self) -> str:
-        return f"{self.how}: {self.why_not}" if self.why_not else self.how
+        return self.how
 
 
 @dataclass(frozen=True)
@@ -58,19 +60,19 @@ LAYERS: Final = tuple((kind, weights) for kind in _KINDS for weights in (TRAINED
 """A kind of layers, and of weights."""
 
 
-def layer_way(kind: str, weights: str, why_not: Callable[[str], str]) -> LayerWay:
+def layer_way(kind: str, weights: str, why_not: Callable[[str], str]) -> Support:
     """kind, weights: as in LAYERS. why_not: why there are no kernels of an operation, "" where
     there are."""
     operations = _KINDS[kind]
     reason = next(filter(None, map(why_not, operations.native)), "")
     if not reason:
-        return LayerWay(NATIVE, "")
+        return Support(NATIVE, "")
     if weights == TRAINED:
-        return LayerWay(HIGH_PRECISION, reason)
-    return LayerWay(CAST if any(map(why_not, operations.weight_only)) else WEIGHT_ONLY, reason)
+        return Support(HIGH_PRECISION, reason)
+    return Support(CAST if any(map(why_not, operations.weight_only)) else WEIGHT_ONLY, reason)
 
 
-def layer_ways(why_not: Callable[[str], str]) -> dict[str, LayerWay]:
+def layer_ways(why_not: Callable[[str], str]) -> dict[str, Support]:
     """All of LAYERS, by their names for people."""
     return {f"{kind} with {weights}": layer_way(kind, weights, why_not) for kind, weights in LAYERS}
 
@@ -107,9 +109,13 @@ class Gpu:
     """The kinds of operations that the backend has kernels for: "casts", "norms", "rotary
     embeddings", "routing", "dot products", "products with FP8 weights", "attention", "products",
     "grouped products", "gated products", "products that cast A"; or the reason why not."""
-    layers: dict[str, LayerWay] = field(default_factory=dict)
-    """How octofold.nn's layers compute on it: "linear layers" and "experts", each "with trained
-    weights" and "with FP8 weights"."""
+
+    @property
+    def layers(self) -> dict[str, Support]:
+        """How octofold.nn's layers compute on it: "linear layers" and "experts", each "with trained
+        weights" and "with FP8 weights"."""
+        known = self.operations
+        return layer_ways(lambda name: known[name].why_not) if known else {}
 
     def __str__(self) -> str:
         return (
@@ -157,21 +163,4 @@ class Info:
 
 def info() -> Info:
     """Probe this machine, anew at each call. A part that is missing is reported, not raised."""
-    fields = library.info()
-    parts = {name: _component(fields[name]) for name in ("cpu", "driver", "nvrtc")}
-    gpus = tuple(_gpu(gpu) for gpu in fields["gpus"])
-    return Info(str(fields["version"]), fields["cpu_threads"], **parts, gpus=gpus)
-
-
-def _gpu(fields: Any) -> Gpu:
-    operations = {str(name): _component(support) for name, support in fields["operations"].items()}
-    made = {
-        "backend": _component(fields["backend"]),
-        "operations": operations,
-        "layers": layer_ways(lambda name: operations[name].why_not),
-    }
-    return Gpu(**{**dict(fields.items()), **made})
-
-
-def _component(fields: Any) -> Component:
-    return Component(fields["available"], str(fields["detail"]))
+    return record(Info, library.info())

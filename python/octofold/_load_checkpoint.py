@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_checkpoint
-from ._core.errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
+from ._core.errors import BadFormatError, UnsupportedError, invalid_argument, io_error
 from ._core.files import open_regular
 from ._core.frameworks import Array
 from ._core.library import warn_once
@@ -18,27 +18,21 @@ from ._core.scaled_tensor import ScaledTensor
 
 _NAME: Final = "load_checkpoint"
 
-# By safetensors' names: NumPy's types, and what torch calls them.
-_DTYPES: Final[dict[str, tuple[np.dtype[Any], str]]] = {
-    name: (np.dtype(dtype), torch_name)
-    for name, dtype, torch_name in (
-        ("BOOL", np.bool_, "bool"),
-        ("U8", np.uint8, "uint8"),
-        ("U16", np.uint16, "uint16"),
-        ("U32", np.uint32, "uint32"),
-        ("U64", np.uint64, "uint64"),
-        ("I8", np.int8, "int8"),
-        ("I16", np.int16, "int16"),
-        ("I32", np.int32, "int32"),
-        ("I64", np.int64, "int64"),
-        ("F8_E4M3", ml_dtypes.float8_e4m3fn, "float8_e4m3fn"),
-        ("F8_E5M2", ml_dtypes.float8_e5m2, "float8_e5m2"),
-        ("F8_E8M0", ml_dtypes.float8_e8m0fnu, "float8_e8m0fnu"),
-        ("F16", np.float16, "float16"),
-        ("BF16", ml_dtypes.bfloat16, "bfloat16"),
-        ("F32", np.float32, "float32"),
-        ("F64", np.float64, "float64"),
-        ("C64", np.complex64, "complex64"),
+# By safetensors' names: NumPy's types, whose names torch has too.
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    name: np.dtype(dtype)
+    for name, dtype in (
+        ("BOOL", np.bool_),
+        *((f"U{bits}", f"uint{bits}") for bits in (8, 16, 32, 64)),
+        *((f"I{bits}", f"int{bits}") for bits in (8, 16, 32, 64)),
+        ("F8_E4M3", ml_dtypes.float8_e4m3fn),
+        ("F8_E5M2", ml_dtypes.float8_e5m2),
+        ("F8_E8M0", ml_dtypes.float8_e8m0fnu),
+        ("F16", np.float16),
+        ("BF16", ml_dtypes.bfloat16),
+        ("F32", np.float32),
+        ("F64", np.float64),
+        ("C64", np.complex64),
     )
 }
 
@@ -141,7 +135,7 @@ class Checkpoint(Mapping[str, Any]):
 
         # torch takes no arrays of ml_dtypes, so bytes; of at least one dimension, to be viewed.
         flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-        values = flat.view(getattr(torch, _DTYPES[dtype][1])).reshape(array.shape)
+        values = flat.view(getattr(torch, _DTYPES[dtype].name)).reshape(array.shape)
         return values if self._device is None else values.to(self._device)
 
 
@@ -206,9 +200,8 @@ def _read(tensor: CheckpointTensor) -> "np.ndarray[Any, Any]":
             file.seek(tensor.offset)
             _fill(file, data, tensor)
     except OSError as error:
-        text = f"cannot read '{tensor.file}': {error.strerror}"
-        raise IoErrorWithErrno(f"{error.errno}:{text}") from error
-    return data.view(_DTYPES[tensor.dtype][0]).reshape(tensor.shape)
+        raise io_error(error, f"cannot read '{tensor.file}'") from error
+    return data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def _fill(file: Any, data: "np.ndarray[Any, Any]", tensor: CheckpointTensor) -> None:

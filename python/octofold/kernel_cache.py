@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ._core.files import path_of
 from ._core.library import Progress, library, reporting
+from ._core.records import record
 
 __all__ = [
     "CachedKernel",
@@ -84,16 +85,8 @@ def entries() -> tuple[CachedKernel, ...]:
     Raises IoError if the folder cannot be read.
     """
     return tuple(
-        CachedKernel(
-            file=path_of(fields["file"]),
-            bytes=fields["bytes"],
-            written=datetime.datetime.fromtimestamp(fields["written"]),
-            fault=str(fields["fault"]),
-            description=str(fields["description"]),
-            architecture=str(fields["architecture"]),
-            registers=fields["registers"],
-        )
-        for fields in library.list_kernel_cache()
+        record(CachedKernel, {**one, "written": datetime.datetime.fromtimestamp(one["written"])})
+        for one in library.list_kernel_cache()
     )
 
 
@@ -103,7 +96,7 @@ def precompiled() -> tuple[PrecompiledKernel, ...]:
 
     The list is empty if octofold was built without them, or if OCTOFOLD_PRECOMPILED_KERNELS is 0.
     """
-    return tuple(PrecompiledKernel(**fields) for fields in library.list_precompiled_kernels())
+    return tuple(record(PrecompiledKernel, one) for one in library.list_precompiled_kernels())
 
 
 def clear() -> int:
@@ -141,4 +134,4 @@ def warm(
         report = library.warm_kernel_cache(
             list(problems), architecture, multiprocessors, report_progress
         )
-    return WarmReport(**report)
+    return record(WarmReport, report)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
+from ._core.errors import UnavailableError, invalid_argument, io_error
 from ._core.files import path_of, read_text, write_whole
 from ._core.library import library
 from ._info import Gpu, info
@@ -197,7 +197,7 @@ def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
             folder.mkdir(0o755, parents=True, exist_ok=True)
         write_whole(file, json.dumps(document, indent=1) + "\n")
     except OSError as error:
-        raise IoErrorWithErrno(f"{error.errno}:tuning.write: '{file}': {error.strerror}") from None
+        raise io_error(error, f"tuning.write: '{file}'") from None
     return file
 
 
@@ -209,7 +209,7 @@ def clear(gpu: Gpu | int = 0) -> bool:
             return False
         file.unlink()
     except OSError as error:
-        raise IoErrorWithErrno(f"{error.errno}:tuning.clear: '{file}': {error.strerror}") from None
+        raise io_error(error, f"tuning.clear: '{file}'") from None
     return True
 
 

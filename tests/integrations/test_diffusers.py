@@ -11,7 +11,7 @@ import octofold
 import pytest
 import torch
 from diffusers.quantizers.bfl.utils import quantize_fp8r
-from octofold.integrations.diffusers import OctofoldConfig, take_fp8r
+from octofold.integrations.diffusers import OctofoldConfig
 from octofold.integrations.diffusers.bfl import bundled, codes_and_scale, is_bundle
 from octofold.nn.layers.saving import coded_state_dict
 from safetensors.torch import load_file, save_file
@@ -292,30 +292,6 @@ def fp8r(plain, tmp_path_factory):
     file = tmp_path_factory.mktemp("fp8r") / "model.safetensors"
     save_file(state, file)
     return file
-
-
-def test_bfl(plain, fp8r):
-    """Our layers compute models that Diffusers loads by its own config, in the same memory."""
-    _, inputs, folder = plain
-    own = diffusers.BFLQuantizationConfig(compute_dtype=BF16)
-    options = {"config": str(folder), "quantization_config": own, "torch_dtype": BF16}
-    for compute, limit in (("native", 0.06), ("weight-only", 0.01)):
-        model = Flux.from_single_file(str(fp8r), **options)
-        expected = outcome(model, inputs)
-        weight = model.transformer_blocks[0].attn.to_q.weight
-        report = take_fp8r(model, compute)
-        assert len(report.converted) == 22
-        layer = model.transformer_blocks[0].attn.to_q
-        assert layer.weight.codes.data_ptr() == weight.data_ptr()
-        assert layer.weight.scaled.granularity == "channel"
-        assert relative_error(outcome(model, inputs), expected) < limit
-        model.to("cpu")
-    with pytest.raises(octofold.InvalidArgumentError, match="layers of the format fp8r"):
-        take_fp8r(model)
-    with pytest.raises(octofold.InvalidArgumentError, match="'compute'"):
-        take_fp8r(model, "fast")
-    with pytest.raises(octofold.InvalidArgumentError, match=r"'model'.*got str"):
-        take_fp8r("model")
 
 
 def test_fp8r_by_our_config(plain, fp8r, tmp_path):

@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 from octofold import nn
-from octofold.nn.layers.peft_layers import Fp8LoraLinear
+from octofold.integrations.peft.layers import Fp8LoraLinear
 
 from tests.integrations.diffusers_models import BF16
 from tests.integrations.diffusers_models import loaded as loaded_with
@@ -206,13 +206,3 @@ def test_models_without_fp8_layers_have_peft_as_it_is(folder):
         ).base_model,
         peft.LoraModel,
     )
-
-
-def test_a_config_of_ours_is_left_as_it_is():
-    """octofold.nn.lora_config() refuses adapters that are to be trained without gradients."""
-    model = torch.nn.Sequential(torch.nn.Linear(128, 128))
-    nn.convert_weight_only(model)
-    config = nn.lora_config(model, peft.LoraConfig(target_modules=["0"]))
-    known = dict(config._custom_modules)
-    peft.get_peft_model(model, config)
-    assert config._custom_modules == known

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 import octofold
-from octofold._info import Component, Gpu, layer_ways
+from octofold._info import Component, Gpu
 
 GPUS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 NATIVE = ("8.9", "9.0", "12.0")
@@ -37,9 +37,8 @@ def pretend(monkeypatch, name):
 
     operations = operations_of(name)
     major, minor = map(int, name.split("."))
-    ways = layer_ways(lambda operation: operations[operation].why_not)
     backend = Component(True, "a fake")
-    gpu = Gpu(0, "a fake", major, minor, 100, 2**34, backend, operations, ways)
+    gpu = Gpu(0, "a fake", major, minor, 100, 2**34, backend, operations)
     here = dataclasses.replace(octofold.info(), gpus=(gpu,))
     targets = tuple(
         dataclasses.replace(target, gpus=(0,) if target.name == name else ())

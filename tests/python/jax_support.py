@@ -12,7 +12,7 @@ os.environ["XLA_FLAGS"] = f"{os.getenv('XLA_FLAGS', '')} --xla_force_host_platfo
 jax = pytest.importorskip("jax")
 pytest.importorskip("jax_tvm_ffi")
 
-import octofold.jax as fp8  # noqa: E402
+import octofold.jax  # noqa: E402
 
 
 def to_jax(tree):
@@ -37,8 +37,9 @@ def jitted(function, *arguments, arrays=None, **options):
 
 def both(name, *arguments, arrays=None, **options):
     """The results of the function of this name in jax.jit, and for NumPy."""
-    actual = jitted(getattr(fp8, name), *arguments, arrays=arrays, **options)
-    return actual, getattr(octofold, name)(*arguments, **(arrays or {}), **options)
+    function = getattr(octofold, name)
+    actual = jitted(function, *arguments, arrays=arrays, **options)
+    return actual, function(*arguments, **(arrays or {}), **options)
 
 
 def random(rng, *shape, dtype="float32"):

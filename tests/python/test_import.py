@@ -41,7 +41,7 @@ AT_ONCE = {
         f"octofold.{name}  # torch" for name in ("linear", "nn", "mlp", "models", "distributed")
     ],
     "layers while torch comes": ["import torch", "octofold.experts", "octofold.nn.recipes"],
-    "JAX": ["import jax", "octofold.jax.gemm", "octofold.quantize(x)", "octofold.jax.linear"],
+    "JAX": ["import jax", "octofold.jax.Recipe", "octofold.quantize(x)", "octofold.jax.linear"],
     "reloads": ["importlib.reload(octofold); importlib.reload(octofold)", "import torch"],
     "a module that comes": [
         "import slow",

@@ -47,14 +47,16 @@ def test_gpu_describes_itself():
 
 
 def test_gpu_says_what_it_lacks():
-    operations = {
-        "casts": octofold.Component(True, ""),
-        "products": octofold.Component(True, ""),
-        "grouped products": octofold.Component(False, "expected 9.0"),
-    }
+    there = ("casts", "products", "routing", "products with FP8 weights")
+    operations = dict.fromkeys(there, octofold.Component(True, ""))
+    operations["grouped products"] = octofold.Component(False, "expected 9.0")
     backend = octofold.Component(True, "casts")
     gpu = octofold.Gpu(0, "RTX 4060", 8, 9, 24, 8 * 2**30, backend, operations)
-    assert str(gpu).endswith("; backend: casts; grouped products not available: expected 9.0")
+    assert str(gpu).endswith(
+        "; backend: casts; grouped products not available: expected 9.0; linear layers with "
+        "trained weights: native; linear layers with FP8 weights: native; experts with trained "
+        "weights: left; experts with FP8 weights: weight-only"
+    )
 
 
 @pytest.fixture

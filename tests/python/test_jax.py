@@ -15,7 +15,6 @@ from tests.python.attention_cases import dense, packed, paged, with_scales
 from tests.python.devices import on_gpu, on_gpus
 from tests.python.jax_support import (
     both,
-    fp8,
     jax,
     jitted,
     random,
@@ -119,13 +118,13 @@ def test_casts_and_their_product(a_granularity, b_granularity, m, n, k, rng):
     x, w, c, bias = random(rng, m, k), random(rng, n, k), random(rng, m, n), random(rng, n)
 
     def program(x, w, c, bias):
-        a, b = fp8.quantize(x, a_granularity), fp8.quantize(w, b_granularity)
-        return fp8.gemm(a, b), fp8.gemm(a, b, c=c, bias=bias, out_dtype="float32"), a, b
+        a, b = octofold.quantize(x, a_granularity), octofold.quantize(w, b_granularity)
+        return octofold.gemm(a, b), octofold.gemm(a, b, c=c, bias=bias, out_dtype="float32"), a, b
 
     y, y_with_addends, a, b = jitted(program, x, w, c, bias)
     judge(y, a, b, dtype="bfloat16")
     judge(y_with_addends, a, b, c, bias, dtype="float32")
-    assert_same(jitted(fp8.gemm, a, b), y)  # with scales from outside
+    assert_same(jitted(octofold.gemm, a, b), y)  # with scales from outside
 
 
 @on_each_device
@@ -133,7 +132,9 @@ def test_gemm_that_casts(rng):
     x, w = random(rng, 8, 512, dtype="bfloat16"), operand(rng, 256, 512, granularity="128x128")
     y, expected = both("gemm", x, w, format="1x128 torchao", out_dtype="float32")
     judge(y, octofold.quantize(x, "1x128 torchao"), w, dtype="float32", same=expected)
-    leading = jitted(fp8.gemm, x.reshape(2, 4, 512), w, format="1x128 torchao", out_dtype="float32")
+    leading = jitted(
+        octofold.gemm, x.reshape(2, 4, 512), w, format="1x128 torchao", out_dtype="float32"
+    )
     assert_same(leading.reshape(8, 256), y)
 
 
@@ -161,7 +162,7 @@ def test_grouped_gemm_of_masked_groups(rng):
     a, b = (octofold.quantize(random(rng, 2, rows, 384), "channel") for rows in (64, 128))
     counts = np.array([7, 64], np.int32)
 
-    actual = jitted(fp8.grouped_gemm, a, b, Masked(counts, expected_rows=20))
+    actual = jitted(octofold.grouped_gemm, a, b, Masked(counts, expected_rows=20))
     expected = octofold.grouped_gemm(a, b, Masked(counts, 20))
     for g, count in enumerate(counts):
         part = a[g][:count]
@@ -177,7 +178,7 @@ def test_grouped_gemm_along_depth(rng):
             octofold.ops.cast(array, transposed="1x128", offsets=groups).transposed
             for array in (dy, x)
         )
-        return fp8.grouped_gemm(dy8, x8, groups, out_dtype="float32")
+        return octofold.grouped_gemm(dy8, x8, groups, out_dtype="float32")
 
     for offsets, layout in (((0, 5, 5, 200), "spaced"), ((0, 128, 128, 256), "tight")):
         groups = Depth(np.array(offsets, np.int32), layout)
@@ -215,7 +216,7 @@ def test_grouped_gemm_weight_only(gathered, rng):
 
     def program(x, w, offsets, sources, bias):
         rows = octofold.ops.Gathered(x, sources) if gathered else x
-        return fp8.grouped_gemm_weight_only(rows, w, Rows(offsets), bias=bias)
+        return octofold.grouped_gemm_weight_only(rows, w, Rows(offsets), bias=bias)
 
     actual = jitted(program, x, w, offsets, sources, bias)
     assert_same(actual, octofold.grouped_gemm_weight_only(x, w, Rows(offsets), bias=bias))
@@ -248,17 +249,17 @@ def test_attention(name, rng):
     attention_cases.assert_attended(*actual, exact, q.dtype.name, of_logarithms)
 
 
-def test_without_jit_and_of_numpy_arrays(rng):
-    """Each call alone is a program, too; what comes is JAX's."""
-    x, w = random(rng, 70, 300), random(rng, 200, 300)
-    x8, w8 = fp8.quantize(x), fp8.quantize(w, "128x128")
-    y = fp8.gemm(x8, w8)
+def test_without_jit(rng):
+    """Each call alone is a program, too; what comes is JAX's, and arrays beside the first one may
+    be NumPy's."""
+    x, w8 = random(rng, 70, 300), octofold.quantize(random(rng, 200, 300), "128x128")
+    x8 = octofold.quantize(to_jax(x))
+    y = octofold.gemm(x8, to_jax(w8))
     assert isinstance(y, jax.Array)
     assert (x8.data.dtype, x8.scale.dtype) == (jax.numpy.float8_e4m3fn, np.float32)
     assert_same(to_numpy(x8), octofold.quantize(x))
-    assert_same(np.asarray(y), octofold.gemm(octofold.quantize(x), octofold.quantize(w, "128x128")))
-    assert_same(np.asarray(fp8.gemm(octofold.quantize(x), w8)), np.asarray(y))
-    assert_same(np.asarray(fp8.gemm(b=w8, a=octofold.quantize(x))), np.asarray(y))
+    assert_same(np.asarray(y), octofold.gemm(octofold.quantize(x), w8))
+    assert_same(np.asarray(octofold.gemm(b=w8, a=x8)), np.asarray(y))
 
 
 def test_scaled_tensors_are_trees(rng):
@@ -272,7 +273,7 @@ def test_scaled_tensors_are_trees(rng):
     assert paths == [".data", ".scale"]
     same = jax.jit(lambda x8: x8)(x8)
     assert_same(to_numpy(same), to_numpy(x8))
-    assert jax.eval_shape(lambda x: fp8.quantize(x), x8.dequantize()).scale.shape == (200, 3)
+    assert jax.eval_shape(lambda x: octofold.quantize(x), x8.dequantize()).scale.shape == (200, 3)
 
 
 def test_scaled_tensors_know_their_methods_in_jit(rng):
@@ -294,9 +295,9 @@ def test_scan_over_layers(rng):
 
     def program(x, w8):
         def layer(x8, w8):
-            return fp8.quantize(fp8.gemm(x8, w8)), None
+            return octofold.quantize(octofold.gemm(x8, w8)), None
 
-        x8, _ = jax.lax.scan(layer, fp8.quantize(x.astype("bfloat16")), w8)
+        x8, _ = jax.lax.scan(layer, octofold.quantize(x.astype("bfloat16")), w8)
         return x8
 
     expected = octofold.quantize(x.astype(jax.numpy.bfloat16))
@@ -310,7 +311,7 @@ def test_map_and_branches(rng):
 
     def program(x, w8, small):
         def multiply(x):
-            return fp8.gemm(fp8.quantize(x), w8)
+            return octofold.gemm(octofold.quantize(x), w8)
 
         mapped = jax.lax.map(multiply, x)
         return jax.lax.cond(small, lambda: mapped, lambda: 2 * mapped)
@@ -322,7 +323,12 @@ def test_map_and_branches(rng):
 def test_scales_lie_as_products_read_them(rng):
     """Within one program, so that no copy comes between."""
     x, w8 = to_jax((random(rng, 70, 300), operand(rng, 64, 300, granularity="128x128")))
-    program = jax.jit(lambda x, w8: fp8.gemm(fp8.quantize(x), w8)).lower(x, w8).compile().as_text()
+    program = (
+        jax.jit(lambda x, w8: octofold.gemm(octofold.quantize(x), w8))
+        .lower(x, w8)
+        .compile()
+        .as_text()
+    )
     assert "f32[70,3]{0,1}" in program
     assert "f32[70,3]{1,0}" not in program
     assert "transpose" not in program
@@ -336,10 +342,10 @@ def test_work_is_in_the_stream_of_xla(rng):
 
     def step(x, w):
         x8, w8 = (
-            fp8.quantize(jax.numpy.roll(x, 7, 0) / 2),
-            fp8.quantize(jax.numpy.flip(w), "128x128"),
+            octofold.quantize(jax.numpy.roll(x, 7, 0) / 2),
+            octofold.quantize(jax.numpy.flip(w), "128x128"),
         )
-        return jax.numpy.clip(fp8.gemm(x8, w8, out_dtype="float32") * 4, -2, 2)
+        return jax.numpy.clip(octofold.gemm(x8, w8, out_dtype="float32") * 4, -2, 2)
 
     program = jax.jit(lambda x, w: jax.lax.fori_loop(0, 30, lambda _, x: step(x, w), x))
     one = jax.jit(step)
@@ -358,7 +364,7 @@ def test_a_program_is_run_again_with_other_arrays(rng):
     @jax.jit
     def program(x, weights):
         for w8 in weights:
-            x = jax.nn.relu(fp8.gemm(fp8.quantize(x), w8, out_dtype="float32")) / 16
+            x = jax.nn.relu(octofold.gemm(octofold.quantize(x), w8, out_dtype="float32")) / 16
         return x
 
     kept = []
@@ -377,7 +383,7 @@ def test_a_program_is_run_again_with_other_arrays(rng):
 def test_what_is_not_used_is_not_computed(rng):
     x, w8 = to_jax((random(rng, 70, 300), operand(rng, 64, 300, granularity="128x128")))
     for result, used in ((0, True), (1, False)):
-        program = jax.jit(lambda x, w8: (fp8.gemm(fp8.quantize(x), w8), x + 1)[result])  # noqa: B023
+        program = jax.jit(lambda x, w8: (octofold.gemm(octofold.quantize(x), w8), x + 1)[result])  # noqa: B023
         calls = program.lower(x, w8).compile().as_text()
         assert ('custom_call_target="octofold' in calls) == used  # paths of sources are in it too
 

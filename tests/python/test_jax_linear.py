@@ -7,9 +7,9 @@ import numpy as np
 import octofold
 import pytest
 from octofold import Format, InvalidArgumentError, UnsupportedError
-from octofold.jax import Product, Recipe
+from octofold.jax import Product, Recipe, linear
 
-from tests.python.jax_support import fp8, jax, random, relative_error, to_jax
+from tests.python.jax_support import jax, random, relative_error, to_jax
 
 RECIPES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
 SQUARE = Product("128x128", "128x128")
@@ -45,7 +45,7 @@ on_each_device = pytest.mark.usefixtures("programs_there")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_against_float32(recipe, rng):
     arguments = case(rng)
-    actual = gradients(functools.partial(fp8.linear, recipe=recipe), *arguments)
+    actual = gradients(functools.partial(linear, recipe=recipe), *arguments)
     expected = gradients(exact, *arguments)
     kinds = ["e4m3", OF_GRADIENTS[recipe], OF_GRADIENTS[recipe], "high"]
     if recipe == "rowwise_with_gw_hp":
@@ -60,7 +60,7 @@ def test_against_float32(recipe, rng):
 def test_is_what_its_recipe_says(rng):
     """The results are those of the recipe's casts and products of NumPy's arrays."""
     x, weight, bias, dy = case(rng, (130,))
-    y, dx, dweight, dbias = gradients(fp8.linear, x, weight, bias, dy)
+    y, dx, dweight, dbias = gradients(linear, x, weight, bias, dy)
     x, weight, bias, dy = map(np.asarray, (x, weight, bias, dy))
 
     def cast(array, rows, transposed, columns=None):
@@ -86,7 +86,7 @@ def test_dtypes(dtype, recipe, rng):
     x, weight, bias, dy = case(rng)
     dtypes = dtype, "bfloat16", "float16"
     arguments = [a.astype(t) for a, t in zip((x, weight, bias), dtypes, strict=True)]
-    layer = functools.partial(fp8.linear, recipe=recipe)
+    layer = functools.partial(linear, recipe=recipe)
     results = gradients(layer, *arguments, dy.astype(dtype))
     assert [str(result.dtype) for result in results] == [dtype, *dtypes]
     for left, right in zip(results, gradients(exact, x, weight, bias, dy), strict=True):
@@ -97,7 +97,7 @@ def test_dtypes(dtype, recipe, rng):
 @pytest.mark.parametrize("tokens", [(0,), (1,), (3, 0), ()], ids=str)
 def test_few_tokens(tokens, recipe, rng):
     arguments = case(rng, tokens)
-    actual = gradients(functools.partial(fp8.linear, recipe=recipe), *arguments)
+    actual = gradients(functools.partial(linear, recipe=recipe), *arguments)
     for left, right in zip(actual, gradients(exact, *arguments), strict=True):
         assert left.shape == right.shape
         assert not right.any() or relative_error(left, right) < 0.1
@@ -119,7 +119,7 @@ def test_each_operand_is_cast_once(rng):
     x, weight, bias, _ = case(rng, (130,))
 
     def loss(x, weight, bias):
-        return (fp8.linear(x, weight, bias) ** 2).sum()
+        return (linear(x, weight, bias) ** 2).sum()
 
     assert custom_calls(loss, x, weight, bias) == {"cast": 2, "gemm": 1}
     calls = custom_calls(jax.grad(loss, (0, 1, 2)), x, weight, bias)
@@ -130,15 +130,13 @@ def test_what_needs_no_gradient_costs_nothing(rng):
     x, weight, bias, _ = case(rng, (130,))
 
     def loss(x, weight, bias):
-        return (fp8.linear(x, weight, bias) ** 2).sum()
+        return (linear(x, weight, bias) ** 2).sum()
 
     for argument in (0, 1):
         calls = custom_calls(jax.grad(loss, argument), x, weight, bias)
         assert calls == {"cast": 3, "gemm": 2}
     assert custom_calls(jax.grad(loss, 2), x, weight, bias) == {"cast": 2, "gemm": 1}
-    kept = jax.eval_shape(
-        lambda *a: jax.vjp(lambda x: fp8.linear(x, *a[1:]), a[0])[1], x, weight, bias
-    )
+    kept = jax.eval_shape(lambda *a: jax.vjp(lambda x: linear(x, *a[1:]), a[0])[1], x, weight, bias)
     codes = [leaf.shape for leaf in jax.tree.leaves(kept) if leaf.dtype == jax.numpy.float8_e4m3fn]
     assert codes == [(300, 200)]
 
@@ -164,7 +162,7 @@ def test_what_is_differentiated_changes(name, recipe, rng):
             x = jax.nn.gelu(layer(x, weight))
         return (x**2).sum()
 
-    layer = WRAPPED[name](functools.partial(fp8.linear, recipe=recipe))
+    layer = WRAPPED[name](functools.partial(linear, recipe=recipe))
     for arguments in (0, 1, (0, 1)):
         found = jax.grad(functools.partial(loss, layer), arguments)(x, weights)
         wanted = jax.grad(functools.partial(loss, lambda x, w: x @ w.T), arguments)(x, weights)
@@ -177,11 +175,11 @@ def test_recipes_of_ones_own(rng):
     expected = gradients(exact, *arguments)
     high = Recipe(output=None, grad_input=None, grad_weight=None)
     for left, right in zip(
-        gradients(functools.partial(fp8.linear, recipe=high), *arguments), expected, strict=True
+        gradients(functools.partial(linear, recipe=high), *arguments), expected, strict=True
     ):
         assert relative_error(left, right) < LIMITS["high"]
     forward = Recipe(output=SQUARE, grad_input=None, grad_weight=SQUARE)
-    y, dx, dweight, _ = gradients(functools.partial(fp8.linear, recipe=forward), *arguments)
+    y, dx, dweight, _ = gradients(functools.partial(linear, recipe=forward), *arguments)
     assert relative_error(dx, expected[1]) < LIMITS["high"]
     assert LIMITS["e4m3"] > relative_error(y, expected[0]) > LIMITS["e4m3"] / 2
     assert LIMITS["e4m3"] > relative_error(dweight, expected[2]) > LIMITS["e4m3"] / 2
@@ -189,10 +187,10 @@ def test_recipes_of_ones_own(rng):
 
 def test_without_bias_or_what_loses_it(rng):
     x, weight, _, dy = case(rng)
-    y, back = jax.vjp(fp8.linear, x, weight)
+    y, back = jax.vjp(linear, x, weight)
     assert [gradient.shape for gradient in back(dy)] == [x.shape, weight.shape]
     assert y.shape == dy.shape
-    assert not jax.grad(lambda x: 0 * fp8.linear(x, weight).sum())(x).any()
+    assert not jax.grad(lambda x: 0 * linear(x, weight).sum())(x).any()
 
 
 def test_scan_and_checkpoint(rng):
@@ -203,10 +201,8 @@ def test_scan_and_checkpoint(rng):
         y, _ = jax.lax.scan(lambda x, weight: (jax.nn.gelu(layer(x, weight)), None), x, weights)
         return (y**2).sum()
 
-    plain = jax.jit(jax.grad(functools.partial(loss, fp8.linear), (0, 1)))(x, weights)
-    again = jax.jit(jax.grad(functools.partial(loss, jax.checkpoint(fp8.linear)), (0, 1)))(
-        x, weights
-    )
+    plain = jax.jit(jax.grad(functools.partial(loss, linear), (0, 1)))(x, weights)
+    again = jax.jit(jax.grad(functools.partial(loss, jax.checkpoint(linear)), (0, 1)))(x, weights)
     high = jax.jit(jax.grad(functools.partial(loss, lambda x, w: x @ w.T), (0, 1)))(x, weights)
     for left, same, right in zip(plain, again, high, strict=True):
         np.testing.assert_array_equal(left, same)
@@ -237,22 +233,20 @@ def test_training_lowers_the_loss(rng):
 
         return jax.lax.scan(step, start, length=60)[1]
 
-    ours, theirs = losses(fp8.linear), losses(exact)
+    ours, theirs = losses(linear), losses(exact)
     assert ours[-1] < 0.4 * ours[0]
     assert ours[-1] < 1.15 * theirs[-1]
 
 
 WRONG = {
-    r"'x': expected \[..., 300\] for weight": lambda x, w, b: fp8.linear(x[..., :5], w, b),
-    r"'weight': expected \[out, in\] with": lambda x, w, b: fp8.linear(x, w[0], b),
-    r"'bias': expected \[200\], the features that": lambda x, w, b: fp8.linear(x, w, b[:5]),
+    r"'x': expected \[..., 300\] for weight": lambda x, w, b: linear(x[..., :5], w, b),
+    r"'weight': expected \[out, in\] with": lambda x, w, b: linear(x, w[0], b),
+    r"'bias': expected \[200\], the features that": lambda x, w, b: linear(x, w, b[:5]),
     r"'weight': expected one of float32, float16": (
-        lambda x, w, b: fp8.linear(x, w.astype("int32"), b)
+        lambda x, w, b: linear(x, w.astype("int32"), b)
     ),
-    r"'x': expected a JAX or NumPy array, got builtins.float": (
-        lambda x, w, b: fp8.linear(1.0, w, b)
-    ),
-    r"'recipe': expected a Recipe or one of": lambda x, w, b: fp8.linear(x, w, b, "fine"),
+    r"'x': expected a JAX or NumPy array, got builtins.float": (lambda x, w, b: linear(1.0, w, b)),
+    r"'recipe': expected a Recipe or one of": lambda x, w, b: linear(x, w, b, "fine"),
 }
 
 
@@ -265,4 +259,4 @@ def test_wrong_arguments(message, rng):
 def test_gradients_of_gradients_are_refused(rng):
     x, weight, *_ = case(rng, (4,))
     with pytest.raises(UnsupportedError, match="has no gradient"):
-        jax.grad(lambda x: jax.grad(lambda x: (fp8.linear(x, weight) ** 2).sum())(x).sum())(x)
+        jax.grad(lambda x: jax.grad(lambda x: (linear(x, weight) ** 2).sum())(x).sum())(x)

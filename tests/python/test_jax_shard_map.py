@@ -5,9 +5,10 @@ import numpy as np
 import octofold
 import pytest
 from octofold import InvalidArgumentError
+from octofold.jax import linear
 from octofold.jax._calls import _manual_axes
 
-from tests.python.jax_support import fp8, jax, random, relative_error, to_jax
+from tests.python.jax_support import jax, random, relative_error, to_jax
 
 P = jax.sharding.PartitionSpec
 MESH = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("i", "j"))
@@ -54,7 +55,7 @@ def test_gradients(layout, check_vma, rng):
         compiled = map(jax.jit, (gradient(whole), apart))
         return jax.tree.leaves([program(*arguments) for program in (whole, *compiled)])
 
-    layers = map(scanned, (fp8.linear, exact)) if layout == "scanned" else (fp8.linear, exact)
+    layers = map(scanned, (linear, exact)) if layout == "scanned" else (linear, exact)
     for left, right in zip(*map(gradients, layers), strict=True):
         assert relative_error(left, right) < 0.1
 
@@ -66,7 +67,7 @@ def test_explicit_axes(layout, rng):
     with jax.set_mesh(jax.sharding.Mesh(MESH.devices, ("i", "j"), axis_types=types)):
         arrays = to_jax([random(rng, 256, 128), random(rng, 128, 128) / 11, random(rng, 128)])
         arguments = list(map(jax.device_put, arrays, LAYOUTS[layout]))
-        for compiled in (gradient(fp8.linear), jax.jit(gradient(fp8.linear))):
+        for compiled in (gradient(linear), jax.jit(gradient(linear))):
             found = compiled(*arguments)
             assert [*map(jax.typeof, found)] == [*map(jax.typeof, arguments)]
             for left, right in zip(found, gradient(exact)(*arrays), strict=True):
@@ -88,10 +89,13 @@ def axes_of_results(function, check_vma=True):
 
 OPERATIONS = {
     "several results": ("i", lambda x, w: octofold.ops.cast(x, rows="1x128", columns="both")),
-    "several operands": ("ij", lambda x, w: fp8.gemm(x, fp8.quantize(w, "128x128"))),
-    "an addend": ("ij", lambda x, w: fp8.gemm(w, fp8.quantize(w, "128x128"), bias=w[0] + x[0, 0])),
-    "linear": ("ij", fp8.linear),
-    "reduced": ("ij", lambda x, w: fp8.linear(x, jax.lax.pcast(w, "i", to="reduced")[:, :128])),
+    "several operands": ("ij", lambda x, w: octofold.gemm(x, octofold.quantize(w, "128x128"))),
+    "an addend": (
+        "ij",
+        lambda x, w: octofold.gemm(w, octofold.quantize(w, "128x128"), bias=w[0] + x[0, 0]),
+    ),
+    "linear": ("ij", linear),
+    "reduced": ("ij", lambda x, w: linear(x, jax.lax.pcast(w, "i", to="reduced")[:, :128])),
 }
 
 
@@ -102,7 +106,7 @@ def test_results_vary_as_arguments_do(name):
     assert axes_of_results(function, check_vma=False) == {""}
 
 
-@pytest.mark.parametrize("function", [lambda x, w: fp8.quantize(x), fp8.linear])
+@pytest.mark.parametrize("function", [lambda x, w: octofold.quantize(x), linear])
 def test_parts_of_sums_are_refused(function):
     with pytest.raises(InvalidArgumentError, match=r"'x': expected what .* along \['i'\]"):
         axes_of_results(lambda x, w: function(jax.lax.pcast(x, "i", to="unreduced"), w))

@@ -13,7 +13,6 @@ import pytest
 # The library, which is no Python module, and what needs a package that may be missing.
 NOT_IMPORTED = {
     "octofold.octofold_ffi",
-    "octofold.nn.layers.peft_layers",
     "octofold.integrations",
 }
 

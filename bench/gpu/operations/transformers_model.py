@@ -20,7 +20,6 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import octofold
 import peft
 import torch
 import transformers
@@ -133,9 +132,7 @@ def measure_lora(run, tokens, names, folder, ways):
     def adapted(name):
         model = loaded(folder, ways[name], run)
         config = peft.LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")
-        if is_ours(name):
-            config = octofold.nn.lora_config(model, config)
-        elif name != "BF16":
+        if not is_ours(name) and name != "BF16":
             config.target_modules = r".*_proj"
         model = peft.get_peft_model(model, config, autocast_adapter_dtype=False).to(BF16).train()
         torch.manual_seed(1)

@@ -1,8 +1,9 @@
 """The errors of Octofold, and those of the library in the words of the Python operation. Each class
 is also the builtin that fits, so either can be caught."""
 
+import errno
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 _OF_TVM_FFI: Final = "__tvm_ffi_error__"
@@ -103,6 +104,26 @@ def invalid_argument(
     return InvalidArgumentError(
         f"{operation}: argument '{argument}': expected {expected}, got {got}"
     )
+
+
+def require_type(
+    operation: str, argument: str, value: object, kind: type | tuple[type, ...], expected: str
+) -> None:
+    """Checks that the caller's argument is of this class or one of these: `expected` in words."""
+    if not isinstance(value, kind):
+        raise invalid_argument(operation, argument, expected, type(value).__qualname__)
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names in a message, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def io_error(error: OSError, what: str) -> IoError:
+    """An error of the system as one of the library's own, of the class that fits."""
+    number = error.errno or errno.EIO
+    return IoErrorWithErrno(f"{number}:{what}: {error.strerror or error}")
 
 
 def in_words_of(

@@ -46,13 +46,17 @@ def dtype_name(
     return name
 
 
-def require_dtype_of_out(operation: str, out: Any, out_dtype: DTypeLike | None) -> None:
-    """Checks that out_dtype, if it is given beside an array to write to, is the array's."""
+def dtype_of_result(
+    operation: str, out: Any, out_dtype: DTypeLike | None, default: str = "bfloat16"
+) -> str:
+    """The dtype of a new result, or that of `out`, the array to write to, as out_dtype says it;
+    without out_dtype the default, or "" beside `out`."""
     if out_dtype is None:
-        return
-    expected = dtype_name(operation, "out", out.dtype)
-    if dtype_name(operation, "out_dtype", out_dtype, WIDE) != expected:
+        return default if out is None else ""
+    name = dtype_name(operation, "out_dtype", out_dtype, WIDE)
+    if out is not None and name != (expected := dtype_name(operation, "out", out.dtype)):
         raise invalid_argument(operation, "out_dtype", f"{expected}, as is 'out'", repr(out_dtype))
+    return name
 
 
 def _dtype_text(dtype: DTypeLike) -> str:

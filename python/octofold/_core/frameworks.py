@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType, SimpleNamespace
-from typing import Annotated, Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -112,31 +112,34 @@ DLPACK: Final = "a DLPack tensor"
 ANY: Final = "a NumPy array, a torch tensor or an object with __dlpack__"
 
 
-class Framework(Protocol):
+class Framework:
     """How one operation's arrays travel."""
 
-    @property
-    def stream(self) -> int | None:
-        """The stream of the work; None: that of the arrays' framework, which the library finds."""
+    stream: int | None = None
+    """The stream of the work; None: that of the arrays' framework, which the library finds."""
 
-    @property
-    def library_takes_arrays(self) -> bool:
-        """True if tvm-ffi's functions take the arrays themselves, faster than exported ones."""
+    library_takes_arrays: bool = False
+    """True if tvm-ffi's functions take the arrays themselves, faster than exported ones."""
 
     def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         """A view of the array for the library. May raise BufferError."""
+        raise NotImplementedError
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         """Memory for a result, which export() takes."""
+        raise NotImplementedError
 
     def empty_codes(self, shape: Sequence[int], dtype: str) -> Array:
         """The same for FP8 codes, in the layout that is fastest on its device."""
+        return self.empty(shape, dtype)
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
         """The same for a scale tensor."""
+        return self.empty(shape, "float32")
 
     def deliver(self, array: Array) -> Array:
         """The result as the caller gets it."""
+        return array
 
     def mark_written(self, array: Array) -> None:
         """Says to the framework that the caller's array has changed."""
@@ -158,11 +161,8 @@ def row_stride(cols: int) -> int:
     return (cols + 31) // 32 * 32  # without a branch: torch.compile's sizes are symbols
 
 
-class NumPyFramework:
+class NumPyFramework(Framework):
     """NumPy arrays, ml_dtypes' types among them."""
-
-    stream = None
-    library_takes_arrays = False
 
     def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         name = None
@@ -181,34 +181,21 @@ class NumPyFramework:
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         return np.empty(shape, NUMPY_DTYPES[dtype])
 
-    def empty_codes(self, shape: Sequence[int], dtype: str) -> Array:
-        return self.empty(shape, dtype)
-
-    def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
-        return self.empty(shape, "float32")
-
-    def deliver(self, array: Array) -> Array:
-        return array
-
-    def mark_written(self, array: Array) -> None:
-        pass
-
 
 NUMPY_FRAMEWORK: Final = NumPyFramework()
 
 
-class DLPackFramework:
+class DLPackFramework(Framework):
     """Everything else, on the CPU or on a GPU. Results on the CPU lie in NumPy's memory and are
     handed to the arrays' own namespace, or stay tvm_ffi.Tensor where they have none or it does not
     know the dtype."""
 
-    library_takes_arrays = False
     always_writable = False
 
     def __init__(self, namespace: ModuleType | None, on_cpu: bool, stream: int | None) -> None:
         self._namespace = namespace
         self._on_cpu = on_cpu
-        self.stream: int | None = stream
+        self.stream = stream
 
     def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         if isinstance(array, tvm_ffi.Tensor):
@@ -227,12 +214,6 @@ class DLPackFramework:
             )
         return NUMPY_FRAMEWORK.export(NUMPY_FRAMEWORK.empty(shape, dtype), writable=True)
 
-    def empty_codes(self, shape: Sequence[int], dtype: str) -> Array:
-        return self.empty(shape, dtype)
-
-    def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
-        return self.empty(shape, "float32")
-
     def deliver(self, array: Array) -> Array:
         if self._namespace is None:
             return array
@@ -240,9 +221,6 @@ class DLPackFramework:
             return self._namespace.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError):
             return array
-
-    def mark_written(self, array: Array) -> None:
-        pass
 
 
 class CuPyFramework(DLPackFramework):
@@ -342,27 +320,23 @@ def _kind(array: Array) -> str | None:
     return None
 
 
-def _require_kind(operation: str, argument: str, array: Array) -> str:
-    kind = _kind(array)
-    if kind is None:
-        got = type(array)
-        raise invalid_argument(operation, argument, ANY, f"{got.__module__}.{got.__qualname__}")
-    return kind
-
-
 def common_kind(operation: str, arguments: Sequence[str], arrays: Sequence[Array | None]) -> str:
     """NUMPY, TORCH or DLPACK: of arrays (None: not given) that have to come from one framework.
     `arguments` are their names."""
-    first = arrays[0]
-    first_kind = _require_kind(operation, arguments[0], first)
-    for index, array in enumerate(arrays):
-        if array is None or type(array) is type(first):
+    first_kind = None
+    for argument, array in zip(arguments, arrays, strict=False):
+        if first_kind is not None and (array is None or type(array) is type(arrays[0])):
             continue
-        kind = _require_kind(operation, arguments[index], array)
-        if kind != first_kind:
+        kind = _kind(array)
+        if kind is None:
+            got = type(array)
+            raise invalid_argument(operation, argument, ANY, f"{got.__module__}.{got.__qualname__}")
+        if first_kind not in (None, kind):
             raise invalid_argument(
-                operation, arguments[index], f"{first_kind} as is '{arguments[0]}'", kind
+                operation, argument, f"{first_kind} as is '{arguments[0]}'", kind
             )
+        first_kind = kind
+    assert first_kind is not None
     return first_kind
 
 

@@ -71,7 +71,7 @@ class Row:
         the library works in.
     allocate: (framework, inputs, options, dtype) → new results.
     function: gives the library's function, as it is first needed: (*inputs, *results, *options,
-        stream).
+        stream). None: the one of this name.
     in_place: the input that may be the first result itself.
     """
 
@@ -81,10 +81,11 @@ class Row:
         parameters: Mapping[str, Any],
         results: Sequence[str],
         allocate: Callable[[Framework, Arrays, Options, str], Arrays],
-        function: Callable[[], Callable[..., None]],
+        function: Callable[[], Callable[..., None]] | None = None,
         in_place: str | None = None,
     ) -> None:
-        self.name, self.allocate, self._load = name, allocate, function
+        self.name, self.allocate = name, allocate
+        self._load = function or (lambda: getattr(library, name))
         self.inputs: list[str] = []
         self.options: dict[str, Option] = {}
         for parameter, kind in parameters.items():
@@ -131,10 +132,10 @@ class Row:
                 results = out or self.allocate(framework, inputs, options, dtype)
                 self.function(*inputs, *results, *options, framework.stream)
             else:
-                exported = self._export(framework, inputs, self.inputs, False)
-                results = out or self.allocate(framework, exported, options, dtype)
+                read = self._export(framework, inputs, self.inputs, False)
+                results = out or self.allocate(framework, read, options, dtype)
                 written = self._export(framework, results, self.results, True)
-                self.function(*exported, *written, *options, framework.stream)
+                self.function(*read, *written, *options, framework.stream)
         except Error:
             raise
         except EXPORT_ERRORS as error:
@@ -172,22 +173,10 @@ class Row:
     def _export(
         self, framework: Framework, arrays: Arrays, names: Sequence[str], writable: bool
     ) -> Arrays:
-        exported = []
-        for name, array in zip(names, arrays, strict=True):
-            try:
-                exported.append(None if array is None else framework.export(array, writable))
-            except Error:
-                raise
-            except EXPORT_ERRORS as error:
-                expected = "a writable tensor" if writable else "a tensor"
-                reason, *_ = str(error).splitlines() or [type(error).__name__]  # torch adds stacks
-                raise invalid_argument(
-                    self.name,
-                    name.removesuffix("?"),
-                    f"{expected} that DLPack can export",
-                    f"this: {reason}",
-                ) from error
-        return tuple(exported)
+        return tuple(
+            exported(self.name, name.removesuffix("?"), framework, array, writable)
+            for name, array in zip(names, arrays, strict=True)
+        )
 
     def _again_or_fail(
         self,
@@ -221,6 +210,20 @@ class Row:
             if not isinstance(value, option.types):
                 raise invalid_argument(self.name, name, option.words, repr(value))
         return plain
+
+
+def exported(
+    operation: str, argument: str, framework: Framework, array: Array | None, writable: bool
+) -> Any:
+    """An array as the library takes it. Raises InvalidArgumentError for one that does not go."""
+    try:
+        return None if array is None else framework.export(array, writable)
+    except Error:
+        raise
+    except EXPORT_ERRORS as error:
+        expected = f"a {'writable ' if writable else ''}tensor that DLPack can export"
+        reason, *_ = str(error).splitlines() or [type(error).__name__]  # torch adds stacks
+        raise invalid_argument(operation, argument, expected, f"this: {reason}") from error
 
 
 def _parameter(name: str, kind: str) -> str:

@@ -9,7 +9,6 @@ from .calls import Op
 from .errors import invalid_argument
 from .formats import UNITS, WIDE, DTypeLike, Unit, dtype_name
 from .frameworks import Array, Framework, StreamLike, is_torch
-from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
 
 if TYPE_CHECKING:
@@ -117,33 +116,27 @@ class ScaledTensor(Scaled):
         return ScaledTensor(self.data[begin:end], scale, self.granularity)
 
     def _scale_of(self, begin: int, end: int, each: int) -> Array:
-        """The scales of a slice of the first dimension, where they are those of whole matrices or
-        of squares."""
+        """The scales of a slice of the first dimension, of so many rows each, where they are those
+        of whole matrices or of squares."""
         scale, matrices = self.scale, self._matrices()
-        if matrices is None:
-            return self._squares_of(scale, begin, end, each, 0, self.shape[0] * each)
-        rows = self.shape[0] * each // matrices
-        if rows == 0:
-            return scale[begin:end]
-        first, last = begin * each, end * each
-        if first % rows == 0 and last % rows == 0:
-            return scale[first // rows : last // rows]
-        index = first // rows
-        if last > (index + 1) * rows:
-            expected = f"a slice within a matrix of {rows} rows or of whole ones, of such a stack"
-            got = f"{begin}:{end} of {each} rows each"
-            raise invalid_argument("ScaledTensor[]", "rows", expected, got)
-        if self.granularity == "tensor":
-            return scale[index : index + 1]
-        return self._squares_of(scale[index], begin, end, each, index * rows, rows)
-
-    def _squares_of(
-        self, scale: Array, begin: int, end: int, each: int, first_row: int, rows: int
-    ) -> Array:
-        """The scales of a slice of a matrix, which begins at this row and has so many."""
+        first, last, rows = begin * each, end * each, self.shape[0] * each
+        if matrices is not None:
+            rows //= matrices
+            if rows == 0:
+                return scale[begin:end]
+            if first % rows == 0 and last % rows == 0:
+                return scale[first // rows : last // rows]
+            index = first // rows
+            if last > (index + 1) * rows:
+                expected = (
+                    f"a slice within a matrix of {rows} rows or of whole ones, of such a stack"
+                )
+                got = f"{begin}:{end} of {each} rows each"
+                raise invalid_argument("ScaledTensor[]", "rows", expected, got)
+            scale = scale[index : index + 1] if self.granularity == "tensor" else scale[index]
+            first, last = first - index * rows, last - index * rows
         if self.granularity == "tensor":
             return scale
-        first, last = begin * each - first_row, end * each - first_row
         for row in (first, last):
             if row != rows and row % 128:
                 below = row // 128 * 128
@@ -253,10 +246,4 @@ def _values(framework: Framework, inputs: Arrays, options: Options, dtype: str) 
     return (framework.empty(inputs[0].shape, dtype),)
 
 
-_DEQUANTIZE: Final = Op(
-    "dequantize",
-    {"x": ScaledTensor},
-    results=("out",),
-    allocate=_values,
-    function=lambda: library.dequantize,
-)
+_DEQUANTIZE: Final = Op("dequantize", {"x": ScaledTensor}, ("out",), _values)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .formats import BY_COLUMNS, DLPACK_NAMES
-from .frameworks import ROW_ALIGNMENT, column_stride, reinterpret, row_stride
+from .frameworks import ROW_ALIGNMENT, Framework, column_stride, reinterpret, row_stride
 from .library import library, require, tvm_ffi
 from .ops import row_count
 
@@ -51,12 +51,11 @@ def columns_first(shape: Sequence[int]) -> Sequence[int]:
     return *row_major(shape[:-1]), column_stride(row_count(shape))
 
 
-class TorchFramework:
+class TorchFramework(Framework):
     """Tensors on the device of `like`, and of its kind. The library takes them as they are, with
     torch's current stream."""
 
     library_takes_arrays = True
-    stream: int | None = None
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
@@ -84,9 +83,6 @@ class TorchFramework:
         if granularity not in BY_COLUMNS or self.device.type != "cuda":
             return self._like.new_empty(shape, dtype=torch.float32)
         return self._like.new_empty_strided(shape, columns_first(shape), dtype=torch.float32)
-
-    def deliver(self, array: Tensor) -> Tensor:
-        return array
 
     def mark_written(self, array: Tensor) -> None:
         increment_version((array,))
@@ -148,16 +144,6 @@ def torch_framework_of(tensor: Tensor) -> TorchFramework:
             return OlderTorchFramework(like)  # as the stream is now
         framework = _FRAMEWORKS[tensor.device] = EagerTorchFramework(like)
     return framework
-
-
-def address(tensor: Tensor) -> int:
-    """The address of the first element; 0 of a tensor without memory, while torch compiles and
-    where torch.func transforms."""
-    if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
-        return 0
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return 0
-    return tensor.data_ptr()
 
 
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -7,7 +7,7 @@ from .._core.calls import Op
 from .._core.errors import invalid_argument
 from .._core.formats import WIDE, dtype_name
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import is_batch_invariant, library
+from .._core.library import is_batch_invariant
 from .._core.ops import Arrays, Options
 
 _HALVES: Final = ("float16", "bfloat16")
@@ -218,7 +218,6 @@ _ATTENTION: Final = Op(
     },
     results=("out", "workspace", "log_sum_exp?"),
     allocate=_attended,
-    function=lambda: library.attention,
 )
 
 
@@ -252,10 +251,4 @@ def _like_x(framework: Framework, inputs: Arrays, options: Options, dtype: str) 
     return (framework.empty(x.shape, dtype_name("rotary", "x", x.dtype, WIDE)),)
 
 
-_ROTARY: Final = Op(
-    "rotary",
-    rotary.__annotations__,
-    results=("y",),
-    allocate=_like_x,
-    function=lambda: library.rotary,
-)
+_ROTARY: Final = Op("rotary", rotary.__annotations__, ("y",), _like_x)

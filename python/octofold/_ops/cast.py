@@ -1,11 +1,11 @@
 """The cast to FP8: what is read times what is written."""
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Generic, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 from .._core.arrays import framework_for
 from .._core.calls import Op
-from .._core.errors import invalid_argument
+from .._core.errors import invalid_argument, require_type
 from .._core.formats import FP8, Format, FormatLike, dtype_name, format_of, require_alike
 from .._core.frameworks import Array, StreamLike
 from .._core.ops import Arrays, Options
@@ -67,49 +67,28 @@ Wanted = FormatLike | Target
 AnyCasts = Casts[ScaledTensor | None, ScaledTensor | None]
 
 
+class _More(TypedDict, total=False):
+    columns: str | None
+    offsets: Array | Depth | None
+    matrices: int | Rows | None
+    stream: StreamLike | None
+
+
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: Wanted,
-    transposed: Wanted,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: Wanted, transposed: Wanted, **more: Unpack[_More]
 ) -> Casts[ScaledTensor, ScaledTensor]: ...
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: Wanted,
-    transposed: None = None,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: Wanted, transposed: None = None, **more: Unpack[_More]
 ) -> Casts[ScaledTensor, None]: ...
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: None = None,
-    transposed: Wanted,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: None = None, transposed: Wanted, **more: Unpack[_More]
 ) -> Casts[None, ScaledTensor]: ...
 @overload
 def cast(
-    source: Array | Source,
-    *,
-    rows: Wanted,
-    transposed: Wanted | None,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    source: Array | Source, *, rows: Wanted, transposed: Wanted | None, **more: Unpack[_More]
 ) -> Casts[ScaledTensor, ScaledTensor | None]: ...
 @overload
 def cast(
@@ -117,10 +96,7 @@ def cast(
     *,
     rows: Wanted | None = None,
     transposed: Wanted | None = None,
-    columns: str | None = None,
-    offsets: Array | Depth | None = None,
-    matrices: int | Rows | None = None,
-    stream: StreamLike | None = None,
+    **more: Unpack[_More],
 ) -> AnyCasts: ...
 def cast(
     source: Array | Source,
@@ -207,7 +183,7 @@ def _stack_of(matrices: int | Rows | None) -> _Stack:
     return _Stack(shape[0] - 1, matrices.offsets)
 
 
-class _Target(NamedTuple):
+class FormattedTarget(NamedTuple):
     """A Target whose format is one."""
 
     format: Format
@@ -216,27 +192,28 @@ class _Target(NamedTuple):
     out: ScaledTensor | None
 
 
-def target_of(argument: str, wanted: Wanted) -> _Target:
+def target_of(argument: str, wanted: Wanted, operation: str = _OPERATION) -> FormattedTarget:
     """The target for what is wanted, with a format that is a Format."""
     if not isinstance(wanted, Target):
-        return _Target(format_of(_OPERATION, wanted, argument), None, None, None)
-    format = format_of(_OPERATION, wanted.format, f"{argument}.format")
+        return FormattedTarget(format_of(operation, wanted, argument), None, None, None)
+    format = format_of(operation, wanted.format, f"{argument}.format")
     if wanted.out is not None:
-        require_format(_OPERATION, f"{argument}.out", wanted.out, format)
-    return _Target(format, wanted.scale, wanted.amax, wanted.out)
+        require_format(operation, f"{argument}.out", wanted.out, format)
+    return FormattedTarget(format, wanted.scale, wanted.amax, wanted.out)
 
 
 def require_format(operation: str, argument: str, out: ScaledTensor, format: Format) -> None:
     """Checks that the memory to write to is of this dtype and granularity."""
-    if not isinstance(out, ScaledTensor):
-        raise invalid_argument(operation, argument, "a ScaledTensor", type(out).__qualname__)
+    require_type(operation, argument, out, ScaledTensor, "a ScaledTensor")
     held = dtype_name(operation, argument, out.dtype, FP8)
     if (held, out.granularity) != (format.dtype, format.granularity):
         expected = f"codes and scales of the format: {format.dtype} {format.granularity}"
         raise invalid_argument(operation, argument, expected, f"{held} {out.granularity}")
 
 
-def share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
+def share_a_read(
+    source: Array | Source, rows: FormattedTarget, transposed: FormattedTarget
+) -> bool:
     """True if one call of the library writes both casts. All of Octofold asks here alone, or in
     one_read()."""
     static = rows.scale is not None
@@ -262,8 +239,8 @@ def one_read(rows: Format, transposed: Format, static: bool = False) -> bool:
 
 def _read_once(
     source: Array | Source,
-    rows: _Target | None,
-    transposed: _Target | None,
+    rows: FormattedTarget | None,
+    transposed: FormattedTarget | None,
     columns: str | None,
     offsets: Array | Depth | None,
     stack: _Stack,
@@ -304,10 +281,10 @@ def _read_once(
     )
 
 
-_NONE = _Target(Format(), None, None, None)
+_NONE = FormattedTarget(Format(), None, None, None)
 
 
-def _result(target: _Target, data: Array, scale: Array | None) -> ScaledTensor:
+def _result(target: FormattedTarget, data: Array, scale: Array | None) -> ScaledTensor:
     if target.out is not None and target.scale is None:
         return target.out
     used = scale if target.scale is None else target.scale

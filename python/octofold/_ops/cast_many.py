@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple
 
 from .._core.arrays import framework_for
 from .._core.errors import InvalidArgumentError, in_words_of, invalid_argument
-from .._core.formats import format_of, require_alike
+from .._core.formats import require_alike
 from .._core.frameworks import Array, Framework, StreamLike, common_kind, is_torch
 from .._core.library import library
-from .._core.ops import EXPORT_ERRORS, Arrays, Options, require_stack
+from .._core.ops import Arrays, Options, exported, require_stack
 from .._core.scaled_tensor import ScaledTensor
-from .cast import Target, cast, require_format, share_a_read, target_of
+from .cast import FormattedTarget, Target, cast, share_a_read, target_of
 from .cast_row import GIVEN, NAMES
 
 _OPERATION: Final = "cast_many"
@@ -48,11 +48,9 @@ def cast_many(jobs: Sequence[CastJob], *, stream: StreamLike | None = None) -> N
     what is called, under torch.compile for instance, casts are made one by one.
     Raises InvalidArgumentError that names the job and the argument.
     """
-    for index, job in enumerate(jobs):
-        _require_sound(index, job)
-    if not jobs:
-        return
     given = [read for index, job in enumerate(jobs) for read in _reads(index, job)]
+    if not given:
+        return
     arrays = [array for read in given for array in read.arrays]
     common_kind(_OPERATION, ["jobs"] * len(arrays), arrays)
     if is_torch(jobs[0].source) and (stream is not None or not _at_once(arrays)):
@@ -69,29 +67,28 @@ def cast_many(jobs: Sequence[CastJob], *, stream: StreamLike | None = None) -> N
     _launch(framework, given)
 
 
-def _require_sound(index: int, job: CastJob) -> None:
+def _targets(index: int, job: CastJob) -> list[FormattedTarget | None]:
+    """The targets for the rows and for the transpose, of a job that is sound."""
     operation = f"{_OPERATION}: job {index}"
     if job.rows is None and job.transposed is None:
         raise invalid_argument(operation, "rows", "a Target here, or for 'transposed'", "None")
-    formats = []
+    targets: list[FormattedTarget | None] = []
     for name, target in (("rows", job.rows), ("transposed", job.transposed)):
-        if target is None:
-            continue
-        if not isinstance(target, Target) or target.out is None:
+        if target is not None and (not isinstance(target, Target) or target.out is None):
             expected, got = "a Target with 'out'", type(target).__qualname__
             raise invalid_argument(operation, name, expected, got)
         for part in ("scale", "amax"):
-            if getattr(target, part) is not None:
+            if getattr(target, part, None) is not None:
                 expected = "None: cast() takes one"
                 raise invalid_argument(operation, f"{name}.{part}", expected, "an array")
-        format = format_of(operation, target.format, f"{name}.format")
-        require_format(operation, f"{name}.out", target.out, format)
-        formats.append(format)
-    if len(formats) == 2:
-        require_alike(operation, "rows", formats[0], "transposed", formats[1])
+        targets.append(None if target is None else target_of(name, target, operation))
+    rows, transposed = targets
+    if rows is not None and transposed is not None:
+        require_alike(operation, "rows", rows.format, "transposed", transposed.format)
     if not isinstance(job.matrices, int | None):
         raise invalid_argument(operation, "matrices", "a number or None", repr(job.matrices))
     require_stack(operation, job.source.shape, job.matrices)
+    return targets
 
 
 class _Read(NamedTuple):
@@ -104,22 +101,21 @@ class _Read(NamedTuple):
 
 
 def _reads(index: int, job: CastJob) -> list[_Read]:
-    rows, transposed = job.rows, job.transposed
-    if rows is not None and transposed is not None:
-        both = target_of("rows", rows), target_of("transposed", transposed)
-        if not share_a_read(job.source, *both):
-            return [_read(index, job, rows, None), _read(index, job, None, transposed)]
-    return [_read(index, job, rows, transposed)]
+    rows, transposed = _targets(index, job)
+    if rows is None or transposed is None or share_a_read(job.source, rows, transposed):
+        return [_read(index, job, rows, transposed)]
+    return [_read(index, job, rows, None), _read(index, job, None, transposed)]
 
 
-def _read(index: int, job: CastJob, rows: Target | None, transposed: Target | None) -> _Read:
-    outs = [None if target is None else target.out for target in (rows, transposed)]
+def _read(
+    index: int, job: CastJob, rows: FormattedTarget | None, transposed: FormattedTarget | None
+) -> _Read:
     target = rows or transposed
     assert target is not None
-    format = format_of(_OPERATION, target.format, "format")
+    outs = [None if each is None else each.out for each in (rows, transposed)]
     arrays = (job.source, *_parts(outs[0]), *_parts(outs[1]))
     granularities = tuple(None if out is None else out.granularity for out in outs)
-    return _Read(index, arrays, (*granularities, *format.options, job.matrices))
+    return _Read(index, arrays, (*granularities, *target.format.options, job.matrices))
 
 
 def _parts(out: ScaledTensor | None) -> Arrays:
@@ -131,8 +127,8 @@ def _launch(framework: Framework, reads: Sequence[_Read]) -> None:
     nothing_given, no_columns = (None,) * len(GIVEN), (None,) * 3
     for _, (source, *written), options in reads:
         if not framework.library_takes_arrays:
-            source = _exported(framework, source, False)
-            written = [_exported(framework, array, True) for array in written]
+            source = exported(_OPERATION, "jobs", framework, source, False)
+            written = [exported(_OPERATION, "jobs", framework, one, True) for one in written]
         arguments += (source, *nothing_given, *written, *no_columns, *options, None, None)
     try:
         library.cast_many(*arguments, framework.stream)
@@ -144,16 +140,6 @@ def _launch(framework: Framework, reads: Sequence[_Read]) -> None:
         for array in written:
             if array is not None:
                 framework.mark_written(array)
-
-
-def _exported(framework: Framework, array: Array | None, writable: bool) -> Any:
-    if array is None:
-        return None
-    try:
-        return framework.export(array, writable)
-    except EXPORT_ERRORS as error:
-        expected = "arrays that DLPack can export"
-        raise invalid_argument(_OPERATION, "jobs", expected, f"this: {error}") from error
 
 
 def _at_once(arrays: Arrays | Sequence[Array]) -> bool:

@@ -6,7 +6,6 @@ from .._core.arrays import scratch
 from .._core.calls import Op
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor, parts_of
 
@@ -64,10 +63,4 @@ def _sum(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> 
     return framework.empty((), "float32"), framework.empty(workspace, "float32")
 
 
-_DOT: Final = Op(
-    "dot",
-    dot.__annotations__,
-    results=("out", "workspace"),
-    allocate=_sum,
-    function=lambda: library.dot,
-)
+_DOT: Final = Op("dot", dot.__annotations__, ("out", "workspace"), _sum)

@@ -3,10 +3,9 @@
 from typing import Any, Final
 
 from .._core.calls import Op
-from .._core.errors import invalid_argument
+from .._core.errors import invalid_argument, require_type
 from .._core.formats import FormatLike, format_of
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix
 from .._core.scaled_tensor import ScaledTensor
 from .grouped_gemm import Rows, require_operands, sizes
@@ -47,9 +46,9 @@ def gated_gemm(
     sizes or strides.
     """
     require_operands("gated_gemm", a, b)
-    if groups is not None and not isinstance(groups, Rows):
+    if groups is not None:
         expected = "Rows(offsets), which alone has kernels, or None"
-        raise invalid_argument("gated_gemm", "groups", expected, type(groups).__qualname__)
+        require_type("gated_gemm", "groups", groups, Rows, expected)
     cast = format_of("gated_gemm", format)
     if cast.granularity != "1x128":
         raise invalid_argument("gated_gemm", "format", "one of granularity 1x128", str(cast))
@@ -58,9 +57,7 @@ def gated_gemm(
     if out is None:
         data, scale = _GATED_GEMM(inputs, options, cast.dtype, None, stream)
         return ScaledTensor(data, scale, "1x128")
-    if not isinstance(out, ScaledTensor):
-        got = type(out).__qualname__
-        raise invalid_argument("gated_gemm", "out", "a ScaledTensor", got)
+    require_type("gated_gemm", "out", out, ScaledTensor, "a ScaledTensor")
     _GATED_GEMM(inputs, options, "", (out.data, out.scale), stream)
     return out
 
@@ -90,10 +87,4 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "batch_invariant": bool,
 }
 
-_GATED_GEMM: Final = Op(
-    "gated_gemm",
-    _PARAMETERS,
-    results=("out", "out.scale"),
-    allocate=_codes,
-    function=lambda: library.gated_gemm,
-)
+_GATED_GEMM: Final = Op("gated_gemm", _PARAMETERS, ("out", "out.scale"), _codes)

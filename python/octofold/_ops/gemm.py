@@ -3,18 +3,9 @@
 from typing import Any, Final, NamedTuple
 
 from .._core.calls import Op
-from .._core.errors import invalid_argument
-from .._core.formats import (
-    WIDE,
-    DTypeLike,
-    Format,
-    FormatLike,
-    dtype_name,
-    format_of,
-    require_dtype_of_out,
-)
+from .._core.errors import invalid_argument, require_type
+from .._core.formats import DTypeLike, Format, FormatLike, dtype_of_result, format_of
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.scaled_tensor import ScaledTensor
 
@@ -95,7 +86,10 @@ def gemm(
     """
     if not isinstance(b, ScaledTensor):
         raise invalid_argument("gemm", "b", "a ScaledTensor", type(b).__qualname__)
-    flags, own = (None, None) if arrivals is None else _checked(arrivals)
+    flags, own = None, None
+    if arrivals is not None:
+        require_type("gemm", "arrivals", arrivals, Arrivals, "an Arrivals")
+        flags, own = arrivals
     how = fast_accumulation, batch_invariant
     inputs: Arrays
     options: Options
@@ -114,20 +108,8 @@ def gemm(
         inputs = (a, None, b.data, b.scale, c, bias, flags)
         of_cast = (cast.dtype, *cast.options)
         options = (None, b.granularity, *how, *of_cast, own)
-    if out is None:
-        name = "bfloat16"
-        if out_dtype is not None:
-            name = dtype_name("gemm", "out_dtype", out_dtype, WIDE)
-        return _GEMM(inputs, options, name, None, stream)[0]
-    require_dtype_of_out("gemm", out, out_dtype)
-    _GEMM(inputs, options, "", (out,), stream)
-    return out
-
-
-def _checked(arrivals: Arrivals) -> Arrivals:
-    if not isinstance(arrivals, Arrivals):
-        raise invalid_argument("gemm", "arrivals", "an Arrivals", type(arrivals).__qualname__)
-    return arrivals
+    name = dtype_of_result("gemm", out, out_dtype)
+    return _GEMM(inputs, options, name, None if out is None else (out,), stream)[0]
 
 
 def _format_of_a(format: FormatLike) -> Format:
@@ -159,11 +141,4 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "arrivals.own": int | None,
 }
 
-_GEMM: Final = Op(
-    "gemm",
-    _PARAMETERS,
-    results=("out",),
-    allocate=_product,
-    function=lambda: library.gemm,
-    in_place="c",
-)
+_GEMM: Final = Op("gemm", _PARAMETERS, ("out",), _product, in_place="c")

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from .._core.arrays import scratch
 from .._core.calls import Op
-from .._core.errors import invalid_argument
-from .._core.formats import ALL, FP8, HALF, WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.errors import invalid_argument, require_type
+from .._core.formats import ALL, FP8, HALF, DTypeLike, dtype_name, dtype_of_result
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.scaled_tensor import ScaledTensor, parts_of
 from .cast_sources import Gathered
-from .grouped_gemm import Masked, Rows, sizes
+from .grouped_gemm import Masked, Rows, parts_of_groups, sizes
 
 
 def gemm_weight_only(
@@ -90,8 +90,7 @@ def gemm_weight_only_gradient(
 
 def require_weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:
     """Codes and scales of a ScaledTensor."""
-    if not isinstance(w, ScaledTensor):
-        raise invalid_argument(operation, "w", "a ScaledTensor", type(w).__qualname__)
+    require_type(operation, "w", w, ScaledTensor, "a ScaledTensor")
     return w.data, w.scale
 
 
@@ -104,14 +103,11 @@ def result_dtype(
     out_dtype: DTypeLike | None,
 ) -> str:
     """The dtype of a new result, by default that of x, which has to be one of `dtypes`, and float32
-    of FP8; empty where `out` is given."""
-    if out is not None:
-        require_dtype_of_out(operation, out, out_dtype)
-        return ""
-    if out_dtype is not None:
-        return dtype_name(operation, "out_dtype", out_dtype, WIDE)
-    name = dtype_name(operation, argument, getattr(x, "dtype", x), dtypes)
-    return "float32" if name in FP8 else name
+    of FP8."""
+    if out is None and out_dtype is None:
+        name = dtype_name(operation, argument, getattr(x, "dtype", x), dtypes)
+        return "float32" if name in FP8 else name
+    return dtype_of_result(operation, out, out_dtype)
 
 
 def _workspace_size(shape: Sequence[int], depth: int) -> int:
@@ -156,19 +152,14 @@ def _gradient_rows(framework: Framework, inputs: Arrays, options: Options, dtype
 
 
 _GEMM: Final = Op(
-    "gemm_weight_only",
-    gemm_weight_only.__annotations__,
-    results=("out", "workspace?"),
-    allocate=_rows,
-    function=lambda: library.gemm_weight_only,
+    "gemm_weight_only", gemm_weight_only.__annotations__, ("out", "workspace?"), _rows
 )
 
 _GRADIENT: Final = Op(
     "gemm_weight_only_gradient",
     gemm_weight_only_gradient.__annotations__,
-    results=("out", "workspace?"),
-    allocate=_gradient_rows,
-    function=lambda: library.gemm_weight_only_gradient,
+    ("out", "workspace?"),
+    _gradient_rows,
 )
 
 
@@ -261,14 +252,8 @@ def _operands(
             got = type(x.transposed_factors).__qualname__
             raise invalid_argument(operation, "transposed_factors", expected, got)
         rows, sources, factors, slots = x.x, x.sources, x.factors, x.slots
-    expected_rows = None
-    if isinstance(groups, Rows):
-        kind, numbers = "rows", groups.offsets
-    elif isinstance(groups, Masked):
-        kind, (numbers, expected_rows) = "masked", groups
-    else:
-        expected = "Rows(offsets) or Masked(counts)"
-        raise invalid_argument(operation, "groups", expected, type(groups).__qualname__)
+    expected = "Rows(offsets) or Masked(counts)"
+    kind, numbers, expected_rows, _ = parts_of_groups(operation, groups, (Rows, Masked), expected)
     inputs = (rows, sources, factors, *require_weight(operation, w), numbers)
     return inputs, (slots, w.granularity, kind, expected_rows)
 

@@ -5,9 +5,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from .._core.calls import Op
 from .._core.errors import invalid_argument
-from .._core.formats import WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.formats import DTypeLike, dtype_of_result
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor
 
@@ -104,28 +103,28 @@ def grouped_gemm(
     raises UnsupportedError where addresses or row strides of a or b are no multiples of 16 bytes.
     """
     require_operands("grouped_gemm", a, b)
-    expected_rows = layout = None
-    if isinstance(groups, Rows):
-        kind, numbers = "rows", groups.offsets
-    elif isinstance(groups, Masked):
-        kind, (numbers, expected_rows) = "masked", groups
-    elif isinstance(groups, Depth):
-        kind, (numbers, layout) = "depth", groups
-    else:
-        expected = "Rows(offsets), Masked(counts) or Depth(offsets)"
-        got = type(groups).__qualname__
-        raise invalid_argument("grouped_gemm", "groups", expected, got)
+    kind, numbers, expected_rows, layout = parts_of_groups("grouped_gemm", groups)
     inputs = (a.data, a.scale, b.data, b.scale, numbers, c, bias)
     scales, how = (a.granularity, b.granularity), (fast_accumulation, batch_invariant)
     options = (*scales, kind, expected_rows, layout, *how)
-    if out is None:
-        name = "bfloat16"
-        if out_dtype is not None:
-            name = dtype_name("grouped_gemm", "out_dtype", out_dtype, WIDE)
-        return _GROUPED_GEMM(inputs, options, name, None, stream)[0]
-    require_dtype_of_out("grouped_gemm", out, out_dtype)
-    _GROUPED_GEMM(inputs, options, "", (out,), stream)
-    return out
+    name = dtype_of_result("grouped_gemm", out, out_dtype)
+    return _GROUPED_GEMM(inputs, options, name, None if out is None else (out,), stream)[0]
+
+
+def parts_of_groups(
+    operation: str,
+    groups: Groups,
+    kinds: tuple[type, ...] = (Rows, Masked, Depth),
+    expected: str = "Rows(offsets), Masked(counts) or Depth(offsets)",
+) -> tuple[str, Array, int | None, str | None]:
+    """The kind, the numbers, expected_rows and layout of groups of one of these kinds."""
+    if not isinstance(groups, kinds):
+        raise invalid_argument(operation, "groups", expected, type(groups).__qualname__)
+    if isinstance(groups, Masked):
+        return "masked", groups.counts, groups.expected_rows, None
+    if isinstance(groups, Depth):
+        return "depth", groups.offsets, None, groups.layout
+    return "rows", groups.offsets, None, None
 
 
 def require_operands(operation: str, a: ScaledTensor, b: ScaledTensor) -> None:
@@ -178,11 +177,4 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "batch_invariant": bool,
 }
 
-_GROUPED_GEMM: Final = Op(
-    "grouped_gemm",
-    _PARAMETERS,
-    results=("out",),
-    allocate=_product,
-    function=lambda: library.grouped_gemm,
-    in_place="c",
-)
+_GROUPED_GEMM: Final = Op("grouped_gemm", _PARAMETERS, ("out",), _product, in_place="c")

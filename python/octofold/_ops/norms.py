@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from .._core.calls import Op
-from .._core.errors import invalid_argument, with_errors_in_words_of
+from .._core.errors import require_type, with_errors_in_words_of
 from .._core.formats import WIDE, dtype_name
 from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
@@ -47,8 +47,7 @@ def norm(source: Normed, *, stream: StreamLike | None = None) -> NormedRows:
 
     Raises InvalidArgumentError, which names the argument.
     """
-    if not isinstance(source, Normed):
-        raise invalid_argument("norm", "source", "an ops.Normed", type(source).__qualname__)
+    require_type("norm", "source", source, Normed, "an ops.Normed")
     inputs, options = source.operands()
     y, *statistics = _NORM(inputs, options, "", None, stream)
     return NormedRows(y, NormStatistics(*statistics))

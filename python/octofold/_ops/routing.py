@@ -2,13 +2,13 @@
 expert, and the weighted sum of the experts' results.
 """
 
+from functools import partial
 from typing import Final, NamedTuple
 
 from .._core.calls import Op
 from .._core.errors import invalid_argument
-from .._core.formats import WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.formats import WIDE, DTypeLike, dtype_name, dtype_of_result
 from .._core.frameworks import Array, Framework, StreamLike
-from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix, row_count
 
 
@@ -142,13 +142,9 @@ def combine(
     Positions below -1 and beyond the rows of y raise InvalidArgumentError on the CPU, and add
     nothing on a GPU.
     """
-    inputs = (y, positions, weights, c)
-    if out is None:
-        name = "" if out_dtype is None else dtype_name("combine", "out_dtype", out_dtype, WIDE)
-        return _COMBINE(inputs, (), name, None, stream)[0]
-    require_dtype_of_out("combine", out, out_dtype)
-    _COMBINE(inputs, (), "", (out,), stream)
-    return out
+    name = dtype_of_result("combine", out, out_dtype, "")
+    results = None if out is None else (out,)
+    return _COMBINE((y, positions, weights, c), (), name, results, stream)[0]
 
 
 def combine_gradient(
@@ -233,58 +229,34 @@ def _combined(framework: Framework, inputs: Arrays, options: Options, dtype: str
     return (framework.empty((*positions.shape[:-1], y.shape[-1]), of_out),)
 
 
-def _by_weights(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+def _like_positions(
+    operation: str, framework: Framework, inputs: Arrays, options: Options, dtype: str
+) -> Arrays:
     positions = inputs[2].shape
-    require_matrix("combine_gradient", "positions", positions)
+    require_matrix(operation, "positions", positions)
     return (framework.empty(positions, "float32"),)
 
 
-def _dots(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    positions = inputs[2].shape
-    require_matrix("activation_dots", "positions", positions)
-    return (framework.empty(positions, "float32"),)
-
-
-_TOP_K: Final = Op(
-    "top_k",
-    top_k.__annotations__,
-    results=("ids", "weights"),
-    allocate=_chosen,
-    function=lambda: library.top_k,
-)
+_TOP_K: Final = Op("top_k", top_k.__annotations__, ("ids", "weights"), _chosen)
 _TOP_K_GRADIENT: Final = Op(
-    "top_k_gradient",
-    top_k_gradient.__annotations__,
-    results=("logits_gradient",),
-    allocate=_by_logits,
-    function=lambda: library.top_k_gradient,
+    "top_k_gradient", top_k_gradient.__annotations__, ("logits_gradient",), _by_logits
 )
 _SORT_BY_EXPERT: Final = Op(
     "sort_by_expert",
     sort_by_expert.__annotations__,
-    results=("offsets", "sources", "positions", "workspace"),
-    allocate=_sorted,
-    function=lambda: library.sort_by_expert,
+    ("offsets", "sources", "positions", "workspace"),
+    _sorted,
 )
-_COMBINE: Final = Op(
-    "combine",
-    combine.__annotations__,
-    results=("out",),
-    allocate=_combined,
-    function=lambda: library.combine,
-    in_place="c",
-)
+_COMBINE: Final = Op("combine", combine.__annotations__, ("out",), _combined, in_place="c")
 _COMBINE_GRADIENT: Final = Op(
     "combine_gradient",
     combine_gradient.__annotations__,
-    results=("weights_gradient",),
-    allocate=_by_weights,
-    function=lambda: library.combine_gradient,
+    ("weights_gradient",),
+    partial(_like_positions, "combine_gradient"),
 )
 _ACTIVATION_DOTS: Final = Op(
     "activation_dots",
     activation_dots.__annotations__,
-    results=("dots",),
-    allocate=_dots,
-    function=lambda: library.activation_dots,
+    ("dots",),
+    partial(_like_positions, "activation_dots"),
 )

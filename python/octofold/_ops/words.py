@@ -1,7 +1,7 @@
 """Codes in other forms: converted from one dtype to another, transposed, and packed as words, FP8
 and FP16 numbers in 32 bits."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -9,7 +9,6 @@ from .._core.calls import Op
 from .._core.errors import invalid_argument
 from .._core.formats import FP8, NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
 from .._core.frameworks import Array, Framework, StreamLike, is_torch
-from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 
 
@@ -33,9 +32,8 @@ def convert_dtype(
 _CONVERT: Final = Op(
     "convert_dtype",
     convert_dtype.__annotations__,
-    results=("out",),
-    allocate=lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
-    function=lambda: library.convert_dtype,
+    ("out",),
+    lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
 )
 
 
@@ -58,18 +56,11 @@ def _transposed(framework: Framework, inputs: Arrays, _: Options, dtype: str) ->
     return (framework.empty_codes((*leading, cols, rows), dtype),)
 
 
-_TRANSPOSE: Final = Op(
-    "transpose",
-    transpose.__annotations__,
-    results=("out",),
-    allocate=_transposed,
-    function=lambda: library.transpose,
-)
+_TRANSPOSE: Final = Op("transpose", transpose.__annotations__, ("out",), _transposed)
 
 
 _FORMATS: Final = ("e4m3", "e5m2", "float16")
 _CONTAINERS: Final = ("int32", "uint32", "float32")
-_WORD: Final = 4  # bytes
 
 
 def pack(
@@ -91,8 +82,8 @@ def pack(
     name = dtype_name("pack", "format", format, _FORMATS)
     _require_array("pack", "x", x)
     dtype_name("pack", "x", x.dtype, WIDE)
-    _require_words("pack", "x", x.shape, name)
-    return as_words(convert_dtype(x, name, overflow=overflow, stream=stream))
+    numbers = convert_dtype(x, name, overflow=overflow, stream=stream)
+    return _viewed("pack", "x", numbers, "int32", name)
 
 
 def unpack(
@@ -127,9 +118,7 @@ def as_words(tensor: Array) -> Array:
     """
     _require_array("as_words", "tensor", tensor)
     name = dtype_name("as_words", "tensor", tensor.dtype, _FORMATS)
-    _require_words("as_words", "tensor", tensor.shape, name)
-    _require_aligned("as_words", "tensor", tensor, _per_word(name))
-    return _view(tensor, "int32")
+    return _viewed("as_words", "tensor", tensor, "int32", name)
 
 
 def from_words(words: Array, format: str) -> Array:
@@ -151,13 +140,7 @@ def _numbers(operation: str, words: Array, format: str) -> Array:
     if container not in _CONTAINERS:
         expected = f"words in {', '.join(_CONTAINERS[:-1])} or {_CONTAINERS[-1]}"
         raise invalid_argument(operation, "words", expected, container)
-    _require_dimension(operation, "words", words.shape)
-    _require_aligned(operation, "words", words, 1)
-    return _view(words, format)
-
-
-def _per_word(format: str) -> int:
-    return _WORD // NUMPY_DTYPES[format].itemsize
+    return _viewed(operation, "words", words, format, format)
 
 
 def _require_array(operation: str, argument: str, array: Array) -> None:
@@ -166,55 +149,22 @@ def _require_array(operation: str, argument: str, array: Array) -> None:
         raise invalid_argument(operation, argument, "a NumPy array or a torch tensor", got)
 
 
-def _require_dimension(operation: str, argument: str, shape: Any) -> None:
-    if len(shape) == 0:
-        raise invalid_argument(operation, argument, "at least 1 dimension", "0")
-
-
-def _require_words(operation: str, argument: str, shape: Any, format: str) -> None:
-    _require_dimension(operation, argument, shape)
-    each = _per_word(format)
-    if shape[-1] % each != 0:
-        expected = f"a last dimension that is a multiple of {each}, the {format} numbers of a word"
-        raise invalid_argument(operation, argument, expected, f"{tuple(shape)}")
-
-
-def _require_aligned(operation: str, argument: str, array: Array, each: int) -> None:
-    """Whole words in memory, `each` elements to one. Strides of no elements are any."""
-    if 0 in array.shape:
-        return
-    if is_torch(array):
+def _viewed(operation: str, argument: str, array: Array, dtype: str, format: str) -> Array:
+    """The same memory as another dtype, of words of this format; a new tensor where there is none,
+    as strides of no elements are any."""
+    try:
+        if not is_torch(array):
+            view = array.view(NUMPY_DTYPES[dtype])
+            if not (array.flags.aligned and view.flags.aligned):  # NumPy would read it all the same
+                raise ValueError(f"strides {array.strides} at address {array.ctypes.data}")
+            return view
         from .._core import torch
 
-        strides, address = array.stride(), torch.address(array)
-    else:
-        strides = tuple(stride // array.itemsize for stride in array.strides)
-        address = array.ctypes.data
-    *leading, last = strides
-    if array.shape[-1] > 1 and last != 1:
-        expected = "a contiguous last dimension"
-        raise invalid_argument(operation, argument, expected, f"strides {tuple(strides)}")
-    for size, stride in zip(array.shape, leading, strict=False):
-        if size > 1 and stride % each != 0:
-            expected = f"strides that are multiples of {each}: whole words"
-            raise invalid_argument(operation, argument, expected, f"strides {tuple(strides)}")
-    if address % _WORD != 0:
-        expected = f"a first element at a multiple of {_WORD} bytes"
-        raise invalid_argument(operation, argument, expected, f"{address % _WORD} bytes behind one")
-
-
-def _view(array: Array, dtype: str) -> Array:
-    """The same memory; new arrays where there is none, as strides of no elements may be odd."""
-    if is_torch(array):
-        from .._core import torch
-
-        to = torch.DTYPES[dtype]
-        return array.view(to) if array.numel() else array.new_empty(_viewed(array, to), dtype=to)
-    of_numpy = NUMPY_DTYPES[dtype]
-    return array.view(of_numpy) if array.size else np.empty(_viewed(array, of_numpy), of_numpy)
-
-
-def _viewed(array: Array, dtype: Any) -> tuple[int, ...]:
-    """The shape of elements of another dtype in the same bytes."""
-    *leading, last = array.shape
-    return (*leading, last * array.itemsize // dtype.itemsize)
+        to, (*leading, last) = torch.DTYPES[dtype], array.shape
+        if array.numel():
+            return array.view(to)
+        return array.new_empty((*leading, last * array.itemsize // to.itemsize), dtype=to)
+    except (RuntimeError, ValueError) as error:
+        each = 4 // NUMPY_DTYPES[format].itemsize
+        expected = f"whole words of {each} {format} numbers, in rows that are contiguous"
+        raise invalid_argument(operation, argument, expected, f"this: {error}") from None

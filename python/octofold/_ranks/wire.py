@@ -93,7 +93,10 @@ def begin_exchange(
     received: list[int] | None = None,
     sent: list[int] | None = None,
 ) -> InFlight:
-    """exchanged() that has begun."""
+    """An exchange of rows [..] that has begun.
+
+    received, sent: how many rows come from each rank and go to each; None: equally many.
+    """
     if ranks.size == 1:
         return InFlight(operation, tensor, tensor.dtype, ranks)
     rows = as_bytes(tensor).contiguous()
@@ -104,19 +107,10 @@ def begin_exchange(
     return InFlight(operation, begun, tensor.dtype, ranks)
 
 
-def exchanged(
-    operation: str,
-    tensor: Tensor,
-    ranks: Ranks,
-    received: list[int] | None = None,
-    sent: list[int] | None = None,
-) -> Tensor:
-    """Rows [..] that go from each rank to each: the parts that the others had for this one, in the
-    order of ranks.
-
-    received, sent: how many rows come from each rank and go to each; None: equally many.
-    """
-    return begin_exchange(operation, tensor, ranks, received, sent).arrived()
+def exchanged(operation: str, tensor: Tensor, ranks: Ranks) -> Tensor:
+    """Rows [..], equally many from each rank to each: the parts that the others had for this one,
+    in the order of ranks."""
+    return begin_exchange(operation, tensor, ranks).arrived()
 
 
 def gathered_rows(

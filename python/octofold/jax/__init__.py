@@ -1,14 +1,16 @@
-"""Octofold in JAX programs: operations on JAX's arrays, inside jax.jit or not, on CPU and GPU.
+"""Octofold in JAX programs: importing this module lets the functions of octofold and octofold.ops
+take JAX's arrays, inside jax.jit or not, on CPU and GPU, and makes octofold.ScaledTensor a pytree.
 
->>> import octofold.jax as fp8
->>> w8 = fp8.quantize(w, "128x128")                       # [N, K], a ScaledTensor
->>> y = jax.jit(lambda x: fp8.gemm(fp8.quantize(x), w8))(x)
->>> y = fp8.linear(x, w, b)                               # differentiable, both ways in FP8
+>>> import octofold
+>>> import octofold.jax
+>>> w8 = octofold.quantize(w, "128x128")                  # [N, K], a ScaledTensor
+>>> y = jax.jit(lambda x: octofold.gemm(octofold.quantize(x), w8))(x)
+>>> y = octofold.jax.linear(x, w, b)                      # differentiable, both ways in FP8
 
 XLA calls the library by jax-tvm-ffi: it allocates the results, and on a GPU the work is queued on
-its stream. Nothing waits for the device. Arguments are checked as a program is traced. Importing
-this module makes octofold.ScaledTensor a pytree, and the functions of `octofold` and `octofold.ops`
-take JAX's arrays in the same way. docs/jax.md tells more.
+its stream. Nothing waits for the device. Arguments are checked as a program is traced; what only a
+GPU refuses comes from XLA as it runs, and so do numbers of groups that make no sense on the CPU.
+Operations refuse differentiation and jax.vmap with UnsupportedError. docs/jax.md tells more.
 """
 
 try:
@@ -23,38 +25,13 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .._core.calls import CALLERS
-from .._core.formats import Format, Rule
 from .._core.recipe import Product, Recipe
 from .._core.scaled_tensor import ScaledTensor
-from .._ops.grouped_gemm import Depth, Masked, Rows
+from .._ops.grouped_gemm import Depth, Masked
 from ._calls import call
 from ._linear import linear
-from ._operations import (
-    attention,
-    gemm,
-    gemm_weight_only,
-    grouped_gemm,
-    grouped_gemm_weight_only,
-    quantize,
-)
 
-__all__ = [
-    "Depth",
-    "Format",
-    "Masked",
-    "Product",
-    "Recipe",
-    "Rows",
-    "Rule",
-    "ScaledTensor",
-    "attention",
-    "gemm",
-    "gemm_weight_only",
-    "grouped_gemm",
-    "grouped_gemm_weight_only",
-    "linear",
-    "quantize",
-]
+__all__ = ["Product", "Recipe", "linear"]
 
 CALLERS[jax.Array] = call
 jax.tree_util.register_dataclass(

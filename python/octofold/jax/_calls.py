@@ -23,7 +23,7 @@ import numpy as np
 
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.formats import BY_COLUMNS, NUMPY_DTYPES, SPELLINGS
-from .._core.frameworks import Array, StreamLike
+from .._core.frameworks import Array, Framework, StreamLike
 from .._core.library import library
 from .._core.ops import TABLE, Arrays, Options, Row
 
@@ -48,11 +48,13 @@ def call(
     stream: StreamLike | None,
 ) -> Arrays:
     """The results of an op, as JAX's arrays; memory that the library works in is none of them."""
-    for argument, given in (("out", out), ("stream", stream)):
+    flags = dict(zip(op.inputs, inputs, strict=True)).get("arrivals.flags?")
+    for argument, given in (("out", out), ("stream", stream), ("arrivals", flags)):
         if given is not None:
             raise UnsupportedError(
                 f"{op.name}: argument {argument!r}: expected None, because XLA allocates the "
-                "results and has a stream of its own; got one beside JAX's arrays"
+                "results, has a stream of its own, and changes no array; got one beside JAX's "
+                "arrays"
             )
     arrays = [
         array_of(op.name, name.removesuffix("?"), array)
@@ -160,20 +162,18 @@ class _Result:
     by_columns: bool = False
 
 
-class _Framework:
-    """The framework by which a row of the table allocates: shapes, of which XLA makes arrays."""
+class _Framework(Framework):
+    """The framework by which rows of the table allocate shapes, of which XLA makes arrays. It knows
+    no gaps between rows of codes."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> _Result:
         return _Result(tuple(shape), NUMPY_DTYPES[dtype])
-
-    def empty_codes(self, shape: Sequence[int], dtype: str) -> _Result:
-        return self.empty(shape, dtype)  # XLA knows no gaps between rows
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> _Result:
         return _Result(tuple(shape), NUMPY_DTYPES["float32"], _lies_by_columns(shape, granularity))
 
 
-_FRAMEWORK: Final[Any] = _Framework()
+_FRAMEWORK: Final = _Framework()
 
 
 def _lies_by_columns(scale_shape: Sequence[int], granularity: str | None) -> bool:

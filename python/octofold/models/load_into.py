@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from .._core.errors import InvalidArgumentError, invalid_argument
+from .._core.errors import InvalidArgumentError, invalid_argument, listed, require_type
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import OF_SERVERS, Checkpoint, load_checkpoint
@@ -22,7 +22,6 @@ from ..nn.layers.fp8_parameters import hold
 from ..nn.recipes.choice import require_compute
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
-_NAMED_AT_MOST: Final = 5
 
 
 @torch.no_grad()
@@ -58,8 +57,7 @@ def load_checkpoint_into(
     Returns the module.
     Raises InvalidArgumentError, which names the argument, and the errors of reading.
     """
-    if not isinstance(module, Module):
-        raise invalid_argument(_NAME, "module", "a torch.nn.Module", type(module).__qualname__)
+    require_type(_NAME, "module", module, Module, "a torch.nn.Module")
     require_compute(_NAME, compute)
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load_checkpoint(checkpoint)
@@ -129,12 +127,15 @@ class Slot:
         )
 
     def fill(self, value: Tensor) -> None:
-        """Give it a value of its shape: in place, or in all its places if it has no memory."""
-        if not self.tensor.is_meta:
-            self.tensor.copy_(value)
+        """Give it a value of its shape: in place where it has memory of the same dtype, else in all
+        its places."""
+        own = self.tensor
+        if not own.is_meta and own.dtype == value.dtype:
+            own.copy_(value)
             return
-        if isinstance(self.tensor, Parameter):
-            value = Parameter(value, self.tensor.requires_grad)
+        value = value if own.is_meta else value.to(own.device)
+        if isinstance(own, Parameter):
+            value = Parameter(value, own.requires_grad)
         for place in self.places:
             place.put(value)
 
@@ -182,7 +183,7 @@ def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Check
     if missing or unexpected:
         expected = "the names of the module's parameters and buffers (or strict=False)"
         got = [
-            f"{kind} {_listed(names)}"
+            f"{kind} {listed(names)}"
             for kind, names in (("none named", missing), ("others named", unexpected))
             if names
         ]
@@ -193,12 +194,7 @@ def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Check
             "no buffers on meta outside of state_dict(), because no checkpoint has them "
             "(make the model with them in memory, or strict=False)"
         )
-        raise invalid_argument(_NAME, "module", expected, _listed(transient))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+        raise invalid_argument(_NAME, "module", expected, listed(transient))
 
 
 def _wrong(name: str, expected: str, got: object) -> InvalidArgumentError:

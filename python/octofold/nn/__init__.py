@@ -24,7 +24,6 @@ from .layers.conv1d import Conv1D
 from .layers.experts import Experts
 from .layers.fp8_parameters import inference_linear, weight_only_linear
 from .layers.linear import Linear
-from .layers.lora import lora_config
 from .layers.mixture import MixtureOfExperts
 from .layers.mlp import MLP
 from .layers.norm_linear import NormLinear
@@ -54,7 +53,6 @@ __all__ = [
     "fp8_wins",
     "inference_linear",
     "keep_casts",
-    "lora_config",
     "recipes",
     "restore",
     "route",

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
+
 pytestmark = pytest.mark.filterwarnings("error:Unsupported layer type:UserWarning")
 
 nn = octofold.nn
@@ -31,7 +32,7 @@ def adapted(granularity="128x128", base=None, **options):
     """A model with LoRA over FP8 weights, whose adapters change what it gives."""
     model = base or nn.convert_weight_only(llama(), granularity).model
     options = {"r": 4, "target_modules": "all-linear"} | options
-    model = peft.get_peft_model(model, nn.lora_config(model, peft.LoraConfig(**options)))
+    model = peft.get_peft_model(model, peft.LoraConfig(**options))
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -135,8 +136,7 @@ def test_merging_what_is_not_finite_changes_nothing():
 def test_one_more_adapter_is_one_more():
     model = adapted()
     first = logits(model)
-    more = peft.LoraConfig(r=2, target_modules="all-linear")
-    model.add_adapter("more", nn.lora_config(model, more))
+    model.add_adapter("more", peft.LoraConfig(r=2, target_modules="all-linear"))
     model.set_adapter("more")
     assert relative_error(logits(model), first) > 1e-3  # its lora_B is zero
     model.set_adapter("default")
@@ -148,8 +148,7 @@ def test_trained_adapters_run_over_inference_linear(recipe, tmp_path):
     adapted().save_pretrained(tmp_path)
     model = of_inference(recipe)
     plain = logits(model)
-    config = nn.lora_config(model, peft.LoraConfig.from_pretrained(tmp_path))
-    model = peft.PeftModel.from_pretrained(model, tmp_path, config=config).eval()
+    model = peft.PeftModel.from_pretrained(model, tmp_path).eval()
     apart = logits(model)
     assert relative_error(plain, apart) > 0.02
     kinds = [repr(layer) for layer in layers_of(model)]
@@ -173,11 +172,4 @@ def test_trained_adapters_run_over_inference_linear(recipe, tmp_path):
 def test_what_reads_the_weight_is_refused(options, named):
     model = nn.convert_weight_only(llama()).model
     with pytest.raises(octofold.InvalidArgumentError, match=named):
-        nn.lora_config(model, peft.LoraConfig(target_modules="all-linear", **options))
-
-
-def test_other_arguments_are_refused():
-    with pytest.raises(octofold.InvalidArgumentError, match="argument 'model'"):
-        nn.lora_config("model", peft.LoraConfig())
-    with pytest.raises(octofold.InvalidArgumentError, match=r"argument 'config'.*IA3Config"):
-        nn.lora_config(llama(), peft.IA3Config())
+        peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", **options))

@@ -26,10 +26,9 @@ from diffusers.quantizers.auto import (  # noqa: E402
 from diffusers.utils import logging  # noqa: E402
 
 from ..model_loading import NAME  # noqa: E402
-from .bfl import take_fp8r  # noqa: E402
 from .quantizer import OctofoldConfig, OctofoldQuantizer  # noqa: E402
 
-__all__ = ["OctofoldConfig", "OctofoldQuantizer", "take_fp8r"]
+__all__ = ["OctofoldConfig", "OctofoldQuantizer"]
 
 # Diffusers has no functions for it.
 AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = OctofoldConfig

@@ -2,7 +2,7 @@
 come in."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 from diffusers.utils import is_accelerate_available, logging
 from torch import Tensor
 
-from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument
+from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument, listed
 from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.fp8_weight import Fp8Weight
@@ -33,7 +33,6 @@ from .bfl import bundled, codes_and_scale, is_bundle
 _OPERATION: Final = "octofold.integrations.diffusers"
 _CONFIG: Final = f"{_OPERATION}.OctofoldConfig"
 _SCALES: Final = (".weight_scale_inv", ".weight_scale")
-_NAMED_AT_MOST: Final = 5
 _log: Final = logging.get_logger("diffusers.octofold")
 
 
@@ -224,7 +223,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         report = convert_linears(_OPERATION, model, chosen, where, format_of, self._dtype)
         if missed := in_codes - set(report.converted):
             expected = "FP8 weights of linear layers that can be converted"
-            raise invalid_argument(_OPERATION, "checkpoint", expected, _listed(missed))
+            raise invalid_argument(_OPERATION, "checkpoint", expected, listed(sorted(missed)))
         for name in report.converted:
             weight = weight_of(model.get_submodule(name))
             if weight.compute == "weight-only" and self._dtype == torch.float32:
@@ -242,7 +241,9 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             f"{path}.weight" for path in self.report.converted if path not in self._come
         }:
             expected = "all weights of linear layers (and offload_state_dict=False)"
-            raise invalid_argument(_OPERATION, "checkpoint", expected, f"no {_listed(lacking)}")
+            raise invalid_argument(
+                _OPERATION, "checkpoint", expected, f"no {listed(sorted(lacking))}"
+            )
         # Diffusers' layerwise casting would round biases too.
         skipped = getattr(model, "_skip_layerwise_casting_patterns", None) or ()
         own = (rf"^{re.escape(name)}$" for name in self.report.converted)
@@ -278,7 +279,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         if away := [name for name, layer in layers.items() if layer.weight.is_meta]:
             expected = "weights in memory (remove the hooks that offload them)"
             raise InvalidArgumentError(
-                f"{_OPERATION}: dequantize(): expected {expected}, got {_listed(away)} on meta"
+                f"{_OPERATION}: dequantize(): expected {expected}, got {listed(away)} on meta"
             )
         for layer in layers.values():  # one after another, so that memory never holds two of each
             widen(layer)
@@ -294,9 +295,3 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             for suffix in _SCALES
             if name.endswith(suffix)
         }
-
-
-def _listed(names: Iterable[str]) -> str:
-    some = sorted(names)
-    more = len(some) - _NAMED_AT_MOST
-    return ", ".join(some[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

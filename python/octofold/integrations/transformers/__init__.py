@@ -32,5 +32,5 @@ __all__ = ["OctofoldConfig", "OctofoldQuantizer", "checkpoint_config"]
 if find_spec("peft") is not None:
     try:
         importlib.import_module("octofold.integrations.peft")
-    except UnavailableError as _error:  # adapters take octofold.nn.lora_config() then
+    except UnavailableError as _error:
         logging.get_logger("transformers.octofold").warning("octofold: %s", _error)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
-from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.errors import UnsupportedError, invalid_argument, require_type
 from ..._core.library import Progress
 from ..._info import info
 from .layers import Candidate, own_error, recording
@@ -76,8 +76,7 @@ def advise(
     Returns a Plan; octofold.models.apply() applies it to the model.
     Raises InvalidArgumentError, which names the argument, `max_bytes` if no plan keeps it.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    require_type(_NAME, "model", model, Module, "a torch.nn.Module")
     chosen_ways = ways_of(_NAME, ways)
     runs = runs_of(_NAME, inputs)
     device = device_of(_NAME, model)

@@ -2,13 +2,11 @@
 model made so."""
 
 import json
-import math
 import os
-import types
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Final, Self
 
 import torch
 from torch.nn import Module
@@ -16,11 +14,13 @@ from torch.nn import Module
 from ..._core.errors import (
     BadFormatError,
     InvalidArgumentError,
-    IoErrorWithErrno,
     UnsupportedError,
     invalid_argument,
+    io_error,
+    require_type,
 )
 from ..._core.files import path_argument, read_text, write_whole
+from ..._core.records import record, wrong_field
 from ...nn.conversion.linear import replaced
 from .model import WIDE, device_of, dtype_name, fingerprint, linears_of, machine_of
 from .ways import OWN, WAYS
@@ -203,7 +203,7 @@ class Plan:
         try:
             write_whole(file, self.to_json())
         except OSError as error:
-            raise _io_error(error, f"cannot write '{file}'") from None
+            raise io_error(error, f"cannot write '{file}'") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -214,7 +214,7 @@ class Plan:
         except UnicodeDecodeError:
             raise BadFormatError(f"{file}: expected a plan in JSON, got no UTF-8") from None
         except OSError as error:
-            raise _io_error(error, f"cannot open '{file}'") from None
+            raise io_error(error, f"cannot open '{file}'") from None
 
     @classmethod
     def _read(cls, name: str, text: str) -> Self:
@@ -225,9 +225,8 @@ class Plan:
         if not isinstance(content, dict):
             raise BadFormatError(f"{name}: expected a plan in JSON, got {type(content).__name__}")
         if (number := content.get("format")) != FORMAT:  # its other fields mean something else
-            raise _wrong(name, "format", str(FORMAT), number)
-        plan: Self = _value(cls, content, name, "")
-        return plan
+            raise wrong_field(name, "format", str(FORMAT), number)
+        return record(cls, content, name)
 
     def __repr__(self) -> str:
         return f"Plan({self.model}: {len(self.changed)} of {len(self.layers)} linear layers)"
@@ -236,53 +235,6 @@ class Plan:
 def _require(value: object, field: str, expected: str, holds: bool) -> None:
     if not holds:
         raise invalid_argument(type(value).__name__, field, expected, repr(getattr(value, field)))
-
-
-def _io_error(error: OSError, what: str) -> Exception:
-    made: Exception = IoErrorWithErrno(f"{error.errno or 5}:{what}: {error.strerror}")
-    return made
-
-
-def _value(kind: Any, content: Any, file: str, path: str) -> Any:
-    """The content of the field at this path of the file as a value of its type."""
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):  # with None, as all of ours
-        return None if content is None else _value(get_args(kind)[0], content, file, path)
-    if origin is tuple:
-        if not isinstance(content, list):
-            raise _wrong(file, path, "a list", content)
-        inner = get_args(kind)[0]
-        return tuple(_value(inner, item, file, f"{path}[{i}]") for i, item in enumerate(content))
-    if is_dataclass(kind):
-        if not isinstance(content, dict):
-            raise _wrong(file, path, "an object", content)
-        found = _fields(kind, content, file, path)
-        try:
-            return kind(**found)  # type: ignore[operator]
-        except InvalidArgumentError as error:
-            raise BadFormatError(f"{file}: field '{path}': {error}") from None
-    if kind is float and type(content) is int:
-        content = float(content)
-    if type(content) is not kind:
-        raise _wrong(file, path, "a string" if kind is str else "a number", content)
-    if kind is float and not math.isfinite(content):
-        raise _wrong(file, path, "a finite number", content)
-    return content
-
-
-def _fields(kind: Any, content: dict[str, Any], file: str, path: str) -> dict[str, Any]:
-    hints, prefix = get_type_hints(kind), path and f"{path}."
-    names = [field.name for field in fields(kind)]
-    for key in (*content, *names):
-        if key not in names:
-            raise _wrong(file, prefix + key, "no such field", "one")
-        if key not in content:
-            raise _wrong(file, prefix + key, "a value", "none")
-    return {key: _value(hints[key], content[key], file, prefix + key) for key in names}
-
-
-def _wrong(file: str, path: str, expected: str, got: object) -> BadFormatError:
-    return BadFormatError(f"{file}: field '{path}': expected {expected}, got {got!r}")
 
 
 @torch.no_grad()
@@ -302,10 +254,8 @@ def apply(model: Module, plan: Plan, *, strict: bool = True) -> Module:
     Raises InvalidArgumentError, which says what does not fit, and UnsupportedError where this GPU
     cannot run a layer so; the model is then as it was.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_APPLY, "model", "a torch.nn.Module", type(model).__qualname__)
-    if not isinstance(plan, Plan):
-        raise invalid_argument(_APPLY, "plan", "a Plan of advise()", type(plan).__qualname__)
+    require_type(_APPLY, "model", model, Module, "a torch.nn.Module")
+    require_type(_APPLY, "plan", plan, Plan, "a Plan of advise()")
     device = device_of(_APPLY, model)
     for expected, got in _misfits(model, plan, machine_of(device)):
         error = invalid_argument(_APPLY, "plan", expected, got)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.errors import invalid_argument
+from ..._core.errors import invalid_argument, require_type
 from ..._core.formats import FP8, WIDE, Format, Rule, dtype_name
 from ..._core.library import note
 from ..._core.torch import DTYPES
@@ -66,9 +66,7 @@ def enable_layerwise_casting(
     enabled already. The module is then as it was. (If casting fails midway, for example because
     memory runs out, it is undone as disable_layerwise_casting() undoes it.)
     """
-    if not isinstance(module, Module):
-        got = type(module).__qualname__
-        raise invalid_argument(NAME, "module", "a torch.nn.Module", got)
+    require_type(NAME, "module", module, Module, "a torch.nn.Module")
     stored_as = dtype_name(NAME, "storage_dtype", storage_dtype, FP8)
     if compute_dtype is not None:
         compute_dtype = DTYPES[dtype_name(NAME, "compute_dtype", compute_dtype, WIDE)]
@@ -120,9 +118,7 @@ def disable_layerwise_casting(module: Module) -> Module:
     Raises InvalidArgumentError if casting is enabled for nothing in it, or if weights are on `meta`
     (accelerate's remove_hook_from_submodules() brings them back).
     """
-    if not isinstance(module, Module):
-        got = type(module).__qualname__
-        raise invalid_argument(_UNDO, "module", "a torch.nn.Module", got)
+    require_type(_UNDO, "module", module, Module, "a torch.nn.Module")
     layers = {name: one for name, one in module.named_modules() if BEFORE in one.__dict__}
     if not layers:
         got = f"{type(module).__qualname__} without"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ..._core.errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
+from ..._core.errors import BadFormatError, UnavailableError, invalid_argument, io_error
 from ..._core.files import open_regular, path_argument, read_text
 from .records import Record, require_record
 
@@ -136,12 +136,6 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
         whole[name] = value.clone() if memory in seen else value
         seen.add(memory)
     _safetensors().save_file(whole, file, {"format": "pt"})
-
-
-def io_error(error: OSError, what: str) -> Exception:
-    """The same error as one of the library's own."""
-    made: Exception = IoErrorWithErrno(f"{error.errno or 5}:{what}: {error.strerror or error}")
-    return made
 
 
 def _safetensors() -> Any:

@@ -1,15 +1,16 @@
 """Models from the folders that save() wrote."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
-from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument
+from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument, listed
 from ..._core.ops import scale_shape
 from ...nn.conversion.expert_blocks import convert_router
 from ...nn.conversion.linear import replaced
@@ -20,7 +21,7 @@ from .records import (
     EXPERTS,
     Record,
     experts_of,
-    fill,
+    layer_of,
     recipe_of_record,
     record_of,
     router_beside,
@@ -30,7 +31,6 @@ from .records import (
 )
 
 _NAME: Final = "octofold.models.load"
-_NAMED_AT_MOST: Final = 5
 
 
 @torch.no_grad()
@@ -61,9 +61,9 @@ def load(model: Module | type[Module], folder: str | os.PathLike[str]) -> Any:
     loading = _Loading(made, records, read_tensors(path), path)
     layers, tensors = loading.layers(), loading.tensors()
     loading.require_all_used()
-    new = {id(module): values.made(module) for module, values in layers}
+    new = {key: make() for key, make in layers.items()}
     for slot, tensor in tensors:
-        _fill(slot, tensor)
+        slot.fill(tensor)
     for name, record in records.layers.items():
         if record["kind"] == EXPERTS and record["router"]:
             convert_router(router_beside(made, name))
@@ -98,36 +98,6 @@ def _made(kind: Any, folder: Path) -> Module:
     raise invalid_argument(_NAME, "model", expected, getattr(kind, "__qualname__", kind))
 
 
-@dataclass
-class _Values:
-    """The values that a layer gets."""
-
-    record: Record
-    codes: Tensor
-    scale: Tensor
-    bias: Tensor | None
-    device: torch.device
-
-    def made(self, module: Module) -> Module:
-        """The module itself, with another weight."""
-        fill(self.record, module, self.codes, self.scale, self.bias)
-        return module.to(self.device)
-
-
-@dataclass
-class _Stacks:
-    """The values that experts get."""
-
-    record: Record
-    tensors: dict[str, Tensor]
-    device: torch.device
-
-    def made(self, module: Module) -> Module:
-        """The experts in the place of a module."""
-        recipe = recipe_of_record(self.record)
-        return experts_of(self.record, recipe, self.tensors, module.training).to(self.device)
-
-
 class _Loading:
     """A folder's tensors, and where in a model they belong."""
 
@@ -142,39 +112,41 @@ class _Loading:
             group.append(alias)
             self.known[alias] = group
 
-    def layers(self) -> list[tuple[Module, "_Values | _Stacks"]]:
-        """Modules that become layers in FP8, and with what."""
+    def layers(self) -> dict[int, Callable[[], Module]]:
+        """Makers of the layers in FP8, by the modules in whose place they are to stand."""
         modules = dict(self.model.named_modules())
         for name, module in modules.items():
             if record_of(module) is not None:
                 expected = "a model as its class makes it"
                 raise _wrong("model", expected, f"{type(module).__qualname__} at {name!r}")
-        found: list[tuple[Module, _Values | _Stacks]] = []
+        makers: dict[int, Callable[[], Module]] = {}
         for name, record in self.records.layers.items():
-            module = modules.get(name)
-            if module is None:
+            if (found := modules.get(name)) is None:
                 raise _wrong("model", f"a layer {name!r}, as was saved", "none")
             is_stacks = record["kind"] == EXPERTS
-            stacks = self._stacks(name, record, module) if is_stacks else None
-            got = (
-                why_not(record, module)
-                if stacks is None
-                else why_no_experts(record, module, stacks.tensors)
-            )
+            stacks = self._stacks(name) if is_stacks else {}
+            got = why_no_experts(record, found, stacks) if is_stacks else why_not(record, found)
             if got:
                 raise _wrong("model", f"a layer at {name!r} that can be {record['kind']}", got)
-            found.append((module, stacks or self._values(name, record, module)))
-        return found
+            if is_stacks:
+                home = _home(next(found.parameters(), None))
+                how = recipe_of_record(record), stacks, found.training
+                makers[id(found)] = partial(experts_of, record, *how, home)
+            else:
+                values = self._values(name, record, found)
+                makers[id(found)] = partial(layer_of, record, found, *values, _home(found.weight))
+        return makers
 
-    def _stacks(self, name: str, record: Record, module: Any) -> _Stacks:
+    def _stacks(self, name: str) -> dict[str, Tensor]:
         keys = {own: f"{name}.{own}" if name else own for own in EXPERT_NAMES}
         tensors = {own: self.found[key] for own, key in keys.items() if key in self.found}
         self.used.update(keys[own] for own in tensors)
-        tensor = next(iter(module.parameters()), torch.empty(0))
-        device = torch.device("cpu") if tensor.is_meta else tensor.device
-        return _Stacks(record, tensors, device)
+        return tensors
 
-    def _values(self, name: str, record: Record, module: Any) -> _Values:
+    def _values(
+        self, name: str, record: Record, module: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The codes, the scales and the bias of a layer."""
         dot = f"{name}." if name else ""
         weight = self.take([f"{dot}weight"], tuple(module.weight.shape))
         scale = None
@@ -193,9 +165,7 @@ class _Loading:
             )
         own = module.bias if getattr(module, "bias", None) is not None else None
         bias = None if own is None else self.take([f"{dot}bias"], tuple(own.shape))
-        device = module.weight.device
-        device = torch.device("cpu") if device.type == "meta" else device
-        return _Values(record, codes, scale.reshape(shape), bias, device)
+        return codes, scale.reshape(shape), bias
 
     def tensors(self) -> list[tuple[Slot, Tensor]]:
         """Parameters and buffers of all else, and what they get."""
@@ -228,9 +198,8 @@ class _Loading:
         """Checks that the model has a place for everything."""
         others = [name for name in self.found if name not in self.used]
         if others:
-            more = len(others) - _NAMED_AT_MOST
-            listed = ", ".join(others[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
-            raise _wrong("model", "the names of the model that was saved", f"one without {listed}")
+            got = f"one without {listed(others)}"
+            raise _wrong("model", "the names of the model that was saved", got)
 
 
 def _computed(model: Any) -> set[str]:
@@ -238,18 +207,10 @@ def _computed(model: Any) -> set[str]:
     return set(getattr(model, "_keys_to_ignore_on_save", None) or ())
 
 
+def _home(tensor: Tensor | None) -> torch.device:
+    """The device where a layer goes: a tensor's that it has, or the CPU."""
+    return torch.device("cpu") if tensor is None or tensor.is_meta else tensor.device
+
+
 def _wrong(argument: str, expected: str, got: object) -> InvalidArgumentError:
     return invalid_argument(_NAME, argument, expected, got)
-
-
-def _fill(slot: Slot, value: Tensor) -> None:
-    """In place where the dtype is the same, else in all of its places."""
-    own = slot.tensor
-    if not own.is_meta and own.dtype == value.dtype:
-        own.copy_(value)
-        return
-    value = value.to("cpu" if own.is_meta else own.device)
-    if isinstance(own, Parameter):
-        value = Parameter(value, own.requires_grad)
-    for place in slot.places:
-        place.put(value)

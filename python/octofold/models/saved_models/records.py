@@ -66,13 +66,21 @@ def weight_of(record: Record, weight: Tensor, scale: Tensor | None) -> tuple[Ten
     return cast.codes, cast.scale
 
 
-def fill(record: Record, module: Module, codes: Tensor, scale: Tensor, bias: Tensor | None) -> None:
-    """Give a module the weight of a record, and a bias."""
+def layer_of(
+    record: Record,
+    module: Module,
+    codes: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    device: torch.device,
+) -> Module:
+    """The module itself, with the weight of a record, and a bias."""
     if bias is not None:
         module._parameters["bias"] = Parameter(bias)
     hold(module, _parameter(record, codes, scale))
     if record["requires_grad"] is not None:
         module.before_casting = Before(record["requires_grad"])  # type: ignore[assignment]
+    return module.to(device)
 
 
 def _parameter(record: Record, codes: Tensor, scale: Tensor) -> Fp8Weight:
@@ -168,7 +176,11 @@ def why_no_experts(record: Mapping[str, Any], module: Any, tensors: Mapping[str,
 
 
 def experts_of(
-    record: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, Tensor], training: bool
+    record: Mapping[str, Any],
+    recipe: Recipe,
+    tensors: Mapping[str, Tensor],
+    training: bool,
+    device: torch.device,
 ) -> Experts:
     """tensors: by their names in the module."""
     assert recipe.output is not None
@@ -181,7 +193,7 @@ def experts_of(
         compute=record["compute"],
     )
     experts.in_files = Stacks(*record["in_files"])
-    return experts.train(training)
+    return experts.train(training).to(device)
 
 
 def _weight(tensors: Mapping[str, Tensor], name: str, format: Format) -> Tensor | ScaledTensor:

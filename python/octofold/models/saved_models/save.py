@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..._core.errors import invalid_argument
+from ..._core.errors import invalid_argument, require_type
 from ..._core.library import note
 from ...nn.conversion.expert_blocks import chooses_by_top_k
 from ...nn.layers.fp8_parameters import weight_of
@@ -43,8 +43,7 @@ def save(model: Module, folder: str | os.PathLike[str]) -> Path:
     Raises InvalidArgumentError, which names the argument, IoError, and UnavailableError without the
     package safetensors.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    require_type(_NAME, "model", model, Module, "a torch.nn.Module")
     path = require_new(_NAME, folder)
     state = _state_of(model)
     layers = {

@@ -26,7 +26,7 @@ from .expert_blocks import (
     stacks_of,
 )
 from .linear import replaced
-from .picking import Conversion, ModuleFilter, is_of_transformers, require_model
+from .picking import Conversion, ModuleFilter, grouped, is_of_transformers, require_model
 
 _NAME: Final = "octofold.nn.convert_experts"
 _WEIGHTS: Final = ("own", "fp8")
@@ -118,7 +118,7 @@ def _picked(
         if not holds_experts(module):
             continue
         if reasons := refusals(module):
-            left_alone[name] = "; ".join(reasons)
+            left_alone[name] = f"{type(module).__name__}: {', '.join(reasons)}"
         elif module_filter_fn is not None and not module_filter_fn(module, name):
             left_alone[name] = "module_filter_fn does not pick it"
         else:
@@ -128,21 +128,9 @@ def _picked(
         argument = "model" if module_filter_fn is None else "module_filter_fn"
         expected = "experts that hold gate_up_proj and down_proj, as transformers' Mixtral has them"
         expected = expected if module_filter_fn is None else f"to pick {expected}"
-        refused = _refused(model)
-        got = f"{type(model).__qualname__}{f' with {refused}' if refused else ''}"
+        got = f"{type(model).__qualname__} with {'; '.join(grouped(left_alone)) or 'none'}"
         raise invalid_argument(_NAME, argument, expected, got)
     return picked, left_alone
-
-
-def _refused(model: Module) -> str:
-    """The experts of a model that are not converted, and why; the first of each class."""
-    found: dict[str, str] = {}
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if kind not in found and holds_experts(module) and (reasons := refusals(module)):
-            where = f" at {name!r}" if name else ""
-            found[kind] = f"{kind}{where}: {', '.join(reasons)}"
-    return "; ".join(found.values())
 
 
 def _convert_around(

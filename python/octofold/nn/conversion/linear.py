@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
-from ..._core.errors import invalid_argument
+from ..._core.errors import invalid_argument, require_type
 from ..._core.formats import Format, FormatLike, format_of
 from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
@@ -128,9 +128,7 @@ def restore(model: Module) -> Module:
     layer, the new one. A model that has none is returned as it is.
     Raises InvalidArgumentError for a layer that torch has parametrized since, with nothing changed.
     """
-    if not isinstance(model, Module):
-        got = type(model).__qualname__
-        raise invalid_argument("octofold.nn.restore", "model", "a torch.nn.Module", got)
+    require_type("octofold.nn.restore", "model", model, Module, "a torch.nn.Module")
     new: dict[int, Module] = {}
     for module in model.modules():
         if isinstance(module, Linear):

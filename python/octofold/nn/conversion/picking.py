@@ -8,13 +8,12 @@ from typing import Any, Final, NoReturn, TypeAlias
 import torch
 from torch.nn import Module
 
-from ..._core.errors import invalid_argument
+from ..._core.errors import invalid_argument, listed, require_type
 from ..layers.conv1d import is_conv1d
 from ..layers.fp8_parameters import held
 from ..layers.patching import PATCHES, misfit, put_in_front
 from .weight_readers import names_of, weight_readers
 
-_NAMED_AT_MOST: Final = 3
 _WHAT: Final = "the report of a conversion, which changed the model in place (.model is it)"
 
 
@@ -54,9 +53,7 @@ def grouped(layers: Mapping[str, str]) -> Iterator[str]:
     for name, text in layers.items():
         names.setdefault(text, []).append(name or "the layer itself")
     for text, some in sorted(names.items(), key=lambda entry: -len(entry[1])):
-        more = len(some) - _NAMED_AT_MOST
-        listed = ", ".join(some[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
-        yield f"{len(some)}, {text}: {listed}"
+        yield f"{len(some)}, {text}: {listed(some, 3)}"
 
 
 ModuleFilter: TypeAlias = Callable[[Module, str], bool]
@@ -77,8 +74,7 @@ class Picked:
 
 def require_model(operation: str, model: object, module_filter_fn: object) -> None:
     """Raises InvalidArgumentError unless there is a model, and a filter or None."""
-    if not isinstance(model, Module):
-        raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
+    require_type(operation, "model", model, Module, "a torch.nn.Module")
     if module_filter_fn is not None and not callable(module_filter_fn):
         expected = "a function (module, fqn) -> bool, or None"
         raise invalid_argument(operation, "module_filter_fn", expected, repr(module_filter_fn))

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 
 from ..._capabilities import KERNELS, capabilities
-from ..._info import EXPERTS, FP8, LINEAR, NATIVE, LayerWay, info, layer_way
+from ..._info import EXPERTS, FP8, LINEAR, NATIVE, Support, info, layer_way
 
-_ON_CPU: Final = LayerWay(NATIVE, "")
+_ON_CPU: Final = Support(NATIVE, "")
 """The way of all layers on the CPU, and of what is nowhere yet."""
 
 
@@ -31,7 +31,7 @@ def has_native(device: torch.device) -> bool:
 
 
 def expert_products(device: torch.device, weights: str) -> str:
-    """How experts compute on the device, with trained weights or FP8 ones: LayerWay.how."""
+    """How experts compute on the device, with trained weights or FP8 ones: Support.how."""
     index = _gpu_of(device)
     return NATIVE if index is None else _how(EXPERTS, weights, index)
 
@@ -56,7 +56,7 @@ def has_bfloat16(device: torch.device) -> bool:
     return index is None or _has_bfloat16(index)
 
 
-def layer_products(kind: str, weights: str, device: torch.device) -> LayerWay:
+def layer_products(kind: str, weights: str, device: torch.device) -> Support:
     """How layers of a kind compute on the device, and why not natively; one of
     octofold._info.LAYERS."""
     index = _gpu_of(device)
@@ -84,7 +84,7 @@ def _how(kind: str, weights: str, index: int) -> str:
 
 
 @functools.cache
-def _products_once(kind: str, weights: str, index: int) -> LayerWay:
+def _products_once(kind: str, weights: str, index: int) -> Support:
     return layer_way(kind, weights, lambda operation: _why_not_once(operation, index))
 
 

@@ -1,27 +1,25 @@
-"""peft's LoRA layers over layers whose weight is FP8. This module alone imports peft."""
+"""peft's LoRA layers over layers whose weight is FP8, and what peft's methods may train there."""
 
-import importlib
 import re
 from typing import Any, Final
 
 import torch
+from peft.tuners import tuners_utils
+from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..autograd.fitting import is_fp8
-from ..casting.fp8_weight import Fp8Weight
-from .fp8_parameters import held, hold, weight_of
+from ...nn.autograd.fitting import is_fp8
+from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_parameters import held, hold, weight_of
 
-_NAME: Final = "octofold.nn.lora_config"
+_NAME: Final = "octofold.integrations.peft"
 _INITS: Final = (True, False, "gaussian", "orthogonal", "eva")
 """First values of adapters for which peft does not read the weight."""
 
-_lora: Final[Any] = importlib.import_module("peft.tuners.lora.layer")
-_tuners: Final[Any] = importlib.import_module("peft.tuners.tuners_utils")
 
-
-class Fp8LoraLinear(_lora.Linear):  # type: ignore[misc]
+class Fp8LoraLinear(LoraLinear):  # type: ignore[misc]
     """LoRA over a layer with a frozen weight in FP8, with adapters that can be trained. peft knows
     by its name, "Linear", that "all-linear" means it."""
 
@@ -45,7 +43,7 @@ class Fp8LoraLinear(_lora.Linear):  # type: ignore[misc]
         rounding to FP8, in which small changes may be lost. The weight is another tensor then.
         Whether the sum is finite is always looked at, so safe_merge changes nothing. Raises
         ValueError, as peft does, and leaves the weight as it was, if it is not."""
-        names = _tuners.check_adapters_to_merge(self, adapter_names)
+        names = tuners_utils.check_adapters_to_merge(self, adapter_names)
         names = [name for name in names if name in self.lora_A]
         if not names:
             return
@@ -76,7 +74,7 @@ class Fp8LoraLinear(_lora.Linear):  # type: ignore[misc]
 
 def _fp8_lora(target: Module, adapter_name: str, **options: Any) -> Module | None:
     """Fp8LoraLinear over a linear layer with an FP8 weight; None: peft's own layer."""
-    wrapped = isinstance(target, _tuners.BaseTunerLayer)
+    wrapped = isinstance(target, tuners_utils.BaseTunerLayer)
     base = target.get_base_layer() if wrapped else target  # type: ignore[operator]
     return None if held(base) is None else Fp8LoraLinear(target, adapter_name, **options)
 
