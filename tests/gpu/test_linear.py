@@ -1,17 +1,14 @@
 """Linear layers in one call of the library each way: the bits of casts and products one after
 another, with every recipe that has them, from one token to more than a cluster casts. Gradients in
-main_grad, casts in graphs, and two GPUs."""
+main_grad, and casts in graphs."""
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 
 import octofold
 import pytest
 from octofold.nn.autograd import one_call
 
-from tests.gpu.gpu_support import DEVICE, ON_GPU, assert_same_bits, needs_gpu, skip_without, torch
+from tests.gpu.gpu_support import DEVICE, assert_same_bits, needs_gpu, skip_without, torch
 from tests.python.nn.layer_support import NAMES, relative_error
 
 skip_without("products")
@@ -80,20 +77,3 @@ def test_capture_leaves_no_casts_behind():
     graph.replay()
     assert torch.equal(y, layer(x))
     assert not torch.equal(y, expected)
-
-
-@pytest.mark.skipif(
-    not ON_GPU or torch.cuda.device_count() < 2, reason="needs two GPUs, one for each process"
-)
-def test_two_gpus(tmp_path):
-    worker = Path(__file__).parents[1] / "python" / "nn" / "distributed_worker.py"
-    arguments = [tmp_path / "rendezvous", "cuda"]
-    processes = [
-        subprocess.Popen([sys.executable, worker, str(rank), *arguments]) for rank in (0, 1)
-    ]
-    try:
-        codes = [process.wait(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0]

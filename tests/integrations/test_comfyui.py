@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import comfy_kitchen.tensor as kitchen
-import octofold
 import pytest
 import torch
 from octofold.integrations import comfyui
@@ -69,15 +68,6 @@ def test_linear(calls, dtype, wide, shape, bias, inference):
         # No rounding but that of the result: nothing was cast to FP8.
         assert relative_error(y, expected) < {torch.float32: 2e-6}.get(wide, 4e-3)
     assert len(calls) == 1
-
-
-def test_the_bits_are_the_products(calls):
-    weight = weight_of(64, 128)
-    x = torch.randn(3, 128).bfloat16()
-    scaled = products._codes(weight)
-    with torch.inference_mode():
-        y = torch.nn.functional.linear(x, weight)
-    assert torch.equal(y, octofold.gemm_weight_only(x, scaled))
 
 
 def test_gradient_by_the_input_and_lora_at_run_time(calls):

@@ -3,7 +3,6 @@
 import copy
 
 import diffusers
-import octofold
 import peft
 import pytest
 import torch
@@ -88,36 +87,13 @@ def test_adapters_load_run_and_go(folder, inputs, compute, low_cpu_mem_usage):
     assert torch.equal(outcome(model, inputs), before)
 
 
-def test_two_adapters(folder, inputs):
-    model = loaded(folder, "weight-only")
-    before = outcome(model, inputs)
-    for seed, name in enumerate(("one", "two")):
-        model.load_lora_adapter(adapter(model, seed=seed), adapter_name=name)
-    model.set_adapters(["one", "two"], [0.0, 0.0])
-    assert torch.equal(outcome(model, inputs), before)
-    model.set_adapters(["one", "two"], [1.0, 0.0])
-    one = outcome(model, inputs)
-    model.delete_adapters("two")
-    model.set_adapters("one", 1.0)
-    assert torch.equal(outcome(model, inputs), one)
-
-
-@pytest.mark.parametrize("compute", ["native", "weight-only"])
-def test_fuse_and_unfuse(folder, inputs, compute):
-    """Fusing is one rounding to FP8; unfusing gives the very bytes back."""
-    model = loaded(folder, compute)
-    state = adapter(model)
-    model.load_lora_adapter(dict(state), adapter_name="one")
+def test_fuse_and_unfuse(folder, inputs):
+    """Unfusing gives the very bytes back."""
+    model = loaded(folder, "native")
+    model.load_lora_adapter(adapter(model), adapter_name="one")
     apart, weights = outcome(model, inputs), codes(model)
     model.fuse_lora(lora_scale=1.0)
-    fused = outcome(model, inputs)
-    assert relative_error(fused, apart) < 0.05
-    wide = with_deltas(loaded(folder, compute), state)
-    for name in TARGETS:
-        base = model.get_submodule(name).base_layer
-        assert type(base.weight) is nn.Fp8Weight
-        numbers = base.weight.scaled.dequantize("float32")
-        assert 1e-3 < relative_error(numbers, wide.get_submodule(name).weight) < 0.03
+    assert 0 < relative_error(outcome(model, inputs), apart) < 0.05
     model.unfuse_lora()
     after = codes(model)
     assert all(torch.equal(weights[name], after[name]) for name in weights)
@@ -162,38 +138,12 @@ def test_adapters_are_trained(folder, inputs, tmp_path, compute):
     assert torch.equal(outcome(again, inputs), y)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"use_dora": True}, "config.use_dora"),
-        ({"init_lora_weights": "pissa"}, "config.init_lora_weights"),
-    ],
-)
-def test_what_reads_the_weight_is_refused(folder, options, named):
-    model = loaded(folder, "weight-only")
-    config = peft.LoraConfig(r=RANK, target_modules=["to_q"], **options)
-    with pytest.raises(octofold.InvalidArgumentError, match=named):
-        model.add_adapter(config)
-
-
 @pytest.mark.parametrize("config", [peft.LoKrConfig, peft.LoHaConfig])
 def test_other_adapters_are_trained(folder, inputs, config):
     model = loaded(folder, "weight-only")
     model.add_adapter(config(target_modules=["to_q"]))
     model(**inputs)[0].sum().backward()
     assert all(one.grad is not None for one in model.parameters() if one.requires_grad)
-
-
-def test_all_linear(folder):
-    model = loaded(folder, "weight-only")
-    model.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
-    plain = Flux.from_pretrained(folder)
-    plain.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
-
-    def adapted(model):
-        return {name for name, one in model.named_modules() if hasattr(one, "lora_A")}
-
-    assert adapted(model) == adapted(plain)
 
 
 def test_models_without_fp8_layers_have_peft_as_it_is(folder):

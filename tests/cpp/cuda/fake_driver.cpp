@@ -13,6 +13,9 @@ State state;
 // Contexts and functions are pointers into these: what they point at tells the device.
 int devices[16];
 thread_local std::vector<int*> context_stack;
+thread_local int capture_mode = 0;
+constexpr int kOnlyRelaxed = 906;                // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+bool is_relaxed() { return capture_mode == 2; }  // CU_STREAM_CAPTURE_MODE_RELAXED
 
 int device_of(const void* handle) {
   return handle == nullptr ? -1 : static_cast<int>(static_cast<const int*>(handle) - devices);
@@ -118,8 +121,7 @@ int cuCtxPopCurrent_v2(int** context) {
 }
 
 int cuThreadExchangeStreamCaptureMode(int* mode) {
-  thread_local int current = 0;
-  std::swap(*mode, current);
+  std::swap(*mode, capture_mode);
   ++state.capture_mode_changes;
   return 0;
 }
@@ -154,6 +156,7 @@ int cuMemcpy(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
 
 int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
   if (context_stack.empty()) return 201;
+  if (!is_relaxed()) return kOnlyRelaxed;
   const std::lock_guard lock(state.mutex);
   *memory = state.host_memory.emplace_back(bytes, std::byte{0xEE}).data();
   return 0;
@@ -173,6 +176,7 @@ int cuModuleLoadData(int** module, const void* image) {
   if (state.load_error != 0) return state.load_error;
   if (*static_cast<const char*>(image) == '?') return 200;  // CUDA_ERROR_INVALID_IMAGE
   if (context_stack.empty()) return 201;                    // CUDA_ERROR_INVALID_CONTEXT
+  if (!is_relaxed()) return kOnlyRelaxed;
   ++state.loads;
   *module = context_stack.back();
   return 0;

@@ -113,14 +113,16 @@ TEST_F(HopperGemmTest, OntoAPrefetchedC) {
 }
 
 TEST_F(HopperGemmTest, OfTensorScalesInTheTensorCore) {
-  expect_product<{.form = {.a = {kE4M3, kTensor},
-                           .b = {kE5M2, kTensor},
-                           .out = kFloat16,
-                           .bias = Addend::kOutputType,
-                           .fast_accumulation = true},
-                  .tile_columns = 128,
-                  .stages = 2,
-                  .store = OutputStore::kTmaSlabs}>({.m = 100, .n = 152, .k = 272});
+  constexpr Sm90GemmConfig kConfig{.form = {.a = {kE4M3, kTensor},
+                                            .b = {kE5M2, kTensor},
+                                            .out = kFloat16,
+                                            .bias = Addend::kOutputType,
+                                            .fast_accumulation = true},
+                                   .tile_columns = 128,
+                                   .stages = 2,
+                                   .store = OutputStore::kTmaSlabs};
+  expect_product<kConfig>({.m = 100, .n = 152, .k = 272});
+  expect_product<kConfig>({.m = 100, .n = 152, .k = 256});  // whole stages
 }
 
 // All rows at even places, and tiles of one slab and a half; every other row at an odd place;

@@ -1,28 +1,179 @@
-// A layer of experts in one call each way: the bits of the functions that it is made of, one after
-// another, memory that is just enough, and bad arguments.
+// A layer of experts in one call each way: memory that is just enough, rows of tensors that lie
+// apart, no more than is wanted, weights that are cast, and bad arguments.
 #include "octofold/experts.h"
-
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "octofold/octofold.h"
 
 #include "core/format.h"
-#include "support/error_of.h"
-#include "support/expert_layer.h"
 #include "support/layer_memory.h"
+#include "support/matrix.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
-using test::kBlockwise, test::kTensorwise, test::kRowwise;
-using test::kHidden, test::kSlots, test::kExperts;
-using test::LayerBytes, test::Matrix, test::WeightCasts;
-using Layer = test::ExpertLayer;
-using Case = test::ExpertsCase;
+using test::kBlockwise, test::kTensorwise;
+using test::LayerBytes, test::Matrix;
+
+using Index = std::vector<std::int32_t>;
+
+constexpr std::int64_t kIn = 300, kHidden = 144, kOut = 136, kExperts = 5, kSlots = 3;
+constexpr std::int32_t kUnused = 2;  // an expert without tokens
+
+constexpr Format kChannels = test::with(Granularity::kChannel);
+const LinearRecipe kRowwise{.output = {.a = kChannels, .b = kChannels},
+                            .grad_input = {.a = kChannels, .b = kChannels},
+                            .grad_weight = {.a = kChannels, .b = kChannels}};
+
+struct Case {
+  const char* name;
+  const LinearRecipe* recipe = &kBlockwise;
+  Activation activation = Activation::kSwiGlu;
+  bool has_biases = true;
+  DType y = DType::kBFloat16;
+};
+
+template <typename View>
+View stacked(View flat) {
+  const std::int64_t rows = flat.shape[0] / kExperts, stride = flat.strides[0];
+  flat.rank = 3;
+  flat.shape = {kExperts, rows, flat.shape[1]};
+  flat.strides = {rows * stride, stride, 1};
+  return flat;
+}
+
+// A cast of each expert's matrix [rows, cols].
+class StackedMatrix {
+ public:
+  StackedMatrix(std::int64_t rows, std::int64_t cols, const Format& format)
+      : codes_(as_size(kExperts * rows * cols)) {
+    const auto grid = scale_shape(format.granularity, rows, cols);
+    std::int64_t each = 1;
+    TensorView scale{.dtype = DType::kFloat32, .rank = 1, .shape = {kExperts}, .strides = {1}};
+    if (format.granularity != Granularity::kTensor) {
+      for (const std::int64_t size : grid) scale.shape[as_size(scale.rank++)] = size;
+      for (int i = scale.rank - 1; i >= 0; --i) {
+        scale.strides[as_size(i)] = each;
+        each *= scale.shape[as_size(i)];
+      }
+    }
+    scales_.resize(as_size(each * kExperts));
+    target_ = {.data = stacked(matrix<void>(codes_.data(), format.dtype, kExperts * rows, cols)),
+               .scale = {scales_.data(), scale.dtype, scale.rank, scale.shape, scale.strides},
+               .format = format};
+  }
+  StackedMatrix(StackedMatrix&&) = default;
+  const CastTarget& target() const { return target_; }
+  ScaledTensorView view() const { return target_; }
+
+ private:
+  std::vector<std::uint8_t> codes_;
+  std::vector<float> scales_;
+  CastTarget target_;
+};
+
+struct WeightCasts {
+  StackedMatrix rows, transposed;
+  WeightCasts(const Matrix& weight, const LinearRecipe& recipe)
+      : rows(weight.rows() / kExperts, weight.cols(), recipe.output.b),
+        transposed(weight.cols(), weight.rows() / kExperts, recipe.grad_input.b) {
+    cast(stacked(weight.view()), {.rows = rows.target(), .matrices = kExperts});
+    cast(stacked(weight.view()), {.transposed = transposed.target(), .matrices = kExperts});
+  }
+};
+
+// All tensors of a layer. Rows of its inputs lie `padding` elements apart.
+struct Layer {
+  test::Random numbers;
+  ExpertsProblem problem;
+  Index ids;
+  Matrix x, weights, up, up_bias, down, down_bias, dy;
+  Matrix y, dx, dweights, dup, dup_bias, ddown, ddown_bias;
+
+  Layer(const Case& given, std::int64_t tokens, std::int64_t padding = 0)
+      : problem{.tokens = tokens,
+                .slots = kSlots,
+                .experts = kExperts,
+                .in_features = kIn,
+                .hidden_features = kHidden,
+                .out_features = kOut,
+                .activation = given.activation,
+                .recipe = *given.recipe,
+                .y = given.y,
+                .grad_input = true,
+                .grad_topk_weights = true,
+                .grad_up = true,
+                .grad_up_bias = given.has_biases,
+                .grad_down = true,
+                .grad_down_bias = given.has_biases,
+                .has_up_bias = given.has_biases,
+                .has_down_bias = given.has_biases},
+        ids(as_size(tokens * kSlots)),
+        x(test::random_matrix(numbers, tokens, kIn, padding, DType::kBFloat16)),
+        weights(test::random_matrix(numbers, tokens, kSlots)),
+        up(test::random_matrix(numbers, kExperts * up_rows(), kIn, padding)),
+        up_bias(test::random_matrix(numbers, kExperts, up_rows())),
+        down(test::random_matrix(numbers, kExperts * kOut, kHidden, 0, DType::kBFloat16)),
+        down_bias(test::random_matrix(numbers, kExperts, kOut, 0, given.y)),
+        dy(test::random_matrix(numbers, tokens, kOut, 0, given.y)),
+        y(given.y, tokens, kOut),
+        dx(DType::kBFloat16, tokens, kIn),
+        dweights(DType::kFloat32, tokens, kSlots),
+        dup(DType::kFloat32, kExperts * up_rows(), kIn),
+        dup_bias(DType::kFloat32, kExperts, up_rows()),
+        ddown(DType::kBFloat16, kExperts * kOut, kHidden),
+        ddown_bias(DType::kBFloat16, kExperts, kOut) {
+    for (std::int32_t& id : ids) {
+      id = static_cast<std::int32_t>(numbers() % (kExperts + 1)) - 1;
+      if (id == kUnused) id = 0;
+    }
+    if (tokens > 1) std::fill_n(ids.begin() + kSlots, kSlots, -1);  // a token that goes nowhere
+  }
+
+  std::int64_t up_rows() const { return kHidden * (is_gated(problem.activation) ? 2 : 1); }
+  TensorView ids_view() const { return matrix(ids.data(), DType::kInt32, problem.tokens, kSlots); }
+
+  ExpertsForward forward(LayerBytes& memory) {
+    ExpertsForward arguments{.x = x.view(),
+                             .topk_ids = ids_view(),
+                             .topk_weights = weights.view(),
+                             .up_weight = stacked(std::as_const(up).view()),
+                             .down_weight = stacked(std::as_const(down).view()),
+                             .y = y.view(),
+                             .kept = memory.kept.span(),
+                             .workspace = memory.forward.span()};
+    if (problem.has_up_bias) arguments.up_bias = up_bias.view();
+    if (problem.has_down_bias) arguments.down_bias = down_bias.view();
+    return arguments;
+  }
+  ExpertsBackward backward(LayerBytes& memory) {
+    ExpertsBackward arguments{.dy = dy.view(),
+                              .topk_weights = weights.view(),
+                              .kept = memory.kept.span(),
+                              .workspace = memory.backward.span()};
+    if (problem.grad_topk_weights && problem.has_down_bias) {
+      arguments.topk_ids = ids_view();
+      arguments.down_bias = down_bias.view();
+    }
+    if (problem.grad_input) arguments.dx = dx.view();
+    if (problem.grad_topk_weights) arguments.dtopk_weights = dweights.view();
+    if (problem.grad_up) arguments.dup = stacked(dup.view());
+    if (problem.grad_up_bias) arguments.dup_bias = dup_bias.view();
+    if (problem.grad_down) arguments.ddown = stacked(ddown.view());
+    if (problem.grad_down_bias) arguments.ddown_bias = ddown_bias.view();
+    return arguments;
+  }
+
+  test::Results results() const {
+    return test::values_of({{"y", true, y},
+                            {"dx", problem.grad_input, dx},
+                            {"dtopk_weights", problem.grad_topk_weights, dweights},
+                            {"dup", problem.grad_up, dup},
+                            {"dup_bias", problem.grad_up_bias, dup_bias},
+                            {"ddown", problem.grad_down, ddown},
+                            {"ddown_bias", problem.grad_down_bias, ddown_bias}});
+  }
+};
 
 const Case kCases[] = {
     {.name = "Gated"},
@@ -32,21 +183,19 @@ const Case kCases[] = {
     {.name = "OfChannels", .recipe = &kRowwise, .y = DType::kFloat32},
 };
 
-void expect_parts(Layer& layer) {
-  test::expect_parts<experts_memory, experts_forward, experts_backward>(layer);
+auto run(Layer& layer) {
+  return test::run<experts_memory, experts_forward, experts_backward>(layer);
 }
 
 class ExpertsTest : public testing::TestWithParam<Case> {};
 
-TEST_P(ExpertsTest, HasTheBitsOfItsParts) {
+TEST_P(ExpertsTest, RunsInTheMemoryThatItAsksForWhereverRowsLie) {
   for (const std::int64_t tokens : {0, 1, 9, 100}) {
-    SCOPED_TRACE(tokens);
-    Layer layer(GetParam(), tokens);
-    expect_parts(layer);
+    Layer layer(GetParam(), tokens), apart(GetParam(), tokens, 5);
+    EXPECT_EQ(run(apart), run(layer)) << tokens;
   }
 }
 
-// Each gradient alone, and none.
 TEST_P(ExpertsTest, ComputesNoMoreThanIsWanted) {
   std::vector<bool ExpertsProblem::*> wanted{&ExpertsProblem::grad_input,
                                              &ExpertsProblem::grad_topk_weights,
@@ -55,25 +204,39 @@ TEST_P(ExpertsTest, ComputesNoMoreThanIsWanted) {
     wanted.push_back(&ExpertsProblem::grad_up_bias);
     wanted.push_back(&ExpertsProblem::grad_down_bias);
   }
-  test::with_each_alone(wanted, [&] { return Layer(GetParam(), 9); }, expect_parts);
+  test::expect_each_alone(wanted, [] { return Layer(GetParam(), 9); }, run);
+}
+
+// A layer's results with weights that are cast already, of which backward reads the transposes;
+// with FP8 weights alone, it reads the same ones.
+test::Results run_by_casts(Layer& layer) {
+  layer.problem.weights_are_cast = true;
+  const bool wide = layer.problem.weight_only.has_value();
+  const WeightCasts up(layer.up, layer.problem.recipe), down(layer.down, layer.problem.recipe);
+  LayerBytes memory(experts_memory(layer.problem));
+  ExpertsForward forward = layer.forward(memory);
+  forward.up_weight = up.rows.view();
+  forward.down_weight = down.rows.view();
+  experts_forward(layer.problem, forward);
+  ExpertsBackward backward = layer.backward(memory);
+  backward.up_transposed = (wide ? up.rows : up.transposed).view();
+  backward.down_transposed = (wide ? down.rows : down.transposed).view();
+  experts_backward(layer.problem, backward);
+  EXPECT_TRUE(memory.is_sealed());
+  return layer.results();
+}
+
+TEST_P(ExpertsTest, TakesWeightsThatAreCast) {
+  Layer layer(GetParam(), 9), other(GetParam(), 9);
+  EXPECT_EQ(run_by_casts(other), run(layer));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ExpertsTest, testing::ValuesIn(kCases),
                          [](const auto& of) { return std::string(of.param.name); });
 
-TEST(ExpertsSumsTest, GradientsOfWeightsMayBeAdded) {
-  Layer layer(kCases[0], 40);
-  for (Matrix* gradient : {&layer.dup, &layer.ddown}) {
-    gradient->fill([&] { return test::draw_number(layer.numbers); });
-  }
-  layer.dup_before = layer.dup;
-  layer.ddown_before = layer.ddown;
-  expect_parts(layer);
-}
-
 // Without gradients and a bias, product, activation and cast are one operation.
 TEST(ExpertsFusionTest, WritesNoGateAndUp) {
-  Layer layer(kCases[2], 40);
+  Layer layer(kCases[2], 40), unfused(kCases[2], 40);
   ExpertsProblem& problem = layer.problem;
   problem.grad_input = problem.grad_topk_weights = problem.grad_up = problem.grad_down = false;
   problem.has_up_bias = true;
@@ -83,52 +246,19 @@ TEST(ExpertsFusionTest, WritesNoGateAndUp) {
   EXPECT_EQ(size.kept, 0);
   EXPECT_EQ(size.backward, 0);
   EXPECT_EQ(with_bias.forward - size.forward, 40 * kSlots * 2 * kHidden * 2);
-  expect_parts(layer);
-}
-
-TEST(ExpertsWeightsTest, MayComeAsTheirCasts) {
-  for (const Case& of : kCases) {
-    SCOPED_TRACE(of.name);
-    Layer layer(of, 9);
-    layer.problem.weights_are_cast = true;
-    const WeightCasts up(layer.up, *of.recipe), down(layer.down, *of.recipe);
-    LayerBytes memory(experts_memory(layer.problem));
-    ExpertsForward forward = layer.forward(memory);
-    forward.up_weight = up.rows.view();
-    forward.down_weight = down.rows.view();
-    experts_forward(layer.problem, forward);
-    ExpertsBackward backward = layer.backward(memory);
-    backward.up_transposed = up.transposed.view();
-    backward.down_transposed = down.transposed.view();
-    experts_backward(layer.problem, backward);
-    EXPECT_TRUE(memory.is_sealed());
-    test::expect_as_apart(layer);
-  }
+  EXPECT_EQ(run(layer).at("y"), run(unfused).at("y"));
 }
 
 TEST(ExpertsWeightsTest, AloneMayBeFp8) {
-  for (const DType y : {DType::kBFloat16, DType::kFloat32}) {
-    Layer layer({.name = "", .activation = Activation::kReluSquared, .y = y}, 9);
-    ExpertsProblem& problem = layer.problem;
-    problem.weight_only = DType::kBFloat16;
-    problem.weights_are_cast = true;
-    EXPECT_THAT(test::error_of([&] { experts_memory(problem); }), HasSubstr("'weight_only'"));
-    problem.grad_up = problem.grad_down = false;
-    const WeightCasts up(layer.up, problem.recipe), down(layer.down, problem.recipe);
-    LayerBytes memory(experts_memory(problem));
-    ExpertsForward forward = layer.forward(memory);
-    forward.up_weight = up.rows.view();
-    forward.down_weight = down.rows.view();
-    experts_forward(problem, forward);
-    ExpertsBackward backward = layer.backward(memory);
-    backward.up_transposed = up.rows.view();
-    backward.down_transposed = down.rows.view();
-    experts_backward(problem, backward);
-    EXPECT_TRUE(memory.is_sealed());
-    const test::Results found = layer.results();
-    layer.compute_wide(up, down);
-    EXPECT_EQ(found, layer.results());
+  Layer layer({.name = "", .activation = Activation::kReluSquared}, 9);
+  Layer narrow({.name = "", .activation = Activation::kReluSquared}, 9);
+  layer.problem.weight_only = DType::kBFloat16;
+  layer.problem.weights_are_cast = true;
+  EXPECT_THAT(test::error_of([&] { experts_memory(layer.problem); }), HasSubstr("'weight_only'"));
+  for (ExpertsProblem* problem : {&layer.problem, &narrow.problem}) {
+    problem->grad_up = problem->grad_down = false;
   }
+  EXPECT_NE(run_by_casts(layer), run_by_casts(narrow));
 }
 
 TEST(ExpertsErrorsTest, NameTheArgument) {

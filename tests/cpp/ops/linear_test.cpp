@@ -1,5 +1,5 @@
-// Linear layers in one call each way: the bits of casts and products one after another, memory that
-// is just enough, and bad arguments.
+// Linear layers in one call each way: memory that is just enough, rows of tensors that lie apart,
+// no more than is wanted, a weight that is cast, and bad arguments.
 #include "octofold/linear.h"
 
 #include <optional>
@@ -22,13 +22,14 @@ using test::Matrix;
 using test::random_matrix;
 using Memory = test::LayerBytes;
 
-// A layer of random numbers and what it is to compute, by cast() and gemm().
+// A layer of random numbers. Rows of its inputs and of y lie `padding` elements apart.
 struct Layer {
   test::Random numbers;
   LinearProblem problem;
   Matrix x, weight, bias, dy, y, dx, dw, db;
 
-  Layer(const LinearRecipe& recipe, std::int64_t tokens, std::int64_t in, std::int64_t out)
+  Layer(const LinearRecipe& recipe, std::int64_t tokens, std::int64_t in, std::int64_t out,
+        std::int64_t padding = 0)
       : problem{.tokens = tokens,
                 .in_features = in,
                 .out_features = out,
@@ -36,11 +37,11 @@ struct Layer {
                 .grad_input = true,
                 .grad_weight = true,
                 .grad_bias = true},
-        x(random_matrix(numbers, tokens, in, 3, DType::kBFloat16)),
-        weight(random_matrix(numbers, out, in, 5, DType::kFloat32)),
+        x(random_matrix(numbers, tokens, in, padding, DType::kBFloat16)),
+        weight(random_matrix(numbers, out, in, padding, DType::kFloat32)),
         bias(random_matrix(numbers, 1, out, 0, DType::kFloat32)),
         dy(random_matrix(numbers, tokens, out, 0, DType::kFloat16)),
-        y(DType::kBFloat16, tokens, out, 1),
+        y(DType::kBFloat16, tokens, out, padding),
         dx(DType::kBFloat16, tokens, in),
         dw(DType::kFloat32, out, in),
         db(DType::kFloat32, 1, out) {}
@@ -62,9 +63,11 @@ struct Layer {
     if (problem.grad_bias) arguments.db = db.row_vector();
     return arguments;
   }
-  void go_both_ways(Memory& memory) {
-    linear_forward(problem, forward(memory));
-    linear_backward(problem, backward(memory));
+  test::Results results() const {
+    return test::values_of({{"y", true, y},
+                            {"dx", problem.grad_input, dx},
+                            {"dw", problem.grad_weight, dw},
+                            {"db", problem.grad_bias, db}});
   }
 
   ScaledMatrix cast_of(const Matrix& source, const Format& format) const {
@@ -77,105 +80,46 @@ struct Layer {
     cast(source.view(), {.transposed = result.target()});
     return result;
   }
-  static Matrix product(const ScaledMatrix& a, const ScaledMatrix& b, DType dtype,
-                        std::int64_t padding, std::optional<TensorView> bias = {},
-                        const Matrix* c = nullptr) {
-    Matrix result(dtype, a.rows(), b.rows(), padding);
-    std::optional<TensorView> addend;
-    if (c != nullptr) addend = c->view();
-    gemm({.a = a.view(), .b = b.view(), .out = result.view(), .c = addend, .bias = bias});
-    return result;
-  }
-  Matrix expected_y() const {
-    const LinearProduct& output = problem.recipe.output;
-    return product(cast_of(x, output.a), cast_of(weight, output.b), y.dtype(), 1,
-                   bias.row_vector());
-  }
-  Matrix expected_dx() const {
-    const LinearProduct& product_of = problem.recipe.grad_input;
-    return product(cast_of(dy, product_of.a), transpose_of(weight, product_of.b), dx.dtype(), 0);
-  }
-  Matrix expected_dw(const Matrix* c = nullptr) const {
-    const LinearProduct& product_of = problem.recipe.grad_weight;
-    return product(transpose_of(dy, product_of.a), transpose_of(x, product_of.b), dw.dtype(), 0, {},
-                   c);
-  }
 };
+
+auto run(Layer& layer) { return test::run<linear_memory, linear_forward, linear_backward>(layer); }
 
 class LinearTest : public testing::TestWithParam<const LinearRecipe*> {};
 
-TEST_P(LinearTest, HasTheBitsOfCastsAndProducts) {
-  for (const std::int64_t tokens : {1, 8, 9, 200}) {
-    Layer layer(*GetParam(), tokens, 300, 136);
-    Memory memory(linear_memory(layer.problem));
-    linear_forward(layer.problem, layer.forward(memory));
-    EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes()) << tokens;
-    linear_backward(layer.problem, layer.backward(memory));
-    EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes()) << tokens;
-    EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes()) << tokens;
-    for (std::int64_t col = 0; col < layer.dy.cols(); ++col) {
-      double sum = 0;
-      for (std::int64_t row = 0; row < tokens; ++row) sum += layer.dy.at(row, col);
-      EXPECT_FLOAT_EQ(static_cast<float>(layer.db.at(0, col)), static_cast<float>(sum));
-    }
-    EXPECT_TRUE(memory.is_sealed());
+TEST_P(LinearTest, RunsInTheMemoryThatItAsksForWhereverRowsLie) {
+  for (const std::int64_t tokens : {0, 1, 8, 9, 200}) {
+    Layer layer(*GetParam(), tokens, 300, 136), apart(*GetParam(), tokens, 300, 136, 5);
+    EXPECT_EQ(run(apart), run(layer)) << tokens;
   }
 }
 
 TEST_P(LinearTest, AddsToAGradient) {
   Layer layer(*GetParam(), 130, 300, 136);
-  layer.dw = random_matrix(layer.numbers, 136, 300, 0, DType::kFloat32);
-  const Matrix held = layer.dw;
+  const test::Results expected = run(layer);
+  layer.dw.fill([] { return 0.0f; });
   Memory memory(linear_memory(layer.problem));
   linear_forward(layer.problem, layer.forward(memory));
   LinearBackward arguments = layer.backward(memory);
   arguments.adds_to_dw = true;
   linear_backward(layer.problem, arguments);
-  EXPECT_EQ(layer.dw.bytes(), layer.expected_dw(&held).bytes());
-}
-
-TEST_P(LinearTest, RoundsTheGradientOfABiasOnce) {
-  Layer layer(*GetParam(), 130, 300, 136);
-  Memory memory(linear_memory(layer.problem));
-  layer.go_both_ways(memory);
-  LinearBackward arguments = layer.backward(memory);
-  Matrix rounded(DType::kBFloat16, 1, 136), expected(DType::kBFloat16, 1, 136);
-  arguments.db = rounded.row_vector();
-  linear_backward(layer.problem, arguments);
-  convert_dtype(layer.db.view(), expected.view());
-  EXPECT_EQ(rounded.bytes(), expected.bytes());
+  EXPECT_EQ(layer.results(), expected);
 }
 
 TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
-  for (int wanted = 0; wanted < 5; ++wanted) {
-    Layer layer(*GetParam(), 9, 300, 136);
-    layer.problem.grad_input = (wanted & 1) != 0;
-    layer.problem.grad_weight = (wanted & 2) != 0;
-    layer.problem.grad_bias = wanted == 2 || wanted == 4;
-    Memory memory(linear_memory(layer.problem));
-    EXPECT_EQ(memory.size.kept > 0, wanted % 4 != 0);
-    EXPECT_EQ(memory.size.backward > 0, wanted != 0);
-    linear_forward(layer.problem, layer.forward(memory));
-    EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes());
-    if (wanted == 0) continue;
-    linear_backward(layer.problem, layer.backward(memory));
-    if (layer.problem.grad_input) {
-      EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes());
-    }
-    if (layer.problem.grad_weight) {
-      EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes());
-    }
-    if (layer.problem.grad_bias) {
-      Layer all(*GetParam(), 9, 300, 136);
-      Memory of_all(linear_memory(all.problem));
-      all.go_both_ways(of_all);
-      EXPECT_EQ(layer.db.bytes(), all.db.bytes());
-    }
-  }
+  test::expect_each_alone<LinearProblem>(
+      {&LinearProblem::grad_input, &LinearProblem::grad_weight, &LinearProblem::grad_bias},
+      [] { return Layer(*GetParam(), 9, 300, 136); }, run);
+  Layer layer(*GetParam(), 9, 300, 136);
+  LinearProblem& problem = layer.problem;
+  problem.grad_input = problem.grad_weight = false;
+  EXPECT_EQ(linear_memory(problem).kept, 0);
+  problem.grad_bias = false;
+  EXPECT_EQ(linear_memory(problem).backward, 0);
 }
 
 TEST_P(LinearTest, TakesAWeightThatIsCast) {
   Layer layer(*GetParam(), 9, 300, 136);
+  const test::Results expected = run(layer);
   const LinearRecipe& recipe = layer.problem.recipe;
   const LayerMemory with_casts = linear_memory(layer.problem);
   layer.problem.weight_is_cast = true;
@@ -187,21 +131,10 @@ TEST_P(LinearTest, TakesAWeightThatIsCast) {
   LinearForward arguments = layer.forward(memory);
   arguments.weight = rows.view();
   linear_forward(layer.problem, arguments);
-  EXPECT_EQ(layer.y.bytes(), layer.expected_y().bytes());
   LinearBackward back = layer.backward(memory);
   back.weight_transposed = transposed.view();
   linear_backward(layer.problem, back);
-  EXPECT_EQ(layer.dx.bytes(), layer.expected_dx().bytes());
-  EXPECT_EQ(layer.dw.bytes(), layer.expected_dw().bytes());
-}
-
-TEST_P(LinearTest, OfNoTokens) {
-  Layer layer(*GetParam(), 0, 300, 136);
-  Memory memory(linear_memory(layer.problem));
-  layer.go_both_ways(memory);
-  for (std::int64_t row = 0; row < 136; ++row) {
-    for (std::int64_t col = 0; col < 300; ++col) EXPECT_EQ(layer.dw.at(row, col), 0);
-  }
+  EXPECT_EQ(layer.results(), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, testing::Values(&kBlockwise, &kTensorwise),

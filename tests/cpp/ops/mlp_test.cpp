@@ -1,5 +1,5 @@
-// A norm and a linear layer, and MLPs, in one call each way: the bits of norms, casts, products and
-// activations one after another, memory that is just enough, and bad arguments.
+// A norm and a linear layer, and MLPs, in one call each way: memory that is just enough, rows of
+// tensors that lie apart, no more than is wanted, weights that are cast, and bad arguments.
 #include "octofold/mlp.h"
 
 #include <optional>
@@ -52,14 +52,7 @@ struct Casts {
   }
 };
 
-Matrix product(const ScaledMatrix& a, const ScaledMatrix& b, DType dtype,
-               std::optional<TensorView> bias = {}) {
-  Matrix result(dtype, a.rows(), b.rows());
-  gemm({.a = a.view(), .b = b.view(), .out = result.view(), .bias = bias});
-  return result;
-}
-
-// All tensors of a layer, and what becomes of them by public functions one after another.
+// All tensors of a layer. Rows of its inputs lie `padding` elements apart.
 struct Layer {
   test::Random numbers;
   MlpProblem problem;
@@ -67,7 +60,7 @@ struct Layer {
   Matrix x, residual, norm_weight, norm_bias, up, up_bias, down, down_bias, dy, sum_gradient;
   Matrix sum, y, dx, dnorm_weight, dnorm_bias, dup, dup_bias, ddown, ddown_bias;
 
-  Layer(const Case& given, std::int64_t tokens)
+  Layer(const Case& given, std::int64_t tokens, std::int64_t padding = 0)
       : problem{.tokens = tokens,
                 .in_features = kIn,
                 .hidden_features = kHidden,
@@ -85,11 +78,11 @@ struct Layer {
                 .keeps_fp8 = given.keeps_fp8,
                 .has_up_bias = true},
         of(given),
-        x(random_matrix(numbers, tokens, kIn, 3, DType::kBFloat16)),
+        x(random_matrix(numbers, tokens, kIn, padding, DType::kBFloat16)),
         residual(random_matrix(numbers, tokens, kIn, 0, DType::kBFloat16)),
         norm_weight(random_matrix(numbers, 1, kIn, 0, DType::kFloat32)),
         norm_bias(random_matrix(numbers, 1, kIn, 0, DType::kBFloat16)),
-        up(random_matrix(numbers, up_rows(), kIn, 5, DType::kFloat32)),
+        up(random_matrix(numbers, up_rows(), kIn, padding, DType::kFloat32)),
         up_bias(random_matrix(numbers, 1, up_rows(), 0, DType::kFloat32)),
         down(random_matrix(numbers, kOut, kHidden, 0, DType::kBFloat16)),
         down_bias(random_matrix(numbers, 1, kOut, 0, DType::kFloat32)),
@@ -143,127 +136,44 @@ struct Layer {
     return arguments;
   }
 
-  // Overwrites the results with those of public functions one after another.
-  void compute_apart() {
-    const auto& [output, grad_input, grad_weight] = problem.recipe;
-    const std::int64_t tokens = problem.tokens;
-    Matrix rstd(DType::kFloat32, 1, tokens), mean(DType::kFloat32, 1, tokens);
-    CastSource source = std::as_const(x).view();
-    if (problem.norm) {
-      Normed normed{.kind = problem.norm->kind,
-                    .epsilon = problem.norm->epsilon,
-                    .x = x.view(),
-                    .operands = operands(),
-                    .rstd = rstd.row_vector()};
-      if (problem.norm->kind == NormKind::kLayer) normed.mean = mean.row_vector();
-      if (of.residual) normed.residual = residual.view(), normed.sum = sum.view();
-      source = normed;
-    }
-    const Casts of_x(source, tokens, kIn, output.a, grad_weight.b);
-    const Casts of_up(std::as_const(up).view(), up_rows(), kIn, output.b, grad_input.b);
-    const Casts of_down(std::as_const(down).view(), kOut, kHidden, output.b, grad_input.b);
-    Matrix between = product(of_x.rows, of_up.rows, problem.y, up_bias.row_vector());
-    const Casts of_h(Activated{.x = between.view(), .activation = problem.activation}, tokens,
-                     kHidden, output.a, grad_weight.b);
-    y = product(of_h.rows, of_down.rows, problem.y, down_bias.row_vector());
-
-    const Casts of_dy(std::as_const(dy).view(), tokens, kOut, grad_input.a, grad_weight.a);
-    ddown = product(of_dy.transposed, of_h.transposed, ddown.dtype());
-    sum_columns(dy.view(), kOut, ddown_bias);
-    const Matrix dh = product(of_dy.rows, of_down.transposed, problem.y);
-    ActivationGradient by_between{
-        .gradient = dh.view(), .x = between.view(), .activation = problem.activation};
-    ScaledMatrix codes(tokens, up_rows(), test::kRows);
-    if (problem.keeps_fp8) {
-      cast(between.view(), {.rows = codes.target()});
-      by_between.x = codes.view();
-    }
-    const Casts of_d(by_between, tokens, up_rows(), grad_input.a, grad_weight.a);
-    dup = product(of_d.transposed, of_x.transposed, dup.dtype());
-    sum_columns(by_between, up_rows(), dup_bias);
-    dx = product(of_d.rows, of_up.transposed, dx.dtype());
-    if (!problem.norm) return;
-    const Matrix by_norm = dx;
-    Matrix dweight(DType::kFloat32, 1, kIn), dbias(DType::kFloat32, 1, kIn);
-    Matrix workspace(DType::kFloat32, norm_workspace_rows(kIn), kIn);
-    NormGradientArguments arguments{.kind = problem.norm->kind,
-                                    .gradient = by_norm.view(),
-                                    .x = (of.residual ? sum : x).view(),
-                                    .rstd = rstd.row_vector(),
-                                    .operands = operands(),
-                                    .residual_gradient = sum_gradient.view()};
-    if (problem.norm->kind == NormKind::kLayer) arguments.mean = mean.row_vector();
-    norm_gradient(arguments, {.dx = dx.view(),
-                              .dweight = dweight.row_vector(),
-                              .dbias = dbias.row_vector(),
-                              .workspace = workspace.view()});
-    convert_dtype(dweight.row_vector(), dnorm_weight.row_vector());
-    convert_dtype(dbias.row_vector(), dnorm_bias.row_vector());
-  }
-  void sum_columns(const CastSource& source, std::int64_t cols, Matrix& out) const {
-    ScaledMatrix unread(problem.tokens, cols, test::kRows);
-    Matrix sums(DType::kFloat32, 1, cols);
-    Matrix workspace(DType::kFloat32, column_workspace_rows(problem.tokens, true, false), cols);
-    cast(source, {.rows = unread.target(),
-                  .columns = {.sums = sums.row_vector(), .workspace = workspace.view()}});
-    convert_dtype(sums.row_vector(), out.row_vector());
-  }
-
   test::Results results() const {
     const bool goes_through_norm = problem.grad_input && problem.norm;
-    return test::bytes_of({{"y", true, y},
-                           {"sum", of.residual, sum},
-                           {"dx", problem.grad_input, dx},
-                           {"dnorm_weight", goes_through_norm, dnorm_weight},
-                           {"dnorm_bias", goes_through_norm, dnorm_bias},
-                           {"dup", problem.grad_up, dup},
-                           {"dup_bias", problem.grad_up_bias, dup_bias},
-                           {"ddown", problem.grad_down, ddown},
-                           {"ddown_bias", problem.grad_down_bias, ddown_bias}});
+    return test::values_of({{"y", true, y},
+                            {"sum", of.residual, sum},
+                            {"dx", problem.grad_input, dx},
+                            {"dnorm_weight", goes_through_norm, dnorm_weight},
+                            {"dnorm_bias", goes_through_norm, dnorm_bias},
+                            {"dup", problem.grad_up, dup},
+                            {"dup_bias", problem.grad_up_bias, dup_bias},
+                            {"ddown", problem.grad_down, ddown},
+                            {"ddown_bias", problem.grad_down_bias, ddown_bias}});
   }
 };
 
-void expect_parts(Layer& layer) {
-  test::expect_parts<mlp_memory, mlp_forward, mlp_backward>(layer);
-}
+auto run(Layer& layer) { return test::run<mlp_memory, mlp_forward, mlp_backward>(layer); }
 
 class MlpTest : public testing::TestWithParam<Case> {};
 
-TEST_P(MlpTest, HasTheBitsOfItsParts) {
-  for (const std::int64_t tokens : {1, 9, 200}) {
-    Layer layer(GetParam(), tokens);
-    expect_parts(layer);
+TEST_P(MlpTest, RunsInTheMemoryThatItAsksForWhereverRowsLie) {
+  for (const std::int64_t tokens : {0, 1, 9, 200}) {
+    Layer layer(GetParam(), tokens), apart(GetParam(), tokens, 5);
+    EXPECT_EQ(run(apart), run(layer)) << tokens;
   }
 }
 
-// Each gradient alone, and none.
 TEST_P(MlpTest, ComputesNoMoreThanIsWanted) {
-  test::with_each_alone<MlpProblem>(
+  test::expect_each_alone<MlpProblem>(
       {&MlpProblem::grad_input, &MlpProblem::grad_up, &MlpProblem::grad_up_bias,
        &MlpProblem::grad_down, &MlpProblem::grad_down_bias},
-      [&] { return Layer(GetParam(), 9); }, expect_parts);
+      [] { return Layer(GetParam(), 9); }, run);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MlpTest, testing::ValuesIn(kCases),
-                         [](const auto& of) { return std::string(of.param.name); });
-
-// Without gradients and a bias, product, activation and cast are one operation.
-TEST(MlpFusionTest, WritesNoGateAndUp) {
-  Layer layer(kCases[0], 200);
-  layer.problem.grad_input = layer.problem.grad_up = layer.problem.grad_up_bias = false;
-  layer.problem.grad_down = layer.problem.grad_down_bias = false;
-  const LayerMemory with_bias = mlp_memory(layer.problem);
-  layer.problem.has_up_bias = false;
-  layer.up_bias.fill([] { return 0.0f; });
-  EXPECT_EQ(with_bias.forward - mlp_memory(layer.problem).forward, 200 * 2 * kHidden * 2);
-  expect_parts(layer);
-}
-
-TEST(MlpWeightsTest, MayComeAsTheirCasts) {
-  Layer layer(kCases[0], 9);
+TEST_P(MlpTest, TakesWeightsThatAreCast) {
+  Layer layer(GetParam(), 9);
+  const test::Results expected = run(layer);
   layer.problem.weights_are_cast = true;
   const auto& [output, grad_input, grad_weight] = layer.problem.recipe;
-  const Casts up(std::as_const(layer.up).view(), 2 * kHidden, kIn, output.b, grad_input.b);
+  const Casts up(std::as_const(layer.up).view(), layer.up_rows(), kIn, output.b, grad_input.b);
   const Casts down(std::as_const(layer.down).view(), kOut, kHidden, output.b, grad_input.b);
   LayerBytes memory(mlp_memory(layer.problem));
   MlpForward forward = layer.forward(memory);
@@ -274,82 +184,80 @@ TEST(MlpWeightsTest, MayComeAsTheirCasts) {
   backward.up_transposed = up.transposed.view();
   backward.down_transposed = down.transposed.view();
   mlp_backward(layer.problem, backward);
-  test::expect_as_apart(layer);
+  EXPECT_EQ(layer.results(), expected);
 }
 
-// The first half of an MLP, and the same bits: y is what the activation takes.
-TEST(NormLinearTest, HasTheBitsOfItsParts) {
-  for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
-    Case of = kCases[3];
-    of.norm->kind = kind;
-    Layer layer(of, 70);
-    const LinearProduct &output = kBlockwise.output, &grad_input = kBlockwise.grad_input;
-    const NormLinearProblem problem{.linear = {.tokens = 70,
-                                               .in_features = kIn,
-                                               .out_features = 2 * kHidden,
-                                               .recipe = kBlockwise,
-                                               .grad_input = true,
-                                               .grad_weight = true,
-                                               .grad_bias = true},
-                                    .norm = *of.norm};
-    LayerBytes memory(norm_linear_memory(problem));
-    Matrix y(DType::kBFloat16, 70, 2 * kHidden);
-    norm_linear_forward(problem, {.x = layer.x.view(),
-                                  .residual = layer.residual.view(),
-                                  .operands = layer.operands(),
-                                  .sum = layer.sum.view(),
-                                  .weight = std::as_const(layer.up).view(),
-                                  .bias = layer.up_bias.row_vector(),
-                                  .y = y.view(),
-                                  .kept = memory.kept.span(),
-                                  .workspace = memory.forward.span()});
-    Matrix n(DType::kBFloat16, 70, kIn), rstd(DType::kFloat32, 1, 70), mean = rstd, sum = layer.sum;
-    Normed normed{.kind = kind,
-                  .epsilon = of.norm->epsilon,
-                  .x = layer.x.view(),
-                  .residual = layer.residual.view(),
-                  .operands = layer.operands(),
-                  .sum = sum.view(),
-                  .rstd = rstd.row_vector()};
-    if (kind == NormKind::kLayer) normed.mean = mean.row_vector();
-    norm(normed, n.view());
-    EXPECT_EQ(layer.sum.bytes(), sum.bytes());
-    const Casts of_n(std::as_const(n).view(), 70, kIn, output.a, kBlockwise.grad_weight.b);
-    const Casts up(std::as_const(layer.up).view(), 2 * kHidden, kIn, output.b, grad_input.b);
-    EXPECT_EQ(y.bytes(),
-              product(of_n.rows, up.rows, DType::kBFloat16, layer.up_bias.row_vector()).bytes());
+INSTANTIATE_TEST_SUITE_P(Cases, MlpTest, testing::ValuesIn(kCases),
+                         [](const auto& of) { return std::string(of.param.name); });
 
-    const Matrix dy = random_matrix(layer.numbers, 70, 2 * kHidden);
-    norm_linear_backward(problem, {.dy = dy.view(),
-                                   .x = std::as_const(sum).view(),
-                                   .operands = layer.operands(),
-                                   .dx = layer.dx.view(),
-                                   .dnorm_weight = layer.dnorm_weight.row_vector(),
-                                   .dw = layer.dup.view(),
-                                   .db = layer.dup_bias.row_vector(),
-                                   .kept = memory.kept.span(),
-                                   .workspace = memory.backward.span()});
-    EXPECT_TRUE(memory.is_sealed());
-    const Casts of_dy(dy.view(), 70, 2 * kHidden, grad_input.a, kBlockwise.grad_weight.a);
-    const Matrix by_norm = product(of_dy.rows, up.transposed, DType::kBFloat16);
-    Matrix dx(DType::kBFloat16, 70, kIn), dweight(DType::kFloat32, 1, kIn);
-    Matrix workspace(DType::kFloat32, norm_workspace_rows(kIn), kIn);
-    NormGradientArguments arguments{.kind = kind,
-                                    .gradient = by_norm.view(),
-                                    .x = sum.view(),
-                                    .rstd = rstd.row_vector(),
-                                    .operands = layer.operands()};
-    if (kind == NormKind::kLayer) arguments.mean = mean.row_vector();
-    norm_gradient(
-        arguments,
-        {.dx = dx.view(), .dweight = dweight.row_vector(), .workspace = workspace.view()});
-    EXPECT_EQ(layer.dx.bytes(), dx.bytes());
-    EXPECT_EQ(layer.dnorm_weight.bytes(), dweight.bytes());
-    EXPECT_EQ(layer.dup.bytes(),
-              product(of_dy.transposed, of_n.transposed, DType::kFloat32).bytes());
-    Matrix db(DType::kFloat32, 1, 2 * kHidden);
-    layer.sum_columns(dy.view(), 2 * kHidden, db);
-    EXPECT_EQ(layer.dup_bias.bytes(), db.bytes());
+// Without gradients and a bias, product, activation and cast are one operation.
+TEST(MlpFusionTest, WritesNoGateAndUp) {
+  Layer layer(kCases[0], 200), unfused(kCases[0], 200);
+  for (Layer* each : {&layer, &unfused}) each->up_bias.fill([] { return 0.0f; });
+  layer.problem.grad_input = layer.problem.grad_up = layer.problem.grad_up_bias = false;
+  layer.problem.grad_down = layer.problem.grad_down_bias = false;
+  const LayerMemory with_bias = mlp_memory(layer.problem);
+  layer.problem.has_up_bias = false;
+  EXPECT_EQ(with_bias.forward - mlp_memory(layer.problem).forward, 200 * 2 * kHidden * 2);
+  EXPECT_EQ(run(layer).at("y"), run(unfused).at("y"));
+}
+
+// The first half of an MLP: y is what the activation takes.
+struct NormLinear : Layer {
+  explicit NormLinear(const Case& given, std::int64_t padding = 0)
+      : Layer(given, 70, padding),
+        problem{.linear = {.tokens = 70,
+                           .in_features = kIn,
+                           .out_features = 2 * kHidden,
+                           .recipe = kBlockwise,
+                           .grad_input = true,
+                           .grad_weight = true,
+                           .grad_bias = true},
+                .norm = *given.norm},
+        between(DType::kBFloat16, 70, 2 * kHidden),
+        gradient(random_matrix(numbers, 70, 2 * kHidden)) {}
+
+  NormLinearForward forward(LayerBytes& memory) {
+    return {.x = x.view(),
+            .residual = residual.view(),
+            .operands = operands(),
+            .sum = sum.view(),
+            .weight = std::as_const(up).view(),
+            .bias = up_bias.row_vector(),
+            .y = between.view(),
+            .kept = memory.kept.span(),
+            .workspace = memory.forward.span()};
+  }
+  NormLinearBackward backward(LayerBytes& memory) {
+    return {.dy = gradient.view(),
+            .x = std::as_const(sum).view(),
+            .operands = operands(),
+            .dx = dx.view(),
+            .dnorm_weight = dnorm_weight.row_vector(),
+            .dw = dup.view(),
+            .db = dup_bias.row_vector(),
+            .kept = memory.kept.span(),
+            .workspace = memory.backward.span()};
+  }
+  test::Results results() const {
+    return test::values_of({{"y", true, between},
+                            {"sum", true, sum},
+                            {"dx", true, dx},
+                            {"dnorm_weight", true, dnorm_weight},
+                            {"dw", true, dup},
+                            {"db", true, dup_bias}});
+  }
+
+  NormLinearProblem problem;
+  Matrix between, gradient;
+};
+
+TEST(NormLinearTest, RunsInTheMemoryThatItAsksForWhereverRowsLie) {
+  const auto results = [](NormLinear layer) {
+    return test::run<norm_linear_memory, norm_linear_forward, norm_linear_backward>(layer);
+  };
+  for (const Case& of : {kCases[3], kCases[4]}) {
+    EXPECT_EQ(results(NormLinear(of, 5)), results(NormLinear(of)));
   }
 }
 

@@ -1,13 +1,15 @@
-// Recipes of layers, memory of just the size that they ask for, and what they are to compute.
+// Recipes of layers, memory of just the size that they ask for, and runs of layers in it. What
+// layers compute is tested from Python: its bits are recorded in tests/cases/layer_bits.json.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "octofold/linear.h"
@@ -61,57 +63,63 @@ struct LayerBytes {
   Bytes kept, forward, backward;
 };
 
+// The bits of the values of results, by their names: NaN is the same as NaN.
+using Results = std::map<std::string, std::vector<std::uint64_t>>;
+
 // A result by its name, if the problem wants it.
 struct Result {
   const char* name;
   bool wanted;
   const Matrix& matrix;
 };
-using Results = std::vector<std::pair<std::string, std::vector<std::uint8_t>>>;
 
-inline Results bytes_of(std::initializer_list<Result> results) {
+inline Results values_of(std::initializer_list<Result> results) {
   Results all;
   for (const auto& [name, wanted, matrix] : results) {
-    if (wanted) all.emplace_back(name, matrix.bytes());
+    if (!wanted) continue;
+    std::vector<std::uint64_t>& values = all[name];
+    for (std::int64_t row = 0; row < matrix.rows(); ++row) {
+      for (std::int64_t col = 0; col < matrix.cols(); ++col) {
+        values.push_back(std::bit_cast<std::uint64_t>(matrix.at(row, col)));
+      }
+    }
   }
   return all;
 }
 
-// Overwrites a layer's results with those of public functions one after another, which are to be
-// the same.
-template <typename Layer>
-void expect_as_apart(Layer& layer) {
-  const Results found = layer.results();
-  layer.compute_apart();
-  const Results expected = layer.results();
-  ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].second, expected[i].second) << found[i].first;
-  }
-}
-
-// Expects it of a layer that runs both ways in memory of just the size that it asks for, full of
-// huge numbers: rows that no token has are such, unless they are cleared.
-template <auto kMemory, auto kForward, auto kBackward, typename Layer>
-void expect_parts(Layer& layer) {
+// A layer's results where it runs both ways in memory of just the size that it asks for, full of
+// `held`.
+template <auto kMemory, auto kForward, auto kBackward>
+Results run(auto& layer, std::byte held) {
   LayerBytes memory(kMemory(layer.problem));
   for (Bytes* bytes : {&memory.kept, &memory.forward, &memory.backward}) {
-    std::ranges::fill(bytes->span(), std::byte{0x7F});
+    std::ranges::fill(bytes->span(), held);
   }
   kForward(layer.problem, layer.forward(memory), {});
   kBackward(layer.problem, layer.backward(memory), {});
   EXPECT_TRUE(memory.is_sealed());
-  expect_as_apart(layer);
+  return layer.results();
 }
 
-// The same with each gradient alone, and with none.
-template <typename Problem, typename Make, typename Expect>
-void with_each_alone(const std::vector<bool Problem::*>& wanted, Make&& make, Expect&& expect) {
+// The same in memory of zeros and of huge numbers: rows that no token has are such, unless they are
+// cleared.
+template <auto kMemory, auto kForward, auto kBackward>
+Results run(auto& layer) {
+  const Results results = run<kMemory, kForward, kBackward>(layer, std::byte{0x7F});
+  EXPECT_EQ((run<kMemory, kForward, kBackward>(layer, std::byte{0})), results);
+  return results;
+}
+
+// Each gradient alone, and none, leave the bits of all results as they are with all of them.
+template <typename Problem>
+void expect_each_alone(const std::vector<bool Problem::*>& wanted, auto&& make, auto&& run) {
+  auto whole = make();
+  const Results expected = run(whole);
   for (std::size_t alone = 0; alone <= wanted.size(); ++alone) {
     SCOPED_TRACE(alone);
     auto layer = make();
     for (std::size_t i = 0; i < wanted.size(); ++i) layer.problem.*wanted[i] = i == alone;
-    expect(layer);
+    for (const auto& [name, values] : run(layer)) EXPECT_EQ(values, expected.at(name)) << name;
   }
 }
 

@@ -17,6 +17,7 @@ enum class SassOperation : std::uint32_t {
   kLdl = 0x183,            // load from local memory: a spilled register
   kStl = 0x187,            // store to it
   kEndCollective = 0x11B,  // after an exchange between lanes that were in different branches
+  kAcqbulk = 0x02E,        // griddepcontrol.wait
   kNop = 0x118,            // what fills up a section
 };
 

@@ -54,6 +54,9 @@ inline void expect_sound(const ExpectedKernel& kernel, const plan::Gpu& gpu) {
   if (!kernel.may_collect_lanes) {
     EXPECT_EQ(count_operations(binary->image, SassOperation::kEndCollective), 0);
   }
+  if (gpu.compute_capability() >= 90) {  // for the kernels before it
+    EXPECT_GE(count_operations(binary->image, SassOperation::kAcqbulk), 1);
+  }
   for (const auto& [operation, count] : kernel.operations) {
     EXPECT_THAT(count_operations(binary->image, operation), count);
   }

@@ -1,4 +1,5 @@
-"""FSDP2 whose gathers move FP8, beside FSDP2 that gathers weights as they are."""
+"""FSDP2 and DDP beside one process; FSDP2 whose gathers move FP8, beside FSDP2 that gathers weights
+as they are."""
 
 import copy
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tests.python.distributed.rank_processes import (
@@ -78,6 +80,72 @@ def one_group(model):
 
 def inside_another(model):
     return fully_shard(torch.nn.Sequential(model))
+
+
+def model_of(kind):
+    """Each token goes to all experts: no choice depends on the last bits of a sum."""
+    torch.manual_seed(0)
+    nn, linear = octofold.nn, torch.nn.Linear
+    if kind == "experts":
+        return here(torch.nn.Sequential(nn.MixtureOfExperts(256, 128, 4, 4)))
+    if kind == "fused":
+        linears = [linear(192, 160), linear(192, 160), linear(160, 130)]
+        norm = torch.nn.LayerNorm(192)
+        mlp = nn.MLP.from_linears(*linears, norm=norm, force_fp8=True)
+        return here(torch.nn.Sequential(nn.NormLinear(256, 192, force_fp8=True), mlp))
+    model = torch.nn.Sequential(linear(256, 192), torch.nn.GELU(), linear(192, 130, bias=False))
+    nn.convert(model, force_fp8=True)
+    return here(model)
+
+
+WAYS = {
+    "DDP": DistributedDataParallel,
+    "FSDP2": sharded,
+    "FSDP2, kept after forward": lambda model: sharded(model, reshard=False),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [*((way, "linear") for way in WAYS), ("FSDP2", "fused"), ("FSDP2", "experts")],
+)
+@on_two_ranks
+def test_trains_as_one_process_with_all_batches(rank, way, kind):
+    """Up to the order of sums, as measured by how far training has gone."""
+    initial, alone, model = (model_of(kind) for _ in range(3))
+    names = list(model.state_dict())
+    model = WAYS[way](model)
+    for trained, ranks in ((alone, range(2)), (model, [rank])):
+        optimizer = torch.optim.SGD(trained.parameters(), lr=1.0)
+        for step in range(3):
+            for each in ranks:
+                (trained(batch(step, each)).square().mean() / len(ranks)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert way == "DDP" or list(model.state_dict()) == names
+    found = model.parameters() if way == "DDP" else full(model)
+    for actual, wanted, start in zip(found, alone.parameters(), initial.parameters(), strict=True):
+        gone = (wanted - start).norm()
+        assert gone > 0
+        assert (actual - wanted).norm() < 1e-3 * gone
+
+
+@on_two_ranks
+def test_what_fsdp_cannot_do(rank):
+    x = batch(0, rank)
+    for kind, layer in (("linear", "0"), ("experts", "0.experts")):
+        model = sharded(model_of(kind))
+        model.get_submodule(layer).main_grad = True
+        message = "'main_grad': expected False where"
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            model(x)
+    model = model_of("fused")
+    fully_shard(model[0].linear)
+    with pytest.raises(octofold.InvalidArgumentError, match="'weight': expected whole weights"):
+        model(x)
+    model = fully_shard(torch.nn.Sequential(torch.nn.Linear(256, 192)))
+    with pytest.raises(octofold.InvalidArgumentError, match="convert before fully_shard"):
+        octofold.nn.convert(model)
 
 
 @on_two_ranks

@@ -1,7 +1,8 @@
 """Modules under torch.compile: each that trains, two in one graph, layers with FP8 weights, and the
-choice between FP8 and a plain product. Functions are compiled in test_functions.py."""
+choice between FP8 and a plain product."""
 
 import copy
+from functools import partial
 
 import octofold
 import pytest
@@ -96,7 +97,15 @@ def test_decision_is_compiled(monkeypatch):
         assert torch.equal(run(x), expected) == plain
 
 
-@every(MODULES)
+@every(
+    MODULES
+    | {
+        "mlp, keep_fp8": partial(nn.MLP, WIDTH, 128, keep_fp8=True),
+        "norm and linear, rowwise_with_gw_hp": partial(
+            nn.NormLinear, WIDTH, 128, recipe="rowwise_with_gw_hp"
+        ),
+    }
+)
 def test_compiles_whole(make):
     """Twice, with a step of the optimizer between: the weights are cast in each call, and what a
     recipe keeps goes on."""

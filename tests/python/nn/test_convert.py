@@ -142,10 +142,6 @@ def test_keeps_hooks_mode_and_attributes():
             {"model": torch.nn.ReLU()},
             "'model': expected a torch.nn.Linear .*, got ReLU with no torch.nn.Linear",
         ),
-        (
-            {"model": Special(3, 3)},
-            "'model': expected a torch.nn.Linear .*, got Special with 1, it is a Special, which",
-        ),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -189,14 +185,3 @@ def test_to_linear_refuses_and_leaves_the_layer(parametrize):
     assert back.weight is layer.weight
     assert set(back._buffers) == set()
     assert back(x).shape == (4, 16)
-
-
-@pytest.mark.parametrize("parametrize", [weight_norm, spectral_norm])
-def test_parametrized_layers_of_torch_are_not_converted(parametrize):
-    layer = parametrize(torch.nn.Linear(32, 16))
-    with pytest.raises(octofold.InvalidArgumentError, match=r"a torch\.nn\.Linear itself"):
-        nn.Linear.from_linear(layer)
-    model = torch.nn.Sequential(layer, torch.nn.Linear(16, 8))
-    nn.convert(model)
-    assert model[0] is layer
-    assert isinstance(model[1], nn.Linear)

@@ -1,5 +1,5 @@
 """The cases that the functions of layers have in common: no tokens, what is not finite, autocast,
-graphs of torch.compile, what has a gradient, shapes, strides, dtypes."""
+what has a gradient, shapes, strides, dtypes."""
 
 from functools import cache, partial
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import octofold
 import pytest
 
-from tests.python.judge import assert_compiled_same, assert_same
+from tests.python.judge import assert_same
 from tests.python.nn.expert_support import EXPERTS, truth
 from tests.python.nn.expert_support import operands as expert_operands
 from tests.python.nn.fused_support import (
@@ -293,22 +293,6 @@ def test_autocast(name, recipe, dtype):
     for argument, gradient in grads.items():
         assert gradient.dtype == FP32
         assert relative_error(gradient, expected_grads[argument]) < 0.11, argument
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "recipe"), [case for case in CASES if "weight-only" not in case[0]]
-)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiles_whole(name, recipe, backend):
-    torch.compiler.reset()
-    function, operands, dy = case(name, recipe)
-    compiled = torch.compile(function, fullgraph=True, backend=backend)
-    assert_compiled_same(
-        differentiated(compiled, operands, dy), differentiated(function, operands, dy)
-    )
-    with torch.no_grad():
-        assert_same(compiled(**operands), function(**operands))
 
 
 def test_unknown_names():

@@ -1,5 +1,5 @@
 """Uses of every module that trains: copied, in files, checkpointed, with frozen parameters, with
-casts that are kept, under autocast and modes, restored, on memory that comes late."""
+casts that are kept, under modes, restored, on memory that comes late."""
 
 import copy
 import io
@@ -140,16 +140,6 @@ def test_weights_are_cast_in_each_forward_or_once_where_casts_are_kept(make, cas
                 parameter.add_(1)
         with pytest.raises(octofold.InvalidArgumentError, match="weights that stay as they are"):
             step(module, *inputs)
-
-
-@every(MODULES)
-def test_autocast(make):
-    module, (x, *_) = case(make)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = module(x)
-    assert y.dtype == torch.bfloat16
-    y.sum().backward()
-    assert all(parameter.grad.dtype == torch.float32 for parameter in module.parameters())
 
 
 @every({name: make for name, make in MODULES.items() if "mlp" in name or "norm" in name})

@@ -7,7 +7,7 @@ import pickle
 import octofold
 import pytest
 
-from tests.python.nn.layer_support import exact, gradients, random, relative_error
+from tests.python.nn.layer_support import every, exact, gradients, random, relative_error
 
 torch = pytest.importorskip("torch")
 
@@ -100,15 +100,15 @@ def expect_apart(layer, x):
         assert torch.equal(gradient, dx[tokens])
 
 
-@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "rowwise_with_gw_hp"])
-def test_tokens_of_a_layer_are_apart(recipe):
-    layer = nn.Linear(391, 140, recipe=nn.recipes.batch_invariant(recipe))
-    expect_apart(layer, random(40, 391))
+LAYERS = {
+    name: lambda name=name: nn.Linear(391, 140, recipe=nn.recipes.batch_invariant(name))
+    for name in ("blockwise", "rowwise", "rowwise_with_gw_hp")
+} | {"mlp": lambda: nn.MLP(391, 384, recipe=BLOCKWISE)}
 
 
-def test_tokens_of_an_mlp_are_apart():
-    mlp = nn.MLP(256, 384, recipe=BLOCKWISE)
-    expect_apart(mlp, random(40, 256, dtype=torch.bfloat16))
+@every(LAYERS)
+def test_tokens_of_a_layer_are_apart(make):
+    expect_apart(make(), random(40, 391))
 
 
 def test_tokens_of_experts_are_apart():
