@@ -69,8 +69,8 @@ def test_trained_experts_go_the_way_of_the_gpu():
 @pytest.mark.parametrize("recipe", GRANULARITIES)
 def test_inference_layers_compute_anywhere(recipe, dtype):
     linear = torch.nn.Linear(HIDDEN, INNER, device=DEVICE)
-    layer = nn.InferenceLinear.from_linear(linear, recipe)
-    weight = layer.scaled_weight.dequantize("float32")
+    layer = nn.inference_linear(linear, recipe)
+    weight = layer.weight.scaled.dequantize("float32")
     for tokens in (1, 40, 300, 2000):
         x, dy = random(tokens, HIDDEN, dtype=dtype), random(tokens, INNER, dtype=dtype)
         x.requires_grad_()
@@ -91,8 +91,10 @@ def test_conversion(trained):
     before = model(x).detach()
     report = nn.convert(model)
     native = LINEARS.how == NATIVE
-    kind = nn.Linear if native else torch.nn.Linear if trained else nn.InferenceLinear
+    kind = nn.Linear if native else torch.nn.Linear
     assert all(type(layer) is kind for layer in model)
+    is_fp8 = not native and not trained
+    assert all(isinstance(layer.weight, nn.Fp8Weight) == is_fp8 for layer in model)
     assert bool(report.left_alone) == (trained and not native)
     y = model(x)
     assert relative_error(y.detach(), before) < 0.08

@@ -245,13 +245,13 @@ def test_layers_use_it(generator):
     """For few tokens (src/ops/linear.cpp), and not for more."""
     few = 8
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
-    layer = octofold.nn.InferenceLinear.from_linear(linear)
+    layer = octofold.nn.inference_linear(linear)
     bias, format = linear.bias.detach(), layer.recipe.output.a
     for tokens in (1, few, few + 1):
         x = rows_of(generator, tokens, 1024)
-        within = octofold.gemm(x, layer.scaled_weight, bias=bias, format=format)
+        within = octofold.gemm(x, layer.weight.scaled, bias=bias, format=format)
         cast = octofold.quantize(x, format)
-        after = octofold.gemm(cast, layer.scaled_weight, bias=bias)
+        after = octofold.gemm(cast, layer.weight.scaled, bias=bias)
         with torch.no_grad():
             y = layer(x)
         assert_same_bits(y, within if tokens <= few else after)

@@ -69,12 +69,12 @@ def test_linear(dtype, compute, storage_dtype, tokens):
 @needs_native
 @pytest.mark.parametrize("tokens", [1, 8, 40])
 def test_native_has_the_bits_of_inference_linear(tokens):
-    """InferenceLinear's scales are no powers of two, but for this weight they are."""
+    """Scales of inference_linear() are no powers of two, but for this weight they are."""
     dtype = HALF[-1]
     linear = torch.nn.Linear(IN, OUT, device=DEVICE, dtype=dtype)
     with torch.no_grad():  # the largest of each square is 448 times a power of two
         linear.weight.clamp_(-7 / 256, 7 / 256)[::64, ::64] = 7 / 256
-    served = octofold.nn.InferenceLinear.from_linear(linear)
+    served = octofold.nn.inference_linear(linear)
     models.enable_layerwise_casting(linear, compute="native")
     assert torch.equal(linear.weight.scale, served.weight_scale_inv)
     x = random(tokens, IN, dtype=dtype)

@@ -3,7 +3,6 @@
 import diffusers
 import torch
 from octofold.integrations.diffusers import OctofoldConfig
-from octofold.nn.layers.fp8_linear import Fp8Linear
 
 BF16 = torch.bfloat16
 
@@ -122,8 +121,3 @@ def loaded(folder, dtype=BF16, kind=diffusers.FluxTransformer2DModel, device_map
     return kind.from_pretrained(
         folder, quantization_config=config, torch_dtype=dtype, device_map=device_map
     )
-
-
-def fp8_layers(model):
-    """By their names."""
-    return {name: one for name, one in model.named_modules() if isinstance(one, Fp8Linear)}

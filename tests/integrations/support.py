@@ -41,9 +41,24 @@ def same_bits(one, other):
     """True if two models, or their states, have the same keys, dtypes and bits."""
     one, other = (m.state_dict() if isinstance(m, torch.nn.Module) else m for m in (one, other))
     return one.keys() == other.keys() and all(
-        value.dtype == other[name].dtype and torch.equal(as_bytes(value), as_bytes(other[name]))
+        value.dtype == other[name].dtype and same_tensor(value, other[name])
         for name, value in one.items()
     )
+
+
+def same_tensor(one, other):
+    if isinstance(one, octofold.nn.Fp8Weight):
+        return one.scaled.equals(other.scaled)
+    return torch.equal(as_bytes(one), as_bytes(other))
+
+
+def fp8_layers(model):
+    """The linear layers with an FP8 weight, by their names."""
+    return {
+        name: one
+        for name, one in model.named_modules()
+        if isinstance(one, torch.nn.Linear) and isinstance(one.weight, octofold.nn.Fp8Weight)
+    }
 
 
 def as_bytes(tensor):

@@ -8,10 +8,9 @@ import pytest
 import torch
 import transformers
 from octofold.integrations.transformers import OctofoldConfig
-from octofold.nn import Experts, InferenceLinear, WeightOnlyLinear
-from octofold.nn.layers.fp8_linear import Fp8Linear
+from octofold.nn import Experts
 
-from tests.integrations.support import same_bits
+from tests.integrations.support import fp8_layers, same_bits
 from tests.integrations.transformers_support import (
     MIXTURES,
     ROWS,
@@ -25,11 +24,11 @@ from tests.python.nn.layer_support import relative_error
 def with_the_same_values(model, plain):
     """The plain model with the values of the model's FP8 weights, so that only the casts of inputs
     tell them apart."""
-    expected = copy.deepcopy(plain)
+    expected, fp8 = copy.deepcopy(plain), fp8_layers(model)
     for name, module in model.named_modules():
         other = expected.get_submodule(name)
-        if isinstance(module, Fp8Linear):
-            values = {"weight": module.scaled_weight}
+        if name in fp8:
+            values = {"weight": module.weight.scaled}
         elif isinstance(getattr(module, "gate_up_proj", None), torch.Tensor) and hasattr(
             module, "gate_up_proj_scale_inv"
         ):
@@ -59,11 +58,9 @@ def test_models_are_cast_while_they_load(saved, name, compute, tmp_path):
         pytest.skip("activations of 16 bits")
     model = load(saved, name, quantization_config=OctofoldConfig(compute=compute))
     pickled = pickle.loads(pickle.dumps(model))
-    kind = InferenceLinear if compute == "native" else WeightOnlyLinear
-    assert sum(isinstance(module, kind) for module in model.modules()) >= 1
-    assert not any(isinstance(m, Fp8Linear) and not isinstance(m, kind) for m in model.modules())
+    assert {layer.weight.compute for layer in fp8_layers(model).values()} == {compute}
     head = model.get_output_embeddings()
-    assert head is None or type(head) is torch.nn.Linear
+    assert head is None or head not in fp8_layers(model).values()
     expected = row.outputs(with_the_same_values(model, load(saved, name)))
     outputs = row.outputs(model)
     assert relative_error(outputs, expected) < limit(name, compute)
@@ -111,7 +108,7 @@ def test_formats_are_kept(saved, format, tmp_path):
     model = load(saved, "Llama", quantization_config=OctofoldConfig(format))
     layer = model.model.layers[0].mlp.up_proj
     wide = load(saved, "Llama").model.layers[0].mlp.up_proj.weight
-    assert layer.scaled_weight.equals(octofold.quantize(wide.detach(), format))
+    assert layer.weight.scaled.equals(octofold.quantize(wide.detach(), format))
     model.save_pretrained(tmp_path)
     again = load(saved, "Llama", folder=tmp_path)
     assert same_bits(again, model)
@@ -151,9 +148,9 @@ def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
         assert relative_error(together, apart) < 0.02
         again = mlp(x)
         assert torch.equal(again, together)
-        assert mlp.gate_proj.weight.data_ptr() + 256 * 128 == mlp.up_proj.weight.data_ptr()
-        for name, value in mlp.state_dict().items():
-            assert torch.equal(value.view(torch.uint8), before[name].view(torch.uint8))
+        gate, up = mlp.gate_proj.weight.codes, mlp.up_proj.weight.codes
+        assert gate.data_ptr() + 256 * 128 == up.data_ptr()
+        assert same_bits(mlp, before)
         moved = copy.deepcopy(model).to("cpu").model.layers[0].mlp
         assert torch.equal(moved(x), together)
         calls.clear()
@@ -165,7 +162,8 @@ def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
     assert y.requires_grad
     model.save_pretrained(tmp_path)
     assert same_bits(load(saved, "Llama", folder=tmp_path), model)
-    mlp.up_proj.recast(torch.randn(256, 128))  # as merging an adapter does
+    with torch.no_grad():
+        mlp.up_proj.weight.copy_(torch.randn(256, 128))  # as merging an adapter does
     with torch.no_grad():
         apart = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
         assert calls == []
@@ -208,9 +206,8 @@ def test_layers_that_stay(saved):
     config = OctofoldConfig(modules_to_not_convert=["q_proj", r"model\.layers\.0\.mlp"])
     model = load(saved, "Llama", quantization_config=config)
     layer = model.model.layers[0]
-    assert type(layer.self_attn.q_proj) is torch.nn.Linear
-    assert type(layer.mlp.up_proj) is torch.nn.Linear
-    assert type(layer.self_attn.k_proj) is InferenceLinear
+    of_attention = {"self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}
+    assert fp8_layers(layer).keys() == of_attention
     report = model.hf_quantizer.report
     assert "model.layers.0.self_attn.k_proj" in report
     assert "model.layers.0.mlp.up_proj" not in report
@@ -224,10 +221,10 @@ def test_heads_of_classifiers_stay_and_are_made_anew(tmp_path):
     model = transformers.BertForSequenceClassification.from_pretrained(
         tmp_path, quantization_config=OctofoldConfig()
     )
-    assert type(model.classifier) is torch.nn.Linear
+    assert "classifier" not in fp8_layers(model)
     pooler = model.bert.pooler.dense  # which the checkpoint lacks, too
-    assert type(pooler) is InferenceLinear
-    values = pooler.scaled_weight.dequantize("float32")
+    assert pooler.weight.compute == "native"
+    values = pooler.weight.scaled.dequantize("float32")
     assert 0.015 < float(values.std()) < 0.025
     assert model(TOKENS).logits.isfinite().all()
 
@@ -236,7 +233,7 @@ def test_the_way_back(saved):
     model = load(saved, "Llama", quantization_config=OctofoldConfig())
     expected = ROWS["Llama"].outputs(with_the_same_values(model, load(saved, "Llama")))
     wide = model.dequantize()
-    assert not any(isinstance(module, Fp8Linear) for module in wide.modules())
+    assert not fp8_layers(wide)
     assert relative_error(ROWS["Llama"].outputs(wide), expected) < 1e-6
 
 
@@ -255,8 +252,8 @@ def test_offloaded_to_disk(saved, tmp_path):
     model = load(saved, "Llama", folder=tmp_path / "fp8", **options)
     layer = model.model.layers[0].mlp.up_proj
     assert layer.weight.is_meta
-    # Not in one chain of kernels, which would hold the weights together.
-    assert relative_error(ROWS["Llama"].outputs(model), ROWS["Llama"].outputs(whole)) < 0.05
+    # They are numbers there, by which activations are multiplied as they are.
+    assert relative_error(ROWS["Llama"].outputs(model), ROWS["Llama"].outputs(whole)) < 0.1
     assert layer.weight.is_meta
     with pytest.raises(octofold.InvalidArgumentError, match=r"'device_map': expected no disk"):
         load(saved, "Llama", quantization_config=OctofoldConfig(), **options)

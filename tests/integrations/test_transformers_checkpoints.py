@@ -7,8 +7,8 @@ import octofold
 import pytest
 import torch
 from octofold.integrations.transformers import OctofoldConfig, checkpoint_config
-from octofold.nn.layers.fp8_linear import Fp8Linear
 
+from tests.integrations.support import fp8_layers
 from tests.integrations.transformers_support import MIXTURES, ROWS, limit, load
 from tests.python.nn.layer_support import relative_error
 
@@ -35,12 +35,10 @@ def test_checkpoints_of_other_families(saved, name, family, compute, tmp_path):
     config = checkpoint_config(fp8, compute=compute)
     model = load(saved, name, folder=fp8, config=config)
     checkpoint = octofold.load_checkpoint(fp8)
-    held = 0
-    for path, module in model.named_modules():
-        if isinstance(module, Fp8Linear):
-            held += 1
-            assert module.scaled_weight.equals(checkpoint[f"{path}.weight"])
-    assert held >= 4
+    layers = fp8_layers(model)
+    assert len(layers) >= 4
+    for path, layer in layers.items():
+        assert layer.weight.scaled.equals(checkpoint[f"{path}.weight"])
     plain = load(saved, name)
     with torch.no_grad():
         for key, value in plain.state_dict().items():

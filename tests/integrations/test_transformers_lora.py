@@ -9,10 +9,9 @@ import pytest
 import torch
 import transformers
 from octofold.integrations.transformers import OctofoldConfig
-from octofold.nn import InferenceLinear
-from octofold.nn.conversion.fp8_layers import wide_layer
-from octofold.nn.layers.fp8_linear import Fp8Linear
+from octofold.nn.conversion.fp8_layers import widen
 
+from tests.integrations.support import fp8_layers
 from tests.integrations.transformers_support import load
 from tests.project.project_support import EXAMPLES
 from tests.python.checkpoints.matrix_models import TOKENS
@@ -49,10 +48,8 @@ def gradients(model):
 def test_gradients_are_those_over_the_same_values(folder, compute):
     model = loaded(folder, compute)
     plain = loaded(folder, compute)
-    for parent in list(plain.modules()):
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, Fp8Linear):
-                setattr(parent, name, wide_layer(child, torch.bfloat16))
+    for layer in fp8_layers(plain).values():
+        widen(layer)
     plain.hf_quantizer = None
     found, expected = gradients(adapted(model)), gradients(adapted(plain))
     assert list(found) == list(expected)
@@ -65,7 +62,8 @@ def test_gradients_are_those_over_the_same_values(folder, compute):
 
 def test_trainer_trains_adapters_and_saves_them(folder, tmp_path):
     model = adapted(loaded(folder))
-    codes = {n: p.clone() for n, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
+    codes = {n: layer.weight.clone() for n, layer in fp8_layers(model).items()}
+    assert codes
     items = [{"input_ids": row, "labels": row} for row in TOKENS]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "run"),
@@ -83,8 +81,7 @@ def test_trainer_trains_adapters_and_saves_them(folder, tmp_path):
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert float(losses[-1]) < 0.9 * float(losses[0])
     for name, value in codes.items():
-        now = model.get_parameter(name)
-        assert torch.equal(now.view(torch.uint8), value.view(torch.uint8))
+        assert model.get_submodule(name).weight.scaled.equals(value.scaled)
     model.save_pretrained(tmp_path / "adapters")
     assert not (tmp_path / "adapters" / "model.safetensors").exists()
     again = peft.PeftModel.from_pretrained(loaded(folder), tmp_path / "adapters")
@@ -100,7 +97,7 @@ def test_add_adapter_of_transformers_itself(folder):
     except ValueError as error:  # transformers 5.24 wants a peft that is not on PyPI yet
         pytest.skip(str(error))
     layer = model.model.layers[0].self_attn.q_proj
-    assert isinstance(layer.base_layer, InferenceLinear)
+    assert isinstance(layer.base_layer.weight, octofold.nn.Fp8Weight)
     assert layer.lora_A["default"].weight.dtype in (torch.float32, torch.bfloat16)
     with torch.no_grad():
         adapted_logits = model(TOKENS).logits
@@ -129,10 +126,10 @@ LORA, QKV = peft.LoraConfig, {"target_modules": ["q_proj", "k_proj"]}
     [
         (LORA(**QKV, modules_to_save=["up_proj"]), "modules_to_save"),
         (LORA(target_parameters=["experts.down_proj"]), "target_parameters"),
-        (LORA(**QKV, bias="all"), "bias"),
         (peft.LoHaConfig(target_modules=["lm_head"], modules_to_save=["mlp"]), "modules_to_save"),
         (peft.TrainableTokensConfig(token_indices=[1]), "trainable_token_indices"),
         (LORA(**QKV, modules_to_save=["norm"]), None),
+        (LORA(**QKV, bias="all"), None),
         (LORA(**QKV, trainable_token_indices=[1]), None),
         (LORA(**QKV, layers_to_transform=[0], rank_pattern={"q_proj": 2}), None),
     ],
@@ -145,8 +142,6 @@ def test_what_would_train_nothing_is_refused(saved, config, field):
         trained = (gradients(peft.get_peft_model(each, config)) for each in (model, plain))
         assert next(trained).keys() == next(trained).keys()
         return
-    k_proj = model.model.layers[0].self_attn.k_proj
-    k_proj.hold(k_proj.scaled_weight, torch.zeros(128, dtype=torch.bfloat16))
     if field == "trainable_token_indices":
         octofold.models.enable_layerwise_casting(model.model.embed_tokens)
     with pytest.raises(octofold.InvalidArgumentError, match=f"config.{field}"):

@@ -337,10 +337,10 @@ def test_experts_hand_it_on(rng):
 def test_a_layer_hands_it_on(rng):
     """The gradient too, also for more tokens than a copy of the weight is quicker for."""
     torch = pytest.importorskip("torch")
-    from octofold.nn import WeightOnlyLinear
+    from octofold.nn import weight_only_linear
 
     linear = torch.nn.Linear(1024, 264, device=device(), dtype=torch.float16)
-    layer = WeightOnlyLinear.from_linear(linear, batch_invariant=True)
+    layer = weight_only_linear(linear, batch_invariant=True)
     assert "batch_invariant=True" in repr(layer)
     x, dy = (normal(rng, most(), columns) for columns in (1024, 264))
 
@@ -359,7 +359,7 @@ def test_a_conversion_hands_it_on():
 
     linear = torch.nn.Linear(515, 140, dtype=torch.float16)
     report = convert_weight_only(torch.nn.Sequential(linear), batch_invariant=True)
-    assert report.model[0].batch_invariant
+    assert report.model[0].weight.batch_invariant
     with pytest.raises(octofold.InvalidArgumentError, match="'batch_invariant'"):
         convert_weight_only(linear, activations="auto", batch_invariant=True)
 

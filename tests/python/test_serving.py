@@ -48,13 +48,13 @@ def test_linear_with_powers_of_two():
     assert_product(y, octofold.quantize(x, format).dequantize().double(), weight)
 
 
-def test_linear_is_an_inference_linear():
+def test_linear_is_that_of_inference_linear():
     """The same casts and products, and what decides about them."""
     linear = torch.nn.Linear(200, 72).bfloat16()
-    layer = octofold.nn.InferenceLinear.from_linear(linear)
+    layer = octofold.nn.inference_linear(linear)
     x = torch.randn(9, 200).bfloat16()
     with torch.no_grad():
-        y = serving.linear(x, layer.scaled_weight, layer.bias, "1x128")
+        y = serving.linear(x, layer.weight.scaled, layer.bias, "1x128")
         assert torch.equal(y, layer(x))
 
 

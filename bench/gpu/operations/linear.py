@@ -11,7 +11,7 @@ Sections:
                in every step: forward, forward + backward; FP8 also where the layer would choose
                BF16 itself
     block      a block of Llama-8B's, forward + backward, with its norms and MLP fused too
-    inference  octofold.nn.InferenceLinear for 1 to 64 tokens, six N,K
+    inference  octofold.nn.inference_linear for 1 to 64 tokens, six N,K
 
 All results are first compared with FP64 (the block's with FP32).
 """
@@ -303,7 +303,7 @@ def measure_inference(run: Run, layer: tuple[int, int]) -> tuple[str, dict[int, 
         return made
 
     wide = sets_of(plain, out_features * in_features, run)
-    narrow = [octofold.nn.InferenceLinear.from_linear(each) for each in wide]
+    narrow = [octofold.nn.inference_linear(each) for each in wide]
     ratios = {}
     for m in run.options.tokens:
         inputs = [normal(run, m, in_features) for _ in wide]

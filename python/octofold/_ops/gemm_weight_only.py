@@ -40,7 +40,7 @@ def gemm_weight_only(
         are nor on its place; docs/batch-invariance.md tells what that costs. Also where
         octofold.set_batch_invariant(True) is on.
     out: where to write, [..., N]. As in gemm(), nothing may require a gradient
-        (octofold.nn.WeightOnlyLinear has one).
+        (octofold.nn.weight_only_linear() has one).
     stream: as in gemm().
 
     Codes become numbers exactly; products are added in FP32 and in a fixed order. Block scales

@@ -1,9 +1,8 @@
 """The common part of hosts that load models weight by weight: the options, which layers of a model
 without memory become FP8 ones, and the cast of one weight.
 
-A host makes its model on the device "meta", lets convert_linears() put FP8 layers in, and gives the
-codes and scales of cast_weight() to each as it reads its weight: the model is never there in high
-precision as a whole.
+A host makes its model on the device "meta", lets convert_linears() give it FP8 weights, and fills
+each by cast_like() as it reads it: the model is never there in high precision as a whole.
 """
 
 import re
@@ -21,11 +20,12 @@ from .._core.ops import scale_shape
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import DTYPES
 from .._ops.quantize import quantize
-from ..nn.conversion.fp8_layers import frozen_layer, words_of
-from ..nn.conversion.linear import CONV1D, replaced
+from ..nn.casting.fp8_weight import Fp8Weight
+from ..nn.conversion.fp8_layers import frozen_weight, words_of
+from ..nn.conversion.linear import CONV1D
 from ..nn.conversion.picking import Conversion, pick
 from ..nn.layers.conv1d import conv1ds
-from ..nn.layers.fp8_linear import Fp8Linear
+from ..nn.layers.fp8_parameters import hold
 from ..nn.recipes.choice import require_compute
 
 NAME: Final = "octofold"
@@ -134,12 +134,14 @@ def convert_linears(
     options: LoadingOptions,
     device_of: Callable[[str], torch.device],
     format_of: Callable[[str], Format | None] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Conversion:
-    """Put a layer with an FP8 weight in the place of each linear layer of a model on "meta".
+    """Give each linear layer of a model on "meta" an FP8 weight.
 
     device_of: by the layer's name, the device where it will run.
     format_of: of a checkpoint in FP8, by the layer's name, how it has the weight; None: not in FP8.
         Without this, weights are cast while they are loaded.
+    dtype: that the weights stand for; None: that of the layer.
     Raises InvalidArgumentError for a model without such layers.
     """
     modules = dict(model.named_modules())
@@ -156,21 +158,15 @@ def convert_linears(
         }
     everything = None if format_of is None else (lambda *_: True)
     picked = pick(operation, model, everything, but=alone)
-    new: dict[int, Module] = {}
     converted: dict[str, str] = {}
     for name, linear in picked.layers.items():
         format = options.format if format_of is None else format_of(name)
         assert format is not None
-        layer = empty_layer(linear, format, options.compute)
-        new[id(linear)] = layer
-        converted[name] = words_of(layer, device_of(name))
-    return Conversion(replaced(model, new), converted, picked.left_alone)
-
-
-def empty_layer(linear: torch.nn.Linear, format: Format, compute: str) -> Fp8Linear:
-    """The twin of a linear layer with a weight of this format, and without memory."""
-    weight = empty_weight(format, linear.out_features, linear.in_features)
-    return frozen_layer(linear, weight, compute)
+        empty = empty_weight(format, linear.out_features, linear.in_features)
+        weight = frozen_weight(empty, dtype or linear.weight.dtype, options.compute, format)
+        hold(linear, weight)
+        converted[name] = words_of(weight, device_of(name))
+    return Conversion(model, converted, picked.left_alone)
 
 
 def empty_weight(
@@ -186,11 +182,10 @@ def empty_weight(
 
 
 @torch.no_grad()
-def cast_weight(layer: Fp8Linear, weight: Tensor, format: Format) -> dict[str, Tensor]:
-    """The buffers of the layer, by their names, of a weight [out, in] in high precision, where that
-    is."""
+def cast_like(own: Fp8Weight, weight: Tensor, format: Format) -> Fp8Weight:
+    """A parameter like an empty one, of a weight [out, in] in high precision, where that is."""
     cast = quantize(weight, format)
-    return {"weight": cast.data, layer.scale_name: cast.scale}
+    return Fp8Weight(own.like(cast.data, cast.scale))
 
 
 def _patterns(operation: str, names: Any) -> tuple[str, ...]:

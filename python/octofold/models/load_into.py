@@ -15,10 +15,10 @@ from .._core.errors import InvalidArgumentError, invalid_argument, listed, requi
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import OF_SERVERS, Checkpoint, load_checkpoint
-from ..nn.conversion.fp8_layers import frozen_layer
-from ..nn.conversion.linear import replaced
+from ..nn.casting.fp8_weight import Fp8Weight
+from ..nn.conversion.fp8_layers import frozen_weight
 from ..nn.conversion.weight_readers import weight_readers
-from ..nn.layers.fp8_linear import Fp8Linear
+from ..nn.layers.fp8_parameters import hold
 from ..nn.recipes.choice import require_compute
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
@@ -35,16 +35,17 @@ def load_checkpoint_into(
     """Load the weights of a checkpoint into a model. Linear layers compute in FP8 where the
     checkpoint's weights are FP8.
 
-    module: changed in place, unless it is a torch.nn.Linear itself. It may be on several devices.
+    module: changed in place. It may be on several devices.
         It may be on "meta" as a whole or in part; such tensors go to the checkpoint's device, in
         the dtype that they have there.
     checkpoint: a checkpoint of load_checkpoint(framework="torch"), or a path. Its names are the
         module's.
-    compute: what a torch.nn.Linear with a weight in FP8 becomes. "native": an
-        octofold.nn.InferenceLinear with the recipe of the weight's scales (inputs are cast by
-        scales of their own; static ones of the checkpoint are not used). "weight-only": an
-        octofold.nn.WeightOnlyLinear. "auto": "native" with few tokens multiplied as they are, but
-        "weight-only" for layers that the checkpoint wants multiplied in high precision.
+    compute: how a torch.nn.Linear computes whose weight becomes an octofold.nn.Fp8Weight.
+        "native": as octofold.nn.inference_linear() has it, with the recipe of the weight's scales
+        (inputs are cast by scales of their own; static ones of the checkpoint are not used).
+        "weight-only": as weight_only_linear() has it. "auto": "native" with few tokens multiplied
+        as they are, but "weight-only" for layers that the checkpoint wants multiplied in high
+        precision.
     strict: whether names that only one of the two has are an error.
 
     FP8 weights of other layers (embeddings, classes derived from torch.nn.Linear, fused experts,
@@ -53,7 +54,7 @@ def load_checkpoint_into(
     scales. All other parameters and buffers are loaded in place. Tied weights stay tied. Everything
     is read before the first parameter changes, so that errors leave the module as it was.
 
-    Returns the module; for a torch.nn.Linear, the new layer.
+    Returns the module.
     Raises InvalidArgumentError, which names the argument, and the errors of reading.
     """
     require_type(_NAME, "module", module, Module, "a torch.nn.Module")
@@ -71,23 +72,22 @@ def load_checkpoint_into(
         for name in names:
             _require_fitting(slot, name, checkpoint)
     values = {slot: _value(slot, names, checkpoint) for slot, names in found.items()}
-    linears = []
     for slot, value in values.items():
         if not isinstance(value, ScaledTensor):
             slot.fill(value)
-        elif slot.fp8_layers:
-            for layer in slot.fp8_layers:
-                layer.hold(value, layer.bias)
+            continue
+        own = slot.fp8
+        if own is not None:
+            made = own.like(value.data, value.scale)
         else:
-            linears.append(slot)
-    new: dict[int, Module] = {}
-    for slot in linears:  # when biases are there
-        weight = checkpoint.weight(found[slot][0])
-        hint = weight is not None and weight.full_precision
-        how = "weight-only" if compute == "auto" and hint else compute
+            weight = checkpoint.weight(found[slot][0])
+            hint = weight is not None and weight.full_precision
+            how = "weight-only" if compute == "auto" and hint else compute
+            made = frozen_weight(value, slot.tensor.dtype, how)
+        parameter: Any = Fp8Weight(made)  # one for all places
         for place in slot.places:
-            new[id(place.owner)] = frozen_layer(place.owner, values[slot], how)
-    return replaced(module, new)
+            hold(place.owner, parameter, place.attribute)
+    return module
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,9 @@ class Slot:
     """True if modules read it past the layer that it is of."""
 
     @property
-    def fp8_layers(self) -> list[Fp8Linear]:
-        """The layers whose FP8 weight it is."""
-        owners = (place.owner for place in self.places if place.attribute == "weight")
-        return [owner for owner in owners if isinstance(owner, Fp8Linear)]
+    def fp8(self) -> Fp8Weight | None:
+        """The tensor, if it is an FP8 weight already."""
+        return self.tensor if isinstance(self.tensor, Fp8Weight) else None
 
     @property
     def is_weight_of_linears(self) -> bool:
@@ -142,7 +141,7 @@ class Slot:
 
 
 def slots_of(module: Module) -> list[Slot]:
-    """All parameters and persistent buffers; the scales of FP8 layers come with their weights."""
+    """All parameters and persistent buffers."""
     slots: dict[int, Slot] = {}
     readers = weight_readers(module)
     for name, place, tensor in _places(module):
@@ -168,8 +167,6 @@ def _places(module: Module) -> Iterator[tuple[str, Place, Tensor]]:
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for name, tensor in (*owner._parameters.items(), *owner._buffers.items()):
             if tensor is None or name in owner._non_persistent_buffers_set:
-                continue
-            if isinstance(owner, Fp8Linear) and name == owner.scale_name:
                 continue
             yield f"{prefix}.{name}" if prefix else name, Place(owner, name), tensor
 
@@ -211,15 +208,16 @@ def _require_fitting(slot: Slot, name: str, checkpoint: Checkpoint) -> None:
     is_float = tensor.dtype.startswith(("F", "BF"))
     if is_float != slot.tensor.is_floating_point():
         raise _wrong(name, f"{slot.tensor.dtype}, as the module has it", tensor.dtype)
-    for layer in slot.fp8_layers:
-        own = layer.scaled_weight
-        expected = f"an FP8 weight with {own.granularity} scales, as the module's"
-        if weight is None:
-            raise _wrong(name, expected, tensor.dtype)
-        if weight.granularity != own.granularity:
-            raise _wrong(name, expected, weight.granularity)
-        if NAMES.get(slot.tensor.dtype) != tensor.dtype.removeprefix("F8_").lower():
-            raise _wrong(name, f"{slot.tensor.dtype}, as the module has it", tensor.dtype)
+    own = slot.fp8
+    if own is None:
+        return
+    expected = f"an FP8 weight with {own.granularity} scales, as the module's"
+    if weight is None:
+        raise _wrong(name, expected, tensor.dtype)
+    if weight.granularity != own.granularity:
+        raise _wrong(name, expected, weight.granularity)
+    if NAMES[own.codes.dtype] != tensor.dtype.removeprefix("F8_").lower():
+        raise _wrong(name, f"{own.codes.dtype}, as the module has it", tensor.dtype)
 
 
 def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
@@ -234,6 +232,6 @@ def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
     if not isinstance(value, ScaledTensor):
         return value.to(device, slot.tensor.dtype)
     value = value.to(device)
-    if slot.fp8_layers or slot.is_weight_of_linears:
+    if slot.fp8 is not None or slot.is_weight_of_linears:
         return value
     return value.dequantize(slot.tensor.dtype)

@@ -22,14 +22,13 @@ from .conversion.picking import Conversion
 from .conversion.rotary import convert_rotary
 from .layers.conv1d import Conv1D
 from .layers.experts import Experts
-from .layers.inference import InferenceLinear
+from .layers.fp8_parameters import inference_linear, weight_only_linear
 from .layers.linear import Linear
 from .layers.mixture import MixtureOfExperts
 from .layers.mlp import MLP
 from .layers.norm_linear import NormLinear
 from .layers.router import TopKRouter, route
 from .layers.saving import wide_state_dict
-from .layers.weight_only import WeightOnlyLinear
 from .recipes.choice import fp8_wins
 
 __all__ = [
@@ -39,14 +38,12 @@ __all__ = [
     "Conversion",
     "Experts",
     "Fp8Weight",
-    "InferenceLinear",
     "Linear",
     "MixtureOfExperts",
     "NormLinear",
     "Product",
     "Recipe",
     "TopKRouter",
-    "WeightOnlyLinear",
     "cast_after_step",
     "convert",
     "convert_experts",
@@ -54,10 +51,12 @@ __all__ = [
     "convert_rotary",
     "convert_weight_only",
     "fp8_wins",
+    "inference_linear",
     "keep_casts",
     "recipes",
     "restore",
     "route",
+    "weight_only_linear",
     "wide_state_dict",
 ]
 

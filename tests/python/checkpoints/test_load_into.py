@@ -74,9 +74,9 @@ def test_layers_in_fp8(tmp_path, original, granularity, compute):
     embedding, norm = block.embed_tokens.weight, block.norm.weight
     result = octofold.models.load_checkpoint_into(block, folder, compute=compute)
     assert result is block
-    kind = octofold.nn.WeightOnlyLinear if compute == "weight-only" else octofold.nn.InferenceLinear
-    assert type(block.up) is type(block.down) is kind
-    assert type(block.lm_head) is nn.Linear
+    assert type(block.up) is type(block.down) is nn.Linear
+    how = "weight-only" if compute == "weight-only" else "native"
+    assert block.up.weight.compute == block.down.weight.compute == how
     assert block.embed_tokens.weight is embedding
     assert block.lm_head.weight is embedding
     assert block.norm.weight is norm
@@ -88,7 +88,7 @@ def test_layers_in_fp8(tmp_path, original, granularity, compute):
     assert block.cache.tolist() == [1, 1]
     checkpoint = octofold.load_checkpoint(folder)
     for name in ("up", "down"):
-        assert getattr(block, name).scaled_weight.equals(checkpoint[f"{name}.weight"])
+        assert getattr(block, name).weight.scaled.equals(checkpoint[f"{name}.weight"])
     ours, expected = block(TOKENS).float(), dequantized(original, folder)(TOKENS).float()
     limit = 0.01 if compute == "weight-only" else 0.05
     assert (ours - expected).norm() < limit * expected.norm()
@@ -124,7 +124,7 @@ def test_what_is_on_meta_comes_into_memory(tmp_path, original):
     block = Block(device="meta", dtype=torch.float32)
     octofold.models.load_checkpoint_into(block, folder)
     assert block.embed_tokens.weight.dtype == block.up.bias.dtype == torch.float32
-    assert block.up.weight.dtype == torch.float8_e4m3fn
+    assert block.up.weight.codes.dtype == torch.float8_e4m3fn
 
 
 def test_buffers_on_meta_that_no_checkpoint_has(tmp_path, original):
@@ -155,10 +155,9 @@ def test_what_is_tied_stays_tied(tmp_path):
     octofold.models.load_checkpoint_into(twice, tmp_path / "y.safetensors")
     assert twice["first"] is twice["second"]
     a, b, c = (twice["second"][name] for name in "abc")
-    assert all(type(layer) is octofold.nn.InferenceLinear for layer in (a, b, c))
+    assert all(layer.weight.compute == "native" for layer in (a, b, c))
     assert a is not b
     assert a.weight is b.weight
-    assert a.weight_scale_inv is b.weight_scale_inv
     assert c.weight is not a.weight
 
 
@@ -194,7 +193,7 @@ def test_other_layers_get_values(tmp_path):
         assert torch.equal(values, each.dequantize())
 
 
-def test_a_layer_alone_becomes_another(tmp_path):
+def test_a_layer_alone(tmp_path):
     layer = nn.Linear(64, 48)
     weight = octofold.quantize(layer.weight.detach(), "128x128")
     save_file(layer.state_dict(), tmp_path / "in.safetensors")
@@ -203,14 +202,15 @@ def test_a_layer_alone_becomes_another(tmp_path):
         tmp_path / "x.safetensors",
     )
     new = octofold.models.load_checkpoint_into(layer, tmp_path / "x.safetensors")
-    assert type(new) is octofold.nn.InferenceLinear
+    assert new is layer
+    assert new.weight.scaled.equals(weight)
     # And one that is FP8 takes weights of its own kind.
-    again = octofold.nn.InferenceLinear(64, 48, device="meta")
+    again = octofold.nn.inference_linear(nn.Linear(64, 48)).to("meta")
     assert octofold.models.load_checkpoint_into(again, tmp_path / "x.safetensors") is again
     x = torch.ones(3, 64)
     with torch.no_grad():
         assert torch.equal(again(x), new(x))
-    rows = octofold.nn.InferenceLinear(64, 48, recipe="rowwise")
+    rows = octofold.nn.inference_linear(nn.Linear(64, 48), "rowwise")
     with pytest.raises(octofold.InvalidArgumentError, match="FP8 weight with channel scales"):
         octofold.models.load_checkpoint_into(rows, tmp_path / "x.safetensors")
     with pytest.raises(octofold.InvalidArgumentError, match="got F32"):
@@ -264,7 +264,7 @@ def test_errors_leave_the_module_as_it_was(tmp_path, original, change, device):
         assert tensor.is_meta or torch.equal(tensor, state[name])
     if "name" in change:  # whose absence is allowed
         octofold.models.load_checkpoint_into(block, folder, strict=False)
-        assert type(block.up) is octofold.nn.InferenceLinear
+        assert isinstance(block.up.weight, octofold.nn.Fp8Weight)
 
 
 def test_a_file_that_ends_leaves_the_module_as_it_was(tmp_path, original):

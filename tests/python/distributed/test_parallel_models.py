@@ -178,8 +178,7 @@ def test_fp8_weights(rank):
         for part in (block.self_attn, block.mlp):
             for name, child in list(part.named_children()):
                 if isinstance(child, torch.nn.Linear):
-                    layer = octofold.nn.InferenceLinear.from_linear(child)
-                    layer.keep_as_parameter()
+                    layer = octofold.nn.inference_linear(child)
                     setattr(part, name, layer)
     parallel = copy.deepcopy(model)
     parallelize(parallel, mesh_of_all(), recipe=None)

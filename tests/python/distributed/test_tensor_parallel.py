@@ -182,15 +182,13 @@ def test_experts_in_fp8(rank, activation):
 
 
 @pytest.mark.parametrize(("sizes", "tokens"), [((768, 512), 32), ((264, 300), 1)])
-@pytest.mark.parametrize("kind", ["InferenceLinear", "WeightOnlyLinear"])
+@pytest.mark.parametrize("kind", ["inference_linear", "weight_only_linear"])
 @on_ranks
 def test_fp8_weights(rank, kind, sizes, tokens):
     """Layers with FP8 weights, column- and row-parallel, with scales that straddle borders. tokens:
     of each sequence on a rank."""
     linear = seeded(torch.nn.Linear, *sizes, dtype=torch.bfloat16)
-    layer = getattr(nn, kind).from_linear(linear)
-    for parameter in layer.parameters():
-        parameter.requires_grad_(False)
+    layer = getattr(nn, kind)(linear)
     inputs = {"input": numbers(2, tokens * mesh_of_all().size(), sizes[0], seed=1)}
     bits = ("y",)
     beside(layer, ColumnParallel(), inputs, (Replicate(), FEATURES), bits)

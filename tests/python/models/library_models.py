@@ -1,6 +1,5 @@
 """Small models of transformers and Diffusers, of the checkpoints' matrix, and their inputs."""
 
-import octofold
 import pytest
 import torch
 from octofold import models, nn
@@ -73,11 +72,11 @@ def outcome(model, inputs):
 def mixed(model):
     """Linear layers of every kind in turns, as a plan of advise() mixes them."""
     kinds = (
-        lambda layer: nn.InferenceLinear.from_linear(layer, "blockwise"),
-        lambda layer: nn.WeightOnlyLinear.from_linear(layer, "channel"),
-        lambda layer: nn.InferenceLinear.from_linear(layer, "rowwise"),
-        lambda layer: nn.WeightOnlyLinear.from_linear(layer, "1x128"),
-        lambda layer: nn.InferenceLinear.from_linear(layer, "tensorwise"),
+        lambda layer: nn.inference_linear(layer, "blockwise"),
+        lambda layer: nn.weight_only_linear(layer, "channel"),
+        lambda layer: nn.inference_linear(layer, "rowwise"),
+        lambda layer: nn.weight_only_linear(layer, "1x128"),
+        lambda layer: nn.inference_linear(layer, "tensorwise"),
         WAYS["cast"].make,
         lambda layer: layer,
     )
@@ -141,10 +140,7 @@ def same_states(model, other):
 def numbers(model):
     values = {name: value for name, value in model.state_dict().items() if value.element_size() > 1}
     for name, module in model.named_modules():
-        scaled = getattr(module, "scaled_weight", None)
-        weight = getattr(module, "weight", None)
-        if isinstance(scaled, octofold.ScaledTensor):
-            values[name] = scaled.dequantize("float32")
-        elif isinstance(weight, nn.Fp8Weight):
+        weight = module._parameters.get("weight")
+        if isinstance(weight, nn.Fp8Weight):
             values[name] = weight.dequantize()
     return values

@@ -47,9 +47,10 @@ def known(clock, monkeypatch):
     def sampler(modules, x, kind, graph):
         assert x.shape == (kind.rows, modules[0].in_features)
         assert not graph
-        if hasattr(modules[0], "recipe"):
-            return modules[0].recipe.name
-        return "cast" if isinstance(modules[0].weight, octofold.nn.Fp8Weight) else OWN
+        weight = modules[0].weight
+        if not isinstance(weight, octofold.nn.Fp8Weight):
+            return OWN
+        return "cast" if weight.recipe is None else weight.recipe.name
 
     def medians(samplers):
         timed.append(list(samplers))

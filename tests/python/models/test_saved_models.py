@@ -72,10 +72,8 @@ def test_others_read_models_of_transformers(make, change, tmp_path):
     names = [name for name in checkpoint if checkpoint.weight(name) is not None]
     assert len(names) > 3
     for name in names:
-        layer = modules[name.removesuffix(".weight")]
-        stored = isinstance(layer.weight, nn.Fp8Weight)
-        wide = layer.weight.dequantize(FP32) if stored else layer.scaled_weight.dequantize()
-        assert torch.equal(checkpoint[name].dequantize(), wide)
+        weight = modules[name.removesuffix(".weight")].weight
+        assert torch.equal(checkpoint[name].dequantize(), weight.dequantize(FP32))
 
 
 @pytest.mark.parametrize(
@@ -100,12 +98,13 @@ def test_from_pretrained_finds_no_weights_in_what_is_ours(make, change, reason, 
 
 def test_any_module_is_kept(tmp_path):
     """Without a config, of no library: a layer alone, and one that stands in two places."""
-    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16))
-    models.save(layer, tmp_path / "layer")
-    x = torch.randn(3, 128).bfloat16()
-    other = models.load(torch.nn.Linear(128, 64), tmp_path / "layer")
-    assert type(other) is nn.WeightOnlyLinear
-    assert torch.equal(other(x), layer(x))
+    linear, x = torch.nn.Linear(128, 64, dtype=torch.bfloat16), torch.randn(3, 128).bfloat16()
+    layers = nn.weight_only_linear(linear), nn.inference_linear(linear, "rowwise", few_tokens=2)
+    for index, layer in enumerate(layers):
+        models.save(layer, tmp_path / f"layer {index}")
+        other = models.load(torch.nn.Linear(128, 64), tmp_path / f"layer {index}")
+        assert repr(other) == repr(layer)
+        assert torch.equal(other(x), layer(x))
 
     linear = torch.nn.Linear(128, 64)
     models.save(models.enable_layerwise_casting(linear, "e5m2"), tmp_path / "casting")
@@ -146,10 +145,10 @@ def test_any_module_is_kept(tmp_path):
 def test_what_is_batch_invariant_stays_so(tmp_path):
     linear = torch.nn.Linear(128, 64, dtype=torch.bfloat16)
     for invariant in (False, True):
-        layer = nn.WeightOnlyLinear.from_linear(linear, batch_invariant=invariant)
+        layer = nn.weight_only_linear(linear, batch_invariant=invariant)
         models.save(layer, tmp_path / str(invariant))
         other = models.load(torch.nn.Linear(128, 64), tmp_path / str(invariant))
-        assert other.batch_invariant is invariant
+        assert other.weight.batch_invariant is invariant
 
 
 def test_a_plan_is_kept(tmp_path):
@@ -178,19 +177,13 @@ def test_refuses_and_leaves_all_as_it_was(tmp_path):
     with pytest.raises(wrong, match=r"'model': expected a torch\.nn\.Module, got int"):
         models.save(3, tmp_path / "new")
 
-    class Mine(nn.WeightOnlyLinear):
-        pass
-
-    with pytest.raises(wrong, match=r"'model': expected layers of .*Mine, which a file cannot"):
-        models.save(Mine(128, 128), tmp_path / "new")
-
     (tmp_path / "empty").mkdir()
     kept = models.save(model, tmp_path / "empty")
     any_class = pytest.importorskip("transformers").AutoModelForCausalLM
     again = models.load(any_class, str(kept))
     assert type(again) is type(model)
     assert torch.equal(outcome(again, inputs), y)
-    with pytest.raises(wrong, match="'model': expected a model as its class makes it, got Weight"):
+    with pytest.raises(wrong, match="'model': expected a model as its class makes it, got Linear"):
         models.load(model, kept)
     smaller, inputs_of_smaller = small_llama()
     before = outcome(smaller, inputs_of_smaller)
@@ -228,7 +221,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
         (lambda text: text.replace('"format": 1', '"format": 2'), "'format': expected 1, got 2"),
         (lambda text: text.replace('"layers"', '"l"'), "'layers': expected an object, got None"),
         (
-            lambda text: text.replace("WeightOnlyLinear", "X"),
+            lambda text: text.replace("Fp8Weight", "X"),
             "layer 'model.*of Octofold, got .*'X'",
         ),
         (lambda text: text.replace("128x128", "tensor"), "expected FP8 with tensor scales"),

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from octofold import nn  # noqa: E402
 from octofold._core.formats import GRANULARITIES  # noqa: E402
-from octofold.nn.conversion.fp8_layers import frozen_layer  # noqa: E402
+from octofold.nn.conversion.fp8_layers import frozen_weight  # noqa: E402
 from octofold.nn.layers.fp8_parameters import hold  # noqa: E402
 from octofold.nn.recipes import kernels  # noqa: E402
 
@@ -60,8 +60,9 @@ def test_frozen_layers(name, pretend):
     before = made(x)
     report = nn.convert(made)
     layers = [report.model[0], report.model[2]]
-    expected = nn.Linear if name in NATIVE else nn.InferenceLinear
+    expected = nn.Linear if name in NATIVE else torch.nn.Linear
     assert all(type(layer) is expected for layer in layers)
+    assert all(isinstance(layer.weight, nn.Fp8Weight) != (name in NATIVE) for layer in layers)
     assert not report.left_alone
     assert ("weight-only here" in str(report)) == (name in WITHOUT)
     assert ("for bfloat16 by a copy" in str(report)) == (name == "7.5")
@@ -143,11 +144,16 @@ def parameter(plain, weight, compute):
     return plain
 
 
+def frozen(plain, weight, compute):
+    hold(plain, frozen_weight(weight, plain.weight.dtype, compute))
+    return plain
+
+
 def is_native(holder, compute, name, tokens):
     """True if activations are cast, on a GPU or (None) on the CPU."""
     if compute in ("weight-only", "copy") or name in WITHOUT:
         return False
-    on_cpu = name is None and holder is not frozen_layer  # which takes it for a GPU with FP8 units
+    on_cpu = name is None and holder is not frozen  # which takes it for a GPU with FP8 units
     return compute == "native" or (tokens > 16 and not on_cpu)
 
 
@@ -155,7 +161,7 @@ def is_native(holder, compute, name, tokens):
 @pytest.mark.parametrize(
     ("holder", "compute"),
     [
-        *((frozen_layer, word) for word in ("auto", "native", "weight-only")),
+        *((frozen, word) for word in ("auto", "native", "weight-only")),
         *((parameter, word) for word in nn.Fp8Weight.COMPUTE),
     ],
 )
@@ -194,23 +200,14 @@ def test_a_weight_of_any_scales_anywhere(mode, holder, compute, format, pretend)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_other_activations(dtype, pretend):
     """16 bits meet the codes themselves; float32, and bfloat16 on Turing, a copy of them."""
-    layer = nn.InferenceLinear.from_linear(torch.nn.Linear(IN, OUT))
+    layer = nn.inference_linear(torch.nn.Linear(IN, OUT))
     x = random(33, IN, dtype=dtype)
-    expected = x.double() @ layer.scaled_weight.dequantize("float32").double().T + layer.bias
+    expected = x.double() @ layer.weight.scaled.dequantize("float32").double().T + layer.bias
     for name in WITHOUT:
         pretend(name)
         with torch.no_grad():
             error = (layer(x).double() - expected).norm() / expected.norm()
         assert error < (1e-3 if dtype == torch.float16 else 1e-6)
-
-
-def test_a_weight_of_other_scales_is_not_held():
-    layer = nn.InferenceLinear.from_linear(torch.nn.Linear(IN, OUT))
-    for format in ("channel", "e5m2 128x128"):
-        with pytest.raises(
-            octofold.InvalidArgumentError, match=f"'weight'.*e4m3 128x128.*{format}"
-        ):
-            layer.hold(octofold.quantize(random(OUT, IN), format), None)
 
 
 def test_info_and_matrix_tell(pretend):

@@ -41,26 +41,14 @@ def experts():
 
 
 def weight_only():
-    return nn.WeightOnlyLinear.from_linear(torch.nn.Linear(WIDTH, 200).bfloat16())
+    return nn.weight_only_linear(torch.nn.Linear(WIDTH, 200).bfloat16())
 
 
 def inference():
-    return nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 200))
-
-
-def with_a_parameter(make):
-    def layer():
-        made = make()
-        made.keep_as_parameter()
-        return made
-
-    return layer
+    return nn.inference_linear(torch.nn.Linear(WIDTH, 200))
 
 
 FP8_WEIGHTS = {"inference": inference, "weight only": weight_only, "experts": experts}
-FP8_WEIGHTS |= {
-    f"{make.__name__}, parameter": with_a_parameter(make) for make in (inference, weight_only)
-}
 
 
 @every(FP8_WEIGHTS)

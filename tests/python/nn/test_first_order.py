@@ -12,7 +12,7 @@ nn = octofold.nn
 
 
 def weight_only():
-    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(WIDTH, 64))
+    layer = nn.weight_only_linear(torch.nn.Linear(WIDTH, 64))
     return lambda x: layer(x.bfloat16())
 
 
@@ -22,7 +22,7 @@ def stored():
 
 
 RUNS = KINDS | {
-    "inference": lambda: nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 64)),
+    "inference": lambda: nn.inference_linear(torch.nn.Linear(WIDTH, 64)),
     "weight only": weight_only,
     "layerwise casting": stored,
 }
@@ -81,7 +81,7 @@ def test_tangents_of_what_is_no_x_are_refused(run):
 
 
 def test_what_has_no_tangent_is_computed_beside_tangents():
-    layer = nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 64))
+    layer = nn.inference_linear(torch.nn.Linear(WIDTH, 64)).requires_grad_(False)
     x, y = random(5, WIDTH), random(5, 64)
     _, tangent = torch.func.jvp(lambda y: layer(x) * y, (y,), (y,))
     assert torch.equal(tangent, layer(x) * y)

@@ -122,12 +122,11 @@ def test_from_linear_takes_no_other_module(linear, message):
 
 
 def test_fp8_state_is_refused():
-    served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
     layer, x, _ = case()
-    before = layer(x)
-    model, state = torch.nn.Sequential(layer), torch.nn.Sequential(served).state_dict()
+    before, codes = layer(x), layer.weight.detach().to(torch.float8_e4m3fn)
+    model, state = torch.nn.Sequential(layer), {"0.weight": codes, "0.bias": layer.bias}
     with pytest.raises(
-        RuntimeError, match=r"'0.weight': expected bfloat16, .*float8_e4m3fn: .*Infer"
+        RuntimeError, match=r"'0.weight': expected bfloat16, .*float8_e4m3fn: .*Fp8Weight"
     ):
         model.load_state_dict(state)
     assert torch.equal(layer(x), before)

@@ -157,7 +157,7 @@ def test_restored_it_is_its_parts_one_after_the_other(make):
 
 
 def served():
-    return nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 128))
+    return nn.inference_linear(torch.nn.Linear(WIDTH, 128))
 
 
 def onto_poison(module):
@@ -208,7 +208,9 @@ def passes(module, x):
         y = module(x)
         results.append(y)
         if y.requires_grad:
-            results += torch.autograd.grad(y.square().sum(), [*module.parameters()])
+            results += torch.autograd.grad(
+                y.square().sum(), [p for p in module.parameters() if p.requires_grad]
+            )
     return results
 
 

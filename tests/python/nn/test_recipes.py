@@ -137,12 +137,12 @@ def test_a_recipe_says_it():
 def test_few_tokens_are_computed_as_many_are():
     """In a layer of an FP8 checkpoint, which else does not cast few."""
     linear = torch.nn.Linear(256, 128).to(torch.bfloat16)
-    layer = nn.InferenceLinear.from_linear(linear, "blockwise")
-    layer.few_tokens = 16
+    layer = nn.inference_linear(linear, "blockwise", few_tokens=16)
     x = random(40, 256, dtype=torch.bfloat16)
     with torch.no_grad():
         assert not torch.equal(layer(x)[3:4], layer(x[3:4]))
-        layer._recipe = nn.recipes.batch_invariant(layer.recipe)
+        invariant = nn.recipes.batch_invariant("blockwise")
+        layer = nn.inference_linear(linear, invariant, few_tokens=16)
         assert torch.equal(layer(x)[3:4], layer(x[3:4]))
 
 

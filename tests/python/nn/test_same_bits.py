@@ -89,8 +89,8 @@ def cases():
                 make = partial(MODULES[kind], norm=norm, recipe=recipe)
                 yield f"{kind}, {norm}, {name}", make, {"ways": ways + residual}
         yield f"mlp, {name}, bias", partial(mlp, bias=True, recipe=recipe), {"ways": ways}
-        twin = partial(nn.InferenceLinear.from_linear, recipe=recipe)
-        yield f"inference, {name}", linear, {"twin": twin}
+        twin = partial(nn.inference_linear, recipe=recipe)
+        yield f"inference, {name}", linear, {"twin": twin, "trained": {"x"}}
     for name in (*GATES, *CURVES):
         yield f"mlp, {name}", partial(mlp, activation=name), {}
         yield f"experts, {name}", partial(experts, activation=name), {}
@@ -105,7 +105,7 @@ def cases():
     for scales in ("128x128", "channel", "tensor"):
         for dtype in (BF16, FP16, FP32):
             format = octofold.Format(granularity=scales, power_of_two=dtype == FP32 or None)
-            twin = partial(nn.WeightOnlyLinear.from_linear, format=format)
+            twin = partial(nn.weight_only_linear, format=format)
             yield f"weight-only, {scales}, {dtype}", linear, {"dtype": dtype, "twin": twin}
 
 

@@ -59,8 +59,8 @@ def layer_calls(device: torch.device) -> dict[str, Call]:
         octofold.nn.MLP.from_linears(mlp.gate_up, mlp.down, force_fp8=True),
     )
     x = torch.randn(m, k, device=device, dtype=torch.bfloat16)
-    frozen = octofold.nn.InferenceLinear.from_linear(linear)
-    found = {"octofold.nn.InferenceLinear": _forward(frozen, x, linear)}
+    frozen = octofold.nn.inference_linear(linear)
+    found = {"octofold.nn.inference_linear": _forward(frozen, x, linear)}
     names = "torch.nn.Linear", "RMSNorm and Linear of torch", "gated MLP of torch"
     for layer, other, name in zip(own, plain, names, strict=True):
         pair = {f"octofold.nn.{type(layer).__name__}": layer, name: other}

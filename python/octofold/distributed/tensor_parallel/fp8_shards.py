@@ -6,7 +6,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import Module, Parameter
 from torch.nn.functional import pad
 
 from ..._core.errors import invalid_argument
@@ -15,7 +14,11 @@ from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import Ranks
 from ..._ranks.wire import as_bytes, as_products_read
-from ...nn.layers.fp8_linear import Fp8Linear
+from ...nn.autograd.boundary import Sides
+from ...nn.autograd.frozen import linear_of_weight
+from ...nn.layers.fp8_parameters import hold, weight_of
+from ...nn.layers.linear import local_part
+from ...nn.layers.patching import change_class
 from .layouts import require_divisible, spread
 
 _NAME: Final = "octofold.distributed.shard_of"
@@ -108,71 +111,56 @@ def joined_rows(parts: list[ScaledTensor]) -> ScaledTensor:
     return ScaledTensor(codes, as_products_read(scale, granularity), granularity)
 
 
+class Fp8Part(torch.nn.Linear):
+    """A linear layer with this rank's part of an FP8 weight, in front of whose codes are zeros: so
+    many rows, or columns. They begin where a square does."""
+
+    sides: Sides
+    zero_rows = 0
+    zero_columns = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else local_part(self.bias)
+        if bias is not None and self.zero_rows:
+            bias = pad(bias, (self.zero_rows, 0))
+        x = pad(input, (self.zero_columns, 0)) if self.zero_columns else input
+        y = linear_of_weight(x, self.weight, bias, self.sides)
+        return y[..., self.zero_rows :] if self.zero_rows else y
+
+
 def cut(
-    operation: str, layer: Fp8Linear, ranks: Ranks, dim: int, mesh: DeviceMesh, packed: int = 1
+    operation: str,
+    layer: torch.nn.Linear,
+    ranks: Ranks,
+    dim: int,
+    mesh: DeviceMesh,
+    sides: Sides,
+    packed: int = 1,
 ) -> None:
-    """Leave a layer this rank's part of its rows (dim -2) or columns (-1). Its weight and scales
-    stay plain buffers, so that its state is this rank's alone; a bias that is a parameter becomes a
-    DTensor."""
-    weight, bias = layer.scaled_weight, layer.bias
-    features = weight.shape[dim]
-    require_divisible(operation, "weight", features // packed, ranks.size, packed > 1)
+    """Leave a layer this rank's part of its rows (dim -2) or columns (-1), and make it an Fp8Part,
+    in place. The weight is no DTensor, so that it is this rank's alone; the bias becomes one."""
+    weight = weight_of(layer)
+    require_divisible(operation, "weight", weight.shape[dim] // packed, ranks.size, packed > 1)
     if packed > 1:
-        _cut_packed(operation, layer, ranks, packed)
-        return
-    part = shard_of(weight, dim, ranks.rank, ranks.size)
-    if isinstance(bias, Parameter):
-        layer.hold(part.weight, bias)
-        spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0)
-    elif bias is not None and dim == -2:
-        first, behind = bounds_of(features, ranks.rank, ranks.size)
-        layer.hold(part.weight, bias[first:behind].clone())
+        own, zeros = _packed_part(operation, weight.scaled, ranks, packed), 0
     else:
-        layer.hold(part.weight, bias)
+        own, zeros, _ = shard_of(weight.scaled, dim, ranks.rank, ranks.size)
+    hold(layer, weight.like(own.data, own.scale))
+    spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0, packed)
+    part: Any = layer
+    change_class("parts", part, Fp8Part)
+    part.sides = sides
     if dim == -2:
-        layer.zero_rows = part.zeros
-    if part.zeros:
-        _Zeros(part.zeros).install(layer, dim)
+        part.zero_rows = zeros
+    else:
+        part.zero_columns = zeros
 
 
-def _cut_packed(operation: str, layer: Fp8Linear, ranks: Ranks, packed: int) -> None:
-    weight, bias = layer.scaled_weight, layer.bias
+def _packed_part(operation: str, weight: ScaledTensor, ranks: Ranks, packed: int) -> ScaledTensor:
     each = weight.shape[0] // packed
     own = each // ranks.size
     firsts = [i * each + ranks.rank * own for i in range(packed)]
     if weight.granularity == "128x128" and (each % 128 or own % 128):
         expected = f"{packed} · {ranks.size} · a multiple of 128 rows, so that none share scales"
         raise invalid_argument(operation, "weight", expected, weight.shape[0])
-    if isinstance(bias, Parameter):
-        expected = "None or a buffer, where rows are packed"
-        raise invalid_argument(operation, "bias", expected, "a parameter")
-    rows = [squares_of(weight, -2, first, first + own) for first in firsts]
-    own_bias = None
-    if bias is not None:
-        own_bias = torch.cat([bias[first : first + own] for first in firsts])
-    layer.hold(joined_rows(rows), own_bias)
-
-
-class _Zeros:
-    """Hooks of a layer whose part has zero codes in front."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def install(self, module: Module, dim: int) -> None:
-        if dim == -2:
-            module.register_forward_hook(self.cut_off)
-        else:
-            module.register_forward_pre_hook(self.put_in_front, with_kwargs=True)
-
-    def put_in_front(
-        self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        def with_zeros(x: Any) -> Any:
-            return pad(x, (self.count, 0)) if isinstance(x, Tensor) else x
-
-        names = {name: with_zeros(x) for name, x in kwargs.items()}
-        return tuple(with_zeros(x) for x in args), names
-
-    def cut_off(self, module: Module, args: Any, y: Tensor) -> Tensor:
-        return y[..., self.count :]
+    return joined_rows([squares_of(weight, -2, first, first + own) for first in firsts])

@@ -12,7 +12,7 @@ from torch.nn import Embedding, Module
 
 from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
 from ...nn.layers.experts import Experts
-from ...nn.layers.fp8_linear import Fp8Linear
+from ...nn.layers.fp8_parameters import held
 from ...nn.layers.linear import Linear
 from ...nn.layers.mlp import MLP
 from .experts import ExpertTensorParallel
@@ -88,8 +88,10 @@ def style_of(name: str, module: Module, word: str, options: Options) -> Parallel
         return None
     if word in ("replicated_with_grad_allreduce", "sequence_parallel"):
         return Whole("sum")
+    is_fp8 = isinstance(module, torch.nn.Linear) and held(module) is not None
+    own = Linear if is_fp8 else type(module)
     for kinds, make in _MAKERS:
-        if isinstance(module, kinds):
+        if issubclass(own, kinds):
             style = make(word, options)
             if style is not None:
                 return style
@@ -149,7 +151,7 @@ def _of_mlp(word: str, options: Options) -> ParallelStyle | None:
 
 
 _MAKERS: Final[tuple[tuple[Any, Callable[[str, Options], ParallelStyle | None]], ...]] = (
-    ((Linear, Fp8Linear), _of_ours),
+    (Linear, _of_ours),
     (torch.nn.Linear, _of_torch),
     (Embedding, _of_embedding),
     (Experts, _of_experts),

@@ -14,18 +14,16 @@ from ..._ranks import Ranks, next_layer, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import ONE_PROCESS, Boundary, Sides
 from ...nn.autograd.fitting import is_dtensor
+from ...nn.layers.fp8_parameters import held
 from ...nn.layers.fused_components import common_recipe
-from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.linear import Linear
 from ...nn.layers.mlp import MLP
 from ...nn.layers.norm_linear import NormLinear
-from ...nn.layers.weight_only import WeightOnlyLinear
 from .boundary import LayoutHooks, Shared, boundary_of
 from .chain import over_ranks
 from .fp8_shards import cut
 from .layouts import FEATURES, require_divisible, spread, tokens_of
 
-_FP8: Final = (InferenceLinear, WeightOnlyLinear)
 _SUM_DTYPES: Final = (None, torch.float32)
 
 
@@ -104,7 +102,7 @@ class Style(ParallelStyle):
 class ColumnParallel(Style):
     """Each rank has an equal part of the weight's rows, which are the features of the result.
 
-    For octofold.nn.Linear, NormLinear, InferenceLinear and WeightOnlyLinear.
+    For octofold.nn.Linear, NormLinear, and a torch.nn.Linear with an octofold.nn.Fp8Weight.
 
     input_layouts: of tokens that come in as plain tensors (DTensors say it themselves, and are
         redistributed if theirs differs): Replicate() (None): all ranks have all; Shard(dim): each
@@ -152,7 +150,7 @@ class ColumnParallel(Style):
             entry = Shared(entry)
         self._take(module, layer, device_mesh, ranks, Sides(entry, ONE_PROCESS, over_ranks))
         layouts = self.input_layouts, FEATURES
-        facts = layer.in_features, layer.out_features, getattr(layer, "recipe", "")
+        facts = layer.in_features, layer.out_features, _recipe_of(layer)
         self.install_hooks(module, device_mesh, ranks, *layouts, layer.out_features, *facts)
         return module
 
@@ -161,9 +159,8 @@ class ColumnParallel(Style):
     ) -> None:
         if isinstance(layer, Linear):
             take_linear(self, layer, mesh, sides, 0, self.packed)
-        elif isinstance(layer, _FP8):
-            cut(name_of(module), layer, ranks, -2, mesh, self.packed)
-            layer.sides = sides
+        elif held(layer) is not None:
+            cut(name_of(module), layer, ranks, -2, mesh, sides, self.packed)
         else:
             raise self.refusal(module, _EXPECTED.format("ColwiseParallel"))
 
@@ -171,7 +168,7 @@ class ColumnParallel(Style):
 class RowParallel(Style):
     """Each rank has an equal part of the weight's columns, which are the features of x.
 
-    For octofold.nn.Linear, InferenceLinear and WeightOnlyLinear.
+    For octofold.nn.Linear, and a torch.nn.Linear with an octofold.nn.Fp8Weight.
 
     input_layouts: Shard(-1) (None): each rank has its features; others cost a redistribution.
     output_layouts: Replicate() (None): the sum over ranks on all of them; Shard(dim): on each an
@@ -204,13 +201,12 @@ class RowParallel(Style):
         layer: Any = module
         if isinstance(module, Linear):
             take_linear(self, module, device_mesh, sides, 1)
-        elif isinstance(module, _FP8):
-            cut(operation, module, ranks, -1, device_mesh)
-            layer.sides = sides
+        elif held(module) is not None:
+            cut(operation, layer, ranks, -1, device_mesh, sides)
         else:
             raise self.refusal(module, _EXPECTED.format("RowwiseParallel"))
         layouts = FEATURES, self.output_layouts
-        facts = layer.in_features, layer.out_features, getattr(layer, "recipe", "")
+        facts = layer.in_features, layer.out_features, _recipe_of(layer)
         self.install_hooks(module, device_mesh, ranks, *layouts, layer.out_features, *facts)
         return module
 
@@ -290,7 +286,12 @@ def name_of(module: Module) -> str:
     return f"octofold.nn.{type(module).__name__}"
 
 
+def _recipe_of(layer: Any) -> object:
+    weight = held(layer)
+    return getattr(layer if weight is None else weight, "recipe", "")
+
+
 _EXPECTED: Final = (
-    "an octofold.nn.Linear, InferenceLinear or WeightOnlyLinear (torch's own {} is for "
-    "torch.nn.Linear and Embedding)"
+    "an octofold.nn.Linear or a torch.nn.Linear with an octofold.nn.Fp8Weight (torch's own {} is "
+    "for other torch.nn.Linear and Embedding)"
 )

@@ -1,6 +1,7 @@
 """The quantizer and its config: which layers of a model become Octofold's, and how their weights
 come in."""
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -14,19 +15,17 @@ from torch import Tensor
 from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument, listed
 from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
-from ...nn.casting.weight_tensors import stored
-from ...nn.conversion.fp8_layers import wide_layer
-from ...nn.conversion.linear import replaced
+from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.conversion.fp8_layers import widen
 from ...nn.conversion.picking import Conversion, grouped
-from ...nn.layers.fp8_linear import Fp8Linear
-from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.layers.fp8_parameters import held, hold, joined, weight_of
 from ...nn.recipes.kernels import has_bfloat16
 from ..model_loading import (
     NAME,
     Devices,
     LoadingConfig,
     LoadingOptions,
-    cast_weight,
+    cast_like,
     convert_linears,
 )
 from .bfl import bundled, codes_and_scale, is_bundle
@@ -109,7 +108,9 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         self._dtype: torch.dtype | None = None
         self._names: tuple[str, ...] = ()
         self._bundles: set[str] = set()
-        self._come: set[tuple[str, str]] = set()
+        self._apart: dict[str, Tensor] = {}
+        self._model: Any = None
+        self._come: set[str] = set()
 
     def validate_environment(
         self, torch_dtype: Any = None, device_map: Any = None, **options: Any
@@ -133,28 +134,35 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return torch_dtype
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: Any) -> list[str]:
-        """Looks at the names that the checkpoint has."""
+        """Looks at the names that the checkpoint has. The model has none for scales."""
         self._names = tuple(loaded_keys)
-        return loaded_keys
+        return [name for name in loaded_keys if not name.endswith(_SCALES)]
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """If from_single_file() reads, the names may be others than the model's yet."""
-        return state_dict if self._names else bundled(state_dict)
-
-    def update_missing_keys(self, model: Any, missing_keys: list[str], prefix: str) -> list[str]:
-        """Scales are made as weights are cast."""
-        if self._layers_with_codes():
-            return missing_keys
-        return [name for name in missing_keys if not name.endswith(_SCALES)]
+        """Makes one weight of codes and scales, which may be in two files. If from_single_file()
+        reads, the names may be others than the model's yet."""
+        if not self._names:
+            return bundled(state_dict)
+        for path in self._layers_with_codes():
+            if is_bundle(state_dict.get(f"{path}.weight")):
+                continue
+            names = [f"{path}.weight", *(f"{path}{scale}" for scale in _SCALES)]
+            self._apart |= {name: state_dict.pop(name) for name in names if name in state_dict}
+            codes, *scales = (self._apart.get(name) for name in names)
+            scale = next((one for one in scales if one is not None), None)
+            if codes is not None and scale is not None:
+                state_dict[names[0]] = self._joined(path, codes, scale)
+                for name in names:
+                    self._apart.pop(name, None)
+        return state_dict
 
     def check_if_quantized_param(
         self, model: Any, param_value: Any, param_name: str, state_dict: Any, **options: Any
     ) -> bool:
-        """True if a checkpoint's tensor of this name is a weight or scales of a layer in FP8."""
+        """True if a checkpoint's tensor of this name is the weight of a layer in FP8."""
         path, _, name = param_name.rpartition(".")
-        module = model.get_submodule(path)
-        if isinstance(module, Fp8Linear):
-            return name in ("weight", module.scale_name)
+        if held(model.get_submodule(path), name) is not None:
+            return True
         if is_fp8(state_dict[param_name]):
             got = f"'{param_name}' in FP8 without"
             raise invalid_argument(_OPERATION, "checkpoint", "scales beside codes", got)
@@ -170,33 +178,32 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         unexpected_keys: Any = None,
         **options: Any,
     ) -> None:
-        """Give a layer codes, scales or the cast of a weight in high precision.
+        """Give a layer its weight, or the cast of one in high precision.
 
         param_value: in the dtype that everything else gets.
         state_dict: has it as it was in the file.
         """
         path, _, name = param_name.rpartition(".")
-        layer: Fp8Linear = model.get_submodule(path)
+        layer = model.get_submodule(path)
+        own = weight_of(layer, name)
         value: Tensor = param_value if state_dict is None else state_dict[param_name]
         if is_bundle(value):
-            parts = dict(zip((name, layer.scale_name), codes_and_scale(value), strict=True))
-        elif name == "weight" and not is_fp8(value):
-            assert self._format is not None
-            parts = cast_weight(layer, value.to(target_device), self._format)
+            made = self._joined(path, *codes_and_scale(value))
+        elif isinstance(value, Fp8Weight):
+            made = value
         else:
-            parts = {name: value}
-        for key, part in parts.items():
-            own = layer.scaled_weight.data if key == "weight" else layer.scaled_weight.scale
-            if part.numel() != own.numel() or part.dtype != own.dtype:
-                expected = f"{path}.{key} {list(own.shape)} of {own.dtype}, as the config says"
-                got = f"{list(part.shape)} of {part.dtype}"
-                raise invalid_argument(_OPERATION, "checkpoint", expected, got)
-            tensor = part.to(target_device).reshape(own.shape)
-            if key == "weight":
-                layer._parameters[key] = stored(tensor)
-            else:
-                layer.register_buffer(key, tensor)
-            self._come.add((path, key))
+            assert self._format is not None
+            made = cast_like(own, value.to(target_device), self._format)
+        hold(layer, made.to(target_device), name)  # type: ignore[arg-type]
+        self._come.add(path)
+
+    def _joined(self, path: str, codes: Tensor, scale: Tensor) -> Fp8Weight:
+        own = weight_of(self._model.get_submodule(path))
+        try:
+            return joined(own, codes, scale)
+        except InvalidArgumentError as error:
+            text = f"{_OPERATION}: checkpoint: '{path}.weight', as the config says: {error}"
+            raise InvalidArgumentError(text) from None
 
     def _process_model_before_weight_loading(
         self,
@@ -212,35 +219,35 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         chosen = options_of(self.quantization_config, None if in_codes else model)
         self._format = chosen.format
         format_of = dict.fromkeys(in_codes, chosen.format).get if in_codes else None
-        report = convert_linears(_OPERATION, model, chosen, Devices(device_map), format_of)
+        where = Devices(device_map)
+        report = convert_linears(_OPERATION, model, chosen, where, format_of, self._dtype)
         if missed := in_codes - set(report.converted):
             expected = "FP8 weights of linear layers that can be converted"
             raise invalid_argument(_OPERATION, "checkpoint", expected, listed(sorted(missed)))
         for name in report.converted:
-            layer = model.get_submodule(name)
-            if isinstance(layer, WeightOnlyLinear) and self._dtype == torch.float32:
+            weight = weight_of(model.get_submodule(name))
+            if weight.compute == "weight-only" and self._dtype == torch.float32:
                 expected = "torch.bfloat16 or torch.float16, as compute is 'weight-only'"
                 raise invalid_argument(_OPERATION, "torch_dtype", expected, self._dtype)
-            layer.keep_as_parameter()
-            layer.compute_dtype = self._dtype
         self.report = report
+        self._model = model
         for line in grouped(report.converted):
             _log.info("octofold: %s", line)
         model.register_to_config(quantization_config=self.quantization_config)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         assert self.report is not None
-        lacking = {
-            f"{path}.{name}"
-            for path in self.report.converted
-            for name in ("weight", model.get_submodule(path).scale_name)
-            if (path, name) not in self._come
-        }
-        if lacking:
+        if lacking := {
+            f"{path}.weight" for path in self.report.converted if path not in self._come
+        }:
             expected = "all weights of linear layers (and offload_state_dict=False)"
             raise invalid_argument(
                 _OPERATION, "checkpoint", expected, f"no {listed(sorted(lacking))}"
             )
+        # Diffusers' layerwise casting would round biases too.
+        skipped = getattr(model, "_skip_layerwise_casting_patterns", None) or ()
+        own = (rf"^{re.escape(name)}$" for name in self.report.converted)
+        model._skip_layerwise_casting_patterns = [*skipped, *own]
         return model
 
     @property
@@ -258,21 +265,24 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         """Its layers compile whole."""
         return True
 
+    def get_special_dtypes_update(self, model: Any, torch_dtype: Any) -> dict[str, torch.dtype]:
+        """The sizes of weights, for what plans where a model goes."""
+        layers = [name for name, one in model.named_modules() if held(one) is not None]
+        return dict.fromkeys((f"{name}.weight" for name in layers), torch.float8_e4m3fn)
+
     def get_cuda_warm_up_factor(self) -> int:
         """So many elements of 16 bits are taken for one of the model: a byte for each."""
         return 2
 
     def _dequantize(self, model: Any) -> Any:
-        layers = {name: one for name, one in model.named_modules() if isinstance(one, Fp8Linear)}
+        layers = {name: one for name, one in model.named_modules() if held(one) is not None}
         if away := [name for name, layer in layers.items() if layer.weight.is_meta]:
             expected = "weights in memory (remove the hooks that offload them)"
             raise InvalidArgumentError(
                 f"{_OPERATION}: dequantize(): expected {expected}, got {listed(away)} on meta"
             )
-        dtype = self._dtype or torch.bfloat16
-        for name in layers:  # one after another, so that memory never holds two of each
-            layer = model.get_submodule(name)
-            replaced(model, {id(layer): wide_layer(layer, dtype)})
+        for layer in layers.values():  # one after another, so that memory never holds two of each
+            widen(layer)
         kept = {key: value for key, value in model.config.items() if key != "quantization_config"}
         model._internal_dict = type(model.config)(kept)
         return model

@@ -1,19 +1,18 @@
 """peft's LoRA over Octofold's FP8 layers, whoever asks for it. Importing this module registers it.
 
 peft's table of tuners has, for LoRA, a subclass of its own LoraModel, which before an injection
-teaches a config the layers: the user's, or one that Diffusers' load_lora_weights() and
+teaches a config the weights: the user's, or one that Diffusers' load_lora_weights() and
 transformers' add_adapter() make where nobody can reach it. Its other methods have subclasses that
 refuse what they would train of FP8 weights without gradients. Nothing is different for models
-without such layers.
+without such weights.
 
 >>> import octofold.integrations.peft
 >>> octofold.nn.convert_weight_only(model)
 >>> model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear"))
 
-Plain LoRA alone is supported: variants (DoRA …), lora_bias and first values that are computed from
-the weight (PiSSA …) read FP8 codes as numbers and are refused; so is what would train FP8 weights
-themselves or their frozen biases. "all-linear" is all linear layers, FP8 ones too, except the
-output layer. merge_adapter() adds to the weight and casts it again, with one rounding to FP8;
+Of LoRA the plain one is supported: variants (DoRA …), lora_bias and first values that are computed
+from the weight (PiSSA …) read or change FP8 weights and are refused; so is what would train FP8
+weights themselves. merge_adapter() adds to the weight and casts it again, with one rounding to FP8;
 unmerge_adapter() gives the weight its bytes back. Merge before a CUDA graph is captured.
 """
 
@@ -26,8 +25,9 @@ require("peft")
 import peft  # noqa: E402
 from torch.nn import Module  # noqa: E402
 
+from ...nn.layers.fp8_parameters import held  # noqa: E402
 from ...nn.layers.patching import in_front_of  # noqa: E402
-from .layers import LAYERS, linear_names, require_trained  # noqa: E402
+from .layers import LAYERS, require_trained  # noqa: E402
 
 _TUNERS: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING
 
@@ -41,20 +41,13 @@ class Trained:
 
 
 class Fp8LoraModel(Trained, _TUNERS[peft.PeftType.LORA]):  # type: ignore[misc]
-    """peft's LoraModel, over octofold.nn.WeightOnlyLinear and InferenceLinear too.
-
-    What reads the weight (DoRA …) is refused over both.
-    """
+    """peft's LoraModel, over FP8 weights too."""
 
     def _prepare_model(self, peft_config: Any, model: Module) -> None:
         config = peft_config
         super()._prepare_model(config, model)
-        if not any(isinstance(module, tuple(LAYERS)) for module in model.modules()):
-            return
-        config._register_custom_module({**(config._custom_modules or {}), **LAYERS})
-        targets = config.target_modules
-        if isinstance(targets, str) and targets.lower() == "all-linear":
-            config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
+        if any(held(module) is not None for module in model.modules()):
+            config._register_custom_module({**(config._custom_modules or {}), **LAYERS})
 
 
 for _kind, _tuner in list(_TUNERS.items()):

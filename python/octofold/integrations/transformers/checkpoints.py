@@ -29,7 +29,8 @@ from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._load_checkpoint import OF_SERVERS
 from ...nn.autograd.fitting import is_fp8
-from ...nn.layers.fp8_linear import Fp8Linear
+from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.layers.fp8_parameters import held, joined
 from ..model_loading import NAME, LoadingConfig
 from .experts import STACKED, is_experts
 
@@ -106,6 +107,8 @@ class Contents:
                     f"octofold.integrations.transformers: expected safetensors, got {file}"
                 )
         self.model = model
+        self.on_disk: tuple[str, ...] = ()
+        """Modules that transformers writes to disk again, which it can do with numbers alone."""
         found = _inspected(files) if foreign else _own(files)
         mapping = get_model_conversion_mapping(model) if foreign else []
         self._renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
@@ -188,9 +191,26 @@ def marked(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_converters(contents: Contents) -> list[Any]:
-    """The transforms that undo marked()."""
-    endings = {name.rpartition(".")[2] for name in contents.weights}
-    return [WeightConverter(rf"\.{re.escape(e)}$", f".{e}", [_AsHeld()]) for e in endings]
+    """The transforms that undo marked(), and put codes and scales into one weight."""
+    endings = {name.rpartition(".")[2] for name in contents.weights} - {"weight"}
+    stacks = [WeightConverter(rf"\.{re.escape(e)}$", f".{e}", [_AsHeld()]) for e in endings]
+    return [*stacks, *_joining(contents)]
+
+
+def _joining(contents: Contents) -> Iterator[Any]:
+    """Transforms of codes and scales to a layer's weight. They fit all that is called as codes are,
+    and so come last."""
+    spelled: dict[str, set[str]] = {}
+    for target, weights in contents.weights.items():
+        if _held(contents.model, target) is not None:
+            codes, scale = (
+                contents.renamed(name).rpartition(".")[2] if name else ""
+                for name in (weights[0].codes, weights[0].scale)
+            )
+            spelled.setdefault(codes, set()).update({scale} - {""})
+    for codes, scales in spelled.items():
+        sources = [rf"\.{re.escape(ending)}$" for ending in (codes, *sorted(scales))]
+        yield WeightConverter(sources, ".weight", [_AsHeld(contents.on_disk)])
 
 
 def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> list[Any]:
@@ -199,31 +219,16 @@ def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> 
     ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *_OF_SERVERS}
     model._keys_to_ignore_on_load_unexpected = ignored
     made: list[Any] = []
-    spelled: dict[tuple[str, str], dict[str, list[str]]] = {}
     for target, weights in contents.weights.items():
         module, first = _module_of(model, target), weights[0]
-        if isinstance(module, Fp8Linear):
-            if first.scale is not None:
-                layer, _, codes = contents.renamed(first.codes).rpartition(".")
-                scale = contents.renamed(first.scale).rpartition(".")[2]
-                layers = spelled.setdefault((codes, scale), {})
-                layers.setdefault(module.scale_name, []).append(layer)
-        elif len(weights) == 1 and not is_experts(module) and first.scale is not None:
+        if _held(model, target) is not None:
+            continue
+        if len(weights) == 1 and not is_experts(module) and first.scale is not None:
             names = (contents.renamed(name) for name in (first.codes, first.scale))
             patterns = [rf"^{re.escape(name)}$" for name in names]
             made.append(WeightConverter(patterns, target, [_Dequantize(first.format.granularity)]))
     made += _with_experts(contents, converters, model)
-    for (codes, scale), layers in spelled.items():
-        if codes != "weight":
-            made.append(WeightRenaming(rf"\.{re.escape(codes)}$", ".weight"))
-        # Families that mix granularities have one name for all scales.
-        usual = max(layers, key=lambda name: len(layers[name]))
-        for scale_name in (name for name in layers if name != usual):
-            for layer in layers[scale_name]:
-                pattern = rf"^{re.escape(layer)}\.{re.escape(scale)}$"
-                made.append(WeightConverter(pattern, f"{layer}.{scale_name}", [_AsHeld()]))
-        made.append(WeightConverter(rf"\.{re.escape(scale)}$", f".{usual}", [_AsHeld()]))
-    return made
+    return [*made, *_joining(contents)]
 
 
 def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> Iterator[Any]:
@@ -273,8 +278,14 @@ def _like(converter: Any, sources: list[str], targets: list[str], operations: li
 
 
 class _AsHeld(ConversionOps):  # type: ignore[misc]
-    """A tensor in the shape and dtype that the module has: families have scales of [out, 1] or []
-    for [out] and [1], and marked() codes of [out, in, 1]."""
+    """A tensor in the shape and dtype that the module has, as families have scales of [out, 1] or
+    [] for [out] and [1], and marked() codes of [out, in, 1]; an Fp8Weight of codes and scales."""
+
+    hf_quantizer = True
+    """By which transformers knows that what it reads is not to be converted before."""
+
+    def __init__(self, on_disk: tuple[str, ...] = ()) -> None:
+        self._on_disk = on_disk
 
     def convert(
         self,
@@ -283,12 +294,19 @@ class _AsHeld(ConversionOps):  # type: ignore[misc]
         model: Any = None,
         **others: Any,
     ) -> dict[str, Tensor]:
-        (value,) = input_dict.values()
-        tensor: Tensor = value[0] if isinstance(value, list) else value
+        tensors = [one[0] if isinstance(one, list) else one for one in input_dict.values()]
         path, _, name = full_layer_name.rpartition(".")
-        held = getattr(model.get_submodule(path), name)
-        fits = tensor.numel() == held.numel()
-        return {full_layer_name: tensor.to(held.dtype).reshape(held.shape) if fits else tensor}
+        own = getattr(model.get_submodule(path), name)
+        if isinstance(own, Fp8Weight):
+            codes = next(one for one in tensors if is_fp8(one))
+            ones = torch.ones(own.scale.shape, device=codes.device)
+            scale = next((one for one in tensors if one is not codes), ones)
+            weight = joined(own, codes.reshape(own.shape), scale)
+            on_disk = any(f"{path}.".startswith(f"{part}.") for part in self._on_disk)
+            return {full_layer_name: weight.dequantize() if on_disk else Fp8Weight(weight)}
+        (tensor,) = tensors
+        fits = tensor.numel() == own.numel()
+        return {full_layer_name: tensor.to(own.dtype).reshape(own.shape) if fits else tensor}
 
 
 class _Dequantize(ConversionOps):  # type: ignore[misc]
@@ -329,3 +347,8 @@ def _module_of(model: Any, parameter: str) -> Any:
         return model.get_submodule(parameter.rpartition(".")[0])
     except AttributeError:
         return None
+
+
+def _held(model: Any, parameter: str) -> Fp8Weight | None:
+    module = _module_of(model, parameter)
+    return None if module is None else held(module, parameter.rpartition(".")[2])

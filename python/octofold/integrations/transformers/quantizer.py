@@ -10,12 +10,11 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
-from ...nn.casting.weight_tensors import stored
-from ...nn.conversion.fp8_layers import wide_layer
+from ...nn.conversion.fp8_layers import widen
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.picking import grouped
-from ...nn.layers.fp8_linear import Fp8Linear
-from ..model_loading import NAME, Devices, cast_weight, convert_linears
+from ...nn.layers.fp8_parameters import held
+from ..model_loading import NAME, Devices, cast_like, convert_linears
 from .checkpoints import Contents, OctofoldConfig, converters_of, marked, own_converters
 from .experts import STACKED, cast_experts, convert_experts_of, is_experts
 
@@ -36,11 +35,13 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         self.report: dict[str, str] = {}
         self._contents: Contents | None = None
+        self._on_disk: tuple[str, ...] = ()
 
     def validate_environment(self, *arguments: Any, device_map: Any = None, **options: Any) -> None:
         """device_map: as from_pretrained() was given it, and again when its devices are known."""
-        places = set(device_map.values()) if isinstance(device_map, dict) else set()
-        if "disk" in places and not self.pre_quantized:
+        places = device_map.items() if isinstance(device_map, dict) else ()
+        self._on_disk = tuple(name for name, place in places if place == "disk")
+        if self._on_disk and not self.pre_quantized:
             # transformers would read the weight from the source's file, and take it for codes.
             raise invalid_argument(
                 "from_pretrained",
@@ -77,9 +78,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         """True if a checkpoint's tensor of this name is to be cast as it is read."""
         path, _, name = param_name.rpartition(".")
         module = model.get_submodule(path)
-        if isinstance(module, Fp8Linear):
-            return name == "weight"
-        return is_experts(module) and name in STACKED
+        return held(module, name) is not None or (is_experts(module) and name in STACKED)
 
     def get_quantize_ops(self) -> ConversionOps:
         """The cast, as transformers calls it with each weight that it has read."""
@@ -111,15 +110,15 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
             found |= convert_experts_of(model, options_of_config, where, weights_of)
         try:
             found_in = None if self._contents is None else self._contents.format_of
-            converted = convert_linears(_OPERATION, model, options_of_config, where, found_in)
+            converted = convert_linears(
+                _OPERATION, model, options_of_config, where, found_in, wanted
+            )
             found |= converted.converted
         except InvalidArgumentError:
             if not found and self._contents is None:
                 raise  # else there are only weights that are dequantized as they are read
         for module in model.modules():
-            if isinstance(module, Fp8Linear):
-                module.keep_as_parameter()
-            if not self.pre_quantized:
+            if not self.pre_quantized and is_experts(module):
                 _expect_numbers(module, wanted)
         self.report = found
         for line in grouped(found):
@@ -130,17 +129,15 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         the model too from 5.20 on.)"""
         if self._contents is None:
             return weight_conversions
+        self._contents.on_disk = self._on_disk
         if not self.quantization_config.foreign:
             return [*weight_conversions, *own_converters(self._contents)]
         return converters_of(self._contents, weight_conversions, self._contents.model)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, module in model.named_modules():
-            _initialize_missing(name, module, model.config)
-            if isinstance(module, Fp8Linear):
-                # transformers takes it for one to be trained
-                module._parameters["weight"] = stored(module.weight)
-                module.compute_dtype = model.dtype
+            if is_experts(module):
+                _require_weights(name, module)
         self.report |= fuse_gated_mlps(model)
         # The names in what the model saves are those of its modules.
         model._weight_conversions = []
@@ -152,10 +149,9 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         if stacks := [type(module).__name__ for module in model.modules() if is_experts(module)]:
             expected = "a model without experts in FP8 (OctofoldConfig(experts=False))"
             raise invalid_argument("dequantize", "model", expected, stacks[0])
-        for parent in list(model.modules()):
-            for name, child in list(parent._modules.items()):
-                if isinstance(child, Fp8Linear):
-                    setattr(parent, name, wide_layer(child, dtype or model.dtype))
+        for module in model.modules():
+            if held(module) is not None:
+                widen(module, dtype)
         return model
 
 
@@ -174,8 +170,9 @@ class _Cast(ConversionOps):  # type: ignore[misc]
             weight: Tensor = value[0] if isinstance(value, list) else value
             path, _, name = full_name.rpartition(".")
             module: Module = model.get_submodule(path)
-            if isinstance(module, Fp8Linear):
-                buffers = cast_weight(module, weight, self._format)
+            own = held(module, name)
+            if own is not None:
+                buffers: dict[str, Tensor] = {name: cast_like(own, weight, self._format)}
             else:
                 buffers = cast_experts(module, name, weight)
             made |= {f"{path}.{key}" if path else key: tensor for key, tensor in buffers.items()}
@@ -183,30 +180,14 @@ class _Cast(ConversionOps):  # type: ignore[misc]
 
 
 def _expect_numbers(module: Module, dtype: torch.dtype) -> None:
-    """Have a layer or experts on "meta" say that their weights come in a dtype of high precision:
-    transformers before 5.20 converts what it reads to what the model says, and then casts."""
-    if isinstance(module, Fp8Linear):
-        wide = torch.empty_like(module.weight, dtype=dtype, device="meta")
-        module._parameters["weight"] = torch.nn.Parameter(wide, requires_grad=False)
-    elif is_experts(module):
-        for name in STACKED:
-            module._buffers[name] = torch.empty_like(getattr(module, name), dtype=dtype)
+    """Have experts on "meta" say that their weights come in a dtype of high precision: transformers
+    before 5.20 converts what it reads to what the model says, and then casts."""
+    for name in STACKED:
+        module._buffers[name] = torch.empty_like(getattr(module, name), dtype=dtype)
 
 
-def _initialize_missing(name: str, module: Module, config: Any) -> None:
-    """Give a layer whose weight is not in the checkpoint the values that transformers, which does
-    not know it, would give to a torch.nn.Linear. Its log has named the weight by now."""
-    if is_experts(module):
-        for stack in STACKED:
-            weight = getattr(module, stack)
-            if not (weight.is_meta or hasattr(weight, "_is_hf_initialized")):
-                expected = f"'{name}.{stack}'"
-                raise invalid_argument("from_pretrained", "checkpoint", expected, "none")
-    if not isinstance(module, Fp8Linear) or module.weight.is_meta:  # which is offloaded
-        return
-    if hasattr(module.weight, "_is_hf_initialized"):
-        return
-    weight = torch.empty(module.weight.shape, device=module.weight.device)
-    module.recast(weight.normal_(std=getattr(config, "initializer_range", None) or 0.02))
-    if module.bias is not None:
-        module.bias.detach().zero_()
+def _require_weights(path: str, experts: Module) -> None:
+    for stack in STACKED:
+        weight = getattr(experts, stack)
+        if not (weight.is_meta or hasattr(weight, "_is_hf_initialized")):
+            raise invalid_argument("from_pretrained", "checkpoint", f"'{path}.{stack}'", "none")

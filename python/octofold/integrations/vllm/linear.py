@@ -57,7 +57,7 @@ def insert() -> None:
 
 class OctofoldFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):  # type: ignore[misc]
     """Weights of 128x128 blocks. x is cast in the product itself, or before it, as
-    octofold.nn.InferenceLinear has it."""
+    octofold.nn.inference_linear() has it."""
 
     apply_input_quant = False
 

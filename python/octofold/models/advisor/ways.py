@@ -9,9 +9,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ...nn.casting.fp8_weight import Fp8Weight
-from ...nn.layers.fp8_parameters import hold
-from ...nn.layers.inference import InferenceLinear
-from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.layers.fp8_parameters import inference_linear, weight_only_linear, with_weight
 from ...nn.recipes.kernels import has_bfloat16, has_kernels
 
 OWN: Final = "own"
@@ -45,20 +43,12 @@ def _no_weight_only(device: torch.device, dtypes: Collection[torch.dtype]) -> st
     return _no_kernels(device, "products with FP8 weights")
 
 
-def _with_copy(linear: torch.nn.Linear) -> torch.nn.Linear:
-    with torch.device("meta"):
-        made = torch.nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
-    made.bias = linear.bias
-    hold(made, Fp8Weight.cast(linear.weight, compute="copy"))
-    return made.train(linear.training)
-
-
 def _native(recipe: str, title: str) -> Way:
     return Way(
         recipe,
         title,
         lambda device, dtypes: _no_kernels(device, "products", "casts"),
-        lambda linear: InferenceLinear.from_linear(linear, recipe),
+        lambda linear: inference_linear(linear, recipe),
     )
 
 
@@ -67,7 +57,7 @@ def _weight_only(granularity: str) -> Way:
         f"weight-only-{granularity}",
         f"weight in FP8 {granularity}, x in 16 bits",
         _no_weight_only,
-        lambda linear: WeightOnlyLinear.from_linear(linear, granularity),
+        lambda linear: weight_only_linear(linear, granularity),
     )
 
 
@@ -85,7 +75,7 @@ WAYS: Final[dict[str, Way]] = {
             "cast",
             "weight kept in FP8 128x128, dequantized in each forward, product in x's dtype",
             lambda device, dtypes: _no_kernels(device, "casts"),
-            _with_copy,
+            lambda linear: with_weight(linear, Fp8Weight.cast(linear.weight, compute="copy")),
         ),
     )
 }

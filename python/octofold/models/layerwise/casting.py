@@ -13,10 +13,10 @@ from ..._core.formats import FP8, WIDE, Format, Rule, dtype_name
 from ..._core.library import note
 from ..._core.torch import DTYPES
 from ...nn.casting.fp8_weight import Fp8Weight
-from ...nn.layers.fp8_parameters import held, hold
+from ...nn.layers.fp8_parameters import hold, weight_of
 from ...nn.recipes.choice import require_compute
 from ...nn.recipes.kernels import has_bfloat16, has_native
-from .selection import NAME, Patterns, Selection, select, tuple_of
+from .selection import BEFORE, NAME, Patterns, Selection, select, tuple_of
 
 _UNDO: Final = "octofold.models.disable_layerwise_casting"
 
@@ -119,7 +119,7 @@ def disable_layerwise_casting(module: Module) -> Module:
     (accelerate's remove_hook_from_submodules() brings them back).
     """
     require_type(_UNDO, "module", module, Module, "a torch.nn.Module")
-    layers = {name: one for name, one in module.named_modules() if held(one) is not None}
+    layers = {name: one for name, one in module.named_modules() if BEFORE in one.__dict__}
     if not layers:
         got = f"{type(module).__qualname__} without"
         raise invalid_argument(_UNDO, "module", "a model with layerwise casting", got)
@@ -148,9 +148,8 @@ class Before:
 
 def _restore(layer: Module) -> bool:
     """Give a layer numbers for its weight. Returns whether they are the original's."""
-    weight = held(layer)
-    assert weight is not None
-    before = layer.__dict__.pop("before_casting", Before(False))
+    weight = weight_of(layer)
+    before = layer.__dict__.pop(BEFORE)
     layer.__dict__.pop("extra_repr", None)
     numbers, original = None, before.original
     if original is not None:

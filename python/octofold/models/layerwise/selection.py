@@ -13,7 +13,6 @@ from ..._core.errors import invalid_argument
 from ..._core.library import note
 from ...nn.casting.weight_tensors import is_plain_parameter
 from ...nn.conversion.weight_readers import names_of, weight_readers, wide_patterns
-from ...nn.layers.fp8_parameters import held
 
 SUPPORTED: Final = (
     torch.nn.Linear,
@@ -29,6 +28,9 @@ SUPPORTED: Final = (
 NAME: Final = "octofold.models.enable_layerwise_casting"
 DEFAULT_PATTERNS: Final = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$")
 """Diffusers' own."""
+BEFORE: Final = "before_casting"
+"""The attribute of a layer whose weight has been cast."""
+
 _WRAPPERS: Final = ("base_model.model.",)  # of peft, which models know nothing of
 
 
@@ -129,7 +131,7 @@ def _walk(
     if id(module) in seen:
         return
     seen.add(id(module))
-    if held(module) is not None:
+    if BEFORE in module.__dict__:
         expected = "a model without layerwise casting (disable_layerwise_casting() undoes it)"
         raise invalid_argument(NAME, "module", expected, f"casting enabled for {name!r}")
     if isinstance(module, classes) or patterns.fit(name, of_models):

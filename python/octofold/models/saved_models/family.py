@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ...nn.layers.fp8_parameters import held
-from .records import EXPERTS, PARAMETER, Record
+from .records import EXPERTS, Record
 
 NAME: Final = "compressed-tensors"
 _BLOCK: Final = 128
@@ -28,7 +27,7 @@ _OF_INPUTS: Final[dict[str, dict[str, Any]]] = {
 
 def holds_codes(module: Module) -> bool:
     """True if the family has the layer's codes; else it has its numbers."""
-    return held(module) is None or type(module) is torch.nn.Linear
+    return type(module) is torch.nn.Linear
 
 
 def why_not(record: Record, module: Module) -> str | None:
@@ -48,7 +47,7 @@ def why_not(record: Record, module: Module) -> str | None:
     divided = {"128x128": sizes, "1x128": sizes[1:]}.get(record["granularity"], ())
     if any(size % _BLOCK for size in divided):
         return f"its sizes {list(sizes)} are no multiples of {_BLOCK}, which readers divide by"
-    if record["kind"] == "InferenceLinear":
+    if record["recipe"] is not None:
         format = record["recipe"]["output"]["a"]
         inputs, dtype = format["granularity"], format["dtype"]
         if inputs not in _OF_INPUTS or dtype != "e4m3":
@@ -90,10 +89,9 @@ def config_of(layers: Mapping[str, Record]) -> dict[str, Any]:
 
 def _inputs_of(record: Record) -> str | None:
     """How the layer casts x; None: it does not."""
-    if record["kind"] == "InferenceLinear":
+    if record["recipe"] is not None:
         return str(record["recipe"]["output"]["a"]["granularity"])
-    is_cast = record["kind"] == PARAMETER and record["compute"] in ("auto", "native")
-    return "1x128" if is_cast else None
+    return "1x128" if record["compute"] in ("auto", "native") else None
 
 
 def _arguments(strategy: Mapping[str, Any], dynamic: bool) -> dict[str, Any]:

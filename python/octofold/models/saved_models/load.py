@@ -46,7 +46,7 @@ def load(model: Module | type[Module], folder: str | os.PathLike[str]) -> Any:
     All numbers are those that were saved, to the bit. So are codes and scales, except for
     embeddings and convolutions in a family's checkpoint, which holds their numbers: a row may get
     twice the codes with half the scale. What state_dict() leaves out is as the class makes it.
-    Returns the model; for a torch.nn.Linear, the new layer.
+    Returns the model.
     Raises InvalidArgumentError, which names what does not fit, BadFormatError for damaged files,
     and IoError. The model is then as it was.
     """

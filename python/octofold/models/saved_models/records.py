@@ -1,5 +1,5 @@
-"""The record of a layer with an FP8 weight, or of an octofold.nn.Experts, which a file keeps, and
-the module of a record."""
+"""The record of an Fp8Weight, or of an octofold.nn.Experts, which a file keeps, and what is made of
+a record."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.errors import invalid_argument
 from ..._core.formats import Format
 from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
@@ -17,19 +16,15 @@ from ..._core.torch import DTYPES, NAMES
 from ...nn.autograd.experts import expert_recipe_of
 from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.layers.experts import Experts, Stacks
-from ...nn.layers.fp8_linear import Fp8Linear
 from ...nn.layers.fp8_parameters import held, hold
-from ...nn.layers.inference import InferenceLinear
-from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.choice import require_compute
 from ..layerwise.casting import Before
+from ..layerwise.selection import BEFORE
 
 Record = dict[str, Any]
 """kind: a name below; granularity, weight_dtype: of its scales and codes; and what its kind takes
 beside them."""
 
-_WEIGHT_ONLY: Final = "WeightOnlyLinear"
-_INFERENCE: Final = "InferenceLinear"
 PARAMETER: Final = "Fp8Weight"
 
 
@@ -37,7 +32,7 @@ def record_of(module: Module) -> Record | None:
     """None: it has no FP8 weight of Octofold's."""
     parameter = held(module)
     if parameter is not None:
-        before = module.__dict__.get("before_casting", Before(False))
+        before = module.__dict__.get(BEFORE)
         wide = parameter.compute_dtype
         return {
             "kind": PARAMETER,
@@ -48,39 +43,18 @@ def record_of(module: Module) -> Record | None:
             "compute_dtype": None if wide is None else NAMES[wide],
             "rule": parameter.rule,
             "power_of_two": parameter.power_of_two,
-            "requires_grad": before.requires_grad,
+            "recipe": None if parameter.recipe is None else asdict(parameter.recipe),
+            "few_tokens": parameter.few_tokens,
+            "batch_invariant": parameter.batch_invariant,
+            "requires_grad": None if before is None else before.requires_grad,
         }
-    if type(module) is Experts:
-        return record_of_experts(module)
-    if not isinstance(module, Fp8Linear):
-        return None
-    weight = module.scaled_weight
-    record = {"granularity": weight.granularity, "weight_dtype": NAMES[weight.data.dtype]}
-    if type(module) is InferenceLinear:
-        few = {"few_tokens": module.few_tokens}
-        return {"kind": _INFERENCE, **record, "recipe": asdict(module.recipe), **few}
-    if type(module) is not WeightOnlyLinear:
-        expected = f"layers of {_INFERENCE}, {_WEIGHT_ONLY} and of an Fp8Weight"
-        got = f"a {type(module).__qualname__}, which a file cannot make again"
-        raise invalid_argument("octofold.models.save", "model", expected, got)
-    return {"kind": _WEIGHT_ONLY, **record, **_options_of(vars(module))}
-
-
-def scale_name_of(module: Module) -> str:
-    """The name that files have for its scales."""
-    parameter = held(module)
-    if parameter is not None:
-        return parameter.scale_name
-    assert isinstance(module, Fp8Linear)
-    return module.scale_name
+    return record_of_experts(module) if type(module) is Experts else None
 
 
 def why_not(record: Record, module: Module) -> str | None:
     """Why a module cannot become a layer of this record; None where it can."""
-    is_linear = isinstance(module, torch.nn.Linear)
-    weight = module._parameters.get("weight")
-    fits = is_linear if record["kind"] != PARAMETER else weight is not None
-    return None if fits and held(module) is None else type(module).__qualname__
+    fits = module._parameters.get("weight") is not None and held(module) is None
+    return None if fits else type(module).__qualname__
 
 
 def weight_of(record: Record, weight: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -100,31 +74,19 @@ def layer_of(
     bias: Tensor | None,
     device: torch.device,
 ) -> Module:
-    """The layer of a record in the place of a module: the module itself where its weight alone is
-    another, else another."""
-    if record["kind"] == PARAMETER:
-        if bias is not None:
-            module._parameters["bias"] = Parameter(bias)
-        hold(module, _parameter(record, codes, scale))
+    """The module itself, with the weight of a record, and a bias."""
+    if bias is not None:
+        module._parameters["bias"] = Parameter(bias)
+    hold(module, _parameter(record, codes, scale))
+    if record["requires_grad"] is not None:
         module.before_casting = Before(record["requires_grad"])  # type: ignore[assignment]
-        return module.to(device)
-    assert isinstance(module, torch.nn.Linear)
-    sizes = module.in_features, module.out_features
-    weight = ScaledTensor(codes, scale, record["granularity"])
-    if record["kind"] == _INFERENCE:
-        options = {"recipe": recipe_of_record(record), "few_tokens": record["few_tokens"]}
-        layer: Fp8Linear = InferenceLinear(*sizes, False, "meta", **options)
-        layer.hold(weight, bias)
-    else:
-        format, invariant = _format(record), _options_of(record)
-        layer = WeightOnlyLinear(*sizes, False, "meta", format=format, **invariant)
-        layer.hold(weight, None if bias is None else Parameter(bias))
-    return layer.train(module.training).to(device)
+    return module.to(device)
 
 
 def _parameter(record: Record, codes: Tensor, scale: Tensor) -> Fp8Weight:
     wide, options = record["compute_dtype"], {name: record[name] for name in Fp8Weight.OPTIONS}
     options["compute_dtype"] = None if wide is None else DTYPES[wide]
+    options["recipe"] = None if record["recipe"] is None else recipe_of_record(record)
     scaled = ScaledTensor(codes, scale, record["granularity"])
     return Fp8Weight.of(scaled, DTYPES[record["dtype"]], **options)
 
@@ -133,13 +95,8 @@ def require_record(record: Any) -> None:
     """Checks that this is a record. Raises ValueError, KeyError, TypeError or AttributeError, as
     does making what it says."""
     kind = record["kind"]
-    if kind == _INFERENCE:
-        few = int(record["few_tokens"])
-        InferenceLinear(1, 1, False, "meta", recipe=recipe_of_record(record), few_tokens=few)
-    elif kind == EXPERTS:
+    if kind == EXPERTS:
         require_experts(record, recipe_of_record(record))
-    elif kind == _WEIGHT_ONLY:
-        WeightOnlyLinear(1, 1, False, "meta", format=_format(record), **_options_of(record))
     elif kind == PARAMETER:
         format = _format(record)
         meta = torch.empty(1, 1, dtype=DTYPES[format.dtype], device="meta")
@@ -149,13 +106,8 @@ def require_record(record: Any) -> None:
         raise ValueError(f"kind {kind!r}")
 
 
-def _options_of(values: dict[str, Any]) -> dict[str, Any]:
-    """The options of a layer with 16-bit activations, from its attributes or a record."""
-    return {"batch_invariant": True} if values.get("batch_invariant", False) else {}
-
-
 def _format(record: Record) -> Format:
-    how = {name: record[name] for name in ("rule", "power_of_two") if name in record}
+    how = {name: record[name] for name in ("rule", "power_of_two")}
     return Format(record["weight_dtype"], record["granularity"], **how)
 
 

@@ -13,13 +13,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..._core.errors import invalid_argument, require_type
 from ..._core.library import note
-from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.conversion.expert_blocks import chooses_by_top_k
-from ...nn.layers.fp8_parameters import held
+from ...nn.layers.fp8_parameters import weight_of
 from ...nn.layers.saving import coded_state_dict
 from . import family
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
-from .records import EXPERTS, Record, record_of, router_beside, scale_name_of
+from .records import EXPERTS, Record, record_of, router_beside
 
 _NAME: Final = "octofold.models.save"
 
@@ -71,12 +70,8 @@ def save(model: Module, folder: str | os.PathLike[str]) -> Path:
 
 
 def _state_of(model: Module) -> dict[str, Tensor]:
-    with coded_state_dict():
+    with coded_state_dict(model):
         state: dict[str, Any] = model.state_dict()
-    for name, value in list(state.items()):
-        if isinstance(value, Fp8Weight):
-            state[name] = value.codes.contiguous()
-            state[name.removesuffix("weight") + value.scale_name] = value.scale
     for name, value in state.items():
         if not isinstance(value, Tensor):
             got = f"{type(value).__qualname__} as '{name}'"
@@ -141,12 +136,11 @@ def _in_family(
     written = dict(state)
     for name, layer in layers.items():
         record = records[name]
-        scale = written.pop(_joined(name, scale_name_of(layer)))
+        weight = weight_of(layer)
+        scale = written.pop(_joined(name, weight.scale_name))
         if family.holds_codes(layer):
             written[_joined(name, "weight_scale")] = family.scale_in_file(record, scale)
         else:
-            weight = held(layer)
-            assert weight is not None
             written[_joined(name, "weight")] = weight.dequantize()
     return written
 
@@ -166,7 +160,7 @@ def _write_family(
     architectures = model.config.architectures
     try:
         # save_pretrained() empties the state as it writes.
-        with coded_state_dict():
+        with coded_state_dict(model):
             model.save_pretrained(folder, state_dict=state, save_original_format=False)
     finally:
         model.config.dtype, model.config.architectures = dtype, architectures

@@ -226,6 +226,8 @@ class _Frozen(torch.autograd.Function):
             dx = _input_gradient(rows, weight, ctx.how, ctx.x_dtype)
             dx = dx[0] if dy.dim() == 1 else dx
         db = bias_gradient(rows, None, ctx.bias_dtype) if needs_bias else None
+        if db is not None:
+            db = sides_of(ctx.how.sides)[1].all_reduce(db)
         return dx, db, None, None, None
 
 
@@ -253,17 +255,27 @@ def _product_dtype(x: Tensor, weight: Fp8Weight) -> torch.dtype:
     return weight.compute_dtype or x.dtype
 
 
-def _of_weight(input: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear() with an Fp8Weight."""
+def linear_of_weight(
+    input: Tensor, weight: Any, bias: Tensor | None = None, sides: Sides | None = None
+) -> Tensor:
+    """torch.nn.functional.linear() with an Fp8Weight, as its options say; sides: as of
+    frozen_linear()."""
     if not isinstance(weight, Fp8Weight):
         with torch._C.DisableTorchFunctionSubclass():
             return torch.nn.functional.linear(input, weight, bias)
     require_input("linear", input, weight.codes)
-    dtype = _product_dtype(input, weight)
-    if input.dtype == dtype:
-        return frozen_linear(input, weight.scaled, bias, weight.compute)
-    y = frozen_linear(input.to(dtype), weight.scaled, bias, weight.compute)
-    return y.to(result_dtype(input))
+    dtype = input.dtype if weight.compute_dtype is None else _product_dtype(input, weight)
+    y = frozen_linear(
+        input if input.dtype == dtype else input.to(dtype),
+        weight.scaled,
+        bias,
+        weight.compute,
+        recipe=weight.recipe,
+        few_tokens=weight.few_tokens,
+        batch_invariant=weight.batch_invariant,
+        sides=sides,
+    )
+    return y if input.dtype == dtype else y.to(result_dtype(input))
 
 
 def _computed_in(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -284,7 +296,24 @@ def _computed_in(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return convolution
 
 
-FUNCTIONS[torch.nn.functional.linear] = _of_weight
+def _embedding(input: Any, weight: Any, *others: Any, **options: Any) -> Tensor:
+    """Looks up rows: only these are ever in high precision."""
+    max_norm = others[1] if len(others) > 1 else options.get("max_norm")
+    if max_norm is not None or not isinstance(weight, Fp8Weight):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.nn.functional.embedding(input, weight, *others, **options)
+    codes = weight.codes.view(torch.uint8)[input].view(weight.codes.dtype)
+    scale, granularity = weight.scale, weight.granularity
+    if granularity == "128x128":
+        scale, granularity = scale[input // 128], "1x128"
+    elif granularity != "tensor":
+        scale = scale[input]
+    rows: Tensor = ScaledTensor(codes, scale, granularity).dequantize(weight.dtype)
+    return rows
+
+
+FUNCTIONS[torch.nn.functional.embedding] = _embedding
+FUNCTIONS[torch.nn.functional.linear] = linear_of_weight
 for _dimensions in "123":
     for _name in (f"conv{_dimensions}d", f"conv_transpose{_dimensions}d"):
         _function = getattr(torch.nn.functional, _name)

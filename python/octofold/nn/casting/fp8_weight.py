@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
-from ..._core.formats import Format, FormatLike, format_of
+from ..._core.formats import Format, FormatLike, Rule, format_of
+from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._core.torch import FLOAT8, NAMES
+from ..._core.torch import FLOAT8, NAMES, with_aligned_rows
 from ..._ops.quantize import quantize
 from ..recipes.choice import COMPUTE, require_compute
 
@@ -40,6 +41,12 @@ class Fp8Weight(Tensor):
         product. "auto": as the GPU and the number of tokens have it.
     compute_dtype: that layers compute in; x is converted, and the result back. None: that of x.
     rule, power_of_two: how numbers are cast that are written to it, as octofold.Format has them.
+    recipe: an octofold.nn.Recipe of native products, of which `output` casts x, and backward has
+        `grad_input`. None: x is cast with a scale for 128 of its values, and the gradient has dY as
+        it is.
+    few_tokens: up to so many of 16 bits are multiplied as they are. None: as `compute` has it.
+    batch_invariant: a token's result, and its gradient, depend on that token alone
+        (docs/batch-invariance.md). Not of float32, nor of bfloat16 where tensor cores have none.
 
     torch.nn.functional.linear() gives gradients by x and bias, and embedding() takes rows alone out
     of FP8. detach(), clone(), to(), pin_memory(), slices and splits between scales, deepcopy, files
@@ -49,7 +56,10 @@ class Fp8Weight(Tensor):
     """
 
     COMPUTE: ClassVar = (*COMPUTE, "copy")
-    OPTIONS: ClassVar = ("compute", "compute_dtype", "rule", "power_of_two")
+    OPTIONS: ClassVar = (
+        *("compute", "compute_dtype", "rule", "power_of_two"),
+        *("recipe", "few_tokens", "batch_invariant"),
+    )
 
     codes: Tensor
     scale: Tensor
@@ -58,6 +68,9 @@ class Fp8Weight(Tensor):
     compute_dtype: torch.dtype | None
     rule: str
     power_of_two: bool | None
+    recipe: Recipe | None
+    few_tokens: int | None
+    batch_invariant: bool
 
     @staticmethod
     def __new__(
@@ -70,11 +83,16 @@ class Fp8Weight(Tensor):
         compute_dtype: torch.dtype | None = None,
         rule: str = "deepgemm",
         power_of_two: bool | None = None,
-        requires_grad: bool = False,
+        recipe: Recipe | None = None,
+        few_tokens: int | None = None,
+        batch_invariant: bool = False,
+        requires_grad: bool | None = None,
     ) -> "Fp8Weight":
         """requires_grad: for those who call a parameter's class as torch.nn.Parameter's; of an
-        Fp8Weight alone, it makes a parameter."""
-        if isinstance(codes, Fp8Weight):
+        Fp8Weight alone, it makes a parameter, and of numbers, which accelerate brings from disk, a
+        plain one."""
+        is_number = requires_grad is not None and codes.dtype in _WIDE and scale is None
+        if isinstance(codes, Fp8Weight) or is_number:
             parameter: Fp8Weight = Parameter(codes, False)  # type: ignore[assignment]
             return parameter
         if scale is None or codes.dtype not in FLOAT8:
@@ -86,6 +104,7 @@ class Fp8Weight(Tensor):
         made.codes, made.scale, made.granularity = codes, scale, granularity
         made.compute, made.compute_dtype = compute, compute_dtype
         made.rule, made.power_of_two = rule, power_of_two
+        made.recipe, made.few_tokens, made.batch_invariant = recipe, few_tokens, batch_invariant
         return made
 
     @classmethod
@@ -218,6 +237,9 @@ class Fp8Weight(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = f"{self.codes.dtype}, {self.granularity}, compute={self.compute}"
+        kind += "" if self.recipe is None else f", recipe={self.recipe}"
+        kind += f", few_tokens={self.few_tokens}" if self.few_tokens else ""
+        kind += ", batch_invariant=True" if self.batch_invariant else ""
         return f"Fp8Weight({list(self.codes.shape)}, {kind})"
 
     @classmethod
@@ -338,7 +360,9 @@ def _view(
 
 
 def _clone(weight: Fp8Weight, **options: Any) -> Fp8Weight:
-    return weight.like(_bytes(weight.codes, torch.clone, **options), weight.scale.clone())
+    codes = _bytes(weight.codes, torch.clone, **options)
+    codes = with_aligned_rows(codes) if codes.dim() == 2 else codes
+    return weight.like(codes, weight.scale.clone())
 
 
 def _empty_like(weight: Fp8Weight, dtype: Any = None, **options: Any) -> Fp8Weight:
@@ -432,22 +456,6 @@ def _bytes(codes: Tensor, function: Callable[..., Tensor], *others: Any, **optio
     return function(codes.view(torch.uint8), *others, **options).view(codes.dtype)
 
 
-def _embedding(input: Any, weight: Any, *others: Any, **options: Any) -> Tensor:
-    """Looks up rows: only these are ever in high precision."""
-    max_norm = others[1] if len(others) > 1 else options.get("max_norm")
-    if max_norm is not None or not isinstance(weight, Fp8Weight):
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch.nn.functional.embedding(input, weight, *others, **options)
-    codes = weight.codes.view(torch.uint8)[input].view(weight.codes.dtype)
-    scale, granularity = weight.scale, weight.granularity
-    if granularity == "128x128":
-        scale, granularity = scale[input // 128], "1x128"
-    elif granularity != "tensor":
-        scale = scale[input]
-    rows: Tensor = ScaledTensor(codes, scale, granularity).dequantize(weight.dtype)
-    return rows
-
-
 _set_data: Final[Any] = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -465,7 +473,7 @@ def _given_data(weight: Any, value: Tensor) -> None:
         weight.codes, weight.scale = value.codes, value.scale
 
 
-FUNCTIONS[torch.nn.functional.embedding] = _embedding
+FUNCTIONS[Tensor.numpy] = lambda weight, **options: weight.dequantize().numpy(**options)
 FUNCTIONS[_set_data] = _given_data
 _KEPT: Final[dict[Any, Callable[..., Any]]] = {
     _aten.detach.default: _as_it_is,
@@ -483,4 +491,4 @@ _KEPT: Final[dict[Any, Callable[..., Any]]] = {
 }
 """Operations whose results are such weights again; those that return None see the numbers."""
 
-torch.serialization.add_safe_globals([_rebuilt])
+torch.serialization.add_safe_globals([_rebuilt, Recipe, Product, Format, Rule])

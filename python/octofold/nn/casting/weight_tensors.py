@@ -1,5 +1,4 @@
-"""Weights as tensors of other kinds: one in high precision that knows how it is to travel; and FP8
-codes as a parameter that nobody takes for numbers to compute with."""
+"""Weights in high precision that know how they are to travel."""
 
 from typing import Any, Final, Self
 
@@ -104,41 +103,6 @@ def with_local(value: Any, local: Tensor) -> Tensor:
         local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
     )
     return whole
-
-
-class StoredWeight(Parameter):
-    """FP8 codes as a layer's `weight`: frozen, and of their own dtype for good.
-
-    They are a parameter, as named_parameters(), state_dict(), accelerate's offloading and
-    module.to(device) expect of a weight. But is_floating_point() is False, as of the integers that
-    quantized weights of other libraries are: by it module.to(dtype), half() and the like tell what
-    to convert, and transformers' and Diffusers' models of which dtype they are.
-    """
-
-    def __new__(cls, data: Tensor | None = None, requires_grad: bool = False) -> Self:
-        """requires_grad: as accelerate and deepcopy pass it; codes never do."""
-        return super().__new__(cls, data, False)
-
-    def is_floating_point(self) -> bool:
-        """False: not to be converted."""
-        return False
-
-    def requires_grad_(self, mode: bool = True) -> Self:
-        """Stays frozen, so that model.requires_grad_() may be called."""
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # By default torch restores a plain Parameter; and pickle reads no FP8 of torch's.
-        return _restored, (self.detach().view(torch.uint8), self.dtype)
-
-
-def _restored(codes: Tensor, dtype: torch.dtype) -> StoredWeight:
-    return StoredWeight(codes.view(dtype))
-
-
-def stored(codes: Tensor) -> StoredWeight:
-    """Codes as a StoredWeight; one is returned as it is."""
-    return codes if isinstance(codes, StoredWeight) else StoredWeight(codes.detach())
 
 
 def is_plain_parameter(value: object) -> bool:

@@ -1,9 +1,10 @@
-"""Layers for FP8 weights that are there already, in the place of torch.nn.Linear."""
+"""FP8 weights that are there already, for torch.nn.Linear."""
 
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from torch.nn import Module, Parameter
 
 from ..._core.formats import Format
 from ..._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
@@ -11,9 +12,8 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import NAMES
 from ..._info import FP8, LINEAR, WEIGHT_ONLY
 from ..autograd.frozen import FEW_TOKENS
-from ..layers.fp8_linear import Fp8Linear
-from ..layers.inference import InferenceLinear
-from ..layers.weight_only import WeightOnlyLinear
+from ..casting.fp8_weight import Fp8Weight
+from ..layers.fp8_parameters import native_options, output_of, weight_of
 from ..recipes.kernels import has_bfloat16, layer_products
 
 # Recipes of products with a weight of these scales.
@@ -27,30 +27,32 @@ _RECIPES: Final = {
 }
 
 
-def frozen_layer(linear: Any, weight: ScaledTensor, compute: str = "auto") -> Fp8Linear:
-    """The twin of a torch.nn.Linear with this weight [out, in] and its bias. It is the same layer
-    whatever the GPU, and asks in each forward what that can.
+def frozen_weight(
+    weight: ScaledTensor, dtype: torch.dtype, compute: str = "auto", format: Format | None = None
+) -> Fp8Weight:
+    """A weight [out, in] as linear layers take it, that stands for numbers of a dtype. It is the
+    same whatever the GPU, and asks in each forward what that can.
 
-    compute: one of COMPUTE.
+    compute: one of COMPUTE. format: how numbers are cast that are written to it; None: as products
+        that are computed so take weights.
     """
-    codes, bias = NAMES[weight.data.dtype], linear.bias
+    options: dict[str, Any] = {"compute": compute}
     if compute != "weight-only":
-        recipe = recipe_of_weight(weight.granularity, codes)
-        bias = None if bias is None else bias.detach()
-        few = FEW_TOKENS if compute == "auto" else 0
-        return InferenceLinear.twin_of(linear, weight, bias, recipe=recipe, few_tokens=few)
-    format = Format(codes, weight.granularity)
-    return WeightOnlyLinear.twin_of(linear, weight, bias, format=format)
+        recipe = recipe_of_weight(weight.granularity, NAMES[weight.data.dtype])
+        options = native_options(recipe, FEW_TOKENS if compute == "auto" else 0)
+        format = format or output_of("", recipe).b
+    if format is not None:
+        options |= {"rule": format.rule.value, "power_of_two": format.power_of_two}
+    return Fp8Weight.of(weight, dtype, **options)
 
 
-def words_of(layer: Fp8Linear, device: torch.device | None = None) -> str:
-    """A report's words for a layer with an FP8 weight that runs on a device (None: where its weight
-    is): its class, its scales and how it computes there."""
-    weight = layer.scaled_weight
-    words = f"octofold.nn.{type(layer).__name__}, {weight.granularity}"
-    if not isinstance(layer, InferenceLinear):
+def words_of(weight: Fp8Weight, device: torch.device | None = None) -> str:
+    """A report's words for a linear layer with an FP8 weight that runs on a device (None: where its
+    weight is): its scales and how it computes there."""
+    words = f"an octofold.nn.Fp8Weight, {weight.granularity}, {weight.compute}"
+    if weight.compute != "native":
         return words
-    device = weight.data.device if device is None else device
+    device = weight.device if device is None else device
     products = layer_products(LINEAR, FP8, device)
     how = f"{products.how} here"
     if products.how == WEIGHT_ONLY and not has_bfloat16(device):
@@ -58,16 +60,12 @@ def words_of(layer: Fp8Linear, device: torch.device | None = None) -> str:
     return words if not products.why_not else f"{words}, {how} ({products.why_not})"
 
 
-def wide_layer(layer: Fp8Linear, dtype: torch.dtype) -> torch.nn.Linear:
-    """The way back: a torch.nn.Linear with the numbers that the codes stand for, frozen, and with
-    the layer's bias."""
-    with torch.device("meta"):
-        linear = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
-    weight = layer.scaled_weight.dequantize("float32").to(dtype)
-    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if layer.bias is not None:
-        linear.bias = torch.nn.Parameter(layer.bias.detach(), requires_grad=False)
-    return linear.train(layer.training)
+def widen(layer: Module, dtype: torch.dtype | None = None) -> None:
+    """The way back: the numbers that the codes stand for, frozen."""
+    weight = weight_of(layer)
+    numbers = weight.dequantize(torch.float32).to(dtype or weight.dtype)
+    layer.__dict__.pop("extra_repr", None)
+    layer._parameters["weight"] = Parameter(numbers, requires_grad=False)
 
 
 def recipe_of_weight(granularity: str, codes: str) -> Recipe:

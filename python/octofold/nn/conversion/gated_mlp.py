@@ -22,7 +22,8 @@ from ..autograd.frozen import FEW_TOKENS
 from ..autograd.functions import result_dtype
 from ..autograd.products import output_product
 from ..casting.casts import walkable
-from ..layers.inference import InferenceLinear
+from ..casting.fp8_weight import Fp8Weight, below
+from ..layers.fp8_parameters import held, hold, weight_of
 from ..layers.patching import misfit, put_in_front, source_of
 from .expert_blocks import GATES
 from .picking import is_of_transformers
@@ -35,10 +36,10 @@ others has it."""
 
 
 def fuse_gated_mlps(model: Module) -> dict[str, str]:
-    """Let the gated MLPs of a transformers model whose three layers are InferenceLinear compute in
-    one chain of kernels, in place. State and layers stay; where gradients are wanted, for few
-    tokens and where a layer has been replaced since (adapters), the MLP calls its layers as before.
-    Returns what became of each, by its name."""
+    """Let the gated MLPs of a transformers model whose three layers have FP8 weights of the recipe
+    blockwise compute in one chain of kernels, in place. State and layers stay; where gradients are
+    wanted, for few tokens and where a layer has been replaced since (adapters), the MLP calls its
+    layers as before. Returns what became of each, by its name."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         if (layers := _layers(module)) is not None and _is_plain(module):
@@ -70,14 +71,12 @@ def _in_one(mlp: Any, x: Tensor) -> Tensor | None:
     ):
         return None
     gate, up, _ = layers
-    if gate.recipe.batch_invariant:  # what is in one is of named recipes
-        return None
     dtype = result_dtype(x)
-    if not gated_in_one(gate.recipe, activation, gate.scaled_weight, None, dtype):
+    if not gated_in_one(blockwise, activation, weight_of(gate).scaled, None, dtype):
         return None
     if not torch.compiler.is_compiling():
         _join(gate, up)
-    weights = [part for layer in layers for part in _tensors(layer.scaled_weight)]
+    weights = [part for layer in layers for part in _tensors(weight_of(layer))]
     y: Tensor = torch.ops.octofold.gated_mlp(x, *weights, activation, dtype)
     return y
 
@@ -124,15 +123,15 @@ def _activation(mlp: Any) -> str | None:
     return GATES.get(kind.__name__) if is_known else None
 
 
-def _layers(mlp: Any) -> tuple[InferenceLinear, InferenceLinear, InferenceLinear] | None:
+def _layers(mlp: Any) -> tuple[Any, Any, Any] | None:
     """gate, up and down, if they are what they were at first and fit together."""
     parts = [mlp._modules.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
     gate, up, down = parts
     for part in parts:
         if (
-            type(part) is not InferenceLinear
+            type(part) is not torch.nn.Linear
             or part.bias is not None
-            or part.recipe != blockwise
+            or getattr(held(part), "recipe", None) != blockwise
             or part._forward_hooks
             or part._forward_pre_hooks
             or "forward" in part.__dict__  # accelerate's, which brings the weight
@@ -145,22 +144,23 @@ def _layers(mlp: Any) -> tuple[InferenceLinear, InferenceLinear, InferenceLinear
     return gate, up, down
 
 
-def _join(gate: InferenceLinear, up: InferenceLinear) -> None:
+def _join(gate: Module, up: Module) -> None:
     """Put both weights one below the other in memory of which each layer's are a view: once, and
     again after to() and the like, but not while a CUDA graph is captured."""
-    parts = _tensors(gate.scaled_weight), _tensors(up.scaled_weight)
-    if all(_adjacent(a, b) is not None for a, b in zip(*parts, strict=True)):
+    weights = [weight_of(gate), weight_of(up)]
+    parts = zip(*map(_tensors, weights), strict=True)
+    if all(_adjacent(a, b) is not None for a, b in parts):
         return
-    if gate.weight.is_meta or (gate.weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+    one = weights[0].codes
+    if one.is_meta or (one.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    codes, scale = (_below(a, b) for a, b in zip(*parts, strict=True))
-    whole, middle = ScaledTensor(codes, scale, "128x128"), gate.weight.shape[0]
-    gate.hold(whole[:middle], None)
-    up.hold(whole[middle:], None)
+    whole, middle = below(weights), one.shape[0]
+    hold(gate, whole[:middle])  # type: ignore[arg-type]
+    hold(up, whole[middle:])  # type: ignore[arg-type]
 
 
-def _tensors(weight: ScaledTensor) -> tuple[Tensor, Tensor]:
-    return weight.data, weight.scale
+def _tensors(weight: Fp8Weight) -> tuple[Tensor, Tensor]:
+    return weight.codes, weight.scale
 
 
 def _adjacent(a: Tensor, b: Tensor) -> Tensor | None:

@@ -11,14 +11,12 @@ from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..._ops.quantize import quantize
 from ..layers.conv1d import Conv1D, conv1ds, is_conv1d
-from ..layers.fp8_linear import Fp8Linear
-from ..layers.inference import InferenceLinear
+from ..layers.fp8_parameters import inference_linear, weight_of, weight_only_linear, with_weight
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.norm_linear import NormLinear
-from ..layers.weight_only import WeightOnlyLinear
 from ..recipes.kernels import layer_products
-from .fp8_layers import frozen_layer, words_of
+from .fp8_layers import frozen_weight, words_of
 from .picking import Conversion, ModuleFilter, pick
 
 _NAME: Final = "octofold.nn.convert"
@@ -43,10 +41,10 @@ def convert(
 
     No GPU makes this an error. On one without FP8 products, by the device where the weight is, a
     layer that is trained is left as it is. One that is frozen (no parameter of it requires a
-    gradient) becomes an octofold.nn.InferenceLinear, which has FP8 weights and 16-bit activations
-    there; what the cast rounds away is gone. A layer that comes to another GPU later asks again:
-    octofold.nn.Linear computes as torch.nn.Linear does where there are no FP8 products, and
-    InferenceLinear multiplies FP8 with FP8 where there are some.
+    gradient) becomes what octofold.nn.inference_linear() makes, with an FP8 weight and 16-bit
+    activations there; what the cast rounds away is gone. A layer that comes to another GPU later
+    asks again: octofold.nn.Linear computes as torch.nn.Linear does where there are no FP8 products,
+    and one with an FP8 weight multiplies FP8 with FP8 where there are some.
 
     model: changed in place; a torch.nn.Linear itself is left as it is.
     recipe, main_grad, force_fp8: as in octofold.nn.Linear.
@@ -62,7 +60,7 @@ def convert(
     TransformerEncoderLayer does in evaluation. For a layer that stands in several places the filter
     is asked once, with the first of its names, and it stays one layer. Convert before fully_shard()
     and torch.compile. The optimizer may be made before or after: it sees the same parameters.
-    restore() is the way back, except from InferenceLinear.
+    restore() is the way back, except from FP8 weights.
 
     Returns a report that holds the model (for a torch.nn.Linear, the new layer) and says what
     became of each layer, which way it computes and why.
@@ -111,16 +109,15 @@ def convert(
 
 
 def _with_fp8_weights(report: Conversion, linears: dict[str, Any], recipe: Recipe) -> Conversion:
-    """Put InferenceLinear in the place of these: one after another, so that memory never holds two
-    of each."""
+    """Give these FP8 weights: one after another, so that memory never holds two of each."""
     model, converted, left_alone = report.model, {**report.converted}, {**report.left_alone}
     while linears:
         name, linear = linears.popitem()
         if recipe.output is None:
             left_alone[name] = f"the recipe {recipe} has x · weightᵀ in high precision"
             continue
-        layer = InferenceLinear.from_linear(linear, recipe)
-        converted[name] = words_of(layer)
+        layer = inference_linear(linear, recipe)
+        converted[name] = words_of(weight_of(layer))
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, left_alone)
 
@@ -160,18 +157,17 @@ def convert_weight_only(
     activations: str = "exact",
     batch_invariant: bool = False,
 ) -> Conversion:
-    """Make each torch.nn.Linear of a model an octofold.nn.WeightOnlyLinear.
+    """Make each torch.nn.Linear of a model one with an FP8 weight, by weight_only_linear().
 
     model: changed in place; a torch.nn.Linear itself is left as it is. Everything that is not
         linear stays as it is: have the model in float16 or bfloat16, or use autocast.
     format: how weights are cast, an octofold.Format or its words.
     module_filter_fn: as in octofold.nn.convert().
-    activations: "exact" leaves them as they are. With "auto" each layer is an
-        octofold.nn.InferenceLinear, which casts the activations of more than a few tokens on a
-        device that multiplies FP8 with FP8 (a GPU with FP8 units, the CPU): of normal numbers a
-        result then loses 2.6 to 2.7 % in the norm (e4m3, all granularities). On others they stay
-        exact.
-    batch_invariant: that of the WeightOnlyLinear; False with "auto", where the number of tokens
+    activations: "exact" leaves them as they are. With "auto" each layer casts the activations of
+        more than a few tokens on a device that multiplies FP8 with FP8 (a GPU with FP8 units, the
+        CPU): of normal numbers a result then loses 2.6 to 2.7 % in the norm (e4m3, all
+        granularities). On others they stay exact.
+    batch_invariant: as of weight_only_linear(); False with "auto", where the number of tokens
         decides.
 
     Whatever the filter says, the layers that convert() always leaves alone are left alone here too:
@@ -193,14 +189,16 @@ def convert_weight_only(
     while picked.layers:  # one after another, so that memory never holds two of each
         name, linear = picked.layers.popitem()
         layer = _layer_of(linear, format, activations, batch_invariant)
-        converted[name] = words_of(layer)
+        converted[name] = words_of(weight_of(layer))
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, picked.left_alone)
 
 
 def _layer_of(
     linear: torch.nn.Linear, format: Format, activations: str, batch_invariant: bool
-) -> Fp8Linear:
+) -> torch.nn.Linear:
     if activations == "exact":
-        return WeightOnlyLinear.from_linear(linear, format, batch_invariant=batch_invariant)
-    return frozen_layer(linear, quantize(linear.weight.detach(), format))
+        return weight_only_linear(linear, format, batch_invariant=batch_invariant)
+    weight = linear.weight.detach()
+    frozen = frozen_weight(quantize(weight, format), weight.dtype, format=format)
+    return with_weight(linear, frozen)

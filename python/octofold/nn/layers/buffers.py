@@ -4,13 +4,14 @@ modules of another class with the same contents."""
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
-from ..casting.weight_tensors import StoredWeight, stored, without_wrapping, wrapped_as
+from ..casting.weight_tensors import without_wrapping, wrapped_as
 
 
 class KeepsBuffers(Module):
@@ -29,19 +30,17 @@ class KeepsBuffers(Module):
         """An error message that says what is wrong with this state; None if nothing is."""
         return None
 
-    def _adapted(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
-        """The state in the shapes that the module has."""
-        return state_dict
-
     def __getstate__(self) -> dict[str, Any]:
-        buffers = self._buffers.items()
-        coded = {name: stored(b) if b is not None and is_fp8(b) else b for name, b in buffers}
-        return {**self.__dict__, "_buffers": coded}
+        # pickle reads no FP8 of torch's: codes travel as bytes, beside their dtype.
+        codes = {name: b.dtype for name, b in self._buffers.items() if b is not None and is_fp8(b)}
+        coded = {name: self._buffers[name].view(torch.uint8) for name in codes}  # type: ignore[union-attr]
+        return {**self.__dict__, "_buffers": {**self._buffers, **coded}, "_codes": codes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        codes = state.pop("_codes")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        for name, buffer in self._buffers.items():
-            self._buffers[name] = buffer.data if isinstance(buffer, StoredWeight) else buffer
+        for name, dtype in codes.items():
+            self._buffers[name] = self._buffers[name].view(dtype)  # type: ignore[union-attr]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         held = self._held_buffers()
@@ -66,7 +65,6 @@ class KeepsBuffers(Module):
             error_messages: list[str] = arguments[-1]
             error_messages.append(objection)
             return
-        state_dict = self._adapted(state_dict, prefix)
         if arguments[0].get("assign_to_params_buffers", False):
             wrapped = {
                 prefix + name: wrapped_as(parameter, state_dict[prefix + name])

@@ -41,7 +41,7 @@ from ..casting.weight_casts import casts_for_call
 from ..recipes.choice import require_compute
 from .buffers import KeepsBuffers
 from .linear import local_part, require_order
-from .saving import CodedState, give_whole_rows
+from .saving import CodedState
 
 
 class Stacks(NamedTuple):
@@ -294,8 +294,9 @@ class Experts(CodedState, KeepsBuffers):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._holds_fp8():
-            give_whole_rows(destination, prefix, *self._names)
+        for key in (f"{prefix}{name}" for name in self._names if self._holds_fp8()):
+            # On a GPU rows are apart (frameworks.row_stride()), and safetensors takes none such.
+            destination[key] = destination[key].contiguous()
 
     def _in_files(self, dtype: torch.dtype) -> dict[str, Callable[[], Tensor] | None]:
         if not self._holds_fp8() and self.in_files == Stacks():

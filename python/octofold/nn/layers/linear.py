@@ -214,7 +214,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             return None
         return (
             f"{_NAME}: '{prefix}weight': expected bfloat16, float16 or float32, got "
-            f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.InferenceLinear"
+            f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.Fp8Weight"
         )
 
 

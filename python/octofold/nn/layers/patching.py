@@ -26,6 +26,7 @@ PATCHES: Final = {  # by the name of the change: the library, which of its class
     "experts": ("transformers", "experts with a gate of their own", "grouped products in FP8"),
     "tuners": ("peft", "tuners of part of a model", "what would train nothing is refused"),
     "whole": ("torch", "modules beside parallel layers", "forward sees the rank's parameters"),
+    "parts": ("torch", "nn.Linear with an octofold.nn.Fp8Weight", "a rank's part of it"),
     "spread": ("octofold", "nn.Experts", "ParallelExperts"),
     # Classes that have another method.
     "transformers": ("transformers", "transformers.modeling_utils.PreTrainedModel", WRITES),

@@ -1,13 +1,14 @@
-"""Numbers in place of codes: for files that are read by who knows nothing of Octofold's layers.
+"""Files have numbers in place of an Fp8Weight, or codes and scales.
 
-state_dict() of a layer with an FP8 weight has codes and scales, or the Fp8Weight that is its
-parameter, for load_state_dict() of the same layer. In wide_state_dict() it has the weight that they
-stand for, under the name and in the dtype that a model without FP8 has. save_pretrained() of the
-libraries below runs in it, for each model: the method of the library's class is wrapped when the
-first layer is made with the library there. A model that a quantizer of ours has made says in its
-config that it has codes: its quantizer has `saves_codes`, and the files have them. Writers of other
-libraries are for the user to call in wide_state_dict(); what they get without it are codes and
-scales, or an Fp8Weight, which has no memory of numbers for safetensors to write: an error.
+state_dict() of a layer with an FP8 weight has the Fp8Weight that is its parameter, for
+load_state_dict() of the same layer (octofold.nn.Experts has codes and scales). In wide_state_dict()
+it has the weight that they stand for, under the name and in the dtype that a model without FP8 has.
+save_pretrained() of the libraries below runs in it, for each model: the method of the library's
+class is wrapped when the first layer is made with the library there. A model that a quantizer of
+ours has made says in its config that it has codes: its quantizer has `saves_codes`, and the files
+have them, each beside its scales. Writers of other libraries are for the user to call in
+wide_state_dict(); what they get without it is an Fp8Weight, which has no memory of numbers for
+safetensors to write: an error.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
-from ..casting.fp8_weight import Fp8Weight
+from ..casting.fp8_weight import FUNCTIONS, Fp8Weight
 from .patching import PATCHES, WRITES, wrap_method
 
 _NAME: Final = "octofold.nn.wide_state_dict"
@@ -37,14 +38,15 @@ class _Reader(NamedTuple):
 
     operation: str
     model: Any
-    """The model of which numbers are given; None: codes are."""
-    adapters: bool
+    """The model that is read; None: any, as it is."""
+    adapters: bool = False
     """True if adapters are taken from it alone and, of models that got new tokens, the embeddings
     and the head: all other weights would be made in 16 bits in vain."""
+    codes: bool = False
+    """True if codes are given, and scales beside them; else numbers."""
 
 
-_ANYBODY: Final = _Reader("state_dict", None, False)
-_OCTOFOLD: Final = _Reader("octofold.models.save", None, False)
+_ANYBODY: Final = _Reader("state_dict", None)
 _reader: Final = ContextVar("octofold_reader", default=_ANYBODY)
 
 TAKES_WEIGHTS: Final[set[str]] = set()
@@ -67,19 +69,20 @@ def wide_state_dict(model: Module) -> Iterator[None]:
     """
     if not isinstance(model, Module):
         raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
-    with _read_by(_Reader(_NAME, model, False)):
+    with _read_by(_Reader(_NAME, model)):
         yield
 
 
-def coded_state_dict() -> contextlib.AbstractContextManager[None]:
-    """While it is open, state_dict() has codes, and save_pretrained() writes what it is given."""
-    return _read_by(_OCTOFOLD)
+def coded_state_dict(model: Any) -> contextlib.AbstractContextManager[None]:
+    """While it is open, state_dict() of the model has codes, and scales by the names of FP8
+    checkpoints, and save_pretrained() writes what it is given."""
+    return _read_by(_Reader("octofold.models.save", model, codes=True))
 
 
 @contextlib.contextmanager
 def _read_by(reader: _Reader) -> Iterator[None]:
     before, hooks = _reader.set(reader), []
-    give = functools.partial(_give_numbers, reader)
+    give = functools.partial(_give_codes if reader.codes else _give_numbers, reader)
     if reader.model is not None:
         for module in reader.model.modules():
             if _has_codes(module) and not (
@@ -109,7 +112,8 @@ def _give_numbers(
     makers = module._in_files(dtype) if isinstance(module, CodedState) else {}
     for name, weight in module._parameters.items():
         if isinstance(weight, Fp8Weight):
-            makers[name] = functools.partial(weight.dequantize, known_or(weight.dtype, dtype))
+            own = weight.dtype if weight.dtype in _WIDE else dtype
+            makers[name] = functools.partial(weight.dequantize, own)
     for name, numbers in makers.items():
         key = f"{prefix}{name}"
         if numbers is None:
@@ -122,6 +126,20 @@ def _give_numbers(
             raise invalid_argument(reader.operation, "model", expected, f"'{key}' on meta")
         else:
             state[key] = numbers().detach().cpu().contiguous()
+
+
+def _give_codes(
+    reader: _Reader, module: Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """Puts codes and scales in the places of a module's Fp8Weights. Rows that are apart in memory
+    (frameworks.row_stride()) are copied, as safetensors takes no others."""
+    if reader is not _reader.get():
+        return
+    for name in module._parameters:
+        weight = state.get(f"{prefix}{name}")
+        if isinstance(weight, Fp8Weight):
+            state[f"{prefix}{name}"] = weight.codes.contiguous()
+            state[f"{prefix}{weight.scale_name}"] = weight.scale
 
 
 class CodedState(Module):
@@ -148,19 +166,13 @@ class CodedState(Module):
             )
 
 
-def known_or(dtype: torch.dtype | None, other: torch.dtype) -> torch.dtype:
-    """The dtype that a weight had, if it is known and files have it."""
-    return dtype if dtype in _WIDE else other
+def _refuse(weight: Fp8Weight) -> Any:
+    """Tensor.storage(), of which safetensors asks for the memory."""
+    expected = "numbers (octofold.nn.wide_state_dict()), or a folder of octofold.models.save()"
+    raise invalid_argument("safetensors", "tensors", expected, weight)
 
 
-def give_whole_rows(destination: dict[str, Any], prefix: str, *names: str) -> None:
-    """Codes whose rows are apart in memory (frameworks.row_stride()) in a contiguous copy, as
-    safetensors takes no others."""
-    for name in names:
-        key = f"{prefix}{name}"
-        codes = destination.get(key)
-        if isinstance(codes, Tensor) and not codes.is_contiguous():
-            destination[key] = codes.contiguous()
+FUNCTIONS[Tensor.storage] = _refuse
 
 
 def wrap_writers() -> list[str]:
@@ -178,9 +190,11 @@ def _wrapped(patch: str, method: Callable[..., Any]) -> Any:
     def save_pretrained(self: Any, *arguments: Any, **options: Any) -> Any:
         quantizer = getattr(self, "hf_quantizer", None)
         kind = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
-        has_codes = getattr(quantizer, "saves_codes", False) or kind in TAKES_WEIGHTS
-        if has_codes or _reader.get() is _OCTOFOLD:
+        if kind in TAKES_WEIGHTS or _reader.get().codes:
             return method(self, *arguments, **options)
+        if getattr(quantizer, "saves_codes", False):
+            with coded_state_dict(self):
+                return method(self, *arguments, **options)
         adapters = patch == "peft" or (
             patch == "transformers" and getattr(self, "_hf_peft_config_loaded", False)
         )
