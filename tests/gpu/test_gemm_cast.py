@@ -246,7 +246,7 @@ def test_layers_use_it(generator):
     few = 8
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
     layer = octofold.nn.inference_linear(linear)
-    bias, format = linear.bias.detach(), layer.recipe.output.a
+    bias, format = linear.bias.detach(), layer.weight.recipe.output.a
     for tokens in (1, few, few + 1):
         x = rows_of(generator, tokens, 1024)
         within = octofold.gemm(x, layer.weight.scaled, bias=bias, format=format)

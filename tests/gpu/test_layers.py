@@ -163,12 +163,14 @@ def test_computes_what_the_cpu_does(make, options):
                 continue
             # One token's gradients of routing weights are sums over H that may cancel: one of 0.36
             # was off by 0.06, where such sums are about 1.
-            cancels = 5 if right.shape == (1, SLOTS) else 1
+            # One token's largest value, off by a bit, is another scale of all its codes.
+            cancels = 5 if right.shape == (1, SLOTS) else 1.5 if tokens == 1 else 1
             limit = case.limits.get(place, case.limit)
             assert relative_error(left.cpu(), right) < limit * cancels, place
         with torch.no_grad():
             y = case.module(*inputs).cpu()
-        assert relative_error(y, expected[0]) < case.limits.get(0, case.limit)
+        limit = case.limits.get(0, case.limit)
+        assert relative_error(y, expected[0]) < limit * (1.5 if tokens == 1 else 1)
 
 
 @pytest.mark.parametrize("inner", [384, 200])

@@ -66,9 +66,10 @@ def test_only_what_is_asked_for(rng):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_of_activations_and_their_gradients(layout, source, rng):
-    """A GPU approximates them: that scales of channels come from the same magnitudes says that it
-    is what is cast that is added."""
-    step = float(ml_dtypes.finfo(source).eps) if on_gpu() else 0.0
+    """A GPU approximates them, by two bits of FP32 and a rounding: that scales of channels come
+    from the same magnitudes says that it is what is cast that is added."""
+    steps = ml_dtypes.finfo(source).eps + 2 * np.finfo(np.float32).eps
+    step = float(steps) if on_gpu() else 0.0
     for rows, cols in ((ROWS, COLS), *(ACTIVATED_COLUMNS if on_gpu() else ())):
         x = rng.normal(0, 2, (rows, 2 * cols)).astype(source)
         gradient = rng.normal(0, 1, (rows, cols)).astype(source)

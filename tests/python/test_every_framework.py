@@ -14,7 +14,7 @@ from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target
 
 from tests.cases.gemm import PAIRS
 from tests.python.casting import GRANULARITIES, formats
-from tests.python.devices import Visit, device, gpu, is_hopper, on_gpu
+from tests.python.devices import Visit, device
 from tests.python.judge import assert_same
 
 BOTH = {"rows": "1x128", "transposed": "1x128"}
@@ -145,24 +145,25 @@ def products():
             c,
             bias,
         )
-    a, b, x = scaled(5, 300), scaled(400, 300, granularity="128x128"), random(5, 300)
+    # Rows that begin at multiples of 16 bytes: some products have no kernels for others.
+    a, b, x = scaled(5, 304), scaled(512, 304, granularity="128x128"), random(5, 304)
     yield octofold.gemm, a, b
     yield (
         lambda a: octofold.gemm(a, a, fast_accumulation=True),
-        scaled(5, 300, granularity="channel"),
+        scaled(5, 304, granularity="channel"),
     )
-    yield lambda x, b, n: octofold.gemm(x, b, bias=n, out_dtype="bfloat16"), x, b, random(400)
+    yield lambda x, b, n: octofold.gemm(x, b, bias=n, out_dtype="bfloat16"), x, b, random(512)
     yield lambda a, b: ops.gated_gemm(a, b, activation="geglu"), a, b
-    stack, offsets = scaled(2, 256, 300, granularity="128x128"), int32(0, 3, 5)
+    stack, offsets = scaled(2, 256, 304, granularity="128x128"), int32(0, 3, 5)
     yield lambda a, w, n: ops.gated_gemm(a, w, Rows(n)), a, stack, offsets
-    w, addend, of_groups = scaled(2, 7, 300), random(5, 7), random(2, 7)
+    w, addend, of_groups = scaled(2, 7, 304), random(5, 7), random(2, 7)
     yield lambda a, w, n, b: octofold.grouped_gemm(a, w, Rows(n), bias=b), a, w, offsets, of_groups
     options = {"out_dtype": "float32"}
     yield (
         lambda a, w, n, c, b: octofold.grouped_gemm(a, w, Rows(n), c=c, bias=b, **options),
         *(a, w, offsets, addend, of_groups),
     )
-    masked, counts = scaled(2, 5, 300), int32(5, 5)
+    masked, counts = scaled(2, 5, 304), int32(5, 5)
     yield lambda a, w, n: octofold.grouped_gemm(a, w, Masked(n)), masked, w, counts
     yield (
         lambda a, w, n, b: octofold.grouped_gemm(a, w, Masked(n, 1), bias=b),
@@ -321,12 +322,7 @@ def test_jax_has_the_bits_of_numpy(family):
 def test_opcheck(family, opcheck):
     for function, *arrays in family():
         given = Visit(device()).there(arrays)
-        try:
-            opcheck(lambda f=function, g=given: f(*g))
-        except octofold.UnsupportedError as error:
-            if not on_gpu() or gpu() == "cpu" or is_hopper():
-                raise
-            pytest.skip(str(error))
+        opcheck(lambda f=function, g=given: f(*g))
 
 
 def layers():
