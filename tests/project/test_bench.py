@@ -57,7 +57,7 @@ PARALLEL_ON_A_CPU = {
         {"errors", "parallel layer"},
     ),
 }
-ONLY_ON_A_GPU = {"parallel_products", "regret", "tuning_table"}
+ONLY_ON_A_GPU = {"parallel_products", "regret"}
 
 
 def test_an_operation_is_tried_or_needs_a_gpu():
