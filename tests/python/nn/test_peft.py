@@ -13,6 +13,7 @@ from tests.python.nn.layer_support import relative_error, transformers_model
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+import octofold.integrations.peft  # noqa: E402  # tells peft what goes over FP8 weights
 
 
 pytestmark = pytest.mark.filterwarnings("error:Unsupported layer type:UserWarning")
