@@ -61,7 +61,8 @@ test-python: .venv/.test ## the quick Python tests, with the wheel; the C++ pack
 test-project: .venv/.test ## of these, those of the wheel, the C++ package, scripts and examples
 	$(PYTEST) tests/project -m "not slow" --junitxml $(TIMES)/python.xml
 
-# No git, no HOME to write to, no rights of root, spaces and ü in paths, others' pytest plugins.
+# No git, no HOME to write to, no rights of root, spaces and ü in paths, others' pytest plugins, of
+# which one shuffles the tests.
 test-elsewhere: ELSEWHERE = $(or $(TMPDIR),/tmp)/octofold ü 1
 test-elsewhere: .venv/.test ## the quick Python tests in a copy at an odd place (TESTS= names some)
 	rm -rf "$(ELSEWHERE)"
@@ -74,7 +75,8 @@ test-elsewhere: .venv/.test ## the quick Python tests in a copy at an odd place 
 	cd "$(ELSEWHERE)/octofold"; HOME="$(ELSEWHERE)/home" TMPDIR="$(ELSEWHERE)/tmp dir" \
 	  OMP_NUM_THREADS=1 $(shell unshare -U true 2>/dev/null && echo unshare -U) ../venv/bin/python -m pytest \
 	  -n $(CTEST_PARALLEL_LEVEL) --dist loadfile -m "not slow" \
-	  --hypothesis-profile=quick $(or $(TESTS),tests/python)
+	  --hypothesis-profile=quick $(addprefix --randomly-seed=,$(OCTOFOLD_TEST_SEED)) \
+	  $(or $(TESTS),tests/python)
 	chmod -R u+w "$(ELSEWHERE)" && rm -rf "$(ELSEWHERE)"
 
 # What sanitizers leave out: a sample of all kernels, compiled, and the doors between rooms.

@@ -15,7 +15,6 @@ peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 import octofold.integrations.peft  # noqa: E402  # tells peft what goes over FP8 weights
 
-
 pytestmark = pytest.mark.filterwarnings("error:Unsupported layer type:UserWarning")
 
 nn = octofold.nn
