@@ -130,25 +130,6 @@ def test_keeps_hooks_mode_and_attributes():
     assert nn.restore(model)[0].tag == "first"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"module_filter_fn": lambda module, fqn: False},
-            "'module_filter_fn': expected to pick a torch.nn.Linear .*_fn does not pick it",
-        ),
-        ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*, got 'mxfp8'"),
-        (
-            {"model": torch.nn.ReLU()},
-            "'model': expected a torch.nn.Linear .*, got ReLU with no torch.nn.Linear",
-        ),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(octofold.InvalidArgumentError, match="^octofold.nn.convert: .*" + message):
-        nn.convert(**({"model": new_model()} | arguments))
-
-
 @pytest.mark.parametrize("change", [*CONVERSIONS, nn.restore])
 def test_what_conversions_take(change):
     linear = torch.nn.Linear(3, 3)

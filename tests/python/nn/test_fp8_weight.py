@@ -244,20 +244,6 @@ def test_caches_of_compilers_know_what_computes(monkeypatch, tmp_path):
     assert len(texts) == 3
 
 
-def test_bad_input():
-    refused = octofold.InvalidArgumentError
-    with pytest.raises(refused, match=r"'weight': expected \[out, in\], or .* got \[4, 8, 8\]"):
-        Fp8Weight.cast(torch.randn(4, 8, 8))
-    with pytest.raises(refused, match="'format': expected at most one word"):
-        Fp8Weight.cast(torch.randn(4, 8), "3x3")
-    with pytest.raises(refused, match="'compute': expected one of auto, native, weight-only, copy"):
-        weight(compute="int8")
-    with pytest.raises(refused, match=r"'codes': expected FP8 codes with their scales, got .*32"):
-        Fp8Weight(torch.randn(4, 8))
-    with pytest.raises(refused, match="'x': expected"):
-        linear()(random(3, 255, dtype=BF16))
-
-
 @pytest.mark.parametrize(
     ("has", "compute", "expected"),
     [

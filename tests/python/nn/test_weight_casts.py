@@ -345,28 +345,6 @@ def test_compiled_forwards_read_the_casts():
     assert sum("step_casts" in name for name in names) >= 4 * 4 - 2
 
 
-def test_what_it_takes():
-    layer = nn.Linear(96, 64)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    plain = torch.nn.Linear(96, 64)
-    parametrized = torch.nn.utils.parametrizations.weight_norm(nn.Linear(96, 64))
-    wide = nn.Recipe(output=None, grad_input=None, grad_weight=None)
-    for model, other, message in (
-        (layer, layer, r"'optimizer': expected a torch\.optim\.Optimizer, or several, got Linear"),
-        (layer, [optimizer, None], r"'optimizer': .* got NoneType"),
-        (layer.weight, optimizer, r"'model': expected a torch\.nn\.Module, got Parameter"),
-        (plain, optimizer, "'model': expected a module with FP8 layers"),
-        (nn.Linear(96, 64, recipe=wide), optimizer, "FP8 layers, whose outputs are in FP8"),
-        (nn.Linear(96, 64, device="meta"), optimizer, "with memory, got .* on meta"),
-        (parametrized, optimizer, "weights that are whole in this process"),
-    ):
-        with pytest.raises(octofold.InvalidArgumentError, match=message):
-            nn.cast_after_step([other] if other is layer else other, model)
-    nn.cast_after_step(optimizer, torch.nn.Sequential(plain, layer))
-    with pytest.raises(octofold.InvalidArgumentError, match=r"not held yet: remove\(\)"):
-        nn.cast_after_step(optimizer, layer)
-
-
 def test_experts_without_tokens_are_cast_too():
     """The next tokens may be for them."""
     module = Routed(nn.Experts(256, 128, 9))
