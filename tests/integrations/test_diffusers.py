@@ -16,18 +16,9 @@ from octofold.integrations.diffusers.bfl import bundled, codes_and_scale, is_bun
 from octofold.nn.layers.saving import coded_state_dict
 from safetensors.torch import load_file, save_file
 
-from tests.integrations.diffusers_models import (
-    BF16,
-    flux,
-    large,
-    loaded,
-    saved,
-    sd3,
-    unet,
-    wan,
-)
+from tests.integrations.diffusers_models import BF16, flux, large, loaded, saved
 from tests.integrations.support import fp8_layers, same_bits
-from tests.python.models.library_models import outcome
+from tests.python.models.library_models import of_matrix, outcome
 from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel
@@ -88,7 +79,7 @@ def test_modules_to_not_convert(plain):
     assert len(kept) > 8
 
 
-@pytest.mark.parametrize("make", [flux, sd3, wan, unet])
+@pytest.mark.parametrize("make", [flux, *map(of_matrix, ("SD3", "Wan", "UNet"))])
 @pytest.mark.parametrize("compute", ["native", "weight-only"])
 @pytest.mark.parametrize("names", [None, []])
 def test_families(make, compute, names, tmp_path):
@@ -105,7 +96,7 @@ def test_families(make, compute, names, tmp_path):
     again = kind.from_pretrained(tmp_path / "fp8", torch_dtype=BF16)
     assert same_bits(quantized, again)
     assert torch.equal(outcome(quantized, inputs), outcome(again, inputs))
-    if make is wan:
+    if make.__name__ == "Wan":
         embedder = quantized.condition_embedder.time_embedder
         assert embedder.linear_1.weight.dtype == torch.float32
         assert "blocks.0.attn1.to_q" in fp8_layers(quantized)

@@ -11,14 +11,9 @@ import torch
 from octofold import nn
 from octofold.integrations.diffusers import OctofoldConfig
 
-from tests.integrations.diffusers_models import (
-    BF16,
-    loaded,
-    saved,
-    unet,
-)
+from tests.integrations.diffusers_models import BF16, loaded, saved
 from tests.integrations.support import fp8_layers, same_bits
-from tests.python.models.library_models import outcome
+from tests.python.models.library_models import outcome, unet
 from tests.python.nn.layer_support import relative_error
 
 Flux = diffusers.FluxTransformer2DModel
@@ -283,7 +278,7 @@ def test_casting_of_octofold_takes_what_is_left(tmp_path):
     layers = fp8_layers(model)
     assert all(layers[name].weight is weight for name, weight in weights.items())
     assert isinstance(model.down_blocks[0].resnets[0].conv1.weight, octofold.nn.Fp8Weight)
-    assert relative_error(outcome(model, inputs), expected) < 0.1
+    assert relative_error(outcome(model, inputs), expected) < 0.2
 
 
 @needs_gpu
