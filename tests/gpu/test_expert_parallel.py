@@ -8,7 +8,15 @@ from functools import partial
 import octofold
 import pytest
 
-from tests.gpu.gpu_support import DEVICE, ON_GPU, captured, needs_gpu, skip_without, torch
+from tests.gpu.gpu_support import (
+    DEVICE,
+    ON_GPU,
+    captured,
+    needs_gpu,
+    nothing_waits,
+    skip_without,
+    torch,
+)
 from tests.gpu.layer_support import (
     BF16,
     EXPERTS,
@@ -139,12 +147,9 @@ def test_does_not_synchronize(wire):
     x, dy = given[0], given[-1]
     step(experts, *given, wire=wire, capacity=TOKENS)
     block_step(spread, x, dy)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         step(experts, *given, wire=wire, capacity=TOKENS, local_rows=2000)
         block_step(spread, x, dy)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @needs_gpu
