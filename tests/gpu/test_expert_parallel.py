@@ -35,10 +35,7 @@ from tests.python.nn.layer_support import relative_error
 skip_without("grouped products")
 
 from octofold.distributed import experts, parallelize_experts  # noqa: E402
-from octofold.distributed.deepep import (  # noqa: E402
-    contiguous_experts,
-    masked_experts,
-)
+from octofold.distributed.deepep import contiguous_experts, masked_experts  # noqa: E402
 
 nn = octofold.nn
 RECIPES = ("blockwise", "rowwise", "tensorwise")

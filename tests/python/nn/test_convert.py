@@ -2,13 +2,11 @@
 
 import octofold
 import pytest
+import torch
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from tests.python.nn.layer_support import random
-
-torch = pytest.importorskip("torch")
-
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
-from torch.nn.utils.parametrize import remove_parametrizations  # noqa: E402
 
 nn = octofold.nn
 CONVERSIONS = (

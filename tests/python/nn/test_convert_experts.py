@@ -5,13 +5,13 @@ import copy
 
 import octofold
 import pytest
+import torch
 from octofold import InvalidArgumentError, ScaledTensor
 
 from tests.python import gpu_fakes
 from tests.python.judge import assert_same
 from tests.python.nn.layer_support import random, relative_error, step, transformers_model
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
 nn = octofold.nn

@@ -5,6 +5,7 @@ import itertools
 
 import octofold
 import pytest
+import torch
 from octofold import InvalidArgumentError, ScaledTensor
 from octofold.nn.recipes import Product, Recipe
 
@@ -19,17 +20,8 @@ from tests.python.nn.expert_support import (
     operands,
     truth,
 )
-from tests.python.nn.fused_support import (
-    CURVES,
-    GATES,
-    bytes_kept,
-    differentiated,
-    size_of,
-    wide,
-)
+from tests.python.nn.fused_support import CURVES, GATES, bytes_kept, differentiated, size_of, wide
 from tests.python.nn.layer_support import random, relative_error
-
-torch = pytest.importorskip("torch")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 RECIPES = ("blockwise", "rowwise", "tensorwise")

@@ -5,26 +5,16 @@ import itertools
 
 import octofold
 import pytest
+import torch
+from octofold.nn.casting.casts import cast_weight, transposed_weight
 
 from tests.python import routing_reference
 from tests.python.casting import GRANULARITIES, cast_side
 from tests.python.judge import assert_same
-from tests.python.nn.expert_support import (
-    EXPERTS,
-    HIDDEN,
-    INNER,
-    SLOTS,
-    choices,
-    poisoned_memory,
-)
+from tests.python.nn.expert_support import EXPERTS, HIDDEN, INNER, SLOTS, choices, poisoned_memory
 from tests.python.nn.layer_support import random, relative_error, step
 
-torch = pytest.importorskip("torch")
-functional = torch.nn.functional
-
-from octofold.nn.casting.casts import cast_weight, transposed_weight  # noqa: E402
-
-nn = octofold.nn
+nn, functional = octofold.nn, torch.nn.functional
 BF16 = torch.bfloat16
 USED = torch.tensor([0, 2, 2, 2, 2, 5], dtype=torch.int32)  # by experts 0 and 4
 

@@ -8,15 +8,13 @@ import weakref
 
 import octofold
 import pytest
+import torch
+from octofold.nn.autograd import frozen
+from octofold.nn.layers.fp8_parameters import hold
+from octofold.nn.layers.saving import coded_state_dict
 
 from tests.python.casting import GRANULARITIES
 from tests.python.nn.layer_support import NAMES, random, relative_error, step
-
-torch = pytest.importorskip("torch")
-
-from octofold.nn.autograd import frozen  # noqa: E402
-from octofold.nn.layers.fp8_parameters import hold  # noqa: E402
-from octofold.nn.layers.saving import coded_state_dict  # noqa: E402
 
 nn = octofold.nn
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -7,15 +7,13 @@ import pickle
 
 import octofold
 import pytest
+import torch
+from octofold.nn import Fp8Weight
+from octofold.nn.autograd import frozen
+from octofold.nn.casting import fp8_weight
+from octofold.nn.recipes import kernels
 
 from tests.python.nn.layer_support import random, relative_error
-
-torch = pytest.importorskip("torch")
-
-from octofold.nn import Fp8Weight  # noqa: E402
-from octofold.nn.autograd import frozen  # noqa: E402
-from octofold.nn.casting import fp8_weight  # noqa: E402
-from octofold.nn.recipes import kernels  # noqa: E402
 
 FORMATS = ["128x128", "1x128", "channel", "tensor", "e5m2 128x128"]
 BF16 = torch.bfloat16

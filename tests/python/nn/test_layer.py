@@ -4,10 +4,9 @@ import contextlib
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.layer_support import NAMES, random, relative_error, step
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 

@@ -7,14 +7,12 @@ import itertools
 
 import octofold
 import pytest
+import torch
+from octofold._core.torch import LIBRARY_TAKES_TENSORS
+from octofold.nn.autograd import one_call
 
 from tests.python.casting import cast_side
 from tests.python.nn.layer_support import NAMES, exact, gradients, random, relative_error
-
-torch = pytest.importorskip("torch")
-
-from octofold._core.torch import LIBRARY_TAKES_TENSORS  # noqa: E402
-from octofold.nn.autograd import one_call  # noqa: E402
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

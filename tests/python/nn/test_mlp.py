@@ -5,6 +5,7 @@ import copy
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.fused_support import (
     BF16,
@@ -22,8 +23,6 @@ from tests.python.nn.fused_support import (
     wide,
 )
 from tests.python.nn.layer_support import NAMES, random, relative_error, step
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 ACTIVATIONS = (*GATES, *CURVES)

@@ -2,6 +2,9 @@
 
 import octofold
 import pytest
+import torch
+from octofold.distributed.tensor_parallel.chain import over_ranks
+from octofold.nn.autograd.boundary import Sides
 
 from tests.python.nn.fused_support import (
     BF16,
@@ -14,11 +17,6 @@ from tests.python.nn.fused_support import (
     wide,
 )
 from tests.python.nn.layer_support import NAMES, random, relative_error
-
-torch = pytest.importorskip("torch")
-
-from octofold.distributed.tensor_parallel.chain import over_ranks  # noqa: E402
-from octofold.nn.autograd.boundary import Sides  # noqa: E402
 
 nn = octofold.nn
 IN, OUT = 192, 136

@@ -6,10 +6,9 @@ from functools import partial
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.layer_support import transformers_model
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 

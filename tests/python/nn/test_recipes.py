@@ -6,10 +6,9 @@ import pickle
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.layer_support import every, exact, gradients, random, relative_error
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 BLOCKWISE = nn.recipes.batch_invariant("blockwise")

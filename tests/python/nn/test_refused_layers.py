@@ -4,17 +4,14 @@ gets its own clear error."""
 import dataclasses
 
 import octofold
-import pytest
+import torch
+from octofold import Format, nn, quantize
+from octofold.nn import Product, Recipe
 
-torch = pytest.importorskip("torch")
-
-from octofold import Format, nn, quantize  # noqa: E402
-from octofold.nn import Product, Recipe  # noqa: E402
-
-from tests.python.nn import expert_support  # noqa: E402
-from tests.python.nn.expert_support import HIDDEN, INNER, choices, operands  # noqa: E402
-from tests.python.nn.layer_support import random  # noqa: E402
-from tests.python.refusals import check, table  # noqa: E402
+from tests.python.nn import expert_support
+from tests.python.nn.expert_support import HIDDEN, INNER, choices, operands
+from tests.python.nn.layer_support import random
+from tests.python.refusals import check, table
 
 LAYERS = {name: getattr(octofold, name) for name in ("experts", "linear", "mlp", "norm_linear")}
 NAMES = LAYERS | vars(dataclasses) | vars(expert_support) | vars(torch.nn.utils.parametrizations)

@@ -6,6 +6,7 @@ import io
 
 import octofold
 import pytest
+import torch
 
 from tests.python.judge import assert_same
 from tests.python.nn.layer_support import (
@@ -20,8 +21,6 @@ from tests.python.nn.layer_support import (
     random,
     step,
 )
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 
