@@ -4,6 +4,7 @@ A test module that imports this is skipped where there is no GPU that Octofold h
 OCTOFOLD_TEST_DEVICE=cpu runs what can run on the CPU backend, to debug the tests themselves.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -262,6 +263,17 @@ def assert_same_bits(left, right):
     assert torch.equal(bits(left), bits(right))
 
 
+def wait_for(word, stream):
+    """The stream goes on when the word, in pinned memory, is 1 or more."""
+    error = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2(
+        ctypes.c_void_p(stream.cuda_stream),
+        ctypes.c_uint64(word.data_ptr()),
+        ctypes.c_uint32(1),
+        ctypes.c_uint(0),
+    )
+    assert error == 0
+
+
 class Held:
     """A CUDA stream that does not go on before the `with` block ends. The block fails if something
     in it has waited for the stream."""
@@ -275,12 +287,7 @@ class Held:
         self._timer = threading.Timer(self.PATIENCE, self._give_up)
 
     def __enter__(self):
-        driver = ctypes.CDLL("libcuda.so.1")
-        stream, address = self._stream.cuda_stream, self._flag.data_ptr()
-        error = driver.cuStreamWaitValue32_v2(
-            ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(1), ctypes.c_uint(0)
-        )
-        assert error == 0
+        wait_for(self._flag, self._stream)
         self._timer.start()
 
     def __exit__(self, error, *_):
@@ -312,6 +319,16 @@ def run_python(script, seconds=200):
         output, _ = process.communicate()
         pytest.fail(f"after {seconds} s:\n{output}")
     assert process.returncode == 0, output
+
+
+@contextlib.contextmanager
+def nothing_waits():
+    """In which it is an error that the host waits for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def captured(call):

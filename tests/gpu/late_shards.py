@@ -5,7 +5,6 @@ What arrives comes from pinned memory, so that copy engines bring it: copies fro
 memory may be kernels, for which a waiting product leaves no room. A stream writes the flags itself.
 """
 
-import ctypes
 import threading
 import time
 
@@ -13,20 +12,9 @@ import octofold
 import torch
 from octofold.distributed import overlap
 
-from tests.gpu.gpu_support import NAN_CODE, assert_same_bits, gemm_by, operands
+from tests.gpu.gpu_support import NAN_CODE, assert_same_bits, gemm_by, operands, wait_for
 
 PATIENCE = 20  # seconds; then all is let through, so that nothing hangs
-
-
-def wait_for(word, stream):
-    """The stream goes on when the word, in pinned memory, is 1 or more."""
-    error = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2(
-        ctypes.c_void_p(stream.cuda_stream),
-        ctypes.c_uint64(word.data_ptr()),
-        ctypes.c_uint32(1),
-        ctypes.c_uint(0),
-    )
-    assert error == 0
 
 
 def layout(scale):

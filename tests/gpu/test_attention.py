@@ -8,6 +8,7 @@ from tests.gpu.gpu_support import (
     DEVICE,
     Surrounded,
     assert_same_bits,
+    captured,
     needs_gpu,
     refuses_bfloat16,
     torch,
@@ -82,15 +83,12 @@ def test_graphs_follow_counts_and_tables(rng):
     """A captured call computes what its arrays say at the replay."""
     first, second = (paged(rng, 1, keys, 32) for keys in ([300, 20], [17, 310]))
     tensors = on_device(first)
-    octofold.attention(**tensors, softmax_scale=0.02)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = octofold.attention(**tensors, softmax_scale=0.02)
+    graph, out = captured(lambda: octofold.attention(**tensors, softmax_scale=0.02))
     for name, tensor in on_device(second).items():
         tensors[name].view(torch.uint8).copy_(tensor.view(torch.uint8))
     graph.replay()
     expected = cases.attend(**second, softmax_scale=0.02)
-    cases.assert_attended(numbers(captured), None, expected, "float16")
+    cases.assert_attended(numbers(out), None, expected, "float16")
 
 
 @needs_gpu

@@ -7,13 +7,7 @@ import itertools
 import octofold
 import pytest
 
-from tests.gpu.gpu_support import (
-    DEVICE,
-    captured,
-    needs,
-    needs_gpu,
-    torch,
-)
+from tests.gpu.gpu_support import DEVICE, captured, needs, needs_gpu, torch
 from tests.python.nn.expert_support import choices
 
 nn = octofold.nn

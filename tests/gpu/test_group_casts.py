@@ -7,7 +7,7 @@ import math
 import octofold
 import pytest
 
-from tests.gpu.gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, torch
+from tests.gpu.gpu_support import DEVICE, DTYPES, bits, captured, needs_gpu, normal, torch
 from tests.python.casting import GRANULARITIES
 
 POISON = 0xAA
@@ -173,10 +173,7 @@ def test_graph_replays_with_other_groups(kind, generator):
         write_plain(plain, x, offsets, kind, "deepgemm")
         write_gathered(gathered, few, sources, slots, factors, offsets, kind, "deepgemm")
 
-    write()  # loads the kernels
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        write()
+    graph, _ = captured(write)
     for _ in range(10):
         bounds = torch.randint(0, rows + 1, (groups,), generator=generator, device=DEVICE)
         offsets[1:] = bounds.sort().values.to(torch.int32)
@@ -233,10 +230,7 @@ def test_used_matrices_change_from_replay_to_replay(generator):
             matrices = octofold.Rows(offsets)
             octofold.ops.cast(x, rows=rows, transposed=transposed, matrices=matrices)
 
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, _ = captured(call)
     for sizes in ([0, 3, 0, 1, 0, 0], [1] * 6, [0] * 6, [0, 0, 0, 0, 0, 9]):
         offsets[1:] = torch.tensor(sizes, device=DEVICE).cumsum(0).int()
         for out in outs:

@@ -13,6 +13,7 @@ from tests.gpu.gpu_support import (
     GRANULARITIES,
     Surrounded,
     assert_same_bits,
+    captured,
     gemm_by,
     needs_gpu,
     operand,
@@ -196,10 +197,7 @@ def test_sizes_change_between_replays_of_a_graph(generator):
     b, parts = weights(generator, groups, n, k, "128x128")
     offsets = offsets_of([rows // groups] * groups)
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=DEVICE)
-    octofold.grouped_gemm(a, b, Rows(offsets), out=out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        octofold.grouped_gemm(a, b, Rows(offsets), out=out)
+    graph, _ = captured(lambda: octofold.grouped_gemm(a, b, Rows(offsets), out=out))
     random = torch.Generator().manual_seed(5)
     for _ in range(100):
         cuts = torch.randint(0, rows + 1, (groups - 1,), generator=random).sort().values.tolist()

@@ -18,6 +18,7 @@ from tests.gpu.gpu_support import (
     ON_GPU,
     Surrounded,
     assert_same_bits,
+    captured,
     needs_gpu,
     normal,
     refuses_bfloat16,
@@ -260,11 +261,8 @@ def test_numbers_change_between_replays_of_a_graph(generator):
     x = rows_of(generator, rows, k, HALVES[-1])
     sources = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     offsets = offsets_of([rows // groups] * groups)
-    out = torch.empty(rows, n, dtype=torch.float32, device=DEVICE)
-    grouped_gemm_weight_only(Gathered(x, sources), w, Rows(offsets), out=out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        grouped_gemm_weight_only(Gathered(x, sources), w, Rows(offsets), out=out)
+    given, options = (Gathered(x, sources), w, Rows(offsets)), {"out_dtype": torch.float32}
+    graph, out = captured(lambda: grouped_gemm_weight_only(*given, **options))
     random = torch.Generator().manual_seed(5)
     for _ in range(20):
         cuts = torch.randint(0, rows + 1, (groups - 1,), generator=random).sort().values.tolist()

@@ -18,7 +18,6 @@ from tests.gpu.gpu_support import (
     assert_same_bits,
     bits,
     check_product,
-    dequantized,
     needs,
     needs_gpu,
     normal,
@@ -45,33 +44,15 @@ def test_transposes_of_the_largest_strides():
         assert torch.equal(bits(out)[:, rows], bits(x)[rows].mT)
 
 
-def row_of(generator, size, dtype, granularity):
-    if granularity is None:
-        return (4 * normal(generator, size)).to(DTYPES[dtype])
-    return operand(generator, 1, size, dtype, granularity)
-
-
-def vector_of(x):
-    if isinstance(x, octofold.ScaledTensor):
-        return dequantized(x)[0]
-    return x.double()
-
-
-def assert_dot(a, b, **options):
-    left, right = vector_of(a), vector_of(b)
-    actual = octofold.ops.dot(a, b, **options)
-    assert actual.dtype is torch.float32
-    assert actual.device == left.device
-    error = abs(float(actual) - float(left @ right))
-    assert error <= 2e-6 * float(left.abs() @ right.abs()) + 1e-30
-    return actual
-
-
 def test_dots_of_long_vectors(generator):
     # Parts of several spans: more than 1024 of 8192 elements.
     for size in (8192 * 1024, 8192 * 1024 + 1, 30_000_001):
-        a, b = (row_of(generator, size, dtype, None) for dtype in ("e4m3", "e5m2"))
-        assert_same_bits(assert_dot(a, b), assert_dot(a, b))
+        a, b = (rows_of(generator, 1, size, dtype)[0] for dtype in ("e4m3", "e5m2"))
+        left, right = a.double(), b.double()
+        actual = octofold.ops.dot(a, b)
+        assert (actual.dtype, actual.device) == (torch.float32, a.device)
+        assert abs(actual - left @ right) <= 2e-6 * (left.abs() @ right.abs()) + 1e-30
+        assert_same_bits(octofold.ops.dot(a, b), actual)
 
 
 def cast(x, kind, matrices=None, **options):

@@ -7,7 +7,16 @@ import pytest
 from octofold._info import CAST, NATIVE, WEIGHT_ONLY
 from octofold.nn.autograd.frozen import linear_compute
 
-from tests.gpu.gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
+from tests.gpu.gpu_support import (
+    DEVICE,
+    HALVES,
+    ON_GPU,
+    captured,
+    needs_gpu,
+    nothing_waits,
+    skip_without,
+    torch,
+)
 from tests.python.nn.layer_support import relative_error
 
 skip_without("casts")
@@ -166,14 +175,9 @@ def test_graphs_and_no_synchronization(options, tokens):
     with torch.no_grad():
         expected = model(ids)
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with nothing_waits():
             model(ids)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = model(ids)
+        graph, y = captured(lambda: model(ids))
         for _ in range(2):
             y.zero_()
             graph.replay()

@@ -45,19 +45,19 @@ def said(caplog):
     return caplog
 
 
-@pytest.mark.parametrize("text", ["0", "comfyui, torchao"])
-def test_switched_off(untouched, monkeypatch, said, text):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0", "octofold is switched off by OCTOFOLD_INTEGRATIONS=0"),
+        ("comfyui, torchao", "switched off by OCTOFOLD_INTEGRATIONS=comfyui, torchao"),
+        ("vlm", "OCTOFOLD_INTEGRATIONS: expected 0, or names of vllm"),
+    ],
+)
+def test_switched_off(untouched, monkeypatch, said, text, words):
     monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", text)
     host.load_plugins()
     assert not host.is_in()
-    assert f"octofold is switched off by OCTOFOLD_INTEGRATIONS={text}" in said.text
-
-
-def test_wrong_variable(untouched, monkeypatch, said):
-    monkeypatch.setenv("OCTOFOLD_INTEGRATIONS", "vlm")
-    host.load_plugins()
-    assert not host.is_in()
-    assert "OCTOFOLD_INTEGRATIONS: expected 0, or names of vllm" in said.text
+    assert words in said.text
 
 
 def test_another_version(untouched, monkeypatch, said):

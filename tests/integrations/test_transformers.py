@@ -11,12 +11,7 @@ from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import Experts
 
 from tests.integrations.support import fp8_layers, same_bits
-from tests.integrations.transformers_support import (
-    MIXTURES,
-    ROWS,
-    limit,
-    load,
-)
+from tests.integrations.transformers_support import MIXTURES, ROWS, limit, load
 from tests.python.checkpoints.matrix_models import TOKENS
 from tests.python.nn.layer_support import relative_error
 

@@ -20,8 +20,8 @@ else:
     files = Path(__file__).parent.glob("test_*.py")
     collect_ignore = [file.name for file in files if "from hypothesis" in file.read_text()]
 
-# These are about torch's models, and hold FP8 in torch's tensors.
-OF_TORCH = ["checkpoints/test_*.py", "distributed/test_*.py", "models/test_*.py"]
+# These folders are about torch's layers and models, and hold FP8 in torch's tensors.
+OF_TORCH = ["checkpoints", "distributed", "models", "nn"]
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else OF_TORCH
 
 

@@ -67,7 +67,9 @@ def model_of(kind: str, options: argparse.Namespace) -> nn.Sequential:
         config = Float8LinearConfig(enable_fsdp_float8_all_gather=in_fp8)
         convert_to_float8_training(model, config=config)
     elif kind != BF16:
-        octofold.nn.convert(model, kind.split(",")[0], force_fp8=True, fsdp_fp8=in_fp8)
+        octofold.nn.convert(model, kind.split(",")[0], force_fp8=True)
+        if in_fp8:
+            octofold.distributed.gather_in_fp8(model)
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for layer in model:

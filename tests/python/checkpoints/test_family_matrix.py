@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import octofold
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 pytest.importorskip("compressed_tensors")

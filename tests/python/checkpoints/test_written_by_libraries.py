@@ -2,9 +2,9 @@
 The families' matrix has what torchao reads of ours."""
 
 import pytest
+import torch
 from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_checkpoint
 
-torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
@@ -16,9 +16,7 @@ from compressed_tensors.quantization import (  # noqa: E402
     apply_quantization_config,
 )
 from safetensors.torch import save_file  # noqa: E402
-from torchao.prototype.safetensors.safetensors_support import (  # noqa: E402
-    flatten_tensor_state_dict,
-)
+from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict  # noqa: E402
 from torchao.quantization import (  # noqa: E402
     Float8Tensor,
     Float8WeightOnlyConfig,

@@ -4,6 +4,7 @@ What DeepEP does is stood in for by torch: tokens of two ranks, seen from the se
 
 import octofold
 import pytest
+import torch
 from octofold.distributed.deepep import contiguous_experts, masked_experts
 
 from tests.python.distributed.expert_problems import (
@@ -15,8 +16,6 @@ from tests.python.distributed.expert_problems import (
     leaf,
     problem,
 )
-
-torch = pytest.importorskip("torch")
 
 RANKS, RANK, PER = 2, 1, EXPERTS // 2
 OWN = slice(RANK * PER, (RANK + 1) * PER)

@@ -6,12 +6,7 @@ import octofold
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from octofold.distributed import (
-    ExpertParallel,
-    ParallelExperts,
-    experts,
-    parallelize_experts,
-)
+from octofold.distributed import ExpertParallel, ParallelExperts, experts, parallelize_experts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor

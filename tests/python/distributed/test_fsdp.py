@@ -7,8 +7,8 @@ from unittest.mock import patch
 import octofold
 import pytest
 import torch
-from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
-from octofold.nn.fsdp import ShardedWeight
+from octofold.distributed import ColumnParallel, MLPParallel, RowParallel, fsdp, gather_in_fp8
+from octofold.distributed.fsdp import ShardedWeight
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -45,11 +45,16 @@ class Block(torch.nn.Module):
         return self.mixture(self.mlp(y))
 
 
-def new_model(recipe, fsdp_fp8):
+def converted(model, recipe="blockwise", in_fp8=True):
+    """in_fp8: how FSDP gathers its weights."""
+    octofold.nn.convert(model, recipe, force_fp8=True)
+    return here(gather_in_fp8(model) if in_fp8 else model)
+
+
+def new_model(recipe, in_fp8):
     torch.manual_seed(0)
     model = torch.nn.Sequential(Block(recipe), torch.nn.Linear(512, 512))
-    octofold.nn.convert(model, recipe, force_fp8=True, fsdp_fp8=fsdp_fp8)
-    return here(model)
+    return converted(model, recipe, in_fp8)
 
 
 def batch(step, rank):
@@ -153,8 +158,6 @@ def test_agreements_come_before_gathers(rank):
     """Losses are those of casting after the gather, whichever modules are gathered together, and
     from the second forward on the model agrees on all scales at once before it gathers, if its own
     hooks can."""
-    from octofold.nn import fsdp
-
     largest = fsdp.largest
     with patch.object(fsdp, "largest", side_effect=largest) as called:
         for wrap in (sharded, whole, first_and_rest, one_group, inside_another):
@@ -245,8 +248,6 @@ def test_a_weight_takes_half_of_the_bytes(rank, recipe):
 def test_a_weight_is_cast_once_a_step(rank, recipe):
     """Forward casts each weight, backward none; and after an evaluation, and after the optimizer,
     forward does again."""
-    from octofold.nn import fsdp
-
     model = sharded(new_model(recipe, True))
     calls = []
 
@@ -286,11 +287,10 @@ def test_a_layer_without_its_model(rank, recipe):
     """A layer that runs by itself, so that no hook of its model's agrees on scales: each step has
     those of its own weights."""
     found = []
-    for fsdp_fp8 in (False, True):
+    for in_fp8 in (False, True):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(256, 256))
-        octofold.nn.convert(model, recipe, force_fp8=True, fsdp_fp8=fsdp_fp8)
-        layer = fully_shard(here(model)[0])
+        model = converted(torch.nn.Sequential(torch.nn.Linear(256, 256)), recipe, in_fp8)
+        layer = fully_shard(model[0])
         optimizer = torch.optim.SGD(layer.parameters(), lr=10.0)
         losses = []
         for step in range(3):
@@ -308,8 +308,8 @@ def test_a_layer_without_its_model(rank, recipe):
 def test_inference_mode(rank, recipe):
     """In torch.inference_mode(), twice before any training, and between steps."""
     losses = []
-    for fsdp_fp8 in (False, True):
-        never_trained, model = (sharded(new_model(recipe, fsdp_fp8)).eval() for _ in range(2))
+    for in_fp8 in (False, True):
+        never_trained, model = (sharded(new_model(recipe, in_fp8)).eval() for _ in range(2))
         with torch.inference_mode():
             found = [never_trained(batch(step, rank)).sum().item() for step in (5, 5)]
         for _ in range(2):
@@ -324,8 +324,7 @@ def test_inference_mode(rank, recipe):
 @on_two_ranks
 def test_shards_within_squares_are_refused(rank):
     for rows, dim, got in ((192, 0, r"\[192, 256"), (256, 1, r"parts \[256, 128\] of \[256, 256")):
-        model = here(torch.nn.Sequential(torch.nn.Linear(256, rows, bias=False)))
-        octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)
+        model = converted(torch.nn.Sequential(torch.nn.Linear(256, rows, bias=False)))
         fully_shard(model, shard_placement_fn=lambda _, dim=dim: Shard(dim))
         message = f"of '0.weight' on each rank, got {got}"
         with pytest.raises(octofold.UnsupportedError, match=message):
@@ -334,8 +333,8 @@ def test_shards_within_squares_are_refused(rank):
 
 @on_two_ranks
 def test_ranks_that_gather_other_layers(rank):
-    model = here(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)))
-    octofold.nn.convert(model, "tensorwise", force_fp8=True, fsdp_fp8=True)
+    layers = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+    model = converted(torch.nn.Sequential(*layers), "tensorwise")
     for layer in model:
         fully_shard(layer)
     message = r"'weights': .* got 0.weight from torch.float32 on rank 0 and 1.weight .* on rank 1"
@@ -387,8 +386,8 @@ def test_states_that_are_assigned(rank, recipe):
     for parameter in source.parameters():
         torch.nn.init.constant_(parameter, 0.02)
     losses = []
-    for fsdp_fp8, forwards in ((False, 0), (True, 0), (True, 1)):
-        model = sharded(new_model(recipe, fsdp_fp8))
+    for in_fp8, forwards in ((False, 0), (True, 0), (True, 1)):
+        model = sharded(new_model(recipe, in_fp8))
         for _ in range(forwards):
             model(batch(5, rank)).float().square().mean().backward()
             model.zero_grad()
@@ -422,10 +421,10 @@ def test_over_tensor_parallelism(rank, recipe):
     )
     torch.manual_seed(0)
     parameters, losses = [], []
-    for fsdp_fp8 in (False, True):
+    for in_fp8 in (False, True):
         model = new_parallel_model(recipe, mesh["tensor"])
-        if fsdp_fp8:
-            octofold.distributed.gather_in_fp8(model)
+        if in_fp8:
+            gather_in_fp8(model)
         for module in model:
             fully_shard(module, mesh=mesh["data"])
         fully_shard(model, mesh=mesh["data"])
@@ -457,8 +456,8 @@ def test_replicas_of_shards(rank):
         DEVICE, (2, 2), mesh_dim_names=("replicas", "shards")
     )
     losses = []
-    for fsdp_fp8 in (False, True):
-        model = new_model("tensorwise", fsdp_fp8)
+    for in_fp8 in (False, True):
+        model = new_model("tensorwise", in_fp8)
         for module in (*model, model):
             fully_shard(module, mesh=mesh)
         losses.append(train(model, rank))
@@ -485,7 +484,7 @@ def test_one_process(tmp_path):
 
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
 def test_recipes_whose_weight_is_cast_twice_are_refused(recipe):
-    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    model = converted(torch.nn.Sequential(torch.nn.Linear(256, 256)), recipe, in_fp8=False)
     with pytest.raises(octofold.InvalidArgumentError, match="'recipe': expected one with squares"):
-        octofold.nn.convert(model, recipe, fsdp_fp8=True)
-    assert type(model[0]) is torch.nn.Linear
+        gather_in_fp8(model)
+    assert type(model[0].weight.data) is torch.Tensor

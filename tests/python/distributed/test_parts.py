@@ -2,15 +2,15 @@
 
 import octofold
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octofold import quantize
 
-torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch without distributed", allow_module_level=True)
 
-from octofold.distributed.tensor_parallel.fp8_shards import (  # noqa: E402
+from octofold.distributed.tensor_parallel.fp8_shards import (
     bounds_of,
     joined_rows,
     shard_of,

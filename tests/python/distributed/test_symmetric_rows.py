@@ -7,11 +7,11 @@ import types
 
 import octofold
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed._symmetric_memory")
 
-from octofold.distributed import overlap  # noqa: E402
+from octofold.distributed import overlap
 
 RANKS = 2
 

@@ -1,8 +1,6 @@
 """A small model for the advisor's tests, and its inputs."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 
 class Block(torch.nn.Module):

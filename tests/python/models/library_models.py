@@ -1,9 +1,13 @@
 """Small models of transformers and Diffusers, of the checkpoints' matrix, and their inputs."""
 
+import os
+
 import pytest
 import torch
 from octofold import models, nn
 from octofold.models.advisor.ways import WAYS
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def in_16_bits(model):
@@ -57,6 +61,16 @@ def mixture(seed=0):
     """Its experts are one parameter each in the model, and matrices each in transformers' files."""
     experts = {"moe_intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2}
     return decoder("Qwen3Moe", seed, **experts)
+
+
+def autoencoder(seed=0, **options):
+    """A model of images: the matrix has none."""
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(seed)
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2}
+    blocks |= {"up_block_types": ("UpDecoderBlock2D",) * 2, "block_out_channels": (16, 16)}
+    model = diffusers.AutoencoderKL(**blocks, norm_num_groups=8, **options)
+    return in_16_bits(model), {"sample": torch.randn(1, 3, 8, 8).bfloat16()}
 
 
 bert, flux, unet = map(of_matrix, ("BERT", "Flux", "UNet"))

@@ -3,12 +3,12 @@ changes a model and after it."""
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.layer_support import relative_error
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
-from tests.python.models.library_models import outcome, unet  # noqa: E402
+from tests.python.models.library_models import outcome, unet
 
 CHANGES = {
     "casting": octofold.models.enable_layerwise_casting,

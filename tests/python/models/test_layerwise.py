@@ -5,12 +5,10 @@ import weakref
 
 import octofold
 import pytest
+import torch
+from octofold import models
 
 from tests.python.nn.layer_support import random, relative_error
-
-torch = pytest.importorskip("torch")
-
-from octofold import models  # noqa: E402
 
 functional = torch.nn.functional
 

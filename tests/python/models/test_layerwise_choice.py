@@ -1,13 +1,10 @@
 """The choice of layers that are cast, of the way each is computed, and what becomes of a model."""
 
-import pytest
+import torch
+from octofold import models
+from octofold.nn import Fp8Weight
 
 from tests.python.nn.layer_support import random
-
-torch = pytest.importorskip("torch")
-
-from octofold import models  # noqa: E402
-from octofold.nn import Fp8Weight  # noqa: E402
 
 
 def is_cast(module):

@@ -4,11 +4,9 @@ import copy
 
 import octofold
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from octofold import models  # noqa: E402
-from octofold.nn import Fp8Weight  # noqa: E402
+import torch
+from octofold import models
+from octofold.nn import Fp8Weight
 
 
 def model():

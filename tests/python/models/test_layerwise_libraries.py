@@ -3,42 +3,18 @@ with their adapters and hooks."""
 
 import copy
 import importlib.util
-import os
 from pathlib import Path
 
 import octofold
 import pytest
+import torch
+from octofold import models
+from octofold.nn import Fp8Weight
 
+from tests.python.models.library_models import autoencoder, flux, llama, outcome, unet
 from tests.python.nn.layer_support import relative_error
 
-torch = pytest.importorskip("torch")
-
-from octofold import models  # noqa: E402
-from octofold.nn import Fp8Weight  # noqa: E402
-
-from tests.python.models.library_models import (  # noqa: E402
-    flux,
-    in_16_bits,
-    llama,
-    outcome,
-    unet,
-)
-
 pytestmark = pytest.mark.slow
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-def autoencoder():
-    diffusers = pytest.importorskip("diffusers")
-    torch.manual_seed(0)
-    model = diffusers.AutoencoderKL(
-        block_out_channels=(16, 16),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        norm_num_groups=8,
-    )
-    return in_16_bits(model), {"sample": torch.randn(1, 3, 8, 8).bfloat16()}
 
 
 def stored_names(model):

@@ -2,23 +2,16 @@
 library loads, and state_dict() gives codes except in wide_state_dict()."""
 
 import copy
-import os
 import sys
 import types
 
 import octofold
 import pytest
+import torch
+from octofold import models, nn
+from safetensors.torch import load_file
 
-from tests.python.nn.layer_support import relative_error
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("safetensors")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-from octofold import models, nn  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-
-from tests.python.models.library_models import (  # noqa: E402
+from tests.python.models.library_models import (
     CHANGES,
     bert,
     flux,
@@ -33,6 +26,7 @@ from tests.python.models.library_models import (  # noqa: E402
     unet,
     weight_only,
 )
+from tests.python.nn.layer_support import relative_error
 
 
 @pytest.mark.slow

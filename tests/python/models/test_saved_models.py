@@ -1,23 +1,15 @@
 """Folders of octofold.models.save load to the same bits, and say what they are."""
 
-import os
 import re
 
 import octofold
 import pytest
+import torch
+from octofold import models, nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
-from tests.python.nn.layer_support import relative_error
-
-torch = pytest.importorskip("torch")
-FP32 = torch.float32
-pytest.importorskip("safetensors")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-from octofold import models, nn  # noqa: E402
-from safetensors import SafetensorError  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from tests.python.models.library_models import (  # noqa: E402
+from tests.python.models.library_models import (
     CHANGES,
     SINES,
     bert,
@@ -35,6 +27,7 @@ from tests.python.models.library_models import (  # noqa: E402
     unet,
     weight_only,
 )
+from tests.python.nn.layer_support import relative_error
 
 OURS = ("octofold.json", "octofold.safetensors")
 
@@ -73,7 +66,7 @@ def test_others_read_models_of_transformers(make, change, tmp_path):
     assert len(names) > 3
     for name in names:
         weight = modules[name.removesuffix(".weight")].weight
-        assert torch.equal(checkpoint[name].dequantize(), weight.dequantize(FP32))
+        assert torch.equal(checkpoint[name].dequantize(), weight.dequantize(torch.float32))
 
 
 @pytest.mark.parametrize(

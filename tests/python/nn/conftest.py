@@ -1,8 +1,7 @@
 """Fixtures of the layers' tests."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 
 @pytest.fixture(autouse=True)

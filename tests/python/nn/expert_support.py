@@ -3,15 +3,13 @@
 from contextlib import contextmanager
 
 import octofold
-import pytest
+import torch
 from octofold import gemm, quantize
 from octofold.ops import Activated, ActivationGradient
 
 from tests.python.casting import cast_side
 from tests.python.nn.fused_support import activation
 from tests.python.nn.layer_support import random
-
-torch = pytest.importorskip("torch")
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 192, 5, 3
 # A linear layer's limit, twice: x and weights, then activation and weights, rounded to 3 bits.

@@ -2,11 +2,10 @@
 
 import math
 
-import pytest
+import torch
 
 from tests.python.nn.layer_support import random
 
-torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

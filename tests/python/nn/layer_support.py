@@ -3,9 +3,8 @@
 from functools import partial
 
 import pytest
+import torch
 from octofold import nn
-
-torch = pytest.importorskip("torch")
 
 NAMES = tuple(nn.recipes.NAMED)
 """The named recipes."""

@@ -4,17 +4,15 @@ import math
 
 import octofold
 import pytest
+import torch
+from octofold import nn
+from octofold._core.formats import GRANULARITIES
+from octofold.nn.conversion.fp8_layers import frozen_weight
+from octofold.nn.layers.fp8_parameters import hold
+from octofold.nn.recipes import kernels
 
 from tests.python import gpu_fakes
 from tests.python.nn.layer_support import random
-
-torch = pytest.importorskip("torch")
-
-from octofold import nn  # noqa: E402
-from octofold._core.formats import GRANULARITIES  # noqa: E402
-from octofold.nn.conversion.fp8_layers import frozen_weight  # noqa: E402
-from octofold.nn.layers.fp8_parameters import hold  # noqa: E402
-from octofold.nn.recipes import kernels  # noqa: E402
 
 NATIVE = gpu_fakes.NATIVE
 WITHOUT = ("7.5", "8.0", "8.6", "10.0")

@@ -8,13 +8,13 @@ import tempfile
 
 import octofold
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.python.nn.layer_support import NAMES, WRITES, random
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 pytestmark = pytest.mark.slow

@@ -5,13 +5,11 @@ import dataclasses
 
 import octofold
 import pytest
+import torch
+from octofold.nn.recipes import choice, kernels
 
 from tests.python.judge import assert_same
 from tests.python.nn.layer_support import MODULES, every, inputs_of
-
-torch = pytest.importorskip("torch")
-
-from octofold.nn.recipes import choice, kernels  # noqa: E402
 
 nn = octofold.nn
 GPU = torch.device("cuda", 0)

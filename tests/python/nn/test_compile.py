@@ -6,6 +6,7 @@ from functools import partial
 
 import octofold
 import pytest
+import torch
 
 from tests.python.judge import assert_compiled_same, assert_same
 from tests.python.nn.layer_support import (
@@ -20,8 +21,6 @@ from tests.python.nn.layer_support import (
     relative_error,
     step,
 )
-
-torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
 

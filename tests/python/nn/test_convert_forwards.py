@@ -9,14 +9,14 @@ from pathlib import Path
 
 import octofold
 import pytest
+import torch
 from octofold import InvalidArgumentError, UnsupportedError
 
 from tests.python.nn.layer_support import random, relative_error, transformers_model
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
-from transformers.models.llama import modeling_llama  # noqa: E402
+from transformers.models.llama import modeling_llama
 
 nn = octofold.nn
 BF16 = torch.bfloat16

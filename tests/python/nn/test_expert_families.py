@@ -5,12 +5,12 @@ from pathlib import Path
 
 import octofold
 import pytest
+import torch
 from octofold import InvalidArgumentError
 
 from tests.project.code_blocks import blocks
 from tests.python.nn.layer_support import random, relative_error, transformers_model
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
 PAGE = Path(__file__).parents[3] / "docs" / "experts.md"

@@ -5,16 +5,14 @@ from functools import partial
 
 import octofold
 import pytest
+import torch
+from octofold import nn
+from octofold.nn.autograd import experts as autograd_experts
 
 from tests.python import gpu_fakes
 from tests.python.nn.expert_support import HIDDEN, choices, operands, truth
 from tests.python.nn.fused_support import differentiated, wide
 from tests.python.nn.layer_support import random, relative_error
-
-torch = pytest.importorskip("torch")
-
-from octofold import nn  # noqa: E402
-from octofold.nn.autograd import experts as autograd_experts  # noqa: E402
 
 LIMIT = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-2}
 GRANULARITIES = {"blockwise": "128x128", "rowwise": "channel", "tensorwise": "tensor"}

@@ -2,10 +2,9 @@
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.layer_support import KINDS, WIDTH, every, random
-
-torch = pytest.importorskip("torch")
 
 forward_ad = torch.autograd.forward_ad
 nn = octofold.nn

@@ -8,15 +8,13 @@ import weakref
 
 import octofold
 import pytest
+import torch
+from octofold.nn.autograd import frozen
+from octofold.nn.layers.fp8_parameters import hold
+from octofold.nn.layers.saving import coded_state_dict
 
 from tests.python.casting import GRANULARITIES
 from tests.python.nn.layer_support import NAMES, random, relative_error, step
-
-torch = pytest.importorskip("torch")
-
-from octofold.nn.autograd import frozen  # noqa: E402
-from octofold.nn.layers.fp8_parameters import hold  # noqa: E402
-from octofold.nn.layers.saving import coded_state_dict  # noqa: E402
 
 nn = octofold.nn
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -353,51 +351,3 @@ def test_old_weights_are_let_go_one_by_one(monkeypatch):
     monkeypatch.setattr("octofold.nn.conversion.linear.weight_only_linear", counting)
     nn.convert_weight_only(model)
     assert alive == [5, 4, 3, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda kind: kind(torch.nn.ReLU()), "_linear.*'linear': expected a torch.nn.Linear, got"),
-        (
-            lambda kind: kind(torch.nn.Linear(3, 5))(random(2, 4).half()),
-            r"'x': expected \[..., 3\]",
-        ),
-        (
-            lambda kind: kind(torch.nn.Linear(3, 5))(random(2, 3).int()),
-            "'x': expected a torch tensor of",
-        ),
-    ],
-)
-def test_bad_arguments(kind, call, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
-        call(kind)
-
-
-LINEAR = torch.nn.Linear(3, 3)
-NO_OUTPUT = dataclasses.replace(nn.recipes.blockwise, output=None)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: nn.inference_linear(LINEAR, recipe="fp8"),
-            "'recipe': expected a Recipe or one of",
-        ),
-        (
-            lambda: nn.inference_linear(LINEAR, recipe=NO_OUTPUT),
-            "'recipe': expected one whose product 'output' is in FP8",
-        ),
-        (lambda: nn.inference_linear(LINEAR, few_tokens=-1), "'few_tokens': expected a number"),
-        (lambda: nn.weight_only_linear(LINEAR, format="1x64"), "'format': expected .*got '1x64'"),
-        (lambda: nn.weight_only_linear(LINEAR, format="int8"), "'format': expected .*got 'int8'"),
-        (
-            lambda: nn.convert_weight_only(torch.nn.Linear(3, 3), activations="fp8"),
-            "'activations': expected 'exact' or 'auto', got fp8",
-        ),
-    ],
-)
-def test_bad_options(call, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
-        call()

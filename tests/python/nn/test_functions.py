@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import octofold
 import pytest
+import torch
 
 from tests.python.judge import assert_same
 from tests.python.nn.expert_support import EXPERTS, truth
@@ -23,8 +24,6 @@ from tests.python.nn.fused_support import (
     wide,
 )
 from tests.python.nn.layer_support import NAMES, random, relative_error
-
-torch = pytest.importorskip("torch")
 
 
 def linear_operands(dtype, tokens):

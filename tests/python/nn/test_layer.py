@@ -4,10 +4,9 @@ import contextlib
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.layer_support import NAMES, random, relative_error, step
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 
@@ -72,20 +71,6 @@ def test_extra_repr():
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"in_features": 0}, "'in_features': expected a whole number of at least 1, got 0"),
-        ({"out_features": -1}, "'out_features': expected a whole number of at least 1, got -1"),
-        ({"in_features": 2.5}, "'in_features': expected a whole number of at least 1, got 2.5"),
-        ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*'mxfp8'"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=r"octofold.nn.Linear: .*" + message):
-        nn.Linear(**({"in_features": 3, "out_features": 5} | arguments))
-
-
 @pytest.mark.parametrize("kept", [False, True])
 def test_what_does_not_fit_is_said_in_the_layers_words(kept):
     layer = nn.Linear(300, 200)
@@ -102,23 +87,6 @@ def test_what_does_not_fit_is_said_in_the_layers_words(kept):
     refuses("bias'", lambda: torch.func.functional_call(layer, narrow, random(5, 300)))
     wide = nn.Linear(300, 200, dtype=torch.float64)
     refuses("weight': .*float64", lambda: wide(random(5, 300)))
-
-
-@pytest.mark.parametrize(
-    ("linear", "message"),
-    [
-        (torch.nn.Bilinear(3, 3, 3), "expected a torch.nn.Linear itself, got torch.nn.*Bilinear"),
-        (torch.nn.LazyLinear(3), "expected a torch.nn.Linear itself, got torch.nn.*LazyLinear"),
-        (nn.Linear(3, 3), "expected a torch.nn.Linear itself, got octofold.nn.Linear"),
-        (
-            torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3)),
-            "expected a .* itself",
-        ),
-    ],
-)
-def test_from_linear_takes_no_other_module(linear, message):
-    with pytest.raises(octofold.InvalidArgumentError, match="'linear': " + message):
-        nn.Linear.from_linear(linear)
 
 
 def test_fp8_state_is_refused():

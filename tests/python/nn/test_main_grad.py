@@ -4,6 +4,7 @@ import copy
 
 import octofold
 import pytest
+import torch
 
 from tests.python.judge import assert_same
 from tests.python.nn.layer_support import (
@@ -18,8 +19,6 @@ from tests.python.nn.layer_support import (
     relative_error,
     step,
 )
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 

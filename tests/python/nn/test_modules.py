@@ -8,6 +8,8 @@ from functools import partial
 
 import octofold
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.python.judge import assert_same
 from tests.python.nn.layer_support import (
@@ -21,10 +23,6 @@ from tests.python.nn.layer_support import (
     relative_error,
     step,
 )
-
-torch = pytest.importorskip("torch")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 nn = octofold.nn
 

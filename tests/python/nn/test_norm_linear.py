@@ -1,7 +1,10 @@
-"""Norm and linear layer as one: against FP64, what it keeps, what it refuses."""
+"""Norm and linear layer as one: against FP64, and what it keeps."""
 
 import octofold
 import pytest
+import torch
+from octofold.distributed.tensor_parallel.chain import over_ranks
+from octofold.nn.autograd.boundary import Sides
 
 from tests.python.nn.fused_support import (
     BF16,
@@ -14,11 +17,6 @@ from tests.python.nn.fused_support import (
     wide,
 )
 from tests.python.nn.layer_support import NAMES, random, relative_error
-
-torch = pytest.importorskip("torch")
-
-from octofold.distributed.tensor_parallel.chain import over_ranks  # noqa: E402
-from octofold.nn.autograd.boundary import Sides  # noqa: E402
 
 nn = octofold.nn
 IN, OUT = 192, 136
@@ -106,40 +104,3 @@ def test_from_modules():
     assert relative_error(module(x), octofold.linear(rms, *linear.parameters(), "rowwise")) < 1e-2
     module = nn.NormLinear.from_modules(torch.nn.LayerNorm(IN, bias=False), nn.Linear(IN, OUT))
     assert module(x).shape == (130, OUT)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": random(3, 191)}, r"'x': expected \[..., 192\] for weight \[136, 192\]"),
-        ({"norm_weight": random(191)}, r"'norm_weight': expected \[192\], .*, got \[191\]"),
-        ({"norm_bias": random(192).int()}, "'norm_bias': expected a torch tensor of .*int32"),
-        ({"residual": random(2, 192)}, r"'residual': expected as x: .*\[3, 192\].*\[2, 192\]"),
-        ({"residual": random(3, 192).half()}, "'residual': expected as x: torch.float32"),
-        ({"residual": 1.0}, "'residual': expected a torch tensor of .*float"),
-        ({"norm": "batch"}, "'norm': expected one of rms, layer, got 'batch'"),
-        ({"epsilon": -1.0}, "'epsilon': expected a number of at least 0, got -1.0"),
-        ({"weight": random(192)}, r"'weight': expected \[out, in\]"),
-        ({"bias": random(135)}, r"'bias': expected \[136\], .*, got \[135\]"),
-        ({"recipe": nn.Recipe(output=None, grad_input=None, grad_weight=None)}, "'recipe': .*FP8"),
-    ],
-)
-def test_bad_arguments(change, message):
-    arguments = {"x": random(3, IN), "norm_weight": random(IN), "weight": random(OUT, IN)}
-    with pytest.raises(octofold.InvalidArgumentError, match="^norm_linear: argument " + message):
-        octofold.norm_linear(**(arguments | change))
-
-
-def test_bad_parts():
-    linear = torch.nn.Linear(IN, OUT)
-    wide = nn.Recipe(output=None, grad_input=None, grad_weight=None)
-    for arguments, message in (
-        ((torch.nn.BatchNorm1d(IN), linear), "'norm': expected a torch.nn.RMSNorm or"),
-        ((torch.nn.RMSNorm(IN + 1), linear), r"'norm': expected one over \[192\]"),
-        ((torch.nn.RMSNorm(IN), torch.nn.ReLU()), "'linear': expected a torch.nn.Linear"),
-        ((torch.nn.RMSNorm(IN), linear, wide), "'recipe': expected one whose product 'output'"),
-        ((torch.nn.RMSNorm(IN), nn.Linear(IN, OUT), "rowwise"), "'recipe': .*own, blockwise"),
-        ((torch.nn.RMSNorm(IN), nn.Linear(IN, OUT, recipe=wide)), "'recipe'.*output=None"),
-    ):
-        with pytest.raises(octofold.InvalidArgumentError, match=message):
-            nn.NormLinear.from_modules(*arguments)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import octofold
 import pytest
+import torch
 
 from tests.python.casting import GRANULARITIES
 from tests.python.nn.layer_support import relative_error, transformers_model
 
-torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 import octofold.integrations.peft  # noqa: E402  # tells peft what goes over FP8 weights

@@ -6,10 +6,9 @@ from functools import partial
 
 import octofold
 import pytest
+import torch
 
 from tests.python.nn.layer_support import transformers_model
-
-torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 
@@ -284,5 +283,3 @@ def test_conv1d_is_left_alone_where_no_layer_is_for_it():
         nn.convert(gpt2(), main_grad=True)
     with pytest.raises(octofold.InvalidArgumentError, match=r"stored as \[in, out\]"):
         nn.convert_weight_only(gpt2())
-    with pytest.raises(octofold.InvalidArgumentError, match="a transformers Conv1D, got torch"):
-        nn.Conv1D.from_conv1d(torch.nn.Linear(3, 3))

@@ -28,12 +28,12 @@ from pathlib import Path
 import numpy as np
 import octofold
 import pytest
+import torch
 
 from tests.python import devices
 from tests.python.nn.fused_support import BF16, CURVES, FP16, FP32, GATES
 from tests.python.nn.layer_support import NAMES, ask_for_main_grad, mlp_of_three
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("each_device")
 
 nn = octofold.nn

@@ -176,33 +176,6 @@ def test_ctrl_c_ends_it_quietly(own):
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "required: ACTION"),
-        (["warm", "--arch", "sm_90a"], "name what to compile"),
-        (
-            ["warm", "--arch", "sm_80", "--suite", "square"],
-            "for the architecture 'sm_80', only for sm_90a",
-        ),
-        ([*WARM, "--multiprocessors", "0"], "'multiprocessors': expected at least 2, got 0"),
-        ([*WARM, "--problems", "/no/file"], "--problems: /no/file"),
-        ([*WARM, "--problem", "gemm: m 2147483648, n 16, k 16"], "2147483648×16×16"),
-        ([*WARM, "--problem", "gemm: m 1, n 2"], "'k': expected a whole number"),
-        (
-            [*WARM, "--problem", "gemm: m 1, n 2, k 3, bias e4m3"],
-            "'bias': expected one of bfloat16, float32",
-        ),
-    ],
-)
-def test_errors_are_one_line(run, arguments, message):
-    code, out, error = run("cache", *arguments)
-    assert (code, out) == (2, "")
-    assert error.startswith("octofold")
-    assert error.count("\n") == 1
-    assert message in error
-
-
 @needs_nvrtc
 def test_a_folder_that_cannot_be_written(own):
     own.folder.write_text("not a folder")

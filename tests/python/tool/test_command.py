@@ -1,10 +1,11 @@
-"""The command line itself: help, errors, exit codes, info, quantize."""
+"""The command line itself: help, errors of every command, exit codes, info, quantize."""
 
 import dataclasses
 import errno
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from octofold._core.files import read_text
 from safetensors import deserialize
 from safetensors.numpy import save_file
+
+from tests.python import refusals
 
 PROGRAM = [sys.executable, "-m", "octofold_tool"]
 
@@ -63,38 +66,54 @@ def test_no_pipe_is_waited_for_and_no_large_file_read(tmp_path):
         assert caught.value.errno == number
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "required: COMMAND"),
-        (["fly"], "invalid choice: 'fly'"),
-        (["bench", "gemm", "--suite", "cubes"], "invalid choice: 'cubes'"),
-        (["bench", "gemm", "--shape", "1,2"], "expected M,N,K, each at least 1, got '1,2'"),
-        (["bench", "gemm", "--shape", "1,0,2"], "expected M,N,K"),
-        (["bench", "gemm", "--shape", "1,-2,3"], "expected M,N,K"),
-        (["bench", "gemm", "--shape", "1,2,3,4"], "expected M,N,K"),
-        (["bench", "gemm", "--shape", "a,b,c"], "expected M,N,K"),
-        (["bench", "gemm", "--shape", ""], "expected M,N,K"),
-        (["bench", "gemm", "--granularity", "1x128"], "expected two"),
-        (["bench", "gemm", "--granularity", "1x128,2x128"], "2x128"),
-        (["bench", "gemm", "--dtype", "e4m3,int8"], "int8"),
-        (["bench", "gemm", "--rounds", "1"], "at least 5"),
-        (["bench", "gemm", "--max-seconds", "0"], "every shape would take 0 s a round or more"),
-        (["bench", "gemm", "--json", "/no/such/folder/x.json"], "/no/such/folder does not exist"),
-        (["bench", "gemm", "--png", "/tmp"], "/tmp: is a folder; name a file"),
-        (["bench", "gemm", "--json", "/proc/x.json"], "/proc/x.json: "),
-        (["demo", "--text", "/no/such/page.txt"], "/no/such/page.txt: No such file or directory"),
-        (["demo", "--text", "/tmp"], "/tmp: Is a directory"),
-        (["demo", "--text", "/dev/zero"], "/dev/zero: expected a regular file"),
-        (["quantize", "in.safetensors"], "required: OUT"),
-        (["quantize", "/no/such.safetensors", "out.safetensors"], "/no/such.safetensors"),
-        (["quantize", "model.bin", "out.safetensors"], "model.bin"),
-        (["quantize", "a.safetensors", "b.safetensors", "--family", "mine"], "got 'mine'"),
-        (["convert", "a.safetensors", "b.safetensors"], "required: --to"),
-        (["inspect", "/no/such.safetensors"], "/no/such.safetensors"),
-    ],
-)
-def test_errors_are_one_line(run, arguments, message):
+ERRORS = """
+octofold  required: COMMAND
+octofold fly  invalid choice: 'fly'
+octofold bench gemm --suite cubes  invalid choice: 'cubes'
+octofold bench gemm --shape 1,2  expected M,N,K, each at least 1, got '1,2'
+octofold bench gemm --shape 1,0,2  expected M,N,K
+octofold bench gemm --shape 1,-2,3  expected M,N,K
+octofold bench gemm --shape 1,2,3,4  expected M,N,K
+octofold bench gemm --shape a,b,c  expected M,N,K
+octofold bench gemm --shape ''  expected M,N,K
+octofold bench gemm --granularity 1x128  expected two
+octofold bench gemm --granularity 1x128,2x128  2x128
+octofold bench gemm --dtype e4m3,int8  int8
+octofold bench gemm --rounds 1  at least 5
+octofold bench gemm --max-seconds 0  every shape would take 0 s a round or more
+octofold bench gemm --json /no/such/folder/x.json  /no/such/folder does not exist
+octofold bench gemm --png /tmp  /tmp: is a folder; name a file
+octofold bench gemm --json /proc/x.json  /proc/x.json:
+octofold demo --text /no/such/page.txt  /no/such/page.txt: No such file or directory
+octofold demo --text /tmp  /tmp: Is a directory
+octofold demo --text /dev/zero  /dev/zero: expected a regular file
+octofold quantize in.safetensors  required: OUT
+octofold quantize /no/such.safetensors out.safetensors  /no/such.safetensors
+octofold quantize model.bin out.safetensors  model.bin
+octofold quantize a.safetensors b.safetensors --family mine  got 'mine'
+octofold convert a.safetensors b.safetensors  required: --to
+octofold inspect /no/such.safetensors  /no/such.safetensors
+octofold cache  required: ACTION
+octofold cache warm --arch sm_90a  name what to compile
+octofold cache warm --arch sm_80 --suite square  for the architecture 'sm_80', only for sm_90a
+octofold cache warm --arch sm_90a --problem 'gemm: m 16, n 64, k 256' --multiprocessors 0
+    'multiprocessors': expected at least 2, got 0
+octofold cache warm --arch sm_90a --problems /no/file  --problems: /no/file
+octofold cache warm --arch sm_90a --problem 'gemm: m 2147483648, n 16, k 16'  2147483648×16×16
+octofold cache warm --arch sm_90a --problem 'gemm: m 1, n 2'  'k': expected a whole number
+octofold cache warm --arch sm_90a --problem 'gemm: m 1, n 2, k 3, bias e4m3'
+    'bias': expected one of bfloat16, float32
+octofold tune  name what to measure
+octofold tune --show --suite square  measure nothing
+octofold tune --problem 'gemm: m 1, n 2'  'k': expected a whole number
+octofold tune --problem 'gemm: m 64, n 256, k 512' --least-gain two  a share from 0 to 1
+octofold tune --problem 'gemm: m 64, n 256, k 512' --rounds 2  a whole number
+"""
+
+
+@refusals.table(ERRORS)
+def test_errors_are_one_line(run, call, message):
+    _, *arguments = shlex.split(call)
     code, out, err = run(*arguments)
     assert code == 2
     assert out == ""

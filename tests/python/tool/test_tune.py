@@ -210,22 +210,6 @@ def test_a_dry_run_writes_nothing(run, one_gpu):
     assert not one_gpu.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "name what to measure"),
-        (("--show", "--suite", "square"), "measure nothing"),
-        (("--problem", "gemm: m 1, n 2"), "'k': expected a whole number"),
-        (("--problem", PROBLEM, "--least-gain", "two"), "a share from 0 to 1"),
-        (("--problem", PROBLEM, "--rounds", "2"), "a whole number"),
-    ],
-)
-def test_bad_arguments(run, arguments, message):
-    code, _, err = run("tune", *arguments)
-    assert code == 2
-    assert message in err
-
-
 def test_shares_are_numbers():
     assert tune.parse_share("0.02") == 0.02
     with pytest.raises(argparse.ArgumentTypeError):

@@ -310,7 +310,7 @@ def _require_whole(name: str, weight: Tensor) -> None:
     expected = "weights that are whole in this process"
     if type(weight) is not Parameter or hasattr(weight, "device_mesh"):
         got = f"{name}, of {type(weight).__qualname__}: what is spread over ranks is gathered, or "
-        got += "computed, anew in each pass, and cast there (convert(fsdp_fp8=True) casts shards)"
+        got += "computed, anew in each pass, and cast there (gather_in_fp8() casts shards)"
         raise invalid_argument(_NAME, "model", expected, got)
     if weight.is_meta:
         raise invalid_argument(_NAME, "model", f"{expected}, with memory", f"{name} on meta")

@@ -34,7 +34,6 @@ def convert(
     *,
     main_grad: bool = False,
     force_fp8: bool = False,
-    fsdp_fp8: bool = False,
 ) -> Conversion:
     """Make each torch.nn.Linear of a model an octofold.nn.Linear with the same parameters, and each
     Conv1D of transformers (GPT-2) an octofold.nn.Conv1D, where the GPU multiplies FP8.
@@ -51,8 +50,6 @@ def convert(
     module_filter_fn: (module, fully qualified name) → whether to convert it, as in torchao: asked
         for each layer that can be converted. None: all except output heads (also those that are
         tied to embeddings) and adapters of PEFT.
-    fsdp_fp8: whether FSDP2 is to gather the weights in FP8, as octofold.distributed.gather_in_fp8()
-        says. The optimizer is then to be made after fully_shard().
 
     Layers that would compute something else are left alone, whatever the filter says: subclasses of
     torch.nn.Linear, parametrized layers, layers of octofold.nn.MLP and NormLinear, layers whose
@@ -68,11 +65,6 @@ def convert(
     picked layers that are octofold.nn.Linear already. The model is then as it was.
     """
     recipe = recipe_of(_NAME, recipe)
-    if fsdp_fp8:
-        # Imports torch.distributed, which takes longer than all of torch.nn.
-        from ..fsdp import gather_in_fp8, require_travels
-
-        require_travels(_NAME, recipe)
     alone = {
         id(part): f"it is a part of octofold.nn.{type(module).__name__}"
         for module in (model.modules() if isinstance(model, Module) else ())
@@ -103,8 +95,6 @@ def convert(
         new[id(layer)] = fp8
         converted[name] = f"octofold.nn.{type(fp8).__name__}, recipe={recipe}"
     model = replaced(model, new)
-    if fsdp_fp8 and new:
-        gather_in_fp8(model, _NAME)
     return _with_fp8_weights(Conversion(model, converted, picked.left_alone), frozen, recipe)
 
 

@@ -28,11 +28,11 @@ from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import cast
 from .._ranks import Ranks, ranks_of, require_agreement
 from .._ranks.wire import as_bytes, largest
-from .casting.casts import cast_weight, with_amax
-from .casting.fp8_weight import Fp8Weight
-from .casting.weight_tensors import WrappedWeight, with_local
-from .layers.experts import Experts
-from .layers.linear import Linear, local_part
+from ..nn.casting.casts import cast_weight, with_amax
+from ..nn.casting.fp8_weight import Fp8Weight
+from ..nn.casting.weight_tensors import WrappedWeight, with_local
+from ..nn.layers.experts import Experts
+from ..nn.layers.linear import Linear, local_part
 
 _NAME: Final = "octofold.distributed.gather_in_fp8"
 _T = TypeVar("_T")
@@ -66,7 +66,6 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-_OPERATION: Final = "octofold.nn.convert(fsdp_fp8=True)"
 _HELD: Final = "_shard_of_weight"
 
 _is_compiling: Final = torch.compiler.is_compiling
@@ -91,7 +90,7 @@ def agreed_amax(
     the dtype from which it is cast. place: of the layer in the model, for messages."""
     held: _Held | None = module.__dict__.get(_HELD)
     if held is None or held.weight() is not weight or held.dtype != dtype:
-        held = _Held(place, weight, dtype, ranks_of(_OPERATION, "mesh", mesh))
+        held = _Held(place, weight, dtype, ranks_of(_NAME, "mesh", mesh))
         module.__dict__[_HELD] = held
     if held.agreed is not None:
         return held.agreed.on_current_stream()
@@ -136,10 +135,10 @@ def _agree(several: list[_Held], weights: list[Tensor]) -> list[StreamValue[Tens
     """One all-reduce of the group that all of them have."""
     ranks = several[0].ranks
     words = ", ".join(f"{held.place} from {held.dtype}" for held in several)
-    require_agreement(_OPERATION, ranks, weights=words)
+    require_agreement(_NAME, ranks, weights=words)
     found = torch._foreach_norm(weights, torch.inf)
     own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
-    amaxes = torch.split(largest(_OPERATION, torch.stack(own).float(), ranks), 1)
+    amaxes = torch.split(largest(_NAME, torch.stack(own).float(), ranks), 1)
     return [StreamValue(amax, amax) for amax in amaxes]
 
 
@@ -266,13 +265,12 @@ def _require_whole_units(weight: ShardedWeight, ranks: int, size: Any) -> None:
         return
     unit = "a multiple of 128 rows" if squares else "equally many rows"
     raise UnsupportedError(
-        f"octofold.nn.convert: argument 'fsdp_fp8': expected {unit} of {weight.place!r} on "
-        f"each rank, got {got}: leave this layer out (module_filter_fn), or convert it without "
-        "fsdp_fp8"
+        f"{_NAME}: argument 'model': expected {unit} of {weight.place!r} on each rank, got {got}: "
+        "give parts of the model without this layer, or convert() without it (module_filter_fn)"
     )
 
 
-def require_travels(operation: str, recipe: Recipe) -> None:
+def _require_travels(recipe: Recipe) -> None:
     """A recipe in which the codes of a weight [out, in] serve both of its products."""
     output, grad_input = recipe.output, recipe.grad_input
     scales = {
@@ -281,10 +279,10 @@ def require_travels(operation: str, recipe: Recipe) -> None:
     if scales not in ({"tensor"}, {"128x128"}):
         expected = "one with squares of 128x128, or one scale, for the weight in 'output' and in "
         expected += "'grad_input', such as blockwise or tensorwise, as one set of codes travels"
-        raise invalid_argument(operation, "recipe", expected, str(recipe))
+        raise invalid_argument(_NAME, "recipe", expected, str(recipe))
 
 
-def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
+def gather_in_fp8(model: Module) -> Module:
     """Let FSDP2 gather the weights of a model's FP8 layers as codes with their scales: half the
     bytes of bfloat16, and bit for bit the products that casting after the gather gives.
 
@@ -306,7 +304,7 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
     for weights that are sharded already.
     """
     if not isinstance(model, Module):
-        raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
+        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
     found: list[tuple[Linear | Experts, str, str, Parameter]] = []
     for place, module in model.named_modules():
         if not isinstance(module, (Linear, Experts)):
@@ -315,15 +313,15 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
             if parameter.dim() < 2 or name.endswith("bias"):
                 continue
             where = f"{place}.{name}" if place else name
-            require_travels(operation, module.recipe)
+            _require_travels(module.recipe)
             if module.is_sharded:
                 expected = "weights that are not sharded yet: before fully_shard()"
-                raise invalid_argument(operation, "model", expected, f"a DTensor, {where}")
+                raise invalid_argument(_NAME, "model", expected, f"a DTensor, {where}")
             if not isinstance(local_part(parameter.detach()), ShardedWeight):
                 found.append((module, name, where, parameter))
     if not found:
         expected = "layers of octofold.nn with weights in high precision"
-        raise invalid_argument(operation, "model", expected, type(model).__qualname__)
+        raise invalid_argument(_NAME, "model", expected, type(model).__qualname__)
     new: dict[int, Parameter] = {}  # a tied weight stays one
     agrees = False
     for module, name, where, parameter in found:
