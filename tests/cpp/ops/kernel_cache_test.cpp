@@ -10,6 +10,7 @@
 #include "jit/kernel_cache.h"
 #include "plan/problem_text.h"
 #include "support/nvrtc.h"
+#include "support/shaped.h"
 #include "support/test.h"
 #include "support/test_folder.h"
 
@@ -113,9 +114,7 @@ constexpr Device kGpu{DeviceType::kCuda, 0};
 // Somewhere on a GPU, aligned as an allocator's memory is. Nobody reads it.
 MutableTensorView on_gpu(DType dtype, const std::vector<std::int64_t>& shape) {
   static std::uintptr_t next = 0;
-  void* const data = reinterpret_cast<void*>(next += 1 << 20);
-  return shape.size() == 1 ? vector(data, dtype, shape[0], kGpu)
-                           : matrix(data, dtype, shape[0], shape[1], shape[1], kGpu);
+  return test::tensor(reinterpret_cast<void*>(next += 1 << 20), dtype, shape, kGpu);
 }
 
 core::Product product_of(std::string_view text) {
