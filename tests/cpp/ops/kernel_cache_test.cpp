@@ -30,12 +30,9 @@ const auto* const kOwnFolder = testing::AddGlobalTestEnvironment(new OwnFolder);
 // Its small tile compiles quickly.
 const std::string kSmall = "gemm: m 16, n 64, k 256, bias float32";
 
-class KernelCacheApiTest : public testing::Test {
+class KernelCacheApiTest : public test::NvrtcTest<> {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-    clear_kernel_cache();
-  }
+  KernelCacheApiTest() { clear_kernel_cache(); }
 };
 
 TEST_F(KernelCacheApiTest, OtherGpusProductsAreWarmedToo) {
@@ -90,12 +87,9 @@ TEST_F(KernelCacheApiTest, AnExceptionOfTheProgressEndsTheRun) {
 }
 
 // gemm() itself, up to the driver, with a compiler that writes down what it is asked for.
-class WarmedGemmTest : public cuda::FakeGpuTest {
+class WarmedGemmTest : public test::NvrtcTest<cuda::FakeGpuTest> {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-    clear_kernel_cache();
-  }
+  WarmedGemmTest() { clear_kernel_cache(); }
 
   jit::Program program_of(const core::Product& product) {
     jit::Program asked;

@@ -2,10 +2,6 @@
 // no more than is wanted, a weight that is cast, and bad arguments.
 #include "octofold/linear.h"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
 #include "core/format.h"
@@ -69,17 +65,6 @@ struct Layer {
                             {"dw", problem.grad_weight, dw},
                             {"db", problem.grad_bias, db}});
   }
-
-  ScaledMatrix cast_of(const Matrix& source, const Format& format) const {
-    ScaledMatrix result(source.rows(), source.cols(), format);
-    cast(source.view(), {.rows = result.target()});
-    return result;
-  }
-  ScaledMatrix transpose_of(const Matrix& source, const Format& format) const {
-    ScaledMatrix result(source.cols(), source.rows(), format);
-    cast(source.view(), {.transposed = result.target()});
-    return result;
-  }
 };
 
 auto run(Layer& layer) { return test::run<linear_memory, linear_forward, linear_backward>(layer); }
@@ -115,14 +100,14 @@ TEST_P(LinearTest, ActivatesItsInputAsItIsCast) {
     LinearForward arguments = layer.forward(memory);
     arguments.activation = activation;
     linear_forward(layer.problem, arguments);
-    const LinearProduct& output = layer.problem.recipe.output;
-    ScaledMatrix activated(65, 300, output.a);
+    const LinearRecipe& recipe = layer.problem.recipe;
+    ScaledMatrix activated(65, 300, recipe.output.a);
     cast(Activated{.x = std::as_const(layer.x).view(), .activation = activation},
          {.rows = activated.target()});
     Matrix expected(DType::kBFloat16, 65, 136);
-    const ScaledMatrix weight = layer.cast_of(layer.weight, output.b);
+    const test::WeightCasts weight(layer.weight, recipe);
     gemm({.a = activated.view(),
-          .b = weight.view(),
+          .b = weight.rows.view(),
           .out = expected.view(),
           .bias = std::as_const(layer.bias).row_vector()});
     EXPECT_EQ(layer.y.bytes(), expected.bytes());
@@ -156,19 +141,17 @@ TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
 TEST_P(LinearTest, TakesAWeightThatIsCast) {
   Layer layer(*GetParam(), 9, 300, 136);
   const test::Results expected = run(layer);
-  const LinearRecipe& recipe = layer.problem.recipe;
   const LayerMemory with_casts = linear_memory(layer.problem);
   layer.problem.weight_is_cast = true;
   Memory memory(linear_memory(layer.problem));
   EXPECT_LE(memory.size.kept + 300 * 136, with_casts.kept);
   EXPECT_LE(memory.size.forward + 300 * 136, with_casts.forward);
-  const ScaledMatrix rows = layer.cast_of(layer.weight, recipe.output.b);
-  const ScaledMatrix transposed = layer.transpose_of(layer.weight, recipe.grad_input.b);
+  const test::WeightCasts casts(layer.weight, layer.problem.recipe);
   LinearForward arguments = layer.forward(memory);
-  arguments.weight = rows.view();
+  arguments.weight = casts.rows.view();
   linear_forward(layer.problem, arguments);
   LinearBackward back = layer.backward(memory);
-  back.weight_transposed = transposed.view();
+  back.weight_transposed = casts.transposed.view();
   linear_backward(layer.problem, back);
   EXPECT_EQ(layer.results(), expected);
 }
@@ -203,7 +186,7 @@ TEST(LinearErrorsTest, NameTheArgument) {
        core::format("linear_forward: argument 'kept': expected at least {} bytes, got 0",
                     memory.size.kept)},
   });
-  const ScaledMatrix wrong = layer.cast_of(layer.x, kBlockwise.output.a);
+  const ScaledMatrix wrong(136, 300, kBlockwise.output.a);
   test::refused([&](auto& given) { linear_backward(layer.problem, given); },
                 layer.backward(memory))({
       {[](auto& given) { given.dx.reset(); },

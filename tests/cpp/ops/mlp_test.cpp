@@ -2,10 +2,6 @@
 // tensors that lie apart, no more than is wanted, weights that are cast, and bad arguments.
 #include "octofold/mlp.h"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
 #include "core/format.h"
@@ -39,17 +35,6 @@ const Case kCases[] = {
     {.name = "OfTensors", .recipe = &kTensorwise, .norm = InputNorm{}, .residual = true},
     {.name = "KeptInFp8", .norm = InputNorm{}, .residual = true, .keeps_fp8 = true},
     {.name = "OfALayerNorm", .norm = InputNorm{NormKind::kLayer, 1e-5f}},
-};
-
-// Casts of a source, as far as they are wanted.
-struct Casts {
-  ScaledMatrix rows, transposed;
-  Casts(const CastSource& source, std::int64_t height, std::int64_t width, const Format& of_rows,
-        const Format& of_transpose)
-      : rows(height, width, of_rows), transposed(width, height, of_transpose) {
-    cast(source, {.rows = rows.target()});
-    cast(source, {.transposed = transposed.target()});
-  }
 };
 
 // All tensors of a layer. Rows of its inputs lie `padding` elements apart.
@@ -172,9 +157,8 @@ TEST_P(MlpTest, TakesWeightsThatAreCast) {
   Layer layer(GetParam(), 9);
   const test::Results expected = run(layer);
   layer.problem.weights_are_cast = true;
-  const auto& [output, grad_input, grad_weight] = layer.problem.recipe;
-  const Casts up(std::as_const(layer.up).view(), layer.up_rows(), kIn, output.b, grad_input.b);
-  const Casts down(std::as_const(layer.down).view(), kOut, kHidden, output.b, grad_input.b);
+  const test::WeightCasts up(layer.up, layer.problem.recipe);
+  const test::WeightCasts down(layer.down, layer.problem.recipe);
   LayerBytes memory(mlp_memory(layer.problem));
   MlpForward forward = layer.forward(memory);
   forward.up_weight = up.rows.view();

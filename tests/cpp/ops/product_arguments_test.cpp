@@ -1,7 +1,5 @@
 // Bad arguments of products beyond those that Python can make (its tests have the others): memory
 // that overlaps, devices, enumerators, strides and workspaces.
-#include <thread>
-
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"

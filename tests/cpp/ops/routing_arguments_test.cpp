@@ -10,8 +10,6 @@
 namespace octofold {
 namespace {
 
-using test::error_of;
-
 constexpr Device kGpu{DeviceType::kCuda, 0};
 
 using Index = std::vector<std::int32_t>;

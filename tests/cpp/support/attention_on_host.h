@@ -56,6 +56,20 @@ unsigned encode(float value) {
   return cpu::BFloat16::encode(value, Overflow::kNan);
 }
 
+// Two sequences in pages, with scales of keys that blocks share.
+inline AttentionCase in_pages() {
+  return {.queries = {20, 40},
+          .keys = {300, 40},
+          .packed_queries = true,
+          .heads = 2,
+          .key_heads = 1,
+          .window_left = 150,
+          .window_right = 2,
+          .k_scale = ScaleKind::kKeys,
+          .v_scale = ScaleKind::kKeys,
+          .splits = 2};
+}
+
 // The code of a query's largest magnitude where its scores are products of e4m3 codes: the nearest
 // e4m3 number of 16 steps to the octave's, at most 448 (octofold/attention.h).
 inline float fp8_query_code(float largest) {
