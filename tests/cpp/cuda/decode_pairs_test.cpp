@@ -33,12 +33,9 @@ __global__ void decoder(const uint4* x, uint4* out) {
 }
 )"};
 
-class DecodePairsTest : public testing::TestWithParam<int> {
+class DecodePairsTest : public test::NvrtcGpuTest {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-    const auto all = kernel_headers();
-    headers_.assign(all.begin(), all.end());
+  DecodePairsTest() : headers_(kernel_headers().begin(), kernel_headers().end()) {
     headers_.push_back(kDecoder);
   }
 

@@ -3,9 +3,8 @@
 
 #include <barrier>
 
-#include "octofold/log.h"
-
 #include "cuda/fake_runtime.h"
+#include "support/log.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
@@ -96,15 +95,11 @@ TEST_F(DeviceTest, APrecompiledKernelIsCompiledWhereTheDriverDoesNotKnowIt) {
   precompiled_ = [](const jit::Program&) {
     return jit::Binary{.symbol = "f", .image = {'?'}, .resources = {}};
   };
-  std::vector<std::string> warnings;
-  set_log_handler([&](LogLevel level, std::string_view message) {
-    if (level == LogLevel::kWarning) warnings.emplace_back(message);
-  });
+  const test::Log log;
   for (int i = 0; i < 2; ++i) launch(0, source_of("f"));
-  set_log_handler({});
   EXPECT_EQ(compilations_, 1);
   EXPECT_EQ(state().launches.size(), 2u);
-  EXPECT_THAT(warnings,
+  EXPECT_THAT(log.messages,
               ElementsAre(AllOf(HasSubstr("a precompiled kernel"), HasSubstr("gemm of a test"))));
 }
 

@@ -2,8 +2,6 @@
 // all that a call says.
 #include "cuda/precompiled_kernels.h"
 
-#include "octofold/scale_layout.h"
-
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "plan/precompiled.h"
@@ -14,8 +12,7 @@ namespace octofold::cuda {
 namespace {
 
 using config::Work;
-using test::address;
-using test::kGpu;
+using test::matrix_at;
 
 class PrecompiledKernelsTest : public FakeGpuTest {
  protected:
@@ -39,12 +36,6 @@ class PrecompiledKernelsTest : public FakeGpuTest {
   std::set<std::string> all_;
 };
 
-CastTarget codes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
-  return {matrix(address(0x10000), DType::kE4M3, rows, cols, cols, kGpu),
-          scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x20000), kGpu),
-          {.granularity = granularity}};
-}
-
 core::Product product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
   core::Product product = test::product(m, n, k);
   product.b.data.dtype = DType::kE4M3;
@@ -55,8 +46,8 @@ TEST_F(PrecompiledKernelsTest, Casts) {
   for (const auto& [granularity, name, rows, cols] : kGranularityTable) {
     for (const auto& rule : {config::kDeepGemmRule, config::kTorchAoRule}) {
       const config::CastFormat format{.granularity = granularity, .rule = rule};
-      const auto x = matrix<const void>(address(0x1000), DType::kBFloat16, 333, 7168, 7168, kGpu);
-      cast(gpu(), x, {.rows = codes(granularity, 333, 7168)}, format, {});
+      cast(gpu(), TensorView(matrix_at(0x1000, DType::kBFloat16, 333, 7168)),
+           {.rows = test::operand(DType::kE4M3, granularity, 333, 333, 7168, 0x10000)}, format, {});
     }
   }
 }
@@ -86,15 +77,12 @@ TEST_F(PrecompiledKernelsTest, ProductsOfGroups) {
 
 TEST_F(PrecompiledKernelsTest, WeightedSumsOfExperts) {
   constexpr std::int64_t kTokens = 16, kSlots = 8;
-  const auto slots = [](std::uint64_t where, DType dtype) {
-    return matrix<const void>(address(where), dtype, kTokens, kSlots, kSlots, kGpu);
-  };
   for (const std::int64_t cols : {2048, 4096, 7168}) {
     combine(gpu(),
-            {.y = matrix<const void>(address(0x1000), DType::kBFloat16, 128, cols, cols, kGpu),
-             .positions = slots(0x9000, DType::kInt32),
-             .weights = slots(0xa000, DType::kFloat32),
-             .out = matrix(address(0x20000), DType::kBFloat16, kTokens, cols, cols, kGpu)},
+            {.y = matrix_at(0x1000, DType::kBFloat16, 128, cols),
+             .positions = matrix_at(0x9000, DType::kInt32, kTokens, kSlots),
+             .weights = matrix_at(0xa000, DType::kFloat32, kTokens, kSlots),
+             .out = matrix_at(0x20000, DType::kBFloat16, kTokens, cols)},
             {});
   }
 }

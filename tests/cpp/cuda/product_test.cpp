@@ -1,12 +1,11 @@
 // Products of all kinds on their way to the GPU: each is prepared once, named ones are found by
 // their names, and those that no kernel takes are refused. The results of the kernels are tested on
 // a GPU.
-#include "octofold/log.h"
-
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/sm90/config/checks.h"
 #include "support/gpu_product.h"
+#include "support/log.h"
 #include "support/product_problems.h"
 #include "support/test.h"
 
@@ -22,11 +21,6 @@ constexpr const char* kTile = "128x128.w2.c1x1x1.b1.early";
 // Products on the fake GPU.
 class ProductTest : public FakeGpuTest {
  protected:
-  ProductTest() {
-    set_log_handler([this](LogLevel, std::string_view message) { log_.emplace_back(message); });
-  }
-  ~ProductTest() override { set_log_handler({}); }
-
   void multiply(core::Product product, std::string_view candidate = {}, Stream stream = {}) {
     product.candidate = candidate;
     cuda::multiply(runtime().device(0), product, stream);
@@ -39,7 +33,8 @@ class ProductTest : public FakeGpuTest {
   config::Sm90GemmParams last_params() { return last().params_as<config::Sm90GemmParams>(); }
   std::vector<fake::TensorMapCall>& maps() { return state().tensor_maps; }
 
-  std::vector<std::string> log_;
+  const test::Log logged_;
+  const std::vector<std::string>& log_ = logged_.messages;
 };
 
 struct Kind {
@@ -110,6 +105,7 @@ TEST_P(AnyProductTest, ACandidateIsRunByItsName) {
               AllOf(HasSubstr(std::string(GetParam().operation) +
                               ": argument 'candidate': expected one of"),
                     HasSubstr(GetParam().candidate),
+                    testing::EndsWith(std::string("got ") + GetParam().other_candidate),
                     Not(HasSubstr(std::string(GetParam().other_candidate) + ","))));
 }
 

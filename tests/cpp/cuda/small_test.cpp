@@ -8,6 +8,7 @@
 #include "kernels/routing/config/routing.h"
 #include "kernels/weight_only/config/config.h"
 #include "support/gpu_product.h"
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
@@ -257,17 +258,9 @@ TEST_F(WeightOnlyTest, RowsAnywhereHaveKernelsOfTheirOwn) {
 
 // ---- Attention.
 
-MutableTensorView tensor_at(std::uintptr_t value, DType dtype,
+MutableTensorView tensor_at(std::uintptr_t place, DType dtype,
                             const std::vector<std::int64_t>& shape) {
-  MutableTensorView tensor{
-      .data = address(value), .dtype = dtype, .rank = static_cast<std::int32_t>(shape.size())};
-  std::int64_t stride = 1;
-  for (std::size_t i = shape.size(); i-- > 0; stride *= shape[i]) {
-    tensor.shape[i] = shape[i];
-    tensor.strides[i] = stride;
-  }
-  tensor.device = kGpu;
-  return tensor;
+  return test::tensor(address(place), dtype, shape, kGpu);
 }
 
 class AttentionTest : public LaunchTest {

@@ -3,8 +3,6 @@
 
 #include <fstream>
 
-#include "octofold/log.h"
-
 #include "core/format.h"
 #include "cuda/backend.h"
 #include "cuda/fake_runtime.h"
@@ -12,6 +10,7 @@
 #include "plan/product.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"
+#include "support/log.h"
 #include "support/product_problems.h"
 #include "support/test.h"
 #include "support/test_folder.h"
@@ -41,15 +40,7 @@ constexpr const char* kCandidate = "256x128.w2.c1x2x1.b1.early";  // none that i
 
 class TuningFileTest : public FakeGpuTest {
  protected:
-  TuningFileTest() {
-    set_log_handler([this](LogLevel level, std::string_view message) {
-      if (level != LogLevel::kDebug) log_.emplace_back(message);
-    });
-  }
-  ~TuningFileTest() override {
-    set_log_handler({});
-    fs::remove_all(kOwnFile->file());
-  }
+  ~TuningFileTest() override { fs::remove_all(kOwnFile->file()); }
 
   void write(std::string_view candidate, std::string_view gpu = "NVIDIA Fake") {
     std::ofstream(kOwnFile->file()) << core::format(
@@ -64,7 +55,8 @@ class TuningFileTest : public FakeGpuTest {
     return state().launches.back().threads;
   }
 
-  std::vector<std::string> log_;
+  const test::Log logged_;
+  const std::vector<std::string>& log_ = logged_.messages;
 };
 
 TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {

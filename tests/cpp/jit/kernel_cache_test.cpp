@@ -9,8 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "octofold/log.h"
-
+#include "support/log.h"
 #include "support/test.h"
 #include "support/test_folder.h"
 
@@ -35,13 +34,6 @@ Binary binary_of(char fill) {
 
 class KernelCacheTest : public testing::Test {
  protected:
-  KernelCacheTest() {
-    set_log_handler([this](LogLevel level, std::string_view message) {
-      if (level != LogLevel::kDebug) messages_.emplace_back(message);
-    });
-  }
-  ~KernelCacheTest() override { set_log_handler({}); }
-
   KernelCache cache() const { return KernelCache(root_ / "cache"); }
   fs::path entry() const { return root_ / "cache" / (kKey.text() + ".kernel"); }
   fs::path counter() const { return root_ / "compiled"; }
@@ -70,24 +62,24 @@ class KernelCacheTest : public testing::Test {
   }
   // The damaged entry costs one compilation and a warning, and is whole afterwards.
   void expect_recompiled(const std::string& why) {
-    messages_.clear();
+    log_.messages.clear();
     const int before = compiled();
     EXPECT_EQ(get(), binary_of('x')) << why;
     EXPECT_EQ(compiled(), before + 1) << why;
-    EXPECT_THAT(messages_, Contains(HasSubstr("the kernel a"))) << why;
+    EXPECT_THAT(log_.messages, Contains(HasSubstr("the kernel a"))) << why;
     EXPECT_EQ(get(), binary_of('x')) << why;
     EXPECT_EQ(compiled(), before + 1) << why << ": the new entry was not used";
   }
 
   const test::TestFolder root_;
-  std::vector<std::string> messages_;
+  test::Log log_;
 };
 
 TEST_F(KernelCacheTest, CompilesOnceAndReadsAfterwards) {
   EXPECT_EQ(get(), binary_of('x'));
   EXPECT_EQ(get(), binary_of('x'));
   EXPECT_EQ(compiled(), 1);
-  EXPECT_THAT(messages_, IsEmpty());
+  EXPECT_THAT(log_.messages, IsEmpty());
 }
 
 TEST_F(KernelCacheTest, KeysKeepApart) {

@@ -1,8 +1,7 @@
 // NVRTC itself, where there is one: OCTOFOLD_NVRTC names it, and `make test-cpp` does.
 #include "jit/nvrtc.h"
 
-#include "octofold/log.h"
-
+#include "support/log.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
 #include "support/test.h"
@@ -25,12 +24,7 @@ template <Shape kShape> __global__ void add(float* x) { x[threadIdx.x] += kShape
 )"},
 };
 
-class NvrtcTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-};
+using NvrtcTest = test::NvrtcTest<>;
 
 TEST_F(NvrtcTest, CompilesAKernelThatIsNamedByAConfiguration) {
   const Binary binary =
@@ -66,8 +60,7 @@ TEST_F(NvrtcTest, ReportsWhatIsKeptInLocalMemory) {
 }
 
 TEST_F(NvrtcTest, AnErrorNamesTheKernelItsConfigurationAndTheLine) {
-  std::string logged;
-  set_log_handler([&](LogLevel, std::string_view message) { logged += message; });
+  const test::Log log;
   try {
     compile({"kernels/broken.h", "broken<7>", "sm_90a", "the broken kernel"}, kHeaders);
     ADD_FAILURE() << "it compiled";
@@ -76,9 +69,7 @@ TEST_F(NvrtcTest, AnErrorNamesTheKernelItsConfigurationAndTheLine) {
     EXPECT_THAT(error.what(), HasSubstr("the broken kernel"));
     EXPECT_THAT(error.what(), HasSubstr("nonsense"));
   }
-  set_log_handler({});
-  EXPECT_THAT(logged, HasSubstr("broken<7>"));
-  EXPECT_THAT(logged, HasSubstr("kernels/broken.h"));
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("broken<7>"), HasSubstr("kernels/broken.h")));
 }
 
 TEST_F(NvrtcTest, AnArchitectureThatItDoesNotKnow) {

@@ -117,16 +117,7 @@ TEST(ManyQueriesTest, OfPagesWithScalesAndSplits) {
                      .k_scales = true,
                      .v_scales = true,
                      .copy_bytes = 8,
-                     .split = true}>(1, 64)>({.queries = {20, 40},
-                                              .keys = {150, 40},
-                                              .packed_queries = true,
-                                              .heads = 2,
-                                              .key_heads = 1,
-                                              .window_left = 50,
-                                              .window_right = 2,
-                                              .k_scale = ScaleKind::kKeys,
-                                              .v_scale = ScaleKind::kKeys,
-                                              .splits = 2});
+                     .split = true}>(1, 64)>(test::in_pages());
 }
 
 TEST(ManyQueriesTest, OfScoresOfHalfATile) {

@@ -80,6 +80,27 @@ void expect_cast(const Input& input, const CastFormat& format, std::optional<Gra
   device.expect_same(on_cpu);
 }
 
+// Rows of which every fifth comes from nowhere.
+Input gathered(DType in, std::int64_t cols) {
+  Input input{.x = random_values(in, kPlaces, cols)};
+  for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 5 == 3 ? -1 : row % 240);
+  return input;
+}
+Floats signed_factors() {
+  Floats factors;
+  for (int i = 0; i < kPlaces * kSlots; ++i) {
+    factors.push_back(static_cast<float>(i % 11) / 7 - 0.7f);
+  }
+  return factors;
+}
+
+// Tiles that write the transpose of groups too.
+constexpr TileCastConfig with_transpose(TileCastConfig tiles) {
+  tiles.to_transposed = tiles.grouped = true;
+  tiles.group_m = 2;
+  return tiles;
+}
+
 // By one kernel, in every partition.
 template <TileCastConfig kConfig, bool kGathered = false>
 void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
@@ -93,9 +114,7 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
     std::fill_n(input.sources.begin() + 150, 20, -1);
     input.of_transpose = kConfig.source.transposed_factors;
     if (kConfig.source.factors || input.of_transpose) {
-      for (int i = 0; i < kPlaces * kSlots; ++i) {
-        input.factors.push_back(static_cast<float>(i % 11) / 7 - 0.7f);
-      }
+      input.factors = signed_factors();
     }
   }
   const std::optional<Granularity> rows =
@@ -120,54 +139,38 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
 }
 
 TEST(GroupCastsTest, BlocksOfBothTargets) {
-  expect_tiles_as_on_cpu<TileCastConfig{.to_transposed = true, .group_m = 2, .grouped = true}>(
-      136, kBlock1x128);
+  expect_tiles_as_on_cpu<with_transpose({})>(136, kBlock1x128);
 }
 
 // If there is no value but zeros, the rule makes NaN: behind a group there are zeros all the same.
 TEST(GroupCastsTest, SquaresOfTheTransposeAlone) {
-  expect_tiles_as_on_cpu<TileCastConfig{.format = {.in = DType::kFloat32,
-                                                   .granularity = kBlock128x128,
-                                                   .rule = config::kDeepSeekRule},
-                                        .to_rows = false,
-                                        .to_transposed = true,
-                                        .vector_loads = false,
-                                        .vector_stores = false,
-                                        .group_m = 2,
-                                        .grouped = true}>(77, kBlock128x128);
+  constexpr CastFormat kFormat{
+      .in = DType::kFloat32, .granularity = kBlock128x128, .rule = config::kDeepSeekRule};
+  expect_tiles_as_on_cpu<unaligned(with_transpose({.format = kFormat, .to_rows = false}))>(
+      77, kBlock128x128);
 }
 
 TEST(GroupCastsTest, SquaresBesideRowsOfBlocks) {
-  expect_tiles_as_on_cpu<TileCastConfig{
-      .format = {.in = DType::kFloat16, .rule = config::kDeepSeekRule},
-      .transposed_squares = true,
-      .to_transposed = true,
-      .group_m = 2,
-      .grouped = true}>(136, kBlock128x128);
+  constexpr CastFormat kFormat{.in = DType::kFloat16, .rule = config::kDeepSeekRule};
+  expect_tiles_as_on_cpu<with_transpose({.format = kFormat, .transposed_squares = true})>(
+      136, kBlock128x128);
 }
 
 TEST(GroupCastsTest, GatheredRowsTimesFactors) {
-  expect_tiles_as_on_cpu<TileCastConfig{.source = {.kind = SourceKind::kGathered, .factors = true},
-                                        .to_transposed = true,
-                                        .group_m = 2,
-                                        .grouped = true},
-                         true>(136, kBlock1x128);
+  constexpr CastSource kSource{.kind = SourceKind::kGathered, .factors = true};
+  expect_tiles_as_on_cpu<with_transpose({.source = kSource}), true>(136, kBlock1x128);
 }
 
 // Rows as they are; those of no group come from nowhere.
 TEST(GroupCastsTest, GatheredRowsAndTheTransposeTimesFactors) {
   constexpr CastSource kSource{.kind = SourceKind::kGathered, .transposed_factors = true};
-  expect_tiles_as_on_cpu<
-      TileCastConfig{.source = kSource, .to_transposed = true, .group_m = 2, .grouped = true},
-      true>(136, kBlock1x128);
-  expect_tiles_as_on_cpu<TileCastConfig{
-                             .format = {.in = DType::kFloat32, .rule = config::kDeepSeekRule},
-                             .source = kSource,
-                             .to_transposed = true,
-                             .vector_loads = false,
-                             .vector_stores = false,
-                             .grouped = true},
-                         true>(50, kBlock1x128);
+  expect_tiles_as_on_cpu<with_transpose({.source = kSource}), true>(136, kBlock1x128);
+  constexpr TileCastConfig kElements =
+      unaligned({.format = {.in = DType::kFloat32, .rule = config::kDeepSeekRule},
+                 .source = kSource,
+                 .to_transposed = true,
+                 .grouped = true});
+  expect_tiles_as_on_cpu<kElements, true>(50, kBlock1x128);
 }
 
 // The scales of the transpose's channels by steps, rows with the codes.
@@ -175,8 +178,6 @@ TEST(GroupCastsTest, GatheredRowsBesideChannelsTimesFactors) {
   constexpr DType kIn = DType::kBFloat16;
   constexpr CastFormat kLines{.in = kIn};
   constexpr CastFormat kChannels{.in = kIn, .granularity = kChannel};
-  constexpr ScaleStepConfig kClear{
-      .format = kChannels, .step = ScaleStep::kClear, .to_rows = false, .to_transposed = true};
   constexpr TileCastConfig kAmax{.format = kChannels,
                                  .source = {.kind = SourceKind::kGathered, .factors = true},
                                  .phase = CastPhase::kAmax,
@@ -189,67 +190,41 @@ TEST(GroupCastsTest, GatheredRowsBesideChannelsTimesFactors) {
       .phase = CastPhase::kWholeRows,
       .to_transposed = true,
       .grouped = true};
-  constexpr ScaleStepConfig kFinish{
-      .format = kChannels, .step = ScaleStep::kFinish, .to_rows = false, .to_transposed = true};
-  Input input{.x = random_values(kIn, kPlaces, 136)};
+  Input input = gathered(kIn, 136);
   input.of_transpose = true;
-  for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 5 == 3 ? -1 : row % 240);
-  for (int i = 0; i < kPlaces * kSlots; ++i) {
-    input.factors.push_back(static_cast<float>(i % 11) / 7 - 0.7f);
-  }
+  input.factors = signed_factors();
   for (const Offsets& offsets : kPartitions) {
     input.offsets = offsets;
     std::fill(input.sources.begin() + offsets.back(), input.sources.end(), -1);
-    expect_cast<kClear, kAmax, kEncode, kFinish>(input, kLines, kBlock1x128, kChannel);
+    expect_cast<scale_step(kAmax, ScaleStep::kClear), kAmax, kEncode,
+                scale_step(kAmax, ScaleStep::kFinish)>(input, kLines, kBlock1x128, kChannel);
   }
 }
 
 TEST(GroupCastsTest, GatheredElements) {
-  expect_tiles_as_on_cpu<TileCastConfig{
-                             .format = {.in = DType::kFloat16, .rule = config::kDeepSeekRule},
-                             .source = {.kind = SourceKind::kGathered, .factors = true},
-                             .to_transposed = true,
-                             .vector_loads = false,
-                             .vector_stores = false,
-                             .group_m = 2,
-                             .grouped = true},
-                         true>(50, kBlock1x128);
+  constexpr TileCastConfig kElements =
+      unaligned(with_transpose({.format = {.in = DType::kFloat16, .rule = config::kDeepSeekRule},
+                                .source = {.kind = SourceKind::kGathered, .factors = true}}));
+  expect_tiles_as_on_cpu<kElements, true>(50, kBlock1x128);
 }
 
 // By steps, the scales of channels both ways; rows that no group has keep theirs.
 TEST(GroupCastsTest, ChannelsOfBothTargets) {
   constexpr DType kIn = DType::kBFloat16;
   constexpr CastFormat kFormat{.in = kIn, .granularity = kChannel};
-  constexpr CastSource kGathered{.kind = SourceKind::kGathered};
   constexpr TileCastConfig kAmax{.format = kFormat,
-                                 .source = kGathered,
+                                 .source = {.kind = SourceKind::kGathered},
                                  .phase = CastPhase::kAmax,
                                  .to_transposed = true,
                                  .grouped = true};
-  constexpr TileCastConfig kEncode{.format = kFormat,
-                                   .source = kGathered,
-                                   .phase = CastPhase::kEncode,
-                                   .to_transposed = true,
-                                   .grouped = true};
-  constexpr ScaleStepConfig kClear{.format = kFormat,
-                                   .step = ScaleStep::kClear,
-                                   .to_transposed = true,
-                                   .grouped = true,
-                                   .gathered = true};
-  constexpr ScaleStepConfig kFinish{.format = kFormat,
-                                    .step = ScaleStep::kFinish,
-                                    .to_transposed = true,
-                                    .grouped = true,
-                                    .gathered = true};
-  Input input{.x = random_values(kIn, kPlaces, 64)};
-  for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 5 == 3 ? -1 : row % 240);
-  for (const Offsets& offsets : kPartitions) {
-    input.offsets = offsets;
-    expect_cast<kClear, kAmax, kEncode, kFinish>(input, kFormat, kChannel, kChannel);
-  }
-  for (const Offsets& offsets : kHostile) {
-    input.offsets = offsets;
-    expect_cast<kClear, kAmax, kEncode, kFinish>(input, kFormat, kChannel, kChannel, true);
+  Input input = gathered(kIn, 64);
+  for (const auto& [partitions, hostile] : {std::pair(kPartitions, false), {kHostile, true}}) {
+    for (const Offsets& offsets : partitions) {
+      input.offsets = offsets;
+      expect_cast<scale_step(kAmax, ScaleStep::kClear), kAmax, in_phase(kAmax, CastPhase::kEncode),
+                  scale_step(kAmax, ScaleStep::kFinish)>(input, kFormat, kChannel, kChannel,
+                                                         hostile);
+    }
   }
 }
 

@@ -39,20 +39,6 @@ void expect_right(const AttentionCase& given, std::int64_t blocks = 0, int offse
   attention.expect_right();
 }
 
-// Two sequences in pages, with scales of keys that blocks share.
-AttentionCase in_pages() {
-  return {.queries = {20, 40},
-          .keys = {300, 40},
-          .packed_queries = true,
-          .heads = 2,
-          .key_heads = 1,
-          .window_left = 150,
-          .window_right = 2,
-          .k_scale = ScaleKind::kKeys,
-          .v_scale = ScaleKind::kKeys,
-          .splits = 2};
-}
-
 TEST(HopperAttentionTest, CausalByBlocksThatStay) {
   expect_right<WarpgroupQueriesConfig{
       .form = {.head_size = 64}, .warpgroups = 2, .keys = 32, .stages = 4}>(
@@ -76,7 +62,7 @@ TEST(HopperAttentionTest, OfPagesWithScalesAndSplits) {
                                                .split = true},
                                       .warpgroups = 2,
                                       .keys = 64,
-                                      .stages = 4}>(in_pages());
+                                      .stages = 4}>(test::in_pages());
 }
 
 TEST(HopperAttentionTest, OfOneKey) {
@@ -105,7 +91,7 @@ TEST(HopperAttentionTest, OfPackedSequencesOfWideHeads) {
 
 // Sums of fewer numbers than keys have, and of more; products of the next keys beside them.
 TEST(HopperAttentionTest, OfValuesOfAnotherSize) {
-  AttentionCase causal = in_pages();
+  AttentionCase causal = test::in_pages();
   causal.window_left = -1, causal.window_right = 0, causal.scale = 0.07f;
   expect_right<WarpgroupQueriesConfig{.form = {.head_size = 192,
                                                .value_size = 128,
@@ -135,7 +121,7 @@ TEST(HopperAttentionTest, OfValuesOfAnotherSize) {
 
 // Heads of whole panels and of less than one, whose codes zeros fill up; a factor below 0.
 TEST(HopperAttentionTest, OfFp8Scores) {
-  AttentionCase of_codes = in_pages();
+  AttentionCase of_codes = test::in_pages();
   of_codes.fp8_scores = true;
   expect_right<WarpgroupQueriesConfig{
       .form = {.head_size = 128}, .warpgroups = 2, .keys = 64, .stages = 4, .fp8_scores = true}>(

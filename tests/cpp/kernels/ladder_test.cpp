@@ -87,29 +87,15 @@ void expect_product(void (*kernel)(ladder::Problem), const Launch& launch, int m
   }
 }
 
-TEST(LadderTest, AThreadForEachElement) {
-  expect_product(ladder::level_1::kernel, ladder::level_1::kLaunch, 19, 24, 272);
-}
-
-TEST(LadderTest, TilesByWarps) {
-  expect_product(ladder::level_2::kernel, ladder::level_2::kLaunch, 72, 72, 784);
-}
-
-TEST(LadderTest, WarpgroupsAndTheCopyEngine) {
-  expect_product(ladder::level_3::kernel, ladder::level_3::kLaunch, 72, 136, 656);
-}
-
-TEST(LadderTest, WarpsWithRoles) {
-  expect_product(ladder::level_4::kernel, ladder::level_4::kLaunch, 200, 72, 784);
-}
-
-TEST(LadderTest, BlocksThatStay) {
-  expect_product(ladder::level_5::kernel, ladder::level_5::kLaunch, 264, 136, 144, 1);
-}
-
-// Side by side are three tiles, so that the second cluster tile has a block outside of D.
-TEST(LadderTest, Clusters) {
-  expect_product(ladder::level_6::kernel, ladder::level_6::kLaunch, 200, 264, 272, 1);
+TEST(LadderTest, EachLevelIsRight) {
+  using namespace ladder;
+  expect_product(level_1::kernel, level_1::kLaunch, 19, 24, 272);
+  expect_product(level_2::kernel, level_2::kLaunch, 72, 72, 784);
+  expect_product(level_3::kernel, level_3::kLaunch, 72, 136, 656);
+  expect_product(level_4::kernel, level_4::kLaunch, 200, 72, 784);
+  expect_product(level_5::kernel, level_5::kLaunch, 264, 136, 144, 1);
+  // Side by side are three tiles, so that the second cluster tile has a block outside of D.
+  expect_product(level_6::kernel, level_6::kLaunch, 200, 264, 272, 1);
 }
 
 TEST(LadderTest, TheWalkMeetsEachTileOnce) {

@@ -31,6 +31,13 @@ Targets targets_of(const Kind& kind, std::int64_t matrices) {
   return targets;
 }
 
+// Tiles that write the transposes of a stack too.
+constexpr TileCastConfig with_transpose(TileCastConfig tiles) {
+  tiles.to_transposed = tiles.stacked = true;
+  tiles.group_m = 2;
+  return tiles;
+}
+
 // By these kernels, one after another.
 template <CastFormat kFormat, auto... kConfigs>
 void expect_stack(const Kind& kind) {
@@ -55,55 +62,36 @@ void expect_tiles(std::int64_t rows, std::int64_t cols, const std::vector<int>& 
 
 TEST(StackedCastsTest, SquaresOfBothTargets) {
   constexpr CastFormat kFormat{.granularity = kBlock128x128};
-  constexpr TileCastConfig kBoth{
-      .format = kFormat, .to_transposed = true, .group_m = 2, .stacked = true};
+  constexpr TileCastConfig kBoth = with_transpose({.format = kFormat});
   expect_tiles<kBoth>(136, 144);  // an odd number of tiles in a matrix, or an even one
   expect_tiles<kBoth>(256, 128);
   expect_tiles<kBoth>(8, 264);
-  expect_tiles<TileCastConfig{.format = {.in = DType::kFloat16,
-                                         .granularity = kBlock128x128,
-                                         .rule = config::kDeepSeekRule},
-                              .to_transposed = true,
-                              .vector_loads = false,
-                              .vector_stores = false,
-                              .group_m = 2,
-                              .stacked = true}>(131, 77);
+  constexpr CastFormat kDivided{
+      .in = DType::kFloat16, .granularity = kBlock128x128, .rule = config::kDeepSeekRule};
+  expect_tiles<unaligned(with_transpose({.format = kDivided}))>(131, 77);
 }
 
 TEST(StackedCastsTest, SquaresOfOneTarget) {
   constexpr CastFormat kFormat{.in = DType::kFloat32, .granularity = kBlock128x128};
   expect_tiles<TileCastConfig{.format = kFormat, .stacked = true}>(131, 132);
-  expect_tiles<TileCastConfig{
-      .format = kFormat, .to_rows = false, .to_transposed = true, .group_m = 2, .stacked = true}>(
-      136, 132);
+  expect_tiles<with_transpose({.format = kFormat, .to_rows = false})>(136, 132);
 }
 
 TEST(StackedCastsTest, BlocksOfLines) {
-  expect_tiles<TileCastConfig{.to_transposed = true, .group_m = 2, .stacked = true}>(136, 264);
-  expect_tiles<TileCastConfig{.format = {.in = DType::kFloat32, .rule = config::kDeepSeekRule},
-                              .to_rows = false,
-                              .to_transposed = true,
-                              .vector_loads = false,
-                              .vector_stores = false,
-                              .group_m = 2,
-                              .stacked = true}>(130, 50);
+  expect_tiles<with_transpose({})>(136, 264);
+  constexpr CastFormat kDivided{.in = DType::kFloat32, .rule = config::kDeepSeekRule};
+  expect_tiles<unaligned(with_transpose({.format = kDivided, .to_rows = false}))>(130, 50);
 }
 
 TEST(StackedCastsTest, SquaresBesideRowsOfBlocks) {
-  expect_tiles<TileCastConfig{.format = {.in = DType::kFloat16, .rule = config::kDeepSeekRule},
-                              .transposed_squares = true,
-                              .to_transposed = true,
-                              .group_m = 2,
-                              .stacked = true}>(136, 136);
+  constexpr CastFormat kDivided{.in = DType::kFloat16, .rule = config::kDeepSeekRule};
+  expect_tiles<with_transpose({.format = kDivided, .transposed_squares = true})>(136, 136);
 }
 
 template <Granularity kGranularity>
 void expect_given() {
-  expect_tiles<TileCastConfig{.format = {.granularity = kGranularity},
-                              .phase = CastPhase::kEncodeGiven,
-                              .to_transposed = true,
-                              .group_m = 2,
-                              .stacked = true}>(136, 136);
+  constexpr CastFormat kFormat{.granularity = kGranularity};
+  expect_tiles<with_transpose({.format = kFormat, .phase = CastPhase::kEncodeGiven})>(136, 136);
 }
 
 TEST(StackedCastsTest, GivenScales) {
@@ -116,28 +104,18 @@ TEST(StackedCastsTest, GivenScales) {
 // Scales that no tile finds, of each matrix: the steps of a cast of four.
 template <CastFormat kFormat, bool kRows, bool kTransposed, bool kSkips = false>
 void expect_steps(std::int64_t rows, std::int64_t cols, const std::vector<int>& used = {}) {
-  constexpr auto kStep = [](ScaleStep step) {
-    return ScaleStepConfig{.format = kFormat,
-                           .step = step,
-                           .to_rows = kRows,
-                           .to_transposed = kTransposed,
-                           .stacked = true,
-                           .skips_unused = kSkips};
-  };
-  constexpr auto kTiles = [](CastPhase phase) {
-    return TileCastConfig{.format = kFormat,
-                          .phase = phase,
-                          .to_rows = kRows,
-                          .to_transposed = kTransposed,
-                          .group_m = kTransposed ? 2 : 1,
-                          .stacked = true,
-                          .skips_unused = kSkips};
-  };
+  constexpr TileCastConfig kAmax{.format = kFormat,
+                                 .phase = CastPhase::kAmax,
+                                 .to_rows = kRows,
+                                 .to_transposed = kTransposed,
+                                 .group_m = kTransposed ? 2 : 1,
+                                 .stacked = true,
+                                 .skips_unused = kSkips};
   Kind kind{.rows = rows, .cols = cols, .used = used};
   if (kRows) kind.of_rows = kFormat.granularity;
   if (kTransposed) kind.of_transpose = kFormat.granularity;
-  expect_stack<kFormat, kStep(ScaleStep::kClear), kTiles(CastPhase::kAmax),
-               kTiles(CastPhase::kEncode), kStep(ScaleStep::kFinish)>(kind);
+  expect_stack<kFormat, scale_step(kAmax, ScaleStep::kClear), kAmax,
+               in_phase(kAmax, CastPhase::kEncode), scale_step(kAmax, ScaleStep::kFinish)>(kind);
 }
 
 TEST(StackedCastsTest, ScalesOfEachTensor) {
@@ -156,13 +134,6 @@ TEST(StackedCastsTest, ScalesOfEachChannel) {
 TEST(StackedCastsTest, ChannelsBesideRowsOfBlocks) {
   constexpr CastFormat kBlocks{.rule = config::kTorchAoRule};
   constexpr CastFormat kChannels{.granularity = kChannel, .rule = config::kTorchAoRule};
-  constexpr auto kStep = [](ScaleStep step) {
-    return ScaleStepConfig{.format = kChannels,
-                           .step = step,
-                           .to_rows = false,
-                           .to_transposed = true,
-                           .stacked = true};
-  };
   constexpr TileCastConfig kAmax{.format = kChannels,
                                  .phase = CastPhase::kAmax,
                                  .to_rows = false,
@@ -171,7 +142,8 @@ TEST(StackedCastsTest, ChannelsBesideRowsOfBlocks) {
   constexpr TileCastConfig kCodes{
       .format = kBlocks, .phase = CastPhase::kWholeRows, .to_transposed = true, .stacked = true};
   const Kind kind{.rows = 136, .cols = 136, .of_rows = kBlock1x128, .of_transpose = kChannel};
-  expect_stack<kBlocks, kStep(ScaleStep::kClear), kAmax, kCodes, kStep(ScaleStep::kFinish)>(kind);
+  expect_stack<kBlocks, scale_step(kAmax, ScaleStep::kClear), kAmax, kCodes,
+               scale_step(kAmax, ScaleStep::kFinish)>(kind);
 }
 
 // The last: offsets that no sort has made.
@@ -179,11 +151,8 @@ const std::vector<std::vector<int>> kUsed = {
     {0, 4, 4, 5}, {0, 0, 0, 0}, {0, 0, 0, 1}, {0, 1, 2, 3}, {5, -7, 1 << 30, 9}};
 
 TEST(StackedCastsTest, MatricesThatAreNotUsedAreLeftAlone) {
-  constexpr TileCastConfig kSquares{.format = {.granularity = kBlock128x128},
-                                    .to_transposed = true,
-                                    .group_m = 2,
-                                    .stacked = true,
-                                    .skips_unused = true};
+  constexpr TileCastConfig kSquares =
+      with_transpose({.format = {.granularity = kBlock128x128}, .skips_unused = true});
   constexpr TileCastConfig kLines{.stacked = true, .skips_unused = true};
   constexpr CastFormat kTensors{.granularity = kTensor}, kChannels{.granularity = kChannel};
   for (const std::vector<int>& used : kUsed) {
@@ -260,36 +229,25 @@ TEST(BatchedCastsTest, EachBlockFindsItsJob) {
 
 TEST(BatchedCastsTest, SquaresOfBothTargets) {
   constexpr CastFormat kFormat{.granularity = kBlock128x128, .rule = config::kTorchAoRule};
-  expect_batch<kFormat,
-               TileCastConfig{
-                   .format = kFormat, .to_transposed = true, .group_m = 2, .stacked = true}>(
-      kBlock128x128, kBlock128x128);
+  expect_batch<kFormat, with_transpose({.format = kFormat})>(kBlock128x128, kBlock128x128);
 }
 
 TEST(BatchedCastsTest, BlocksOfRowsAndSquares) {
   constexpr CastFormat kFormat{.in = DType::kFloat32};
   expect_batch<kFormat, TileCastConfig{.format = kFormat, .stacked = true}>(kBlock1x128,
                                                                             std::nullopt);
-  expect_batch<kFormat, TileCastConfig{.format = kFormat,
-                                       .transposed_squares = true,
-                                       .to_transposed = true,
-                                       .group_m = 2,
-                                       .stacked = true}>(kBlock1x128, kBlock128x128);
+  expect_batch<kFormat, with_transpose({.format = kFormat, .transposed_squares = true})>(
+      kBlock1x128, kBlock128x128);
 }
 
 // Scales that no tile finds: the steps of a cast of four, each for all matrices.
 template <Granularity kGranularity>
 void expect_steps_of_batch() {
   constexpr CastFormat kFormat{.granularity = kGranularity};
-  constexpr auto kStep = [](ScaleStep step) {
-    return ScaleStepConfig{.format = kFormat, .step = step, .to_transposed = true, .stacked = true};
-  };
-  constexpr auto kTiles = [](CastPhase phase) {
-    return TileCastConfig{
-        .format = kFormat, .phase = phase, .to_transposed = true, .group_m = 2, .stacked = true};
-  };
-  expect_batch<kFormat, kStep(ScaleStep::kClear), kTiles(CastPhase::kAmax),
-               kTiles(CastPhase::kEncode), kStep(ScaleStep::kFinish)>(kGranularity, kGranularity);
+  constexpr TileCastConfig kAmax = with_transpose({.format = kFormat, .phase = CastPhase::kAmax});
+  expect_batch<kFormat, scale_step(kAmax, ScaleStep::kClear), kAmax,
+               in_phase(kAmax, CastPhase::kEncode), scale_step(kAmax, ScaleStep::kFinish)>(
+      kGranularity, kGranularity);
 }
 
 TEST(BatchedCastsTest, ScalesOfTensorsAndChannels) {

@@ -8,9 +8,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "octofold/log.h"
-
 #include "model/safetensors.h"
+#include "support/log.h"
 #include "support/test.h"
 #include "support/test_folder.h"
 
@@ -52,19 +51,6 @@ template <typename T>
 std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
-
-/// Collects the messages that are logged while it lives.
-class Log {
- public:
-  Log() {
-    set_log_handler([this](LogLevel, std::string_view message) { text += message; });
-  }
-  ~Log() { set_log_handler({}); }
-  Log(const Log&) = delete;
-  Log& operator=(const Log&) = delete;
-
-  std::string text;
-};
 
 using Names = std::vector<std::string>;
 

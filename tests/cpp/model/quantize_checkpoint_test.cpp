@@ -95,7 +95,8 @@ TEST_F(QuantizeCheckpoint, WhatWasLeftIsRemovedWhoeverHasTheId) {
   EXPECT_FALSE(fs::exists(old));
   EXPECT_TRUE(fs::exists(young));
   EXPECT_TRUE(fs::exists(locked) && fs::exists(foreign));
-  test::expect_contains(log.text, "-1-0.partial', which was left behind by a run that was killed");
+  test::expect_contains(log.text(),
+                        "-1-0.partial', which was left behind by a run that was killed");
 }
 
 TEST_F(QuantizeCheckpoint, AConfigThatLeadsNowhereIsLeft) {

@@ -18,32 +18,14 @@ const std::string kSeeds[] = {
     R"("none":{"dtype":"C64","shape":[0,3],"data_offsets":[32,32]}})",
 };
 const std::string_view kData = "0123456789abcdefghijklmnopqrstuv";
-const std::string_view kPieces[] = {"{",
-                                    "}",
-                                    "[",
-                                    "]",
-                                    ",",
-                                    ":",
-                                    "\"",
-                                    "\\u",
-                                    "0",
-                                    "-1",
-                                    "1.5",
-                                    "1e9",
-                                    "null",
-                                    "16",
-                                    "32",
-                                    "4294967296",
-                                    "9223372036854775807",
-                                    "18446744073709551616",
-                                    "\"dtype\"",
-                                    "\"shape\"",
-                                    "\"data_offsets\"",
-                                    "\"__metadata__\":{}",
-                                    "\"F32\"",
-                                    "\"F6_E2M3\"",
-                                    "\xC3",
-                                    "\xED\xA0\x80"};
+// Pieces that may be put into a header.
+const std::vector<std::string> kPieces = [] {
+  std::istringstream all(R"({ } [ ] , : " \u 0 -1 1.5 1e9 null 16 32 4294967296 "dtype" "shape"
+                            9223372036854775807 18446744073709551616 "data_offsets"
+                            "__metadata__":{} "F32" "F6_E2M3")"
+                         " \xC3 \xED\xA0\x80");
+  return std::vector<std::string>(std::istream_iterator<std::string>(all), {});
+}();
 
 class Mutator {
  public:
@@ -75,7 +57,7 @@ class Mutator {
       case 0: text[at] = static_cast<char>(text[at] ^ (1 << below(8))); break;
       case 1: text.resize(at); break;
       case 2: text.erase(at, below(8)); break;
-      case 3: text.insert(at, kPieces[below(std::size(kPieces))]); break;
+      case 3: text.insert(at, kPieces[below(kPieces.size())]); break;
       case 4: {  // splice: the head of one header, the tail of another
         const std::string& other = kSeeds[below(std::size(kSeeds))];
         text = text.substr(0, at) + other.substr(below(other.size()));

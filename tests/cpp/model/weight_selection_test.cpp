@@ -46,7 +46,7 @@ Outcome quantize(const std::vector<NamedTensor>& tensors,
   Outcome outcome;
   const test::Log log;
   outcome.report = quantize_checkpoint(folder.in(), folder.out(), options);
-  outcome.log = log.text;
+  outcome.log = log.text();
   outcome.reasons = reasons_of(outcome.report);
   outcome.tensors = read_checkpoint(folder.out());
   return outcome;
@@ -117,7 +117,7 @@ TEST_F(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
   const test::Log log;
   convert_checkpoint(folder_ / "fp8.safetensors", folder_ / "fine.safetensors",
                      {.family = kFineGrainedFp8});
-  test::expect_contains(log.text,
+  test::expect_contains(log.text(),
                         "1 weights have sizes that are no multiples of 128: transformers");
 }
 
@@ -218,7 +218,7 @@ TEST_F(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
                           "config.json", "model.safetensors", "modules.json", "onnx/config.json"}));
   for (const fs::path& path : report.files) EXPECT_TRUE(fs::is_regular_file(path)) << path;
   EXPECT_EQ(test::read_file(in / "out/a/b/c.txt"), "a/b/c.txt");
-  test::expect_contains(log.text,
+  test::expect_contains(log.text(),
                         "2 other files of weights are left behind: "
                         "'onnx/model.onnx', 'pytorch_model.bin'");
 }

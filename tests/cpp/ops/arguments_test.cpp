@@ -4,6 +4,7 @@
 
 #include "support/matrix.h"
 #include "support/refusals.h"
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -134,13 +135,8 @@ TEST(CastArgumentsTest, EachIsNamed) {
   const std::vector<float> x(6 * 8);
   const TensorView valid = matrix(x.data(), DType::kFloat32, 6, 8);
   ScaledMatrix out(6, 8, {.granularity = Granularity::kChannel});
-  const auto refuses = test::refusing<TensorView, CastTargets>([&](auto&& spoil) {
-    TensorView input = valid;
-    CastTargets targets{.rows = out.target()};
-    spoil(input, targets);
-    return error_of([&] { cast(input, targets); });
-  });
-  refuses({
+  test::refused([](auto& input, auto& targets) { cast(input, targets); }, valid,
+                CastTargets{.rows = out.target()})({
       {[](auto&, auto& t) { t = {}; },
        "cast: argument 'out': expected rows, transposed or both, got neither"},
       {[](auto&, auto& t) { t = {.transposed = t.rows}; },
@@ -166,8 +162,8 @@ TEST(CastArgumentsTest, EachIsNamed) {
 TEST(CastArgumentsTest, LeadingDimensionsAreRowsOfOneMatrix) {
   std::vector<float> x(4 * 6 * 8), scale(24);
   std::vector<std::uint8_t> codes(4 * 6 * 8);
-  TensorView input{x.data(), DType::kFloat32, 3, {4, 6, 8}, {48, 8, 1}};
-  CastTarget output{{codes.data(), DType::kE4M3, 3, {4, 6, 8}, {48, 8, 1}},
+  TensorView input = test::tensor(x.data(), DType::kFloat32, {4, 6, 8});
+  CastTarget output{test::tensor(codes.data(), DType::kE4M3, {4, 6, 8}),
                     vector(scale.data(), DType::kFloat32, 24),
                     {.granularity = Granularity::kChannel}};
   cast(input, {.rows = output});

@@ -3,21 +3,13 @@
 #include "octofold/octofold.h"
 
 #include "support/refusals.h"
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
 
-template <typename View>
-View shaped(View view, const std::vector<std::int64_t>& shape) {
-  view.rank = static_cast<std::int32_t>(shape.size());
-  std::int64_t stride = 1;
-  for (std::size_t i = shape.size(); i-- > 0; stride *= shape[i]) {
-    view.shape[i] = shape[i];
-    view.strides[i] = stride;
-  }
-  return view;
-}
+using test::shaped, test::tensor;
 
 class AttentionErrors : public testing::Test {
  protected:
@@ -25,14 +17,11 @@ class AttentionErrors : public testing::Test {
                                 kSize = 8, kPages = 32, kPageSize = 16;
 
   AttentionArguments dense() {
-    const auto half = [](std::vector<std::uint16_t>& memory) {
-      return matrix(memory.data(), DType::kFloat16, 0, 0);
-    };
     return {
-        .q = shaped(half(q_), {kBatch, kQueries, kHeads, kSize}),
+        .q = tensor(q_.data(), DType::kFloat16, {kBatch, kQueries, kHeads, kSize}),
         .k = {.data = codes(k_, {kBatch, kKeys, kKvHeads, kSize}), .scale = floats(scale_, {2})},
         .v = {.data = codes(v_, {kBatch, kKeys, kKvHeads, kSize})},
-        .out = shaped(half(out_), {kBatch, kQueries, kHeads, kSize}),
+        .out = tensor(out_.data(), DType::kFloat16, {kBatch, kQueries, kHeads, kSize}),
         .log_sum_exp = floats(sums_, {kBatch, kHeads, kQueries}),
         .workspace = vector(workspace_.data(), DType::kFloat32, std::ssize(workspace_))};
   }
@@ -66,17 +55,16 @@ class AttentionErrors : public testing::Test {
   }
 
   static auto refused(const AttentionArguments& given) {
-    return test::refusing<AttentionArguments>(
-        [given](auto&& spoil) { return error(given, spoil); });
+    return test::refused([](const auto& call) { attention(call); }, given);
   }
 
   static TensorView codes(const std::vector<std::uint8_t>& memory,
                           const std::vector<std::int64_t>& shape) {
-    return shaped(matrix(memory.data(), DType::kE4M3, 0, 0), shape);
+    return tensor(memory.data(), DType::kE4M3, shape);
   }
   static MutableTensorView floats(std::vector<float>& memory,
                                   const std::vector<std::int64_t>& shape) {
-    return shaped(matrix(memory.data(), DType::kFloat32, 0, 0), shape);
+    return tensor(memory.data(), DType::kFloat32, shape);
   }
   static TensorView ints(const std::vector<std::int32_t>& memory) {
     return vector(memory.data(), DType::kInt32, std::ssize(memory));

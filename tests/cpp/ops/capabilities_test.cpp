@@ -8,7 +8,7 @@
 #include "octofold/octofold.h"
 
 #include "ops/info.h"
-#include "support/error_of.h"
+#include "support/shaped.h"
 
 namespace octofold {
 namespace {
@@ -98,14 +98,10 @@ bool multiply(const CapabilityRow& row, const MutableTensorView& out) {
   if (called == "gemm") gemm({.a = a.input(), .b = b.input(), .out = out});
   if (called == "grouped_gemm") {
     const std::int32_t offsets[] = {0, 128};
-    MutableTensorView groups = out;
-    groups.rank = 3;
-    groups.shape = {1, kSize, kSize};
-    groups.strides = {kSize * kSize, kSize, 1};
     grouped_gemm({.a = a.input(),
                   .b = b.input(),
                   .groups = DepthGroups{vector<const void>(offsets, DType::kInt32, 2)},
-                  .out = groups});
+                  .out = test::shaped(out, {1, kSize, kSize})});
   }
   if (called == "gated_gemm") {
     ScaledMatrix h(kSize, kSize / 2, {.granularity = parse_granularity(row.operands[2].form)});

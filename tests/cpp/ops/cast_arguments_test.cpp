@@ -29,12 +29,7 @@ class CastRefusalsTest : public testing::Test {
   template <typename Source>
   static void refuse(const Source& source, const CastTargets& targets,
                      const test::Refusals<Source, CastTargets>& refusals) {
-    test::refusing<Source, CastTargets>([&](auto&& spoil) {
-      Source given = source;
-      CastTargets out = targets;
-      spoil(given, out);
-      return error_of([&] { cast(given, out); });
-    })(refusals);
+    test::refused([](auto& given, auto& out) { cast(given, out); }, source, targets)(refusals);
   }
   void refuse_targets(const CastTargets& targets,
                       const test::Refusals<TensorView, CastTargets>& refusals) const {
@@ -322,12 +317,7 @@ TEST_F(NormRefusalsTest, OfCasts) {
 }
 
 TEST_F(NormRefusalsTest, OfNumbers) {
-  test::refusing<Normed, MutableTensorView>([&](auto&& spoil) {
-    Normed source = everything();
-    MutableTensorView y = matrix_of(y_);
-    spoil(source, y);
-    return error_of([&] { norm(source, y); });
-  })({
+  test::refused([](auto& given, auto& out) { norm(given, out); }, everything(), matrix_of(y_))({
       {[](auto& a, auto&) { a.epsilon = INFINITY; }, "norm: argument 'epsilon'"},
       {[](auto&, auto& y) { y.shape[0] = kRows - 1; }, "'y'"},
       {[](auto&, auto& y) { y.dtype = DType::kBFloat16; }, "'y'"},
@@ -341,19 +331,16 @@ TEST_F(NormRefusalsTest, OfNumbers) {
 TEST_F(NormRefusalsTest, OfGradients) {
   std::vector<float> scale(2 * kCols, 0.5f), dweight(kCols), dscale(2 * kCols);
   std::vector<float> workspace(as_size(norm_workspace_rows(kCols, 2) * kCols));
-  test::refusing<NormGradientArguments, NormGradients>([&](auto&& spoil) {
-    NormGradientArguments arguments{
-        .gradient = matrix_of(residual_),
-        .x = matrix_of(x_),
-        .rstd = vector_of(rstd_),
-        .operands = {.weight = vector_of(weight_), .ada_scale = matrix_of(scale)}};
-    NormGradients gradients{.dx = matrix_of(y_),
-                            .dweight = vector_of(dweight),
-                            .d_ada_scale = matrix_of(dscale),
-                            .workspace = matrix_of(workspace)};
-    spoil(arguments, gradients);
-    return error_of([&] { norm_gradient(arguments, gradients); });
-  })({
+  const NormGradientArguments arguments{
+      .gradient = matrix_of(residual_),
+      .x = matrix_of(x_),
+      .rstd = vector_of(rstd_),
+      .operands = {.weight = vector_of(weight_), .ada_scale = matrix_of(scale)}};
+  const NormGradients gradients{.dx = matrix_of(y_),
+                                .dweight = vector_of(dweight),
+                                .d_ada_scale = matrix_of(dscale),
+                                .workspace = matrix_of(workspace)};
+  test::refused([](auto& given, auto& out) { norm_gradient(given, out); }, arguments, gradients)({
       {[](auto&, auto& g) { g.workspace.reset(); },
        "'workspace': expected one where more than dx is wanted, got none"},
       {[](auto&, auto& g) { g.dweight.reset(), g.d_ada_scale.reset(); },

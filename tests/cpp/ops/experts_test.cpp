@@ -7,6 +7,8 @@
 #include "core/format.h"
 #include "support/layer_memory.h"
 #include "support/matrix.h"
+#include "support/refusals.h"
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -47,19 +49,14 @@ class StackedMatrix {
  public:
   StackedMatrix(std::int64_t rows, std::int64_t cols, const Format& format)
       : codes_(as_size(kExperts * rows * cols)) {
-    const auto grid = scale_shape(format.granularity, rows, cols);
-    std::int64_t each = 1;
-    TensorView scale{.dtype = DType::kFloat32, .rank = 1, .shape = {kExperts}, .strides = {1}};
+    std::vector<std::int64_t> scales{kExperts};
     if (format.granularity != Granularity::kTensor) {
-      for (const std::int64_t size : grid) scale.shape[as_size(scale.rank++)] = size;
-      for (int i = scale.rank - 1; i >= 0; --i) {
-        scale.strides[as_size(i)] = each;
-        each *= scale.shape[as_size(i)];
-      }
+      std::ranges::copy(scale_shape(format.granularity, rows, cols), std::back_inserter(scales));
     }
-    scales_.resize(as_size(each * kExperts));
-    target_ = {.data = stacked(matrix<void>(codes_.data(), format.dtype, kExperts * rows, cols)),
-               .scale = {scales_.data(), scale.dtype, scale.rank, scale.shape, scale.strides},
+    scales_.resize(
+        as_size(std::reduce(scales.begin(), scales.end(), std::int64_t{1}, std::multiplies())));
+    target_ = {.data = test::tensor(codes_.data(), format.dtype, {kExperts, rows, cols}),
+               .scale = test::tensor(scales_.data(), DType::kFloat32, scales),
                .format = format};
   }
   StackedMatrix(StackedMatrix&&) = default;
@@ -264,78 +261,63 @@ TEST(ExpertsWeightsTest, AloneMayBeFp8) {
 TEST(ExpertsErrorsTest, NameTheArgument) {
   Layer layer(kCases[0], 9);
   LayerBytes memory(experts_memory(layer.problem));
-  const auto of_problem = [&](auto spoil) {
-    ExpertsProblem problem = layer.problem;
-    spoil(problem);
-    return test::error_of([&] { experts_memory(problem); });
-  };
-  EXPECT_EQ(of_problem([](auto& problem) { problem.slots = 0; }),
-            "experts_memory: argument 'slots': expected 1 to 2^28, got 0");
-  EXPECT_EQ(of_problem([](auto& problem) { problem.experts = 0; }),
-            "experts_memory: argument 'experts': expected 1 to 2^16, got 0");
-  EXPECT_EQ(of_problem([](auto& problem) { problem.in_features = 1 << 27; }),
-            "experts_memory: argument 'experts': expected so few that their weights are 2^28 rows "
-            "at most, got 5 times 134217728");
-  EXPECT_EQ(of_problem([](auto& problem) { problem.slots = problem.tokens = 1 << 15; }),
-            "experts_memory: argument 'tokens': expected 0 to 2^28, got 1073741824");
-  EXPECT_THAT(of_problem([](auto& problem) { problem.activation = static_cast<Activation>(77); }),
-              HasSubstr("experts_memory: argument 'activation'"));
-  EXPECT_THAT(of_problem([](auto& problem) { problem.y = DType::kInt32; }),
-              HasSubstr("experts_memory: argument 'y': expected dtype"));
-  EXPECT_EQ(of_problem([](auto& problem) {
-              problem.recipe.output.a.granularity = Granularity::kBlock128x128;
-            }),
-            "experts_memory: argument 'recipe.output.a': expected scales of 1x128, channel or "
-            "tensor, as squares have rows of several experts, got 128x128");
-  const auto of_forward = [&](auto spoil) {
-    ExpertsForward arguments = layer.forward(memory);
-    spoil(arguments);
-    return test::error_of([&] { experts_forward(layer.problem, arguments); });
-  };
-  EXPECT_EQ(of_forward([](auto&) {}), "no error");
-  EXPECT_EQ(of_forward([](auto& given) { given.topk_ids.dtype = DType::kFloat32; }),
-            "experts_forward: argument 'topk_ids': expected dtype int32, got float32");
-  EXPECT_EQ(of_forward([](auto& given) { given.topk_weights.shape[1] = 2; }),
-            "experts_forward: argument 'topk_weights': expected shape [9, 3], got [9, 2]");
-  EXPECT_EQ(of_forward([](auto& given) { given.up_bias.reset(); }),
-            "experts_forward: argument 'up_bias': expected a tensor, which the problem wants, got "
-            "none");
-  EXPECT_EQ(of_forward([&](auto& given) { given.down_weight = given.up_weight; }),
-            "experts_forward: argument 'down_weight': expected shape [680, 144], got [1440, 300]");
-  EXPECT_EQ(of_forward([&](auto& given) { given.up_weight = ScaledTensorView{}; }),
-            "experts_forward: argument 'up_weight': expected numbers, which are cast here, got its "
-            "cast");
-  EXPECT_THAT(of_forward([](auto& given) { given.y.data = const_cast<void*>(given.x.data); }),
-              HasSubstr("expected memory of its own, apart from '"));
-  EXPECT_EQ(of_forward([](auto& given) { given.kept = given.kept.first(16); }),
-            core::format("experts_forward: argument 'kept': expected at least {} bytes, got 16",
-                         memory.size.kept));
-  layer.ids[4] = kExperts;
-  EXPECT_THAT(of_forward([](auto&) {}),
-              HasSubstr("argument 'ids': expected numbers from -1 to 4, got 5 at [1, 1]"));
+  test::refused([](auto& problem) { experts_memory(problem); }, layer.problem)({
+      {[](auto& problem) { problem.slots = 0; },
+       "experts_memory: argument 'slots': expected 1 to 2^28, got 0"},
+      {[](auto& problem) { problem.experts = 0; },
+       "experts_memory: argument 'experts': expected 1 to 2^16, got 0"},
+      {[](auto& problem) { problem.in_features = 1 << 27; },
+       "experts_memory: argument 'experts': expected so few that their weights are 2^28 rows at "
+       "most, got 5 times 134217728"},
+      {[](auto& problem) { problem.slots = problem.tokens = 1 << 15; },
+       "experts_memory: argument 'tokens': expected 0 to 2^28, got 1073741824"},
+      {[](auto& problem) { problem.activation = static_cast<Activation>(77); },
+       "experts_memory: argument 'activation'"},
+      {[](auto& problem) { problem.y = DType::kInt32; },
+       "experts_memory: argument 'y': expected dtype"},
+      {[](auto& problem) { problem.recipe.output.a.granularity = Granularity::kBlock128x128; },
+       "experts_memory: argument 'recipe.output.a': expected scales of 1x128, channel or tensor, "
+       "as squares have rows of several experts, got 128x128"},
+  });
+  const auto forward = [&](auto&& given) { experts_forward(layer.problem, given); };
+  test::refused(forward, layer.forward(memory))({
+      {[](auto& given) { given.topk_ids.dtype = DType::kFloat32; },
+       "experts_forward: argument 'topk_ids': expected dtype int32, got float32"},
+      {[](auto& given) { given.topk_weights.shape[1] = 2; },
+       "experts_forward: argument 'topk_weights': expected shape [9, 3], got [9, 2]"},
+      {[](auto& given) { given.up_bias.reset(); },
+       "experts_forward: argument 'up_bias': expected a tensor, which the problem wants, got none"},
+      {[](auto& given) { given.down_weight = given.up_weight; },
+       "experts_forward: argument 'down_weight': expected shape [680, 144], got [1440, 300]"},
+      {[](auto& given) { given.up_weight = ScaledTensorView{}; },
+       "experts_forward: argument 'up_weight': expected numbers, which are cast here, got its "
+       "cast"},
+      {[](auto& given) { given.y.data = const_cast<void*>(given.x.data); },
+       "expected memory of its own, apart from '"},
+      {[](auto& given) { given.kept = given.kept.first(16); },
+       core::format("experts_forward: argument 'kept': expected at least {} bytes, got 16",
+                    memory.size.kept)},
+      {[&](auto&) { layer.ids[4] = kExperts; },
+       "argument 'ids': expected numbers from -1 to 4, got 5 at [1, 1]"},
+  });
   layer.ids[4] = -1;
-  EXPECT_EQ(of_forward([](auto&) {}), "no error");
-  const auto of_backward = [&](auto spoil) {
-    ExpertsBackward arguments = layer.backward(memory);
-    spoil(arguments);
-    return test::error_of([&] { experts_backward(layer.problem, arguments); });
-  };
-  EXPECT_EQ(of_backward([](auto&) {}), "no error");
-  EXPECT_EQ(of_backward([](auto& given) { given.topk_ids.reset(); }),
-            "experts_backward: argument 'topk_ids': expected a tensor, which the problem wants, "
-            "got none");
-  EXPECT_EQ(of_backward([](auto& given) { given.dup->shape[0] = 4; }),
-            "experts_backward: argument 'dup': expected shape [1440, 300], got [1152, 300]");
-  EXPECT_THAT(of_backward([](auto& given) { given.dtopk_weights->dtype = DType::kFloat16; }),
-              HasSubstr("argument 'dtopk_weights': expected dtype float32, got float16"));
-  EXPECT_EQ(of_backward([](auto& given) { given.workspace = given.workspace.first(16); }),
-            core::format("experts_backward: argument 'workspace': expected at least {} bytes, got "
-                         "16",
-                         memory.size.backward));
-  layer.problem.weights_are_cast = true;
-  EXPECT_EQ(of_backward([](auto&) {}),
-            "experts_backward: argument 'up_transposed': expected a tensor, which the problem "
-            "wants, got none");
+  const auto backward = [&](auto& given) { experts_backward(layer.problem, given); };
+  forward(layer.forward(memory));
+  test::refused(backward, layer.backward(memory))({
+      {[](auto& given) { given.topk_ids.reset(); },
+       "experts_backward: argument 'topk_ids': expected a tensor, which the problem wants, got "
+       "none"},
+      {[](auto& given) { given.dup->shape[0] = 4; },
+       "experts_backward: argument 'dup': expected shape [1440, 300], got [1152, 300]"},
+      {[](auto& given) { given.dtopk_weights->dtype = DType::kFloat16; },
+       "argument 'dtopk_weights': expected dtype float32, got float16"},
+      {[](auto& given) { given.workspace = given.workspace.first(16); },
+       core::format("experts_backward: argument 'workspace': expected at least {} bytes, got 16",
+                    memory.size.backward)},
+      {[&](auto&) { layer.problem.weights_are_cast = true; },
+       "experts_backward: argument 'up_transposed': expected a tensor, which the problem wants, "
+       "got none"},
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "jit/kernel_cache.h"
 #include "plan/problem_text.h"
 #include "support/nvrtc.h"
+#include "support/shaped.h"
 #include "support/test.h"
 #include "support/test_folder.h"
 
@@ -29,12 +30,9 @@ const auto* const kOwnFolder = testing::AddGlobalTestEnvironment(new OwnFolder);
 // Its small tile compiles quickly.
 const std::string kSmall = "gemm: m 16, n 64, k 256, bias float32";
 
-class KernelCacheApiTest : public testing::Test {
+class KernelCacheApiTest : public test::NvrtcTest<> {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-    clear_kernel_cache();
-  }
+  KernelCacheApiTest() { clear_kernel_cache(); }
 };
 
 TEST_F(KernelCacheApiTest, OtherGpusProductsAreWarmedToo) {
@@ -89,12 +87,9 @@ TEST_F(KernelCacheApiTest, AnExceptionOfTheProgressEndsTheRun) {
 }
 
 // gemm() itself, up to the driver, with a compiler that writes down what it is asked for.
-class WarmedGemmTest : public cuda::FakeGpuTest {
+class WarmedGemmTest : public test::NvrtcTest<cuda::FakeGpuTest> {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-    clear_kernel_cache();
-  }
+  WarmedGemmTest() { clear_kernel_cache(); }
 
   jit::Program program_of(const core::Product& product) {
     jit::Program asked;
@@ -113,9 +108,7 @@ constexpr Device kGpu{DeviceType::kCuda, 0};
 // Somewhere on a GPU, aligned as an allocator's memory is. Nobody reads it.
 MutableTensorView on_gpu(DType dtype, const std::vector<std::int64_t>& shape) {
   static std::uintptr_t next = 0;
-  void* const data = reinterpret_cast<void*>(next += 1 << 20);
-  return shape.size() == 1 ? vector(data, dtype, shape[0], kGpu)
-                           : matrix(data, dtype, shape[0], shape[1], shape[1], kGpu);
+  return test::tensor(reinterpret_cast<void*>(next += 1 << 20), dtype, shape, kGpu);
 }
 
 core::Product product_of(std::string_view text) {

@@ -2,16 +2,12 @@
 // no more than is wanted, a weight that is cast, and bad arguments.
 #include "octofold/linear.h"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
 #include "core/format.h"
-#include "support/error_of.h"
 #include "support/layer_memory.h"
 #include "support/matrix.h"
+#include "support/refusals.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -69,17 +65,6 @@ struct Layer {
                             {"dw", problem.grad_weight, dw},
                             {"db", problem.grad_bias, db}});
   }
-
-  ScaledMatrix cast_of(const Matrix& source, const Format& format) const {
-    ScaledMatrix result(source.rows(), source.cols(), format);
-    cast(source.view(), {.rows = result.target()});
-    return result;
-  }
-  ScaledMatrix transpose_of(const Matrix& source, const Format& format) const {
-    ScaledMatrix result(source.cols(), source.rows(), format);
-    cast(source.view(), {.transposed = result.target()});
-    return result;
-  }
 };
 
 auto run(Layer& layer) { return test::run<linear_memory, linear_forward, linear_backward>(layer); }
@@ -115,14 +100,14 @@ TEST_P(LinearTest, ActivatesItsInputAsItIsCast) {
     LinearForward arguments = layer.forward(memory);
     arguments.activation = activation;
     linear_forward(layer.problem, arguments);
-    const LinearProduct& output = layer.problem.recipe.output;
-    ScaledMatrix activated(65, 300, output.a);
+    const LinearRecipe& recipe = layer.problem.recipe;
+    ScaledMatrix activated(65, 300, recipe.output.a);
     cast(Activated{.x = std::as_const(layer.x).view(), .activation = activation},
          {.rows = activated.target()});
     Matrix expected(DType::kBFloat16, 65, 136);
-    const ScaledMatrix weight = layer.cast_of(layer.weight, output.b);
+    const test::WeightCasts weight(layer.weight, recipe);
     gemm({.a = activated.view(),
-          .b = weight.view(),
+          .b = weight.rows.view(),
           .out = expected.view(),
           .bias = std::as_const(layer.bias).row_vector()});
     EXPECT_EQ(layer.y.bytes(), expected.bytes());
@@ -156,19 +141,17 @@ TEST_P(LinearTest, ComputesNoMoreThanIsWanted) {
 TEST_P(LinearTest, TakesAWeightThatIsCast) {
   Layer layer(*GetParam(), 9, 300, 136);
   const test::Results expected = run(layer);
-  const LinearRecipe& recipe = layer.problem.recipe;
   const LayerMemory with_casts = linear_memory(layer.problem);
   layer.problem.weight_is_cast = true;
   Memory memory(linear_memory(layer.problem));
   EXPECT_LE(memory.size.kept + 300 * 136, with_casts.kept);
   EXPECT_LE(memory.size.forward + 300 * 136, with_casts.forward);
-  const ScaledMatrix rows = layer.cast_of(layer.weight, recipe.output.b);
-  const ScaledMatrix transposed = layer.transpose_of(layer.weight, recipe.grad_input.b);
+  const test::WeightCasts casts(layer.weight, layer.problem.recipe);
   LinearForward arguments = layer.forward(memory);
-  arguments.weight = rows.view();
+  arguments.weight = casts.rows.view();
   linear_forward(layer.problem, arguments);
   LinearBackward back = layer.backward(memory);
-  back.weight_transposed = transposed.view();
+  back.weight_transposed = casts.transposed.view();
   linear_backward(layer.problem, back);
   EXPECT_EQ(layer.results(), expected);
 }
@@ -181,51 +164,43 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, testing::Values(&kBlockwise, &kTen
 TEST(LinearErrorsTest, NameTheArgument) {
   Layer layer(kBlockwise, 9, 300, 136);
   Memory memory(linear_memory(layer.problem));
-  const auto of_problem = [&](auto spoil) {
-    LinearProblem problem = layer.problem;
-    spoil(problem);
-    return test::error_of([&] { linear_memory(problem); });
-  };
-  EXPECT_EQ(of_problem([](auto& problem) { problem.tokens = -1; }),
-            "linear_memory: argument 'tokens': expected 0 to 2^28, got -1");
-  EXPECT_EQ(of_problem([](auto& problem) { problem.in_features = 0; }),
-            "linear_memory: argument 'in_features': expected 1 to 2^28, got 0");
-  EXPECT_NE(of_problem([](auto& problem) { problem.in_features = INT64_MAX / 2; }), "no error");
-
-  const auto of_forward = [&](auto spoil) {
-    LinearForward arguments = layer.forward(memory);
-    spoil(arguments);
-    return test::error_of([&] { linear_forward(layer.problem, arguments); });
-  };
-  EXPECT_EQ(of_forward([&](auto& given) { given.x = layer.dy.view(); }),
-            "linear_forward: argument 'x': expected shape [9, 300], got [9, 136]");
-  EXPECT_EQ(of_forward([&](auto& given) { given.weight = layer.x.view(); }),
-            "linear_forward: argument 'weight': expected shape [136, 300], got [9, 300]");
-  EXPECT_EQ(of_forward([](auto& given) { given.weight = ScaledTensorView{}; }),
-            "linear_forward: argument 'weight': expected numbers, which are cast here, got its "
-            "cast");
-  EXPECT_EQ(of_forward([](auto& given) { given.workspace = given.workspace.first(1); }),
-            core::format("linear_forward: argument 'workspace': expected at least {} bytes, got 1",
-                         memory.size.forward));
-  EXPECT_EQ(of_forward([](auto& given) { given.kept = {}; }),
-            core::format("linear_forward: argument 'kept': expected at least {} bytes, got 0",
-                         memory.size.kept));
-  const auto of_backward = [&](auto spoil) {
-    LinearBackward arguments = layer.backward(memory);
-    spoil(arguments);
-    return test::error_of([&] { linear_backward(layer.problem, arguments); });
-  };
-  EXPECT_EQ(of_backward([](auto& given) { given.dx.reset(); }),
-            "linear_backward: argument 'dx': expected a tensor, which the problem wants, got none");
-  EXPECT_EQ(of_backward([&](auto& given) { given.dy = layer.x.view(); }),
-            "linear_backward: argument 'dy': expected shape [9, 136], got [9, 300]");
-  const ScaledMatrix wrong = layer.cast_of(layer.x, kBlockwise.output.a);
-  EXPECT_EQ(of_backward([&](auto& given) { given.weight_transposed = wrong.view(); }),
-            "linear_backward: argument 'weight_transposed': expected it to be omitted, as the "
-            "problem has it, "
-            "got one");
+  test::refused([](auto& problem) { linear_memory(problem); }, layer.problem)({
+      {[](auto& problem) { problem.tokens = -1; },
+       "linear_memory: argument 'tokens': expected 0 to 2^28, got -1"},
+      {[](auto& problem) { problem.in_features = 0; },
+       "linear_memory: argument 'in_features': expected 1 to 2^28, got 0"},
+      {[](auto& problem) { problem.in_features = INT64_MAX / 2; }, "'in_features'"},
+  });
+  const auto forward = [&](auto& given) { linear_forward(layer.problem, given); };
+  test::refused(forward, layer.forward(memory))({
+      {[&](auto& given) { given.x = layer.dy.view(); },
+       "linear_forward: argument 'x': expected shape [9, 300], got [9, 136]"},
+      {[&](auto& given) { given.weight = layer.x.view(); },
+       "linear_forward: argument 'weight': expected shape [136, 300], got [9, 300]"},
+      {[](auto& given) { given.weight = ScaledTensorView{}; },
+       "linear_forward: argument 'weight': expected numbers, which are cast here, got its cast"},
+      {[](auto& given) { given.workspace = given.workspace.first(1); },
+       core::format("linear_forward: argument 'workspace': expected at least {} bytes, got 1",
+                    memory.size.forward)},
+      {[](auto& given) { given.kept = {}; },
+       core::format("linear_forward: argument 'kept': expected at least {} bytes, got 0",
+                    memory.size.kept)},
+  });
+  const ScaledMatrix wrong(136, 300, kBlockwise.output.a);
+  test::refused([&](auto& given) { linear_backward(layer.problem, given); },
+                layer.backward(memory))({
+      {[](auto& given) { given.dx.reset(); },
+       "linear_backward: argument 'dx': expected a tensor, which the problem wants, got none"},
+      {[&](auto& given) { given.dy = layer.x.view(); },
+       "linear_backward: argument 'dy': expected shape [9, 136], got [9, 300]"},
+      {[&](auto& given) { given.weight_transposed = wrong.view(); },
+       "linear_backward: argument 'weight_transposed': expected it to be omitted, as the problem "
+       "has it, got one"},
+  });
   layer.problem.weight_is_cast = true;
-  EXPECT_EQ(of_forward([&](auto& given) { given.weight = wrong.view(); }),
+  LinearForward of_cast = layer.forward(memory);
+  of_cast.weight = wrong.view();
+  EXPECT_EQ(test::error_of([&] { forward(of_cast); }),
             "linear_forward: argument 'weight': expected e4m3 with scales of 128x128, got e4m3 "
             "with scales of 1x128");
 }

@@ -2,16 +2,12 @@
 // tensors that lie apart, no more than is wanted, weights that are cast, and bad arguments.
 #include "octofold/mlp.h"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
 #include "core/format.h"
-#include "support/error_of.h"
 #include "support/layer_memory.h"
 #include "support/matrix.h"
+#include "support/refusals.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -39,17 +35,6 @@ const Case kCases[] = {
     {.name = "OfTensors", .recipe = &kTensorwise, .norm = InputNorm{}, .residual = true},
     {.name = "KeptInFp8", .norm = InputNorm{}, .residual = true, .keeps_fp8 = true},
     {.name = "OfALayerNorm", .norm = InputNorm{NormKind::kLayer, 1e-5f}},
-};
-
-// Casts of a source, as far as they are wanted.
-struct Casts {
-  ScaledMatrix rows, transposed;
-  Casts(const CastSource& source, std::int64_t height, std::int64_t width, const Format& of_rows,
-        const Format& of_transpose)
-      : rows(height, width, of_rows), transposed(width, height, of_transpose) {
-    cast(source, {.rows = rows.target()});
-    cast(source, {.transposed = transposed.target()});
-  }
 };
 
 // All tensors of a layer. Rows of its inputs lie `padding` elements apart.
@@ -172,9 +157,8 @@ TEST_P(MlpTest, TakesWeightsThatAreCast) {
   Layer layer(GetParam(), 9);
   const test::Results expected = run(layer);
   layer.problem.weights_are_cast = true;
-  const auto& [output, grad_input, grad_weight] = layer.problem.recipe;
-  const Casts up(std::as_const(layer.up).view(), layer.up_rows(), kIn, output.b, grad_input.b);
-  const Casts down(std::as_const(layer.down).view(), kOut, kHidden, output.b, grad_input.b);
+  const test::WeightCasts up(layer.up, layer.problem.recipe);
+  const test::WeightCasts down(layer.down, layer.problem.recipe);
   LayerBytes memory(mlp_memory(layer.problem));
   MlpForward forward = layer.forward(memory);
   forward.up_weight = up.rows.view();
@@ -264,57 +248,46 @@ TEST(NormLinearTest, RunsInTheMemoryThatItAsksForWhereverRowsLie) {
 TEST(MlpErrorsTest, NameTheArgument) {
   Layer layer(kCases[3], 9);
   LayerBytes memory(mlp_memory(layer.problem));
-  const auto of_problem = [&](auto spoil) {
-    MlpProblem problem = layer.problem;
-    spoil(problem);
-    return test::error_of([&] { mlp_memory(problem); });
-  };
-  EXPECT_EQ(of_problem([](auto& problem) { problem.hidden_features = 0; }),
-            "mlp_memory: argument 'hidden_features': expected 1 to 2^27, got 0");
-  EXPECT_THAT(of_problem([](auto& problem) { problem.activation = static_cast<Activation>(77); }),
-              HasSubstr("mlp_memory: argument 'activation'"));
-  EXPECT_THAT(of_problem([](auto& problem) { problem.norm->kind = static_cast<NormKind>(7); }),
-              HasSubstr("mlp_memory: argument 'norm': expected a NormKind, got 7"));
-  EXPECT_THAT(of_problem([](auto& problem) { problem.y = DType::kE4M3; }),
-              HasSubstr("mlp_memory: argument 'y': expected dtype"));
-  const auto of_forward = [&](auto spoil) {
-    MlpForward arguments = layer.forward(memory);
-    spoil(arguments);
-    return test::error_of([&] { mlp_forward(layer.problem, arguments); });
-  };
-  EXPECT_EQ(of_forward([](auto&) {}), "no error");
-  EXPECT_EQ(of_forward([](auto& given) { given.sum.reset(); }),
-            "mlp_forward: argument 'sum': expected a tensor, which the problem wants, got none");
-  EXPECT_EQ(of_forward([](auto& given) { given.operands.ada_scale = given.operands.weight; }),
-            "mlp_forward: argument 'operands.ada_scale': expected it to be omitted, as the problem "
-            "has it, got one");
-  EXPECT_EQ(
-      of_forward([](auto& given) { given.up_bias.reset(); }),
-      "mlp_forward: argument 'up_bias': expected a tensor, which the problem wants, got none");
-  EXPECT_EQ(of_forward([&](auto& given) { given.down_weight = layer.up.view(); }),
-            "mlp_forward: argument 'down_weight': expected shape [136, 144], got [288, 300]");
-  EXPECT_THAT(of_forward([&](auto& given) { given.x.dtype = DType::kFloat16; }),
-              HasSubstr("mlp_forward: argument 'x': expected dtype bfloat16, got float16"));
-  EXPECT_THAT(of_forward([](auto& given) { given.y.data = given.sum->data; }),
-              HasSubstr("expected memory of its own, apart from '"));
-  const auto of_backward = [&](auto spoil) {
-    MlpBackward arguments = layer.backward(memory);
-    spoil(arguments);
-    return test::error_of([&] { mlp_backward(layer.problem, arguments); });
-  };
-  EXPECT_EQ(of_backward([](auto&) {}), "no error");
-  EXPECT_EQ(of_backward([](auto& given) { given.x.reset(); }),
-            "mlp_backward: argument 'x': expected a tensor, which the problem wants, got none");
-  EXPECT_EQ(of_backward([](auto& given) { given.dup.reset(); }),
-            "mlp_backward: argument 'dup': expected a tensor, which the problem wants, got none");
-  EXPECT_EQ(of_backward([](auto& given) { given.workspace = given.workspace.first(16); }),
-            core::format("mlp_backward: argument 'workspace': expected at least {} bytes, got 16",
-                         memory.size.backward));
+  test::refused([](auto& problem) { mlp_memory(problem); }, layer.problem)({
+      {[](auto& problem) { problem.hidden_features = 0; },
+       "mlp_memory: argument 'hidden_features': expected 1 to 2^27, got 0"},
+      {[](auto& problem) { problem.activation = static_cast<Activation>(77); },
+       "mlp_memory: argument 'activation'"},
+      {[](auto& problem) { problem.norm->kind = static_cast<NormKind>(7); },
+       "mlp_memory: argument 'norm': expected a NormKind, got 7"},
+      {[](auto& problem) { problem.y = DType::kE4M3; }, "mlp_memory: argument 'y': expected dtype"},
+  });
+  test::refused([&](auto& given) { mlp_forward(layer.problem, given); }, layer.forward(memory))({
+      {[](auto& given) { given.sum.reset(); },
+       "mlp_forward: argument 'sum': expected a tensor, which the problem wants, got none"},
+      {[](auto& given) { given.operands.ada_scale = given.operands.weight; },
+       "mlp_forward: argument 'operands.ada_scale': expected it to be omitted, as the problem has "
+       "it, got one"},
+      {[](auto& given) { given.up_bias.reset(); },
+       "mlp_forward: argument 'up_bias': expected a tensor, which the problem wants, got none"},
+      {[&](auto& given) { given.down_weight = layer.up.view(); },
+       "mlp_forward: argument 'down_weight': expected shape [136, 144], got [288, 300]"},
+      {[](auto& given) { given.x.dtype = DType::kFloat16; },
+       "mlp_forward: argument 'x': expected dtype bfloat16, got float16"},
+      {[](auto& given) { given.y.data = given.sum->data; },
+       "expected memory of its own, apart from '"},
+  });
+  const auto backward = [&](auto& given) { mlp_backward(layer.problem, given); };
+  test::refused(backward, layer.backward(memory))({
+      {[](auto& given) { given.x.reset(); },
+       "mlp_backward: argument 'x': expected a tensor, which the problem wants, got none"},
+      {[](auto& given) { given.dup.reset(); },
+       "mlp_backward: argument 'dup': expected a tensor, which the problem wants, got none"},
+      {[](auto& given) { given.workspace = given.workspace.first(16); },
+       core::format("mlp_backward: argument 'workspace': expected at least {} bytes, got 16",
+                    memory.size.backward)},
+  });
   layer.problem.grad_input = false;
-  EXPECT_EQ(
-      of_backward([&](auto& given) { given.dnorm_bias = layer.dnorm_bias.row_vector(); }),
-      "mlp_backward: argument 'dnorm_bias': expected it to be omitted, as the problem has it, "
-      "got one");
+  test::refused(backward, layer.backward(memory))({
+      {[&](auto& given) { given.dnorm_bias = layer.dnorm_bias.row_vector(); },
+       "mlp_backward: argument 'dnorm_bias': expected it to be omitted, as the problem has it, "
+       "got one"},
+  });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Tensors without memory: an operation checks its arguments, and looks at nothing.
 #include "octofold/octofold.h"
 
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -11,17 +12,10 @@ using test::error_of;
 constexpr Device kNone{DeviceType::kNone, 0};
 
 // Row-major, at an address that nothing may be read from, far away from all others.
-template <typename Pointer = void*>
-BasicTensorView<Pointer> view(DType dtype, std::initializer_list<std::int64_t> shape) {
+MutableTensorView view(DType dtype, const std::vector<std::int64_t>& shape) {
   static std::uintptr_t address = 0;
-  BasicTensorView<Pointer> view{.dtype = dtype, .device = kNone};
   address += std::uintptr_t{1} << 40;
-  view.data = reinterpret_cast<Pointer>(address);
-  view.rank = static_cast<std::int32_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), view.shape.begin());
-  std::int64_t stride = 1;
-  for (std::int32_t i = view.rank; i-- > 0; stride *= view.shape[i]) view.strides[i] = stride;
-  return view;
+  return test::tensor(reinterpret_cast<void*>(address), dtype, shape, kNone);
 }
 
 ScaledTensorView codes(std::int64_t rows, std::int64_t cols) {

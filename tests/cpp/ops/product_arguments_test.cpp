@@ -1,11 +1,10 @@
 // Bad arguments of products beyond those that Python can make (its tests have the others): memory
 // that overlaps, devices, enumerators, strides and workspaces.
-#include <thread>
-
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"
 #include "support/refusals.h"
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold {
@@ -23,11 +22,8 @@ TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {
   const ScaledMatrix a(5, 256), b(400, 256, kSquares);
   ScaledMatrix out(5, 200);
   std::vector<std::int32_t> offsets{0, 5};
-  test::refusing<GatedGemmArguments>([&](auto&& spoil) {
-    GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.target()};
-    spoil(arguments);
-    return error_of([&] { gated_gemm(arguments); });
-  })({
+  const GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.target()};
+  test::refused([](auto& given) { gated_gemm(given); }, arguments)({
       {[](auto& g) { g.activation = static_cast<Activation>(77); }, "argument 'activation'"},
       {[](auto& g) {
          g.out.format.granularity = Granularity::kTensor;
@@ -36,8 +32,8 @@ TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {
        "argument 'out': expected scales of granularity 1x128"},
       {[](auto& g) { g.out.data.data = writable(g.b.data); }, "argument 'out'"},
       {[&](auto& g) {
-         g.b.data = {g.b.data.data, DType::kE4M3, 3, {1, 400, 256}, {400 * 256, 256, 1}};
-         g.b.scale = {g.b.scale.data, DType::kFloat32, 3, {1, 4, 2}, {8, 2, 1}};
+         g.b.data = test::shaped(g.b.data, {1, 400, 256});
+         g.b.scale = test::shaped(g.b.scale, {1, 4, 2});
          g.groups = RowGroups{vector<const void>(offsets.data(), DType::kInt32, 2)};
          g.out.scale.data = offsets.data();
        },
@@ -52,13 +48,13 @@ TEST(GemmCastArgumentsTest, EachErrorNamesItsArgument) {
   const Matrix x(DType::kBFloat16, 5, 256);
   Matrix out(DType::kBFloat16, 5, 300);
   const ScaledMatrix b(300, 256, kSquares);
-  test::refusing<GemmArguments, CastOperand>([&](auto&& spoil) {
-    CastOperand a{x.view()};
-    GemmArguments arguments{.a = a, .b = b.view(), .out = out.view()};
-    spoil(arguments, a);
-    arguments.a = a;
-    return error_of([&] { gemm(arguments); });
-  })({
+  const auto cast_and_multiply = [](GemmArguments given, const CastOperand& a) {
+    given.a = a;
+    gemm(given);
+  };
+  test::refused(cast_and_multiply,
+                GemmArguments{.a = CastOperand{}, .b = b.view(), .out = out.view()},
+                CastOperand{x.view()})({
       {[](auto&, auto& a) { a.data.rank = 1; }, "argument 'a'"},
       {[](auto& d, auto&) { d.b.data.device = kGpu; }, "argument 'b"},
       {[](auto& d, auto& a) { d.out.data = writable(a.data); }, "argument 'out'"},
@@ -80,7 +76,7 @@ TEST(ProductArgumentsTest, TheCpuHasNoCandidates) {
   ScaledMatrix h(5, 128);
   const std::int32_t offsets[] = {0, 5};
   ScaledTensorView stack = b.view();
-  stack.data = {stack.data.data, DType::kE4M3, 3, {1, 256, 256}, {256 * 256, 256, 1}};
+  stack.data = test::shaped(stack.data, {1, 256, 256});
   const std::vector<std::function<void()>> calls{
       [&] { gated_gemm({.a = a.view(), .b = b.view(), .out = h.target()}); },
       [&] { gemm({.a = CastOperand{x.view()}, .b = b.view(), .out = out.view()}); },
@@ -111,7 +107,7 @@ TEST(GroupedGemmArgumentsTest, DepthHasNoBias) {
       .a = a.view(),
       .b = b.view(),
       .groups = DepthGroups{vector<const void>(offsets, DType::kInt32, 2)},
-      .out = {out.data(), DType::kFloat32, 3, {1, 16, 24}, {16 * 24, 24, 1}}};
+      .out = test::tensor(out.data(), DType::kFloat32, {1, 16, 24})};
   EXPECT_EQ(error_of([&] { grouped_gemm(arguments); }), "no error");
   arguments.bias = vector<const void>(bias.data(), DType::kFloat32, 24);
   EXPECT_THAT(
@@ -123,14 +119,11 @@ TEST(ArrivalsArgumentsTest, EachErrorNamesItsArgument) {
   const ScaledMatrix a(12, 300), b(200, 300, kSquares), squares(300, 300, kSquares);
   std::vector<float> out(300 * 200);
   const std::vector<std::int32_t> flags(3, 1);
-  test::refusing<GemmArguments>([&](auto&& spoil) {
-    GemmArguments arguments{.a = a.view(),
-                            .b = b.view(),
-                            .out = matrix(out.data(), DType::kFloat32, 12, 200),
-                            .arrivals = Arrivals{vector(flags.data(), DType::kInt32, 3), 0}};
-    spoil(arguments);
-    return error_of([&] { gemm(arguments); });
-  })({
+  const GemmArguments arguments{.a = a.view(),
+                                .b = b.view(),
+                                .out = matrix(out.data(), DType::kFloat32, 12, 200),
+                                .arrivals = Arrivals{vector(flags.data(), DType::kInt32, 3), 0}};
+  test::refused([](auto& given) { gemm(given); }, arguments)({
       {[](auto& g) { g.arrivals->own = -1; }, "argument 'arrivals.own': expected"},
       {[](auto& g) { g.arrivals->flags.shape[0] = 0; },
        "argument 'arrivals.flags': expected as many as divide 12 rows of 'a', got 0"},
@@ -154,11 +147,8 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
   ScaledMatrix w(300, 256, kSquares), codes(5, 256);
   Matrix x(DType::kBFloat16, 5, 256), out(DType::kBFloat16, 5, 300), bias(DType::kFloat32, 1, 300);
   const auto refuses = [&](const DotOperand& operand, const WeightOnlyRefusals& refusals) {
-    test::refusing<GemmWeightOnlyArguments>([&](auto&& spoil) {
-      GemmWeightOnlyArguments arguments{.x = operand, .w = w.view(), .out = out.view()};
-      spoil(arguments);
-      return error_of([&] { gemm_weight_only(arguments); });
-    })(refusals);
+    const GemmWeightOnlyArguments arguments{.x = operand, .w = w.view(), .out = out.view()};
+    test::refused([](auto& given) { gemm_weight_only(given); }, arguments)(refusals);
   };
   const WeightOnlyRefusals of_both{
       {[](auto& d) { d.x.data.rank = 0; }, "argument 'x': expected at least 1 dimension"},
@@ -201,15 +191,12 @@ TEST(GemmWeightOnlyArgumentsTest, AWorkspaceIsAsLargeAsIsSaid) {
   const ScaledMatrix w(300, 1024, {.granularity = Granularity::kTensor});
   const Matrix x(DType::kBFloat16, 20, 1024);
   std::vector<float> out(20 * 300), workspace(2 * 20 * 300);
-  test::refusing<GemmWeightOnlyArguments>([&](auto&& spoil) {
-    GemmWeightOnlyArguments arguments{
-        .x = {x.view()},
-        .w = w.view(),
-        .out = matrix(out.data(), DType::kFloat32, 20, 300),
-        .workspace = vector(workspace.data(), DType::kFloat32, std::ssize(workspace))};
-    spoil(arguments);
-    return error_of([&] { gemm_weight_only(arguments); });
-  })({
+  const GemmWeightOnlyArguments arguments{
+      .x = {x.view()},
+      .w = w.view(),
+      .out = matrix(out.data(), DType::kFloat32, 20, 300),
+      .workspace = vector(workspace.data(), DType::kFloat32, std::ssize(workspace))};
+  test::refused([](auto& given) { gemm_weight_only(given); }, arguments)({
       {[](auto& d) { d.workspace->shape[0] = 300; },
        "gemm_weight_only: argument 'workspace': expected shape [12000], got [300]"},
       {[](auto& d) { d.workspace->dtype = DType::kFloat16; },
@@ -226,12 +213,9 @@ TEST(GemmWeightOnlyGradientArgumentsTest, EachErrorNamesItsArgument) {
   const Matrix gradient(DType::kFloat16, 5, 300);
   Matrix out(DType::kFloat32, 5, 256);
   float sum = 0;
-  test::refusing<GemmWeightOnlyGradientArguments>([&](auto&& spoil) {
-    GemmWeightOnlyGradientArguments arguments{
-        .gradient = gradient.view(), .w = w.view(), .out = out.view()};
-    spoil(arguments);
-    return error_of([&] { gemm_weight_only_gradient(arguments); });
-  })({
+  const GemmWeightOnlyGradientArguments arguments{
+      .gradient = gradient.view(), .w = w.view(), .out = out.view()};
+  test::refused([](auto& given) { gemm_weight_only_gradient(given); }, arguments)({
       {[](auto& d) { d.w.scale.data = nullptr; }, "argument 'w.scale': expected data"},
       {[](auto& d) { d.out.data = writable(d.gradient); },
        "argument 'out': expected memory of its own, apart from 'gradient'"},
@@ -245,16 +229,13 @@ TEST(DotArgumentsTest, EachErrorNamesItsArgument) {
   const std::vector<std::uint8_t> codes(300, 0x38);
   EXPECT_EQ(dot_workspace_size(0), 0);
   EXPECT_EQ(dot_workspace_size(8193), 2);
-  test::refusing<DotArguments>([&](auto&& spoil) {
-    DotArguments given{.a = {.data = vector(a.data(), DType::kFloat32, 300)},
-                       .b = {.data = matrix(codes.data(), DType::kE4M3, 1, 300),
-                             .scale = matrix(scales.data(), DType::kFloat32, 1, 3),
-                             .granularity = Granularity::kBlock1x128},
-                       .out = vector(out.data(), DType::kFloat32, 1),
-                       .workspace = vector(workspace.data(), DType::kFloat32, 1)};
-    spoil(given);
-    return error_of([&] { dot(given); });
-  })({
+  const DotArguments valid{.a = {.data = vector(a.data(), DType::kFloat32, 300)},
+                           .b = {.data = matrix(codes.data(), DType::kE4M3, 1, 300),
+                                 .scale = matrix(scales.data(), DType::kFloat32, 1, 3),
+                                 .granularity = Granularity::kBlock1x128},
+                           .out = vector(out.data(), DType::kFloat32, 1),
+                           .workspace = vector(workspace.data(), DType::kFloat32, 1)};
+  test::refused([](auto& given) { dot(given); }, valid)({
       // The scale is that of a matrix of one row, which may be a vector where the codes are.
       {[&](auto& d) { d.b.scale = vector(scales.data(), DType::kFloat32, 3); },
        "'b.scale': expected shape [1, 3]"},

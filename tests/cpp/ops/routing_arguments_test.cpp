@@ -4,12 +4,11 @@
 
 #include "support/matrix.h"
 #include "support/refusals.h"
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold {
 namespace {
-
-using test::error_of;
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
 
@@ -29,13 +28,10 @@ MutableTensorView floats_of(Floats& values, std::int64_t rows) {
 TEST(TopKArgumentsTest, EachErrorNamesItsArgument) {
   Floats logits(2 * 8, 1.0f), weights(2 * 3);
   Index ids(2 * 3);
-  test::refusing<TopKArguments, TopKOptions>([&](auto&& spoil) {
-    TopKArguments arguments{
-        .logits = floats_of(logits, 2), .ids = index_of(ids, 2), .weights = floats_of(weights, 2)};
-    TopKOptions options{.scoring = Scoring::kSigmoid, .groups = 2};
-    spoil(arguments, options);
-    return error_of([&] { top_k(arguments, options); });
-  })({
+  const TopKArguments arguments{
+      .logits = floats_of(logits, 2), .ids = index_of(ids, 2), .weights = floats_of(weights, 2)};
+  const TopKOptions options{.scoring = Scoring::kSigmoid, .groups = 2};
+  test::refused([](auto& given, auto& out) { top_k(given, out); }, arguments, options)({
       {[](auto&, auto& o) { o.scoring = static_cast<Scoring>(5); },
        "'scoring': expected a Scoring, got 5"},
       {[](auto&, auto& o) { o.groups = 0; }, "'groups'"},
@@ -55,14 +51,11 @@ TEST(TopKArgumentsTest, EachErrorNamesItsArgument) {
        "'ids': expected a tensor on cpu, got one on cuda:0"},
   });
   Floats gradient(weights.size(), 1.0f), result(logits.size());
-  test::refusing<TopKGradientArguments>([&](auto&& spoil) {
-    TopKGradientArguments arguments{.gradient = floats_of(gradient, 2),
-                                    .logits = floats_of(logits, 2),
-                                    .ids = index_of(ids, 2),
-                                    .logits_gradient = floats_of(result, 2)};
-    spoil(arguments);
-    return error_of([&] { top_k_gradient(arguments); });
-  })({
+  const TopKGradientArguments of_gradient{.gradient = floats_of(gradient, 2),
+                                          .logits = floats_of(logits, 2),
+                                          .ids = index_of(ids, 2),
+                                          .logits_gradient = floats_of(result, 2)};
+  test::refused([](auto& given) { top_k_gradient(given); }, of_gradient)({
       {[](auto& a) { a.logits_gradient.dtype = DType::kBFloat16; },
        "'logits_gradient': expected dtype float32, got bfloat16"},
       {[](auto& a) { a.logits_gradient.data = const_cast<void*>(a.logits.data); },
@@ -73,16 +66,14 @@ TEST(TopKArgumentsTest, EachErrorNamesItsArgument) {
 TEST(SortArgumentsTest, EachErrorNamesItsArgument) {
   Index ids{3, 0, -1, 0, 3, 1}, offsets(5), sources(6), positions(6);
   Index workspace(as_size(sort_workspace_size(6, 4)));
-  test::refusing<std::int64_t, SortedSlots>([&](auto&& spoil) {
-    std::int64_t experts = 4;
-    SortedSlots out{.offsets = index_of(offsets),
-                    .sources = index_of(sources),
-                    .positions = index_of(positions, 2),
-                    .workspace = index_of(workspace)};
-    ids[3] = 0;
-    spoil(experts, out);
-    return error_of([&] { sort_by_expert(index_of(ids, 2), experts, out); });
-  })({
+  const SortedSlots valid{.offsets = index_of(offsets),
+                          .sources = index_of(sources),
+                          .positions = index_of(positions, 2),
+                          .workspace = index_of(workspace)};
+  const auto sort = [&](auto experts, auto& out) {
+    sort_by_expert(index_of(ids, 2), experts, out);
+  };
+  test::refused(sort, std::int64_t{4}, valid)({
       {[](auto& experts, auto&) { experts = -1; },
        "'experts': expected a number of at least 0, below 2^31 - 1, got -1"},
       {[](auto& experts, auto&) { experts = 5; }, "'offsets': expected shape [6], got [5]"},
@@ -99,14 +90,11 @@ TEST(SortArgumentsTest, EachErrorNamesItsArgument) {
 TEST(CombineArgumentsTest, EachErrorNamesItsArgument) {
   Floats y{1, 2, 3, 4, 5, 6}, weights{2, 10, 1, 3}, out{100, 200, 300, 400};
   Index positions{2, 0, -1, 1};
-  test::refusing<CombineArguments>([&](auto&& spoil) {
-    CombineArguments arguments{.y = floats_of(y, 3),
-                               .positions = TensorView(index_of(positions, 2)),
-                               .weights = floats_of(weights, 2),
-                               .out = floats_of(out, 2)};
-    spoil(arguments);
-    return error_of([&] { combine(arguments); });
-  })({
+  const CombineArguments arguments{.y = floats_of(y, 3),
+                                   .positions = TensorView(index_of(positions, 2)),
+                                   .weights = floats_of(weights, 2),
+                                   .out = floats_of(out, 2)};
+  test::refused([](auto& given) { combine(given); }, arguments)({
       {[](auto& a) { a.y.shape[1] = 1; }, "'y': expected shape [3, 2], got [3, 1]"},
       {[&](auto& a) { a.c = TensorView(matrix(y.data(), DType::kBFloat16, 2, 2)); },
        "'c': expected dtype float32, got bfloat16"},
@@ -118,15 +106,11 @@ TEST(CombineArgumentsTest, EachErrorNamesItsArgument) {
        "'out': expected memory of its own, apart from 'c'"},
   });
   Floats gradient{1, 10, 100, 1000}, result(4);
-  test::refusing<CombineGradientArguments>([&](auto&& spoil) {
-    CombineGradientArguments arguments{.gradient = floats_of(gradient, 2),
-                                       .y = floats_of(y, 3),
-                                       .positions = TensorView(index_of(positions, 2)),
-                                       .weights_gradient = floats_of(result, 2)};
-    positions[0] = 2;
-    spoil(arguments);
-    return error_of([&] { combine_gradient(arguments); });
-  })({
+  const CombineGradientArguments of_gradient{.gradient = floats_of(gradient, 2),
+                                             .y = floats_of(y, 3),
+                                             .positions = TensorView(index_of(positions, 2)),
+                                             .weights_gradient = floats_of(result, 2)};
+  test::refused([](auto& given) { combine_gradient(given); }, of_gradient)({
       {[](auto& a) { a.gradient.shape[0] = 1; }, "'gradient': expected shape [2, 2], got [1, 2]"},
       {[](auto& a) { a.weights_gradient.dtype = DType::kBFloat16; },
        "'weights_gradient': expected dtype float32, got bfloat16"},
@@ -134,22 +118,17 @@ TEST(CombineArgumentsTest, EachErrorNamesItsArgument) {
        "combine_gradient: argument 'positions': expected numbers from -1 to 2, got -2 at [0, 0]"},
   });
   Floats x{2, -1, 1, 3, 0, 2};
-  test::refusing<ActivationDotsArguments>([&](auto&& spoil) {
-    ActivationDotsArguments arguments{.gradient = floats_of(y, 3),
-                                      .x = floats_of(x, 3),
-                                      .positions = TensorView(index_of(positions, 2)),
-                                      .activation = Activation::kReluSquared,
-                                      .dots = floats_of(result, 2)};
-    positions[0] = 2;
-    spoil(arguments);
-    return error_of([&] { activation_dots(arguments); });
-  })({
+  const ActivationDotsArguments of_dots{.gradient = floats_of(y, 3),
+                                        .x = floats_of(x, 3),
+                                        .positions = TensorView(index_of(positions, 2)),
+                                        .activation = Activation::kReluSquared,
+                                        .dots = floats_of(result, 2)};
+  positions[0] = 2;
+  test::refused([](auto& given) { activation_dots(given); }, of_dots)({
       {[](auto& a) { a.x.shape[0] = 2; }, "'x': expected shape [3, 2], got [2, 2]"},
       {[](auto& a) { a.x.dtype = DType::kBFloat16; }, "'x': expected dtype float32, got bfloat16"},
       {[](auto& a) { a.dots.shape[1] = 1; }, "'dots': expected shape [2, 2], got [2, 1]"},
       {[](auto& a) { a.activation = static_cast<Activation>(99); }, "'activation'"},
-      {[&](auto&) { positions[0] = 3; },
-       "activation_dots: argument 'positions': expected numbers from -1 to 2, got 3 at [0, 0]"},
       {[&](auto& a) { a.c = TensorView(floats_of(x, 3)); },
        "'c': expected shape [2, 2], got [3, 2]"},
       {[&](auto& a) {
@@ -157,23 +136,21 @@ TEST(CombineArgumentsTest, EachErrorNamesItsArgument) {
          a.c->strides[0] = 1;
        },
        "'dots': expected memory of its own, apart from 'c'"},
+      {[&](auto&) { positions[0] = 3; },
+       "activation_dots: argument 'positions': expected numbers from -1 to 2, got 3 at [0, 0]"},
   });
 }
 
 TEST(ExpertSumsArgumentsTest, EachErrorNamesItsArgument) {
   Index offsets{0, 1, 4}, sources{3, 0, 1, 2};
   Floats by_rows(4 * 2), inputs(4 * 4), weights(2 * 2), sums(2 * 4);
-  test::refusing<ExpertSumsArguments>([&](auto&& spoil) {
-    ExpertSumsArguments arguments{.gradient = floats_of(by_rows, 4),
-                                  .x = TensorView(floats_of(inputs, 4)),
-                                  .offsets = index_of(offsets),
-                                  .sources = index_of(sources),
-                                  .weights = floats_of(weights, 2),
-                                  .sums = floats_of(sums, 2)};
-    offsets[1] = 1, sources[2] = 1;
-    spoil(arguments);
-    return error_of([&] { expert_sums(arguments); });
-  })({
+  const ExpertSumsArguments arguments{.gradient = floats_of(by_rows, 4),
+                                      .x = TensorView(floats_of(inputs, 4)),
+                                      .offsets = index_of(offsets),
+                                      .sources = index_of(sources),
+                                      .weights = floats_of(weights, 2),
+                                      .sums = floats_of(sums, 2)};
+  test::refused([](auto& given) { expert_sums(given); }, arguments)({
       {[](auto& a) { a.x->shape[1] = 2; }, "'x': expected shape [4, 4], got [4, 2]"},
       {[](auto& a) { a.x->dtype = DType::kBFloat16; }, "'x': expected dtype float32, got bfloat16"},
       {[](auto& a) { a.x.reset(); }, "'gradient': expected shape [2, 2], got [4, 2]"},
@@ -187,7 +164,7 @@ TEST(ExpertSumsArgumentsTest, EachErrorNamesItsArgument) {
        "'sums': expected memory of its own, apart from 'x'"},
       {[](auto& a) { a.weights.device = kGpu; }, "expected a tensor on cuda:0, got one on cpu"},
       {[&](auto&) { offsets[1] = 5; }, "'offsets'"},
-      {[&](auto&) { sources[2] = 4; },
+      {[&](auto&) { offsets[1] = 1, sources[2] = 4; },
        "expert_sums: argument 'sources': expected numbers from -1 to 3, got 4 at [0, 2]"},
   });
 }
@@ -212,14 +189,11 @@ TEST(ExpertSumsTest, OfGradientsByTokensAndByRows) {
 
 TEST(RotaryArgumentsTest, EachErrorNamesItsArgument) {
   Floats x{1, 2, 3, 4, 5, 6, 7, 8}, cos{2, 3, 5, 7}, sin{11, 13, 17, 19}, y(9);
-  test::refusing<RotaryArguments, MutableTensorView>([&](auto&& spoil) {
-    RotaryArguments given{.x = {x.data(), DType::kFloat32, 3, {1, 2, 4}, {8, 4, 1}},
-                          .cos = floats_of(cos, 1),
-                          .sin = floats_of(sin, 1)};
-    MutableTensorView out{y.data(), DType::kFloat32, 3, {1, 2, 4}, {8, 4, 1}};
-    spoil(given, out);
-    return error_of([&] { rotary(given, out); });
-  })({
+  const RotaryArguments valid{.x = test::tensor(x.data(), DType::kFloat32, {1, 2, 4}),
+                              .cos = floats_of(cos, 1),
+                              .sin = floats_of(sin, 1)};
+  test::refused([](auto& given, auto& out) { rotary(given, out); }, valid,
+                test::tensor(y.data(), DType::kFloat32, {1, 2, 4}))({
       {[](auto& a, auto&) { a.x.rank = 2; },
        "rotary: argument 'x': expected [tokens, heads, head_dim] or [batch"},
       {[](auto& a, auto&) { a.x.data = nullptr; }, "'x'"},
@@ -239,11 +213,8 @@ TEST(RotaryArgumentsTest, EachErrorNamesItsArgument) {
 // Python's views are its own code.
 TEST(WordsArgumentsTest, EachErrorNamesItsArgument) {
   alignas(4) std::array<std::uint8_t, 96> memory{};
-  test::refusing<MutableTensorView>([&](auto&& spoil) {
-    MutableTensorView numbers = matrix(memory.data(), DType::kE4M3, 2, 8, 12);
-    spoil(numbers);
-    return error_of([&] { as_words(numbers); });
-  })({
+  test::refused([](auto& numbers) { as_words(numbers); },
+                matrix(memory.data(), DType::kE4M3, 2, 8, 12))({
       {[](auto& x) { x.shape[1] = 6; },
        "as_words: argument 'numbers': expected a last dimension that is a multiple of 4, the e4m3 "
        "numbers of a word, got e4m3 [2, 6]"},
@@ -268,12 +239,8 @@ TEST(WordsArgumentsTest, EachErrorNamesItsArgument) {
     const MutableTensorView floats = vector(memory.data(), DType::kFloat32, 3);
     EXPECT_EQ(from_words(floats, format).shape[0], 3 * each);
   }
-  test::refusing<MutableTensorView, DType>([&](auto&& spoil) {
-    MutableTensorView words = vector(memory.data(), DType::kInt32, 3);
-    DType format = DType::kE4M3;
-    spoil(words, format);
-    return error_of([&] { from_words(words, format); });
-  })({
+  test::refused([](auto& words, auto& format) { from_words(words, format); },
+                vector(memory.data(), DType::kInt32, 3), DType::kE4M3)({
       {[](auto& words, auto&) { words.dtype = DType::kFloat16; },
        "from_words: argument 'words': expected dtype int32 or float32"},
       {[](auto&, auto& format) { format = DType::kBFloat16; },
@@ -284,12 +251,9 @@ TEST(WordsArgumentsTest, EachErrorNamesItsArgument) {
 
 TEST(TransposeArgumentsTest, EachErrorNamesItsArgument) {
   std::vector<std::uint8_t> codes(6 * 9), transposed(54);
-  test::refusing<TensorView, MutableTensorView>([&](auto&& spoil) {
-    TensorView x = matrix<const void>(codes.data(), DType::kE4M3, 6, 9);
-    MutableTensorView out = matrix<void>(transposed.data(), DType::kE4M3, 9, 6);
-    spoil(x, out);
-    return error_of([&] { transpose(x, out); });
-  })({
+  test::refused([](auto& x, auto& out) { transpose(x, out); },
+                matrix<const void>(codes.data(), DType::kE4M3, 6, 9),
+                matrix<void>(transposed.data(), DType::kE4M3, 9, 6))({
       {[](auto& x, auto&) { x.dtype = DType::kFloat16; },
        "transpose: argument 'x': expected dtype e4m3 or e5m2"},
       {[](auto& x, auto&) { x = vector(x.data, DType::kE4M3, 5); },

@@ -8,7 +8,6 @@ namespace octofold::plan {
 namespace {
 
 using config::OperandLoad;
-using config::OutputStore;
 using config::Sm90GemmConfig;
 using config::Work;
 

@@ -173,14 +173,6 @@ TEST(ProductPlanTest, BatchInvariantProductsLeaveKWhole) {
   EXPECT_GT(split, 10);
 }
 
-TEST(ProductPlanTest, AnUnknownCandidateIsToldWhichThereAre) {
-  EXPECT_THAT(
-      test::error_of([] { test::sm90_plan({.product = {.m = 16, .n = 16, .k = 16}}, "1x1"); },
-                     ErrorCode::kInvalidArgument),
-      AllOf(HasSubstr("64x16.swapped.w1.c1x1x2.b3"), HasSubstr("192x128.w3.c1x2x1.b1.ordered"),
-            HasSubstr("got 1x1")));
-}
-
 // Only where everything goes by TMA, in FP32.
 TEST(ProductPlanTest, CandidatesStoreOntoCWhereTmaCanBringIt) {
   const auto onto_c = [](auto&& spoil) {

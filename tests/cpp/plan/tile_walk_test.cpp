@@ -245,12 +245,14 @@ TEST(RowGroupWalkTest, MaskedGroupsHaveTheirFirstRows) {
   }
 }
 
+const std::vector<std::vector<int>> kHostile = {
+    {0, 100, 50, 200},
+    {-5, 7, 300, std::numeric_limits<int>::max()},
+    {std::numeric_limits<int>::max(), 0, std::numeric_limits<int>::min(), 5},
+    {300, 200, 100, 0}};
+
 TEST(RowGroupWalkTest, HostileOffsetsStayWithinTheRows) {
-  for (const std::vector<int>& offsets : std::vector<std::vector<int>>{
-           {0, 100, 50, 200},
-           {-5, 7, 300, std::numeric_limits<int>::max()},
-           {std::numeric_limits<int>::max(), 0, std::numeric_limits<int>::min(), 5},
-           {300, 200, 100, 0}}) {
+  for (const std::vector<int>& offsets : kHostile) {
     const WorkParams work{
         .rows = 150, .columns = 72, .depth = 128, .groups = 3, .numbers = offsets.data()};
     owners<with(kAlone, Work::kGroupedRows)>(work, 5, 150, 72, 72);
@@ -306,10 +308,7 @@ TEST(DepthGroupWalkTest, EachGroupHasItsOwnDAndItsOwnK) {
 }
 
 TEST(DepthGroupWalkTest, HostileOffsetsStayWithinTheColumns) {
-  for (const std::vector<int>& offsets : std::vector<std::vector<int>>{
-           {0, 100, 50, 200},
-           {-5, 7, 300, std::numeric_limits<int>::max()},
-           {std::numeric_limits<int>::max(), 0, std::numeric_limits<int>::min(), 5}}) {
+  for (const std::vector<int>& offsets : kHostile) {
     for (int i = 0; i < 6; ++i) {
       const auto layout = static_cast<GroupLayout>(i / 3);
       const int columns = 128 * blocks_before_group(layout, 200, 3);

@@ -12,6 +12,7 @@
 #include "kernels/attention/few_queries.h"
 #include "kernels/attention/many_queries.h"
 #include "kernels/attention/wide_heads.h"
+#include "support/shaped.h"
 #include "support/test.h"
 
 namespace octofold::test {
@@ -55,27 +56,26 @@ unsigned encode(float value) {
   return cpu::BFloat16::encode(value, Overflow::kNan);
 }
 
+// Two sequences in pages, with scales of keys that blocks share.
+inline AttentionCase in_pages() {
+  return {.queries = {20, 40},
+          .keys = {300, 40},
+          .packed_queries = true,
+          .heads = 2,
+          .key_heads = 1,
+          .window_left = 150,
+          .window_right = 2,
+          .k_scale = ScaleKind::kKeys,
+          .v_scale = ScaleKind::kKeys,
+          .splits = 2};
+}
+
 // The code of a query's largest magnitude where its scores are products of e4m3 codes: the nearest
 // e4m3 number of 16 steps to the octave's, at most 448 (octofold/attention.h).
 inline float fp8_query_code(float largest) {
   int exponent;  // of numbers from 1/2 on
   const float code = std::floor(std::frexp(largest, &exponent) * 16 + 0.5f) * 32;
   return code > 448 ? code / 2 : code;
-}
-
-// A contiguous tensor of this shape.
-inline TensorView tensor(const void* data, DType type, const std::vector<std::int64_t>& shape) {
-  TensorView view{data, type, static_cast<std::int32_t>(shape.size()), {}, {}};
-  std::int64_t stride = 1;
-  for (std::size_t i = shape.size(); i-- > 0; stride *= shape[i]) {
-    view.shape[i] = shape[i];
-    view.strides[i] = stride;
-  }
-  return view;
-}
-inline MutableTensorView tensor(void* data, DType type, const std::vector<std::int64_t>& shape) {
-  const TensorView view = tensor(static_cast<const void*>(data), type, shape);
-  return {data, type, view.rank, view.shape, view.strides};
 }
 
 // Keys or values.
@@ -189,13 +189,11 @@ class Attention {
         .q = tensor(std::as_const(q_).data(), kForm.q, of_queries({heads, kForm.head_size})),
         .k = k_->view(key_shape_, scale_shape_),
         .v = v_->view(key_shape_, scale_shape_),
-        .out =
-            tensor(static_cast<void*>(out_.data()), kForm.q, of_queries({heads, kForm.value_size})),
+        .out = tensor(out_.data(), kForm.q, of_queries({heads, kForm.value_size})),
         .workspace = vector(partials_.data(), DType::kFloat32, std::ssize(partials_))};
     if (kForm.shared_latent) arguments.v.data.data = nullptr;  // not read
     // [batch, heads, queries], of all heads of a query one after another.
-    MutableTensorView sums =
-        tensor(static_cast<void*>(log_sum_exp_.data()), DType::kFloat32, of_queries({heads}));
+    MutableTensorView sums = tensor(log_sum_exp_.data(), DType::kFloat32, of_queries({heads}));
     const std::size_t at = given_.packed_queries ? 0 : 1;
     std::swap(sums.shape[at], sums.shape[at + 1]);
     std::swap(sums.strides[at], sums.strides[at + 1]);

@@ -164,6 +164,30 @@ void launch(const CastParams& params) {
                [&] { RowCast<kConfig>(params, shared).run(); });
 }
 
+// Tiles of rows that no vector can access.
+constexpr TileCastConfig unaligned(TileCastConfig tiles) {
+  tiles.vector_loads = tiles.vector_stores = false;
+  return tiles;
+}
+
+// The kernels of a cast by steps, for scales that no tile finds: they are cleared, found by tiles,
+// and finished behind the codes.
+constexpr ScaleStepConfig scale_step(const TileCastConfig& tiles, ScaleStep step) {
+  const bool of_groups = tiles.grouped && tiles.to_rows;
+  return {.format = tiles.format,
+          .step = step,
+          .to_rows = tiles.to_rows,
+          .to_transposed = tiles.to_transposed,
+          .grouped = of_groups,
+          .gathered = of_groups && tiles.source.kind == config::SourceKind::kGathered,
+          .stacked = tiles.stacked,
+          .skips_unused = tiles.skips_unused};
+}
+constexpr TileCastConfig in_phase(TileCastConfig tiles, CastPhase phase) {
+  tiles.phase = phase;
+  return tiles;
+}
+
 // Random values in rows that lie apart, each column with a magnitude of its own.
 inline Matrix random_values(DType in, std::int64_t rows, std::int64_t cols) {
   test::Random random;

@@ -2,17 +2,9 @@
 // layers compute is tested from Python: its bits are recorded in tests/cases/layer_bits.json.
 #pragma once
 
-#include <algorithm>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <initializer_list>
-#include <map>
-#include <span>
-#include <string>
-#include <vector>
-
+#include "octofold/cast.h"
 #include "octofold/linear.h"
+#include "octofold/scaled_matrix.h"
 
 #include "support/matrix.h"
 #include "support/test.h"
@@ -33,6 +25,17 @@ inline const LinearRecipe kTensorwise{
     .grad_input = {.a = with(Granularity::kTensor, DType::kE5M2), .b = with(Granularity::kTensor)},
     .grad_weight = {.a = with(Granularity::kTensor, DType::kE5M2),
                     .b = with(Granularity::kTensor)}};
+
+// A weight's casts, of which forward reads the rows and backward the transpose.
+struct WeightCasts {
+  ScaledMatrix rows, transposed;
+  WeightCasts(const Matrix& weight, const LinearRecipe& recipe)
+      : rows(weight.rows(), weight.cols(), recipe.output.b),
+        transposed(weight.cols(), weight.rows(), recipe.grad_input.b) {
+    cast(weight.view(), {.rows = rows.target()});
+    cast(weight.view(), {.transposed = transposed.target()});
+  }
+};
 
 // Bytes of just that size, behind and before which none may be written.
 class Bytes {

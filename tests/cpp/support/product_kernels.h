@@ -1,4 +1,4 @@
-// The kernels of products and of attention, with all that decides the shape of their code, and how
+// The kernels of products, with all that decides the shape of their code, and how
 // many products of tensor cores they have.
 #pragma once
 
@@ -10,12 +10,8 @@ namespace octofold::test::products {
 
 using config::MmaGemmConfig;
 using config::Sm90GemmConfig;
-using config::Sm90WeightOnlyConfig;
-using config::WeightOnlyConfig;
 using config::Work;
-using plan::AttentionProblem;
 using plan::GemmProblem;
-using plan::WeightOnlyProblem;
 using testing::Ge;
 using testing::Le;
 using enum DType;

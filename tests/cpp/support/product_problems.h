@@ -5,6 +5,7 @@
 #include "kernels/shared/tile_schedule.h"
 #include "kernels/sm90/config/checks.h"
 #include "plan/product.h"
+#include "support/refusals.h"
 #include "support/test.h"
 
 namespace octofold::test {
@@ -173,25 +174,16 @@ std::vector<CandidateOf<Config>> candidates_as(const plan::GemmProblem& problem,
   return candidates;
 }
 
-/// Says why a configuration is invalid once spoil() has changed it; empty if it is valid.
+/// A check of a table: why a configuration that is valid is none once a row has spoiled it.
 template <typename Config>
-class Spoiled {
- public:
-  explicit Spoiled(const Config& valid) : valid_(valid) {
-    EXPECT_EQ(valid.invalid_reason(), nullptr);
-  }
-
-  template <typename Spoil>
-  std::string operator()(Spoil&& spoil) const {
-    Config config = valid_;
+auto refused_config(const Config& valid) {
+  return refusing<Config>([=](auto&& spoil) {
+    Config config = valid;
     spoil(config);
     const char* found = config.invalid_reason();
-    return found == nullptr ? "" : found;
-  }
-
- private:
-  Config valid_;
-};
+    return std::string(found == nullptr ? "" : found);
+  });
+}
 
 using Sm90Candidate = CandidateOf<config::Sm90GemmConfig>;
 

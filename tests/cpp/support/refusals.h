@@ -29,6 +29,16 @@ auto refusing(auto error) {
   };
 }
 
+/// The same of a call with arguments that are `valid`, which each row has a copy of.
+template <typename... Given>
+auto refused(auto call, const Given&... valid) {
+  return refusing<Given...>([=](auto&& spoil) {
+    std::tuple<Given...> given{valid...};
+    std::apply(spoil, given);
+    return error_of([&] { std::apply(call, given); });
+  });
+}
+
 /// The same targets, cast by the rule, power_of_two and overflow of `format`.
 inline CastTargets by(const octofold::Format& format, CastTargets targets) {
   for (auto* target : {&targets.rows, &targets.transposed}) {
