@@ -103,7 +103,8 @@ class Orders(RuleBasedStateMachine):
             loaded = models.load(new_model(), f"{folder}/kept")
         for layer in (0, 2):
             codes = octofold.quantize(self.truth[layer], granularity)
-            assert torch.equal(loaded[layer].weight.view(torch.uint8), codes.data.view(torch.uint8))
+            kept = loaded[layer].weight.codes
+            assert torch.equal(kept.view(torch.uint8), codes.data.view(torch.uint8))
 
     def results(self, x):
         y = self.model(x)
