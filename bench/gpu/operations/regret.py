@@ -11,6 +11,7 @@ L2.
 import collections
 import random
 import statistics
+from collections.abc import Sequence
 
 import octofold
 from common.measure import QUICK
@@ -34,18 +35,14 @@ class Draw:
         drawn = least * (most / least) ** self.numbers.random()
         return max(round(drawn / multiple), 1) * multiple
 
-    def columns_and_depth(self) -> tuple[int, int]:
-        multiple = self.numbers.choice((128, 128, 128, 16))
-        return self.size(512, 16384, multiple), self.size(256, 16384, multiple)
-
     def scales(self) -> str:
         a, b = self.numbers.choice(PAIRS)
         return f"a e4m3 {a}, b e4m3 {b}"
 
 
-def dense(draw: Draw, rows: tuple[int, int], *, is_gated: bool = False) -> str:
-    n, k = draw.columns_and_depth()
-    n = round(n / 128) * 128 if is_gated else n
+def dense(draw: Draw, rows: tuple[int, int], multiples: Sequence[int] = (128, 128, 128, 16)) -> str:
+    multiple = draw.numbers.choice(multiples)
+    n, k = draw.size(512, 16384, multiple), draw.size(256, 16384, multiple)
     return f"m {draw.size(*rows)}, n {n}, k {k}"
 
 
@@ -75,7 +72,7 @@ KINDS = {
     "rows": lambda draw: f"grouped_gemm: {in_groups(draw, 4096)}",
     "masked": lambda draw: f"grouped_gemm: {in_groups(draw, 1024, 'masked')}",
     "depth": lambda draw: f"grouped_gemm: {depth(draw)}",
-    "gated": lambda draw: f"gated_gemm: {dense(draw, (1, 16384), is_gated=True)}",
+    "gated": lambda draw: f"gated_gemm: {dense(draw, (1, 16384), (128,))}",
     "gated_rows": lambda draw: f"gated_gemm: {in_groups(draw, 4096)}",
     "weights": lambda draw: f"gemm_weight_only: {dense(draw, (1, 4096))}",
     "weights_rows": lambda draw: f"grouped_gemm_weight_only: {in_groups(draw, 512)}",
@@ -104,7 +101,7 @@ def cases(run):
     for _ in range(run.options.count):
         for kind, draw in draws.items():
             problem = KINDS[kind](draw)
-            while operations_of(problem) > (MOST_OPERATIONS if run.on_gpu else 1e7):
+            while operations_of(problem) > MOST_OPERATIONS:
                 problem = KINDS[kind](draw)
             yield kind, tuning.complete(problem)
 
