@@ -23,6 +23,8 @@ else:
 # These folders are about torch's layers and models, and hold FP8 in torch's tensors.
 OF_TORCH = ["checkpoints", "distributed", "models", "nn"]
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else OF_TORCH
+if not (importlib.util.find_spec("jax") and importlib.util.find_spec("jax_tvm_ffi")):
+    collect_ignore_glob.append("test_jax*.py")
 
 
 def pytest_generate_tests(metafunc):

@@ -187,7 +187,7 @@ def masked_experts(
         raise invalid_argument(name, "packed_recv_x", expected, list(x.shape))
     with torch.no_grad():
         first, second = (
-            layer_of_experts(w, None).with_casts(recipe, False).rows for w in (w13, w2)
+            layer_of_experts(w, None).with_casts(recipe, False).rows() for w in (w13, w2)
         )
         rows = x if isinstance(x, ScaledTensor) else cast(x, rows=output.a).rows
         groups = Masked(packed_recv_count, expected_rows)

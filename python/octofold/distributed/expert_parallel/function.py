@@ -59,7 +59,7 @@ class Inputs(NamedTuple):
     @property
     def experts(self) -> int:
         """How many this rank has."""
-        return self.layers[0].shape[0]
+        return self.layers[0].shape()[0]
 
 
 def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
@@ -289,6 +289,6 @@ def _total(parts: tuple[OfLayer, ...], target: GradientTargets) -> OfLayer:
     for _, other in parts[1:]:
         bias = bias if other is None or bias is None else bias + other
     return (
-        None if weight is None else weight.to(target.dtype),
+        None if weight is None else weight.to(target.dtype()),
         None if bias is None else bias.to(target.bias_dtype),
     )

@@ -77,34 +77,34 @@ def compute_experts(
     assert rows is not None
     h: ScaledTensor | None
     gate_up = h_transposed = None
-    keeps_gate_up = needs.gate_up or needs.second
-    if not keeps_gate_up and gated_in_one(recipe, activation, first.rows, first.bias, dtype):
+    keeps_gate_up = needs.gate_up() or needs.second
+    if not keeps_gate_up and gated_in_one(recipe, activation, first.rows(), first.bias, dtype):
         h = gated_gemm(
             rows,
-            first.rows,
+            first.rows(),
             Rows(offsets),
             activation=activation,
             format=output.a,
             batch_invariant=output.batch_invariant,
         )
     else:
-        gate_up = grouped_product(output, rows, first.rows, offsets, dtype, first.bias, output.a)
+        gate_up = grouped_product(output, rows, first.rows(), offsets, dtype, first.bias, output.a)
         of_h = grad_weight.b if needs.second else None
         h, h_transposed, *_ = cast_as_wanted(
             Activated(gate_up, activation), output.a, of_h, offsets=offsets
         )
-    y = grouped_product(output, h, second.rows, offsets, dtype, second.bias)
+    y = grouped_product(output, h, second.rows(), offsets, dtype, second.bias)
     bias = addable(second.bias, dtype) if needs.weights else None
     kept = Kept(
         routing,
         weights,
         ids if needs.second_bias or bias is not None else None,
-        gate_up if needs.gate_up else None,
+        gate_up if needs.gate_up() else None,
         codes if needs.first else None,
         x_transposed,
         h_transposed,
         TransposedWeight.of(first, needs.x),
-        TransposedWeight.of(second, needs.gate_up),
+        TransposedWeight.of(second, needs.gate_up()),
         bias,
     )
     return combine(y, routing.positions, weights, out_dtype=out_dtype or dtype), kept
@@ -147,7 +147,7 @@ def _weight_gradient(
     target: GradientTargets,
 ) -> Tensor:
     """[experts, out, in], of transposed casts; what it was added to, if to anything."""
-    product, c = recipe.grad_weight, target.added_to
+    product, c = recipe.grad_weight, target.added_to()
     assert product is not None
     assert of_gradient is not None
     assert of_input is not None
@@ -156,7 +156,7 @@ def _weight_gradient(
         of_input,
         Depth(offsets),
         c=c,
-        out_dtype=target.dtype if c is None else None,
+        out_dtype=target.dtype() if c is None else None,
         fast_accumulation=product.fast_accumulation,
         out=c,
     )
@@ -185,11 +185,11 @@ def expert_gradients(
     if needs.second_bias:
         assert kept.ids is not None
         d_second_bias = _expert_sums(values, kept.ids, weights, offsets).to(second.bias_dtype)
-    formats = gradient_formats(recipe, needs.gate_up, needs.second)
+    formats = gradient_formats(recipe, needs.gate_up(), needs.second)
     rows, transposed = _cast_tokens(codes, values, weights, routing, *formats)
     if needs.second:
         d_second = _weight_gradient(transposed, kept.h_transposed, offsets, recipe, second)
-    if needs.gate_up:
+    if needs.gate_up():
         assert kept.gate_up is not None
         weight = kept.second.made(recipe, offsets)
         dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)

@@ -95,14 +95,14 @@ def _compute(inputs: _Inputs, needs: Needs) -> tuple[Tensor, Tensor, _Kept]:
         return _leaving(x, rows, first, chain, dtype), x, kept
     (second,) = others
     assert recipe.output is not None
-    weight, output = first.rows, recipe.output
+    weight, output = first.rows(), recipe.output
     in_one = gated_in_one(recipe, chain.activation, weight, first.bias, dtype)
-    if needs.gate_up or needs.second or not in_one:
+    if needs.gate_up() or needs.second or not in_one:
         gate_up = output_product(rows, weight, first.bias, recipe, dtype)
         h, h_transposed, *_ = cast_as_wanted(Activated(gate_up, chain.activation), output.a, of_h)
         kept = kept._replace(h_transposed=h_transposed)
-        kept = kept._replace(second=TransposedWeight.of(second, needs.gate_up))
-        if needs.gate_up or (needs.second and is_high):
+        kept = kept._replace(second=TransposedWeight.of(second, needs.gate_up()))
+        if needs.gate_up() or (needs.second and is_high):
             kept = kept._replace(gate_up=as_it_waits(gate_up, recipe, chain.keep_fp8))
     else:
         assert rows is not None
@@ -131,7 +131,7 @@ def _leaving(
         bias = None if last.bias is None else last.bias.to(dtype)
         return torch.nn.functional.linear(x.to(dtype), joined(last.weights).to(dtype), bias)
     bias = last.bias if exit.adds_bias else None
-    y = output_product(rows, last.rows, bias, chain.recipe, exit.partial_dtype or dtype)
+    y = output_product(rows, last.rows(), bias, chain.recipe, exit.partial_dtype or dtype)
     return exit.reduce(y, dtype)
 
 
@@ -183,7 +183,7 @@ class _Chain(torch.autograd.Function):
         if chain.activation is None:
             wanted = needs.x, needs.first, needs.first_bias
         else:
-            wanted = needs.gate_up, needs.second, needs.second_bias
+            wanted = needs.gate_up(), needs.second, needs.second_bias
         casts = cast_gradient(dy, recipe, *wanted, boundary=exit)
         if (wanted[0] and recipe.grad_input is None) or (wanted[1] and recipe.grad_weight is None):
             dy = exit.gather(dy, dy.shape)
@@ -194,7 +194,7 @@ class _Chain(torch.autograd.Function):
                 d_second = last.gradients(dy, casts, h, kept.h_transposed, recipe)
             if needs.second_bias:
                 d_second_bias = bias_gradient(own, casts.sums, last.bias_dtype, exit)
-            if needs.gate_up:
+            if needs.gate_up():
                 dh = _input_gradient(dy, casts.rows, kept.second, recipe, dtype)
                 d, casts = _through_activation(dh, kept.gate_up, chain, needs)
         if needs.first:

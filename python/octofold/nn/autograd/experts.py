@@ -112,7 +112,7 @@ def run_experts(
 ) -> Tensor:
     """experts() of arguments that fit, computed as chosen_compute() gives. For HIGH_PRECISION the
     layers have no casts."""
-    is_vector, experts = x.dim() == 1, layers[0].shape[0]
+    is_vector, experts = x.dim() == 1, layers[0].shape()[0]
     if is_vector:
         x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
     if topk_ids.dtype != torch.int32:

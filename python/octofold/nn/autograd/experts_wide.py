@@ -18,7 +18,7 @@ def wide_experts(
     """[..., hidden] in this dtype, by torch's own grouped product: on some GPUs it waits for the
     sizes of the groups, so that no CUDA graph can hold it."""
     x, weights, ids = before.routed()
-    offsets, sources, positions = sort_by_expert(ids, layers[0].shape[0])
+    offsets, sources, positions = sort_by_expert(ids, layers[0].shape()[0])
     slots = positions.shape[-1]
     places = torch.arange(sources.shape[0], device=x.device, dtype=offsets.dtype)
     is_used = (places < offsets[-1]).unsqueeze(-1)
@@ -48,7 +48,7 @@ def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 def _weight_of(layer: Layer, dtype: torch.dtype) -> Tensor:
     if not layer.weights:
-        wide: Tensor = layer.rows.dequantize(dtype)
+        wide: Tensor = layer.rows().dequantize(dtype)
         return wide
     (weight,), (main_grad,) = layer.weights, layer.main_grads
     return to_main_grad(weight, main_grad, dtype)

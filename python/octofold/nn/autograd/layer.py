@@ -36,7 +36,6 @@ class Chain(NamedTuple):
     weight_only: torch.dtype | None = None
     """The 16-bit dtype of x, and of all rows, if experts have FP8 weights alone."""
 
-    @property
     def rows_dtype(self) -> str | None:
         """The name of weight_only."""
         return None if self.weight_only is None else NAMES[self.weight_only]
@@ -61,7 +60,6 @@ class Layer(NamedTuple):
     def needs_gradient(self) -> bool:
         return any(t is not None and t.requires_grad for t in self.parameters())
 
-    @property
     def rows(self) -> ScaledTensor:
         """The cast of the weights, where there is one."""
         assert self.casts is not None
@@ -81,23 +79,22 @@ class Layer(NamedTuple):
         """Weights and bias as a product to this dtype takes them: numbers, or codes and scales."""
         bias = addable(self.bias, dtype)
         if self.casts is not None:
-            return self.rows.data, self.rows.scale, bias
+            return self.rows().data, self.rows().scale, bias
         weights = self.weights
         weight = plain_weight(weights[0]) if len(weights) == 1 else joined(weights)
         return walkable(weight), None, bias
 
     def targets(self) -> GradientTargets:
         """The places that gradients go to."""
-        return GradientTargets.of(self.shape, self.weights, self.bias, self.main_grads)
+        return GradientTargets.of(self.shape(), self.weights, self.bias, self.main_grads)
 
-    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of all weights."""
         weights = self.weights
         if len(weights) == 1:
             return weights[0].shape
         if not weights:
-            return tuple(self.rows.shape)
+            return tuple(self.rows().shape)
         rows, *others = weights[0].shape
         return rows + sum(weight.shape[0] for weight in weights[1:]), *others
 
@@ -190,7 +187,7 @@ def transposed_weights(
     goes_back = wanted[0], any(wanted[:-2])
     if chain.weight_only is not None:
         return tuple(
-            TransposedWeight(layer.rows if is_read else None)
+            TransposedWeight(layer.rows() if is_read else None)
             for layer, is_read in zip(layers, goes_back, strict=True)
         )
     return tuple(map(TransposedWeight.of, layers, goes_back[: len(layers)]))
@@ -210,7 +207,6 @@ class Needs(NamedTuple):
     first_bias: bool = False
     second_bias: bool = False
 
-    @property
     def gate_up(self) -> bool:
         """True if backward goes through the activation."""
         return self.x or self.weights or self.first or self.first_bias

@@ -159,7 +159,7 @@ class _Call(NamedTuple):
         is_cast = layers[0].casts is not None
         wanted = "".join(["1" if each else "0" for each in self.made])
         types = NAMES[self.before.x.dtype], "" if chain.recipe.output is None else NAMES[self.dtype]
-        return LayerOptions(*of_chain, *biases, chain.rows_dtype, is_cast, wanted, *types)
+        return LayerOptions(*of_chain, *biases, chain.rows_dtype(), is_cast, wanted, *types)
 
 
 def _forward(call: _Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -211,17 +211,17 @@ def _passes_of(
 ) -> Passes:
     """The library's passes for these sizes."""
     (x, *_, ids), first, last = before, layers[0], layers[-1]
-    beside, shape = None, last.shape
+    beside, shape = None, last.shape()
     if chain.norm is not None or len(layers) == 2:
         kind, epsilon = chain.norm or (None, 0.0)
         hidden = shape[-1] if len(layers) == 2 else 0
         experts, slots = (0, 0) if ids is None else (shape[0], ids.shape[-1])
         steps = kind, epsilon, chain.activation
-        types = NAMES[x.dtype], NAMES[dtype], chain.rows_dtype
+        types = NAMES[x.dtype], NAMES[dtype], chain.rows_dtype()
         flags = chain.keep_fp8, first.bias is not None, last.bias is not None
         beside = Beside(hidden, experts, slots, *steps, *types, *flags)
     tokens = x.numel() // (x.shape[-1] or 1) if x.dim() else 1
-    sizes = tokens, first.shape[-1], shape[-2]
+    sizes = tokens, first.shape()[-1], shape[-2]
     return passes_of(*sizes, chain.recipe, made, first.casts is not None, x.device, beside)
 
 
@@ -362,7 +362,7 @@ def _gradient_dtypes(ctx: Any, is_routed: bool) -> list[torch.dtype | None]:
     dtypes = [*ctx.norm_dtypes, torch.float32 if is_routed and made[1] else None]
     of_layers = iter(made[len(made) - 2 * len(targets) :])
     for target in targets:
-        both = target.dtype, target.bias_dtype
+        both = target.dtype(), target.bias_dtype
         dtypes += [dtype if next(of_layers) else None for dtype in both]
     return dtypes
 
@@ -379,14 +379,15 @@ def _backward_at_once(ctx: Any, given: Sequence[Tensor | None]) -> _Gradients:
     for index, target in enumerate(ctx.targets):
         shapes += target.shape, target.shape[:-1]
         place = 3 + 2 * index
-        if target.added_to is not None and dtypes[place] is not None:
-            dtypes[place], adds[index], added[place] = None, True, target.added_to
+        main_grad = target.added_to()
+        if main_grad is not None and dtypes[place] is not None:
+            dtypes[place], adds[index], added[place] = None, True, main_grad
     results: list[Tensor | None] = [
         None if dtype is None else _empty(shape, dtype=dtype, device=dy.device)
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
-    for place, main_grad in added.items():
-        results[place] = main_grad
+    for place, held in added.items():
+        results[place] = held
     results += [None] * (7 - len(results))
     dx = None
     if ctx.made[0]:
@@ -406,9 +407,10 @@ def _backward_by_op(ctx: Any, given: Sequence[Tensor | None]) -> _Gradients:
     hidden = last[-1] if len(targets) == 2 else 0
     sizes = first[-1], hidden, last[-2], 0 if shares is None else first[0]
     results = layer_backward(tuple(given), (*ctx.options, *sizes, names))
-    for target, dw in zip(targets, results[4:8:2], strict=False):
-        if dw is not None and target.added_to is not None:
-            target.added_to.add_(dw)
+    for index, target in enumerate(targets):
+        dw, main_grad = results[4 + 2 * index], target.added_to()
+        if dw is not None and main_grad is not None:
+            main_grad.add_(dw)
     return results[:4], results[4:8]
 
 

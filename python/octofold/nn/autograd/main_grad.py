@@ -149,9 +149,10 @@ class GradientTargets(NamedTuple):
         recipe: Recipe,
     ) -> tuple[Tensor | None, ...]:
         """dYᵀ · x for each weight; None where it was added to a main_grad."""
-        assert self.dtype is not None
+        dtype = self.dtype()
+        assert dtype is not None
         operands = dy, casts.transposed, x, x_transposed
-        return self.handed_out(weight_gradient(*operands, recipe, self.dtype, self.added_to))
+        return self.handed_out(weight_gradient(*operands, recipe, dtype, self.added_to()))
 
     def handed_out(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of all weights as that of each; None where it is in a main_grad."""
@@ -169,14 +170,12 @@ class GradientTargets(NamedTuple):
             for part, weight, dtype in zip(parts, self.weights, self.dtypes, strict=True)
         )
 
-    @property
     def dtype(self) -> torch.dtype | None:
         """The dtype of all weights' gradient: that of the first one, unless one is added."""
         if any(held is not None for held in self.main_grads):
             return torch.float32
         return self.dtypes[0] if self.dtypes else None
 
-    @property
     def added_to(self) -> Tensor | None:
         """The one weight's main_grad, to which the product itself adds."""
         return self.main_grads[0] if len(self.rows) == 1 else None
