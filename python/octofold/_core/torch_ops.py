@@ -100,7 +100,7 @@ def is_forward_mode() -> bool:
 def refuse_tangents(operation: str, arrays: Sequence[Any]) -> None:
     """Before anything is computed from these (None: not given): raises UnsupportedError where torch
     differentiates forwards by one of them, as no result of ours would carry a tangent."""
-    if _is_compiling() or not is_forward_mode() or not torch._C._is_fwd_grad_enabled():
+    if not is_forward_mode() or not torch._C._is_fwd_grad_enabled():
         return
     transform = _innermost_transform()
     # Below autograd, as compiled functions call, and inside of several transforms, or of one within

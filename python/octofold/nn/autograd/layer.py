@@ -190,7 +190,8 @@ def transposed_weights(
             TransposedWeight(layer.rows() if is_read else None)
             for layer, is_read in zip(layers, goes_back, strict=True)
         )
-    return tuple(map(TransposedWeight.of, layers, goes_back[: len(layers)]))
+    pairs = zip(layers, goes_back[: len(layers)], strict=True)
+    return tuple(TransposedWeight.of(layer, is_wanted) for layer, is_wanted in pairs)
 
 
 class Needs(NamedTuple):

@@ -91,7 +91,7 @@ def in_one_process(
     is_cast = False
     for weights, bias, casts, _ in layers:
         parameters += *weights, bias
-        if casts is not None or Fp8Weight in map(type, weights):
+        if casts is not None or Fp8Weight in [type(weight) for weight in weights]:
             is_cast = True
     if is_cast:
         layers = tuple(layer.with_casts(recipe, False) for layer in layers)
@@ -369,10 +369,8 @@ def _gradient_dtypes(ctx: Any, is_routed: bool) -> list[torch.dtype | None]:
 
 def _backward_at_once(ctx: Any, given: Sequence[Tensor | None]) -> _Gradients:
     given = [t.resolve_neg() if t is not None and t.is_neg() else t for t in given]
-    dy, kept, shares = given[0], given[1], given[6]
+    dy, shares = given[0], given[6]
     assert dy is not None
-    if kept is not None and kept.data_ptr() % 16:  # a hook's own memory
-        given[1] = kept.clone()
     features = ctx.targets[0].shape[-1:]
     shapes = [features, features, () if shares is None else shares.shape]
     dtypes, adds, added = _gradient_dtypes(ctx, shares is not None), [False, False], {}
