@@ -84,8 +84,6 @@ class Passes(NamedTuple):
         """given: the inputs of the op layer_backward; results: its results and the workspace. adds:
         for each layer whether the weight's gradient is added to what its result holds."""
         dy, kept, x, norm_weight, norm_bias, of_sum, *routing = given[:9]
-        if kept is not None and kept.data_ptr() % 16:  # a hook's own memory
-            kept = kept.clone()
         transposed = given[9:]
         dx, *of_norm, d_shares, dup, dup_bias, ddown, ddown_bias, workspace = results
         beside = self.beside

@@ -149,7 +149,9 @@ def _restored(tensor: Tensor | None, saved_as: Any) -> Tensor | None:
         got = f"{tensor.dtype} on {tensor.device}, {tensor.shape}"
         raise invalid_argument("backward", "what saved_tensors_hooks unpacks", expected, got)
     if tensor.stride() == strides and not tensor.is_neg():
-        return tensor
+        # The library's own memory (bytes, or int32) has to be aligned, which a hook's need not be.
+        is_own = not dtype.is_floating_point and type(tensor) is Tensor
+        return tensor.clone() if is_own and tensor.data_ptr() % 16 else tensor
     if 0 in strides:  # rows that were one are as many now
         return tensor.contiguous()
     return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(tensor)

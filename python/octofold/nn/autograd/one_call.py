@@ -111,8 +111,6 @@ class _OneCall(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("linear", dy)
         kept, *transposed = saved_tensors(ctx)
-        if kept is not None and kept.data_ptr() % 16:  # a hook's own memory
-            kept = kept.clone()
         passes, _, main_grad, _ = ctx.call
         dy = walkable(dy.resolve_neg() if dy.is_neg() else dy)
         adds = main_grad is not None
