@@ -1,6 +1,7 @@
 """Products of random operands, from the text of a problem: to be run, checked and timed."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,8 +55,9 @@ class SampleProduct:
 
 
 def sample_product(problem: str, device: Any) -> SampleProduct:
-    """The problem of this text with random operands, as operations allocate them, in groups of 0.7
-    to 1.3 of the mean size, the same ones each time.
+    """The problem of this text with random operands, as operations allocate them. Rows fall to
+    groups one by one, to some up to 1.3 / 0.7 times as often as to others; parts of K in groups are
+    0.7 to 1.3 of the mean. Groups are the same each time.
 
     Raises InvalidArgumentError for a text that is none, and for one of tensors that lie otherwise.
     """
@@ -83,11 +85,13 @@ class _Sample:
             "masked rows": self.groups * int(fields.get("expected", 0)),
             "k": 128 * max(self.k // 128 - self.groups, 0),
         }
-        unit = 128 if self.kind == "k" else 1
-        units = rows_in_groups.get(self.kind, 0) // unit
-        numbers = random.Random(self.groups)
+        rows, numbers = rows_in_groups.get(self.kind, 0), random.Random(self.groups)
         ends = [0.0, *accumulate(numbers.uniform(0.7, 1.3) for _ in range(self.groups))]
-        self.bounds = [round(end / ends[-1] * units) * unit for end in ends]
+        if self.kind == "k":
+            self.bounds = [128 * round(end / ends[-1] * (rows // 128)) for end in ends]
+        else:
+            fallen = Counter(numbers.choices(range(self.groups), cum_weights=ends[1:], k=rows))
+            self.bounds = [0, *accumulate(fallen[group] for group in range(self.groups))]
         self.sizes = [min(end - begin, self.m) for begin, end in pairwise(self.bounds)]
 
     def product(self) -> SampleProduct:

@@ -20,8 +20,32 @@ const char* operation_of(const WeightOnlyProblem& problem) {
   return problem.transposed ? "gemm_weight_only_gradient" : "gemm_weight_only";
 }
 
-// Rows fall to groups one by one, so a group's rows follow Poisson's law with their mean; tiles are
-// then as many as there are groups with more than 0, than a tile's rows, than two tiles' …
+namespace {
+
+// What is expected of a group: tiles, and whether it has any.
+struct OfGroup {
+  double tiles = 0, matrices = 0;
+};
+
+// Rows fall to groups one by one, so that a group's rows follow Poisson's law with their mean;
+// tiles are then as many as there are groups with more than 0, than a tile's rows, than two tiles'
+// …
+OfGroup of_group(double mean, int tile_rows) {
+  constexpr double kMany = 256;  // of which the last tile is half empty
+  if (mean > kMany) return {mean / tile_rows + 0.5 * (tile_rows - 1) / tile_rows, 1};
+  double probability = std::exp(-mean), up_to = probability;  // of `count` rows
+  OfGroup expected{0, 1 - probability};
+  const int end = static_cast<int>(2 * mean) + 32;
+  for (int count = 0; count < end; ++count) {
+    if (count % tile_rows == 0) expected.tiles += std::max(1 - up_to, 0.0);
+    probability *= mean / (count + 1);
+    up_to += probability;
+  }
+  return expected;
+}
+
+}  // namespace
+
 RowTiles row_tiles(const WeightOnlyProblem& problem, int tile_rows) {
   const std::int64_t rows = problem.rows, groups = problem.groups;
   if (!config::has_groups(problem.work)) {
@@ -32,25 +56,20 @@ RowTiles row_tiles(const WeightOnlyProblem& problem, int tile_rows) {
   const std::int64_t most = is_masked
                                 ? groups * core::ceil_divide(rows, tile_rows)
                                 : (rows + std::min(rows, groups) * (tile_rows - 1)) / tile_rows;
-  constexpr double kMany = 256;  // of which the last tile is half empty
   const double mean = is_masked ? static_cast<double>(problem.expected)
                                 : static_cast<double>(rows) / static_cast<double>(groups);
-  double tiles = 0, matrices = 1;
-  if (mean > kMany) {
-    tiles = mean / tile_rows + 0.5 * (tile_rows - 1) / tile_rows;
-  } else {
-    double probability = std::exp(-mean), up_to = probability;  // of `count` rows
-    matrices = 1 - probability;
-    const int end = static_cast<int>(2 * mean) + 32;
-    for (int count = 0; count < end; ++count) {
-      if (count % tile_rows == 0) tiles += std::max(1 - up_to, 0.0);
-      probability *= mean / (count + 1);
-      up_to += probability;
-    }
+  // Routers prefer some groups to others.
+  constexpr double kShares[] = {0.75, 0.875, 1, 1.125, 1.25};
+  OfGroup sum;
+  for (const double share : kShares) {
+    const OfGroup each = of_group(share * mean, tile_rows);
+    sum = {sum.tiles + each.tiles, sum.matrices + each.matrices};
   }
   const auto of_all = static_cast<double>(groups);
   const double limit = static_cast<double>(std::max<std::int64_t>(most, 1));
-  return {most, std::clamp(of_all * tiles, 1.0, limit), std::clamp(of_all * matrices, 1.0, of_all)};
+  const double weight = of_all / std::size(kShares);
+  return {most, std::clamp(weight * sum.tiles, 1.0, limit),
+          std::clamp(weight * sum.matrices, 1.0, of_all)};
 }
 
 double expected_rows(const WeightOnlyProblem& problem) {

@@ -3,9 +3,9 @@ than the fastest of them the planner's choice takes:
 
     python bench/gpu/run.py regret RESULTS.jsonl [--kinds gemm masked] [--count 60] [--seed 7]
 
-Kinds take turns, so that a run that is out of time has some of each. Groups have 0.7 to 1.3 of
-the mean size, tables of measured choices are not followed, and operands come from memory, not from
-L2.
+Kinds take turns, so that a run that is out of time has some of each. Rows fall to groups as
+octofold.tuning.run() has it, tables of measured choices are not followed, and operands come from
+memory, not from L2.
 """
 
 import collections

@@ -116,8 +116,8 @@ double clocks_ahead(const WeightOnlyProblem& problem, const WeightOnlyWork& work
   return std::ceil(rounds / resident) * clocks;
 }
 
-// Fitted to what 25 tiles took for 54 products on an H200 (docs/notes/weight-only.md): what is
-// chosen takes 4 % longer than the best of them, on average.
+// Fitted to what all tiles took for 35 products drawn at random on an H200
+// (docs/notes/weight-only.md).
 double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu) {
   if (work.config.ahead) return clocks_ahead(problem, work, gpu);
@@ -125,9 +125,11 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
   // lanes, bytes of shared memory, bytes that it can fetch, and of these what memory has for it.
   // Clocks from asking for bytes to having them, what a block takes besides, hidden by others
   // beside it, and what it takes to add what blocks have.
-  constexpr double kProducts = 1250, kLanes = 128, kSharedBytes = 128, kFetched = 38;
-  constexpr double kFromMemory = 20.8, kLatency = 1500, kStart = 3000, kCombine = 1000;
-  constexpr double kCombinedBytes = 40, kOfAProduct = 3;  // instructions: its own, and loads
+  constexpr double kProducts = 1220, kLanes = 128, kSharedBytes = 128, kFetched = 39;
+  constexpr double kFromMemory = 23, kLatency = 3150, kStart = 4650, kCombine = 1000;
+  constexpr double kCombinedBytes = 40, kOfAProduct = 3.3;  // instructions: its own, and loads
+  // A warp by itself: clocks of a step, and of an instruction that waits for the one before it.
+  constexpr double kStep = 245, kDependent = 2;
   const WeightOnlyConfig& config = work.config;
   const RowTiles tiles = row_tiles(problem, config.tile_rows);
   const auto tile_columns = core::ceil_divide(problem.columns, config.tile_columns);
@@ -152,9 +154,6 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
   } else {
     issued += columns * (rows + 1) / kLanes;
   }
-  // Few warps leave some clocks without an instruction.
-  const double warps = resident * config.threads() / 32;
-  issued *= 1 + 3.9 / warps;
   // Groups of warps may have no part of the last step's depth.
   const std::int64_t steps = core::ceil_divide(
       core::ceil_divide(problem.depth, std::int64_t{config.step_depth()}), work.splits);
@@ -163,7 +162,10 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
   double worked = std::hypot(std::hypot(fetched, shared), std::hypot(issued, multiplied));
   // While the warps of a block wait for one another nobody works, if there is no other block.
   if (resident == 1 && rounds > 1) worked *= 1.1;
-  double clocks = rounds * (depth * worked + kStart / resident);
+  const double of_warp = issued * kLanes * config.step_depth() / config.threads();
+  const double alone =
+      std::ceil(rounds / resident) * static_cast<double>(steps) * (kStep + kDependent * of_warp);
+  double clocks = std::hypot(rounds * depth * worked, alone) + rounds * kStart / resident;
   if (config.split) {
     const auto sums = static_cast<double>(work.splits * problem.rows * problem.columns);
     clocks += kCombine + 8 * sums / gpu.multiprocessors / kCombinedBytes;

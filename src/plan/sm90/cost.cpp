@@ -90,13 +90,25 @@ double copied_slab_microseconds(const Sm90GemmConfig& config) {
   return config.consumer_warpgroups == 3 ? 0.85 * each : each;
 }
 
-// µs for 64×64 elements of a tile that does not leave by TMA as a whole. Blocks of one
-// multiprocessor, `sharers`, copy slabs in turns.
+// µs for 64×64 elements of a dense product's FP32 that TMA stores, as a whole tile or in slabs; so
+// much of the last tile's is not hidden. Fitted to 58 random problems (docs/notes/products.md,
+// "Sums in FP32").
+constexpr double kWhole = 0.465, kInSlabs = 0.28, kLastOfFloat32 = 0.9;
+
+bool stores_float32(const Sm90GemmConfig& config) {
+  return config.work == config::Work::kDense && config.form.out == DType::kFloat32 &&
+         config::by_tma(config.store) && !config.reads_c() && !config.adds_in_place;
+}
+
+// µs for 64×64 elements of a tile, besides what tiles of 16 bits take that leave by TMA as a whole.
+// Blocks of one multiprocessor, `sharers`, copy slabs in turns.
 double store_microseconds(const Sm90GemmConfig& config, int sharers) {
   switch (config.store) {
-    case config::OutputStore::kTma: return 0;
+    case config::OutputStore::kTma: return stores_float32(config) ? kWhole : 0;
     case config::OutputStore::kTmaPrefetchedC: return kOntoC;
-    case config::OutputStore::kTmaSlabs: return config.form.out == DType::kFloat32 ? 0.35 : 0;
+    case config::OutputStore::kTmaSlabs:
+      if (stores_float32(config)) return kInSlabs;
+      return config.form.out == DType::kFloat32 ? 0.35 : 0;
     case config::OutputStore::kSlabs: return sharers * copied_slab_microseconds(config);
     case config::OutputStore::kDirect: return 0.61;
   }
@@ -113,10 +125,9 @@ double row_microseconds(const Sm90GemmConfig& config) {
   return 0;
 }
 
-// µs that a multiprocessor takes to cast 128 elements of a row: reckoned from the number of
-// instructions, about 40 of a warp, at half of the rate at which they can be issued. Measured, more
-// rows than 8 cost more than that: there nobody should take it.
-constexpr double kCastMicroseconds = 0.012;
+// µs that a stage takes whose A is cast, and each of its rows: fitted to 58 random problems of up
+// to 16 rows. Blocks of one multiprocessor hide half of that behind one another.
+constexpr double kCastStage = 0.1, kCastRow = 0.01, kCastCrowding = 0.5;
 
 // µs for a tile of few stages in a group of K, where rows have scales along K and columns have
 // factors: measured with 512 of K to a group (docs/notes/experts.md). Tiles of 192×128, either way,
@@ -329,7 +340,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
                    sharers * (config.tile_rows + config.tile_columns) * row_microseconds(config));
   double crowded_stage = stage * (1 + kCrowding * (sharers - 1));
   if (config.dynamic.exists) {
-    crowded_stage = std::max(crowded_stage, sharers * config.tile_columns * kCastMicroseconds);
+    const double cast = kCastStage + config.tile_columns * kCastRow;
+    crowded_stage = std::max(crowded_stage, (1 + kCastCrowding * (sharers - 1)) * cast);
   }
   const double area = config.tile_rows * config.tile_columns / 4096.0;
   const double store =
@@ -349,7 +361,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double overlap = in_groups ? kOverlapOfGroups : kOverlap;
   const double body = std::pow(
       std::pow(work, overlap) + std::pow(memory, overlap) + std::pow(cache, overlap), 1 / overlap);
-  return 1e-3 * tiling.cost.start_nanoseconds + start_of_groups(config) + body + kLastTile * store;
+  return 1e-3 * tiling.cost.start_nanoseconds + start_of_groups(config) + body +
+         (stores_float32(config) ? kLastOfFloat32 : kLastTile) * store;
 }
 
 namespace {
