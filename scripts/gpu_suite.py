@@ -94,15 +94,21 @@ def python_environment(site: Path) -> dict[str, str]:
 
 
 def tests(arguments: argparse.Namespace) -> list[Step]:
-    junit = arguments.output / "tests.xml"
     # Warnings of the machine's own packages are not ours to turn into errors.
     options = ["-W", "default", "-p", "no:cacheprovider", "-q", "--durations=10", "--tb=short"]
-    command = [sys.executable, "-m", "pytest", *options, f"--junitxml={junit}"]
-    command += [f"-n={min(WORKERS, os.cpu_count() or 1)}", "-m", "gpu", *arguments.pytest]
-    command += ["tests/gpu", *map(str, sorted((BUNDLE / "tests/python").glob("test_*.py")))]
+    of_python = map(str, sorted((BUNDLE / "tests/python").glob("test_*.py")))
+    workers = f"-n={min(WORKERS, os.cpu_count() or 1)}"
+    parts: dict[str, tuple[str, ...]] = {"tests": (workers, "-m", "gpu", *of_python)}
+    if not arguments.pytest:  # which may choose others
+        parts["tests of times"] = ("-m", "times")
     # torch's threads of as many processes would stand in each other's way: 4 times as long.
     environment = python_environment(arguments.site) | {"OMP_NUM_THREADS": "1"}
-    return [Step("tests", command, environment, junit)]
+    steps = []
+    for name, chosen in parts.items():
+        junit = arguments.output / f"{name.replace(' ', '-')}.xml"
+        command = [sys.executable, "-m", "pytest", *options, f"--junitxml={junit}", *chosen]
+        steps.append(Step(name, [*command, "tests/gpu", *arguments.pytest], environment, junit))
+    return steps
 
 
 def sanitizer(arguments: argparse.Namespace) -> list[Step]:

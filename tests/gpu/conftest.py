@@ -1,5 +1,6 @@
 """The GPU's tests. gpu_support.py says when they are skipped, docs/gpu.md how to run them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ class Failures:
             reporter.write_line(f"\n{report.nodeid}: {report.longreprtext}")
 
 
+_OTHERS = {"PYTEST_XDIST_WORKER", "OCTOFOLD_TARGET"}
+
+
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # xdist's workers hand theirs on
         config.pluginmanager.register(Failures(config))
@@ -26,6 +30,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("times") and not _OTHERS.isdisjoint(os.environ):
+            reason = "its times mean nothing beside other tests, or as another GPU"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

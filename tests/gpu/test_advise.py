@@ -2,7 +2,6 @@
 that it makes compute. On the CPU (OCTOFOLD_TEST_DEVICE=cpu) what is not of times."""
 
 import copy
-import os
 
 import octofold
 import pytest
@@ -75,7 +74,7 @@ def plan_of(model, inputs, **options):
 
 
 @needs_gpu
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="times need the GPU alone")
+@pytest.mark.times
 def test_the_time_is_what_was_predicted(generator):
     model = stack(4096, 11008, 3, generator)
     x = torch.randn(4096, 4096, device=DEVICE, generator=generator).to(DTYPE)
@@ -125,10 +124,7 @@ def test_a_model_that_no_graph_captures_is_timed_from_python(generator):
 
 
 @needs_gpu
-@pytest.mark.skipif(
-    not {"PYTEST_XDIST_WORKER", "OCTOFOLD_TARGET"}.isdisjoint(os.environ),
-    reason="its times mean nothing beside other tests, or as another GPU",
-)
+@pytest.mark.times
 def test_decoding_takes_the_bandwidth_of_fp8(generator):
     """One token: whatever reads the weights in FP8 gains."""
     model = stack(4096, 14336, 3, generator)

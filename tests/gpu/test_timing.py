@@ -8,6 +8,7 @@ from tests.gpu.gpu_support import DEVICE, needs_gpu, torch
 pytestmark = needs_gpu
 
 
+@pytest.mark.times
 def test_graphs_and_events_agree():
     x, out = (torch.randn(4096, 4096, device=DEVICE) for _ in "ab")
     calls = [lambda: torch.mm(x, x, out=out)] * 4
@@ -16,6 +17,7 @@ def test_graphs_and_events_agree():
     assert 0.8 < found["graph"].microseconds / found["events"].microseconds < 1.25
 
 
+@pytest.mark.times
 def test_what_lasts_is_no_faster_than_a_burst():
     x, out = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in "ab")
     calls = [lambda: torch.mm(x, x, out=out)]
