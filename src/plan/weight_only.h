@@ -72,8 +72,8 @@ WeightOnlyProblem problem_of(const core::WeightOnlyProduct& product);
 /// The public function of it.
 const char* operation_of(const WeightOnlyProblem& problem);
 
-/// The tiles of so many rows that the problem has: at most, and as rows fall to groups of which some
-/// are likelier than others; and how many matrices W have any.
+/// The tiles of so many rows that the problem has: at most, and as rows fall to groups of which
+/// some are likelier than others; and how many matrices W have any.
 struct RowTiles {
   std::int64_t most;
   double expected;

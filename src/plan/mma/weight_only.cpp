@@ -79,8 +79,13 @@ int resident_blocks(const WeightOnlyConfig& config, const Gpu& gpu) {
 }
 
 // Blocks of groups go round for tile after tile, and the assembler for 12.x takes more out of that
-// loop than it has registers for beside two sets of 64 sums.
+// loop than it has registers for beside two sets of 64 sums. That for 8.0 spills some bytes of
+// rings of three stages in tiles of many rows.
 bool is_crowded(const WeightOnlyConfig& config, const Gpu& gpu) {
+  if (gpu.compute_capability() == 80 && config.tile_rows >= 32 && !config.ahead &&
+      config.stages == 3) {
+    return true;
+  }
   return config.has_groups() && config.has_blocks() && !config.ahead &&
          config.column_tiles() * config.row_tiles() >= 16 && gpu.compute_capability() >= 120;
 }
