@@ -22,7 +22,7 @@ const char* operation_of(const WeightOnlyProblem& problem) {
 
 namespace {
 
-// What is expected of a group: tiles, and whether it has any.
+// The tiles that a group is expected to have, and the share of groups that have any.
 struct OfGroup {
   double tiles = 0, matrices = 0;
 };
