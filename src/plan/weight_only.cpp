@@ -27,9 +27,8 @@ struct OfGroup {
   double tiles = 0, matrices = 0;
 };
 
-// Rows fall to groups one by one, so that a group's rows follow Poisson's law with their mean;
-// tiles are then as many as there are groups with more than 0, than a tile's rows, than two tiles'
-// …
+// Rows fall to groups one by one, so that a group's rows follow Poisson's law with their mean.
+// Tiles are then as many as groups with more than 0 rows, than a tile's, than two tiles' and so on.
 OfGroup of_group(double mean, int tile_rows) {
   constexpr double kMany = 256;  // of which the last tile is half empty
   if (mean > kMany) return {mean / tile_rows + 0.5 * (tile_rows - 1) / tile_rows, 1};

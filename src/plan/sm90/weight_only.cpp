@@ -164,8 +164,8 @@ std::string name_of(const Sm90WeightOnlyConfig& config) {
                       config.blocks_per_multiprocessor);
 }
 
-// Fitted to what all configurations took for 50 products drawn at random on an
-// H200 (docs/notes/weight-only.md).
+// Fitted to what all configurations took for 50 products drawn at random on an H200
+// (docs/notes/weight-only.md).
 double expected_clocks(const WeightOnlyProblem& problem, const Sm90WeightOnlyConfig& config,
                        const Gpu& gpu) {
   // Rates of a multiprocessor in a clock: products of tensor cores, bytes that arrive, bytes of

@@ -44,7 +44,8 @@ class Chain(NamedTuple):
 class Layer(NamedTuple):
     """A linear layer of a chain: weights that are one below the other [out, in], the bias [out] of
     all of them, and the casts of them all. Of experts a layer of each: one tensor [experts, out,
-    in], and biases [experts, out]."""
+    in], and biases [experts, out]. It has methods and no properties, which torch.compile of torch
+    2.9 cannot read of a NamedTuple."""
 
     weights: tuple[Tensor, ...]
     """Empty where they are FP8 alone, and have no gradient."""
