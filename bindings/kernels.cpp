@@ -5,6 +5,7 @@
 #include <string>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
+#include <tvm/ffi/container/tuple.h>
 #include <tvm/ffi/function.h>
 #include <vector>
 
@@ -104,15 +105,34 @@ String complete_problem(String problem) { return octofold::complete_problem(view
 
 String use_candidate(String name) { return octofold::use_candidate(std::string(view_of(name))); }
 
-// The table with the names that tuning.py reads.
-Fields tuning_table(String gpu, int64_t compute_major, int64_t compute_minor,
-                    int64_t multiprocessors) {
+GpuInfo gpu_of(const String& name, int64_t compute_major, int64_t compute_minor,
+               int64_t multiprocessors) {
   GpuInfo info;
-  info.name = view_of(gpu);
+  info.name = view_of(name);
   info.compute_major = static_cast<std::int32_t>(compute_major);
   info.compute_minor = static_cast<std::int32_t>(compute_minor);
   info.multiprocessors = static_cast<std::int32_t>(multiprocessors);
-  const TuningTable table = octofold::tuning_table(info);
+  return info;
+}
+
+// Each choice is (problem, candidate, microseconds, microseconds as planned).
+tvm::ffi::Bytes write_choices(
+    String gpu, int64_t compute_major, int64_t compute_minor, int64_t multiprocessors,
+    tvm::ffi::Array<tvm::ffi::Tuple<String, String, double, double>> choices) {
+  std::vector<MeasuredChoice> measured;
+  for (const auto& choice : choices) {
+    measured.push_back({std::string(view_of(choice.get<0>())),
+                        std::string(view_of(choice.get<1>())), choice.get<2>(), choice.get<3>()});
+  }
+  return bytes_of(octofold::write_choices(
+      gpu_of(gpu, compute_major, compute_minor, multiprocessors), measured));
+}
+
+// The table with the names that tuning.py reads.
+Fields tuning_table(String gpu, int64_t compute_major, int64_t compute_minor,
+                    int64_t multiprocessors) {
+  const TuningTable table =
+      octofold::tuning_table(gpu_of(gpu, compute_major, compute_minor, multiprocessors));
   return {{"file", bytes_of(table.file)},
           {"fault", as_utf8(table.fault)},
           {"products", table.products},
@@ -125,5 +145,6 @@ OCTOFOLD_EXPORT(complete_problem)
 OCTOFOLD_EXPORT(record_products)
 OCTOFOLD_EXPORT(use_candidate)
 OCTOFOLD_EXPORT(tuning_table)
+OCTOFOLD_EXPORT(write_choices)
 
 }  // namespace octofold::bindings

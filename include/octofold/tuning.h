@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -87,6 +88,23 @@ struct TuningTable {
   /// one has nothing.
   std::int64_t shipped = 0;
 };
+
+/// What was measured of a product.
+struct MeasuredChoice {
+  std::string problem{};
+  std::string candidate{};  ///< the fastest, one of product_candidates()
+  double microseconds = 0;
+  double planned_microseconds = 0;  ///< of planned_candidate(), in the same run
+};
+
+/// Puts choices into the table of a GPU at hand, in place of what it has for the same products, for
+/// processes that begin later. Of a table that is not followed nothing is kept. The file is
+/// replaced as a whole, or left as it was.
+///
+/// Returns the file. Throws Error: kUnavailable where there is no place for one, kInvalidArgument
+/// as complete_problem(), kIo.
+OCTOFOLD_API std::filesystem::path write_choices(const GpuInfo& gpu,
+                                                 std::span<const MeasuredChoice> choices);
 
 /// The table of a GPU at hand, as on disk now: the process reads it once, at its first product.
 OCTOFOLD_API TuningTable tuning_table(const GpuInfo& gpu);

@@ -11,7 +11,6 @@ A problem is a product without its arrays, a text. `octofold tune` measures and 
 docs/tuning.md tells the rest.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ._core.errors import UnavailableError, invalid_argument, io_error
-from ._core.files import path_of, read_text, write_whole
+from ._core.files import path_of
 from ._core.library import library
 from ._info import Gpu, info
 from ._sample_product import sample_product
@@ -153,10 +152,7 @@ def table(gpu: Gpu | int = 0) -> Table:
 
     Raises UnavailableError if there is no such GPU.
     """
-    gpu = _gpu(gpu)
-    fields = library.tuning_table(
-        gpu.name, gpu.compute_major, gpu.compute_minor, gpu.multiprocessors
-    )
+    fields = library.tuning_table(*_machine(_gpu(gpu)))
     file = path_of(fields["file"]) if fields["file"] else None
     counts = int(fields["products"]), int(fields["shipped"])
     return Table(file, str(fields["fault"]), *counts)
@@ -169,36 +165,8 @@ def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
     Returns the file. Raises IoError if it cannot be written, UnavailableError if there is no place
     for it or no such GPU.
     """
-    gpu = _gpu(gpu)
-    there = table(gpu)
-    if there.file is None:
-        raise UnavailableError(
-            "tuning.write: expected a folder for tables, got none: name one in OCTOFOLD_CACHE_DIR, "
-            "and leave OCTOFOLD_TUNING unset"
-        )
-    is_kept = there.products and not there.fault
-    products = json.loads(read_text(there.file))["products"] if is_kept else {}
-    for choice in choices:
-        products[complete(choice.problem)] = {
-            "candidate": choice.candidate,
-            "microseconds": round(choice.microseconds, 3),
-            "planned_microseconds": round(choice.planned_microseconds, 3),
-        }
-    document = {
-        "octofold": str(library.version()),
-        "gpu": gpu.name,
-        "compute_capability": f"{gpu.compute_major}.{gpu.compute_minor}",
-        "multiprocessors": gpu.multiprocessors,
-        "products": dict(sorted(products.items())),
-    }
-    file = there.file
-    try:
-        for folder in (file.parent.parent, file.parent):  # for nobody else to write to
-            folder.mkdir(0o755, parents=True, exist_ok=True)
-        write_whole(file, json.dumps(document, indent=1) + "\n")
-    except OSError as error:
-        raise io_error(error, f"tuning.write: '{file}'") from None
-    return file
+    rows = [(c.problem, c.candidate, c.microseconds, c.planned_microseconds) for c in choices]
+    return path_of(library.write_choices(*_machine(_gpu(gpu)), rows))
 
 
 def clear(gpu: Gpu | int = 0) -> bool:
@@ -211,6 +179,10 @@ def clear(gpu: Gpu | int = 0) -> bool:
     except OSError as error:
         raise io_error(error, f"tuning.clear: '{file}'") from None
     return True
+
+
+def _machine(gpu: Gpu) -> tuple[str, int, int, int]:
+    return gpu.name, gpu.compute_major, gpu.compute_minor, gpu.multiprocessors
 
 
 def _gpu(gpu: Gpu | int) -> Gpu:

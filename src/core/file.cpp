@@ -120,4 +120,16 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
   file.sync();
 }
 
+void replace_text_file(const std::filesystem::path& path, const std::filesystem::path& temporary,
+                       std::string_view text) {
+  ::unlink(temporary.c_str());
+  try {
+    write_text(File::create_new(temporary, temporary, 0644), text);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_io("rename", temporary, errno);
+  } catch (const Error&) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
 }  // namespace octofold::core

@@ -63,4 +63,9 @@ void write_text(const File& file, std::string_view text);
 /// Creates the file `path` with this text, on the disk on return.
 void write_text_file(const std::filesystem::path& path, std::string_view text);
 
+/// Gives `path` this text by way of the file `temporary` beside it: as a whole, or it is left as it
+/// was. What a killed process left there goes; what others put there is not followed.
+void replace_text_file(const std::filesystem::path& path, const std::filesystem::path& temporary,
+                       std::string_view text);
+
 }  // namespace octofold::core

@@ -89,14 +89,17 @@ Options parse_options(const char* (*getenv)(const char* name)) {
   const auto is_on = [&](const char* name, bool unset) {
     return parse_switch(name, value(name), unset);
   };
+  const std::string_view tuning = value("OCTOFOLD_TUNING");
+  const bool tries_kernels = tuning == "auto";
   return {.num_threads = parse_num_threads(value("OCTOFOLD_NUM_THREADS")),
           .log_level = parse_log_level(value("OCTOFOLD_LOG_LEVEL")),
           .nvrtc_library = std::string(value("OCTOFOLD_NVRTC")),
           .cache_folder =
               cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME")),
           .uses_precompiled_kernels = is_on("OCTOFOLD_PRECOMPILED_KERNELS", true),
-          .tuning_file = std::string(value("OCTOFOLD_TUNING")),
-          .uses_tuning = value("OCTOFOLD_TUNING") != "0",
+          .tuning_file = tries_kernels ? "" : std::string(tuning),
+          .uses_tuning = tuning != "0",
+          .tries_kernels = tries_kernels,
           .check_groups = is_on("OCTOFOLD_CHECK_GROUPS", false),
           .batch_invariant = is_on("OCTOFOLD_BATCH_INVARIANT", false),
           .target = parse_target(value("OCTOFOLD_TARGET"))};

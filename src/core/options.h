@@ -23,9 +23,11 @@ struct Options {
   /// are. Default: "1".
   bool uses_precompiled_kernels = true;
   /// OCTOFOLD_TUNING: the table of measured choices that planners follow; "0": none. Default:
-  /// empty, that of the GPU in the folder `tuning` of the cache.
+  /// empty, that of the GPU in the folder `tuning` of the cache. "auto": that one, and products
+  /// that it has not try the best few kernels in their first calls.
   std::string tuning_file;
   bool uses_tuning = true;
+  bool tries_kernels = false;
   /// OCTOFOLD_CHECK_GROUPS: "1": operations that take groups' offsets or counts, or experts' ids,
   /// on a GPU look through these there, and the next such call says what was wrong. Default: "0".
   bool check_groups = false;

@@ -51,6 +51,13 @@ void Device::read_tables() {
   if (core::options().uses_tuning) shipped_tuning_ = plan::shipped_tuning(gpu_, name_);
 }
 
+void Device::keep(const MeasuredChoice& choice) const try {
+  write_choices(gpu_, name_, {&choice, 1});
+} catch (const Error& error) {
+  core::log(LogLevel::kWarning, "cuda:{}: the choice for {} is of this process alone: {}", index_,
+            choice.problem, error.what());
+}
+
 Launch Device::load(const plan::KernelPlan& plan, const std::string& purpose) {
   const Kernel& loaded = kernel(plan);
   std::int64_t blocks = plan.blocks;

@@ -12,9 +12,6 @@
 #include <string>
 #include <string_view>
 
-#include "octofold/error.h"
-
-#include "core/log.h"
 #include "cuda/driver.h"
 #include "cuda/group_check.h"
 #include "cuda/kernel.h"
@@ -80,22 +77,32 @@ class Device {
   /// Allocated at the first call.
   GroupFaults& group_faults();
 
-  /// The candidate that was measured to be the fastest: by the user's table, else by the library's.
+  /// The candidate that was measured to be the fastest, by the user's table and by the library's.
   /// Empty where none was. Tables are read at the first call.
+  struct Tuned {
+    std::string_view own, shipped;
+  };
   template <typename Problem>
-  std::string_view tuned(const Problem& problem) {
+  Tuned tuned(const Problem& problem) {
     std::call_once(tuning_once_, [&] { read_tables(); });
-    const std::string_view own = tuning_.candidate(problem);
-    return own.empty() ? shipped_tuning_.candidate(problem) : own;
+    return {tuning_.candidate(problem), shipped_tuning_.candidate(problem)};
   }
+  /// Puts a choice into the user's table on disk, for later processes, or warns that it cannot.
+  void keep(const MeasuredChoice& choice) const;
 
   /// The plan of make_plan() for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.
   template <plan::HasFields Problem, typename MakePlan>
   auto prepared(const Problem& problem, MakePlan&& make_plan) {
     using Config = decltype(make_plan().config);
-    return memo<Memo<Problem, Prepared<Config>>>().get(
-        problem, [&] { return load(make_plan(), plan::describe(problem)); });
+    return remembered<Prepared<Config>>(problem,
+                                        [&] { return load(make_plan(), plan::describe(problem)); });
+  }
+
+  /// What make() returned for the problem at its first call.
+  template <typename Value, plan::HasFields Problem, typename Make>
+  Value remembered(const Problem& problem, Make&& make) {
+    return memo<Memo<Problem, Value>>().get(problem, make);
   }
 
   /// Loads the kernels of a plan; `purpose`: for the log.
@@ -152,21 +159,5 @@ class Device {
 
 /// The program that the JIT is to compile for a plan.
 jit::Program program_of(const plan::KernelPlan& plan, const plan::Gpu& gpu);
-
-/// plan(name) with the candidate that was measured to be the fastest, where one was; else, and
-/// where there is none of this name, plan("") with what the planner reckons.
-template <typename Problem, typename MakePlan>
-auto follow_table(Device& device, const Problem& problem, MakePlan&& plan) {
-  const std::string_view tuned = device.tuned(problem);
-  if (!tuned.empty()) {
-    try {
-      return plan(tuned);
-    } catch (const Error& error) {  // the table was edited: this version has all that it wrote
-      core::log(LogLevel::kWarning, "cuda:{}: the tuning table names no candidate of {}: {}",
-                device.index(), plan::describe(problem), error.what());
-    }
-  }
-  return plan(std::string_view());
-}
 
 }  // namespace octofold::cuda

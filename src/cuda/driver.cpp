@@ -86,6 +86,12 @@ Driver::Driver(const std::string& name) {
   find(mem_host_alloc, "cuMemHostAlloc");
   find(mem_host_get_device_pointer, "cuMemHostGetDevicePointer_v2");
   find(stream_synchronize, "cuStreamSynchronize");
+  find(stream_is_capturing, "cuStreamIsCapturing");
+  find(event_create, "cuEventCreate");
+  find(event_destroy, "cuEventDestroy_v2");
+  find(event_record, "cuEventRecord");
+  find(event_query, "cuEventQuery");
+  find(event_elapsed_time, "cuEventElapsedTime");
   find(module_load_data, "cuModuleLoadData");
   find(module_get_function, "cuModuleGetFunction");
   find(func_set_attribute, "cuFuncSetAttribute");

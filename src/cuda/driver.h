@@ -18,11 +18,13 @@ inline constexpr Result kSuccess = 0;
 inline constexpr Result kInvalidValue = 1;
 inline constexpr Result kNotInitialized = 3;
 inline constexpr Result kInvalidHandle = 400;
+inline constexpr Result kNotReady = 600;
 inline constexpr Result kLaunchOutOfResources = 701;
 
 using ContextHandle = struct OpaqueContext*;    // CUcontext
 using ModuleHandle = struct OpaqueModule*;      // CUmodule
 using FunctionHandle = struct OpaqueFunction*;  // CUfunction
+using EventHandle = struct OpaqueEvent*;        // CUevent
 using DeviceAddress = std::uint64_t;            // CUdeviceptr
 using StreamHandle = void*;                     // CUstream, as octofold::Stream has it
 
@@ -119,6 +121,12 @@ class Driver {
   Result (*mem_host_get_device_pointer)(DeviceAddress* address, void* memory,
                                         unsigned flags) = nullptr;
   Result (*stream_synchronize)(StreamHandle stream) = nullptr;
+  Result (*stream_is_capturing)(StreamHandle stream, int* status) = nullptr;
+  Result (*event_create)(EventHandle* event, unsigned flags) = nullptr;
+  Result (*event_destroy)(EventHandle event) = nullptr;
+  Result (*event_record)(EventHandle event, StreamHandle stream) = nullptr;
+  Result (*event_query)(EventHandle event) = nullptr;
+  Result (*event_elapsed_time)(float* milliseconds, EventHandle begin, EventHandle end) = nullptr;
   Result (*module_load_data)(ModuleHandle* module, const void* image) = nullptr;
   Result (*module_get_function)(FunctionHandle* function, ModuleHandle module,
                                 const char* name) = nullptr;

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "cuda/backend.h"
+#include "cuda/fastest.h"
 #include "cuda/group_check.h"
 #include "cuda/params.h"
 
@@ -61,36 +62,28 @@ void log_obstacles(const core::Product& product, const plan::GemmProblem& proble
   log("out", obstacles.out, paths.out);
 }
 
-Prepared<plan::ProductConfig> prepare(Device& device, const core::Product& product,
-                                      const plan::GemmProblem& problem) {
-  const auto plan = [&](std::string_view candidate) {
-    require_operands(product, problem);
-    return plan::plan_product(problem, device.gpu(), candidate);
-  };
-  if (!product.candidate.empty()) {
-    return device.load(plan(product.candidate), plan::describe(problem));
-  }
-  return device.prepared(problem, [&] {
-    const plan::ProductPlan planned = follow_table(device, problem, plan);
-    std::visit([&](const auto& config) { log_obstacles(product, problem, slow_paths(config)); },
-               planned.config);
-    return planned;
-  });
-}
-
 }  // namespace
 
 void multiply(Device& device, const core::Product& product, Stream stream) {
   if (product.out.element_count() == 0) return;
   const plan::GemmProblem problem = plan::problem_of(product);
-  const Prepared<plan::ProductConfig> prepared = prepare(device, product, problem);
+  const auto plan = [&](std::string_view candidate) {
+    require_operands(product, problem);
+    const plan::ProductPlan planned = plan::plan_product(problem, device.gpu(), candidate);
+    if (candidate.empty()) {  // by reckoning, at the first call
+      std::visit([&](const auto& config) { log_obstacles(product, problem, slow_paths(config)); },
+                 planned.config);
+    }
+    return planned;
+  };
+  const auto chosen = choose_kernel(device, problem, product.candidate, stream, plan);
   check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(
       [&](const auto& config) {
         const auto params = params_of(device, product, config);
-        prepared.launch(stream, &params);
+        chosen.launch(stream, &params);
       },
-      prepared.config);
+      chosen.config());
 }
 
 }  // namespace octofold::cuda

@@ -6,6 +6,7 @@
 #include "core/scale_layout.h"
 #include "cuda/backend.h"
 #include "cuda/context.h"
+#include "cuda/fastest.h"
 #include "cuda/group_check.h"
 #include "cuda/params.h"
 #include "cuda/tensor_map.h"
@@ -35,16 +36,6 @@ config::WeightOnlyScale scale_of_columns(const ScaledTensorView& tensor) {
 }
 
 using core::WeightOnlyProduct;
-
-// By the candidate that is asked for, or that was measured to be the fastest, or reckoned to be.
-Prepared<plan::WeightOnlyChoice> prepare(Device& device, const WeightOnlyProduct& product,
-                                         const plan::WeightOnlyProblem& problem) {
-  const auto plan = [&](std::string_view candidate) {
-    return plan::plan_weight_only(problem, device.gpu(), candidate);
-  };
-  if (!product.candidate.empty()) return device.load(plan(product.candidate), describe(problem));
-  return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
-}
 
 config::WeightOnlyGroups groups_of(const WeightOnlyProduct& product) {
   const core::Groups& groups = product.groups;
@@ -123,14 +114,17 @@ config::Sm90WeightOnlyParams params_of(const Device& device, const WeightOnlyPro
 
 void multiply(Device& device, const WeightOnlyProduct& product, Stream stream) {
   const plan::WeightOnlyProblem problem = plan::problem_of(product);
-  const Prepared<plan::WeightOnlyChoice> prepared = prepare(device, product, problem);
+  const auto plan = [&](std::string_view candidate) {
+    return plan::plan_weight_only(problem, device.gpu(), candidate);
+  };
+  const auto chosen = choose_kernel(device, problem, product.candidate, stream, plan);
   check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(
       [&](const auto& choice) {
         const auto params = params_of(device, product, choice);
-        prepared.launch(stream, &params);
+        chosen.launch(stream, &params);
       },
-      prepared.config);
+      chosen.config());
 }
 
 }  // namespace octofold::cuda

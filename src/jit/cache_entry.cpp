@@ -164,14 +164,7 @@ std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::str
 void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
   std::filesystem::path temporary = file;
   temporary.replace_extension(kTemporarySuffix);
-  unlink(temporary.c_str());  // what a killed process left; what others put there is not followed
-  try {
-    core::write_text(core::File::create_new(temporary, temporary, 0644), bytes_of(entry));
-    if (rename(temporary.c_str(), file.c_str()) != 0) core::fail_io("rename", temporary, errno);
-  } catch (const Error&) {
-    unlink(temporary.c_str());
-    throw;
-  }
+  core::replace_text_file(file, temporary, bytes_of(entry));
 }
 
 }  // namespace octofold::jit

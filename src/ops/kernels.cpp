@@ -49,6 +49,14 @@ plan::Gpu target_gpu(std::string_view operation, std::string_view architecture,
              architecture, fmt::join(names, ", "));
 }
 
+// A GPU at hand, as which kernels are planned for it.
+plan::Gpu planned_as(const GpuInfo& gpu) {
+  return plan::as_target({.compute_major = gpu.compute_major,
+                          .compute_minor = gpu.compute_minor,
+                          .multiprocessors = gpu.multiprocessors},
+                         core::options().target);
+}
+
 using Problem = std::variant<plan::GemmProblem, plan::WeightOnlyProblem>;
 
 // The problem as the operation would have it in this process.
@@ -178,11 +186,14 @@ void set_nvrtc_candidates(std::vector<std::string> files) {
   jit::set_nvrtc_candidates(std::move(files));
 }
 
+fs::path write_choices(const GpuInfo& gpu, std::span<const MeasuredChoice> choices) {
+  std::vector<MeasuredChoice> completed(choices.begin(), choices.end());
+  for (MeasuredChoice& choice : completed) choice.problem = complete_problem(choice.problem);
+  return cuda::write_choices(planned_as(gpu), gpu.name, completed);
+}
+
 TuningTable tuning_table(const GpuInfo& gpu) try {
-  const plan::Gpu target = plan::as_target({.compute_major = gpu.compute_major,
-                                            .compute_minor = gpu.compute_minor,
-                                            .multiprocessors = gpu.multiprocessors},
-                                           core::options().target);
+  const plan::Gpu target = planned_as(gpu);
   const cuda::TuningFile read = cuda::read_tuning(target, gpu.name);
   return {.file = read.file,
           .fault = read.fault,

@@ -2,6 +2,7 @@
 // which of them plans a problem for a GPU.
 #pragma once
 
+#include <algorithm>
 #include <fmt/ranges.h>
 #include <optional>
 #include <span>
@@ -49,6 +50,36 @@ typename Planner::Candidates candidates_by(const std::vector<const Planner*>& pl
   return {};
 }
 
+/// The name of a configuration that is one of the candidates.
+template <typename Config>
+std::string name_among(const std::vector<Candidate<Config>>& candidates, const Config& config) {
+  for (const Candidate<Config>& each : candidates) {
+    if (each.config == config) return each.name;
+  }
+  core::fail(ErrorCode::kInternal, "the planned configuration is no candidate");
+}
+
+/// The names of those candidates of the first planner that has any which are reckoned to be the
+/// fastest, the best first: at most so many.
+template <typename Planner, typename Problem>
+std::vector<std::string> best_names(const std::vector<const Planner*>& planners,
+                                    const Problem& problem, const Gpu& gpu, std::size_t most) {
+  std::vector<std::string> names;
+  for (const Planner* planner : planners) {
+    auto reckoned = planner->reckon(problem, gpu);
+    if (reckoned.empty()) continue;
+    std::ranges::stable_sort(reckoned, {}, [](const auto& each) { return each.time; });
+    const auto candidates = planner->candidates(problem, gpu);
+    for (const auto& each : reckoned) {
+      std::string name = name_among(candidates, each.config);
+      if (names.size() == most) break;
+      if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+    }
+    break;
+  }
+  return names;
+}
+
 /// The configuration that a planner chooses or, where `name` is not empty, its candidate of this
 /// name; nothing where it has no kernel for the problem. Throws Error(kInvalidArgument), which
 /// lists the candidates, where there is none of this name.
@@ -78,15 +109,6 @@ std::optional<Plan<Config>> plan_by(
     }
   }
   return {};
-}
-
-/// The name of a configuration that is one of the candidates.
-template <typename Config>
-std::string name_among(const std::vector<Candidate<Config>>& candidates, const Config& config) {
-  for (const Candidate<Config>& each : candidates) {
-    if (each.config == config) return each.name;
-  }
-  core::fail(ErrorCode::kInternal, "the planned configuration is no candidate");
 }
 
 }  // namespace octofold::plan

@@ -2,6 +2,7 @@
 // problem, and how they are launched.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -66,16 +67,31 @@ struct Candidate {
   Config config;
 };
 
+/// A configuration and the time that it is reckoned to take, in a unit of its planner's own.
+template <typename Config>
+struct Reckoned {
+  Config config;
+  double time;
+};
+
 /// The planner of a family whose configurations have names, by which tables and callers choose.
 template <typename Problem, typename Config>
 class TunablePlanner : public Planner<Problem, Config> {
  public:
   using Candidates = std::vector<Candidate<Config>>;
+  using Reckonings = std::vector<Reckoned<Config>>;
 
   /// Throws Error(kUnsupported) for sizes that kernels cannot count.
   virtual void require_sizes(const Problem&) const {}
   /// All configurations, each once.
   virtual Candidates candidates(const Problem& problem, const Gpu& gpu) const = 0;
+  /// Those of them that may be the fastest.
+  virtual Reckonings reckon(const Problem& problem, const Gpu& gpu) const = 0;
+  std::optional<Config> choose(const Problem& problem, const Gpu& gpu) const final {
+    const Reckonings all = reckon(problem, gpu);
+    if (all.empty()) return {};
+    return std::ranges::min_element(all, {}, &Reckoned<Config>::time)->config;
+  }
   /// Its kernels, and how they are launched.
   virtual std::vector<KernelPlan> kernels(const Problem& problem, const Config& config,
                                           const Gpu& gpu) const = 0;

@@ -202,4 +202,9 @@ std::string planned_candidate(const GemmProblem& problem, const Gpu& gpu) {
   return name_among(product_candidates(problem, gpu), plan_product(problem, gpu).config);
 }
 
+std::vector<std::string> best_candidates(const GemmProblem& problem, const Gpu& gpu,
+                                         std::size_t most) {
+  return best_names(product_planner(gpu), problem, gpu, most);
+}
+
 }  // namespace octofold::plan

@@ -141,4 +141,8 @@ ProductPlanner::Candidates product_candidates(const GemmProblem& problem, const 
 /// The name of the configuration that plan_product() chooses.
 std::string planned_candidate(const GemmProblem& problem, const Gpu& gpu);
 
+/// The names of those that are reckoned to be the fastest, the best first: at most so many.
+std::vector<std::string> best_candidates(const GemmProblem& problem, const Gpu& gpu,
+                                         std::size_t most);
+
 }  // namespace octofold::plan

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
@@ -39,6 +40,10 @@ std::int64_t number_of(const json& object, const char* name) {
     fail(ErrorCode::kBadFormat, name, "a whole number", value.type_name());
   }
   return value.get<std::int64_t>();
+}
+
+std::string capability_of(const Gpu& gpu) {
+  return core::format("{}.{}", gpu.compute_major, gpu.compute_minor);
 }
 
 void require_same(const char* field, std::string_view here, std::string_view theirs) {
@@ -78,8 +83,7 @@ Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name)
   }
   require_same("octofold", OCTOFOLD_VERSION, string_of(table, "octofold"));
   require_same("gpu", gpu_name, string_of(table, "gpu"));
-  require_same("compute_capability", core::format("{}.{}", gpu.compute_major, gpu.compute_minor),
-               string_of(table, "compute_capability"));
+  require_same("compute_capability", capability_of(gpu), string_of(table, "compute_capability"));
   require_same("multiprocessors", core::format("{}", gpu.multiprocessors),
                core::format("{}", number_of(table, "multiprocessors")));
   const json& products = field_of(table, "products");
@@ -90,24 +94,31 @@ Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name)
     if (!product.is_object()) fail(ErrorCode::kBadFormat, key, "an object", product.type_name());
     std::string candidate = string_of(product, "candidate");
     const auto [rows, rest] =
-        split(std::visit([](const auto& each) { return text_of(each); }, parse_problem(key)));
+        split(std::visit([](const auto& each) { return plan::text_of(each); }, parse_problem(key)));
     const std::int64_t first =
         product.contains("rows_from") ? number_of(product, "rows_from") : rows;
     choices_[rest].push_back({first, rows, std::move(candidate)});
   }
 }
 
+std::string Tuning::text_of(const GemmProblem& problem) {
+  return is_contiguous(problem) ? plan::text_of(problem) : "";
+}
+
+std::string Tuning::text_of(const WeightOnlyProblem& problem) {
+  return as_allocated(problem) == problem ? plan::text_of(problem) : "";
+}
+
 std::string_view Tuning::candidate(const GemmProblem& problem) const {
-  if (choices_.empty() || !is_contiguous(problem)) return "";
-  return find(text_of(problem));
+  return choices_.empty() ? "" : find(text_of(problem));
 }
 
 std::string_view Tuning::candidate(const WeightOnlyProblem& problem) const {
-  if (choices_.empty() || as_allocated(problem) != problem) return "";
-  return find(text_of(problem));
+  return choices_.empty() ? "" : find(text_of(problem));
 }
 
 std::string_view Tuning::find(std::string text) const {
+  if (text.empty()) return "";
   const Key parts = split(std::move(text));
   const auto found = choices_.find(parts.rest);
   if (found == choices_.end()) return "";
@@ -121,6 +132,23 @@ std::size_t Tuning::size() const {
   std::size_t size = 0;
   for (const auto& [product, choices] : choices_) size += choices.size();
   return size;
+}
+
+std::string with_choices(std::string_view text, const Gpu& gpu, std::string_view gpu_name,
+                         std::span<const MeasuredChoice> choices) {
+  json table = text.empty() ? json{{"octofold", OCTOFOLD_VERSION},
+                                   {"gpu", gpu_name},
+                                   {"compute_capability", capability_of(gpu)},
+                                   {"multiprocessors", gpu.multiprocessors}}
+                            : json::parse(text);
+  const auto rounded = [](double microseconds) { return std::round(1e3 * microseconds) / 1e3; };
+  for (const MeasuredChoice& choice : choices) {
+    table["products"][choice.problem] = {
+        {"candidate", choice.candidate},
+        {"microseconds", rounded(choice.microseconds)},
+        {"planned_microseconds", rounded(choice.planned_microseconds)}};
+  }
+  return table.dump(1) + "\n";
 }
 
 std::string tuning_file_name(std::string_view gpu_name) {

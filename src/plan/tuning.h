@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "octofold/tuning.h"
 
 #include "plan/gpu.h"
 #include "plan/product.h"
@@ -30,6 +33,11 @@ class Tuning {
   std::string_view candidate(const GemmProblem& problem) const;
   std::string_view candidate(const WeightOnlyProblem& problem) const;
 
+  /// The text by which tables have a product; empty where its tensors do not lie as those of
+  /// tables do.
+  static std::string text_of(const GemmProblem& problem);
+  static std::string text_of(const WeightOnlyProblem& problem);
+
   std::size_t size() const;
 
  private:
@@ -44,6 +52,11 @@ class Tuning {
   /// By the problem's text without its rows.
   std::map<std::string, std::vector<Choice>, std::less<>> choices_;
 };
+
+/// The text of a table with these choices in place of what it has for the same products; an empty
+/// `text`: of a new table for this GPU.
+std::string with_choices(std::string_view text, const Gpu& gpu, std::string_view gpu_name,
+                         std::span<const MeasuredChoice> choices);
 
 /// "NVIDIA_H200.json" of "NVIDIA H200".
 std::string tuning_file_name(std::string_view gpu_name);

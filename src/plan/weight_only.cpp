@@ -143,4 +143,9 @@ std::string planned_candidate(const WeightOnlyProblem& problem, const Gpu& gpu) 
   return name_among(weight_only_candidates(problem, gpu), plan_weight_only(problem, gpu).config);
 }
 
+std::vector<std::string> best_candidates(const WeightOnlyProblem& problem, const Gpu& gpu,
+                                         std::size_t most) {
+  return best_names(planners(&Architecture::weight_only, gpu), problem, gpu, most);
+}
+
 }  // namespace octofold::plan

@@ -115,4 +115,8 @@ WeightOnlyPlanner::Candidates weight_only_candidates(const WeightOnlyProblem& pr
 /// The name of the one that plan_weight_only() chooses.
 std::string planned_candidate(const WeightOnlyProblem& problem, const Gpu& gpu);
 
+/// The names of those that are reckoned to be the fastest, the best first: at most so many.
+std::vector<std::string> best_candidates(const WeightOnlyProblem& problem, const Gpu& gpu,
+                                         std::size_t most);
+
 }  // namespace octofold::plan

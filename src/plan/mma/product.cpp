@@ -109,13 +109,13 @@ class Products final : public ProductPlanner {
     return candidates;
   }
 
-  std::optional<ProductConfig> choose(const GemmProblem& problem, const Gpu& gpu) const override {
-    const Candidates all = candidates(problem, gpu);
-    if (all.empty()) return {};
-    const auto clocks = [&](const Candidate<ProductConfig>& candidate) {
-      return predicted_clocks(problem, std::get<MmaGemmConfig>(candidate.config), gpu);
-    };
-    return std::ranges::min_element(all, {}, clocks)->config;
+  Reckonings reckon(const GemmProblem& problem, const Gpu& gpu) const override {
+    Reckonings all;
+    for (const Candidate<ProductConfig>& each : candidates(problem, gpu)) {
+      const auto& config = std::get<MmaGemmConfig>(each.config);
+      all.push_back({config, predicted_clocks(problem, config, gpu)});
+    }
+    return all;
   }
 
   std::vector<KernelPlan> kernels(const GemmProblem& problem, const ProductConfig& chosen,

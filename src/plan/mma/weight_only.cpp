@@ -195,12 +195,12 @@ class WeightOnly final : public WeightOnlyPlanner {
     return candidates;
   }
 
-  std::optional<WeightOnlyChoice> choose(const WeightOnlyProblem& problem,
-                                         const Gpu& gpu) const override {
-    const std::vector<WeightOnlyWork> all = warp_weight_only_candidates(problem, gpu);
-    if (all.empty()) return {};
-    return *std::ranges::min_element(
-        all, {}, [&](const WeightOnlyWork& work) { return expected_clocks(problem, work, gpu); });
+  Reckonings reckon(const WeightOnlyProblem& problem, const Gpu& gpu) const override {
+    Reckonings all;
+    for (const WeightOnlyWork& work : warp_weight_only_candidates(problem, gpu)) {
+      all.push_back({work, expected_clocks(problem, work, gpu)});
+    }
+    return all;
   }
 
   // The kernel of warps that multiply and, where blocks share the depth, the one that adds what

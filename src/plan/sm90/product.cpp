@@ -188,21 +188,16 @@ class Products final : public ProductPlanner {
     return rows <= 2 * tiling.columns && tiling.columns <= std::max<std::int64_t>(16, 2 * rows);
   }
 
-  std::optional<ProductConfig> choose(const GemmProblem& problem, const Gpu& gpu) const override {
-    std::optional<ProductConfig> best;
-    double least = std::numeric_limits<double>::infinity();
+  Reckonings reckon(const GemmProblem& problem, const Gpu& gpu) const override {
+    Reckonings all;
     for (const Tiling& tiling : tilings_for(problem)) {
       // An A that is cast has no others.
       if (!problem.dynamic.exists && !fits_rows(tiling, expected_group(problem).m)) continue;
       for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
-        const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
-        if (microseconds < least) {
-          least = microseconds;
-          best = config;
-        }
+        all.push_back({config, predicted_microseconds(problem, config, tiling, gpu)});
       }
     }
-    return best;
+    return all;
   }
 
   std::vector<KernelPlan> kernels(const GemmProblem& problem, const ProductConfig& chosen,

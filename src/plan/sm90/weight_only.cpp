@@ -247,13 +247,12 @@ class WeightOnly final : public WeightOnlyPlanner {
     return candidates;
   }
 
-  std::optional<WeightOnlyChoice> choose(const WeightOnlyProblem& problem,
-                                         const Gpu& gpu) const override {
-    const std::vector<Sm90WeightOnlyConfig> all = candidates_of(problem, gpu);
-    if (all.empty()) return {};
-    return *std::ranges::min_element(all, {}, [&](const Sm90WeightOnlyConfig& config) {
-      return expected_clocks(problem, config, gpu);
-    });
+  Reckonings reckon(const WeightOnlyProblem& problem, const Gpu& gpu) const override {
+    Reckonings all;
+    for (const Sm90WeightOnlyConfig& config : candidates_of(problem, gpu)) {
+      all.push_back({config, expected_clocks(problem, config, gpu)});
+    }
+    return all;
   }
 
   std::vector<KernelPlan> kernels(const WeightOnlyProblem& problem, const WeightOnlyChoice& choice,

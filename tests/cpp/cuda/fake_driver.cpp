@@ -172,6 +172,40 @@ int cuStreamSynchronize(void*) {
   return 0;
 }
 
+int cuStreamIsCapturing(void*, int* status) {
+  *status = state.is_capturing ? 1 : 0;  // CU_STREAM_CAPTURE_STATUS_ACTIVE
+  return 0;
+}
+
+int cuEventCreate(float** event, unsigned) {
+  if (context_stack.empty()) return 201;
+  *event = new float(-1);
+  ++state.events;
+  return 0;
+}
+
+int cuEventDestroy_v2(float* event) {
+  delete event;
+  --state.events;
+  return 0;
+}
+
+int cuEventRecord(float* event, void*) {
+  if (context_stack.empty()) return 201;
+  *event = state.microseconds;
+  return 0;
+}
+
+int cuEventQuery(float*) {
+  if (!is_relaxed()) return kOnlyRelaxed;
+  return state.events_have_come ? 0 : 600;  // CUDA_ERROR_NOT_READY
+}
+
+int cuEventElapsedTime(float* milliseconds, const float* begin, const float* end) {
+  *milliseconds = (*end - *begin) / 1000;
+  return *begin < 0 || *end < 0 ? 400 : 0;  // CUDA_ERROR_INVALID_HANDLE
+}
+
 int cuModuleLoadData(int** module, const void* image) {
   if (state.load_error != 0) return state.load_error;
   if (*static_cast<const char*>(image) == '?') return 200;  // CUDA_ERROR_INVALID_IMAGE
@@ -228,6 +262,7 @@ int cuLaunchKernelEx(const octofold::cuda::LaunchConfig* config, int* function, 
   const auto* params = static_cast<const std::byte*>(parameters[0]);
   const std::lock_guard lock(state.mutex);
   const std::size_t number = state.launches.size();
+  state.microseconds += state.launch_microseconds[number % state.launch_microseconds.size()];
   const bool is_among_first = number < state.first_params_bytes.size();
   launch.params.assign(
       params, params + (is_among_first ? state.first_params_bytes[number] : state.params_bytes));

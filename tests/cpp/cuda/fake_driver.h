@@ -64,12 +64,19 @@ struct State {
 
   std::size_t memory_bytes = std::size_t{1} << 30;  // of each device
 
+  // A clock that launches move on, each by its number's microseconds, again and again; events that
+  // have not come yet while it stands; a capture of every stream.
+  std::vector<float> launch_microseconds{1};
+  bool events_have_come = true, is_capturing = false;
+
   // The record of what happened.
   std::mutex mutex;  // of the vectors
   std::atomic<int> loads = 0, pushes = 0, pops = 0, capture_mode_changes = 0;
   int dynamic_shared_size = -1;
   std::vector<Launch> launches;
   std::vector<TensorMapCall> tensor_maps;
+  float microseconds = 0;                           // by the clock
+  int events = 0;                                   // that there are
   std::map<std::uint64_t, Allocation> memory;       // by address
   std::vector<std::vector<std::byte>> host_memory;  // that devices see, at the same addresses
   std::atomic<int> synchronizations = 0;

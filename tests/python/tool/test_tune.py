@@ -158,6 +158,11 @@ def one_gpu(monkeypatch, tmp_path):
         products = len(json.loads(file.read_text())["products"]) if file.exists() else 0
         return tuning.Table(file, "", products, 45)
 
+    def write(choices, gpu=0):
+        chosen = {tuning.complete(each.problem): {"candidate": each.candidate} for each in choices}
+        file.write_text(json.dumps({"products": chosen}))
+        return file
+
     def measure(problems, rounds, sustained):
         other = "256x128.w2.c1x1x1.b1.early"
         times = (10.0, 12.0)
@@ -171,6 +176,7 @@ def one_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "choose_device", lambda name: name)
     monkeypatch.setattr(tune, "measure", measure)
     monkeypatch.setattr(tuning, "table", table)
+    monkeypatch.setattr(tuning, "write", write)
     monkeypatch.setattr(tuning, "_gpu", lambda index: gpu)
     return file
 
