@@ -89,7 +89,7 @@ struct TuningTable {
   std::int64_t shipped = 0;
 };
 
-/// What was measured of a product.
+/// A product, and the fastest of its measured candidates.
 struct MeasuredChoice {
   std::string problem{};
   std::string candidate{};  ///< the fastest, one of product_candidates()

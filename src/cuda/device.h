@@ -99,7 +99,7 @@ class Device {
                                         [&] { return load(make_plan(), plan::describe(problem)); });
   }
 
-  /// What make() returned for the problem at its first call.
+  /// The value that make() returned for the problem at its first call.
   template <typename Value, plan::HasFields Problem, typename Make>
   Value remembered(const Problem& problem, Make&& make) {
     return memo<Memo<Problem, Value>>().get(problem, make);

@@ -85,7 +85,7 @@ class TunablePlanner : public Planner<Problem, Config> {
   virtual void require_sizes(const Problem&) const {}
   /// All configurations, each once.
   virtual Candidates candidates(const Problem& problem, const Gpu& gpu) const = 0;
-  /// Those of them that may be the fastest.
+  /// The ones among them that may be the fastest.
   virtual Reckonings reckon(const Problem& problem, const Gpu& gpu) const = 0;
   std::optional<Config> choose(const Problem& problem, const Gpu& gpu) const final {
     const Reckonings all = reckon(problem, gpu);
