@@ -1,5 +1,5 @@
-// Which kernel a product takes: the one that is asked for, that was measured to be the fastest, or
-// that is reckoned to be.
+// The kernel that a product takes: the one that is asked for, that was measured to be the fastest,
+// or that is reckoned to be.
 #pragma once
 
 #include <algorithm>
