@@ -115,8 +115,8 @@ def test_of_large_matrices(generator):
 needs_hopper = pytest.mark.skipif(not (ON_GPU and is_hopper()), reason="Hopper's own kernels")
 
 
-def names(operation, m, n, k, w):
-    problem = f"{operation}: m {m}, n {n}, k {k}, w {w}"
+def names(m, n, k, w):
+    problem = f"gemm_weight_only: m {m}, n {n}, k {k}, w {w}"
     return [name for name in tuning.candidates(problem) if name.startswith("sm90.")]
 
 
@@ -126,7 +126,7 @@ def names(operation, m, n, k, w):
 def test_every_candidate(size, granularity, generator):
     m, n, k = size
     x, w = rows_of(generator, m, k, "bfloat16"), operand(generator, n, k, "e4m3", granularity)
-    candidates = names("gemm_weight_only", m, n, k, f"e4m3 {granularity}")
+    candidates = names(m, n, k, f"e4m3 {granularity}")
     assert candidates
     for candidate in candidates:
         with tuning.using(candidate):
