@@ -1,5 +1,5 @@
-"""One behaviour everywhere, on the GPU at hand and as an older one (OCTOFOLD_TARGET=sm_80): what
-layers with FP8 weights and experts become, and that they compute."""
+"""One behaviour everywhere, on the GPU at hand and as an older one (OCTOFOLD_TARGET=sm_80): layers
+with FP8 weights and experts compute. What they become is tests/python/nn/test_any_gpu.py's."""
 
 import copy
 
@@ -81,26 +81,6 @@ def test_inference_layers_compute_anywhere(recipe, dtype):
         # 0.0604 was seen on an H200.
         limit = 0.08 if LINEARS.how == NATIVE else 0.02
         assert relative_error(dx.float(), dy.float() @ weight) < limit
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_conversion(trained):
-    model = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, INNER))
-    model = model.to(DEVICE, DTYPES[HALVES[0]]).requires_grad_(trained)
-    x = random(300, HIDDEN)
-    before = model(x).detach()
-    report = nn.convert(model)
-    native = LINEARS.how == NATIVE
-    kind = nn.Linear if native else torch.nn.Linear
-    assert all(type(layer) is kind for layer in model)
-    is_fp8 = not native and not trained
-    assert all(isinstance(layer.weight, nn.Fp8Weight) == is_fp8 for layer in model)
-    assert bool(report.left_alone) == (trained and not native)
-    y = model(x)
-    assert relative_error(y.detach(), before) < 0.08
-    if trained:
-        y.sum().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_layers_that_were_converted_elsewhere():

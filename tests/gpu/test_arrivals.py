@@ -113,14 +113,6 @@ def test_in_a_graph(generator):
         assert_same_bits(out, expected)
 
 
-@needs_gpu
-def test_flags_are_on_the_device(generator):
-    a, b = operands(generator, 1000, 72, 256)
-    on_cpu = octofold.Arrivals(torch.ones(4, dtype=torch.int32))
-    with pytest.raises(octofold.InvalidArgumentError, match=r"arrivals\.flags"):
-        octofold.gemm(a, b, arrivals=on_cpu)
-
-
 # Each way to load, clusters either way, scales along K and of channels, which the epilogue reads:
 # shards of whole tiles, and shards that end within a tile, and within a line of scales.
 LATE = (

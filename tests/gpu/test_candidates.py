@@ -5,7 +5,6 @@ for the shapes of other tests. Each is a kernel to compile, 0.2 s or so: run the
 import itertools
 from typing import NamedTuple
 
-import octofold
 import pytest
 
 from tests.gpu.gpu_support import (
@@ -198,10 +197,3 @@ for name in names:
 assert len(kernels) == len(names) > 10, (len(kernels), names)
 """
     run_python(script)
-
-
-@needs_gpu
-def test_a_name_that_is_none(generator):
-    a, b = operands(generator, 64, 128, 256)
-    with pytest.raises(octofold.InvalidArgumentError, match=r"'candidate'.*128x128"):
-        gemm_by("128x129", a, b, octofold.gemm(a, b))

@@ -87,34 +87,6 @@ def test_cupy_streams(cupy, rng):
     cupy.testing.assert_array_equal(product, expected)
 
 
-@needs("products")
-def test_torch_on_the_stream_of_cupy(cupy, generator):
-    """A stream is a stream, whoever made it."""
-    a, b = operands(generator, 128, 256, 512)
-    expected = octofold.gemm(a, b)
-    theirs = cupy.cuda.Stream(non_blocking=True)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.ExternalStream(theirs.ptr)):
-        out = octofold.gemm(a, b)
-    theirs.synchronize()
-    assert torch.equal(out, expected)
-
-
-@needs("products")
-def test_long_rows_in_an_array_of_bytes(generator):
-    """Views of one big allocation, as serving engines hand out."""
-    arena = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
-    codes = (32 * normal(generator, 64, 512)).to(torch.float8_e4m3fn)
-    inside = arena[4096 : 4096 + codes.numel()].view(torch.float8_e4m3fn).view(64, 512)
-    inside.copy_(codes)
-    scale = torch.full((1,), 0.01, device="cuda")
-    products = [
-        octofold.gemm(*[octofold.ScaledTensor(data, scale, "tensor")] * 2)
-        for data in (codes, inside)
-    ]
-    assert torch.equal(*products)
-
-
 def test_casts_are_laid_out_for_gemm(generator):
     for rows in (1, 6, 130, 256):
         cast = octofold.quantize(normal(generator, rows, 500))

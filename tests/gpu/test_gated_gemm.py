@@ -15,7 +15,6 @@ from tests.gpu.gpu_support import (
     assert_same_bits,
     bits,
     gemm_by,
-    needs_gpu,
     operands,
     plain,
     poison,
@@ -130,16 +129,3 @@ def test_operands_and_scales_of_any_stride(generator):
             assert_same_bits(h.data, expected.data)
             assert_same_bits(h.scale.contiguous(), expected.scale.contiguous())
     assert h.scale.stride() == (expected.scale.stride() if ON_GPU else (3, 1))
-
-
-@needs_gpu
-def test_what_no_kernel_takes_is_named(generator):
-    for shape, message in (
-        ((10, 200, 128), "argument 'b': expected 2·N rows with N a multiple of 128"),
-        ((10, 128, 120), "argument 'a': expected a matrix that TMA can address on a GPU"),
-        ((10, 128, 0), "argument 'a': expected a matrix that TMA can address on a GPU, but it has"),
-    ):
-        m, n, k = shape
-        with pytest.raises(octofold.UnsupportedError) as error:
-            octofold.ops.gated_gemm(*operands(generator, m, 2 * n, k))
-        assert message in str(error.value)

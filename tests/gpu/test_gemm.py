@@ -10,15 +10,12 @@ from tests.gpu.gpu_support import (
     PAIRS,
     Surrounded,
     assert_close,
-    assert_fast_accumulation_close,
     assert_same_bits,
-    needs_gpu,
     normal,
     operands,
     poison,
     product,
     rows_major,
-    run_python,
     skip_without,
     surrounded_copy,
     torch,
@@ -29,14 +26,6 @@ from tests.gpu.gpu_support import (
 skip_without("products")
 
 every_pair = pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
-
-
-@pytest.mark.parametrize("pair", PAIRS[:2], ids=PAIR_NAMES[:2])
-def test_fast_accumulation_is_close(pair, generator):
-    a, b = operands(generator, 300, 500, 4096, pair)
-    expected = product(a, b)
-    out = octofold.gemm(a, b, out_dtype="float32", fast_accumulation=True)
-    assert_fast_accumulation_close(out, expected)
 
 
 # TMA wants addresses and row strides that are multiples of 16 bytes.
@@ -56,21 +45,6 @@ def test_operands_that_tma_cannot_load(pair, which, padding, offset, generator):
     octofold.gemm(a, b, out=out.view)
     assert_close(out.view, expected)
     assert_close(aligned, expected)
-
-
-@needs_gpu
-def test_the_log_names_the_slower_path():
-    """In a process of its own, as a kind of problem may be logged only once."""
-    script = """
-import octofold, torch
-lines = []
-octofold.set_log_handler(lambda level, message: lines.append(message))
-x = torch.ones(64, 1001, device="cuda").to(torch.float8_e4m3fn)
-scale = torch.ones(1, device="cuda")
-octofold.gemm(*[octofold.ScaledTensor(x, scale, "tensor")] * 2)
-assert any("'a'" in line and "slower" in line for line in lines), lines
-"""
-    run_python(script)
 
 
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])

@@ -191,20 +191,6 @@ def test_what_is_planned(generator):
 
 
 @needs_gpu
-def test_what_no_kernel_takes_is_named(generator):
-    for k, message in (
-        (120, "argument 'b': expected a matrix that TMA can address on a GPU, but its row stride"),
-        (
-            0,
-            "argument 'b': expected a matrix that TMA can address on a GPU, but it has no elements",
-        ),
-    ):
-        with pytest.raises(octofold.UnsupportedError) as error:
-            octofold.gemm(*case(generator, 10, 200, k))
-        assert message in str(error.value)
-
-
-@needs_gpu
 @pytest.mark.parametrize("candidate", [None, *CANDIDATES[::5]])
 def test_in_a_graph(candidate, generator):
     """One after another, and after what writes x: it is not read before that has ended."""

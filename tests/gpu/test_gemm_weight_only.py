@@ -115,8 +115,8 @@ def test_of_large_matrices(generator):
 needs_hopper = pytest.mark.skipif(not (ON_GPU and is_hopper()), reason="Hopper's own kernels")
 
 
-def names(operation, m, n, k, w):
-    problem = f"{operation}: m {m}, n {n}, k {k}, w {w}"
+def names(m, n, k, w):
+    problem = f"gemm_weight_only: m {m}, n {n}, k {k}, w {w}"
     return [name for name in tuning.candidates(problem) if name.startswith("sm90.")]
 
 
@@ -126,7 +126,7 @@ def names(operation, m, n, k, w):
 def test_every_candidate(size, granularity, generator):
     m, n, k = size
     x, w = rows_of(generator, m, k, "bfloat16"), operand(generator, n, k, "e4m3", granularity)
-    candidates = names("gemm_weight_only", m, n, k, f"e4m3 {granularity}")
+    candidates = names(m, n, k, f"e4m3 {granularity}")
     assert candidates
     for candidate in candidates:
         with tuning.using(candidate):
@@ -162,18 +162,6 @@ def test_a_scale_that_is_nan(rows, generator):
     out = octofold.gemm_weight_only(rows_of(generator, rows, 640, "bfloat16"), w)
     assert out.isnan().any(dim=0).nonzero().flatten().tolist() == [37]
     assert bool(out[:, 37].isnan().all())
-
-
-@needs_hopper
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_gradient_candidates(granularity, generator):
-    m, n, k = 150, 272, 400
-    gradient = rows_of(generator, m, n, "bfloat16")
-    w = operand(generator, n, k, "e5m2", granularity)
-    assert names("gemm_weight_only_gradient", m, k, n, f"e5m2 {granularity}")
-    out = octofold.ops.gemm_weight_only_gradient(gradient, w, out_dtype=torch.float32)
-    rounds = granularity in ("channel", "1x128")
-    assert_product(out, gradient.double(), values_of(w).T, weight_rounding=2.0**-8 if rounds else 0)
 
 
 @needs_hopper

@@ -8,6 +8,7 @@ import octofold
 import pytest
 
 from tests.gpu.gpu_support import DEVICE, DTYPES, bits, captured, needs_gpu, normal, torch
+from tests.gpu.product_support import offsets_of
 from tests.python.casting import GRANULARITIES
 
 POISON = 0xAA
@@ -24,11 +25,6 @@ KINDS = (
 )
 KIND_NAMES = ["-".join(filter(None, kind)) for kind in KINDS]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=KIND_NAMES)
-
-
-def offsets_of(sizes):
-    offsets = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
-    return offsets.to(DEVICE)
 
 
 def hostile_offsets(rows, groups, generator):

@@ -235,26 +235,6 @@ def test_nan_stays_in_its_group(generator):
 
 
 @needs_gpu
-def test_many_experts_of_one_token(generator):
-    """The experts of a token among many, whose other weights may be anything."""
-    groups, n, k, used = 256, 512, 1024, (3, 77, 78, 200, 255)
-    w, _ = weights(generator, groups, n, k, "128x128")
-    expected_w = {group: w.data[group].clone() for group in used}
-    w.data.view(torch.uint8).fill_(NAN_CODE)
-    for group, codes in expected_w.items():
-        w.data[group].copy_(codes)
-    sizes = [int(group in used) for group in range(groups)]
-    token = rows_of(generator, 1, k, HALVES[-1])
-    sources = torch.arange(len(used), dtype=torch.int32, device=DEVICE)
-    out = grouped_gemm_weight_only(
-        Gathered(token, sources, slots=len(used)), w, Rows(offsets_of(sizes))
-    )
-    for row, group in enumerate(used):
-        part = octofold.ScaledTensor(w.data[group], w.scale[group], "128x128")
-        assert_product(out[row : row + 1], token.double(), values_of(part))
-
-
-@needs_gpu
 def test_numbers_change_between_replays_of_a_graph(generator):
     rows, groups, n, k = 300, 6, 264, 400
     w, parts = weights(generator, groups, n, k, "128x128")

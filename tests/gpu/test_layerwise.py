@@ -17,6 +17,7 @@ from tests.gpu.gpu_support import (
     skip_without,
     torch,
 )
+from tests.gpu.layer_support import random
 from tests.python.nn.layer_support import relative_error
 
 skip_without("casts")
@@ -24,10 +25,6 @@ skip_without("casts")
 models = octofold.models
 HALF = [getattr(torch, name) for name in HALVES]
 IN, OUT = 1024, 384
-
-
-def random(*shape, dtype=torch.float32):
-    return torch.randn(shape, device=DEVICE).to(dtype)
 
 
 def has(operation):

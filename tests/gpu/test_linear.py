@@ -1,15 +1,12 @@
 """Linear layers in one call of the library each way: the bits of casts and products one after
-another, with every recipe that has them, from one token to more than a cluster casts. Gradients in
-main_grad, and casts in graphs."""
-
-import copy
+another, with every recipe that has them, from one token to more than a cluster casts; casts in
+graphs."""
 
 import octofold
 import pytest
 from octofold.nn.autograd import one_call
 
 from tests.gpu.gpu_support import DEVICE, assert_same_bits, needs_gpu, skip_without, torch
-from tests.python.nn.layer_support import NAMES, relative_error
 
 skip_without("products")
 
@@ -46,19 +43,6 @@ def test_has_the_bits_of_operations_apart(tokens, recipe, dtype, monkeypatch):
     for one, other, expected in zip(at_once, held, results(layer, x, dy), strict=True):
         assert_same_bits(one, expected)
         assert_same_bits(other, expected)
-
-
-@pytest.mark.parametrize("recipe", NAMES)
-def test_main_grad(recipe):
-    layer = octofold.nn.Linear(1024, 384, recipe=recipe, force_fp8=True, **BF16)
-    twin = copy.deepcopy(layer)
-    twin.main_grad = True
-    x, dy = torch.randn(520, 1024, **BF16), torch.randn(520, 384, **BF16)
-    layer(x).backward(dy)
-    twin(x).backward(dy)
-    with pytest.raises(octofold.UnsupportedError, match=r"gradient is in weight\.main_grad"):
-        twin.weight.grad.clone()
-    assert relative_error(twin.weight.main_grad, layer.weight.grad) < 2**-8
 
 
 @needs_gpu

@@ -5,6 +5,7 @@ own (scripts/test_integrations.py, which fails where it could not install one).
 """
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,15 @@ if importlib.util.find_spec("sglang") is not None:
     for name in ("nms", "qnms"):
         VISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-    from tests.integrations.sglang_support import gpu, plugged_in, untouched
+    from tests.integrations.sglang_support import LOG, gpu, plugged_in, untouched
 elif importlib.util.find_spec("vllm") is not None:
-    from tests.integrations.vllm_support import gpu, one_rank, plugged_in, untouched  # noqa: F401
+    from tests.integrations.vllm_support import (  # noqa: F401
+        LOG,
+        gpu,
+        one_rank,
+        plugged_in,
+        untouched,
+    )
 else:
     NEEDS["test_servers"] = ("vllm", "sglang")
 
@@ -48,6 +55,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 @pytest.fixture(autouse=True)
 def _plugs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTOFOLD_INTEGRATIONS", raising=False)
+
+
+@pytest.fixture
+def said(caplog):
+    """The log, which has what the plug into the server says."""
+    caplog.set_level(logging.INFO, LOG)
+    return caplog
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ environment has one server; <server>_support.py makes its layers."""
 
 import importlib
 import importlib.util
-import logging
 
 import octofold
 import pytest
@@ -30,19 +29,6 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 @pytest.fixture
 def server(plugged_in):
     return host
-
-
-@pytest.fixture
-def batch_invariant():
-    octofold.set_batch_invariant(True)
-    yield
-    octofold.set_batch_invariant(False)
-
-
-@pytest.fixture
-def said(caplog):
-    caplog.set_level(logging.INFO, host.LOG)
-    return caplog
 
 
 @pytest.mark.parametrize(
@@ -105,15 +91,6 @@ def test_channels(server):
     with server.model_of(torch.bfloat16):
         x = random(33, 304, dtype=torch.bfloat16)
         assert_product(server.linear(weight)(x)[0], cast(x, "channel"), values(weight))
-
-
-def test_tokens_are_apart_where_that_is_wanted(server, batch_invariant):
-    with server.model_of(torch.bfloat16):
-        layer = server.linear(quantized("128x128", 200, 300))
-        x = random(33, 300, dtype=torch.bfloat16)
-        y, _ = layer(x)
-        for tokens in (slice(7, 8), slice(3, 20)):
-            assert torch.equal(layer(x[tokens])[0], y[tokens])
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6)])

@@ -1,8 +1,6 @@
 """Octofold in SGLang beside what holds in every server: SGLang's hooks and choice, inputs that were
 cast before, and experts by `--moe-runner-backend octofold`."""
 
-import logging
-
 import octofold
 import pytest
 import torch
@@ -29,12 +27,6 @@ from tests.integrations.sglang_support import HOOKED, load_plugins
 
 BLOCKS = [128, 128]
 DTYPE = torch.bfloat16
-
-
-@pytest.fixture
-def said(caplog):
-    caplog.set_level(logging.INFO, server.LOG)
-    return caplog
 
 
 def test_entry_point(untouched, said):

@@ -1,8 +1,6 @@
 """Octofold in vLLM beside what holds in every server: vLLM's tables and choice, checkpoints of
 llm-compressor, and experts by `--quantization octofold`."""
 
-import logging
-
 import octofold
 import pytest
 import torch
@@ -62,12 +60,6 @@ def config(x, weight, dtype=torch.bfloat16, out_dtype=torch.bfloat16):
 
 BLOCK_LAYER = config(kFp8Dynamic128Sym, STATIC_BLOCKS)
 CHANNEL_LAYER = config(kFp8DynamicTokenSym, kFp8StaticChannelSym)
-
-
-@pytest.fixture
-def said(caplog):
-    caplog.set_level(logging.INFO, "vllm.plugins.octofold")
-    return caplog
 
 
 def test_entry_point(untouched, said):
@@ -275,15 +267,6 @@ def test_compressed_tensors(gpu, plugged_in, capability, strategy, granularity, 
             x = random(rows, 304, dtype=DTYPE)
             expected = cast(x, of_x) if capability == (9, 0) else x.double()
             assert_product(layer(x)[0], expected, values(weight))
-
-
-@pytest.mark.parametrize("granularity", ["tensor", "128x128"])
-def test_weights_alone_on_turing(gpu, plugged_in, granularity):
-    gpu(7, 5)
-    with server.model_of(torch.half):
-        weight, bias = quantized(granularity, 200, 300), random(200, dtype=torch.half)
-        x = random(5, 300, dtype=torch.half)
-        assert_product(server.linear(weight, bias)(x)[0], x.double(), values(weight), bias)
 
 
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.python import reference
+from tests.python.reference import offsets_of
 
 KEYS_PER_SCALE = 128
 
@@ -203,10 +204,6 @@ def dense(rng, batch, queries, keys, heads=4, kv_heads=2, size=64, q="float16", 
         "k": codes(rng, shape, k),
         "v": codes(rng, shape, v),
     }
-
-
-def offsets_of(counts):
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def packed(rng, queries, keys, heads=4, kv_heads=2, size=64, q="float16", kv="e4m3 e4m3"):

@@ -44,8 +44,3 @@ def both(name, *arguments, arrays=None, **options):
 
 def random(rng, *shape, dtype="float32"):
     return rng.standard_normal(shape, dtype=np.float32).astype(jax.numpy.dtype(dtype))
-
-
-def relative_error(actual, expected):
-    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)

@@ -34,6 +34,12 @@ def norm(values):
     return float((values * values).sum()) ** 0.5
 
 
+def relative_error(values, expected):
+    """The norm of all errors over that of what is expected, of arrays that NumPy reads."""
+    values, expected = (np.asarray(array, np.float64) for array in (values, expected))
+    return norm(values - expected) / norm(expected)
+
+
 def assert_elements_close(out, expected, terms, dtype, accumulation=ACCUMULATION):
     """Each element of a matrix within half an ulp and the error of a sum of such terms."""
     assert bool((abs(out) < math.inf).all()), "not all is written and finite"

@@ -20,6 +20,11 @@ LARGEST = {"e4m3": np.float32(448), "e5m2": np.float32(57344)}
 NAN_CODE = 0x7F
 
 
+def offsets_of(sizes):
+    """The numbers between which groups of these sizes lie, one behind another."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+
+
 def quietly_cast(values, dtype):
     """NumPy's cast. On AArch64 NumPy warns of signalling NaNs of float16, and of what unsigned
     integers do not hold."""

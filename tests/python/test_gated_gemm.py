@@ -106,9 +106,3 @@ def test_leading_dimensions(rng):
     assert h.shape == (3, 4, 128)
     assert h.scale.shape == (3, 4, 1)
     np.testing.assert_array_equal(h.data.reshape(12, 128).view("u1"), flat.data.view("u1"))
-
-
-def test_result_is_an_operand(rng):
-    a, b = operands(rng, 20, 256, 128)
-    w = octofold.quantize(rng.normal(0, 1, (64, 256)).astype(np.float32), "128x128")
-    assert octofold.gemm(gated_gemm(a, b), w).shape == (20, 64)

@@ -12,15 +12,12 @@ from octofold.ops import Activated, ActivationGradient, Gathered, Target, scale_
 from tests.cases.shapes import PARTITIONS
 from tests.python.casting import GRANULARITIES, cast_side, formats
 from tests.python.devices import cast, on_gpu, quantize
+from tests.python.reference import offsets_of
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 BLOCKS = ("1x128", "128x128")
-
-
-def offsets_of(sizes):
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
 def places(offsets, spaces=1):

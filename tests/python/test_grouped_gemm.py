@@ -10,6 +10,7 @@ from ml_dtypes import bfloat16
 from octofold import Depth, Masked, Rows, ScaledTensor
 
 from tests.python import reference
+from tests.python.reference import offsets_of
 
 GRANULARITIES = reference.GRANULARITIES
 
@@ -27,10 +28,6 @@ def stacked(groups):
 
 def weights(groups, n, k, granularity):
     return [octofold.quantize(random_values(100 + g, n, k), granularity) for g in range(groups)]
-
-
-def offsets_of(sizes):
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
 def by_rows(tensor, begin, end):

@@ -17,6 +17,7 @@ from octofold import (
 from octofold.ops import Gathered, gemm_weight_only_gradient, grouped_gemm_weight_only_gradient
 
 from tests.python import reference
+from tests.python.reference import offsets_of
 
 HALVES = {dtype: reference.DTYPES[dtype] for dtype in ("float16", "bfloat16")}
 UNTOUCHED = 7
@@ -27,10 +28,6 @@ sizes_of_groups = st.lists(st.sampled_from([0, 0, 1, 3, 40, 130]), min_size=1, m
 def random(seed, *shape, dtype="float16"):
     values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return values.astype(reference.DTYPES[dtype])
-
-
-def offsets_of(sizes):
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
 def weights(groups, n, k, granularity, dtype="e4m3"):

@@ -9,7 +9,6 @@ import pytest
 from octofold import Depth, Format, Masked, Rows, ScaledTensor
 from octofold.jax._calls import _target
 
-from tests.cases.gemm import CASES
 from tests.python import attention_cases, reference
 from tests.python.attention_cases import dense, packed, paged, with_scales
 from tests.python.devices import on_gpu, on_gpus
@@ -18,11 +17,16 @@ from tests.python.jax_support import (
     jax,
     jitted,
     random,
-    relative_error,
     to_jax,
     to_numpy,
 )
-from tests.python.judge import ACCUMULATION, TENSOR_CORE_ACCUMULATION, assert_close, assert_same
+from tests.python.judge import (
+    ACCUMULATION,
+    TENSOR_CORE_ACCUMULATION,
+    assert_close,
+    assert_same,
+    relative_error,
+)
 
 GRANULARITIES = reference.GRANULARITIES
 WIDE = ("float32", "float16", "bfloat16")
@@ -71,23 +75,6 @@ def test_quantize(granularity, dtype, x_dtype, rng):
     casts = of_both(x)
     assert_same(jitted(of_both, x)[:2], casts[:2])
     assert_same(jitted(lambda x8: x8.dequantize(), casts.rows), casts.rows.dequantize())
-
-
-@on_each_device
-@pytest.mark.parametrize("case", CASES[::19], ids=lambda case: case["name"])
-def test_gemm(case, rng):
-    m, n, k = (int(case[name]) for name in "mnk")
-    dtype, power_of_two = case["d_dtype"], case["power_of_two"] == "1"
-    a = operand(rng, m, k, case["a_dtype"], case["granularity_a"], power_of_two)
-    b = operand(rng, n, k, case["b_dtype"], case["granularity_b"], power_of_two)
-    shapes = {"c": (m, n), "bias": (n,)}
-    addends = {
-        name: random(rng, *shape, dtype=case[name] if case[name] == "float32" else dtype)
-        for name, shape in shapes.items()
-        if case[name] != "none"
-    }
-    actual, expected = both("gemm", a, b, arrays=addends, out_dtype=dtype)
-    judge(actual, a, b, *addends.values(), dtype=dtype, same=expected)
 
 
 SHAPES = (

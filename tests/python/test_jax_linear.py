@@ -9,12 +9,14 @@ import pytest
 from octofold import Format, UnsupportedError
 from octofold.jax import Product, Recipe, linear
 
-from tests.python.jax_support import jax, random, relative_error, to_jax
+from tests.python.jax_support import jax, random, to_jax
+from tests.python.judge import relative_error
 
 RECIPES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
 SQUARE = Product("128x128", "128x128")
 
-# Limits as in nn/test_linear.py: two operands of e4m3, one of e5m2, and no cast at all.
+# Two operands rounded to 3 bits of mantissa (e4m3), and one of them to 2 (e5m2): 0.037 and 0.058
+# for normally distributed values; and no cast at all.
 LIMITS = {"e4m3": 0.042, "e5m2": 0.065, "high": 1e-5}
 OF_GRADIENTS = dict.fromkeys(RECIPES, "e4m3") | {"tensorwise": "e5m2"}
 
@@ -191,35 +193,6 @@ def test_without_bias_or_what_loses_it(rng):
     assert [gradient.shape for gradient in back(dy)] == [x.shape, weight.shape]
     assert y.shape == dy.shape
     assert not jax.grad(lambda x: 0 * linear(x, weight).sum())(x).any()
-
-
-@on_each_device
-def test_training_lowers_the_loss(rng):
-    """Two layers learn a function as they do in FP32."""
-    x = to_jax(random(rng, 256, 64))
-    target = jax.numpy.sin(x @ to_jax(random(rng, 64, 16)) / 8)
-    start = to_jax(
-        [
-            (random(rng, 128, 64) / 8, np.zeros(128, np.float32)),
-            (random(rng, 16, 128) / 11, np.zeros(16, np.float32)),
-        ]
-    )
-
-    def losses(layer):
-        def loss(layers):
-            hidden = jax.nn.gelu(layer(x, *layers[0]))
-            return ((layer(hidden, *layers[1]) - target) ** 2).mean()
-
-        @jax.jit
-        def step(layers, _):
-            value, gradient = jax.value_and_grad(loss)(layers)
-            return jax.tree.map(lambda p, g: p - 0.3 * g, layers, gradient), value
-
-        return jax.lax.scan(step, start, length=60)[1]
-
-    ours, theirs = losses(linear), losses(exact)
-    assert ours[-1] < 0.4 * ours[0]
-    assert ours[-1] < 1.15 * theirs[-1]
 
 
 def test_gradients_of_gradients_are_refused(rng):

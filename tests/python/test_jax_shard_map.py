@@ -8,7 +8,8 @@ from octofold import InvalidArgumentError
 from octofold.jax import linear
 from octofold.jax._calls import _manual_axes
 
-from tests.python.jax_support import jax, random, relative_error, to_jax
+from tests.python.jax_support import jax, random, to_jax
+from tests.python.judge import relative_error
 
 P = jax.sharding.PartitionSpec
 MESH = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("i", "j"))

@@ -133,14 +133,6 @@ def test_blocks_that_go_through_many_rows(form, targets, dtype, normal):
                 check(x, operands, kind, residual, **formats(granularity, targets))
 
 
-@gpu_only
-def test_many_more_rows_than_run_at_one_time(normal):
-    kind, x, operands = problem(normal, "rms", 8192, 7168, torch.bfloat16)
-    check(x, operands, kind, rows="1x128")
-    kind, x, operands = problem(normal, "rms", 16_384, 4096, torch.bfloat16)
-    check(x, operands, kind, normal(16_384, 4096).bfloat16(), rows="channel")
-
-
 def test_a_row_has_the_same_bits_among_others(normal):
     """More rows than blocks of a GPU, and fewer."""
     kind, x, operands = problem(normal, "layer", 5003, 2048, torch.bfloat16)

@@ -197,24 +197,6 @@ def test_dequantizes_rows_that_are_repeated(rng):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_scale_shape(granularity):
-    sizes = (0, 1, 127, 128, 129, 1000)
-    for rows, cols in itertools.product(sizes, sizes):
-        x = np.ones((rows, cols), np.float32)
-        shape = ops.scale_shape(granularity, rows, cols)
-        assert quantize(x, granularity).scale.shape == shape
-        assert (
-            shape
-            == {
-                "tensor": (1,),
-                "channel": (rows,),
-                "1x128": (rows, -(-cols // 128)),
-                "128x128": (-(-rows // 128), -(-cols // 128)),
-            }[granularity]
-        )
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_writes_into_out(granularity, transpose, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
@@ -260,19 +242,6 @@ def test_static_scales(granularity, transpose, rule, rng):
         if not transpose:
             assert quantize(x, format, scale=scale, out=out).equals(actual)
         np.testing.assert_array_equal(scale, kept)
-
-
-@every_rule
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_scales_of_a_cast_give_its_codes_again(granularity, rule, rng):
-    """Rules whose scale is the inverse of a factor need scales that are powers of two."""
-    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    power_of_two = rule in ("te", "torchao", "transformers", "tilekernels")
-    computed_format = Format(granularity=granularity, rule=rule, power_of_two=power_of_two)
-    for transpose in (False, True):
-        computed = cast_side(x, computed_format, transpose)
-        format = Format(granularity=granularity, rule=rule)
-        assert cast_side(x, format, transpose, scale=computed.scale).equals(computed)
 
 
 @pytest.mark.parametrize("granularity", ["channel", "1x128"])

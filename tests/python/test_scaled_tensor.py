@@ -1,7 +1,5 @@
 """ScaledTensor as a citizen: compared, sliced, transposed, moved, pickled."""
 
-import pickle
-
 import numpy as np
 import octofold
 import pytest
@@ -139,12 +137,6 @@ def test_stays_on_the_cpu(rng):
     assert cast.to("cpu") is cast
     with pytest.raises(octofold.InvalidArgumentError, match=r"'device': expected 'cpu', .*'cuda'"):
         cast.to("cuda")
-
-
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
-def test_pickles(granularity, rng):
-    cast = octofold.quantize(matrix(rng), octofold.Format("e5m2", granularity))
-    assert pickle.loads(pickle.dumps(cast)).equals(cast)
 
 
 def test_describes_itself_whatever_it_holds():

@@ -8,7 +8,6 @@ from tests.python.judge import assert_close
 torch = pytest.importorskip("torch")
 
 from octofold.integrations import serving  # noqa: E402
-from torch._dynamo.testing import CompileCounter  # noqa: E402
 
 PAIRS = [("1x128", "128x128"), ("channel", "channel"), ("channel", "tensor"), ("tensor", "channel")]
 
@@ -98,22 +97,6 @@ def test_opcheck(name):
     tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     with torch.no_grad():
         torch.library.opcheck(op.default, arguments, test_utils=tests)
-
-
-def test_one_graph_for_all_numbers_of_tokens():
-    torch._dynamo.reset()
-    weight = weight_of("128x128")
-    count = CompileCounter()
-
-    @torch.compile(fullgraph=True, dynamic=True, backend=count)
-    def layer(x):
-        return serving.linear(x, weight, None, "1x128")
-
-    with torch.no_grad():
-        for rows in (3, 8, 9, 200):
-            x = torch.randn(rows, 200).bfloat16()
-            assert torch.equal(layer(x), serving.linear(x, weight, None, "1x128"))
-    assert count.frame_count == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from octofold._core.library import library
 from octofold._core.ops import quick_scale_shape
 
 from tests.python.casting import GRANULARITIES
-from tests.python.devices import needs_hopper
 from tests.python.own_process import python
 
 torch = pytest.importorskip("torch")
@@ -173,23 +172,6 @@ def test_layout_of_scales_on_a_gpu(rows):
     assert cast.data.stride() == (320, 1)
     assert leading.data.stride() == (320, 320, 1)
     assert leading.scale.stride() == (1, 1, (rows + 3) // 4 * 4)
-
-
-@needs_hopper
-@pytest.mark.usefixtures("tensors_there")
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_whole(dynamic):
-    torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    w, bias = random(17, 300), random(17)
-    for rows in (33, 260, 1) if dynamic else (33,):
-        arguments = random(rows, 300), w, bias
-        *actual, cast = compiled(*arguments)
-        *expected, _ = layer(*arguments)
-        assert isinstance(cast, octofold.ScaledTensor)
-        for left, right in zip(actual, expected, strict=True):
-            assert left.dtype is right.dtype
-            assert torch.equal(left.float(), right.float())
 
 
 @pytest.mark.slow

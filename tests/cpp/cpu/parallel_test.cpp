@@ -71,17 +71,5 @@ TEST(ArrivalsTest, AFlagThatIsNeverSetIsAnError) {
             "got 0 all the time");
 }
 
-TEST(ArrivalsTest, WhatIsWrittenBeforeTheFlagIsThere) {
-  std::vector<std::int32_t> flags(1), data(1000);
-  const core::Arrivals arrivals{.flags = flags.data(), .shards = 1};
-  const std::jthread writer([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    std::ranges::fill(data, 7);
-    std::atomic_ref(flags[0]).store(1, std::memory_order_release);
-  });
-  await_shard("gemm", arrivals, 0);
-  EXPECT_THAT(data, testing::Each(7));
-}
-
 }  // namespace
 }  // namespace octofold::cpu

@@ -1,5 +1,6 @@
 // A norm and a linear layer, and MLPs, in one call each way: memory that is just enough, rows of
-// tensors that lie apart, no more than is wanted, weights that are cast, and bad arguments.
+// tensors that lie apart, no more than is wanted, and bad arguments. Python's tests have the bits,
+// and weights that are cast.
 #include "octofold/mlp.h"
 
 #include "octofold/octofold.h"
@@ -151,24 +152,6 @@ TEST_P(MlpTest, ComputesNoMoreThanIsWanted) {
       {&MlpProblem::grad_input, &MlpProblem::grad_up, &MlpProblem::grad_up_bias,
        &MlpProblem::grad_down, &MlpProblem::grad_down_bias},
       [] { return Layer(GetParam(), 9); }, run);
-}
-
-TEST_P(MlpTest, TakesWeightsThatAreCast) {
-  Layer layer(GetParam(), 9);
-  const test::Results expected = run(layer);
-  layer.problem.weights_are_cast = true;
-  const test::WeightCasts up(layer.up, layer.problem.recipe);
-  const test::WeightCasts down(layer.down, layer.problem.recipe);
-  LayerBytes memory(mlp_memory(layer.problem));
-  MlpForward forward = layer.forward(memory);
-  forward.up_weight = up.rows.view();
-  forward.down_weight = down.rows.view();
-  mlp_forward(layer.problem, forward);
-  MlpBackward backward = layer.backward(memory);
-  backward.up_transposed = up.transposed.view();
-  backward.down_transposed = down.transposed.view();
-  mlp_backward(layer.problem, backward);
-  EXPECT_EQ(layer.results(), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, MlpTest, testing::ValuesIn(kCases),

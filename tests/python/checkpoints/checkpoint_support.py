@@ -107,8 +107,3 @@ def values_of(folder, dtype="float32"):
         name: value.dequantize(dtype) if isinstance(value, octofold.ScaledTensor) else value
         for name, value in checkpoint.items()
     }
-
-
-def relative_error(values, expected):
-    values, expected = (np.asarray(array, np.float64) for array in (values, expected))
-    return float(np.linalg.norm(values - expected) / np.linalg.norm(expected))

@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import save_file
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-from tests.python.checkpoints.checkpoint_support import relative_error
 from tests.python.checkpoints.matrix_models import DIFFUSION_ROWS, TEXT_ROWS, Row
+from tests.python.judge import relative_error
 
 COLUMNS = (
     ("deepseek-v3", "128x128"),

@@ -10,10 +10,10 @@ from tests.python.checkpoints.checkpoint_support import (
     PAIRS,
     listing,
     raw_tensors,
-    relative_error,
     wide_tensors,
     write_folder,
 )
+from tests.python.judge import relative_error
 
 # Casting e4m3 codes anew with other scales: half a unit of 3 bits of fraction at most, relative.
 LIMIT = 0.04

@@ -13,7 +13,6 @@ pytest.importorskip("accelerate")
 pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
 pytest.importorskip("diffusers")
-from tests.python.checkpoints.checkpoint_support import relative_error  # noqa: E402
 from tests.python.checkpoints.family_matrix import (  # noqa: E402
     CELLS,
     ROWS,
@@ -24,6 +23,7 @@ from tests.python.checkpoints.family_matrix import (  # noqa: E402
     save_dequantized,
 )
 from tests.python.checkpoints.matrix_models import DECODER, Row, of, tokens  # noqa: E402
+from tests.python.judge import relative_error  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from tests.python.checkpoints.checkpoint_support import (
     BF16,
     E4M3,
     PAIRS,
-    relative_error,
     save_file,
     wide_tensors,
     write_folder,
     write_wide,
 )
+from tests.python.judge import relative_error
 from tests.python.own_process import python
 
 WEIGHTS = {"blocks.0.up.weight", "blocks.0.down.weight"}
@@ -86,23 +86,6 @@ def test_weights_of_every_size_become_fp8_and_the_rest_is_copied(
     for name, tensor in others.items():
         assert (checkpoint[name].dtype, checkpoint[name].shape) == (tensor.dtype, tensor.shape)
         np.testing.assert_array_equal(checkpoint[name], tensor)
-
-
-@pytest.mark.parametrize("family", octofold.checkpoint_families())
-def test_torch_has_the_same_bytes(tmp_path, rng, family):
-    write_wide(tmp_path / "in", rng)
-    octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out", family=family)
-    in_numpy = octofold.load_checkpoint(tmp_path / "out", framework="numpy")
-    in_torch = octofold.load_checkpoint(tmp_path / "out", device="cpu")
-    assert list(in_numpy) == list(in_torch)
-    for name, expected in in_numpy.items():
-        value = in_torch[name]
-        if isinstance(expected, octofold.ScaledTensor):
-            assert isinstance(value.data, torch.Tensor)
-            np.testing.assert_array_equal(value.dequantize().numpy(), expected.dequantize())
-        else:
-            assert isinstance(value, torch.Tensor)
-            assert value.view(torch.uint8).numpy().tobytes() == expected.tobytes()
 
 
 def test_every_dtype_comes_as_it_is(tmp_path):

@@ -233,14 +233,6 @@ def test_what_must_stay_is_left_alone_and_why_is_said():
     assert model.head.weight is model.embed.weight
 
 
-def test_torchs_own_encoder_keeps_its_layers():
-    """Its fast path reads their weights and biases past them."""
-    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, 1).bfloat16().eval()
-    with pytest.raises(octofold.InvalidArgumentError, match="Layer reads its weight itself"):
-        models.advise(model, torch.randn(2, 5, 32).bfloat16())
-
-
 def test_a_bold_layer_is_kept_out():
     """A layer's effect on the answer counts, not its own error."""
     model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(3)])

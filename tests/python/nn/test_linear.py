@@ -16,11 +16,8 @@ from tests.python.nn.layer_support import NAMES, exact, gradients, random, relat
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-# Two operands rounded to 3 bits of mantissa (e4m3), and one of them to 2 (e5m2): 0.037 and 0.058
-# for normally distributed values.
-LIMIT = {"e4m3": 0.042, "e5m2": 0.065, "high": 1e-5}
-
-# x, weight of the output; dY, weight of the input gradient; dY, x of the weight gradient; accuracy.
+# x, weight of the output; dY, weight of the input gradient; dY, x of the weight gradient; the dtype
+# of dY; powers of two.
 PRODUCTS = {
     "blockwise": ("1x128", "128x128", "1x128", "128x128", "1x128", "channel", "e4m3", False),
     "rowwise": ("channel", "channel", "channel", "channel", "channel", "channel", "e4m3", True),
@@ -32,25 +29,6 @@ PRODUCTS = {
 def case(dtype=FP32, tokens=(2, 65)):
     x, weight = random(*tokens, 300, dtype=dtype), random(200, 300, dtype=dtype)
     return x, weight, random(200, dtype=dtype), random(*tokens, 200, dtype=dtype)
-
-
-@pytest.mark.parametrize("recipe", NAMES)
-def test_gradients_against_float64(recipe):
-    x, weight, bias, dy = case()
-    actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
-    expected = exact(x, weight, bias, dy)
-    of_gradients = LIMIT[PRODUCTS[recipe][6]]
-    limits = {
-        "y": LIMIT["e4m3"],
-        "x": of_gradients,
-        "weight": LIMIT["high"] if recipe == "rowwise_with_gw_hp" else of_gradients,
-        "bias": LIMIT["high"],
-    }
-    for (name, limit), left, right in zip(limits.items(), actual, expected, strict=True):
-        assert left.shape == right.shape
-        error = relative_error(left, right)
-        assert error < limit, name
-        assert limit == LIMIT["high"] or error > 0.5 * limit, f"{name} was not cast"
 
 
 @pytest.mark.parametrize("recipe", NAMES)

@@ -9,8 +9,6 @@ import pytest
 from octofold_tool import advised_demo, minilm
 from octofold_tool.__main__ import main
 
-from tests.python.own_process import python
-
 torch = pytest.importorskip("torch")
 
 try:
@@ -154,9 +152,3 @@ def test_the_demo_says_where_torch_is_missing(monkeypatch, tmp_path):
     assert "needs torch: pip install torch" in text
     assert document is None
     assert not list(tmp_path.iterdir())
-
-
-def test_help_imports_no_torch():
-    code = "import sys; from octofold_tool.__main__ import main\n"
-    code += "try: main(['advise', '--help'])\nfinally: assert 'torch' not in sys.modules"
-    python(code)
