@@ -41,8 +41,9 @@ class Chosen {
   const Config& config() const { return prepared_.config; }
 
   void launch(Stream stream, const void* params) const {
-    const auto queue = [&] { prepared_.launch(stream, params); };
-    return call_ == nullptr ? queue() : contest_->trials->record(*call_, stream, queue);
+    if (call_ == nullptr) return prepared_.launch(stream, params);
+    contest_->trials->record(*call_, stream,
+                             [&](Stream captured) { prepared_.launch(captured, params); });
   }
 
  private:

@@ -2,6 +2,7 @@
 // move.
 #include "cuda/trials.h"
 
+#include <array>
 #include <cstdlib>
 #include <fmt/ranges.h>
 
@@ -20,17 +21,24 @@ namespace {
 class TrialsTest : public FakeGpuTest {
  protected:
   // The kernels that so many calls take, of which each takes its microseconds.
-  std::vector<std::size_t> calls(std::size_t count, std::vector<float> microseconds = {}) {
+  std::vector<std::size_t> calls(std::size_t count, std::vector<float> microseconds = {1}) {
+    state().launches.clear();
+    state().launch_microseconds = std::move(microseconds);
     std::vector<std::size_t> kernels;
     for (std::size_t i = 0; i < count; ++i) {
       const auto [kernel, call] = trials_.next({});
       kernels.push_back(kernel);
-      const auto launch = [&] { state().microseconds += microseconds.at(i); };
-      if (call != nullptr) trials_.record(*call, {}, launch);
+      if (call != nullptr) trials_.record(*call, {}, launch_);
     }
     return kernels;
   }
 
+  const std::function<void(Stream)> launch_ = [&](Stream stream) {
+    const LaunchConfig config{.stream = stream.handle};
+    std::array<std::byte, sizeof(config::Sm90GemmParams)> params{};
+    void* parameters = params.data();
+    device_.driver().launch_kernel_ex(&config, nullptr, &parameters, nullptr);
+  };
   Device& device_ = runtime().device(0);
   Trials trials_{device_.driver(), device_.context(), 3};
 };
@@ -46,18 +54,18 @@ TEST_F(TrialsTest, TheLeastOfThreeTimesDecides) {
 }
 
 TEST_F(TrialsTest, AnotherHasToGain) {
-  calls(9, {10, 9.9f, 12, 10, 9.9f, 12, 10, 9.9f, 12});
+  calls(9, {10, 9.8f, 12});
   EXPECT_THAT(calls(1), ElementsAre(0));
   Trials again(device_.driver(), device_.context(), 2);
-  for (const float microseconds : {10.0f, 9.7f, 10.0f, 9.7f, 10.0f, 9.7f}) {
-    again.record(*again.next({}).call, {}, [&] { state().microseconds += microseconds; });
-  }
+  state().launches.clear();
+  state().launch_microseconds = {10, 9.6f};
+  for (int i = 0; i < 6; ++i) again.record(*again.next({}).call, {}, launch_);
   EXPECT_EQ(again.next({}).kernel, 1u);
 }
 
 TEST_F(TrialsTest, NobodyWaits) {
   state().events_have_come = false;
-  calls(9, {10, 9, 8, 10, 9, 8, 10, 9, 8});
+  calls(9, {10, 9, 8});
   EXPECT_THAT(calls(3), ElementsAre(0, 0, 0));
   EXPECT_EQ(state().synchronizations, 0);
   state().events_have_come = true;
@@ -73,8 +81,9 @@ TEST_F(TrialsTest, GraphsTakeTheFirst) {
 
 TEST_F(TrialsTest, ACallThatFailedLeavesTheFirst) {
   const Trials::Turn turn = trials_.next({});
-  EXPECT_THROW(trials_.record(*turn.call, {}, [] { throw Error(ErrorCode::kUnavailable, ""); }),
-               Error);
+  EXPECT_THROW(
+      trials_.record(*turn.call, {}, [](Stream) { throw Error(ErrorCode::kUnavailable, ""); }),
+      Error);
   calls(8, {9, 8, 10, 9, 8, 10, 9, 8});
   EXPECT_THAT(calls(3), ElementsAre(0, 0, 0));
 }

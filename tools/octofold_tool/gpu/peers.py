@@ -91,9 +91,16 @@ def by_deepgemm(
         scales = " and ".join(granularities)
         raise ValueError(f"DeepGEMM takes e4m3 with {scales} scales to {wanted[2]} here")
     a, b = quantized(x, w, options.dtypes, granularities)
-    left, right = (a.data, torch_scale(a)), (b.data, torch_scale(b))
-    call = partial(importlib.import_module("deep_gemm").fp8_gemm_nt, left, right, out, **sum_)
-    return Product(call, a, b, out)
+    deep_gemm = importlib.import_module("deep_gemm")
+    # Columns of 1x128 scales begin at multiples of 16 bytes there. Any others would be laid out anew
+    # in each call, by a kernel of its own.
+    left, right = (
+        (t.data, deep_gemm.get_mn_major_tma_aligned_tensor(t.scale))
+        if t.granularity == "1x128"
+        else (t.data, t.scale.contiguous())
+        for t in (a, b)
+    )
+    return Product(partial(deep_gemm.fp8_gemm_nt, left, right, out, **sum_), a, b, out)
 
 
 def scaled_mm(
