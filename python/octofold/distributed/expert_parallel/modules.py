@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
@@ -32,8 +32,8 @@ _is_compiling: Final = torch.compiler.is_compiling
 
 class ParallelExperts(Experts):
     """octofold.nn.Experts of which each rank has a part: parallelize_experts() makes them. Their
-    parameters, and FP8 weights and scales, are DTensors of the global shape, sharded over the
-    first dimension; names in state_dict() are the same.
+    parameters, FP8 ones too, are DTensors of the global shape, sharded over the first dimension;
+    names in state_dict() are the same.
 
     forward: as in octofold.nn.Experts, of this rank's tokens, and with ids of all experts. All
     ranks call it, those too that have no tokens.
@@ -47,7 +47,7 @@ class ParallelExperts(Experts):
     in state_dict()."""
 
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        first, second = (self.weight(name) for name in self._names)
+        first, second = self._operands()
         weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
         routed = (input, topk_ids, topk_weights)
         recipe, exchange, dropped = self._recipe, self.exchange, self.dropped
@@ -174,13 +174,9 @@ def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
         kind = "cuda" if device.type == "meta" and torch.cuda.is_available() else device.type
         kind = "cpu" if kind == "meta" else kind
         mesh = DeviceMesh.from_group(exchange.ranks.group, kind)
-    count = getattr(module, module._names[1]).shape[0]
     for name, parameter in list(module.named_parameters()):
-        part = Parameter(_part(parameter.detach(), count, mesh, exchange.ranks))
-        part.requires_grad_(parameter.requires_grad)
-        module.register_parameter(name, part)
-    for name, buffer in list(module.named_buffers()):
-        module.register_buffer(name, _part(buffer, count, mesh, exchange.ranks))
+        part = _part(parameter.detach(), mesh, exchange.ranks)
+        module.register_parameter(name, Parameter(part, parameter.requires_grad))
     change_class("spread", module, ParallelExperts)
     assert isinstance(module, ParallelExperts)
     module.exchange, module.number = exchange, next_layer(exchange.ranks)
@@ -190,10 +186,8 @@ def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
     module.register_buffer("dropped", counter, persistent=False)
 
 
-def _part(whole: Tensor, experts: int, mesh: DeviceMesh, ranks: Ranks) -> Tensor:
-    """This rank's part of a tensor of experts; one scale of all of them on each rank."""
-    if whole.shape[0] != experts:
-        return DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+def _part(whole: Tensor, mesh: DeviceMesh, ranks: Ranks) -> Tensor:
+    """This rank's part of a tensor of experts."""
     own = whole.chunk(ranks.size)[ranks.rank].clone(memory_format=torch.contiguous_format)
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
 
