@@ -48,15 +48,15 @@ class ParallelExperts(Experts):
 
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, second = self._operands()
-        weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
+        weights = (first, second, *(self._own(f"{name}_bias") for name in self.weight_names))
         routed = (input, topk_ids, topk_weights)
         recipe, exchange, dropped = self._recipe, self.exchange, self.dropped
         number = None if _is_compiling() else self.number  # compiled code serves several layers
         require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, dropped, number)
         grad = torch.is_grad_enabled()
-        of_first = self._layer(self._names[0], first, grad and input.requires_grad)
+        of_first = self._layer(self.weight_names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._layer(self._names[1], second, both)
+        of_second = self._layer(self.weight_names[1], second, both)
         chain = Chain(NAME, recipe, activation=self.activation)
         return run_experts(*routed, (of_first, of_second), chain, exchange, dropped)
 
@@ -151,7 +151,7 @@ class ExpertParallel(ParallelStyle):
 
 def _require_spreadable(name: str, module: Experts, ranks: Ranks) -> None:
     where = f"model.{name}" if name else "model"
-    count = getattr(module, module._names[1]).shape[0]
+    count = getattr(module, module.weight_names[1]).shape[0]
     if isinstance(module, ParallelExperts):
         raise invalid_argument(_NAME, where, "experts that are not spread yet", "spread ones")
     if type(module) is not Experts:
@@ -168,7 +168,7 @@ def _require_spreadable(name: str, module: Experts, ranks: Ranks) -> None:
 
 def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
     """Experts become ParallelExperts, the same object."""
-    device = getattr(module, module._names[1]).device
+    device = getattr(module, module.weight_names[1]).device
     mesh = group
     if not isinstance(group, DeviceMesh):
         kind = "cuda" if device.type == "meta" and torch.cuda.is_available() else device.type

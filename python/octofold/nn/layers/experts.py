@@ -81,6 +81,9 @@ class Experts(PlainState):
     Raises InvalidArgumentError, which names the argument.
     """
 
+    weight_names: tuple[str, str]
+    """The names of the first layer's parameter, and of the second's."""
+
     sides: Sides | None = None
     """Boundaries where tokens enter and leave, in a group of ranks of which each has a part of each
     expert. None: the layer is whole in this process."""
@@ -166,8 +169,8 @@ class Experts(PlainState):
     ) -> Self:
         """Make experts from each expert's own matrices, as checkpoints have them: gate and up
         [inner, hidden] (gate None for a plain activation), down [hidden, inner]. FP8 matrices
-        (ScaledTensor) keep their bytes; with 128x128 scales `inner` has to be a multiple of 128, so
-        that gate and up have squares of their own.
+        (ScaledTensor) keep their bytes, and compute as from_weights() says; with 128x128 scales
+        `inner` has to be a multiple of 128, so that gate and up have squares of their own.
         """
         operation = f"{_NAME}.from_experts"
         require_activation(operation, activation)
@@ -189,7 +192,7 @@ class Experts(PlainState):
     @property
     def compute(self) -> str:
         """How FP8 weights are computed with, as octofold.experts() has it."""
-        weight = self._own(self._names[1])
+        weight = self._own(self.weight_names[1])
         return weight.compute if isinstance(weight, Fp8Weight) else "auto"
 
     @property
@@ -208,9 +211,9 @@ class Experts(PlainState):
         grad = torch.is_grad_enabled()
         compute = chosen_compute(input, first, second, self.compute)
         of_x = grad and input.requires_grad
-        of_first = self._layer(self._names[0], first, of_x, compute)
+        of_first = self._layer(self.weight_names[0], first, of_x, compute)
         both = of_x or (grad and of_first.needs_gradient())
-        of_second = self._layer(self._names[1], second, both, compute)
+        of_second = self._layer(self.weight_names[1], second, both, compute)
         if of_second.bias is not None and exit is not ONE_PROCESS:
             of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
         layers = of_first, of_second
@@ -218,19 +221,14 @@ class Experts(PlainState):
         y = run_experts(input, topk_ids, topk_weights, layers, chain, compute)
         return y if exit is ONE_PROCESS else reduce_partial(y, exit)
 
-    @property
-    def weight_names(self) -> tuple[str, str]:
-        """The names of the first layer's parameter, and of the second's."""
-        return self._names
-
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
         """The layer's casts, as octofold.nn.Linear returns them; none of FP8 weights."""
-        weights = [self._trained(name) for name in self._names]
+        weights = [self._trained(name) for name in self.weight_names]
         return [((weight,), self._recipe) for weight in weights if weight is not None]
 
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
-        for name in self._names:
+        for name in self.weight_names:
             weight, bias = self._trained(name), self._parameters.get(f"{name}_bias")
             bound = 1 / math.sqrt(getattr(self, name).shape[-1])
             for parameter in (weight, bias):
@@ -238,9 +236,9 @@ class Experts(PlainState):
                     torch.nn.init.uniform_(parameter, -bound, bound)
 
     def extra_repr(self) -> str:
-        count, hidden, inner = getattr(self, self._names[1]).shape
+        count, hidden, inner = getattr(self, self.weight_names[1]).shape
         text = f"hidden_features={hidden}, inner_features={inner}, experts={count}"
-        bias = getattr(self, f"{self._names[0]}_bias") is not None
+        bias = getattr(self, f"{self.weight_names[0]}_bias") is not None
         return f"{text}, bias={bias}, activation={self.activation}, recipe={self._recipe}"
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -265,9 +263,9 @@ class Experts(PlainState):
         self.activation = activation
         self.main_grad = main_grad
         self._recipe = recipe
-        self._names = ("gate_up_proj" if is_gated(activation) else "up_proj", "down_proj")
+        self.weight_names = ("gate_up_proj" if is_gated(activation) else "up_proj", "down_proj")
         parts = (first, first_bias), (second, second_bias)
-        for name, (weight, bias) in zip(self._names, parts, strict=True):
+        for name, (weight, bias) in zip(self.weight_names, parts, strict=True):
             if isinstance(weight, Fp8Weight):
                 hold(self, weight, name)
             else:
@@ -286,7 +284,7 @@ class Experts(PlainState):
     def _operands(self) -> tuple[Tensor | ScaledTensor, ...]:
         """Both weights as operations take them. FSDP gathers weights that are trained as codes too:
         these have a gradient, and stay tensors."""
-        weights = tuple(self._own(name) for name in self._names)
+        weights = tuple(self._own(name) for name in self.weight_names)
         return weights if self._is_sharded else tuple(map(as_operand, weights))
 
     def _layer(

@@ -94,15 +94,11 @@ def _read_by(reader: _Reader) -> Iterator[None]:
             hook.remove()
 
 
-def _stacks_of(module: Module) -> Stacks:
-    stacks: Stacks = getattr(module, "in_files", Stacks())
-    return stacks
-
-
 def _is_rewritten(module: Module) -> bool:
     """True if others' files have something else than the module's parameters."""
     weights = module._parameters.values()
-    return _stacks_of(module) != Stacks() or any(isinstance(w, Fp8Weight) for w in weights)
+    is_laid_out = getattr(module, "in_files", Stacks()) != Stacks()
+    return is_laid_out or any(isinstance(weight, Fp8Weight) for weight in weights)
 
 
 def _give_numbers(
@@ -112,7 +108,7 @@ def _give_numbers(
     innermost of readers."""
     if reader is not _reader.get():
         return
-    stacks = _stacks_of(module)
+    stacks: Stacks = getattr(module, "in_files", Stacks())
     for name, weight in module._parameters.items():
         key, is_coded = f"{prefix}{name}", isinstance(weight, Fp8Weight)
         if weight is None or (not is_coded and stacks == Stacks()):
