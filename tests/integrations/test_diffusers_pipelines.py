@@ -118,7 +118,7 @@ def test_one_config_for_all_parts(pipeline_folder, tmp_path):
     )
     for part in (quantized.transformer, quantized.text_encoder):
         layers = fp8_layers(part).values()
-        assert {layer.weight.scale_name for layer in layers} == {"weight_scale"}
+        assert {layer.weight.scale_name() for layer in layers} == {"weight_scale"}
     assert not fp8_layers(quantized.vae)
     quantized.save_pretrained(tmp_path / "fp8")
     again = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "fp8", torch_dtype=BF16, **given)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from octofold.integrations.transformers import OctofoldConfig
-from octofold.nn import Experts
+from octofold.nn import Experts, Fp8Weight
 
 from tests.integrations.support import fp8_layers, same_bits
 from tests.integrations.transformers_support import MIXTURES, ROWS, limit, load
@@ -19,25 +19,13 @@ from tests.python.nn.layer_support import relative_error
 def with_the_same_values(model, plain):
     """The plain model with the values of the model's FP8 weights, so that only the casts of inputs
     tell them apart."""
-    expected, fp8 = copy.deepcopy(plain), fp8_layers(model)
+    expected = copy.deepcopy(plain)
     for name, module in model.named_modules():
         other = expected.get_submodule(name)
-        if name in fp8:
-            values = {"weight": module.weight.scaled}
-        elif isinstance(getattr(module, "gate_up_proj", None), torch.Tensor) and hasattr(
-            module, "gate_up_proj_scale_inv"
-        ):
-            stacks = ("gate_up_proj", "down_proj")
-            values = {
-                key: octofold.ScaledTensor(
-                    getattr(module, key), getattr(module, f"{key}_scale_inv"), "128x128"
-                )
-                for key in stacks
-            }
-        else:
-            continue
-        for key, value in values.items():
-            wide = value.dequantize("float32")
+        for key, value in module.named_parameters(recurse=False):
+            if not isinstance(value, Fp8Weight):
+                continue
+            wide = value.dequantize(torch.float32)
             parameter = getattr(other, key)
             parameter.data.copy_(wide if wide.shape == parameter.shape else wide.transpose(1, 2))
             if getattr(other, "is_transposed", False):
@@ -66,33 +54,31 @@ def test_models_are_cast_while_they_load(saved, name, compute, tmp_path):
     assert [type(m) for m in pickled.modules()] == [type(m) for m in model.modules()]
 
 
+def fp8_stacks(model):
+    return [m for m in model.modules() if isinstance(getattr(m, "gate_up_proj", None), Fp8Weight)]
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_experts_are_fp8(saved, name):
     model = load(saved, name, quantization_config=OctofoldConfig())
-    stacks = [m for m in model.modules() if hasattr(m, "gate_up_proj_scale_inv")]
+    stacks = fp8_stacks(model)
     assert stacks
-    assert all(stack.gate_up_proj.dtype == torch.float8_e4m3fn for stack in stacks)
     assert (name == "gpt-oss") != all(isinstance(stack, Experts) for stack in stacks)
-    wide = dict(load(saved, name).named_modules())
-    for path, stack in model.named_modules():
-        if stack in stacks:
-            for key in ("gate_up_proj", "down_proj"):
-                weight = getattr(wide[path], key).detach()
-                weight = weight.transpose(1, 2) if name == "gpt-oss" else weight
-                scale = getattr(stack, f"{key}_scale_inv")
-                codes = octofold.ScaledTensor(getattr(stack, key), scale, "128x128")
-                assert relative_error(codes.dequantize("float32"), weight.float()) < 0.04
     biases = [stack.gate_up_proj_bias for stack in stacks if name == "gpt-oss"]
     assert all(bias.dtype == torch.bfloat16 for bias in biases)
     if biases:
         loss = model(TOKENS).logits.sum()
         with pytest.raises(octofold.UnsupportedError, match="experts=False"):
             loss.backward()
-    for stack in stacks:
-        stack.half()
-    assert all(stack.down_proj.dtype == torch.float8_e4m3fn for stack in stacks)
+    with octofold.nn.wide_state_dict(model):
+        state = model.state_dict()
+    for key, weight in load(saved, name).state_dict().items():
+        if not key.endswith("_proj"):
+            continue
+        assert state[key].shape == weight.shape
+        assert relative_error(state[key].float(), weight.float()) < 0.04
     left = load(saved, name, quantization_config=OctofoldConfig(experts=False))
-    assert not [m for m in left.modules() if hasattr(m, "gate_up_proj_scale_inv")]
+    assert not fp8_stacks(left)
 
 
 @pytest.mark.parametrize(

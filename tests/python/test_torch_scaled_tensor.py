@@ -1,10 +1,9 @@
 """ScaledTensor among torch's own: devices, files, modules; what may not be differentiated."""
 
-import io
 import pickle
 
 import pytest
-from octofold import ScaledTensor, UnsupportedError, gemm, quantize
+from octofold import UnsupportedError, gemm, quantize
 
 from tests.python.own_process import python
 
@@ -43,32 +42,6 @@ assert loaded["step"] == 3
 assert loaded["weight"].dequantize().shape == (130, 300)
 """
     python(script)
-
-
-class Linear(torch.nn.Module):
-    def __init__(self, weight):
-        super().__init__()
-        weight.register_buffers(self, "weight")
-
-    def forward(self, x):
-        return gemm(quantize(x), ScaledTensor.from_buffers(self, "weight"))
-
-
-def test_buffers_of_a_module():
-    weight = quantize(random(7, 300), "128x128")
-    module = Linear(weight)
-    assert ScaledTensor.from_buffers(module, "weight").equals(weight)
-    assert list(module.state_dict()) == ["weight", "weight_scale"]
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    other = Linear(quantize(random(7, 300), "128x128"))
-    x = random(5, 300)
-    assert not torch.equal(other(x), module(x))
-    other.load_state_dict(torch.load(file))
-    assert torch.equal(other(x), module(x))
-    moved = ScaledTensor.from_buffers(module.to("meta"), "weight")
-    assert moved.scale.device.type == "meta"
 
 
 def has_history():

@@ -2,7 +2,7 @@
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from . import arrays
 from .calls import Op
@@ -10,9 +10,6 @@ from .errors import invalid_argument
 from .formats import UNITS, WIDE, DTypeLike, Unit, dtype_name
 from .frameworks import Array, Framework, StreamLike, is_torch
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,25 +198,6 @@ class ScaledTensor(Scaled):
             raise invalid_argument("ScaledTensor.T", "data", "2 dimensions", str(len(self.shape)))
         scale = self.scale if self.granularity == "tensor" else self.scale.T
         return ScaledTensor(self.data.T, scale, self.granularity)
-
-    def register_buffers(self, module: "torch.nn.Module", name: str) -> None:
-        """Make this a part of a torch module: its buffers `name` and `name`_scale, which
-        state_dict() holds and module.to(device) moves, and its attribute `name`_granularity.
-        from_buffers() gives it back. module.to(dtype) would convert both, as it converts all
-        floating-point buffers.
-        """
-        module.register_buffer(name, self.data)
-        module.register_buffer(f"{name}_scale", self.scale)
-        setattr(module, f"{name}_granularity", self.granularity)
-
-    @staticmethod
-    def from_buffers(module: "torch.nn.Module", name: str) -> "ScaledTensor":
-        """The ScaledTensor of register_buffers(), as the module has it now."""
-        return ScaledTensor(
-            getattr(module, name),
-            getattr(module, f"{name}_scale"),
-            getattr(module, f"{name}_granularity"),
-        )
 
     def __repr__(self) -> str:
         data, scale = _described(self.data), _described(self.scale)

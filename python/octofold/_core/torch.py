@@ -158,11 +158,11 @@ def same_bytes(left: Tensor, right: Tensor) -> bool:
 
 
 def with_aligned_rows(codes: Tensor) -> Tensor:
-    """Codes [rows, cols] as they are; on a GPU a copy of those whose rows do not begin at multiples
-    of 16 bytes, in which they do: products read nothing else by TMA."""
-    if codes.device.type != "cuda":
+    """Codes [..., rows, cols] as they are; on a GPU a copy of those whose rows do not begin at
+    multiples of 16 bytes, in which they do: products read nothing else by TMA."""
+    if codes.device.type != "cuda" or codes.dim() < 2:
         return codes
-    if codes.stride(0) % ROW_ALIGNMENT == 0 and codes.storage_offset() % ROW_ALIGNMENT == 0:
+    if codes.stride(-2) % ROW_ALIGNMENT == 0 and codes.storage_offset() % ROW_ALIGNMENT == 0:
         return codes
     framework = torch_framework_of(codes)
     return framework.empty_codes(codes.shape, NAMES[codes.dtype]).copy_(codes)

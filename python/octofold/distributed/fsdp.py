@@ -291,7 +291,7 @@ def gather_in_fp8(model: Module) -> Module:
         parameters, of the same names, numbers and state_dict(). Those that tensor parallelism has
         spread are sharded further. Recipes have to have squares of 128x128, or one scale, for the
         weight ("blockwise", "tensorwise"): others multiply forward and backward with different
-        codes. Experts from FP8 checkpoints, whose weights are buffers, are left as they are.
+        codes. Frozen FP8 weights (octofold.nn.Fp8Weight) are left as they are.
 
     Each rank casts its shard. So with squares a shard has to be of whole ones, a multiple of 128
     rows of a layer's weight, on each rank as many: an UnsupportedError in the first forward, on
@@ -310,14 +310,15 @@ def gather_in_fp8(model: Module) -> Module:
         if not isinstance(module, (Linear, Experts)):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() < 2 or name.endswith("bias"):
+            local = local_part(parameter.detach())
+            if parameter.dim() < 2 or name.endswith("bias") or isinstance(local, Fp8Weight):
                 continue
             where = f"{place}.{name}" if place else name
             _require_travels(module.recipe)
             if module.is_sharded:
                 expected = "weights that are not sharded yet: before fully_shard()"
                 raise invalid_argument(_NAME, "model", expected, f"a DTensor, {where}")
-            if not isinstance(local_part(parameter.detach()), ShardedWeight):
+            if not isinstance(local, ShardedWeight):
                 found.append((module, name, where, parameter))
     if not found:
         expected = "layers of octofold.nn with weights in high precision"

@@ -1,8 +1,8 @@
 """The common part of hosts that load models weight by weight: the options, which layers of a model
-without memory become FP8 ones, and the cast of one weight.
+without memory become FP8 ones.
 
 A host makes its model on the device "meta", lets convert_linears() give it FP8 weights, and fills
-each by cast_like() as it reads it: the model is never there in high precision as a whole.
+each by Fp8Weight.cast_like() as it reads it: the model is never there in high precision as a whole.
 """
 
 import re
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from .._core.errors import invalid_argument
@@ -19,8 +18,6 @@ from .._core.formats import Format, FormatLike, format_of
 from .._core.ops import scale_shape
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import DTYPES
-from .._ops.quantize import quantize
-from ..nn.casting.fp8_weight import Fp8Weight
 from ..nn.conversion.fp8_layers import frozen_weight, words_of
 from ..nn.conversion.linear import CONV1D
 from ..nn.conversion.picking import Conversion, pick
@@ -179,13 +176,6 @@ def empty_weight(
         scales = scale_shape(format.granularity, *shape, matrices=matrices)
         scale = torch.empty(scales, dtype=torch.float32)
         return ScaledTensor(codes, scale, format.granularity)
-
-
-@torch.no_grad()
-def cast_like(own: Fp8Weight, weight: Tensor, format: Format) -> Fp8Weight:
-    """A parameter like an empty one, of a weight [out, in] in high precision, where that is."""
-    cast = quantize(weight, format)
-    return Fp8Weight(own.like(cast.data, cast.scale))
 
 
 def _patterns(operation: str, names: Any) -> tuple[str, ...]:

@@ -191,6 +191,10 @@ def test_other_layers_get_values(tmp_path):
     for i, values in enumerate(model.mlp["experts"].up_proj):
         each = octofold.ScaledTensor(stack.data[i], stack.scale[i], "128x128")
         assert torch.equal(values, each.dequantize())
+    coded = octofold.nn.Fp8Weight.cast(torch.zeros(3, 130, 140), "128x128", 3)
+    model.mlp["experts"].up_proj = nn.Parameter(coded, requires_grad=False)
+    octofold.models.load_checkpoint_into(model, checkpoint)
+    assert model.mlp["experts"].up_proj.scaled.equals(stack)
 
 
 def test_a_layer_alone(tmp_path):

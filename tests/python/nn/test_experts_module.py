@@ -110,9 +110,7 @@ def test_transposes_of_fp8_weights_have_the_same_codes(recipe):
 
 
 def test_initial_weights():
-    module = nn.Experts(64, 256, 3, bias=True, compute="native")
-    assert "compute=native" in repr(module)
-    assert "compute" not in repr(nn.Experts(8, 8, 2))
+    module = nn.Experts(64, 256, 3, bias=True)
     for name, parameter in module.named_parameters():
         bound = 64**-0.5 if "gate" in name else 256**-0.5
         assert 0.9 * bound < parameter.abs().max() <= bound
@@ -137,35 +135,32 @@ def checkpoint_of(module, inner, granularity="128x128", **options):
 )
 def test_experts_of_a_checkpoint(recipe, granularity, inner):
     """Bytes as they are: what the layer computes that these are the casts of, with no gradients but
-    those by the input."""
+    those by the input. Codes and scales are in files under checkpoints' names."""
     layer = nn.Experts(HIDDEN, inner, EXPERTS, dtype=BF16, recipe=recipe)
     options = {"power_of_two": True} if recipe == "rowwise" else {}
     gate, up, down = checkpoint_of(layer, inner, granularity, **options)
-    module = nn.Experts.from_experts(gate, up, down, recipe=recipe)
-    suffix = "_scale_inv" if granularity == "128x128" else "_scale"
-    assert [*module.state_dict()] == [
-        *("gate_up_proj", f"gate_up_proj{suffix}", "down_proj", f"down_proj{suffix}")
-    ]
-    assert not [*module.parameters()]
+    module = nn.Experts.from_experts(gate, up, down, recipe=recipe, compute="native")
+    assert f"down_proj=Fp8Weight([{EXPERTS}, 256, {inner}]" in repr(module)
+    assert [*module.state_dict()] == ["gate_up_proj", "down_proj"]
+    weights_of = {name: module.get_parameter(name).scaled for name in module.state_dict()}
     for e in range(EXPERTS):
         for part, rows in ((gate, slice(0, inner)), (up, slice(inner, None))):
-            codes = module.gate_up_proj[e, rows].view(torch.uint8)
+            codes = weights_of["gate_up_proj"].data[e, rows].view(torch.uint8)
             assert torch.equal(codes, part[e].data.view(torch.uint8))
     ids, weights, x = choices(), torch.rand(70, SLOTS), random(70, HIDDEN, dtype=BF16)
     y, dx, d_weights = experts_step(module, ids, weights, x)
     expected = experts_step(layer, ids, weights, x)
     assert_same([y, d_weights], [expected[0], expected[2]])
     assert relative_error(dx, expected[1]) < 0.08
-    kept = [t.clone() for t in module.state_dict().values()]
-    module.half().bfloat16().to(torch.float32)
-    for left, right in zip(module.state_dict().values(), kept, strict=True):
-        assert left.dtype == right.dtype
-        assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-    twin = nn.Experts.from_weights(
-        *(module.weight(key) for key in ("gate_up_proj", "down_proj")), recipe=recipe
-    )
-    twin.load_state_dict(copy.deepcopy(module).state_dict())
-    assert torch.equal(experts_step(twin, ids, weights, x)[0], y)
+    suffix = "_scale_inv" if granularity == "128x128" else "_scale"
+    coded = {name: weight.data for name, weight in weights_of.items()}
+    coded |= {f"{name}{suffix}": weight.scale for name, weight in weights_of.items()}
+    for state in (coded, copy.deepcopy(module).half().state_dict()):
+        twin = copy.deepcopy(module)
+        for parameter in twin.parameters():
+            parameter.zero_()
+        twin.load_state_dict(dict(state))
+        assert torch.equal(experts_step(twin, ids, weights, x)[0], y)
 
 
 def test_experts_in_high_precision():
@@ -177,14 +172,27 @@ def test_experts_in_high_precision():
     assert shared.gate_up_proj is module.gate_up_proj
 
 
-def test_files_of_the_other_kind():
-    inner = 128
-    layer = nn.Experts(HIDDEN, inner, EXPERTS)
-    frozen = nn.Experts.from_experts(*checkpoint_of(layer, inner))
-    with pytest.raises(RuntimeError, match=r"'gate_up_proj': expected torch\.float32, got torch"):
-        layer.load_state_dict(frozen.state_dict(), strict=False)
-    with pytest.raises(RuntimeError, match=r"'gate_up_proj': expected torch\.float8_e4m3fn, got"):
-        frozen.load_state_dict(layer.state_dict(), strict=False)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_files_of_the_other_kind(granularity):
+    """Numbers are cast, each expert's apart; codes have numbers, but not without scales."""
+    given = [random(EXPERTS, *shape) for shape in ((256, HIDDEN), (HIDDEN, 128))]
+    layer = nn.Experts.from_weights(*given)
+    format = octofold.Format(granularity=granularity, rule="torchao")
+    codes = [nn.Fp8Weight.cast(torch.ones_like(one), format, EXPERTS) for one in given]
+    product = nn.Product("1x128 torchao", format)
+    others = {"grad_input": product, "grad_weight": nn.recipes.blockwise.grad_weight}
+    recipe = nn.Recipe(output=product, **others)
+    frozen = nn.Experts.from_weights(*codes, recipe=recipe)
+    frozen.load_state_dict(layer.state_dict())
+    cast = octofold.quantize(given[1], format, matrices=EXPERTS)
+    assert frozen.down_proj.scaled.equals(cast)
+    layer.load_state_dict(frozen.state_dict())
+    assert torch.equal(layer.down_proj, cast.dequantize())
+    state = {"gate_up_proj": frozen.gate_up_proj.codes, "down_proj": frozen.down_proj.codes}
+    with pytest.raises(RuntimeError, match=r"'gate_up_proj': expected bfloat16.*nn\.Fp8Weight"):
+        layer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="'down_proj': expected its scales beside it, 'down_pro"):
+        frozen.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

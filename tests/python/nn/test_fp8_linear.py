@@ -121,7 +121,7 @@ def test_autocast(kind):
 def codes_of(layer):
     """Its state as FP8 checkpoints have it."""
     weight, bias = layer.weight, layer.bias
-    return {"weight": weight.codes, weight.scale_name: weight.scale, "bias": bias.detach()}
+    return {"weight": weight.codes, weight.scale_name(): weight.scale, "bias": bias.detach()}
 
 
 @pytest.mark.parametrize("assign", [False, True])

@@ -176,7 +176,8 @@ nn.Experts(8, 0, 2)  'inner_features': expected a whole number
 nn.Experts(8, 8, 0)  'experts': expected a whole number
 nn.Experts(8, 8, 2, recipe="rowwise_with_gw_hp")  'recipe': expected one whose products are all
 nn.Experts(8, 8, 2, activation="tanh")  'activation': expected one of
-nn.Experts(8, 8, 2, compute=None)  'compute': expected one of auto
+nn.Experts.from_weights(ALL["w13"], ALL["w2"], compute=None)  'compute': expected one of auto
+nn.Experts.from_weights(COPY, COPY, activation="gelu")  'compute': … weight-only, got 'copy'
 nn.Experts.from_weights(ALL["w13"], ALL["w2"][:1])  'w2'
 nn.Experts.from_experts(None, EACH, EACH)  'gate'
 nn.Experts.from_experts(EACH, EACH[1:], EACH)  'up'
@@ -217,6 +218,7 @@ EACH = [*ALL["w2"]]
 CAST, ODD = (
     [quantize(one, "128x128") for one in stack] for stack in (EACH, random(5, INNER, HIDDEN))
 )
+COPY = nn.Fp8Weight.cast(random(2, 128, 128), "128x128", 2, compute="copy")
 HELD = nn.Linear(96, 64)
 OPTIMIZER = torch.optim.SGD(HELD.parameters(), 0.1)
 nn.cast_after_step(OPTIMIZER, torch.nn.Sequential(PLAIN, HELD))

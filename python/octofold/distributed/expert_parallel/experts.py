@@ -19,7 +19,7 @@ from ...nn.autograd.experts import (
 )
 from ...nn.autograd.functions import result_dtype
 from ...nn.autograd.layer import Chain, Layer
-from ...nn.casting.casts import walkable
+from ...nn.casting.casts import as_operand, walkable
 from .function import Inputs, run_over_ranks
 from .plan import NAME, Exchange, exchange_of
 
@@ -83,6 +83,7 @@ def experts(
         halves=halves,
     )
     recipe = expert_recipe_of(NAME, recipe)
+    w13, w2 = as_operand(w13), as_operand(w2)
     weights = (w13, w2, b13, b2)
     require_fitting_ranks(x, topk_ids, topk_weights, weights, activation, recipe, exchange, dropped)
     layers = layer_of_experts(w13, b13), layer_of_experts(w2, b2)

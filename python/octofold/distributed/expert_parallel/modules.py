@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import Module, Parameter
 
@@ -32,8 +32,8 @@ _is_compiling: Final = torch.compiler.is_compiling
 
 class ParallelExperts(Experts):
     """octofold.nn.Experts of which each rank has a part: parallelize_experts() makes them. Their
-    parameters, and FP8 weights and scales, are DTensors of the global shape, sharded over the
-    first dimension; names in state_dict() are the same.
+    parameters, FP8 ones too, are DTensors of the global shape, sharded over the first dimension;
+    names in state_dict() are the same.
 
     forward: as in octofold.nn.Experts, of this rank's tokens, and with ids of all experts. All
     ranks call it, those too that have no tokens.
@@ -47,16 +47,16 @@ class ParallelExperts(Experts):
     in state_dict()."""
 
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        first, second = (self.weight(name) for name in self._names)
-        weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
+        first, second = self._operands()
+        weights = (first, second, *(self._own(f"{name}_bias") for name in self.weight_names))
         routed = (input, topk_ids, topk_weights)
         recipe, exchange, dropped = self._recipe, self.exchange, self.dropped
         number = None if _is_compiling() else self.number  # compiled code serves several layers
         require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, dropped, number)
         grad = torch.is_grad_enabled()
-        of_first = self._layer(self._names[0], first, grad and input.requires_grad)
+        of_first = self._layer(self.weight_names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
-        of_second = self._layer(self._names[1], second, both)
+        of_second = self._layer(self.weight_names[1], second, both)
         chain = Chain(NAME, recipe, activation=self.activation)
         return run_experts(*routed, (of_first, of_second), chain, exchange, dropped)
 
@@ -151,7 +151,7 @@ class ExpertParallel(ParallelStyle):
 
 def _require_spreadable(name: str, module: Experts, ranks: Ranks) -> None:
     where = f"model.{name}" if name else "model"
-    count = getattr(module, module._names[1]).shape[0]
+    count = getattr(module, module.weight_names[1]).shape[0]
     if isinstance(module, ParallelExperts):
         raise invalid_argument(_NAME, where, "experts that are not spread yet", "spread ones")
     if type(module) is not Experts:
@@ -168,19 +168,15 @@ def _require_spreadable(name: str, module: Experts, ranks: Ranks) -> None:
 
 def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
     """Experts become ParallelExperts, the same object."""
-    device = getattr(module, module._names[1]).device
+    device = getattr(module, module.weight_names[1]).device
     mesh = group
     if not isinstance(group, DeviceMesh):
         kind = "cuda" if device.type == "meta" and torch.cuda.is_available() else device.type
         kind = "cpu" if kind == "meta" else kind
         mesh = DeviceMesh.from_group(exchange.ranks.group, kind)
-    count = getattr(module, module._names[1]).shape[0]
     for name, parameter in list(module.named_parameters()):
-        part = Parameter(_part(parameter.detach(), count, mesh, exchange.ranks))
-        part.requires_grad_(parameter.requires_grad)
-        module.register_parameter(name, part)
-    for name, buffer in list(module.named_buffers()):
-        module.register_buffer(name, _part(buffer, count, mesh, exchange.ranks))
+        part = _part(parameter.detach(), mesh, exchange.ranks)
+        module.register_parameter(name, Parameter(part, parameter.requires_grad))
     change_class("spread", module, ParallelExperts)
     assert isinstance(module, ParallelExperts)
     module.exchange, module.number = exchange, next_layer(exchange.ranks)
@@ -190,10 +186,8 @@ def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
     module.register_buffer("dropped", counter, persistent=False)
 
 
-def _part(whole: Tensor, experts: int, mesh: DeviceMesh, ranks: Ranks) -> Tensor:
-    """This rank's part of a tensor of experts; one scale of all of them on each rank."""
-    if whole.shape[0] != experts:
-        return DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+def _part(whole: Tensor, mesh: DeviceMesh, ranks: Ranks) -> Tensor:
+    """This rank's part of a tensor of experts."""
     own = whole.chunk(ranks.size)[ranks.rank].clone(memory_format=torch.contiguous_format)
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
 

@@ -8,12 +8,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import Ranks, ranks_of
 from ...nn.autograd.activated import is_gated
 from ...nn.autograd.boundary import Sides
 from ...nn.autograd.fitting import is_dtensor
 from ...nn.layers.experts import Experts
+from ...nn.layers.fp8_parameters import held, hold, weight_of
 from .fp8_shards import joined_rows, squares_of
 from .layouts import require_divisible, spread
 from .styles import BlockStyle, name_of
@@ -32,8 +32,8 @@ class ExpertTensorParallel(BlockStyle):
         torch.float32. What is added has been rounded to their dtype on each rank.
 
     Weights become DTensors, whose parts of gate and up are those of torch's _StridedShard. FP8
-    weights stay buffers; with 128x128 scales that straddle two ranks each keeps the squares
-    that it touches, with zeros for what is not its own.
+    weights are this rank's alone; with 128x128 scales that straddle two ranks each keeps the
+    squares that it touches, with zeros for what is not its own.
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -51,13 +51,12 @@ class ExpertTensorParallel(BlockStyle):
             raise invalid_argument(self.name, "module", expected, "DTensors")
         require_divisible(operation, second, inner, ranks.size, equally=True)
         packed = 2 if is_gated(module.activation) else 1
-        is_fp8 = isinstance(module.weight(first), ScaledTensor)
-        if is_fp8:
-            _cut(module, ranks, packed)
         options: tuple[Any, ...] = device_mesh, self.src_data_rank
-        spread(operation, module, first, options[0], 1, options[1], packed)
-        spread(operation, module, second, options[0], 2, options[1])
-        if not is_fp8:
+        if held(module, first) is not None:
+            _cut(module, ranks, packed)
+        else:
+            spread(operation, module, first, options[0], 1, options[1], packed)
+            spread(operation, module, second, options[0], 2, options[1])
             spread(operation, module, f"{first}_bias", options[0], 1, options[1], packed)
         spread(operation, module, f"{second}_bias", options[0], None, options[1])
         module.sides = Sides(
@@ -73,9 +72,8 @@ class ExpertTensorParallel(BlockStyle):
 def _cut(module: Experts, ranks: Ranks, packed: int) -> None:
     """Leave experts with FP8 weights this rank's part of them."""
     first, second = module.weight_names
-    of_first, of_second = module.weight(first), module.weight(second)
-    assert isinstance(of_first, ScaledTensor)
-    assert isinstance(of_second, ScaledTensor)
+    weights = [weight_of(module, name) for name in (first, second)]
+    of_first, of_second = (weight.scaled for weight in weights)
     inner = of_second.shape[-1]
     own = inner // ranks.size
     begin = ranks.rank * own
@@ -93,7 +91,9 @@ def _cut(module: Experts, ranks: Ranks, packed: int) -> None:
         # No parameter any more: with zeros for rows that are not its own it is no part of one.
         module._parameters.pop(f"{first}_bias")
         module.register_buffer(f"{first}_bias", torch.cat(parts, dim=1))
-    module.hold_fp8(joined_rows(rows), columns)
+    parts_of_weights = zip((first, second), weights, (joined_rows(rows), columns), strict=True)
+    for name, weight, part in parts_of_weights:
+        hold(module, weight.like(part.data, part.scale), name)
 
 
 def _placed(bias: Tensor, zeros: int, rows: int) -> Tensor:

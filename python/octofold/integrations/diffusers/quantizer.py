@@ -13,7 +13,6 @@ from diffusers.utils import is_accelerate_available, logging
 from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument, listed
-from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.conversion.fp8_layers import widen
@@ -25,7 +24,6 @@ from ..model_loading import (
     Devices,
     LoadingConfig,
     LoadingOptions,
-    cast_like,
     convert_linears,
 )
 from .bfl import bundled, codes_and_scale, is_bundle
@@ -104,7 +102,6 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)
         self.report: Conversion | None = None
-        self._format: Format | None = None
         self._dtype: torch.dtype | None = None
         self._names: tuple[str, ...] = ()
         self._bundles: set[str] = set()
@@ -192,8 +189,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         elif isinstance(value, Fp8Weight):
             made = value
         else:
-            assert self._format is not None
-            made = cast_like(own, value.to(target_device), self._format)
+            made = own.cast_like(value.to(target_device))
         hold(layer, made.to(target_device), name)  # type: ignore[arg-type]
         self._come.add(path)
 
@@ -217,7 +213,6 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             self._bundles = {name for name, value in state_dict.items() if is_bundle(value)}
         in_codes = self._layers_with_codes()
         chosen = options_of(self.quantization_config, None if in_codes else model)
-        self._format = chosen.format
         format_of = dict.fromkeys(in_codes, chosen.format).get if in_codes else None
         where = Devices(device_map)
         report = convert_linears(_OPERATION, model, chosen, where, format_of, self._dtype)

@@ -190,27 +190,22 @@ def marked(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value.unsqueeze(-1) if is_fp8(value) else value for key, value in state.items()}
 
 
-def own_converters(contents: Contents) -> list[Any]:
-    """The transforms that undo marked(), and put codes and scales into one weight."""
-    endings = {name.rpartition(".")[2] for name in contents.weights} - {"weight"}
-    stacks = [WeightConverter(rf"\.{re.escape(e)}$", f".{e}", [_AsHeld()]) for e in endings]
-    return [*stacks, *_joining(contents)]
-
-
-def _joining(contents: Contents) -> Iterator[Any]:
-    """Transforms of codes and scales to a layer's weight. They fit all that is called as codes are,
-    and so come last."""
-    spelled: dict[str, set[str]] = {}
+def joining(contents: Contents) -> Iterator[Any]:
+    """Transforms of codes and scales, marked() ones too, to a layer's weight, unless it is a stack
+    of what is apart in the file. They fit all that is called as codes are, and so come last."""
+    spelled: dict[tuple[str, str], set[str]] = {}
     for target, weights in contents.weights.items():
-        if _held(contents.model, target) is not None:
+        own = _held(contents.model, target)
+        if own is not None and len(weights[0].shape) == own.dim():
             codes, scale = (
                 contents.renamed(name).rpartition(".")[2] if name else ""
                 for name in (weights[0].codes, weights[0].scale)
             )
-            spelled.setdefault(codes, set()).update({scale} - {""})
-    for codes, scales in spelled.items():
-        sources = [rf"\.{re.escape(ending)}$" for ending in (codes, *sorted(scales))]
-        yield WeightConverter(sources, ".weight", [_AsHeld(contents.on_disk)])
+            ending = target.rpartition(".")[2]
+            spelled.setdefault((codes, ending), set()).update({scale} - {""})
+    for (codes, ending), scales in spelled.items():
+        sources = [rf"\.{re.escape(one)}$" for one in (codes, *sorted(scales))]
+        yield WeightConverter(sources, f".{ending}", [_AsHeld(contents.on_disk)])
 
 
 def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> list[Any]:
@@ -220,21 +215,20 @@ def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> 
     model._keys_to_ignore_on_load_unexpected = ignored
     made: list[Any] = []
     for target, weights in contents.weights.items():
-        module, first = _module_of(model, target), weights[0]
+        first = weights[0]
         if _held(model, target) is not None:
             continue
-        if len(weights) == 1 and not is_experts(module) and first.scale is not None:
+        if len(weights) == 1 and first.scale is not None:
             names = (contents.renamed(name) for name in (first.codes, first.scale))
             patterns = [rf"^{re.escape(name)}$" for name in names]
             made.append(WeightConverter(patterns, target, [_Dequantize(first.format.granularity)]))
     made += _with_experts(contents, converters, model)
-    return [*made, *_joining(contents)]
+    return [*made, *joining(contents)]
 
 
 def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> Iterator[Any]:
-    """The model's transforms. Where experts are a matrix each in the file: beside each transform
-    that stacks their codes, one that stacks their scales; or in its place one that stacks the
-    numbers."""
+    """The model's transforms. Where experts are a matrix each in the file: in the place of each
+    that stacks them, one that stacks codes and scales; or one that stacks the numbers."""
     stacked = [weights for weights in contents.weights.values() if len(weights) > 1]
     scales = {
         (weight.scale.rpartition(".")[2], weight.format.granularity)
@@ -257,15 +251,11 @@ def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> 
             continue
         ((scale, granularity),) = scales
         of_scales = [f"{one.removesuffix('weight')}{scale}" for one in sources]
-        operations = list(converter.operations)
+        operations = [_Dequantize(granularity), *converter.operations]
         if native:
-            yield converter
-            of_targets = [f"{target}_scale_inv" for target in targets]
-            yield _like(converter, of_scales, of_targets, operations)
-        else:
-            operations = [_Dequantize(granularity), *operations]
-            both = [f"{one}$" for one in (*sources, *of_scales)]
-            yield _like(converter, both, targets, operations)
+            operations = [_Stacked(converter.operations), _AsHeld(contents.on_disk)]
+        both = [f"{one}$" for one in (*sources, *of_scales)]
+        yield _like(converter, both, targets, operations)
 
 
 def _like(converter: Any, sources: list[str], targets: list[str], operations: list[Any]) -> Any:
@@ -277,9 +267,31 @@ def _like(converter: Any, sources: list[str], targets: list[str], operations: li
     return made
 
 
+class _Stacked(ConversionOps):  # type: ignore[misc]
+    """Codes and scales of all experts, each stacked as the model stacks weights."""
+
+    hf_quantizer = True
+    """By which transformers knows that what it reads is not to be converted before."""
+
+    def __init__(self, operations: Sequence[Any]) -> None:
+        self._operations = operations
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], **others: Any
+    ) -> dict[str, Tensor]:
+        half = len(source_patterns) // 2
+        made: dict[str, Tensor] = {}
+        for patterns in (source_patterns[:half], source_patterns[half:]):
+            tensors = {pattern: input_dict.pop(pattern) for pattern in patterns}
+            for operation in self._operations:
+                tensors = operation.convert(tensors, source_patterns=patterns, **others)
+            (made[patterns[0]],) = tensors.values()
+        return made
+
+
 class _AsHeld(ConversionOps):  # type: ignore[misc]
-    """A tensor in the shape and dtype that the module has, as families have scales of [out, 1] or
-    [] for [out] and [1], and marked() codes of [out, in, 1]; an Fp8Weight of codes and scales."""
+    """An Fp8Weight of codes and scales as the module has it: families have scales of [out, 1] or []
+    for [out] and [1], and marked() codes of [out, in, 1]."""
 
     hf_quantizer = True
     """By which transformers knows that what it reads is not to be converted before."""
@@ -297,16 +309,15 @@ class _AsHeld(ConversionOps):  # type: ignore[misc]
         tensors = [one[0] if isinstance(one, list) else one for one in input_dict.values()]
         path, _, name = full_layer_name.rpartition(".")
         own = getattr(model.get_submodule(path), name)
-        if isinstance(own, Fp8Weight):
-            codes = next(one for one in tensors if is_fp8(one))
-            ones = torch.ones(own.scale.shape, device=codes.device)
-            scale = next((one for one in tensors if one is not codes), ones)
-            weight = joined(own, codes.reshape(own.shape), scale)
-            on_disk = any(f"{path}.".startswith(f"{part}.") for part in self._on_disk)
-            return {full_layer_name: weight.dequantize() if on_disk else Fp8Weight(weight)}
-        (tensor,) = tensors
-        fits = tensor.numel() == own.numel()
-        return {full_layer_name: tensor.to(own.dtype).reshape(own.shape) if fits else tensor}
+        if not isinstance(own, Fp8Weight):
+            (tensor,) = tensors
+            return {full_layer_name: tensor.to(own.dtype)}
+        codes = next(one for one in tensors if is_fp8(one))
+        ones = torch.ones(own.scale.shape, device=codes.device)
+        scale = next((one for one in tensors if one is not codes), ones)
+        weight = joined(own, codes.reshape(own.shape), scale)
+        on_disk = any(f"{path}.".startswith(f"{part}.") for part in self._on_disk)
+        return {full_layer_name: weight.dequantize() if on_disk else Fp8Weight(weight)}
 
 
 class _Dequantize(ConversionOps):  # type: ignore[misc]
@@ -342,13 +353,9 @@ class _Dequantize(ConversionOps):  # type: ignore[misc]
         return numbers
 
 
-def _module_of(model: Any, parameter: str) -> Any:
+def _held(model: Any, parameter: str) -> Fp8Weight | None:
+    path, _, name = parameter.rpartition(".")
     try:
-        return model.get_submodule(parameter.rpartition(".")[0])
+        return held(model.get_submodule(path), name)
     except AttributeError:
         return None
-
-
-def _held(model: Any, parameter: str) -> Fp8Weight | None:
-    module = _module_of(model, parameter)
-    return None if module is None else held(module, parameter.rpartition(".")[2])

@@ -4,19 +4,20 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
+from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.conversion.fp8_layers import widen
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.picking import grouped
-from ...nn.layers.fp8_parameters import held
-from ..model_loading import NAME, Devices, cast_like, convert_linears
-from .checkpoints import Contents, OctofoldConfig, converters_of, marked, own_converters
-from .experts import STACKED, cast_experts, convert_experts_of, is_experts
+from ...nn.layers.fp8_parameters import held, weight_of
+from ...nn.layers.stacks import Stacks
+from ..model_loading import NAME, Devices, convert_linears
+from .checkpoints import Contents, OctofoldConfig, converters_of, joining, marked
+from .experts import STACKED, convert_experts_of, is_experts
 
 _OPERATION: Final = "octofold.integrations.transformers"
 _log: Final = logging.get_logger("transformers.octofold")
@@ -77,12 +78,11 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
         """True if a checkpoint's tensor of this name is to be cast as it is read."""
         path, _, name = param_name.rpartition(".")
-        module = model.get_submodule(path)
-        return held(module, name) is not None or (is_experts(module) and name in STACKED)
+        return held(model.get_submodule(path), name) is not None
 
     def get_quantize_ops(self) -> ConversionOps:
         """The cast, as transformers calls it with each weight that it has read."""
-        return _Cast(self.quantization_config)
+        return _Cast()
 
     def _process_model_before_weight_loading(
         self,
@@ -107,7 +107,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         found: dict[str, str] = {}
         if self.quantization_config.experts:
             weights_of = None if self._contents is None else self._contents.of_module
-            found |= convert_experts_of(model, options_of_config, where, weights_of)
+            found |= convert_experts_of(model, options_of_config, where, weights_of, wanted)
         try:
             found_in = None if self._contents is None else self._contents.format_of
             converted = convert_linears(
@@ -117,9 +117,6 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         except InvalidArgumentError:
             if not found and self._contents is None:
                 raise  # else there are only weights that are dequantized as they are read
-        for module in model.modules():
-            if not self.pre_quantized and is_experts(module):
-                _expect_numbers(module, wanted)
         self.report = found
         for line in grouped(found):
             _log.info("octofold: %s", line)
@@ -131,7 +128,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
             return weight_conversions
         self._contents.on_disk = self._on_disk
         if not self.quantization_config.foreign:
-            return [*weight_conversions, *own_converters(self._contents)]
+            return [*weight_conversions, *joining(self._contents)]
         return converters_of(self._contents, weight_conversions, self._contents.model)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
@@ -158,9 +155,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
 class _Cast(ConversionOps):  # type: ignore[misc]
     """From a weight in high precision to codes and scales."""
 
-    def __init__(self, config: OctofoldConfig) -> None:
-        self._format = config.options.format
-
+    @torch.no_grad()
     def convert(
         self, input_dict: dict[str, Any], model: Any = None, **options: Any
     ) -> dict[str, Tensor]:
@@ -169,24 +164,13 @@ class _Cast(ConversionOps):  # type: ignore[misc]
         for full_name, value in input_dict.items():
             weight: Tensor = value[0] if isinstance(value, list) else value
             path, _, name = full_name.rpartition(".")
-            module: Module = model.get_submodule(path)
-            own = held(module, name)
-            if own is not None:
-                buffers: dict[str, Tensor] = {name: cast_like(own, weight, self._format)}
-            else:
-                buffers = cast_experts(module, name, weight)
-            made |= {f"{path}.{key}" if path else key: tensor for key, tensor in buffers.items()}
+            module = model.get_submodule(path)
+            numbers = getattr(module, "in_files", Stacks()).of_files(name, weight)
+            made[full_name] = Fp8Weight(weight_of(module, name).cast_like(numbers))
         return made
 
 
-def _expect_numbers(module: Module, dtype: torch.dtype) -> None:
-    """Have experts on "meta" say that their weights come in a dtype of high precision: transformers
-    before 5.20 converts what it reads to what the model says, and then casts."""
-    for name in STACKED:
-        module._buffers[name] = torch.empty_like(getattr(module, name), dtype=dtype)
-
-
-def _require_weights(path: str, experts: Module) -> None:
+def _require_weights(path: str, experts: Any) -> None:
     for stack in STACKED:
         weight = getattr(experts, stack)
         if not (weight.is_meta or hasattr(weight, "_is_hf_initialized")):

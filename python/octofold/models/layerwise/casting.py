@@ -85,7 +85,7 @@ def enable_layerwise_casting(
             original = weight.detach().to("cpu", copy=True) if keep_originals else None
             before_casting = Before(weight.requires_grad, original, non_blocking)
             dtype = compute_dtype or _compute_dtype(layer)
-            options = {"compute": compute, "compute_dtype": dtype}
+            options: dict[str, Any] = {"compute": compute, "compute_dtype": dtype}
             granularity = "128x128" if isinstance(layer, torch.nn.Linear) else "channel"
             format = Format(stored_as, granularity, rule=Rule.TORCHAO, power_of_two=True)
             hold(layer, Fp8Weight.cast(weight, format, **options))

@@ -22,7 +22,6 @@ from .records import (
     Record,
     experts_of,
     layer_of,
-    recipe_of_record,
     record_of,
     router_beside,
     weight_of,
@@ -130,8 +129,7 @@ class _Loading:
                 raise _wrong("model", f"a layer at {name!r} that can be {record['kind']}", got)
             if is_stacks:
                 home = _home(next(found.parameters(), None))
-                how = recipe_of_record(record), stacks, found.training
-                makers[id(found)] = partial(experts_of, record, *how, home)
+                makers[id(found)] = partial(experts_of, record, stacks, found.training, home)
             else:
                 values = self._values(name, record, found)
                 makers[id(found)] = partial(layer_of, record, found, *values, _home(found.weight))

@@ -15,8 +15,9 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
 from ...nn.autograd.experts import expert_recipe_of
 from ...nn.casting.fp8_weight import Fp8Weight
-from ...nn.layers.experts import Experts, Stacks
+from ...nn.layers.experts import Experts
 from ...nn.layers.fp8_parameters import held, hold
+from ...nn.layers.stacks import Stacks
 from ...nn.recipes.choice import require_compute
 from ..layerwise.casting import Before
 from ..layerwise.selection import BEFORE
@@ -33,22 +34,26 @@ def record_of(module: Module) -> Record | None:
     parameter = held(module)
     if parameter is not None:
         before = module.__dict__.get(BEFORE)
-        wide = parameter.compute_dtype
-        return {
-            "kind": PARAMETER,
-            "granularity": parameter.granularity,
-            "weight_dtype": NAMES[parameter.codes.dtype],
-            "dtype": NAMES[parameter.dtype],
-            "compute": parameter.compute,
-            "compute_dtype": None if wide is None else NAMES[wide],
-            "rule": parameter.rule,
-            "power_of_two": parameter.power_of_two,
-            "recipe": None if parameter.recipe is None else asdict(parameter.recipe),
-            "few_tokens": parameter.few_tokens,
-            "batch_invariant": parameter.batch_invariant,
-            "requires_grad": None if before is None else before.requires_grad,
-        }
+        requires_grad = None if before is None else before.requires_grad
+        return {"kind": PARAMETER, **_options_of(parameter), "requires_grad": requires_grad}
     return record_of_experts(module) if type(module) is Experts else None
+
+
+def _options_of(weight: Fp8Weight) -> Record:
+    """The arguments of _parameter() beside codes and scales."""
+    wide = weight.compute_dtype
+    return {
+        "granularity": weight.granularity,
+        "weight_dtype": NAMES[weight.codes.dtype],
+        "dtype": NAMES[weight.dtype],
+        "compute": weight.compute,
+        "compute_dtype": None if wide is None else NAMES[wide],
+        "rule": weight.rule,
+        "power_of_two": weight.power_of_two,
+        "recipe": None if weight.recipe is None else asdict(weight.recipe),
+        "few_tokens": weight.few_tokens,
+        "batch_invariant": weight.batch_invariant,
+    }
 
 
 def why_not(record: Record, module: Module) -> str | None:
@@ -96,14 +101,17 @@ def require_record(record: Any) -> None:
     does making what it says."""
     kind = record["kind"]
     if kind == EXPERTS:
-        require_experts(record, recipe_of_record(record))
+        require_experts(record)
     elif kind == PARAMETER:
-        format = _format(record)
-        meta = torch.empty(1, 1, dtype=DTYPES[format.dtype], device="meta")
-        _parameter(record, meta, meta)
+        _require_weight(record)
         bool(record["requires_grad"])
     else:
         raise ValueError(f"kind {kind!r}")
+
+
+def _require_weight(record: Record) -> None:
+    meta = torch.empty(1, 1, dtype=DTYPES[_format(record).dtype], device="meta")
+    _parameter(record, meta, meta)
 
 
 def _format(record: Record) -> Format:
@@ -133,17 +141,17 @@ EXPERT_NAMES: Final = tuple(
 """The names of its tensors."""
 
 
-def record_of_experts(module: Experts) -> dict[str, Any] | None:
+def record_of_experts(module: Experts) -> Record | None:
     """None: its parameters are those of the model's own class, which takes them. `router` is yet to
     be said: whether the block's router chooses by octofold.ops.top_k()."""
-    is_fp8 = isinstance(module.weight(module.weight_names[1]), ScaledTensor)
-    if not is_fp8 and module.in_files == Stacks():
+    coded = [weight for name in module.weight_names if (weight := held(module, name)) is not None]
+    if not coded and module.in_files == Stacks():
         return None
     return {
         "kind": EXPERTS,
         "activation": module.activation,
         "recipe": asdict(module.recipe),
-        "compute": module.compute,
+        "weight": _options_of(coded[0]) if coded else None,
         "main_grad": module.main_grad,
         "in_files": list(module.in_files),
         "router": False,
@@ -156,48 +164,42 @@ def router_beside(model: Module, name: str) -> Any:
     return block._modules.get("gate")
 
 
-def require_experts(record: Mapping[str, Any], recipe: Recipe) -> None:
+def require_experts(record: Record) -> None:
     """Checks that this is such a record. Raises as require_record()."""
-    require_compute(_NAME, record["compute"])
-    expert_recipe_of(_NAME, recipe)
+    recipe = expert_recipe_of(_NAME, recipe_of_record(record))
+    if record["weight"] is not None:
+        require_compute(_NAME, record["weight"]["compute"])
+        _require_weight(record["weight"])
     Experts(1, 1, 1, activation=record["activation"], device="meta", recipe=recipe)
     Stacks(*map(bool, record["in_files"]))
     bool(record["main_grad"])
     bool(record["router"])
 
 
-def why_no_experts(record: Mapping[str, Any], module: Any, tensors: Mapping[str, Tensor]) -> str:
+def why_no_experts(record: Record, module: Any, tensors: Mapping[str, Tensor]) -> str:
     """Why a module cannot become experts of these tensors; "" where it can."""
     own, down = getattr(module, "down_proj", None), tensors.get("down_proj")
     if not isinstance(own, Tensor) or own.dim() != 3 or down is None:
         return type(module).__qualname__
-    shape = tuple(Stacks(*record["in_files"]).second_to_files(down).shape)
+    shape = tuple(Stacks(*record["in_files"]).to_files("down_proj", down).shape)
     return "" if tuple(own.shape) == shape else f"one of {list(own.shape)} for {list(shape)}"
 
 
 def experts_of(
-    record: Mapping[str, Any],
-    recipe: Recipe,
-    tensors: Mapping[str, Tensor],
-    training: bool,
-    device: torch.device,
+    record: Record, tensors: Mapping[str, Tensor], training: bool, device: torch.device
 ) -> Experts:
     """tensors: by their names in the module."""
-    assert recipe.output is not None
     first = next(name for name in _WEIGHTS if name in tensors)
-    weights = [_weight(tensors, name, recipe.output.b) for name in (first, "down_proj")]
+    weights = [_weight(record, tensors, name) for name in (first, "down_proj")]
     biases = [tensors.get(f"{name}_bias") for name in (first, "down_proj")]
     experts = Experts.from_weights(
-        *(weights[0], weights[1], biases[0], biases[1], record["activation"], recipe),
+        *(*weights, *biases, record["activation"], recipe_of_record(record)),
         main_grad=record["main_grad"],
-        compute=record["compute"],
     )
     experts.in_files = Stacks(*record["in_files"])
     return experts.train(training).to(device)
 
 
-def _weight(tensors: Mapping[str, Tensor], name: str, format: Format) -> Tensor | ScaledTensor:
+def _weight(record: Record, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     scale = tensors.get(f"{name}_scale_inv", tensors.get(f"{name}_scale"))
-    if scale is None:
-        return tensors[name]
-    return ScaledTensor(tensors[name], scale, format.granularity)
+    return tensors[name] if scale is None else _parameter(record["weight"], tensors[name], scale)

@@ -137,7 +137,7 @@ def _in_family(
     for name, layer in layers.items():
         record = records[name]
         weight = weight_of(layer)
-        scale = written.pop(_joined(name, weight.scale_name))
+        scale = written.pop(_joined(name, weight.scale_name()))
         if family.holds_codes(layer):
             written[_joined(name, "weight_scale")] = family.scale_in_file(record, scale)
         else:

@@ -12,7 +12,7 @@ from ..._core.ops import row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
-from ..casting.casts import WeightCasts, walkable
+from ..casting.casts import WeightCasts, as_operand, walkable
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_products, has_bfloat16
 from .activated import is_gated
@@ -48,8 +48,9 @@ def experts(
     w13: [experts, 2·inner, hidden] for a gated activation, each expert's gate rows first; else
         [experts, inner, hidden]. In high precision, of any of these dtypes, it is cast in each
         call, as far as experts have tokens (octofold.nn.keep_casts() keeps the casts of
-        octofold.nn.Experts). A ScaledTensor, as checkpoints have them, with scales of the recipe's
-        granularity that octofold.grouped_gemm() takes, is used as it is, without a gradient.
+        octofold.nn.Experts). A ScaledTensor, as checkpoints have them, or octofold.nn.Fp8Weight,
+        with scales of the recipe's granularity that octofold.grouped_gemm() takes, is used as it
+        is, without a gradient.
     w2: [experts, hidden, inner], likewise.
     activation: as in octofold.mlp().
     recipe: as in octofold.linear(), with all products in FP8.
@@ -80,6 +81,7 @@ def experts(
     name = "experts"
     recipe = expert_recipe_of(name, recipe)
     require_activation(name, activation)
+    w13, w2 = as_operand(w13), as_operand(w2)
     require_projections(name, w13, w2, b13, b2, activation, recipe)
     require_same_device(name, x, w13)
     require_routed(name, x, topk_ids, topk_weights, w13.shape[2])

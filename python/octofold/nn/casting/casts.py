@@ -23,6 +23,12 @@ WeightCasts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
 """The casts of a weight, and of its transpose; None where no product wants it."""
 
 
+def as_operand(weight: Tensor | ScaledTensor) -> Tensor | ScaledTensor:
+    """A weight as operations take it: codes and scales of a frozen Fp8Weight, whose attributes as a
+    tensor take the host longer; any other as it is."""
+    return weight.scaled if isinstance(weight, Fp8Weight) else weight
+
+
 def walkable(x: Tensor) -> Tensor:
     """x [..., cols] as casts take it: contiguous columns, leading dimensions that one stride walks.
     Copied only where it is neither contiguous nor a matrix of contiguous columns."""

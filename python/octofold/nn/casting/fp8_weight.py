@@ -19,6 +19,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import FLOAT8, NAMES, with_aligned_rows
 from ..._ops.quantize import quantize
 from ..recipes.choice import COMPUTE, require_compute
+from .weight_layouts import as_matrix, of_matrix
 
 _NAME: Final = "octofold.nn.Fp8Weight"
 _PACKAGE: Final = Path(__file__).parents[2]
@@ -27,18 +28,20 @@ _WIDE: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Fp8Weight(Tensor):
-    """A frozen weight in FP8. For torch it is a tensor of `dtype`, and a parameter by
-    torch.nn.Parameter(weight, requires_grad=False).
+    """A frozen weight in FP8, or a stack of some. For torch it is a tensor of `dtype`, and a
+    parameter by torch.nn.Parameter(weight, requires_grad=False).
 
     codes: e4m3 or e5m2 [out, in], [experts, out, in], or of any shape with a scale for each of the
         first dimension ("channel").
-    scale: float32 multipliers, in the shape that the granularity has (octofold.ops.scale_shape()).
+    scale: float32 multipliers, in the shape that the granularity has (octofold.ops.scale_shape());
+        of experts as octofold.grouped_gemm() takes them.
     granularity: which elements share a scale: "tensor", "channel", "1x128" or "128x128".
     dtype: of the numbers that it stands for.
-    compute: how torch.nn.functional.linear() computes with it. "native": x is cast to FP8 too,
-        with a scale for 128 of its values, where the device has such products. "weight-only": x of
-        16 bits is taken as it is. "copy": by a copy of the weight, dropped at once, and torch's
-        product. "auto": as the GPU and the number of tokens have it.
+    compute: how torch.nn.functional.linear(), or octofold.nn.Experts, computes with it. "native": x
+        is cast to FP8 too, with a scale for 128 of its values (of experts as the recipe has it),
+        where the device has such products. "weight-only": x of 16 bits is taken as it is. "copy":
+        by a copy of the weight, dropped at once, and torch's product (not of experts). "auto": as
+        the GPU and the number of tokens have it.
     compute_dtype: that layers compute in; x is converted, and the result back. None: that of x.
     rule, power_of_two: how numbers are cast that are written to it, as octofold.Format has them.
     recipe: an octofold.nn.Recipe of native products, of which `output` casts x, and backward has
@@ -108,31 +111,45 @@ class Fp8Weight(Tensor):
         return made
 
     @classmethod
-    def of(cls, scaled: ScaledTensor, dtype: torch.dtype, **options: Any) -> "Fp8Weight":
-        """The weight of these codes and scales, in the same memory. The options are the
-        class's."""
+    def of(
+        cls, scaled: ScaledTensor, dtype: torch.dtype, format: Format | None = None, **options: Any
+    ) -> "Fp8Weight":
+        """The weight of these codes and scales, in the same memory. format: how numbers are cast
+        that are written to it. The options are the class's."""
+        if format is not None:
+            options |= {"rule": format.rule.value, "power_of_two": format.power_of_two}
         return cls(scaled.data, scaled.scale, scaled.granularity, dtype, **options)
 
     @classmethod
-    def cast(cls, weight: Tensor, format: FormatLike = "128x128", **options: Any) -> "Fp8Weight":
+    def cast(
+        cls,
+        weight: Tensor,
+        format: FormatLike = "128x128",
+        matrices: int | None = None,
+        **options: Any,
+    ) -> "Fp8Weight":
         """Cast a weight of bfloat16, float16 or float32: [out, in], or of more dimensions with
-        scales for each of the first ("channel"). The options are the class's.
+        scales for each of the first ("channel"); or a stack [experts, out, in] of so many
+        `matrices`, each with scales of its own. The options are the class's.
 
         Raises InvalidArgumentError, which names the argument.
         """
-        format = format_of(_NAME, format)
-        if weight.dim() < 2 or (weight.dim() > 2 and format.granularity != "channel"):
+        format, numbers = format_of(_NAME, format), weight.detach()
+        if matrices is not None:
+            scaled = quantize(numbers.contiguous(), format, matrices=matrices)
+        elif weight.dim() < 2 or (weight.dim() > 2 and format.granularity != "channel"):
             expected = "[out, in], or scales of channels"
             raise invalid_argument(_NAME, "weight", expected, list(weight.shape))
-        cast = quantize(_as_matrix(weight.detach()), format)
-        codes = cast.data if weight.dim() == 2 else _of_matrix(cast.data.contiguous(), weight)
-        options |= {"rule": format.rule.value, "power_of_two": format.power_of_two}
-        return cls(codes, cast.scale, format.granularity, weight.dtype, **options)
+        else:
+            scaled = quantize(as_matrix(numbers), format)
+            if weight.dim() > 2:
+                codes = of_matrix(scaled.data.contiguous(), weight)
+                scaled = ScaledTensor(codes, scaled.scale, scaled.granularity)
+        return cls.of(scaled, weight.dtype, format, **options)
 
-    @property
-    def scale_name(self) -> str:
-        """The name of the scales in files that have the codes as `weight`."""
-        return "weight_scale_inv" if self.granularity == "128x128" else "weight_scale"
+    def scale_name(self, name: str = "weight") -> str:
+        """The name of the scales in files that have the codes by this name."""
+        return f"{name}_scale_inv" if self.granularity == "128x128" else f"{name}_scale"
 
     @property
     def scaled(self) -> ScaledTensor:
@@ -145,21 +162,25 @@ class Fp8Weight(Tensor):
         exact = dtype if dtype in _WIDE else torch.float32
         codes = self.codes
         if self._is_of_firsts():
-            matrix = ScaledTensor(_as_matrix(codes), self.scale, self.granularity)
-            return _of_matrix(matrix.dequantize(exact), codes).to(dtype)
+            matrix = ScaledTensor(as_matrix(codes), self.scale, self.granularity)
+            return of_matrix(matrix.dequantize(exact), codes).to(dtype)
         numbers: Tensor = self.scaled.dequantize(exact)
         return numbers.to(dtype)
 
     def recast(self, numbers: Tensor) -> None:
         """Take other numbers, cast as the weight was: in place."""
-        format = Format(
-            NAMES[self.codes.dtype],
-            self.granularity,
-            rule=self.rule,
-            power_of_two=self.power_of_two,
-        )
+        self._take(self.cast_like(numbers.to(self.codes.device)))
+
+    def cast_like(self, numbers: Tensor) -> "Fp8Weight":
+        """Another of other numbers of its shape, where these are, cast as the weight was."""
+        kind = NAMES[self.codes.dtype], self.granularity
+        format = Format(*kind, rule=self.rule, power_of_two=self.power_of_two)
+        matrices = None
+        if self.codes.dim() == 3 and not self._is_of_firsts():
+            matrices = self.scale.numel() if self.granularity == "tensor" else self.codes.shape[0]
         wide = numbers if numbers.dtype in _WIDE else numbers.float()
-        self._take(Fp8Weight.cast(wide.to(self.codes.device), format))
+        cast = Fp8Weight.cast(wide, format, matrices)
+        return self.like(cast.codes, cast.scale)
 
     def like(
         self, codes: Tensor, scale: Tensor | None = None, dtype: torch.dtype | None = None
@@ -168,6 +189,12 @@ class Fp8Weight(Tensor):
         scale = self.scale if scale is None else scale
         granularity, *others = self._context()
         return Fp8Weight(codes, scale, granularity, dtype or self.dtype, *others)
+
+    def aligned(self) -> "Fp8Weight":
+        """Itself, or another whose rows begin at multiples of 16 bytes, as products read them; a
+        file may have them otherwise."""
+        codes = self.codes if self._is_of_firsts() else with_aligned_rows(self.codes)
+        return self if codes is self.codes else self.like(codes)
 
     def named(self, dtype: torch.dtype) -> "Fp8Weight":
         """Another tensor of this dtype, in the same memory; to() copies."""
@@ -319,33 +346,6 @@ def _rebuilt(
     return Fp8Weight(weight) if is_parameter else weight
 
 
-def _as_matrix(weight: Tensor) -> Tensor:
-    """A weight [first, ...] as [first, others], in the order of its memory where that is one of
-    torch's memory formats."""
-    if _is_channels_last(weight):
-        weight = weight.movedim(1, -1)
-    return weight.reshape(weight.shape[0], -1).contiguous()
-
-
-def _of_matrix(matrix: Tensor, like: Tensor) -> Tensor:
-    """Gives the matrix that _as_matrix() made of a weight the weight's shape again."""
-    if _is_channels_last(like):
-        first, second, *others = like.shape
-        return matrix.reshape(first, *others, second).movedim(-1, 1)
-    return matrix.reshape(like.shape)
-
-
-def _is_channels_last(weight: Tensor) -> bool:
-    """True if a convolution's weight is laid out so, and not also in the usual way."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    layout = formats.get(weight.dim())
-    return (
-        layout is not None
-        and not weight.is_contiguous()
-        and weight.is_contiguous(memory_format=layout)
-    )
-
-
 def _as_it_is(weight: Fp8Weight) -> Fp8Weight:
     return weight.like(weight.codes)
 
@@ -361,8 +361,7 @@ def _view(
 
 def _clone(weight: Fp8Weight, **options: Any) -> Fp8Weight:
     codes = _bytes(weight.codes, torch.clone, **options)
-    codes = with_aligned_rows(codes) if codes.dim() == 2 else codes
-    return weight.like(codes, weight.scale.clone())
+    return weight.like(codes, weight.scale.clone()).aligned()
 
 
 def _empty_like(weight: Fp8Weight, dtype: Any = None, **options: Any) -> Fp8Weight:

@@ -10,11 +10,13 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._info import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
-from ..._ops.quantize import quantize
 from ..autograd.experts import expert_recipe_of
-from ..layers.experts import Experts, Stacks
+from ..casting.fp8_weight import Fp8Weight
+from ..layers.experts import Experts
+from ..layers.fp8_parameters import held
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
+from ..layers.stacks import Stacks
 from ..recipes.choice import require_compute
 from ..recipes.kernels import has_bfloat16, layer_products
 from .expert_blocks import (
@@ -164,16 +166,16 @@ def _convert_around(
 
 
 def _words_of(experts: Experts) -> str:
-    weight, words = experts.weight("down_proj"), f"octofold.nn.Experts, recipe={experts.recipe}"
-    if not isinstance(weight, ScaledTensor):
+    weight, words = held(experts, "down_proj"), f"octofold.nn.Experts, recipe={experts.recipe}"
+    if weight is None:
         return words
     words += f", FP8 weights {weight.granularity}"
-    products = layer_products(EXPERTS, FP8, weight.data.device)
-    if experts.compute == WEIGHT_ONLY:
+    products = layer_products(EXPERTS, FP8, weight.device)
+    if weight.compute == WEIGHT_ONLY:
         return f"{words}, {WEIGHT_ONLY}"
     if not products.why_not:
         return words
-    of_float16 = " for float16 alone" if not has_bfloat16(weight.data.device) else ""
+    of_float16 = " for float16 alone" if not has_bfloat16(weight.device) else ""
     return f"{words}, {products.how} here{of_float16} ({products.why_not})"
 
 
@@ -185,10 +187,11 @@ def _experts_of(
     stacks = stacks_of(module)
     b13, b2 = (getattr(module, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj"))
     if b13 is not None:
-        b13 = _parameter(stacks.first_of_files(b13), b13)
+        b13 = _parameter(stacks.of_files("gate_up_proj_bias", b13), b13)
+    casts_by = (recipe, compute) if to_fp8 else None
     experts = Experts.from_weights(
-        _weight_of(module, "gate_up_proj", recipe, to_fp8),
-        _weight_of(module, "down_proj", recipe, to_fp8),
+        _weight_of(module, "gate_up_proj", casts_by),
+        _weight_of(module, "down_proj", casts_by),
         b13,
         b2,
         gate.activation,
@@ -200,20 +203,18 @@ def _experts_of(
     return experts.train(module.training)
 
 
-def _weight_of(module: Any, key: str, recipe: Recipe, to_fp8: bool) -> Tensor | ScaledTensor:
+def _weight_of(module: Any, key: str, casts_by: tuple[Recipe, str] | None) -> Tensor | ScaledTensor:
+    """casts_by: the recipe by which a weight is cast to FP8, and how it computes then."""
     weight: Tensor = getattr(module, key)
     scale = getattr(module, f"{key}_scale_inv", None)
     if scale is not None:
         return ScaledTensor(weight.detach(), scale.detach().float(), "128x128")
-    stacks, is_first = stacks_of(module), key == "gate_up_proj"
-    laid_out = stacks.first_of_files(weight) if is_first else stacks.second_of_files(weight)
-    if not to_fp8:
+    laid_out = stacks_of(module).of_files(key, weight)
+    if casts_by is None:
         return _parameter(laid_out, weight)
+    recipe, compute = casts_by
     assert recipe.output is not None
-    cast: ScaledTensor = quantize(
-        laid_out.detach().contiguous(), recipe.output.b, matrices=weight.shape[0]
-    )
-    return cast
+    return Fp8Weight.cast(laid_out, recipe.output.b, weight.shape[0], compute=compute)
 
 
 def _parameter(tensor: Tensor, like: Tensor) -> Tensor:

@@ -41,9 +41,7 @@ def frozen_weight(
         recipe = recipe_of_weight(weight.granularity, NAMES[weight.data.dtype])
         options = native_options(recipe, FEW_TOKENS if compute == "auto" else 0)
         format = format or output_of("", recipe).b
-    if format is not None:
-        options |= {"rule": format.rule.value, "power_of_two": format.power_of_two}
-    return Fp8Weight.of(weight, dtype, **options)
+    return Fp8Weight.of(weight, dtype, format, **options)
 
 
 def words_of(weight: Fp8Weight, device: torch.device | None = None) -> str:

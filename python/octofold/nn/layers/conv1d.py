@@ -12,7 +12,7 @@ from ..autograd.fitting import require_input
 from ..autograd.linear import linear
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
-from .buffers import with_state_of
+from .state import with_state_of
 
 _NAME: Final = "octofold.nn.Conv1D"
 

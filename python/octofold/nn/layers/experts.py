@@ -1,9 +1,8 @@
 """The experts of a layer, as a module."""
 
-import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -33,51 +32,23 @@ from ..autograd.experts import (
     require_same_device,
     run_experts,
 )
-from ..autograd.fitting import is_dtensor, is_fp8
+from ..autograd.fitting import is_dtensor
 from ..autograd.layer import Chain, Layer
 from ..autograd.main_grad import wanted_main_grad
-from ..casting.casts import joined_experts, stacked_experts
+from ..casting.casts import as_operand, joined_experts, stacked_experts
+from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call
 from ..recipes.choice import require_compute
-from .buffers import KeepsBuffers
+from .fp8_parameters import hold
 from .linear import local_part, require_order
-from .saving import CodedState
-
-
-class Stacks(NamedTuple):
-    """By default as octofold.nn.Experts has them: [experts, out, in], and in the first layer each
-    expert's gates before its ups. Tensors are views where that is possible."""
-
-    transposed: bool = False
-    """[experts, in, out]."""
-    interleaved: bool = False
-    """Gates and ups are neighbours, 2·i and 2·i + 1."""
-
-    def first_of_files(self, tensor: Tensor) -> Tensor:
-        """A first layer [experts, 2·inner, hidden], or its bias [experts, 2·inner], of theirs."""
-        if self.transposed and tensor.dim() == 3:
-            tensor = tensor.transpose(1, 2)
-        return torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1) if self.interleaved else tensor
-
-    def second_of_files(self, tensor: Tensor) -> Tensor:
-        """A second layer [experts, hidden, inner]; its bias is the same either way."""
-        return tensor.transpose(1, 2) if self.transposed and tensor.dim() == 3 else tensor
-
-    def first_to_files(self, tensor: Tensor) -> Tensor:
-        """The way back of first_of_files()."""
-        if self.interleaved:
-            tensor = torch.stack(tensor.chunk(2, 1), 2).flatten(1, 2)
-        return tensor.transpose(1, 2) if self.transposed and tensor.dim() == 3 else tensor
-
-    def second_to_files(self, tensor: Tensor) -> Tensor:
-        """The way back of second_of_files()."""
-        return self.second_of_files(tensor)
-
+from .saving import wrap_writers
+from .stacks import Stacks
+from .state import PlainState
 
 _NAME: Final = "octofold.nn.Experts"
 
 
-class Experts(CodedState, KeepsBuffers):
+class Experts(PlainState):
     """The experts of a layer, without the router: octofold.experts() with weights of its own.
 
     hidden_features: the features of the input and of the result. inner_features: those of the
@@ -88,7 +59,6 @@ class Experts(CodedState, KeepsBuffers):
     device, dtype: as in torch.nn.Linear; dtype bfloat16, float16 or float32.
     recipe: as in octofold.experts().
     main_grad: as in octofold.nn.Linear, for both weights.
-    compute: as in octofold.experts(), of FP8 weights.
 
     Its parameters have the names that transformers has for them:
 
@@ -99,18 +69,20 @@ class Experts(CodedState, KeepsBuffers):
     | up_proj (plain)                   | [experts, inner, hidden]      | the first layer         |
     | down_proj                         | [experts, hidden, inner]      | the second              |
     | <name>_bias                       | [experts, out]                | either, with bias       |
-    | <name>_scale_inv (FP8 128x128),   | as octofold.grouped_gemm()    | either, from FP8        |
-    | <name>_scale (other FP8)          | takes them                    |                         |
 
     forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
     octofold.experts() says which dtypes, and what is kept for backward.
 
     Each forward casts the weights as they are then, of the experts that have tokens, unless
-    octofold.nn.keep_casts() keeps the casts, of all. FP8 weights are buffers and have no gradients;
-    to(), half() and the like move them without converting them. save_pretrained() of other
-    libraries gets the numbers that they stand for.
+    octofold.nn.keep_casts() keeps the casts, of all. FP8 weights are octofold.nn.Fp8Weights: they
+    have no gradients, and say in `compute` how the experts compute. load_state_dict() also takes
+    their codes with scales beside them, as octofold.grouped_gemm() takes these: <name>_scale_inv
+    (128x128) or <name>_scale (others).
     Raises InvalidArgumentError, which names the argument.
     """
+
+    weight_names: tuple[str, str]
+    """The names of the first layer's parameter, and of the second's."""
 
     sides: Sides | None = None
     """Boundaries where tokens enter and leave, in a group of ranks of which each has a part of each
@@ -133,10 +105,8 @@ class Experts(CodedState, KeepsBuffers):
         *,
         recipe: Recipe | str = "blockwise",
         main_grad: bool = False,
-        compute: str = "auto",
     ) -> None:
         recipe = expert_recipe_of(_NAME, recipe)
-        require_compute(_NAME, compute)
         require_activation(_NAME, activation)
         require_counts(
             _NAME,
@@ -152,7 +122,7 @@ class Experts(CodedState, KeepsBuffers):
             first_bias, second_bias = (
                 torch.empty(shape[:2], device=device, dtype=dtype) for shape in shapes
             )
-        self._hold(first, second, first_bias, second_bias, activation, recipe, main_grad, compute)
+        self._hold(first, second, first_bias, second_bias, activation, recipe, main_grad)
         self.reset_parameters()
 
     @classmethod
@@ -169,16 +139,20 @@ class Experts(CodedState, KeepsBuffers):
         compute: str = "auto",
     ) -> Self:
         """Make experts from weights and biases, as octofold.experts() takes them. A
-        torch.nn.Parameter is shared; another tensor becomes the data of a parameter; the tensors of
-        a ScaledTensor become buffers.
+        torch.nn.Parameter is shared; another tensor becomes the data of a parameter.
+
+        compute: as in octofold.experts(), of a ScaledTensor, which becomes an octofold.nn.Fp8Weight
+            of bfloat16 numbers; one that is there already says it itself.
         """
         operation = f"{_NAME}.from_weights"
         recipe = expert_recipe_of(operation, recipe)
         require_activation(operation, activation)
-        require_projections(operation, w13, w2, b13, b2, activation, recipe)
         require_compute(operation, compute)
+        operands = as_operand(w13), as_operand(w2)
+        require_projections(operation, *operands, b13, b2, activation, recipe)
+        first, second = (_held(operation, weight, recipe, compute) for weight in (w13, w2))
         module = cls.__new__(cls)
-        module._hold(w13, w2, b13, b2, activation, recipe, main_grad, compute)
+        module._hold(first, second, b13, b2, activation, recipe, main_grad)
         return module
 
     @classmethod
@@ -195,8 +169,8 @@ class Experts(CodedState, KeepsBuffers):
     ) -> Self:
         """Make experts from each expert's own matrices, as checkpoints have them: gate and up
         [inner, hidden] (gate None for a plain activation), down [hidden, inner]. FP8 matrices
-        (ScaledTensor) keep their bytes; with 128x128 scales `inner` has to be a multiple of 128, so
-        that gate and up have squares of their own.
+        (ScaledTensor) keep their bytes, and compute as from_weights() says; with 128x128 scales
+        `inner` has to be a multiple of 128, so that gate and up have squares of their own.
         """
         operation = f"{_NAME}.from_experts"
         require_activation(operation, activation)
@@ -216,12 +190,18 @@ class Experts(CodedState, KeepsBuffers):
         return self._recipe
 
     @property
+    def compute(self) -> str:
+        """How FP8 weights are computed with, as octofold.experts() has it."""
+        weight = self._own(self.weight_names[1])
+        return weight.compute if isinstance(weight, Fp8Weight) else "auto"
+
+    @property
     def is_sharded(self) -> bool:
         """True once FSDP has sharded the weights."""
         return self._is_sharded
 
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        first, second = (self.weight(name) for name in self._names)
+        first, second = self._operands()
         require_same_device(_NAME, input, first)
         require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
         entry, exit = sides_of(self.sides)
@@ -231,9 +211,9 @@ class Experts(CodedState, KeepsBuffers):
         grad = torch.is_grad_enabled()
         compute = chosen_compute(input, first, second, self.compute)
         of_x = grad and input.requires_grad
-        of_first = self._layer(self._names[0], first, of_x, compute)
+        of_first = self._layer(self.weight_names[0], first, of_x, compute)
         both = of_x or (grad and of_first.needs_gradient())
-        of_second = self._layer(self._names[1], second, both, compute)
+        of_second = self._layer(self.weight_names[1], second, both, compute)
         if of_second.bias is not None and exit is not ONE_PROCESS:
             of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
         layers = of_first, of_second
@@ -241,47 +221,25 @@ class Experts(CodedState, KeepsBuffers):
         y = run_experts(input, topk_ids, topk_weights, layers, chain, compute)
         return y if exit is ONE_PROCESS else reduce_partial(y, exit)
 
-    @property
-    def weight_names(self) -> tuple[str, str]:
-        """The names of the first layer's parameter, and of the second's."""
-        return self._names
-
-    def hold_fp8(self, first: ScaledTensor, second: ScaledTensor) -> None:
-        """Take these in the place of FP8 weights."""
-        for name, weight in zip(self._names, (first, second), strict=True):
-            self.register_buffer(name, weight.data)
-            self.register_buffer(self._scale_name(name), weight.scale)
-
-    def weight(self, name: str) -> Tensor | ScaledTensor:
-        """The parameter of this name, or what holds it in FP8."""
-        scale_name = self._scale_name(name)
-        weight: Tensor = self._own(name)
-        if self._buffers.get(scale_name) is None:
-            return weight
-        assert self._recipe.output is not None
-        return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
-
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
         """The layer's casts, as octofold.nn.Linear returns them; none of FP8 weights."""
-        weights = [self._parameters.get(name) for name in self._names]
+        weights = [self._trained(name) for name in self.weight_names]
         return [((weight,), self._recipe) for weight in weights if weight is not None]
 
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
-        for name in self._names:
-            weight = self._parameters.get(name)
-            bias = self._parameters.get(f"{name}_bias")
+        for name in self.weight_names:
+            weight, bias = self._trained(name), self._parameters.get(f"{name}_bias")
             bound = 1 / math.sqrt(getattr(self, name).shape[-1])
             for parameter in (weight, bias):
                 if parameter is not None:
                     torch.nn.init.uniform_(parameter, -bound, bound)
 
     def extra_repr(self) -> str:
-        count, hidden, inner = getattr(self, self._names[1]).shape
+        count, hidden, inner = getattr(self, self.weight_names[1]).shape
         text = f"hidden_features={hidden}, inner_features={inner}, experts={count}"
-        bias = getattr(self, f"{self._names[0]}_bias") is not None
-        text += f", bias={bias}, activation={self.activation}, recipe={self._recipe}"
-        return text if self.compute == "auto" else f"{text}, compute={self.compute}"
+        bias = getattr(self, f"{self.weight_names[0]}_bias") is not None
+        return f"{text}, bias={bias}, activation={self.activation}, recipe={self._recipe}"
 
     def __setattr__(self, name: str, value: Any) -> None:
         # FSDP2 swaps parameters by setattr, as octofold.nn.Linear says.
@@ -290,53 +248,26 @@ class Experts(CodedState, KeepsBuffers):
             self.__dict__["_is_sharded"] = True
         super().__setattr__(name, value)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for key in (f"{prefix}{name}" for name in self._names if self._holds_fp8()):
-            # On a GPU rows are apart (frameworks.row_stride()), and safetensors takes none such.
-            destination[key] = destination[key].contiguous()
-
-    def _in_files(self, dtype: torch.dtype) -> dict[str, Callable[[], Tensor] | None]:
-        if not self._holds_fp8() and self.in_files == Stacks():
-            return {}
-        makers: dict[str, Callable[[], Tensor] | None] = {}
-        ways = self.in_files.first_to_files, self.in_files.second_to_files
-        for name, to_files in zip(self._names, ways, strict=True):
-            weight, bias = self.weight(name), getattr(self, f"{name}_bias")
-            if isinstance(weight, ScaledTensor):
-                makers[self._scale_name(name)] = None
-            makers[name] = functools.partial(_numbers, weight, dtype, to_files)
-            if bias is not None:
-                makers[f"{name}_bias"] = functools.partial(to_files, bias)
-        return makers
-
-    def _holds_fp8(self) -> bool:
-        return isinstance(self.weight(self._names[1]), ScaledTensor)
-
     def _hold(
         self,
-        first: Tensor | ScaledTensor,
-        second: Tensor | ScaledTensor,
+        first: Tensor,
+        second: Tensor,
         first_bias: Tensor | None,
         second_bias: Tensor | None,
         activation: str,
         recipe: Recipe,
         main_grad: bool,
-        compute: str,
     ) -> None:
         Module.__init__(self)
+        wrap_writers()
         self.activation = activation
         self.main_grad = main_grad
-        self.compute = compute
         self._recipe = recipe
-        self._names = ("gate_up_proj" if is_gated(activation) else "up_proj", "down_proj")
+        self.weight_names = ("gate_up_proj" if is_gated(activation) else "up_proj", "down_proj")
         parts = (first, first_bias), (second, second_bias)
-        for name, (weight, bias) in zip(self._names, parts, strict=True):
-            if isinstance(weight, ScaledTensor):
-                self.register_buffer(name, weight.data.detach())
-                self.register_buffer(self._scale_name(name), weight.scale.detach())
+        for name, (weight, bias) in zip(self.weight_names, parts, strict=True):
+            if isinstance(weight, Fp8Weight):
+                hold(self, weight, name)
             else:
                 self.register_parameter(name, _parameter(weight))
             self.register_parameter(f"{name}_bias", None if bias is None else _parameter(bias))
@@ -346,10 +277,15 @@ class Experts(CodedState, KeepsBuffers):
         parameter = getattr(self, name)
         return parameter if self.sides is None else local_part(parameter)
 
-    def _scale_name(self, name: str) -> str:
-        assert self._recipe.output is not None
-        squares = self._recipe.output.b.granularity == "128x128"
-        return f"{name}_scale_inv" if squares else f"{name}_scale"
+    def _trained(self, name: str) -> Parameter | None:
+        """The weight of this name, where it is not in FP8 alone."""
+        return None if isinstance(self._own(name), Fp8Weight) else self._parameters.get(name)
+
+    def _operands(self) -> tuple[Tensor | ScaledTensor, ...]:
+        """Both weights as operations take them. FSDP gathers weights that are trained as codes too:
+        these have a gradient, and stay tensors."""
+        weights = tuple(self._own(name) for name in self.weight_names)
+        return weights if self._is_sharded else tuple(map(as_operand, weights))
 
     def _layer(
         self,
@@ -370,21 +306,15 @@ class Experts(CodedState, KeepsBuffers):
             casts = casts_for_call((weight,), self._recipe, transposed, self._is_sharded)
         return layer_of_experts(weight, bias, casts, main_grad)
 
-    def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
-        for name in self._names:
-            weight, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
-            if weight is not None and is_fp8(weight) != is_fp8(own):
-                return (
-                    f"{_NAME}: '{prefix}{name}': expected {own.dtype}, got {weight.dtype}: "
-                    "octofold.nn.Experts.from_weights() makes experts of FP8 weights"
-                )
-        return None
 
-
-def _numbers(
-    weight: Tensor | ScaledTensor, dtype: torch.dtype, to_files: Callable[[Tensor], Tensor]
-) -> Tensor:
-    return to_files(weight.dequantize(dtype) if isinstance(weight, ScaledTensor) else weight)
+def _held(operation: str, weight: Tensor | ScaledTensor, recipe: Recipe, compute: str) -> Tensor:
+    """A weight as a parameter has it: of codes and scales an Fp8Weight."""
+    if isinstance(weight, ScaledTensor):
+        assert recipe.output is not None
+        return Fp8Weight.of(weight, torch.bfloat16, recipe.output.b, compute=compute)
+    if isinstance(weight, Fp8Weight):
+        require_compute(operation, weight.compute)
+    return weight
 
 
 def _parameter(tensor: Tensor) -> Parameter:

@@ -9,7 +9,7 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._core.formats import FormatLike
 from ..._core.recipe import Product, Recipe, recipe_of
-from ..._core.torch import FLOAT8, with_aligned_rows
+from ..._core.torch import FLOAT8
 from ..casting.fp8_weight import Fp8Weight
 from .saving import wrap_writers
 
@@ -79,7 +79,7 @@ def weight_only_linear(
     Raises InvalidArgumentError, which names the argument.
     """
     weight = _weight_of(_WEIGHT_ONLY, linear)
-    options = {"compute": "weight-only", "batch_invariant": batch_invariant}
+    options: dict[str, Any] = {"compute": "weight-only", "batch_invariant": batch_invariant}
     return with_weight(linear, Fp8Weight.cast(weight, format, **options))
 
 
@@ -110,10 +110,10 @@ def hold(module: Module, weight: Fp8Weight, name: str = "weight") -> None:
     """Make the weight the module's parameter of this name, a frozen one, which repr() shows and
     load_state_dict() also fills by codes and scales."""
     wrap_writers()
-    weight = _with_aligned_rows(weight)
+    weight = weight.aligned()
     parameter: Any = weight if isinstance(weight, Parameter) else Fp8Weight(weight)
     module._parameters[name] = parameter
-    module.extra_repr = _Description(module, name)  # type: ignore[method-assign]
+    module.extra_repr = _Description(module)  # type: ignore[method-assign]
     hooks: Any = module._load_state_dict_pre_hooks.values()
     if all(hook.hook is not _join for hook in hooks):
         module.register_load_state_dict_pre_hook(_join)  # type: ignore[no-untyped-call]
@@ -136,12 +136,13 @@ class _Description:
     """extra_repr() of a module. A method would be pickled by a name that the module does not
     have."""
 
-    def __init__(self, module: Module, name: str) -> None:
-        self._module, self._name = module, name
+    def __init__(self, module: Module) -> None:
+        self._module = module
 
     def __call__(self) -> str:
-        weight, text = held(self._module, self._name), type(self._module).extra_repr(self._module)
-        return text if weight is None else f"{text}, {self._name}={weight}"
+        weights = [(n, w) for n, w in self._module._parameters.items() if isinstance(w, Fp8Weight)]
+        text = type(self._module).extra_repr(self._module)
+        return ", ".join(filter(None, [text, *(f"{name}={weight}" for name, weight in weights)]))
 
 
 def joined(weight: Fp8Weight, codes: Tensor, scale: Tensor) -> Fp8Weight:
@@ -155,7 +156,7 @@ def joined(weight: Fp8Weight, codes: Tensor, scale: Tensor) -> Fp8Weight:
         )
         raise invalid_argument("octofold.nn.Fp8Weight", "weight", f"{expected}, its own", got)
     scale = scale.float().reshape(own.scale.shape)
-    return _with_aligned_rows(weight.like(codes, scale))
+    return weight.like(codes, scale).aligned()
 
 
 def _join(module: Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -165,21 +166,15 @@ def _join(module: Module, state: dict[str, Any], prefix: str, *others: Any) -> N
         codes = state.get(f"{prefix}{name}")
         if not isinstance(weight, Fp8Weight) or getattr(codes, "dtype", None) not in FLOAT8:
             continue
-        scale = state.pop(f"{prefix}{weight.scale_name}", None)
+        scale = state.pop(f"{prefix}{weight.scale_name(name)}", None)
         try:
             if scale is None:
-                expected = f"its scales beside it, '{weight.scale_name}'"
-                raise invalid_argument("octofold.nn.Fp8Weight", "weight", expected, "none")
+                expected = f"its scales beside it, '{weight.scale_name(name)}'"
+                raise invalid_argument("octofold.nn.Fp8Weight", name, expected, "none")
             state[f"{prefix}{name}"] = joined(weight, state[f"{prefix}{name}"], scale)
         except ValueError as error:
             errors.append(f"'{prefix}{name}': {error}")
             del state[f"{prefix}{name}"]
-
-
-def _with_aligned_rows(weight: Fp8Weight) -> Fp8Weight:
-    """Products read rows that begin at multiples of 16 bytes; a file may have them otherwise."""
-    codes = with_aligned_rows(weight.codes) if weight.dim() == 2 else weight.codes
-    return weight if codes is weight.codes else weight.like(codes)
 
 
 def _weight_of(operation: str, linear: object) -> Tensor:

@@ -11,7 +11,7 @@ from ..._core.library import warn_once
 from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial, sides_of
-from ..autograd.fitting import is_dtensor, is_fp8, require_features, require_fitting
+from ..autograd.fitting import is_dtensor, require_features, require_fitting
 from ..autograd.linear import linear_with_casts, wide_linear
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.fp8_weight import Fp8Weight
@@ -19,7 +19,7 @@ from ..casting.weight_casts import casts_for_call
 from ..casting.weight_tensors import WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native, layer_products
-from .buffers import KeepsBuffers, with_state_of
+from .state import PlainState, with_state_of
 
 _NAME: Final = "octofold.nn.Linear"
 _OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
@@ -27,7 +27,7 @@ _OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-class Linear(KeepsBuffers, torch.nn.Linear):
+class Linear(PlainState, torch.nn.Linear):
     """torch.nn.Linear whose products are FP8: same parameters, same state_dict().
 
     in_features, out_features, bias, device, dtype: as in torch.nn.Linear; dtype bfloat16, float16
@@ -204,18 +204,6 @@ class Linear(KeepsBuffers, torch.nn.Linear):
             bias = None if bias is None else bias_on_one_rank(bias, exit)
         y = wide_linear(x, weight, bias, main_grad, x.dtype)
         return y if self.sides is None else reduce_partial(y, exit)
-
-    def _held_buffers(self) -> dict[str, Tensor | None]:
-        return {}  # those that others have registered are converted, as by torch.nn.Linear
-
-    def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
-        weight = state_dict.get(f"{prefix}weight")
-        if not is_fp8(weight):
-            return None
-        return (
-            f"{_NAME}: '{prefix}weight': expected bfloat16, float16 or float32, got "
-            f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.Fp8Weight"
-        )
 
 
 def _slower(device: torch.device) -> str:

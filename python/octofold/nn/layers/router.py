@@ -1,18 +1,18 @@
 """The router of an expert layer, with a gradient."""
 
 import math
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import top_k, top_k_gradient
 from ..autograd.experts import require_counts
 from ..autograd.functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
-from .buffers import KeepsBuffers
 
 _NAME: Final = "octofold.nn.TopKRouter"
 
@@ -95,7 +95,7 @@ class _Route(torch.autograd.Function):
         return gradient, *[None] * 7
 
 
-class TopKRouter(KeepsBuffers):
+class TopKRouter(Module):
     """The router of an expert layer: x · weightᵀ, and for each token its best experts.
 
     hidden_features, experts: the features of a token, and the number of experts.
@@ -161,6 +161,15 @@ class TopKRouter(KeepsBuffers):
         torch.nn.init.uniform_(self.weight, -bound, bound)
         if self.e_score_correction_bias is not None:
             self.e_score_correction_bias.zero_()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # half() and the like would round what balances the load.
+        before = self.e_score_correction_bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        now = self.e_score_correction_bias
+        if before is not None and now is not None and now.dtype != before.dtype:
+            self.e_score_correction_bias = before.to(now.device)
+        return self
 
     def extra_repr(self) -> str:
         experts, hidden = self.weight.shape

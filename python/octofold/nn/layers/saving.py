@@ -1,25 +1,23 @@
 """Files have numbers in place of an Fp8Weight, or codes and scales.
 
 state_dict() of a layer with an FP8 weight has the Fp8Weight that is its parameter, for
-load_state_dict() of the same layer (octofold.nn.Experts has codes and scales). In wide_state_dict()
-it has the weight that they stand for, under the name and in the dtype that a model without FP8 has.
-save_pretrained() of the libraries below runs in it, for each model: the method of the library's
-class is wrapped when the first layer is made with the library there. A model that a quantizer of
-ours has made says in its config that it has codes: its quantizer has `saves_codes`, and the files
-have them, each beside its scales. Writers of other libraries are for the user to call in
-wide_state_dict(); what they get without it is an Fp8Weight, which has no memory of numbers for
+load_state_dict() of the same layer. In wide_state_dict() it has the weight that they stand for,
+under the name, in the dtype and, of experts, in the layout (`in_files`) that a model without FP8
+has. save_pretrained() of the libraries below runs in it, for each model: the method of the
+library's class is wrapped when the first layer is made with the library there. A model that a
+quantizer of ours has made says in its config that it has codes: its quantizer has `saves_codes`,
+and the files have them, each beside its scales. Writers of other libraries are for the user to call
+in wide_state_dict(); what they get without it is an Fp8Weight, which has no memory of numbers for
 safetensors to write: an error.
 """
 
 import contextlib
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -27,10 +25,10 @@ from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
 from ..casting.fp8_weight import FUNCTIONS, Fp8Weight
 from .patching import PATCHES, WRITES, wrap_method
+from .stacks import Stacks
 
 _NAME: Final = "octofold.nn.wide_state_dict"
 _METHOD: Final = "save_pretrained"
-_WIDE: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class _Reader(NamedTuple):
@@ -61,8 +59,7 @@ def wide_state_dict(model: Module) -> Iterator[None]:
     """While it is open, state_dict() has the numbers that FP8 weights stand for, on the CPU, and no
     scales: what a model without FP8 has, for files that others read.
 
-    model: whose; weights have the dtype that they had, or where a layer does not know it the
-        model's.
+    model: whose; a weight has the dtype of its Fp8Weight.
 
     save_pretrained() of transformers, Diffusers, peft and huggingface_hub needs no such context.
     Raises InvalidArgumentError; state_dict() does where weights are offloaded.
@@ -85,7 +82,7 @@ def _read_by(reader: _Reader) -> Iterator[None]:
     give = functools.partial(_give_codes if reader.codes else _give_numbers, reader)
     if reader.model is not None:
         for module in reader.model.modules():
-            if _has_codes(module) and not (
+            if _is_rewritten(module) and not (
                 reader.adapters and not _is_of_tokens(module, reader.model)
             ):
                 hooks.append(module.register_state_dict_post_hook(give))
@@ -97,35 +94,33 @@ def _read_by(reader: _Reader) -> Iterator[None]:
             hook.remove()
 
 
-def _has_codes(module: Module) -> bool:
+def _is_rewritten(module: Module) -> bool:
+    """True if others' files have something else than the module's parameters."""
     weights = module._parameters.values()
-    return isinstance(module, CodedState) or any(isinstance(w, Fp8Weight) for w in weights)
+    is_laid_out = getattr(module, "in_files", Stacks()) != Stacks()
+    return is_laid_out or any(isinstance(weight, Fp8Weight) for weight in weights)
 
 
 def _give_numbers(
     reader: _Reader, module: Module, state: dict[str, Any], prefix: str, metadata: Any
 ) -> None:
-    """Puts numbers in the places of a module's codes, for the innermost of readers."""
+    """Puts numbers in the places of a module's codes, in the layout that files have, for the
+    innermost of readers."""
     if reader is not _reader.get():
         return
-    dtype = _dtype_of(reader.model)
-    makers = module._in_files(dtype) if isinstance(module, CodedState) else {}
+    stacks: Stacks = getattr(module, "in_files", Stacks())
     for name, weight in module._parameters.items():
-        if isinstance(weight, Fp8Weight):
-            own = weight.dtype if weight.dtype in _WIDE else dtype
-            makers[name] = functools.partial(weight.dequantize, own)
-    for name, numbers in makers.items():
-        key = f"{prefix}{name}"
-        if numbers is None:
-            state.pop(key, None)
-        elif state[key].is_meta:
+        key, is_coded = f"{prefix}{name}", isinstance(weight, Fp8Weight)
+        if weight is None or (not is_coded and stacks == Stacks()):
+            continue
+        if state[key].is_meta:
             expected = (
                 "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings "
                 "back what is offloaded)"
             )
             raise invalid_argument(reader.operation, "model", expected, f"'{key}' on meta")
-        else:
-            state[key] = numbers().detach().cpu().contiguous()
+        numbers = stacks.to_files(name, weight.dequantize() if is_coded else weight)
+        state[key] = numbers.detach().cpu().contiguous()
 
 
 def _give_codes(
@@ -139,31 +134,7 @@ def _give_codes(
         weight = state.get(f"{prefix}{name}")
         if isinstance(weight, Fp8Weight):
             state[f"{prefix}{name}"] = weight.codes.contiguous()
-            state[f"{prefix}{weight.scale_name}"] = weight.scale
-
-
-class CodedState(Module):
-    """A module whose state_dict() has codes, and numbers in wide_state_dict()."""
-
-    def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        wrap_writers()
-        return super().__new__(cls)
-
-    def _in_files(self, dtype: torch.dtype) -> dict[str, Callable[[], Tensor] | None]:
-        """Makers of what files for others have in place of the module's tensors, by name; None:
-        they have none of this name. dtype: the model's."""
-        raise NotImplementedError
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if (late := wrap_writers()) and prefix:
-            warnings.warn(
-                f"{', '.join(late)}: imported after this layer was made. If {_METHOD}() is what "
-                f"runs now, call it again: this time it gets codes in place of numbers",
-                stacklevel=2,
-            )
+            state[f"{prefix}{weight.scale_name(name)}"] = weight.scale
 
 
 def _refuse(weight: Fp8Weight) -> Any:
@@ -212,7 +183,7 @@ def _require_numbers(model: Any, state: dict[str, Any] | None) -> None:
     values."""
     values = (state or {}).items()
     codes = next((name for name, v in values if is_fp8(v) or isinstance(v, Fp8Weight)), None)
-    if codes is not None and any(map(_has_codes, model.modules())):
+    if codes is not None and any(map(_is_rewritten, model.modules())):
         expected = "numbers: none given, or a state_dict() from octofold.nn.wide_state_dict(model)"
         raise invalid_argument(_METHOD, "state_dict", expected, f"FP8 codes as '{codes}'")
 
@@ -225,12 +196,3 @@ def _is_of_tokens(layer: Module, model: Any) -> bool:
         if one is layer or getattr(one, "base_layer", None) is layer:
             return True
     return False
-
-
-def _dtype_of(model: Any) -> torch.dtype:
-    """The dtype of a model's numbers."""
-    if isinstance(model, Module):
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.dtype in _WIDE and tensor.dim() > 0:
-                return tensor.dtype
-    return torch.bfloat16
