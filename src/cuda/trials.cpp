@@ -10,7 +10,7 @@
 namespace octofold::cuda {
 namespace {
 
-// What is launched into this stream, while it lives, is captured into a graph.
+// Captures into a graph, while it lives, all that is launched into this stream.
 class Capture {
  public:
   explicit Capture(const Driver& driver) : driver_(driver) {
