@@ -25,8 +25,6 @@ using ContextHandle = struct OpaqueContext*;    // CUcontext
 using ModuleHandle = struct OpaqueModule*;      // CUmodule
 using FunctionHandle = struct OpaqueFunction*;  // CUfunction
 using EventHandle = struct OpaqueEvent*;        // CUevent
-using GraphHandle = struct OpaqueGraph*;        // CUgraph
-using GraphExecHandle = struct OpaqueExec*;     // CUgraphExec
 using DeviceAddress = std::uint64_t;            // CUdeviceptr
 using StreamHandle = void*;                     // CUstream, as octofold::Stream has it
 
@@ -41,10 +39,6 @@ inline constexpr int kMaxDynamicSharedSize = 8;
 
 // CUstreamCaptureMode
 inline constexpr int kCaptureModeRelaxed = 2;
-
-// CU_STREAM_NON_BLOCKING, CU_EVENT_RECORD_EXTERNAL
-inline constexpr unsigned kNonBlocking = 1;
-inline constexpr unsigned kRecordInGraph = 1;
 
 // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 inline constexpr unsigned kHostMemoryForDevices = 3;
@@ -127,20 +121,10 @@ class Driver {
   Result (*mem_host_get_device_pointer)(DeviceAddress* address, void* memory,
                                         unsigned flags) = nullptr;
   Result (*stream_synchronize)(StreamHandle stream) = nullptr;
-  Result (*stream_create)(StreamHandle* stream, unsigned flags) = nullptr;
-  Result (*stream_destroy)(StreamHandle stream) = nullptr;
   Result (*stream_is_capturing)(StreamHandle stream, int* status) = nullptr;
-  Result (*stream_begin_capture)(StreamHandle stream, int mode) = nullptr;
-  Result (*stream_end_capture)(StreamHandle stream, GraphHandle* graph) = nullptr;
-  Result (*graph_instantiate)(GraphExecHandle* exec, GraphHandle graph,
-                              unsigned long long flags) = nullptr;
-  Result (*graph_launch)(GraphExecHandle exec, StreamHandle stream) = nullptr;
-  Result (*graph_exec_destroy)(GraphExecHandle exec) = nullptr;
-  Result (*graph_destroy)(GraphHandle graph) = nullptr;
   Result (*event_create)(EventHandle* event, unsigned flags) = nullptr;
   Result (*event_destroy)(EventHandle event) = nullptr;
-  Result (*event_record_with_flags)(EventHandle event, StreamHandle stream,
-                                    unsigned flags) = nullptr;
+  Result (*event_record)(EventHandle event, StreamHandle stream) = nullptr;
   Result (*event_query)(EventHandle event) = nullptr;
   Result (*event_elapsed_time)(float* milliseconds, EventHandle begin, EventHandle end) = nullptr;
   Result (*module_load_data)(ModuleHandle* module, const void* image) = nullptr;

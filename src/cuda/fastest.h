@@ -41,9 +41,8 @@ class Chosen {
   const Config& config() const { return prepared_.config; }
 
   void launch(Stream stream, const void* params) const {
-    if (call_ == nullptr) return prepared_.launch(stream, params);
-    contest_->trials->record(*call_, stream,
-                             [&](Stream captured) { prepared_.launch(captured, params); });
+    const auto queue = [&] { prepared_.launch(stream, params); };
+    return call_ == nullptr ? queue() : contest_->trials->record(*call_, stream, queue);
   }
 
  private:

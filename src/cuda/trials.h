@@ -1,9 +1,9 @@
-// OCTOFOLD_TUNING=auto: the fastest of a few kernels, by the time of calls that are made anyway.
+// OCTOFOLD_TUNING=auto: which of a few kernels is the fastest, by the time of calls that are made
+// anyway.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -13,23 +13,21 @@
 
 namespace octofold::cuda {
 
-/// The calls of one problem take its kernels in turn, three times round, each in a graph of its own
-/// between two events: so the time has none of the host's in it. Nobody waits for the events: a
-/// later call asks whether they have come. When all have, the kernel with the least time of its
-/// three is taken for good; the first one unless another gains 3 %, which is what such times differ
-/// by. Calls meanwhile, and in other graphs, take the first.
+/// The calls of one problem take its kernels in turn, three times round, between two events each.
+/// Nobody waits for these: a later call asks whether they have come. When all have, the kernel with
+/// the least time of its three is taken for good; the first one unless another gains 3 % and 4 µs,
+/// by which launches into an idle stream differ. Calls meanwhile, and in graphs, take the first.
 ///
 /// Not safe to use from several threads, but for record().
 class Trials {
  public:
   static constexpr std::size_t kRounds = 3;
-  static constexpr double kLeastGain = 0.03;
+  static constexpr double kLeastGain = 0.03, kLeastMicroseconds = 4;
 
   /// A call that is timed.
   struct Call {
     std::size_t kernel = 0;
     EventHandle begin = nullptr, end = nullptr;
-    GraphExecHandle graph = nullptr;
     std::atomic<bool> is_queued = false;
   };
   struct Turn {
@@ -46,17 +44,24 @@ class Trials {
   /// The kernel that the next call on this stream is to take.
   Turn next(Stream stream);
 
-  /// Queues a turn's call: what launch() queues on the stream that it is given.
-  void record(Call& call, Stream stream, const std::function<void(Stream)>& launch) const;
+  /// Queues the events of a turn's call around what launch() queues.
+  template <typename Launch>
+  void record(Call& call, Stream stream, Launch&& launch) const {
+    mark(call.begin, stream);
+    launch();
+    mark(call.end, stream);
+    call.is_queued = true;
+  }
 
   std::optional<std::size_t> fastest() const { return fastest_; }
   /// The least time of a kernel so far; infinity before it has one.
   double microseconds(std::size_t kernel) const { return microseconds_.at(kernel); }
 
  private:
-  /// True once the call has its time, if it ever will; what it held is free then.
+  void mark(EventHandle event, Stream stream) const;
+  /// True once the call has its time, or never will.
   bool is_done(Call& call);
-  void free(Call& call) const;
+  void free_events();
 
   const Driver& driver_;
   ContextHandle context_;

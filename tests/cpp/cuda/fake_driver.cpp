@@ -1,9 +1,6 @@
 #include "cuda/fake_driver.h"
 
 #include <cstring>
-#include <functional>
-#include <utility>
-#include <vector>
 
 #include "cuda/driver.h"
 #include "support/tensor_map_on_host.h"
@@ -19,19 +16,6 @@ thread_local std::vector<int*> context_stack;
 thread_local int capture_mode = 0;
 constexpr int kOnlyRelaxed = 906;                // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 bool is_relaxed() { return capture_mode == 2; }  // CU_STREAM_CAPTURE_MODE_RELAXED
-
-// Work that a stream has captured, each part with the stream that it comes to.
-using Captured = std::vector<std::function<void(void*)>>;
-thread_local Captured* capturing = nullptr;
-
-int queued_on(void* stream, std::function<void(void*)> work) {
-  if (stream != nullptr && stream == capturing) {
-    capturing->push_back(std::move(work));
-  } else {
-    work(stream);
-  }
-  return 0;
-}
 
 int device_of(const void* handle) {
   return handle == nullptr ? -1 : static_cast<int>(static_cast<const int*>(handle) - devices);
@@ -206,44 +190,10 @@ int cuEventDestroy_v2(float* event) {
   return 0;
 }
 
-int cuStreamCreate(Captured** stream, unsigned) {
-  *stream = new Captured;
-  return 0;
-}
-
-int cuStreamDestroy_v2(Captured* stream) {
-  delete stream;
-  return 0;
-}
-
-int cuStreamBeginCapture_v2(Captured* stream, int) {
-  capturing = stream;
-  return 0;
-}
-
-// A graph, and what it becomes, is a copy of what its stream has captured.
-int cuStreamEndCapture(Captured* stream, Captured** graph) {
-  capturing = nullptr;
-  *graph = new Captured(*stream);
-  return 0;
-}
-
-int cuGraphInstantiateWithFlags(Captured** exec, const Captured* graph, unsigned long long) {
-  *exec = new Captured(*graph);
-  return 0;
-}
-
-int cuGraphLaunch(const Captured* exec, void* stream) {
-  for (const auto& queue : *exec) queue(stream);
-  return 0;
-}
-
-int cuGraphExecDestroy(Captured* exec) { return cuStreamDestroy_v2(exec); }
-int cuGraphDestroy(Captured* graph) { return cuStreamDestroy_v2(graph); }
-
-int cuEventRecordWithFlags(float* event, void* stream, unsigned) {
+int cuEventRecord(float* event, void*) {
   if (context_stack.empty()) return 201;
-  return queued_on(stream, [event](void*) { *event = state.microseconds; });
+  *event = state.microseconds;
+  return 0;
 }
 
 int cuEventQuery(float*) {
@@ -312,15 +262,12 @@ int cuLaunchKernelEx(const octofold::cuda::LaunchConfig* config, int* function, 
   const auto* params = static_cast<const std::byte*>(parameters[0]);
   const std::lock_guard lock(state.mutex);
   const std::size_t number = state.launches.size();
+  state.microseconds += state.launch_microseconds[number % state.launch_microseconds.size()];
   const bool is_among_first = number < state.first_params_bytes.size();
   launch.params.assign(
       params, params + (is_among_first ? state.first_params_bytes[number] : state.params_bytes));
-  return queued_on(config->stream, [launch](void* stream) mutable {
-    const std::size_t before = state.launches.size();
-    state.microseconds += state.launch_microseconds[before % state.launch_microseconds.size()];
-    launch.stream = stream;
-    state.launches.push_back(launch);
-  });
+  state.launches.push_back(std::move(launch));
+  return 0;
 }
 
 int cuTensorMapEncodeTiled(void* map, int data_type, unsigned rank, void* address,

@@ -2,7 +2,6 @@
 // move.
 #include "cuda/trials.h"
 
-#include <array>
 #include <cstdlib>
 #include <fmt/ranges.h>
 
@@ -21,51 +20,50 @@ namespace {
 class TrialsTest : public FakeGpuTest {
  protected:
   // The kernels that so many calls take, of which each takes its microseconds.
-  std::vector<std::size_t> calls(std::size_t count, std::vector<float> microseconds = {1}) {
-    state().launches.clear();
-    state().launch_microseconds = std::move(microseconds);
+  std::vector<std::size_t> calls(std::size_t count, std::vector<float> microseconds = {}) {
     std::vector<std::size_t> kernels;
     for (std::size_t i = 0; i < count; ++i) {
       const auto [kernel, call] = trials_.next({});
       kernels.push_back(kernel);
-      if (call != nullptr) trials_.record(*call, {}, launch_);
+      const auto launch = [&] { state().microseconds += microseconds.at(i); };
+      if (call != nullptr) trials_.record(*call, {}, launch);
     }
     return kernels;
   }
 
-  const std::function<void(Stream)> launch_ = [&](Stream stream) {
-    const LaunchConfig config{.stream = stream.handle};
-    std::array<std::byte, sizeof(config::Sm90GemmParams)> params{};
-    void* parameters = params.data();
-    device_.driver().launch_kernel_ex(&config, nullptr, &parameters, nullptr);
-  };
   Device& device_ = runtime().device(0);
   Trials trials_{device_.driver(), device_.context(), 3};
 };
 
 TEST_F(TrialsTest, TheLeastOfThreeTimesDecides) {
-  EXPECT_THAT(calls(9, {50, 9, 8, 7, 9, 20, 30, 9, 8}), ElementsAre(0, 1, 2, 0, 1, 2, 0, 1, 2));
+  EXPECT_THAT(calls(9, {50, 29, 28, 27, 29, 40, 50, 29, 28}),
+              ElementsAre(0, 1, 2, 0, 1, 2, 0, 1, 2));
   EXPECT_EQ(trials_.fastest(), std::nullopt);
   EXPECT_THAT(calls(2), ElementsAre(0, 0));
   EXPECT_EQ(trials_.fastest(), 0u);
-  EXPECT_NEAR(trials_.microseconds(0), 7, 1e-3);
-  EXPECT_NEAR(trials_.microseconds(2), 8, 1e-3);
+  EXPECT_NEAR(trials_.microseconds(0), 27, 1e-3);
+  EXPECT_NEAR(trials_.microseconds(2), 28, 1e-3);
   EXPECT_EQ(state().events, 0);
 }
 
 TEST_F(TrialsTest, AnotherHasToGain) {
-  calls(9, {10, 9.8f, 12});
-  EXPECT_THAT(calls(1), ElementsAre(0));
-  Trials again(device_.driver(), device_.context(), 2);
-  state().launches.clear();
-  state().launch_microseconds = {10, 9.6f};
-  for (int i = 0; i < 6; ++i) again.record(*again.next({}).call, {}, launch_);
-  EXPECT_EQ(again.next({}).kernel, 1u);
+  const auto fastest = [&](float first, float second) {
+    Trials trials(device_.driver(), device_.context(), 2);
+    for (std::size_t i = 0; i < 2 * Trials::kRounds; ++i) {
+      const Trials::Turn turn = trials.next({});
+      trials.record(*turn.call, {}, [&] { state().microseconds += i % 2 == 0 ? first : second; });
+    }
+    return trials.next({}).kernel;
+  };
+  EXPECT_EQ(fastest(100, 95), 1u);
+  EXPECT_EQ(fastest(100, 96.5f), 0u) << "3.5 us";
+  EXPECT_EQ(fastest(1000, 980), 0u) << "2 %";
+  EXPECT_EQ(fastest(1000, 960), 1u);
 }
 
 TEST_F(TrialsTest, NobodyWaits) {
   state().events_have_come = false;
-  calls(9, {10, 9, 8});
+  calls(9, {30, 29, 18, 30, 29, 18, 30, 29, 18});
   EXPECT_THAT(calls(3), ElementsAre(0, 0, 0));
   EXPECT_EQ(state().synchronizations, 0);
   state().events_have_come = true;
@@ -81,9 +79,8 @@ TEST_F(TrialsTest, GraphsTakeTheFirst) {
 
 TEST_F(TrialsTest, ACallThatFailedLeavesTheFirst) {
   const Trials::Turn turn = trials_.next({});
-  EXPECT_THROW(
-      trials_.record(*turn.call, {}, [](Stream) { throw Error(ErrorCode::kUnavailable, ""); }),
-      Error);
+  EXPECT_THROW(trials_.record(*turn.call, {}, [] { throw Error(ErrorCode::kUnavailable, ""); }),
+               Error);
   calls(8, {9, 8, 10, 9, 8, 10, 9, 8});
   EXPECT_THAT(calls(3), ElementsAre(0, 0, 0));
 }
@@ -111,7 +108,7 @@ class AutomaticTuningTest : public FakeGpuTest {
     const test::Log logged;
     setenv("OCTOFOLD_TUNING", "auto", 1);
     setenv("OCTOFOLD_CACHE_DIR", (folder / "cache").c_str(), 1);
-    state().launch_microseconds = {10, 9, 5, 12};
+    state().launch_microseconds = {30, 29, 15, 32};
     const auto kernels = kernels_of(runtime(), 16);
     const std::set tried(kernels.begin(), kernels.begin() + 12);
     const bool is_kept = std::all_of(kernels.begin() + 12, kernels.end(),
@@ -129,7 +126,7 @@ class AutomaticTuningTest : public FakeGpuTest {
 
 TEST_F(AutomaticTuningTest, TheFastestIsTakenAndKept) {
   EXPECT_EXIT(try_kernels(), testing::ExitedWithCode(0),
-              "m 300, n 512, k 640, .* takes 5.0 us, .* as planned 10.0");
+              "m 300, n 512, k 640, .* takes 15.0 us, .* as planned 30.0");
 }
 
 }  // namespace
