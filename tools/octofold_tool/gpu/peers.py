@@ -92,8 +92,8 @@ def by_deepgemm(
         raise ValueError(f"DeepGEMM takes e4m3 with {scales} scales to {wanted[2]} here")
     a, b = quantized(x, w, options.dtypes, granularities)
     deep_gemm = importlib.import_module("deep_gemm")
-    # Columns of 1x128 scales begin at multiples of 16 bytes there. All others would be laid out anew
-    # in each call, by another kernel.
+    # Columns of 1x128 scales begin at multiples of 16 bytes there. It lays all others out anew in
+    # each call, by another kernel.
     left, right = (
         (t.data, deep_gemm.get_mn_major_tma_aligned_tensor(t.scale))
         if t.granularity == "1x128"
