@@ -51,11 +51,13 @@ void Device::read_tables() {
   if (core::options().uses_tuning) shipped_tuning_ = plan::shipped_tuning(gpu_, name_);
 }
 
-void Device::keep(const MeasuredChoice& choice) const try {
-  write_choices(gpu_, name_, {&choice, 1});
+void Device::keep(const MeasuredChoice& choice) try {
+  keep_choice(gpu_, name_, choice);
 } catch (const Error& error) {
-  core::log(LogLevel::kWarning, "cuda:{}: the choice for {} is of this process alone: {}", index_,
-            choice.problem, error.what());
+  std::call_once(unkept_once_, [&] {
+    core::log(LogLevel::kWarning, "cuda:{}: choices are of this process alone: {}", index_,
+              error.what());
+  });
 }
 
 Launch Device::load(const plan::KernelPlan& plan, const std::string& purpose) {

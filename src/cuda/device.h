@@ -77,18 +77,20 @@ class Device {
   /// Allocated at the first call.
   GroupFaults& group_faults();
 
-  /// The candidate that was measured to be the fastest, by the user's table and by the library's.
-  /// Empty where none was. Tables are read at the first call.
+  /// The candidate that was measured to be the fastest, empty where none was: by the user's table,
+  /// else by the library's. Tables are read at the first call.
   struct Tuned {
-    std::string_view own, shipped;
+    std::string_view candidate;
+    bool is_own;
   };
   template <typename Problem>
   Tuned tuned(const Problem& problem) {
     std::call_once(tuning_once_, [&] { read_tables(); });
-    return {tuning_.candidate(problem), shipped_tuning_.candidate(problem)};
+    const std::string_view own = tuning_.candidate(problem);
+    return {own.empty() ? shipped_tuning_.candidate(problem) : own, !own.empty()};
   }
-  /// Puts a choice into the user's table on disk, for later processes, or warns that it cannot.
-  void keep(const MeasuredChoice& choice) const;
+  /// Puts a choice into the user's table on disk, for later processes. Warns once where it cannot.
+  void keep(const MeasuredChoice& choice);
 
   /// The plan of make_plan() for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.
@@ -152,6 +154,7 @@ class Device {
   std::once_flag tuning_once_;
   plan::Tuning tuning_;
   plan::Tuning shipped_tuning_;
+  std::once_flag unkept_once_;
 
   std::once_flag faults_once_;
   std::optional<GroupFaults> faults_;

@@ -2,9 +2,10 @@
 // or that is reckoned to be.
 #pragma once
 
-#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,10 +24,13 @@ namespace octofold::cuda {
 /// The kernels of a problem that are tried, the one first that it has without trials.
 template <typename Config>
 struct Contest {
-  std::mutex mutex;
-  std::vector<Prepared<Config>> kernels{};
-  std::vector<std::string> names{};
-  std::optional<Trials> trials{};
+  struct Kernel {
+    std::string name;
+    Prepared<Config> prepared;
+  };
+  std::mutex mutex{};
+  std::vector<Kernel> kernels{};
+  std::optional<Trials> trials{};  ///< null before they have begun
 };
 
 /// A kernel that is loaded, and what its launch is timed for, if it is.
@@ -37,12 +41,19 @@ class Chosen {
   Chosen(const Prepared<Config>& prepared, std::shared_ptr<Contest<Config>> contest,
          Trials::Call* call)
       : prepared_(prepared), contest_(std::move(contest)), call_(call) {}
+  ~Chosen() {
+    if (call_ != nullptr) Trials::fail(*call_);
+  }
+  Chosen(const Chosen&) = delete;
+  Chosen& operator=(const Chosen&) = delete;
 
   const Config& config() const { return prepared_.config; }
 
-  void launch(Stream stream, const void* params) const {
+  void launch(Stream stream, const void* params) {
     const auto queue = [&] { prepared_.launch(stream, params); };
-    return call_ == nullptr ? queue() : contest_->trials->record(*call_, stream, queue);
+    if (call_ == nullptr) return queue();
+    contest_->trials->record(*call_, stream, queue);
+    call_ = nullptr;
   }
 
  private:
@@ -55,8 +66,7 @@ class Chosen {
 /// where there is none of this name, plan("") with what the planner reckons.
 template <typename Problem, typename MakePlan>
 auto follow_table(Device& device, const Problem& problem, MakePlan&& plan) {
-  const auto [own, shipped] = device.tuned(problem);
-  const std::string_view tuned = own.empty() ? shipped : own;
+  const std::string_view tuned = device.tuned(problem).candidate;
   if (!tuned.empty()) {
     try {
       return plan(tuned);
@@ -68,71 +78,94 @@ auto follow_table(Device& device, const Problem& problem, MakePlan&& plan) {
   return plan(std::string_view());
 }
 
-/// Enters the kernel that the problem has without trials and, where the user's table has none, the
-/// few that are reckoned to be the fastest. One that does not load is left out.
+/// True if calls of the problem are alike: with rows that arrive a kernel waits for others, and of
+/// masked groups only the device knows how many rows there are this time.
+template <typename Problem>
+bool can_be_tried(const Problem& problem) {
+  return problem.work != config::Work::kArrivingRows && problem.work != config::Work::kMaskedRows;
+}
+
+/// Begins the trials of a problem: of the kernel that it has without them and, where the user's
+/// table has none, of the few that are reckoned to be the fastest. One that does not load is left
+/// out.
 template <typename Config, typename Problem, typename MakePlan>
-void enter(Contest<Config>& contest, Device& device, const Problem& problem,
+void begin(Contest<Config>& contest, Device& device, const Problem& problem,
            const Prepared<Config>& first, MakePlan&& plan) {
   constexpr std::size_t kMostKernels = 4;
-  const auto [own, shipped] = device.tuned(problem);
-  contest.kernels.push_back(first);
-  std::vector<std::string> rivals;
-  if (own.empty()) rivals = plan::best_candidates(problem, device.gpu(), kMostKernels);
-  contest.names.emplace_back(!own.empty()       ? own
-                             : !shipped.empty() ? shipped
-                                                : std::string_view(rivals.at(0)));
-  std::erase(rivals, contest.names.front());
-  if (rivals.size() == kMostKernels) rivals.pop_back();
-  for (std::string& name : rivals) try {
-      contest.kernels.push_back(device.load(plan(name), plan::describe(problem)));
-      contest.names.push_back(std::move(name));
+  const auto tuned = device.tuned(problem);
+  std::vector<std::string> names{std::string(tuned.candidate)};
+  if (!tuned.is_own) {
+    for (std::string& name : plan::best_candidates(problem, device.gpu(), kMostKernels)) {
+      if (names.front().empty()) {
+        names.front() = std::move(name);
+      } else if (name != names.front() && names.size() < kMostKernels) {
+        names.push_back(std::move(name));
+      }
+    }
+  }
+  std::vector<typename Contest<Config>::Kernel> kernels{{names.front(), first}};
+  for (std::size_t i = 1; i < names.size(); ++i) try {
+      kernels.push_back({names[i], device.load(plan(names[i]), plan::describe(problem))});
     } catch (const Error& error) {
-      core::log(LogLevel::kWarning, "cuda:{}: {} is not tried: {}", device.index(), name,
+      core::log(LogLevel::kWarning, "cuda:{}: {} is not tried: {}", device.index(), names[i],
                 error.what());
     }
+  contest.kernels = std::move(kernels);
   contest.trials.emplace(device.driver(), device.context(), contest.kernels.size());
 }
 
-/// Says what a contest has come to and, where it was one, keeps it.
+/// Says what trials have come to, and puts it into the user's table.
 template <typename Config, typename Problem>
-void conclude(const Contest<Config>& contest, const Device& device, const Problem& problem) {
-  const Trials& trials = *contest.trials;
-  const std::size_t fastest = *trials.fastest();
-  const double best = trials.microseconds(fastest), planned = trials.microseconds(0);
+void conclude(const Contest<Config>& contest, Device& device, const Problem& problem) {
+  const std::size_t fastest = *contest.trials->fastest();
+  const double best = contest.trials->times(fastest).least;
+  const double first = contest.trials->times(0).least;
   core::log(LogLevel::kInfo, "cuda:{}: {}: {} takes {:.1f} us, {} as planned {:.1f}",
-            device.index(), plan::describe(problem), contest.names[fastest], best, contest.names[0],
-            planned);
-  const std::string text = plan::Tuning::text_of(problem);
-  if (!text.empty()) device.keep({text, contest.names[fastest], best, planned});
+            device.index(), plan::describe(problem), contest.kernels[fastest].name, best,
+            contest.kernels[0].name, first);
+  std::string text = plan::Tuning::text_of(problem);
+  if (text.empty() || !std::isfinite(best) || !std::isfinite(first)) return;
+  device.keep({std::move(text), contest.kernels[fastest].name, best, first});
 }
 
 /// The kernel for a call of the problem on this stream. plan(name): the plan by the candidate of
 /// this name, or, where it is empty, by reckoning; `candidate`: what the caller asks for, if
-/// anything.
-template <typename Problem, typename MakePlan>
+/// anything; told(config): is called with what the problem has without trials, at its first call.
+template <typename Problem, typename MakePlan, typename Told>
 auto choose_kernel(Device& device, const Problem& problem, std::string_view candidate,
-                   Stream stream, MakePlan&& plan) {
+                   Stream stream, MakePlan&& plan, Told&& told) {
   using Config = decltype(plan(candidate).config);
   if (!candidate.empty()) {
     return Chosen<Config>(device.load(plan(candidate), plan::describe(problem)));
   }
   const auto without_trials = [&] {
-    return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
+    return device.prepared(problem, [&] {
+      auto planned = follow_table(device, problem, plan);
+      told(planned.config);
+      return planned;
+    });
   };
-  if (!core::options().tries_kernels) return Chosen<Config>(without_trials());
+  if (!core::options().tries_kernels || !can_be_tried(problem)) {
+    return Chosen<Config>(without_trials());
+  }
   auto contest = device.remembered<std::shared_ptr<Contest<Config>>>(
       problem, [] { return std::make_shared<Contest<Config>>(); });
-  const std::lock_guard lock(contest->mutex);
-  if (!contest->trials) {
-    if (is_capturing(device.driver(), device.context(), stream)) {
-      return Chosen<Config>(without_trials());
+  bool is_over = false;
+  Trials::Turn turn;
+  {
+    const std::lock_guard lock(contest->mutex);
+    if (!contest->trials) {
+      if (is_capturing(device.driver(), device.context(), stream)) {
+        return Chosen<Config>(without_trials());
+      }
+      begin(*contest, device, problem, without_trials(), plan);
     }
-    enter(*contest, device, problem, without_trials(), plan);
+    is_over = !contest->trials->fastest();
+    turn = contest->trials->next(stream);
+    is_over = is_over && contest->trials->fastest();
   }
-  const bool was_decided = contest->trials->fastest().has_value();
-  const Trials::Turn turn = contest->trials->next(stream);
-  if (!was_decided && contest->trials->fastest()) conclude(*contest, device, problem);
-  return Chosen<Config>(contest->kernels[turn.kernel], contest, turn.call);
+  if (is_over) conclude(*contest, device, problem);
+  return Chosen<Config>(contest->kernels[turn.kernel].prepared, contest, turn.call);
 }
 
 }  // namespace octofold::cuda

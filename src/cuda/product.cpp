@@ -69,14 +69,13 @@ void multiply(Device& device, const core::Product& product, Stream stream) {
   const plan::GemmProblem problem = plan::problem_of(product);
   const auto plan = [&](std::string_view candidate) {
     require_operands(product, problem);
-    const plan::ProductPlan planned = plan::plan_product(problem, device.gpu(), candidate);
-    if (candidate.empty()) {  // by reckoning, at the first call
-      std::visit([&](const auto& config) { log_obstacles(product, problem, slow_paths(config)); },
-                 planned.config);
-    }
-    return planned;
+    return plan::plan_product(problem, device.gpu(), candidate);
   };
-  const auto chosen = choose_kernel(device, problem, product.candidate, stream, plan);
+  const auto told = [&](const plan::ProductConfig& planned) {
+    std::visit([&](const auto& config) { log_obstacles(product, problem, slow_paths(config)); },
+               planned);
+  };
+  auto chosen = choose_kernel(device, problem, product.candidate, stream, plan, told);
   check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(
       [&](const auto& config) {

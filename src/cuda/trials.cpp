@@ -1,7 +1,6 @@
 #include "cuda/trials.h"
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 
@@ -10,29 +9,27 @@
 namespace octofold::cuda {
 
 Trials::Trials(const Driver& driver, ContextHandle context, std::size_t kernels)
-    : driver_(driver),
-      context_(context),
-      microseconds_(kernels, std::numeric_limits<double>::infinity()),
-      calls_(kRounds * kernels) {
-  for (std::size_t i = 0; i < calls_.size(); ++i) calls_[i].kernel = i % kernels;
+    : driver_(driver), context_(context), times_(kernels), calls_(kRounds * kernels) {
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    // Each round begins with another kernel, so that none always has a step's first call.
+    calls_[i].kernel = (i + i / kernels) % kernels;
+    calls_[i].counts = i >= kernels;
+  }
   if (kernels == 1) fastest_ = 0;
 }
 
-Trials::~Trials() { free_events(); }
+Trials::~Trials() {
+  std::ranges::for_each(calls_, [&](Call& call) { free_events(call); });
+}
 
 Trials::Turn Trials::next(Stream stream) {
   if (fastest_) return {*fastest_};
   // The capture of another stream forbids to ask for an event, too.
   const RelaxedCapture relaxed(driver_);
   const auto begun = std::span(calls_).first(begun_);
-  const bool all_done = std::ranges::count_if(begun, [&](Call& call) { return is_done(call); }) ==
-                        static_cast<std::ptrdiff_t>(calls_.size());
-  if (all_done) {
-    const auto least = std::ranges::min_element(microseconds_);
-    const double first = microseconds_.front();
-    const bool gains = *least < std::min((1 - kLeastGain) * first, first - kLeastMicroseconds);
-    fastest_ = gains ? static_cast<std::size_t>(least - microseconds_.begin()) : 0;
-    free_events();
+  const auto done = std::ranges::count_if(begun, [&](Call& call) { return is_done(call); });
+  if (done == static_cast<std::ptrdiff_t>(calls_.size())) {
+    fastest_ = decide();
     return {*fastest_};
   }
   if (begun_ == calls_.size() || is_capturing(driver_, context_, stream)) return {};
@@ -44,32 +41,41 @@ Trials::Turn Trials::next(Stream stream) {
   return {call.kernel, &call};
 }
 
+std::size_t Trials::decide() const {
+  const double first = times_.front().least;
+  const auto fastest = std::ranges::min_element(times_, {}, &Times::least);
+  const double bar = std::min((1 - kLeastGain) * first, first - kLeastMicroseconds);
+  const bool gains = first < std::numeric_limits<double>::infinity() && fastest->most < bar;
+  return gains ? static_cast<std::size_t>(fastest - times_.begin()) : 0;
+}
+
 void Trials::mark(EventHandle event, Stream stream) const {
   const ContextGuard current(driver_, context_);
   driver_.check(driver_.event_record(event, stream.handle), "cuEventRecord");
 }
 
 bool Trials::is_done(Call& call) {
-  if (call.end == nullptr) return true;
-  if (!call.is_queued || driver_.event_query(call.end) == kNotReady) return false;
-  float milliseconds = 0;
-  const bool is_timed = driver_.event_elapsed_time(&milliseconds, call.begin, call.end) == kSuccess;
-  if (is_timed) {
-    double& least = microseconds_[call.kernel];
-    least = std::min(least, 1e3 * milliseconds);
+  using enum Call::State;
+  if (call.state == kDone) return true;
+  if (call.state == kBegun) return false;
+  if (call.state == kQueued) {
+    if (driver_.event_query(call.end) == kNotReady) return false;
+    float milliseconds = 0;
+    if (driver_.event_elapsed_time(&milliseconds, call.begin, call.end) == kSuccess &&
+        call.counts) {
+      Times& times = times_[call.kernel];
+      times.least = std::min(times.least, 1e3 * milliseconds);
+      times.most = std::max(times.most, 1e3 * milliseconds);
+    }
   }
-  for (EventHandle* event : {&call.begin, &call.end}) {
-    driver_.event_destroy(std::exchange(*event, nullptr));
-  }
+  free_events(call);
+  call.state = kDone;
   return true;
 }
 
-void Trials::free_events() {
-  for (Call& call : calls_) {
-    for (EventHandle event : {call.begin, call.end}) {
-      if (event != nullptr) driver_.event_destroy(event);
-    }
-    call.begin = call.end = nullptr;
+void Trials::free_events(Call& call) const {
+  for (EventHandle* event : {&call.begin, &call.end}) {
+    if (*event != nullptr) driver_.event_destroy(std::exchange(*event, nullptr));
   }
 }
 

@@ -1,9 +1,9 @@
-// OCTOFOLD_TUNING=auto: which of a few kernels is the fastest, by the time of calls that are made
-// anyway.
+// OCTOFOLD_TUNING=auto: the fastest of a few kernels, by the time of calls that are made anyway.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -13,26 +13,34 @@
 
 namespace octofold::cuda {
 
-/// The calls of one problem take its kernels in turn, three times round, between two events each.
-/// Nobody waits for these: a later call asks whether they have come. When all have, the kernel with
-/// the least time of its three is taken for good; the first one unless another gains 3 % and 4 µs,
-/// by which launches into an idle stream differ. Calls meanwhile, and in graphs, take the first.
+/// The calls of one problem take its kernels in turn, four times round, each between two events.
+/// The first round warms up. Nobody waits for the events: a later call asks whether they have come.
+/// When all have, the kernel with the least time is taken for good if all of its times are less
+/// than each of the first one's, by 3 % and by 4 µs, by which launches into an idle stream differ;
+/// else the first one. Calls meanwhile, and in graphs, take the first.
 ///
-/// Not safe to use from several threads, but for record().
+/// Not safe to use from several threads, but for record() and fail().
 class Trials {
  public:
-  static constexpr std::size_t kRounds = 3;
+  static constexpr std::size_t kRounds = 4;
   static constexpr double kLeastGain = 0.03, kLeastMicroseconds = 4;
 
   /// A call that is timed.
   struct Call {
+    enum class State { kBegun, kQueued, kFailed, kDone };
     std::size_t kernel = 0;
+    bool counts = true;  ///< not in the first round
     EventHandle begin = nullptr, end = nullptr;
-    std::atomic<bool> is_queued = false;
+    std::atomic<State> state = State::kBegun;
   };
   struct Turn {
     std::size_t kernel = 0;
     Call* call = nullptr;  ///< null: it is not timed
+  };
+  /// What a kernel took, in microseconds: infinity and 0 before it has a time.
+  struct Times {
+    double least = std::numeric_limits<double>::infinity();
+    double most = 0;
   };
 
   /// The context is that of the streams.
@@ -50,22 +58,25 @@ class Trials {
     mark(call.begin, stream);
     launch();
     mark(call.end, stream);
-    call.is_queued = true;
+    call.state = Call::State::kQueued;
   }
 
+  /// Says that a turn's call has not been queued, and never will be.
+  static void fail(Call& call) { call.state = Call::State::kFailed; }
+
   std::optional<std::size_t> fastest() const { return fastest_; }
-  /// The least time of a kernel so far; infinity before it has one.
-  double microseconds(std::size_t kernel) const { return microseconds_.at(kernel); }
+  const Times& times(std::size_t kernel) const { return times_.at(kernel); }
 
  private:
   void mark(EventHandle event, Stream stream) const;
-  /// True once the call has its time, or never will.
+  /// Takes the time of a call that has one by now. True once there is nothing to wait for.
   bool is_done(Call& call);
-  void free_events();
+  std::size_t decide() const;
+  void free_events(Call& call) const;
 
   const Driver& driver_;
   ContextHandle context_;
-  std::vector<double> microseconds_;
+  std::vector<Times> times_;
   std::vector<Call> calls_;
   std::size_t begun_ = 0;  ///< of the calls
   std::optional<std::size_t> fastest_;

@@ -22,9 +22,13 @@ struct TuningFile {
 TuningFile read_tuning(const plan::Gpu& gpu, std::string_view gpu_name);
 
 /// Puts choices into a GPU's file, in place of what it has for the same products. Of a table that
-/// is not followed nothing is kept. The file is replaced as a whole, by one process at a time.
-/// Returns the file. Throws Error: kUnavailable where there is no place for one, kIo.
+/// is not followed nothing is kept, but one that cannot be read is left. The file is replaced as a
+/// whole. Returns it. Throws Error: kUnavailable where there is no place for one, kIo.
 std::filesystem::path write_choices(const plan::Gpu& gpu, std::string_view gpu_name,
                                     std::span<const MeasuredChoice> choices);
+
+/// Adds a choice that nobody asked for: where the file has another for the product, or is not
+/// followed, it stays as it is. Throws Error as write_choices(), and where it is not followed.
+void keep_choice(const plan::Gpu& gpu, std::string_view gpu_name, const MeasuredChoice& choice);
 
 }  // namespace octofold::cuda

@@ -117,7 +117,8 @@ void multiply(Device& device, const WeightOnlyProduct& product, Stream stream) {
   const auto plan = [&](std::string_view candidate) {
     return plan::plan_weight_only(problem, device.gpu(), candidate);
   };
-  const auto chosen = choose_kernel(device, problem, product.candidate, stream, plan);
+  const auto told = [](const plan::WeightOnlyChoice&) {};
+  auto chosen = choose_kernel(device, problem, product.candidate, stream, plan, told);
   check_groups(device, plan::operation_of(problem), product.groups, stream);
   std::visit(
       [&](const auto& choice) {

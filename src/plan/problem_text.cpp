@@ -345,4 +345,8 @@ std::variant<GemmProblem, WeightOnlyProblem> parse_problem(std::string_view text
   return problem;
 }
 
+std::string complete(std::string_view text) {
+  return std::visit([](const auto& problem) { return text_of(problem); }, parse_problem(text));
+}
+
 }  // namespace octofold::plan

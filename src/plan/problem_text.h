@@ -23,4 +23,7 @@ std::string text_of(const WeightOnlyProblem& problem);
 /// Throws Error(kInvalidArgument), which names the phrase, what is allowed and what came.
 std::variant<GemmProblem, WeightOnlyProblem> parse_problem(std::string_view text);
 
+/// The text with all that may be left out. Throws as parse_problem().
+std::string complete(std::string_view text);
+
 }  // namespace octofold::plan

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <variant>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -93,8 +92,7 @@ Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name)
   for (const auto& [key, product] : products.items()) {
     if (!product.is_object()) fail(ErrorCode::kBadFormat, key, "an object", product.type_name());
     std::string candidate = string_of(product, "candidate");
-    const auto [rows, rest] =
-        split(std::visit([](const auto& each) { return plan::text_of(each); }, parse_problem(key)));
+    const auto [rows, rest] = split(complete(key));
     const std::int64_t first =
         product.contains("rows_from") ? number_of(product, "rows_from") : rows;
     choices_[rest].push_back({first, rows, std::move(candidate)});
@@ -142,11 +140,15 @@ std::string with_choices(std::string_view text, const Gpu& gpu, std::string_view
                                    {"multiprocessors", gpu.multiprocessors}}
                             : json::parse(text);
   const auto rounded = [](double microseconds) { return std::round(1e3 * microseconds) / 1e3; };
+  json& products = table["products"];
   for (const MeasuredChoice& choice : choices) {
-    table["products"][choice.problem] = {
-        {"candidate", choice.candidate},
-        {"microseconds", rounded(choice.microseconds)},
-        {"planned_microseconds", rounded(choice.planned_microseconds)}};
+    // Whoever wrote by hand may have left out what can be.
+    for (auto it = products.begin(); it != products.end();) {
+      it = complete(it.key()) == choice.problem ? products.erase(it) : std::next(it);
+    }
+    products[choice.problem] = {{"candidate", choice.candidate},
+                                {"microseconds", rounded(choice.microseconds)},
+                                {"planned_microseconds", rounded(choice.planned_microseconds)}};
   }
   return table.dump(1) + "\n";
 }

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "octofold/tuning.h"
@@ -32,6 +33,9 @@ class Tuning {
   /// as those did.
   std::string_view candidate(const GemmProblem& problem) const;
   std::string_view candidate(const WeightOnlyProblem& problem) const;
+
+  /// Of a complete problem's text.
+  std::string_view candidate(std::string problem) const { return find(std::move(problem)); }
 
   /// The text by which tables have a product; empty where its tensors do not lie as those of
   /// tables do.

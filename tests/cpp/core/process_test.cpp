@@ -80,6 +80,8 @@ TEST(OptionsTest, Values) {
   EXPECT_EQ(parse("OCTOFOLD_TUNING", "/x/table.json").tuning_file, "/x/table.json");
   EXPECT_TRUE(parse("OCTOFOLD_TUNING", "/x/table.json").uses_tuning);
   EXPECT_FALSE(parse("OCTOFOLD_TUNING", "0").uses_tuning);
+  EXPECT_TRUE(parse("OCTOFOLD_TUNING", "auto").tries_kernels);
+  EXPECT_EQ(parse("OCTOFOLD_TUNING", "auto").tuning_file, "");
   EXPECT_TRUE(parse("OCTOFOLD_CHECK_GROUPS", "1").check_groups);
   EXPECT_FALSE(parse("OCTOFOLD_CHECK_GROUPS", "0").check_groups);
   EXPECT_TRUE(parse("OCTOFOLD_BATCH_INVARIANT", "1").batch_invariant);
