@@ -37,7 +37,7 @@ class Trials {
     std::size_t kernel = 0;
     Call* call = nullptr;  ///< null: it is not timed
   };
-  /// What a kernel took, in microseconds: infinity and 0 before it has a time.
+  /// The microseconds that a kernel took: infinity and 0 before it has a time.
   struct Times {
     double least = std::numeric_limits<double>::infinity();
     double most = 0;

@@ -34,7 +34,7 @@ class Tuning {
   std::string_view candidate(const GemmProblem& problem) const;
   std::string_view candidate(const WeightOnlyProblem& problem) const;
 
-  /// Of a complete problem's text.
+  /// The same by a complete problem's text.
   std::string_view candidate(std::string problem) const { return find(std::move(problem)); }
 
   /// The text by which tables have a product; empty where its tensors do not lie as those of
