@@ -203,13 +203,6 @@ def test_a_group_of_one(recipe, options):
         assert relative_error(other, exact) < limit
 
 
-def test_as_on_the_cpu():
-    given = operands()
-    wanted = differentiated(octofold.experts, *[t.cpu() for t in given])
-    for left, right in zip(differentiated(experts, *given), wanted, strict=True):
-        assert relative_error(left.cpu(), right) < 0.06
-
-
 @needs_gpu
 def test_too_little_room_is_counted():
     x, ids, weights, w13, w2, _ = operands()

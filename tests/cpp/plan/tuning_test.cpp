@@ -62,23 +62,6 @@ TEST(TuningTest, EveryKindOfProductIsFound) {
   EXPECT_EQ(tuning.candidate(weights), "");
 }
 
-TEST(TuningTest, FindsContiguousProductsAlone) {
-  const Tuning tuning(one("64x16.swapped.w1.c1x1x2.b3"), kHopper, kName);
-  EXPECT_EQ(tuning.size(), 1u);
-  GemmProblem problem = as_allocated(kProduct);
-  EXPECT_EQ(tuning.candidate(problem), "64x16.swapped.w1.c1x1x2.b3");
-  problem.operands_fit_tma = false;
-  EXPECT_EQ(tuning.candidate(problem), "");
-  problem = as_allocated(kProduct);
-  problem.product.m = 65;
-  EXPECT_EQ(tuning.candidate(problem), "");
-  problem = as_allocated(kProduct);
-  problem.work = Work::kGroupedRows;
-  problem.groups = 2;
-  EXPECT_EQ(tuning.candidate(problem), "");
-  EXPECT_EQ(Tuning().candidate(as_allocated(kProduct)), "");
-}
-
 TEST(TuningTest, AChoiceMayBeOfSeveralNumbersOfRows) {
   const std::string of_64 = text_of(kProduct);
   GemmProblem product = kProduct;
@@ -95,10 +78,6 @@ TEST(TuningTest, AChoiceMayBeOfSeveralNumbersOfRows) {
   for (const std::int64_t m : {49, 50, 64}) EXPECT_EQ(candidate(m), "x") << m;
   EXPECT_EQ(candidate(96), "y");
   for (const std::int64_t m : {1, 48, 65, 95, 97}) EXPECT_EQ(candidate(m), "") << m;
-}
-
-TEST(TuningTest, FilesAreNamedAfterTheGpu) {
-  EXPECT_EQ(tuning_file_name("NVIDIA H100 80GB HBM3"), "NVIDIA_H100_80GB_HBM3.json");
 }
 
 TEST(TuningTest, TheLibrarysTablesAreOfWholeGpus) {
