@@ -77,8 +77,9 @@ OCTOFOLD_API std::string use_candidate(std::string name);
 /// A table of measured choices, which products follow on a GPU before their own reckoning.
 /// docs/tuning.md has its format; `octofold tune` writes it.
 struct TuningTable {
-  /// OCTOFOLD_TUNING, else <GPU's name>.json in the folder `tuning` of kernel_cache_folder(). Empty
-  /// where there is no such place, or OCTOFOLD_TUNING is 0: then nothing is followed.
+  /// The file that OCTOFOLD_TUNING names, else <GPU's name>.json in the folder `tuning` of
+  /// kernel_cache_folder(). Empty where there is no such place, or OCTOFOLD_TUNING is 0: then
+  /// nothing is followed.
   std::filesystem::path file{};
   /// Why it is not followed: another GPU's, another version's, damaged. Empty where it is, or there
   /// is none.

@@ -55,8 +55,8 @@ class Table:
     """A table of measured choices."""
 
     file: Path | None
-    """OCTOFOLD_TUNING, else <GPU's name>.json in the folder `tuning` of the kernel cache. None
-    where there is no such place, or OCTOFOLD_TUNING is 0."""
+    """The one that OCTOFOLD_TUNING names, else <GPU's name>.json in the folder `tuning` of the
+    kernel cache. None where there is no such place, or OCTOFOLD_TUNING is 0."""
     fault: str
     """Why it is not followed: another GPU's, another version's, damaged. "" where it is, or there
     is none."""
