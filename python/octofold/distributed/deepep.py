@@ -33,6 +33,7 @@ from ..nn.autograd.blocks import require_activation
 from ..nn.autograd.experts import expert_recipe_of, layer_of_experts, require_projections
 from ..nn.autograd.layer import Chain, Needs
 from ..nn.autograd.products import addable
+from ..nn.casting.casts import as_operand
 from .expert_parallel.rank_experts import (
     ExpertInputs,
     ExpertLayer,
@@ -95,7 +96,7 @@ def contiguous_experts(
     values.
     Raises InvalidArgumentError, which names the argument.
     """
-    name = _CONTIGUOUS
+    name, w13, w2 = _CONTIGUOUS, as_operand(w13), as_operand(w2)
     recipe = expert_recipe_of(name, recipe)
     require_activation(name, activation)
     require_projections(name, w13, w2, b13, b2, activation, recipe)
@@ -172,7 +173,7 @@ def masked_experts(
     nothing.
     Raises InvalidArgumentError, which names the argument.
     """
-    name = _MASKED
+    name, w13, w2 = _MASKED, as_operand(w13), as_operand(w2)
     recipe = expert_recipe_of(name, recipe)
     require_activation(name, activation)
     require_projections(name, w13, w2, b13, b2, activation, recipe)

@@ -147,4 +147,7 @@ def test_bad_buffers():
     refused("recv_topk_weights", contiguous_experts, (codes, scale), ids, weights.double())
     refused("packed_recv_x", masked_experts, (codes, scale), counts)
     refused("recipe.*share", masked_experts, p.x[None], counts, recipe="tensorwise")
+    w13 = octofold.nn.Fp8Weight.cast(w13, "channel", PER)
+    refused("w13.*scales of 128x128", masked_experts, (codes, scale), counts)
+    refused("w13.*scales of 128x128", contiguous_experts, (codes, scale), ids, weights)
     assert INNER

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from octofold.distributed import ExpertParallel, ParallelExperts, experts, parallelize_experts
+from octofold.nn.layers.saving import coded_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -120,6 +121,12 @@ def test_fp8_module(rank):
     part = module.gate_up_proj.to_local()
     assert part.dtype == torch.float16
     assert part.codes.shape[0] == part.scale.shape[0] == experts_.stop - experts_.start
+    assert f"gate_up_proj={part}" in repr(module)
+    with nn.wide_state_dict(module):
+        numbers = module.state_dict()["gate_up_proj"]
+    assert torch.equal(numbers.full_tensor(), whole.gate_up_proj.dequantize(torch.float16))
+    with coded_state_dict(module):
+        refused(module.state_dict, "'model': expected weights that are whole", "'gate_up_proj'")
     with torch.no_grad():
         actual = module(own.x, own.ids, own.weights)
         assert error(actual, whole(p.x, p.ids, p.weights)[rows]) < 0.004

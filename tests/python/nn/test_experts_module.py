@@ -178,11 +178,14 @@ def test_files_of_the_other_kind(granularity):
     given = [random(EXPERTS, *shape) for shape in ((256, HIDDEN), (HIDDEN, 128))]
     layer = nn.Experts.from_weights(*given)
     format = octofold.Format(granularity=granularity, rule="torchao")
-    codes = [nn.Fp8Weight.cast(torch.ones_like(one), format, EXPERTS) for one in given]
+    matrices = None if granularity == "128x128" else EXPERTS  # then with scales of all rows in one
+    ones = [octofold.quantize(torch.ones_like(one), format, matrices=matrices) for one in given]
+    codes = [torch.nn.Parameter(nn.Fp8Weight.of(one, given[0].dtype, format)) for one in ones]
     product = nn.Product("1x128 torchao", format)
     others = {"grad_input": product, "grad_weight": nn.recipes.blockwise.grad_weight}
     recipe = nn.Recipe(output=product, **others)
     frozen = nn.Experts.from_weights(*codes, recipe=recipe)
+    assert not frozen.down_proj.requires_grad
     frozen.load_state_dict(layer.state_dict())
     cast = octofold.quantize(given[1], format, matrices=EXPERTS)
     assert frozen.down_proj.scaled.equals(cast)

@@ -157,11 +157,13 @@ def test_states_that_do_not_fit(assign):
     model = torch.nn.Sequential(served)
     other = codes_of(nn.inference_linear(linear, "rowwise"))
     wrong = {**state, "weight": state["weight"].view(torch.float8_e5m2)}
-    short = {**state, "weight_scale_inv": torch.ones(2, 2)}
+    turned = {**state, "weight_scale_inv": torch.ones(3, 2)}
+    whole = {**state, "weight_scale_inv": torch.ones(2, 3, dtype=torch.int32)}
     for bad, words in (
         (other, r"Unexpected .*0.weight_scale(?s:.*)'0.weight': .*expected its scales beside it"),
         (wrong, r"'0.weight': .*expected .*e4m3fn .*its own, got .*e5m2"),
-        (short, r"'0.weight': .*scales \[2, 3\], its own, got .*\[2, 2\]"),
+        (turned, r"'0.weight': .*scales \[2, 3\], its own, got .*\[3, 2\]"),
+        (whole, r"'0.weight': .*scales \[2, 3\], its own, got .*int32 scales \[2, 3\]"),
     ):
         with pytest.raises(RuntimeError, match=words):
             model.load_state_dict({f"0.{k}": v for k, v in bad.items()}, assign=assign)

@@ -2,6 +2,7 @@
 gets its own clear error."""
 
 import dataclasses
+import functools
 
 import octofold
 import torch
@@ -176,8 +177,13 @@ nn.Experts(8, 0, 2)  'inner_features': expected a whole number
 nn.Experts(8, 8, 0)  'experts': expected a whole number
 nn.Experts(8, 8, 2, recipe="rowwise_with_gw_hp")  'recipe': expected one whose products are all
 nn.Experts(8, 8, 2, activation="tanh")  'activation': expected one of
-nn.Experts.from_weights(ALL["w13"], ALL["w2"], compute=None)  'compute': expected one of auto
-nn.Experts.from_weights(COPY, COPY, activation="gelu")  'compute': … weight-only, got 'copy'
+nn.Experts.from_weights(ALL["w13"], ALL["w2"], compute="fp8")  'compute': expected one of auto
+nn.Experts.from_weights(coded(compute="copy"), STACK)  'compute': … weight-only, got 'copy'
+nn.Experts.from_weights(coded(compute="native"), FP8_STACK, activation="gelu")
+    'w2': expected compute=native, as asked or as the other weight has it, got auto
+nn.Experts.from_weights(FP8_STACK, STACK, None, None, "gelu", compute="native")  'w13': … got auto
+nn.Experts.from_weights(coded(batch_invariant=True), STACK)  'w13': … batch_invariant: … True
+nn.Experts.from_weights(STACK, WRONG_SCALES, None, None, "gelu")  'w2': expected scales [2, 1, 1]
 nn.Experts.from_weights(ALL["w13"], ALL["w2"][:1])  'w2'
 nn.Experts.from_experts(None, EACH, EACH)  'gate'
 nn.Experts.from_experts(EACH, EACH[1:], EACH)  'up'
@@ -218,7 +224,11 @@ EACH = [*ALL["w2"]]
 CAST, ODD = (
     [quantize(one, "128x128") for one in stack] for stack in (EACH, random(5, INNER, HIDDEN))
 )
-COPY = nn.Fp8Weight.cast(random(2, 128, 128), "128x128", 2, compute="copy")
+STACK = random(2, 128, 128)
+coded = functools.partial(nn.Fp8Weight.cast, STACK, "128x128", 2)
+FP8_STACK = coded()
+WRONG_SCALES = nn.Fp8Weight(FP8_STACK.codes, torch.ones(2, 2, 1))
+CODED_LAYER = nn.Experts.from_weights(FP8_STACK, FP8_STACK, activation="gelu")
 HELD = nn.Linear(96, 64)
 OPTIMIZER = torch.optim.SGD(HELD.parameters(), 0.1)
 nn.cast_after_step(OPTIMIZER, torch.nn.Sequential(PLAIN, HELD))
@@ -239,6 +249,8 @@ nn.Experts(HIDDEN, 8, 5)(ALL["x"][:, 1:], IDS, ALL["topk_weights"])
     octofold.nn.Experts: argument 'x'
 nn.Experts(HIDDEN, 8, 5)(ALL["x"], IDS[1:], ALL["topk_weights"])
     octofold.nn.Experts: argument 'topk_ids'
+setattr(CODED_LAYER, "up_proj", nn.Fp8Weight.cast(STACK, "channel"))  'up_proj': … 128x128
+setattr(CODED_LAYER, "up_proj", coded(compute="native"))  'up_proj': expected compute=auto, … native
 nn.TopKRouter(8, 4, 2, "argmax")(random(3, 8))  scoring 'argmax'
 nn.recipes.batch_invariant("tensorwise")  'output.a' … rows … got 'tensor'
 Recipe(**FP8 | {"output": Product("128x128", "128x128", batch_invariant=True)})
@@ -258,6 +270,8 @@ Product("1x128", "channel", fast_accumulation=True)
     Product: argument 'fast_accumulation': expected False, as 1x128 scales vary … got True
 Product("channel", "channel", fast_accumulation=1)  Product: argument 'fast_accumulation': … True or
 nn.Fp8Weight.cast(random(4, 8, 8))  'weight': expected [out, in], or … got [4, 8, 8]
+nn.Fp8Weight.cast(random(4, 8, 8), matrices=2)  'matrices': expected the experts … 2 of [4, 8, 8]
+nn.Fp8Weight.cast(random(1, 8, 8), matrices=True)  'matrices': … got True
 nn.weight_only_linear(PLAIN, format="1x64")  'format': expected … got '1x64'
 nn.weight_only_linear(PLAIN, format="int8")  'format': expected … got 'int8'
 nn.Fp8Weight.cast(W, "3x3")  'format': expected at most one word

@@ -108,6 +108,7 @@ def require_trained(model: Module, config: Any) -> None:
     if tokens and not isinstance(tokens, dict):
         tokens = [name for name, m in modules.items() if isinstance(m, torch.nn.Embedding)]
     asked = of | {"trainable_token_indices": tokens, "token_indices": None}
+    layers = {n.rpartition(".")[2] for n, m in modules.items() if isinstance(m, torch.nn.Linear)}
     for name, module in modules.items():
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or not (is_fp8(tensor) or isinstance(tensor, Fp8Weight)):
@@ -116,5 +117,6 @@ def require_trained(model: Module, config: Any) -> None:
                 # peft compares names in this way: it takes what ends so, and whatever is in it.
                 endings = "|".join(map(re.escape, asked[field] or ()))
                 if endings and re.search(rf"(?:{endings})(?:$|\.)", f"{name}.{key}"):
-                    expected = "nothing without gradients (FP8 takes adapters over linear layers)"
+                    expected = "nothing without gradients (FP8 takes adapters over linear layers: "
+                    expected += f"{sorted(layers - {'lm_head'})}; 'all-linear' means experts too)"
                     raise invalid_argument(_NAME, f"config.{field}", expected, f"'{name}.{key}'")

@@ -100,7 +100,7 @@ class Contents:
 
     def __init__(self, files: Sequence[str], model: Any, foreign: bool) -> None:
         """foreign: whether it is another library's: inspect_checkpoint() knows. In Octofold's own
-        the tensors have the names of the model's buffers."""
+        the tensors have the names of the model's parameters, and of scales beside them."""
         for file in files:
             if not file.endswith(".safetensors"):
                 raise UnsupportedError(
@@ -175,7 +175,7 @@ def _own(files: Sequence[str]) -> dict[str, Weight]:
 
 
 def _granularity(shape: tuple[int, ...], scale: str, scales: tuple[int, ...]) -> str:
-    """By the buffers of octofold.nn's layers: what their scales are called, and their shape."""
+    """By what scales of an Fp8Weight are called, and their shape."""
     if scale.endswith("_inv"):
         return "128x128"
     for granularity in ("channel", "tensor", "1x128"):
@@ -315,7 +315,7 @@ class _AsHeld(ConversionOps):  # type: ignore[misc]
         codes = next(one for one in tensors if is_fp8(one))
         ones = torch.ones(own.scale.shape, device=codes.device)
         scale = next((one for one in tensors if one is not codes), ones)
-        weight = joined(own, codes.reshape(own.shape), scale)
+        weight = joined(own, codes.reshape(own.shape), scale, full_layer_name)
         on_disk = any(f"{path}.".startswith(f"{part}.") for part in self._on_disk)
         return {full_layer_name: weight.dequantize() if on_disk else Fp8Weight(weight)}
 

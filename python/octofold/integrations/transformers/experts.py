@@ -17,7 +17,7 @@ from ..._ops.gemm_weight_only import grouped_gemm_weight_only
 from ..._ops.grouped_gemm import Rows
 from ..._ops.quantize import quantize
 from ..._ops.routing import combine, sort_by_expert
-from ...nn.autograd.experts import chosen_compute
+from ...nn.autograd.experts import chosen_compute, compute_of
 from ...nn.autograd.products import addable, grouped_product
 from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
@@ -52,14 +52,15 @@ class ModelsOwnExperts(Module):
         x = hidden_states
         product = blockwise.output
         assert product is not None
-        weights = [weight_of(self, name) for name in STACKED]
-        first, second = (weight.scaled for weight in weights)
+        weights = {name: weight_of(self, name) for name in STACKED}
+        first, second = (weight.scaled for weight in weights.values())
+        compute = compute_of("octofold.integrations.transformers", None, **weights)
         routing = sort_by_expert(top_k_index.to(torch.int32), first.shape[0])
         offsets, sources, positions = routing
         gathered = Gathered(x, sources, slots=positions.shape[-1])
         biases = [addable(getattr(self, f"{name}_bias", None), x.dtype) for name in STACKED]
         y: Tensor
-        if chosen_compute(x, first, second, weights[0].compute) == WEIGHT_ONLY:
+        if chosen_compute(x, first, second, compute) == WEIGHT_ONLY:
             groups = Rows(offsets)
             gate_up = grouped_gemm_weight_only(gathered, first, groups, bias=biases[0])
             h = self._apply_gate(gate_up)

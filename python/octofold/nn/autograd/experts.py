@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._core.ops import row_count
+from ..._core.ops import quick_scale_shape, row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
 from ..casting.casts import WeightCasts, as_operand, walkable
+from ..casting.fp8_weight import Fp8Weight
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_products, has_bfloat16
 from .activated import is_gated
@@ -34,7 +35,7 @@ def experts(
     recipe: Recipe | str = "blockwise",
     b13: Tensor | None = None,
     b2: Tensor | None = None,
-    compute: str = "auto",
+    compute: str | None = None,
 ) -> Tensor:
     """Compute a layer of experts in FP8, differentiable. For each token t the result is the sum
     over its experts e = topk_ids[t, j] of topk_weights[t, j] ·
@@ -59,7 +60,8 @@ def experts(
         cast too, on GPUs that have grouped products of FP8, and on the CPU; others keep them in 16
         bits. "weight-only": 16 bits everywhere (ops.grouped_gemm_weight_only). "auto": as "native",
         but 16 bits for few tokens, where that is measured to be quicker. float32 is rounded to
-        bfloat16 then (float16 before compute capability 8.0, which has no bfloat16 here).
+        bfloat16 then (float16 before compute capability 8.0, which has no bfloat16 here). None: as
+        an octofold.nn.Fp8Weight says itself, else "auto".
 
     A GPU without grouped products of FP8 computes with weights of high precision as torch does, in
     the dtype of x: on some GPUs such a call waits for the GPU.
@@ -81,10 +83,12 @@ def experts(
     name = "experts"
     recipe = expert_recipe_of(name, recipe)
     require_activation(name, activation)
+    own = compute_of(name, None, w13=w13, w2=w2)
     w13, w2 = as_operand(w13), as_operand(w2)
     require_projections(name, w13, w2, b13, b2, activation, recipe)
     require_same_device(name, x, w13)
     require_routed(name, x, topk_ids, topk_weights, w13.shape[2])
+    compute = own if compute is None else compute
     require_compute(name, compute)
     compute = chosen_compute(x, w13, w2, compute)
     layers = layer_of_experts(w13, b13), layer_of_experts(w2, b2)
@@ -123,6 +127,23 @@ def run_experts(
     before = Before(walkable(x), topk_weights=shares, topk_ids=walkable(topk_ids))
     y = _EXPERTS[compute](chain, before, layers, result_dtype(x))
     return y[0] if is_vector else y
+
+
+def compute_of(operation: str, compute: str | None, **weights: Tensor | ScaledTensor | None) -> str:
+    """How experts compute: as asked, and as each Fp8Weight says. Raises where these do not fit."""
+    require_compute(operation, "auto" if compute is None else compute)
+    coded = {name: weight for name, weight in weights.items() if isinstance(weight, Fp8Weight)}
+    for name, weight in coded.items():
+        require_compute(operation, weight.compute)
+        for option in ("compute_dtype", "recipe", "few_tokens", "batch_invariant"):
+            if value := getattr(weight, option):
+                expected = f"an Fp8Weight without {option}: experts have a recipe of their own"
+                raise invalid_argument(operation, name, expected, value)
+        if compute not in (None, weight.compute):
+            expected = f"compute={compute}, as asked or as the other weight has it"
+            raise invalid_argument(operation, name, expected, weight.compute)
+        compute = weight.compute
+    return compute or "auto"
 
 
 def chosen_compute(
@@ -199,8 +220,8 @@ def require_projections(
     """Weights [experts, features, hidden] and [experts, hidden, inner], where the activation makes
     `inner` of the features; biases of their rows; on one device. Raises InvalidArgumentError that
     names the one that does not fit."""
-    _require_weight(operation, names[0], first, recipe)
-    _require_weight(operation, names[1], second, recipe)
+    require_weight(operation, names[0], first, recipe)
+    require_weight(operation, names[1], second, recipe)
     experts, features, hidden = first.shape
     if is_gated(activation) and features % 2 != 0:
         expected = f"[experts, 2·inner, hidden], gate and up, as {activation} takes them"
@@ -261,9 +282,10 @@ def require_same_device(operation: str, x: Tensor, weight: Tensor | ScaledTensor
         raise invalid_argument(operation, "x", expected, x.device)
 
 
-def _require_weight(
+def require_weight(
     operation: str, name: str, weight: Tensor | ScaledTensor, recipe: Recipe
 ) -> None:
+    """One of the two weights; in FP8 with scales of each expert, or of one matrix of all rows."""
     if isinstance(weight, ScaledTensor):
         assert recipe.output is not None
         granularity = recipe.output.b.granularity
@@ -278,6 +300,11 @@ def _require_weight(
     if len(weight.shape) != 3 or 0 in weight.shape:
         expected = "[experts, out, in] with at least 1 of each"
         raise invalid_argument(operation, name, expected, list(weight.shape))
+    if isinstance(weight, ScaledTensor):
+        shape, scales = tuple(weight.shape), tuple(weight.scale.shape)
+        apart, whole = (quick_scale_shape(granularity, shape, n) for n in (shape[0], None))
+        if scales != apart and (scales != whole or (granularity == "128x128" and shape[1] % 128)):
+            raise invalid_argument(operation, name, f"scales {[*apart]} for {[*shape]}", [*scales])
 
 
 def _codes(weight: Tensor | ScaledTensor) -> Tensor:

@@ -136,9 +136,15 @@ class Fp8Weight(Tensor):
         """
         format, numbers = format_of(_NAME, format), weight.detach()
         if matrices is not None:
+            allowed = {*weight.shape[:1], *((1,) if format.granularity == "tensor" else ())}
+            if weight.dim() != 3 or matrices is True or matrices not in allowed:
+                expected = 'the experts of a weight [experts, out, in], or 1 for "tensor"'
+                raise invalid_argument(
+                    _NAME, "matrices", expected, f"{matrices!r} of {[*weight.shape]}"
+                )
             scaled = quantize(numbers.contiguous(), format, matrices=matrices)
         elif weight.dim() < 2 or (weight.dim() > 2 and format.granularity != "channel"):
-            expected = "[out, in], or scales of channels"
+            expected = "[out, in], or scales of channels, or a stack of so many matrices="
             raise invalid_argument(_NAME, "weight", expected, list(weight.shape))
         else:
             scaled = quantize(as_matrix(numbers), format)

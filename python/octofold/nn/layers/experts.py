@@ -24,12 +24,14 @@ from ..autograd.boundary import (
 )
 from ..autograd.experts import (
     chosen_compute,
+    compute_of,
     expert_recipe_of,
     layer_of_experts,
     require_counts,
     require_projections,
     require_routed,
     require_same_device,
+    require_weight,
     run_experts,
 )
 from ..autograd.fitting import is_dtensor
@@ -38,7 +40,6 @@ from ..autograd.main_grad import wanted_main_grad
 from ..casting.casts import as_operand, joined_experts, stacked_experts
 from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call
-from ..recipes.choice import require_compute
 from .fp8_parameters import hold
 from .linear import local_part, require_order
 from .saving import wrap_writers
@@ -136,21 +137,21 @@ class Experts(PlainState):
         recipe: Recipe | str = "blockwise",
         *,
         main_grad: bool = False,
-        compute: str = "auto",
+        compute: str | None = None,
     ) -> Self:
         """Make experts from weights and biases, as octofold.experts() takes them. A
         torch.nn.Parameter is shared; another tensor becomes the data of a parameter.
 
         compute: as in octofold.experts(), of a ScaledTensor, which becomes an octofold.nn.Fp8Weight
-            of bfloat16 numbers; one that is there already says it itself.
+            of bfloat16 numbers. One that is there already says it itself, and the same.
         """
         operation = f"{_NAME}.from_weights"
         recipe = expert_recipe_of(operation, recipe)
         require_activation(operation, activation)
-        require_compute(operation, compute)
+        compute = compute_of(operation, compute, w13=w13, w2=w2)
         operands = as_operand(w13), as_operand(w2)
         require_projections(operation, *operands, b13, b2, activation, recipe)
-        first, second = (_held(operation, weight, recipe, compute) for weight in (w13, w2))
+        first, second = (_held(weight, recipe, compute) for weight in (w13, w2))
         module = cls.__new__(cls)
         module._hold(first, second, b13, b2, activation, recipe, main_grad)
         return module
@@ -165,7 +166,7 @@ class Experts(PlainState):
         recipe: Recipe | str = "blockwise",
         *,
         main_grad: bool = False,
-        compute: str = "auto",
+        compute: str | None = None,
     ) -> Self:
         """Make experts from each expert's own matrices, as checkpoints have them: gate and up
         [inner, hidden] (gate None for a plain activation), down [hidden, inner]. FP8 matrices
@@ -246,6 +247,10 @@ class Experts(PlainState):
         if is_dtensor(value):
             require_order(_NAME, name, value)
             self.__dict__["_is_sharded"] = True
+        elif isinstance(value, Fp8Weight) and not self._is_sharded:
+            others = {one: self._parameters.get(one) for one in self.weight_names if one != name}
+            require_weight(_NAME, name, value.scaled, self._recipe)
+            compute_of(_NAME, None, **others, **{name: value})
         super().__setattr__(name, value)
 
     def _hold(
@@ -307,13 +312,14 @@ class Experts(PlainState):
         return layer_of_experts(weight, bias, casts, main_grad)
 
 
-def _held(operation: str, weight: Tensor | ScaledTensor, recipe: Recipe, compute: str) -> Tensor:
-    """A weight as a parameter has it: of codes and scales an Fp8Weight."""
+def _held(weight: Tensor | ScaledTensor, recipe: Recipe, compute: str) -> Tensor:
+    """A weight as a parameter has it: of codes and scales an Fp8Weight, with scales of each expert
+    apart."""
     if isinstance(weight, ScaledTensor):
         assert recipe.output is not None
-        return Fp8Weight.of(weight, torch.bfloat16, recipe.output.b, compute=compute)
-    if isinstance(weight, Fp8Weight):
-        require_compute(operation, weight.compute)
+        weight = Fp8Weight.of(weight, torch.bfloat16, recipe.output.b, compute=compute)
+    if isinstance(weight, Fp8Weight) and weight.granularity == "128x128":
+        weight.scale = weight.scale.reshape(len(weight), -1, weight.scale.shape[-1])
     return weight
 
 

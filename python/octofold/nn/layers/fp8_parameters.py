@@ -11,6 +11,7 @@ from ..._core.formats import FormatLike
 from ..._core.recipe import Product, Recipe, recipe_of
 from ..._core.torch import FLOAT8
 from ..casting.fp8_weight import Fp8Weight
+from .linear import local_part
 from .saving import wrap_writers
 
 _INFERENCE: Final = "octofold.nn.inference_linear"
@@ -112,6 +113,7 @@ def hold(module: Module, weight: Fp8Weight, name: str = "weight") -> None:
     wrap_writers()
     weight = weight.aligned()
     parameter: Any = weight if isinstance(weight, Parameter) else Fp8Weight(weight)
+    parameter.requires_grad = False
     module._parameters[name] = parameter
     module.extra_repr = _Description(module)  # type: ignore[method-assign]
     hooks: Any = module._load_state_dict_pre_hooks.values()
@@ -140,21 +142,22 @@ class _Description:
         self._module = module
 
     def __call__(self) -> str:
-        weights = [(n, w) for n, w in self._module._parameters.items() if isinstance(w, Fp8Weight)]
-        text = type(self._module).extra_repr(self._module)
-        return ", ".join(filter(None, [text, *(f"{name}={weight}" for name, weight in weights)]))
+        parts = ((name, local_part(w)) for name, w in self._module._parameters.items())
+        weights = (f"{name}={part}" for name, part in parts if isinstance(part, Fp8Weight))
+        return ", ".join(filter(None, [type(self._module).extra_repr(self._module), *weights]))
 
 
-def joined(weight: Fp8Weight, codes: Tensor, scale: Tensor) -> Fp8Weight:
+def joined(weight: Fp8Weight, codes: Tensor, scale: Tensor, name: str = "weight") -> Fp8Weight:
     """A weight like this one with codes and scales of a file, which has scales of channels as
-    [out, 1] too. Raises InvalidArgumentError where they are of another kind."""
+    [out, 1] too. Raises InvalidArgumentError, with the parameter's name, where they do not fit."""
     own = weight.scaled
-    if codes.dtype != own.data.dtype or scale.numel() != own.scale.numel():
+    shapes = [[size for size in one.shape if size != 1] for one in (own.scale, scale)]
+    if codes.dtype != own.data.dtype or not scale.is_floating_point() or shapes[0] != shapes[1]:
         expected, got = (
-            f"{pair[0].dtype} with scales {list(pair[1].shape)}"
+            f"{pair[0].dtype} with {pair[1].dtype} scales {list(pair[1].shape)}"
             for pair in ((own.data, own.scale), (codes, scale))
         )
-        raise invalid_argument("octofold.nn.Fp8Weight", "weight", f"{expected}, its own", got)
+        raise invalid_argument("octofold.nn.Fp8Weight", name, f"{expected}, its own", got)
     scale = scale.float().reshape(own.scale.shape)
     return weight.like(codes, scale).aligned()
 
@@ -162,16 +165,19 @@ def joined(weight: Fp8Weight, codes: Tensor, scale: Tensor) -> Fp8Weight:
 def _join(module: Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
     """Before torch loads a state: one weight of codes and scales."""
     errors: list[str] = others[-1]
-    for name, weight in module._parameters.items():
-        codes = state.get(f"{prefix}{name}")
+    for name, parameter in module._parameters.items():
+        weight, codes = local_part(parameter), state.get(f"{prefix}{name}")
         if not isinstance(weight, Fp8Weight) or getattr(codes, "dtype", None) not in FLOAT8:
             continue
         scale = state.pop(f"{prefix}{weight.scale_name(name)}", None)
         try:
+            if not isinstance(parameter, Fp8Weight):
+                expected = "a DTensor of Fp8Weights (torch.distributed.checkpoint has them)"
+                raise invalid_argument("octofold.nn.Fp8Weight", name, expected, "FP8 codes")
             if scale is None:
                 expected = f"its scales beside it, '{weight.scale_name(name)}'"
                 raise invalid_argument("octofold.nn.Fp8Weight", name, expected, "none")
-            state[f"{prefix}{name}"] = joined(weight, state[f"{prefix}{name}"], scale)
+            state[f"{prefix}{name}"] = joined(weight, state[f"{prefix}{name}"], scale, name)
         except ValueError as error:
             errors.append(f"'{prefix}{name}': {error}")
             del state[f"{prefix}{name}"]

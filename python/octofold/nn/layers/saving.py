@@ -24,6 +24,8 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from ..autograd.fitting import is_fp8
 from ..casting.fp8_weight import FUNCTIONS, Fp8Weight
+from ..casting.weight_tensors import with_local
+from .linear import local_part
 from .patching import PATCHES, WRITES, wrap_method
 from .stacks import Stacks
 
@@ -59,7 +61,7 @@ def wide_state_dict(model: Module) -> Iterator[None]:
     """While it is open, state_dict() has the numbers that FP8 weights stand for, on the CPU, and no
     scales: what a model without FP8 has, for files that others read.
 
-    model: whose; a weight has the dtype of its Fp8Weight.
+    model: whose; a weight has the dtype of its Fp8Weight. Of a spread one it is a DTensor.
 
     save_pretrained() of transformers, Diffusers, peft and huggingface_hub needs no such context.
     Raises InvalidArgumentError; state_dict() does where weights are offloaded.
@@ -98,7 +100,7 @@ def _is_rewritten(module: Module) -> bool:
     """True if others' files have something else than the module's parameters."""
     weights = module._parameters.values()
     is_laid_out = getattr(module, "in_files", Stacks()) != Stacks()
-    return is_laid_out or any(isinstance(weight, Fp8Weight) for weight in weights)
+    return is_laid_out or any(isinstance(local_part(weight), Fp8Weight) for weight in weights)
 
 
 def _give_numbers(
@@ -110,7 +112,7 @@ def _give_numbers(
         return
     stacks: Stacks = getattr(module, "in_files", Stacks())
     for name, weight in module._parameters.items():
-        key, is_coded = f"{prefix}{name}", isinstance(weight, Fp8Weight)
+        key, is_coded = f"{prefix}{name}", isinstance(part := local_part(weight), Fp8Weight)
         if weight is None or (not is_coded and stacks == Stacks()):
             continue
         if state[key].is_meta:
@@ -119,8 +121,8 @@ def _give_numbers(
                 "back what is offloaded)"
             )
             raise invalid_argument(reader.operation, "model", expected, f"'{key}' on meta")
-        numbers = stacks.to_files(name, weight.dequantize() if is_coded else weight)
-        state[key] = numbers.detach().cpu().contiguous()
+        numbers = with_local(weight, part.dequantize()) if is_coded else weight
+        state[key] = stacks.to_files(name, numbers).detach().cpu().contiguous()
 
 
 def _give_codes(
@@ -132,7 +134,10 @@ def _give_codes(
         return
     for name in module._parameters:
         weight = state.get(f"{prefix}{name}")
-        if isinstance(weight, Fp8Weight):
+        if weight is not None and isinstance(local_part(weight), Fp8Weight):
+            if not isinstance(weight, Fp8Weight):
+                expected = "weights that are whole (torch.distributed.checkpoint has spread ones)"
+                raise invalid_argument(reader.operation, "model", expected, f"'{prefix}{name}'")
             state[f"{prefix}{name}"] = weight.codes.contiguous()
             state[f"{prefix}{weight.scale_name(name)}"] = weight.scale
 

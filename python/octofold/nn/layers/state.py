@@ -30,9 +30,9 @@ class PlainState(Module):
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
         errors: list[str] = arguments[-1]
-        for name, parameter in self._parameters.items():
+        for name, own in self._parameters.items():
             codes = state_dict.get(f"{prefix}{name}")
-            if is_fp8(codes) and not isinstance(parameter, Fp8Weight):
+            if is_fp8(codes) and not isinstance(getattr(own, "_local_tensor", own), Fp8Weight):
                 errors.append(
                     f"octofold.nn.{type(self).__name__}: '{prefix}{name}': expected bfloat16, "
                     f"float16 or float32, got {codes.dtype}: FP8 weights with their scales are for "
