@@ -142,13 +142,22 @@ def _give_codes(
             state[f"{prefix}{weight.scale_name(name)}"] = weight.scale
 
 
-def _refuse(weight: Fp8Weight) -> Any:
-    """Tensor.storage(), of which safetensors asks for the memory."""
-    expected = "numbers (octofold.nn.wide_state_dict()), or a folder of octofold.models.save()"
-    raise invalid_argument("safetensors", "tensors", expected, weight)
+class _NoMemory:
+    """The memory that Tensor.storage() names of an Fp8Weight, of which safetensors wants the
+    address, and torch.distributed.checkpoint of torch 2.9 the size."""
+
+    def __init__(self, weight: Fp8Weight) -> None:
+        self._weight = weight
+
+    def size(self) -> int:
+        return self._weight.numel()
+
+    def data_ptr(self) -> int:
+        expected = "numbers (octofold.nn.wide_state_dict()), or a folder of octofold.models.save()"
+        raise invalid_argument("safetensors", "tensors", expected, self._weight)
 
 
-FUNCTIONS[Tensor.storage] = _refuse
+FUNCTIONS[Tensor.storage] = _NoMemory
 
 
 def wrap_writers() -> list[str]:
