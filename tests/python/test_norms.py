@@ -285,11 +285,3 @@ def test_workspace_is_the_librarys():
     for cols in (0, 1, 511, 512, 513, 1024, 1365, 4096, 4097, 50_000):
         for batches in (0, 1, 263, 264, 265, 5000):
             assert _workspace_rows(cols, batches) == library.norm_workspace_rows(cols, batches)
-
-
-@cpu_only
-def test_nothing_is_differentiated(normal):
-    x = normal(4, 256).requires_grad_()
-    result = cast(Normed(x, residual=normal(4, 256)), rows="1x128")
-    with pytest.raises(RuntimeError, match=r"octofold\.cast_normed has no gradient"):
-        result.norm.sum.sum().backward()

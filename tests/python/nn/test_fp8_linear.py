@@ -2,7 +2,6 @@
 may come from a checkpoint."""
 
 import copy
-import io
 import weakref
 
 import octofold
@@ -80,27 +79,6 @@ def test_moves_but_does_not_convert(layer):
     assert layer.weight.is_meta
     assert layer.weight.scale.is_meta
     assert layer(random(5, 300).to("meta")).shape == (5, 200)
-
-
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("safe", [False, True])
-def test_takes_states(kind, layer, assign, safe):
-    other, file = kind(torch.nn.Linear(300, 200).bfloat16()), io.BytesIO()
-    torch.save(other.state_dict(), file)
-    file.seek(0)
-    layer.load_state_dict(torch.load(file, weights_only=safe), assign=assign)
-    assert same_codes(layer, other)
-    assert same_outputs(layer, other)
-
-
-def test_copies_and_files(layer):
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for again in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        assert same_codes(again, layer)
-        assert same_outputs(layer, again)
-        again.load_state_dict(codes_of(layer))
 
 
 def test_numbers_are_cast_as_the_weight_was(kind, layer):
