@@ -185,7 +185,7 @@ TEST(Sm90CostTest, ChoicesAreNearlyTheBestThatWasMeasured) {
     if (name.empty()) name = planned_candidate(problem, kHopper);
     const auto found = times.find(name);
     ratios.push_back(found == times.end() ? 2.0 : found->second);
-    // Where the table has choices for a model, the planner's own are to be as good: both change.
+    // A model that the table has choices for follows the planner elsewhere: that is to be as good.
     const bool is_of_model =
         shipped_table("NVIDIA_H200.json").find(core::format("n {}, k {},", n, k)) !=
         std::string_view::npos;
