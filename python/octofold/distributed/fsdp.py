@@ -28,11 +28,12 @@ from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import cast
 from .._ranks import Ranks, ranks_of, require_agreement
 from .._ranks.wire import as_bytes, largest
+from ..nn.autograd.fitting import local_part
 from ..nn.casting.casts import cast_weight, with_amax
 from ..nn.casting.fp8_weight import Fp8Weight
 from ..nn.casting.weight_tensors import WrappedWeight, with_local
 from ..nn.layers.experts import Experts
-from ..nn.layers.linear import Linear, local_part
+from ..nn.layers.linear import Linear
 
 _NAME: Final = "octofold.distributed.gather_in_fp8"
 _T = TypeVar("_T")

@@ -17,8 +17,8 @@ from torch import Tensor
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.recipe import recipe_of
 from ..nn.autograd.experts import expert_recipe_of, experts
+from ..nn.autograd.fitting import local_part
 from ..nn.layers.linear import Linear as Fp8Linear
-from ..nn.layers.linear import local_part
 from .hosts import require
 
 require("torchtitan")

@@ -17,9 +17,9 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._ranks import Ranks, next_layer, require_agreement_now
+from ...nn.autograd.fitting import local_part
 from ...nn.autograd.layer import Chain
 from ...nn.layers.experts import Experts
-from ...nn.layers.linear import local_part
 from ...nn.layers.mixture import MixtureOfExperts
 from ...nn.layers.patching import change_class
 from .experts import require_fitting_ranks, run_experts

@@ -15,9 +15,9 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._ranks import Ranks
 from ..._ranks.wire import as_bytes, as_products_read
 from ...nn.autograd.boundary import Sides
+from ...nn.autograd.fitting import local_part
 from ...nn.autograd.frozen import linear_of_weight
 from ...nn.layers.fp8_parameters import hold, weight_of
-from ...nn.layers.linear import local_part
 from ...nn.layers.patching import change_class
 from .layouts import require_divisible, spread
 

@@ -12,8 +12,8 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from ..._ranks import Ranks, ranks_of
 from ..._ranks.wire import summed
+from ...nn.autograd.fitting import local_part
 from ...nn.autograd.functions import refuse_in_backward
-from ...nn.layers.linear import local_part
 from ...nn.layers.patching import change_class
 from .boundary import close_shared_casts, open_shared_casts
 from .layouts import spread

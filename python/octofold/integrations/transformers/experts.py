@@ -20,12 +20,12 @@ from ..._ops.routing import combine, sort_by_expert
 from ...nn.autograd.experts import chosen_compute, compute_of
 from ...nn.autograd.products import addable, grouped_product
 from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.casting.weight_layouts import Stacks
 from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
 from ...nn.conversion.linear import replaced
 from ...nn.layers.experts import Experts
 from ...nn.layers.fp8_parameters import hold, weight_of
 from ...nn.layers.patching import put_in_front
-from ...nn.layers.stacks import Stacks
 from ...nn.recipes.kernels import layer_products
 from ..model_loading import LoadingOptions, empty_weight
 

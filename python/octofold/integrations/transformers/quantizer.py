@@ -10,11 +10,11 @@ from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.casting.weight_layouts import Stacks
 from ...nn.conversion.fp8_layers import widen
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.picking import grouped
 from ...nn.layers.fp8_parameters import held, weight_of
-from ...nn.layers.stacks import Stacks
 from ..model_loading import NAME, Devices, convert_linears
 from .checkpoints import Contents, OctofoldConfig, converters_of, joining, marked
 from .experts import STACKED, convert_experts_of, is_experts

@@ -15,9 +15,9 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
 from ...nn.autograd.experts import expert_recipe_of
 from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.casting.weight_layouts import Stacks
 from ...nn.layers.experts import Experts
 from ...nn.layers.fp8_parameters import held, hold
-from ...nn.layers.stacks import Stacks
 from ...nn.recipes.choice import require_compute
 from ..layerwise.casting import Before
 from ..layerwise.selection import BEFORE

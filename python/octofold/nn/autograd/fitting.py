@@ -1,6 +1,6 @@
 """Checks that the arguments of a linear layer fit together."""
 
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor
@@ -85,6 +85,11 @@ def is_dtensor(value: object) -> bool:
     """True if FSDP2 or tensor parallelism has spread the tensor over ranks."""
     # Importing DTensor takes longer than all of torch.nn, and a name that is not there than a type.
     return type(value) not in PLAIN_TYPES and hasattr(value, "device_mesh")
+
+
+def local_part(parameter: Any) -> Any:
+    """This rank's part of a parameter that is spread over a group; all of any other one."""
+    return parameter.to_local() if is_dtensor(parameter) else parameter
 
 
 def is_fp8(value: object) -> TypeGuard[Tensor]:

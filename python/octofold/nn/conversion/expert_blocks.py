@@ -9,9 +9,9 @@ from torch.nn import Module
 from torch.nn.functional import linear
 
 from ..autograd.activated import activated
+from ..casting.weight_layouts import Stacks
 from ..layers.patching import put_in_front
 from ..layers.router import route
-from ..layers.stacks import Stacks
 from .picking import is_of_transformers
 
 GATES: Final = {

@@ -12,11 +12,11 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..._info import EXPERTS, FP8, LINEAR, TRAINED, WEIGHT_ONLY
 from ..autograd.experts import expert_recipe_of
 from ..casting.fp8_weight import Fp8Weight
+from ..casting.weight_layouts import Stacks
 from ..layers.experts import Experts
 from ..layers.fp8_parameters import held
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
-from ..layers.stacks import Stacks
 from ..recipes.choice import require_compute
 from ..recipes.kernels import has_bfloat16, layer_products
 from .expert_blocks import (

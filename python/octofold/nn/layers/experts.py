@@ -34,16 +34,16 @@ from ..autograd.experts import (
     require_weight,
     run_experts,
 )
-from ..autograd.fitting import is_dtensor
+from ..autograd.fitting import is_dtensor, local_part
 from ..autograd.layer import Chain, Layer
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.casts import as_operand, joined_experts, stacked_experts
 from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call
+from ..casting.weight_layouts import Stacks
 from .fp8_parameters import hold
-from .linear import local_part, require_order
+from .linear import require_order
 from .saving import wrap_writers
-from .stacks import Stacks
 from .state import PlainState
 
 _NAME: Final = "octofold.nn.Experts"

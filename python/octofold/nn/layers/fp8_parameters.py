@@ -10,8 +10,8 @@ from ..._core.errors import invalid_argument
 from ..._core.formats import FormatLike
 from ..._core.recipe import Product, Recipe, recipe_of
 from ..._core.torch import FLOAT8
+from ..autograd.fitting import local_part
 from ..casting.fp8_weight import Fp8Weight
-from .linear import local_part
 from .saving import wrap_writers
 
 _INFERENCE: Final = "octofold.nn.inference_linear"

@@ -9,14 +9,14 @@ from torch.nn import LayerNorm, Module, RMSNorm
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
-from ..autograd.fitting import is_dtensor
+from ..autograd.fitting import is_dtensor, local_part
 from ..autograd.layer import Layer
 from ..autograd.normed import Norm
 from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_casts import casts_for_call
 from ..recipes.choice import fp8_wins
 from ..recipes.kernels import has_native
-from .linear import Linear, local_part
+from .linear import Linear
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
 

@@ -11,7 +11,7 @@ from ..._core.library import warn_once
 from ..._core.recipe import Recipe, recipe_of
 from ..._info import LINEAR, TRAINED
 from ..autograd.boundary import Sides, bias_on_one_rank, gather_tokens, reduce_partial, sides_of
-from ..autograd.fitting import is_dtensor, require_features, require_fitting
+from ..autograd.fitting import is_dtensor, local_part, require_features, require_fitting
 from ..autograd.linear import linear_with_casts, wide_linear
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.fp8_weight import Fp8Weight
@@ -235,8 +235,3 @@ def require_order(operation: str, name: str, parameter: Any) -> None:
         expected += "shard_placement_fn=lambda parameter: Shard(1)) without biases, or gate and up "
         expected += "that are two layers (MLP.from_linears(gate, up, down))"
         raise invalid_argument(operation, name, expected, parameter.placements)
-
-
-def local_part(parameter: Any) -> Any:
-    """This rank's part of a parameter that is spread over a group; all of any other one."""
-    return parameter.to_local() if is_dtensor(parameter) else parameter

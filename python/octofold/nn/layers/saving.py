@@ -22,12 +22,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..autograd.fitting import is_fp8
+from ..autograd.fitting import is_fp8, local_part
 from ..casting.fp8_weight import FUNCTIONS, Fp8Weight
+from ..casting.weight_layouts import Stacks
 from ..casting.weight_tensors import with_local
-from .linear import local_part
 from .patching import PATCHES, WRITES, wrap_method
-from .stacks import Stacks
 
 _NAME: Final = "octofold.nn.wide_state_dict"
 _METHOD: Final = "save_pretrained"

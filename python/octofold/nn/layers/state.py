@@ -7,7 +7,7 @@ from torch.nn import Module
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..._core.errors import invalid_argument
-from ..autograd.fitting import is_fp8
+from ..autograd.fitting import is_fp8, local_part
 from ..casting.fp8_weight import Fp8Weight
 from ..casting.weight_tensors import without_wrapping, wrapped_as
 
@@ -32,7 +32,7 @@ class PlainState(Module):
         errors: list[str] = arguments[-1]
         for name, own in self._parameters.items():
             codes = state_dict.get(f"{prefix}{name}")
-            if is_fp8(codes) and not isinstance(getattr(own, "_local_tensor", own), Fp8Weight):
+            if is_fp8(codes) and not isinstance(local_part(own), Fp8Weight):
                 errors.append(
                     f"octofold.nn.{type(self).__name__}: '{prefix}{name}': expected bfloat16, "
                     f"float16 or float32, got {codes.dtype}: FP8 weights with their scales are for "
