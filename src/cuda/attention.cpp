@@ -108,10 +108,13 @@ config::AttentionSide side_of(const AttentionOperand& operand, config::KeyLayout
   return side;
 }
 
-// Keys grow with each token; plans need not. Those with parts have as many as the workspace has.
+// Keys grow with each token; plans need not: there are four between a power of two and the next.
+// Those with parts have as many as the workspace has.
 std::int64_t planned_keys(bool in_parts, std::int64_t keys) {
   if (in_parts) return config::attention_parts(keys) * config::kPartKeys;
-  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(keys)));
+  const auto power = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(keys)));
+  const std::int64_t step = std::max<std::int64_t>(power / 8, 64);
+  return config::ceil_divide(keys, step) * step;
 }
 
 plan::AttentionProblem problem_of(const AttentionArguments& arguments) {

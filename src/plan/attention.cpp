@@ -42,8 +42,82 @@ std::int64_t unsplit_blocks(const AttentionProblem& problem, std::int64_t row_ti
   return row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
 }
 
-// The splits with which blocks that run `resident` at a time are done first, each of which takes
-// what some keys more would besides its own.
+// So many splits at most: the room of the workspace, and no fewer keys than are worth a block.
+std::int64_t most_splits(const AttentionProblem& problem, std::int64_t least_keys) {
+  return std::clamp<std::int64_t>(config::ceil_divide(problem.keys, least_keys), 1,
+                                  config::attention_splits(problem.all_queries() * problem.heads));
+}
+
+int blocks_by_shared_memory(int shared_bytes, const Gpu& gpu) {
+  return std::max(1, (gpu.shared_memory_per_block + 1024) / (shared_bytes + 1024));
+}
+
+// The time of few queries as an H200 takes it, but for what all shapes and splits take. Fitted to
+// two thirds of 1117 problems drawn at random (docs/notes/attention.md).
+class FewQueriesTime {
+ public:
+  FewQueriesTime(const config::FewQueriesConfig& config, const AttentionProblem& problem,
+                 const Gpu& gpu)
+      : config_(config),
+        problem_(problem),
+        multiprocessors_(gpu.multiprocessors),
+        unsplit_(unsplit_blocks(problem, row_tiles_of(problem, config.rows()))) {
+    const int size = std::max(config.form.head_size, config.form.value_size);
+    is_half_line_ = size <= 64;
+    const int warps = size <= 64 ? 16 : size <= 128 ? 12 : 8;  // registers have room for so many
+    places_ = std::clamp(blocks_by_shared_memory(config.shared_bytes(), gpu), 1,
+                         std::max(1, warps / config.warps));
+    start_ = 1.4 * size / 128;
+  }
+
+  // In microseconds.
+  double of(std::int64_t splits) const {
+    const std::int64_t stages =
+        config::ceil_divide<std::int64_t>(config::ceil_divide(problem_.keys, splits), config_.keys);
+    const double bytes = static_cast<double>(stages) * config_.stage_bytes();
+    const std::int64_t blocks = unsplit_ * splits, at_once = multiprocessors_ * places_;
+    const std::int64_t waves = blocks / at_once, left = blocks % at_once;
+    double time = static_cast<double>(waves) * of_block(bytes, at_once, places_);
+    if (left > 0) {
+      const std::int64_t spread = config::ceil_divide<std::int64_t>(left, multiprocessors_);
+      time += of_block(bytes, left, spread);
+      // Behind a wave, what begins next finds itself beside its like now and then.
+      if (waves > 0) {
+        time += 0.05 * (of_block(bytes, left, places_) - of_block(bytes, left, spread));
+      }
+    }
+    return splits > 1 ? time + of_combination(splits) : time;
+  }
+
+ private:
+  // One of so many that run, some of them on its multiprocessor: it starts, reads its bytes and
+  // adds its warps up. It reads as fast as its warps can, its multiprocessor, and the memory, for
+  // which rows of 64 bytes are half a line. Bytes are those of a microsecond.
+  double of_block(double bytes, std::int64_t running, std::int64_t beside) const {
+    const double warps = 6800.0 * config_.warps;
+    const double multiprocessor = (is_half_line_ ? 29300.0 : 31000.0) / static_cast<double>(beside);
+    const double memory =
+        (is_half_line_ ? 26700.0 : 30700.0) * multiprocessors_ / static_cast<double>(running);
+    return start_ + bytes / std::min({warps, multiprocessor, memory});
+  }
+
+  // Its launch, and the sums that it reads.
+  double of_combination(std::int64_t splits) const {
+    const std::int64_t rows = problem_.all_queries() * problem_.heads;
+    return 1.2 + 3.8e-6 * 4.0 * static_cast<double>(rows * splits * problem_.form.value_size);
+  }
+
+  const config::FewQueriesConfig& config_;
+  const AttentionProblem& problem_;
+  int multiprocessors_;
+  std::int64_t unsplit_;
+  bool is_half_line_;
+  int places_;    // of blocks, on a multiprocessor
+  double start_;  // of a block, and its end
+};
+
+// Wide heads: the splits with which blocks that run `resident` at a time are done first, each of
+// which takes what some keys more would besides its own.
 std::int64_t splits_in_waves(std::int64_t blocks, std::int64_t keys, std::int64_t most,
                              std::int64_t resident) {
   constexpr std::int64_t kKeysOfStart = 256;
@@ -58,15 +132,19 @@ std::int64_t splits_in_waves(std::int64_t blocks, std::int64_t keys, std::int64_
   return best;
 }
 
-// At most `most`.
 template <typename Config>
-std::int64_t splits_of(const Config& config, const AttentionProblem& problem, std::int64_t blocks,
-                       std::int64_t most, const Gpu& gpu) {
+std::int64_t splits_for(const Config& config, const AttentionProblem& problem, const Gpu& gpu) {
+  const std::int64_t blocks = unsplit_blocks(problem, row_tiles_of(problem, config.rows()));
+  const std::int64_t most = most_splits(problem, kLeastKeysOfMany);
   if (sums_many_rows_in_registers(problem)) {
     return std::min(config::ceil_divide<std::int64_t>(gpu.multiprocessors, blocks), most);
   }
-  const int beside = std::max(1, gpu.shared_memory_per_block / (config.shared_bytes() + 1024));
+  const int beside = blocks_by_shared_memory(config.shared_bytes(), gpu);
   return splits_in_waves(blocks, problem.keys, most, beside * gpu.multiprocessors);
+}
+std::int64_t splits_for(const config::FewQueriesConfig& config, const AttentionProblem& problem,
+                        const Gpu& gpu) {
+  return splits_of(config, problem, gpu).count;
 }
 
 // The kernel of `config`, for so many tiles of rows.
@@ -157,6 +235,17 @@ AttentionPlan plan_batch_invariant(const AttentionProblem& problem, const Gpu& g
 
 }  // namespace
 
+FewQueriesSplits splits_of(const config::FewQueriesConfig& config, const AttentionProblem& problem,
+                           const Gpu& gpu) {
+  const FewQueriesTime time(config, problem, gpu);
+  FewQueriesSplits best{1, time.of(1)};
+  for (std::int64_t splits = 2; splits <= most_splits(problem, kLeastKeysOfFew); ++splits) {
+    const double microseconds = time.of(splits);
+    if (microseconds < best.microseconds) best = {splits, microseconds};
+  }
+  return best;
+}
+
 AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   require_kernels(Operation::kAttention, kOperation, problem.form.q, gpu);
   AttentionPlan plan;
@@ -164,15 +253,10 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   if (rows == 0 || problem.batch == 0) return plan;
   if (problem.batch_invariant) return plan_batch_invariant(problem, gpu);
   const AttentionConfig chosen = config_of(problem, gpu);
-  const bool few = !problem.has_many_rows() && !problem.has_wide_heads();
-  const std::int64_t most_splits = std::clamp<std::int64_t>(
-      config::ceil_divide(problem.keys, few ? kLeastKeysOfFew : kLeastKeysOfMany), 1,
-      config::attention_splits(rows));
   std::visit(
       [&](const auto& config) {
         plan.config.row_tiles = row_tiles_of(problem, config.rows());
-        plan.config.splits = splits_of(
-            config, problem, unsplit_blocks(problem, plan.config.row_tiles), most_splits, gpu);
+        plan.config.splits = splits_for(config, problem, gpu);
         add_kernel(plan, problem, config, plan.config.row_tiles, gpu);
       },
       chosen);

@@ -64,6 +64,14 @@ struct AttentionWork {
 
 using AttentionPlan = Plan<AttentionWork>;
 
+/// In how many splits of the keys few queries are attended to soonest, and in what time.
+struct FewQueriesSplits {
+  std::int64_t count;
+  double microseconds;  ///< as reckoned, but for what all shapes take
+};
+FewQueriesSplits splits_of(const config::FewQueriesConfig& config, const AttentionProblem& problem,
+                           const Gpu& gpu);
+
 /// The configuration of the kernel of any of the architectures.
 using AttentionConfig =
     std::variant<config::FewQueriesConfig, config::ManyQueriesConfig, config::WideHeadsConfig,

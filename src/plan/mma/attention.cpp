@@ -1,24 +1,43 @@
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "plan/mma/planner.h"
 
 namespace octofold::plan::mma {
 namespace {
 
-std::optional<config::FewQueriesConfig> few_queries(const config::AttentionForm& form,
-                                                    const Gpu& gpu) {
-  using Config = config::FewQueriesConfig;
+using Few = config::FewQueriesConfig;
+
+// The ones for few queries that may be done first. A block of eight warps has 128 KB on their way,
+// and a multiprocessor for itself; of smaller ones some start while others read.
+std::vector<Few> few_queries_candidates(const config::AttentionForm& form, const Gpu& gpu) {
+  const int size = std::max(form.head_size, form.value_size);
+  std::vector<Few> all = {{form, 8, 2, 16}, {form, 4, 2, 16}};
+  if (size <= 128) all = {{form, 8, 2, 32}, {form, 4, 3, 32}, {form, 4, 2, 32}};
+  if (size <= 64) all = {{form, 8, 4, 32}, {form, 8, 2, 32}};
+  // The bits of parts may not follow the batch.
+  if (form.part_keys > 0) all = {{form, 8, size <= 64 ? 4 : 2, size <= 128 ? 32 : 16}};
+  std::erase_if(all, [&](const Few& config) {
+    return config.invalid_reason() != nullptr ||
+           config.shared_bytes() > gpu.shared_memory_per_block;
+  });
+  return all;
+}
+
+std::optional<Few> few_queries(const AttentionProblem& problem, const Gpu& gpu) {
+  const config::AttentionForm& form = problem.form;
   if (gpu.compute_capability() < 80) {  // copies do not go on by themselves
-    const Config candidates[] = {{form, 4, 1}, {form, 2, 1}};
+    const Few candidates[] = {{form, 4, 1}, {form, 2, 1}};
     return first_that_fits(candidates, 1, gpu);
   }
-  // One block to a multiprocessor, with 128 KB on their way, reads faster than several.
-  const int size = std::max(form.head_size, form.value_size);
-  const Config large[] = {{form, 8, size <= 64 ? 4 : 2, size <= 128 ? 32 : 16}};
-  if (const std::optional<Config> config = first_that_fits(large, 1, gpu)) return *config;
-  const Config candidates[] = {{form, 4, 3}, {form, 4, 2}, {form, 2, 3}, {form, 2, 2}};
-  const std::optional<Config> beside_another = first_that_fits(candidates, 2, gpu);
+  const std::vector<Few> all = few_queries_candidates(form, gpu);
+  if (!all.empty()) {
+    return std::ranges::min(
+        all, {}, [&](const Few& config) { return splits_of(config, problem, gpu).microseconds; });
+  }
+  const Few candidates[] = {{form, 4, 3}, {form, 4, 2}, {form, 2, 3}, {form, 2, 2}};
+  const std::optional<Few> beside_another = first_that_fits(candidates, 2, gpu);
   return beside_another ? *beside_another : first_that_fits(candidates, 1, gpu);
 }
 
@@ -66,7 +85,7 @@ class Attention final : public AttentionPlanner {
                                         const Gpu& gpu) const override {
     const std::int64_t rows = problem.rows_of_sequence();
     if (problem.has_wide_heads()) return wide_heads(problem.form, rows, gpu);
-    if (!problem.has_many_rows()) return few_queries(problem.form, gpu);
+    if (!problem.has_many_rows()) return few_queries(problem, gpu);
     return many_queries(problem.form, problem.all_queries() * problem.heads, rows, gpu);
   }
 };
