@@ -199,6 +199,13 @@ TEST(PlanAttentionTest, Fp8ScoresWhereTheyAreAllowedAndThereAreProducts) {
   EXPECT_THAT(two_chains.invalid_reason(), HasSubstr("one chain of products"));
 }
 
+// 17 would be 136 blocks on 132 multiprocessors, and take two rounds.
+TEST(PlanAttentionTest, SplitsOfManyRowsAreWholeWaves) {
+  const AttentionProblem problem{
+      .batch = 1, .queries = 9, .keys = 17841, .heads = 32, .key_heads = 8};
+  EXPECT_EQ(plan_attention(problem, kHopper).config.splits, 16);
+}
+
 TEST(PlanAttentionTest, TilesAreSmallerWhereThereAreFew) {
   const auto tiles_of = [](std::int64_t batch, std::int64_t queries, int target) {
     return plan_attention({.batch = batch, .queries = queries, .keys = 4096},
