@@ -25,7 +25,7 @@ def prefix(tmp_path_factory):
 def test_find_package_builds_the_examples(prefix, tmp_path):
     run("cmake", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
-    for example in ("quantize_and_multiply", "grouped_product"):
+    for example in ("quantize_and_multiply", "inference_engine"):
         assert_example_output(run(tmp_path / example))
     assert "the loss fell from" in run(tmp_path / "train_experts")  # by half, or it fails
 
