@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <random>
 #include <span>
@@ -191,7 +192,7 @@ std::vector<float> product(const std::vector<float>& x, const std::vector<float>
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   engine::on_gpu = argc > 1 && std::string(argv[1]) == "cuda";
 #ifndef ENGINE_HAS_CUDA
   if (engine::on_gpu) return std::fprintf(stderr, "built without CUDA's runtime\n"), 2;
@@ -225,4 +226,7 @@ int main(int argc, char** argv) {
   }
   std::printf("relative error against FP32: %.3f\n", std::sqrt(error / norm));
   return std::sqrt(error / norm) < 0.08 ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }
