@@ -1,1 +1,1 @@
-"""What FP8 does to a model's answers. Only `command` may be imported where torch may be missing."""
+"""Accuracy of models in FP8. Only `command` may be imported where torch may be missing."""
