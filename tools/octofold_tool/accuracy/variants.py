@@ -1,14 +1,12 @@
-"""The ways to compute a model that are compared: a row of the table each.
-
-Linear layers are FP8 by force: `convert` would leave small ones in BF16 on a GPU where that is
-faster, and what is asked here is what FP8 loses.
-"""
+"""The ways to compute a model that are compared: a row of the table each. Linear layers are FP8 by
+force: `convert` would leave small ones in BF16 on a GPU where that is faster."""
 
 import copy
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import octofold
@@ -44,11 +42,6 @@ def recipe(name: str) -> Callable[[Any], object]:
     return lambda model: octofold.nn.convert(model, name, force_fp8=True)
 
 
-def layerwise(model: Any) -> None:
-    """Products as on a GPU with FP8 units from 17 tokens on; by default a CPU casts no x."""
-    octofold.models.enable_layerwise_casting(model, compute="native")
-
-
 def fp8_attention(model: Any) -> None:
     """Keys and values as a cache in FP8 has them, e4m3 without scales (docs/attention.md)."""
     importlib.import_module("transformers").AttentionInterface.register("octofold-fp8", attend)
@@ -58,8 +51,7 @@ def fp8_attention(model: Any) -> None:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, of sequences without padding: query, key and value
-    [batch, heads, tokens, head size] → [batch, tokens, heads, head size]."""
+    """Without padding: [batch, heads, tokens, head size] each → [batch, tokens, heads, size]."""
     assert mask is None, "transformers makes none for an attention that it does not know"
     k8, v8 = (octofold.ops.convert_dtype(x.contiguous(), "e4m3") for x in (key, value))
     q, k, v = (x.transpose(1, 2) for x in (query, k8, v8))
@@ -67,6 +59,9 @@ def attend(
     window = (seen - 1 if seen else None, 0 if module.is_causal else None)
     return octofold.attention(q, k, v, softmax_scale=options.get("scaling"), window=window), None
 
+
+# Products as on a GPU with FP8 units from 17 tokens on; by default a CPU casts no x.
+layerwise: Final = partial(octofold.models.enable_layerwise_casting, compute="native")
 
 VARIANTS: Final = (
     Variant("BF16"),
