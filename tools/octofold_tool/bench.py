@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from . import cpu_bench, gemm_options
+from .accuracy import command as accuracy
 from .gemm_options import SUITES, Shape
 from .gpu.device import add_device, choose_device
 from .measure import MIN_ROUNDS
@@ -51,12 +52,13 @@ DEFAULT_ROUNDS: Final = {"cpu": 9, "cuda": 13}
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     bench = commands.add_parser(
         "bench",
-        help="measure speed and error of matrix products",
+        help="measure speed and error of matrix products, and accuracy of models",
         description="Measure one operation on this machine: its speed beside a peer's, and its "
         "error. For example: octofold bench gemm --suite square",
     )
     operations = bench.add_subparsers(metavar="OPERATION", required=True)
     add_gemm_parser(operations)
+    accuracy.add_parser(operations)
     host = operations.add_parser(
         "host", help="host time of a call (needs a GPU)", description=HOST_DESCRIPTION
     )

@@ -1,0 +1,1 @@
+"""Accuracy of models in FP8. Only `command` may be imported where torch may be missing."""
