@@ -30,6 +30,7 @@ extensions = [
     "docstrings",
     "cpp_reference",
     "gallery",
+    "evidence",
 ]
 
 # Headings have the anchors that GitHub gives them. A link to a page, a file or a heading that is

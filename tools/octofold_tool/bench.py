@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from .gemm_options import SUITES, Shape
 from .gpu.device import add_device, choose_device
 from .measure import MIN_ROUNDS
 from .products import GemmOptions
-from .report import check_writable, require, write_json, write_png
+from .report import ToolError, check_writable, console, require, write_json, write_png
 
 if TYPE_CHECKING:
     from .cpu_bench import CpuReport
@@ -43,6 +44,14 @@ octofold.quantize beside torch.mm(out=) and torch._scaled_mm(out=), and layers b
 torch.nn.Linear, on matrices so small that the GPU keeps up.
 """
 
+EVIDENCE_DESCRIPTION = """\
+Show on this machine what docs/evidence.md says of others: products of all kinds drawn at random,
+casts, attention and batch-invariant rows, each held against what was not computed here; then
+products timed beside their peers. Nothing is looked up.
+
+  octofold bench evidence --seconds 60 --json evidence.json
+"""
+
 DEFAULT_SUITES: Final = {"cpu": "square", "cuda": "deepseek-v3"}
 MOST_ROWS: Final = 16384
 SWEPT_ROWS: Final = tuple(2**i for i in range(MOST_ROWS.bit_length()))
@@ -64,6 +73,19 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     host.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
     host.set_defaults(run=run_host)
+    evidence = operations.add_parser(
+        "evidence", help="correctness, determinism and speed here", description=EVIDENCE_DESCRIPTION
+    )
+    add_device(evidence)
+    evidence.add_argument(
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="what is checked for correctness takes (default: %(default)s)",
+    )
+    evidence.add_argument("--seed", type=int, help="of what is drawn (default: another each time)")
+    evidence.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
+    evidence.set_defaults(run=run_evidence)
 
 
 def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -118,13 +140,7 @@ def run_gemm(arguments: argparse.Namespace) -> None:
     swept = [(m, n, k) for n, k in arguments.sweep or () for m in SWEPT_ROWS]
     suite = SUITES[arguments.suite or DEFAULT_SUITES[device]]
     shapes: Sequence[Shape] = arguments.shape or swept or suite
-    if device == "cuda":
-        from .gpu import bench as gpu_bench  # imports torch
-
-        report: CpuReport | GpuReport = gpu_bench.run(shapes, options, title(options))
-    else:
-        report = cpu_bench.run(shapes, options, title(options))
-
+    report = measured(shapes, options, device)
     report.show()
     if arguments.json is not None:
         write_json(arguments.json, report.document())
@@ -142,6 +158,41 @@ def run_host(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         results = [{"call": name, **dataclasses.asdict(time)} for name, time in times.items()]
         write_json(arguments.json, {"operation": "host", "shape": host.SHAPE, "results": results})
+
+
+def run_evidence(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments.json)
+    require("torch", "torch")
+    device = choose_device(arguments.device)
+    import torch
+
+    from .gpu import evidence
+    from .gpu.bench import gpu_name
+
+    seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
+    findings = evidence.run(torch.device(device), arguments.seconds, seed)
+    evidence.show(findings, gpu_name() if device == "cuda" else "this CPU")
+    if arguments.json is not None:
+        found = evidence.document(findings)
+        write_json(arguments.json, {"operation": "evidence", "seed": seed, "findings": found})
+    for finding in findings:
+        if finding.missing:
+            console().print(f"Not computed: {finding.what}: {finding.missing}", style="dim")
+    wrong = [f"{finding.what}: {case}" for finding in findings for case in finding.wrong]
+    if wrong:
+        raise ToolError(f"--seed {seed}: wrong, a fault of ours: {'; '.join(wrong)}")
+    options = GemmOptions(
+        ("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", DEFAULT_ROUNDS[device], max_seconds=1.0
+    )
+    measured(SUITES[DEFAULT_SUITES[device]], options, device).show()
+
+
+def measured(shapes: Sequence[Shape], options: GemmOptions, device: str) -> "CpuReport | GpuReport":
+    if device == "cpu":
+        return cpu_bench.run(shapes, options, title(options))
+    from .gpu import bench as gpu_bench  # imports torch
+
+    return gpu_bench.run(shapes, options, title(options))
 
 
 def check_outputs(json: Path | None, png: Path | None = None) -> None:
