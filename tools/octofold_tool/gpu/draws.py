@@ -20,7 +20,8 @@ class Draw:
         self.most = most
 
     def size(self, least: int, most: int, multiple: int = 1) -> int:
-        drawn = least * (max(min(most, self.most), least) / least) ** self.numbers.random()
+        most = max(min(most, self.most), least)
+        drawn = least * float((most / least) ** self.numbers.random())
         return max(round(drawn / multiple), 1) * multiple
 
     def scales(self) -> str:
