@@ -1,5 +1,6 @@
 """peft's LoRA over models that octofold.integrations.transformers has loaded."""
 
+import copy
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from tests.integrations.support import fp8_layers
 from tests.integrations.transformers_support import load
 from tests.project.project_support import EXAMPLES
 from tests.python.checkpoints.matrix_models import TOKENS
+from tests.python.nn.layer_support import relative_error
 
 
 @pytest.fixture
@@ -28,14 +30,19 @@ def loaded(folder, compute="native"):
     )
 
 
-def adapted(model, **options):
+def adapted(model, std=0.05, **options):
     options = {"r": 4, "target_modules": "all-linear", **options}
     model = peft.get_peft_model(model, peft.LoraConfig(**options))
     torch.manual_seed(1)
     for name, parameter in sorted(model.named_parameters()):
         if "lora_" in name:
-            parameter.data = torch.randn(parameter.shape) * 0.05
+            parameter.data = torch.randn(parameter.shape) * std
     return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(TOKENS).logits.float()
 
 
 def gradients(model):
@@ -125,11 +132,12 @@ LORA, QKV = peft.LoraConfig, {"target_modules": ["q_proj", "k_proj"]}
     ("config", "field"),
     [
         (LORA(**QKV, modules_to_save=["up_proj"]), "modules_to_save"),
-        (LORA(target_parameters=["experts.down_proj"]), "target_parameters"),
+        (LORA(target_parameters=["q_proj.weight"]), "target_parameters"),
         (peft.LoHaConfig(target_modules=["lm_head"], modules_to_save=["mlp"]), "modules_to_save"),
         (peft.TrainableTokensConfig(token_indices=[1]), "trainable_token_indices"),
         (LORA(**QKV, modules_to_save=["norm"]), None),
         (LORA(**QKV, bias="all"), None),
+        (LORA(target_parameters=["experts.down_proj"]), None),
         (LORA(**QKV, trainable_token_indices=[1]), None),
         (LORA(**QKV, layers_to_transform=[0], rank_pattern={"q_proj": 2}), None),
     ],
@@ -147,6 +155,78 @@ def test_what_would_train_nothing_is_refused(saved, config, field):
     with pytest.raises(octofold.InvalidArgumentError, match=f"config.{field}"):
         peft.get_peft_model(model, config)
     assert not [name for name, _ in model.named_parameters() if "lora" in name or "hada" in name]
+
+
+def of_experts(saved, name, how, compute):
+    """A model with its experts alone in FP8, and one with their values in 16 bits."""
+    plain = load(saved, name)
+    if how == "loaded":
+        keep = ["self_attn"]
+        config = OctofoldConfig(compute=compute, modules_to_not_convert=keep)
+        model = load(saved, name, quantization_config=config)
+    else:
+        model = load(saved, name)
+        octofold.nn.convert_experts(model, weights="fp8", compute=compute)
+    with octofold.nn.wide_state_dict(model):
+        plain.load_state_dict(model.state_dict())
+    return model, plain
+
+
+def stacks_of(model):
+    return [p for p in model.parameters() if isinstance(p, octofold.nn.Fp8Weight)]
+
+
+STACKS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+@pytest.mark.parametrize("how", ["loaded", "converted"])
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "gpt-oss"])
+def test_adapters_over_experts(saved, name, how, compute, tmp_path):
+    """peft's own over experts in 16 bits load over FP8, and the other way round."""
+    model, plain = of_experts(saved, name, how, compute)
+    alone = logits(model)
+    options = {"target_modules": ["v_proj"], "target_parameters": STACKS}
+    theirs = adapted(plain, 0.2, **options)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = peft.PeftModel.from_pretrained(model, tmp_path / "theirs", is_trainable=True)
+    limit = 0.03 if compute == "weight-only" else 0.15
+    assert relative_error(alone, logits(theirs)) > 0.3
+    assert relative_error(logits(ours), logits(theirs)) < limit
+    found, expected = gradients(ours), gradients(theirs)
+    assert found.keys() == expected.keys()
+    for key, gradient in found.items():
+        assert relative_error(gradient, expected[key]) < 2 * limit, key
+    ours.save_pretrained(tmp_path / "ours")
+    states = [peft.utils.load_peft_weights(tmp_path / name) for name in ("ours", "theirs")]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], value) for key, value in states[1].items())
+    apart = logits(ours)
+    with ours.disable_adapter():
+        assert torch.equal(logits(ours), alone)
+    before = [(one, one.scaled) for one in stacks_of(ours)]
+    ours.merge_adapter()
+    merged = logits(ours)
+    assert 1e-3 < relative_error(merged, apart) < 0.15
+    assert torch.equal(logits(copy.deepcopy(ours).merge_and_unload()), merged)
+    ours.unmerge_adapter()
+    assert len(before) == 2
+    for one, (other, scaled) in zip(stacks_of(ours), before, strict=True):
+        assert (str(one), one.scaled.equals(scaled)) == (str(other), True)
+
+
+def test_two_adapters_over_experts_at_once(saved):
+    model = load(saved, "Qwen3-MoE")
+    octofold.nn.convert_experts(model, weights="fp8", compute="weight-only")
+    options = {"target_modules": [], "target_parameters": STACKS}
+    ours = adapted(model, 0.2, **options)
+    ours.add_adapter("second", peft.LoraConfig(r=6, lora_alpha=12, **options))
+    for name, parameter in ours.named_parameters():
+        if ".second." in name:
+            parameter.data = torch.randn(parameter.shape) * 0.2
+    ours.base_model.set_adapter(["default", "second"])
+    both = logits(ours)
+    assert relative_error(both, logits(ours.merge_and_unload())) < 0.1
 
 
 def test_the_example():

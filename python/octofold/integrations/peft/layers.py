@@ -1,17 +1,22 @@
-"""peft's LoRA layers over layers whose weight is FP8, and what peft's methods may train there."""
+"""peft's LoRA layers over FP8 weights of linear layers and of experts, and what peft's methods may
+train there."""
 
 import re
 from typing import Any, Final
 
+import peft
 import torch
 from peft.tuners import tuners_utils
 from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.lora.layer import ParamWrapper as LoraParameter
 from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
+from ...nn.autograd.experts_composed import LowRank
 from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.fp8_weight import Fp8Weight
+from ...nn.casting.weight_layouts import Stacks
 from ...nn.layers.fp8_parameters import held, hold, weight_of
 
 _NAME: Final = "octofold.integrations.peft"
@@ -19,12 +24,57 @@ _INITS: Final = (True, False, "gaussian", "orthogonal", "eva")
 """First values of adapters for which peft does not read the weight."""
 
 
-class Fp8LoraLinear(LoraLinear):  # type: ignore[misc]
+class _Merging:
+    """Before a layer of peft's: its weight is merged with adapters in FP8."""
+
+    parameter_name = "weight"
+    get_base_layer: Any
+    merged_adapters: list[str]
+    _before: tuple[Fp8Weight, ...] = ()  # torch would make a parameter of the weight itself
+
+    def update_layer(self, adapter_name: str, *arguments: Any, **options: Any) -> None:
+        """Add an adapter."""
+        require_plain(options["config"])
+        super().update_layer(adapter_name, *arguments, **options)  # type: ignore[misc]
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Add adapters to the weight and cast it again, with scales of the same granularity: one
+        rounding to FP8, in which small changes may be lost. The weight is another tensor then.
+        Whether the sum is finite is always looked at, so safe_merge changes nothing. Raises
+        ValueError, as peft does, and leaves the weight as it was, if it is not."""
+        names = tuners_utils.check_adapters_to_merge(self, adapter_names)
+        names = [name for name in names if name in self.r]  # type: ignore[attr-defined]
+        if not names:
+            return
+        base: Module = self.get_base_layer()
+        before = weight_of(base, self.parameter_name)
+        with torch.no_grad():
+            weight: Tensor = before.dequantize(torch.float32)
+            for name in names:
+                weight += self.get_delta_weight(name).float()  # type: ignore[attr-defined]
+            if not torch.isfinite(weight).all():
+                raise ValueError(f"octofold: merging {names} gives weights that are not finite")
+            merged: Any = before.clone()
+            merged.recast(weight)
+            hold(base, merged, self.parameter_name)
+        self._before = self._before or (before,)
+        self.merged_adapters.extend(names)
+
+    def unmerge(self) -> None:
+        """Give the weight the very bytes back that it had before the first merge()."""
+        base: Module = self.get_base_layer()
+        for before in self._before:
+            device = weight_of(base, self.parameter_name).device
+            hold(base, before.to(device), self.parameter_name)  # type: ignore[arg-type]
+        self._before = ()
+        self.merged_adapters.clear()
+
+
+class Fp8LoraLinear(_Merging, LoraLinear):  # type: ignore[misc]
     """LoRA over a layer with a frozen weight in FP8, with adapters that can be trained. peft knows
     by its name, "Linear", that "all-linear" means it."""
 
     def __init__(self, base_layer: Module, adapter_name: str, **options: Any) -> None:
-        self._before: Fp8Weight | None = None
         super().__init__(base_layer, adapter_name, **options)
         self.fan_in_fan_out = False  # what a Conv1D elsewhere in the model needs
 
@@ -33,53 +83,86 @@ class Fp8LoraLinear(LoraLinear):  # type: ignore[misc]
         """Variants that peft may use: plain LoRA alone, as DoRA and others read the weight."""
         return {(): None}
 
-    def update_layer(self, adapter_name: str, *arguments: Any, **options: Any) -> None:
-        """Add an adapter."""
-        require_plain(options["config"])
-        super().update_layer(adapter_name, *arguments, **options)
 
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Add adapters to the weight and cast it again, with scales of the same granularity: one
-        rounding to FP8, in which small changes may be lost. The weight is another tensor then.
-        Whether the sum is finite is always looked at, so safe_merge changes nothing. Raises
-        ValueError, as peft does, and leaves the weight as it was, if it is not."""
-        names = tuners_utils.check_adapters_to_merge(self, adapter_names)
-        names = [name for name in names if name in self.lora_A]
-        if not names:
-            return
-        base: Module = self.get_base_layer()
-        before = weight_of(base)
-        with torch.no_grad():
-            weight: Tensor = before.dequantize(torch.float32)
-            for name in names:
-                weight += self.get_delta_weight(name).float()
-            if not torch.isfinite(weight).all():
-                raise ValueError(f"octofold: merging {names} gives weights that are not finite")
-            merged: Any = before.clone()
-            merged.recast(weight)
-            hold(base, merged)
-        if self._before is None:
-            self._before = before
-        self.merged_adapters.extend(names)
+class _OfExperts(LoraParameter):  # type: ignore[misc]
+    """LoRA over the weights of experts, which have the layout of octofold.nn.Experts; adapters have
+    that of transformers' experts, which they are loaded from and saved for."""
 
-    def unmerge(self) -> None:
-        """Give the weight the very bytes back that it had before the first merge()."""
-        before = self._before
-        if before is not None:
-            base: Any = self.get_base_layer()
-            hold(base, before.to(base.weight.device))  # type: ignore[arg-type]
-            self._before = None
-        self.merged_adapters.clear()
+    def _get_in_out_features(self, module: Module) -> tuple[int, int]:
+        # peft turns these round where the model has [experts, out, in] itself.
+        features: tuple[int, int] = super()._get_in_out_features(module)
+        base: Any = self.get_base_layer()
+        return features[::-1] if getattr(base, "is_transposed", False) else features
+
+    def factors_of(self, name: str) -> LowRank:
+        """An adapter's a [experts, r, in] and b [experts, out, r], by the weight's layout."""
+        a, b = self.lora_A[name].weight, self.lora_B[name].weight
+        a = a.reshape(self.num_experts, -1, a.shape[1])
+        b = b.reshape(b.shape[0], -1, self.num_experts).permute(2, 0, 1)
+        rows: Stacks = self.get_base_layer().in_files._replace(transposed=False)
+        return a, rows.of_files(self.parameter_name, b)
+
+    def get_delta_factors(self, adapter_name: str) -> tuple[Tensor, Tensor, float]:
+        """As peft has it: left, right and the factor of their product."""
+        dtype = self.get_param().dtype
+        a, b = self.factors_of(adapter_name)
+        return b.to(dtype), a.to(dtype), self.scaling[adapter_name]
+
+    def get_delta_weight(self, adapter_name: str, *_: Any, **__: Any) -> Tensor:
+        """What an adapter adds to the weight, in the weight's layout and dtype."""
+        a, b = self.factors_of(adapter_name)
+        change: Tensor = torch.matmul(b, a) * self.scaling[adapter_name]
+        return change.to(self.get_param().dtype)
+
+
+class Fp8LoraExperts(_Merging, _OfExperts):
+    """LoRA over the FP8 weights of experts, which are never there in 16 bits: adapters are products
+    of groups beside theirs."""
+
+    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
+        """As the experts have it."""
+        names = [name for name in self.active_adapters if name in self.lora_A]
+        if self.disable_adapters or self.merged or not names or "adapter_names" in options:
+            return super().forward(x, *arguments, **options)
+        terms = [self.factors_of(name) for name in names]
+        a = torch.cat([a for a, _ in terms], 1)
+        b = torch.cat([b * self.scaling[n] for n, (_, b) in zip(names, terms, strict=True)], 2)
+        adapters = {**options.pop("adapters", {}), self.parameter_name: (a, b)}
+        return self.base_layer(x, *arguments, adapters=adapters, **options)
+
+
+for _kind in (_OfExperts, Fp8LoraExperts):
+    _kind.__name__ = LoraParameter.__name__  # by which peft knows that parameters may be nested
+
+
+def _base_of(target: Any) -> Any:
+    return target.get_base_layer() if isinstance(target, tuners_utils.BaseTunerLayer) else target
 
 
 def _fp8_lora(target: Module, adapter_name: str, **options: Any) -> Module | None:
     """Fp8LoraLinear over a linear layer with an FP8 weight; None: peft's own layer."""
-    wrapped = isinstance(target, tuners_utils.BaseTunerLayer)
-    base = target.get_base_layer() if wrapped else target  # type: ignore[operator]
-    return None if held(base) is None else Fp8LoraLinear(target, adapter_name, **options)
+    return (
+        None if held(_base_of(target)) is None else Fp8LoraLinear(target, adapter_name, **options)
+    )
 
 
-LAYERS: Final[dict[type[Module], Any]] = {torch.nn.Linear: _fp8_lora}
+def _experts_lora(
+    target: Module, adapter_name: str, parameter_name: str | None = None, **options: Any
+) -> Module | None:
+    """The layer over a weight of octofold's experts; None: peft's own."""
+    base = _base_of(target)
+    if parameter_name is None or not holds_experts(base) or getattr(base, parameter_name).dim() < 3:
+        return None
+    kind = _OfExperts if held(base, parameter_name) is None else Fp8LoraExperts
+    return kind(target, adapter_name, parameter_name=parameter_name, **options)
+
+
+def holds_experts(module: Any) -> bool:
+    """True if the module has experts in the layout of octofold.nn.Experts."""
+    return isinstance(getattr(module, "in_files", None), Stacks)
+
+
+LAYERS: Final[dict[type[Module], Any]] = {torch.nn.Linear: _fp8_lora, Module: _experts_lora}
 """For a config's _register_custom_module(), which takes classes, and what is called as they are."""
 
 _TRAINED: Final = ("modules_to_save", "trainable_token_indices", "target_parameters")
@@ -101,22 +184,24 @@ def require_plain(config: Any) -> None:
 
 def require_trained(model: Module, config: Any) -> None:
     """Requires that a config, of any of peft's methods, asks nothing of FP8 weights of a model but
-    adapters over linear layers: they have no gradient."""
+    adapters over linear layers, and LoRA's over experts: they have no gradient."""
     modules = dict(model.named_modules())
     of = {key: getattr(config, key, None) for key in (*_TRAINED, "token_indices")}
     tokens = of["trainable_token_indices"] or of["token_indices"]
     if tokens and not isinstance(tokens, dict):
         tokens = [name for name, m in modules.items() if isinstance(m, torch.nn.Embedding)]
     asked = of | {"trainable_token_indices": tokens, "token_indices": None}
+    is_lora = config.peft_type == peft.PeftType.LORA
     layers = {n.rpartition(".")[2] for n, m in modules.items() if isinstance(m, torch.nn.Linear)}
     for name, module in modules.items():
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or not (is_fp8(tensor) or isinstance(tensor, Fp8Weight)):
                 continue
-            for field in _TRAINED:
+            adapted = is_lora and holds_experts(module) and tensor.dim() == 3
+            for field in _TRAINED[: 2 if adapted else 3]:
                 # peft compares names in this way: it takes what ends so, and whatever is in it.
                 endings = "|".join(map(re.escape, asked[field] or ()))
                 if endings and re.search(rf"(?:{endings})(?:$|\.)", f"{name}.{key}"):
                     expected = "nothing without gradients (FP8 takes adapters over linear layers: "
-                    expected += f"{sorted(layers - {'lm_head'})}; 'all-linear' means experts too)"
+                    expected += f"{sorted(layers - {'lm_head'})}, and target_parameters of experts)"
                     raise invalid_argument(_NAME, f"config.{field}", expected, f"'{name}.{key}'")
