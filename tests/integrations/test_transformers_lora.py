@@ -157,76 +157,59 @@ def test_what_would_train_nothing_is_refused(saved, config, field):
     assert not [name for name, _ in model.named_parameters() if "lora" in name or "hada" in name]
 
 
-def of_experts(saved, name, how, compute):
-    """A model with its experts alone in FP8, and one with their values in 16 bits."""
-    plain = load(saved, name)
-    if how == "loaded":
-        keep = ["self_attn"]
-        config = OctofoldConfig(compute=compute, modules_to_not_convert=keep)
-        model = load(saved, name, quantization_config=config)
-    else:
-        model = load(saved, name)
-        octofold.nn.convert_experts(model, weights="fp8", compute=compute)
-    with octofold.nn.wide_state_dict(model):
-        plain.load_state_dict(model.state_dict())
-    return model, plain
-
-
-def stacks_of(model):
-    return [p for p in model.parameters() if isinstance(p, octofold.nn.Fp8Weight)]
-
-
-STACKS = ["experts.gate_up_proj", "experts.down_proj"]
-
-
 @pytest.mark.parametrize("compute", ["native", "weight-only"])
 @pytest.mark.parametrize("how", ["loaded", "converted"])
 @pytest.mark.parametrize("name", ["Qwen3-MoE", "gpt-oss"])
 def test_adapters_over_experts(saved, name, how, compute, tmp_path):
-    """peft's own over experts in 16 bits load over FP8, and the other way round."""
-    model, plain = of_experts(saved, name, how, compute)
-    alone = logits(model)
-    options = {"target_modules": ["v_proj"], "target_parameters": STACKS}
+    """peft's own over the same values in 16 bits load over FP8, and the other way round; two at
+    once."""
+    options = {"compute": compute, "modules_to_not_convert": ["self_attn"]}
+    config = {"quantization_config": OctofoldConfig(**options)} if how == "loaded" else {}
+    model, plain = load(saved, name, **config), load(saved, name)
+    if how == "converted":
+        octofold.nn.convert_experts(model, weights="fp8", compute=compute)
+    with octofold.nn.wide_state_dict(model):
+        plain.load_state_dict(model.state_dict())
+    alone, weights = logits(model), [p for p in model.parameters() if hasattr(p, "scaled")]
+    stacks = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    options = {"target_modules": ["v_proj"], **stacks}
     theirs = adapted(plain, 0.2, **options)
+    theirs.add_adapter("second", peft.LoraConfig(r=6, init_lora_weights=False, **options))
     theirs.save_pretrained(tmp_path / "theirs")
-    ours = peft.PeftModel.from_pretrained(model, tmp_path / "theirs", is_trainable=True)
+    ours = peft.PeftModel.from_pretrained(model, tmp_path / "theirs")
+    ours.load_adapter(tmp_path / "theirs" / "second", "second")
+    for each in (ours, theirs):
+        each.base_model.set_adapter(["default", "second"])
     limit = 0.03 if compute == "weight-only" else 0.15
+    apart = logits(ours)
     assert relative_error(alone, logits(theirs)) > 0.3
-    assert relative_error(logits(ours), logits(theirs)) < limit
+    assert relative_error(apart, logits(theirs)) < limit
     found, expected = gradients(ours), gradients(theirs)
     assert found.keys() == expected.keys()
     for key, gradient in found.items():
         assert relative_error(gradient, expected[key]) < 2 * limit, key
     ours.save_pretrained(tmp_path / "ours")
-    states = [peft.utils.load_peft_weights(tmp_path / name) for name in ("ours", "theirs")]
+    states = [peft.utils.load_peft_weights(tmp_path / folder) for folder in ("ours", "theirs")]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][key], value) for key, value in states[1].items())
-    apart = logits(ours)
     with ours.disable_adapter():
         assert torch.equal(logits(ours), alone)
-    before = [(one, one.scaled) for one in stacks_of(ours)]
     ours.merge_adapter()
     merged = logits(ours)
     assert 1e-3 < relative_error(merged, apart) < 0.15
     assert torch.equal(logits(copy.deepcopy(ours).merge_and_unload()), merged)
     ours.unmerge_adapter()
-    assert len(before) == 2
-    for one, (other, scaled) in zip(stacks_of(ours), before, strict=True):
-        assert (str(one), one.scaled.equals(scaled)) == (str(other), True)
+    again = [p for p in ours.parameters() if hasattr(p, "scaled")]
+    assert len(again) == 2
+    assert all(one.scaled.equals(p.scaled) for one, p in zip(again, weights, strict=True))
 
 
-def test_two_adapters_over_experts_at_once(saved):
-    model = load(saved, "Qwen3-MoE")
-    octofold.nn.convert_experts(model, weights="fp8", compute="weight-only")
-    options = {"target_modules": [], "target_parameters": STACKS}
-    ours = adapted(model, 0.2, **options)
-    ours.add_adapter("second", peft.LoraConfig(r=6, lora_alpha=12, **options))
-    for name, parameter in ours.named_parameters():
-        if ".second." in name:
-            parameter.data = torch.randn(parameter.shape) * 0.2
-    ours.base_model.set_adapter(["default", "second"])
-    both = logits(ours)
-    assert relative_error(both, logits(ours.merge_and_unload())) < 0.1
+def test_experts_in_16_bits_whose_adapters_would_not_fit(saved):
+    """gpt-oss's rows are in another order then."""
+    model = load(saved, "gpt-oss")
+    octofold.nn.convert_experts(model)
+    with pytest.raises(octofold.InvalidArgumentError, match="weights in FP8"):
+        adapted(model, target_modules=[], target_parameters=["experts.down_proj"])
 
 
 def test_the_example():

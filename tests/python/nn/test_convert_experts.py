@@ -87,16 +87,6 @@ def test_block(name, options, recipe):
     assert_same(step(copy.deepcopy(mine), x), step(mine, x))
 
 
-def test_a_router_whose_weight_is_a_parametrization():
-    """As peft adapts one: torch makes a class of another name."""
-    mixture = nn.convert_experts(model_of("mixtral")).model.model.layers[0].mlp
-    x = random(24, 128)
-    expected = mixture.gate(x)
-    torch.nn.utils.parametrize.register_parametrization(mixture.gate, "weight", torch.nn.Identity())
-    found = mixture.gate(x)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
 @every_family
 def test_model(name):
     """Whole: logits, loss and what routers put out, recorded as before; other linear layers by

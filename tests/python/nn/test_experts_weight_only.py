@@ -168,16 +168,13 @@ def test_bfloat16_of_float32_or_float16(pretend):
     assert errors["7.5"] < 2e-3 < errors["8.0"] < 2e-2
 
 
-RANK = 4
-
-
 def adapters_of(given):
     """Terms beside both layers, by the names of their tensors."""
     made = {}
     for name in ("w13", "w2"):
         experts, out, inner = given[name].shape
-        made[f"{name}_a"] = random(experts, RANK, inner) * inner**-0.5
-        made[f"{name}_b"] = random(experts, out, RANK) * RANK**-0.5
+        made[f"{name}_a"] = random(experts, 4, inner) * inner**-0.5
+        made[f"{name}_b"] = random(experts, out, 4) / 2
     return made
 
 
@@ -214,26 +211,18 @@ def test_adapters_against_float64(compute, recipe, trained_bias):
     for name, gradient in found.items():
         assert relative_error(gradient, expected[name]) < limit, name
     with torch.no_grad():
-        served = adapted(layer, ids, **given)
-    assert relative_error(served, other) < limit
-    nowhere = adapted(layer, torch.full_like(ids, -1), **given | {"x": given["x"].requires_grad_()})
-    nowhere.sum().backward()
-    assert not nowhere.any()
-    assert not given["x"].grad.any()
+        assert relative_error(adapted(layer, ids, **given), other) < limit
 
 
-def test_adapters_that_do_not_fit():
+@pytest.mark.parametrize("name", ["up", "gate_up_proj", "down_proj"])
+def test_adapters_that_do_not_fit(name):
     given, _ = layer_of()
-    layer = nn.Experts.from_weights(given["w13"], given["w2"])
-    a, b = random(5, RANK, HIDDEN), random(5, 384, RANK)
-    run = partial(layer, given["x"], choices(), given["topk_weights"])
-    for adapters in ({"gate_up_proj": (b, a)}, {"gate_up_proj": (a[:, :3], b)}, {"up": (a, b)}):
-        with pytest.raises(octofold.InvalidArgumentError, match=r"adapters\['(gate_)?up"):
-            run(adapters=adapters)
-    layer = nn.Experts.from_weights(*(given[n].dequantize("bfloat16") for n in ("w13", "w2")))
-    run = partial(layer, given["x"], choices(), given["topk_weights"])
-    with pytest.raises(octofold.InvalidArgumentError, match="FP8 weights"):
-        run(adapters={"gate_up_proj": (a, b)})
+    adapters = {name: (random(5, 4, 192), random(5, 384, 4))}
+    wide = {n: given[n].dequantize("bfloat16") for n in ("w13", "w2")}
+    for weights in (given, wide):
+        layer = nn.Experts.from_weights(weights["w13"], weights["w2"])
+        with pytest.raises(octofold.InvalidArgumentError, match=rf"adapters\['{name}'\]"):
+            layer(given["x"], choices(), given["topk_weights"], adapters)
 
 
 @pytest.mark.parametrize("with_adapters", [False, True])
@@ -250,8 +239,7 @@ def test_compiled(with_adapters):
         results.append((y, *torch.autograd.grad(y.sum(), x)))
     (y, dx), (expected_y, expected_dx) = results
     assert torch.equal(y, expected_y)
-    assert with_adapters != torch.equal(
-        octofold.experts(x, ids, given["topk_weights"], *layer.parameters()), y
-    )
+    alone = octofold.experts(x, ids, given["topk_weights"], *layer.parameters())
+    assert torch.equal(alone, y) != with_adapters
     # Compiled by torch 2.9, what torch itself differentiates is rounded elsewhere (0.4 %).
     assert relative_error(dx, expected_dx) < 1e-2

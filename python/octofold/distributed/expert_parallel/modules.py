@@ -5,7 +5,7 @@ that has asked for it waits where it needs what arrives. What another stream was
 before goes on meanwhile.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._ranks import Ranks, next_layer, require_agreement_now
-from ...nn.autograd.experts_composed import LowRank
+from ...nn.autograd.experts_composed import Adapters
 from ...nn.autograd.fitting import local_part
 from ...nn.autograd.layer import Chain
 from ...nn.layers.experts import Experts
@@ -48,11 +48,7 @@ class ParallelExperts(Experts):
     in state_dict()."""
 
     def forward(
-        self,
-        input: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        adapters: Mapping[str, LowRank] | None = None,
+        self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor, adapters: Adapters = None
     ) -> Tensor:
         if adapters:
             raise invalid_argument(NAME, "adapters", "none over several ranks", [*adapters])

@@ -27,7 +27,7 @@ from torch.nn import Module  # noqa: E402
 
 from ...nn.layers.fp8_parameters import held  # noqa: E402
 from ...nn.layers.patching import in_front_of  # noqa: E402
-from .layers import LAYERS, holds_experts, require_trained  # noqa: E402
+from .layers import LAYERS, require_trained  # noqa: E402
 
 _TUNERS: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING
 
@@ -46,7 +46,7 @@ class Fp8LoraModel(Trained, _TUNERS[peft.PeftType.LORA]):  # type: ignore[misc]
     def _prepare_model(self, peft_config: Any, model: Module) -> None:
         config = peft_config
         super()._prepare_model(config, model)
-        if any(held(m) is not None or holds_experts(m) for m in model.modules()):
+        if any(held(m) is not None or hasattr(m, "in_files") for m in model.modules()):
             config._register_custom_module({**(config._custom_modules or {}), **LAYERS})
 
 

@@ -8,7 +8,7 @@ import peft
 import torch
 from peft.tuners import tuners_utils
 from peft.tuners.lora.layer import Linear as LoraLinear
-from peft.tuners.lora.layer import ParamWrapper as LoraParameter
+from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor
 from torch.nn import Module
 
@@ -84,85 +84,61 @@ class Fp8LoraLinear(_Merging, LoraLinear):  # type: ignore[misc]
         return {(): None}
 
 
-class _OfExperts(LoraParameter):  # type: ignore[misc]
-    """LoRA over the weights of experts, which have the layout of octofold.nn.Experts; adapters have
-    that of transformers' experts, which they are loaded from and saved for."""
+class Fp8LoraExperts(_Merging, ParamWrapper):  # type: ignore[misc]
+    """LoRA over the FP8 weights of experts, which are never there in 16 bits: adapters are products
+    of groups beside theirs. They have the layout of transformers' experts, whose adapters they
+    are."""
 
     def _get_in_out_features(self, module: Module) -> tuple[int, int]:
-        # peft turns these round where the model has [experts, out, in] itself.
+        # The weight is [experts, out, in]; peft turns the two where the model has it so itself.
         features: tuple[int, int] = super()._get_in_out_features(module)
         base: Any = self.get_base_layer()
         return features[::-1] if getattr(base, "is_transposed", False) else features
 
-    def factors_of(self, name: str) -> LowRank:
-        """An adapter's a [experts, r, in] and b [experts, out, r], by the weight's layout."""
-        a, b = self.lora_A[name].weight, self.lora_B[name].weight
-        a = a.reshape(self.num_experts, -1, a.shape[1])
+    def terms_of(self, name: str) -> LowRank:
+        """An adapter beside the weight, in the layout of this."""
+        a, b = self.lora_A[name].weight, self.lora_B[name].weight * self.scaling[name]
         b = b.reshape(b.shape[0], -1, self.num_experts).permute(2, 0, 1)
         rows: Stacks = self.get_base_layer().in_files._replace(transposed=False)
-        return a, rows.of_files(self.parameter_name, b)
-
-    def get_delta_factors(self, adapter_name: str) -> tuple[Tensor, Tensor, float]:
-        """As peft has it: left, right and the factor of their product."""
-        dtype = self.get_param().dtype
-        a, b = self.factors_of(adapter_name)
-        return b.to(dtype), a.to(dtype), self.scaling[adapter_name]
+        return a.view(self.num_experts, -1, a.shape[1]), rows.of_files(self.parameter_name, b)
 
     def get_delta_weight(self, adapter_name: str, *_: Any, **__: Any) -> Tensor:
-        """What an adapter adds to the weight, in the weight's layout and dtype."""
-        a, b = self.factors_of(adapter_name)
-        change: Tensor = torch.matmul(b, a) * self.scaling[adapter_name]
-        return change.to(self.get_param().dtype)
-
-
-class Fp8LoraExperts(_Merging, _OfExperts):
-    """LoRA over the FP8 weights of experts, which are never there in 16 bits: adapters are products
-    of groups beside theirs."""
+        """An adapter's change of the weight, in the weight's layout."""
+        a, b = self.terms_of(adapter_name)
+        return torch.matmul(b, a)
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
-        """As the experts have it."""
+        """The forward of the experts, with adapters beside their weights."""
         names = [name for name in self.active_adapters if name in self.lora_A]
         if self.disable_adapters or self.merged or not names or "adapter_names" in options:
             return super().forward(x, *arguments, **options)
-        terms = [self.factors_of(name) for name in names]
-        a = torch.cat([a for a, _ in terms], 1)
-        b = torch.cat([b * self.scaling[n] for n, (_, b) in zip(names, terms, strict=True)], 2)
-        adapters = {**options.pop("adapters", {}), self.parameter_name: (a, b)}
+        a, b = zip(*map(self.terms_of, names), strict=True)
+        terms = {self.parameter_name: (torch.cat(a, 1), torch.cat(b, 2))}
+        adapters = options.pop("adapters", {}) | terms
         return self.base_layer(x, *arguments, adapters=adapters, **options)
 
 
-for _kind in (_OfExperts, Fp8LoraExperts):
-    _kind.__name__ = LoraParameter.__name__  # by which peft knows that parameters may be nested
+Fp8LoraExperts.__name__ = ParamWrapper.__name__  # by which peft knows that they may be nested
 
 
-def _base_of(target: Any) -> Any:
-    return target.get_base_layer() if isinstance(target, tuners_utils.BaseTunerLayer) else target
-
-
-def _fp8_lora(target: Module, adapter_name: str, **options: Any) -> Module | None:
-    """Fp8LoraLinear over a linear layer with an FP8 weight; None: peft's own layer."""
-    return (
-        None if held(_base_of(target)) is None else Fp8LoraLinear(target, adapter_name, **options)
-    )
-
-
-def _experts_lora(
-    target: Module, adapter_name: str, parameter_name: str | None = None, **options: Any
+def _adapter_over(
+    target: Any, adapter_name: str, parameter_name: str | None = None, **options: Any
 ) -> Module | None:
-    """The layer over a weight of octofold's experts; None: peft's own."""
-    base = _base_of(target)
-    if parameter_name is None or not holds_experts(base) or getattr(base, parameter_name).dim() < 3:
-        return None
-    kind = _OfExperts if held(base, parameter_name) is None else Fp8LoraExperts
-    return kind(target, adapter_name, parameter_name=parameter_name, **options)
+    """The layer over an FP8 weight; None: peft's own."""
+    is_wrapped = isinstance(target, tuners_utils.BaseTunerLayer)
+    base = target.get_base_layer() if is_wrapped else target
+    if parameter_name is None:
+        is_ours = isinstance(base, torch.nn.Linear) and held(base) is not None
+        return Fp8LoraLinear(target, adapter_name, **options) if is_ours else None
+    if held(base, parameter_name) is not None:
+        return Fp8LoraExperts(target, adapter_name, parameter_name=parameter_name, **options)
+    if getattr(base, "in_files", Stacks()) != Stacks():
+        expected = "weights in FP8, or as the model has them: its adapters do not fit others"
+        raise invalid_argument(_NAME, "config.target_parameters", expected, parameter_name)
+    return None
 
 
-def holds_experts(module: Any) -> bool:
-    """True if the module has experts in the layout of octofold.nn.Experts."""
-    return isinstance(getattr(module, "in_files", None), Stacks)
-
-
-LAYERS: Final[dict[type[Module], Any]] = {torch.nn.Linear: _fp8_lora, Module: _experts_lora}
+LAYERS: Final[dict[type[Module], Any]] = {Module: _adapter_over}
 """For a config's _register_custom_module(), which takes classes, and what is called as they are."""
 
 _TRAINED: Final = ("modules_to_save", "trainable_token_indices", "target_parameters")
@@ -197,7 +173,7 @@ def require_trained(model: Module, config: Any) -> None:
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or not (is_fp8(tensor) or isinstance(tensor, Fp8Weight)):
                 continue
-            adapted = is_lora and holds_experts(module) and tensor.dim() == 3
+            adapted = is_lora and hasattr(module, "in_files") and tensor.dim() == 3
             for field in _TRAINED[: 2 if adapted else 3]:
                 # peft compares names in this way: it takes what ends so, and whatever is in it.
                 endings = "|".join(map(re.escape, asked[field] or ()))

@@ -1,6 +1,6 @@
 """Expert blocks of transformers' models whose weights are FP8 as they are loaded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -11,7 +11,7 @@ from ..._core.formats import Format
 from ..._core.recipe import blockwise
 from ..._info import EXPERTS, FP8, WEIGHT_ONLY
 from ...nn.autograd.experts import chosen_compute, compute_of, layer_of_experts, run_experts
-from ...nn.autograd.experts_composed import LowRank, terms_of
+from ...nn.autograd.experts_composed import Adapters, terms_of
 from ...nn.autograd.layer import Chain
 from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.casting.weight_layouts import Stacks
@@ -49,11 +49,11 @@ class ModelsOwnExperts(Module):
         hidden_states: Tensor,
         top_k_index: Tensor,
         top_k_weights: Tensor,
-        adapters: Mapping[str, LowRank] | None = None,
+        adapters: Adapters = None,
     ) -> Tensor:
         weights = {name: weight_of(self, name) for name in STACKED}
         first, second = (weight.scaled for weight in weights.values())
-        terms = terms_of(_NAME, adapters, dict(zip(STACKED, (first, second), strict=True)))
+        terms = terms_of(_NAME, adapters, STACKED, (first, second))
         compute = compute_of(_NAME, None, **weights)
         compute = chosen_compute(hidden_states, first, second, compute)
         biases = [getattr(self, f"{name}_bias", None) for name in STACKED]

@@ -17,7 +17,7 @@ from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_products, has_bfloat16
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
-from .experts_composed import NO_TERMS, Terms, composed_experts
+from .experts_composed import Terms, composed_experts
 from .fitting import require_wide
 from .functions import result_dtype
 from .layer import Before, Chain, Layer
@@ -114,7 +114,7 @@ def run_experts(
     layers: tuple[Layer, Layer],
     chain: Chain,
     compute: str,
-    terms: Terms = NO_TERMS,
+    terms: Terms = (None, None),
     gate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """experts() of arguments that fit, computed as chosen_compute() gives. For HIGH_PRECISION the

@@ -3,22 +3,20 @@ what goes beside its products or between them: adapters, a gate that is a model'
 that are trained in high precision on a GPU without grouped products of FP8.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..._core.errors import invalid_argument
-from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
 from ..._ops.gemm_weight_only import grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
 from ..._ops.grouped_gemm import Rows
-from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
+from ..._ops.routing import combine, combine_gradient, sort_by_expert
 from ..casting.casts import transposed_weight, walkable
 from .activated import activated
 from .functions import refuse_in_backward, save_tensors, saved_tensors
@@ -31,31 +29,28 @@ _NAME: Final = "experts"
 LowRank: TypeAlias = tuple[Tensor, Tensor]
 """A term a [experts, r, in], b [experts, out, r] beside the weights of experts: x · aᵀ · bᵀ."""
 
-Terms: TypeAlias = tuple[LowRank | None, LowRank | None]
-"""Those beside the two layers."""
+Adapters: TypeAlias = Mapping[str, LowRank] | None
+"""Terms by the names of the weights that they are beside."""
 
-NO_TERMS: Final[Terms] = (None, None)
+Terms: TypeAlias = tuple[LowRank | None, LowRank | None]
+"""The terms beside the two layers."""
 
 
 def terms_of(
-    operation: str, adapters: Mapping[str, LowRank] | None, weights: Mapping[str, Any]
+    operation: str, adapters: Adapters, names: Sequence[str], weights: Sequence[Any]
 ) -> Terms:
-    """The terms of adapters by the names of weights. Raises InvalidArgumentError, which names the
-    adapter, for those of other names or shapes, and for those of weights that are not FP8."""
+    """The terms beside two weights of these names. Raises InvalidArgumentError, which names the
+    adapter, for those of other names or shapes, and where weights are not FP8."""
     for name, (a, b) in (adapters or {}).items():
-        weight = weights.get(name)
-        if not all(isinstance(one, ScaledTensor) for one in (weight, *weights.values())):
-            expected = f"none but of FP8 weights (of these: {', '.join(weights)})"
-            raise invalid_argument(operation, f"adapters[{name!r}]", expected, "one of others")
-        assert isinstance(weight, ScaledTensor)
-        experts, out, inner = weight.shape
-        rank = a.shape[1] if a.dim() == 3 else 0
-        expected_shapes = [experts, rank, inner], [experts, out, rank]
-        if ([*a.shape], [*b.shape]) != expected_shapes:
+        expected, got = f"one of FP8 weights, {', '.join(names)}", "one of others"
+        if name in names and all(isinstance(weight, ScaledTensor) for weight in weights):
+            (experts, out, inner), rank = weights[names.index(name)].shape, a.shape[1:2]
+            if (a.shape, b.shape) == ((experts, *rank, inner), (experts, out, *rank)):
+                continue
             expected = f"([{experts}, r, {inner}], [{experts}, {out}, r])"
             got = f"({[*a.shape]}, {[*b.shape]})"
-            raise invalid_argument(operation, f"adapters[{name!r}]", expected, got)
-    first, second = ((adapters or {}).get(name) for name in weights)
+        raise invalid_argument(operation, f"adapters[{name!r}]", expected, got)
+    first, second = ((adapters or {}).get(name) for name in names)
     return first, second
 
 
@@ -64,7 +59,7 @@ def composed_experts(
     before: Before,
     layers: tuple[Layer, Layer],
     dtype: torch.dtype,
-    terms: Terms = NO_TERMS,
+    terms: Terms = (None, None),
     gate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """[..., hidden] in this dtype.
@@ -75,45 +70,38 @@ def composed_experts(
     gate: the function of rows between the products; None: the chain's activation.
     """
     x, weights, ids = before.routed()
-    routing = Routing(*sort_by_expert(ids, layers[0].shape()[0]))
-    offsets, sources, positions = routing
+    offsets, sources, positions = sort_by_expert(ids, layers[0].shape()[0])
     places = torch.arange(sources.shape[0], device=x.device, dtype=offsets.dtype)
     is_used = (places < offsets[-1]).unsqueeze(-1)
     owners = torch.searchsorted(offsets[1:], places, right=True).clamp(max=offsets.shape[0] - 2)
-    x = x.to(chain.weight_only or dtype).reshape(-1, x.shape[-1])
+    rows = x.to(chain.weight_only or dtype).reshape(-1, x.shape[-1])
     positions = positions.view(-1, positions.shape[-1])
-    if gate is None:
-        assert chain.activation is not None
-        gate = partial(activated, activation=chain.activation)
     is_frozen = not any(layer.weights for layer in layers)
-    rows: Tensor | None = None
     for layer, term in zip(layers, terms, strict=True):
-        rows = rows if rows is None else gate(rows)
-        bias = layer.bias
-        source = (x, sources, positions) if rows is None else (rows, None, None)
-        if rows is None and (term is not None or not is_frozen):
-            rows = _gather(x, sources, positions)
+        bias, places_of = layer.bias, (sources, positions)
+        if layer is not layers[0]:
+            rows = gate(rows) if gate is not None else activated(rows, chain.activation or "")
+        if layer is not layers[0] or term is not None or not is_frozen:
+            rows = rows if layer is not layers[0] else _route(rows, None, *places_of, rows.dtype)
+            places_of = (None, None)
         if is_frozen:
             is_trained = torch.is_grad_enabled() and bias is not None and bias.requires_grad
             own, bias = (None, bias) if is_trained else (bias, None)
-            how = _How(layer.rows().granularity, chain.recipe, chain.weight_only is not None)
-            operands = layer.rows().data, layer.rows().scale, addable(own, x.dtype), offsets
-            products = _frozen_product(*source, *operands, how)
+            weight, how = layer.rows(), (chain.recipe, chain.weight_only is not None)
+            operands = weight.data, weight.scale, addable(own, rows.dtype), offsets
+            products = _frozen(rows, *places_of, *operands, weight.granularity, *how)
         else:
-            assert rows is not None
-            products = _grouped(rows, _weight_of(layer, x.dtype), offsets[1:])
+            products = _grouped(rows, _weight_of(layer, rows.dtype), offsets[1:])
         if term is not None:
-            assert rows is not None
             products = products + _low_rank(rows, term, offsets[1:])
         if bias is not None:
             added = bias.float().index_select(0, owners)  # whose gradient is a sum
-            products = (products + added).to(x.dtype)
-        # Rows of nobody hold what memory held, and so would their gradients.
+            products = (products + added).to(rows.dtype)
         rows = products
         if not is_frozen or term is not None or torch.is_grad_enabled():
+            # Rows of nobody hold what memory held, and so would their gradients.
             rows = torch.where(is_used, products, 0)
-    assert rows is not None
-    y = _combine(rows, weights.view(positions.shape), sources, positions, dtype)
+    y = _route(rows, weights.view(positions.shape), sources, positions, dtype)
     return y.view(*before.x.shape[:-1], y.shape[-1])
 
 
@@ -140,107 +128,68 @@ def _weight_of(layer: Layer, dtype: torch.dtype) -> Tensor:
     return to_main_grad(weight, main_grad, dtype)
 
 
-class _How(NamedTuple):
-    """All but tensors that a product with FP8 weights needs to know."""
-
-    granularity: str
-    recipe: Recipe
-    weight_only: bool
-
-
 class _Frozen(torch.autograd.Function):
-    """Rows by FP8 weights of groups. Codes are kept for backward, and no copy of them."""
+    """Rows by FP8 weights of groups; with sources x has tokens, whose rows are read where they lie.
+    Codes are kept for backward, and no copy of them."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        sources: Tensor | None,
-        positions: Tensor | None,
-        codes: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        offsets: Tensor,
-        how: _How,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Any, *given: Any) -> Tensor:
+        sources, positions, codes, scale, bias, offsets, *ctx.how = given
         save_tensors(ctx, positions, codes, scale, offsets)
-        ctx.how = how
-        weight, output = ScaledTensor(codes, scale, how.granularity), how.recipe.output
-        assert output is not None
-        source: Any = walkable(x)
+        granularity, recipe, weight_only = ctx.how
+        weight, output, dtype = ScaledTensor(codes, scale, granularity), recipe.output, x.dtype
+        x = walkable(x)
         if sources is not None:
-            assert positions is not None
-            source = Gathered(source, sources, slots=positions.shape[-1])
-        if not how.weight_only:
-            a = cast(source, rows=output.a).rows
-            return grouped_product(output, a, weight, offsets, x.dtype, bias, output.a)
-        invariant, groups = output.batch_invariant, Rows(offsets)
-        y: Tensor = grouped_gemm_weight_only(
-            source, weight, groups, bias=bias, batch_invariant=invariant
-        )
-        return y
+            x = Gathered(x, sources, slots=positions.shape[-1])
+        if weight_only:
+            options = {"bias": bias, "batch_invariant": output.batch_invariant}
+            y: Tensor = grouped_gemm_weight_only(x, weight, Rows(offsets), **options)
+            return y
+        rows = cast(x, rows=output.a).rows
+        return grouped_product(output, rows, weight, offsets, dtype, bias, output.a)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward(_NAME, dy)
         positions, codes, scale, offsets = saved_tensors(ctx)
-        recipe, dy = ctx.how.recipe, walkable(dy)
-        weight, product = ScaledTensor(codes, scale, ctx.how.granularity), recipe.grad_input
-        if ctx.how.weight_only:
-            invariant, groups = recipe.output.batch_invariant, Rows(offsets)
-            dx = grouped_gemm_weight_only_gradient(dy, weight, groups, batch_invariant=invariant)
+        granularity, recipe, weight_only = ctx.how
+        dy, weight = walkable(dy), ScaledTensor(codes, scale, granularity)
+        if weight_only:
+            options = {"batch_invariant": recipe.output.batch_invariant}
+            dx = grouped_gemm_weight_only_gradient(dy, weight, Rows(offsets), **options)
         else:
-            a, b = cast(dy, rows=product.a).rows, transposed_weight(weight, recipe)
-            dx = grouped_product(product, a, b, offsets, dy.dtype)
-        return combine(dx, positions) if positions is not None else dx, *(None,) * 7
+            a, b = cast(dy, rows=recipe.grad_input.a).rows, transposed_weight(weight, recipe)
+            dx = grouped_product(recipe.grad_input, a, b, offsets, dy.dtype)
+        return combine(dx, positions) if positions is not None else dx, *(None,) * 9
 
 
-class _Gathered(torch.autograd.Function):
-    """The rows of tokens, sorted by expert; those of nobody are some token's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sources: Tensor, positions: Tensor) -> Tensor:
-        save_tensors(ctx, positions)
-        return x.index_select(0, sources.clamp(min=0) // positions.shape[-1])
+class _Routed(torch.autograd.Function):
+    """The rows of tokens, sorted by expert (those of nobody are some token's); or, with weights,
+    the tokens' sums of rows."""
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_in_backward(_NAME, dx)
-        (positions,) = saved_tensors(ctx)
-        return combine(walkable(dx), positions), None, None
-
-
-class _Combined(torch.autograd.Function):
-    """The weighted sums of rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        weights: Tensor,
-        sources: Tensor,
-        positions: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        kept = y if ctx.needs_input_grad[1] else None
+    def forward(ctx: Any, x: Tensor, weights: Any, *given: Any) -> Tensor:
+        sources, positions, dtype = given
+        kept = x if ctx.needs_input_grad[1] else None
         save_tensors(ctx, kept, weights, sources, positions)
-        ctx.dtype = y.dtype
-        sums: Tensor = combine(walkable(y), positions, weights, out_dtype=dtype)
+        ctx.dtype = x.dtype
+        if weights is None:
+            return x.index_select(0, sources.clamp(min=0) // positions.shape[-1])
+        sums: Tensor = combine(walkable(x), positions, weights, out_dtype=dtype)
         return sums
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward(_NAME, dy)
-        y, weights, sources, positions = saved_tensors(ctx)
+        x, weights, sources, positions = saved_tensors(ctx)
         dy, places = walkable(dy), sources.clamp(min=0)
-        of_weights = None if y is None else combine_gradient(dy, walkable(y), positions)
-        of_y = None
-        if ctx.needs_input_grad[0]:
-            factors = weights.flatten().index_select(0, places).unsqueeze(-1)
-            of_y = (dy.index_select(0, places // positions.shape[-1]) * factors).to(ctx.dtype)
-        return of_y, of_weights, None, None, None
+        if weights is None:
+            return combine(dy, positions), None, None, None, None
+        factors = weights.flatten().index_select(0, places).unsqueeze(-1)
+        dx = (dy.index_select(0, places // positions.shape[-1]) * factors).to(ctx.dtype)
+        of_weights = None if x is None else combine_gradient(dy, walkable(x), positions)
+        return dx, of_weights, None, None, None
 
 
-_frozen_product: Final[Callable[..., Tensor]] = _Frozen.apply
-_gather: Final[Callable[..., Tensor]] = _Gathered.apply
-_combine: Final[Callable[..., Tensor]] = _Combined.apply
+_frozen: Final[Callable[..., Tensor]] = _Frozen.apply
+_route: Final[Callable[..., Tensor]] = _Routed.apply

@@ -1,7 +1,7 @@
 """The experts of a layer, as a module."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import torch
@@ -34,7 +34,7 @@ from ..autograd.experts import (
     require_weight,
     run_experts,
 )
-from ..autograd.experts_composed import LowRank, terms_of
+from ..autograd.experts_composed import Adapters, terms_of
 from ..autograd.fitting import is_dtensor, local_part
 from ..autograd.layer import Chain, Layer
 from ..autograd.main_grad import wanted_main_grad
@@ -206,16 +206,10 @@ class Experts(PlainState):
         return self._is_sharded
 
     def forward(
-        self,
-        input: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        adapters: Mapping[str, LowRank] | None = None,
+        self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor, adapters: Adapters = None
     ) -> Tensor:
         first, second = self._operands()
-        terms = terms_of(
-            _NAME, adapters, dict(zip(self.weight_names, (first, second), strict=True))
-        )
+        terms = terms_of(_NAME, adapters, self.weight_names, (first, second))
         require_same_device(_NAME, input, first)
         require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
         entry, exit = sides_of(self.sides)
