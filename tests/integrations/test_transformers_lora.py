@@ -171,8 +171,8 @@ def test_adapters_over_experts(saved, name, how, compute, tmp_path):
     with octofold.nn.wide_state_dict(model):
         plain.load_state_dict(model.state_dict())
     alone, weights = logits(model), [p for p in model.parameters() if hasattr(p, "scaled")]
-    stacks = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
-    options = {"target_modules": ["v_proj"], **stacks}
+    stacks = ["experts.gate_up_proj", "experts.down_proj"]
+    options = {"target_modules": ["v_proj"], "target_parameters": stacks}
     theirs = adapted(plain, 0.2, **options)
     theirs.add_adapter("second", peft.LoraConfig(r=6, init_lora_weights=False, **options))
     theirs.save_pretrained(tmp_path / "theirs")

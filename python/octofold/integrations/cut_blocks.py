@@ -28,8 +28,7 @@ def unit_of(
 
     output_parts: of each of the weights that the layer has one below the other.
     """
-    is_split = sum(output_parts) != outputs
-    cut = output_parts if is_split else output_parts[:-1]
+    cut = output_parts if sum(output_parts) != outputs else output_parts[:-1]
     return math.gcd(128, *cut), 128 if input_part == inputs else math.gcd(128, input_part)
 
 

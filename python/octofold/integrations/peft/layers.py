@@ -125,8 +125,7 @@ def _adapter_over(
     target: Any, adapter_name: str, parameter_name: str | None = None, **options: Any
 ) -> Module | None:
     """The layer over an FP8 weight; None: peft's own."""
-    is_wrapped = isinstance(target, tuners_utils.BaseTunerLayer)
-    base = target.get_base_layer() if is_wrapped else target
+    base = target.get_base_layer() if isinstance(target, tuners_utils.BaseTunerLayer) else target
     if parameter_name is None:
         is_ours = isinstance(base, torch.nn.Linear) and held(base) is not None
         return Fp8LoraLinear(target, adapter_name, **options) if is_ours else None

@@ -97,10 +97,9 @@ def composed_experts(
         if bias is not None:
             added = bias.float().index_select(0, owners)  # whose gradient is a sum
             products = (products + added).to(rows.dtype)
-        rows = products
-        if not is_frozen or term is not None or torch.is_grad_enabled():
-            # Rows of nobody hold what memory held, and so would their gradients.
-            rows = torch.where(is_used, products, 0)
+        # Rows of nobody hold what memory held, and so would their gradients.
+        is_seen = not is_frozen or term is not None or torch.is_grad_enabled()
+        rows = torch.where(is_used, products, 0) if is_seen else products
     y = _route(rows, weights.view(positions.shape), sources, positions, dtype)
     return y.view(*before.x.shape[:-1], y.shape[-1])
 
@@ -139,8 +138,7 @@ class _Frozen(torch.autograd.Function):
         granularity, recipe, weight_only = ctx.how
         weight, output, dtype = ScaledTensor(codes, scale, granularity), recipe.output, x.dtype
         x = walkable(x)
-        if sources is not None:
-            x = Gathered(x, sources, slots=positions.shape[-1])
+        x = x if sources is None else Gathered(x, sources, slots=positions.shape[-1])
         if weight_only:
             options = {"bias": bias, "batch_invariant": output.batch_invariant}
             y: Tensor = grouped_gemm_weight_only(x, weight, Rows(offsets), **options)
