@@ -107,11 +107,11 @@ class Fp8LoraExperts(_Merging, ParamWrapper):  # type: ignore[misc]
         a, b = self.terms_of(adapter_name)
         return torch.matmul(b, a)
 
-    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
+    def forward(self, x: Tensor, *arguments: Any, adapter_names: Any = None, **options: Any) -> Any:
         """The forward of the experts, with adapters beside their weights."""
         names = [name for name in self.active_adapters if name in self.lora_A]
-        if self.disable_adapters or self.merged or not names or "adapter_names" in options:
-            return super().forward(x, *arguments, **options)
+        if self.disable_adapters or self.merged or not names or adapter_names is not None:
+            return super().forward(x, *arguments, adapter_names=adapter_names, **options)
         a, b = zip(*map(self.terms_of, names), strict=True)
         terms = {self.parameter_name: (torch.cat(a, 1), torch.cat(b, 2))}
         adapters = options.pop("adapters", {}) | terms

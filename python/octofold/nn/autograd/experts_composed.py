@@ -4,6 +4,7 @@ that are trained in high precision on a GPU without grouped products of FP8.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -16,10 +17,10 @@ from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
 from ..._ops.gemm_weight_only import grouped_gemm_weight_only, grouped_gemm_weight_only_gradient
 from ..._ops.grouped_gemm import Rows
-from ..._ops.routing import combine, combine_gradient, sort_by_expert
+from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
 from ..casting.casts import transposed_weight, walkable
 from .activated import activated
-from .functions import refuse_in_backward, save_tensors, saved_tensors
+from .functions import differentiates, refuse_in_backward, save_tensors, saved_tensors
 from .layer import Before, Chain, Layer
 from .main_grad import to_main_grad
 from .products import addable, grouped_product
@@ -42,13 +43,14 @@ def terms_of(
     """The terms beside two weights of these names. Raises InvalidArgumentError, which names the
     adapter, for those of other names or shapes, and where weights are not FP8."""
     for name, (a, b) in (adapters or {}).items():
-        expected, got = f"one of FP8 weights, {', '.join(names)}", "one of others"
+        expected, got = f"{' or '.join(names)}, beside weights that are FP8", "another"
         if name in names and all(isinstance(weight, ScaledTensor) for weight in weights):
-            (experts, out, inner), rank = weights[names.index(name)].shape, a.shape[1:2]
-            if (a.shape, b.shape) == ((experts, *rank, inner), (experts, out, *rank)):
+            (experts, out, inner), rank = weights[names.index(name)].shape, a.shape[1:2].numel()
+            fits = (a.shape, b.shape) == ((experts, rank, inner), (experts, out, rank))
+            if fits and rank > 0:
                 continue
-            expected = f"([{experts}, r, {inner}], [{experts}, {out}, r])"
-            got = f"({[*a.shape]}, {[*b.shape]})"
+            expected = f"[{experts}, r, {inner}] and [{experts}, {out}, r]"
+            got = f"{[*a.shape]} and {[*b.shape]}"
         raise invalid_argument(operation, f"adapters[{name!r}]", expected, got)
     first, second = ((adapters or {}).get(name) for name in names)
     return first, second
@@ -64,130 +66,162 @@ def composed_experts(
 ) -> Tensor:
     """[..., hidden] in this dtype.
 
-    layers: FP8 ones compute as the chain says; the products of others are torch's, and on some GPUs
-        these wait for the sizes of the groups, so that no CUDA graph can hold them.
+    layers: FP8 ones compute as the chain says; where one is trained the products of both are
+        torch's, and on some GPUs these wait for the sizes of the groups, so that no CUDA graph can
+        hold them.
     terms: added to the products, by torch's products too.
     gate: the function of rows between the products; None: the chain's activation.
     """
     x, weights, ids = before.routed()
-    offsets, sources, positions = sort_by_expert(ids, layers[0].shape()[0])
-    places = torch.arange(sources.shape[0], device=x.device, dtype=offsets.dtype)
-    is_used = (places < offsets[-1]).unsqueeze(-1)
-    owners = torch.searchsorted(offsets[1:], places, right=True).clamp(max=offsets.shape[0] - 2)
+    first, second = layers
+    differentiates(chain.name, x, weights, first.bias, second.bias)
+    routing = sort_by_expert(ids.reshape(-1, ids.shape[-1]), first.shape()[0])
+    _, *places = routing
+    is_frozen = not (first.weights or second.weights)
+    layer = partial(_layer, chain, routing, is_frozen)
     rows = x.to(chain.weight_only or dtype).reshape(-1, x.shape[-1])
-    positions = positions.view(-1, positions.shape[-1])
-    is_frozen = not any(layer.weights for layer in layers)
-    for layer, term in zip(layers, terms, strict=True):
-        bias, places_of = layer.bias, (sources, positions)
-        if layer is not layers[0]:
-            rows = gate(rows) if gate is not None else activated(rows, chain.activation or "")
-        if layer is not layers[0] or term is not None or not is_frozen:
-            rows = rows if layer is not layers[0] else _route(rows, None, *places_of, rows.dtype)
-            places_of = (None, None)
-        if is_frozen:
-            is_trained = torch.is_grad_enabled() and bias is not None and bias.requires_grad
-            own, bias = (None, bias) if is_trained else (bias, None)
-            weight, how = layer.rows(), (chain.recipe, chain.weight_only is not None)
-            operands = weight.data, weight.scale, addable(own, rows.dtype), offsets
-            products = _frozen(rows, *places_of, *operands, weight.granularity, *how)
-        else:
-            products = _grouped(rows, _weight_of(layer, rows.dtype), offsets[1:])
-        if term is not None:
-            products = products + _low_rank(rows, term, offsets[1:])
-        if bias is not None:
-            added = bias.float().index_select(0, owners)  # whose gradient is a sum
-            products = (products + added).to(rows.dtype)
-        # Rows of nobody hold what memory held, and so would their gradients.
-        is_seen = not is_frozen or term is not None or torch.is_grad_enabled()
-        rows = torch.where(is_used, products, 0) if is_seen else products
-    y = _route(rows, weights.view(positions.shape), sources, positions, dtype)
-    return y.view(*before.x.shape[:-1], y.shape[-1])
+    are_tokens = is_frozen and terms[0] is None
+    if not are_tokens:
+        rows = _sorted(rows, *places)
+    rows = layer(first, terms[0], rows, are_tokens)
+    rows = activated(rows, chain.activation or "") if gate is None else gate(rows)
+    rows = layer(second, terms[1], rows)
+    y = _sums(rows, weights.view(routing.positions.shape), *places, dtype)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _low_rank(rows: Tensor, term: LowRank, ends: Tensor) -> Tensor:
-    """Ranks are filled up to 16 bytes, as torch's products take them on GPUs."""
-    a, b = (tensor.to(rows.dtype) for tensor in term)
-    if missing := -a.shape[1] % 8:
-        a, b = pad(a, (0, 0, 0, missing)), pad(b, (0, missing))
-    return _grouped(_grouped(rows, a, ends), b, ends)
+def _layer(
+    chain: Chain,
+    routing: Routing,
+    is_frozen: bool,
+    layer: Layer,
+    term: LowRank | None,
+    rows: Tensor,
+    are_tokens: bool = False,
+) -> Tensor:
+    """What a layer gives for rows, or for tokens, whose rows are read where they lie."""
+    offsets, sources, positions = routing
+    ends = offsets[1:]
+    if is_frozen:
+        weight, places = layer.rows(), (sources, positions) if are_tokens else (None, None)
+        operands = weight.data, weight.scale, layer.bias, offsets, *places
+        y = _frozen(rows, *operands, weight.granularity, chain)
+    else:
+        y = _grouped(rows, _wide(layer, rows.dtype), ends)
+        if layer.bias is not None:
+            bias = layer.bias.float().index_select(0, _owners(y, ends))  # whose gradient is a sum
+            y = (y + bias).to(y.dtype)
+    if term is not None:
+        a, b = (tensor.to(rows.dtype).contiguous() for tensor in term)
+        y = y + _grouped(_grouped(rows, a, ends), b, ends)
+    elif not torch.is_grad_enabled():
+        return y
+    # Rows of nobody hold what memory held, which casts by one scale read; so do their gradients.
+    return torch.where((sources >= 0).unsqueeze(-1), y, 0)
 
 
 def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Rows of each group by its own weights [out, in]."""
+    """Rows of each group by its own weights [out, in], with zeros beyond these up to 16 bytes, as
+    torch's products take them."""
+    out, inner = weights.shape[1:]
+    above, beside = -out % 8, -inner % 8
+    if above or beside:
+        rows, weights = pad(rows, (0, beside)), pad(weights, (0, beside, 0, above))
     product: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
     result: Tensor = product(rows, weights.transpose(1, 2), offs=ends)
-    return result
+    return result[:, :out]
 
 
-def _weight_of(layer: Layer, dtype: torch.dtype) -> Tensor:
+def _wide(layer: Layer, dtype: torch.dtype) -> Tensor:
     if not layer.weights:
-        wide: Tensor = layer.rows().dequantize(dtype)
-        return wide
-    (weight,), (main_grad,) = layer.weights, layer.main_grads
-    return to_main_grad(weight, main_grad, dtype)
+        weight: Tensor = layer.rows().dequantize(dtype)
+        return weight
+    return to_main_grad(layer.weights[0], layer.main_grads[0], dtype)
+
+
+def _owners(rows: Tensor, ends: Tensor) -> Tensor:
+    """The expert of each row, some expert of nobody's."""
+    places = torch.arange(rows.shape[0], device=rows.device, dtype=ends.dtype)
+    return torch.searchsorted(ends, places, right=True).clamp(max=ends.shape[0] - 1)
 
 
 class _Frozen(torch.autograd.Function):
-    """Rows by FP8 weights of groups; with sources x has tokens, whose rows are read where they lie.
-    Codes are kept for backward, and no copy of them."""
+    """Rows by FP8 weights of groups, with gradients by rows and bias; with sources x has tokens,
+    whose rows are read where they lie. Codes are kept for backward, and no copy of them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, *given: Any) -> Tensor:
-        sources, positions, codes, scale, bias, offsets, *ctx.how = given
-        save_tensors(ctx, positions, codes, scale, offsets)
-        granularity, recipe, weight_only = ctx.how
-        weight, output, dtype = ScaledTensor(codes, scale, granularity), recipe.output, x.dtype
-        x = walkable(x)
-        x = x if sources is None else Gathered(x, sources, slots=positions.shape[-1])
-        if weight_only:
-            options = {"bias": bias, "batch_invariant": output.batch_invariant}
+    def forward(ctx: Any, x: Any, codes: Tensor, scale: Tensor, *given: Any) -> Tensor:
+        bias, offsets, sources, positions, ctx.granularity, ctx.chain = given
+        save_tensors(ctx, codes, scale, offsets, positions)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        weight, product = ScaledTensor(codes, scale, ctx.granularity), ctx.chain.recipe.output
+        dtype, bias, x = x.dtype, addable(bias, x.dtype), walkable(x)
+        if sources is not None:
+            x = Gathered(x, sources, slots=positions.shape[-1])
+        if ctx.chain.weight_only is not None:
+            options = {"bias": bias, "batch_invariant": product.batch_invariant}
             y: Tensor = grouped_gemm_weight_only(x, weight, Rows(offsets), **options)
             return y
-        rows = cast(x, rows=output.a).rows
-        return grouped_product(output, rows, weight, offsets, dtype, bias, output.a)
+        rows = cast(x, rows=product.a).rows
+        return grouped_product(product, rows, weight, offsets, dtype, bias, product.a)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward(_NAME, dy)
-        positions, codes, scale, offsets = saved_tensors(ctx)
-        granularity, recipe, weight_only = ctx.how
-        dy, weight = walkable(dy), ScaledTensor(codes, scale, granularity)
-        if weight_only:
+        codes, scale, offsets, positions = saved_tensors(ctx)
+        weight, recipe = ScaledTensor(codes, scale, ctx.granularity), ctx.chain.recipe
+        dx, d_bias, dy = None, None, walkable(dy)
+        if ctx.needs_input_grad[3]:
+            sums = dy.new_zeros(weight.shape[:2], dtype=torch.float32)
+            d_bias = sums.index_add_(0, _owners(dy, offsets[1:]), dy.float()).to(ctx.bias_dtype)
+        if ctx.needs_input_grad[0] and ctx.chain.weight_only is not None:
             options = {"batch_invariant": recipe.output.batch_invariant}
             dx = grouped_gemm_weight_only_gradient(dy, weight, Rows(offsets), **options)
-        else:
+        elif ctx.needs_input_grad[0]:
             a, b = cast(dy, rows=recipe.grad_input.a).rows, transposed_weight(weight, recipe)
             dx = grouped_product(recipe.grad_input, a, b, offsets, dy.dtype)
-        return combine(dx, positions) if positions is not None else dx, *(None,) * 9
+        if dx is not None and positions is not None:
+            dx = combine(dx, positions)
+        return dx, None, None, d_bias, *(None,) * 5
 
 
-class _Routed(torch.autograd.Function):
-    """The rows of tokens, sorted by expert (those of nobody are some token's); or, with weights,
-    the tokens' sums of rows."""
+class _Sorted(torch.autograd.Function):
+    """The rows of tokens, sorted by expert; those of nobody are some token's."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Any, *given: Any) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, sources: Tensor, positions: Tensor) -> Tensor:
+        save_tensors(ctx, positions)
+        return tokens.index_select(0, sources.clamp(min=0) // positions.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward(_NAME, dy)
+        return combine(walkable(dy), *saved_tensors(ctx)), None, None
+
+
+class _Sums(torch.autograd.Function):
+    """The sums of each token's rows by weights."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, *given: Any) -> Tensor:
         sources, positions, dtype = given
-        kept = x if ctx.needs_input_grad[1] else None
+        kept = rows if ctx.needs_input_grad[1] else None
         save_tensors(ctx, kept, weights, sources, positions)
-        ctx.dtype = x.dtype
-        if weights is None:
-            return x.index_select(0, sources.clamp(min=0) // positions.shape[-1])
-        sums: Tensor = combine(walkable(x), positions, weights, out_dtype=dtype)
+        ctx.dtype = rows.dtype
+        sums: Tensor = combine(walkable(rows), positions, weights, out_dtype=dtype)
         return sums
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward(_NAME, dy)
-        x, weights, sources, positions = saved_tensors(ctx)
+        rows, weights, sources, positions = saved_tensors(ctx)
         dy, places = walkable(dy), sources.clamp(min=0)
-        if weights is None:
-            return combine(dy, positions), None, None, None, None
         factors = weights.flatten().index_select(0, places).unsqueeze(-1)
-        dx = (dy.index_select(0, places // positions.shape[-1]) * factors).to(ctx.dtype)
-        of_weights = None if x is None else combine_gradient(dy, walkable(x), positions)
-        return dx, of_weights, None, None, None
+        d_rows = (dy.index_select(0, places // positions.shape[-1]) * factors).to(ctx.dtype)
+        d_weights = None if rows is None else combine_gradient(dy, walkable(rows), positions)
+        return d_rows, d_weights, None, None, None
 
 
 _frozen: Final[Callable[..., Tensor]] = _Frozen.apply
-_route: Final[Callable[..., Tensor]] = _Routed.apply
+_sorted: Final[Callable[..., Tensor]] = _Sorted.apply
+_sums: Final[Callable[..., Tensor]] = _Sums.apply

@@ -208,13 +208,13 @@ class Experts(PlainState):
     def forward(
         self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor, adapters: Adapters = None
     ) -> Tensor:
+        if adapters and self.sides is not None:
+            raise invalid_argument(_NAME, "adapters", "none over several ranks", [*adapters])
         first, second = self._operands()
         terms = terms_of(_NAME, adapters, self.weight_names, (first, second))
         require_same_device(_NAME, input, first)
         require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
         entry, exit = sides_of(self.sides)
-        if adapters and self.sides is not None:
-            raise invalid_argument(_NAME, "adapters", "none over several ranks", [*adapters])
         if entry is not ONE_PROCESS:
             topk_ids = entry.gather(topk_ids, topk_ids.shape)
             input, topk_weights = gather_tokens(input, entry), gather_tokens(topk_weights, entry)
