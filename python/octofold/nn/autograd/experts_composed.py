@@ -74,7 +74,8 @@ def composed_experts(
     """
     x, weights, ids = before.routed()
     first, second = layers
-    differentiates(chain.name, x, weights, first.bias, second.bias)
+    factors = [factor for term in terms for factor in term or ()]
+    differentiates(chain.name, x, weights, first.bias, second.bias, *factors)
     routing = sort_by_expert(ids.reshape(-1, ids.shape[-1]), first.shape()[0])
     _, *places = routing
     is_frozen = not (first.weights or second.weights)
@@ -99,7 +100,7 @@ def _layer(
     rows: Tensor,
     are_tokens: bool = False,
 ) -> Tensor:
-    """What a layer gives for rows, or for tokens, whose rows are read where they lie."""
+    """The result of a layer for rows, or for tokens, whose rows are read where they lie."""
     offsets, sources, positions = routing
     ends = offsets[1:]
     if is_frozen:
