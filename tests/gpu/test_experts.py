@@ -137,17 +137,20 @@ def test_graph_of_100_routings():
 
 
 @needs_gpu
-def test_graph_of_inference():
-    """Few tokens; FP8 weights, which nothing casts."""
+@pytest.mark.parametrize("rank", [0, 3])
+def test_graph_of_inference(rank):
+    """Few tokens; FP8 weights, which nothing casts, and adapters beside them."""
     module = experts_of()
     frozen = nn.Experts.from_weights(
         *(octofold.quantize(weight.detach(), "128x128 torchao") for weight in module.parameters())
     )
     x, (ids, weights) = random(8, HIDDEN), routing(8)
+    term = random(EXPERTS, rank, HIDDEN), random(EXPERTS, 2 * INNER, rank)
+    adapters = {"gate_up_proj": term} if rank else None
 
     def call():
         with torch.no_grad():
-            return frozen(x, ids, weights)
+            return frozen(x, ids, weights, adapters)
 
     graph, y = captured(call)
     for _ in range(20):

@@ -66,10 +66,6 @@ def test_experts_are_fp8(saved, name):
     assert (name == "gpt-oss") != all(isinstance(stack, Experts) for stack in stacks)
     biases = [stack.gate_up_proj_bias for stack in stacks if name == "gpt-oss"]
     assert all(bias.dtype == torch.bfloat16 for bias in biases)
-    if biases:
-        loss = model(TOKENS).logits.sum()
-        with pytest.raises(octofold.UnsupportedError, match="experts=False"):
-            loss.backward()
     with octofold.nn.wide_state_dict(model):
         state = model.state_dict()
     for key, weight in load(saved, name).state_dict().items():

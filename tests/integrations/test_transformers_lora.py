@@ -1,5 +1,6 @@
 """peft's LoRA over models that octofold.integrations.transformers has loaded."""
 
+import copy
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from tests.integrations.support import fp8_layers
 from tests.integrations.transformers_support import load
 from tests.project.project_support import EXAMPLES
 from tests.python.checkpoints.matrix_models import TOKENS
+from tests.python.nn.layer_support import relative_error
 
 
 @pytest.fixture
@@ -28,14 +30,19 @@ def loaded(folder, compute="native"):
     )
 
 
-def adapted(model, **options):
+def adapted(model, std=0.05, **options):
     options = {"r": 4, "target_modules": "all-linear", **options}
     model = peft.get_peft_model(model, peft.LoraConfig(**options))
     torch.manual_seed(1)
     for name, parameter in sorted(model.named_parameters()):
         if "lora_" in name:
-            parameter.data = torch.randn(parameter.shape) * 0.05
+            parameter.data = torch.randn(parameter.shape) * std
     return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(TOKENS).logits.float()
 
 
 def gradients(model):
@@ -125,11 +132,12 @@ LORA, QKV = peft.LoraConfig, {"target_modules": ["q_proj", "k_proj"]}
     ("config", "field"),
     [
         (LORA(**QKV, modules_to_save=["up_proj"]), "modules_to_save"),
-        (LORA(target_parameters=["experts.down_proj"]), "target_parameters"),
+        (LORA(target_parameters=["q_proj.weight"]), "target_parameters"),
         (peft.LoHaConfig(target_modules=["lm_head"], modules_to_save=["mlp"]), "modules_to_save"),
         (peft.TrainableTokensConfig(token_indices=[1]), "trainable_token_indices"),
         (LORA(**QKV, modules_to_save=["norm"]), None),
         (LORA(**QKV, bias="all"), None),
+        (LORA(target_parameters=["experts.down_proj"]), None),
         (LORA(**QKV, trainable_token_indices=[1]), None),
         (LORA(**QKV, layers_to_transform=[0], rank_pattern={"q_proj": 2}), None),
     ],
@@ -147,6 +155,61 @@ def test_what_would_train_nothing_is_refused(saved, config, field):
     with pytest.raises(octofold.InvalidArgumentError, match=f"config.{field}"):
         peft.get_peft_model(model, config)
     assert not [name for name, _ in model.named_parameters() if "lora" in name or "hada" in name]
+
+
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+@pytest.mark.parametrize("how", ["loaded", "converted"])
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "gpt-oss"])
+def test_adapters_over_experts(saved, name, how, compute, tmp_path):
+    """peft's own over the same values in 16 bits load over FP8, and the other way round; two at
+    once."""
+    options = {"compute": compute, "modules_to_not_convert": ["self_attn"]}
+    config = {"quantization_config": OctofoldConfig(**options)} if how == "loaded" else {}
+    model, plain = load(saved, name, **config), load(saved, name)
+    if how == "converted":
+        octofold.nn.convert_experts(model, weights="fp8", compute=compute)
+    with octofold.nn.wide_state_dict(model):
+        plain.load_state_dict(model.state_dict())
+    alone, weights = logits(model), [p for p in model.parameters() if hasattr(p, "scaled")]
+    stacks = ["experts.gate_up_proj", "experts.down_proj"]
+    options = {"target_modules": ["v_proj"], "target_parameters": stacks}
+    theirs = adapted(plain, 0.2, **options)
+    theirs.add_adapter("second", peft.LoraConfig(r=6, init_lora_weights=False, **options))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = peft.PeftModel.from_pretrained(model, tmp_path / "theirs")
+    ours.load_adapter(tmp_path / "theirs" / "second", "second")
+    for each in (ours, theirs):
+        each.base_model.set_adapter(["default", "second"])
+    limit = 0.03 if compute == "weight-only" else 0.15
+    apart = logits(ours)
+    assert relative_error(alone, logits(theirs)) > 0.3
+    assert relative_error(apart, logits(theirs)) < limit
+    found, expected = gradients(ours), gradients(theirs)
+    assert found.keys() == expected.keys()
+    for key, gradient in found.items():
+        assert relative_error(gradient, expected[key]) < 2 * limit, key
+    ours.save_pretrained(tmp_path / "ours")
+    states = [peft.utils.load_peft_weights(tmp_path / folder) for folder in ("ours", "theirs")]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], value) for key, value in states[1].items())
+    with ours.disable_adapter():
+        assert torch.equal(logits(ours), alone)
+    ours.merge_adapter()
+    merged = logits(ours)
+    assert 1e-3 < relative_error(merged, apart) < 0.15
+    assert torch.equal(logits(copy.deepcopy(ours).merge_and_unload()), merged)
+    ours.unmerge_adapter()
+    again = [p for p in ours.parameters() if hasattr(p, "scaled")]
+    assert len(again) == 2
+    assert all(one.scaled.equals(p.scaled) for one, p in zip(again, weights, strict=True))
+
+
+def test_experts_in_16_bits_whose_adapters_would_not_fit(saved):
+    """gpt-oss's rows are in another order then."""
+    model = load(saved, "gpt-oss")
+    octofold.nn.convert_experts(model)
+    with pytest.raises(octofold.InvalidArgumentError, match="weights in FP8"):
+        adapted(model, target_modules=[], target_parameters=["experts.down_proj"])
 
 
 def test_the_example():

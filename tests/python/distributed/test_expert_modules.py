@@ -1,12 +1,19 @@
 """Modules whose experts are spread over ranks, beside the same modules in one process."""
 
 import copy
+from functools import partial
 
 import octofold
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from octofold.distributed import ExpertParallel, ParallelExperts, experts, parallelize_experts
+from octofold.distributed import (
+    ExpertParallel,
+    ExpertTensorParallel,
+    ParallelExperts,
+    experts,
+    parallelize_experts,
+)
 from octofold.nn.layers.saving import coded_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -195,6 +202,10 @@ def test_what_cannot_be_spread(rank):
     p, *_ = problem([4] * size).part(rank)
     run = (p.x, p.ids, p.weights, p.w13, p.w2)
     refused(lambda: experts(*run, recipe="rowwise_with_gw_hp"), "recipe", "in FP8")
+    cut = parallelize_module(nn.Experts(HIDDEN, INNER, 4), mesh_of(), ExpertTensorParallel())
+    for module in (once, cut):
+        call = partial(module, *run[:3], adapters={"down_proj": ()})
+        refused(call, "'adapters'", "none over several ranks")
 
 
 @pytest.mark.slow

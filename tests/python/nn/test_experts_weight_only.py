@@ -10,7 +10,7 @@ from octofold import nn
 from octofold.nn.autograd import experts as autograd_experts
 
 from tests.python import gpu_fakes
-from tests.python.nn.expert_support import HIDDEN, choices, operands, truth
+from tests.python.nn.expert_support import HIDDEN, choices, operands, poisoned_memory, truth
 from tests.python.nn.fused_support import differentiated, wide
 from tests.python.nn.layer_support import random, relative_error
 
@@ -168,17 +168,85 @@ def test_bfloat16_of_float32_or_float16(pretend):
     assert errors["7.5"] < 2e-3 < errors["8.0"] < 2e-2
 
 
-def test_compiled():
+def adapters_of(given):
+    """Terms beside both layers, by the names of their tensors."""
+    made = {}
+    for name in ("w13", "w2"):
+        experts, out, inner = given[name].shape
+        made[f"{name}_a"] = random(experts, 4, inner) * inner**-0.5
+        made[f"{name}_b"] = random(experts, out, 4) / 2
+    return made
+
+
+def adapted(layer, ids, x, topk_weights, w13_a, w13_b, w2_a, w2_b):
+    adapters = {"gate_up_proj": (w13_a, w13_b), "down_proj": (w2_a, w2_b)}
+    return layer(x, ids, topk_weights, adapters=adapters)
+
+
+@pytest.mark.parametrize("trained_bias", [False, True])
+@pytest.mark.parametrize("recipe", GRANULARITIES)
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+def test_adapters_against_float64(compute, recipe, trained_bias):
+    """Beside frozen weights, of sizes too that torch's products do not take; some slots go nowhere,
+    and an expert has no tokens."""
+    ids = choices()
+    sizes = {"hidden": 100, "inner": 36} if trained_bias else {}
+    given, exact = layer_of(recipe=recipe, **sizes)
+    given |= adapters_of(given)
+    exact |= wide({name: t for name, t in given.items() if name.endswith(("_a", "_b"))})
+    frozen = [given.pop(name) for name in ("w13", "w2", "b13", "b2")]
+    biases = [torch.nn.Parameter(bias, trained_bias) for bias in frozen[2:]]
+    layer = nn.Experts.from_weights(*frozen[:2], *biases, recipe=recipe, compute=compute)
+    dy = random(*given["x"].shape, dtype=torch.bfloat16)
+
+    def merged(w13_a, w13_b, w2_a, w2_b, **others):
+        others |= {name: exact[name] for name in ("w13", "w2")}
+        others["w13"] = others["w13"] + w13_b @ w13_a
+        return truth(ids)(**others | {"w2": others["w2"] + w2_b @ w2_a})
+
+    with poisoned_memory():
+        (y,), found = differentiated(partial(adapted, layer, ids), given, [dy])
+        with torch.no_grad():
+            again = adapted(layer, ids, **given)
+    exact_leaves = {n: t for n, t in exact.items() if n not in ("w13", "w2")}
+    (other,), expected = differentiated(merged, exact_leaves, [dy.double()])
+    limit = 0.08 if compute == "native" else 2e-2
+    assert relative_error(y, other) < limit
+    assert relative_error(again, other) < limit
+    found |= {n: b.grad for n, b in zip(("b13", "b2"), biases, strict=True) if trained_bias}
+    for name, gradient in found.items():
+        assert relative_error(gradient, expected[name]) < limit, name
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "out"),
+    [("up", 4, 384), ("gate_up_proj", 4, 384), ("down_proj", 4, 384), ("down_proj", 0, 256)],
+)
+def test_adapters_that_do_not_fit(name, rank, out):
+    given, _ = layer_of()
+    adapters = {name: (random(5, rank, 192), random(5, out, rank))}
+    wide = {n: given[n].dequantize("bfloat16") for n in ("w13", "w2")}
+    for weights in (given, wide):
+        layer = nn.Experts.from_weights(weights["w13"], weights["w2"])
+        with pytest.raises(octofold.InvalidArgumentError, match=rf"adapters\['{name}'\]"):
+            layer(given["x"], choices(), given["topk_weights"], adapters)
+
+
+@pytest.mark.parametrize("with_adapters", [False, True])
+def test_compiled(with_adapters):
     given, _ = layer_of()
     layer = nn.Experts.from_weights(given["w13"], given["w2"], compute="weight-only")
     ids, x = choices(), given["x"].requires_grad_()
+    terms = adapters_of(given) if with_adapters else {}
+    adapters = {"down_proj": (terms["w2_a"], terms["w2_b"])} if terms else None
     run = torch.compile(layer, fullgraph=True, backend="aot_eager")
     results = []
     for module in (run, layer):
-        y = module(x, ids, given["topk_weights"])
+        y = module(x, ids, given["topk_weights"], adapters)
         results.append((y, *torch.autograd.grad(y.sum(), x)))
     (y, dx), (expected_y, expected_dx) = results
     assert torch.equal(y, expected_y)
-    assert torch.equal(octofold.experts(x, ids, given["topk_weights"], *layer.parameters()), y)
+    alone = octofold.experts(x, ids, given["topk_weights"], *layer.parameters())
+    assert torch.equal(alone, y) != with_adapters
     # Compiled by torch 2.9, what torch itself differentiates is rounded elsewhere (0.4 %).
     assert relative_error(dx, expected_dx) < 1e-2

@@ -1,10 +1,12 @@
 """Transforms of gradients by torch: right, or an error that says what to do instead."""
 
+from functools import partial
+
 import octofold
 import pytest
 import torch
 
-from tests.python.nn.layer_support import KINDS, WIDTH, every, random
+from tests.python.nn.layer_support import KINDS, WIDTH, Routed, every, random
 
 forward_ad = torch.autograd.forward_ad
 nn = octofold.nn
@@ -20,11 +22,21 @@ def stored():
     return octofold.models.enable_layerwise_casting(model, skip_modules_pattern=None)
 
 
+def adapted():
+    """Experts with an adapter."""
+    weights = random(4, 256, WIDTH), random(4, WIDTH, 128)
+    layer = nn.Experts.from_weights(*(octofold.quantize(w, "128x128", matrices=4) for w in weights))
+    term = random(4, 8, 128).requires_grad_(), random(4, WIDTH, 8)
+    return Routed(partial(layer, adapters={"down_proj": term}))
+
+
 RUNS = KINDS | {
     "inference": lambda: nn.inference_linear(torch.nn.Linear(WIDTH, 64)),
     "weight only": weight_only,
     "layerwise casting": stored,
 }
+WITH_ADAPTERS = RUNS | {"adapted experts": adapted}
+"""In parts torch's own functions, whose bits depend on strides."""
 
 
 def total(run):
@@ -53,7 +65,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-@every(RUNS)
+@every(WITH_ADAPTERS)
 def test_transforms_of_gradients_are_refused(make, transform):
     errors = octofold.UnsupportedError, RuntimeError  # the latter of operations without gradients
     with pytest.raises(errors, match=r"octofold\..*(torch\.func.*)?backward"):
@@ -119,14 +131,14 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("differentiate", BATCHES.values(), ids=BATCHES)
-@every(RUNS)
+@every(WITH_ADAPTERS)
 def test_batches_of_gradients_are_refused(make, differentiate):
     run, x = make(), random(5, WIDTH).requires_grad_()
     with pytest.raises(octofold.UnsupportedError, match=r"vectorize=True.*is_grads_batched=True"):
         differentiate(run(x), x, run)
 
 
-@every(RUNS)
+@every(WITH_ADAPTERS)
 def test_second_derivatives_are_refused(make):
     run, x = make(), random(5, WIDTH).requires_grad_()
     errors = octofold.UnsupportedError, RuntimeError  # the latter of operations without gradients

@@ -157,6 +157,21 @@ def test_trained_adapters_run_over_inference_linear(recipe, tmp_path):
     assert relative_error(logits(model), apart) < min(0.1, relative_error(plain, apart))
 
 
+def test_all_linear_means_experts_and_routers_too():
+    model = transformers_model("mixtral").bfloat16()
+    nn.convert_experts(model, weights="fp8")
+    nn.convert_weight_only(model)
+    model = adapted(base=model)
+    names = sorted(getattr(module, "parameter_name", "weight") for module in model.modules())
+    assert names[:4] == 2 * ["down_proj"] + 2 * ["gate_up_proj"]
+    experts = next(m for m in model.modules() if getattr(m, "parameter_name", "") == "down_proj")
+    hidden, ids = experts.get_base_layer().down_proj.shape[1], torch.zeros(3, 2, dtype=torch.int32)
+    routed = torch.randn(3, hidden).bfloat16(), ids, torch.ones(3, 2)
+    assert torch.equal(experts(*routed, adapter_names=None), experts(*routed))
+    model.train()(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    assert all(p.grad.any() for n, p in model.named_parameters() if "lora_B" in n)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -17,6 +17,7 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._ranks import Ranks, next_layer, require_agreement_now
+from ...nn.autograd.experts_composed import Adapters
 from ...nn.autograd.fitting import local_part
 from ...nn.autograd.layer import Chain
 from ...nn.layers.experts import Experts
@@ -46,7 +47,11 @@ class ParallelExperts(Experts):
     """int64 [1]: rows that found no room, since it was last zeroed; None without a capacity. Not
     in state_dict()."""
 
-    def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    def forward(
+        self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor, adapters: Adapters = None
+    ) -> Tensor:
+        if adapters:
+            raise invalid_argument(NAME, "adapters", "none over several ranks", [*adapters])
         first, second = self._operands()
         weights = (first, second, *(self._own(f"{name}_bias") for name in self.weight_names))
         routed = (input, topk_ids, topk_weights)

@@ -46,7 +46,7 @@ class Fp8LoraModel(Trained, _TUNERS[peft.PeftType.LORA]):  # type: ignore[misc]
     def _prepare_model(self, peft_config: Any, model: Module) -> None:
         config = peft_config
         super()._prepare_model(config, model)
-        if any(held(module) is not None for module in model.modules()):
+        if any(held(m) is not None or hasattr(m, "in_files") for m in model.modules()):
             config._register_custom_module({**(config._custom_modules or {}), **LAYERS})
 
 

@@ -1,24 +1,18 @@
 """Expert blocks of transformers' models whose weights are FP8 as they are loaded."""
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._core.errors import UnsupportedError
 from ..._core.formats import Format
 from ..._core.recipe import blockwise
 from ..._info import EXPERTS, FP8, WEIGHT_ONLY
-from ..._ops.cast import cast
-from ..._ops.cast_sources import Gathered
-from ..._ops.gemm_weight_only import grouped_gemm_weight_only
-from ..._ops.grouped_gemm import Rows
-from ..._ops.quantize import quantize
-from ..._ops.routing import combine, sort_by_expert
-from ...nn.autograd.experts import chosen_compute, compute_of
-from ...nn.autograd.products import addable, grouped_product
+from ...nn.autograd.experts import chosen_compute, compute_of, layer_of_experts, run_experts
+from ...nn.autograd.experts_composed import Adapters, terms_of
+from ...nn.autograd.layer import Chain
 from ...nn.casting.fp8_weight import Fp8Weight
 from ...nn.casting.weight_layouts import Stacks
 from ...nn.conversion.expert_blocks import GATES, convert_router, gate_of, holds_experts, refusals
@@ -32,6 +26,8 @@ from ..model_loading import LoadingOptions, empty_weight
 STACKED: Final = ("gate_up_proj", "down_proj")
 _FORMAT: Final = Format("e4m3", "128x128")
 """The format of experts' weights: the transposes that gradients by x take have the same codes."""
+_NAME: Final = "octofold.integrations.transformers"
+_CHAIN: Final = Chain(_NAME, blockwise)
 
 
 class ModelsOwnExperts(Module):
@@ -40,47 +36,30 @@ class ModelsOwnExperts(Module):
     has them; biases and the numbers of the gate are the model's.
 
     forward: x [tokens, hidden], the experts' numbers [tokens, k] and their weights, to [tokens,
-    hidden] in the dtype of x. x is cast too where the GPU has grouped products of FP8, unless the
-    weights compute "weight-only"; else it has 16 bits. Without gradients: backward raises
-    UnsupportedError.
+    hidden] in the dtype of x, differentiable; adapters as octofold.nn.Experts takes them. x is cast
+    too where the GPU has grouped products of FP8, unless the weights compute "weight-only"; else it
+    has 16 bits.
     """
 
     in_files: Stacks
     _apply_gate: Callable[[Tensor], Tensor]
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        x = hidden_states
-        product = blockwise.output
-        assert product is not None
+    def forward(
+        self,
+        hidden_states: Tensor,
+        top_k_index: Tensor,
+        top_k_weights: Tensor,
+        adapters: Adapters = None,
+    ) -> Tensor:
         weights = {name: weight_of(self, name) for name in STACKED}
         first, second = (weight.scaled for weight in weights.values())
-        compute = compute_of("octofold.integrations.transformers", None, **weights)
-        routing = sort_by_expert(top_k_index.to(torch.int32), first.shape[0])
-        offsets, sources, positions = routing
-        gathered = Gathered(x, sources, slots=positions.shape[-1])
-        biases = [addable(getattr(self, f"{name}_bias", None), x.dtype) for name in STACKED]
-        y: Tensor
-        if chosen_compute(x, first, second, compute) == WEIGHT_ONLY:
-            groups = Rows(offsets)
-            gate_up = grouped_gemm_weight_only(gathered, first, groups, bias=biases[0])
-            h = self._apply_gate(gate_up)
-            y = grouped_gemm_weight_only(h, second, groups, bias=biases[1])
-        else:
-            rows = cast(gathered, rows=product.a).rows
-            gate_up = grouped_product(product, rows, first, offsets, x.dtype, biases[0], product.a)
-            h8 = quantize(self._apply_gate(gate_up), product.a)
-            y = grouped_product(product, h8, second, offsets, x.dtype, biases[1])
-        out: Tensor = combine(y, positions, top_k_weights.float().contiguous(), out_dtype=x.dtype)
-        if out.requires_grad and not torch.compiler.is_compiling():
-            out.register_hook(_refuse)  # type: ignore[no-untyped-call]
-        return out
-
-
-def _refuse(gradient: Tensor) -> NoReturn:
-    raise UnsupportedError(
-        "octofold.integrations.transformers: experts with a gate of the model's own have no "
-        "gradient in FP8: OctofoldConfig(experts=False) leaves them as they are"
-    )
+        terms = terms_of(_NAME, adapters, STACKED, (first, second))
+        compute = compute_of(_NAME, None, **weights)
+        compute = chosen_compute(hidden_states, first, second, compute)
+        biases = [getattr(self, f"{name}_bias", None) for name in STACKED]
+        layers = layer_of_experts(first, biases[0]), layer_of_experts(second, biases[1])
+        routed = hidden_states, top_k_index, top_k_weights
+        return run_experts(*routed, layers, _CHAIN, compute, terms, self._apply_gate)
 
 
 def is_experts(module: Any) -> bool:

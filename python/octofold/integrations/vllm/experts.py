@@ -19,7 +19,7 @@ from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoE
 from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8MoEMethod
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod, Fp8MoEMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
     GroupShape,
     QuantKey,
@@ -30,10 +30,11 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
     kFp8StaticChannelSym,
     kFp8StaticTensorSym,
 )
-from vllm.platforms import current_platform
 
 from ..._core.scaled_tensor import ScaledTensor
 from .. import serving
+from .cut_layers import OctofoldFp8LinearMethod
+from .linear import capability_here
 
 NAME: Final = "octofold"
 _log = init_logger("vllm.plugins.octofold")
@@ -57,7 +58,7 @@ def insert() -> None:
 
 
 class OctofoldFp8Config(Fp8Config):  # type: ignore[misc]
-    """The method "fp8", with Octofold's experts."""
+    """The method "fp8", with Octofold's experts, and parts of blocks in linear layers."""
 
     def __init__(self, is_checkpoint_fp8_serialized: bool = False, **options: Any) -> None:
         if not is_checkpoint_fp8_serialized:  # what vLLM asks for of a checkpoint in 16 bits
@@ -83,6 +84,9 @@ class OctofoldFp8Config(Fp8Config):  # type: ignore[misc]
         method = super().get_quant_method(layer, prefix)
         if isinstance(method, Fp8MoEMethod):
             _choose_experts(method)
+        elif isinstance(method, Fp8LinearMethod):
+            of_vllm, method = method, OctofoldFp8LinearMethod(self)
+            method.marlin_input_dtype = of_vllm.marlin_input_dtype
         return method
 
 
@@ -121,9 +125,8 @@ class OctofoldExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         activation_key: QuantKey | None,
         activation_format: mk.FusedMoEActivationFormat,
     ) -> tuple[bool, str | None]:
-        here = current_platform.get_device_capability()
-        capability = (0, 0) if here is None else (here.major, here.minor)
-        why_not = serving.why_not_first(capability, "grouped_gemm", a="1x128", b="128x128")
+        here = capability_here()
+        why_not = serving.why_not_first(here, "grouped_gemm", a="1x128", b="128x128")
         if why_not:
             return False, f"kernel {why_not}"
         if envs.VLLM_BATCH_INVARIANT and activation_key == kFp8DynamicTensorSym:

@@ -248,8 +248,11 @@ def _why_not_dtypes(config: FP8ScaledMMLinearLayerConfig) -> str:
 
 def _capability(number: int | None) -> tuple[int, int]:
     """90 as (9, 0); None: of this process's GPU."""
-    if number is not None:
-        return divmod(number, 10)
+    return capability_here() if number is None else divmod(number, 10)
+
+
+def capability_here() -> tuple[int, int]:
+    """The compute capability of this process's GPU."""
     here = current_platform.get_device_capability()
     return (0, 0) if here is None else (here.major, here.minor)
 

@@ -2,7 +2,6 @@
 checks that its arguments fit together."""
 
 from collections.abc import Callable
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -11,14 +10,14 @@ from ..._core.errors import invalid_argument
 from ..._core.ops import quick_scale_shape, row_count
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._info import CAST, FP8, HIGH_PRECISION, NATIVE, TRAINED, WEIGHT_ONLY
+from ..._info import CAST, FP8, HIGH_PRECISION, TRAINED, WEIGHT_ONLY
 from ..casting.casts import WeightCasts, as_operand, walkable
 from ..casting.fp8_weight import Fp8Weight
 from ..recipes.choice import FEW_TOKENS_OF_EXPERTS, require_compute
 from ..recipes.kernels import expert_products, has_bfloat16
 from .activated import is_gated
 from .blocks import chain_recipe_of, require_activation
-from .experts_wide import wide_experts
+from .experts_composed import Terms, composed_experts
 from .fitting import require_wide
 from .functions import result_dtype
 from .layer import Before, Chain, Layer
@@ -115,9 +114,14 @@ def run_experts(
     layers: tuple[Layer, Layer],
     chain: Chain,
     compute: str,
+    terms: Terms = (None, None),
+    gate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """experts() of arguments that fit, computed as chosen_compute() gives. For HIGH_PRECISION the
-    layers have no casts."""
+    layers have no casts. With WEIGHT_ONLY nothing is cast to FP8: rows are of the dtype of the
+    result; for float32 they are rounded to bfloat16 (float16 where a GPU's tensor cores have no
+    bfloat16), and results are not. terms: low-rank ones beside FP8 weights. gate: in the place of
+    the chain's activation."""
     is_vector, experts = x.dim() == 1, layers[0].shape()[0]
     if is_vector:
         x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
@@ -125,7 +129,16 @@ def run_experts(
         topk_ids = topk_ids.clamp(-2, experts).to(torch.int32)  # no other becomes an expert's
     shares = topk_weights.to(torch.float32).contiguous()
     before = Before(walkable(x), topk_weights=shares, topk_ids=walkable(topk_ids))
-    y = _EXPERTS[compute](chain, before, layers, result_dtype(x))
+    dtype = result_dtype(x)
+    if compute == WEIGHT_ONLY:
+        half = dtype
+        if half == torch.float32:
+            half = torch.bfloat16 if has_bfloat16(x.device) else torch.float16
+        before, chain = before._replace(x=before.x.to(half)), chain._replace(weight_only=half)
+    if compute == HIGH_PRECISION or any(terms) or gate is not None:
+        y = composed_experts(chain, before, layers, dtype, terms, gate)
+    else:
+        y = in_one_process(chain, before, layers, dtype)[0]
     return y[0] if is_vector else y
 
 
@@ -158,31 +171,6 @@ def chosen_compute(
         return WEIGHT_ONLY
     how = expert_products(x.device, FP8)
     return WEIGHT_ONLY if how == CAST else how  # whose error says what there is no kernel for
-
-
-def _native_experts(
-    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
-) -> Tensor:
-    return in_one_process(chain, before, layers, dtype)[0]
-
-
-def _weight_only_experts(
-    chain: Chain, before: Before, layers: tuple[Layer, Layer], dtype: torch.dtype
-) -> Tensor:
-    """Nothing is cast to FP8: rows are of `dtype`; for a `dtype` of float32 they are rounded to
-    bfloat16 (float16 where a GPU's tensor cores have no bfloat16), and results are not."""
-    half = dtype
-    if half == torch.float32:
-        half = torch.bfloat16 if has_bfloat16(before.x.device) else torch.float16
-    before = before._replace(x=before.x.to(half))
-    return _native_experts(chain._replace(weight_only=half), before, layers, dtype)
-
-
-_EXPERTS: Final[dict[str, Callable[..., Tensor]]] = {
-    NATIVE: _native_experts,
-    WEIGHT_ONLY: _weight_only_experts,
-    HIGH_PRECISION: wide_experts,
-}
 
 
 def expert_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:

@@ -152,7 +152,9 @@ class ChoosingRouter(Module):
     """The forward of the table, in front of a router's own class."""
 
     def forward(self, hidden_states: Tensor) -> _Routed:
-        return _ROUTERS[type(self).__name__](self, hidden_states)
+        # torch.nn.utils.parametrize, by which peft adapts a router, makes classes of other names.
+        kinds = (kind.__name__ for kind in type(self).__mro__)
+        return next(_ROUTERS[kind] for kind in kinds if kind in _ROUTERS)(self, hidden_states)
 
 
 def _mixtral(self: Any, hidden_states: Tensor) -> _Routed:

@@ -34,6 +34,7 @@ from ..autograd.experts import (
     require_weight,
     run_experts,
 )
+from ..autograd.experts_composed import Adapters, terms_of
 from ..autograd.fitting import is_dtensor, local_part
 from ..autograd.layer import Chain, Layer
 from ..autograd.main_grad import wanted_main_grad
@@ -72,7 +73,10 @@ class Experts(PlainState):
     | <name>_bias                       | [experts, out]                | either, with bias       |
 
     forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
-    octofold.experts() says which dtypes, and what is kept for backward.
+    octofold.experts() says which dtypes, and what is kept for backward. adapters: low-rank terms
+    beside FP8 weights, by the names of these: a [experts, r, in] and b [experts, out, r], which add
+    x · aᵀ · bᵀ to what an expert's layer gives, by torch's grouped products in the dtype of its
+    rows, with gradients by both.
 
     Each forward casts the weights as they are then, of the experts that have tokens, unless
     octofold.nn.keep_casts() keeps the casts, of all. FP8 weights are octofold.nn.Fp8Weights: they
@@ -201,8 +205,13 @@ class Experts(PlainState):
         """True once FSDP has sharded the weights."""
         return self._is_sharded
 
-    def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    def forward(
+        self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor, adapters: Adapters = None
+    ) -> Tensor:
+        if adapters and self.sides is not None:
+            raise invalid_argument(_NAME, "adapters", "none over several ranks", [*adapters])
         first, second = self._operands()
+        terms = terms_of(_NAME, adapters, self.weight_names, (first, second))
         require_same_device(_NAME, input, first)
         require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
         entry, exit = sides_of(self.sides)
@@ -219,7 +228,7 @@ class Experts(PlainState):
             of_second = of_second._replace(bias=bias_on_one_rank(of_second.bias, exit))
         layers = of_first, of_second
         chain = Chain("experts", self._recipe, activation=self.activation)
-        y = run_experts(input, topk_ids, topk_weights, layers, chain, compute)
+        y = run_experts(input, topk_ids, topk_weights, layers, chain, compute, terms)
         return y if exit is ONE_PROCESS else reduce_partial(y, exit)
 
     def cast_weights(self) -> list[tuple[tuple[Tensor, ...], Recipe]]:
