@@ -1,13 +1,14 @@
 """SGLang's layers on a CPU, on what SGLang takes for a GPU, for its tests."""
 
 import contextlib
+from functools import partial
 
 import pytest
 import torch
 from octofold.integrations.sglang import linear as plugged
 from sglang.srt import plugins
 from sglang.srt.arg_groups.choices import MOE_RUNNER_BACKEND_CHOICES
-from sglang.srt.layers.linear import ReplicatedLinear
+from sglang.srt.layers import linear as layers
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.moe_runner import runner as runners
 from sglang.srt.layers.moe.topk import StandardTopKOutput
@@ -25,6 +26,7 @@ HOOKED = (
     (fp8_utils, "dispatch_w8a8_block_fp8_linear"),
     (fp8_utils, "apply_fp8_linear"),
     (fp8_utils, "can_auto_enable_marlin_fp8"),
+    (fp8.Fp8LinearMethod, "create_weights"),
     (fp8.Fp8LinearMethod, "process_weights_after_loading"),
     (fp8.Fp8MoEMethod, "create_moe_runner"),
     (fp8.Fp8MoEMethod, "apply"),
@@ -94,9 +96,13 @@ def model_of(dtype):
         torch.set_default_dtype(before)
 
 
-def fp8_config(**options):
-    options = {"activation_scheme": "dynamic"} | options
-    return Fp8Config(is_checkpoint_fp8_serialized=True, **options)
+fp8_config = partial(Fp8Config, is_checkpoint_fp8_serialized=True, activation_scheme="dynamic")
+config_of_blocks = partial(fp8_config, weight_block_size=[128, 128])
+
+
+def rank_of(ranks, rank):
+    """The state inside of one of several ranks."""
+    return get_parallel().override(tp_size=ranks, tp_rank=rank, tp_group=None)
 
 
 def linear(weight, bias=None, input_scale=None, **options):
@@ -104,7 +110,7 @@ def linear(weight, bias=None, input_scale=None, **options):
     outputs, inputs = weight.shape
     tensors = {"weight": weight.data, "bias": bias, "input_scale": input_scale}
     if weight.granularity == "128x128":
-        config = fp8_config(weight_block_size=[128, 128], **options)
+        config = config_of_blocks(**options)
         tensors["weight_scale_inv"] = weight.scale
     elif weight.granularity == "channel":
         config = W8A8Fp8Config(is_checkpoint_fp8_serialized=True)
@@ -112,7 +118,7 @@ def linear(weight, bias=None, input_scale=None, **options):
     else:
         config = fp8_config(activation_scheme="dynamic" if input_scale is None else "static")
         tensors["weight_scale"] = weight.scale
-    layer = ReplicatedLinear(
+    layer = layers.ReplicatedLinear(
         inputs, outputs, bias=bias is not None, quant_config=config, prefix="layer"
     )
     load(layer, **tensors)

@@ -13,6 +13,7 @@ from tests.integrations.serving_support import (
     assert_product,
     cast,
     experts_of,
+    load,
     load_experts,
     quantized,
     random,
@@ -72,6 +73,41 @@ def test_blocks(server, dtype, inputs, outputs, with_bias):
             assert y.dtype == dtype
             if x.numel():
                 assert_product(y, cast(x, "1x128"), values(weight), bias)
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
+@pytest.mark.parametrize("rank", range(4))
+def test_parts_that_begin_and_end_within_blocks(server, gpu, rank, capability):
+    """The parts of four ranks: 96 rows of each matrix (two ranks have the same keys and values), or
+    96 columns."""
+    gpu(*capability)
+    size, x = 4 * 96, random(7, 4 * 96, dtype=torch.bfloat16)
+    own, shared = (slice(96 * part, 96 * part + 96) for part in (rank, rank // 2))
+    q, up, down = (quantized("128x128", size, size) for _ in range(3))
+    k, v = (quantized("128x128", size // 2, size) for _ in range(2))
+    layers = [
+        ("ColumnParallelLinear", (size,), {"": up}, [own]),
+        ("MergedColumnParallelLinear", ([size, size],), {(0,): q, (1,): up}, [own, own]),
+        ("QKVParallelLinear", (96, 4, 2), {"q": q, "k": k, "v": v}, [own, shared, shared]),
+        ("RowParallelLinear", (size,), {"": down}, [slice(None)]),
+    ]
+    common = {"bias": False, "quant_config": server.config_of_blocks(), "prefix": "layer"}
+    with server.model_of(torch.bfloat16), server.rank_of(4, rank):
+        for kind, sizes, weights, rows in layers:
+            options, part, read = {}, x, x
+            if kind == "RowParallelLinear":
+                options, part = {"reduce_results": False}, x[:, own]
+                read = torch.where(torch.arange(size) // 96 == rank, x, 0)
+            layer = getattr(server.layers, kind)(size, *sizes, **common, **options)
+            for shard, weight in weights.items():  # by the server's loaders
+                codes, scale = layer.weight, layer.weight_scale_inv
+                codes.weight_loader(codes, weight.data, *shard)
+                scale.weight_loader(scale, weight.scale, *shard)
+            load(layer)
+            expected = cast(read, "1x128") if capability == (9, 0) else read.double()
+            parts = [values(each)[some] for each, some in zip(weights.values(), rows, strict=True)]
+            compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="eager")
+            assert_product(compiled(part)[0], expected, torch.cat(parts))
 
 
 @DTYPES

@@ -7,7 +7,7 @@ import torch
 from octofold.integrations.sglang import linear as plugged
 from octofold.integrations.sglang.experts import OctofoldRunnerCore
 from sglang.srt.arg_groups.choices import MOE_RUNNER_BACKEND_CHOICES
-from sglang.srt.layers.linear import MergedColumnParallelLinear
+from sglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
 from sglang.srt.layers.quantization import fp8, fp8_utils
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -119,6 +119,23 @@ def test_input_that_was_cast_before(plugged_in, by_columns):
         y, _ = layer((codes.data, scale))
         assert y.dtype == DTYPE
         assert_product(y, values(codes), values(weight))
+
+
+def test_cut_blocks_that_do_not_fit(gpu, plugged_in):
+    """An input that was cast before, checkpoints that have a rank's part alone, other GPUs."""
+    config = server.config_of_blocks()
+    with server.model_of(DTYPE), server.rank_of(4, 1):
+        layer = RowParallelLinear(4 * 96, 128, False, quant_config=config)
+        assert layer.quant_method.weight_block_size == [128, 32], "which some models read"
+        layer.quant_method.process_weights_after_loading(layer)
+        assert "cannot be loaded again" in layer._derived_weight_cache_error
+        with pytest.raises(octofold.UnsupportedError, match="an input of 16 bits, got FP8"):
+            layer((random(9, 96, dtype=torch.float8_e4m3fn), torch.ones(9, 1)))
+        with pytest.raises(ValueError, match="96 is not divisible"):
+            RowParallelLinear(4 * 96, 128, quant_config=config, use_presharded_weights=True)
+        gpu(8, 9)
+        with pytest.raises(ValueError, match="96 is not divisible"):
+            RowParallelLinear(4 * 96, 128, quant_config=config)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])

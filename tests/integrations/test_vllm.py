@@ -7,19 +7,14 @@ import torch
 from octofold.integrations import vllm as plug
 from octofold.integrations.vllm import experts as plugged_experts
 from octofold.integrations.vllm import linear as plugged
-from vllm import distributed
-from vllm.model_executor import parameter as vllm_parameter
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearLayerConfig,
 )
-from vllm.model_executor.layers import linear as vllm_linear
 from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.linear import (
-    ColumnParallelLinear,
     LinearBase,
     MergedColumnParallelLinear,
     ReplicatedLinear,
-    RowParallelLinear,
 )
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8MoEMethod
@@ -239,45 +234,6 @@ def test_merged_blocks(plugged_in):
         assert_product(y, cast(x, "1x128"), torch.cat([values(part) for part in parts]))
 
 
-def of_a_rank(kind, *sizes, weights, **options):
-    """A layer of `--quantization octofold`, loaded by vLLM's loaders."""
-    config = plugged_experts.OctofoldFp8Config.from_config(OF_EXPERTS["128x128"])
-    layer = kind(*sizes, bias=False, quant_config=config, prefix="layer", **options)
-    for shard, weight in weights.items():
-        shard = () if shard is None else (shard,)
-        layer.weight.weight_loader(layer.weight, weight.data, *shard)
-        layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, weight.scale, *shard)
-    server.load(layer)
-    return layer
-
-
-@pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
-@pytest.mark.parametrize("rank", range(4))
-def test_parts_that_begin_and_end_within_blocks(gpu, plugged_in, monkeypatch, rank, capability):
-    """The parts of four ranks: 96 rows of each matrix, or 96 columns."""
-    gpu(*capability)
-    for module in (vllm_linear, vllm_parameter, distributed):
-        monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: rank)
-        monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: 4)
-    casts, own = capability == (9, 0), slice(96 * rank, 96 * (rank + 1))
-    whole = random(7, 4 * 96, dtype=DTYPE)
-    with server.model_of(DTYPE):
-        gate, up, down = (quantized("128x128", 4 * 96, 4 * 96) for _ in range(3))
-        layers = [
-            (ColumnParallelLinear, 4 * 96, {None: gate}, [gate]),
-            (MergedColumnParallelLinear, [4 * 96, 4 * 96], {0: gate, 1: up}, [gate, up]),
-        ]
-        for kind, outputs, weights, parts in layers:
-            layer = of_a_rank(kind, 4 * 96, outputs, weights=weights)
-            expected = cast(whole, "1x128") if casts else whole.double()
-            assert_product(layer(whole)[0], expected, torch.cat([values(w)[own] for w in parts]))
-        sizes, options = (4 * 96, 4 * 96), {"input_is_parallel": True, "reduce_results": False}
-        layer = of_a_rank(RowParallelLinear, *sizes, weights={None: down}, **options)
-        zeros = torch.where(torch.arange(4 * 96) // 96 == rank, whole, 0)
-        expected = cast(zeros, "1x128") if casts else zeros.double()
-        assert_product(layer(whole[:, own])[0], expected, values(down))
-
-
 def test_scales_that_are_exponents(plugged_in):
     """E8M0, as DeepSeek-V4 has them: the powers of two that they are."""
     powers = octofold.Format("e4m3", "128x128", power_of_two=True)
@@ -406,7 +362,7 @@ def test_experts_in_16_bits_are_refused():
 
 def test_linear_layers_beside_experts_are_vllms(plugged_in):
     with server.model_of(DTYPE):
-        config = plugged_experts.OctofoldFp8Config.from_config(OF_EXPERTS["128x128"])
+        config = server.config_of_blocks()
         layer = ReplicatedLinear(256, 256, quant_config=config, prefix="layer")
         assert isinstance(layer, LinearBase)
         assert isinstance(server.kernel_of(layer), BLOCKS)

@@ -18,16 +18,17 @@ import vllm.model_executor.layers.quantization.online.fp8  # noqa: F401
 from octofold.integrations import vllm as plug
 from octofold.integrations.vllm import experts as plugged_experts
 from octofold.integrations.vllm import linear as plugged
-from vllm import plugins
+from vllm import distributed, plugins
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     init_distributed_environment,
     initialize_model_parallel,
     model_parallel_is_initialized,
 )
+from vllm.model_executor import parameter
 from vllm.model_executor.kernels import linear as tables
+from vllm.model_executor.layers import linear as layers
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
-from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
     CompressedTensorsConfig,
 )
@@ -53,6 +54,7 @@ GELU = "gelu_tanh", partial(torch.nn.functional.gelu, approximate="tanh")
 CHECKPOINT = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 OF_EXPERTS = {"128x128": CHECKPOINT | {"weight_block_size": [128, 128]}, "tensor": CHECKPOINT}
 """Checkpoints' configurations, by the granularity of weights."""
+config_of_blocks = partial(plugged_experts.OctofoldFp8Config.from_config, OF_EXPERTS["128x128"])
 
 _EXTENSION = torch.library.Library("_C", "FRAGMENT")
 _EXTENSION.define(
@@ -169,13 +171,23 @@ def linear(weight, bias=None, input_scale=None, config=None):
     elif config is None:
         config = Fp8Config(activation_scheme="dynamic" if input_scale is None else "static")
     outputs, inputs = weight.shape
-    layer = ReplicatedLinear(
+    layer = layers.ReplicatedLinear(
         inputs, outputs, bias=bias is not None, quant_config=config, prefix="layer"
     )
     tensors = {scale_name: scale, "bias": bias, "input_scale": input_scale}
     load(layer, weight=weight.data, **tensors)
     assert isinstance(kernel_of(layer), KERNELS)
     return layer
+
+
+@contextlib.contextmanager
+def rank_of(ranks, rank):
+    """The state inside of one of several ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (layers, parameter, distributed):
+            patch.setattr(module, "get_tensor_model_parallel_rank", lambda: rank)
+            patch.setattr(module, "get_tensor_model_parallel_world_size", lambda: ranks)
+        yield
 
 
 def compressed_tensors(strategy, dynamic=True):

@@ -44,17 +44,18 @@ def repeating(loader: Callable[..., Any], unit: tuple[int, int]) -> Callable[...
 
 
 def as_products_take(
-    codes: Tensor, scale: Tensor, unit: tuple[int, int], first: int
+    codes: Tensor, scale: Tensor, unit: tuple[int, int], rank: int
 ) -> tuple[ScaledTensor, int]:
     """A rank's weight, and how many zero columns x needs in front: products begin with a whole
     block, and so do the columns of the weight, by codes of zeros.
 
-    first: the number of the rank's first column in the whole weight.
+    rank: whose part of the columns, if these are cut, it is.
     """
     rows, columns = unit
-    zeros, granularity = first % 128, "128x128"
+    zeros, granularity = 0, "128x128"
     scale = scale.float()
     if columns < 128:
+        zeros = rank * codes.shape[1] % 128
         codes = pad(as_bytes(codes), (zeros, 0)).view(codes.dtype)
         begins = torch.arange(-zeros, codes.shape[1] - zeros, 128, device=scale.device)
         scale = scale.index_select(1, begins.clamp(min=0) // columns)

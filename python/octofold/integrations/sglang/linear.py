@@ -1,26 +1,31 @@
 """SGLang's linear layers in FP8 by Octofold's products.
 
 SGLang has a function that chooses the product of block FP8, one that computes those of tensors and
-channels, one that says whether Marlin is to compute with FP8 weights alone, and one that makes of
-weights what a product takes. A hook stands around each: where Octofold fits the GPU and the layer
-it computes, else SGLang's own function is called. What a user has chosen (--fp8-gemm-backend,
-SGLANG_FORCE_FP8_MARLIN) stays chosen.
+channels, one that says whether Marlin is to compute with FP8 weights alone, one that makes a
+layer's weights, and one that makes of them what a product takes. A hook stands around each: where
+Octofold fits the GPU and the layer it computes, else SGLang's own function is called. What a user
+has chosen (--fp8-gemm-backend, SGLANG_FORCE_FP8_MARLIN) stays chosen.
 """
 
 import functools
 import logging
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Final
 
 import torch
+from sglang.srt.distributed.utils import get_group_rank_size
 from sglang.srt.layers.quantization import fp8_utils
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_exec
 from torch import Tensor
+from torch.nn.functional import pad
 
+from ..._core.errors import UnsupportedError
 from ..._core.library import is_batch_invariant, set_batch_invariant
 from ..._core.scaled_tensor import ScaledTensor
 from .. import serving
+from ..cut_blocks import WHOLE, as_products_take, repeating, unit_of
 
 _MODULE: Final = "sglang.srt.layers.quantization.fp8_utils"
 _METHOD: Final = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod"
@@ -34,6 +39,7 @@ def hook() -> None:
     hook_around(f"{_MODULE}.dispatch_w8a8_block_fp8_linear", choose_for_blocks)
     hook_around(f"{_MODULE}.apply_fp8_linear", apply_linear)
     hook_around(f"{_MODULE}.can_auto_enable_marlin_fp8", choose_marlin)
+    hook_around(f"{_METHOD}.create_weights", create_weights)
     hook_around(f"{_METHOD}.process_weights_after_loading", process_weights)
 
 
@@ -62,10 +68,10 @@ def linear_of_blocks(
     act_scale_ue8m0: bool = False,
     weight_bf16: Tensor | None = None,
 ) -> Tensor:
-    """A layer with weights [out, in] of 128x128 blocks. An input with a scale is FP8 already."""
+    """A layer with weights [out, in] of 128x128 or 1x128 blocks. An input with a scale is FP8."""
     return serving.linear(
         input,
-        ScaledTensor(weight, weight_scale, "128x128"),
+        ScaledTensor(weight, weight_scale, "1x128" if block_size[0] == 1 else "128x128"),
         bias,
         "1x128",
         input_scale,
@@ -84,7 +90,8 @@ def weights_of_blocks(
     weight_bf16: Tensor | None = None,
 ) -> Tensor:
     """The same with an input of 16 bits, which is not cast."""
-    return serving.weight_only(input, ScaledTensor(weight, weight_scale, "128x128"), bias)
+    scaled = ScaledTensor(weight, weight_scale, "1x128" if block_size[0] == 1 else "128x128")
+    return serving.weight_only(input, scaled, bias)
 
 
 def apply_linear(
@@ -145,6 +152,62 @@ def choose_marlin(original: Callable[[], bool]) -> bool:
     """Around can_auto_enable_marlin_fp8(): Marlin, which has weights in an order of its own, is for
     GPUs without FP8 units. There Octofold computes with the checkpoint's order."""
     return False if _who_computes() == _WEIGHTS_ALONE else original()
+
+
+def create_weights(
+    original: Callable[..., None],
+    method: Any,
+    layer: Any,
+    input_size_per_partition: int,
+    output_partition_sizes: list[int],
+    input_size: int,
+    output_size: int,
+    params_dtype: torch.dtype,
+    skip_block_quant_check: bool = False,
+    **options: Any,
+) -> None:
+    """Around Fp8LinearMethod.create_weights(), which refuses a layer whose 128x128 blocks tensor
+    parallelism cuts. Loaders read the size of blocks from the configuration that all layers share,
+    so such a layer has a copy with smaller ones. Where a model loads scales in a way of its own (by
+    ranks, or unchecked) the layer is SGLang's."""
+    sizes = input_size_per_partition, output_partition_sizes, input_size, output_size
+    product = method.w8a8_block_fp8_linear
+    is_ours = (
+        getattr(product, "func", product) in (linear_of_blocks, weights_of_blocks)
+        and tuple(method.weight_block_size or ()) == WHOLE
+        and not method.use_marlin
+        and not skip_block_quant_check
+        and not getattr(layer, "use_presharded_weights", False)
+    )
+    unit = unit_of(*sizes) if is_ours else WHOLE
+    if unit != WHOLE:
+        method.quant_config = copy(method.quant_config)
+        method.quant_config.weight_block_size = method.weight_block_size = [*unit]
+        process = functools.partial(_process_cut_weights, method, unit)
+        method.process_weights_after_loading_block_quant = process
+    original(method, layer, *sizes, params_dtype, skip_block_quant_check, **options)
+    if unit != WHOLE:
+        scale = layer.weight_scale_inv
+        scale._weight_loader = repeating(scale.weight_loader, unit)
+
+
+def _process_cut_weights(method: Any, unit: tuple[int, int], layer: Any) -> None:
+    rank, _ = get_group_rank_size(layer.tp_group)
+    codes, scale = layer.weight, layer.weight_scale_inv
+    weight, zeros = as_products_take(codes.data, scale.data, unit, rank)
+    codes.data, scale.data = weight.data, weight.scale
+    method.weight_block_size = [int(size) for size in weight.granularity.split("x")]
+    if zeros:
+        product = method.w8a8_block_fp8_linear
+        method.w8a8_block_fp8_linear = functools.partial(_padded, product, zeros)
+    # SGLang says it where it would load weights again.
+    layer._derived_weight_cache_error = "weights whose blocks ranks cut cannot be loaded again"
+
+
+def _padded(product: Callable[..., Tensor], zeros: int, input: Tensor, **operands: Any) -> Tensor:
+    if operands.get("input_scale") is not None:  # of other columns than the weight's scales
+        raise UnsupportedError("layer with cut columns: expected an input of 16 bits, got FP8")
+    return product(pad(input, (zeros, 0)), **operands)
 
 
 def process_weights(original: Callable[..., None], method: Any, layer: torch.nn.Module) -> None:

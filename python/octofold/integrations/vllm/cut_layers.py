@@ -51,8 +51,7 @@ class OctofoldFp8LinearMethod(Fp8LinearMethod):  # type: ignore[misc]
             super().process_weights_after_loading(layer)
             return
         layer.input_scale = None
-        first = layer.tp_rank * layer.input_size_per_partition if self._unit[1] < 128 else 0
-        parts = layer.weight.data, layer.weight_scale_inv.data, self._unit, first
+        parts = layer.weight.data, layer.weight_scale_inv.data, self._unit, layer.tp_rank
         weight, self._zeros = as_products_take(*parts)
         self._granularity = weight.granularity
         replace_parameter(layer, "weight", weight.data)
