@@ -7,9 +7,13 @@ import importlib.util
 import octofold
 import pytest
 import torch
+from octofold.integrations import server_weights
 from octofold.integrations.hosts import HOSTS
 
 from tests.integrations.serving_support import (
+    EXPERTS,
+    HIDDEN,
+    INNER,
     assert_product,
     cast,
     experts_of,
@@ -160,3 +164,84 @@ def test_the_bits_of_experts_are_octofolds(server):
         w13 = octofold.ScaledTensor(layer.w13_weight, layer.w13_weight_scale_inv, "128x128")
         w2 = octofold.ScaledTensor(layer.w2_weight, layer.w2_weight_scale_inv, "128x128")
         assert torch.equal(y, octofold.experts(x, ids, weights, w13, w2))
+
+
+class Served(torch.nn.Module):
+    """A model that a server loads: two matrices in one layer, a norm, experts."""
+
+    def __init__(self, server):
+        super().__init__()
+        self.gate_up = server.merged(HIDDEN, [256, 128])
+        self.norm = torch.nn.LayerNorm(HIDDEN, bias=False)
+        self.experts = server.experts()
+        load_experts(self.experts)
+        server.load(self.gate_up)
+
+    def load_weights(self, named):
+        own = dict(self.named_parameters())
+        for name, tensor in named:
+            layer, *of = name.removesuffix("_scale_inv").split(".")
+            if layer == "experts":
+                kind = "w2_weight" if of[1] == "w2" else "w13_weight"
+                kind, of = f"{kind}{'_scale_inv' * name.endswith('inv')}", (of[1], int(of[0]))
+                parameter = own[f"experts.{kind}"]
+                parameter.weight_loader(parameter, tensor, kind, *of)
+            else:
+                kind = "weight_scale_inv" if name.endswith("inv") else "weight"
+                parameter = own[f"{layer}.{kind}"]
+                load = getattr(parameter, "weight_loader", lambda p, t: p.data.copy_(t))
+                load(parameter, tensor, *map(int, of))
+
+
+def numbers():
+    shapes = {"gate_up.0": (256, HIDDEN), "gate_up.1": (128, HIDDEN), "norm": (HIDDEN,)}
+    for expert in range(EXPERTS):
+        shapes |= {f"experts.{expert}.w{i}": (INNER, HIDDEN) for i in (1, 3)}
+        shapes[f"experts.{expert}.w2"] = HIDDEN, INNER
+    return {name: random(*shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+
+
+def in_fp8(named):
+    """As a checkpoint that `octofold quantize` has made."""
+    for name, tensor in named.items():
+        if tensor.dim() == 1:
+            yield name, tensor
+        else:
+            weight = octofold.quantize(tensor, "128x128")
+            yield from ((name, weight.data), (f"{name}_scale_inv", weight.scale))
+
+
+def contents(model):
+    """Where each parameter lies, and its bytes."""
+    parameters = model.named_parameters()
+    return {name: (p.data_ptr(), p.clone().view(torch.uint8)) for name, p in parameters}
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+def test_refit(server, bucket_bytes):
+    """The bytes that loading a checkpoint of these numbers gives, in the same memory."""
+    with server.model_with_experts(), torch.no_grad():
+        model, new = Served(server), numbers()
+        model.load_weights(in_fp8(new))  # by the server's own loaders
+        expected = contents(model)
+        for named in (numbers(), new, dict(in_fp8(numbers())), dict(in_fp8(new))):
+            server_weights.refit(model, iter(named.items()), bucket_bytes=bucket_bytes)
+        torch.testing.assert_close(contents(model), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gate_up.1": torch.ones(128, 72)}, r"gate_up.weight.*\[128, 72\]"),
+        ({"experts.3.w2": None}, r"none, or not all rows, for experts.w2_weight"),
+        ({"unknown.weight": torch.ones(3)}, "unknown"),
+    ],
+)
+def test_refit_refuses_before_it_writes(server, change, words):
+    with server.model_with_experts(), torch.no_grad():
+        model = Served(server)
+        before = contents(model)
+        wrong = {n: t for n, t in (numbers() | change).items() if t is not None}
+        with pytest.raises((octofold.InvalidArgumentError, KeyError), match=words):
+            server_weights.refit(model, wrong.items())
+        torch.testing.assert_close(contents(model), before, rtol=0, atol=0)

@@ -1,6 +1,8 @@
 """Layers with FP8 weights, cut for a group of ranks: a rank's part of a weight, whose scales may
 straddle two ranks' parts."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -116,6 +118,8 @@ class Fp8Part(torch.nn.Linear):
     many rows, or columns. They begin where a square does."""
 
     sides: Sides
+    part_of: Callable[[ScaledTensor], tuple[ScaledTensor, int]]
+    """This rank's part of a whole weight, and how many zeros are in front."""
     zero_rows = 0
     zero_columns = 0
 
@@ -141,19 +145,26 @@ def cut(
     in place. The weight is no DTensor, so that it is this rank's alone; the bias becomes one."""
     weight = weight_of(layer)
     require_divisible(operation, "weight", weight.shape[dim] // packed, ranks.size, packed > 1)
-    if packed > 1:
-        own, zeros = _packed_part(operation, weight.scaled, ranks, packed), 0
-    else:
-        own, zeros, _ = shard_of(weight.scaled, dim, ranks.rank, ranks.size)
+    part_of = partial(_part_of, operation, dim=dim, ranks=ranks, packed=packed)
+    own, zeros = part_of(weight.scaled)
     hold(layer, weight.like(own.data, own.scale))
     spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0, packed)
     part: Any = layer
     change_class("parts", part, Fp8Part)
-    part.sides = sides
+    part.sides, part.part_of = sides, part_of
     if dim == -2:
         part.zero_rows = zeros
     else:
         part.zero_columns = zeros
+
+
+def _part_of(
+    operation: str, weight: ScaledTensor, dim: int, ranks: Ranks, packed: int
+) -> tuple[ScaledTensor, int]:
+    if packed > 1:
+        return _packed_part(operation, weight, ranks, packed), 0
+    own, zeros, _ = shard_of(weight, dim, ranks.rank, ranks.size)
+    return own, zeros
 
 
 def _packed_part(operation: str, weight: ScaledTensor, ranks: Ranks, packed: int) -> ScaledTensor:

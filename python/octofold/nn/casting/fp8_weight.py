@@ -162,6 +162,19 @@ class Fp8Weight(Tensor):
         """Codes and scales as an octofold.ScaledTensor, which shares their memory."""
         return ScaledTensor(self.codes, self.scale, self.granularity)
 
+    @property
+    def format(self) -> Format:
+        """How numbers are cast that are written to it."""
+        kind = NAMES[self.codes.dtype], self.granularity
+        return Format(*kind, rule=self.rule, power_of_two=self.power_of_two)
+
+    @property
+    def matrices(self) -> int | None:
+        """How many matrices with scales of their own it is a stack of; None: it is none."""
+        if self.codes.dim() != 3 or self._is_of_firsts():
+            return None
+        return self.scale.numel() if self.granularity == "tensor" else self.codes.shape[0]
+
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The numbers, as a new tensor of `dtype`; None: of the weight's own."""
         dtype = dtype or self.dtype
@@ -179,13 +192,8 @@ class Fp8Weight(Tensor):
 
     def cast_like(self, numbers: Tensor) -> "Fp8Weight":
         """Another of other numbers of its shape, where these are, cast as the weight was."""
-        kind = NAMES[self.codes.dtype], self.granularity
-        format = Format(*kind, rule=self.rule, power_of_two=self.power_of_two)
-        matrices = None
-        if self.codes.dim() == 3 and not self._is_of_firsts():
-            matrices = self.scale.numel() if self.granularity == "tensor" else self.codes.shape[0]
         wide = numbers if numbers.dtype in _WIDE else numbers.float()
-        cast = Fp8Weight.cast(wide, format, matrices)
+        cast = Fp8Weight.cast(wide, self.format, self.matrices)
         return self.like(cast.codes, cast.scale)
 
     def like(
