@@ -224,9 +224,10 @@ def test_refit(server, bucket_bytes):
         model, new = Served(server), numbers()
         model.load_weights(in_fp8(new))  # by the server's own loaders
         expected = contents(model)
-        for named in (numbers(), new, dict(in_fp8(numbers())), dict(in_fp8(new))):
+        for named in (new, dict(in_fp8(new))):
+            model.load_weights(in_fp8(numbers()))
             server_weights.refit(model, iter(named.items()), bucket_bytes=bucket_bytes)
-        torch.testing.assert_close(contents(model), expected, rtol=0, atol=0)
+            torch.testing.assert_close(contents(model), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
