@@ -33,7 +33,7 @@ def new_model() -> Sequential:
 
 
 def log_probabilities(model: Sequential, tokens: Tensor) -> Tensor:
-    """Of each next token."""
+    """Returns that of each next token."""
     logits = model(tokens[:-1]).float()
     return logits.log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
 

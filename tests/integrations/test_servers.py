@@ -202,7 +202,7 @@ def numbers():
 
 
 def in_fp8(named):
-    """As a checkpoint that `octofold quantize` has made."""
+    """The same as in a checkpoint that `octofold quantize` has made."""
     for name, tensor in named.items():
         if tensor.dim() == 1:
             yield name, tensor
@@ -212,7 +212,7 @@ def in_fp8(named):
 
 
 def contents(model):
-    """Where each parameter lies, and its bytes."""
+    """The address of each parameter, and its bytes."""
     parameters = model.named_parameters()
     return {name: (p.data_ptr(), p.clone().view(torch.uint8)) for name, p in parameters}
 

@@ -29,7 +29,7 @@ from ..nn.casting.weight_tensors import is_wide
 _NAME: Final = "refit"
 _SCALES: Final = "_scale_inv"
 _DERIVED: Final = ("W_UK_T", "w_kc")
-"""What servers have made of a weight, for attention over latents."""
+"""Copies that servers have of a weight, for attention over latents."""
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def refit(
 
 
 def _copy(parameter: Tensor, loaded: Tensor, *_: Any) -> None:
-    """What servers do where a parameter has no loader."""
+    """The servers' loader of a parameter that has none."""
     if parameter.shape != loaded.shape and (parameter.numel(), loaded.numel()) != (1, 1):
         raise ValueError("another shape")
     parameter.data.copy_(loaded.view(parameter.shape))
@@ -92,6 +92,12 @@ def _copy(parameter: Tensor, loaded: Tensor, *_: Any) -> None:
 
 def _loader(parameter: Tensor | None) -> tuple[Any, Callable[..., Any]]:
     return parameter, getattr(parameter, "weight_loader", _copy)
+
+
+def _of_scales(argument: Any) -> Any:
+    """An argument of a loader, for the scales of a weight: loaders of experts get its name."""
+    is_name = isinstance(argument, str) and argument.endswith("weight")
+    return f"{argument}{_SCALES}" if is_name else argument
 
 
 class _Into(NamedTuple):
@@ -168,8 +174,11 @@ class _Loading:
             scale = source.new_empty(scales, dtype=torch.float32)
             out = Target(into.format, out=ScaledTensor(loaded, scale, "128x128"))
             self._jobs[source.device].append(CastJob(source, out, matrices=matrices))
-            names = [f"{a}{_SCALES}" if str(a).endswith("weight") else a for a in args]
-            self._loads.append(partial(into.load_scale, into.scale, scale, *names, **options))
+            args_of, options_of = (
+                map(_of_scales, args),
+                {k: _of_scales(v) for k, v in options.items()},
+            )
+            self._loads.append(partial(into.load_scale, into.scale, scale, *args_of, **options_of))
         self._loads.append(partial(into.load, into.parameter, loaded, *args, **options))
 
     def _write(self) -> None:

@@ -19,7 +19,7 @@ from .advisor.plan import Plan, apply
 from .advisor.report import html_report, text_report
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
 from .load_into import load_checkpoint_into
-from .refit import refit
+from .renewal import refit
 from .saved_models.load import load
 from .saved_models.save import save
 

@@ -43,7 +43,7 @@ def assert_same(model, other):
 @pytest.mark.parametrize("format", ["128x128", "channel", "tensor"])
 @on_two_ranks
 def test_shards_travel_as_codes(rank, format, in_fp8):
-    """Of 512 rows each rank has whole squares, of 200 it has not. Biases have no codes."""
+    """Each rank has whole squares of 512 rows, and not of 200. Biases have no codes."""
     new = linears((200, 512), (512, 200), seed=1)
     rollout, expected = frozen(linears((200, 512), (512, 200)), format), frozen(new, format)
     if in_fp8:

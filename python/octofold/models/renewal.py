@@ -109,7 +109,7 @@ class _Place(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """What came for a place: numbers, or codes with their scale."""
+    """The tensor for a place: numbers, or codes with their scale."""
 
     name: str
     value: Any
@@ -120,8 +120,7 @@ class _Piece(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is to be done with a tensor: casts, and after them copies, in this order: where to, and
-    what."""
+    """The casts for a tensor, and after them copies, in this order: where to, and what."""
 
     tensor: Tensor
     jobs: list[CastJob]
@@ -139,8 +138,7 @@ class _Renewal:
         self._plans: dict[tuple[int, int | None], _Plan] = {}
         self.came = Counter[int]()
         """How many numbers of a slot."""
-        self.bytes = 0
-        """Of the bucket."""
+        self.bytes = 0  # of the bucket
 
     def look(self, name: str, value: Any) -> tuple[_Place, _Piece]:
         """Look where a tensor belongs, and whether it fits."""
@@ -247,7 +245,7 @@ def _plan_of(place: _Place, pieces: list[_Piece]) -> _Plan:
 def _planned(plan: _Plan, own: Fp8Weight, pieces: list[_Piece]) -> Fp8Weight:
     """New codes and scales, cast as the weight is."""
     shape = sum(len(piece.value) for piece in pieces), *pieces[0].value.shape[1:]
-    matrices = None if own.matrices is None else shape[0]
+    matrices = None if own.cast_as[1] is None else shape[0]
     scale = own.scale.new_empty(scale_shape(own.granularity, *shape, matrices=matrices))
     made = own.like(own.codes.new_empty(shape), scale)
     _plan_rows(plan, made, pieces)
@@ -268,9 +266,10 @@ def _plan_rows(plan: _Plan, target: Fp8Weight, pieces: list[_Piece]) -> None:
         part = target if len(pieces) == 1 else _like(target, target.scaled[begin:end])
         if scale is not None:
             plan.copies.append((part, joined(part, value, scale, name).detach))
-        elif part.codes.dim() == 2 or part.matrices is not None:
-            source, out = walkable(value.to(part.device)), Target(part.format, out=part.scaled)
-            plan.jobs.append(CastJob(source, out, matrices=part.matrices))
+        elif part.dim() == 2 or part.cast_as[1] is not None:
+            format, matrices = part.cast_as
+            source, out = walkable(value.to(part.device)), Target(format, out=part.scaled)
+            plan.jobs.append(CastJob(source, out, matrices=matrices))
         else:
             plan.copies.append((part, value.detach))
 
