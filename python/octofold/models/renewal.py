@@ -1,9 +1,8 @@
 """Renewing a model's weights where they lie, as reinforcement learning does after each step of its
 trainer: what is FP8 is cast into the memory that it has, which CUDA graphs read."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +20,11 @@ from .._ops.cast_many import CastJob, cast_many
 from .._ranks import Ranks, ranks_of
 from .._ranks.wire import gathered_rows
 from ..nn.autograd.fitting import is_dtensor, local_part
-from ..nn.casting.casts import walkable
+from ..nn.casting.casts import joined, walkable
 from ..nn.casting.fp8_weight import Fp8Weight
 from ..nn.casting.step_casts import renew_casts
 from ..nn.casting.weight_tensors import is_wide, without_wrapping
-from ..nn.layers.fp8_parameters import joined
+from ..nn.layers.fp8_parameters import joined as with_scales
 from .load_into import Slot, slots_of
 
 _NAME: Final = "octofold.models.refit"
@@ -49,41 +48,45 @@ def refit(
     them. CUDA graphs and compiled functions of the model compute with them from then on.
 
     model: with octofold.nn.Fp8Weights, of linear layers, experts or any layer, or without.
-    named_tensors: a state_dict(), or pairs of a name and a tensor, which are drawn one by one, on
-        any device. Of bfloat16, float16 or float32 they are cast as the weight was; an Fp8Weight or
-        a ScaledTensor is copied. With a DTensor all ranks of its mesh call this, in one order:
-        where each has whole units of scales it casts them, and codes travel, else numbers. Names
-        and shapes are those of state_dict(), or of q_proj, k_proj and v_proj for a qkv_proj,
-        gate_proj and up_proj for a gate_up_proj, and `<experts>.N.gate_proj.weight`, `up_proj` and
-        `down_proj` (or w1, w3, w2) for a layer's experts.
-    strict: whether parameters that get nothing, or not all of their numbers, are an error.
-    bucket_bytes: how much is drawn before it is written, by one launch for each kind of cast; all
-        parts of a weight in any case. Until then a tensor has to stay what it is.
+    named_tensors: a state_dict(), or pairs of a name and a tensor, which are drawn one by one, in
+        any order and on any device. Of bfloat16, float16 or float32 they are cast as the weight
+        was; an Fp8Weight or a ScaledTensor is copied. With a DTensor all ranks of its mesh call
+        this, in one order: where each has whole units of scales it casts them, and codes travel,
+        else numbers. Names and shapes are those of state_dict(), or of q_proj, k_proj and v_proj
+        for a qkv_proj, gate_proj and up_proj for a gate_up_proj, and
+        `<experts>.N.gate_proj.weight`, `up_proj` and `down_proj` (or w1, w3, w2) for a layer's
+        experts. Of a name that comes twice, or of two of one tied weight, the later counts.
+    strict: whether parameters that get nothing, or not all of their experts, are an error. All
+        parts of a weight have to come in one call in any case.
+    bucket_bytes: how much is drawn before it is written, by one launch for each kind of cast.
+        Until then a tensor has to stay what it is.
 
     Nothing of a bucket is written before all of it is known to be right, and nothing at all before
-    all of a mapping or a list is. Parts whose rows share scales are put together first, in a
-    copy of that weight. What is not FP8 is copied. Casts that octofold.nn.cast_after_step() holds
-    are made anew.
+    all of a mapping or a list is; where tensors were written before an error, a note on it says so.
+    Parts of a weight are put together first, in memory of no more than a bucket. What is not FP8 is
+    copied. Casts that octofold.nn.cast_after_step() holds are made anew.
 
     Raises InvalidArgumentError, which names the tensor, what is expected and what came;
-    UnsupportedError for FP8 parts that share scales with others.
+    UnsupportedError for FP8 parts, and for numbers of single experts, that share scales with
+    others.
     """
     require_type(_NAME, "model", model, Module, "a torch.nn.Module")
-    renewal = _Renewal(model)
-    if isinstance(named_tensors, Mapping):
-        named_tensors = list(named_tensors.items())
-    if isinstance(named_tensors, Sequence):
-        came = Counter[int]()
-        for place, piece in (renewal.look(*named) for named in named_tensors):
-            came[id(place.slot)] += piece.value.numel()
-        renewal.require_all(came, strict)
-    for name, value in named_tensors:
-        renewal.take(name, value)
-        if renewal.bytes >= bucket_bytes and not renewal.open:
-            renewal.write()
-    renewal.require_all(renewal.came, strict)
-    renewal.write()
-    renew_casts(slot.tensor for slot in renewal.slots)
+    renewal = _Renewal(model, bucket_bytes)
+    at_once = isinstance(named_tensors, Mapping | Sequence)
+    pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
+    try:
+        for name, value in pairs:
+            renewal.take(name, value)
+            if not at_once and renewal.bytes >= bucket_bytes:
+                renewal.write()
+        renewal.require_all(strict)
+        renewal.write()
+    except Exception as error:
+        if renewal.written:
+            error.add_note(f"{_NAME}: {len(renewal.written)} tensors were written before this")
+        raise
+    finally:
+        renew_casts(slot.tensor for slot in renewal.written)
 
 
 class _Place(NamedTuple):
@@ -93,6 +96,14 @@ class _Place(NamedTuple):
     expert: int | None = None
     part: int = 0
     parts: int = 1
+
+    @property
+    def target(self) -> Any:
+        """What is written to, by this tensor and those of the other parts."""
+        tensor, fp8 = self.slot.tensor, self.slot.fp8
+        if self.expert is None:
+            return tensor
+        return tensor[self.expert] if fp8 is None else _like(fp8, fp8.scaled[self.expert])
 
     @property
     def cut(self) -> Any:
@@ -108,87 +119,69 @@ class _Place(NamedTuple):
         return self.slot.tensor.shape[self.expert is not None :]
 
 
-class _Piece(NamedTuple):
-    """The tensor for a place: numbers, or codes with their scale."""
-
-    name: str
-    value: Any
-    scale: Tensor | None = None
-
-    def wrong(self, expected: str, got: object) -> Exception:
-        return invalid_argument(_NAME, f"named_tensors['{self.name}']", expected, got)
-
-
-class _Plan(NamedTuple):
-    """The casts for a tensor, and after them copies, in this order: where to, and what."""
-
-    tensor: Tensor
-    jobs: list[CastJob]
-    copies: list[tuple[Tensor, Callable[[], Tensor]]]
-
-
 class _Renewal:
-    """The tensors of a bucket, where they belong, and what is to be done with them."""
+    """The tensors of a bucket, and where they belong."""
 
-    def __init__(self, model: Module) -> None:
-        self.slots = slots_of(model)
-        self._by_name = {name: slot for slot in self.slots for name in slot.names}
-        self.open: dict[tuple[int, int | None], dict[int, _Piece]] = {}
-        """The pieces of weights that are not all there, by slot and expert."""
-        self._plans: dict[tuple[int, int | None], _Plan] = {}
-        self.came = Counter[int]()
-        """How many numbers of a slot."""
-        self.bytes = 0  # of the bucket
-
-    def look(self, name: str, value: Any) -> tuple[_Place, _Piece]:
-        """Look where a tensor belongs, and whether it fits."""
-        place = self._place_of(name)
-        numbers = value.codes if isinstance(value, Fp8Weight) else value
-        numbers = numbers.data if isinstance(numbers, ScaledTensor) else numbers
-        piece = _Piece(name, numbers, getattr(value, "scale", None))
-        _require_fitting(place, piece)
-        return place, piece._replace(value=without_wrapping(numbers.detach()))
+    def __init__(self, model: Module, bucket_bytes: int) -> None:
+        self._slots, self._bucket_bytes = slots_of(model), bucket_bytes
+        self._by_name = {name: slot for slot in self._slots for name in slot.names}
+        self._weights: dict[tuple[Slot, int | None], tuple[_Place, dict[int, Tensor]]] = {}
+        """By slot and expert: a place there, and the parts that came."""
+        self._came: defaultdict[Slot, set[int | None]] = defaultdict(set)
+        """The experts that came; None: all in one."""
+        self.written: set[Slot] = set()
+        self.bytes = 0
 
     def take(self, name: str, value: Any) -> None:
-        """Keep a tensor, and plan what is complete."""
-        place, piece = self.look(name, value)
-        key = id(place.slot), place.expert
-        pieces = self.open.setdefault(key, {})
-        pieces[place.part] = piece
-        self.came[key[0]] += piece.value.numel()
-        self.bytes += piece.value.nbytes
-        if len(pieces) == place.parts:
-            self._plans[key] = _plan_of(place, [pieces[part] for part in range(place.parts)])
-            del self.open[key]
+        """Keep a tensor until write(). Raises where it does not fit."""
+        require_type(_NAME, "named_tensors", name, str, "names with their tensors")
+        place = self._place_of(name)
+        before, parts = self._weights.get((place.slot, place.expert), (place, {}))
+        if before.parts != place.parts:
+            parts = {}
+        parts[place.part] = value = _fitting(place, name, value)
+        self._weights[place.slot, place.expert] = place, parts
+        if len(parts) == place.parts > 1:
+            _require_together(place, name, [parts[part] for part in range(place.parts)])
+        came = self._came[place.slot]
+        came.add(place.expert)
+        if None in came and len(came) > 1:
+            raise _wrong(name, "experts one by one, or all in one tensor", "both")
+        self.bytes += value.nbytes
+
+    def require_all(self, strict: bool) -> None:
+        """Requires all parts of weights and, if strict, all parameters with all experts."""
+        weights = self._weights.values()
+        missing = {place.slot for place, parts in weights if len(parts) < place.parts}
+        for slot in self._slots if strict else ():
+            came = self._came[slot]
+            is_whole = None in came or (came and len(came) == len(slot.tensor))
+            if isinstance(slot.tensor, Parameter) and not is_whole:
+                missing.add(slot)
+        if missing:
+            expected = "all rows of all parameters (strict=False: of those that come)"
+            got = f"less of {listed([slot.names[0] for slot in self._slots if slot in missing])}"
+            raise invalid_argument(_NAME, "named_tensors", expected, got)
 
     def write(self) -> None:
-        by_device = defaultdict(list)
-        for job in (job for plan in self._plans.values() for job in plan.jobs):
-            by_device[job.source.device].append(job)
-        for jobs in by_device.values():
-            cast_many(jobs)
-        for plan in self._plans.values():
-            for target, value in plan.copies:
-                target.copy_(value())
-            increment_version(plan.tensor)
-        self._plans, self.bytes = {}, 0
-
-    def require_all(self, came: Counter[int], strict: bool) -> None:
-        """Requires all pieces of weights and, if strict, so many numbers to be all."""
-        missing = [
-            slot.names[0]
-            for slot in self.slots
-            if any(slot_id == id(slot) for slot_id, _ in self.open)
-            or (
-                (strict and isinstance(slot.tensor, Parameter))
-                and came[id(slot)] < _Place(slot).shape.numel()
-            )
-        ]
-        if missing:
-            expected = (
-                "all rows of all of the model's parameters (strict=False: of those that come)"
-            )
-            raise invalid_argument(_NAME, "named_tensors", expected, f"less of {listed(missing)}")
+        """Write weights whose parts are all there: copy what is not cast, and cast the rest
+        together."""
+        weights, self._weights, self.bytes = self._weights, {}, 0
+        jobs: list[CastJob] = []
+        size, is_inference = 0, any(slot.tensor.is_inference() for slot in self._slots)
+        with torch.inference_mode(is_inference), torch.no_grad():
+            for key, (place, parts) in weights.items():
+                if len(parts) < place.parts:
+                    self._weights[key] = place, parts
+                    continue
+                jobs += _written(place, [parts[part] for part in range(place.parts)])
+                size += sum(part.nbytes for part in parts.values())
+                if size >= self._bucket_bytes:
+                    _cast_all(jobs)
+                    jobs, size = [], 0
+                increment_version(place.slot.tensor)
+                self.written.add(place.slot)
+            _cast_all(jobs)
 
     def _place_of(self, name: str) -> _Place:
         if name in self._by_name:
@@ -212,91 +205,91 @@ class _Renewal:
         return _Place(slot, int(number), part, len(parts))
 
 
-def _plan_of(place: _Place, pieces: list[_Piece]) -> _Plan:
-    """The plan for a weight, or for one expert's, whose pieces are all there."""
-    own, value, expert = place.slot.fp8, pieces[0].value, place.expert
-    plan = _Plan(place.slot.tensor, [], [])
-    rows = [len(piece.value) for piece in pieces] if place.parts > 1 else []
-    if rows and sum(rows) != place.shape[0]:
-        raise pieces[-1].wrong(f"{place.shape[0]} rows in all parts", rows)
-    if own is not None and (ranks := _ranks_of_units(place, own, value)) is not None:
-        local = value.to_local()
-        if not isinstance(local, Fp8Weight):
-            local = _planned(plan, own, [_Piece(pieces[0].name, local)])
-        gather = partial(gathered_rows, _NAME, ranks=ranks, dim=0, same_scales=False)
-        plan.copies.append((own, lambda: _like(own, gather(local.scaled))))
-        return plan
-    pieces = [
-        piece._replace(value=piece.value.full_tensor()) if is_dtensor(piece.value) else piece
-        for piece in pieces
-    ]
-    if own is None:
-        whole = torch.cat([piece.value for piece in pieces]) if rows else pieces[0].value
-        target = plan.tensor if expert is None else plan.tensor[expert]
-        plan.copies.append((target, partial(_spread_as, target, whole)))
-    elif place.cut is not None:
-        new = _planned(plan, own, pieces)
-        plan.copies.append((own, lambda: _like(own, place.cut.part_of(new.scaled)[0])))
-    else:
-        _plan_rows(plan, own if expert is None else _like(own, own.scaled[expert]), pieces)
-    return plan
-
-
-def _planned(plan: _Plan, own: Fp8Weight, pieces: list[_Piece]) -> Fp8Weight:
-    """New codes and scales, cast as the weight is."""
-    shape = sum(len(piece.value) for piece in pieces), *pieces[0].value.shape[1:]
-    matrices = None if own.cast_as[1] is None else shape[0]
-    scale = own.scale.new_empty(scale_shape(own.granularity, *shape, matrices=matrices))
-    made = own.like(own.codes.new_empty(shape), scale)
-    _plan_rows(plan, made, pieces)
-    return made
-
-
-def _plan_rows(plan: _Plan, target: Fp8Weight, pieces: list[_Piece]) -> None:
-    """Plan codes and scales of pieces that are one below the other."""
-    ends = list(accumulate(len(piece.value) for piece in pieces))
-    unit = UNITS[target.granularity].rows
-    if len(pieces) > 1 and (unit is None or any(end % unit for end in ends[:-1])):
-        if any(piece.scale is not None for piece in pieces):
-            expected = f"codes of all rows that share {target.granularity} scales"
-            raise UnsupportedError(f"{_NAME}: expected {expected}, got {pieces[0].name}")
-        whole = torch.cat([piece.value.to(target.device) for piece in pieces])
-        pieces, ends = [_Piece(pieces[0].name, whole)], ends[-1:]
-    for (name, value, scale), begin, end in zip(pieces, [0, *ends], ends, strict=False):
-        part = target if len(pieces) == 1 else _like(target, target.scaled[begin:end])
-        if scale is not None:
-            plan.copies.append((part, joined(part, value, scale, name).detach))
-        elif part.dim() == 2 or part.cast_as[1] is not None:
-            format, matrices = part.cast_as
-            source, out = walkable(value.to(part.device)), Target(format, out=part.scaled)
-            plan.jobs.append(CastJob(source, out, matrices=matrices))
-        else:
-            plan.copies.append((part, value.detach))
-
-
-def _require_fitting(place: _Place, piece: _Piece) -> None:
-    expected = f"named_tensors['{piece.name}']"
-    require_type(_NAME, expected, piece.value, Tensor, "a tensor or an FP8 weight")
-    own, tensor = place.slot.fp8, local_part(place.slot.tensor)
-    whole, got, dtype = place.shape, piece.value.shape, piece.value.dtype
-    is_part = place.parts > 1 and len(got) == len(whole) and got[0] < whole[0]
-    if got != whole and not (is_part and got[1:] == whole[1:]):
+def _fitting(place: _Place, name: str, value: Any) -> Tensor:
+    """What came, if it fits: numbers, or an Fp8Weight like the model's."""
+    fp8, tensor, whole = place.slot.fp8, local_part(place.slot.tensor), place.shape
+    codes = value.codes if isinstance(value, Fp8Weight) else value
+    codes = codes.data if isinstance(codes, ScaledTensor) else codes
+    require_type(_NAME, f"named_tensors['{name}']", codes, Tensor, "a tensor or an FP8 weight")
+    is_part = place.parts > 1 and len(whole) == codes.dim() and codes.shape[0] < whole[0]
+    if codes.shape != whole and not (is_part and codes.shape[1:] == whole[1:]):
         of = f"part {place.part} of {place.parts} of " if place.parts > 1 else ""
-        raise piece.wrong(f"{of}{[*whole]}, as the model has it", [*got])
-    if tensor.is_meta or (own is None and isinstance(tensor, Fp8Weight)):
-        raise piece.wrong("memory in the model, no DTensor of FP8", place.slot.tensor.device)
-    kinds = f"{tensor.dtype}"
-    if tensor.is_floating_point():
-        kinds = "bfloat16, float16, float32" + ("" if own is None else " or FP8 with scales")
-    is_right = is_wide(piece.value) if tensor.is_floating_point() else dtype == tensor.dtype
-    if not is_right if piece.scale is None else own is None:
-        raise piece.wrong(kinds, dtype)
+        raise _wrong(name, f"{of}{[*whole]}, as the model has it", [*codes.shape])
+    if tensor.is_meta or codes.is_meta or (fp8 is None and isinstance(tensor, Fp8Weight)):
+        expected = "memory, here and in the model (where no DTensor is FP8)"
+        raise _wrong(name, expected, f"{codes.device} for {place.slot.tensor.device}")
+    is_alike = codes.dtype == tensor.dtype or (is_wide(codes) and is_wide(tensor))
+    if not is_alike if codes is value else fp8 is None:
+        kinds = "bfloat16, float16, float32" if is_wide(tensor) else f"{tensor.dtype}"
+        raise _wrong(name, kinds + ("" if fp8 is None else " or FP8 with scales"), codes.dtype)
+    if fp8 is not None and place.expert is not None and fp8.scale.numel() == 1 < len(fp8):
+        expected = "all experts in one tensor, as they share a scale"
+        raise UnsupportedError(f"{_NAME}: expected {expected}, got '{name}'")
+    if fp8 is None or codes is value:
+        return without_wrapping(codes.detach())  # type: ignore[no-any-return]
+    shape = fp8.scale.shape
+    if codes.shape != fp8.shape:
+        shape = torch.Size(scale_shape(fp8.granularity, *codes.shape))
+    return with_scales(fp8.like(fp8.codes, fp8.scale.new_empty(shape)), codes, value.scale, name)
+
+
+def _require_together(place: _Place, name: str, parts: list[Tensor]) -> None:
+    """Requires all rows of a weight in its parts, and FP8 ones to have scales of their own."""
+    rows, fp8 = [len(part) for part in parts], place.slot.fp8
+    if sum(rows) != place.shape[0]:
+        raise _wrong(name, f"{place.shape[0]} rows in all parts", rows)
+    if fp8 is None or not any(isinstance(part, Fp8Weight) for part in parts):
+        return
+    unit = UNITS[fp8.granularity].rows
+    are_apart = unit is not None and all(end % unit == 0 for end in accumulate(rows[:-1]))
+    if not are_apart or not all(isinstance(part, Fp8Weight) for part in parts):
+        expected = f"FP8 in all parts, which share no {fp8.granularity} scales"
+        raise UnsupportedError(f"{_NAME}: expected {expected}, got '{name}'")
+
+
+def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
+    """Write a weight, if it is copied; returns the cast that is to be made of another."""
+    target, value = place.target, parts[0]
+    if (ranks := _ranks_of_units(place, value)) is not None:
+        local = _cast_as(target, value.to_local()).scaled
+        target.copy_(_like(target, gathered_rows(_NAME, local, ranks, 0, same_scales=False)))
+        return []
+    value = joined(tuple(part.full_tensor() if is_dtensor(part) else part for part in parts))
+    if place.slot.fp8 is None:
+        target.copy_(_spread_as(target, value))
+        return []
+    format, matrices = target.cast_as
+    is_matrix = target.dim() == 2 or matrices is not None
+    if is_matrix and place.cut is None and not isinstance(value, Fp8Weight):
+        out = Target(format, out=target.scaled)
+        return [CastJob(walkable(value.to(target.device)), out, matrices=matrices)]
+    codes = _cast_as(target, value)
+    target.copy_(codes if place.cut is None else _like(target, place.cut.part_of(codes.scaled)[0]))
+    return []
+
+
+def _cast_all(jobs: list[CastJob]) -> None:
+    for device in {job.source.device for job in jobs}:
+        cast_many([job for job in jobs if job.source.device == device])
+
+
+def _wrong(name: str, expected: str, got: object) -> Exception:
+    return invalid_argument(_NAME, f"named_tensors['{name}']", expected, got)
 
 
 def _like(weight: Fp8Weight, part: ScaledTensor) -> Fp8Weight:
     """Codes and scales, as another weight of the same kind."""
     shape = weight.scale.shape if part.shape == weight.shape else part.scale.shape
     return weight.like(part.data, part.scale.reshape(shape))
+
+
+def _cast_as(weight: Fp8Weight, value: Tensor) -> Fp8Weight:
+    """More, or fewer, rows or experts than a weight has: cast as it is, or FP8 already."""
+    if isinstance(value, Fp8Weight):
+        return value
+    format, matrices = weight.cast_as
+    count = None if matrices is None else len(value)
+    return Fp8Weight.cast(value.to(weight.device), format, count)
 
 
 def _spread_as(target: Any, whole: Tensor) -> Tensor:
@@ -309,19 +302,18 @@ def _spread_as(target: Any, whole: Tensor) -> Tensor:
     return distribute_tensor(whole.to(target.device), *layout, src_data_rank=None)
 
 
-def _ranks_of_units(place: _Place, own: Fp8Weight, value: Any) -> Ranks | None:
-    """The ranks that have a DTensor, if each has whole units of scales, equally many: what it casts
-    is then what a cast of the whole has there."""
-    if not is_dtensor(value):
+def _ranks_of_units(place: _Place, value: Any) -> Ranks | None:
+    """The ranks that have a DTensor for an FP8 weight, if each has whole units of scales, equally
+    many: what it casts is then what a cast of the whole has there."""
+    fp8 = place.slot.fp8
+    if fp8 is None or not is_dtensor(value) or place.cut is not None or fp8.shape != value.shape:
         return None
     cuts = [dim for dim, layout in enumerate(value.placements) if not layout.is_replicate()]
-    unit, local = UNITS[own.granularity].rows, value.to_local()
-    if unit is None or len(cuts) != 1 or own.shape != value.shape or place.cut is not None:
+    unit, local = UNITS[fp8.granularity].rows, value.to_local()
+    if unit is None or len(cuts) != 1 or not value.placements[cuts[0]].is_shard(0):
         return None
-    layout, size = value.placements[cuts[0]], value.device_mesh.size(cuts[0])
-    is_of_rows = type(layout).__name__ == "Shard" and layout.dim == 0
-    units = len(own) % size == 0 and (own.dim() == 3 or len(own) // size % unit == 0)
-    alike = not isinstance(local, Fp8Weight) or local.granularity == own.granularity
-    if not (is_of_rows and units and alike):
+    rows, rest = divmod(len(fp8), value.device_mesh.size(cuts[0]))
+    has_units = rest == 0 and (fp8.dim() == 3 or rows % unit == 0)
+    if not has_units or getattr(local, "granularity", fp8.granularity) != fp8.granularity:
         return None
     return ranks_of(_NAME, "named_tensors", value.device_mesh.get_group(cuts[0]))

@@ -61,10 +61,12 @@ def test_shards_travel_as_codes(rank, format, in_fp8):
 
 @on_two_ranks
 def test_stacks_of_experts_travel_as_codes(rank):
-    torch.manual_seed(0)
-    rollout, new = (here(Experts(128, 72, 4)).bfloat16() for _ in range(2))
-    weights = [[Fp8Weight.cast(w, matrices=4) for w in m.parameters()] for m in (rollout, new)]
-    rollout, expected = (Experts.from_weights(*pair) for pair in weights)
+    new = here(Experts(128, 72, 4)).bfloat16()
+    weights = [Fp8Weight.cast(weight, matrices=4) for weight in new.parameters()]
+    expected = Experts.from_weights(*weights)
+    rollout = Experts.from_weights(
+        *(Fp8Weight.cast(w.dequantize() * 3, matrices=4) for w in weights)
+    )
     with patch.object(DTensor, "full_tensor", None):
         refit(rollout, fully_shard(new).state_dict())
     assert_same(rollout, expected)
@@ -79,9 +81,8 @@ def test_parts_whose_scales_straddle_ranks(rank, format):
         styles = {"0": ColumnParallel(), "1": RowParallel()}
         return parallelize_module(frozen(model, format), init_device_mesh(DEVICE, (2,)), styles)
 
-    sizes = (200, 300), (300, 136)
-    new = linears(*sizes, seed=1)
-    rollout = parallel(linears(*sizes))
+    new = linears((200, 300), (300, 136), seed=1)
+    rollout = parallel(linears((200, 300), (300, 136)))
     before = [layer.weight.codes.data_ptr() for layer in rollout]
     refit(rollout, new.state_dict())
     assert_same(rollout, parallel(new))

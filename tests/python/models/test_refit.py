@@ -1,6 +1,7 @@
 """octofold.models.refit(): the bytes of a fresh conversion, in the memory that was there."""
 
 import copy
+from functools import partial
 
 import octofold
 import pytest
@@ -12,7 +13,6 @@ from torch.nn import Parameter
 from tests.python.devices import device, gpu_only
 
 pytestmark = pytest.mark.usefixtures("each_device")
-GRANULARITIES = ["128x128", "1x128", "channel", "tensor"]
 RECIPES = {"128x128": "blockwise", "channel": "rowwise", "tensor": "tensorwise"}
 
 
@@ -53,10 +53,10 @@ def frozen(block, granularity="128x128"):
 
 
 def unfused(block):
-    """Names that checkpoints have, and a tied weight once."""
+    """Names that checkpoints have, parts in no order, and a tied weight once."""
     named = block.state_dict()
     qkv = [named.pop(f"qkv_proj.{name}").split([192, 64, 64]) for name in ("weight", "bias")]
-    for part, weight, bias in zip("qkv", *qkv, strict=True):
+    for part, weight, bias in reversed([*zip("qkv", *qkv, strict=True)]):
         named |= {f"{part}_proj.weight": weight, f"{part}_proj.bias": bias}
     gate, up = named.pop("mlp.gate_up_proj.weight").chunk(2)
     named |= {"mlp.up_proj.weight": up, "mlp.gate_proj.weight": gate}
@@ -68,27 +68,19 @@ def unfused(block):
     return named
 
 
-def parts(block):
-    for name, tensor in block.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Fp8Weight):
-            yield from ((name, tensor.codes), (f"{name}'s scale", tensor.scale))
-        else:
-            yield name, tensor.detach()
-
-
 def contents(block):
-    """The address of each tensor, and its bytes."""
-    return {
-        name: (part.data_ptr(), part.clone().view(-1).view(torch.uint8))
-        for name, part in parts(block)
-    }
+    """The bytes of each tensor, and its address."""
+    found = {}
+    for name, tensor in block.state_dict(keep_vars=True).items():
+        is_fp8 = isinstance(tensor, Fp8Weight)
+        for part in (tensor.codes, tensor.scale) if is_fp8 else (tensor.detach(),):
+            found[name, part.dtype] = part.clone().view(-1).view(torch.uint8), part.data_ptr()
+    return found
 
 
 def assert_same(block, other):
-    for (name, part), (_, expected) in zip(parts(block), parts(other), strict=True):
-        assert torch.equal(part.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8)), (
-            name
-        )
+    both = ({key: value for key, (value, _) in contents(each).items()} for each in (block, other))
+    torch.testing.assert_close(*both, rtol=0, atol=0)
 
 
 SOURCES = {
@@ -101,7 +93,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("granularity", ["128x128", "1x128", "channel", "tensor"])
 def test_bytes_of_a_fresh_conversion(source, granularity):
     if source == "fp8" and granularity != "128x128":
         pytest.skip("the source has 128x128 scales")
@@ -110,83 +102,102 @@ def test_bytes_of_a_fresh_conversion(source, granularity):
     before, versions = contents(block), [p._version for p in block.parameters()]
     refit(block, take(copy.deepcopy(new)), **options)
     assert_same(block, frozen(new, granularity))
-    assert [p for p, _ in contents(block).values()] == [p for p, _ in before.values()]
-    for parameter, version in zip(block.parameters(), versions, strict=True):
-        assert parameter._version > version
+    assert [p for _, p in contents(block).values()] == [p for _, p in before.values()]
+    assert all(p._version > v for p, v in zip(block.parameters(), versions, strict=True))
+
+
+def test_models_of_inference_mode():
+    with torch.inference_mode():
+        block = frozen(numbers(0))
+    refit(block, numbers(1).state_dict())
+    assert_same(block, frozen(numbers(1)))
+
+
+def test_other_dtypes_are_copied_as_they_are():
+    own, new = (torch.nn.Linear(4, 4).double() for _ in range(2))
+    for layer, value in ((own, 0.0), (new, 1.0)):
+        layer.register_buffer("codes", torch.full((3,), value).to(torch.float8_e4m3fn))
+    refit(own, new.state_dict())
+    assert_same(own, new)
+    with pytest.raises(octofold.InvalidArgumentError, match="expected torch"):
+        refit(own, {"codes": torch.ones(3)}, strict=False)
+
+
+def coded(*shape):
+    return octofold.quantize(torch.ones(shape, device=device()), "128x128")
 
 
 WRONG = {
-    "qkv_proj.weight": (torch.ones(3, 200), r"named_tensors.'qkv_proj.weight'.*\[320, 200\].*\[3"),
-    "norm.weight": (torch.ones(96).to(torch.float8_e4m3fn), r"'norm.weight'.*bfloat16.*float8"),
-    "conv.weight": (None, r"all of the model's parameters.* less of conv.weight"),
-    "experts.7.w1.weight": (torch.ones(72, 128), r"names of the model's .*'experts.7.w1.weight'"),
-    "q_proj.weight": (torch.ones(192, 200), None),
+    "shape": ({"qkv_proj.weight": torch.ones(3, 200)}, r"'qkv_proj.weight'.*\[320, 200\].*\[3"),
+    "codes alone": ({"norm.weight": torch.ones(96).to(torch.float8_e4m3fn)}, "bfloat16.*float8"),
+    "other codes": ({"embed.weight": lambda: coded(130, 96).data}, "or FP8 with scales, got"),
+    "other scales": (
+        {"embed.weight": lambda: octofold.ScaledTensor(*[coded(130, 96).data] * 2, "128x128")},
+        r"embed.weight.*scales \[2, 1\], its own, got",
+    ),
+    "no memory": ({"conv.weight": torch.ones(8, 16, 3, 3, device="meta")}, "memory.* got meta"),
+    "unknown": ({"experts.7.w1.weight": torch.ones(72, 128)}, "names of the model's .*experts.7"),
+    "nothing": ({"conv.weight": None}, "all rows of all parameters .* less of conv.weight"),
+    "an expert": ({"experts.2.w1.weight": None}, "less of experts.gate_up_proj"),
+    "a part": ({"k_proj.weight": None}, "less of qkv_proj.weight"),
+    "shared scales": (
+        {f"{p}_proj.weight": partial(coded, n, 200) for p, n in (("q", 192), ("k", 64), ("v", 64))},
+        "share no 128x128 scales",
+    ),
+    "both": ({"experts.down_proj": torch.ones(3, 128, 72)}, "experts one by one, or all in one"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("kind", [dict, iter])
-def test_nothing_is_written_before_an_error(name, kind):
-    value, words = WRONG[name]
-    block, named = frozen(numbers(0)), numbers(1).state_dict()
+def test_nothing_is_written_before_an_error(case, kind):
+    changes, words = WRONG[case]
+    block = frozen(numbers(0))
     before = contents(block)
-    if name == "q_proj.weight":  # its rows share scales with those of k_proj, which does not come
-        del named["qkv_proj.weight"]
-        words = "less of qkv_proj.weight"
-    named = {n: t for n, t in (named | {name: value}).items() if t is not None}
-    named, options = (named, {"bucket_bytes": 0}) if kind is dict else (iter(named.items()), {})
-    with pytest.raises(octofold.InvalidArgumentError, match=words):
+    named = unfused(numbers(1)) | {n: v() if callable(v) else v for n, v in changes.items()}
+    pairs = [(name, value) for name, value in named.items() if value is not None]
+    again = [pair for pair in pairs if pair[0] == "experts.1.w1.weight"]  # which is no other one's
+    named, options = (
+        (dict(pairs), {"bucket_bytes": 0}) if kind is dict else (iter(pairs + again), {})
+    )
+    with pytest.raises((octofold.InvalidArgumentError, octofold.UnsupportedError), match=words):
         refit(block, named, **options)
     torch.testing.assert_close(contents(block), before, rtol=0, atol=0)
 
 
-def test_fp8_parts_that_share_scales_are_refused():
-    block, q = frozen(numbers(0)), Fp8Weight.cast(torch.ones(192, 200, device=device()))
-    k = Fp8Weight.cast(torch.ones(64, 200, device=device()))
-    named = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": k}
-    with pytest.raises(octofold.UnsupportedError, match="rows that share 128x128 scales"):
-        refit(block, named, strict=False)
+def test_experts_that_share_a_scale_come_together():
+    stack = Fp8Weight.cast(torch.ones(3, 128, 72, device=device()), "tensor", matrices=1)
+    block = torch.nn.Module()
+    block.experts = torch.nn.ParameterDict({"down_proj": Parameter(stack, False)})
+    with pytest.raises(octofold.UnsupportedError, match="all experts in one tensor"):
+        refit(block, {"experts.0.w2.weight": torch.ones(128, 72)})
 
 
-def test_casts_after_steps_are_made_anew():
-    block = numbers(0)
+def test_an_error_says_that_weights_were_written():
+    """And casts that are held are of these."""
+    block, new = numbers(0), numbers(1)
     handle = octofold.nn.cast_after_step(torch.optim.SGD(block.parameters()), block.mlp)
     held = [cast for each in handle._held for cast in each.casts]
-    refit(block, numbers(1).state_dict())
-    fresh = octofold.nn.cast_after_step(torch.optim.SGD(block.parameters()), numbers(1).mlp)
+
+    def arriving():
+        yield from new.state_dict().items()
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError) as raised:
+        refit(block, arriving(), bucket_bytes=0)
+    assert " tensors were written before this" in raised.value.__notes__[0]
+    fresh = octofold.nn.cast_after_step(torch.optim.SGD(new.parameters()), new.mlp)
     for cast, other in zip(held, (c for each in fresh._held for c in each.casts), strict=True):
         assert cast.equals(other)
 
 
-def test_rollout_and_trainer_give_the_same_bits():
-    """Log-probabilities of a step, of other numbers of tokens too."""
-    recipe = octofold.nn.recipes.batch_invariant("blockwise")
-    torch.manual_seed(0)
-    sizes = (torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 40))
-    trainer = torch.nn.Sequential(*sizes).bfloat16().to(device())
-    rollout = copy.deepcopy(trainer)
-    octofold.nn.convert(trainer, recipe=recipe, module_filter_fn=lambda *_: True, force_fp8=True)
-    for i in (0, 2):
-        rollout[i] = octofold.nn.inference_linear(rollout[i], recipe)
-    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.5)
-    x = torch.randn(70, 128, device=device()).bfloat16()
-    for _ in range(2):
-        trainer(x).float().square().mean().backward()
-        optimizer.step()
-    assert not torch.equal(rollout(x), trainer(x))
-    refit(rollout, trainer.state_dict())
-    assert torch.equal(rollout(x).log_softmax(-1), trainer(x).log_softmax(-1))
-    assert torch.equal(rollout(x[5:8]), trainer(x)[5:8])
-
-
 @gpu_only
 def test_graphs_read_the_new_weights():
-    layer = octofold.nn.inference_linear(torch.nn.Linear(256, 384, device=device()).bfloat16())
-    new = torch.nn.Linear(256, 384, device=device()).bfloat16()
-    x, stream, graph = torch.randn(16, 256).bfloat16(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    x = x.to(device())
+    layer, new = (torch.nn.Linear(256, 384, device=device()).bfloat16() for _ in range(2))
+    layer = octofold.nn.inference_linear(layer)
+    x, graph = torch.randn(16, 256, device=device()).bfloat16(), torch.cuda.CUDAGraph()
     with torch.no_grad():
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(torch.cuda.Stream()):
             layer(x)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):

@@ -7,18 +7,12 @@ docs/integrations/sglang.md tells the rest.
 """
 
 import logging
-from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
 
-from .. import server_weights
 from ..hosts import plug_in
+from ..server_weights import refit
 
-
-def refit(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
-    """For SGLang's `--custom-weight-loader octofold.integrations.sglang.refit`, and load_format= of
-    update_weights_from_tensor(): server_weights.refit() of each bucket."""
-    server_weights.refit(model, named_tensors, complete=False)
+__all__ = ["refit", "register"]
 
 
 def register() -> None:

@@ -6,26 +6,13 @@ kernel a layer has is then vLLM's choice: it asks each of a table in turn, and s
 it took. docs/integrations/vllm.md tells the rest.
 """
 
-from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
 
 from ..._core.library import set_batch_invariant
 from ..hosts import plug_in
 from ..server_weights import refit
 
-__all__ = ["RefitWorker", "refit", "register"]
-
-
-class RefitWorker:
-    """For vLLM's `--worker-extension-cls`, or to derive from: its method is one of each worker's,
-    by LLM.collective_rpc("refit", args=(named_tensors,))."""
-
-    model_runner: Any
-
-    def refit(self, named_tensors: Iterable[tuple[str, Any]], complete: bool = True) -> None:
-        """refit() of the worker's model."""
-        refit(self.model_runner.get_model(), named_tensors, complete=complete)
+__all__ = ["refit", "register"]
 
 
 def register() -> None:
