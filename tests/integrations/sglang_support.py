@@ -121,9 +121,9 @@ def linear(weight, bias=None, input_scale=None, **options):
 
 
 def merged(inputs, outputs):
-    config = fp8_config(weight_block_size=[128, 128])
+    options = {"quant_config": fp8_config(weight_block_size=[128, 128])}
     return MergedColumnParallelLinear(
-        inputs, outputs, False, quant_config=config, parallel_group="replicated"
+        inputs, outputs, False, parallel_group="replicated", **options
     )
 
 

@@ -167,73 +167,56 @@ def test_the_bits_of_experts_are_octofolds(server):
 
 
 class Served(torch.nn.Module):
-    """A model that a server loads: two matrices in one layer, a norm, experts."""
+    """A model that a server loads: two matrices in one layer, a tied one, experts."""
 
     def __init__(self, server):
         super().__init__()
-        self.gate_up = server.merged(HIDDEN, [256, 128])
-        self.norm = torch.nn.LayerNorm(HIDDEN, bias=False)
-        self.experts = server.experts()
+        self.merged, self.experts = server.merged(HIDDEN, [256, 128]), server.experts()
+        self.tied = torch.nn.ParameterList([self.merged.weight])
         load_experts(self.experts)
-        server.load(self.gate_up)
+        server.load(self.merged)
 
     def load_weights(self, named):
-        for name, tensor in named:
-            layer, *of = name.removesuffix("_scale_inv").split(".")
-            kind = "weight_scale_inv" if name.endswith("inv") else "weight"
-            if layer == "experts":
-                kind = f"{'w2' if of[1] == 'w2' else 'w13'}_{kind}"
-                of = kind, of[1], int(of[0])
-            parameter = self.get_parameter(f"{layer}.{kind}")
-            if layer == "norm":
-                parameter.data.copy_(tensor)
-            else:
-                parameter.weight_loader(
-                    parameter, tensor, *(of if layer == "experts" else map(int, of))
-                )
+        for (name, *arguments), tensor in named:
+            parameter = self.get_parameter(name)
+            parameter.weight_loader(parameter, tensor, *arguments)
+
+    def contents(self):
+        """The address of each parameter, and its bytes."""
+        named = self.named_parameters()
+        return {name: (p.data_ptr(), p.clone().view(torch.uint8)) for name, p in named}
 
 
 def numbers():
-    shapes = {"gate_up.0": (256, HIDDEN), "gate_up.1": (128, HIDDEN), "norm": (HIDDEN,)}
+    """By the name of a parameter and what its loader is told."""
+    shapes = {("merged.weight", part): (rows, HIDDEN) for part, rows in enumerate((256, 128))}
     for expert in range(EXPERTS):
-        shapes |= {f"experts.{expert}.w{i}": (INNER, HIDDEN) for i in (1, 3)}
-        shapes[f"experts.{expert}.w2"] = HIDDEN, INNER
-    return {name: random(*shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+        for name, matrix in (("w13", "w1"), ("w13", "w3"), ("w2", "w2")):
+            shape = (HIDDEN, INNER) if matrix == "w2" else (INNER, HIDDEN)
+            shapes[f"experts.{name}_weight", f"{name}_weight", matrix, expert] = shape
+    return {key: random(*shape, dtype=torch.bfloat16) for key, shape in shapes.items()}
 
 
 def in_fp8(named):
     """The same as in a checkpoint that `octofold quantize` has made."""
-    for name, tensor in named.items():
-        if tensor.dim() == 1:
-            yield name, tensor
-        else:
-            weight = octofold.quantize(tensor, "128x128")
-            yield from ((name, weight.data), (f"{name}_scale_inv", weight.scale))
-
-
-def contents(model):
-    """The address of each parameter, and its bytes."""
-    parameters = model.named_parameters()
-    return {name: (p.data_ptr(), p.clone().view(torch.uint8)) for name, p in parameters}
+    for key, tensor in named.items():
+        weight = octofold.quantize(tensor, "128x128")
+        of_scale = (f"{part}_scale_inv" if str(part).endswith("weight") else part for part in key)
+        yield from ((key, weight.data), (tuple(of_scale), weight.scale))
 
 
 def test_refit(server):
-    """The bytes that loading a checkpoint of these numbers gives, in the same memory."""
+    """The bytes that loading a checkpoint of these numbers gives, in the same memory. An error
+    names the parameter, and its loader is the server's again."""
     with server.model_with_experts(), torch.no_grad():
         model, new = Served(server), numbers()
+        loader = model.merged.weight.weight_loader
         model.load_weights(in_fp8(new))  # by the server's own loaders
-        expected = contents(model)
+        expected = model.contents()
         for named in (new, dict(in_fp8(new))):
             model.load_weights(in_fp8(numbers()))
             server_weights.refit(model, iter(named.items()))
-            torch.testing.assert_close(contents(model), expected, rtol=0, atol=0)
-
-
-def test_refit_names_the_parameter_and_gives_loaders_back(server):
-    with server.model_with_experts(), torch.no_grad():
-        model = Served(server)
-        model.tied = torch.nn.ParameterList([model.gate_up.weight])
-        loader = model.gate_up.weight.weight_loader
-        with pytest.raises(octofold.InvalidArgumentError, match=r"gate_up.weight.*\[128, 72\]"):
-            server_weights.refit(model, [("gate_up.1", torch.ones(128, 72))])
-        assert model.gate_up.weight.weight_loader == loader
+            torch.testing.assert_close(model.contents(), expected, rtol=0, atol=0)
+        with pytest.raises(octofold.InvalidArgumentError, match=r"merged.weight.*\[128, 72\]"):
+            server_weights.refit(model, [(("merged.weight", 1), torch.ones(128, 72))])
+        assert model.merged.weight.weight_loader == loader

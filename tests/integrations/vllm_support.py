@@ -153,10 +153,8 @@ model_with_experts = partial(model_of, torch.bfloat16)
 
 
 def merged(inputs, outputs):
-    config = Fp8Config(weight_block_size=[128, 128])
-    return MergedColumnParallelLinear(
-        inputs, outputs, bias=False, quant_config=config, prefix="layer"
-    )
+    options = {"quant_config": Fp8Config(weight_block_size=[128, 128]), "prefix": "layer"}
+    return MergedColumnParallelLinear(inputs, outputs, bias=False, **options)
 
 
 def kernel_of(layer):

@@ -99,7 +99,7 @@ class _Place(NamedTuple):
 
     @property
     def target(self) -> Any:
-        """What is written to, by this tensor and those of the other parts."""
+        """The tensor that is written to, by this part and the others."""
         tensor, fp8 = self.slot.tensor, self.slot.fp8
         if self.expert is None:
             return tensor
@@ -164,11 +164,10 @@ class _Renewal:
             raise invalid_argument(_NAME, "named_tensors", expected, got)
 
     def write(self) -> None:
-        """Write weights whose parts are all there: copy what is not cast, and cast the rest
-        together."""
+        """Write weights whose parts are all there: copies at once, and casts together."""
         weights, self._weights, self.bytes = self._weights, {}, 0
-        jobs: list[CastJob] = []
-        size, is_inference = 0, any(slot.tensor.is_inference() for slot in self._slots)
+        jobs, size = list[CastJob](), 0
+        is_inference = any(slot.tensor.is_inference() for slot in self._slots)
         with torch.inference_mode(is_inference), torch.no_grad():
             for key, (place, parts) in weights.items():
                 if len(parts) < place.parts:
@@ -206,7 +205,7 @@ class _Renewal:
 
 
 def _fitting(place: _Place, name: str, value: Any) -> Tensor:
-    """What came, if it fits: numbers, or an Fp8Weight like the model's."""
+    """Returns what came, if it fits: numbers, or an Fp8Weight like the model's."""
     fp8, tensor, whole = place.slot.fp8, local_part(place.slot.tensor), place.shape
     codes = value.codes if isinstance(value, Fp8Weight) else value
     codes = codes.data if isinstance(codes, ScaledTensor) else codes
@@ -250,21 +249,27 @@ def _require_together(place: _Place, name: str, parts: list[Tensor]) -> None:
 def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
     """Write a weight, if it is copied; returns the cast that is to be made of another."""
     target, value = place.target, parts[0]
-    if (ranks := _ranks_of_units(place, value)) is not None:
-        local = _cast_as(target, value.to_local()).scaled
-        target.copy_(_like(target, gathered_rows(_NAME, local, ranks, 0, same_scales=False)))
-        return []
-    value = joined(tuple(part.full_tensor() if is_dtensor(part) else part for part in parts))
+    ranks = _ranks_of_units(place, value)
+    if ranks is None:
+        value = joined(tuple(part.full_tensor() if is_dtensor(part) else part for part in parts))
     if place.slot.fp8 is None:
         target.copy_(_spread_as(target, value))
         return []
+    value = value if ranks is None else value.to_local()
     format, matrices = target.cast_as
-    is_matrix = target.dim() == 2 or matrices is not None
-    if is_matrix and place.cut is None and not isinstance(value, Fp8Weight):
+    is_apart = ranks is not None or place.cut is not None or (target.dim() > 2 and not matrices)
+    if not (is_apart or isinstance(value, Fp8Weight)):
         out = Target(format, out=target.scaled)
         return [CastJob(walkable(value.to(target.device)), out, matrices=matrices)]
-    codes = _cast_as(target, value)
-    target.copy_(codes if place.cut is None else _like(target, place.cut.part_of(codes.scaled)[0]))
+    if not isinstance(value, Fp8Weight):
+        count = None if matrices is None else len(value)
+        value = Fp8Weight.cast(value.to(target.device), format, count)
+    codes = value.scaled
+    if ranks is not None:
+        codes = gathered_rows(_NAME, codes, ranks, 0, same_scales=False)
+    elif place.cut is not None:
+        codes = place.cut.part_of(codes)[0]
+    target.copy_(_like(target, codes))
     return []
 
 
@@ -283,15 +288,6 @@ def _like(weight: Fp8Weight, part: ScaledTensor) -> Fp8Weight:
     return weight.like(part.data, part.scale.reshape(shape))
 
 
-def _cast_as(weight: Fp8Weight, value: Tensor) -> Fp8Weight:
-    """More, or fewer, rows or experts than a weight has: cast as it is, or FP8 already."""
-    if isinstance(value, Fp8Weight):
-        return value
-    format, matrices = weight.cast_as
-    count = None if matrices is None else len(value)
-    return Fp8Weight.cast(value.to(weight.device), format, count)
-
-
 def _spread_as(target: Any, whole: Tensor) -> Tensor:
     """A tensor as it is, or with each rank's part of it where the target is."""
     if not is_dtensor(target):
@@ -308,12 +304,12 @@ def _ranks_of_units(place: _Place, value: Any) -> Ranks | None:
     fp8 = place.slot.fp8
     if fp8 is None or not is_dtensor(value) or place.cut is not None or fp8.shape != value.shape:
         return None
-    cuts = [dim for dim, layout in enumerate(value.placements) if not layout.is_replicate()]
+    cuts = [(dim, cut) for dim, cut in enumerate(value.placements) if not cut.is_replicate()]
     unit, local = UNITS[fp8.granularity].rows, value.to_local()
-    if unit is None or len(cuts) != 1 or not value.placements[cuts[0]].is_shard(0):
+    if unit is None or [type(cut).__name__ for _, cut in cuts] != ["Shard"] or cuts[0][1].dim != 0:
         return None
-    rows, rest = divmod(len(fp8), value.device_mesh.size(cuts[0]))
+    rows, rest = divmod(len(fp8), value.device_mesh.size(cuts[0][0]))
     has_units = rest == 0 and (fp8.dim() == 3 or rows % unit == 0)
     if not has_units or getattr(local, "granularity", fp8.granularity) != fp8.granularity:
         return None
-    return ranks_of(_NAME, "named_tensors", value.device_mesh.get_group(cuts[0]))
+    return ranks_of(_NAME, "named_tensors", value.device_mesh.get_group(cuts[0][0]))

@@ -18,15 +18,19 @@ from torch.distributed.tensor.parallel import parallelize_module
 from tests.python.distributed.rank_processes import DEVICE, here, on_two_ranks
 
 
-def linears(*sizes, seed=0):
+def linears(seed, *sizes):
     torch.manual_seed(seed)
     return here(torch.nn.Sequential(*(torch.nn.Linear(*size).bfloat16() for size in sizes)))
 
 
 def frozen(model, format="128x128"):
+    """With FP8 weights, of experts too."""
     model = copy.deepcopy(model)
-    for layer in model:
-        layer.weight = torch.nn.Parameter(Fp8Weight.cast(layer.weight, format), False)
+    for layer in model.children():
+        for name, weight in [*layer.named_parameters()]:
+            if weight.dim() > 1:
+                cast = Fp8Weight.cast(weight, format, len(weight) if weight.dim() == 3 else None)
+                layer._parameters[name] = torch.nn.Parameter(cast, False)
     return model
 
 
@@ -43,9 +47,11 @@ def assert_same(model, other):
 @pytest.mark.parametrize("format", ["128x128", "channel", "tensor"])
 @on_two_ranks
 def test_shards_travel_as_codes(rank, format, in_fp8):
-    """Each rank has whole squares of 512 rows, and not of 200. Biases have no codes."""
-    new = linears((200, 512), (512, 200), seed=1)
-    rollout, expected = frozen(linears((200, 512), (512, 200)), format), frozen(new, format)
+    """Each rank has whole squares of 512 rows and of experts, and not of 200 rows."""
+    new, rollout = (linears(seed, (200, 512), (512, 200)) for seed in (1, 0))
+    new.append(here(Experts(128, 72, 4)).bfloat16())
+    rollout.append(copy.deepcopy(new[2]).apply(lambda experts: experts.reset_parameters()))
+    rollout, expected = frozen(rollout, format), frozen(new, format)
     if in_fp8:
         octofold.nn.convert(new, module_filter_fn=lambda layer, _: layer.out_features == 512)
         octofold.distributed.gather_in_fp8(new)
@@ -55,21 +61,8 @@ def test_shards_travel_as_codes(rank, format, in_fp8):
     ):
         refit(rollout, fully_shard(new).state_dict(), bucket_bytes=0)
     assert_same(rollout, expected)
-    wide = {"128x128": [(200, 512)], "channel": [], "tensor": [(512, 200), (200, 512)]}[format]
-    assert [shape for shape in gathered if len(shape) == 2] == wide
-
-
-@on_two_ranks
-def test_stacks_of_experts_travel_as_codes(rank):
-    new = here(Experts(128, 72, 4)).bfloat16()
-    weights = [Fp8Weight.cast(weight, matrices=4) for weight in new.parameters()]
-    expected = Experts.from_weights(*weights)
-    rollout = Experts.from_weights(
-        *(Fp8Weight.cast(w.dequantize() * 3, matrices=4) for w in weights)
-    )
-    with patch.object(DTensor, "full_tensor", None):
-        refit(rollout, fully_shard(new).state_dict())
-    assert_same(rollout, expected)
+    wide = {"128x128": [200], "channel": [], "tensor": [512, 200, 4, 4]}[format]
+    assert [shape[0] for shape in gathered if len(shape) > 1] == wide
 
 
 @pytest.mark.parametrize("format", ["128x128", "1x128", "tensor"])
@@ -81,8 +74,8 @@ def test_parts_whose_scales_straddle_ranks(rank, format):
         styles = {"0": ColumnParallel(), "1": RowParallel()}
         return parallelize_module(frozen(model, format), init_device_mesh(DEVICE, (2,)), styles)
 
-    new = linears((200, 300), (300, 136), seed=1)
-    rollout = parallel(linears((200, 300), (300, 136)))
+    rollout, new = (linears(seed, (200, 300), (300, 136)) for seed in (0, 1))
+    rollout = parallel(rollout)
     before = [layer.weight.codes.data_ptr() for layer in rollout]
     refit(rollout, new.state_dict())
     assert_same(rollout, parallel(new))
