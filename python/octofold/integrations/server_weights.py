@@ -8,8 +8,7 @@ the loaders get.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from .._core.errors import UnsupportedError, invalid_argument
 from .._core.formats import Format, FormatLike, format_of
 from .._core.ops import scale_shape
-from .._core.torch import FLOAT8, NAMES
+from .._core.torch import FLOAT8
 from .._ops.quantize import quantize
 from ..nn.casting.casts import walkable
 from ..nn.casting.weight_tensors import is_wide
@@ -26,8 +25,6 @@ _NAME: Final = "refit"
 _SCALES: Final = "_scale_inv"
 _DERIVED: Final = ("W_UK_T", "w_kc")
 """Copies that servers have of a weight, for attention over latents."""
-_Place: TypeAlias = tuple[Any, Callable[..., Any]]
-"""A parameter, or None, and the server's loader of it."""
 
 
 @torch.no_grad()
@@ -63,13 +60,12 @@ def refit(
                 if weight is None or weight.dtype not in FLOAT8 or id(weight) in before:
                     continue  # a tied one has one loader
                 scale = module._parameters.get(f"{name}{_SCALES}")
-                codes, scales = (
-                    (part, getattr(part, "weight_loader", _copy)) for part in (weight, scale)
-                )
+                loaders = (getattr(part, "weight_loader", _copy) for part in (weight, scale))
                 # A property of the servers' own classes reads the first of these names.
                 key = "_weight_loader" if hasattr(weight, "_weight_loader") else "weight_loader"
                 before[id(weight)] = weight, dict(weight.__dict__)
-                weight.__dict__[key] = partial(_load, f"{path}.{name}", own_format, codes, scales)
+                own = _Weight(f"{path}.{name}", own_format, scale, *loaders)
+                weight.__dict__[key] = own.take
         return model.load_weights(named_tensors)
     finally:
         for weight, attributes in before.values():
@@ -77,43 +73,43 @@ def refit(
             weight.__dict__.update(attributes)
 
 
-def _load(
-    name: str,
-    format: Format,
-    codes: _Place,
-    scales: _Place,
-    weight: Tensor,
-    loaded: Tensor,
-    *args: Any,
-    **options: Any,
-) -> Any:
-    """Called in place of an FP8 weight's loader, which gets codes, and that of its scales these."""
-    (weight, load), (scale, load_scale), cast = codes, scales, None
-    if is_wide(loaded):
-        _require_blocks(name, format, weight, scale)
-        numbers = walkable(loaded.detach().to(weight.device))
-        cast = quantize(numbers, format, matrices=len(numbers) if numbers.dim() == 3 else None)
-    try:
-        result = load(weight, loaded if cast is None else cast.data, *args, **options)
-        if cast is not None:
-            of_scales = {key: _of_scales(value) for key, value in options.items()}
-            load_scale(scale, cast.scale, *map(_of_scales, args), **of_scales)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        expected = f"what goes into {[*weight.shape]} on this rank"
-        got = f"{loaded.dtype} {[*loaded.shape]} ({error})"
-        raise invalid_argument(_NAME, name, expected, got) from error
-    return result
+class _Weight(NamedTuple):
+    """An FP8 weight: how it is cast, its scales, and the server's loaders of both."""
 
+    name: str
+    format: Format
+    scale: Tensor | None
+    load: Callable[..., Any]
+    load_scale: Callable[..., Any]
 
-def _require_blocks(name: str, format: Format, weight: Tensor, scale: Tensor | None) -> None:
-    """Requires scales as those of a checkpoint."""
-    matrices = len(weight) if weight.dim() == 3 else None
-    shape = scale_shape("128x128", *weight.shape, matrices=matrices)
-    has_scales = scale is not None and (scale.shape, scale.dtype) == (shape, torch.float32)
-    if not has_scales or (NAMES[weight.dtype], "128x128") != (format.dtype, format.granularity):
-        expected = f"{format} weights with scales as a checkpoint has them, to cast numbers for"
-        got = "none" if scale is None else f"{weight.dtype}, {scale.dtype} {[*scale.shape]}"
-        raise UnsupportedError(f"{_NAME}: '{name}': expected {expected}, got {got}")
+    def take(self, weight: Tensor, loaded: Tensor, *args: Any, **options: Any) -> Any:
+        """Called in place of the server's loader."""
+        cast = None
+        if is_wide(loaded):
+            self._require_blocks(weight)
+            numbers = walkable(loaded.detach().to(weight.device))
+            matrices = len(numbers) if numbers.dim() == 3 else None
+            cast = quantize(numbers, self.format, matrices=matrices)
+        try:
+            result = self.load(weight, loaded if cast is None else cast.data, *args, **options)
+            if cast is not None:
+                of_scales = {key: _of_scales(value) for key, value in options.items()}
+                self.load_scale(self.scale, cast.scale, *map(_of_scales, args), **of_scales)
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            expected = f"what goes into {[*weight.shape]} on this rank"
+            got = f"{loaded.dtype} {[*loaded.shape]} ({error})"
+            raise invalid_argument(_NAME, self.name, expected, got) from error
+        return result
+
+    def _require_blocks(self, weight: Tensor) -> None:
+        """Requires scales as those of a checkpoint."""
+        matrices, found = len(weight) if weight.dim() == 3 else None, "none"
+        wanted = f"float32 {[*scale_shape('128x128', *weight.shape, matrices=matrices)]}"
+        if self.scale is not None:
+            found = f"{self.scale.dtype} {[*self.scale.shape]}".removeprefix("torch.")
+        if found != wanted or self.format.granularity != "128x128":
+            expected = f"{self.format}, and scales {wanted}, to cast numbers for"
+            raise UnsupportedError(f"{_NAME}: '{self.name}': expected {expected}, got {found}")
 
 
 def _copy(weight: Tensor, loaded: Tensor) -> None:

@@ -134,7 +134,6 @@ class _Renewal:
 
     def take(self, name: str, value: Any) -> None:
         """Keep a tensor until write(). Raises where it does not fit."""
-        require_type(_NAME, "named_tensors", name, str, "names with their tensors")
         place = self._place_of(name)
         before, parts = self._weights.get((place.slot, place.expert), (place, {}))
         if before.parts != place.parts:
@@ -160,8 +159,8 @@ class _Renewal:
                 missing.add(slot)
         if missing:
             expected = "all rows of all parameters (strict=False: of those that come)"
-            got = f"less of {listed([slot.names[0] for slot in self._slots if slot in missing])}"
-            raise invalid_argument(_NAME, "named_tensors", expected, got)
+            names = [slot.names[0] for slot in self._slots if slot in missing]
+            raise invalid_argument(_NAME, "named_tensors", expected, f"less of {listed(names)}")
 
     def write(self) -> None:
         """Write weights whose parts are all there: copies at once, and casts together."""
@@ -183,6 +182,7 @@ class _Renewal:
             _cast_all(jobs)
 
     def _place_of(self, name: str) -> _Place:
+        require_type(_NAME, "named_tensors", name, str, "names with their tensors")
         if name in self._by_name:
             return _Place(self._by_name[name])
         path, _, attribute = name.rpartition(".")
@@ -253,7 +253,12 @@ def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
     if ranks is None:
         value = joined(tuple(part.full_tensor() if is_dtensor(part) else part for part in parts))
     if place.slot.fp8 is None:
-        target.copy_(_spread_as(target, value))
+        if is_dtensor(target):
+            from torch.distributed.tensor import distribute_tensor
+
+            layout = target.device_mesh, target.placements
+            value = distribute_tensor(value.to(target.device), *layout, src_data_rank=None)
+        target.copy_(value)
         return []
     value = value if ranks is None else value.to_local()
     format, matrices = target.cast_as
@@ -286,16 +291,6 @@ def _like(weight: Fp8Weight, part: ScaledTensor) -> Fp8Weight:
     """Codes and scales, as another weight of the same kind."""
     shape = weight.scale.shape if part.shape == weight.shape else part.scale.shape
     return weight.like(part.data, part.scale.reshape(shape))
-
-
-def _spread_as(target: Any, whole: Tensor) -> Tensor:
-    """A tensor as it is, or with each rank's part of it where the target is."""
-    if not is_dtensor(target):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    layout = target.device_mesh, target.placements
-    return distribute_tensor(whole.to(target.device), *layout, src_data_rank=None)
 
 
 def _ranks_of_units(place: _Place, value: Any) -> Ranks | None:
