@@ -17,8 +17,6 @@ from .._core.ops import scale_shape
 from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import Target
 from .._ops.cast_many import CastJob, cast_many
-from .._ranks import Ranks, ranks_of
-from .._ranks.wire import gathered_rows
 from ..nn.autograd.fitting import is_dtensor, local_part
 from ..nn.casting.casts import joined, walkable
 from ..nn.casting.fp8_weight import Fp8Weight
@@ -51,20 +49,19 @@ def refit(
     named_tensors: a state_dict(), or pairs of a name and a tensor, which are drawn one by one, in
         any order and on any device. Of bfloat16, float16 or float32 they are cast as the weight
         was; an Fp8Weight or a ScaledTensor is copied. With a DTensor all ranks of its mesh call
-        this, in one order: where each has whole units of scales it casts them, and codes travel,
-        else numbers. Names and shapes are those of state_dict(), or of q_proj, k_proj and v_proj
-        for a qkv_proj, gate_proj and up_proj for a gate_up_proj, and
+        this, in one order. Names and shapes are those of state_dict(), or of q_proj, k_proj and
+        v_proj for a qkv_proj, gate_proj and up_proj for a gate_up_proj, and
         `<experts>.N.gate_proj.weight`, `up_proj` and `down_proj` (or w1, w3, w2) for a layer's
-        experts. Of a name that comes twice, or of two of one tied weight, the later counts.
+        experts. Of a name that comes twice, or two of one tied weight, the later counts.
     strict: whether parameters that get nothing, or not all of their experts, are an error. All
         parts of a weight have to come in one call in any case.
-    bucket_bytes: how much is drawn before it is written, by one launch for each kind of cast.
-        Until then a tensor has to stay what it is.
+    bucket_bytes: how much is drawn before it is written, by one launch for each kind of cast, and
+        the most memory that parts take to be put together. Until then a tensor has to stay what it
+        is.
 
     Nothing of a bucket is written before all of it is known to be right, and nothing at all before
     all of a mapping or a list is; where tensors were written before an error, a note on it says so.
-    Parts of a weight are put together first, in memory of no more than a bucket. What is not FP8 is
-    copied. Casts that octofold.nn.cast_after_step() holds are made anew.
+    What is not FP8 is copied. Casts that octofold.nn.cast_after_step() holds are made anew.
 
     Raises InvalidArgumentError, which names the tensor, what is expected and what came;
     UnsupportedError for FP8 parts, and for numbers of single experts, that share scales with
@@ -248,10 +245,8 @@ def _require_together(place: _Place, name: str, parts: list[Tensor]) -> None:
 
 def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
     """Write a weight, if it is copied; returns the cast that is to be made of another."""
-    target, value = place.target, parts[0]
-    ranks = _ranks_of_units(place, value)
-    if ranks is None:
-        value = joined(tuple(part.full_tensor() if is_dtensor(part) else part for part in parts))
+    target: Any = place.target
+    value: Any = joined(tuple(p.full_tensor() if is_dtensor(p) else p for p in parts))
     if place.slot.fp8 is None:
         if is_dtensor(target):
             from torch.distributed.tensor import distribute_tensor
@@ -260,21 +255,13 @@ def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
             value = distribute_tensor(value.to(target.device), *layout, src_data_rank=None)
         target.copy_(value)
         return []
-    value = value if ranks is None else value.to_local()
     format, matrices = target.cast_as
-    is_apart = ranks is not None or place.cut is not None or (target.dim() > 2 and not matrices)
-    if not (is_apart or isinstance(value, Fp8Weight)):
+    is_coded, is_matrix = isinstance(value, Fp8Weight), target.dim() == 2 or matrices is not None
+    if is_matrix and place.cut is None and not is_coded:
         out = Target(format, out=target.scaled)
         return [CastJob(walkable(value.to(target.device)), out, matrices=matrices)]
-    if not isinstance(value, Fp8Weight):
-        count = None if matrices is None else len(value)
-        value = Fp8Weight.cast(value.to(target.device), format, count)
-    codes = value.scaled
-    if ranks is not None:
-        codes = gathered_rows(_NAME, codes, ranks, 0, same_scales=False)
-    elif place.cut is not None:
-        codes = place.cut.part_of(codes)[0]
-    target.copy_(_like(target, codes))
+    codes = value if is_coded else target.cast_like(value.to(target.device))
+    target.copy_(codes if place.cut is None else _like(target, place.cut.part_of(codes.scaled)[0]))
     return []
 
 
@@ -291,20 +278,3 @@ def _like(weight: Fp8Weight, part: ScaledTensor) -> Fp8Weight:
     """Codes and scales, as another weight of the same kind."""
     shape = weight.scale.shape if part.shape == weight.shape else part.scale.shape
     return weight.like(part.data, part.scale.reshape(shape))
-
-
-def _ranks_of_units(place: _Place, value: Any) -> Ranks | None:
-    """The ranks that have a DTensor for an FP8 weight, if each has whole units of scales, equally
-    many: what it casts is then what a cast of the whole has there."""
-    fp8 = place.slot.fp8
-    if fp8 is None or not is_dtensor(value) or place.cut is not None or fp8.shape != value.shape:
-        return None
-    cuts = [(dim, cut) for dim, cut in enumerate(value.placements) if not cut.is_replicate()]
-    unit, local = UNITS[fp8.granularity].rows, value.to_local()
-    if unit is None or [type(cut).__name__ for _, cut in cuts] != ["Shard"] or cuts[0][1].dim != 0:
-        return None
-    rows, rest = divmod(len(fp8), value.device_mesh.size(cuts[0][0]))
-    has_units = rest == 0 and (fp8.dim() == 3 or rows % unit == 0)
-    if not has_units or getattr(local, "granularity", fp8.granularity) != fp8.granularity:
-        return None
-    return ranks_of(_NAME, "named_tensors", value.device_mesh.get_group(cuts[0][0]))
