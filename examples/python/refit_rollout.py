@@ -1,6 +1,5 @@
 """A rollout model in FP8 that takes the weights of its trainer in place, step by step.
 
-    python examples/python/refit_rollout.py
     python examples/python/refit_rollout.py --steps 20
 
 Two processes, as reinforcement learning has them. The trainer's weights are BF16, and its layers

@@ -167,7 +167,8 @@ def test_the_bits_of_experts_are_octofolds(server):
 
 
 class Served(torch.nn.Module):
-    """A model that a server loads: two matrices in one layer, a tied one, experts."""
+    """A model that a server loads: two matrices in one layer, a tied one, experts. A tensor's name
+    is its parameter's, and what the loader is told."""
 
     def __init__(self, server):
         super().__init__()
@@ -183,12 +184,10 @@ class Served(torch.nn.Module):
 
     def contents(self):
         """The address of each parameter, and its bytes."""
-        named = self.named_parameters()
-        return {name: (p.data_ptr(), p.clone().view(torch.uint8)) for name, p in named}
+        return [(p.data_ptr(), p.clone().view(torch.uint8)) for p in self.parameters()]
 
 
 def numbers():
-    """By the name of a parameter and what its loader is told."""
     shapes = {("merged.weight", part): (rows, HIDDEN) for part, rows in enumerate((256, 128))}
     for expert in range(EXPERTS):
         for name, matrix in (("w13", "w1"), ("w13", "w3"), ("w2", "w2")):
@@ -213,9 +212,9 @@ def test_refit(server):
         loader = model.merged.weight.weight_loader
         model.load_weights(in_fp8(new))  # by the server's own loaders
         expected = model.contents()
-        for named in (new, dict(in_fp8(new))):
+        for named in (new.items(), in_fp8(new)):
             model.load_weights(in_fp8(numbers()))
-            server_weights.refit(model, iter(named.items()))
+            server_weights.refit(model, named)
             torch.testing.assert_close(model.contents(), expected, rtol=0, atol=0)
         with pytest.raises(octofold.InvalidArgumentError, match=r"merged.weight.*\[128, 72\]"):
             server_weights.refit(model, [(("merged.weight", 1), torch.ones(128, 72))])

@@ -47,11 +47,8 @@ def refit(
     try:
         for path, module in model.named_modules():
             if any(getattr(module, name, None) is not None for name in _DERIVED):
-                expected, got = (
-                    "layers without copies of weights",
-                    f"{path}, attention over latents",
-                )
-                raise UnsupportedError(f"{_NAME}: expected {expected}, got {got}")
+                expected = "layers without copies of weights, as attention over latents has"
+                raise UnsupportedError(f"{_NAME}: expected {expected}, got {path}")
             quantizes = getattr(module, "quant_method", None)
             power = getattr(getattr(quantizes, "quant_config", None), "scale_fmt", "") == "ue8m0"
             power = power or getattr(quantizes, "is_scale_e8m0", False)
@@ -103,10 +100,9 @@ class _Weight(NamedTuple):
 
     def _require_blocks(self, weight: Tensor) -> None:
         """Requires scales as those of a checkpoint."""
-        matrices, found = len(weight) if weight.dim() == 3 else None, "none"
-        wanted = f"float32 {[*scale_shape('128x128', *weight.shape, matrices=matrices)]}"
-        if self.scale is not None:
-            found = f"{self.scale.dtype} {[*self.scale.shape]}".removeprefix("torch.")
+        matrices = len(weight) if weight.dim() == 3 else None
+        wanted = f"torch.float32 {[*scale_shape('128x128', *weight.shape, matrices=matrices)]}"
+        found = "none" if self.scale is None else f"{self.scale.dtype} {[*self.scale.shape]}"
         if found != wanted or self.format.granularity != "128x128":
             expected = f"{self.format}, and scales {wanted}, to cast numbers for"
             raise UnsupportedError(f"{_NAME}: '{self.name}': expected {expected}, got {found}")
