@@ -98,9 +98,10 @@ class _Place(NamedTuple):
     def target(self) -> Any:
         """The tensor that is written to, by this part and the others."""
         tensor, fp8 = self.slot.tensor, self.slot.fp8
-        if self.expert is None:
-            return tensor
-        return tensor[self.expert] if fp8 is None else _like(fp8, fp8.scaled[self.expert])
+        if self.expert is None or fp8 is None:
+            return tensor if self.expert is None else tensor[self.expert]
+        matrix = fp8.scaled[self.expert]
+        return fp8.like(matrix.data, matrix.scale)
 
     @property
     def cut(self) -> Any:
@@ -223,9 +224,8 @@ def _fitting(place: _Place, name: str, value: Any) -> Tensor:
         raise UnsupportedError(f"{_NAME}: expected {expected}, got '{name}'")
     if fp8 is None or codes is value:
         return without_wrapping(codes.detach())  # type: ignore[no-any-return]
-    shape = fp8.scale.shape
-    if codes.shape != fp8.shape:
-        shape = torch.Size(scale_shape(fp8.granularity, *codes.shape))
+    is_whole = codes.shape == fp8.shape
+    shape = fp8.scale.shape if is_whole else scale_shape(fp8.granularity, *codes.shape)
     return with_scales(fp8.like(fp8.codes, fp8.scale.new_empty(shape)), codes, value.scale, name)
 
 
@@ -246,22 +246,26 @@ def _require_together(place: _Place, name: str, parts: list[Tensor]) -> None:
 def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
     """Write a weight, if it is copied; returns the cast that is to be made of another."""
     target: Any = place.target
-    value: Any = joined(tuple(p.full_tensor() if is_dtensor(p) else p for p in parts))
+    whole = (part.full_tensor() if is_dtensor(part) else part for part in parts)
+    value: Any = joined(tuple(part.to(target.device) for part in whole))
     if place.slot.fp8 is None:
         if is_dtensor(target):
             from torch.distributed.tensor import distribute_tensor
 
             layout = target.device_mesh, target.placements
-            value = distribute_tensor(value.to(target.device), *layout, src_data_rank=None)
+            value = distribute_tensor(value, *layout, src_data_rank=None)
         target.copy_(value)
         return []
     format, matrices = target.cast_as
     is_coded, is_matrix = isinstance(value, Fp8Weight), target.dim() == 2 or matrices is not None
     if is_matrix and place.cut is None and not is_coded:
         out = Target(format, out=target.scaled)
-        return [CastJob(walkable(value.to(target.device)), out, matrices=matrices)]
-    codes = value if is_coded else target.cast_like(value.to(target.device))
-    target.copy_(codes if place.cut is None else _like(target, place.cut.part_of(codes.scaled)[0]))
+        return [CastJob(walkable(value), out, matrices=matrices)]
+    codes = value if is_coded else target.cast_like(value)
+    if place.cut is not None:
+        part = place.cut.part_of(codes.scaled).weight
+        codes = target.like(part.data, part.scale)
+    target.copy_(codes)
     return []
 
 
@@ -272,9 +276,3 @@ def _cast_all(jobs: list[CastJob]) -> None:
 
 def _wrong(name: str, expected: str, got: object) -> Exception:
     return invalid_argument(_NAME, f"named_tensors['{name}']", expected, got)
-
-
-def _like(weight: Fp8Weight, part: ScaledTensor) -> Fp8Weight:
-    """Codes and scales, as another weight of the same kind."""
-    shape = weight.scale.shape if part.shape == weight.shape else part.scale.shape
-    return weight.like(part.data, part.scale.reshape(shape))

@@ -1,5 +1,4 @@
-"""octofold.models.refit() of what ranks have parts of: sources that FSDP2 has sharded, and weights
-that tensor parallelism has cut."""
+"""octofold.models.refit() by what FSDP2 has sharded, of weights that tensor parallelism has cut."""
 
 import copy
 
@@ -17,48 +16,41 @@ from torch.distributed.tensor.parallel import parallelize_module
 from tests.python.distributed.rank_processes import DEVICE, here, on_two_ranks
 
 
-def linears(seed, *sizes):
+def linears(seed):
     torch.manual_seed(seed)
-    return here(torch.nn.Sequential(*(torch.nn.Linear(*size).bfloat16() for size in sizes)))
+    return here(
+        torch.nn.Sequential(torch.nn.Linear(200, 300), torch.nn.Linear(300, 136)).bfloat16()
+    )
 
 
-def frozen(model, format="128x128"):
+def frozen(model, format):
     model = copy.deepcopy(model)
     for layer in model:
         layer.weight = torch.nn.Parameter(Fp8Weight.cast(layer.weight, format), False)
     return model
 
 
-def assert_same(model, other):
-    for own, expected in zip(model, other, strict=True):
-        assert own.weight.scaled.equals(expected.weight.scaled)
-        assert torch.equal(local_part(own.bias), local_part(expected.bias))
-
-
-@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("source", ["whole", "shards", "shards in fp8"])
+@pytest.mark.parametrize(
+    ("in_parts", "format"),
+    [(False, "128x128"), (True, "128x128"), (True, "1x128"), (True, "tensor")],
+)
 @on_two_ranks
-def test_shards_are_gathered(rank, in_fp8):
-    new, rollout = (linears(seed, (200, 512), (512, 200)) for seed in (1, 0))
-    rollout, expected = frozen(rollout), frozen(new)
-    if in_fp8:
-        octofold.nn.convert(new, module_filter_fn=lambda layer, _: layer.out_features == 512)
-        octofold.distributed.gather_in_fp8(new)
-    refit(rollout, fully_shard(new).state_dict())
-    assert_same(rollout, expected)
+def test_refit(rank, source, in_parts, format):
+    """A part has 150 rows, or 150 columns: scales straddle both ranks."""
 
-
-@pytest.mark.parametrize("format", ["128x128", "1x128", "tensor"])
-@on_two_ranks
-def test_parts_whose_scales_straddle_ranks(rank, format):
-    """150 rows on each rank, then 150 columns."""
-
-    def parallel(model):
-        styles = {"0": ColumnParallel(), "1": RowParallel()}
+    def as_rollout(model):
+        styles = {"0": ColumnParallel(), "1": RowParallel()} if in_parts else {}
         return parallelize_module(frozen(model, format), init_device_mesh(DEVICE, (2,)), styles)
 
-    rollout, new = (linears(seed, (200, 300), (300, 136)) for seed in (0, 1))
-    rollout = parallel(rollout)
+    rollout, new = map(linears, (0, 1))
+    rollout, expected = as_rollout(rollout), as_rollout(new)
     before = [layer.weight.codes.data_ptr() for layer in rollout]
-    refit(rollout, new.state_dict())
-    assert_same(rollout, parallel(new))
+    if source == "shards in fp8":
+        octofold.nn.convert(new, module_filter_fn=lambda layer, _: layer.out_features == 300)
+        octofold.distributed.gather_in_fp8(new)
+    refit(rollout, (new if source == "whole" else fully_shard(new)).state_dict())
+    for own, other in zip(rollout, expected, strict=True):
+        assert own.weight.scaled.equals(other.weight.scaled)
+        assert torch.equal(local_part(own.bias), local_part(other.bias))
     assert [layer.weight.codes.data_ptr() for layer in rollout] == before
