@@ -52,7 +52,7 @@ def refit(
         this, in one order. Names and shapes are those of state_dict(), or of q_proj, k_proj and
         v_proj for a qkv_proj, gate_proj and up_proj for a gate_up_proj, and
         `<experts>.N.gate_proj.weight`, `up_proj` and `down_proj` (or w1, w3, w2) for a layer's
-        experts. Of a name that comes twice, or two of one tied weight, the later counts.
+        experts. Of two of one name in a bucket, or of one tied weight, the later counts.
     strict: whether parameters that get nothing, or not all of their experts, are an error. All
         parts of a weight have to come in one call in any case.
     bucket_bytes: how much is drawn before it is written, by one launch for each kind of cast, and
