@@ -7,7 +7,7 @@ import torch
 from octofold.integrations.sglang import linear as plugged
 from sglang.srt import plugins
 from sglang.srt.arg_groups.choices import MOE_RUNNER_BACKEND_CHOICES
-from sglang.srt.layers.linear import ReplicatedLinear
+from sglang.srt.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.moe_runner import runner as runners
 from sglang.srt.layers.moe.topk import StandardTopKOutput
@@ -118,6 +118,13 @@ def linear(weight, bias=None, input_scale=None, **options):
     load(layer, **tensors)
     assert not getattr(layer.quant_method, "use_marlin", False)
     return layer
+
+
+def merged(inputs, outputs):
+    options = {"quant_config": fp8_config(weight_block_size=[128, 128])}
+    return MergedColumnParallelLinear(
+        inputs, outputs, False, parallel_group="replicated", **options
+    )
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.model_executor.kernels import linear as tables
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
-from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
     CompressedTensorsConfig,
 )
@@ -150,6 +150,11 @@ def model_of(dtype):
 
 
 model_with_experts = partial(model_of, torch.bfloat16)
+
+
+def merged(inputs, outputs):
+    options = {"quant_config": Fp8Config(weight_block_size=[128, 128]), "prefix": "layer"}
+    return MergedColumnParallelLinear(inputs, outputs, bias=False, **options)
 
 
 def kernel_of(layer):
