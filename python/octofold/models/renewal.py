@@ -17,6 +17,8 @@ from .._core.ops import scale_shape
 from .._core.scaled_tensor import ScaledTensor
 from .._ops.cast import Target
 from .._ops.cast_many import CastJob, cast_many
+from .._ranks import Ranks, ranks_of
+from .._ranks.wire import gathered_rows
 from ..nn.autograd.fitting import is_dtensor, local_part
 from ..nn.casting.casts import joined, walkable
 from ..nn.casting.fp8_weight import Fp8Weight
@@ -49,7 +51,8 @@ def refit(
     named_tensors: a state_dict(), or pairs of a name and a tensor, which are drawn one by one, in
         any order and on any device. Of bfloat16, float16 or float32 they are cast as the weight
         was; an Fp8Weight or a ScaledTensor is copied. With a DTensor all ranks of its mesh call
-        this, in one order. Names and shapes are those of state_dict(), or of q_proj, k_proj and
+        this, in one order: where each has whole units of scales it casts them and codes travel, else
+        numbers. Names and shapes are those of state_dict(), or of q_proj, k_proj and
         v_proj for a qkv_proj, gate_proj and up_proj for a gate_up_proj, and
         `<experts>.N.gate_proj.weight`, `up_proj` and `down_proj` (or w1, w3, w2) for a layer's
         experts. Of two of one name in a bucket, or of one tied weight, the later counts.
@@ -246,6 +249,13 @@ def _require_together(place: _Place, name: str, parts: list[Tensor]) -> None:
 def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
     """Write a weight, if it is copied; returns the cast that is to be made of another."""
     target: Any = place.target
+    ranks = _ranks_of_units(place, parts[0])
+    if ranks is not None:
+        part = parts[0].to_local()
+        part = part if isinstance(part, Fp8Weight) else target.cast_like(part.to(target.device))
+        codes = gathered_rows(_NAME, part.scaled, ranks, 0, same_scales=False)
+        target.copy_(target.like(codes.data, codes.scale.reshape(target.scale.shape)))
+        return []
     whole = (part.full_tensor() if is_dtensor(part) else part for part in parts)
     value: Any = joined(tuple(part.to(target.device) for part in whole))
     if place.slot.fp8 is None:
@@ -267,6 +277,24 @@ def _written(place: _Place, parts: list[Any]) -> list[CastJob]:
         codes = target.like(part.data, part.scale)
     target.copy_(codes)
     return []
+
+
+def _ranks_of_units(place: _Place, value: Any) -> Ranks | None:
+    """The ranks that have a DTensor for an FP8 weight, if each has whole units of scales, equally
+    many: what it casts is then what a cast of the whole has there, and codes travel, not numbers.
+    """
+    fp8 = place.slot.fp8
+    if fp8 is None or not is_dtensor(value) or place.cut is not None or fp8.shape != value.shape:
+        return None
+    cuts = [(dim, cut) for dim, cut in enumerate(value.placements) if not cut.is_replicate()]
+    if len(cuts) != 1 or not cuts[0][1].is_shard(0):
+        return None
+    rows, rest = divmod(len(fp8), value.device_mesh.size(cuts[0][0]))
+    unit, local = UNITS[fp8.granularity].rows, value.to_local()
+    has_units = rest == 0 and unit is not None and (fp8.dim() == 3 or rows % unit == 0)
+    if not has_units or getattr(local, "granularity", fp8.granularity) != fp8.granularity:
+        return None
+    return ranks_of(_NAME, "named_tensors", value.device_mesh.get_group(cuts[0][0]))
 
 
 def _cast_all(jobs: list[CastJob]) -> None:

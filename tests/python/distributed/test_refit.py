@@ -1,6 +1,7 @@
 """octofold.models.refit() by what FSDP2 has sharded, of weights that tensor parallelism has cut."""
 
 import copy
+from unittest.mock import patch
 
 import octofold
 import pytest
@@ -11,6 +12,7 @@ from octofold.nn import Fp8Weight
 from octofold.nn.autograd.fitting import local_part
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from tests.python.distributed.rank_processes import DEVICE, here, on_two_ranks
@@ -21,6 +23,23 @@ def linears(seed):
     return here(
         torch.nn.Sequential(torch.nn.Linear(200, 300), torch.nn.Linear(300, 136)).bfloat16()
     )
+
+
+@pytest.mark.parametrize(
+    ("format", "travel"), [("128x128", []), ("channel", []), ("tensor", [512])]
+)
+@on_two_ranks
+def test_codes_travel_where_ranks_have_whole_units(rank, format, travel):
+    new, rollout = (torch.nn.Sequential(here(torch.nn.Linear(72, 512)).bfloat16()) for _ in "ab")
+    torch.distributed.broadcast(new[0].weight.data, 0)
+    rollout, expected, gathered = frozen(rollout, format), frozen(new, format), []
+    full_tensor = DTensor.full_tensor
+    with patch.object(
+        DTensor, "full_tensor", lambda self: gathered.append(len(self)) or full_tensor(self)
+    ):
+        refit(rollout, {"0.weight": fully_shard(new).state_dict()["0.weight"]}, strict=False)
+    assert gathered == travel
+    assert rollout[0].weight.scaled.equals(expected[0].weight.scaled)
 
 
 def frozen(model, format):
