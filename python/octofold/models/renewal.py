@@ -51,9 +51,9 @@ def refit(
     named_tensors: a state_dict(), or pairs of a name and a tensor, which are drawn one by one, in
         any order and on any device. Of bfloat16, float16 or float32 they are cast as the weight
         was; an Fp8Weight or a ScaledTensor is copied. With a DTensor all ranks of its mesh call
-        this, in one order: where each has whole units of scales it casts them and codes travel, else
-        numbers. Names and shapes are those of state_dict(), or of q_proj, k_proj and
-        v_proj for a qkv_proj, gate_proj and up_proj for a gate_up_proj, and
+        this, in one order: where each has whole units of scales it casts them and codes travel,
+        else numbers. Names and shapes are those of state_dict(), or of q_proj, k_proj and v_proj
+        for a qkv_proj, gate_proj and up_proj for a gate_up_proj, and
         `<experts>.N.gate_proj.weight`, `up_proj` and `down_proj` (or w1, w3, w2) for a layer's
         experts. Of two of one name in a bucket, or of one tied weight, the later counts.
     strict: whether parameters that get nothing, or not all of their experts, are an error. All
