@@ -55,7 +55,10 @@ THIRD_PARTY = {
     r"tvm/|dlpack/": ["bindings"],
     r"gtest/|gmock/": ["tests/cpp"],
     r"benchmark/|CLI/": ["bench"],
-    r"cuda|nvrtc|cutlass|cute/|torch/|ATen/|c10/": ["examples/kernels/ladder.cu"],
+    r"cuda|nvrtc|cutlass|cute/|torch/|ATen/|c10/": [
+        "examples/cpp/inference_engine.cpp",
+        "examples/kernels/ladder.cu",
+    ],
 }
 
 CODE = {".h", ".cpp", ".cu", ".cuh", ".inl"}

@@ -136,17 +136,26 @@ class TileCast {
   }
 
   __device__ void store_columns() const {
-    const config::CastTarget& target = params_.transposed_target;
     const int chunk = static_cast<int>(threadIdx.x % 16);
     const int rows_exist = at_most(tile_.rows_left(params_) - chunk * 8, 8);
-#pragma unroll
-    for (int i = 0; i < kScaleBlock * 16 / kConfig.threads(); ++i) {
+    if constexpr (kConfig.vector_stores && !kConfig.grouped) {
+      // A matrix may end within 8 codes.
+      if (rows_exist < 8) return store_columns<false>(chunk, rows_exist);
+    }
+    store_columns<kConfig.vector_stores>(chunk, rows_exist);
+  }
+  template <bool kVectors>
+  __device__ void store_columns(int chunk, int rows_exist) const {
+    const config::CastTarget& target = params_.transposed_target;
+    constexpr int kColumns = kScaleBlock * 16 / kConfig.threads();
+#pragma unroll(kVectors == kConfig.vector_stores ? kColumns : 1)
+    for (int i = 0; i < kColumns; ++i) {
       const int column = i * (kConfig.threads() / 16) + static_cast<int>(threadIdx.x / 16);
       unsigned long long codes = shared_.transposed[column][chunk ^ (column / kVector % 16)];
       if constexpr (kConfig.grouped) codes = first_codes(codes, rows_exist);
       const unsigned words[2] = {static_cast<unsigned>(codes), static_cast<unsigned>(codes >> 32)};
       const bool exists = tile_.first_col() + column < params_.cols;
-      cast::store<unsigned char, kConfig.vector_stores, 8>(
+      cast::store<unsigned char, kVectors, 8>(
           target.codes + (tile_.transposed_row(params_) + column) * target.codes_stride +
               tile_.transposed_col() + chunk * 8,
           !exists           ? 0

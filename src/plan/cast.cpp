@@ -40,11 +40,10 @@ bool is_stack(const CastProblem& problem) {
          (granularity == Granularity::kBlock128x128 && problem.rows_of_matrix() % kScaleBlock != 0);
 }
 
+// Rows of the transpose are those of a matrix, however many: their last codes are stored alone.
 bool stores_fit(const CastProblem& problem) {
-  const bool rows_fit = !problem.to_rows || problem.cols % problem.format.vector() == 0;
-  const bool transposed_fit =
-      !problem.to_transposed || problem.groups > 0 || problem.rows_of_matrix() % 8 == 0;
-  return problem.codes_are_aligned && rows_fit && transposed_fit;
+  return problem.codes_are_aligned &&
+         (!problem.to_rows || problem.cols % problem.format.vector() == 0);
 }
 
 // Fields of the format that a phase does not read keep defaults, so that casts share its kernel.

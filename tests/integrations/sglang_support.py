@@ -126,6 +126,11 @@ def linear(weight, bias=None, input_scale=None, **options):
     return layer
 
 
+def merged(inputs, outputs):
+    options = {"quant_config": config_of_blocks(), "parallel_group": "replicated"}
+    return layers.MergedColumnParallelLinear(inputs, outputs, False, **options)
+
+
 @contextlib.contextmanager
 def server(backend="octofold", **options):
     """The state inside of a server of one rank that was started with this --moe-runner-backend."""

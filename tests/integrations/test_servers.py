@@ -7,9 +7,13 @@ import importlib.util
 import octofold
 import pytest
 import torch
+from octofold.integrations import server_weights
 from octofold.integrations.hosts import HOSTS
 
 from tests.integrations.serving_support import (
+    EXPERTS,
+    HIDDEN,
+    INNER,
     assert_product,
     cast,
     experts_of,
@@ -196,3 +200,58 @@ def test_the_bits_of_experts_are_octofolds(server):
         w13 = octofold.ScaledTensor(layer.w13_weight, layer.w13_weight_scale_inv, "128x128")
         w2 = octofold.ScaledTensor(layer.w2_weight, layer.w2_weight_scale_inv, "128x128")
         assert torch.equal(y, octofold.experts(x, ids, weights, w13, w2))
+
+
+class Served(torch.nn.Module):
+    """A model that a server loads: two matrices in one layer, a tied one, experts. A tensor's name
+    is its parameter's, and what the loader is told."""
+
+    def __init__(self, server):
+        super().__init__()
+        self.merged, self.experts = server.merged(HIDDEN, [256, 128]), server.experts()
+        self.tied = torch.nn.ParameterList([self.merged.weight])
+        load_experts(self.experts)
+        server.load(self.merged)
+
+    def load_weights(self, named):
+        for (name, *arguments), tensor in named:
+            parameter = self.get_parameter(name)
+            parameter.weight_loader(parameter, tensor, *arguments)
+
+    def contents(self):
+        """The address of each parameter, and its bytes."""
+        return [(p.data_ptr(), p.clone().view(torch.uint8)) for p in self.parameters()]
+
+
+def numbers():
+    shapes = {("merged.weight", part): (rows, HIDDEN) for part, rows in enumerate((256, 128))}
+    for expert in range(EXPERTS):
+        for name, matrix in (("w13", "w1"), ("w13", "w3"), ("w2", "w2")):
+            shape = (HIDDEN, INNER) if matrix == "w2" else (INNER, HIDDEN)
+            shapes[f"experts.{name}_weight", f"{name}_weight", matrix, expert] = shape
+    return {key: random(*shape, dtype=torch.bfloat16) for key, shape in shapes.items()}
+
+
+def in_fp8(named):
+    """The same as in a checkpoint that `octofold quantize` has made."""
+    for key, tensor in named.items():
+        weight = octofold.quantize(tensor, "128x128")
+        of_scale = (f"{part}_scale_inv" if str(part).endswith("weight") else part for part in key)
+        yield from ((key, weight.data), (tuple(of_scale), weight.scale))
+
+
+def test_refit(server):
+    """The bytes that loading a checkpoint of these numbers gives, in the same memory. An error
+    names the parameter, and its loader is the server's again."""
+    with server.model_with_experts(), torch.no_grad():
+        model, new = Served(server), numbers()
+        loader = model.merged.weight.weight_loader
+        model.load_weights(in_fp8(new))  # by the server's own loaders
+        expected = model.contents()
+        for named in (new.items(), in_fp8(new)):
+            model.load_weights(in_fp8(numbers()))
+            server_weights.refit(model, named)
+            torch.testing.assert_close(model.contents(), expected, rtol=0, atol=0)
+        with pytest.raises(octofold.InvalidArgumentError, match=r"merged.weight.*\[128, 72\]"):
+            server_weights.refit(model, [(("merged.weight", 1), torch.ones(128, 72))])
+        assert model.merged.weight.weight_loader == loader

@@ -129,6 +129,7 @@ def test_cut_blocks_that_do_not_fit(gpu, plugged_in):
         assert layer.quant_method.weight_block_size == [128, 32], "which some models read"
         layer.quant_method.process_weights_after_loading(layer)
         assert "cannot be loaded again" in layer._derived_weight_cache_error
+        assert layer.weight.weight_loader is None
         with pytest.raises(octofold.UnsupportedError, match="an input of 16 bits, got FP8"):
             layer((random(9, 96, dtype=torch.float8_e4m3fn), torch.ones(9, 1)))
         with pytest.raises(ValueError, match="96 is not divisible"):

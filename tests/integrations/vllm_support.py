@@ -154,6 +154,11 @@ def model_of(dtype):
 model_with_experts = partial(model_of, torch.bfloat16)
 
 
+def merged(inputs, outputs):
+    options = {"quant_config": Fp8Config(weight_block_size=[128, 128]), "prefix": "layer"}
+    return layers.MergedColumnParallelLinear(inputs, outputs, bias=False, **options)
+
+
 def kernel_of(layer):
     method = layer.quant_method
     scheme = getattr(layer, "scheme", method)

@@ -84,6 +84,13 @@ def test_main_grad_trains_as_grad_does():
     assert all(float(last) < 0.8 * float(first) for first, last in losses)
 
 
+def test_a_rollout_has_the_bits_of_its_trainer():
+    output = of_the_gallery("refit_rollout.py")
+    lines = re.findall(r"^step \d+: loss (\d\.\d+), 0 log-probabilities differ$", output, re.M)
+    assert len(lines) == 20, output
+    assert float(lines[-1]) < 0.5 * float(lines[0])
+
+
 def test_jax_trains_in_fp8_as_in_fp32():
     pytest.importorskip("jax_tvm_ffi")
     output = of_the_gallery("train_with_jax.py")

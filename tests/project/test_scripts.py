@@ -95,7 +95,11 @@ def write(root, path, text):
         ("src/cpu/a.cpp", '#include "../ops/gemm.h"', "not a relative one"),
         ("src/cpu/a.cpp", '#include "gemm.h"', "src/cpu may include octofold, cpu, core"),
         ("src/ops/a.cpp", '#include "model/file.h"', "src/ops may include"),
-        ("src/plan/a.cpp", "#include <cuda.h>", "only examples/kernels/ladder.cu may"),
+        (
+            "src/plan/a.cpp",
+            "#include <cuda.h>",
+            "only examples/cpp/inference_engine.cpp, examples/kernels/ladder.cu may",
+        ),
         ("src/core/a.cpp", "#include <cblas.h>", "only src/cpu, tests/cpp/cpu, bench may"),
         ("include/octofold/a.h", "#include <fmt/format.h>", "standard library only"),
         ("include/octofold/a.h", "#include <cuda_fp8.h>", "standard library only"),

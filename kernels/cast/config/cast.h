@@ -88,7 +88,8 @@ struct TileCastConfig {
   bool to_transposed = false;
 
   // True if rows of x, and those of the codes, can be accessed in whole vectors: address, row
-  // stride and length are multiples of one. Else they are accessed element by element.
+  // stride and length are multiples of one (of rows of the transpose, address and stride). Else
+  // they are accessed element by element.
   bool vector_loads = true;
   bool vector_stores = true;
 

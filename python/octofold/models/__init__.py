@@ -6,6 +6,7 @@
 >>> octofold.models.enable_layerwise_casting(model)          # all weights in FP8, in place
 >>> octofold.models.disable_layerwise_casting(model)         # the way back
 >>> octofold.models.load_checkpoint_into(model, checkpoint)  # FP8 weights of any family
+>>> octofold.models.refit(model, named_tensors)              # other numbers, in the same memory
 >>> octofold.models.save(model, folder)                      # with its layers in FP8
 >>> octofold.models.load(type(model), folder)                # the same again
 
@@ -18,6 +19,7 @@ from .advisor.plan import Plan, apply
 from .advisor.report import html_report, text_report
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
 from .load_into import load_checkpoint_into
+from .renewal import refit
 from .saved_models.load import load
 from .saved_models.save import save
 
@@ -30,6 +32,7 @@ __all__ = [
     "html_report",
     "load",
     "load_checkpoint_into",
+    "refit",
     "save",
     "text_report",
 ]

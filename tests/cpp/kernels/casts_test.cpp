@@ -139,6 +139,27 @@ TEST(ValuesTest, AreNearTheCpus) {
                  .vectors = false}>(300, 5);
 }
 
+// ---- Rows of the transpose that end within a vector: nothing behind them is written.
+
+TEST(TileCastTest, RaggedTransposesAreStoredInVectors) {
+  for (const std::int64_t rows : {1, 7, 131, 260}) {
+    const Matrix x = random_values(DType::kBFloat16, rows, 144);
+    constexpr TileCastConfig kLines{
+        .format = {.in = DType::kBFloat16}, .to_rows = true, .to_transposed = true, .group_m = 2};
+    constexpr TileCastConfig kSquares{
+        .format = {.in = DType::kBFloat16, .granularity = kBlock128x128},
+        .to_rows = false,
+        .to_transposed = true,
+        .group_m = 2};
+    expect_as_on_cpu<kLines>(
+        x.view(),
+        {.rows = Target(kBlock1x128, rows, 144), .transposed = Target(kBlock1x128, 144, rows)},
+        kLines.format);
+    expect_as_on_cpu<kSquares>(x.view(), {.transposed = Target(kBlock128x128, 144, rows)},
+                               kSquares.format);
+  }
+}
+
 // ---- Columns that a cluster of blocks has: rows of 1x128, and a transpose with a scale a row.
 
 template <DType kIn, int kTiles>

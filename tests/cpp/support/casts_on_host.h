@@ -88,8 +88,8 @@ class Target {
  private:
   static constexpr std::size_t kGuard = 256;
   static constexpr unsigned char kPoison = 0xAA;
-  static constexpr std::int64_t kApart = 2;  // from a scale to the next one
-  std::int64_t stride() const { return cols_ + 24; }
+  static constexpr std::int64_t kApart = 2;                     // from a scale to the next one
+  std::int64_t stride() const { return (cols_ + 31) / 8 * 8; }  // vectors of codes are aligned
 
   Granularity granularity_;
   std::int64_t rows_, cols_;

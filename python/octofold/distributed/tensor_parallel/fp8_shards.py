@@ -1,6 +1,8 @@
 """Layers with FP8 weights, cut for a group of ranks: a rank's part of a weight, whose scales may
 straddle two ranks' parts."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -116,6 +118,8 @@ class Fp8Part(torch.nn.Linear):
     many rows, or columns. They begin where a square does."""
 
     sides: Sides
+    part_of: Callable[[ScaledTensor], Shard]
+    """This rank's part of another whole weight."""
     zero_rows = 0
     zero_columns = 0
 
@@ -141,26 +145,27 @@ def cut(
     in place. The weight is no DTensor, so that it is this rank's alone; the bias becomes one."""
     weight = weight_of(layer)
     require_divisible(operation, "weight", weight.shape[dim] // packed, ranks.size, packed > 1)
+    part_of = partial(shard_of, dim=dim, rank=ranks.rank, size=ranks.size)
     if packed > 1:
-        own, zeros = _packed_part(operation, weight.scaled, ranks, packed), 0
-    else:
-        own, zeros, _ = shard_of(weight.scaled, dim, ranks.rank, ranks.size)
+        part_of = partial(_packed_part, operation, ranks=ranks, packed=packed)
+    own, zeros, _ = part_of(weight.scaled)
     hold(layer, weight.like(own.data, own.scale))
     spread(operation, layer, "bias", mesh, 0 if dim == -2 else None, 0, packed)
     part: Any = layer
     change_class("parts", part, Fp8Part)
-    part.sides = sides
+    part.sides, part.part_of = sides, part_of
     if dim == -2:
         part.zero_rows = zeros
     else:
         part.zero_columns = zeros
 
 
-def _packed_part(operation: str, weight: ScaledTensor, ranks: Ranks, packed: int) -> ScaledTensor:
+def _packed_part(operation: str, weight: ScaledTensor, ranks: Ranks, packed: int) -> Shard:
     each = weight.shape[0] // packed
     own = each // ranks.size
     firsts = [i * each + ranks.rank * own for i in range(packed)]
     if weight.granularity == "128x128" and (each % 128 or own % 128):
         expected = f"{packed} · {ranks.size} · a multiple of 128 rows, so that none share scales"
         raise invalid_argument(operation, "weight", expected, weight.shape[0])
-    return joined_rows([squares_of(weight, -2, first, first + own) for first in firsts])
+    parts = [squares_of(weight, -2, first, first + own) for first in firsts]
+    return Shard(joined_rows(parts), 0, own * packed)

@@ -10,6 +10,9 @@ import logging
 from importlib.metadata import version
 
 from ..hosts import plug_in
+from ..server_weights import refit
+
+__all__ = ["refit", "register"]
 
 
 def register() -> None:

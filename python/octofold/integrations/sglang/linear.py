@@ -200,7 +200,7 @@ def _process_cut_weights(method: Any, unit: tuple[int, int], layer: Any) -> None
     if zeros:
         product = method.w8a8_block_fp8_linear
         method.w8a8_block_fp8_linear = functools.partial(_padded, product, zeros)
-    # SGLang says it where it would load weights again.
+    codes._weight_loader = scale._weight_loader = None  # which would take other columns or rows
     layer._derived_weight_cache_error = "weights whose blocks ranks cut cannot be loaded again"
 
 

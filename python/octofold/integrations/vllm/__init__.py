@@ -10,6 +10,9 @@ from importlib.metadata import version
 
 from ..._core.library import set_batch_invariant
 from ..hosts import plug_in
+from ..server_weights import refit
+
+__all__ = ["refit", "register"]
 
 
 def register() -> None:

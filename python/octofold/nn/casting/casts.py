@@ -16,7 +16,7 @@ from ..._ops.cast_sources import Source
 from ..._ops.grouped_gemm import Rows
 from ..._ops.words import transpose
 from ..._ranks.wire import as_products_read
-from .fp8_weight import Fp8Weight, below
+from .fp8_weight import Fp8Weight
 from .weight_tensors import plain_weight
 
 WeightCasts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
@@ -44,6 +44,13 @@ def joined(weights: tuple[Tensor | None, ...]) -> Tensor:
         return parts[0]
     coded = [part for part in parts if isinstance(part, Fp8Weight)]
     return below(coded) if len(coded) == len(parts) else torch.cat(parts)
+
+
+def below(weights: list[Fp8Weight]) -> Fp8Weight:
+    """Weights [out, in] one below the other, each of whole squares of 128x128."""
+    codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights])
+    scale = torch.cat([weight.scale for weight in weights])
+    return weights[0].like(codes.view(weights[0].codes.dtype), scale)
 
 
 def cast_as_wanted(

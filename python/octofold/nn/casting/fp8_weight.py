@@ -162,6 +162,15 @@ class Fp8Weight(Tensor):
         """Codes and scales as an octofold.ScaledTensor, which shares their memory."""
         return ScaledTensor(self.codes, self.scale, self.granularity)
 
+    @property
+    def cast_as(self) -> tuple[Format, int | None]:
+        """How numbers are cast that are written to it, and as how many matrices."""
+        kind = NAMES[self.codes.dtype], self.granularity
+        format = Format(*kind, rule=self.rule, power_of_two=self.power_of_two)
+        stack = self.codes.dim() == 3 and not self._is_of_firsts()
+        count = self.scale.numel() if self.granularity == "tensor" else len(self.codes)
+        return format, count if stack else None
+
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The numbers, as a new tensor of `dtype`; None: of the weight's own."""
         dtype = dtype or self.dtype
@@ -179,13 +188,7 @@ class Fp8Weight(Tensor):
 
     def cast_like(self, numbers: Tensor) -> "Fp8Weight":
         """Another of other numbers of its shape, where these are, cast as the weight was."""
-        kind = NAMES[self.codes.dtype], self.granularity
-        format = Format(*kind, rule=self.rule, power_of_two=self.power_of_two)
-        matrices = None
-        if self.codes.dim() == 3 and not self._is_of_firsts():
-            matrices = self.scale.numel() if self.granularity == "tensor" else self.codes.shape[0]
-        wide = numbers if numbers.dtype in _WIDE else numbers.float()
-        cast = Fp8Weight.cast(wide, format, matrices)
+        cast = Fp8Weight.cast(numbers if numbers.dtype in _WIDE else numbers.float(), *self.cast_as)
         return self.like(cast.codes, cast.scale)
 
     def like(
@@ -334,13 +337,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[in
     values = {**named, **kwargs}
     writes = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
     return {id(leaf) for name in writes for leaf in tree_leaves(values.get(name))}
-
-
-def below(weights: list[Fp8Weight]) -> Fp8Weight:
-    """Weights [out, in] one below the other, each of whole squares of 128x128."""
-    codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights])
-    scale = torch.cat([weight.scale for weight in weights])
-    return weights[0].like(codes.view(weights[0].codes.dtype), scale)
 
 
 def _rebuilt(

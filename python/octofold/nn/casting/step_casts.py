@@ -1,6 +1,6 @@
 """Casts of weights that are made once a step, behind the optimizer's, and not in each forward."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -251,6 +251,12 @@ def step_casts(weights: Weights, recipe: Recipe) -> WeightCasts | None:
             casts: WeightCasts = held.casts
             return casts
     return None
+
+
+def renew_casts(weights: Iterable[Tensor]) -> None:
+    """Cast anew what is held of these weights, which were written to."""
+    places = (place for weight in weights for place in getattr(weight, _ATTRIBUTE, ()))
+    _cast_all(list({id(place.held): place.held for place in places}.values()))
 
 
 def _all_have_places(held: _Held, weights: Weights) -> bool:

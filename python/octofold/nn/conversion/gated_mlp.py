@@ -21,8 +21,8 @@ from ..autograd.activated import gated_in_one
 from ..autograd.frozen import FEW_TOKENS
 from ..autograd.functions import result_dtype
 from ..autograd.products import output_product
-from ..casting.casts import walkable
-from ..casting.fp8_weight import Fp8Weight, below
+from ..casting.casts import below, walkable
+from ..casting.fp8_weight import Fp8Weight
 from ..layers.fp8_parameters import held, hold, weight_of
 from ..layers.patching import misfit, put_in_front, source_of
 from .expert_blocks import GATES
