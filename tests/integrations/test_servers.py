@@ -108,6 +108,8 @@ def test_parts_that_begin_and_end_within_blocks(server, gpu, rank, capability):
                 codes.weight_loader(codes, weight.data, *shard)
                 scale.weight_loader(scale, weight.scale, *shard)
             load(layer)
+            with pytest.raises(octofold.UnsupportedError, match="cut blocks"):
+                server_weights.refit(layer, [])
             expected = cast(read, "1x128") if capability == (9, 0) else read.double()
             parts = [values(each)[some] for each, some in zip(weights.values(), rows, strict=True)]
             compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="eager")

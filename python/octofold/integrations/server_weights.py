@@ -23,8 +23,9 @@ from ..nn.casting.weight_tensors import is_wide
 
 _NAME: Final = "refit"
 _SCALES: Final = "_scale_inv"
-_DERIVED: Final = ("W_UK_T", "w_kc")
-"""Copies that servers have of a weight, for attention over latents."""
+_DERIVED: Final = ("W_UK_T", "w_kc", "octofold_unit")
+"""Layers have these beside a weight as it was loaded, or in its place: copies of it for attention
+over latents, and parts of blocks that ranks have cut (cut_blocks.py)."""
 
 
 @torch.no_grad()
@@ -47,7 +48,7 @@ def refit(
     try:
         for path, module in model.named_modules():
             if any(getattr(module, name, None) is not None for name in _DERIVED):
-                expected = "layers without copies of weights, as attention over latents has"
+                expected = "weights as they were loaded, not copies for latents or cut blocks"
                 raise UnsupportedError(f"{_NAME}: expected {expected}, got {path}")
             quantizes = getattr(module, "quant_method", None)
             power = getattr(getattr(quantizes, "quant_config", None), "scale_fmt", "") == "ue8m0"

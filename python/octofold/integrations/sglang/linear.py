@@ -201,6 +201,7 @@ def _process_cut_weights(method: Any, unit: tuple[int, int], layer: Any) -> None
         product = method.w8a8_block_fp8_linear
         method.w8a8_block_fp8_linear = functools.partial(_padded, product, zeros)
     codes._weight_loader = scale._weight_loader = None  # which would take other columns or rows
+    layer.octofold_unit = unit
     layer._derived_weight_cache_error = "weights whose blocks ranks cut cannot be loaded again"
 
 

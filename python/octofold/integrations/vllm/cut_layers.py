@@ -50,7 +50,7 @@ class OctofoldFp8LinearMethod(Fp8LinearMethod):  # type: ignore[misc]
         if self._unit == WHOLE:
             super().process_weights_after_loading(layer)
             return
-        layer.input_scale = None
+        layer.input_scale, layer.octofold_unit = None, self._unit
         parts = layer.weight.data, layer.weight_scale_inv.data, self._unit, layer.tp_rank
         weight, self._zeros = as_products_take(*parts)
         self._granularity = weight.granularity
