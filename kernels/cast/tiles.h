@@ -138,8 +138,7 @@ class TileCast {
   __device__ void store_columns() const {
     const int chunk = static_cast<int>(threadIdx.x % 16);
     const int rows_exist = at_most(tile_.rows_left(params_) - chunk * 8, 8);
-    if constexpr (kConfig.vector_stores && !kConfig.grouped) {
-      // A matrix may end within 8 codes.
+    if constexpr (kConfig.ragged) {
       if (rows_exist < 8) return store_columns<false>(chunk, rows_exist);
     }
     store_columns<kConfig.vector_stores>(chunk, rows_exist);

@@ -103,7 +103,11 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
                         .grouped = problem.groups > 0,
                         .stacked = is_stack(problem),
                         .skips_unused = problem.skips_unused};
-  if (phase != CastPhase::kAmax) config.vector_stores = stores_fit(problem);
+  if (phase != CastPhase::kAmax) {
+    config.vector_stores = stores_fit(problem);
+    config.ragged = config.vector_stores && config.to_transposed && !config.grouped &&
+                    problem.rows_of_matrix() % 8 != 0;
+  }
   config.source.both_halves = problem.source.casts_halves() && config.vector_loads &&
                               size_of(problem.format.in) == 2 &&
                               problem.cols % (2 * kScaleBlock) == 0;

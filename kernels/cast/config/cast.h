@@ -92,6 +92,8 @@ struct TileCastConfig {
   // they are accessed element by element.
   bool vector_loads = true;
   bool vector_stores = true;
+  // True if rows of the transpose end within a vector, whose codes are then stored one by one.
+  bool ragged = false;
 
   // Rows of a tile (it has 128 columns), and those of a thread, consecutive, which holds one vector
   // of each. `group_m` tiles come below each other before the next column of tiles.
@@ -128,6 +130,7 @@ struct TileCastConfig {
     field("to_transposed", to_transposed);
     field("vector_loads", vector_loads);
     field("vector_stores", vector_stores);
+    if (ragged) field("ragged", ragged);
     field("tile_rows", tile_rows);
     field("rows_per_thread", rows_per_thread);
     field("group_m", group_m);
@@ -167,6 +170,7 @@ struct TileCastConfig {
   // beside these, and element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
+    if (ragged) return 512 / threads();
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
     const bool multiplies = (source.factors || source.transposed_factors) && rows_per_thread == 8;
     if (format.in == DType::kFloat32) {

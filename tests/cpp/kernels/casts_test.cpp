@@ -144,12 +144,16 @@ TEST(ValuesTest, AreNearTheCpus) {
 TEST(TileCastTest, RaggedTransposesAreStoredInVectors) {
   for (const std::int64_t rows : {1, 7, 131, 260}) {
     const Matrix x = random_values(DType::kBFloat16, rows, 144);
-    constexpr TileCastConfig kLines{
-        .format = {.in = DType::kBFloat16}, .to_rows = true, .to_transposed = true, .group_m = 2};
+    constexpr TileCastConfig kLines{.format = {.in = DType::kBFloat16},
+                                    .to_rows = true,
+                                    .to_transposed = true,
+                                    .ragged = true,
+                                    .group_m = 2};
     constexpr TileCastConfig kSquares{
         .format = {.in = DType::kBFloat16, .granularity = kBlock128x128},
         .to_rows = false,
         .to_transposed = true,
+        .ragged = true,
         .group_m = 2};
     expect_as_on_cpu<kLines>(
         x.view(),

@@ -273,18 +273,21 @@ TEST(CastLaunchesTest, EachKindHasThePhasesThatScalesNeed) {
   });
 }
 
-// However many rows there are: the transpose's last codes are stored alone.
+// However many rows there are: where the transpose's end within 8 codes, these are stored alone.
+// Columns of groups begin and end at multiples of 128.
 TEST(CastLaunchesTest, CodesAreStoredInVectors) {
-  const auto stores = [](const CastProblem& problem) {
-    return std::get<TileCastConfig>(cast_launches(problem, kHopper)[0].config).vector_stores;
+  const auto tiles = [](const CastProblem& problem) {
+    const auto config = std::get<TileCastConfig>(cast_launches(problem, kHopper)[0].config);
+    return std::pair(config.vector_stores, config.ragged);
   };
-  const Cast ragged = plain(kBlock1x128, 1001, 640);
-  EXPECT_TRUE(stores(ragged.in_groups(6)));
-  EXPECT_FALSE(stores(ragged.in_groups(6).unaligned()));
-  EXPECT_TRUE(stores(ragged));
-  EXPECT_FALSE(stores(ragged.unaligned()));
-  EXPECT_TRUE(stores(stack(kBlock128x128)));
-  EXPECT_TRUE(stores(plain(kBlock128x128, 0, 640).of_stack(200)));
+  const Cast odd = plain(kBlock1x128, 1001, 640);
+  EXPECT_EQ(tiles(odd), std::pair(true, true));
+  EXPECT_EQ(tiles(odd.to_rows_alone()), std::pair(true, false));
+  EXPECT_EQ(tiles(odd.unaligned()), std::pair(false, false));
+  EXPECT_EQ(tiles(odd.in_groups(6)), std::pair(true, false));
+  EXPECT_EQ(tiles(odd.in_groups(6).unaligned()), std::pair(false, false));
+  EXPECT_EQ(tiles(stack(kBlock128x128)), std::pair(true, true));
+  EXPECT_EQ(tiles(plain(kBlock128x128, 0, 640).of_stack(200)), std::pair(true, false));
 }
 
 TEST(CastLaunchesTest, StepsHaveTheScalesOfAllMatrices) {

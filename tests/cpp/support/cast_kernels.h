@@ -44,6 +44,7 @@ inline void add_plain(Kernels& kernels, Granularity granularity, bool to_rows, b
       cast.to_transposed = to_transposed;
       cast.x_is_aligned = cast.codes_are_aligned = aligned;
       add_widths(kernels, cast);
+      if (to_transposed && aligned) kernels.add(cast.with([](Cast& odd) { odd.rows = 250; }));
     }
   }
 }
