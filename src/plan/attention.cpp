@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -120,23 +121,21 @@ class FewQueriesTime {
 // keys more would besides its own. On problems of many rows drawn at random these take 1.004 of the
 // best splits' time (docs/notes/attention.md).
 template <typename Config>
-std::int64_t splits_for(const Config& config, const AttentionProblem& problem, const Gpu& gpu) {
+std::int64_t splits_in_waves(const Config& config, const AttentionProblem& problem,
+                             const Gpu& gpu) {
   constexpr std::int64_t kKeysOfStart = 256;
   const std::int64_t blocks = unsplit_blocks(problem, row_tiles_of(problem, config.rows()));
+  const std::int64_t most = most_splits(problem, kLeastKeysOfMany);
   const int at_once = blocks_by_shared_memory(config.shared_bytes(), gpu) * gpu.multiprocessors;
   const auto time_of = [&](std::int64_t splits) {
     return config::ceil_divide<std::int64_t>(blocks * splits, at_once) *
            (config::ceil_divide(problem.keys, splits) + kKeysOfStart);
   };
   std::int64_t best = 1;
-  for (std::int64_t splits = 2; splits <= most_splits(problem, kLeastKeysOfMany); ++splits) {
+  for (std::int64_t splits = 2; splits <= most; ++splits) {
     if (time_of(splits) < time_of(best)) best = splits;
   }
   return best;
-}
-std::int64_t splits_for(const config::FewQueriesConfig& config, const AttentionProblem& problem,
-                        const Gpu& gpu) {
-  return splits_of(config, problem, gpu).count;
 }
 
 // The kernel of `config`, for so many tiles of rows.
@@ -230,8 +229,9 @@ AttentionPlan plan_batch_invariant(const AttentionProblem& problem, const Gpu& g
 FewQueriesSplits splits_of(const config::FewQueriesConfig& config, const AttentionProblem& problem,
                            const Gpu& gpu) {
   const FewQueriesTime time(config, problem, gpu);
+  const std::int64_t most = most_splits(problem, kLeastKeysOfFew);
   FewQueriesSplits best{1, time.of(1)};
-  for (std::int64_t splits = 2; splits <= most_splits(problem, kLeastKeysOfFew); ++splits) {
+  for (std::int64_t splits = 2; splits <= most; ++splits) {
     const double microseconds = time.of(splits);
     if (microseconds < best.microseconds) best = {splits, microseconds};
   }
@@ -246,9 +246,13 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   if (problem.batch_invariant) return plan_batch_invariant(problem, gpu);
   const AttentionConfig chosen = config_of(problem, gpu);
   std::visit(
-      [&](const auto& config) {
+      [&]<typename Config>(const Config& config) {
         plan.config.row_tiles = row_tiles_of(problem, config.rows());
-        plan.config.splits = splits_for(config, problem, gpu);
+        if constexpr (std::is_same_v<Config, config::FewQueriesConfig>) {
+          plan.config.splits = splits_of(config, problem, gpu).count;
+        } else {
+          plan.config.splits = splits_in_waves(config, problem, gpu);
+        }
         add_kernel(plan, problem, config, plan.config.row_tiles, gpu);
       },
       chosen);

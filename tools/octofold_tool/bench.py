@@ -173,7 +173,7 @@ def run_evidence(arguments: argparse.Namespace) -> None:
     findings = evidence.run(torch.device(device), arguments.seconds, seed)
     evidence.show(findings, gpu_name() if device == "cuda" else "this CPU")
     if arguments.json is not None:
-        found = evidence.document(findings)
+        found = [dataclasses.asdict(finding) for finding in findings]
         write_json(arguments.json, {"operation": "evidence", "seed": seed, "findings": found})
     for finding in findings:
         if finding.missing:

@@ -194,6 +194,9 @@ struct TileCastConfig {
         (format.granularity != Granularity::kBlock1x128 || !to_rows || !to_transposed)) {
       return "phase kWholeRows needs 1x128 scales and both targets";
     }
+    if (ragged && (!vector_stores || !to_transposed || grouped))
+      return "rows end within a vector only of a transpose that is stored in vectors, not in "
+             "groups";
     if (transposed_squares &&
         (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 || !to_rows ||
          !to_transposed)) {

@@ -16,8 +16,7 @@ std::vector<Few> few_queries_candidates(const config::AttentionForm& form, const
   std::vector<Few> all = {{form, 8, 2, 16}, {form, 4, 2, 16}};
   if (size <= 128) all = {{form, 8, 2, 32}, {form, 4, 3, 32}, {form, 4, 2, 32}};
   if (size <= 64) all = {{form, 8, 4, 32}, {form, 8, 2, 32}};
-  // The bits of parts may not follow the batch.
-  if (form.part_keys > 0) all = {{form, 8, size <= 64 ? 4 : 2, size <= 128 ? 32 : 16}};
+  if (form.part_keys > 0) all.resize(1);  // the bits of parts may not follow the batch
   std::erase_if(all, [&](const Few& config) {
     return config.invalid_reason() != nullptr ||
            config.shared_bytes() > gpu.shared_memory_per_block;

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <map>
 #include <numeric>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention/config/params.h"

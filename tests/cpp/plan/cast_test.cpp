@@ -91,6 +91,8 @@ void expect_vectors_fit(const CastProblem& problem, bool vector_loads, bool vect
 void expect_fits(const CastProblem& problem, std::int64_t blocks, const TileCastConfig& tiles) {
   expect_vectors_fit(problem, tiles.vector_loads,
                      tiles.phase != CastPhase::kAmax && tiles.vector_stores);
+  EXPECT_TRUE(problem.rows_of_matrix() % 8 == 0 || !tiles.to_transposed || tiles.grouped ||
+              tiles.phase == CastPhase::kAmax || tiles.vector_stores == tiles.ragged);
   const int parts = tiles.source.parts();
   EXPECT_EQ(problem.cols % parts, 0);
   EXPECT_EQ(blocks, core::ceil_divide(problem.rows, tiles.tile_rows) *

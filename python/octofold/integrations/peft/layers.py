@@ -114,7 +114,7 @@ class Fp8LoraExperts(_Merging, ParamWrapper):  # type: ignore[misc]
             return super().forward(x, *arguments, adapter_names=adapter_names, **options)
         a, b = zip(*map(self.terms_of, names), strict=True)
         terms = {self.parameter_name: (torch.cat(a, 1), torch.cat(b, 2))}
-        adapters = options.pop("adapters", {}) | terms
+        adapters = (options.pop("adapters", None) or {}) | terms
         return self.base_layer(x, *arguments, adapters=adapters, **options)
 
 
