@@ -69,7 +69,7 @@ def contents(block):
         is_fp8 = isinstance(tensor, Fp8Weight)
         tensors += (tensor.codes, tensor.scale) if is_fp8 else (tensor.detach(),)
     addresses = [tensor.data_ptr() for tensor in tensors]
-    return addresses, [tensor.clone().view(-1).view(torch.uint8) for tensor in tensors]
+    return addresses, [tensor.clone().reshape(-1).view(torch.uint8) for tensor in tensors]
 
 
 def assert_bytes(block, other):
