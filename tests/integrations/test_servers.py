@@ -257,3 +257,29 @@ def test_refit(server):
         with pytest.raises(octofold.InvalidArgumentError, match=r"merged.weight.*\[128, 72\]"):
             server_weights.refit(model, [(("merged.weight", 1), torch.ones(128, 72))])
         assert model.merged.weight.weight_loader == loader
+
+
+def test_tokens_have_the_bits_that_their_trainer_gives_them(server):
+    """After each step of the optimizer, whatever stands beside a token, where both compute
+    batch-invariantly."""
+    x = random(33, HIDDEN, dtype=torch.bfloat16)
+    layer = octofold.nn.Linear(HIDDEN, 384, bias=False, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    octofold.set_batch_invariant(True)
+    try:
+        with server.model_with_experts():
+            model = Served(server)
+            for _ in range(2):
+                with torch.inference_mode(False), torch.enable_grad():
+                    trained = layer(x).log_softmax(-1)
+                    trained[:, 0].sum().backward()
+                named = zip((0, 1), layer.weight.detach().split([256, 128]), strict=True)
+                pairs = [(("merged.weight", part), weight) for part, weight in named]
+                server_weights.refit(model, pairs, "128x128 torchao")
+                for rows in (slice(33), slice(5, 6)):
+                    y, _ = model.merged(x[rows])
+                    assert torch.equal(y.log_softmax(-1), trained[rows])
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        octofold.set_batch_invariant(False)
