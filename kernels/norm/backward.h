@@ -4,10 +4,13 @@
 //   dx = rstd · (g - n · mean(g · n) - mean(g)) + the residual's gradient
 //
 // the last mean being kLayer's only. Each thread has the same 16 columns of all rows, so that it
-// sums dy · n and dy over the rows of the span in registers, without exchange. A row's dx takes one
+// sums dy · n and dy over the rows of the span by itself, without exchange. A row's dx takes one
 // barrier, and the next row arrives meanwhile. The sums go to the workspace, a row for each span,
-// where gradients.h adds them in their order. Rows of more than 8192 columns are read twice, and
-// their sums gather in the workspace itself.
+// where gradients.h adds them in their order.
+//
+// Sums are in registers up to 8192 columns. Beyond, twice as many threads have half as many
+// registers, and sums are in shared memory; rows that even these do not hold are read twice, by
+// chunks of columns. A GPU whose shared memory is too small sums in the workspace.
 #pragma once
 
 #include "kernels/cast/access.h"
@@ -17,12 +20,14 @@
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
+#include "kernels/ptx/shared_memory.h"
 
 namespace octofold {
 namespace norm {
 
 using config::NormBackwardConfig;
 using config::NormBackwardParams;
+using config::NormSums;
 
 template <NormBackwardConfig kConfig>
 class NormBackward {
@@ -33,6 +38,7 @@ class NormBackward {
   static constexpr int kChunk = kThreads * kVectors * kVector;  // columns
   static constexpr DType kIn = kConfig.in;
   static constexpr bool kCentres = kConfig.form.centres();
+  static constexpr bool kKeepsFactors = kConfig.sums == NormSums::kRegisters;
   using Input = cast::Storage<kIn>;
   using Words = unsigned[kVectors][4];
 
@@ -41,8 +47,8 @@ class NormBackward {
     float products[2][kWarps], gradients[2][kWarps];  // of one row, and of the next
   };
 
-  __device__ NormBackward(const NormBackwardParams& params, Shared& shared)
-      : params_(params), shared_(shared), cols_(params.cols) {
+  __device__ NormBackward(const NormBackwardParams& params, Shared& shared, unsigned memory)
+      : params_(params), shared_(shared), memory_(memory), cols_(params.cols) {
     batch_ = blockIdx.x / params.blocks_per_batch;
     const long long span = blockIdx.x - batch_ * params.blocks_per_batch;
     const long long end = (batch_ + 1) * params.operands.rows_per_batch;
@@ -59,12 +65,12 @@ class NormBackward {
   }
 
  private:
-  // The factors of dy, and the sums, of this thread's columns.
+  // What a thread of narrow rows keeps of its columns: the factors of dy, and sums over the rows.
   struct Columns {
     float factors[kVectors][kVector];
-    float products[kVectors][kVector];
-    float offsets[kVectors][kVector];
+    float sums[2][kVectors][kVector];
   };
+  enum Sum { kProducts, kOffsets };  // of dy · n, of dy
   struct RowSums {
     float product = 0, gradient = 0;  // g · n, g
   };
@@ -78,8 +84,8 @@ class NormBackward {
 
   __device__ void run_held() {
     Columns columns;
-    load_factors(0, columns);
-    clear_sums(columns);
+    if constexpr (kKeepsFactors) load_factors(columns);
+    clear_sums(0, columns);
     Words x, dy, next_x, next_dy;
     if (kConfig.loads_ahead() && first_ < last_) load_row(first_, 0, next_x, next_dy);
     for (long long row = first_; row < last_; ++row) {
@@ -99,35 +105,25 @@ class NormBackward {
     store_sums(0, columns);
   }
 
-  // Chunk by chunk, twice, with the columns' sums in the workspace: it is this block's own there.
+  // Chunk by chunk, twice.
   __device__ void run_wide() {
-    Columns columns;
-    Words x, dy;
-    if (first_ >= last_) {
-      clear_sums(columns);
-      for (long long col = 0; col < cols_; col += kChunk) store_sums(col, columns);
-    }
+    Columns columns{};  // nothing of which is kept
+    for (long long col = 0; col < cols_; col += kChunk) clear_sums(col, columns);
     for (long long row = first_; row < last_; ++row) {
       const float rstd = params_.rstd[row], mean = mean_of_row(row);
       RowSums sums;
+      Words x, dy;
       for (long long col = 0; col < cols_; col += kChunk) {
         load_row(row, col, x, dy);
-        load_factors(col, columns);
-        if (row == first_) {
-          clear_sums(columns);
-        } else {
-          load_sums(col, columns);
-        }
         add(col, x, dy, mean, rstd, columns, sums);
-        store_sums(col, columns);
       }
       share(sums, static_cast<int>((row - first_) % 2));
       for (long long col = 0; col < cols_; col += kChunk) {
         load_row(row, col, x, dy);
-        load_factors(col, columns);
         store_dx(row, col, x, dy, mean, rstd, columns, sums);
       }
     }
+    for (long long col = 0; col < cols_; col += kChunk) store_sums(col, columns);
   }
 
   __device__ float mean_of_row(long long row) const {
@@ -158,26 +154,34 @@ class NormBackward {
     }
   }
 
+  __device__ void load_factors(Columns& columns) const {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load_factors(0, i, columns.factors[i]);
+  }
+
   // 0 where there is no column, which leaves it out of every sum.
-  __device__ void load_factors(long long col, Columns& columns) const {
+  __device__ void load_factors(long long col, int i, float (&factors)[kVector]) const {
     constexpr auto kWeight = kConfig.form.weight, kScale = kConfig.form.scale;
+    const int count = exist(col, i);
+    float weight[kVector], scale[kVector];
+    load_operand<kWeight>(params_.operands.weight, column(col, i), count, weight);
+    load_operand<kScale>(params_.operands.scale,
+                         batch_ * params_.operands.scale_stride + column(col, i), count, scale);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int count = exist(col, i);
-      float weight[kVector], scale[kVector];
-      load_operand<kWeight>(params_.operands.weight, column(col, i), count, weight);
-      load_operand<kScale>(params_.operands.scale,
-                           batch_ * params_.operands.scale_stride + column(col, i), count, scale);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        float factor = j < count ? 1.0f : 0.0f;
-        if constexpr (kWeight != config::NormOperand::kNone) factor = weight[j];
-        if constexpr (kScale != config::NormOperand::kNone) {
-          factor = cast::modulated(factor, scale[j]);
-        }
-        columns.factors[i][j] = factor;
-      }
+    for (int j = 0; j < kVector; ++j) {
+      float factor = j < count ? 1.0f : 0.0f;
+      if constexpr (kWeight != config::NormOperand::kNone) factor = weight[j];
+      if constexpr (kScale != config::NormOperand::kNone)
+        factor = cast::modulated(factor, scale[j]);
+      factors[j] = factor;
     }
+  }
+
+  __device__ void factors_of(long long col, int i, const Columns& columns,
+                             float (&factors)[kVector]) const {
+    if constexpr (!kKeepsFactors) return load_factors(col, i, factors);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) factors[j] = columns.factors[i][j];
   }
 
   template <config::NormOperand kOperand>
@@ -188,12 +192,66 @@ class NormBackward {
     vector.widen(values);
   }
 
-  static __device__ void clear_sums(Columns& columns) {
+  // A thread's sums of its columns, wherever they are.
+  __device__ float sum(Sum which, const Columns& columns, long long col, int i, int j) const {
+    if constexpr (kConfig.sums == NormSums::kRegisters) return columns.sums[which][i][j];
+    if constexpr (kConfig.sums == NormSums::kShared) {
+      return ptx::load_shared(place(which, col, i, j));
+    }
+    return j < exist(col, i) ? workspace(which)[column(col, i) + j] : 0;
+  }
+  __device__ void set_sum(Sum which, Columns& columns, long long col, int i, int j,
+                          float value) const {
+    if constexpr (kConfig.sums == NormSums::kRegisters) {
+      columns.sums[which][i][j] = value;
+    } else if constexpr (kConfig.sums == NormSums::kShared) {
+      ptx::store_shared_word(place(which, col, i, j), __float_as_uint(value));
+    } else if (j < exist(col, i)) {
+      workspace(which)[column(col, i) + j] = value;
+    }
+  }
+
+  // In shared memory threads that are neighbours have neighbouring words.
+  __device__ unsigned place(Sum which, long long col, int i, int j) const {
+    const int of_sums = which == kOffsets && kConfig.sums_products ? 1 : 0;
+    const auto chunk = kConfig.wide ? static_cast<int>(col / kChunk) : 0;
+    const int vector = (chunk * kConfig.kinds_of_sums() + of_sums) * kVectors + i;
+    return memory_ + 4 * ((vector * kVector + j) * kThreads + static_cast<int>(threadIdx.x));
+  }
+  __device__ float* workspace(Sum which) const {
+    return (which == kProducts ? params_.products : params_.offsets) + blockIdx.x * cols_;
+  }
+
+  template <typename Action>
+  static __device__ void for_sums(Action&& action) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) columns.products[i][j] = columns.offsets[i][j] = 0;
+      if constexpr (kConfig.sums_products) action(kProducts, i);
+      if constexpr (kConfig.sums_offsets) action(kOffsets, i);
     }
+  }
+
+  __device__ void clear_sums(long long col, Columns& columns) const {
+    for_sums([&](Sum which, int i) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) set_sum(which, columns, col, i, j, 0);
+    });
+  }
+
+  __device__ void store_sums(long long col, const Columns& columns) const {
+    if constexpr (kConfig.sums == NormSums::kWorkspace) return;
+    for_sums([&](Sum which, int i) {
+#pragma unroll
+      for (int j = 0; j < kVector; j += 4) {  // 16 bytes at a time
+        unsigned words[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          words[k] = __float_as_uint(sum(which, columns, col, i, j + k));
+        }
+        auto* const to = reinterpret_cast<unsigned*>(workspace(which) + column(col, i) + j);
+        cast::store<unsigned, kConfig.vectors, 4>(to, exist(col, i) - j, words);
+      }
+    });
   }
 
   __device__ void add(long long col, const Words& x, const Words& dy, float mean, float rstd,
@@ -202,15 +260,19 @@ class NormBackward {
     for (int i = 0; i < kVectors; ++i) {
       float n[kVector], of_y[kVector];
       widen<false>(x[i], dy[i], exist(col, i), mean, rstd, n, of_y);
+      float factors[kVector];
+      factors_of(col, i, columns, factors);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         if constexpr (kConfig.sums_products) {
-          columns.products[i][j] = __fmaf_rn(of_y[j], n[j], columns.products[i][j]);
+          const float product = sum(kProducts, columns, col, i, j);
+          set_sum(kProducts, columns, col, i, j, __fmaf_rn(of_y[j], n[j], product));
         }
         if constexpr (kConfig.sums_offsets) {
-          columns.offsets[i][j] = __fadd_rn(columns.offsets[i][j], of_y[j]);
+          const float offset = sum(kOffsets, columns, col, i, j);
+          set_sum(kOffsets, columns, col, i, j, __fadd_rn(offset, of_y[j]));
         }
-        const float g = __fmul_rn(of_y[j], columns.factors[i][j]);
+        const float g = __fmul_rn(of_y[j], factors[j]);
         sums.product = __fmaf_rn(g, n[j], sums.product);
         if constexpr (kCentres) sums.gradient = __fadd_rn(sums.gradient, g);
       }
@@ -267,9 +329,11 @@ class NormBackward {
     for (int i = 0; i < kVectors; ++i) {
       float n[kVector], of_y[kVector];
       widen<true>(x[i], dy[i], exist(col, i), mean, rstd, n, of_y);
+      float factors[kVector];
+      factors_of(col, i, columns, factors);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        float value = __fmul_rn(of_y[j], columns.factors[i][j]);
+        float value = __fmul_rn(of_y[j], factors[j]);
         if constexpr (kCentres) value = __fadd_rn(value, -means.gradient);
         of_y[j] = __fmul_rn(rstd, __fmaf_rn(-n[j], means.product, value));
       }
@@ -284,40 +348,9 @@ class NormBackward {
     }
   }
 
-  // The workspace's rows have any alignment: element by element, of which neighbours are stored
-  // together by the lanes of a warp.
-  __device__ void store_sums(long long col, const Columns& columns) const {
-    if constexpr (kConfig.sums_products) store_sums(params_.products, col, columns.products);
-    if constexpr (kConfig.sums_offsets) store_sums(params_.offsets, col, columns.offsets);
-  }
-  __device__ void store_sums(float* sums, long long col,
-                             const float (&values)[kVectors][kVector]) const {
-    float* row = sums + blockIdx.x * cols_;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int count = exist(col, i);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (j < count) row[column(col, i) + j] = values[i][j];
-      }
-    }
-  }
-
-  __device__ void load_sums(long long col, Columns& columns) const {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int count = exist(col, i);
-      const long long at = blockIdx.x * cols_ + column(col, i);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        columns.products[i][j] = kConfig.sums_products && j < count ? params_.products[at + j] : 0;
-        columns.offsets[i][j] = kConfig.sums_offsets && j < count ? params_.offsets[at + j] : 0;
-      }
-    }
-  }
-
   const NormBackwardParams& params_;
   Shared& shared_;
+  const unsigned memory_;  // of the sums, if it is shared memory
   long long cols_, batch_;
   long long first_, last_;  // rows of the span
 };
@@ -332,7 +365,9 @@ __global__ void __launch_bounds__(kConfig.threads(),
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   __shared__ typename norm::NormBackward<kConfig>::Shared shared;
-  norm::NormBackward<kConfig>(params, shared).run();
+  const unsigned memory =
+      kConfig.sums == config::NormSums::kShared ? ptx::dynamic_shared_memory() : 0;
+  norm::NormBackward<kConfig>(params, shared, memory).run();
 }
 
 }  // namespace octofold

@@ -1,6 +1,6 @@
 // The gradients by a norm's operands, from the sums that each block of the backward kernel has left
 // of its rows: dy · n (products) and dy (offsets). Groups of threads add shares of them, each in
-// order, and then the shares are added in order: the same input gives the same bits.
+// order, and then the shares are added by halves: the same input gives the same bits.
 #pragma once
 
 #include "kernels/cast/access.h"
@@ -32,8 +32,8 @@ __device__ inline float operand_at(const void* data, long long index, float abse
 
 template <NormGradientConfig kConfig>
 class NormGradient {
-  static constexpr int kColumns = kConfig.kColumns;
-  static constexpr int kGroups = kConfig.kGroups;
+  static constexpr int kColumns = kConfig.columns;
+  static constexpr int kGroups = kConfig.groups();
 
  public:
   struct Shared {
@@ -51,14 +51,15 @@ class NormGradient {
 
   __device__ void run() {
     add_share();
-    __syncthreads();
-    if (group_ != 0 || col_ >= params_.cols) return;
-    float product = 0, offset = 0;
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      product = __fadd_rn(product, shared_.products[group][lane_]);
-      offset = __fadd_rn(offset, shared_.offsets[group][lane_]);
+    for (int half = kGroups / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (group_ >= half) continue;
+      add_other(shared_.products, half);
+      add_other(shared_.offsets, half);
     }
+    if (group_ != 0 || col_ >= params_.cols) return;
+    const float product = shared_.products[0][lane_], offset = shared_.offsets[0][lane_];
     if constexpr (kConfig.by_batch) {
       const float weight =
           operand_at<kConfig.form.weight, kConfig.in>(params_.operands.weight, col_, 1);
@@ -75,6 +76,11 @@ class NormGradient {
   }
 
  private:
+  __device__ void add_other(float (&sums)[kGroups][kColumns], int half) const {
+    float& own = sums[group_][lane_];
+    own = __fadd_rn(own, sums[group_ + half][lane_]);
+  }
+
   __device__ void add_share() {
     const long long count =
         kConfig.by_batch ? params_.blocks_per_batch : params_.batches * params_.blocks_per_batch;
@@ -83,7 +89,7 @@ class NormGradient {
     const long long end = first + count * (group_ + 1) / kGroups;
     float product = 0, offset = 0;
     if (col_ < params_.cols) {
-#pragma unroll 4
+#pragma unroll 8
       for (long long i = begin; i < end; ++i) {
         const long long at = i * params_.cols + col_;
         const float factor = factor_of(i);

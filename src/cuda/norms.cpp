@@ -124,7 +124,8 @@ void norm_gradient(Device& device, const NormGradientArguments& arguments,
       .of_scale = gradients.d_ada_scale.has_value(),
       .of_shift = gradients.d_ada_shift.has_value(),
       .is_aligned = is_aligned(dy, 16) && is_aligned(x, 16) && is_aligned(gradients.dx, 16) &&
-                    is_aligned(arguments.residual_gradient, 16)};
+                    is_aligned(arguments.residual_gradient, 16) &&
+                    is_aligned(gradients.workspace, 16)};
   const auto prepared =
       device.prepared(problem, [&] { return plan::plan_norm_backward(problem, device.gpu()); });
   const config::NormBackwardParams params = params_of(arguments, gradients, prepared.config);

@@ -16,6 +16,7 @@ using config::NormGradientConfig;
 using config::NormOperand;
 using config::NormOutput;
 using config::NormRowConfig;
+using config::NormSums;
 
 // Warps that hold so many vectors, `each` to a thread.
 int threads_for(std::int64_t vectors, int each, int most) {
@@ -23,8 +24,10 @@ int threads_for(std::int64_t vectors, int each, int most) {
   return static_cast<int>(std::clamp<std::int64_t>(threads, 32, most));
 }
 
+// Of narrow rows more groups share the spans of a column, which are many.
 NormGradientConfig gradient_config(const NormBackwardProblem& problem, bool by_batch) {
-  NormGradientConfig config{.in = problem.in, .by_batch = by_batch};
+  NormGradientConfig config{
+      .in = problem.in, .by_batch = by_batch, .columns = problem.cols < 2048 ? 8 : 32};
   if (by_batch) {
     const bool reads_both = problem.of_scale;
     config.form.weight = reads_both ? problem.form.weight : NormOperand::kNone;
@@ -102,8 +105,9 @@ NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu) {
 }
 
 // 16 columns to a thread leave room for what it keeps of each; 8 if they are accessed one by one,
-// or have two sums beside FP32 rows. Wide rows are walked in such chunks.
-NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem) {
+// or have two sums beside FP32 rows. Rows of more go to 1024 threads that keep no sums, wide ones
+// are walked in chunks.
+NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem, const Gpu& gpu) {
   NormBackwardConfig config{.form = {.kind = problem.form.kind,
                                      .weight = problem.form.weight,
                                      .scale = problem.form.scale},
@@ -118,7 +122,17 @@ NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem) {
   const auto needed = static_cast<int>(std::min<std::int64_t>(ceil_divide(vectors, 32), most_each));
   config.vectors_per_thread = std::max(needed, 1);
   config.row_threads = threads_for(vectors, config.vectors_per_thread, 512);
-  config.wide = vectors > std::int64_t{config.vectors_per_thread} * config.row_threads;
+  if (config.chunk() >= problem.cols) return config;
+  config.sums = NormSums::kShared;
+  const bool has_room = config.vectors && problem.in != DType::kFloat32;
+  if (has_room) config.row_threads = threads_for(vectors, config.vectors_per_thread, 1024);
+  config.wide = config.chunk() < problem.cols;
+  if (config.wide) config.row_threads = 512;
+  const long long bytes = config.shared_bytes(problem.cols) + NormBackwardConfig::kOwnSharedBytes;
+  if (bytes <= gpu.shared_memory_per_block) return config;
+  config.sums = NormSums::kWorkspace;
+  config.row_threads = 512;
+  config.wide = true;
   return config;
 }
 
@@ -130,17 +144,18 @@ NormBackwardPlan plan_norm_backward(const NormBackwardProblem& problem, const Gp
   const std::int64_t blocks = problem.batches * plan.config.blocks_per_batch;
   require_launchable(kOperation, blocks, problem.rows, problem.cols);
   if (blocks > 0) {
+    const NormBackwardConfig config = norm_backward_config(problem, gpu);
     plan.kernels.push_back(kernel_plan(kOperation, NormBackwardConfig::kHeader,
-                                       NormBackwardConfig::kKernel, norm_backward_config(problem),
-                                       blocks));
+                                       NormBackwardConfig::kKernel, config, blocks));
+    plan.kernels.back().shared_bytes = static_cast<int>(config.shared_bytes(problem.cols));
   }
-  const std::int64_t across = ceil_divide(problem.cols, NormGradientConfig::kColumns);
   const auto add_gradients = [&](bool by_batch, std::int64_t batches) {
     if (batches == 0) return;
+    const NormGradientConfig config = gradient_config(problem, by_batch);
+    const std::int64_t across = ceil_divide<std::int64_t>(problem.cols, config.columns);
     require_launchable(kOperation, across * batches, problem.rows, problem.cols);
     plan.kernels.push_back(kernel_plan(kOperation, NormGradientConfig::kHeader,
-                                       NormGradientConfig::kKernel,
-                                       gradient_config(problem, by_batch), across * batches));
+                                       NormGradientConfig::kKernel, config, across * batches));
   };
   if (problem.of_weight || problem.of_bias) add_gradients(false, 1);
   if (problem.of_scale || problem.of_shift) add_gradients(true, problem.batches);

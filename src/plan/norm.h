@@ -98,6 +98,6 @@ using NormBackwardPlan = Plan<NormSpans>;
 /// kernels. Throws as plan_cast() does.
 NormBackwardPlan plan_norm_backward(const NormBackwardProblem& problem, const Gpu& gpu);
 
-config::NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem);
+config::NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem, const Gpu& gpu);
 
 }  // namespace octofold::plan

@@ -86,6 +86,18 @@ struct NormRowConfig {
   }
 };
 
+// Where a thread keeps sums of its columns over the rows.
+enum class NormSums : unsigned char { kRegisters, kShared, kWorkspace };
+
+constexpr const char* word(NormSums sums) {
+  switch (sums) {
+    case NormSums::kRegisters: return "registers";
+    case NormSums::kShared: return "shared memory";
+    case NormSums::kWorkspace: return "workspace";
+  }
+  return "?";
+}
+
 // The gradient by x, and sums over rows for those by the norm's operands: a span of rows to a block
 // of threads, each of which holds the same columns of all of them.
 struct NormBackwardConfig {
@@ -97,8 +109,8 @@ struct NormBackwardConfig {
   bool vectors = true;         // whether all matrices can be accessed in whole vectors
   int row_threads = 256;       // a block
   int vectors_per_thread = 2;
-  // True if these are too few for a row, which then is read twice; sums gather in the workspace.
-  bool wide = false;
+  bool wide = false;  // whether these are too few for a row, which then is read twice
+  NormSums sums = NormSums::kRegisters;
 
   static constexpr const char* kHeader = "kernels/norm/backward.h";
   static constexpr const char* kKernel = "norm_backward_kernel";
@@ -114,26 +126,41 @@ struct NormBackwardConfig {
     field("row_threads", row_threads);
     field("vectors_per_thread", vectors_per_thread);
     field("wide", wide);
+    field("sums", sums);
   }
   friend constexpr bool operator==(const NormBackwardConfig&, const NormBackwardConfig&) = default;
 
   constexpr int vector() const { return 16 / size_of(in); }
   constexpr int threads() const { return row_threads; }
+  constexpr int chunk() const { return row_threads * vectors_per_thread * vector(); }
+  constexpr int kinds_of_sums() const { return int{sums_products} + int{sums_offsets}; }
+  // Dynamic shared memory for rows of so many columns, beside what a block has anyway.
+  static constexpr int kOwnSharedBytes = 1024;
+  constexpr long long shared_bytes(long long cols) const {
+    if (sums != NormSums::kShared) return 0;
+    return 4ll * kinds_of_sums() * (cols + chunk() - 1) / chunk() * chunk();
+  }
   // 128 registers a thread, for its columns' sums and factors in FP32.
   constexpr int resident_blocks() const {
-    return vectors && !wide ? at_least_one(512 / row_threads) : 1;
+    return vectors && sums == NormSums::kRegisters ? at_least_one(512 / row_threads) : 1;
   }
   // True if the next row is on its way while this one is worked on.
   constexpr bool loads_ahead() const {
-    return !wide && vectors && !sums_offsets && in != DType::kFloat32;
+    const bool has_room = sums == NormSums::kShared || !sums_offsets;
+    return !wide && vectors && has_room && in != DType::kFloat32;
   }
 
   constexpr const char* invalid_reason() const {
     if (size_of(in) < 2 || in == DType::kInt32)
       return "the input has to be float32, float16 or bfloat16";
-    if (row_threads < 32 || row_threads > 512 || row_threads % 32 != 0) {
-      return "row_threads has to be a multiple of 32 up to 512";
+    const bool few_registers = sums == NormSums::kShared && !wide;
+    if (row_threads < 32 || row_threads > (few_registers ? 1024 : 512) || row_threads % 32 != 0) {
+      return "row_threads has to be a multiple of 32 up to 512, or 1024 with sums in shared memory";
     }
+    if (wide && sums == NormSums::kRegisters)
+      return "rows that a block does not hold leave no registers for sums";
+    if (!wide && sums == NormSums::kWorkspace)
+      return "only rows that a block does not hold are summed in the workspace";
     if (vectors_per_thread < 1 || vectors_per_thread * vector() > 16) {
       return "a thread has to have 1 to 16 columns";
     }
@@ -148,6 +175,7 @@ struct NormGradientConfig {
   bool by_batch = false;  // dscale and dshift; else dweight and dbias
   bool sums_products = true;
   bool sums_offsets = false;
+  int columns = 32;  // of a block
 
   static constexpr const char* kHeader = "kernels/norm/gradients.h";
   static constexpr const char* kKernel = "norm_gradient_kernel";
@@ -159,17 +187,19 @@ struct NormGradientConfig {
     field("by_batch", by_batch);
     field("sums_products", sums_products);
     field("sums_offsets", sums_offsets);
+    field("columns", columns);
   }
   friend constexpr bool operator==(const NormGradientConfig&, const NormGradientConfig&) = default;
 
-  static constexpr int kColumns = 32;  // of a block
-  static constexpr int kGroups = 8;    // of threads, each with a share of the sums to be added
-  constexpr int threads() const { return kColumns * kGroups; }
+  static constexpr int threads() { return 1024; }
+  // Of threads, each with a share of the sums to be added.
+  constexpr int groups() const { return threads() / columns; }
 
   constexpr const char* invalid_reason() const {
     if (size_of(in) < 2 || in == DType::kInt32)
       return "the input has to be float32, float16 or bfloat16";
     if (!sums_products && !sums_offsets) return "a gradient has to sum products, offsets, or both";
+    if (columns != 8 && columns != 32) return "a block has to have 8 columns or 32";
     return nullptr;
   }
 };

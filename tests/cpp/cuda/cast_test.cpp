@@ -300,7 +300,7 @@ TEST_F(NormTest, GradientsTakeAKernelForEachKindOfOperand) {
                   stream);
   };
   EXPECT_THAT(blocks_of(back),
-              ElementsAre(kRows, kCols / config::NormGradientConfig::kColumns, testing::_));
+              ElementsAre(kRows, kCols / 8, testing::_));
   for (const std::size_t launch : {0u, 1u, 2u}) {
     const auto params = params_of_call<config::NormBackwardParams>(back, launch);
     EXPECT_EQ(params.dx, address(0x60000));

@@ -75,8 +75,8 @@ void add_casts_of_norms(Kernels& kernels, const NormForm& norm) {
 }
 
 void add_norm_gradients(Kernels& kernels, const NormForm& norm) {
-  for (const auto& [in, adds_gradient, aligned, cols] :
-       combinations(kInputs, kBools, kBools, std::array<std::int64_t, 4>{64, 4096, 7168, 28'672})) {
+  for (const auto& [in, adds_gradient, aligned, cols] : combinations(
+           kInputs, kBools, kBools, std::array<std::int64_t, 5>{64, 4096, 7168, 12'288, 28'672})) {
     if (in == DType::kFloat16 && cols != 4096) continue;
     const NormForm form = for_type(norm, in);
     kernels.add(plan::NormBackwardProblem{.rows = 256,

@@ -19,6 +19,7 @@ using config::NormForm;
 using config::NormOperand;
 using config::NormOutput;
 using config::NormRowConfig;
+using config::NormSums;
 using test::drawn;
 using test::expect_near;
 using test::Matrix;
@@ -219,12 +220,16 @@ void expect_gradients(std::int64_t cols) {
   const std::int64_t blocks = config::ceil_divide(kRows / batches, kSpan);
   const config::NormBackwardParams params = cuda::params_of(
       arguments, view(actual), {.rows_per_block = kSpan, .blocks_per_batch = blocks});
+  static_assert(kConfig.invalid_reason() == nullptr);
   test::launch(batches * blocks, kConfig.threads(), [&] { norm_backward_kernel<kConfig>(params); });
   constexpr auto kGradients = [](bool by_batch) {
-    return config::NormGradientConfig{
-        .form = kForm, .in = kIn, .by_batch = by_batch, .sums_offsets = true};
+    return config::NormGradientConfig{.form = kForm,
+                                      .in = kIn,
+                                      .by_batch = by_batch,
+                                      .sums_offsets = true,
+                                      .columns = kModulates ? 8 : 32};
   };
-  const std::int64_t across = config::ceil_divide(cols, config::NormGradientConfig::kColumns);
+  const std::int64_t across = config::ceil_divide<std::int64_t>(cols, kGradients(false).columns);
   test::launch(across, kGradients(false).threads(),
                [&] { norm_gradient_kernel<kGradients(false)>(params); });
   if constexpr (kModulates) {
@@ -255,7 +260,21 @@ TEST(NormKernelTest, Gradients) {
                     .vectors = false,
                     .row_threads = 32,
                     .vectors_per_thread = 1,
-                    .wide = true}>(301);
+                    .wide = true,
+                    .sums = NormSums::kWorkspace}>(301);
+  expect_gradients<{.form = kLayer,
+                    .sums_offsets = true,
+                    .row_threads = 64,
+                    .vectors_per_thread = 1,
+                    .sums = NormSums::kShared}>(392);
+  expect_gradients<{.form = kPlain,
+                    .in = kFloat32,
+                    .adds_gradient = true,
+                    .sums_offsets = true,
+                    .row_threads = 32,
+                    .vectors_per_thread = 2,
+                    .wide = true,
+                    .sums = NormSums::kShared}>(612);
 }
 
 }  // namespace

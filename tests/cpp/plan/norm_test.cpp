@@ -1,5 +1,8 @@
 #include "plan/norm.h"
 
+#include <map>
+#include <utility>
+
 #include "support/test.h"
 
 namespace octofold::plan {
@@ -127,16 +130,22 @@ TEST(PlanNormTest, StatisticsShareAKernel) {
 // Every row is in one span, of one batch, and the workspace has a place for each.
 TEST(PlanNormBackwardTest, SpansCoverTheRowsAndFitTheWorkspace) {
   Problems problems;
-  int wide = 0;
+  Gpu turing = kHopper;
+  turing.shared_memory_per_block = 64 * 1024;
+  std::map<std::pair<bool, config::NormSums>, int> kinds;
   for (int i = 0; i < 20'000; ++i) {
     const NormBackwardProblem problem = problems.backward();
-    const config::NormBackwardConfig config = norm_backward_config(problem);
+    const Gpu& gpu = i % 2 == 0 ? kHopper : turing;
+    const config::NormBackwardConfig config = norm_backward_config(problem, gpu);
     ASSERT_EQ(config.invalid_reason(), nullptr) << describe(config);
-    const std::int64_t held =
-        std::int64_t{config.threads()} * config.vectors_per_thread * config.vector();
-    EXPECT_EQ(config.wide, held < problem.cols);
-    wide += config.wide;
-    const NormBackwardPlan plan = plan_norm_backward(problem, kHopper);
+    EXPECT_TRUE(config.wide || config.chunk() >= problem.cols);
+    ++kinds[{config.wide, config.sums}];
+    const NormBackwardPlan plan = plan_norm_backward(problem, gpu);
+    if (problem.rows > 0 && problem.cols > 0) {
+      const int bytes = plan.kernels[0].shared_bytes;
+      EXPECT_EQ(bytes, config.shared_bytes(problem.cols));
+      EXPECT_LT(bytes, gpu.shared_memory_per_block);
+    }
     const auto [rows, blocks] = plan.config;
     if (problem.rows > 0) {
       const std::int64_t of_batch = problem.rows / problem.batches;
@@ -147,17 +156,18 @@ TEST(PlanNormBackwardTest, SpansCoverTheRowsAndFitTheWorkspace) {
     }
     EXPECT_LE(blocks * problem.batches, config::norm_spans(problem.cols, problem.batches));
   }
-  EXPECT_GT(wide, 100);
+  EXPECT_EQ(kinds.size(), 4u);  // both places of sums beside registers, of wide rows and not
+  for (const auto& [kind, count] : kinds) EXPECT_GT(count, 100);
 }
 
 TEST(PlanNormBackwardTest, KernelsForWhatIsWanted) {
   NormBackwardProblem problem{.rows = 1000, .cols = 4096, .batches = 4};
   EXPECT_EQ(plan_norm_backward(problem, kHopper).kernels.size(), 1u);
-  EXPECT_FALSE(norm_backward_config(problem).sums_products);
+  EXPECT_FALSE(norm_backward_config(problem, kHopper).sums_products);
   problem.of_weight = true;
   EXPECT_EQ(plan_norm_backward(problem, kHopper).kernels.size(), 2u);
-  EXPECT_TRUE(norm_backward_config(problem).sums_products);
-  EXPECT_FALSE(norm_backward_config(problem).sums_offsets);
+  EXPECT_TRUE(norm_backward_config(problem, kHopper).sums_products);
+  EXPECT_FALSE(norm_backward_config(problem, kHopper).sums_offsets);
   problem.of_shift = true;
   const NormBackwardPlan plan = plan_norm_backward(problem, kHopper);
   ASSERT_EQ(plan.kernels.size(), 3u);
