@@ -1,6 +1,8 @@
 """Octofold in vLLM beside what holds in every server: vLLM's tables and choice, checkpoints of
 llm-compressor, and experts by `--quantization octofold`."""
 
+import inspect
+
 import octofold
 import pytest
 import torch
@@ -17,7 +19,7 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
 )
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
-from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8MoEMethod
+from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
     GroupShape,
     create_fp8_quant_key,
@@ -84,9 +86,9 @@ def test_a_table_that_is_gone(untouched, monkeypatch, said):
 
 
 def choose(layer, table, capability=None):
-    return plugged.tables.choose_scaled_mm_linear_kernel(
-        layer, table, capability, quantization="fp8"
-    )
+    ask = plugged.tables.choose_scaled_mm_linear_kernel
+    knows = "quantization" in inspect.signature(ask).parameters  # not 0.26
+    return ask(layer, table, capability, **({"quantization": "fp8"} if knows else {}))
 
 
 def test_choice_on_hopper(gpu):
@@ -221,7 +223,7 @@ def test_merged_blocks(plugged_in):
     """Two matrices in one, of which the last ends within a block."""
     with server.model_of(DTYPE):
         parts = [octofold.quantize(random(n, 256, dtype=DTYPE), "128x128") for n in (256, 72)]
-        config = Fp8Config(weight_block_size=[128, 128])
+        config = server.checkpoint_config(weight_block_size=[128, 128])
         layer = MergedColumnParallelLinear(
             256, [256, 72], bias=False, quant_config=config, prefix="layer"
         )
@@ -238,7 +240,7 @@ def test_scales_that_are_exponents(plugged_in):
     """E8M0, as DeepSeek-V4 has them: the powers of two that they are."""
     powers = octofold.Format("e4m3", "128x128", power_of_two=True)
     weight = octofold.quantize(torch.randn(256, 256) / 16, powers)
-    config = Fp8Config(weight_block_size=[128, 128])
+    config = server.checkpoint_config(weight_block_size=[128, 128])
     config.is_scale_e8m0 = True
     with server.model_of(DTYPE):
         layer = ReplicatedLinear(256, 256, bias=False, quant_config=config, prefix="layer")
@@ -285,12 +287,16 @@ def test_input_that_was_cast_before(plugged_in, granularity):
         assert torch.equal(y, layer(x)[0])
 
 
+@pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("granularity", OF_EXPERTS)
-def test_experts_of_ours(plugged_in, granularity):
+def test_experts_of_ours(plugged_in, monkeypatch, granularity, invariant):
+    """Experts that cast all tokens with one scale are vLLM's where batches are to be invariant."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", str(int(invariant)))
     with server.model_of(DTYPE):
         method = server.experts(granularity).quant_method
     assert isinstance(method, Fp8MoEMethod)
-    assert method.experts_cls is plugged_experts.OctofoldExperts
+    is_ours = method.experts_cls is plugged_experts.OctofoldExperts
+    assert is_ours == (granularity == "128x128" or not invariant)
 
 
 def test_experts_of_other_ranks(plugged_in):

@@ -28,9 +28,12 @@ from vllm.distributed.parallel_state import (
 from vllm.model_executor import parameter
 from vllm.model_executor.kernels import linear as tables
 from vllm.model_executor.layers import linear as layers
-from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
+from vllm.model_executor.layers.fused_moe import layer as moe_layer
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
     CompressedTensorsConfig,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    compressed_tensors_w8a8_fp8 as w8a8_fp8,
 )
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.platforms import current_platform
@@ -54,6 +57,7 @@ GELU = "gelu_tanh", partial(torch.nn.functional.gelu, approximate="tanh")
 CHECKPOINT = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 OF_EXPERTS = {"128x128": CHECKPOINT | {"weight_block_size": [128, 128]}, "tensor": CHECKPOINT}
 """Checkpoints' configurations, by the granularity of weights."""
+checkpoint_config = partial(Fp8Config, is_checkpoint_fp8_serialized=True)
 config_of_blocks = partial(plugged_experts.OctofoldFp8Config.from_config, OF_EXPERTS["128x128"])
 
 _EXTENSION = torch.library.Library("_C", "FRAGMENT")
@@ -125,6 +129,9 @@ def gpu(monkeypatch, untouched):
         )
         has_fp8_units = (major, minor) >= (8, 9)  # as the extension would say
         monkeypatch.setattr(vllm_fp8, "cutlass_fp8_supported", lambda: has_fp8_units)
+        for module in (vllm_fp8, w8a8_fp8):  # vLLM 0.26's
+            name = "cutlass_block_fp8_supported"
+            monkeypatch.setattr(module, name, lambda: has_fp8_units, raising=False)
 
     become(9, 0)
     return become
@@ -155,7 +162,7 @@ model_with_experts = partial(model_of, torch.bfloat16)
 
 
 def merged(inputs, outputs):
-    options = {"quant_config": Fp8Config(weight_block_size=[128, 128]), "prefix": "layer"}
+    options = {"quant_config": checkpoint_config(weight_block_size=[128, 128]), "prefix": "layer"}
     return layers.MergedColumnParallelLinear(inputs, outputs, bias=False, **options)
 
 
@@ -172,9 +179,9 @@ def linear(weight, bias=None, input_scale=None, config=None):
     if weight.granularity == "channel":
         config, scale = config or compressed_tensors("channel"), scale[:, None]
     elif config is None and weight.granularity == "128x128":
-        config, scale_name = Fp8Config(weight_block_size=[128, 128]), "weight_scale_inv"
+        config, scale_name = checkpoint_config(weight_block_size=[128, 128]), "weight_scale_inv"
     elif config is None:
-        config = Fp8Config(activation_scheme="dynamic" if input_scale is None else "static")
+        config = checkpoint_config(activation_scheme="dynamic" if input_scale is None else "static")
     outputs, inputs = weight.shape
     layer = layers.ReplicatedLinear(
         inputs, outputs, bias=bias is not None, quant_config=config, prefix="layer"
@@ -219,7 +226,8 @@ def compressed_tensors(strategy, dynamic=True):
 
 
 def experts(granularity="128x128", **options):
-    return FusedMoEFactory(
+    make = getattr(moe_layer, "FusedMoEFactory", None) or moe_layer.FusedMoE  # vLLM 0.26
+    return make(
         num_experts=EXPERTS,
         top_k=TOP_K,
         hidden_size=HIDDEN,

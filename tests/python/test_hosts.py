@@ -19,7 +19,7 @@ def found(monkeypatch, version):
     monkeypatch.setattr(importlib.metadata, "version", of)
 
 
-@pytest.mark.parametrize("version", ["0.33", "0.33.0", "0.33.2rc1+cu130"])
+@pytest.mark.parametrize("version", ["0.26", "0.33.0", "0.33.2rc1+cu130"])
 def test_a_version_that_is_known(monkeypatch, version):
     found(monkeypatch, version)
     hosts.require("vllm")
@@ -28,11 +28,11 @@ def test_a_version_that_is_known(monkeypatch, version):
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("0.32.1", r"vllm is for vllm>=0\.33,<0\.34, found vllm 0\.32\.1: nothing was changed"),
+        ("0.25.1", r"vllm is for vllm>=0\.26,<0\.34, found vllm 0\.25\.1: nothing was changed"),
         ("0.34", r"found vllm 0\.34: nothing"),
         ("0.34.0", r"found vllm 0\.34\.0"),
         ("1.0", r"found vllm 1\.0"),
-        (None, r"needs vllm>=0\.33,<0\.34, which is not installed"),
+        (None, r"needs vllm>=0\.26,<0\.34, which is not installed"),
     ],
 )
 def test_another_version_is_a_sentence_with_both(monkeypatch, version, message):

@@ -23,12 +23,12 @@ class Host:
 
     @property
     def wanted(self) -> str:
-        """The requirement as pip says it: "vllm>=0.33,<0.34"."""
+        """The requirement as pip says it: "vllm>=0.26,<0.34"."""
         return f"{self.distribution}>={self.oldest},<{self.too_new}"
 
 
 HOSTS: Final = {
-    "vllm": Host("vllm", "0.33", "0.34"),
+    "vllm": Host("vllm", "0.26", "0.34"),
     "sglang": Host("sglang", "0.5.23", "0.6"),
     "transformers": Host("transformers", "5.17", "6"),
     "diffusers": Host("diffusers", "0.42", "0.43"),

@@ -107,7 +107,8 @@ def _choose_experts(method: Fp8MoEMethod) -> None:
 def _keys(method: Fp8MoEMethod) -> tuple[QuantKey, QuantKey]:
     """The quantization keys of weights and activations."""
     if method.block_quant:
-        shape = GroupShape(*method.moe_block_shape)
+        # vLLM 0.26 has no blocks of experts that are smaller than the checkpoint's.
+        shape = GroupShape(*getattr(method, "moe_block_shape", method.weight_block_size))
         return create_fp8_quant_key(static=True, group_shape=shape), kFp8Dynamic128Sym
     static = method.quant_config.activation_scheme == "static"
     return kFp8StaticTensorSym, kFp8StaticTensorSym if static else kFp8DynamicTensorSym
@@ -162,6 +163,10 @@ class OctofoldExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         weight_key: QuantKey | None, activation_key: QuantKey | None
     ) -> bool:
         return (weight_key, activation_key) in _SCHEMES
+
+    @staticmethod
+    def _supports_batch_invariance() -> bool:
+        return True  # is_supported_config() has excluded what does not
 
     @staticmethod
     def _supports_activation(activation: MoEActivation) -> bool:

@@ -83,17 +83,13 @@ class OctofoldFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):  # type: ign
         if getattr(layer, "is_bmm", False):  # DeepGEMM's layer, in a layout of its own
             DeepGemmFp8BlockScaledMMKernel(self.config).process_weights_after_loading(layer)
             return
-        super().process_weights_after_loading(layer)
-        params = self._get_layer_params(layer)
-        if params.block_scale.dtype != torch.float32:
-            exponents = params.block_scale.data.to(torch.float32)
-            replace_parameter(layer, params.block_scale_attr, exponents)
+        scale = getattr(layer, _scale_name(layer))
+        scale.data = scale.data.to(torch.float32)  # the parameter keeps its loader
 
     def apply_weights(
         self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None, **_: Any
     ) -> Tensor:
-        params = self._get_layer_params(layer)
-        weight = ScaledTensor(params.weight, params.block_scale, "128x128")
+        weight = ScaledTensor(layer.weight, getattr(layer, _scale_name(layer)), "128x128")
         return serving.linear(x, weight, bias, "1x128").to(self.config.out_dtype)
 
     def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:  # noqa: N803
@@ -203,11 +199,14 @@ class OctofoldWeightOnlyFP8LinearKernel(FP8ScaledMMLinearKernel):  # type: ignor
         return _granularity(self.config.weight_quant_key.scale.group_shape)
 
     def _get_layer_params(self, layer: torch.nn.Module) -> Any:
-        """Block scales have a name of their own in some checkpoints."""
-        weight, scale, *rest = self.layer_param_names
-        if getattr(layer, "weight_scale_inv", None) is not None:
-            scale = "weight_scale_inv"
-        return tuple(getattr(layer, name, None) for name in (weight, scale, *rest))
+        weight, _, *rest = self.layer_param_names
+        return tuple(getattr(layer, name, None) for name in (weight, _scale_name(layer), *rest))
+
+
+def _scale_name(layer: torch.nn.Module) -> str:
+    """Block scales have a name of their own in some checkpoints."""
+    is_own = getattr(layer, "weight_scale_inv", None) is not None
+    return "weight_scale_inv" if is_own else "weight_scale"
 
 
 def _by_columns(weight: Tensor, scale: Tensor) -> ScaledTensor:
