@@ -35,7 +35,7 @@ class NormBackward {
   static constexpr int kVectors = kConfig.vectors_per_thread;
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kChunk = kThreads * kVectors * kVector;  // columns
+  static constexpr int kChunk = kConfig.chunk();  // columns
   static constexpr DType kIn = kConfig.in;
   static constexpr bool kCentres = kConfig.form.centres();
   static constexpr bool kKeepsFactors = kConfig.sums == NormSums::kRegisters;
@@ -57,7 +57,7 @@ class NormBackward {
   }
 
   __device__ void run() {
-    if constexpr (kConfig.wide) {
+    if constexpr (kConfig.wide()) {
       run_wide();
     } else {
       run_held();
@@ -108,22 +108,30 @@ class NormBackward {
   // Chunk by chunk, twice.
   __device__ void run_wide() {
     Columns columns{};  // nothing of which is kept
-    for (long long col = 0; col < cols_; col += kChunk) clear_sums(col, columns);
+    for_chunks([&](long long col) { clear_sums(col, columns); });
     for (long long row = first_; row < last_; ++row) {
       const float rstd = params_.rstd[row], mean = mean_of_row(row);
       RowSums sums;
       Words x, dy;
-      for (long long col = 0; col < cols_; col += kChunk) {
+      for_chunks([&](long long col) {
         load_row(row, col, x, dy);
         add(col, x, dy, mean, rstd, columns, sums);
-      }
+      });
       share(sums, static_cast<int>((row - first_) % 2));
-      for (long long col = 0; col < cols_; col += kChunk) {
+      for_chunks([&](long long col) {
         load_row(row, col, x, dy);
         store_dx(row, col, x, dy, mean, rstd, columns, sums);
-      }
+      });
     }
-    for (long long col = 0; col < cols_; col += kChunk) store_sums(col, columns);
+    for_chunks([&](long long col) { store_sums(col, columns); });
+  }
+
+  template <typename Action>
+  static __device__ void for_chunks(Action&& action) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < kConfig.chunks; ++chunk) {
+      action(static_cast<long long>(chunk) * kChunk);
+    }
   }
 
   __device__ float mean_of_row(long long row) const {
@@ -214,7 +222,7 @@ class NormBackward {
   // In shared memory threads that are neighbours have neighbouring words.
   __device__ unsigned place(Sum which, long long col, int i, int j) const {
     const int of_sums = which == kOffsets && kConfig.sums_products ? 1 : 0;
-    const auto chunk = kConfig.wide ? static_cast<int>(col / kChunk) : 0;
+    const auto chunk = kConfig.wide() ? static_cast<int>(col / kChunk) : 0;
     const int vector = (chunk * kConfig.kinds_of_sums() + of_sums) * kVectors + i;
     return memory_ + 4 * ((vector * kVector + j) * kThreads + static_cast<int>(threadIdx.x));
   }

@@ -126,13 +126,15 @@ NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem, cons
   config.sums = NormSums::kShared;
   const bool has_room = config.vectors && problem.in != DType::kFloat32;
   if (has_room) config.row_threads = threads_for(vectors, config.vectors_per_thread, 1024);
-  config.wide = config.chunk() < problem.cols;
-  if (config.wide) config.row_threads = 512;
-  const long long bytes = config.shared_bytes(problem.cols) + NormBackwardConfig::kOwnSharedBytes;
-  if (bytes <= gpu.shared_memory_per_block) return config;
+  if (config.chunk() < problem.cols) config.row_threads = 512;
+  const auto chunks_of = [&] {
+    return static_cast<int>(ceil_divide<std::int64_t>(problem.cols, config.chunk()));
+  };
+  config.chunks = chunks_of();
+  if (config.shared_bytes() + config.kOwnSharedBytes <= gpu.shared_memory_per_block) return config;
   config.sums = NormSums::kWorkspace;
   config.row_threads = 512;
-  config.wide = true;
+  config.chunks = chunks_of();
   return config;
 }
 
@@ -147,7 +149,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardProblem& problem, const Gp
     const NormBackwardConfig config = norm_backward_config(problem, gpu);
     plan.kernels.push_back(kernel_plan(kOperation, NormBackwardConfig::kHeader,
                                        NormBackwardConfig::kKernel, config, blocks));
-    plan.kernels.back().shared_bytes = static_cast<int>(config.shared_bytes(problem.cols));
+    plan.kernels.back().shared_bytes = static_cast<int>(config.shared_bytes());
   }
   const auto add_gradients = [&](bool by_batch, std::int64_t batches) {
     if (batches == 0) return;

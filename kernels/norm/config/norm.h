@@ -109,7 +109,7 @@ struct NormBackwardConfig {
   bool vectors = true;         // whether all matrices can be accessed in whole vectors
   int row_threads = 256;       // a block
   int vectors_per_thread = 2;
-  bool wide = false;  // whether these are too few for a row, which then is read twice
+  int chunks = 1;  // of a row; with more than one it is read twice
   NormSums sums = NormSums::kRegisters;
 
   static constexpr const char* kHeader = "kernels/norm/backward.h";
@@ -125,7 +125,7 @@ struct NormBackwardConfig {
     field("vectors", vectors);
     field("row_threads", row_threads);
     field("vectors_per_thread", vectors_per_thread);
-    field("wide", wide);
+    field("chunks", chunks);
     field("sums", sums);
   }
   friend constexpr bool operator==(const NormBackwardConfig&, const NormBackwardConfig&) = default;
@@ -134,11 +134,11 @@ struct NormBackwardConfig {
   constexpr int threads() const { return row_threads; }
   constexpr int chunk() const { return row_threads * vectors_per_thread * vector(); }
   constexpr int kinds_of_sums() const { return int{sums_products} + int{sums_offsets}; }
-  // Dynamic shared memory for rows of so many columns, beside what a block has anyway.
+  constexpr bool wide() const { return chunks > 1; }
+  // Dynamic shared memory, beside what a block has anyway.
   static constexpr int kOwnSharedBytes = 1024;
-  constexpr long long shared_bytes(long long cols) const {
-    if (sums != NormSums::kShared) return 0;
-    return 4ll * kinds_of_sums() * (cols + chunk() - 1) / chunk() * chunk();
+  constexpr long long shared_bytes() const {
+    return sums == NormSums::kShared ? 4ll * kinds_of_sums() * chunks * chunk() : 0;
   }
   // 128 registers a thread, for its columns' sums and factors in FP32.
   constexpr int resident_blocks() const {
@@ -147,19 +147,20 @@ struct NormBackwardConfig {
   // True if the next row is on its way while this one is worked on.
   constexpr bool loads_ahead() const {
     const bool has_room = sums == NormSums::kShared || !sums_offsets;
-    return !wide && vectors && has_room && in != DType::kFloat32;
+    return !wide() && vectors && has_room && in != DType::kFloat32;
   }
 
   constexpr const char* invalid_reason() const {
     if (size_of(in) < 2 || in == DType::kInt32)
       return "the input has to be float32, float16 or bfloat16";
-    const bool few_registers = sums == NormSums::kShared && !wide;
+    const bool few_registers = sums == NormSums::kShared && !wide();
     if (row_threads < 32 || row_threads > (few_registers ? 1024 : 512) || row_threads % 32 != 0) {
       return "row_threads has to be a multiple of 32 up to 512, or 1024 with sums in shared memory";
     }
-    if (wide && sums == NormSums::kRegisters)
+    if (chunks < 1) return "a row has to have at least one chunk";
+    if (wide() && sums == NormSums::kRegisters)
       return "rows that a block does not hold leave no registers for sums";
-    if (!wide && sums == NormSums::kWorkspace)
+    if (!wide() && sums == NormSums::kWorkspace)
       return "only rows that a block does not hold are summed in the workspace";
     if (vectors_per_thread < 1 || vectors_per_thread * vector() > 16) {
       return "a thread has to have 1 to 16 columns";

@@ -260,7 +260,7 @@ TEST(NormKernelTest, Gradients) {
                     .vectors = false,
                     .row_threads = 32,
                     .vectors_per_thread = 1,
-                    .wide = true,
+                    .chunks = 2,
                     .sums = NormSums::kWorkspace}>(301);
   expect_gradients<{.form = kLayer,
                     .sums_offsets = true,
@@ -273,7 +273,7 @@ TEST(NormKernelTest, Gradients) {
                     .sums_offsets = true,
                     .row_threads = 32,
                     .vectors_per_thread = 2,
-                    .wide = true,
+                    .chunks = 3,
                     .sums = NormSums::kShared}>(612);
 }
 
