@@ -15,381 +15,118 @@ struct WgmmaFp8;
 
 // clang-format off
 #define OCTOFOLD_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define OCTOFOLD_D8(i) OCTOFOLD_D4(i), OCTOFOLD_D4(i + 4)
-#define OCTOFOLD_ISSUE_BY_TYPE \
-  constexpr bool kAIsE4M3 = kA == DType::kE4M3; \
-  constexpr bool kBIsE4M3 = kB == DType::kE4M3; \
-  if constexpr (kAIsE4M3 && kBIsE4M3) OCTOFOLD_ISSUE("e4m3.e4m3"); \
-  if constexpr (kAIsE4M3 && !kBIsE4M3) OCTOFOLD_ISSUE("e4m3.e5m2"); \
-  if constexpr (!kAIsE4M3 && kBIsE4M3) OCTOFOLD_ISSUE("e5m2.e4m3"); \
-  if constexpr (!kAIsE4M3 && !kBIsE4M3) OCTOFOLD_ISSUE("e5m2.e5m2")
 
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %6, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n8k32.f32." types " {" \
-    "%0, %1, %2, %3" \
-    "}, %4, %5, p, 1, 1;}" \
-    : OCTOFOLD_D4(0) \
+// p0 to p2: the numbers of a, b and `accumulate` behind d.
+#define OCTOFOLD_PRODUCT(N, types, p0, p1, p2) \
+  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %" #p2 ", 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." types " {" OCTOFOLD_R##N "}, " \
+    "%" #p0 ", %" #p1 ", p, 1, 1;}" \
+    : OCTOFOLD_D##N \
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<8> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[4], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
+#define OCTOFOLD_WGMMA(N, p0, p1, p2) \
+  template <> \
+  struct WgmmaFp8<N> { \
+    template <DType kA, DType kB> \
+    __device__ static void issue(float (&d)[N / 2], unsigned long long a, unsigned long long b, \
+                                 bool accumulate) { \
+      constexpr bool kAIsE4M3 = kA == DType::kE4M3; \
+      constexpr bool kBIsE4M3 = kB == DType::kE4M3; \
+      if constexpr (kAIsE4M3 && kBIsE4M3) OCTOFOLD_PRODUCT(N, "e4m3.e4m3", p0, p1, p2); \
+      if constexpr (kAIsE4M3 && !kBIsE4M3) OCTOFOLD_PRODUCT(N, "e4m3.e5m2", p0, p1, p2); \
+      if constexpr (!kAIsE4M3 && kBIsE4M3) OCTOFOLD_PRODUCT(N, "e5m2.e4m3", p0, p1, p2); \
+      if constexpr (!kAIsE4M3 && !kBIsE4M3) OCTOFOLD_PRODUCT(N, "e5m2.e5m2", p0, p1, p2); \
+    } \
+  };
 
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %10, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n16k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7" \
-    "}, %8, %9, p, 1, 1;}" \
-    : OCTOFOLD_D8(0) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<16> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[8], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
+#define OCTOFOLD_R8 "%0, %1, %2, %3"
+#define OCTOFOLD_D8 OCTOFOLD_D4(0)
+OCTOFOLD_WGMMA(8, 4, 5, 6)
+#define OCTOFOLD_R16 OCTOFOLD_R8 ", " "%4, %5, %6, %7"
+#define OCTOFOLD_D16 OCTOFOLD_D8, OCTOFOLD_D4(4)
+OCTOFOLD_WGMMA(16, 8, 9, 10)
+#define OCTOFOLD_R32 OCTOFOLD_R16 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
+#define OCTOFOLD_D32 OCTOFOLD_D16, OCTOFOLD_D4(8), OCTOFOLD_D4(12)
+OCTOFOLD_WGMMA(32, 16, 17, 18)
+#define OCTOFOLD_R48 OCTOFOLD_R32 ", " "%16, %17, %18, %19, %20, %21, %22, %23"
+#define OCTOFOLD_D48 OCTOFOLD_D32, OCTOFOLD_D4(16), OCTOFOLD_D4(20)
+OCTOFOLD_WGMMA(48, 24, 25, 26)
+#define OCTOFOLD_R64 OCTOFOLD_R48 ", " "%24, %25, %26, %27, %28, %29, %30, %31"
+#define OCTOFOLD_D64 OCTOFOLD_D48, OCTOFOLD_D4(24), OCTOFOLD_D4(28)
+OCTOFOLD_WGMMA(64, 32, 33, 34)
+#define OCTOFOLD_R80 OCTOFOLD_R64 ", " "%32, %33, %34, %35, %36, %37, %38, %39"
+#define OCTOFOLD_D80 OCTOFOLD_D64, OCTOFOLD_D4(32), OCTOFOLD_D4(36)
+OCTOFOLD_WGMMA(80, 40, 41, 42)
+#define OCTOFOLD_R96 OCTOFOLD_R80 ", " "%40, %41, %42, %43, %44, %45, %46, %47"
+#define OCTOFOLD_D96 OCTOFOLD_D80, OCTOFOLD_D4(40), OCTOFOLD_D4(44)
+OCTOFOLD_WGMMA(96, 48, 49, 50)
+#define OCTOFOLD_R112 OCTOFOLD_R96 ", " "%48, %49, %50, %51, %52, %53, %54, %55"
+#define OCTOFOLD_D112 OCTOFOLD_D96, OCTOFOLD_D4(48), OCTOFOLD_D4(52)
+OCTOFOLD_WGMMA(112, 56, 57, 58)
+#define OCTOFOLD_R128 OCTOFOLD_R112 ", " "%56, %57, %58, %59, %60, %61, %62, %63"
+#define OCTOFOLD_D128 OCTOFOLD_D112, OCTOFOLD_D4(56), OCTOFOLD_D4(60)
+OCTOFOLD_WGMMA(128, 64, 65, 66)
+#define OCTOFOLD_R144 OCTOFOLD_R128 ", " "%64, %65, %66, %67, %68, %69, %70, %71"
+#define OCTOFOLD_D144 OCTOFOLD_D128, OCTOFOLD_D4(64), OCTOFOLD_D4(68)
+OCTOFOLD_WGMMA(144, 72, 73, 74)
+#define OCTOFOLD_R160 OCTOFOLD_R144 ", " "%72, %73, %74, %75, %76, %77, %78, %79"
+#define OCTOFOLD_D160 OCTOFOLD_D144, OCTOFOLD_D4(72), OCTOFOLD_D4(76)
+OCTOFOLD_WGMMA(160, 80, 81, 82)
+#define OCTOFOLD_R176 OCTOFOLD_R160 ", " "%80, %81, %82, %83, %84, %85, %86, %87"
+#define OCTOFOLD_D176 OCTOFOLD_D160, OCTOFOLD_D4(80), OCTOFOLD_D4(84)
+OCTOFOLD_WGMMA(176, 88, 89, 90)
+#define OCTOFOLD_R192 OCTOFOLD_R176 ", " "%88, %89, %90, %91, %92, %93, %94, %95"
+#define OCTOFOLD_D192 OCTOFOLD_D176, OCTOFOLD_D4(88), OCTOFOLD_D4(92)
+OCTOFOLD_WGMMA(192, 96, 97, 98)
+#define OCTOFOLD_R208 OCTOFOLD_R192 ", " "%96, %97, %98, %99, %100, %101, %102, %103"
+#define OCTOFOLD_D208 OCTOFOLD_D192, OCTOFOLD_D4(96), OCTOFOLD_D4(100)
+OCTOFOLD_WGMMA(208, 104, 105, 106)
+#define OCTOFOLD_R224 OCTOFOLD_R208 ", " "%104, %105, %106, %107, %108, %109, %110, %111"
+#define OCTOFOLD_D224 OCTOFOLD_D208, OCTOFOLD_D4(104), OCTOFOLD_D4(108)
+OCTOFOLD_WGMMA(224, 112, 113, 114)
+#define OCTOFOLD_R240 OCTOFOLD_R224 ", " "%112, %113, %114, %115, %116, %117, %118, %119"
+#define OCTOFOLD_D240 OCTOFOLD_D224, OCTOFOLD_D4(112), OCTOFOLD_D4(116)
+OCTOFOLD_WGMMA(240, 120, 121, 122)
+#define OCTOFOLD_R256 OCTOFOLD_R240 ", " "%120, %121, %122, %123, %124, %125, %126, %127"
+#define OCTOFOLD_D256 OCTOFOLD_D240, OCTOFOLD_D4(120), OCTOFOLD_D4(124)
+OCTOFOLD_WGMMA(256, 128, 129, 130)
 
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %18, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n32k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-    "}, %16, %17, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<32> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[16], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %26, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n48k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23" \
-    "}, %24, %25, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<48> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[24], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %34, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n64k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-    "}, %32, %33, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<64> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[32], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %42, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n80k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39" \
-    "}, %40, %41, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<80> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[40], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %50, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n96k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-    "}, %48, %49, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<96> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[48], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %58, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n112k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55" \
-    "}, %56, %57, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<112> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[56], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %66, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n128k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-    "}, %64, %65, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<128> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[64], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %74, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n144k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71" \
-    "}, %72, %73, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<144> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[72], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %82, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n160k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-    "}, %80, %81, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64), OCTOFOLD_D8(72) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<160> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[80], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %90, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n176k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-    "%80, %81, %82, %83, %84, %85, %86, %87" \
-    "}, %88, %89, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64), OCTOFOLD_D8(72), \
-      OCTOFOLD_D8(80) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<176> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[88], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %98, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n192k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
-    "}, %96, %97, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64), OCTOFOLD_D8(72), \
-      OCTOFOLD_D8(80), OCTOFOLD_D8(88) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<192> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[96], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %106, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n208k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95," \
-    "%96, %97, %98, %99, %100, %101, %102, %103" \
-    "}, %104, %105, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64), OCTOFOLD_D8(72), \
-      OCTOFOLD_D8(80), OCTOFOLD_D8(88), OCTOFOLD_D8(96) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<208> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[104], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %114, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n224k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95," \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-    "}, %112, %113, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64), OCTOFOLD_D8(72), \
-      OCTOFOLD_D8(80), OCTOFOLD_D8(88), OCTOFOLD_D8(96), OCTOFOLD_D8(104) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<224> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[112], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %122, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n240k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95," \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111," \
-    "%112, %113, %114, %115, %116, %117, %118, %119" \
-    "}, %120, %121, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64), OCTOFOLD_D8(72), \
-      OCTOFOLD_D8(80), OCTOFOLD_D8(88), OCTOFOLD_D8(96), OCTOFOLD_D8(104), OCTOFOLD_D8(112) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<240> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[120], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %130, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n256k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63," \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95," \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111," \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
-    "}, %128, %129, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D8(56), OCTOFOLD_D8(64), OCTOFOLD_D8(72), \
-      OCTOFOLD_D8(80), OCTOFOLD_D8(88), OCTOFOLD_D8(96), OCTOFOLD_D8(104), OCTOFOLD_D8(112), \
-      OCTOFOLD_D8(120) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<256> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[128], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#undef OCTOFOLD_D4
+#undef OCTOFOLD_R8
 #undef OCTOFOLD_D8
-#undef OCTOFOLD_ISSUE_BY_TYPE
+#undef OCTOFOLD_R16
+#undef OCTOFOLD_D16
+#undef OCTOFOLD_R32
+#undef OCTOFOLD_D32
+#undef OCTOFOLD_R48
+#undef OCTOFOLD_D48
+#undef OCTOFOLD_R64
+#undef OCTOFOLD_D64
+#undef OCTOFOLD_R80
+#undef OCTOFOLD_D80
+#undef OCTOFOLD_R96
+#undef OCTOFOLD_D96
+#undef OCTOFOLD_R112
+#undef OCTOFOLD_D112
+#undef OCTOFOLD_R128
+#undef OCTOFOLD_D128
+#undef OCTOFOLD_R144
+#undef OCTOFOLD_D144
+#undef OCTOFOLD_R160
+#undef OCTOFOLD_D160
+#undef OCTOFOLD_R176
+#undef OCTOFOLD_D176
+#undef OCTOFOLD_R192
+#undef OCTOFOLD_D192
+#undef OCTOFOLD_R208
+#undef OCTOFOLD_D208
+#undef OCTOFOLD_R224
+#undef OCTOFOLD_D224
+#undef OCTOFOLD_R240
+#undef OCTOFOLD_D240
+#undef OCTOFOLD_R256
+#undef OCTOFOLD_D256
+#undef OCTOFOLD_WGMMA
+#undef OCTOFOLD_PRODUCT
+#undef OCTOFOLD_D4
 // clang-format on
 
 }  // namespace octofold::ptx

@@ -16,11 +16,9 @@ from tests.gpu.gpu_support import (
     assert_fast_accumulation_close,
     candidates,
     gemm_by,
-    needs_gpu,
     normal,
     operands,
     product,
-    run_python,
     skip_without,
     surrounded_copy,
     with_data,
@@ -169,31 +167,3 @@ def test_every_candidate(pair, kind, quarter, generator, record_property):
                 problem.check(name)
             except AssertionError as error:
                 pytest.fail(f"{name} at {shape}: {error}")
-
-
-@needs_gpu
-@pytest.mark.skipif(ON_GPU and not is_hopper(), reason="what is read of the log is Hopper's")
-def test_each_name_is_a_kernel_of_its_own():
-    """By the log, whose level is chosen before the library is loaded."""
-    script = """
-import os
-os.environ["OCTOFOLD_LOG_LEVEL"] = "debug"
-import octofold, torch
-from tests.gpu.gpu_support import candidates, gemm_by, operands
-lines = []
-octofold.set_log_handler(lambda level, message: lines.append(message))
-a, b = operands(torch.Generator("cuda"), 64, 128, 256)
-out = torch.empty(64, 128, dtype=torch.bfloat16, device="cuda")
-names = candidates(("e4m3", "1x128"), ("e4m3", "128x128"), "bfloat16")
-kernels = set()
-for name in names:
-    lines.clear()
-    gemm_by(name, a, b, out)
-    rows, columns = name.split(".")[0].split("x")
-    tile = f"tile_rows {rows}, tile_columns {columns}"
-    (line,) = [line for line in lines if line.startswith("cuda:") and tile in line]
-    assert "load by TMA, store by TMA" in line, line
-    kernels.add(line.rsplit(", ", 1)[0])
-assert len(kernels) == len(names) > 10, (len(kernels), names)
-"""
-    run_python(script)

@@ -1,5 +1,5 @@
 """Layers on a GPU, trained ones and those with FP8 weights: the CPU's results, the same bits each
-time, no synchronization, graphs over forward and backward, whole compiled."""
+time, no synchronization, graphs over forward and backward, casts in graphs, whole compiled."""
 
 import copy
 import itertools
@@ -278,3 +278,22 @@ def test_compiles_whole(make, options, backend):
         for left, right in zip(actual, expected, strict=True):
             limit = 1e-6 if backend == "aot_eager" else case.compiled
             assert torch.equal(left, right) or relative_error(left, right) < limit
+
+
+@needs_gpu
+@needs("products")
+def test_capture_leaves_no_casts_behind():
+    """They lie in the graph's memory. Nor does a graph use what keep_casts() keeps, which goes as
+    that is left."""
+    layer = nn.Linear(1024, 384, device=DEVICE, force_fp8=True).requires_grad_(False)
+    x = torch.randn(520, 1024, device=DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    with nn.keep_casts(layer):
+        expected = layer(x)
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        assert torch.equal(layer(x), expected)
+    layer.weight.mul_(2)
+    graph.replay()
+    assert torch.equal(y, layer(x))
+    assert not torch.equal(y, expected)

@@ -72,22 +72,6 @@ def test_linear(dtype, compute, storage_dtype, tokens):
     assert relative_error(layer.bias.grad.cpu(), plain.bias.grad) < 4e-3
 
 
-@needs_native
-@pytest.mark.parametrize("tokens", [1, 8, 40])
-def test_native_has_the_bits_of_inference_linear(tokens):
-    """Scales of inference_linear() are no powers of two, but for this weight they are."""
-    dtype = HALF[-1]
-    linear = torch.nn.Linear(IN, OUT, device=DEVICE, dtype=dtype)
-    with torch.no_grad():  # the largest of each square is 448 times a power of two
-        linear.weight.clamp_(-7 / 256, 7 / 256)[::64, ::64] = 7 / 256
-    served = octofold.nn.inference_linear(linear)
-    models.enable_layerwise_casting(linear, compute="native")
-    assert torch.equal(linear.weight.scale, served.weight.scale)
-    x = random(tokens, IN, dtype=dtype)
-    with torch.no_grad():
-        assert torch.equal(linear(x), served(x))
-
-
 @needs_gpu
 @needs_native
 @needs_weight_only
@@ -105,31 +89,6 @@ def test_what_is_chosen_where_there_are_fp8_units():
     assert ways("weight-only", (16, 128, 2000)) == [WEIGHT_ONLY, WEIGHT_ONLY, CAST]
     assert ways("native", (1, 4096)) == [NATIVE, NATIVE]
     assert ways("auto", (1, 17), dtype=torch.float32) == [NATIVE, NATIVE]
-
-
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", ["Conv2d", "channels_last", "ConvTranspose2d", "Embedding"])
-def test_other_layers(name, dtype):
-    if name == "Embedding":
-        layer, x = torch.nn.Embedding(1000, 320), torch.randint(0, 1000, (2, 50))
-    elif name == "ConvTranspose2d":
-        layer, x = torch.nn.ConvTranspose2d(64, 96, 3, 2, 1, 1), torch.randn(2, 64, 13, 9)
-    else:
-        layer, x = torch.nn.Conv2d(64, 96, 3, padding=1), torch.randn(2, 64, 13, 9)
-        if name == "channels_last":
-            layer, x = (one.to(memory_format=torch.channels_last) for one in (layer, x))
-    layer = layer.to(DEVICE, dtype)
-    x = x.to(DEVICE, dtype) if x.is_floating_point() else x.to(DEVICE)
-    models.enable_layerwise_casting(layer)
-    y = layer(x)
-    plain = models.disable_layerwise_casting(copy.deepcopy(layer))
-    assert y.dtype == dtype
-    assert torch.equal(y, plain(x)) or relative_error(y, plain(x)) < 1e-3
-    if x.is_floating_point():
-        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-        layer(leaf).sum().backward()
-        plain(other).sum().backward()
-        assert relative_error(leaf.grad, other.grad) < 1e-3
 
 
 def block(dtype):
@@ -197,15 +156,3 @@ def test_moves_and_comes_back():
     assert model[0].weight.device.type == DEVICE.type
     for key, value in model.state_dict().items():
         assert torch.equal(value.cpu(), before[key])
-
-
-@needs_gpu
-def test_compiled():
-    dtype = HALF[-1]
-    model = torch.nn.Sequential(torch.nn.Linear(IN, OUT), torch.nn.GELU(), torch.nn.Linear(OUT, 64))
-    models.enable_layerwise_casting(model.to(DEVICE, dtype))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for tokens in (4, 40):
-        x = random(tokens, IN, dtype=dtype)
-        with torch.no_grad():
-            assert relative_error(compiled(x), model(x)) < 5e-3

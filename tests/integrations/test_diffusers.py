@@ -221,15 +221,6 @@ def test_the_whole_model_is_never_there_in_high_precision(tmp_path):
     assert peak < codes + rest + 35  # the largest weight in three forms, and the interpreter
 
 
-def test_compiled_blocks(plain):
-    _, inputs, folder = plain
-    for compute in ("native", "weight-only"):
-        model = loaded(folder, compute=compute)
-        expected = outcome(model, inputs)
-        model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
-        assert torch.equal(outcome(model, inputs), expected)
-
-
 def test_dequantize(plain, tmp_path):
     _, inputs, folder = plain
     model = loaded(folder, compute="weight-only")

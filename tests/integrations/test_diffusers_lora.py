@@ -87,19 +87,6 @@ def test_adapters_load_run_and_go(folder, inputs, compute, low_cpu_mem_usage):
     assert torch.equal(outcome(model, inputs), before)
 
 
-def test_fuse_and_unfuse(folder, inputs):
-    """Unfusing gives the very bytes back."""
-    model = loaded(folder, "native")
-    model.load_lora_adapter(adapter(model), adapter_name="one")
-    apart, weights = outcome(model, inputs), codes(model)
-    model.fuse_lora(lora_scale=1.0)
-    assert 0 < relative_error(outcome(model, inputs), apart) < 0.05
-    model.unfuse_lora()
-    after = codes(model)
-    assert all(torch.equal(weights[name], after[name]) for name in weights)
-    assert torch.equal(outcome(model, inputs), apart)
-
-
 def codes(model):
     layers = fp8_layers(model).items()
     return {name: one.weight.codes.view(torch.uint8).clone() for name, one in layers}

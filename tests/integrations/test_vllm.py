@@ -15,7 +15,6 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
 from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.linear import (
     LinearBase,
-    MergedColumnParallelLinear,
     ReplicatedLinear,
 )
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
@@ -217,23 +216,6 @@ def test_blocks_in_one_call_have_the_bits_of_the_contract(plugged_in):
         assert torch.equal(y, layer(x)[0])
         base = super(BLOCKS, kernel)
         assert torch.equal(y, base.apply_weights(layer, x))
-
-
-def test_merged_blocks(plugged_in):
-    """Two matrices in one, of which the last ends within a block."""
-    with server.model_of(DTYPE):
-        parts = [octofold.quantize(random(n, 256, dtype=DTYPE), "128x128") for n in (256, 72)]
-        config = server.checkpoint_config(weight_block_size=[128, 128])
-        layer = MergedColumnParallelLinear(
-            256, [256, 72], bias=False, quant_config=config, prefix="layer"
-        )
-        for shard, part in enumerate(parts):  # by vLLM's loaders
-            layer.weight.weight_loader(layer.weight, part.data, shard)
-            layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, part.scale, shard)
-        server.load(layer)
-        x = random(7, 256, dtype=DTYPE)
-        y, _ = layer(x)
-        assert_product(y, cast(x, "1x128"), torch.cat([values(part) for part in parts]))
 
 
 def test_scales_that_are_exponents(plugged_in):

@@ -11,8 +11,6 @@ import octofold
 import pytest
 from safetensors.numpy import save_file
 
-from tests.python.own_process import python
-
 
 def widest_vectors() -> str:
     """By what Linux says of the processor."""
@@ -102,16 +100,3 @@ def test_log_handler_at_exit():
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, timeout=60, capture_output=True, check=False)
     assert (result.returncode, result.stderr) == (0, b"")
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"), [("OCTOFOLD_NUM_THREADS", "many"), ("OCTOFOLD_LOG_LEVEL", "loud")]
-)
-def test_bad_environment_is_named(variable, value):
-    script = (
-        "import octofold\n"
-        "try: octofold.info()\n"
-        "except octofold.InvalidArgumentError as error: print(error)"
-    )
-    said = python(script, **{variable: value})
-    assert f"environment variable {variable}: expected " in said

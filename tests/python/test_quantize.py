@@ -292,31 +292,6 @@ def test_rows_of_any_stride(granularity, transpose, rng):
         )
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_both_targets_into_out(static, rng):
-    """With new memory for what is worked out beside them, and each alone beside new memory."""
-    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    expected = cast(x, rows="1x128", transposed="1x128", columns="both")
-    outs = [
-        ScaledTensor(np.zeros_like(each.data), np.zeros_like(each.scale), "1x128")
-        for each in expected[:2]
-    ]
-    scales = [each.scale if static else None for each in expected[:2]]
-    targets = [
-        ops.Target("1x128", scale=scale, out=out) for scale, out in zip(scales, outs, strict=True)
-    ]
-    casts = cast(x, rows=targets[0], transposed=targets[1], columns="both")
-    for each, out, other in zip(casts[:2], outs, expected[:2], strict=True):
-        assert each.data is out.data
-        assert each.equals(other)
-    np.testing.assert_array_equal(casts.sums, expected.sums)
-    np.testing.assert_array_equal(casts.amax, expected.amax)
-    outs[0].data[:] = 0
-    casts = cast(x, rows=targets[0], transposed="1x128")
-    assert casts.rows.equals(expected.rows)
-    assert casts.transposed.equals(expected.transposed)
-
-
 @cpu_only
 def test_granularities_are_those_of_the_library():
     """Python has them written down, as the library is not loaded by an import."""

@@ -73,23 +73,6 @@ def test_slices_that_cut_scales(rows, message, rng):
         cast[rows]
 
 
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
-@pytest.mark.parametrize("shape", [(3, 200, 260), (3, 2, 100, 260), (2, 256, 260), (1, 40, 60)])
-def test_stacks_are_matrices(granularity, shape, rng):
-    x = matrix(rng, *shape)
-    stack = octofold.quantize(x, granularity, matrices=shape[0])
-    values = stack.dequantize("float16")
-    assert values.shape == shape
-    for index, one in enumerate(x):
-        alone = octofold.quantize(one, granularity)
-        assert stack[index].equals(alone)
-        assert stack[index - shape[0]].equals(alone)
-        np.testing.assert_array_equal(values[index], alone.dequantize("float16"))
-    np.testing.assert_array_equal(stack[1:].dequantize("float16"), values[1:])
-    with pytest.raises(IndexError, match=f"{shape[0]} of {shape[0]}"):
-        stack[shape[0]]
-
-
 @pytest.mark.parametrize("granularity", ["tensor", "128x128"])
 def test_rows_of_a_stack_are_dequantized_by_matrix(granularity, rng):
     x = matrix(rng, 300, 140)

@@ -139,7 +139,9 @@ def test_parts_have_the_values_of_the_whole(granularity, leading, matrices, rows
     values = stack.dequantize()
     np.testing.assert_allclose(values, x, rtol=0, atol=np.abs(x).max() / 16)
     assert pickle.loads(pickle.dumps(stack)).equals(stack)
-    for part in (*range(leading[0]), slice(0, 1), slice(1, None), slice(0, 3), slice(0, 0)):
+    with pytest.raises(IndexError, match=f"{leading[0]} of {leading[0]}"):
+        stack[leading[0]]
+    for part in (-1, *range(leading[0]), slice(0, 1), slice(1, None), slice(0, 3), slice(0, 0)):
         if leading == (6,) and not can_be_cut(granularity, rows, part):
             with pytest.raises(InvalidArgumentError, match="'rows': expected a slice"):
                 stack[part]

@@ -4,13 +4,9 @@ one whose MLPs are mixtures of experts. Written as any model for one process is.
 from dataclasses import dataclass
 
 import octofold
-import torch
+from language_model.model import VOCABULARY, Rotary
 from torch import Tensor, nn
 from torch.nn import functional
-
-VOCABULARY = 256
-ROTARY_BASE = 10_000.0
-HEAD = "head"  # the name of the output layer, which stays as it is
 
 
 @dataclass(frozen=True)
@@ -28,23 +24,6 @@ class Size:
     context: int = 128  # tokens of a sequence
 
 
-class Rotary(nn.Module):
-    """Turns pairs (i, i + head_size / 2) of a head by the token's position times a frequency."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        frequencies = ROTARY_BASE ** (-torch.arange(0, size.head_size, 2) / size.head_size)
-        angles = torch.outer(torch.arange(size.context), frequencies)
-        self.register_buffer("cosine", angles.cos().repeat(1, 2), persistent=False)
-        self.register_buffer("sine", angles.sin().repeat(1, 2), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [batch, heads, tokens, head_size]."""
-        cosine, sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
-        first, second = x.chunk(2, dim=-1)
-        return x * cosine + torch.cat([-second, first], dim=-1) * sine
-
-
 class Attention(nn.Module):
     """The number of heads is read from what the projections give: a rank may have some of them."""
 
@@ -56,7 +35,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(size.hidden, key_values, bias=False)
         self.v_proj = nn.Linear(size.hidden, key_values, bias=False)
         self.o_proj = nn.Linear(heads, size.hidden, bias=False)
-        self.rotary = Rotary(size)
+        self.rotary = Rotary(size.head_size, size.context)
 
     def forward(self, x: Tensor) -> Tensor:
         projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)

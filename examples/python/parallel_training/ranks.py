@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import octofold
 import torch
+from language_model.model import HEAD
 from octofold.distributed import ColumnParallel, MLPParallel, RowParallel, SharedInput, Whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from .model import HEAD, LanguageModel, Size
+from .model import LanguageModel, Size
 
 SEQUENCE = 1  # the dimension [batch, sequence, hidden] of which each tensor rank has a part
 

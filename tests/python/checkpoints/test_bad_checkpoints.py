@@ -313,22 +313,6 @@ def test_adapters_are_no_models(tmp_path, name):
     refused(tmp_path, ["'input'", "an adapter's", "merge"], quantize, folder, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("LoraConfig", {"target_modules": ["q_proj"], "use_dora": True}),
-        ("IA3Config", {"target_modules": ["q_proj"], "feedforward_modules": []}),
-        ("PromptEncoderConfig", {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}),
-    ],
-)
-def test_folders_of_peft_are_no_models(tmp_path, kind, options):
-    peft, _ = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from tests.python.checkpoints.matrix_models import LLAMA
-
-    peft.get_peft_model(LLAMA(), getattr(peft, kind)(**options)).save_pretrained(tmp_path / "in")
-    refused(tmp_path, ["'input'", "an adapter's"], quantize, tmp_path / "in", tmp_path / "out")
-
-
 @pytest.mark.parametrize("own", ["up.base_layer.weight", "of_a_model_with_lora_layers.weight"])
 def test_what_lies_beside_a_models_weights_is_left_alone(tmp_path, own):
     beside = {"up.lora_A.weight": "adapter", "up.lora_B.x.weight": "adapter"}

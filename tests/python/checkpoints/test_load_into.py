@@ -94,18 +94,6 @@ def test_layers_in_fp8(tmp_path, original, granularity, compute):
     assert (ours - expected).norm() < limit * expected.norm()
 
 
-def test_weights_alone_where_there_are_no_products(tmp_path, original, pretend):
-    """Every way computes as on GPUs of 8.6 and 10.0, with weights alone in FP8."""
-    folder = saved(tmp_path / "x", original, "128x128")
-    blocks = [
-        octofold.models.load_checkpoint_into(Block(), folder, compute=compute)
-        for compute in ("auto", "native", "weight-only")
-    ]
-    pretend("8.6")
-    expected = blocks[2](TOKENS)
-    assert all(torch.equal(block(TOKENS), expected) for block in blocks)
-
-
 @torch.no_grad()
 def test_what_is_on_meta_comes_into_memory(tmp_path, original):
     folder = saved(tmp_path / "x", original)
@@ -294,13 +282,3 @@ def test_arguments(tmp_path, original):
         load(Block(), folder, compute="fast")
     with pytest.raises(octofold.InvalidArgumentError, match="'checkpoint': expected one of"):
         load(Block(), octofold.load_checkpoint(folder, framework="numpy"))
-
-
-def test_a_bias_is_trained_over_weights_alone(tmp_path, original):
-    block = Block()
-    octofold.models.load_checkpoint_into(
-        block, saved(tmp_path / "x", original), compute="weight-only"
-    )
-    block(TOKENS).float().sum().backward()
-    assert isinstance(block.up.bias, nn.Parameter)
-    assert block.up.bias.grad is not None

@@ -1,5 +1,5 @@
-"""compressed-tensors decompresses what we write, and we read what it wrote, and what torchao did.
-The families' matrix has what torchao reads of ours."""
+"""We read what compressed-tensors wrote, and what torchao did. The families' matrix has what they
+read of ours."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_che
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
-from compressed_tensors import BaseCompressor, ModelCompressor  # noqa: E402
+from compressed_tensors import ModelCompressor  # noqa: E402
 from compressed_tensors.quantization import (  # noqa: E402
     QuantizationArgs,
     QuantizationConfig,
@@ -26,7 +26,7 @@ from torchao.quantization import (  # noqa: E402
     quantize_,
 )
 
-from tests.python.checkpoints.checkpoint_support import raw_tensors, read_config  # noqa: E402
+from tests.python.checkpoints.checkpoint_support import raw_tensors  # noqa: E402
 from tests.python.checkpoints.family_matrix import quiet  # noqa: E402
 from tests.python.checkpoints.matrix_models import LLAMA, TOKENS  # noqa: E402
 
@@ -42,31 +42,6 @@ def folder(tmp_path_factory):
 def new_model():
     torch.manual_seed(3)
     return LLAMA().bfloat16()
-
-
-@pytest.mark.parametrize("granularity", ["channel", "tensor", "128x128", "1x128"])
-def test_it_decompresses_what_we_write(folder, tmp_path, granularity):
-    out = tmp_path / "out"
-    report = quantize_checkpoint(folder, out, family="compressed-tensors", format=granularity)
-    assert len(report.files) > 4
-    said = read_config(out)["quantization_config"]
-    config = QuantizationConfig.model_validate(said)
-    assert config.ignore == ["lm_head", "model.embed_tokens"] or set(config.ignore) >= {"lm_head"}
-    (scheme,) = config.config_groups.values()
-    compressor = BaseCompressor.get_value_from_registry(config.format)
-    raw = raw_tensors(out)
-    checkpoint = load_checkpoint(out)
-    assert checkpoint.family == "compressed-tensors"
-    for name in report.quantized:
-        module = {
-            key: raw[f"{name.removesuffix('weight')}{key}"] for key in ("weight", "weight_scale")
-        }
-        assert module["weight_scale"].dtype == torch.float32
-        values = compressor.decompress(module, scheme)["weight"]
-        assert torch.equal(values.float(), checkpoint[name].dequantize())
-        assert not torch.equal(values, torch.zeros_like(values))
-    for name in report.copied:
-        assert torch.equal(raw[name], checkpoint[name])
 
 
 SCHEMES = {

@@ -114,15 +114,6 @@ def test_adapters_are_saved_alone(own, tmp_path, monkeypatch):
         assert relative_error(outcome(other, inputs), y) > 0.05
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_state_dict_and_torch_save_keep_codes(change, tmp_path):
-    model, inputs, y = made(llama, change)
-    torch.save(model.state_dict(), tmp_path / "state.pt")
-    other = change(llama(seed=1)[0])
-    other.load_state_dict(torch.load(tmp_path / "state.pt"))
-    assert torch.equal(outcome(other, inputs), y)
-
-
 def test_casting_saves_and_is_undone(tmp_path):
     """Files of save_pretrained have what disabling leaves, in the dtype that the weights had."""
     model = models.enable_layerwise_casting(llama()[0].float())
@@ -143,18 +134,6 @@ def test_what_is_offloaded_is_refused(tmp_path):
     with pytest.raises(octofold.InvalidArgumentError, match=f"models.save: .*{expected}"):
         models.save(model, tmp_path / "b")
     assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_wide_state_dict_is_what_plain_models_load(change):
-    model, inputs, y = made(llama, change)
-    with nn.wide_state_dict(model):
-        state = model.state_dict()
-    plain = llama(seed=1)[0]
-    plain.load_state_dict(state)
-    assert all(value.dtype == torch.bfloat16 for value in state.values())
-    assert relative_error(outcome(plain, inputs), y) < (0.06 if change is mixed else 0.02)
-    assert any(value.element_size() == 1 for value in model.state_dict().values())
 
 
 def test_nobody_looks_who_asks_for_a_state_dict():

@@ -93,10 +93,12 @@ def test_any_module_is_kept(tmp_path):
     """Without a config, of no library: a layer alone, and one that stands in two places."""
     linear, x = torch.nn.Linear(128, 64, dtype=torch.bfloat16), torch.randn(3, 128).bfloat16()
     layers = nn.weight_only_linear(linear), nn.inference_linear(linear, "rowwise", few_tokens=2)
+    layers += (nn.weight_only_linear(linear, batch_invariant=True),)
     for index, layer in enumerate(layers):
         models.save(layer, tmp_path / f"layer {index}")
         other = models.load(torch.nn.Linear(128, 64), tmp_path / f"layer {index}")
         assert repr(other) == repr(layer)
+        assert other.weight.batch_invariant is layer.weight.batch_invariant
         assert torch.equal(other(x), layer(x))
 
     linear = torch.nn.Linear(128, 64)
@@ -133,26 +135,6 @@ def test_any_module_is_kept(tmp_path):
         octofold.InvalidArgumentError, match="'model': expected a model, or a class"
     ):
         models.load(torch.nn.Sequential, tmp_path / "twice")
-
-
-def test_what_is_batch_invariant_stays_so(tmp_path):
-    linear = torch.nn.Linear(128, 64, dtype=torch.bfloat16)
-    for invariant in (False, True):
-        layer = nn.weight_only_linear(linear, batch_invariant=invariant)
-        models.save(layer, tmp_path / str(invariant))
-        other = models.load(torch.nn.Linear(128, 64), tmp_path / str(invariant))
-        assert other.weight.batch_invariant is invariant
-
-
-def test_a_plan_is_kept(tmp_path):
-    """A model that apply() made is kept, without the plan and the original."""
-    model, inputs = llama()
-    plan = models.advise(model, inputs, "bytes", max_error=0.2, effects=False)
-    assert plan.changed
-    models.apply(model, plan)
-    models.save(model, tmp_path / "kept")
-    other = models.load(type(model), tmp_path / "kept")
-    assert torch.equal(outcome(other, inputs), outcome(model, inputs))
 
 
 def test_refuses_and_leaves_all_as_it_was(tmp_path):

@@ -1,5 +1,5 @@
-"""Modules under torch.compile: each that trains, two in one graph, layers with FP8 weights, and the
-choice between FP8 and a plain product."""
+"""Modules under torch.compile: each that trains, two in one graph, and the choice between FP8 and a
+plain product."""
 
 import copy
 from functools import partial
@@ -30,33 +30,6 @@ nn = octofold.nn
 @pytest.fixture(autouse=True)
 def fresh():
     torch.compiler.reset()
-
-
-def experts():
-    module = nn.Experts(WIDTH, 128, 4, dtype=torch.bfloat16)
-    weights = module.gate_up_proj.detach(), module.down_proj.detach()
-    frozen = (octofold.quantize(weight, "128x128 torchao") for weight in weights)
-    return Routed(nn.Experts.from_weights(*frozen))
-
-
-def weight_only():
-    return nn.weight_only_linear(torch.nn.Linear(WIDTH, 200).bfloat16())
-
-
-def inference():
-    return nn.inference_linear(torch.nn.Linear(WIDTH, 200))
-
-
-FP8_WEIGHTS = {"inference": inference, "weight only": weight_only, "experts": experts}
-
-
-@every(FP8_WEIGHTS)
-def test_fp8_weights(make):
-    layer, x = make(), random(65, WIDTH, dtype=torch.bfloat16)
-    run = compiled(layer)
-    with torch.no_grad():
-        assert_same(run(x), layer(x))
-    assert_same(step(run, x), step(layer, x))
 
 
 OSS = {"activation": "swiglu-oss", "bias": True}

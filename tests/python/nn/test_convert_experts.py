@@ -205,23 +205,6 @@ def results_of(block, x, dy):
     return y.detach(), leaf.grad
 
 
-@pytest.mark.parametrize("recipe", ["blockwise", "rowwise"])
-@every_family
-def test_cast_once(name, recipe):
-    """The weights of the recipe's format, and the bits of experts that cast them in each call."""
-    block = block_of(name)
-    block.to(BF16)
-    wide = nn.convert_experts(copy.deepcopy(block), recipe).model
-    report = nn.convert_experts(block, recipe, weights="fp8", compute="native")
-    granularity = {"blockwise": "128x128", "rowwise": "channel"}[recipe]
-    experts = block.experts
-    assert report.converted["experts"].endswith(f"recipe={recipe}, FP8 weights {granularity}")
-    assert all(isinstance(w, nn.Fp8Weight) for w in (experts.gate_up_proj, experts.down_proj))
-    x, ids, share = random(30, 256, dtype=BF16), torch.randint(0, 6, (30, 2)), torch.rand(30, 2)
-    with torch.no_grad():
-        assert torch.equal(experts(x, ids, share), wide.experts(x, ids, share))
-
-
 @pytest.mark.parametrize("name", gpu_fakes.GPUS)
 def test_on_each_gpu(name, pretend):
     """Trained experts are left where there are no grouped products, frozen ones get FP8 weights."""
@@ -260,17 +243,6 @@ def test_shared_experts_are_left_to_convert(pretend):
     assert "left to octofold.nn.convert()" in report.left_alone["shared_experts"]
     nn.convert(block)
     assert block.shared_experts.up_proj.weight.compute == "native"
-
-
-def test_a_whole_model_without_products(pretend):
-    """Someone with an A100 does so: one call for experts, one for the rest, and answers."""
-    theirs = model_of("qwen3_moe").requires_grad_(False).to(BF16)
-    mine = copy.deepcopy(theirs)
-    pretend("8.0")
-    nn.convert_experts(mine)
-    nn.convert(mine)
-    tokens = torch.randint(0, 96, (2, 24))
-    assert 1e-3 < relative_error(mine(tokens).logits, theirs(tokens).logits) < 0.2
 
 
 @pytest.mark.parametrize("weights", ["own", "fp8"])

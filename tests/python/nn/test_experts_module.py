@@ -1,14 +1,12 @@
-"""octofold.nn.Experts, TopKRouter and MixtureOfExperts as modules; casts of stacked weights."""
+"""octofold.nn.Experts and MixtureOfExperts as modules; casts of stacked weights."""
 
 import copy
-import itertools
 
 import octofold
 import pytest
 import torch
 from octofold.nn.casting.casts import cast_weight, transposed_weight
 
-from tests.python import routing_reference
 from tests.python.casting import GRANULARITIES, cast_side
 from tests.python.judge import assert_same
 from tests.python.nn.expert_support import EXPERTS, HIDDEN, INNER, SLOTS, choices, poisoned_memory
@@ -62,41 +60,6 @@ def test_experts_without_tokens_are_not_cast(recipe, frozen):
             else:
                 assert some[expert].data.float().isnan().all()
                 assert some[expert].scale.isnan().all()
-
-
-def assert_each_alone(stack, weight, format, transpose):
-    for index, matrix in enumerate(weight):
-        alone = cast_side(matrix.contiguous(), format, transpose)
-        assert stack.granularity == format.granularity
-        assert torch.equal(stack.data[index].view(torch.uint8), alone.data.view(torch.uint8))
-        assert torch.equal(stack.scale[index].reshape(alone.scale.shape), alone.scale)
-
-
-@pytest.mark.parametrize(
-    ("rows", "transposed"), list(itertools.product((None, *GRANULARITIES), repeat=2))
-)
-def test_each_expert_is_cast_as_if_alone(rows, transposed, reads):
-    formats = [
-        None if unit is None else octofold.Format(granularity=unit, rule="torchao")
-        for unit in (rows, transposed)
-    ]
-    recipe = nn.Recipe(
-        output=None if rows is None else nn.Product("1x128 torchao", formats[0]),
-        grad_input=None if transposed is None else nn.Product("1x128", formats[1]),
-        grad_weight=None,
-    )
-    for out_features, in_features in ((256, 128), (200, 136), (131, 77)):
-        wide = torch.randn(3, out_features, in_features + 5).bfloat16()
-        for weight in (wide[:, :, :in_features].contiguous(), wide[:, :, 5:]):
-            reads.clear()
-            casts = cast_weight(weight, recipe, True, True)
-            wanted = [unit for unit in (rows, transposed) if unit is not None]
-            together = rows == transposed or (rows == "1x128" and transposed != "tensor")
-            assert len(reads) == (1 if together and len(wanted) == 2 else len(wanted))
-            for cast, format, transpose in zip(casts, formats, (False, True), strict=True):
-                assert (cast is None) == (format is None)
-                if cast is not None:
-                    assert_each_alone(cast, weight, format, transpose)
 
 
 @pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
@@ -196,32 +159,6 @@ def test_files_of_the_other_kind(granularity):
         layer.load_state_dict(state)
     with pytest.raises(RuntimeError, match="'down_proj': expected its scales beside it, 'down_pro"):
         frozen.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        (2, "softmax", True, None, 1, 1, 1.0),
-        (4, "softmax", False, None, 1, 1, 1.5),
-        (4, "sigmoid", True, 0.2 * torch.randn(16), 4, 2, 2.5),
-        (3, "sigmoid", False, None, 1, 1, 1.0),
-    ],
-)
-def test_routes(options):
-    k, scoring, normalize, bias, groups, top_groups, scale = options
-    logits, dw = random(2, 33, 16), random(2, 33, k)
-    mine, theirs = (logits.clone().requires_grad_() for _ in range(2))
-    ids, weights = nn.route(mine, *options)
-    choices = routing_reference.choices_of(logits, scoring, bias, groups, top_groups)
-    assert ids.dtype == torch.int32
-    assert torch.equal(ids.long(), choices.topk(k)[1])
-    expected = routing_reference.weights_of(theirs, ids, scoring, normalize, scale).float()
-    assert torch.allclose(weights, expected, atol=1e-6)
-    weights.backward(dw)
-    expected.backward(dw)
-    assert torch.allclose(mine.grad, theirs.grad, atol=1e-6)
-    with torch.no_grad():
-        assert torch.equal(nn.route(mine, *options)[0], ids)
 
 
 @pytest.mark.parametrize("router_dtype", [None, torch.float32])

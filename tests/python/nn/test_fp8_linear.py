@@ -43,12 +43,6 @@ def same_codes(other, layer):
     return other.weight.scaled.equals(layer.weight.scaled)
 
 
-def same_outputs(one, other):
-    x = random(5, 300, dtype=BF16)
-    with torch.no_grad():
-        return torch.equal(one(x), other(x))
-
-
 def test_it_is_a_linear_layer_with_another_weight(kind):
     linear = torch.nn.Linear(300, 200).eval()
     layer = kind(linear)
@@ -58,42 +52,6 @@ def test_it_is_a_linear_layer_with_another_weight(kind):
     assert [n for n, p in layer.named_parameters() if not p.requires_grad] == ["weight"]
     assert linear.weight.requires_grad
     assert layer.weight.compute in repr(layer)
-
-
-def test_moves_but_does_not_convert(layer):
-    before = copy.deepcopy(layer)
-    for convert in (
-        lambda layer: layer.half(),
-        lambda layer: layer.float(),
-        lambda layer: layer.to(torch.float64),
-        lambda layer: layer.type(BF16),
-    ):
-        dtype = convert(layer).bias.dtype
-        assert same_codes(layer, before)
-        assert layer.weight.dtype == dtype
-        if dtype != torch.float64:
-            assert layer(random(3, 300, dtype=dtype)).dtype == dtype
-    assert dtype == BF16
-    assert same_outputs(layer, before)
-    layer.to("meta")
-    assert layer.weight.is_meta
-    assert layer.weight.scale.is_meta
-    assert layer(random(5, 300).to("meta")).shape == (5, 200)
-
-
-def test_numbers_are_cast_as_the_weight_was(kind, layer):
-    linear = torch.nn.Linear(300, 200).bfloat16()
-    layer.load_state_dict(linear.state_dict())
-    assert same_codes(layer, kind(linear))
-
-
-def test_autocast(kind):
-    layer, x = kind(torch.nn.Linear(300, 200)), random(5, 300).requires_grad_()
-    with torch.autocast("cpu", BF16):
-        y = layer(x)
-    assert y.dtype == BF16
-    y.sum().backward()
-    assert x.grad.dtype == FP32
 
 
 def codes_of(layer):
@@ -146,20 +104,6 @@ def test_states_that_do_not_fit(assign):
         with pytest.raises(RuntimeError, match=words):
             model.load_state_dict({f"0.{k}": v for k, v in bad.items()}, assign=assign)
     assert torch.equal(served.weight.codes.view(torch.uint8), weight.view(torch.uint8))
-
-
-def test_reads_a_converted_checkpoint(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
-    linear = torch.nn.Linear(300, 200)
-    source, target = tmp_path / "model.safetensors", tmp_path / "fp8.safetensors"
-    safetensors.save_file(torch.nn.Sequential(linear).state_dict(), source)
-    octofold.quantize_checkpoint(source, target)
-    model = torch.nn.Sequential(nn.inference_linear(torch.nn.Linear(300, 200)))
-    model.load_state_dict(safetensors.load_file(target))
-    expected = octofold.quantize(linear.weight.detach(), "128x128")
-    assert model[0].weight.scaled.equals(expected)
-    x = random(5, 300)
-    assert relative_error(model(x), linear(x)) < 0.05
 
 
 def test_codes_with_gaps_between_rows_are_saved(tmp_path):
@@ -236,23 +180,6 @@ def test_few_tokens_are_multiplied_as_they_are(dtype):
     few.requires_grad_()
     served(few).sum().backward()
     assert few.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("dtype", [FP16, BF16, FP32])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("shape", [(300,), (5, 300), (2, 65, 300)])
-def test_weight_only_is_a_product_with_its_weight(shape, granularity, dtype):
-    linear, layer = weight_only(granularity, dtype)
-    assert layer.bias is linear.bias
-    x, dy = random(*shape, dtype=dtype), random(*shape[:-1], 200, dtype=dtype)
-    y, dx, db = step(layer, x, dy=dy)
-    assert (y.dtype, y.shape, dx.dtype) == (dtype, dy.shape, dtype)
-    weight = layer.weight.scaled.dequantize("float32").double()
-    expected = x.double() @ weight.T + linear.bias.double()
-    assert relative_error(y, expected) < {4: 1e-6, 2: 2.5e-3}[dtype.itemsize]
-    assert relative_error(dx, dy.double() @ weight) < 4e-3
-    assert relative_error(db, dy.double().view(-1, 200).sum(0)) < 4e-3
-    assert 1e-3 < relative_error(weight, linear.weight) < 0.05
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

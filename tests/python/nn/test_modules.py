@@ -101,20 +101,6 @@ def test_activation_checkpointing(make, options):
 
 
 @every(MODULES)
-def test_frozen_parameters(make):
-    module, inputs = case(make)
-    names = [name for name, _ in module.named_parameters()]
-    results = step(copy.deepcopy(module), *inputs)
-    expected = dict(zip(names, results[-len(names) :], strict=True))
-    for frozen in names:
-        twin = copy.deepcopy(module)
-        twin.get_parameter(frozen).requires_grad_(False)
-        step(twin, *inputs)
-        actual = {name: parameter.grad for name, parameter in twin.named_parameters()}
-        assert_same(actual, expected | {frozen: None})
-
-
-@every(MODULES)
 def test_weights_are_cast_in_each_forward_or_once_where_casts_are_kept(make, casts):
     module, inputs = case(make)
     twin = copy.deepcopy(module)

@@ -377,16 +377,3 @@ def test_what_ends_a_run_leaves_nothing_for_long(tmp_path, number):
     assert again.returncode == 0
     assert ("left behind by a run that was killed" in again.stderr) == (number == signal.SIGKILL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
-
-
-def test_a_single_file_has_no_name_before_it_is_whole(tmp_path):
-    tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(4)}
-    save_file(tensors, tmp_path / "in.safetensors")
-    paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
-    seen = set()
-    with subprocess.Popen([*PROGRAM, "quantize", *paths]) as process:
-        while process.poll() is None:
-            seen.update(path.name for path in tmp_path.iterdir())
-            time.sleep(0.005)
-    assert process.returncode == 0
-    assert seen <= {"in.safetensors", "out.safetensors"}
