@@ -30,6 +30,7 @@ from ._checkpoint import (
     CheckpointReport,
     CheckpointTensor,
     CheckpointWeight,
+    WeightChange,
     checkpoint_families,
     convert_checkpoint,
     default_skip_patterns,

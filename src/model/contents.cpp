@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <unordered_set>
 
@@ -12,6 +13,7 @@
 #include "model/families/comfyui.h"
 #include "model/json_text.h"
 #include "model/scale_names.h"
+#include "model/small_weights.h"
 #include "model/weights.h"
 
 namespace octofold::model {
@@ -22,18 +24,34 @@ bool any(const TensorsByName& tensors, const std::function<bool(const Checkpoint
                      [&](const auto& entry) { return holds(*entry.second); });
 }
 
+/// True if bytes of this name are codes of a small format, whoever reads them: two files that have
+/// them say nothing else by these names.
+bool is_packed(const CheckpointTensor& tensor, std::string_view ending, std::string_view scale,
+               const TensorsByName& tensors) {
+  if (tensor.dtype != "U8" || !tensor.name.ends_with(ending)) return false;
+  const std::string stem = tensor.name.substr(0, tensor.name.size() - ending.size());
+  return tensors.contains(stem + std::string(scale));
+}
+
 /// The family of a checkpoint whose config says nothing.
 const Family* family_by_names(const TensorsByName& tensors) {
   const auto named = [&](std::string_view ending) {
     return any(tensors, [&](const auto& tensor) { return tensor.name.ends_with(ending); });
   };
   if (named("_qdata")) return &kTorchao;
+  const auto packed = [&](std::string_view ending, std::string_view scale) {
+    return any(tensors, [&](const auto& it) { return is_packed(it, ending, scale, tensors); });
+  };
+  if (packed(".weight_packed", ".weight_scale")) return &kCompressedTensors;
+  if (packed("_blocks", "_scales")) return &kFineGrainedFp8;
   if (any(tensors, [](const auto& tensor) {
         return is_fp8(tensor) && tensor.name.ends_with(".weight_scale");
       })) {
-    core::fail(ErrorCode::kUnsupported,
-               "expected weights in FP8 or in high precision, got scales in FP8, which weights in "
-               "NVFP4 have: take the model from which they were made");
+    core::fail(
+        ErrorCode::kUnsupported,
+        "expected config.json or hf_quant_config.json beside weights with scales in FP8, got "
+        "neither: NVFP4 of ModelOpt's and of ComfyUI's have the same names, and scales in "
+        "another order");
   }
   if (!any(tensors, is_fp8)) return nullptr;
   if (named("_scale_inv")) {  // of matrices, [N/128, K/128] each, or of more than these
@@ -105,7 +123,10 @@ const Family* family_in(const CheckpointSource& source, const TensorsByName& ten
   if (const auto config = source.quantization()) {
     for (const Family* family : families()) {
       if (!family->recognizes(*config)) continue;
-      if (!any(tensors, is_fp8)) {
+      const auto is_code = [&](const CheckpointTensor& tensor) {
+        return is_fp8(tensor) || (tensor.dtype == "U8" && !family->small.empty());
+      };
+      if (!any(tensors, is_code)) {
         core::fail(ErrorCode::kBadFormat,
                    "{}: expected a checkpoint of the family {}, which its config names, got one "
                    "without FP8 tensors",
@@ -116,7 +137,7 @@ const Family* family_in(const CheckpointSource& source, const TensorsByName& ten
     const auto method = config->find("quant_method");
     core::fail(ErrorCode::kUnsupported,
                "{}: expected a quant_method that is FP8 (fp8, compressed-tensors, fbgemm_fp8, "
-               "modelopt, torchao), got {}",
+               "modelopt, torchao) or mxfp4, got {}",
                source.folder().string(), method == config->end() ? "none" : text_of(*method));
   }
   return family_by_names(tensors);
@@ -126,7 +147,13 @@ const Family* family_in(const CheckpointSource& source, const TensorsByName& ten
 class Reader {
  public:
   Reader(const CheckpointSource& source, const Family& family, const TensorsByName& tensors)
-      : family_(family), tensors_(tensors), hints_(source) {}
+      : family_(family), tensors_(tensors), hints_(source) {
+    if (const auto config = source.quantization()) formats_ = family.formats(*config);
+    // Before all codes in FP8, for which scales of NVFP4 could be taken.
+    for (const auto& [name, tensor] : tensors) {
+      if (auto small = small_weight(*tensor)) small_.emplace(name, std::move(*small));
+    }
+  }
 
   /// Throws where a tensor beside those of weights makes other numbers of them: zero points, an
   /// order of columns, scales of another kind.
@@ -144,19 +171,28 @@ class Reader {
         fail(tensor, "zeros, as codes stand for numbers around zero", "others");
       }
     }
-    if (weights_.contains(tensor.name)) require_no_scales_beside(tensor);
+    const auto weight = weights_.find(tensor.name);
+    if (weight != weights_.end()) {
+      CheckpointTensor codes = tensor;
+      codes.shape = weight->second;
+      require_no_scales_beside(codes);
+    }
     const auto cache = kv_scale_in(kCompressedTensors, tensor.name);
     if (cache && !caches_.emplace(*cache, tensor).second) require_same(tensor, caches_.at(*cache));
   }
 
   /// The weight that these codes are of; nothing if they are but a tensor in FP8.
   std::optional<CheckpointWeight> weight(const CheckpointTensor& codes) {
+    const auto small = small_.find(codes.name);
+    if (small != small_.end()) return small->second;
+    if (taken_.contains(codes.name)) return std::nullopt;
     const auto name = weight_spelled(family_.spelling().codes, codes.name);
     if (is_zero_point(codes.name)) return std::nullopt;
     const bool matrix = (codes.shape.size() == 2 || codes.shape.size() == 3) &&
                         !family_.granularities_of(codes.shape).empty();
     if (!name || !is_fp8(codes)) return std::nullopt;
-    CheckpointWeight weight{.name = *name, .codes = codes, .full_precision = hints_.of(*name)};
+    CheckpointWeight weight{
+        .name = *name, .shape = codes.shape, .codes = codes, .full_precision = hints_.of(*name)};
     weight.scale = scale_of(*name, &Spelling::scale);
     weight.input_scale = scale_of(*name, &Spelling::input_scale);
     if (!weight.scale) {
@@ -174,8 +210,7 @@ class Reader {
            shape_text(weight.scale->shape));
     }
     weight.granularity = *granularity;
-    taken_.insert(codes.name);
-    weights_.insert(codes.name);
+    add(weight);
     return weight;
   }
 
@@ -196,6 +231,11 @@ class Reader {
                         quote(spelled(spelling.scale, *name))),
            tensor.dtype);
     }
+    for (const SmallSpelling& small : family_.small) {
+      const auto of = weight_spelled(small.scale, tensor.name);
+      if (!small.in_blocks || tensor.dtype != "U8" || !of) continue;
+      fail(tensor, core::format("codes in {}", quote(spelled(small.codes, *of))), "none");
+    }
     constexpr std::string_view kScaleOfWeight = "weight_scale";
     const bool is_orphan = tensor.name.find(kScaleOfWeight) != std::string::npos &&
                            spelled(spelling.scale, module_of_scale(tensor.name)) == tensor.name;
@@ -208,6 +248,99 @@ class Reader {
   }
 
  private:
+  /// The weight in a small format that these codes are of: they have a name of one, and scales of a
+  /// type that its scales have.
+  std::optional<CheckpointWeight> small_weight(const CheckpointTensor& codes) {
+    for (const SmallSpelling& small : family_.small) {
+      const WeightFormatRow& format = row_of(small.format);
+      const auto name = weight_spelled(small.codes, codes.name);
+      if (!name || !takes_codes(format, codes.dtype)) continue;
+      const auto scale = tensors_.find(spelled(small.scale, *name));
+      if (scale == tensors_.end()) {
+        // Bytes may be anything, but not under the name of a weight.
+        if (format.bits == 8 || module_of(*name) == *name) continue;
+        fail(codes, core::format("scales in {}", quote(spelled(small.scale, *name))), "none");
+      }
+      if (!takes_scales(format, scale->second->dtype)) continue;
+      CheckpointWeight weight{.name = *name,
+                              .shape = shape_of(small, codes),
+                              .codes = codes,
+                              .scale = *scale->second,
+                              .format = small.format,
+                              .second_scale_divides = small.second_scale_divides};
+      std::vector<std::int64_t> expected = weight.shape;
+      expected.back() /= format.values_per_scale;
+      if (scale->second->shape != expected) {
+        // E8M0 are scales of FP8, too.
+        if (format.bits == 8 && scale->second->dtype != "U8") continue;
+        fail(*weight.scale,
+             core::format("scales {} of values {}", shape_text(expected), shape_text(weight.shape)),
+             shape_text(scale->second->shape));
+      }
+      take(scale->second->name);
+      if (!small.input_scale.empty()) weight.input_scale = take(spelled(small.input_scale, *name));
+      if (format.has_second_scale) weight.second_scale = second_scale_of(small, weight);
+      add(weight);
+      return weight;
+    }
+    return std::nullopt;
+  }
+
+  CheckpointTensor second_scale_of(const SmallSpelling& small, const CheckpointWeight& weight) {
+    const std::string name = spelled(small.second_scale, weight.name);
+    const auto found = take(name);
+    if (!found) fail(weight.codes, core::format("a second scale in {}", quote(name)), "none");
+    std::int64_t count = 1;
+    for (const std::int64_t size : found->shape) count *= size;
+    const std::int64_t matrices = MatrixSizes(weight.shape).matrices;
+    if (found->dtype != "F32" || (count != 1 && count != matrices)) {
+      fail(*found, core::format("F32 and one number or {}", matrices),
+           core::format("{} {}", found->dtype, shape_text(found->shape)));
+    }
+    return *found;
+  }
+
+  /// The shape of the values that such codes stand for.
+  static std::vector<std::int64_t> shape_of(const SmallSpelling& small,
+                                            const CheckpointTensor& codes) {
+    const WeightFormatRow& format = row_of(small.format);
+    const std::int64_t values_per_byte = 8 / format.bits;
+    std::vector<std::int64_t> shape = codes.shape;
+    if (small.in_blocks) {
+      const std::int64_t block = format.values_per_scale / values_per_byte;
+      if (shape.size() < 3 || shape.back() != block) {
+        fail(codes, core::format("codes [..., N, K/{}, {}]", format.values_per_scale, block),
+             shape_text(codes.shape));
+      }
+      shape.pop_back();
+      shape.back() *= block;
+    }
+    const bool is_empty = std::ranges::count(shape, 0) != 0;
+    if ((shape.size() != 2 && shape.size() != 3) || is_empty ||
+        shape.back() * values_per_byte % format.values_per_scale != 0) {
+      fail(codes,
+           core::format("a matrix, or a stack, of rows of blocks of {} values in {}",
+                        format.values_per_scale, format.name),
+           core::format("{} bytes", shape_text(codes.shape)));
+    }
+    shape.back() *= values_per_byte;
+    return shape;
+  }
+
+  void add(const CheckpointWeight& weight) {
+    if (!formats_.empty() && !formats_.contains(weight.format)) {
+      std::string said;
+      for (const WeightFormat format : formats_) {
+        said.append(said.empty() ? "" : ", ").append(octofold::name(format));
+      }
+      fail(weight.codes, core::format("a weight in {}, as the config says", said),
+           octofold::name(weight.format));
+    }
+    const std::string_view name = tensors_.find(weight.codes.name)->second->name;
+    taken_.insert(name);
+    weights_[name] = weight.shape;
+  }
+
   std::optional<CheckpointTensor> take(const std::string& name) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) return std::nullopt;
@@ -294,8 +427,10 @@ class Reader {
   const TensorsByName& tensors_;
   Hints hints_;
   std::unordered_set<std::string_view> taken_;
-  std::unordered_set<std::string_view> weights_;    // names of codes
-  std::map<std::string, CheckpointTensor> caches_;  // their scales
+  std::set<WeightFormat> formats_;  // that the config says; empty: there is none
+  std::map<std::string_view, CheckpointWeight> small_;             // by names of codes
+  std::map<std::string_view, std::vector<std::int64_t>> weights_;  // shapes by names of codes
+  std::map<std::string, CheckpointTensor> caches_;                 // their scales
   TensorBytes data_;
 };
 
