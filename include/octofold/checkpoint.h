@@ -117,7 +117,7 @@ struct LeftAlone {
   std::string reason;
 };
 
-/// What a cast from codes to other codes did to a weight.
+/// The change that a cast from codes to other codes made to a weight.
 struct WeightChange {
   std::int64_t changed = 0;    ///< values that are others now
   std::int64_t values = 0;     ///< how many it has

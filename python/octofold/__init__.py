@@ -99,6 +99,7 @@ __all__ = [
     "Support",
     "UnavailableError",
     "UnsupportedError",
+    "WeightChange",
     "attention",
     "capabilities",
     "checkpoint_families",

@@ -15,7 +15,7 @@ from ._loaded_model import loaded_model
 
 @dataclass(frozen=True)
 class WeightChange:
-    """What a cast from codes to other codes did to a weight."""
+    """The change that a cast from codes to other codes made to a weight."""
 
     changed: int
     """How many values are others now."""
@@ -36,7 +36,7 @@ class CheckpointReport:
     requantized: tuple[str, ...]
     """Names of those weights in FP8 that were cast anew, with an error of their own."""
     changes: Mapping[str, WeightChange]
-    """That error, of each of them. Weights in small formats that are not here kept every value."""
+    """The error of each of them. Weights in small formats that are not here kept every value."""
     not_finite: tuple[str, ...]
     """Names of those weights in FP8 that have codes or scales of NaN or infinity."""
     dropped: tuple[str, ...]
@@ -85,7 +85,7 @@ class CheckpointWeight:
     """The second scale is the inverse of a multiplier."""
     input_scale: CheckpointTensor | None
     granularity: str
-    """As in quantize(); of small formats "1x32" or "1x16", which no product takes."""
+    """A granularity as in quantize(); of small formats "1x32" or "1x16", which no product takes."""
     full_precision: bool
     """Whoever made the checkpoint asks that this layer multiply in high precision."""
 
@@ -230,9 +230,11 @@ def convert_checkpoint(
     Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
     the same. Other weights are cast anew from their values, logged and reported. Those in small
     formats get scales of powers of two, times their second scale, by which most values stay exactly
-    what they are; `changes` says of each weight how many do not. Scales of inputs and other tensors for which the family has no place are dropped, logged and reported. So are
-    scales that are NaN, infinite, negative or zero; BadFormatError where all of a weight, of inputs
-    or of caches are.
+    what they are; `changes` says of each weight how many do not. Such weights are read once more
+    for each granularity that is tried. Scales of inputs and other tensors for which the family has
+    no place are dropped, logged and reported. So are scales that are NaN, infinite, negative or
+    zero; BadFormatError where all of a weight, of inputs or of caches are, or where values in small
+    formats are NaN or infinite.
     """
     with reporting(progress) as report_progress:
         report = library.convert_checkpoint(

@@ -153,9 +153,9 @@ def load_checkpoint(
     device: where torch's tensors go, as torch names it; None: the CPU.
 
     Headers are read at once, each tensor when it is asked for. inspect_checkpoint() says what
-    checkpoints there are, and its errors are raised, UnsupportedError for those in MXFP4, NVFP4 and
-    MXFP8 too, of which convert_checkpoint() makes FP8. An access raises IoError where the file cannot
-    be read, BadFormatError where it has become shorter or all scales of a weight are NaN, infinite,
+    checkpoints there are, and its errors are raised; UnsupportedError for MXFP4, NVFP4 and MXFP8
+    too, of which convert_checkpoint() makes FP8. An access raises IoError where the file cannot be
+    read, BadFormatError where it has become shorter or all scales of a weight are NaN, infinite,
     negative or zero, and UnsupportedError for dtypes that the framework does not have. Tensors with
     some such scales are logged, those of caches at once. octofold.models.load_checkpoint_into()
     loads the weights into a model.

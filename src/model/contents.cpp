@@ -13,7 +13,7 @@
 #include "model/families/comfyui.h"
 #include "model/json_text.h"
 #include "model/scale_names.h"
-#include "model/small_weights.h"
+#include "model/small_names.h"
 #include "model/weights.h"
 
 namespace octofold::model {
@@ -151,7 +151,13 @@ class Reader {
     if (const auto config = source.quantization()) formats_ = family.formats(*config);
     // Before all codes in FP8, for which scales of NVFP4 could be taken.
     for (const auto& [name, tensor] : tensors) {
-      if (auto small = small_weight(*tensor)) small_.emplace(name, std::move(*small));
+      auto small = small_weight(family, formats_, *tensor, tensors);
+      if (!small) continue;
+      for (const auto* part : {&small->scale, &small->second_scale, &small->input_scale}) {
+        if (*part) take((*part)->name);
+      }
+      add(*small);
+      small_.emplace(name, std::move(*small));
     }
   }
 
@@ -159,7 +165,8 @@ class Reader {
   /// order of columns, scales of another kind.
   void require_nothing_more(const CheckpointTensor& tensor) {
     hints_.require_dtype(tensor);
-    if (tensor.name.ends_with("_g_idx")) fail(tensor, "columns in order", "an order of their own");
+    if (tensor.name.ends_with("_g_idx"))
+      fail_tensor(tensor, "columns in order", "an order of their own");
     if (is_zero_point(tensor.name)) {
       std::vector<std::byte> bytes = data_.read(tensor);
       // The sign of a zero says nothing.
@@ -168,7 +175,7 @@ class Reader {
         for (std::size_t i = size - 1; i < bytes.size(); i += size) bytes[i] &= std::byte{0x7F};
       }
       if (std::count(bytes.begin(), bytes.end(), std::byte{}) != std::ssize(bytes)) {
-        fail(tensor, "zeros, as codes stand for numbers around zero", "others");
+        fail_tensor(tensor, "zeros, as codes stand for numbers around zero", "others");
       }
     }
     const auto weight = weights_.find(tensor.name);
@@ -200,14 +207,14 @@ class Reader {
       if (family_.unscaled) return matrix ? std::optional(weight) : std::nullopt;
       fail_without_scale(weight);
     }
-    if (!matrix) fail(codes, "a matrix", shape_text(codes.shape));
+    if (!matrix) fail_tensor(codes, "a matrix", shape_text(codes.shape));
     if (!is_scale(*weight.scale)) {
-      fail(*weight.scale, "scales of F32, BF16, F16 or F8_E8M0", weight.scale->dtype);
+      fail_tensor(*weight.scale, "scales of F32, BF16, F16 or F8_E8M0", weight.scale->dtype);
     }
     const auto granularity = granularity_of(family_, codes.shape, weight.scale->shape);
     if (!granularity) {
-      fail(*weight.scale, core::format("scales of codes {}", shape_text(codes.shape)),
-           shape_text(weight.scale->shape));
+      fail_tensor(*weight.scale, core::format("scales of codes {}", shape_text(codes.shape)),
+                  shape_text(weight.scale->shape));
     }
     weight.granularity = *granularity;
     add(weight);
@@ -226,115 +233,36 @@ class Reader {
     const Spelling& spelling = family_.spelling();
     const auto name = weight_spelled(spelling.codes, tensor.name);
     if (name && module_of(*name) != *name && tensors_.contains(spelled(spelling.scale, *name))) {
-      fail(tensor,
-           core::format("FP8 codes, because there are scales in {}",
-                        quote(spelled(spelling.scale, *name))),
-           tensor.dtype);
+      fail_tensor(tensor,
+                  core::format("FP8 codes, because there are scales in {}",
+                               quote(spelled(spelling.scale, *name))),
+                  tensor.dtype);
     }
     for (const SmallSpelling& small : family_.small) {
       const auto of = weight_spelled(small.scale, tensor.name);
       if (!small.in_blocks || tensor.dtype != "U8" || !of) continue;
-      fail(tensor, core::format("codes in {}", quote(spelled(small.codes, *of))), "none");
+      fail_tensor(tensor, core::format("codes in {}", quote(spelled(small.codes, *of))), "none");
     }
     constexpr std::string_view kScaleOfWeight = "weight_scale";
     const bool is_orphan = tensor.name.find(kScaleOfWeight) != std::string::npos &&
                            spelled(spelling.scale, module_of_scale(tensor.name)) == tensor.name;
     if (is_orphan) {
-      fail(tensor,
-           core::format("a weight in {}, whose scale it is",
-                        quote(spelled(spelling.codes, module_of_scale(tensor.name)))),
-           "none");
+      fail_tensor(tensor,
+                  core::format("a weight in {}, whose scale it is",
+                               quote(spelled(spelling.codes, module_of_scale(tensor.name)))),
+                  "none");
     }
   }
 
  private:
-  /// The weight in a small format that these codes are of: they have a name of one, and scales of a
-  /// type that its scales have.
-  std::optional<CheckpointWeight> small_weight(const CheckpointTensor& codes) {
-    for (const SmallSpelling& small : family_.small) {
-      const WeightFormatRow& format = row_of(small.format);
-      const auto name = weight_spelled(small.codes, codes.name);
-      if (!name || !takes_codes(format, codes.dtype)) continue;
-      const auto scale = tensors_.find(spelled(small.scale, *name));
-      if (scale == tensors_.end()) {
-        // Bytes may be anything, but not under the name of a weight.
-        if (format.bits == 8 || module_of(*name) == *name) continue;
-        fail(codes, core::format("scales in {}", quote(spelled(small.scale, *name))), "none");
-      }
-      if (!takes_scales(format, scale->second->dtype)) continue;
-      CheckpointWeight weight{.name = *name,
-                              .shape = shape_of(small, codes),
-                              .codes = codes,
-                              .scale = *scale->second,
-                              .format = small.format,
-                              .second_scale_divides = small.second_scale_divides};
-      std::vector<std::int64_t> expected = weight.shape;
-      expected.back() /= format.values_per_scale;
-      if (scale->second->shape != expected) {
-        // E8M0 are scales of FP8, too.
-        if (format.bits == 8 && scale->second->dtype != "U8") continue;
-        fail(*weight.scale,
-             core::format("scales {} of values {}", shape_text(expected), shape_text(weight.shape)),
-             shape_text(scale->second->shape));
-      }
-      take(scale->second->name);
-      if (!small.input_scale.empty()) weight.input_scale = take(spelled(small.input_scale, *name));
-      if (format.has_second_scale) weight.second_scale = second_scale_of(small, weight);
-      add(weight);
-      return weight;
-    }
-    return std::nullopt;
-  }
-
-  CheckpointTensor second_scale_of(const SmallSpelling& small, const CheckpointWeight& weight) {
-    const std::string name = spelled(small.second_scale, weight.name);
-    const auto found = take(name);
-    if (!found) fail(weight.codes, core::format("a second scale in {}", quote(name)), "none");
-    std::int64_t count = 1;
-    for (const std::int64_t size : found->shape) count *= size;
-    const std::int64_t matrices = MatrixSizes(weight.shape).matrices;
-    if (found->dtype != "F32" || (count != 1 && count != matrices)) {
-      fail(*found, core::format("F32 and one number or {}", matrices),
-           core::format("{} {}", found->dtype, shape_text(found->shape)));
-    }
-    return *found;
-  }
-
-  /// The shape of the values that such codes stand for.
-  static std::vector<std::int64_t> shape_of(const SmallSpelling& small,
-                                            const CheckpointTensor& codes) {
-    const WeightFormatRow& format = row_of(small.format);
-    const std::int64_t values_per_byte = 8 / format.bits;
-    std::vector<std::int64_t> shape = codes.shape;
-    if (small.in_blocks) {
-      const std::int64_t block = format.values_per_scale / values_per_byte;
-      if (shape.size() < 3 || shape.back() != block) {
-        fail(codes, core::format("codes [..., N, K/{}, {}]", format.values_per_scale, block),
-             shape_text(codes.shape));
-      }
-      shape.pop_back();
-      shape.back() *= block;
-    }
-    const bool is_empty = std::ranges::count(shape, 0) != 0;
-    if ((shape.size() != 2 && shape.size() != 3) || is_empty ||
-        shape.back() * values_per_byte % format.values_per_scale != 0) {
-      fail(codes,
-           core::format("a matrix, or a stack, of rows of blocks of {} values in {}",
-                        format.values_per_scale, format.name),
-           core::format("{} bytes", shape_text(codes.shape)));
-    }
-    shape.back() *= values_per_byte;
-    return shape;
-  }
-
   void add(const CheckpointWeight& weight) {
     if (!formats_.empty() && !formats_.contains(weight.format)) {
       std::string said;
       for (const WeightFormat format : formats_) {
         said.append(said.empty() ? "" : ", ").append(octofold::name(format));
       }
-      fail(weight.codes, core::format("a weight in {}, as the config says", said),
-           octofold::name(weight.format));
+      fail_tensor(weight.codes, core::format("a weight in {}, as the config says", said),
+                  octofold::name(weight.format));
     }
     const std::string_view name = tensors_.find(weight.codes.name)->second->name;
     taken_.insert(name);
@@ -351,7 +279,7 @@ class Reader {
   void require_same(const CheckpointTensor& scale, const CheckpointTensor& other) {
     const auto values = [&](const auto& it) { return floats_of(it.dtype, data_.read(it)); };
     if (!is_scale(scale) || !is_scale(other) || values(scale) != values(other)) {
-      fail(scale, core::format("the numbers of {}", quote(other.name)), "others");
+      fail_tensor(scale, core::format("the numbers of {}", quote(other.name)), "others");
     }
   }
 
@@ -381,12 +309,12 @@ class Reader {
              is_other_calibration(tensor);
     });
     if (scales == nullptr) return;
-    fail(codes,
-         weights_.contains(codes.name)
-             ? "no further scales"
-             : "scales under a name that a family uses (weight_scale, weight_scale_inv, "
-               "scale_weight, or scale for blocks: rename them), or no scales",
-         core::format("{} {}", quote(scales->name), shape_text(scales->shape)));
+    fail_tensor(codes,
+                weights_.contains(codes.name)
+                    ? "no further scales"
+                    : "scales under a name that a family uses (weight_scale, weight_scale_inv, "
+                      "scale_weight, or scale for blocks: rename them), or no scales",
+                core::format("{} {}", quote(scales->name), shape_text(scales->shape)));
   }
 
   /// The weight of which a scale of this name would be, if it is one of a `weight`.
@@ -404,23 +332,13 @@ class Reader {
         for (const Spelling& spelling : is_own ? other->spellings.first(1) : other->spellings) {
           const std::string there = spelled(spelling.scale, weight.name);
           if (tensors_.contains(there)) {
-            fail(weight.codes, expected,
-                 core::format("{}, as the family {} has them", quote(there), other->name));
+            fail_tensor(weight.codes, expected,
+                        core::format("{}, as the family {} has them", quote(there), other->name));
           }
         }
       }
     }
-    fail(weight.codes, expected, "none");
-  }
-
-  [[noreturn]] static void fail(const CheckpointTensor& tensor, std::string_view expected,
-                                std::string_view got) {
-    core::fail(ErrorCode::kBadFormat, "{}: tensor {}: expected {}, got {}", tensor.file.string(),
-               quote(tensor.name), expected, got);
-  }
-
-  static std::string shape_text(std::span<const std::int64_t> shape) {
-    return nlohmann::json(shape).dump();
+    fail_tensor(weight.codes, expected, "none");
   }
 
   const Family& family_;

@@ -112,8 +112,8 @@ std::int64_t changes_by(const CheckpointWeight& weight, Granularity granularity)
   return repeats(weight.granularity, granularity) ? 0 : weight.codes.bytes;
 }
 
-/// Of weights in small formats: the first granularity by which no value changes, else the one by
-/// which the fewest do.
+/// The granularity of weights some of which are in small formats: the first by which no value
+/// changes, else the one by which the fewest do.
 Granularity exact_target_of(std::span<const CheckpointWeight> weights, const Family& family) {
   std::optional<Granularity> best;
   std::int64_t fewest = 0;
@@ -164,11 +164,10 @@ void warn_of_stacks(const RewritePlan& plan, const LinearLayout& layout) {
     if (!objection.empty()) weights[objection].push_back(step.name);
   }
   for (const auto& [objection, names] : weights) {
-    core::log(
-        LogLevel::kWarning,
-        "{} weights can be read by octofold.load_checkpoint(), for octofold.nn.Experts, and by "
-        "no other library, because of each {}: {}",
-        names.size(), objection, quoted(names));
+    core::log(LogLevel::kWarning,
+              "{} weights can be read by octofold.load_checkpoint() and by no other library, "
+              "because of each {}: {}",
+              names.size(), objection, quoted(names));
   }
 }
 

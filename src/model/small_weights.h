@@ -70,7 +70,7 @@ class SmallValues {
 /// Error(kBadFormat) for one that is no number above zero.
 std::vector<float> second_scales(TensorBytes& data, const CheckpointWeight& weight);
 
-/// What casting a weight in a small format would do to its values.
+/// The change that a cast would make to a weight in a small format.
 WeightChange change_by(const CheckpointWeight& weight, Granularity granularity);
 
 }  // namespace octofold::model

@@ -84,7 +84,7 @@ struct CastMatrix {
   std::function<TensorView(const Tile& tile, bool again)> values;
   /// Codes of a tile, from an offset in bytes in the matrix on.
   std::function<void(std::int64_t offset, std::span<const std::byte> codes)> codes;
-  /// What the cast does to values of FP32 is added here.
+  /// The changes to values of FP32 are added here.
   WeightChange* change = nullptr;
 };
 

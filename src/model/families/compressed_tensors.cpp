@@ -91,7 +91,7 @@ std::set<WeightFormat> formats_of(const nlohmann::json& config) {
   return formats.empty() ? fp8_alone(config) : formats;
 }
 
-/// What is known, with the arguments of the config's groups in small formats.
+/// The keys that are known, with the arguments of the config's groups in small formats.
 nlohmann::json known_of(const nlohmann::json& config) {
   nlohmann::json known = nlohmann::json::parse(kKnown);
   const nlohmann::json groups = groups_of(config);
