@@ -179,11 +179,7 @@ class Reader {
       }
     }
     const auto weight = weights_.find(tensor.name);
-    if (weight != weights_.end()) {
-      CheckpointTensor codes = tensor;
-      codes.shape = weight->second;
-      require_no_scales_beside(codes);
-    }
+    if (weight != weights_.end()) require_no_scales_beside(weight->second);
     const auto cache = kv_scale_in(kCompressedTensors, tensor.name);
     if (cache && !caches_.emplace(*cache, tensor).second) require_same(tensor, caches_.at(*cache));
   }
@@ -266,7 +262,7 @@ class Reader {
     }
     const std::string_view name = tensors_.find(weight.codes.name)->second->name;
     taken_.insert(name);
-    weights_[name] = weight.shape;
+    weights_[name] = values_of(weight);
   }
 
   std::optional<CheckpointTensor> take(const std::string& name) {
@@ -346,9 +342,9 @@ class Reader {
   Hints hints_;
   std::unordered_set<std::string_view> taken_;
   std::set<WeightFormat> formats_;  // that the config says; empty: there is none
-  std::map<std::string_view, CheckpointWeight> small_;             // by names of codes
-  std::map<std::string_view, std::vector<std::int64_t>> weights_;  // shapes by names of codes
-  std::map<std::string, CheckpointTensor> caches_;                 // their scales
+  std::map<std::string_view, CheckpointWeight> small_;    // by names of codes
+  std::map<std::string_view, CheckpointTensor> weights_;  // their values, by names of codes
+  std::map<std::string, CheckpointTensor> caches_;        // their scales
   TensorBytes data_;
 };
 

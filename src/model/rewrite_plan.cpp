@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "model/json_text.h"
 #include "model/scale_names.h"
+#include "model/small_names.h"
 #include "model/small_weights.h"
 #include "model/weight_selection.h"
 #include "model/weights.h"
@@ -313,8 +314,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
           core::format("{}, and fused experts in {}", family.name, quote(weight.name)));
     }
     if (!options.granularity) continue;
-    CheckpointTensor values = weight.codes;
-    values.shape = weight.shape;
+    const CheckpointTensor values = values_of(weight);
     require_granularity(kOperation, family, values, *options.granularity);
     require_sizes(kOperation, family, values, *options.granularity);
     if (lacks_input(weight, family, *options.granularity)) {
@@ -348,11 +348,9 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
                            (to == Granularity::kTensor || !family.tensor_needs_input);
     const bool same =
         !is_small(weight) && weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);
-    CheckpointTensor values = weight.codes;
-    values.shape = weight.shape;
     plan.steps.push_back({.kind = same ? Step::Kind::kKeep : Step::Kind::kRequantize,
                           .name = weight.name,
-                          .values = std::move(values),
+                          .values = values_of(weight),
                           .scale = is_small(weight) ? std::nullopt : weight.scale,
                           .input_scale = has_input ? weight.input_scale : std::nullopt,
                           .from = weight.granularity,

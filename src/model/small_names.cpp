@@ -15,6 +15,12 @@ void fail_tensor(const CheckpointTensor& tensor, std::string_view expected, std:
              quote(tensor.name), expected, got);
 }
 
+CheckpointTensor values_of(const CheckpointWeight& weight) {
+  CheckpointTensor values = weight.codes;
+  values.shape = weight.shape;
+  return values;
+}
+
 namespace {
 
 /// The shape of the values that such codes stand for.

@@ -21,6 +21,9 @@ std::string shape_text(std::span<const std::int64_t> shape);
 [[noreturn]] void fail_tensor(const CheckpointTensor& tensor, std::string_view expected,
                               std::string_view got);
 
+/// The codes of a weight as a tensor of the shape of its values.
+CheckpointTensor values_of(const CheckpointWeight& weight);
+
 /// The weight in a small format whose codes have this name and type, with scales of a type that its
 /// scales have; nothing where these are no such codes. said: the formats that a config names;
 /// empty: there is none. Throws Error(kBadFormat) where parts are missing or do not fit.

@@ -44,15 +44,19 @@ bool takes_scales(const WeightFormatRow& format, std::string_view dtype) {
 void decode(const WeightFormatRow& format, std::span<const std::byte> codes,
             std::span<const std::byte> scales, std::span<float> values) {
   const std::vector<float> factors = floats_of(format.scale_dtype, scales);
-  const std::vector<float> wide = format.bits == 8 ? floats_of(kE4M3, codes) : std::vector<float>();
-  std::size_t at = 0;
-  for (const float factor : factors) {
-    for (const std::size_t end = at + format.values_per_scale; at < end; ++at) {
-      const auto nibble = [&] {
-        return std::to_integer<unsigned>(codes[at / 2] >> at % 2 * 4) & 15;
-      };
-      values[at] = (format.bits == 8 ? wide[at] : kE2M1[nibble()]) * factor;
+  if (format.bits == 8) {
+    const std::vector<float> wide = floats_of(kE4M3, codes);
+    std::copy(wide.begin(), wide.end(), values.begin());
+  } else {
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      const auto both = std::to_integer<std::size_t>(codes[i]);
+      values[2 * i] = kE2M1[both & 15];
+      values[2 * i + 1] = kE2M1[both >> 4];
     }
+  }
+  const auto block = static_cast<std::size_t>(format.values_per_scale);
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    for (float& value : values.subspan(i * block, block)) value *= factors[i];
   }
 }
 
