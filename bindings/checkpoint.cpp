@@ -41,16 +41,22 @@ Fields reasons_of(const std::vector<LeftAlone>& weights) {
   return reasons;
 }
 
+Fields fields_of(const std::map<std::string, WeightChange>& changes) {
+  Fields fields;
+  for (const auto& [weight, change] : changes) {
+    fields.Set(weight, Fields{{"changed", change.changed},
+                              {"values", change.values},
+                              {"largest_error", change.largest_error}});
+  }
+  return fields;
+}
+
 Fields fields_of(const CheckpointReport& report) {
-  return {{"quantized", strings_of(report.quantized)},
-          {"copied", strings_of(report.copied)},
-          {"requantized", strings_of(report.requantized)},
-          {"not_finite", strings_of(report.not_finite)},
-          {"dropped", strings_of(report.dropped)},
-          {"left_alone", reasons_of(report.left_alone)},
-          {"input_bytes", report.input_bytes},
-          {"output_bytes", report.output_bytes},
-          {"files", paths_of(report.files)}};
+  return {{"quantized", strings_of(report.quantized)},     {"copied", strings_of(report.copied)},
+          {"requantized", strings_of(report.requantized)}, {"changes", fields_of(report.changes)},
+          {"not_finite", strings_of(report.not_finite)},   {"dropped", strings_of(report.dropped)},
+          {"left_alone", reasons_of(report.left_alone)},   {"input_bytes", report.input_bytes},
+          {"output_bytes", report.output_bytes},           {"files", paths_of(report.files)}};
 }
 
 std::optional<Granularity> granularity_of(const tvm::ffi::Optional<tvm::ffi::String>& name) {
@@ -69,12 +75,14 @@ LoadedModel loaded_of(const Names& modules, const Names& unreadable) {
   return loaded;
 }
 
+tvm::ffi::Array<int64_t> list_of(const std::vector<std::int64_t>& sizes) {
+  return {sizes.begin(), sizes.end()};
+}
+
 Fields fields_of(const CheckpointTensor& tensor) {
-  tvm::ffi::Array<int64_t> shape;
-  for (const std::int64_t size : tensor.shape) shape.push_back(size);
   return {{"name", tvm::ffi::String(tensor.name)},
           {"dtype", tvm::ffi::String(tensor.dtype)},
-          {"shape", shape},
+          {"shape", list_of(tensor.shape)},
           {"file", bytes_of(tensor.file)},
           {"offset", tensor.offset},
           {"bytes", tensor.bytes}};
@@ -86,11 +94,18 @@ tvm::ffi::Any fields_or_none(const std::optional<CheckpointTensor>& tensor) {
 }
 
 Fields fields_of(const CheckpointWeight& weight) {
+  const std::int64_t values = values_per_scale(weight.format);
+  const std::string granularity =
+      values > 0 ? "1x" + std::to_string(values) : std::string(name(weight.granularity));
   return {{"name", tvm::ffi::String(weight.name)},
+          {"shape", list_of(weight.shape)},
+          {"format", tvm::ffi::String(std::string(name(weight.format)))},
           {"codes", fields_of(weight.codes)},
           {"scale", fields_or_none(weight.scale)},
+          {"second_scale", fields_or_none(weight.second_scale)},
+          {"second_scale_divides", weight.second_scale_divides},
           {"input_scale", fields_or_none(weight.input_scale)},
-          {"granularity", tvm::ffi::String(std::string(name(weight.granularity)))},
+          {"granularity", tvm::ffi::String(granularity)},
           {"full_precision", weight.full_precision}};
 }
 

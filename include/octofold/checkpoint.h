@@ -28,6 +28,17 @@ namespace octofold {
 /// | kComfyUi           | `weight_scale`, `input_scale`, or none at all            | tensor                          |
 ///
 /// Every scale is a multiplier. docs/checkpoints.md says which programs read and write each.
+/// Three are also read, and not written, with weights in formats that are not FP8:
+///
+/// | family             | format | codes                      | scales                                |
+/// |--------------------|--------|----------------------------|---------------------------------------|
+/// | kFineGrainedFp8    | mxfp4  | `X_blocks` [E, N, K/32, 16] | `X_scales` (gpt-oss)                 |
+/// | kCompressedTensors | nvfp4  | `weight_packed` [N, K/2]   | `weight_scale`, `weight_global_scale` |
+/// |                    | mxfp4  | `weight_packed` [N, K/2]   | `weight_scale`                        |
+/// |                    | mxfp8  | `weight` [N, K]            | `weight_scale`                        |
+/// | kModelOpt          | nvfp4  | `weight` [N, K/2]          | `weight_scale`, `weight_scale_2`      |
+/// |                    | mxfp4  | `weight` [N, K/2]          | `weight_scale`                        |
+/// |                    | mxfp8  | `weight` [N, K]            | `weight_scale`                        |
 // clang-format on
 enum class CheckpointFamily : std::uint8_t {
   kDeepSeekV3,
@@ -55,22 +66,37 @@ struct CheckpointTensor {
   std::int64_t bytes = 0;
 };
 
-/// A weight in FP8: a matrix [N, K], or a stack of them [experts, N, K].
+/// The format of a weight's numbers (OCP Microscaling Formats 1.0; NVFP4: nvidia-modelopt). In the
+/// three behind FP8 some values of a row share a scale: 32 in MX formats, with E8M0 scales, 16 in
+/// NVFP4, with e4m3 scales and a second one for all. Codes of four bits are e2m1, two in a byte,
+/// the first in its low half; those of MXFP8 are e4m3.
+enum class WeightFormat : std::uint8_t { kFp8, kMxfp4, kNvfp4, kMxfp8 };
+
+/// "fp8", "mxfp4", "nvfp4", "mxfp8".
+OCTOFOLD_API std::string_view name(WeightFormat format);
+/// How many values of a row share a scale; 0 for kFp8, of which a Granularity says it.
+OCTOFOLD_API std::int64_t values_per_scale(WeightFormat format);
+
+/// A weight in FP8 or one of the small formats: a matrix [N, K], or a stack of them [experts, N,
+/// K].
 struct CheckpointWeight {
   std::string name;  ///< of the layer's parameter: "model.layers.0.mlp.up_proj.weight"
+  std::vector<std::int64_t> shape;  ///< of its values, which is that of the codes of kFp8
   CheckpointTensor codes;
   std::optional<CheckpointTensor> scale{};  ///< unset: the codes are the values
   std::optional<CheckpointTensor> input_scale{};
-  Granularity granularity = Granularity::kTensor;
+  Granularity granularity = Granularity::kTensor;  ///< of kFp8
+  WeightFormat format = WeightFormat::kFp8;
+  std::optional<CheckpointTensor> second_scale{};  ///< of kNvfp4
+  bool second_scale_divides = false;               ///< it is the inverse of a multiplier
   /// True if the checkpoint asks that this layer multiply in high precision.
   bool full_precision = false;
 };
 
 struct CheckpointContents {
-  std::optional<CheckpointFamily> family{};  ///< unset: nothing is FP8
+  std::optional<CheckpointFamily> family{};  ///< unset: nothing is quantized
   std::vector<CheckpointWeight> weights{};   ///< by file, then in the order of their data
-  std::vector<CheckpointTensor>
-      others{};  ///< everything that is neither a weight in FP8 nor a part of one
+  std::vector<CheckpointTensor> others{};    ///< all that is neither a weight nor a part of one
   std::vector<std::filesystem::path> files{};
   std::int64_t bytes = 0;  ///< of all tensors
 };
@@ -80,8 +106,9 @@ struct CheckpointContents {
 /// one, the names of the tensors tell.
 /// Throws Error: kBadFormat for files that are not valid, for tensors that contradict their config
 /// or each other, and for scales that are missing or have no known shape; kUnsupported for
-/// quantizations other than FP8, keys of a config that may change numbers and are not known, and
-/// folders that functions of Octofold's wrote and read; kIo if a file cannot be read.
+/// quantizations other than those of WeightFormat, keys of a config that may change numbers and are
+/// not known, and folders that functions of Octofold's wrote and read; kIo if a file cannot be
+/// read.
 OCTOFOLD_API CheckpointContents inspect_checkpoint(const std::filesystem::path& input);
 
 /// A weight that could be FP8 by its shape and type, and is not.
@@ -90,15 +117,23 @@ struct LeftAlone {
   std::string reason;
 };
 
+/// The change that a cast from codes to other codes made to a weight.
+struct WeightChange {
+  std::int64_t changed = 0;    ///< values that are others now
+  std::int64_t values = 0;     ///< how many it has
+  double largest_error = 0.0;  ///< the largest |new - old| / |old| of those that are numbers
+};
+
 struct CheckpointReport {
-  std::vector<std::string> quantized;    ///< names of the weights in FP8
-  std::vector<std::string> copied;       ///< names of all other tensors
-  std::vector<std::string> requantized;  ///< weights that were cast anew, with another error
-  std::vector<std::string> not_finite;   ///< weights with codes or scales of NaN or infinity
-  std::vector<std::string> dropped;      ///< tensors and settings for which the family has no place
-  std::vector<LeftAlone> left_alone;     ///< among those copied; by quantize_checkpoint()
-  std::int64_t input_bytes = 0;          ///< tensor data read
-  std::int64_t output_bytes = 0;         ///< tensor data written
+  std::vector<std::string> quantized;           ///< names of the weights in FP8
+  std::vector<std::string> copied;              ///< names of all other tensors
+  std::vector<std::string> requantized;         ///< weights that were cast anew, with other values
+  std::map<std::string, WeightChange> changes;  ///< of each of these
+  std::vector<std::string> not_finite;          ///< weights with codes or scales of NaN or infinity
+  std::vector<std::string> dropped;   ///< tensors and settings for which the family has no place
+  std::vector<LeftAlone> left_alone;  ///< among those copied; by quantize_checkpoint()
+  std::int64_t input_bytes = 0;       ///< tensor data read
+  std::int64_t output_bytes = 0;      ///< tensor data written
   std::vector<std::filesystem::path> files;  ///< what was written
 };
 
@@ -157,8 +192,8 @@ OCTOFOLD_API CheckpointReport quantize_checkpoint(const std::filesystem::path& i
 
 struct ConvertCheckpointOptions {
   CheckpointFamily family = CheckpointFamily::kDeepSeekV3;
-  /// The granularity of the weights. Unset: their own where the family has it, else the finest of
-  /// the family's that can repeat their scales, else the family's first.
+  /// The granularity of the weights. Unset, of those in FP8: their own where the family has it,
+  /// else the finest of the family's that can repeat their scales, else the family's first.
   std::optional<Granularity> granularity{};
   LoadedModel loaded{};  ///< of which what is unreadable is logged
   CheckpointProgress progress{};
@@ -167,7 +202,16 @@ struct ConvertCheckpointOptions {
 /// Converts from one family to another; input, output and errors are those of
 /// quantize_checkpoint(). Codes stay what they are, and scales become FP32 in the family's shapes,
 /// wherever these can say the same. Other weights (128x128 scales in a family of channels) are cast
-/// anew from their values by the rule of Rule::kDeepGemm, logged and reported. Scales of
+/// anew from their values by the rule of Rule::kDeepGemm, logged and reported.
+///
+/// Weights in small formats are cast with scales of powers of two (times their second scale), by
+/// which most or all values stay what they are: `changes` has those that do not. Without a
+/// granularity they get the first of 128x128, channel, 1x128 and tensor that the family has and by
+/// which all values stay, else the one by which most do; one for all weights in a family that
+/// cannot mix. Such weights are read once more for each that is tried. kBadFormat where scales make
+/// values that are NaN or infinite. Static scales of FP4 inputs are dropped.
+///
+/// Scales of
 /// inputs are kept where the family has them, else dropped, logged and reported. Scales that are
 /// NaN, infinite, negative or zero are logged, and kBadFormat where all of a weight, of inputs or
 /// of caches are.

@@ -5,12 +5,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._core.errors import invalid_argument
+from ._core.errors import UnsupportedError, invalid_argument
 from ._core.files import path_bytes
 from ._core.formats import Format, FormatLike, format_of, words_of
 from ._core.library import Progress, library, reporting
 from ._core.records import record
 from ._loaded_model import loaded_model
+
+
+@dataclass(frozen=True)
+class WeightChange:
+    """The change that a cast from codes to other codes made to a weight."""
+
+    changed: int
+    """How many values are others now."""
+    values: int
+    """How many it has."""
+    largest_error: float
+    """The largest |new - old| / |old| of those that are numbers."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,8 @@ class CheckpointReport:
     """Names of all other tensors."""
     requantized: tuple[str, ...]
     """Names of those weights in FP8 that were cast anew, with an error of their own."""
+    changes: Mapping[str, WeightChange]
+    """The error of each of them. Weights in small formats that are not here kept every value."""
     not_finite: tuple[str, ...]
     """Names of those weights in FP8 that have codes or scales of NaN or infinity."""
     dropped: tuple[str, ...]
@@ -54,15 +68,24 @@ class CheckpointTensor:
 
 @dataclass(frozen=True)
 class CheckpointWeight:
-    """A weight in FP8: a matrix [N, K], or a stack of them [experts, N, K]."""
+    """A weight in FP8 or a small format: a matrix [N, K], or a stack of them [experts, N, K]."""
 
     name: str
     """The name of the layer's parameter: "model.layers.0.mlp.up_proj.weight"."""
+    shape: tuple[int, ...]
+    """The shape of its values; that of codes of four bits is another."""
+    format: str
+    """ "fp8", "mxfp4", "nvfp4" or "mxfp8"."""
     codes: CheckpointTensor
     scale: CheckpointTensor | None
     """None: the codes are the values."""
+    second_scale: CheckpointTensor | None
+    """The scale of a whole weight in nvfp4, which is multiplied with the others."""
+    second_scale_divides: bool
+    """The second scale is the inverse of a multiplier."""
     input_scale: CheckpointTensor | None
     granularity: str
+    """A granularity as in quantize(); of small formats "1x32" or "1x16", which no product takes."""
     full_precision: bool
     """Whoever made the checkpoint asks that this layer multiply in high precision."""
 
@@ -72,11 +95,11 @@ class CheckpointContents:
     """The result of inspect_checkpoint()."""
 
     family: str | None
-    """None: nothing is FP8."""
+    """None: nothing is quantized."""
     weights: tuple[CheckpointWeight, ...]
-    """The weights in FP8, by file, in the order of their data."""
+    """The weights in FP8 and small formats, by file, in the order of their data."""
     others: tuple[CheckpointTensor, ...]
-    """All that is neither a weight in FP8 nor a part of one."""
+    """All that is neither such a weight nor a part of one."""
     files: tuple[Path, ...]
     bytes: int
     """The bytes of all tensors together."""
@@ -97,8 +120,8 @@ def checkpoint_families() -> tuple[str, ...]:
 
 
 def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
-    """Read the headers of a checkpoint: whose conventions it follows, which weights are FP8, and
-    where their codes and scales are.
+    """Read the headers of a checkpoint: whose conventions it follows, which weights are FP8, MXFP4,
+    NVFP4 or MXFP8, and where their codes and scales are.
 
     input: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either. config.json
         (or hf_quant_config.json) beside it names the family; without one, the names of the tensors
@@ -106,11 +129,24 @@ def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
 
     Raises BadFormatError for files that are not valid, for tensors that contradict their config or
     each other, and for scales that are missing or have no known shape; UnsupportedError for
-    quantizations other than FP8, keys of a config that may change numbers and are not known, and
+    other quantizations, keys of a config that may change numbers and are not known, and
     folders that functions of Octofold's wrote and read; IoError.
     """
     contents = library.inspect_checkpoint(path_bytes("inspect_checkpoint", "input", input))
     return record(CheckpointContents, contents)
+
+
+def inspect_fp8(operation: str, input: str | os.PathLike[str]) -> CheckpointContents:
+    """inspect_checkpoint() for those who read FP8 alone. Raises UnsupportedError that names the
+    operation and the first weight in a small format."""
+    contents = inspect_checkpoint(input)
+    for weight in contents.weights:
+        if weight.format != "fp8":
+            raise UnsupportedError(
+                f"{operation}: {weight.codes.file}: weight '{weight.name}': expected FP8, got "
+                f"{weight.format}: `octofold convert` (octofold.convert_checkpoint) makes FP8 of it"
+            )
+    return contents
 
 
 def quantize_checkpoint(
@@ -182,18 +218,23 @@ def convert_checkpoint(
     granularity: str | None = None,
     progress: Progress | None = None,
 ) -> CheckpointReport:
-    """Rewrite a checkpoint in FP8 in the layout of another family.
+    """Rewrite a checkpoint in FP8, MXFP4, NVFP4 or MXFP8 as FP8 in the layout of another family.
 
     input, output, progress, errors: as in quantize_checkpoint().
     family: one of checkpoint_families().
-    granularity: that of the weights; None: their own where the family has it, else one that can
-        repeat their scales, else the family's first.
+    granularity: that of the weights; None: of those in FP8 their own where the family has it, else
+        one that can repeat their scales, else the family's first; of small formats the first of
+        128x128, channel, 1x128 and tensor that the family has and by which all values stay what
+        they are, else the one by which most do.
 
     Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
-    the same. Other weights are cast anew from their values, logged and reported. Scales of inputs
-    and other tensors for which the family has no place are dropped, logged and reported. So are
-    scales that are NaN, infinite, negative or zero; BadFormatError where all of a weight, of inputs
-    or of caches are.
+    the same. Other weights are cast anew from their values, logged and reported. Those in small
+    formats get scales of powers of two, times their second scale, by which most values stay exactly
+    what they are; `changes` says of each weight how many do not. Such weights are read once more
+    for each granularity that is tried. Scales of inputs and other tensors for which the family has
+    no place are dropped, logged and reported. So are scales that are NaN, infinite, negative or
+    zero; BadFormatError where all of a weight, of inputs or of caches are, or where values in small
+    formats are NaN or infinite.
     """
     with reporting(progress) as report_progress:
         report = library.convert_checkpoint(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_checkpoint
+from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_fp8
 from ._core.errors import BadFormatError, UnsupportedError, invalid_argument, io_error
 from ._core.files import open_regular
 from ._core.frameworks import Array
@@ -153,8 +153,9 @@ def load_checkpoint(
     device: where torch's tensors go, as torch names it; None: the CPU.
 
     Headers are read at once, each tensor when it is asked for. inspect_checkpoint() says what
-    checkpoints there are, and its errors are raised. An access raises IoError where the file cannot
-    be read, BadFormatError where it has become shorter or all scales of a weight are NaN, infinite,
+    checkpoints there are, and its errors are raised; UnsupportedError for MXFP4, NVFP4 and MXFP8
+    too, of which convert_checkpoint() makes FP8. An access raises IoError where the file cannot be
+    read, BadFormatError where it has become shorter or all scales of a weight are NaN, infinite,
     negative or zero, and UnsupportedError for dtypes that the framework does not have. Tensors with
     some such scales are logged, those of caches at once. octofold.models.load_checkpoint_into()
     loads the weights into a model.
@@ -163,7 +164,7 @@ def load_checkpoint(
         raise invalid_argument(_NAME, "framework", "'torch' or 'numpy'", repr(framework))
     if framework == "numpy" and device not in (None, "cpu"):
         raise invalid_argument(_NAME, "device", "None or 'cpu' with NumPy", repr(device))
-    contents = inspect_checkpoint(path)
+    contents = inspect_fp8(_NAME, path)
     for tensor in contents.others:
         if _CACHE_SCALE.search(tensor.name) and tensor.dtype in _OF_SCALES:
             _scale(tensor)

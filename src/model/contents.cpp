@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <unordered_set>
 
@@ -12,6 +13,7 @@
 #include "model/families/comfyui.h"
 #include "model/json_text.h"
 #include "model/scale_names.h"
+#include "model/small_names.h"
 #include "model/weights.h"
 
 namespace octofold::model {
@@ -22,18 +24,34 @@ bool any(const TensorsByName& tensors, const std::function<bool(const Checkpoint
                      [&](const auto& entry) { return holds(*entry.second); });
 }
 
+/// True if bytes of this name are codes of a small format, whoever reads them: two files that have
+/// them say nothing else by these names.
+bool is_packed(const CheckpointTensor& tensor, std::string_view ending, std::string_view scale,
+               const TensorsByName& tensors) {
+  if (tensor.dtype != "U8" || !tensor.name.ends_with(ending)) return false;
+  const std::string stem = tensor.name.substr(0, tensor.name.size() - ending.size());
+  return tensors.contains(stem + std::string(scale));
+}
+
 /// The family of a checkpoint whose config says nothing.
 const Family* family_by_names(const TensorsByName& tensors) {
   const auto named = [&](std::string_view ending) {
     return any(tensors, [&](const auto& tensor) { return tensor.name.ends_with(ending); });
   };
   if (named("_qdata")) return &kTorchao;
+  const auto packed = [&](std::string_view ending, std::string_view scale) {
+    return any(tensors, [&](const auto& it) { return is_packed(it, ending, scale, tensors); });
+  };
+  if (packed(".weight_packed", ".weight_scale")) return &kCompressedTensors;
+  if (packed("_blocks", "_scales")) return &kFineGrainedFp8;
   if (any(tensors, [](const auto& tensor) {
         return is_fp8(tensor) && tensor.name.ends_with(".weight_scale");
       })) {
-    core::fail(ErrorCode::kUnsupported,
-               "expected weights in FP8 or in high precision, got scales in FP8, which weights in "
-               "NVFP4 have: take the model from which they were made");
+    core::fail(
+        ErrorCode::kUnsupported,
+        "expected config.json or hf_quant_config.json beside weights with scales in FP8, got "
+        "neither: NVFP4 of ModelOpt's and of ComfyUI's have the same names, and scales in "
+        "another order");
   }
   if (!any(tensors, is_fp8)) return nullptr;
   if (named("_scale_inv")) {  // of matrices, [N/128, K/128] each, or of more than these
@@ -105,7 +123,10 @@ const Family* family_in(const CheckpointSource& source, const TensorsByName& ten
   if (const auto config = source.quantization()) {
     for (const Family* family : families()) {
       if (!family->recognizes(*config)) continue;
-      if (!any(tensors, is_fp8)) {
+      const auto is_code = [&](const CheckpointTensor& tensor) {
+        return is_fp8(tensor) || (tensor.dtype == "U8" && !family->small.empty());
+      };
+      if (!any(tensors, is_code)) {
         core::fail(ErrorCode::kBadFormat,
                    "{}: expected a checkpoint of the family {}, which its config names, got one "
                    "without FP8 tensors",
@@ -116,7 +137,7 @@ const Family* family_in(const CheckpointSource& source, const TensorsByName& ten
     const auto method = config->find("quant_method");
     core::fail(ErrorCode::kUnsupported,
                "{}: expected a quant_method that is FP8 (fp8, compressed-tensors, fbgemm_fp8, "
-               "modelopt, torchao), got {}",
+               "modelopt, torchao) or mxfp4, got {}",
                source.folder().string(), method == config->end() ? "none" : text_of(*method));
   }
   return family_by_names(tensors);
@@ -126,13 +147,26 @@ const Family* family_in(const CheckpointSource& source, const TensorsByName& ten
 class Reader {
  public:
   Reader(const CheckpointSource& source, const Family& family, const TensorsByName& tensors)
-      : family_(family), tensors_(tensors), hints_(source) {}
+      : family_(family), tensors_(tensors), hints_(source) {
+    if (const auto config = source.quantization()) formats_ = family.formats(*config);
+    // Before all codes in FP8, for which scales of NVFP4 could be taken.
+    for (const auto& [name, tensor] : tensors) {
+      auto small = small_weight(family, formats_, *tensor, tensors);
+      if (!small) continue;
+      for (const auto* part : {&small->scale, &small->second_scale, &small->input_scale}) {
+        if (*part) take((*part)->name);
+      }
+      add(*small);
+      small_.emplace(name, std::move(*small));
+    }
+  }
 
   /// Throws where a tensor beside those of weights makes other numbers of them: zero points, an
   /// order of columns, scales of another kind.
   void require_nothing_more(const CheckpointTensor& tensor) {
     hints_.require_dtype(tensor);
-    if (tensor.name.ends_with("_g_idx")) fail(tensor, "columns in order", "an order of their own");
+    if (tensor.name.ends_with("_g_idx"))
+      fail_tensor(tensor, "columns in order", "an order of their own");
     if (is_zero_point(tensor.name)) {
       std::vector<std::byte> bytes = data_.read(tensor);
       // The sign of a zero says nothing.
@@ -141,22 +175,27 @@ class Reader {
         for (std::size_t i = size - 1; i < bytes.size(); i += size) bytes[i] &= std::byte{0x7F};
       }
       if (std::count(bytes.begin(), bytes.end(), std::byte{}) != std::ssize(bytes)) {
-        fail(tensor, "zeros, as codes stand for numbers around zero", "others");
+        fail_tensor(tensor, "zeros, as codes stand for numbers around zero", "others");
       }
     }
-    if (weights_.contains(tensor.name)) require_no_scales_beside(tensor);
+    const auto weight = weights_.find(tensor.name);
+    if (weight != weights_.end()) require_no_scales_beside(weight->second);
     const auto cache = kv_scale_in(kCompressedTensors, tensor.name);
     if (cache && !caches_.emplace(*cache, tensor).second) require_same(tensor, caches_.at(*cache));
   }
 
   /// The weight that these codes are of; nothing if they are but a tensor in FP8.
   std::optional<CheckpointWeight> weight(const CheckpointTensor& codes) {
+    const auto small = small_.find(codes.name);
+    if (small != small_.end()) return small->second;
+    if (taken_.contains(codes.name)) return std::nullopt;
     const auto name = weight_spelled(family_.spelling().codes, codes.name);
     if (is_zero_point(codes.name)) return std::nullopt;
     const bool matrix = (codes.shape.size() == 2 || codes.shape.size() == 3) &&
                         !family_.granularities_of(codes.shape).empty();
     if (!name || !is_fp8(codes)) return std::nullopt;
-    CheckpointWeight weight{.name = *name, .codes = codes, .full_precision = hints_.of(*name)};
+    CheckpointWeight weight{
+        .name = *name, .shape = codes.shape, .codes = codes, .full_precision = hints_.of(*name)};
     weight.scale = scale_of(*name, &Spelling::scale);
     weight.input_scale = scale_of(*name, &Spelling::input_scale);
     if (!weight.scale) {
@@ -164,18 +203,17 @@ class Reader {
       if (family_.unscaled) return matrix ? std::optional(weight) : std::nullopt;
       fail_without_scale(weight);
     }
-    if (!matrix) fail(codes, "a matrix", shape_text(codes.shape));
+    if (!matrix) fail_tensor(codes, "a matrix", shape_text(codes.shape));
     if (!is_scale(*weight.scale)) {
-      fail(*weight.scale, "scales of F32, BF16, F16 or F8_E8M0", weight.scale->dtype);
+      fail_tensor(*weight.scale, "scales of F32, BF16, F16 or F8_E8M0", weight.scale->dtype);
     }
     const auto granularity = granularity_of(family_, codes.shape, weight.scale->shape);
     if (!granularity) {
-      fail(*weight.scale, core::format("scales of codes {}", shape_text(codes.shape)),
-           shape_text(weight.scale->shape));
+      fail_tensor(*weight.scale, core::format("scales of codes {}", shape_text(codes.shape)),
+                  shape_text(weight.scale->shape));
     }
     weight.granularity = *granularity;
-    taken_.insert(codes.name);
-    weights_.insert(codes.name);
+    add(weight);
     return weight;
   }
 
@@ -191,23 +229,42 @@ class Reader {
     const Spelling& spelling = family_.spelling();
     const auto name = weight_spelled(spelling.codes, tensor.name);
     if (name && module_of(*name) != *name && tensors_.contains(spelled(spelling.scale, *name))) {
-      fail(tensor,
-           core::format("FP8 codes, because there are scales in {}",
-                        quote(spelled(spelling.scale, *name))),
-           tensor.dtype);
+      fail_tensor(tensor,
+                  core::format("FP8 codes, because there are scales in {}",
+                               quote(spelled(spelling.scale, *name))),
+                  tensor.dtype);
+    }
+    for (const SmallSpelling& small : family_.small) {
+      const auto of = weight_spelled(small.scale, tensor.name);
+      if (!small.in_blocks || tensor.dtype != "U8" || !of) continue;
+      fail_tensor(tensor, core::format("codes in {}", quote(spelled(small.codes, *of))), "none");
     }
     constexpr std::string_view kScaleOfWeight = "weight_scale";
     const bool is_orphan = tensor.name.find(kScaleOfWeight) != std::string::npos &&
                            spelled(spelling.scale, module_of_scale(tensor.name)) == tensor.name;
     if (is_orphan) {
-      fail(tensor,
-           core::format("a weight in {}, whose scale it is",
-                        quote(spelled(spelling.codes, module_of_scale(tensor.name)))),
-           "none");
+      fail_tensor(tensor,
+                  core::format("a weight in {}, whose scale it is",
+                               quote(spelled(spelling.codes, module_of_scale(tensor.name)))),
+                  "none");
     }
   }
 
  private:
+  void add(const CheckpointWeight& weight) {
+    if (!formats_.empty() && !formats_.contains(weight.format)) {
+      std::string said;
+      for (const WeightFormat format : formats_) {
+        said.append(said.empty() ? "" : ", ").append(octofold::name(format));
+      }
+      fail_tensor(weight.codes, core::format("a weight in {}, as the config says", said),
+                  octofold::name(weight.format));
+    }
+    const std::string_view name = tensors_.find(weight.codes.name)->second->name;
+    taken_.insert(name);
+    weights_[name] = values_of(weight);
+  }
+
   std::optional<CheckpointTensor> take(const std::string& name) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) return std::nullopt;
@@ -218,7 +275,7 @@ class Reader {
   void require_same(const CheckpointTensor& scale, const CheckpointTensor& other) {
     const auto values = [&](const auto& it) { return floats_of(it.dtype, data_.read(it)); };
     if (!is_scale(scale) || !is_scale(other) || values(scale) != values(other)) {
-      fail(scale, core::format("the numbers of {}", quote(other.name)), "others");
+      fail_tensor(scale, core::format("the numbers of {}", quote(other.name)), "others");
     }
   }
 
@@ -248,12 +305,12 @@ class Reader {
              is_other_calibration(tensor);
     });
     if (scales == nullptr) return;
-    fail(codes,
-         weights_.contains(codes.name)
-             ? "no further scales"
-             : "scales under a name that a family uses (weight_scale, weight_scale_inv, "
-               "scale_weight, or scale for blocks: rename them), or no scales",
-         core::format("{} {}", quote(scales->name), shape_text(scales->shape)));
+    fail_tensor(codes,
+                weights_.contains(codes.name)
+                    ? "no further scales"
+                    : "scales under a name that a family uses (weight_scale, weight_scale_inv, "
+                      "scale_weight, or scale for blocks: rename them), or no scales",
+                core::format("{} {}", quote(scales->name), shape_text(scales->shape)));
   }
 
   /// The weight of which a scale of this name would be, if it is one of a `weight`.
@@ -271,31 +328,23 @@ class Reader {
         for (const Spelling& spelling : is_own ? other->spellings.first(1) : other->spellings) {
           const std::string there = spelled(spelling.scale, weight.name);
           if (tensors_.contains(there)) {
-            fail(weight.codes, expected,
-                 core::format("{}, as the family {} has them", quote(there), other->name));
+            fail_tensor(weight.codes, expected,
+                        core::format("{}, as the family {} has them", quote(there), other->name));
           }
         }
       }
     }
-    fail(weight.codes, expected, "none");
-  }
-
-  [[noreturn]] static void fail(const CheckpointTensor& tensor, std::string_view expected,
-                                std::string_view got) {
-    core::fail(ErrorCode::kBadFormat, "{}: tensor {}: expected {}, got {}", tensor.file.string(),
-               quote(tensor.name), expected, got);
-  }
-
-  static std::string shape_text(std::span<const std::int64_t> shape) {
-    return nlohmann::json(shape).dump();
+    fail_tensor(weight.codes, expected, "none");
   }
 
   const Family& family_;
   const TensorsByName& tensors_;
   Hints hints_;
   std::unordered_set<std::string_view> taken_;
-  std::unordered_set<std::string_view> weights_;    // names of codes
-  std::map<std::string, CheckpointTensor> caches_;  // their scales
+  std::set<WeightFormat> formats_;  // that the config says; empty: there is none
+  std::map<std::string_view, CheckpointWeight> small_;    // by names of codes
+  std::map<std::string_view, CheckpointTensor> weights_;  // their values, by names of codes
+  std::map<std::string, CheckpointTensor> caches_;        // their scales
   TensorBytes data_;
 };
 

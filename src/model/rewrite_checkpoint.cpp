@@ -229,7 +229,7 @@ void require_another(const CheckpointSource& source, const CheckpointContents& c
   const Family& family = family_of(options.family);
   for (const CheckpointWeight& weight : contents.weights) {
     const std::string own = spelled(family.spelling().scale, weight.name);
-    if (weight.scale && weight.scale->name != own) return;
+    if (weight.format != WeightFormat::kFp8 || (weight.scale && weight.scale->name != own)) return;
   }
   const auto said = source.quantization(), own = family.config({});
   constexpr const char* kMethod = "quant_method";

@@ -10,6 +10,8 @@
 #include "core/log.h"
 #include "model/json_text.h"
 #include "model/scale_names.h"
+#include "model/small_names.h"
+#include "model/small_weights.h"
 #include "model/weight_selection.h"
 #include "model/weights.h"
 
@@ -62,16 +64,21 @@ void require_sizes(std::string_view operation, const Family& family, const Check
       name(wanted));
 }
 
+/// True if there is a static scale by which inputs become FP8.
+bool has_fp8_input(const CheckpointWeight& weight) {
+  return weight.input_scale && weight.format == WeightFormat::kFp8;
+}
+
 /// Scales of tensors may want static scales of inputs beside them.
 bool lacks_input(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
-  return granularity == Granularity::kTensor && family.tensor_needs_input && !weight.input_scale;
+  return granularity == Granularity::kTensor && family.tensor_needs_input && !has_fp8_input(weight);
 }
 
 bool fits(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
-  const MatrixSizes sizes(weight.codes.shape);
+  const MatrixSizes sizes(weight.shape);
   // A family with one granularity alone cannot give another to a layer.
   if (family.mixes && !family.takes_sizes(granularity, sizes.rows, sizes.cols)) return false;
-  return holds(family.granularities_of(weight.codes.shape), granularity) &&
+  return holds(family.granularities_of(weight.shape), granularity) &&
          !lacks_input(weight, family, granularity);
 }
 
@@ -98,6 +105,41 @@ Granularity target_of(std::span<const CheckpointWeight> weights, const Family& f
   return family.granularities.front();
 }
 
+bool is_small(const CheckpointWeight& weight) { return weight.format != WeightFormat::kFp8; }
+
+/// The values that a granularity would change, as far as that is known before they are cast.
+std::int64_t changes_by(const CheckpointWeight& weight, Granularity granularity) {
+  if (is_small(weight)) return change_by(weight, granularity).changed;
+  return repeats(weight.granularity, granularity) ? 0 : weight.codes.bytes;
+}
+
+/// The granularity of weights some of which are in small formats: the first by which no value
+/// changes, else the one by which the fewest do.
+Granularity exact_target_of(std::span<const CheckpointWeight> weights, const Family& family) {
+  std::optional<Granularity> best;
+  std::int64_t fewest = 0;
+  std::vector<Granularity> candidates;
+  for (const Granularity granularity : {Granularity::kBlock128x128, Granularity::kChannel,
+                                        Granularity::kBlock1x128, Granularity::kTensor}) {
+    if (std::ranges::all_of(weights,
+                            [&](const auto& it) { return fits(it, family, granularity); })) {
+      candidates.push_back(granularity);
+    }
+  }
+  if (candidates.empty()) return family.granularities.front();
+  if (candidates.size() == 1) return candidates.front();
+  for (const Granularity granularity : candidates) {
+    std::int64_t changed = 0;
+    for (const CheckpointWeight& weight : weights) {
+      if (best && changed >= fewest) break;
+      changed += changes_by(weight, granularity);
+    }
+    if (!best || changed < fewest) best = granularity, fewest = changed;
+    if (fewest == 0) break;
+  }
+  return *best;
+}
+
 /// True if this is a matrix of one expert, whose scales its family's libraries do not load.
 bool is_expert_amiss(const Family& family, const Step& step) {
   return step.is_weight() && step.values.shape.size() == 2 &&
@@ -111,6 +153,23 @@ void warn_of_experts(const RewritePlan& plan) {
   if (experts == 0) return;
   core::log(LogLevel::kWarning, "{} weights of experts are written in the family {}: {}", experts,
             plan.family->name, plan.family->about_experts);
+}
+
+/// Checkpoints that are right, and that Octofold alone loads.
+void warn_of_stacks(const RewritePlan& plan, const LinearLayout& layout) {
+  std::map<std::string_view, std::vector<std::string>> weights;
+  for (const Step& step : plan.steps) {
+    if (!step.is_weight() || step.values.shape.size() != 3) continue;
+    const std::string_view objection =
+        layout.objection({.name = step.name, .dtype = "", .shape = step.values.shape, .file = {}});
+    if (!objection.empty()) weights[objection].push_back(step.name);
+  }
+  for (const auto& [objection, names] : weights) {
+    core::log(LogLevel::kWarning,
+              "{} weights can be read by octofold.load_checkpoint() and by no other library, "
+              "because of each {}: {}",
+              names.size(), objection, quoted(names));
+  }
 }
 
 /// Checkpoints that are right, and that not everybody reads right.
@@ -242,20 +301,22 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
                             const ConvertCheckpointOptions& options) {
   constexpr std::string_view kOperation = "convert_checkpoint";
   if (!contents.family) {
-    core::fail_argument(kOperation, "input",
-                        "a checkpoint in FP8 (quantize_checkpoint takes others)",
-                        core::format("{} tensors, none in FP8", contents.others.size()));
+    core::fail_argument(
+        kOperation, "input",
+        "a checkpoint in FP8 or a smaller format (quantize_checkpoint takes others)",
+        core::format("{} tensors, none in FP8", contents.others.size()));
   }
   const Family& family = family_of(options.family);
   for (const CheckpointWeight& weight : contents.weights) {
-    if (family.granularities_of(weight.codes.shape).empty()) {
+    if (family.granularities_of(weight.shape).empty()) {
       core::fail_argument(
           kOperation, "family", "one that has fused experts: finegrained-fp8",
           core::format("{}, and fused experts in {}", family.name, quote(weight.name)));
     }
     if (!options.granularity) continue;
-    require_granularity(kOperation, family, weight.codes, *options.granularity);
-    require_sizes(kOperation, family, weight.codes, *options.granularity);
+    const CheckpointTensor values = values_of(weight);
+    require_granularity(kOperation, family, values, *options.granularity);
+    require_sizes(kOperation, family, values, *options.granularity);
     if (lacks_input(weight, family, *options.granularity)) {
       core::fail_argument(
           kOperation, "granularity",
@@ -267,28 +328,35 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   RewritePlan plan{.family = &family, .steps = {}, .dropped = {}, .loaded = options.loaded};
   plan.dtype = dtype_of(contents);
   const std::vector<CheckpointWeight>& weights = contents.weights;
-  const Granularity common = options.granularity.value_or(target_of(weights, family));
-  const bool all_static =
-      std::all_of(weights.begin(), weights.end(),
-                  [](const CheckpointWeight& weight) { return weight.input_scale.has_value(); });
+  const bool own = family.mixes && !options.granularity;
+  const auto target = [&](std::span<const CheckpointWeight> some) {
+    const bool any_small = std::ranges::any_of(some, is_small);
+    return any_small ? exact_target_of(some, family) : target_of(some, family);
+  };
+  const Granularity common = options.granularity ? *options.granularity
+                             : own               ? family.granularities.front()
+                                                 : target(weights);
+  const bool all_static = std::ranges::all_of(weights, has_fp8_input);
   for (const CheckpointWeight& weight : weights) {
     const auto amiss = plan.loaded.unreadable.find(weight.name);
     if (amiss != plan.loaded.unreadable.end()) {
       core::log(LogLevel::kWarning, "{}: {}", quote(weight.name), amiss->second);
     }
-    const bool own = family.mixes && !options.granularity;
-    const Granularity to = own ? target_of(std::span(&weight, 1), family) : common;
-    const bool has_input = !family.spelling().input_scale.empty() && (family.mixes || all_static) &&
+    const Granularity to = own ? target(std::span(&weight, 1)) : common;
+    const bool has_input = has_fp8_input(weight) && !family.spelling().input_scale.empty() &&
+                           (family.mixes || all_static) &&
                            (to == Granularity::kTensor || !family.tensor_needs_input);
-    const bool same = weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);
+    const bool same =
+        !is_small(weight) && weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);
     plan.steps.push_back({.kind = same ? Step::Kind::kKeep : Step::Kind::kRequantize,
                           .name = weight.name,
-                          .values = weight.codes,
-                          .scale = weight.scale,
+                          .values = values_of(weight),
+                          .scale = is_small(weight) ? std::nullopt : weight.scale,
                           .input_scale = has_input ? weight.input_scale : std::nullopt,
                           .from = weight.granularity,
                           .to = to,
                           .full_precision = weight.full_precision});
+    if (is_small(weight)) plan.steps.back().small = weight;
     if (weight.input_scale && !has_input) plan.dropped.push_back(weight.input_scale->name);
   }
   std::set<std::string> caches;
@@ -325,6 +393,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     return std::pair(a.values.file, a.values.offset) < std::pair(b.values.file, b.values.offset);
   });
   warn_of_experts(plan);
+  warn_of_stacks(plan, LinearLayout(contents.others));
   warn_of_sizes(plan);
   require_free_names(kOperation, plan);
   return plan;

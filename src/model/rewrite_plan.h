@@ -20,16 +20,17 @@ struct Step {
     kWiden,       ///< FP8 values without scales, to BF16
     kQuantize,    ///< a weight in high precision, to FP8
     kKeep,        ///< a weight in FP8: its codes, and its scales in other words
-    kRequantize,  ///< a weight in FP8, cast anew
+    kRequantize,  ///< a weight in FP8 or a small format, cast anew
   };
   Kind kind;
   std::string name;         ///< of the weight, or of the tensor
-  CheckpointTensor values;  ///< what is copied, or cast; codes
+  CheckpointTensor values;  ///< what is copied, or cast; codes, with the shape of their values
   std::optional<CheckpointTensor> scale{};
   std::optional<CheckpointTensor> input_scale{};
   Granularity from = Granularity::kTensor;
   Granularity to = Granularity::kTensor;
   bool full_precision = false;
+  std::optional<CheckpointWeight> small{};  ///< of kRequantize, in a small format
 
   bool is_weight() const { return kind != Kind::kCopy && kind != Kind::kWiden; }
 };

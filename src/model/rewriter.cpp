@@ -116,8 +116,13 @@ CheckpointReport Rewriter::finish() {
         count.second, quoted(senseless_));
   }
   log_names("scales hold numbers that are NaN, infinite, negative or zero", senseless_);
-  log_names("weights were cast anew, because no scales of the family can repeat theirs",
-            report_.requantized);
+  std::vector<std::string> changes;
+  for (const std::string& weight : report_.requantized) {
+    const WeightChange& change = report_.changes.at(weight);
+    changes.push_back(core::format("{} ({} of {} values changed, by up to {:.2g} %)", weight,
+                                   change.changed, change.values, 100 * change.largest_error));
+  }
+  log_names("weights were cast anew, because no scales of the family can repeat theirs", changes);
   log_names("tensors or settings are left out, because the family has no place for them",
             report_.dropped);
   return report_;
@@ -157,7 +162,6 @@ void Rewriter::run(const Step& step, SafetensorsWriter& output) {
   }
   if (step.input_scale) write_input_scale(step, output);
   (step.is_weight() ? report_.quantized : report_.copied).push_back(step.name);
-  if (step.kind == Step::Kind::kRequantize) report_.requantized.push_back(step.name);
 }
 
 template <typename Action>
@@ -231,9 +235,10 @@ void Rewriter::keep(const Step& step, SafetensorsWriter& output) {
 
 void Rewriter::cast(const Step& step, SafetensorsWriter& output) {
   const MatrixSizes sizes(step.values.shape);
-  const bool from_fp8 = step.kind == Step::Kind::kRequantize;
+  const bool anew = step.kind == Step::Kind::kRequantize, from_fp8 = anew && !step.small;
   const bool is_double = step.values.dtype == "F64";
-  const DType dtype = from_fp8    ? fp8_of(step.values)
+  const DType dtype = step.small  ? DType::kFloat32
+                      : from_fp8  ? fp8_of(step.values)
                       : is_double ? DType::kFloat32
                                   : *quantizable_dtype(*find_safetensors_dtype(step.values.dtype));
   const std::int64_t value_bytes = is_double ? sizeof(double) : size_of(dtype);
@@ -241,10 +246,20 @@ void Rewriter::cast(const Step& step, SafetensorsWriter& output) {
       from_fp8 ? scales_of(step) : std::vector<WeightScales>();
   const std::string codes_name = spelled(plan_.family->spelling().codes, step.name);
   const std::int64_t elements = sizes.rows * sizes.cols;
+  std::optional<SmallValues> small;
+  std::vector<float> factors(sizes.matrices, 1.0F);
+  if (step.small) small.emplace(data_, *step.small);
+  if (step.small) factors = second_scales(data_, *step.small);
   std::vector<float> scales;
   bool finite = true;
+  WeightChange change;
   for (std::int64_t index = 0; index < sizes.matrices; ++index) {
     const auto values = [&](const Tile& tile, bool again) {
+      if (small) {
+        const TensorView decoded = small->of(index, tile);
+        if (!again) advance(small->bytes_read());
+        return decoded;
+      }
       input_.resize(tile.size() * value_bytes);
       for_each_run(tile, std::span(input_), [&](std::int64_t offset, std::span<std::byte> run) {
         data_.read(step.values, index * elements * value_bytes + offset, run);
@@ -261,12 +276,25 @@ void Rewriter::cast(const Step& step, SafetensorsWriter& output) {
     const auto codes = [&](std::int64_t offset, std::span<const std::byte> bytes) {
       output.write(codes_name, index * elements + offset, bytes);
     };
-    const WeightScales made = caster_.cast(
-        {sizes.rows, sizes.cols, step.to, from_fp8 ? 4 : value_bytes, values, codes}, finite);
-    scales.insert(scales.end(), made.values.begin(), made.values.end());
+    const WeightScales made =
+        (small ? exact_caster_ : caster_)
+            .cast({sizes.rows, sizes.cols, step.to, from_fp8 ? 4 : value_bytes, values, codes,
+                   anew ? &change : nullptr},
+                  finite);
+    for (const float scale : made.values) {
+      scales.push_back(scale * factors[index]);
+      if (!small || scales.back() / factors[index] == scale) continue;
+      core::fail(ErrorCode::kBadFormat,
+                 "{}: tensor {}: expected scales that FP32 holds, got {} times {}",
+                 step.values.file.string(), quote(step.values.name), scale, factors[index]);
+    }
   }
   if (step.scale) advance(step.scale->bytes);
   write_scales(step, scales, output);
+  if (anew && (!small || change.changed > 0)) {
+    report_.requantized.push_back(step.name);
+    report_.changes[step.name] = change;
+  }
   if (!finite) report_.not_finite.push_back(step.name);
 }
 

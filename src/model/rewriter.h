@@ -14,6 +14,7 @@
 #include "model/checkpoint_source.h"
 #include "model/rewrite_plan.h"
 #include "model/safetensors.h"
+#include "model/small_weights.h"
 #include "model/weights.h"
 
 namespace octofold::model {
@@ -60,6 +61,7 @@ class Rewriter {
   CheckpointReport report_;
   TensorBytes data_;
   WeightCaster caster_;
+  WeightCaster exact_caster_{kExactCast};
   std::vector<std::string> senseless_;                    // names of scales
   std::map<std::string_view, std::pair<int, int>> lost_;  // tensors of them, and those without any
   // Kept from tensor to tensor.

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "octofold/convert_dtype.h"
+#include "octofold/dequantize.h"
 #include "octofold/scale_layout.h"
 
 #include "core/check.h"
@@ -48,10 +49,12 @@ std::vector<float> floats_of(std::string_view dtype, std::span<const std::byte> 
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  std::vector<float> values(bytes.size() / 2);
+  const DType from = dtype == "F8_E4M3" ? DType::kE4M3
+                     : dtype == "BF16"  ? DType::kBFloat16
+                                        : DType::kFloat16;
+  std::vector<float> values(bytes.size() / size_of(from));
   const auto count = std::ssize(values);
-  convert_dtype(vector(bytes.data(), dtype == "BF16" ? DType::kBFloat16 : DType::kFloat16, count),
-                vector(values.data(), DType::kFloat32, count));
+  convert_dtype(vector(bytes.data(), from, count), vector(values.data(), DType::kFloat32, count));
   return values;
 }
 
@@ -148,7 +151,8 @@ WeightScales WeightCaster::cast(const CastMatrix& matrix, bool& finite) {
   if (again) scales.values[0] = tensor_scale(matrix, tiles);
   const ScaleSource source = again ? ScaleSource::kGiven : ScaleSource::kComputed;
   for (const Tile& tile : tiles) {
-    cast_tile(matrix, tile, source, scales, again);
+    const TensorView values = cast_tile(matrix, tile, source, scales, again);
+    if (matrix.change != nullptr) count(values, tile, scales, *matrix.change);
     finite = finite && all_finite(DType::kE4M3, codes_);
     for_each_run(tile, std::span<const std::byte>(codes_), matrix.codes);
   }
@@ -166,8 +170,8 @@ float WeightCaster::tensor_scale(const CastMatrix& matrix, std::span<const Tile>
   return largest;
 }
 
-void WeightCaster::cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSource source,
-                             WeightScales& scales, bool again) {
+TensorView WeightCaster::cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSource source,
+                                   WeightScales& scales, bool again) {
   const TensorView values = matrix.values(tile, again);
   const std::vector<std::int64_t> shape = scale_shape(matrix.granularity, tile.rows, tile.cols);
   const std::int64_t blocks = shape.size() > 1 ? shape[1] : 1;
@@ -187,6 +191,24 @@ void WeightCaster::cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSo
                      : vector(tile_scales_.data(), DType::kFloat32, shape[0]);
   octofold::cast(values, {.rows = target});
   scales.put(tile, tile_scales_);
+  return values;
+}
+
+void WeightCaster::count(const TensorView& values, const Tile& tile, const WeightScales& scales,
+                         WeightChange& change) {
+  const std::int64_t size = tile.size();
+  made_.resize(size);
+  dequantize({octofold::matrix(std::as_const(codes_).data(), DType::kE4M3, tile.rows, tile.cols),
+              scales.of(tile), scales.granularity},
+             octofold::matrix(made_.data(), DType::kFloat32, tile.rows, tile.cols));
+  const std::span old(static_cast<const float*>(values.data), size);
+  change.values += size;
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (made_[i] == old[i] || (std::isnan(made_[i]) && std::isnan(old[i]))) continue;
+    ++change.changed;
+    const double error = std::abs((double{made_[i]} - old[i]) / old[i]);
+    if (std::isfinite(error)) change.largest_error = std::max(change.largest_error, error);
+  }
 }
 
 }  // namespace octofold::model

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "octofold/cast.h"
+#include "octofold/checkpoint.h"
 #include "octofold/tensor.h"
 #include "octofold/types.h"
 
@@ -43,7 +44,8 @@ void for_each_run(const Tile& tile, std::span<Byte> buffer, Transfer transfer) {
   }
 }
 
-/// Numbers of F32, BF16, F16 or F8_E8M0 (a power of two: 2^(byte - 127), 255 being NaN), exactly.
+/// Numbers of F32, BF16, F16, F8_E4M3 or F8_E8M0 (a power of two: 2^(byte - 127), 255 being NaN),
+/// exactly.
 std::vector<float> floats_of(std::string_view dtype, std::span<const std::byte> bytes);
 
 /// Scales of one matrix [rows, cols], row-major as scale_shape() has them.
@@ -82,6 +84,8 @@ struct CastMatrix {
   std::function<TensorView(const Tile& tile, bool again)> values;
   /// Codes of a tile, from an offset in bytes in the matrix on.
   std::function<void(std::int64_t offset, std::span<const std::byte> codes)> codes;
+  /// The changes to values of FP32 are added here.
+  WeightChange* change = nullptr;
 };
 
 class WeightCaster {
@@ -97,12 +101,17 @@ class WeightCaster {
   /// The scale of the whole matrix: the largest that any tile would have, as a scale grows with
   /// the largest magnitude, NaN before all.
   float tensor_scale(const CastMatrix& matrix, std::span<const Tile> tiles);
-  void cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSource source,
-                 WeightScales& scales, bool again);
+  /// Returns the values of the tile.
+  TensorView cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSource source,
+                       WeightScales& scales, bool again);
+  /// Compares the codes of the tile that was cast last with its values.
+  void count(const TensorView& values, const Tile& tile, const WeightScales& scales,
+             WeightChange& change);
 
   Format format_;
   std::vector<std::byte> codes_;
   std::vector<float> tile_scales_;
+  std::vector<float> made_;
 };
 
 }  // namespace octofold::model

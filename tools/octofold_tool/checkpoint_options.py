@@ -53,6 +53,9 @@ def show(report: octofold.CheckpointReport) -> None:
     share = f" ({after / before:.0%} of it)" if before else ""
     anew = f", {len(report.requantized)} of them anew" if report.requantized else ""
     print(f"{len(report.quantized)} weights to FP8{anew}, {len(report.copied)} tensors copied")
+    for name, change in report.changes.items():
+        error = f"by up to {change.largest_error:.2%}"
+        print(f"  {name}: {change.changed:,} of {change.values:,} values changed, {error}")
     print(f"{before:,.1f} MB → {after:,.1f} MB{share}")
     for reason, names in by_reason(report.left_alone).items():
         print(f"{len(names)} left as they are, because {reason}: {shortened(names)}")

@@ -12,7 +12,7 @@ from .report import print_table
 
 DESCRIPTION = """\
 Read the headers of a safetensors checkpoint: the family whose layout it has, how many weights are
-FP8 and with which scales, and what is not. No data is read.
+FP8 (or MXFP4, NVFP4, MXFP8) and with which scales, and what is not. No data is read.
 
   octofold inspect MODEL_DIR
   octofold inspect flux-fp8.safetensors --tensors
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
     family = contents.family or "not quantized to FP8"
     print(f"{arguments.input}: {family}, {contents.bytes / 1e6:,.1f} MB in {files(contents)}")
     for kind, count in Counter(map(kind_of, contents.weights)).most_common():
-        print(f"  {count} weights in FP8, {kind}")
+        print(f"  {count} weights in {kind}")
     for dtype, count in Counter(tensor.dtype for tensor in contents.others).most_common():
         print(f"  {count} other tensors, {dtype}")
     if arguments.tensors:
@@ -55,11 +55,13 @@ def files(contents: octofold.CheckpointContents) -> str:
 
 
 def kind_of(weight: octofold.CheckpointWeight) -> str:
-    """ "F8_E4M3, scales 128x128 (F32), static inputs": for people."""
+    """ "FP8, F8_E4M3, scales 128x128 (F32), static inputs": for people."""
     scale = "no scales"
     if weight.scale is not None:
         scale = f"scales {weight.granularity} ({weight.scale.dtype})"
-    words = [weight.codes.dtype, scale]
+    words = [weight.format.upper(), weight.codes.dtype, scale]
+    if weight.second_scale is not None:
+        words.append(f"one more for all ({weight.second_scale.dtype})")
     if weight.input_scale is not None:
         words.append("static inputs")
     if weight.full_precision:
@@ -67,9 +69,13 @@ def kind_of(weight: octofold.CheckpointWeight) -> str:
     return ", ".join(words)
 
 
+def shape_of(scale: octofold.CheckpointTensor | None) -> str:
+    return "" if scale is None else f", scales of shape {[*scale.shape]}"
+
+
 def show_tensors(contents: octofold.CheckpointContents) -> None:
     rows = [
-        [weight.name, "×".join(map(str, weight.codes.shape)), kind_of(weight)]
+        [weight.name, "×".join(map(str, weight.shape)), kind_of(weight) + shape_of(weight.scale)]
         for weight in contents.weights
     ]
     rows += [

@@ -1,7 +1,7 @@
 // The two families whose scales are called `weight_scale_inv`, "inv" being their word for the
-// multiplier. Sources: config.json and the `inference` folder of
-// https://huggingface.co/deepseek-ai/DeepSeek-V3; FineGrainedFP8Config and
-// integrations/finegrained_fp8.py of transformers 5.23.
+// multiplier; the second also reads transformers' MXFP4, which gpt-oss has. Sources: config.json
+// and the `inference` folder of https://huggingface.co/deepseek-ai/DeepSeek-V3;
+// FineGrainedFP8Config and integrations/finegrained_fp8.py of transformers 5.23.
 #include <array>
 
 #include "core/check.h"
@@ -15,6 +15,8 @@ constexpr Spelling kDeepSeekSpellings[] = {{"*", "*_scale_inv", ""}, {"*", "?sca
 /// The second is AutoFP8's, and vLLM's before compressed-tensors, with the same quant_method.
 constexpr Spelling kFineGrainedSpellings[] = {{"*", "*_scale_inv", "?activation_scale"},
                                               {"*", "?weight_scale", "?input_scale"}};
+constexpr SmallSpelling kSmall[] = {
+    {WeightFormat::kMxfp4, "*_blocks", "*_scales", "", "", false, true}};
 constexpr Granularity kBlocks[] = {Granularity::kBlock128x128};
 constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granularity::kTensor};
 
@@ -49,7 +51,20 @@ bool recognizes_deepseek(const nlohmann::json& config) {
   return true;
 }
 
+constexpr std::string_view kKnownOfMxfp4 =
+    R"({"quant_method": null, "modules_to_not_convert": null, "dequantize": null})";
+
+bool is_mxfp4(const nlohmann::json& config) { return text_at(config, "quant_method") == "mxfp4"; }
+
+std::set<WeightFormat> formats_of(const nlohmann::json& config) {
+  return {is_mxfp4(config) ? WeightFormat::kMxfp4 : WeightFormat::kFp8};
+}
+
 bool recognizes_finegrained(const nlohmann::json& config) {
+  if (is_mxfp4(config)) {
+    require_known(kFineGrainedFp8, config, nlohmann::json::parse(kKnownOfMxfp4));
+    return true;
+  }
   if (!is_fp8(config) || names_format(config)) return false;
   require_known(kFineGrainedFp8, config, nlohmann::json::parse(kKnown));
   return true;
@@ -97,12 +112,14 @@ constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
 constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp8,
                                           .name = "finegrained-fp8",
                                           .spellings = kFineGrainedSpellings,
+                                          .small = kSmall,
                                           .granularities = kBlocksOrTensor,
                                           .of_stacks = kBlocks,
                                           .of_experts = kBlocksOrTensor,
                                           .takes_sizes = takes_sizes,
                                           .about_sizes = kAboutSizes,
                                           .recognizes = recognizes_finegrained,
+                                          .formats = formats_of,
                                           .config = config_of};
 
 }  // namespace octofold::model

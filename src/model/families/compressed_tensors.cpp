@@ -12,6 +12,10 @@ namespace octofold::model {
 namespace {
 
 constexpr Spelling kSpellings[] = {{"*", "*_scale", "?input_scale"}};
+constexpr SmallSpelling kSmall[] = {
+    {WeightFormat::kNvfp4, "*_packed", "*_scale", "?input_global_scale", "*_global_scale", true},
+    {WeightFormat::kMxfp4, "*_packed", "*_scale", "?input_global_scale"},
+    {WeightFormat::kMxfp8, "*", "*_scale", "?input_scale"}};
 constexpr Granularity kGranularities[] = {Granularity::kChannel, Granularity::kTensor,
                                           Granularity::kBlock128x128, Granularity::kBlock1x128};
 
@@ -25,7 +29,8 @@ std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, s
 constexpr std::string_view kKnown = R"({"quant_method": null, "ignore": null, "version": null,
   "quantization_status": null, "global_compression_ratio": null, "run_compressed": null,
   "dequantize": null, "use_optimized_inference": null, "transform_config": {"config_groups": {}},
-  "format": ["dense", "float-quantized", "naive-quantized", "mixed-precision"],
+  "format": ["dense", "float-quantized", "naive-quantized", "mixed-precision",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"],
   "sparsity_config": {"format": ["dense"], "global_sparsity": null, "sparsity_structure": null,
     "registry_requires_subclass": null, "targets": null, "ignore": null},
   "config_groups": {"FP8": null, "FP8_DYNAMIC": null, "FP8_BLOCK": null, "*": {"targets": null,
@@ -48,12 +53,66 @@ constexpr std::string_view kKnown = R"({"quant_method": null, "ignore": null, "v
 constexpr std::string_view kKnownOfFbgemm = R"({"quant_method": null,
   "activation_scale_ub": null, "modules_to_not_convert": null})";
 
+/// Its words for a small format, and of a group in it the arguments that differ from FP8's.
+struct SmallScheme {
+  std::string_view name;
+  WeightFormat format;
+  std::string_view weights;
+};
+constexpr SmallScheme kSmallSchemes[] = {
+    {"nvfp4-pack-quantized", WeightFormat::kNvfp4,
+     R"({"num_bits": [4], "strategy": ["tensor_group"], "group_size": [16]})"},
+    {"mxfp4-pack-quantized", WeightFormat::kMxfp4,
+     R"({"num_bits": [4], "strategy": ["group"], "group_size": [32]})"},
+    {"mxfp8-quantized", WeightFormat::kMxfp8,
+     R"({"num_bits": [8], "strategy": ["group"], "group_size": [32]})"}};
+/// Inputs of any kind: no conversion keeps their scales.
+constexpr std::string_view kKnownInputs = R"({"num_bits": [4, 8], "dynamic": [true, false, "local"],
+  "strategy": ["tensor", "token", "group", "tensor_group"], "group_size": [0, 16, 32, 128, -1]})";
+
+/// The scheme of a group, whose own format comes before the config's; nullptr: FP8.
+const SmallScheme* scheme_of(const nlohmann::json& config, const nlohmann::json& group) {
+  std::string said = group.is_object() ? text_at(group, "format") : "";
+  if (said.empty()) said = text_at(config, "format");
+  const auto* const found = std::ranges::find(kSmallSchemes, said, &SmallScheme::name);
+  return found == std::end(kSmallSchemes) ? nullptr : found;
+}
+
+nlohmann::json groups_of(const nlohmann::json& config) {
+  return config.value("config_groups", nlohmann::json::object());
+}
+
+std::set<WeightFormat> formats_of(const nlohmann::json& config) {
+  std::set<WeightFormat> formats;
+  for (const auto& group : groups_of(config)) {
+    const SmallScheme* scheme = scheme_of(config, group);
+    formats.insert(scheme == nullptr ? WeightFormat::kFp8 : scheme->format);
+  }
+  return formats.empty() ? fp8_alone(config) : formats;
+}
+
+/// The keys that are known, with the arguments of the config's groups in small formats.
+nlohmann::json known_of(const nlohmann::json& config) {
+  nlohmann::json known = nlohmann::json::parse(kKnown);
+  const nlohmann::json groups = groups_of(config);
+  for (const auto& [name, group] : groups.items()) {
+    const SmallScheme* scheme = scheme_of(config, group);
+    if (scheme == nullptr) continue;
+    nlohmann::json own = known["config_groups"]["*"];
+    own["format"] = {scheme->name};
+    own["weights"].update(nlohmann::json::parse(scheme->weights));
+    own["input_activations"].update(nlohmann::json::parse(kKnownInputs));
+    known["config_groups"][name] = own;
+  }
+  return known;
+}
+
 bool recognizes(const nlohmann::json& config) {
   const std::string method = text_at(config, "quant_method");
   const bool is_fbgemm = method == "fbgemm_fp8";
   if (!is_fbgemm && method != "compressed-tensors") return false;
   require_known(kCompressedTensors, config,
-                nlohmann::json::parse(is_fbgemm ? kKnownOfFbgemm : kKnown));
+                is_fbgemm ? nlohmann::json::parse(kKnownOfFbgemm) : known_of(config));
   return true;
 }
 
@@ -185,6 +244,7 @@ constinit const Family kCompressedTensors = {
     .id = CheckpointFamily::kCompressedTensors,
     .name = "compressed-tensors",
     .spellings = kSpellings,
+    .small = kSmall,
     .granularities = kGranularities,
     .of_experts = kOfExperts,
     .mixes = true,
@@ -193,6 +253,7 @@ constinit const Family kCompressedTensors = {
     .takes_sizes = whole_groups,
     .scale_shape = shape_of,
     .recognizes = recognizes,
+    .formats = formats_of,
     .config = config_of};
 
 }  // namespace octofold::model

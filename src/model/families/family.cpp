@@ -101,6 +101,8 @@ void require_known(const Family& family, const nlohmann::json& object, const nlo
 
 bool any_sizes(Granularity, std::int64_t, std::int64_t) { return true; }
 
+std::set<WeightFormat> fp8_alone(const nlohmann::json&) { return {WeightFormat::kFp8}; }
+
 std::vector<SideFile> no_side_files(const Description&) { return {}; }
 
 std::map<std::string, std::string> no_metadata(const Description&) { return {}; }

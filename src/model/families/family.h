@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,18 @@ struct Spelling {
   std::string_view codes;
   std::string_view scale;
   std::string_view input_scale;
+};
+
+/// The same for weights in a small format, which are read alone.
+struct SmallSpelling {
+  WeightFormat format;
+  std::string_view codes;
+  std::string_view scale;
+  std::string_view input_scale;
+  std::string_view second_scale{};
+  bool second_scale_divides = false;
+  bool in_blocks =
+      false;  ///< codes [..., N, blocks, bytes of a block], not [..., N, bytes of a row]
 };
 
 /// The name of a tensor of the weight `name` by one of the patterns.
@@ -62,6 +75,7 @@ struct SideFile {
 
 /// The defaults that most families have.
 bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);
+std::set<WeightFormat> fp8_alone(const nlohmann::json& config);
 std::vector<SideFile> no_side_files(const Description& checkpoint);
 std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 /// scale_shape() of the public API, with [] for a tensor's.
@@ -73,6 +87,7 @@ struct Family {
   CheckpointFamily id;
   std::string_view name;
   std::span<const Spelling> spellings;         ///< all that are read; the first is written
+  std::span<const SmallSpelling> small{};      ///< of one format each
   std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
   /// The granularities that weights [experts, N, K] are written with; none: it has no such weights.
   std::span<const Granularity> of_stacks{};
@@ -99,6 +114,8 @@ struct Family {
   /// True if a `quantization_config` is one of this family's. Throws Error(kUnsupported) for one
   /// that is, but not FP8 as Octofold has it.
   bool (*recognizes)(const nlohmann::json& config);
+  /// The formats that weights may have by a `quantization_config` that is recognized.
+  std::set<WeightFormat> (*formats)(const nlohmann::json& config) = fp8_alone;
   /// The `quantization_config` of config.json; none: nothing is said there.
   std::optional<nlohmann::json> (*config)(const Description& checkpoint);
   /// Further files beside the weights.

@@ -12,6 +12,10 @@ namespace octofold::model {
 namespace {
 
 constexpr Spelling kSpellings[] = {{"*", "?weight_scale", "?input_scale"}};
+constexpr SmallSpelling kSmall[] = {
+    {WeightFormat::kNvfp4, "*", "?weight_scale", "?input_scale", "?weight_scale_2"},
+    {WeightFormat::kMxfp4, "*", "?weight_scale", "?input_scale"},
+    {WeightFormat::kMxfp8, "*", "?weight_scale", "?input_scale"}};
 constexpr Granularity kGranularities[] = {Granularity::kChannel, Granularity::kTensor,
                                           Granularity::kBlock128x128};
 
@@ -31,6 +35,12 @@ constexpr std::string_view algorithm(Granularity granularity) {
   }
 }
 
+constexpr std::pair<std::string_view, WeightFormat> kSmallAlgorithms[] = {
+    {"NVFP4", WeightFormat::kNvfp4},
+    {"W4A16_NVFP4", WeightFormat::kNvfp4},
+    {"W4A8_MXFP4_FP8", WeightFormat::kMxfp4},
+    {"MXFP8", WeightFormat::kMxfp8}};
+
 /// Its exporter writes the algorithm of blocks in small letters.
 std::string in_capitals(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
@@ -48,6 +58,14 @@ constexpr std::string_view kKnown = R"({"quant_method": null, "quant_algo": null
     "input_activations": {"num_bits": [8], "type": ["float"], "dynamic": [true, false],
       "group_size": null}}}})";
 
+std::set<WeightFormat> formats_of(const nlohmann::json& config) {
+  const std::string said = in_capitals(text_at(config, "quant_algo"));
+  for (const auto& [name, format] : kSmallAlgorithms) {
+    if (said == name) return {format};
+  }
+  return fp8_alone(config);
+}
+
 /// Its algorithm is where hf_quant_config.json has it, under "quantization", or in config.json.
 bool recognizes(const nlohmann::json& config) {
   if (text_at(config, "quant_method") != "modelopt") return false;
@@ -55,10 +73,22 @@ bool recognizes(const nlohmann::json& config) {
   const bool is_known =
       std::any_of(std::begin(kGranularities), std::end(kGranularities),
                   [&](Granularity granularity) { return text == algorithm(granularity); });
-  if (!is_known && !text.empty()) {
-    fail_unsupported(kModelOpt, "quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN or FP8_PB_WO", text);
+  const WeightFormat format = *formats_of(config).begin();
+  const bool is_small = format != WeightFormat::kFp8;
+  if (!is_known && !is_small && !text.empty()) {
+    fail_unsupported(kModelOpt,
+                     "quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4, "
+                     "W4A8_MXFP4_FP8 or MXFP8",
+                     text);
   }
-  require_known(kModelOpt, config, nlohmann::json::parse(kKnown));
+  nlohmann::json known = nlohmann::json::parse(kKnown);
+  if (is_small) {
+    nlohmann::json& group = known["config_groups"]["*"];
+    group["weights"]["num_bits"] = {format == WeightFormat::kMxfp8 ? 8 : 4};
+    group["input_activations"]["num_bits"] = {4, 8};
+    group["weights"]["group_size"] = known["group_size"] = {values_per_scale(format)};
+  }
+  require_known(kModelOpt, config, known);
   return true;
 }
 
@@ -100,12 +130,14 @@ std::vector<SideFile> side_files(const Description& checkpoint) {
 constinit const Family kModelOpt = {.id = CheckpointFamily::kModelOpt,
                                     .name = "modelopt",
                                     .spellings = kSpellings,
+                                    .small = kSmall,
                                     .granularities = kGranularities,
                                     .of_experts = kGranularities,
                                     .tensor_needs_input = true,
                                     .kv_scales = KvScales::kOfProjections,
                                     .scale_shape = shape_of,
                                     .recognizes = recognizes,
+                                    .formats = formats_of,
                                     .config = config_of,
                                     .side_files = side_files};
 

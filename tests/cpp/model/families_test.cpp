@@ -142,7 +142,7 @@ TEST_F(Families, ConfigsOfWrongTypesAreNoCrash) {
   for (const json& value : odd) {
     inspect(value.is_object() ? value : json{{"x", value}});
     inspect({{"quantization_config", value}});
-    for (const char* method : {"fp8", "compressed-tensors", "modelopt", "torchao"}) {
+    for (const char* method : {"fp8", "mxfp4", "compressed-tensors", "modelopt", "torchao"}) {
       for (const char* key : {"quant_method", "fmt", "weight_block_size", "config_groups",
                               "quant_algo", "quant_type"}) {
         json config = {{"quant_method", method}};
@@ -152,8 +152,13 @@ TEST_F(Families, ConfigsOfWrongTypesAreNoCrash) {
       for (const char* key : {"num_bits", "type", "strategy", "block_structure", "group_size"}) {
         json weights = {{"num_bits", 8}, {"type", "float"}};
         weights[key] = value;
-        inspect({{"quantization_config",
-                  {{"quant_method", method}, {"config_groups", {{"g", {{"weights", weights}}}}}}}});
+        for (const char* format : {"float-quantized", "nvfp4-pack-quantized"}) {
+          inspect({{"quantization_config",
+                    {{"quant_method", method},
+                     {"format", format},
+                     {"quant_algo", "NVFP4"},
+                     {"config_groups", {{"g", {{"weights", weights}}}, {"h", value}}}}}});
+        }
       }
     }
   }

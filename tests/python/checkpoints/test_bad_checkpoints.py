@@ -132,12 +132,6 @@ LIES = {
     "4-bit integers": (PACKED, ct(num_bits=4, type="int"), UNSUPPORTED, ["num_bits to be [8]"]),
     "another method": (ROWS, {"quant_method": "awq", "bits": 4}, UNSUPPORTED, ["awq"]),
     "no method": (ROWS, {"bits": 4}, UNSUPPORTED, ["quant_method"]),
-    "NVFP4": (
-        {UP: torch.zeros(256, 128, dtype=torch.uint8), ROW: codes(256, 16), TWO: torch.tensor(0.5)},
-        None,
-        UNSUPPORTED,
-        ["NVFP4"],
-    ),
     **{
         f"modelopt's {name}": (
             {UP: MATRIX, ROW: torch.tensor(2.0)},
@@ -145,7 +139,7 @@ LIES = {
             UNSUPPORTED,
             ["quant_algo FP8", name],
         )
-        for name in ("NVFP4", "W4A8_AWQ", "INT4_AWQ", "MIXED_PRECISION")
+        for name in ("W4A8_AWQ", "INT4_AWQ", "MIXED_PRECISION")
     },
     # A tensor that looks like a scale is never left out.
     **{

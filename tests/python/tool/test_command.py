@@ -346,6 +346,19 @@ def test_inspect_and_convert(run, tmp_path, rng):
     assert (code, err) == (0, "")
     assert run("convert", paths["in"], paths["in"], "--to", "torchao")[0] == 2
 
+    small = {"a.weight_packed": np.full((200, 160), 0x72, np.uint8)}
+    small["a.weight_scale"] = np.arange(2000, dtype=np.uint8).reshape(200, 10) % 100 + 60
+    paths = {name: str(tmp_path / f"{name}.safetensors") for name in ("small", "a", "b")}
+    save_file(small, paths["small"])
+    assert "1 weights in MXFP4, U8, scales 1x32 (U8)" in run("inspect", paths["small"])[1]
+    _, out, err = run("convert", paths["small"], paths["a"], "--to", "deepseek-v3")
+    document = json.loads(
+        run("convert", paths["small"], paths["b"], "--to", "deepseek-v3", "--json")[1]
+    )
+    change = document["changes"]["a.weight"]
+    assert f"{change['changed']:,} of 64,000 values changed" in out
+    assert f"{change['changed']} of 64000 values changed" in err
+
 
 @pytest.fixture
 def hears_hangups():

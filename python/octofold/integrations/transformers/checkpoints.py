@@ -21,7 +21,7 @@ from transformers.core_model_loading import (
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..._checkpoint import inspect_checkpoint
+from ..._checkpoint import inspect_fp8
 from ..._core.errors import BadFormatError, UnsupportedError
 from ..._core.files import open_regular
 from ..._core.formats import Format
@@ -139,7 +139,7 @@ class Contents:
 
 def _inspected(files: Sequence[str]) -> dict[str, Weight]:
     path = Path(files[0])
-    contents = inspect_checkpoint(path if len(files) == 1 else path.parent)
+    contents = inspect_fp8("from_pretrained", path if len(files) == 1 else path.parent)
     return {
         weight.name: Weight(
             weight.codes.name,
