@@ -65,7 +65,7 @@ class NormBackward {
   }
 
  private:
-  // What a thread of narrow rows keeps of its columns: the factors of dy, and sums over the rows.
+  // A thread of narrow rows keeps the factors of dy of its columns, and sums over the rows.
   struct Columns {
     float factors[kVectors][kVector];
     float sums[2][kVectors][kVector];

@@ -24,7 +24,7 @@ int threads_for(std::int64_t vectors, int each, int most) {
   return static_cast<int>(std::clamp<std::int64_t>(threads, 32, most));
 }
 
-// Of narrow rows more groups share the spans of a column, which are many.
+// Narrow rows have many spans, which more groups share.
 NormGradientConfig gradient_config(const NormBackwardProblem& problem, bool by_batch) {
   NormGradientConfig config{
       .in = problem.in, .by_batch = by_batch, .columns = problem.cols < 2048 ? 8 : 32};

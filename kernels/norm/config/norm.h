@@ -86,7 +86,7 @@ struct NormRowConfig {
   }
 };
 
-// Where a thread keeps sums of its columns over the rows.
+// The places of a thread's sums of its columns over the rows.
 enum class NormSums : unsigned char { kRegisters, kShared, kWorkspace };
 
 constexpr const char* word(NormSums sums) {
@@ -193,7 +193,7 @@ struct NormGradientConfig {
   friend constexpr bool operator==(const NormGradientConfig&, const NormGradientConfig&) = default;
 
   static constexpr int threads() { return 1024; }
-  // Of threads, each with a share of the sums to be added.
+  // Groups of threads, each with a share of the sums to be added.
   constexpr int groups() const { return threads() / columns; }
 
   constexpr const char* invalid_reason() const {
