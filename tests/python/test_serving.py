@@ -127,3 +127,20 @@ def test_why_not_weight_only(capability, dtype, reason):
     why_not = serving.why_not_weight_only(capability, dtype, "128x128")
     assert why_not.startswith(reason)
     assert bool(why_not) == bool(reason)
+
+
+@pytest.mark.skipif(not octofold.info().nvrtc.available, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("of_x", "of_weight"), [("1x128", "128x128"), ("channel", "tensor")])
+def test_products_are_compiled_for_all_numbers_of_tokens(of_x, of_weight, tmp_path, monkeypatch):
+    """Problems that the products of calls have, which recording() tells, are found compiled."""
+    monkeypatch.setenv("OCTOFOLD_CACHE_DIR", str(tmp_path))
+    weight, bias = weight_of(of_weight, 256, 384), torch.zeros(256, dtype=torch.bfloat16)
+    serving.compile_products(256, 384, of_x, of_weight, torch.bfloat16, True, "sm_90a", 132)
+    with octofold.tuning.recording() as problems:
+        for tokens in (9, 31, 64, 100, 300):
+            x = torch.zeros(tokens, 384, dtype=torch.bfloat16)
+            serving.linear(x, weight, bias, of_x)
+    assert len(problems) == 5
+    report = octofold.kernel_cache.warm(problems)
+    assert report.compiled == 0
+    assert report.found + report.precompiled > 0

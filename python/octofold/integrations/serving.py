@@ -13,13 +13,17 @@ call. As all of Octofold's, the ops do not wait for the GPU, and what they alloc
 """
 
 import functools
+import logging
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from .. import kernel_cache
 from .._capabilities import KERNELS, NATIVE, Capability, capabilities
+from .._core.errors import Error
 from .._core.formats import Format, Rule
+from .._core.library import is_batch_invariant
 from .._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch_ops import define
@@ -32,6 +36,10 @@ from ..nn.autograd.linear import linear_with_casts
 from ..nn.autograd.products import addable
 from ..nn.casting.casts import walkable
 
+_log: Final = logging.getLogger(__name__)
+_TOKENS: Final = (*range(9, 2049), *range(2112, 16385, 64))
+"""Numbers of tokens of a call, by which kernels are chosen. Up to 8 a product casts x itself; these
+few a server calls before it captures its graphs."""
 _EXPERTS: Final = {"128x128": blockwise, "channel": rowwise, "tensor": tensorwise}
 """By the granularity of the weights."""
 
@@ -166,16 +174,62 @@ def _text(capability: tuple[int, int]) -> str:
 
 
 @functools.cache
+def compile_products(
+    outputs: int,
+    inputs: int,
+    of_x: str,
+    of_weight: str,
+    out_dtype: torch.dtype,
+    has_bias: bool,
+    architecture: str,
+    multiprocessors: int,
+) -> None:
+    """Compile the products of a layer of these sizes for any number of tokens, into the cache on
+    disk, at the layer's first call: a request is not to wait for a compiler when a number comes for
+    the first time. Layers share most of the kernels, about 20, each of some 0.4 s. Without NVRTC or
+    a place for the cache products say so themselves, or compile as they come."""
+    dtype = str(out_dtype).removeprefix("torch.")
+    operands = f"n {outputs}, k {inputs}, a e4m3 {of_x}, b e4m3 {of_weight}, out {dtype}"
+    if has_bias:
+        operands += f", bias {dtype}"
+    if _sums_in_tensor_cores(of_x, of_weight):
+        operands += ", fast_accumulation"
+    if is_batch_invariant():
+        operands += ", batch_invariant"
+    problems = [f"gemm: m {tokens}, {operands}" for tokens in _TOKENS]
+    try:
+        compiled = kernel_cache.warm(problems, architecture, multiprocessors).compiled
+    except Error as error:
+        _log.info("Octofold's products of %s are compiled as they come: %s", operands, error)
+        return
+    if compiled:
+        _log.info("Octofold compiled %d kernels for %s", compiled, operands)
+
+
+def _sums_in_tensor_cores(of_x: str, of_weight: str) -> bool:
+    """Servers' own products do so where scales allow it, and so do these."""
+    return {of_x, of_weight} <= {"tensor", "channel"}
+
+
+@functools.cache
 def _recipe(of_x: str, of_weight: str, power_of_two: bool) -> Recipe:
-    """The recipe of a layer's product alone. Servers' own products sum in the tensor core where
-    scales allow it, and so do these."""
+    """The recipe of a layer's product alone."""
     x, weight = (
         Format(granularity=granularity, rule=Rule.TORCHAO, power_of_two=power_of_two)
         for granularity in (of_x, of_weight)
     )
-    is_constant = {of_x, of_weight} <= {"tensor", "channel"}
-    output = Product(x, weight, fast_accumulation=is_constant)
+    fast = _sums_in_tensor_cores(of_x, of_weight)
+    output = Product(x, weight, fast_accumulation=fast)
     return Recipe(output=output, grad_input=None, grad_weight=None)
+
+
+@functools.cache
+def _native_gpu(index: int) -> tuple[str, int] | None:
+    """The architecture and the multiprocessors of a GPU whose products are compiled ahead: those of
+    warpgroups, of which there are many."""
+    gpu = info().gpus[index]
+    is_hopper = (gpu.compute_major, gpu.compute_minor) == (9, 0)
+    return ("sm_90a", gpu.multiprocessors) if is_hopper else None
 
 
 def _linear(
@@ -191,6 +245,9 @@ def _linear(
 ) -> Tensor:
     weight = ScaledTensor(codes, scale, of_weight)
     recipe = _recipe(of_x, of_weight, power_of_two)
+    if codes.is_cuda and (gpu := _native_gpu(codes.device.index)):
+        outputs, inputs = codes.shape
+        compile_products(outputs, inputs, of_x, of_weight, out_dtype, bias is not None, *gpu)
     if x_scale is None:
         return linear_with_casts(x, codes, bias, recipe, (weight, None))
     assert recipe.output is not None
