@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from octofold_tool.accuracy import measures, models, variants, whisper  # noqa: E402  (import torch)
 
-SAID = ("Please press 1 now.", "...to leave, or to stay", "The number is, sadly, two!")
+SAID = ("Please press 1 now.", "...to leave, or to stay ...", "The number is, sadly, two!")
 
 
 def test_an_estimate_is_a_ratio_of_sums_with_its_interval():

@@ -145,13 +145,18 @@ class Speech:
         for line in gzip.decompress(SCRIPT.read_bytes()).decode().splitlines():
             name, _, said = line.partition(": ")
             words, path = self._words(said), SPEECH / f"{name}.wav"
-            spoken = not set("[(<") & set(said) and len(words.split()) >= FEWEST_WORDS
-            if spoken and path.exists() and path.stat().st_size <= MOST_BYTES:
+            plain = not set("[(<#*") & set(said)  # no noise, and no sign that is read out
+            if (
+                plain
+                and len(words.split()) >= FEWEST_WORDS
+                and path.exists()
+                and path.stat().st_size <= MOST_BYTES
+            ):
                 names.setdefault(words, name)
         self.texts = drawn(list(names.items()), count)
 
     def _words(self, text: str) -> str:
-        return " ".join(self._normal(text).split())
+        return " ".join(self._normal(text.replace("...", " ")).split())
 
     def answers(self, loaded: Loaded, model: Any, device: str) -> list[str]:
         """The words of each recording."""
