@@ -15,7 +15,7 @@ FILES: Final = ("accuracy.json", "accuracy.md", "accuracy.png")
 REFERENCE: Final = "FP32"
 TASKS: Final = {"gemma": "Language", "minilm": "Retrieval", "whisper": "Speech"}
 UNITS: Final = {
-    "cpu": {"gemma": 6, "minilm": 150, "whisper": 16},
+    "cpu": {"gemma": 6, "minilm": 150, "whisper": 12},
     "cuda": dict.fromkeys(TASKS, 1000),
 }
 
@@ -39,7 +39,7 @@ def add_parser(operations: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_device(parser)
     parser.add_argument("--models", nargs="+", choices=TASKS, default=[*TASKS], help="default: all")
-    counts = "pages, queries and recordings (default: 6, 150 and 16; on a GPU up to 1000)"
+    counts = "pages, queries and recordings (default: 6, 150 and 12; on a GPU up to 1000)"
     parser.add_argument("--units", metavar="COUNT", type=whole_number(2), help=counts)
     report.add_folder(parser, "octofold-accuracy", FILES)
     parser.set_defaults(run=run)
